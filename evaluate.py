@@ -16,7 +16,7 @@ from pathlib import Path
 
 from common import flags
 from common.errors import guard, require
-from hub.names import as_recorded, check_package, problems_with_name
+from hub.names import ALSO_CKPT, ANY_MODEL, as_recorded, check_package, problems_with_name
 
 # ---------------------------------------------------------------- flags
 
@@ -25,9 +25,7 @@ def read_flags(argv: Sequence[str]) -> argparse.Namespace:
     """The flags as a namespace. Raises UserError (exit 2) that lists every problem."""
     text, parser = flags.text, flags.Parser("evaluate.py", "Measures how well a model predicts any text.")
     g = parser.group("what is measured, and where")
-    g.flag("--ckpt", text(), "out", "a checkpoint, a folder of them (newest), out/best or out/last, a Hugging Face "
-           "folder of GPT-2, Qwen3 or Llama, or such a model on the hub: hf://OWNER/NAME",
-           called="checkpoint checkpoint_dir out_dir model model_path ckpt_path")
+    g.flag("--ckpt", text(), "out", ANY_MODEL, called=ALSO_CKPT)
     files = flags.one_or_more(text("FILE"))
     g.flag("--text", files, None, "text as pretokenize.py takes it: files, folders, globs", "none")
     g.flag("--tokens", files, None, "token files in any layout that train.py reads, of the model's tokenizer", "none")

@@ -19,9 +19,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from common import flags
-from common.errors import guard, optional, require, warn
+from common.errors import guard, optional, require
 from common.names import CARD, CONFIG, WEIGHTS
-from hub.names import as_recorded, check_package, problems_with_name, problems_with_push
+from hub.names import ALSO_CKPT, ANY_MODEL, as_recorded, check_package, problems_with_name, problems_with_push
 
 # ---------------------------------------------------------------- flags
 
@@ -31,9 +31,7 @@ def read_flags(argv: Sequence[str]) -> argparse.Namespace:
     path, one_of = flags.text, flags.one_of
     parser = flags.Parser("export.py", "Exports a checkpoint as a GGUF file, or as a Hugging Face folder to publish.")
     g = parser.group("what is exported")
-    g.flag("--ckpt", path(), "out", "a checkpoint, a folder of them (newest) or out/best, a Hugging Face folder of "
-           "GPT-2, Qwen3 or Llama, or such a model on the hub: hf://OWNER/NAME",
-           called="checkpoint checkpoint_dir out_dir model model_path")
+    g.flag("--ckpt", path(), "out", ANY_MODEL, called=ALSO_CKPT)
     g.flag("--from_nanogpt", path("FILE"), None, "instead of --ckpt a ckpt.pt of nanoGPT or build-nanogpt, or a state "
            "dict with their names, read as tensors and numbers alone", "none", against="ckpt")
     g.flag("--n_head", flags.whole(1, 1024), None, "heads of the model in --from_nanogpt", "what the file records",
@@ -239,9 +237,6 @@ def write_gguf(config: ModelConfig, weights: Mapping[str, torch.Tensor], source:
         raise UserError(Exit.CHECKPOINT, f"{reason}. Give --format huggingface.")
     tokenizer = tokenizer_of(source, tokenizer_file, config.vocab_size)
     vocabulary = gguf_vocabulary(tokenizer, config.vocab_size, end_ids(source, config.vocab_size))
-    if vocabulary.normalizes:
-        warn("llama.cpp does not bring text to Unicode's form NFC, as this tokenizer does: text in another form gets "
-             "other ids.")
     tensors = gguf_tensors(gguf, config, weights, dtype)
     kind, types = gguf.MODEL_ARCH[architecture.GGUF_ARCHITECTURE], gguf.LlamaFileType
     template = chat_template(source)
@@ -250,9 +245,7 @@ def write_gguf(config: ModelConfig, weights: Mapping[str, torch.Tensor], source:
     for field, value in {
         "type": gguf.GGUFType.MODEL, "name": name, **architecture.gguf_fields(config),
         "file_type": {"f32": types.ALL_F32, "f16": types.MOSTLY_F16, "bf16": types.MOSTLY_BF16}[dtype],
-        "tokenizer_model": "gpt2", "tokenizer_pre": vocabulary.splits_as, "token_list": vocabulary.tokens,
-        "token_types": [gguf.TokenType[kind] for kind in vocabulary.kinds], "token_merges": vocabulary.merges,
-        "bos_token_id": vocabulary.start_id, "eos_token_id": vocabulary.end_id, "add_bos_token": vocabulary.opens,
+        **vocabulary, "token_types": [gguf.TokenType[kind] for kind in vocabulary["token_types"]],
         **({"chat_template": template} if template is not None else {}),
         "quantization_version": gguf.GGML_QUANT_VERSION,
     }.items():

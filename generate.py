@@ -20,7 +20,7 @@ from pathlib import Path
 from common import flags
 from common.errors import guard, is_out_of_memory, require
 from generation.continuation import DEFAULTS, Sampling
-from hub.names import check_package, problems_with_name
+from hub.names import ALSO_CKPT, ANY_MODEL, check_package, problems_with_name
 
 MAX_NEW_TOKENS = 1_000_000
 
@@ -33,9 +33,7 @@ def read_flags(argv: Sequence[str]) -> argparse.Namespace:
     whole, real, text, one_of = flags.whole, flags.real, flags.text, flags.one_of
     parser = flags.Parser("generate.py", "Continues a text with a trained model.")
     g = parser.group("what to continue")
-    g.flag("--ckpt", text(), "out", "a checkpoint, a folder of them (newest) or out/best, a Hugging Face folder of "
-           "GPT-2, Qwen3 or Llama, or such a model on the hub: hf://OWNER/NAME",
-           called="checkpoint checkpoint_dir out_dir model model_path ckpt_path")
+    g.flag("--ckpt", text(), "out", ANY_MODEL, called=ALSO_CKPT)
     g.flag("--prompt", flags.ValueKind(str, "text", "TEXT"), None, "text to continue; empty: a new document",
            "a newline", called="start text input_text")
     g.flag("--prompt_file", text(), None, "file whose whole text is continued; - is standard input", "none")

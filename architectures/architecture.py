@@ -19,6 +19,13 @@ Attend: TypeAlias = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 LaidOut: TypeAlias = dict[str, Any]
 
 
+def shared_fields(config: Any, end_of_text_id: int | None) -> dict[str, Any]:
+    """The fields that a config.json of every architecture has."""
+    return {"use_cache": True, "tie_word_embeddings": config.tie_weights,
+            **dict.fromkeys(("bos_token_id", "eos_token_id"), end_of_text_id),
+            **dict.fromkeys(("dtype", "torch_dtype"), "float32")}
+
+
 class Architecture(Protocol):
     """A kind of network.
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any, TypeGuard
 
 from common.errors import InvalidCheckpoint
+from common.names import CONFIG
 from common.words import printable
 
 
@@ -20,10 +21,16 @@ def is_number(value: Any) -> TypeGuard[int | float]:
     return isinstance(value, int | float) and not isinstance(value, bool) and -math.inf < value < math.inf
 
 
+def check_field(is_valid: bool, key: str, value: Any, expected: str, file: str = CONFIG) -> None:
+    """Raises InvalidCheckpoint unless the value is valid."""
+    if not is_valid:
+        raise InvalidCheckpoint(f"{file}: {key} is {shown(value)}, not {expected}")
+
+
 def check_whole(file: str, key: str, value: Any, low: int, high: int) -> None:
     """Raises InvalidCheckpoint unless the value is a whole number from low to high."""
-    if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
-        raise InvalidCheckpoint(f"{file}: {key} is {shown(value)}, not a whole number from {low:,} to {high:,}")
+    is_whole = isinstance(value, int) and not isinstance(value, bool)
+    check_field(is_whole and low <= value <= high, key, value, f"a whole number from {low:,} to {high:,}", file)
 
 
 def check_values(fields: Mapping[str, Any], allowed: Mapping[str, tuple[Any, ...]]) -> None:
@@ -36,14 +43,12 @@ def check_values(fields: Mapping[str, Any], allowed: Mapping[str, tuple[Any, ...
 def fraction_of(fields: Mapping[str, Any], key: str, default: float) -> float:
     """A field of a config.json that is at least 0 and below 1. Raises InvalidCheckpoint."""
     value = fields.get(key, default)
-    if not is_number(value) or not 0 <= value < 1:
-        raise InvalidCheckpoint(f"config.json: {key} is {shown(value)}, not a number from 0 to 1")
+    check_field(is_number(value) and 0 <= value < 1, key, value, "a number from 0 to 1")
     return float(value)
 
 
 def truth_of(fields: Mapping[str, Any], key: str, default: bool) -> bool:
     """A field of a config.json that is true or false. Raises InvalidCheckpoint."""
     value = fields.get(key, default)
-    if not isinstance(value, bool):
-        raise InvalidCheckpoint(f"config.json: {key} is {shown(value)}, not true or false")
+    check_field(isinstance(value, bool), key, value, "true or false")
     return value

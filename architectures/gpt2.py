@@ -14,8 +14,8 @@ from typing import Any, ClassVar
 import torch
 import torch.nn.functional as F
 
-from architectures.architecture import Architecture, Attend, LaidOut, StackedParts, Tensors
-from architectures.fields import check_values, check_whole, fraction_of, shown, truth_of
+from architectures.architecture import Architecture, Attend, LaidOut, StackedParts, Tensors, shared_fields
+from architectures.fields import check_field, check_values, check_whole, fraction_of, truth_of
 from common.errors import InvalidCheckpoint
 from model import GPT, GPTConfig
 from ops.attention import attention_bytes
@@ -68,10 +68,8 @@ class GPT2(Architecture):
             "n_inner": None,
             **dict.fromkeys(("attn_pdrop", "embd_pdrop", "resid_pdrop"), config.dropout),
             "layer_norm_epsilon": config.layer_norm_epsilon, "initializer_range": 0.02, "scale_attn_weights": True,
-            "scale_attn_by_inverse_layer_idx": False, "reorder_and_upcast_attn": False, "use_cache": True,
-            "tie_word_embeddings": config.tie_weights,
-            **dict.fromkeys(("bos_token_id", "eos_token_id"), end_of_text_id),
-            **dict.fromkeys(("dtype", "torch_dtype"), "float32"),
+            "scale_attn_by_inverse_layer_idx": False, "reorder_and_upcast_attn": False,
+            **shared_fields(config, end_of_text_id),
         }
 
     def from_hf_config(self, fields: Mapping[str, Any]) -> GPTConfig:
@@ -83,9 +81,8 @@ class GPT2(Architecture):
         check_values(fields, {"n_inner": (4 * C, None), "scale_attn_weights": (True,), "add_cross_attention": (False,),
                               "reorder_and_upcast_attn": (False,), "scale_attn_by_inverse_layer_idx": (False,)})
         activation = fields.get("activation_function", "gelu_new")
-        if not isinstance(activation, str) or activation not in ACTIVATIONS:
-            raise InvalidCheckpoint(f"config.json: activation_function is {shown(activation)}, not one of "
-                                    f"{', '.join(ACTIVATIONS)}")
+        is_known = isinstance(activation, str) and activation in ACTIVATIONS
+        check_field(is_known, "activation_function", activation, f"one of {', '.join(ACTIVATIONS)}")
         return GPTConfig(*(fields[key] for key in NUMBERS), dropout=fraction_of(fields, "resid_pdrop", 0.1),
                          tie_weights=truth_of(fields, "tie_word_embeddings", True), activation=activation,
                          layer_norm_epsilon=fraction_of(fields, "layer_norm_epsilon", 1e-5))

@@ -14,8 +14,8 @@ from typing import Any, ClassVar
 import torch
 import torch.nn.functional as F
 
-from architectures.architecture import Architecture, Attend, LaidOut, StackedParts, Tensors
-from architectures.fields import check_values, check_whole, fraction_of, is_number, shown, truth_of
+from architectures.architecture import Architecture, Attend, LaidOut, StackedParts, Tensors, shared_fields
+from architectures.fields import check_field, check_values, check_whole, fraction_of, is_number, shown, truth_of
 from architectures.rotary import RotaryConfig, RotaryTransformer
 from common.errors import Exit, InvalidCheckpoint, UserError
 from ops.attention import attends_in_blocks, attention_bytes
@@ -117,10 +117,7 @@ class Llama(Architecture):
             "hidden_act": "silu", "rms_norm_eps": config.rms_norm_epsilon,
             **_rope_fields(config),
             "attention_bias": False, "attention_dropout": config.dropout, "initializer_range": 0.02,
-            "use_cache": True, "tie_word_embeddings": config.tie_weights,
-            **dict.fromkeys(("bos_token_id", "eos_token_id"), end_of_text_id),
-            **dict.fromkeys(("dtype", "torch_dtype"), "float32"),
-            **self.OTHER_FIELDS,
+            **shared_fields(config, end_of_text_id), **self.OTHER_FIELDS,
         }
 
     def from_hf_config(self, fields: Mapping[str, Any]) -> RotaryConfig:
@@ -294,8 +291,7 @@ def _rope(fields: Mapping[str, Any]) -> tuple[float, RotaryScaling | None]:
             theta = rope.get("rope_theta", theta)
     if len(found) > 1:
         raise InvalidCheckpoint("config.json: rope_scaling and rope_parameters scale differently")
-    if not is_number(theta) or not 1 < theta < 1e12:
-        raise InvalidCheckpoint(f"config.json: rope_theta is {shown(theta)}, not a number above 1")
+    check_field(is_number(theta) and 1 < theta < 1e12, "rope_theta", theta, "a number above 1")
     return float(theta), found.pop() if found else None
 
 
@@ -303,10 +299,9 @@ def _scaling(key: str, rope: Any) -> RotaryScaling | None:
     """What rope_scaling or rope_parameters says, None for frequencies as they are. Raises InvalidCheckpoint."""
     kind = rope.get("rope_type", rope.get("type", "default")) if isinstance(rope, dict) else None
     names = SCALING_FIELDS if kind == "llama3" else ()
-    if kind not in ("default", "llama3") or rope.get("partial_rotary_factor") not in (None, 1) or (
-            rope.keys() - {"rope_type", "type", "rope_theta", "partial_rotary_factor", *names}):
-        raise InvalidCheckpoint(f"config.json: {key} is {shown(rope)}; only rope_type 'default' and 'llama3', of all "
-                                "dimensions, are supported")
+    check_field(kind in ("default", "llama3") and rope.get("partial_rotary_factor") in (None, 1) and not (
+        rope.keys() - {"rope_type", "type", "rope_theta", "partial_rotary_factor", *names}),
+        key, rope, "of rope_type 'default' or 'llama3' for all dimensions")
     if not names:
         return None
 

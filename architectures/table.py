@@ -7,11 +7,10 @@ from typing import Any, TypeAlias
 import torch
 
 from architectures.architecture import Architecture
-from architectures.fields import shown
+from architectures.fields import check_field
 from architectures.gpt2 import GPT2
 from architectures.llama import Llama, Qwen3
 from architectures.rotary import RotaryConfig
-from common.errors import InvalidCheckpoint
 from model import INIT_STD, GPTConfig, LanguageModel
 from ops.options import Options
 
@@ -24,9 +23,8 @@ DEFAULT = "gpt2"
 
 def by_model_type(model_type: Any) -> Architecture:
     """The architecture that a config.json names. Raises InvalidCheckpoint for any other value."""
-    if not isinstance(model_type, str) or model_type not in ARCHITECTURES:
-        known = ", ".join(map(repr, ARCHITECTURES))
-        raise InvalidCheckpoint(f"config.json: model_type is {shown(model_type)}, not one of {known}")
+    is_known = isinstance(model_type, str) and model_type in ARCHITECTURES
+    check_field(is_known, "model_type", model_type, f"one of {', '.join(map(repr, ARCHITECTURES))}")
     return ARCHITECTURES[model_type]
 
 

@@ -115,21 +115,19 @@ def text_files(step: int, config: ModelConfig, state: Mapping[str, Any], tokeniz
 
     state is what trainer_state.json holds besides step and model, JSON values.
     """
-    about = {"format": STATE_FORMAT, "version": STATE_VERSION, "step": step, "arch": name_of(config),
-             "model": asdict(config)}
-    # Without max_new_tokens transformers adds 256, and a model of fewer positions ends in an IndexError.
-    generation = {"bos_token_id": end_of_text_id, "eos_token_id": end_of_text_id,
-                  "max_new_tokens": min(MOST_NEW_TOKENS, max(1, config.seq_length // 2))}
     own = {name: value for name, usual in config.own_fields().items() if (value := getattr(config, name)) != usual}
     files = {
         CONFIG: _json({**architecture_of(config).to_hf_config(config, end_of_text_id), **own}),
-        GENERATION: _json(generation),
-        STATE: _json({**about, **state}),
+        # Without max_new_tokens transformers adds 256, and a model of fewer positions ends in an IndexError.
+        GENERATION: _json({"bos_token_id": end_of_text_id, "eos_token_id": end_of_text_id,
+                           "max_new_tokens": min(MOST_NEW_TOKENS, max(1, config.seq_length // 2))}),
+        STATE: _json({"format": STATE_FORMAT, "version": STATE_VERSION, "step": step, "arch": name_of(config),
+                      "model": asdict(config), **state}),
+        CARD: card,
     }
     if tokenizer_json is not None:
         files[TOKENIZER] = tokenizer_json
         files[TOKENIZER_CONFIG] = _json(_tokenizer_config(tokenizer_json, end_of_text_id, config.seq_length))
-    files[CARD] = card
     return files
 
 

@@ -108,18 +108,16 @@ def _verified(path: Path, to_train: bool, cure: str) -> dict[str, Any]:
 
 def _best_of(folder: Path, warn: Callable[[str], None], to_train: bool) -> Found | None:
     """The best checkpoint by validation, as the newest one records it, verified; None if the folder holds none."""
-    cure, sought = f"Give {shell_word(folder)} for the newest one.", None
-    while newest := newest_sound(folder, warn, read_state):
-        path, state = newest
-        best = folder / f"checkpoint-{state.get('best_step', 0)}"
-        is_recorded = state.get("best_val_loss") is not None
-        if is_recorded and best in steps_in(folder).values():
-            return best, _verified(best, to_train, cure)
-        if not is_recorded or best == sought:  # not deleted in this moment by a training run that has a better one
-            why = f"it is {best.name}, which is not there any more" if is_recorded else "nothing of a validation"
-            raise _refusal(f"{printable(folder)} has no best checkpoint: {path.name} says {why}. {cure}")
-        sought = best
-    return None
+    newest = newest_sound(folder, warn, read_state)
+    if newest is None:
+        return None
+    path, state = newest
+    best, cure = folder / f"checkpoint-{state.get('best_step', 0)}", f"Give {shell_word(folder)} for the newest one."
+    is_recorded = state.get("best_val_loss") is not None
+    if is_recorded and best in steps_in(folder).values():
+        return best, _verified(best, to_train, cure)
+    why = f"it is {best.name}, which is not there any more" if is_recorded else "nothing of a validation"
+    raise _refusal(f"{printable(folder)} has no best checkpoint: {path.name} says {why}. {cure}")
 
 
 def _refusal(message: str) -> UserError:

@@ -5,11 +5,10 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-import stat
 import time
 from collections.abc import Iterator, Set
 from pathlib import Path
-from typing import NamedTuple, TextIO
+from typing import NamedTuple
 
 from checkpoint.find import steps_in
 from checkpoint.verify import read_json, verify
@@ -19,8 +18,8 @@ from common.names import MANIFEST, METRICS, RUN_CONFIG, STATE
 from common.words import is_utf8, printable, shell_word
 
 LOCK = ".lock"
+SIGNED = "pid "  # how its content begins
 MOST_SHOWN = 200  # characters of a path in a message
-SIGNED = "pid "  # how the content of the lock begins
 WRITTEN_WHOLE = (METRICS, RUN_CONFIG)  # by common.files.write_whole, under a temporary name at first
 TEMPORARY = ".tmp-checkpoint-"
 REPLACED = ".tmp-replaced-"  # a checkpoint of the same step, put aside while the new one takes its name
@@ -38,8 +37,13 @@ def owned(output_dir: Path) -> Iterator[None]:
         is_new = not output_dir.exists()
         check_place("--output_dir", output_dir)
         output_dir.mkdir(parents=True, exist_ok=True)
-        lock = _open_lock(output_dir / LOCK)
+        handle = os.open(output_dir / LOCK, os.O_RDWR | os.O_APPEND | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0), 0o666)
+        lock = os.fdopen(handle, "a+", encoding="utf-8", errors="replace")
     with lock:
+        lock.seek(0)
+        if not SIGNED.startswith(lock.read(len(SIGNED))):  # a full disk may have cut it
+            raise UserError(Exit.MACHINE, f"{printable(output_dir / LOCK)} is another file, and was left alone. Delete "
+                                          "it, or choose another --output_dir.")
         if not try_lock(lock.fileno()):
             lock.seek(0)
             raise UserError(Exit.BUSY, f"{shown} is in use by another run ({printable(lock.read(200).strip())}). Wait "
@@ -79,22 +83,6 @@ def check_place(flag: str, folder: Path) -> None:
     if (folder / MANIFEST).is_file():
         raise UserError(Exit.CHECKPOINT, f"{shown} is a checkpoint itself, and a run would write into it. Give its "
                                          f"folder, {shell_word(folder.parent)}, or another one.")
-
-
-def _open_lock(path: Path) -> TextIO:
-    """The open lock file, which is held for the whole run. Raises OSError, and UserError (exit 5) for another file.
-
-    No link is followed, and nothing but a lock is taken: signing it cuts its content.
-    """
-    careful = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
-    handle = None if path.is_symlink() else os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | careful, 0o666)
-    if handle is not None:
-        is_regular = stat.S_ISREG(os.fstat(handle).st_mode)
-        if is_regular and SIGNED.encode().startswith(os.read(handle, len(SIGNED))):  # a full disk may have cut it
-            return os.fdopen(handle, "a+", encoding="utf-8")
-        os.close(handle)
-    raise UserError(Exit.MACHINE, f"{printable(path)}, where a run says that it uses the folder, is a link or "
-                                  "another file, and was left alone. Delete it, or choose another --output_dir.")
 
 
 def sweep(output_dir: Path) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 
-from architectures.fields import check_whole, shown
+from architectures.fields import check_field, check_whole
 from architectures.table import ModelConfig, Network, architecture_of, by_model_type
 from checkpoint.contents import DTYPES, WHAT_OPENS, StateSchema
 from checkpoint.find import resolve
@@ -39,8 +39,8 @@ def read_config(folder: Path) -> ModelConfig:
     fields = read_json(folder / CONFIG)
     config = by_model_type(fields.get("model_type")).from_hf_config(fields)
     for name, usual in config.own_fields().items():
-        if type(value := fields.get(name, usual)) is not type(usual):
-            raise InvalidCheckpoint(f"config.json: {name} is {shown(value)}, no value like {usual!r}")
+        value = fields.get(name, usual)
+        check_field(type(value) is type(usual), name, value, f"a value like {usual!r}")
         config = replace(config, **{name: value})
     return config
 
@@ -230,14 +230,12 @@ def _check_optimizer_state(file: Any, model: Network, schema: StateSchema) -> No
     stored, problems, scalars = set(file.keys()), [], []
     for parameter_name, parameter in model.named_parameters():
         for key, expected in schema(parameter).items():
-            name, shape, dtype = f"{key}.{parameter_name}", list(expected.shape), DTYPES[expected.dtype]
-            if name not in stored:
-                problems.append(f"{name} is missing")
-            elif (found := file.get_slice(name)).get_shape() != shape:
-                problems.append(f"{name} has shape {found.get_shape()}, the model {shape}")
-            elif found.get_dtype() != dtype:
-                problems.append(f"{name} holds {found.get_dtype()}, not {dtype}")
-            elif not shape:
+            name, wanted = f"{key}.{parameter_name}", (DTYPES[expected.dtype], list(expected.shape))
+            there = file.get_slice(name) if name in stored else None
+            found = (there.get_dtype(), there.get_shape()) if there else "missing"
+            if found != wanted:
+                problems.append(f"{name} is {found}, the model's {wanted}")
+            elif not expected.shape:
                 scalars.append(name)
     if problems:
         raise InvalidCheckpoint(f"{OPTIMIZER}: {'; '.join(problems[:3])}; {CURE}")

@@ -59,11 +59,8 @@ def recorded_flags(asked: Mapping[str, Any]) -> Layer | None:
 
 def read_mark(folder: Path) -> dict[str, str]:
     """What mirror.json in a folder says; {} where there is none that can be read."""
-    with contextlib.suppress(OSError, ValueError, RecursionError):
-        mark = json.loads(read_text(folder / MIRROR))
-        if isinstance(mark, dict) and all(isinstance(value, str) for value in mark.values()):
-            return mark
-    return {}
+    mark = _object_in(folder / MIRROR)
+    return mark if all(isinstance(value, str) for value in mark.values()) else {}
 
 
 def write_mark(folder: Path, mark: Mapping[str, str]) -> None:
@@ -104,14 +101,19 @@ def numbered_in(folder: Path) -> dict[int, tuple[Path, str | None]]:
 def _first_readable(checkpoints: list[Path]) -> Layer | None:
     """The flags in the first checkpoint whose state can be read; a damaged one is named when it is verified."""
     for path in checkpoints:
-        with contextlib.suppress(OSError, ValueError, RecursionError):
-            state = json.loads(read_text(path / STATE))
-            flags = _object(state, "flags")
-            return Layer(printable(path), _object(flags, "given"), _object(flags, "decided"))
+        if state := _object_in(path / STATE):
+            flags = _object(state.get("flags"))
+            return Layer(printable(path), _object(flags.get("given")), _object(flags.get("decided")))
     return None
 
 
-def _object(fields: Any, name: str) -> dict[str, Any]:
-    """A copy of an object in a JSON object; an empty one where there is something else."""
-    found = fields.get(name) if isinstance(fields, dict) else None
-    return dict(found) if isinstance(found, dict) else {}
+def _object_in(path: Path) -> dict[str, Any]:
+    """The object in a JSON file; an empty one where none can be read."""
+    with contextlib.suppress(OSError, ValueError, RecursionError):
+        return _object(json.loads(read_text(path)))
+    return {}
+
+
+def _object(value: Any) -> dict[str, Any]:
+    """A value of JSON that is an object; an empty one in place of anything else."""
+    return value if isinstance(value, dict) else {}

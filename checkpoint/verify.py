@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from architectures.fields import check_whole, is_number, shown
+from architectures.fields import check_field, check_whole, is_number, shown
 from checkpoint.contents import NEEDED, STATE_FORMAT, STATE_VERSION
 from common.errors import InvalidCheckpoint
 from common.files import read_text, sha256_of
@@ -85,8 +85,7 @@ def manifest_entries(folder: Path) -> dict[str, Any]:
 
 def _check_version(file: str, fields: Mapping[str, Any]) -> None:
     version = fields.get("version")
-    if version != STATE_VERSION:
-        raise InvalidCheckpoint(f"{file}: version {shown(version)}, this program reads {STATE_VERSION}")
+    check_field(version == STATE_VERSION, "version", version, f"{STATE_VERSION}, which this program reads", file)
 
 
 def _check_file(folder: Path, name: str, entry: Any, with_hash: bool) -> None:
@@ -111,28 +110,21 @@ def _check_file(folder: Path, name: str, entry: Any, with_hash: bool) -> None:
 
 def check_state(state: Mapping[str, Any]) -> None:
     """Raises InvalidCheckpoint for a field of trainer_state.json that no run of train.py could have written."""
-    if state.get("format") != STATE_FORMAT:
-        raise InvalidCheckpoint(f"{STATE}: format is {shown(state.get('format'))}, not {STATE_FORMAT!r}")
+    check_field(state.get("format") == STATE_FORMAT, "format", state.get("format"), repr(STATE_FORMAT), STATE)
     _check_version(STATE, state)
     for key in ("settings", "environment", "scaler"):
-        if not isinstance(state.get(key, {}), dict):
-            raise InvalidCheckpoint(f"{STATE}: {key} is {shown(state[key])}, not an object")
+        check_field(isinstance(state.get(key, {}), dict), key, state.get(key), "an object", STATE)
     check_whole(STATE, "step", state.get("step"), 0, MAX_COUNT)
     check_whole(STATE, "samples_seen", state.get("samples_seen", 0), 0, MAX_COUNT)
     for key in ("skipped_steps", "best_step", "validated_step", "validations_without_gain"):
         check_whole(STATE, key, state.get(key, 0), 0, state["step"])
     for key in ("batch_size", "eval_tokens"):
         check_whole(STATE, f"settings.{key}", state.get("settings", {}).get(key, 1), 1, MAX_COUNT)
-    if state.get("best_val_loss") is not None:
-        _check_number("best_val_loss", state["best_val_loss"], -math.inf)
-    _check_number("seconds", state.get("seconds", 0), 0)
     scaler = state.get("scaler", {})  # of fp16's loss scale; empty without fp16
-    if scaler and scaler.keys() != SCALER:
-        raise InvalidCheckpoint(f"{STATE}: scaler does not hold {', '.join(sorted(SCALER))}")
-    for key, value in scaler.items():
-        _check_number(f"scaler.{key}", value, 0 if key == "_growth_tracker" else 2**-149)
-
-
-def _check_number(key: str, value: Any, low: float) -> None:
-    if not is_number(value) or value < low:
-        raise InvalidCheckpoint(f"{STATE}: {key} is {shown(value)}, not a number of {low:g} or more")
+    check_field(scaler.keys() in (set(), SCALER), "scaler", scaler, f"of {', '.join(sorted(SCALER))}", STATE)
+    best = state.get("best_val_loss")
+    for key, value, low in (("best_val_loss", 0 if best is None else best, -math.inf),
+                            ("seconds", state.get("seconds", 0), 0),
+                            *((f"scaler.{key}", value, 0 if key == "_growth_tracker" else 2**-149)
+                              for key, value in scaler.items())):
+        check_field(is_number(value) and value >= low, key, value, f"a number of {low:g} or more", STATE)

@@ -22,6 +22,7 @@ from architectures.table import Network
 from common.errors import Exit, UserError
 from common.progress import Progress
 from common.signals import Signals
+from generation.sampling import NOT_FINITE
 from machine.device import Machine
 from tokens.tokenizer import opening_ids
 
@@ -124,6 +125,5 @@ def score_batch(model: Network, batch: Sequence[Window], autocast: Callable[[], 
             logits = F.linear(x, model.head_weight)[:, :model.config.vocab_size].float()
             nats += float(F.cross_entropy(logits, targets, reduction="none").cpu().double().sum())
     if not math.isfinite(nats):
-        raise UserError(Exit.DIVERGED, "the model's logits are not finite: it diverged, or overflows in fp16. Give an "
-                                       "earlier checkpoint, or --no-use_amp.")
+        raise UserError(Exit.DIVERGED, NOT_FINITE)
     return nats

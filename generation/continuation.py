@@ -19,11 +19,6 @@ class Sampling:
     top_k: int = 200
     top_p: float = 1.0
 
-    @property
-    def is_greedy(self) -> bool:
-        """True if the likeliest id is taken: a temperature this low is as good as 0, and dividing would overflow."""
-        return self.temperature < 1e-6
-
 
 DEFAULTS = Sampling()
 

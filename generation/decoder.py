@@ -12,13 +12,13 @@ from __future__ import annotations
 
 import math
 import mmap
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import Any
 
 import torch
 import torch.nn.functional as F
+from torch.utils._pytree import tree_leaves
 
 from architectures.architecture import LaidOut
 from architectures.table import ModelConfig, architecture_of
@@ -67,8 +67,10 @@ class Decoder:
         attention looks at all slots.
         """
         if in_graphs:
-            for tensor in _tensors_in([self.caches, self.ends, self.blocks, self.embedding, self.head]):
-                torch._dynamo.mark_static_address(tensor)  # else each step would copy it to where the graph reads
+            held = tree_leaves([self.caches, self.ends, self.blocks, self.embedding, self.head])
+            for tensor in tree_leaves([vars(part) if isinstance(part, Dense) else part for part in held]):
+                if isinstance(tensor, torch.Tensor):  # else each step would copy it to where the graph reads
+                    torch._dynamo.mark_static_address(tensor)
             run = torch.compile(self._logits, mode="reduce-overhead", dynamic=False, fullgraph=True)
         else:
             run = torch.compile(self._logits, dynamic=False, fullgraph=True, options={
@@ -235,14 +237,3 @@ class Decoder:
 def _whole_slots(length: int) -> int:
     """The least multiple of SLOTS that is not below length."""
     return -(-length // SLOTS) * SLOTS
-
-
-def _tensors_in(part: Any) -> Iterator[torch.Tensor]:
-    """The tensors that an object holds, in its attributes, lists and tables."""
-    if isinstance(part, torch.Tensor):
-        yield part
-    elif isinstance(part, Dense | dict):
-        yield from _tensors_in(list((vars(part) if isinstance(part, Dense) else part).values()))
-    elif isinstance(part, list | tuple):
-        for value in part:
-            yield from _tensors_in(value)

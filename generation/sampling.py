@@ -16,6 +16,8 @@ from generation.decoder import Decoder
 from machine.backends import backend_of
 from ops.shards import full_tensors
 
+NOT_FINITE = ("the model's logits are not finite: it diverged, or overflows in fp16. Give an earlier checkpoint, or "
+              "--no-use_amp.")
 CANDIDATES = 512  # the number of likeliest ids among which a nucleus is looked for before the vocabulary is sorted
 
 
@@ -63,8 +65,7 @@ def _next_ids(decoder: Decoder, active: Sequence[Continuation], sampling: Sampli
         logits_BV = logits_BV.cpu()
     total_B = logits_BV.logsumexp(-1)
     if not total_B.isfinite().all():
-        raise UserError(Exit.DIVERGED, "the model's logits are not finite: it diverged, or overflows in fp16. Give an "
-                                       "earlier checkpoint, or --no-use_amp.")
+        raise UserError(Exit.DIVERGED, NOT_FINITE)
     chosen_B = draw(logits_BV, sampling, [text.uniform() for text in active])
     log_probabilities_B = logits_BV.gather(1, chosen_B[:, None])[:, 0] - total_B
     return chosen_B.tolist(), log_probabilities_B.tolist()
@@ -89,7 +90,7 @@ def sample(model: Network, prompt: Sequence[int], max_new_tokens: int, seed: int
 
 def draw(logits_BV: torch.Tensor, sampling: Sampling, uniforms: Sequence[float]) -> torch.Tensor:
     """One id for each row of fp32 logits, int64 [B]: the likeliest if greedy, else chosen by a number in [0, 1)."""
-    if sampling.is_greedy:
+    if sampling.temperature < 1e-6:  # as good as 0, and dividing would overflow
         return logits_BV.argmax(-1)
     values_BM, ids_BM = candidates(logits_BV / sampling.temperature, sampling)
     cumulative_BM = values_BM.double().softmax(-1).cumsum(-1)

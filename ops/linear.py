@@ -46,13 +46,11 @@ class Embedding(nn.Embedding):
         """Does nothing, as in Linear."""
 
 
-def gelu(x: torch.Tensor) -> torch.Tensor:
-    """GELU (Hendrycks and Gimpel 2016), exactly."""
-    return F.gelu(x)
-
-
 def gelu_tanh(x: torch.Tensor) -> torch.Tensor:
-    """GELU by tanh, as GPT-2 has it. Compiled on a CPU it is a sigmoid, which the compiler's loops compute faster."""
+    """GELU (Hendrycks and Gimpel 2016) by tanh, as GPT-2 has it.
+
+    Compiled on a CPU it is a sigmoid, which the compiler's loops compute faster.
+    """
     if not is_compiling_for_cpu(x):
         return F.gelu(x, approximate="tanh")
     u = x.float()
@@ -60,7 +58,7 @@ def gelu_tanh(x: torch.Tensor) -> torch.Tensor:
 
 
 ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {  # by transformers' names
-    "gelu_new": gelu_tanh, "gelu_pytorch_tanh": gelu_tanh, "gelu": gelu}
+    "gelu_new": gelu_tanh, "gelu_pytorch_tanh": gelu_tanh, "gelu": F.gelu}
 
 
 def plain_swiglu(gate_up: torch.Tensor) -> torch.Tensor:

@@ -14,12 +14,12 @@ from typing import TypeAlias
 import torch
 import torch.nn.functional as F
 
-from ops.linear import gelu, gelu_tanh
+from ops.linear import gelu_tanh
 
 Activation: TypeAlias = Callable[[torch.Tensor], torch.Tensor]
 # What oneDNN applies within the product.
 FUSED: dict[Activation | None, tuple[str, str]] = {
-    None: ("none", ""), gelu_tanh: ("gelu", "tanh"), gelu: ("gelu", "none")}
+    None: ("none", ""), gelu_tanh: ("gelu", "tanh"), F.gelu: ("gelu", "none")}
 PACKED_ROWS = 4  # fewer rows are filled up to this number: oneDNN's product is faster with 4 rows than with 1, 2 or 3
 INT8_ROWS = 32  # up to this number of rows 8-bit weights are multiplied as they are; with more, they are widened first
 LAYOUT_ROWS = 64  # the number of rows that oneDNN is told to expect when it chooses the layout
@@ -53,9 +53,12 @@ class Dense:
     """x weight' + bias with the weight in a given dtype. A call can apply an activation, or add rows to the result."""
 
     def __init__(self, weight_OC: torch.Tensor, bias_O: torch.Tensor | None, dtype: torch.dtype):
-        self.weight = weight_OC.to(dtype).contiguous()
-        self.bias = bias_O
-        self.dtype = dtype
+        self.bias, self.dtype = bias_O, dtype
+        self.lay_out(weight_OC)
+
+    def lay_out(self, weight_OC: torch.Tensor) -> None:
+        """Sets the weight as products read it."""
+        self.weight = weight_OC.to(self.dtype).contiguous()
 
     def product(self, x: torch.Tensor) -> torch.Tensor:
         """x weight' + bias, [N, O], in the dtype of x."""
@@ -83,10 +86,8 @@ class Dense:
 class Packed(Dense):
     """The weight in oneDNN's own layout: on a CPU a step reads it at twice the bandwidth of F.linear."""
 
-    def __init__(self, weight_OC: torch.Tensor, bias_O: torch.Tensor | None, dtype: torch.dtype):
-        self.weight = torch.ops.mkldnn._reorder_linear_weight(weight_OC.to(dtype), LAYOUT_ROWS)
-        self.bias = bias_O
-        self.dtype = dtype
+    def lay_out(self, weight_OC: torch.Tensor) -> None:
+        self.weight = torch.ops.mkldnn._reorder_linear_weight(weight_OC.to(self.dtype), LAYOUT_ROWS)
 
     def __call__(self, x: torch.Tensor, plus: torch.Tensor | None = None, activation: Activation | None = None,
                  ) -> torch.Tensor:
@@ -104,12 +105,10 @@ class Int8(Dense):
     idle where there is one row.
     """
 
-    def __init__(self, weight_OC: torch.Tensor, bias_O: torch.Tensor | None, dtype: torch.dtype):
+    def lay_out(self, weight_OC: torch.Tensor) -> None:
         self.weight, self.scale = quantize(weight_OC)
-        if dtype == torch.float16:
+        if self.dtype == torch.float16:
             self.scale = self.scale.float()  # where fp16 is chosen, the compiler may have no bf16
-        self.bias = bias_O
-        self.dtype = dtype
 
     def product(self, x: torch.Tensor) -> torch.Tensor:
         if is_compiling_rows(x, "cpu", 1):

@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from common.errors import Exit, UserError
+from common.errors import Exit, UserError, warn
 from tokens.tokenizer import end_of_text_id, is_byte_level_bpe, opening_ids
 
 if TYPE_CHECKING:
@@ -40,25 +39,12 @@ STEPS = {
 WHOLE_WORDS_FIRST = {"llama-bpe"}  # rules by which llama.cpp takes a word that is a token without merging it
 
 
-@dataclass(frozen=True)
-class GGUFVocabulary:
-    """A byte-level BPE as llama.cpp stores it: a token and its kind for each id, and the merges in order."""
+def gguf_vocabulary(tokenizer: Tokenizer, vocab_size: int, end_ids: tuple[int, ...] = ()) -> dict[str, Any]:
+    """The tokenizer by the names of gguf.GGUFWriter's add_ methods; the types of tokens are names of gguf.TokenType.
 
-    splits_as: str  # tokenizer.ggml.pre
-    tokens: list[str]
-    kinds: list[str]  # names of gguf.TokenType
-    merges: list[str]
-    start_id: int
-    end_id: int
-    opens: bool  # start_id stands before every text
-    normalizes: bool  # text is brought to NFC first, which llama.cpp does not do
-
-
-def gguf_vocabulary(tokenizer: Tokenizer, vocab_size: int, end_ids: tuple[int, ...] = ()) -> GGUFVocabulary:
-    """The tokenizer's vocabulary, filled up to the model's with unused ids as convert_hf_to_gguf.py does.
-
-    end_ids are the ids that the model's folder names; the first of them is the one that ends a text. Raises UserError
-    (exit 3) for a tokenizer that llama.cpp would not imitate exactly.
+    Its vocabulary is filled up to the model's with unused ids as convert_hf_to_gguf.py does. end_ids are the ids that
+    the model's folder names; the first of them is the one that ends a text. Raises UserError (exit 3) for a tokenizer
+    that llama.cpp would not imitate exactly.
     """
     fields = json.loads(tokenizer.to_str())
     splits_as = rule_of(fields)
@@ -78,10 +64,13 @@ def gguf_vocabulary(tokenizer: Tokenizer, vocab_size: int, end_ids: tuple[int, .
         tokens[index], kinds[index] = token, "NORMAL"
     for token in fields["added_tokens"]:
         tokens[token["id"]], kinds[token["id"]] = token["content"], "CONTROL" if token["special"] else "USER_DEFINED"
-    merges = [" ".join(merge) for merge in fields["model"]["merges"]]
-    start_id = opening[0] if opening else end_id if end_of_text is None else end_of_text
-    return GGUFVocabulary(splits_as, tokens, kinds, merges, start_id, end_id, bool(opening),
-                          fields["normalizer"] is not None)
+    if fields["normalizer"] is not None:
+        warn("llama.cpp does not bring text to Unicode's form NFC, as this tokenizer does: text in another form gets "
+             "other ids.")
+    return {"tokenizer_model": "gpt2", "tokenizer_pre": splits_as, "token_list": tokens, "token_types": kinds,
+            "token_merges": [" ".join(merge) for merge in fields["model"]["merges"]],
+            "bos_token_id": opening[0] if opening else end_id if end_of_text is None else end_of_text,
+            "eos_token_id": end_id, "add_bos_token": bool(opening)}
 
 
 def rule_of(fields: Mapping[str, Any]) -> str | None:

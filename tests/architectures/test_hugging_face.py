@@ -67,10 +67,10 @@ REFUSED_BY_BOTH = [
     ({"rms_norm_eps": "small"}, "rms_norm_eps is 'small'"), ({"attention_dropout": 1.0}, "attention_dropout is 1.0"),
     ({"rope_theta": 10**400, "rope_parameters": None}, "rope_theta is 1000"),
     ({"rope_theta": float("nan"), "rope_parameters": None}, "rope_theta is nan"),
-    *(({"rope_scaling": scaling}, "rope_scaling is .*; only rope_type 'default' and 'llama3'") for scaling in (
+    *(({"rope_scaling": scaling}, "rope_scaling is .*, not of rope_type 'default' or 'llama3'") for scaling in (
         {"type": "linear", "factor": 2.0}, {"rope_type": "dynamic", "factor": 8.0}, LLAMA3 | {"rope_type": "longrope"},
         LLAMA3 | {"rope_type": "default"}, LLAMA3 | {"attention_factor": 2.0}, [2])),
-    *(({"rope_parameters": rope}, "rope_parameters is .*; only rope_type 'default' and 'llama3'") for rope in (
+    *(({"rope_parameters": rope}, "rope_parameters is .*, not of rope_type 'default' or 'llama3'") for rope in (
         {"rope_type": "default", "partial_rotary_factor": 0.5}, {"rope_type": "yarn"}, {"full_attention": {}})),
     *(({"rope_scaling": LLAMA3 | change}, "rope_scaling has factors .*, not three numbers from") for change in (
         {"factor": "8"}, {"factor": 0}, {"low_freq_factor": None}, {"high_freq_factor": float("nan")},

@@ -20,7 +20,7 @@ from checkpoint.find import (
     wait_until_here,
 )
 from checkpoint.load import load_model
-from checkpoint.verify import manifest_sha256, read_state, verify
+from checkpoint.verify import manifest_sha256, verify
 from common.errors import Exit
 from model import GPTConfig
 from tests.helpers.checkpoints import edit, no_warning, refused, seal
@@ -73,20 +73,6 @@ def test_best_is_what_the_newest_sound_checkpoint_records_and_last_is_that_one(r
     assert resolve(folder / "best", said.append).name == "checkpoint-600"
     assert len(said) == 1
     assert "checkpoint-900 is damaged and was skipped: trainer_state.json" in said[0]
-
-
-def test_a_best_that_a_run_replaces_while_it_is_looked_for_gives_way_to_the_new_one(ranked, monkeypatch):
-    folder, read = ranked(THREE), read_state
-
-    def meanwhile(path):
-        state = read(path)
-        if path.name == "checkpoint-900":  # the run saves a better one, and prunes the old
-            ranked({1000: (1000, 3.3)})
-            shutil.rmtree(folder / "checkpoint-600", ignore_errors=True)
-        return state
-
-    monkeypatch.setattr("checkpoint.find.read_state", meanwhile)
-    assert resolve(folder / "best", no_warning).name == "checkpoint-1000"
 
 
 def test_a_checkpoint_of_another_machine_is_waited_for_until_all_of_it_is_here(folder, tmp_path):

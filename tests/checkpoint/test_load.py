@@ -127,7 +127,7 @@ def test_an_optimizer_with_another_state_comes_back_too(make_model, tmp_path):
     optimizer.step()
     path = save(tmp_path, 1, tensor_files(model.config, Tensors.of(model, optimizer)),
                 text_files(1, model.config, {}, None, None, ""))
-    with refused("step.transformer.wte.weight is missing; .*--init_from"):
+    with refused("step.transformer.wte.weight is missing, the model's .*--init_from"):
         load_training(path, other, adamw(other), ADAMW_STATE)
     load_training(path, other, restored, lambda parameter: kept_by("muon", parameter))
     assert_same_state(model, optimizer, other, restored)
@@ -137,8 +137,9 @@ def test_an_optimizer_with_another_state_comes_back_too(make_model, tmp_path):
     ("rng.cpu", torch.zeros(3), "rng.cpu or a GPU's is not the state of a random-number generator"),
     ("step.transformer.ln_f.weight", torch.tensor(-1.0), "step.transformer.ln_f.weight is -1, not 0 or more"),
     ("step.transformer.ln_f.weight", torch.tensor(torch.nan), "step.transformer.ln_f.weight is nan, not 0 or more"),
-    ("exp_avg.transformer.ln_f.weight", torch.zeros(31), r"has shape \[31\], the model \[32\]"),
-    ("exp_avg_sq.transformer.ln_f.weight", torch.zeros(32).half(), "holds F16, not F32")], ids=str)
+    ("exp_avg.transformer.ln_f.weight", torch.zeros(31), r"is \('F32', \[31\]\), the model's \('F32', \[32\]\)"),
+    ("exp_avg_sq.transformer.ln_f.weight", torch.zeros(32).half(), r"is \('F16', \[32\]\), the model's \('F32'")],
+    ids=str)
 def test_a_state_that_does_not_fit_is_refused_and_none_of_it_is_used(folder, make_model, name, value, why):
     path, other = folder / "checkpoint-900", make_model(99)
     tensors = load_file(path / "optimizer.safetensors")

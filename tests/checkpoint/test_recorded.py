@@ -73,7 +73,7 @@ def test_the_newest_checkpoint_whose_state_can_be_read_counts(place):
     assert flags_for(resume_from="auto").decided == {"n_layer": 4}
 
 
-@pytest.mark.parametrize("state", [{}, {"flags": 3, "model": [], "settings": "x"}, {"flags": {"given": 1}}])
+@pytest.mark.parametrize("state", [{"flags": 3, "model": [], "settings": "x"}, {"flags": {"given": 1}}])
 def test_a_state_that_says_nothing_sets_nothing(place, state):
     checkpoint(place / "out", 5, **state)
     assert flags_for(resume_from="auto").values == {}

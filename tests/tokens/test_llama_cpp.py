@@ -55,15 +55,15 @@ def test_what_merges_otherwise_has_no_name(tokenizer, change):
 
 def test_the_ids_that_begin_and_end_a_text_are_the_folders(tokenizer):
     own = gguf_vocabulary(tokenizer, 410)
-    assert (own.start_id, own.end_id, own.opens, own.normalizes) == (0, 0, False, False)
-    assert len(own.tokens) == len(own.kinds) == 410
+    assert (own["bos_token_id"], own["eos_token_id"], own["add_bos_token"]) == (0, 0, False)
+    assert len(own["token_list"]) == len(own["token_types"]) == 410
     tokenizer.add_special_tokens(["<bos>"])
     tokenizer.add_tokens(["<think>"])
     bos, word = tokenizer.token_to_id("<bos>"), tokenizer.token_to_id("<think>")
     tokenizer.post_processor = processors.TemplateProcessing("<bos> $A", special_tokens=[("<bos>", bos)])
     found = gguf_vocabulary(tokenizer, 410, (5, 0))
-    assert (found.start_id, found.end_id, found.opens) == (bos, 5, True)
-    assert (found.kinds[bos], found.kinds[word], found.kinds[5]) == ("CONTROL", "USER_DEFINED", "NORMAL")
+    assert (found["bos_token_id"], found["eos_token_id"], found["add_bos_token"]) == (bos, 5, True)
+    assert [found["token_types"][index] for index in (bos, word, 5)] == ["CONTROL", "USER_DEFINED", "NORMAL"]
 
 
 def test_without_an_end_of_text_there_is_no_gguf(tokenizer):
