@@ -1,4 +1,4 @@
-"""From token files to batches: a batch is a pure function of (seed, index), for any number of processes.
+"""From token files to batches: a sample is a pure function of (seed, number), for any number of processes.
 
 WindowOrder says where the window of each sample starts, Tokens holds the tokens in memory, in a memory map or on the
 GPU, CorpusWindows gathers the windows of a corpus or, by a MixtureOrder, of several, and Batches turns them into
@@ -346,7 +346,7 @@ class CorpusWindows:
 
 
 class Batches:
-    """Training batches: micro-batch m after n samples is the same whatever was read before, on any number of processes.
+    """Training batches: micro-batch m after n samples is the same whatever was read before, of all processes together.
 
     Rows from the host go to a GPU through pinned memory, and nothing waits for the copy. Where the windows come from
     a disk and its pages are cold, a thread reads the next batch ahead, so that the step need not wait for it.

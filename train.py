@@ -251,7 +251,7 @@ import torch
 
 from planning.check import check_machine
 from planning.inputs import choose_inputs, choose_machine, session
-from planning.pace import Deadline, Pace, dry_run, measure_pace, plan_until
+from planning.pace import Deadline, Pace, dry_run, measure_pace, with_horizon
 from planning.plan import say_first, say_rest
 from planning.setup import answer_trial, choose_setup
 from training import recovery
@@ -292,7 +292,7 @@ def main(argv: Sequence[str], parts: Parts = FAST) -> int:
             if run.state.step < setup.recipe.total_steps:
                 recovery.compile_run(run)
             pace = measure_pace(run, take_step, validator, deadline)
-        run.setup = plan_until(deadline, setup, pace, run.state.step)
+        run.setup = with_horizon(deadline, setup, pace, run.state.step)
         return train(run, pace, deadline, validator, argv)
 
 
@@ -382,9 +382,10 @@ def loop(run: Run, pace: Pace, deadline: Deadline, validator: Validator, checkpo
 
 
 def take_step(run: Run, num_micro_batches: int | None = None) -> StepResult:
-    """One optimizer step on the next samples, unless fewer micro-batches are given; the host waits for no device.
+    """One optimizer step on the next samples, unless fewer micro-batches are given; the loop counts it.
 
-    Raises Abandoned, and the out-of-memory error where a single sequence at a time is too much, or others wait.
+    Its rates are those of the optimizer's groups. The host waits for no device. Raises Abandoned, and the out-of-memory
+    error where a single sequence at a time is too much, or others wait.
     """
     rng = run.setup.machine.rng_state()
     while True:
@@ -411,7 +412,7 @@ def try_step(run: Run, batches: Iterable[tuple[torch.Tensor, torch.Tensor]], num
 
     # Forward and backward, micro-batch by micro-batch; the gradients add up.
     for number, (inputs_BT, targets_BT) in enumerate(batches, 1):
-        with parallel.micro_batch(is_last=number == num):
+        with parallel.adding_gradients(is_last=number == num):
             with setup.machine.autocast():
                 losses = parallel.forward(inputs_BT, targets_BT, setup.args.label_smoothing) / num
             scaler.scale(losses).backward(torch.ones_like(losses))  # the gradient of their sum

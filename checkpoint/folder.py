@@ -154,7 +154,7 @@ class Keeping(NamedTuple):
 def prune(output_dir: Path, saved: int, keep: int, protected: Set[int]) -> None:
     """After checkpoint `saved`: deletes the older rolling ones except for keep, which counts the one saved.
 
-    Those of epochs' ends and of the protected steps, and later ones, which the run has not come to yet, stay.
+    Those marked to stay, those of the protected steps, and later ones, which the run has not come to yet, are kept.
     """
     for path in outdated(output_dir, saved, keep, protected):
         discarded = path.with_name(f"{TEMPORARY}{path.name}-{os.getpid()}-old")  # nobody sees it half-deleted

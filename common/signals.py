@@ -1,4 +1,4 @@
-"""Ctrl-C and the signals like it: the first is answered and remembered, the second ends the process; SIGUSR1 saves."""
+"""Ctrl-C and the signals like it: the first ends what can lose nothing, else is remembered; SIGUSR1 saves."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def signal_name(number: int) -> str:
 
 
 class Signals:
-    """Remembers the first signal of STOPPING for loops to see; a second one ends the process at once.
+    """The first signal of STOPPING: at first it ends the process, later loops see it and a second one ends it.
 
     number is the first signal, None before it; at is when it came, by time.monotonic(). As long as nothing can be lost,
     a command sets at_once to the words that follow "stopped by SIGTERM": then the first signal ends the process.

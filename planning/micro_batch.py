@@ -54,10 +54,11 @@ def largest_that_fits(candidates: Sequence[int], first: int, fits: Callable[[int
 
 def find_micro_batch(args: Flags, config: ModelConfig, options: Options, recipe: Recipe, runtime: Runtime,
                      argv: Sequence[str]) -> int:
-    """The largest micro-batch that fits: a divisor of the samples of a step, of which each process has its share.
+    """The largest micro-batch that leaves MARGIN of the memory free.
 
-    A trial is one process that has the whole model, and its share of a machine's RAM. argv is the command line of the
-    run. Raises UserError (exit 5) where not even one sequence fits, SystemExit after a signal.
+    It divides the samples of a step, of which each process has its share. A trial is one process that has the whole
+    model, and its share of a machine's RAM. argv is the command line of the run. Raises UserError (exit 5) where not
+    even one sequence fits, SystemExit after a signal.
     """
     machine, out, processes = runtime.machine, runtime.out, runtime.processes
     samples = recipe.samples_per_step // processes.world_size
@@ -126,7 +127,7 @@ def remember_too_many(output_dir: Path, too_many: int) -> None:
         write_whole(output_dir / FILE, json.dumps({"sequences": too_many}))
 
 
-def what_fits(output_dir: Path, recipe: Recipe, out: Progress) -> int:
+def after_out_of_memory(output_dir: Path, recipe: Recipe, out: Progress) -> int:
     """The recipe's micro-batch, or where it did not fit when a run in this folder ended, a divisor that is half of it.
     """
     too_many = recipe.batch_size + 1

@@ -100,7 +100,7 @@ def _measure_step(run: Run, take_step: TakeStep, whole: bool, at_least: float) -
 
 
 def recipe_within(seconds: float, args: Flags, plan: Plan, pace: Pace, steps_done: int) -> Recipe:
-    """The plan's recipe for as many steps as a run can do in the seconds, one more than is done at least.
+    """The plan's recipe for as many steps as fit into the seconds by Pace.seconds, one more than is done at least.
 
     The recipe's horizon stays the upper limit. A validation has a hundredth of the tokens of the run, unless its tokens
     were decided. Where BETWEEN_SHARE of the seconds is too short for all validations and samples, there are fewer.
@@ -174,14 +174,14 @@ class Deadline:
                 f" --max_steps {recipe.total_steps}")
 
 
-def plan_until(deadline: Deadline, setup: Setup, pace: Pace, steps_done: int) -> Setup:
+def with_horizon(deadline: Deadline, setup: Setup, pace: Pace, steps_done: int) -> Setup:
     """The setup with the horizon that the deadline allows, where that is still to be planned."""
-    if not deadline.is_open or setup.recipe_until is None:
+    if not deadline.is_open or setup.recipe_of_length is None:
         return setup
     args, plan, minutes = setup.args, setup.plan, deadline.minutes or 0.0
     seconds = setup.processes.agree(lambda: (1 - SPARE) * 60 * minutes - deadline.used)
     within = recipe_within(seconds, args, plan, pace, steps_done)
-    recipe = replace(setup.recipe_until(within.total_steps), batch_size=within.batch_size,
+    recipe = replace(setup.recipe_of_length(within.total_steps), batch_size=within.batch_size,
                      accumulation=within.accumulation, eval_tokens=within.eval_tokens,
                      eval_interval=within.eval_interval, sample_interval=within.sample_interval)
     return replace(setup, plan=replace(plan, recipe=recipe))
@@ -194,7 +194,7 @@ def dry_run(run: Run, pace: Pace) -> int:
     """Prints what was measured, and what the steps that are left will cost; writes nothing. Returns the exit code."""
     setup, recipe = run.setup, run.setup.recipe
     tokens_per_second = recipe.samples_per_step * setup.config.seq_length / pace.step
-    lines = [f"step_seconds: {pace.step:.4f}, the fastest of {WARM_STEPS}",
+    lines = [f"step_seconds: {pace.step:.4f}, the lower quartile of {WARM_STEPS} or more",
              f"tokens_per_second: {tokens_per_second:.0f}",
              f"validation_seconds: {pace.validation(recipe):.4f}, of every {several(recipe.eval_interval, 'step')}",
              *([f"mfu: {percent(mfu(tokens_per_second, setup.config, setup.runtime))}"] * setup.machine.on_gpu),

@@ -1,7 +1,8 @@
-"""The learning rate as a pure function of the step. To add a schedule, write its function and enter it in SCHEDULES.
+"""The learning rate as a pure function of the step.
 
-A schedule takes the step, counted from 1, after the warm-up, and a Schedule, whose learning_rate is the peak. Skipped
-steps count.
+To add a schedule, write its function, and enter it in SCHEDULES and decay_start.
+A schedule takes a step after the warm-up, whose steps count too, as skipped ones do, the first as 1; and a Schedule,
+whose learning_rate is the peak.
 """
 
 from __future__ import annotations

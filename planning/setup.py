@@ -1,4 +1,4 @@
-"""What a run will do, decided before its first step: how processes share the model, then the recipe, then the rest."""
+"""What a run will do, decided before its first step: how processes share the model, the recipe; trials of it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from machine.memory import available_ram
 from machine.processes import ALONE, Processes
 from planning.inputs import Inputs, Session, choose_inputs, choose_machine
 from planning.memory import MemorySetting, choose_sharing
-from planning.micro_batch import OUT_OF_MEMORY, find_micro_batch, what_fits
+from planning.micro_batch import OUT_OF_MEMORY, after_out_of_memory, find_micro_batch
 from planning.pace import Deadline, TakeStep
 from planning.plan import Plan
 from planning.recipe import Recipe, choose_options, choose_recipe
@@ -64,7 +64,7 @@ def choose_setup(inputs: Inputs, runtime: Runtime, parts: Parts, deadline: Deadl
     saving = SavingPlan(**processes.agree(lambda: asdict(plan_saving(config, optimizer_bytes, held_bytes))))
     if processes.world_size > 1:
         recipe = recipe.with_micro_batch(processes.agree(
-            lambda: what_fits(Path(args.output_dir), recipe, runtime.out)))
+            lambda: after_out_of_memory(Path(args.output_dir), recipe, runtime.out)))
     at_a_time = sequences_at_a_time(recipe.samples_per_step, recipe.batch_size, processes)
     memory = MemorySetting.of(machine, options, recipe.samples_per_step > at_a_time * processes.world_size,
                               saving.copies, optimizer_bytes, strategy, processes)

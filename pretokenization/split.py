@@ -1,4 +1,4 @@
-"""Which part of a text is kept for validation."""
+"""Which part of a text is for validation: documents by their hash, of few text files the tail of each."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What all optimizers but AdamW share: each updates some groups of parameters, AdamW all others."""
+"""What all optimizers but AdamW share: each updates the groups that are its own (adamw8bit all), AdamW the others."""
 
 from __future__ import annotations
 

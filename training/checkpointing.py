@@ -117,7 +117,7 @@ class Checkpointer:
         return bool(is_late or self._runtime.signals.asks_to_save)
 
     def stays(self) -> bool:
-        """True if the checkpoint of this step stays: of the end of an epoch, of the plateau, of the last step."""
+        """True if this step's checkpoint stays: of every checkpoint_interval-th epoch, the plateau, the last step."""
         recipe, state = self._run.setup.recipe, self._run.state
         windows = recipe.windows_per_epoch * self._args.checkpoint_interval
         return (state.samples_seen // windows > (state.samples_seen - recipe.samples_per_step) // windows

@@ -44,7 +44,7 @@ class Alone:
         for part in [*model.blocks, model.output] if in_parts else [model]:
             part.compile(dynamic=False, **options)
 
-    def micro_batch(self, is_last: bool) -> contextlib.AbstractContextManager[Any]:
+    def adding_gradients(self, is_last: bool) -> contextlib.AbstractContextManager[Any]:
         """The context of a forward and backward pass; in the last one of a step gradients are averaged."""
         return contextlib.nullcontext()
 
@@ -62,14 +62,14 @@ class InGraphs(Alone):
     step keeps is a quotient, which no graph computes. Source: PyTorch, CUDAGraph Trees.
     """
 
-    def micro_batch(self, is_last: bool) -> contextlib.AbstractContextManager[Any]:
+    def adding_gradients(self, is_last: bool) -> contextlib.AbstractContextManager[Any]:
         torch.compiler.cudagraph_mark_step_begin()
         missing = [parameter for parameter in self.forward.parameters() if parameter.grad is None]
         if missing and not is_last:
             for parameter in missing:
                 parameter.grad = torch.zeros_like(parameter)
         self.keeps_gradients = not (missing and is_last)
-        return super().micro_batch(is_last)
+        return super().adding_gradients(is_last)
 
 
 class _Shared(Alone):
@@ -106,7 +106,7 @@ class DataParallel(_Shared):
         self.forward = DistributedDataParallel(model, gradient_as_bucket_view=True, bucket_cap_mb=BUCKET_MIB)
         self.forward.broadcast_buffers = False
 
-    def micro_batch(self, is_last: bool) -> contextlib.AbstractContextManager[Any]:
+    def adding_gradients(self, is_last: bool) -> contextlib.AbstractContextManager[Any]:
         return contextlib.nullcontext() if is_last else self.forward.no_sync()
 
 
@@ -133,7 +133,7 @@ class FullySharded(_Shared):
         self.forward = fully_shard(model, mesh=mesh, mp_policy=policy, reshard_after_forward=False)
         model.to_empty(device=machine.device).init_weights(std)
 
-    def micro_batch(self, is_last: bool) -> contextlib.AbstractContextManager[Any]:
+    def adding_gradients(self, is_last: bool) -> contextlib.AbstractContextManager[Any]:
         self.forward.set_requires_gradient_sync(is_last)
         self.forward.set_is_last_backward(is_last)
         return contextlib.nullcontext()

@@ -120,7 +120,7 @@ def _run_compiled(run: Run, inputs_BT: torch.Tensor, targets_BT: torch.Tensor) -
     mode = args.compile_mode if args.compile_mode not in ("default", "blocks") else None
     run.parallel.compile(compiles_in_parts(args.compile_mode, machine), mode=mode)
     is_whole_step = run.accumulation == 1 and run.setup.processes.world_size == 1
-    with run.parallel.micro_batch(is_last=is_whole_step):
+    with run.parallel.adding_gradients(is_last=is_whole_step):
         with machine.autocast():
             losses = run.parallel.forward(inputs_BT, targets_BT, args.label_smoothing)
         run.scaler.scale(losses).backward(torch.ones_like(losses))

@@ -76,6 +76,7 @@ def settings_of(setup: Setup) -> Settings:
     """The settings of a run, the environment that the last digits of its losses depend on besides them, its flags."""
     args, machine, options = setup.args, setup.machine, setup.plan.options
     flags = flags_of_run(setup)
+    # What losses depend on besides the Recipe: a resume names a change, and processes compare it.
     chosen = {name: getattr(args, name) for name in ("beta1", "label_smoothing", "dropout", "seed", "max_minutes")}
     threads = {} if machine.on_gpu else {"threads": torch.get_num_threads()}
     environment = {"torch": torch.__version__, "device": machine.name, **threads,
@@ -96,7 +97,7 @@ def in_common(setup: Setup) -> dict[str, Any]:
 
 
 def start(run: Run, settings: Settings, tokenizer: Tokenizer | None) -> None:
-    """Gives a run the weights of --init_from, or the whole state of the checkpoint that it goes on from.
+    """Gives a run the weights of --init_from, or weights, optimizer, loss scale and random numbers of its checkpoint.
 
     Raises UserError: exit 4 if they do not fit, exit 3 if they were trained with another tokenizer than the corpus's.
     """
@@ -168,7 +169,10 @@ def forget_best_on_other_tokens(run: Run) -> None:
 
 @contextlib.contextmanager
 def open_output(run: Run, argv: Sequence[str], settings: Settings, checkpointer: Checkpointer) -> Iterator[Monitor]:
-    """Takes over the output folder; from here on there is something to save, and a signal waits for it."""
+    """Takes over the output folder: log.txt, config.toml, the mirror, metrics.jsonl; yields the Monitor that logs.
+
+    From here on there is something to save, and a signal waits for it.
+    """
     setup, state = run.setup, run.state
     args, recipe, out, is_first = setup.args, setup.recipe, setup.out, setup.processes.is_first
     folder, output_dir = setup.resumed[0] if setup.resumed else None, Path(args.output_dir)

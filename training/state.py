@@ -54,9 +54,10 @@ class Runtime:
 
 @dataclass(frozen=True)
 class Setup:
-    """What is decided once, before the first step. resumed is the checkpoint to resume from, with its state.
+    """What is decided before the first step; measured steps may replace the horizon.
 
-    recipe_until is the recipe for another last step, None where there is no choice.
+    resumed is the checkpoint to resume from, with its state. recipe_of_length is the recipe for another last step, None
+    where there is no choice.
     """
 
     args: Flags
@@ -65,7 +66,7 @@ class Setup:
     sizing: Sizing | None
     resumed: Found | None
     plan: Plan
-    recipe_until: Callable[[int], Recipe] | None = None
+    recipe_of_length: Callable[[int], Recipe] | None = None
 
     @property
     def recipe(self) -> Recipe:
@@ -155,10 +156,10 @@ class Run:
 
 @dataclass(frozen=True)
 class StepResult:
-    """What a step gives back, fp32 [] each, on the device; what try_step puts into extra is logged and recorded too.
+    """What a step gives back, fp32 [] each, on the device; extra has the network's LOSSES but the first, by name.
 
-    loss is the mean loss, norm the gradient's, skipped 1 if the step was skipped. Each is shown by its name in the log
-    line and in metrics.jsonl.
+    loss is the mean loss, norm the gradient's before clipping, skipped 1 if the step was skipped. Each is shown by its
+    name in the log line and in metrics.jsonl.
     """
 
     loss: torch.Tensor

@@ -59,7 +59,7 @@ class _Noted:
 
 
 class Monitor:
-    """Prints and records a run; every warning and every piece of advice once."""
+    """Prints and records a run, every warning and piece of advice once; counts its skipped steps."""
 
     def __init__(self, run: Run, trackers: Trackers):
         setup, runtime = run.setup, run.setup.runtime
@@ -117,8 +117,8 @@ class Monitor:
     def log(self, at_once: bool = False) -> None:
         """Prints and records what has arrived: all, but on a device that runs ahead the steps before the last one.
 
-        Then the device has the next step to do while the host reads. at_once waits for all of them. It is the only
-        place in the loop where the host waits for the device. Raises TooManySkipped.
+        Then the device has the next step to do while the host reads. at_once waits for all of them. Of what every
+        step calls, only this waits for the device. Raises TooManySkipped.
         """
         is_late = at_once or not self._machine.backend.runs_ahead
         while self._on_the_way and (is_late or self._on_the_way[0].step < self.state.step):

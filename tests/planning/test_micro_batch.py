@@ -10,7 +10,7 @@ import train
 from common.errors import Exit, UserError
 from common.progress import Progress
 from common.signals import Signals
-from planning.micro_batch import FILE, divisors, largest_that_fits, remember_too_many, run_trial, what_fits
+from planning.micro_batch import FILE, after_out_of_memory, divisors, largest_that_fits, remember_too_many, run_trial
 from tests.helpers.training import recipe
 
 
@@ -67,7 +67,7 @@ def test_a_trial_that_fails_for_another_reason_is_an_error_with_the_cure():
 def test_half_of_what_did_not_fit_is_taken_as_a_divisor_of_the_step(tmp_path, too_many, found):
     """A step has 32 sequences; what did not fit another time is no reason to take more than the recipe's 8."""
     def fits() -> int:
-        return what_fits(tmp_path / "out", recipe(batch_size=8, accumulation=4), Progress(io.StringIO()))
+        return after_out_of_memory(tmp_path / "out", recipe(batch_size=8, accumulation=4), Progress(io.StringIO()))
 
     assert fits() == 8
     remember_too_many(tmp_path / "out", too_many)

@@ -57,10 +57,10 @@ def test_gradients_in_graphs_are_used_up_or_added_up_elsewhere(graphs, accumulat
 def test_one_micro_batch_keeps_no_second_copy_of_the_gradients(graphs):
     model = small_model()
     parallel = InGraphs(model)
-    with parallel.micro_batch(is_last=True):
+    with parallel.adding_gradients(is_last=True):
         assert all(parameter.grad is None for parameter in model.parameters())
     assert not parallel.keeps_gradients
-    with parallel.micro_batch(is_last=False):
+    with parallel.adding_gradients(is_last=False):
         assert all(parameter.grad is not None for parameter in model.parameters())
     assert parallel.keeps_gradients
 
