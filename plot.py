@@ -3,7 +3,8 @@
     python plot.py out                                         plot.png; needs matplotlib
     python plot.py out --output loss.pdf                       the same for a paper
     python plot.py out-a out-b --names wide,deep --x tokens    two runs laid over each other
-    python plot.py a-1 a-2 b-1 b-2 --names a,a,b,b             runs of one name are its seeds, in one colour
+    python plot.py a-1 a-2 b-1 b-2 --names a,a,b,b             runs of one name are its seeds: their mean with a band
+    python plot.py quality/*                                   the recipes of bench.py --quality, with their seeds
     python plot.py out-a out-b --text                          a table and curves on the terminal; needs no package
 
 A run that is still going can be drawn: a last line that is cut short, and values that were not finite, are skipped.
@@ -19,12 +20,14 @@ import shutil
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from common import flags
 from common.errors import Exit, UserError, guard, optional, warn
+from common.names import RECIPE
 from common.outputs import PICTURES, Output
 from common.words import duration, printable, several
 from watching.history import Curve, LoggedRun, read_run
@@ -52,8 +55,8 @@ def read_flags(argv: Sequence[str]) -> argparse.Namespace:
     g = parser.group("which runs")
     g.group.add_argument("runs", nargs="*", metavar="OUT", help="output folders of train.py, or metrics.jsonl files "
                                                                 "(default: out)")
-    g.flag("--names", flags.text("NAME,NAME,..."), None, "names of the runs; those of one name are its seeds, drawn in "
-           "one colour", "the words that name them")
+    g.flag("--names", flags.text("NAME,NAME,..."), None, "names of the runs; those of one name are its seeds, drawn as "
+           "mean and standard error", "the words that name them; recipes of bench.py --quality by theirs")
     g = parser.group("what is drawn")
     g.flag("--x", flags.one_of("steps", "tokens", "hours"), "steps", "horizontal axis; hours are of training alone")
     g.flag("--y", flags.one_of("nats", "bits"), "nats", "loss in nats per token, or in bits per byte, which compares "
@@ -87,8 +90,9 @@ def main(argv: Sequence[str]) -> int:
     args = read_flags(argv)
     output = None if args.text and args.output is None else Output("--output", args.output or "plot.png")
     runs = [read_run(word) for word in args.runs or ["out"]]
-    if args.names is not None:
-        runs = [replace(run, name=printable(name)) for run, name in zip(runs, args.names.split(","), strict=True)]
+    if args.names is not None or not args.text:  # a table tells the seeds of a recipe apart
+        names = map(recipe_of, args.runs or ["out"]) if args.names is None else args.names.split(",")
+        runs = [replace(run, name=printable(name)) for run, name in zip(runs, names, strict=True)]
     drawing = drawing_of(args, runs)
     if args.text:
         width = max(20, min(140, shutil.get_terminal_size((80, 24)).columns - 10))
@@ -97,6 +101,11 @@ def main(argv: Sequence[str]) -> int:
         output.write(picture_of(drawing, output.ending))
         print(f"{printable(output.path)}: {', '.join(dict.fromkeys(run.name for run in runs))}")
     return Exit.DONE
+
+
+def recipe_of(word: str) -> str:
+    """The name of a run: of those of bench.py --quality that of the recipe, without the seed."""
+    return word.rpartition("-")[0] if (Path(word) / RECIPE).is_file() else word
 
 
 # ---------------------------------------------------------------- what is drawn
@@ -218,22 +227,36 @@ def picture_of(drawing: Drawing, kind: str) -> bytes:
     return content.getvalue()
 
 
+def mean_of(curves: Sequence[Curve]) -> tuple[Curve, np.ndarray]:
+    """The mean curve of seeds, as far as all of them go, and its standard error, which is empty for a single one."""
+    curves = [curve for curve in curves if curve.xs]
+    if len(curves) < 2:
+        return (*curves, Curve([], []))[0], np.array([])
+    first, last = max(curve.xs[0] for curve in curves), min(curve.last_x for curve in curves)
+    xs = sorted({x for curve in curves for x in curve.xs if first <= x <= last})
+    ys = np.array([np.interp(xs, curve.xs, curve.ys) for curve in curves])
+    return Curve(xs, ys.mean(0).tolist()), ys.std(0, ddof=1) / len(ys)**0.5
+
+
 def figure_of(drawing: Drawing) -> Any:
-    """The losses of all runs, those of one name in one colour: validation with marks, training thin."""
+    """The losses, validation with marks, training thin. Runs of one name are one line, their mean, in a band."""
     figure = importlib.import_module("matplotlib.figure").Figure((6.4, 4.0), layout="constrained")
     axes = figure.add_subplot()
     names = list(dict.fromkeys(run.name for run in drawing.runs))
-    for run in drawing.runs:
-        number, training, validation = names.index(run.name), run["loss"], run["val_loss"]
-        look = {"color": COLORS[number % len(COLORS)], "linestyle": LINES[number % len(LINES)]}
-        best = validation.lowest
-        words = "" if best is None else f", best: {best[1]:.3f} at {drawing.x_label} {best[0]:,.6g}"
-        axes.plot(training.xs, training.ys, linewidth=0.8, label=f"{run.name}, training", **look)
-        axes.plot(validation.xs, validation.ys, marker="o", markersize=3, label=f"{run.name}, validation{words}",
-                  **look)
+    for number, name in enumerate(names):
+        color, line = COLORS[number % len(COLORS)], LINES[number % len(LINES)]
+        for kind, said, look in (("loss", "training", {"linewidth": 0.8}),
+                                 ("val_loss", "validation", {"marker": "o", "markersize": 3})):
+            curve, error = mean_of([run[kind] for run in drawing.runs if run.name == name])
+            if kind == "val_loss" and curve.lowest:
+                said += f", best: {curve.lowest[1]:.3f} at {drawing.x_label} {curve.lowest[0]:,.6g}"
+            axes.plot(curve.xs, curve.ys, color=color, linestyle=line, label=f"{name}, {said}", **look)
+            if error.size:
+                axes.fill_between(curve.xs, curve.ys - error, curve.ys + error, color=color, alpha=0.2, linewidth=0)
     axes.set(ylim=drawing.limits, xlabel=drawing.x_label, ylabel=f"loss, {drawing.unit}")
     axes.set_xlim(left=0)
-    axes.legend(loc="upper right")
+    several_seeds = "mean of seeds; band: one standard error" if len(names) < len(drawing.runs) else None
+    axes.legend(loc="upper right", title=several_seeds)
     return figure
 
 

@@ -17,6 +17,7 @@ from common.children import PROGRAM
 from common.errors import Exit, UserError
 from common.files import write_whole
 from common.flags import ValueKind
+from common.names import RECIPE
 from common.words import count, printable, several
 from watching.history import Curve, LoggedRun, read_run
 
@@ -94,7 +95,7 @@ def train_one(bench: Bench, folder: Path, flags: list[str], steps: int) -> str:
 
     Raises UserError: exit 2 if the folder holds a run of other flags, exit 3 for tokens that no run can train on.
     """
-    path = folder / "recipe.json"
+    path = folder / RECIPE
     if not path.is_file():
         folder.mkdir(parents=True, exist_ok=True)
         write_whole(path, json.dumps(flags))

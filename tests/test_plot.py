@@ -2,6 +2,7 @@
 
 import json
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -125,18 +126,33 @@ def test_training_and_validation_share_axes_and_runs_are_told_apart_without_colo
     args = plot.read_flags(runs)
     named = [LoggedRun(name, read_run(run).curves, 0.4) for name, run in zip(("x", "x", "y"), runs, strict=True)]
     (axes,) = plot.figure_of(plot.drawing_of(args, named)).axes
-    best = 9.5 - 0.1 * 20 ** 0.5
+    best = 9.5 - 0.15 * 20 ** 0.5  # the mean of both seeds
     labels = [text.get_text() for text in axes.get_legend().get_texts()]
     assert labels[:2] == ["x, training", f"x, validation, best: {best:.3f} at step 20"]
     assert list(axes.lines[1].get_xdata()) == [10, 20, 30, 40]
     assert (axes.get_xlabel(), axes.get_ylabel()) == ("step", "loss, nats per token")
     styles = [(line.get_color(), line.get_linestyle()) for line in axes.lines]
-    assert styles[0] == styles[1] == styles[2] == styles[3]
-    assert styles[4] == styles[5]
-    assert styles[0][1] != styles[4][1]
+    assert styles[0] == styles[1]
+    assert styles[2] == styles[3]
+    assert styles[0][1] != styles[2][1]
+    _, band = (bands.get_paths()[0].vertices for bands in axes.collections)  # of x alone: training, validation
+    ends = sorted({float(y) for x, y in band if x == 20})
+    assert ends == pytest.approx([best - 0.05 * 20 ** 0.5, best + 0.05 * 20 ** 0.5])  # half of what the two differ by
+    assert axes.get_legend().get_title().get_text() == "mean of seeds; band: one standard error"
     shades = [sum(share * int(color[at:at + 2], 16) for share, at in ((0.299, 1), (0.587, 3), (0.114, 5)))
               for color in plot.COLORS[:3]]
     assert min(abs(a - b) for a in shades for b in shades if a != b) > 30
+
+
+def test_the_runs_of_bench_are_drawn_by_recipe_and_their_seeds_stand_apart_in_the_table(make_run, tmp_path, capsys):
+    pytest.importorskip("matplotlib")
+    runs = [make_run("ours-1"), make_run("ours-2", 0.2), make_run("a-3")]
+    for run in runs[:2]:
+        Path(run, "recipe.json").touch()
+    plot.main([*runs, "--output", str(tmp_path / "a.svg")])
+    assert capsys.readouterr().out.endswith(f"a.svg: {tmp_path}/ours, {runs[2]}\n")
+    plot.main([*runs, "--text"])
+    assert [line.split()[-1] for line in capsys.readouterr().out.splitlines()[1:4]] == runs
 
 
 @pytest.mark.parametrize(("name", "head"), [("a.png", b"\x89PNG"), ("a.svg", b"<?xml"), ("a.pdf", b"%PDF")])
