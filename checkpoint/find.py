@@ -237,5 +237,5 @@ def with_more_text(folder: str, tokenizer: Path, seconds: float) -> str:
     folder is a word of a shell.
     """
     minutes = 15 + round(seconds / 30)  # those of --max_minutes count all starts together
-    return (f"python pretokenize.py MORE --output_dir more --tokenizer_file {shell_word(tokenizer)}\n"
-            f"python train.py --resume_from {folder} --data_dir more --allow_new_data --max_minutes {minutes}")
+    return (f"python pretokenize.py MORE --output_dir more \\\n    --tokenizer_file {shell_word(tokenizer)}\n"
+            f"python train.py --resume_from {folder} \\\n    --data_dir more --allow_new_data --max_minutes {minutes}")

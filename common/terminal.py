@@ -34,14 +34,14 @@ def columns_of(stream: Any) -> int | None:
 def folded(text: str, stream: Any) -> str:
     """The text as it is printed to the stream: on a terminal its lines break between words, beside a label.
 
-    A command (python ..., torchrun ...) stays on one line, to be copied. A notebook breaks lines itself.
+    A command (python ..., torchrun ...) keeps its lines, to be copied. A notebook breaks lines itself.
     """
     columns = columns_of(stream)
     if columns is None or in_notebook():
         return text
     import textwrap  # some milliseconds of --help
 
-    lines = re.sub(r"(?<!\S)(python|torchrun).*", lambda found: found[0].replace(" ", "\0"), text).split("\n")
+    lines = re.sub(r"(?<!\S)(python|torchrun)(.*\\\n)*.*", lambda found: found[0].replace(" ", "\0"), text).split("\n")
     indents = ("  | " if line.startswith("  | ") else " " * 12 * (line[10:12] == "  ") for line in lines)
     return "\n".join(textwrap.fill(line, columns, subsequent_indent=indent, break_long_words=False,
                                    break_on_hyphens=False) for line, indent in zip(

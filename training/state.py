@@ -120,7 +120,7 @@ class TrainState:
     @property
     def best(self) -> str:
         """The best validation loss and its step in words."""
-        return "n/a" if self.best_val_loss is None else f"{self.best_val_loss:.4f} at step {self.best_step}"
+        return "n/a" if self.best_val_loss is None else f"{self.best_val_loss:.4f} at step {self.best_step:,}"
 
 
 @dataclass

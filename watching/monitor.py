@@ -282,6 +282,6 @@ class Monitor:
             what, why = found
             roads = {"longer": f"python train.py --resume_from {folder} --max_steps {2 * state.step}",
                      "more text": with_more_text(folder, corpus.tokenizer_path, state.seconds)}
-            command = roads.get(what, f"python train.py --config {folder}/config.toml --model_size {what} "
-                                      f"--output_dir {folder}-{what}")
+            command = roads.get(what, f"python train.py --config {folder}/config.toml \\\n"
+                                      f"    --model_size {what} --output_dir {folder}-{what}")
             self._out.say(f"{what} pays: {why}\n{command}")

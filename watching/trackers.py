@@ -54,7 +54,7 @@ class MetricsFile:
             with self._lock:
                 append_line(self._path, json.dumps({"step": step, **fields}).encode())
         except OSError as error:
-            warn(f"metrics.jsonl: {error.strerror}; the line of step {step} is lost")
+            warn(f"metrics.jsonl: {error.strerror}; the line of step {step:,} is lost")
 
 
 def run_id(output_dir: Path, is_resumed: bool) -> str:

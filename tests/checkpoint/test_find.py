@@ -154,9 +154,9 @@ def test_a_checkpoint_of_another_model_tokenizer_or_corpus_is_told_apart(sound, 
     for args, code, why in (
             ((shallow, "a", "b", True), Exit.CHECKPOINT, "n_layer is 2 in the checkpoint and 1 here.*leave out --re"),
             ((replace(config, vocab_size=999), "a", "c", True), Exit.CHECKPOINT, "999 here. (.|\n)* --tokenizer_file "
-             rf"{sound}/checkpoint-900/tokenizer.json\n.* --resume_from {sound} --data_dir more --allow_new_data"),
+             rf"{sound}/checkpoint-900/tokenizer.json\n.* --resume_from {sound} \\\n *--data_dir more --allow_new"),
             ((config, "other", "b", False), Exit.DATA, "on another text: a; here other.*--allow_new_data"),
-            ((config, "a", "other", True), Exit.DATA, "on another tokenizer: b; here other(.|\n)*more --tok")):
+            ((config, "a", "other", True), Exit.DATA, "on another tokenizer: b; here other(.|\n)*more \\\\\n *--tok")):
         with refused(why, code):
             check_same(found, *args)
 

@@ -81,12 +81,18 @@ def test_the_closing_lines_name_best_and_last_where_they_differ_and_what_pays(ov
     assert (f"\nnext: python generate.py --ckpt {folder}/best\n"
             f"      the best by validation, step 8; {folder} alone is the last one\n"
             "more text pays: validation 4.80 is 1.50 above its best, at step 8 of 20\n"
-            f"python pretokenize.py MORE --output_dir more --tokenizer_file {corpus}/tokenizer.json\n"
-            f"python train.py --resume_from {folder} --data_dir more --allow_new_data --max_minutes 15\n") in text
+            f"python pretokenize.py MORE --output_dir more \\\n    --tokenizer_file {corpus}/tokenizer.json\n"
+            f"python train.py --resume_from {folder} \\\n"
+            "    --data_dir more --allow_new_data --max_minutes 15\n") in text
     _, text = overfitting("--max_steps", "8", out="falling")
     folder = f"{overfitting.folder}/falling"
     assert f"\nnext: python generate.py --ckpt {folder}\nlonger pays: 0.0 of 20 tokens a parameter in 0." in text
     assert f"\npython train.py --resume_from {folder} --max_steps 16\n" in text
+    monkeypatch.setattr("watching.monitor.verdict", lambda *_: ("mini", "its size"))
+    _, text = overfitting("--max_steps", "2", out="small")
+    folder = f"{overfitting.folder}/small"
+    assert (f"\nmini pays: its size\npython train.py --config {folder}/config.toml \\\n"
+            f"    --model_size mini --output_dir {folder}-mini\n") in text
 
 
 # ---------------------------------------------------------------- what is recorded
