@@ -255,8 +255,8 @@ def figure_of(drawing: Drawing) -> Any:
                 axes.fill_between(curve.xs, curve.ys - error, curve.ys + error, color=color, alpha=0.2, linewidth=0)
     axes.set(ylim=drawing.limits, xlabel=drawing.x_label, ylabel=f"loss, {drawing.unit}")
     axes.set_xlim(left=0)
-    several_seeds = "mean of seeds; band: one standard error" if len(names) < len(drawing.runs) else None
-    axes.legend(loc="upper right", title=several_seeds)
+    title = "mean of seeds; band: one standard error" if len(names) < len(drawing.runs) else None
+    axes.legend(loc="upper right", title=title)
     return figure
 
 

@@ -132,12 +132,11 @@ def test_training_and_validation_share_axes_and_runs_are_told_apart_without_colo
     assert list(axes.lines[1].get_xdata()) == [10, 20, 30, 40]
     assert (axes.get_xlabel(), axes.get_ylabel()) == ("step", "loss, nats per token")
     styles = [(line.get_color(), line.get_linestyle()) for line in axes.lines]
-    assert styles[0] == styles[1]
-    assert styles[2] == styles[3]
+    assert styles[::2] == styles[1::2]
     assert styles[0][1] != styles[2][1]
     _, band = (bands.get_paths()[0].vertices for bands in axes.collections)  # of x alone: training, validation
-    ends = sorted({float(y) for x, y in band if x == 20})
-    assert ends == pytest.approx([best - 0.05 * 20 ** 0.5, best + 0.05 * 20 ** 0.5])  # half of what the two differ by
+    error = 0.05 * 20 ** 0.5  # half of what the two differ by
+    assert sorted({float(y) for x, y in band if x == 20}) == pytest.approx([best - error, best + error])
     assert axes.get_legend().get_title().get_text() == "mean of seeds; band: one standard error"
     shades = [sum(share * int(color[at:at + 2], 16) for share, at in ((0.299, 1), (0.587, 3), (0.114, 5)))
               for color in plot.COLORS[:3]]
