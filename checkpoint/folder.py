@@ -12,14 +12,13 @@ from typing import NamedTuple
 
 from checkpoint.find import steps_in
 from checkpoint.verify import read_json, verify
-from common.errors import Exit, InvalidCheckpoint, UserError
+from common.errors import Exit, InvalidCheckpoint, UserError, writing
 from common.files import rename, sync, try_lock
 from common.names import MANIFEST, METRICS, RUN_CONFIG, STATE
 from common.words import is_utf8, printable, shell_word
 
 LOCK = ".lock"
 SIGNED = "pid "  # how its content begins
-MOST_SHOWN = 200  # characters of a path in a message
 WRITTEN_WHOLE = (METRICS, RUN_CONFIG)  # by common.files.write_whole, under a temporary name at first
 TEMPORARY = ".tmp-checkpoint-"
 REPLACED = ".tmp-replaced-"  # a checkpoint of the same step, put aside while the new one takes its name
@@ -33,7 +32,7 @@ def owned(output_dir: Path) -> Iterator[None]:
     exit 5 if the folder cannot be written, exit 4 if it is a checkpoint.
     """
     shown = f"--output_dir {printable(output_dir)}"
-    with _writing(shown):
+    with writing(shown, output_dir):
         is_new = not output_dir.exists()
         check_place("--output_dir", output_dir)
         output_dir.mkdir(parents=True, exist_ok=True)
@@ -49,7 +48,7 @@ def owned(output_dir: Path) -> Iterator[None]:
             raise UserError(Exit.BUSY, f"{shown} is in use by another run ({printable(lock.read(200).strip())}). Wait "
                                        "for it, or choose another folder.")
         try:
-            with _writing(shown):
+            with writing(shown, output_dir):
                 lock.truncate(0)  # then the line of who holds it, which also proves that the disk takes writes
                 # Past the buffer, which would keep the line if the disk is full, and fail again at the close.
                 started = time.strftime("%Y-%m-%d %H:%M:%S")
@@ -62,16 +61,6 @@ def owned(output_dir: Path) -> Iterator[None]:
                     (output_dir / LOCK).unlink()
                     output_dir.rmdir()
             raise
-
-
-@contextlib.contextmanager
-def _writing(shown: str) -> Iterator[None]:
-    """Turns an error of the system into a UserError (exit 5) that names the flag and its value."""
-    try:
-        yield
-    except OSError as error:
-        raise UserError(Exit.MACHINE, f"{shown[:MOST_SHOWN]} cannot be written: {error.strerror}. Free some space, or "
-                                      "choose a folder that you may write to.") from error
 
 
 def check_place(flag: str, folder: Path) -> None:

@@ -13,15 +13,17 @@ import sys
 import tempfile
 import traceback
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 from common.children import leave_out_current_folder
-from common.files import IS_WINDOWS
+from common.files import IS_WINDOWS, why_not_written
 from common.ranks import speaks
 from common.signals import STOPPING, print_line, signal_name
 from common.words import first_line, printable
 
 MESSAGE_LINES = 5  # the most lines that one error takes
+MOST_SHOWN = 200  # characters of a path in a message
 
 
 # The oldest release of each that works: torch 2.10 gives NaN with torch.compile on an A100.
@@ -103,6 +105,16 @@ class Problems:
         """
         if self.found:
             raise UserError(self.found[0].code, "\nerror: ".join(str(error) for error in self.found[:MESSAGE_LINES]))
+
+
+@contextlib.contextmanager
+def writing(shown: str, folder: Path) -> Iterator[None]:
+    """Turns an error of the system into a UserError (exit 5) that names the folder as shown, and the cure."""
+    try:
+        yield
+    except OSError as error:
+        why = why_not_written(error, folder)
+        raise UserError(Exit.MACHINE, f"{shown[:MOST_SHOWN]} cannot be written: {why}") from error
 
 
 def warn(message: str) -> None:

@@ -23,6 +23,13 @@ MAX_JSON_BYTES = 2**24
 HASH_BUFFER_BYTES = 2**23
 # Windows locks bytes, and nobody else can read those. This one lies beyond the end of every lock file.
 LOCKED_BYTE = 2**30
+CURES = {  # by what the system says when it does not write
+    **dict.fromkeys((errno.ENOSPC, errno.EDQUOT), "Free some space."),
+    **dict.fromkeys((errno.EACCES, errno.EPERM, errno.EROFS), "Choose a folder that you may write to."),
+    errno.EFBIG: "Raise the limit on a file's size (ulimit -f), or choose another file system.",
+    errno.ENOENT: "The folder went away: mount its disk, or make it again.",
+    errno.EMFILE: "Raise the limit on open files: ulimit -n 1024.",
+}
 BEST, LAST = "best", "last"  # names of checkpoints, as in --ckpt out/best
 
 
@@ -99,6 +106,16 @@ def read_bytes(path: Path, most_bytes: int = MAX_JSON_BYTES) -> bytes:
 def read_text(path: Path, most_bytes: int = MAX_JSON_BYTES) -> str:
     """The text of a small file. Raises ValueError if it is not UTF-8, and OSError as read_bytes does."""
     return read_bytes(path, most_bytes).decode("utf-8")
+
+
+def why_not_written(error: OSError, folder: Path) -> str:
+    """Why something in the folder could not be written, in the system's words, and the one thing to do, where known."""
+    cure = CURES.get(error.errno or 0, "")
+    if error.errno == errno.ENOSPC and hasattr(os, "statvfs"):
+        status = os.statvfs(next(filter(os.path.exists, (folder, *folder.absolute().parents))))
+        if status.f_files and not status.f_favail:  # some file systems count none
+            cure = "No inode is left for another file: delete files, small ones too."
+    return f"{error.strerror or error}. {cure}".strip()
 
 
 def write_all(handle: int, content: bytes | memoryview) -> None:

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import json
 import os
 import re
 import shutil
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from common.errors import Exit, UserError
+from common.errors import Exit, UserError, writing
 from common.files import IS_WINDOWS, rename, sync, try_lock, write_whole
 from common.names import METADATA
 from common.words import printable
@@ -62,7 +61,7 @@ class Folder:
         self.shown = printable(path)
         self.work = path / WORK
         self.was_made = not path.exists()
-        try:
+        with self.writing():
             path.mkdir(parents=True, exist_ok=True)
             if self.work.is_symlink():  # what it points to would be deleted
                 raise UserError(Exit.MACHINE, f"--output_dir {self.shown}: {WORK} in it is a link. Delete the link.")
@@ -72,9 +71,6 @@ class Folder:
                                            "another --output_dir.")
             self._clean()
             self.work.mkdir(exist_ok=True)
-        except OSError as error:
-            raise UserError(Exit.MACHINE, f"--output_dir {self.shown}: {error.strerror}. Give a folder that can be "
-                                          "written to.") from error
 
     def __enter__(self) -> Folder:
         return self
@@ -115,16 +111,9 @@ class Folder:
                 raise UserError(Exit.DATA, f"{printable(path)} would be replaced by the output of the same name. "
                                            "Give another --output_dir.")
 
-    @contextlib.contextmanager
-    def writing(self) -> Iterator[None]:
+    def writing(self) -> contextlib.AbstractContextManager[None]:
         """While inside, a full disk and similar errors of the system become a UserError (exit 5)."""
-        try:
-            yield
-        except OSError as error:
-            if error.errno == errno.EMFILE:  # which the command explains
-                raise
-            raise UserError(Exit.MACHINE, f"writing to {self.shown}: {error.strerror}. Free some space, or give "
-                                          "another --output_dir.") from error
+        return writing(f"--output_dir {self.shown}", self.path)
 
     def commit(self, names: Sequence[str], metadata: Mapping[str, Any]) -> None:
         """Moves these files of the work folder to the output folder, metadata.json last.

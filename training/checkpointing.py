@@ -7,7 +7,6 @@ copy, training waits for the disk.
 from __future__ import annotations
 
 import contextlib
-import shutil
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -20,6 +19,7 @@ from checkpoint import contents, find, save
 from checkpoint.folder import Keeping, prune
 from checkpoint.tensors import NotFinite
 from common.errors import UserError
+from common.files import why_not_written
 from common.flags import FlagsOfGroup, steps_and_minutes
 from common.signals import Stake
 from common.words import printable, several, shell_line, shell_word, size
@@ -183,10 +183,9 @@ class Checkpointer:
         try:
             self.save_seconds = ended.result()
         except OSError as error:
-            free = shutil.disk_usage(self.output_dir).free if self.output_dir.exists() else 0
-            out.warn(f"checkpoint-{self.begun_step} could not be saved: {error.strerror or error}. It needs about "
-                     f"{self.plan.checkpoint_bytes:,} bytes, {free:,} are free in {printable(self._args.output_dir)}. "
-                     "Training goes on and the next save tries again; free some space.")
+            why = why_not_written(error, self.output_dir)
+            out.warn(f"checkpoint-{self.begun_step} could not be saved: {why} It needs about "
+                     f"{size(self.plan.checkpoint_bytes)}. Training goes on and the next save tries again.")
 
     def _settle_all(self) -> None:
         """Waits, in all processes, for the end of the first one's save."""

@@ -55,12 +55,13 @@ def test_a_run_that_never_began_leaves_no_folder(tmp_path):
     assert names_in(tmp_path) == []
 
 
-def test_a_disk_that_is_full_is_said_and_a_new_folder_removed(tmp_path, monkeypatch):
+@pytest.mark.parametrize(("number", "cure"), [(errno.ENOSPC, "Free some space"), (errno.EFBIG, "Raise the limit on")])
+def test_a_disk_that_is_full_is_said_and_a_new_folder_removed(tmp_path, monkeypatch, number, cure):
     def full(handle, content):
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        raise OSError(number, os.strerror(number))
 
     monkeypatch.setattr("checkpoint.folder.os.write", full)
-    says = "--output_dir .*new cannot be written: No space left on device. Free some space"
+    says = rf"--output_dir .*new cannot be written: {os.strerror(number)}\. {cure}"
     with refused(says, Exit.MACHINE), owned(tmp_path / "new"):
         pass
     assert not (tmp_path / "new").exists()

@@ -1,6 +1,7 @@
 """store.py: what is written comes back, a commit is whole or not at all."""
 
 import contextlib
+import errno
 import json
 import os
 from pathlib import Path
@@ -39,6 +40,11 @@ def test_a_folder_belongs_to_one_run_at_a_time_and_leaves_nothing():
     with Folder(Path("data")):
         pass
     assert os.listdir("data") == ["notes.txt"]
+
+
+def test_a_write_that_fails_is_said_with_its_cure():
+    with Folder(Path("data")) as folder, pytest.raises(UserError, match=r"data cannot .*limit"), folder.writing():
+        raise OSError(errno.EFBIG, os.strerror(errno.EFBIG))
 
 
 @pytest.mark.parametrize("name", ["metadata.json", "tokenizer.json", "val.idx", "tokens_train_000001.bin"])
