@@ -74,8 +74,8 @@ def read_flags(argv: Sequence[str]) -> argparse.Namespace:
                           "compares what recipes learn.")
     g = parser.group("what is timed: the ladder, or")
     g.flag("--rungs", rung_numbers(), None, "rungs of the ladder", "all, the tuned one on a GPU only")
-    g.flag("--peer", one_of("step", "decode", "tokenize"), None, "one part beside another program: a step beside "
-           "nanoGPT's, decoding beside transformers, tokenizing the text of --data_dir beside tiktoken", "none")
+    g.flag("--peer", one_of("step", "decode"), None, "one part beside another program: a step beside "
+           "nanoGPT's, decoding beside transformers", "none")
     g.flag("--peer_dir", text("DIR"), None, "nanoGPT's folder, for --peer step", "none",
            needs="peer step")
     g.switch("--quality", False, "the loss that recipes reach on the tokens of --data_dir, each with several seeds",
@@ -100,12 +100,8 @@ def read_flags(argv: Sequence[str]) -> argparse.Namespace:
 
 def check(args: argparse.Namespace) -> list[str]:
     """What cannot be together, one line each."""
-    wrong = {
-        "--quality, --peer tokenize: need --data_dir, a folder of pretokenize.py":
-            args.data_dir is None and (args.quality or args.peer == "tokenize"),
-        "--peer step: needs --peer_dir, nanoGPT's folder": args.peer == "step" and args.peer_dir is None,
-    }
-    return [problem for problem, is_wrong in wrong.items() if is_wrong]
+    return (["--quality: needs --data_dir, a folder of pretokenize.py"] * (args.quality and not args.data_dir)
+            + ["--peer step: needs --peer_dir, nanoGPT's folder"] * (args.peer == "step" and not args.peer_dir))
 
 
 # ---------------------------------------------------------------- the command, in the order of events
@@ -114,8 +110,8 @@ def check(args: argparse.Namespace) -> list[str]:
 def check_packages(args: argparse.Namespace) -> None:
     """Raises UserError (exit 5) for what the flags need and is not there, before any time is spent."""
     require("torch", "numpy", "tokenizers", "tqdm", "safetensors")
-    if package := {"tokenize": "tiktoken", "decode": "transformers"}.get(args.peer):
-        optional(package, f"--peer {args.peer}")
+    if args.peer == "decode":
+        optional("transformers", "--peer decode")
     if args.peer == "step" and not (Path(args.peer_dir) / "train.py").is_file():
         raise UserError(Exit.MACHINE, f"--peer_dir {printable(args.peer_dir)} has no train.py. Give nanoGPT's folder.")
 
@@ -154,7 +150,7 @@ def carry_out(args: argparse.Namespace, bench: Bench) -> bool:
     if args.peer == "step":
         peers.time_step(bench, args.peer_dir)
     else:
-        {"decode": peers.time_decode, "tokenize": peers.time_tokenize}[args.peer](bench)
+        peers.time_decode(bench)
     return True
 
 

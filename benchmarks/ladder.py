@@ -83,16 +83,13 @@ class Bench:
     warmup: int
     found: dict[str, Any] = field(default_factory=dict)
 
-    def run(self, words: Sequence[str], seconds: float = LIMIT_SECONDS, cache: str = "",
-            grace_seconds: float = 0.0) -> Answer:
-        """Runs python with these words; its kernels are kept in the folder's subfolder cache, '' where they always are.
+    def run(self, words: Sequence[str], seconds: float = LIMIT_SECONDS, grace_seconds: float = 0.0) -> Answer:
+        """Runs python with these words.
 
         The limit or a signal (SystemExit) ends it; before, it has the grace, in which train.py saves. Raises UserError
         (exit 3) for tokens that no run can train on.
         """
-        kernels = self.folder / cache
-        caches = {"TORCHINDUCTOR_CACHE_DIR": str(kernels), "TRITON_CACHE_DIR": str(kernels / "triton")} if cache else {}
-        answer = ask([sys.executable, *words], self.signals, seconds, caches, grace_seconds)
+        answer = ask([sys.executable, *words], self.signals, seconds, grace_seconds=grace_seconds)
         if answer.code == Exit.DATA:
             raise UserError(Exit.DATA, problem_of(answer))
         return answer
@@ -188,12 +185,11 @@ def flags_of(bench: Bench, rung: Rung) -> list[str]:
 
 
 def run_rung(bench: Bench, rung: Rung) -> Timed:
-    """Runs a rung, compiling from cold: its compile time is its own. Raises RungFailed."""
-    flags, folder = flags_of(bench, rung), bench.folder / "out"
-    naive = [str(PROGRAM / "bench.py"), "naive", ",".join(rung.naive)]
+    """Runs a rung. Raises RungFailed."""
+    folder = bench.folder / "out"
+    program = ["bench.py", "naive", ",".join(rung.naive)] if rung.naive else ["train.py"]
     try:
-        answer = bench.run([*(naive if rung.naive else [str(PROGRAM / "train.py")]), *flags],
-                           cache=f"cache-{rung.number}")
+        answer = bench.run([str(PROGRAM / program[0]), *program[1:], *flags_of(bench, rung)])
         went_on_as_another = [line.removeprefix("warning: ") for line in answer.complaints.splitlines()
                               if "torch.compile failed" in line or "out of memory in step" in line]
         if problem := problem_of(answer) or "".join(went_on_as_another[:1]):

@@ -11,13 +11,13 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.optim.adamw import AdamW
 
 import train
 from data import CorpusWindows
 from machine.processes import ALONE, Processes
 from ops.attention import Context
 from tokens.stream import DTYPES
+from training.optimizers import HostDecides
 from training.state import FAST
 
 # Names of the naive parts that have really been called: a rung whose naive part is passed over would show nothing.
@@ -65,31 +65,20 @@ def naive_attention(q_BHTK: torch.Tensor, k_BHTK: torch.Tensor, v_BHTK: torch.Te
     return torch.nn.functional.dropout(weights_BHTT, context.dropout) @ v_BHTK
 
 
-def naive_adamw(*args: Any, **kwargs: Any) -> torch.optim.Optimizer:
-    """torch.optim.AdamW one tensor at a time, some ten kernels for each, after reading whether to step at all.
+class NaiveAdamW(HostDecides):
+    """torch.optim.AdamW one tensor at a time, some ten kernels for each, after reading whether to step at all."""
 
-    It follows the protocol of the fused AdamW: found_inf says whether to skip the step, grad_scale what the gradients
-    are to be divided by.
-    """
-    optimizer: Any = AdamW(*args, **{**kwargs, "fused": False, "foreach": False})
-    plain_step = optimizer.step
+    def __init__(self, *args: Any, **kwargs: Any):
+        super().__init__(*args, **{**kwargs, "fused": False, "foreach": False})
 
-    def step() -> None:
+    def step(self, closure: None = None) -> None:
+        """One step."""
         _called.add("optimizer")
-        found_inf, grad_scale = optimizer.found_inf, getattr(optimizer, "grad_scale", None)
-        optimizer.found_inf = optimizer.grad_scale = None  # which the plain AdamW refuses
-        if not found_inf:
-            for parameter in [p for group in optimizer.param_groups for p in group["params"]]:
-                parameter.grad /= 1.0 if grad_scale is None else grad_scale
-            plain_step()
-        optimizer.found_inf = found_inf  # train.py counts it afterwards
-
-    optimizer.step = step
-    return optimizer
+        super().step()
 
 
 NAIVE = {"loader": ("batches", NaiveBatches), "attention": ("attention", naive_attention),
-         "optimizer": ("adamw", naive_adamw)}  # the names of Parts, and what takes their place
+         "optimizer": ("adamw", NaiveAdamW)}  # the names of Parts, and what takes their place
 
 
 def train_naively(parts: Sequence[str], flags: Sequence[str]) -> int:

@@ -1,10 +1,8 @@
-"""Ours beside one named other, in turns: nanoGPT's train.py, transformers' generate, tiktoken."""
+"""Ours beside one named other, in turns: nanoGPT's train.py, transformers' generate."""
 
 from __future__ import annotations
 
-import json
 import re
-import shutil
 import statistics
 import time
 from collections.abc import Callable, Mapping
@@ -14,12 +12,10 @@ from typing import Any
 
 import numpy as np
 import torch
-from tokenizers import Tokenizer
 
 import data
 import generate
 from benchmarks.ladder import LEARNING_RATE, TUNED, Bench, RungFailed, ladder, problem_of, run_rung
-from common.children import PROGRAM
 from common.errors import optional
 from common.names import METADATA
 from generation.continuation import Continuation, Sampling
@@ -30,7 +26,6 @@ from tokens.corpus import open_corpus
 TURNS = 3
 PROMPT_TOKENS, NEW_TOKENS = 32, 256
 MOST_TOKENS = 20_000_000  # of a folder that another program is given
-PATTERN = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}++| ?\p{N}++| ?[^\s\p{L}\p{N}]++|\s++$|\s+(?!\S)|\s"  # GPT-2's, for tiktoken
 OUR_DECODING = {"ours fp32": ["--no-use_amp"], "ours bf16": ["--use_amp"], "ours int8": ["--quantize", "int8"],
                 "ours bf16, compiled": ["--use_amp", "--compile"]}
 # nanoGPT's train.py reads its configurator.py from the current folder, and all its arguments in there.
@@ -92,8 +87,7 @@ def time_step(bench: Bench, peer_dir: str) -> None:
              "device": "cuda" if on_gpu else "cpu", "dtype": precision}
 
     def theirs() -> float:
-        answer = bench.run(["-c", IN_ITS_FOLDER, peer_dir, *(f"--{name}={value}" for name, value in flags.items())],
-                           cache="cache-nanogpt")
+        answer = bench.run(["-c", IN_ITS_FOLDER, peer_dir, *(f"--{name}={value}" for name, value in flags.items())])
         steps = re.findall(r"iter (\d+): loss ([\d.]+), time ([\d.]+)ms", answer.printed)
         if problem := problem_of(answer):
             raise RungFailed(f"nanoGPT: {problem}")
@@ -145,39 +139,3 @@ def time_decode(bench: Bench) -> None:
                 ways[f"{name}, {num}"] = lambda decoder=decoder, num=num: ours(decoder, num)
     say_figures(bench, "tokens/s", {name: int(name.rpartition(" ")[2]) * NEW_TOKENS / taken
                                     for name, taken in in_turns(bench, ways).items()})
-
-
-# ---------------------------------------------------------------- tokenizing, beside nanoGPT's way with tiktoken
-
-
-def time_tokenize(bench: Bench) -> None:
-    """Seconds from a text file to a finished .bin, with the tokenizer and the text of --data_dir.
-
-    Ours is the whole command, with the start of Python; nanoGPT's prepare.py runs in this process.
-    """
-    tokenizer, text, out = Path(bench.data_dir) / "tokenizer.json", bench.folder / "text.txt", bench.folder / "tokens"
-    text.write_text(Tokenizer.from_file(str(tokenizer)).decode(tokens_of(bench.data_dir).tolist()), encoding="utf-8")
-
-    def ours() -> None:
-        shutil.rmtree(out, ignore_errors=True)
-        answer = bench.run([str(PROGRAM / "pretokenize.py"), str(text), "--tokenizer_file", str(tokenizer),
-                            "--output_dir", str(out)])
-        if problem := problem_of(answer):
-            raise RungFailed(problem)
-
-    say_figures(bench, "seconds", in_turns(bench, {
-        "nanoGPT's prepare.py, tiktoken": lambda: by_tiktoken(text, tokenizer, bench.folder / "theirs.bin"),
-        "ours": ours}))
-
-
-def by_tiktoken(text: Path, tokenizer: Path, out: Path) -> None:
-    """nanoGPT's data/shakespeare/prepare.py: the text in one string, its ids by tiktoken, uint16."""
-    plain = [*range(33, 127), *range(161, 173), *range(174, 256)]
-    others = iter(range(256, 512))
-    byte_of = {chr(byte) if byte in plain else chr(next(others)): byte for byte in range(256)}
-    vocab = json.loads(tokenizer.read_text(encoding="utf-8"))["model"]["vocab"]
-    ranks = {bytes(byte_of[c] for c in token): rank for token, rank in vocab.items() if set(token) <= byte_of.keys()}
-    encoding = optional("tiktoken", "--peer tokenize").Encoding("ours", pat_str=PATTERN, mergeable_ranks=ranks,
-                                                                special_tokens={})
-    ids = encoding.encode_ordinary(text.read_text(encoding="utf-8"))
-    np.array(ids, dtype=np.uint16).tofile(out)

@@ -65,5 +65,7 @@ def place_of(path: str) -> Path:
             raise PermissionError(13, os.strerror(13), path)
         if not (target.is_file() or target.is_dir()):  # a device, a pipe
             return target
-    tempfile.TemporaryFile(dir=next(folder for folder in target.parents if folder.exists())).close()
+    nearest = next(folder for folder in target.parents if folder.exists())
+    with tempfile.TemporaryFile(dir=nearest, buffering=0) as probe:
+        probe.write(b"\n")  # a full disk takes files, but no byte
     return target

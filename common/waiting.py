@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from concurrent.futures import Future, wait
 from typing import Any
 
 
@@ -12,20 +13,16 @@ def in_thread(work: Callable[[], Any], look: Callable[[], None]) -> Any:
 
     Returns what the work returns, raises what it raises, and what look raises.
     """
-    results: list[Any] = []
-    errors: list[BaseException] = []
+    answer: Future[Any] = Future()
 
     def run() -> None:
         try:
-            results.append(work())
+            answer.set_result(work())
         except BaseException as error:
-            errors.append(error)
+            answer.set_exception(error)
 
-    thread = threading.Thread(target=run, daemon=True)
-    thread.start()
-    while thread.is_alive():
-        thread.join(0.1)
+    threading.Thread(target=run, daemon=True).start()
+    while not answer.done():
+        wait([answer], 0.1)
         look()
-    if errors:
-        raise errors[0]
-    return results[0]
+    return answer.result()

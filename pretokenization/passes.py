@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -72,7 +73,7 @@ class Job:
     def answers(self, meter: Meter, report: Report, **setup: Any) -> Iterator[WorkerAnswer]:
         """One pass over the text: what workers say of its blocks, in order; the findings go into the report."""
         settings = WorkerSetup(self.sources, self.reading, self.split.threshold, **setup)
-        with Workers(self.num_workers, Reader, settings, self.signals) as workers:
+        with Workers(self.num_workers, partial(Reader, settings), self.signals) as workers:
             for block, answer in workers.answers(self.blocks(), lambda block: block.rows is not None):
                 report.add(block, answer.found)
                 meter.at(block.done)

@@ -46,19 +46,19 @@ def find_sources(words: Sequence[str], say: Callable[[str], None], stdin: Path |
     encoding is that of all text, UTF-8 if it is empty. fetched holds the files of the words that name datasets of the
     hub. Raises UserError (exit 3) for a file that is missing or does not hold text.
     """
-    named: list[tuple[Path, str, str]] = []  # path, name in messages, origin
+    named: list[Fetched] = []
     for word in words:
         if fetched and word in fetched:
-            named += [(file.path, file.shown, file.origin) for file in fetched[word]]
+            named += fetched[word]
         elif word == "-" and stdin is not None:
-            named.append((stdin, "stdin", ""))
+            named.append(Fetched(stdin, "stdin", ""))
         else:
-            named += [(Path(name), printable(name), "") for name in files_of(word, say)]
-    once: dict[str, tuple[Path, str, str]] = {}
-    for of_file in named:
-        once.setdefault(os.path.realpath(of_file[0]), of_file)
-    return [replace(examine(path, shown, encoding, path == stdin), origin=origin)
-            for path, shown, origin in once.values()]
+            named += [Fetched(Path(name), printable(name), "") for name in files_of(word, say)]
+    once: dict[str, Fetched] = {}
+    for file in named:
+        once.setdefault(os.path.realpath(file.path), file)
+    return [replace(examine(file.path, file.shown, encoding, file.path == stdin), origin=file.origin)
+            for file in once.values()]
 
 
 def files_of(word: str, say: Callable[[str], None]) -> Iterator[str]:
@@ -143,20 +143,24 @@ def examine(path: Path, shown: str, encoding: str = "", is_piped: bool = False) 
         source = Source(path, shown, status.st_size, stamp_of(status), packing)
         name = "" if is_piped else bare_name(path.name)[0] if packing else path.name.lower()
         head = head_of(source, HEAD_BYTES)
-        kinds = [kind for kind in KINDS if not KINDS[kind].is_text and KINDS[kind].recognises(source, name, head)]
-        if not kinds:
+        source = replace(source, kind=kind_of(source, name, head))
+        if KINDS[source.kind].is_text:
             if head.startswith(b"%PDF"):
                 raise UserError(Exit.DATA, f"{shown} is a PDF. Extract its text: pdftotext {shell_word(path)}")
             refuse_encoding(shown, head, encoding)
-            source = replace(source, encoding=encoding)
-            head = head_of(source, HEAD_BYTES)
+            head = head_of(replace(source, encoding=encoding), HEAD_BYTES)
             if has_controls(head):
                 raise UserError(Exit.DATA, f"{shown} is not text: its first {len(head):,} bytes are full of control "
                                            f"characters. {CURES}")
-            kinds = [kind for kind in KINDS if KINDS[kind].is_text and KINDS[kind].recognises(source, name, head)]
-        return replace(source, kind=kinds[0])
+            source = replace(source, encoding=encoding, kind=kind_of(source, name, head))
+        return source
     except OSError as error:
         raise UserError(Exit.DATA, f"{shown}: {error.strerror}. Give a text file that can be read.") from error
+
+
+def kind_of(source: Source, name: str, head: bytes) -> str:
+    """The first of KINDS that recognises a file."""
+    return next(key for key, kind in KINDS.items() if kind.recognises(source, name, head))
 
 
 # ---------------------------------------------------------------- reading

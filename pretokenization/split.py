@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
-from pretokenization.blocks import after_mark, window
+from pretokenization.blocks import after_mark
 from pretokenization.files import Source
 
 VAL_FRACTION = 0.005
@@ -50,24 +50,15 @@ def split_by_hash(val_fraction: float, lowest: int = 0, highest: int = 2**64 - 1
     return Split(f"the documents whose sha256 is {share}", threshold)
 
 
-def split_of_one(num_bytes: int, val_fraction: float | None, last_character_bytes: int = 1) -> Split:
+def split_of_one(num_bytes: int, val_fraction: float | None) -> Split:
     """A single document: its tail is kept for validation."""
     fraction = default_fraction(num_bytes) if val_fraction is None else val_fraction
     cut = max(1, int(num_bytes * (1 - fraction)))
     if fraction == 0:
         return Split("none, as requested", cuts=(num_bytes,))
-    if cut > num_bytes - last_character_bytes:  # within the last character: nothing would be left for validation
+    if cut == num_bytes:
         return Split("none, the text is too short", cuts=(num_bytes,))
     return Split(f"the end of the text, from byte {cut:,} on", cuts=(cut,))
-
-
-def split_of_few(sizes: Sequence[int]) -> Split | None:
-    """The tail of each of a few files with so many bytes of text; None if all of them are too short for that."""
-    fraction = default_fraction(sum(sizes))
-    cuts = tuple(int(size * (1 - fraction)) if size * fraction >= LEAST_TAIL_BYTES else None for size in sizes)
-    if not any(cuts):
-        return None
-    return Split(f"the last {100 * fraction:.3g}% of each file", cuts=cuts)
 
 
 def split_of_files(sources: Sequence[Source], val_fraction: float | None) -> Split | None:
@@ -76,21 +67,20 @@ def split_of_files(sources: Sequence[Source], val_fraction: float | None) -> Spl
     A few files are each cut: whole ones by hash would be far too much text for validation, or none. Not where a share
     is named.
     """
-    if len(sources) == 1:
-        with sources[0].text_path.open("rb") as file:
-            num_bytes = sources[0].text_bytes - after_mark(file)
-            tail = window(file, max(0, sources[0].text_bytes - 4), 4)
-        last_bytes = next((back for back in range(1, len(tail)) if tail[-back] & 0xC0 != 0x80), 1)
-        return split_of_one(num_bytes, val_fraction, last_bytes)
-    if val_fraction is not None or len(sources) >= FEW_FILES:
+    if len(sources) > 1 and (val_fraction is not None or len(sources) >= FEW_FILES):
         return None
     sizes = []
     for source in sources:
         with source.text_path.open("rb") as file:
             sizes.append(source.text_bytes - after_mark(file))
-    split = split_of_few(sizes)
-    return split and replace(split, cuts=tuple(None if is_blank(source) else cut
-                                               for source, cut in zip(sources, split.cuts, strict=True)))
+    if len(sources) == 1:
+        return split_of_one(sizes[0], val_fraction)
+    fraction = default_fraction(sum(sizes))
+    ends = [int(size * (1 - fraction)) if size * fraction >= LEAST_TAIL_BYTES else None for size in sizes]
+    if not any(ends):
+        return None
+    cuts = tuple(end if end and not is_blank(source) else None for source, end in zip(sources, ends, strict=True))
+    return Split(f"the last {100 * fraction:.3g}% of each file", cuts=cuts)
 
 
 def is_blank(source: Source) -> bool:

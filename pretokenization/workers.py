@@ -51,9 +51,8 @@ class Workers:
     A fresh process is not forked: a fork has the locks of a library's threads, but not the threads.
     """
 
-    def __init__(self, number: int, make: Callable[[Any], Any], setup: Any, signals: Signals, is_fresh: bool = False):
-        self.make = make
-        self.setup = setup
+    def __init__(self, number: int, make: Callable[[], Callable[[Any], Any]], signals: Signals, is_fresh: bool = False):
+        self.make = make  # called in each process: what answers there
         self.signals = signals
         self.context = multiprocessing.get_context("spawn") if is_fresh else context()
         self.processes: dict[Any, Any] = {}  # by the pipe where its answers come out
@@ -66,7 +65,7 @@ class Workers:
         answers, their_answers = self.context.Pipe(duplex=False)  # two pipes are faster than one that goes both ways
         not_theirs = [*self.processes, *self.to.values(), questions, answers]
         self.processes[answers] = start_process(self.context, _serve, their_questions, their_answers, self.make,
-                                                self.setup, not_theirs)
+                                                not_theirs)
         self.to[answers] = questions
         their_questions.close()
         their_answers.close()
@@ -89,10 +88,10 @@ class Workers:
         Ends after so many seconds. Raises Stopped after a signal, UserError (exit 5) when a worker dies.
         """
         if not self.processes:
-            worker = self.make(self.setup)
+            answer = self.make()
             for question in questions:
                 self.signals.look()
-                yield question, worker.answer(question)
+                yield question, answer(question)
             return
 
         until = time.monotonic() + seconds
@@ -133,20 +132,20 @@ class Workers:
                 done += 1
 
 
-def _serve(questions: Any, answers: Any, make: Callable[[Any], Any], setup: Any, not_ours: Sequence[Any]) -> None:
+def _serve(questions: Any, answers: Any, make: Callable[[], Callable[[Any], Any]], not_ours: Sequence[Any]) -> None:
     """A worker process: answers questions until their pipe is closed. Signals are the parent's, which ends it."""
     for number in (signal.SIGINT, getattr(signal, "SIGHUP", signal.SIGINT)):
         signal.signal(number, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     for other in not_ours:  # if this process held them open it would not end with the parent
         other.close()
-    worker = None
+    answer = None
     try:
         while True:
             number, question = questions.recv()
             try:
-                worker = worker or make(setup)
-                reply = number, worker.answer(question), None
+                answer = answer or make()
+                reply = number, answer(question), None
             except BaseException as error:  # a panic of a Rust library is no Exception
                 reply = number, None, _sendable(error)
             answers.send(reply)
@@ -164,14 +163,8 @@ def _sendable(error: BaseException) -> tuple[Exit | None, str]:
     return None, f"in another process: {text.strip().splitlines()[-1]}\n{text}"
 
 
-class _Caller:
-    """A worker whose questions are functions with their arguments."""
-
-    def __init__(self, setup: None):
-        pass
-
-    def answer(self, question: tuple[Callable[..., Any], Sequence[Any]]) -> Any:
-        return question[0](*question[1])
+def _caller() -> Callable[[Any], Any]:
+    return lambda question: question[0](*question[1])
 
 
 def in_child(signals: Signals, work: Callable[..., Any], *arguments: Any, seconds: float = math.inf) -> Any:
@@ -179,7 +172,7 @@ def in_child(signals: Signals, work: Callable[..., Any], *arguments: Any, second
 
     Returns what the work returns; None if it takes longer than these seconds. Raises Stopped after a signal.
     """
-    with Workers(1, _Caller, None, signals, is_fresh=True) as workers:
+    with Workers(1, _caller, signals, is_fresh=True) as workers:
         return next((answer for _, answer in workers.answers([(work, arguments)], lambda _: True, seconds)), None)
 
 
@@ -225,7 +218,7 @@ class WorkerAnswer:
 
 
 class Reader:
-    """What each worker process does: it reads a block, samples it or encodes it."""
+    """What each worker process does with a block: it reads it, and samples or encodes its documents."""
 
     def __init__(self, setup: WorkerSetup):
         self.setup = setup
@@ -233,8 +226,7 @@ class Reader:
         if setup.vocabulary is not None:
             self.encoder = encoder_for(setup.vocabulary, setup.engine)
 
-    def answer(self, block: TextBlock) -> WorkerAnswer:
-        """Reads a block and does with its documents what the setup says."""
+    def __call__(self, block: TextBlock) -> WorkerAnswer:
         setup, answer = self.setup, WorkerAnswer(Findings())
         texts, contents = documents_of(block, setup.sources, setup.reading, answer.found)
         is_text = [bool(text) and not text.isspace() for text in texts]

@@ -11,7 +11,6 @@ import contextlib
 import errno
 import os
 import shutil
-import tempfile
 import threading
 import time
 import uuid
@@ -27,6 +26,7 @@ from common.errors import Exit, InvalidCheckpoint, UserError
 from common.files import read_bytes, rename
 from common.flags import FlagsOfGroup
 from common.names import MANIFEST, MIRROR
+from common.outputs import place_of
 from common.progress import Progress
 from common.words import printable, shell_word
 
@@ -193,7 +193,7 @@ def prepare_mirror(args: FlagsOfGroup, asked: str | None, out: Progress) -> None
         try:
             if goes_on:
                 check_its_disk(root, output_dir)
-            try_to_write(root)
+            place_of(str(root / MIRROR))
         except OSError as error:
             trouble = f"--mirror_to {printable(args.mirror_to)} cannot be written: {error.strerror}. Mount its disk"
             if not goes_on:
@@ -213,13 +213,6 @@ def check_its_disk(root: Path, output_dir: Path) -> None:
     """Raises OSError if a run's mirror is not there, or only the place where its disk is mounted."""
     if not read_mark(root) and is_same_folder(read_mark(output_dir).get("mirror_to", ""), root):
         raise FileNotFoundError(errno.ENOENT, f"it has no {MIRROR}")
-
-
-def try_to_write(root: Path) -> None:
-    """Writes a byte where the mirror is, or is to be. Raises OSError."""
-    nearest = next(folder for folder in (root, *root.absolute().parents) if folder.exists())
-    with tempfile.TemporaryFile(dir=nearest, buffering=0) as probe:
-        probe.write(b"\n")
 
 
 def is_same_run(path: Path, other: Path) -> bool:

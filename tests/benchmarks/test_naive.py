@@ -8,7 +8,7 @@ import torch
 
 import data
 import train
-from benchmarks.naive import NaiveBatches, naive_adamw, train_naively
+from benchmarks.naive import NaiveAdamW, NaiveBatches, train_naively
 from ops.attention import Context
 from tokens.layouts import Part
 from tokens.stream import TokenStream
@@ -33,7 +33,7 @@ def test_the_naive_loader_gives_the_programs_batches(tmp_path, num_parts):
 @pytest.mark.parametrize("found_inf", [0.0, 1.0])
 def test_the_naive_optimizer_takes_the_fused_ones_step_or_none(found_inf):
     results = []
-    makes: list[Any] = [naive_adamw, torch.optim.AdamW]
+    makes: list[Any] = [NaiveAdamW, torch.optim.AdamW]
     for make in makes:
         weight = torch.linspace(-1, 1, 12).reshape(3, 4).requires_grad_()
         optimizer = make([weight], 0.1, (0.9, 0.95), fused=True)

@@ -3,7 +3,6 @@
 import io
 from dataclasses import replace
 
-import numpy as np
 import pytest
 
 from benchmarks import peers
@@ -57,13 +56,3 @@ def test_decoding_is_timed_with_every_precision(tmp_path, monkeypatch):
     assert [f"{name}, {num}" for num in (1, 8) for name in (
         "transformers fp32", "transformers bf16", "ours fp32", "ours bf16", "ours int8")] == list(found)
     assert all(rate > 0 for rate in found.values())
-
-
-def test_both_tokenize_the_same_text(tmp_path, make_corpus):
-    pytest.importorskip("tiktoken")
-    corpus = make_corpus(tmp_path / "corpus")
-    bench = Bench(**{**vars(make_bench(tmp_path, leave_a_run)), "data_dir": str(corpus)})
-    peers.time_tokenize(bench)
-    assert list(bench.found["figures"]) == ["nanoGPT's prepare.py, tiktoken", "ours"]
-    ours = np.fromfile(tmp_path / "tokens/train.bin", "<i2")
-    assert np.fromfile(tmp_path / "theirs.bin", "<u2").size == pytest.approx(ours.size, rel=0.2)

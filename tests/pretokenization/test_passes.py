@@ -63,7 +63,7 @@ def jobs(monkeypatch, tokenizer_file):
 
 STEPS = [
     (pretokenize, "write_whole"), (store, "write_whole"), (store, "sync"), (commit, "sync"), (os, "replace"),
-    (Path, "unlink"), (Reader, "answer"),
+    (Path, "unlink"), (Reader, "__call__"),
 ]
 
 

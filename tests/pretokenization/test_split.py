@@ -34,6 +34,6 @@ def test_neither_part_is_empty_and_the_words_say_why():
     assert split_by_hash(0, 7, tenth).rule == "none, as requested"
 
 
-def test_the_end_of_a_single_text_is_kept_where_a_whole_character_fits():
-    assert [split_of_one(1000, 0.1).cuts, split_of_one(5, 0.2, 4).cuts] == [(900,), (5,)]
+def test_the_end_of_a_single_text_is_kept_where_there_is_one():
+    assert [split_of_one(1000, 0.1).cuts, split_of_one(1, 0.2).cuts] == [(900,), (1,)]
     assert [split_of_one(5, 0.2).cuts, split_of_one(5, 0.0).cuts] == [(4,), (5,)]

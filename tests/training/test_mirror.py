@@ -309,7 +309,7 @@ def test_a_mirror_that_cannot_be_written_ends_a_new_run_but_not_one_that_goes_on
         raise OSError(errno.EROFS, "Read-only file system")
 
     drive = finished(tmp_path)
-    monkeypatch.setattr("training.mirror.try_to_write", read_only)
+    monkeypatch.setattr("training.mirror.place_of", read_only)
     error, _ = run(*SAVING, "--mirror_to", str(tmp_path / "gone"), out="new")
     assert error.code == Exit.MACHINE
     assert "cannot be written: Read-only file system. Mount its disk, or choose a folder" in str(error)
