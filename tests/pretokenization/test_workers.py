@@ -66,7 +66,7 @@ def test_large_questions_with_large_answers_never_block_each_other():
 @pytest.mark.parametrize("number", [1, 2])
 @pytest.mark.parametrize(("setup", "question"), [("", ("refuse", "no tokenizer")), ("broken", 1)])
 def test_an_error_of_the_user_comes_through_with_its_code(number, setup, question):
-    with Workers(number, partial(Doer, setup), Signals()) as group, pytest.raises(UserError, match="no token") as caught:
+    with Workers(number, partial(Doer, setup), Signals()) as group, pytest.raises(UserError, match="no tok") as caught:
         list(group.answers([question], lambda _: False))
     assert caught.value.code == Exit.DATA
 
