@@ -176,7 +176,7 @@ def corpus(tmp_path_factory):
 @pytest.fixture
 def run(corpus, tmp_path, capsys):
     """A function: runs train.main on the small corpus in this process; returns (exit code or UserError, what it
-    printed)."""
+    printed). Its ok() returns what a run printed that must succeed, its refused() the words of one that must not."""
     from tests.helpers.training import QUIET, TINY, trained
 
     def call(*flags, out="out"):
@@ -184,5 +184,15 @@ def run(corpus, tmp_path, capsys):
         argv = ["--data_dir", str(corpus), "--output_dir", str(tmp_path / out), *TINY, *QUIET, *where, *flags]
         return trained(argv, capsys)
 
-    call.folder = tmp_path  # type: ignore[attr-defined]
+    def ok(*flags, out="out"):
+        code, text = call(*flags, out=out)
+        assert code == 0, text
+        return text
+
+    def refused(expected, *flags, out="out"):
+        error, _ = call(*flags, out=out)
+        assert error.code == expected, error
+        return str(error)
+
+    call.folder, call.ok, call.refused = tmp_path, ok, refused  # type: ignore[attr-defined]
     return call

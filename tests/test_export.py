@@ -13,7 +13,7 @@ from architectures.table import ARCHITECTURES
 from checkpoint.load import load_model
 from common.errors import Exit, UserError
 from ops.rotary import RotaryScaling, rotary_frequencies
-from tests.helpers.checkpoints import refused
+from tests.helpers.refusals import refused
 from tokens.tokenizer import vocab_size_of
 
 SCALING = RotaryScaling(4.0, 1.0, 4.0, 32)

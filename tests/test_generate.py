@@ -12,7 +12,7 @@ import generate
 from common.errors import Exit
 from generation.streaming import SEPARATOR
 from machine.backends import CPU
-from tests.helpers.checkpoints import refused
+from tests.helpers.refusals import refused
 
 # ---------------------------------------------------------------- the command
 

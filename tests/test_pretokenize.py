@@ -253,13 +253,9 @@ def test_blank_files_among_a_few_leave_no_blank_document(tokenizer_file):
     assert [len(documents(part)) for part in ("train", "val")] == [1, 1]
 
 
-@pytest.mark.parametrize(
-    ("content", "fraction", "val"),
-    [
-        (words(11_153), "0.1", words(11_153)[int(11_153 * 0.9) :]), ("x" * 10 + "\u00e9" * 45, "0.1", "\u00e9" * 5),
-        ("ab", "0.005", "b"), ("a" * 99 + "\u00e9" * 2, "0.02", "\u00e9"),
-    ],
-)
+@pytest.mark.parametrize(("content", "fraction", "val"), [
+    (words(11_153), "0.1", words(11_153)[int(11_153 * 0.9) :]), ("x" * 10 + "\u00e9" * 45, "0.1", "\u00e9" * 5),
+    ("ab", "0.005", "b"), ("a" * 99 + "\u00e9" * 2, "0.02", "\u00e9")])
 @pytest.mark.parametrize("form", ["plain", "gzip", "separator not found", "small parts"])
 def test_a_single_document_gives_its_tail_cut_at_a_character(content, fraction, val, form, tokenizer_file):
     packed = gzip.compress(b"\xef\xbb\xbf" + content.encode())
@@ -341,9 +337,8 @@ def big_tokenizer(num_ids: int) -> str:
     return write("big.json", json.dumps(fields))
 
 
-@pytest.mark.parametrize(
-    ("num_ids", "dtype"), [(32_768, "int16"), (32_769, "uint16"), (65_536, "uint16"), (65_537, "int32")]
-)
+@pytest.mark.parametrize(("num_ids", "dtype"), [
+    (32_768, "int16"), (32_769, "uint16"), (65_536, "uint16"), (65_537, "int32")])
 def test_the_type_holds_every_id(num_ids, dtype):
     write("a.txt", "zz end zz")
     metadata = run("a.txt", "--tokenizer_file", big_tokenizer(num_ids), "--val_fraction", "0")

@@ -23,7 +23,8 @@ from checkpoint.load import load_model
 from checkpoint.verify import manifest_sha256, verify
 from common.errors import Exit
 from model import GPTConfig
-from tests.helpers.checkpoints import edit, no_warning, refused, seal
+from tests.helpers.checkpoints import edit, no_warning, seal
+from tests.helpers.refusals import refused
 
 CPU = torch.device("cpu")
 

@@ -9,7 +9,8 @@ import pytest
 from checkpoint.find import steps_in
 from checkpoint.folder import REPLACED, owned, prune
 from common.errors import Exit
-from tests.helpers.checkpoints import edit, names_in, refused
+from tests.helpers.checkpoints import edit, names_in
+from tests.helpers.refusals import refused
 
 
 def test_prune_keeps_the_last_rolling_the_staying_and_the_protected(sound, tmp_path):

@@ -10,7 +10,8 @@ from checkpoint.contents import Tensors, tensor_files, text_files
 from checkpoint.load import load_model, load_training, load_weights, start_from
 from checkpoint.save import save
 from common.errors import Exit, InvalidCheckpoint
-from tests.helpers.checkpoints import ADAMW_STATE, hugging_face_folder, refused
+from tests.helpers.checkpoints import ADAMW_STATE, hugging_face_folder
+from tests.helpers.refusals import refused
 from tokens.tokenizer import load_tokenizer
 from training.optimizers import kept_by
 
@@ -127,9 +128,11 @@ def test_an_optimizer_with_another_state_comes_back_too(make_model, tmp_path):
     optimizer.step()
     path = save(tmp_path, 1, tensor_files(model.config, Tensors.of(model, optimizer)),
                 text_files(1, model.config, {}, None, None, ""))
+    noise = torch.rand(5)  # the next numbers after the save
     with refused("step.transformer.wte.weight is missing, the model's .*--init_from"):
         load_training(path, other, adamw(other), ADAMW_STATE)
     load_training(path, other, restored, lambda parameter: kept_by("muon", parameter))
+    assert torch.equal(torch.rand(5), noise)
     assert_same_state(model, optimizer, other, restored)
 
 

@@ -10,8 +10,8 @@ import torch
 import export
 from checkpoint.load import load_model
 from common.errors import Exit, UserError
-from tests.helpers.checkpoints import refused
 from tests.helpers.models import make_model
+from tests.helpers.refusals import refused
 
 ARGS = {"n_layer": 2, "n_head": 2, "n_embd": 32, "block_size": 16, "vocab_size": 448, "bias": True, "dropout": 0.0}
 

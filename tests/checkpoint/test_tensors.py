@@ -11,7 +11,8 @@ from checkpoint.load import load_model, open_model
 from checkpoint.tensors import stored_tensors
 from common.errors import Exit
 from common.names import INDEX, WEIGHTS
-from tests.helpers.checkpoints import cut_into_shards, refused
+from tests.helpers.checkpoints import cut_into_shards
+from tests.helpers.refusals import refused
 
 CPU = torch.device("cpu")
 AGAIN = "Download the model again, or copy all of its files."

@@ -6,7 +6,8 @@ import pytest
 
 from common import config, flags
 from common.config import Layer
-from common.errors import Exit, UserError
+from common.errors import Exit
+from tests.helpers.refusals import refused
 
 
 def parser() -> flags.Parser:
@@ -40,9 +41,8 @@ def toml(tmp_path, monkeypatch):
 
 
 def problems(*argv: str, **more) -> list[str]:
-    with pytest.raises(UserError) as caught:
+    with refused(code=Exit.FLAGS) as caught:
         read(*argv, **more)
-    assert caught.value.code == Exit.FLAGS
     return str(caught.value).split("\nerror: ")
 
 
@@ -95,9 +95,8 @@ def test_without_a_reader_of_toml_one_line_names_the_package(toml, monkeypatch):
     toml("epochs = 1\n")
     monkeypatch.setattr(config, "TOML", "tomli")
     monkeypatch.setitem(__import__("sys").modules, "tomli", None)
-    with pytest.raises(UserError) as caught:
+    with refused(code=Exit.MACHINE) as caught:
         read("--config", "my.toml")
-    assert caught.value.code == Exit.MACHINE
     assert "needs the package tomli" in str(caught.value)
 
 

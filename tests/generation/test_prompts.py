@@ -2,7 +2,7 @@
 
 from common.errors import Exit
 from generation.prompts import Language, encode_prompt, read_prompt_file
-from tests.helpers.checkpoints import refused
+from tests.helpers.refusals import refused
 
 
 def test_a_prompt_file_is_utf8_and_a_byte_order_mark_no_part_of_it(tmp_path):

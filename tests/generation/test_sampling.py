@@ -10,8 +10,8 @@ from common.errors import Exit
 from generation.continuation import Continuation, Sampling
 from generation.sampling import candidates, decode, draw
 from ops.products import fastest_kind
-from tests.helpers.checkpoints import refused
 from tests.helpers.decoding import EXACT_KINDS, GREEDY, decoder_of, skip_unless_possible, take
+from tests.helpers.refusals import refused
 
 
 @pytest.mark.parametrize("arch", ARCHITECTURES)

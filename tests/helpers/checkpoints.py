@@ -1,16 +1,12 @@
 """What the tests of checkpoints share: refusals, damage, a folder as transformers writes it."""
 
-import contextlib
 import json
 import random
-from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from common.errors import Exit, UserError
 from common.files import sha256_of
 from training.optimizers import kept_by_adamw
 
@@ -20,14 +16,6 @@ ADAMW_STATE = kept_by_adamw
 def no_warning(message: str) -> None:
     """A warn function for what must not warn."""
     raise AssertionError(message)
-
-
-@contextlib.contextmanager
-def refused(match: str, code: Exit | None = None) -> Iterator[pytest.ExceptionInfo[UserError]]:
-    """Expects a UserError whose message matches, with this exit code where one is given."""
-    with pytest.raises(UserError, match=match) as caught:
-        yield caught
-    assert code is None or caught.value.code == code
 
 
 def edit(path: Path, **fields) -> None:

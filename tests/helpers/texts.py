@@ -21,20 +21,10 @@ ALPHABET = [
     "\u4e00", "\u3042", "\u30a2", "\u3002", "\uff0c", "\u0939\u093f", "\u0301", "\u200d", "\U0001f600", "\u0130",
 ]
 STRINGS = [
-    "plain words",
-    "  runs   of \n\n\n spaces\t\t\n",
-    "caf\u00e9 na\u00efve",
-    "\u6f22\u5b57\u3002\u304b\u306a\uff0c\u30ab",
-    "\u0645\u0631\u062d\u0628\u0627",
-    "\u0939\u093f\u0928\u094d\u0926\u0940",
-    "\U0001f468\u200d\U0001f469\u200d\U0001f467",
-    "nul\0and\x1fmore\x7f",
-    "crlf\r\nline\r",
-    "a\u0301\u200f\u202e",
-    "it's we'll I'm they've",
-    "<|endoftext|>",
-    "\ufeffinside",
-]
+    "plain words", "  runs   of \n\n\n spaces\t\t\n", "caf\u00e9 na\u00efve",
+    "\u6f22\u5b57\u3002\u304b\u306a\uff0c\u30ab", "\u0645\u0631\u062d\u0628\u0627",
+    "\u0939\u093f\u0928\u094d\u0926\u0940", "\U0001f468\u200d\U0001f469\u200d\U0001f467", "nul\0and\x1fmore\x7f",
+    "crlf\r\nline\r", "a\u0301\u200f\u202e", "it's we'll I'm they've", "<|endoftext|>", "\ufeffinside"]
 
 
 def zstandard(content: bytes) -> bytes:

@@ -36,9 +36,7 @@ SETTINGS = [HALF, FULL, MemorySetting("cpu", torch.bfloat16, compiled=True, accu
 # ---------------------------------------------------------------- memory
 
 
-@pytest.mark.parametrize(
-    "shape", [(3, 4, 64, 64, 4), (2, 2, 64, 256, 2), (4, 4, 128, 600, 1)]
-)
+@pytest.mark.parametrize("shape", [(3, 4, 64, 64, 4), (2, 2, 64, 256, 2), (4, 4, 128, 600, 1)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_blocks_activations_are_what_autograd_keeps_of_it(shape, dtype):
     """Two depths, so that what is outside of the blocks cancels out; their matrices in half precision are no part."""

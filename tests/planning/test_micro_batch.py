@@ -17,19 +17,15 @@ from tests.helpers.training import recipe
 def test_batch_size_auto_keeps_the_samples_of_a_step_and_a_resumed_run_tries_nothing(run, monkeypatch):
     monkeypatch.setattr("planning.micro_batch.MOST_TOKENS", 320)  # five sequences of 64
     flags = ["--seq_length", "64", "--batch_size", "auto", "--gradient_accumulation_steps", "3"]
-    code, text = run("--max_steps", "1", *flags)
-    assert code == 0
+    text = run.ok("--max_steps", "1", *flags)
     found = re.search(r"^batch_size  (\d+) x (\d+) micro-batches holds [\d.]+ MiB of .* \((.*)\)$", text, re.MULTILINE)
     assert found
     assert found.groups() == ("4", "6", "1 tried")
     monkeypatch.setattr("planning.micro_batch.run_trial", None)
-    code, text = run("--max_steps", "2", *flags, "--resume_from", "auto")
-    assert code == 0
+    text = run.ok("--max_steps", "2", *flags, "--resume_from", "auto")
     assert not re.search(r"tried|changed: .*batch_size", text)
     monkeypatch.setattr("planning.micro_batch.available_ram", lambda: 2**20)
-    code, _ = run("--max_steps", "1", *flags, out="other")
-    assert code.code == Exit.MACHINE
-    assert "not even one sequence" in str(code)
+    assert "not even one sequence" in run.refused(Exit.MACHINE, "--max_steps", "1", *flags, out="other")
 
 
 # ---------------------------------------------------------------- the search

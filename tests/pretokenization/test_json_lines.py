@@ -14,14 +14,9 @@ from pretokenization.blocks import Limits, Reading
 from tests.helpers.texts import MARK, random_texts, read, spelt_lines, write
 
 
-@pytest.mark.parametrize(
-    "named",
-    [
-        {},
-        {"block_bytes": 64, "part_bytes": 64, "window_bytes": 64},
-        {"block_bytes": 97, "part_bytes": 90, "window_bytes": 1},
-    ],
-)
+@pytest.mark.parametrize("named", [
+    {}, {"block_bytes": 64, "part_bytes": 64, "window_bytes": 64},
+    {"block_bytes": 97, "part_bytes": 90, "window_bytes": 1}])
 def test_lines_of_json_are_the_same_in_blocks_of_any_size(named):
     limits = Limits(**named)
     rng = random.Random(5)
@@ -50,45 +45,19 @@ def reference(line: bytes, field: str) -> str | None:
 
 
 LINES = [
-    b'{"text": ""}',
-    b'{"text": "a", "text": "b"}',
-    b'{"text": 5, "text": "b"}',
-    b'{"a": {"text": "no", "b": ["]", "}", "\\"", {}]}, "text": "yes", "c": [[], {"text": 1}]}',
-    b"{}",
-    b"[]",
-    b'"text"',
-    b'{"text": null}',
-    b'{"text": "a"',
-    b'{"text": "a"} {"text": "b"}',
-    b'{"text": "a",}',
-    b'{"text" "a"}',
-    b'{"text": "a" "b": 1}',
-    b'{"text": "a", "b": tru}',
-    b'{"text": "a", "b": [}',
-    b'{"b": -1.5e3, "c": NaN, "d": false, "text": "a"}',
-    b'{"b": "\\x", "text": "a"}',
-    b'{"b": "\x01", "text": "a"}',
-    b'{"text": "\x01"}',
-    b'{"text": "\\u12g4"}',
-    b'{"text": "\\ud83d\\ude00 \\ud83d \\ude00 \\\\ud83d \\ud83d\\ud83d\\ude00"}',
-    b'{"text": "\\\\\\ud83d\\\\ude00"}',
-    b'{"text": "\\"\\\\\\/\\b\\f\\n\\r\\t\\u00e9\\u0000"}',
-    b'{"te\\u0078t": "a"}',
-    b'{"text": "\xff\xfe \xe2\x82 \xc3\\u00e9 \xed\xa0\x80"}',
-    b'{"text": "\xe2\x82\\ud83d\\udc80\\udc80"}',
-    b'{"te\xffxt": 1, "text": "a"}',
-    b'{"text": "\xff\x01"}',
-    b'{"b": "\xff", "text": "a"}',
-    b'{"text": "\\',
-    b'{"text": "\xef\xbb\xbfa"}',
-    b'  {  "text"\t:\r"a"  }  ',
-    b'{"text": "a"}\r',
-    b'\xc2\xa0{"text": "a"}',
-    b"nonsense",
-    b'{"b": ' + b"[" * 2000 + b"]" * 2000 + b', "text": "a"}',
-    b'{"b": ' + b"1" * 3000 + b', "text": "a"}',
-    b'{"text": "\xf0\x9f\x98\x80\xf0\x9f\x98"}',
-]
+    b'{"text": ""}', b'{"text": "a", "text": "b"}', b'{"text": 5, "text": "b"}',
+    b'{"a": {"text": "no", "b": ["]", "}", "\\"", {}]}, "text": "yes", "c": [[], {"text": 1}]}', b"{}", b"[]",
+    b'"text"', b'{"text": null}', b'{"text": "a"', b'{"text": "a"} {"text": "b"}', b'{"text": "a",}', b'{"text" "a"}',
+    b'{"text": "a" "b": 1}', b'{"text": "a", "b": tru}', b'{"text": "a", "b": [}',
+    b'{"b": -1.5e3, "c": NaN, "d": false, "text": "a"}', b'{"b": "\\x", "text": "a"}', b'{"b": "\x01", "text": "a"}',
+    b'{"text": "\x01"}', b'{"text": "\\u12g4"}',
+    b'{"text": "\\ud83d\\ude00 \\ud83d \\ude00 \\\\ud83d \\ud83d\\ud83d\\ude00"}', b'{"text": "\\\\\\ud83d\\\\ude00"}',
+    b'{"text": "\\"\\\\\\/\\b\\f\\n\\r\\t\\u00e9\\u0000"}', b'{"te\\u0078t": "a"}',
+    b'{"text": "\xff\xfe \xe2\x82 \xc3\\u00e9 \xed\xa0\x80"}', b'{"text": "\xe2\x82\\ud83d\\udc80\\udc80"}',
+    b'{"te\xffxt": 1, "text": "a"}', b'{"text": "\xff\x01"}', b'{"b": "\xff", "text": "a"}', b'{"text": "\\',
+    b'{"text": "\xef\xbb\xbfa"}', b'  {  "text"\t:\r"a"  }  ', b'{"text": "a"}\r', b'\xc2\xa0{"text": "a"}',
+    b"nonsense", b'{"b": ' + b"[" * 2000 + b"]" * 2000 + b', "text": "a"}',
+    b'{"b": ' + b"1" * 3000 + b', "text": "a"}', b'{"text": "\xf0\x9f\x98\x80\xf0\x9f\x98"}']
 
 
 @pytest.mark.parametrize("ending", [b"", b"\n"])

@@ -5,8 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from common.errors import Exit, UserError
+from common.errors import Exit
 from pretokenization.blocks import Limits, Reading
+from tests.helpers.refusals import refused
 from tests.helpers.texts import random_texts, read, write
 
 
@@ -29,14 +30,12 @@ def test_a_tables_rows_are_its_documents(block_bytes):
 
 def test_a_table_without_the_column_or_damaged_is_named():
     table("a.parquet", ["x"] * 1000)
-    with pytest.raises(UserError, match=r"no column 'body', it has number, text\. Give --text_field") as caught:
+    with refused(r"no column 'body', it has number, text\. Give --text_field", Exit.DATA):
         read("a.parquet", reading=Reading(text_field="body"))
-    assert caught.value.code == Exit.DATA
     content = Path("a.parquet").read_bytes()
     for damaged in (
         content[:4], content[:100], content[:-1], content[:-200], content[:300] + b"\0" * 300 + content[600:],
     ):
         write("a.parquet", damaged)
-        with pytest.raises(UserError, match=r"a\.parquet is damaged") as caught:
+        with refused(r"a\.parquet is damaged", Exit.DATA):
             read("a.parquet")
-        assert caught.value.code == Exit.DATA

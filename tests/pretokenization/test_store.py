@@ -9,10 +9,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from common.errors import Exit, UserError
+from common.errors import Exit
 from pretokenization import store
 from pretokenization.store import Folder, TokenWriter
 from tests.helpers.pretokenize import Killed, die_at
+from tests.helpers.refusals import refused
 
 
 def test_what_a_writer_was_given_comes_back_with_its_totals():
@@ -31,9 +32,8 @@ def test_what_a_writer_was_given_comes_back_with_its_totals():
 def test_a_folder_belongs_to_one_run_at_a_time_and_leaves_nothing():
     with Folder(Path("data")) as folder:
         Path(folder.work, "train.bin").write_text("x")
-        with pytest.raises(UserError, match="in use by another run") as caught:
+        with refused("in use by another run", Exit.BUSY):
             Folder(Path("data"))
-        assert caught.value.code == Exit.BUSY
     assert not Path("data").exists()
     Path("data").mkdir()
     Path("data/notes.txt").write_text("mine")
@@ -43,7 +43,7 @@ def test_a_folder_belongs_to_one_run_at_a_time_and_leaves_nothing():
 
 
 def test_a_write_that_fails_is_said_with_its_cure():
-    with Folder(Path("data")) as folder, pytest.raises(UserError, match=r"data cannot .*limit"), folder.writing():
+    with Folder(Path("data")) as folder, refused(r"data cannot .*limit"), folder.writing():
         raise OSError(errno.EFBIG, os.strerror(errno.EFBIG))
 
 
@@ -53,9 +53,8 @@ def test_what_is_there_is_refused_unless_it_may_be_replaced(name):
     Path("data", name).write_text("x")
     with Folder(Path("data")) as folder:
         folder.refuse_old(True)
-        with pytest.raises(UserError, match=f"already holds {name}") as caught:
+        with refused(f"already holds {name}", Exit.DATA):
             folder.refuse_old(False)
-        assert caught.value.code == Exit.DATA
     Path("data", name).rename("data/strange-" + name)
     with Folder(Path("data")) as folder:
         folder.refuse_old(False)

@@ -11,6 +11,7 @@ import pytest
 
 from common.errors import Exit, UserError
 from common.files import sha256_of
+from tests.helpers.refusals import refused
 from tests.helpers.token_files import ids_in, raw_stream, write_llmc, write_raw
 from tokens.corpus import Corpus, open_corpus
 
@@ -50,9 +51,8 @@ def test_a_file_with_another_time_is_read_and_must_be_the_recorded_one(corpus_fo
     assert unchanged.identity == json.loads((corpus_folder / "metadata.json").read_text())["splits"]["train"]["sha256"]
     tokens[7] = 5
     tokens.tofile(corpus_folder / "train.bin")
-    with pytest.raises(UserError, match=r"train.bin is not what pretokenize.py wrote: its sha256 is not ") as caught:
+    with refused(r"train.bin is not what pretokenize.py wrote: its sha256 is not ", Exit.DATA):
         open_folder(corpus_folder)
-    assert caught.value.code == Exit.DATA
     tokens[999] = 400
     tokens.tofile(corpus_folder / "train.bin")
     with pytest.raises(UserError, match="id 400 at position 999 is outside the vocabulary of 400 ids"):
@@ -68,9 +68,8 @@ def test_another_tokenizer_of_the_same_size_is_refused(corpus_folder):
     vocab = fields["model"]["vocab"]
     vocab[a], vocab[b] = vocab[b], vocab[a]
     path.write_text(json.dumps(fields))
-    with pytest.raises(UserError, match=r"tokenizer.json is not the one with which the tokens were made") as caught:
+    with refused(r"tokenizer.json is not the one with which the tokens were made", Exit.DATA):
         open_folder(corpus_folder)
-    assert caught.value.code == Exit.DATA
 
 
 # ---------------------------------------------------------------- a folder that does not hold what its metadata says
@@ -117,9 +116,8 @@ BAD_CORPORA = {
 def test_a_bad_corpus_is_refused_in_one_line_that_says_why(corpus_folder, case):
     damage, reason = BAD_CORPORA[case]
     damage(corpus_folder)
-    with pytest.raises(UserError, match=reason) as caught:
+    with refused(reason, Exit.DATA) as caught:
         open_folder(corpus_folder)
-    assert caught.value.code == Exit.DATA
     assert str(caught.value).count("\n") == 0
     assert len(str(caught.value)) < 500
 
@@ -236,9 +234,8 @@ BAD_SHARDS = {
 def test_bad_shards_are_refused_in_one_line_that_says_why(corpus_folder, case):
     damage, reason = BAD_SHARDS[case]
     damage(sharded(corpus_folder))
-    with pytest.raises(UserError, match=reason) as caught:
+    with refused(reason, Exit.DATA) as caught:
         open_shards(corpus_folder)
-    assert caught.value.code == Exit.DATA
     assert str(caught.value).isprintable()
     assert len(str(caught.value)) < 500
 
@@ -293,9 +290,8 @@ def test_a_vocabulary_size_that_contradicts_what_is_known_is_refused(corpus_fold
     metadata, tokenizer = (corpus_folder / name if name else None for name in files)
     known = open_corpus(corpus_folder / "train.bin", None, metadata, tokenizer).vocab_size
     assert open_corpus(corpus_folder / "train.bin", None, metadata, tokenizer, known).vocab_size == known
-    with pytest.raises(UserError, match=f"--vocab_size 999: .* says {known} ids. Drop the flag") as caught:
+    with refused(f"--vocab_size 999: .* says {known} ids. Drop the flag", Exit.DATA):
         open_corpus(corpus_folder / "train.bin", None, metadata, tokenizer, 999)
-    assert caught.value.code == Exit.DATA
 
 
 def test_another_programs_metadata_is_read_by_the_names_that_programs_use(corpus_folder):

@@ -3,9 +3,9 @@
 import itertools
 
 import numpy as np
-import pytest
 
-from common.errors import Exit, UserError
+from common.errors import Exit
+from tests.helpers.refusals import refused
 from tests.helpers.token_files import write_llmc
 from tokens.layouts import LAYOUTS, Part
 from tokens.stream import TokenStream
@@ -27,6 +27,5 @@ def test_a_slice_of_a_stream_is_that_of_the_tokens(tmp_path):
 
 
 def test_a_stream_of_two_types_is_refused(tmp_path):
-    with pytest.raises(UserError, match=r"a holds uint16, b int32") as caught:
+    with refused(r"a holds uint16, b int32", Exit.DATA):
         TokenStream((Part(tmp_path / "a", "uint16", 4), Part(tmp_path / "b", "int32", 4)))
-    assert caught.value.code == Exit.DATA

@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 import train
-from common.errors import Exit, UserError
+from common.errors import Exit
+from tests.helpers.refusals import refused
 from trackers import tracker as trainers_end
 from trackers.follow import LIBRARIES
 from trackers.tracker import RecordedRun, Tracker, requested_trackers, require_packages
@@ -98,9 +99,8 @@ def test_the_flag_takes_several_names_each_once():
     assert requested("--tracker", "wandb", "tensorboard", "wandb") == ["wandb", "tensorboard"]
     assert requested("--tensorboard", "--tracker", *LIBRARIES) == list(LIBRARIES)
     for words, why in ((("none", "wandb"), "--tracker none: not with"), (("comet",), "must be one of tensorboard")):
-        with pytest.raises(UserError, match=why) as raised:
+        with refused(why, Exit.FLAGS):
             requested("--tracker", *words)
-        assert raised.value.code == Exit.FLAGS
 
 
 def test_a_run_goes_on_with_its_trackers_unless_others_are_named(tmp_path):
@@ -119,7 +119,6 @@ def test_a_missing_package_ends_the_command_with_the_line_that_installs_it(tmp_p
     (tmp_path / "no_such_tracker").mkdir()  # a folder that a run of wandb leaves in the current one looks like this
     monkeypatch.syspath_prepend(tmp_path)
     assert importlib.util.find_spec("no_such_tracker"), "a folder without files can be imported"
-    with pytest.raises(UserError, match=r"no_such_tracker: not installed\. Run: \S+ -m pip install "
-                                        r"no_such_tracker, or give --tracker none\.$") as raised:
+    with refused(r"no_such_tracker: not installed\. Run: \S+ -m pip install "
+                                        r"no_such_tracker, or give --tracker none\.$", Exit.MACHINE):
         require_packages(["json", "no_such_tracker"])
-    assert raised.value.code == Exit.MACHINE

@@ -60,8 +60,7 @@ def test_without_memory_for_a_copy_training_waits_and_the_bytes_are_the_same(run
     flags = ("--max_steps", "4", "--checkpoint_every_steps", "2", "--eval_interval", "9", "--verbose")
     assert run(*flags)[0] == 0
     monkeypatch.setattr("training.checkpointing.available_ram", lambda: 0)
-    code, text = run(*flags, out="waiting")
-    assert code == 0
+    text = run.ok(*flags, out="waiting")
     assert re.search(r"in ([\d.]+) s, of which training waited \1 s", text)
     for step in (2, 4):
         assert same_tensors(run.folder / f"out/checkpoint-{step}", run.folder / f"waiting/checkpoint-{step}")
@@ -141,9 +140,8 @@ def test_the_plan_counts_the_checkpoints_that_are_there_at_once(run, monkeypatch
     monkeypatch.setattr("training.validation.Validator.measure", lambda _, windows=None: (
         ValidationLoss(1.0 if windows else next(losses), None)))
     monkeypatch.setattr("training.checkpointing.prune", counted)
-    code, text = run("--epochs", "5", "--batch_size", "50", "--eval_interval", "2", "--checkpoint_every", "1",
-                     "--keep_checkpoints", "1", "--lr_schedule", "constant")
-    assert code == 0
+    text = run.ok("--epochs", "5", "--batch_size", "50", "--eval_interval", "2", "--checkpoint_every", "1",
+                  "--keep_checkpoints", "1", "--lr_schedule", "constant")
     assert max(most) <= int(re.search(r"^disk .* for (\d+) checkpoints;", text, re.M)[1])  # type: ignore[index]
     stays = [verify(path)["stays"] for path in steps_in(run.folder / "out").values()]
     assert sum(stays) == 5
@@ -159,11 +157,9 @@ def test_a_disk_that_fills_up_costs_the_checkpoint_and_not_the_run(run, monkeypa
         return real(*a, **k)
 
     monkeypatch.setattr("checkpoint.save.write_tensors", full)
-    code, text = run("--max_steps", "6", "--checkpoint_every_steps", "2", "--eval_interval", "100")
-    assert code == 0
+    text = run.ok("--max_steps", "6", "--checkpoint_every_steps", "2", "--eval_interval", "100")
     assert text.count("could not be saved: No space left on device. Free some space. It") == 2
     assert list(steps_in(run.folder / "out")) == [6]
     assert not list((run.folder / "out").glob(".tmp*"))
     calls[:] = []
-    code, _ = run("--max_steps", "2", out="full")
-    assert code.code == Exit.MACHINE
+    run.refused(Exit.MACHINE, "--max_steps", "2", out="full")

@@ -51,8 +51,7 @@ def test_the_checkpoint_of_the_plateau_stays_and_a_longer_run_equals_one_planned
     assert 16 in steps_in(out)
     assert rates_of(out)[16] == 1e-3 > rates_of(out)[17] > rates_of(out)[20] > 0
 
-    code, text = run(*flags, "--max_steps", "30", "--resume_from", str(out / "checkpoint-16"), "--overwrite")
-    assert code == 0
+    text = run.ok(*flags, "--max_steps", "30", "--resume_from", str(out / "checkpoint-16"), "--overwrite")
     assert "resume      from checkpoint-16, step 16 of 30" in text
     assert run(*flags, "--max_steps", "30", out="whole")[0] == 0
     assert metrics_of(out) == metrics_of(run.folder / "whole")
@@ -81,8 +80,7 @@ def test_a_cooldown_that_was_killed_and_resumed_equals_one_that_was_not(run, kil
     begin, again = ["--cooldown_from", str(plateau / "checkpoint-20"), *cool], ["--resume_from", "auto"]
     for start, kill in enumerate(kills):
         killed(kill, *(again if start else begin), out=out)
-    code, text = run(*again, out=out)
-    assert code == 0, text
+    run.ok(*again, out=out)
     cooled = run.folder / out
     assert max(steps_in(cooled)) == 28
     assert same_tensors(cooled / "checkpoint-28", run.folder / "whole/checkpoint-28")
@@ -97,8 +95,7 @@ def test_a_cooldown_that_was_killed_and_resumed_equals_one_that_was_not(run, kil
         ["--use_lr_scheduler"], ["--lr_schedule", "wsd"], ["--lr_schedule", "constant"]))])
 def test_a_cooldown_begins_at_any_checkpoint_at_the_rate_of_that_step(run, flags):
     assert run(*flags, "--max_steps", "20", *EVERY)[0] == 0
-    code, text = run("--cooldown_from", str(run.folder / "out/checkpoint-15"), "--verbose", out="new")
-    assert code == 0, text
+    text = run.ok("--cooldown_from", str(run.folder / "out/checkpoint-15"), "--verbose", out="new")
     rate = rates_of(run.folder / "out")[15]
     assert f"\nschedule    cooldown: from {rate:.2e} at step 15 down to 0.00e+00 at step 18" in text
     rates = rates_of(run.folder / "new")
@@ -112,8 +109,7 @@ def test_a_run_goes_on_from_its_plateau_after_a_cooldown(run, plateau):
     assert run("--cooldown_from", str(plateau), "--cooldown_steps", "4")[0] == 0
     _, text = run("--resume_from", "auto")
     assert "already at step 24 of 24; cooled down; resume from checkpoint-20 with --overwrite to train on" in text
-    code, text = run("--resume_from", str(plateau / "checkpoint-20"), "--max_steps", "30", "--overwrite")
-    assert code == 0
+    run.ok("--resume_from", str(plateau / "checkpoint-20"), "--max_steps", "30", "--overwrite")
     assert rates_of(plateau)[30] == 1e-3
     assert run("--no-use_lr_scheduler", "--max_steps", "30", "--dropout", "0.1", *EVERY, out="whole")[0] == 0
     assert same_tensors(plateau / "checkpoint-30", run.folder / "whole/checkpoint-30")
@@ -121,8 +117,6 @@ def test_a_run_goes_on_from_its_plateau_after_a_cooldown(run, plateau):
 
 def test_a_cooldown_that_is_not_possible_is_refused(run, plateau):
     assert run("--cooldown_from", str(plateau / "checkpoint-10"))[0].code == Exit.CHECKPOINT  # later ones are there
-    code, _ = run("--cooldown_from", str(plateau / "checkpoint-10"), "--min_lr", "0.001", out="new")
-    assert code.code == Exit.FLAGS
-    assert "the learning rate has fallen to 0.001 already, and --min_lr is 0.001. Give an earlier" in str(code)
-    code, _ = run("--cooldown_from", "auto", out="new")
-    assert code.code == Exit.CHECKPOINT
+    said = run.refused(Exit.FLAGS, "--cooldown_from", str(plateau / "checkpoint-10"), "--min_lr", "0.001", out="new")
+    assert "the learning rate has fallen to 0.001 already, and --min_lr is 0.001. Give an earlier" in said
+    run.refused(Exit.CHECKPOINT, "--cooldown_from", "auto", out="new")

@@ -252,8 +252,7 @@ def finished(corpus, tmp_path_factory):
 
 
 def test_a_run_and_its_mirror_hold_the_same(run, drive):
-    code, text = run(*SAVING, "--mirror_to", str(drive), "--keep_checkpoints", "1", "--eval_interval", "3")
-    assert code == 0
+    text = run.ok(*SAVING, "--mirror_to", str(drive), "--keep_checkpoints", "1", "--eval_interval", "3")
     out = run.folder / "out"
     assert steps_in(drive).keys() == steps_in(out).keys() > {6}
     for step, path in steps_in(drive).items():
@@ -269,22 +268,19 @@ def test_on_a_new_machine_a_run_goes_on_from_its_mirror_by_one_flag(run, finishe
     edit(drive / "mirror.json", output_dir=str(out))
     for path in (out, drive / "checkpoint-6"):
         shutil.rmtree(path)
-    code, text = run("--resume_from", str(drive), "--max_steps", "8", "--checkpoint_every_steps", "2")
-    assert code == 0
+    text = run.ok("--resume_from", str(drive), "--max_steps", "8", "--checkpoint_every_steps", "2")
     assert f"resume      checkpoint-4 was copied from the mirror {drive}" in text
     assert "resume      from checkpoint-4, step 4 of 8" in text
     assert list(steps_in(drive)) == [*steps_in(out), 2] == [8, 6, 4, 2]
     assert [row["step"] for row in metrics_of(out) if "loss" in row] == list(range(1, 9))
-    code, text = run("--resume_from", str(out), "--max_steps", "10")
-    assert code == 0
+    run.ok("--resume_from", str(out), "--max_steps", "10")
     assert max(steps_in(drive)) == 10, "its own folder remembers the mirror"
 
 
 def test_a_damaged_checkpoint_comes_back_from_the_mirror(run, finished, tmp_path):
     drive = finished(tmp_path)
     flip(tmp_path / "out/checkpoint-6/model.safetensors")
-    code, text = run(*SAVING, "--mirror_to", str(drive), "--resume_from", "auto")
-    assert code == 0
+    text = run.ok(*SAVING, "--mirror_to", str(drive), "--resume_from", "auto")
     assert "checkpoint-6 was copied from the mirror" in text
     verify(tmp_path / "out/checkpoint-6")
 
@@ -296,9 +292,8 @@ def test_the_checkpoints_of_another_run_are_neither_mixed_with_nor_deleted(run, 
     for path in steps_in(drive).values():
         edit(path / "trainer_state.json", model={"n_layer": 99})
         seal(path)
-    error, _ = run(*SAVING, "--mirror_to", str(drive), "--resume_from", "auto")
-    assert error.code == Exit.CHECKPOINT
-    assert "holds the checkpoints of another run" in str(error)
+    said = run.refused(Exit.CHECKPOINT, *SAVING, "--mirror_to", str(drive), "--resume_from", "auto")
+    assert "holds the checkpoints of another run" in said
     code, text = run(*SAVING, "--mirror_to", str(drive), "--overwrite", "--max_steps", "2")
     assert (code, list(steps_in(drive)), list(steps_in(tmp_path / "out"))) == (0, [2], [2])
     assert f"overwrite   deleting {drive}/checkpoint-6" in text
@@ -310,13 +305,11 @@ def test_a_mirror_that_cannot_be_written_ends_a_new_run_but_not_one_that_goes_on
 
     drive = finished(tmp_path)
     monkeypatch.setattr("training.mirror.place_of", read_only)
-    error, _ = run(*SAVING, "--mirror_to", str(tmp_path / "gone"), out="new")
-    assert error.code == Exit.MACHINE
-    assert "cannot be written: Read-only file system. Mount its disk, or choose a folder" in str(error)
+    said = run.refused(Exit.MACHINE, *SAVING, "--mirror_to", str(tmp_path / "gone"), out="new")
+    assert "cannot be written: Read-only file system. Mount its disk, or choose a folder" in said
     assert not (tmp_path / "gone").exists()
     drive.rename(tmp_path / "unplugged")
-    code, text = run("--resume_from", str(tmp_path / "out"), "--max_steps", "8")
-    assert code == 0
+    text = run.ok("--resume_from", str(tmp_path / "out"), "--max_steps", "8")
     assert "it has no mirror.json. Mount its disk: each save tries again." in text
     assert not drive.exists(), "what may be the place where its disk is mounted is left alone"
     (tmp_path / "unplugged").rename(drive)

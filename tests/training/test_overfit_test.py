@@ -18,8 +18,7 @@ LEARNS = ["--overfit", "1", "--learning_rate", "0.03", "--weight_decay", "0"]
 
 
 def test_a_sound_set_up_learns_a_batch_by_heart_and_writes_nothing(run):
-    code, text = run(*LEARNS, "--dropout", "0.5", "--label_smoothing", "0.3")
-    assert code == 0, text
+    text = run.ok(*LEARNS, "--dropout", "0.5", "--label_smoothing", "0.3")
     assert "overfit     1 batch of 32 tokens, at learning rate 3.00e-02" in text
     assert "overfit     learned: loss 0." in text
     assert "warning" not in text
@@ -34,8 +33,7 @@ def test_a_sound_set_up_learns_a_batch_by_heart_and_writes_nothing(run):
                                    *(["--arch", arch, "--optimizer", name, "--n_embd", "32", "--learning_rate", "0.01"]
                                      for arch in ARCHITECTURES for name in OPTIMIZERS)], ids=" ".join)
 def test_a_sound_set_up_learns_in_every_way_of_computing(run, flags):
-    code, text = run(*LEARNS, *flags)
-    assert code == 0, text
+    run.ok(*LEARNS, *flags)
 
 
 def test_a_learning_rate_that_moves_nothing_is_told(run):
@@ -49,9 +47,7 @@ def test_a_learning_rate_that_moves_nothing_is_told(run):
 def test_a_loss_that_is_not_finite_is_told(run, monkeypatch):
     step = train.try_step
     monkeypatch.setattr(train, "try_step", lambda *args: replace(step(*args), loss=torch.tensor(torch.nan)))
-    code, _ = run(*LEARNS)
-    assert code.code == Exit.DIVERGED
-    assert "the loss did not come near 0.2233, it is nan after 10 steps" in str(code)
+    assert "the loss did not come near 0.2233, it is nan after 10 steps" in run.refused(Exit.DIVERGED, *LEARNS)
 
 
 def test_the_same_batches_come_again_and_again(run, monkeypatch):
