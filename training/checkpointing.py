@@ -169,7 +169,7 @@ class Checkpointer:
         return Keeping(step, self._args.keep_checkpoints, protected | (self.mirror.held if self.mirror else set()))
 
     def settle(self, wait: bool) -> None:
-        """Takes note of the save in flight once it has ended; with wait, waits for its end.
+        """Notes the end of the save in flight, with wait waits for it; warns of one that failed, as on a full disk.
 
         Raises NotFinite for weights or optimizer state that are not finite.
         """
