@@ -105,7 +105,7 @@ from safetensors.torch import save_file
 from architectures.table import ModelConfig, architecture_of
 from checkpoint.contents import PUBLISHED
 from checkpoint.find import resolve
-from checkpoint.load import chat_template, end_ids, load_model, open_model
+from checkpoint.load import end_ids, load_model, open_model
 from checkpoint.nanogpt import convert
 from checkpoint.tensors import stored_tensors
 from common.errors import Exit, UserError
@@ -175,12 +175,12 @@ def write_export(args: argparse.Namespace, source: Path, target: Path, signals: 
         if form_of(args) == "gguf":
             num_tensors = write_gguf(config, weights, source, args.tokenizer_file, temporary, args.dtype,
                                      target.stem)
-        elif args.prune is None:
-            num_tensors = write_folder(source, stored_tensors(source), temporary, args.dtype)
         else:
-            model = load_model(source, torch.device("cpu"))
-            card = prune_blocks(model, args.prune)
-            tensors = architecture_of(config).to_hf_tensors(config, model.state_dict())
+            tensors, card = stored_tensors(source), ""
+            if args.prune is not None:
+                model = load_model(source, torch.device("cpu"))
+                card = prune_blocks(model, args.prune)
+                tensors = architecture_of(config).to_hf_tensors(config, model.state_dict())
             num_tensors = write_folder(source, tensors, temporary, args.dtype, card)
         signals.look()
         if target.is_dir():
@@ -239,14 +239,12 @@ def write_gguf(config: ModelConfig, weights: Mapping[str, torch.Tensor], source:
     vocabulary = gguf_vocabulary(tokenizer, config.vocab_size, end_ids(source, config.vocab_size))
     tensors = gguf_tensors(gguf, config, weights, dtype)
     kind, types = gguf.MODEL_ARCH[architecture.GGUF_ARCHITECTURE], gguf.LlamaFileType
-    template = chat_template(source)
 
     writer = gguf.GGUFWriter(path, gguf.MODEL_ARCH_NAMES[kind])
     for field, value in {
         "type": gguf.GGUFType.MODEL, "name": name, **architecture.gguf_fields(config),
         "file_type": {"f32": types.ALL_F32, "f16": types.MOSTLY_F16, "bf16": types.MOSTLY_BF16}[dtype],
         **vocabulary, "token_types": [gguf.TokenType[kind] for kind in vocabulary["token_types"]],
-        **({"chat_template": template} if template is not None else {}),
         "quantization_version": gguf.GGML_QUANT_VERSION,
     }.items():
         getattr(writer, f"add_{field}")(value)
@@ -283,7 +281,7 @@ def gguf_tensors(gguf: Any, config: ModelConfig, weights: Mapping[str, torch.Ten
 # ---------------------------------------------------------------- a Hugging Face folder
 
 
-def write_folder(source: Path, stored: Mapping[str, torch.Tensor], folder: Path, dtype: str, card: str = "") -> int:
+def write_folder(source: Path, stored: Mapping[str, torch.Tensor], folder: Path, dtype: str, card: str) -> int:
     """Copies a checkpoint without its training state, its weights to one file; returns the number of tensors.
 
     card is added to its model card. Raises UserError, OSError.

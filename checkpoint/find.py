@@ -61,8 +61,8 @@ def newest_sound(folder: Path, warn: Callable[[str], None],
             reasons.append(f"{path.name}: {why}")
             warn(f"{printable(path)} is damaged and was skipped: {why}")
     if reasons:
-        raise _refusal(f"no sound checkpoint in {printable(folder)}. {'; '.join(reasons[:3])}. Nothing was "
-                       "deleted; restore one from a copy, or start in another folder.")
+        raise _refusal(f"no sound checkpoint in {printable(folder)}. {'; '.join(reasons[:3])}. Restore one "
+                       "from a copy, or start in another folder.")
     return None
 
 
@@ -218,15 +218,13 @@ def check_same(found: Found, config: ModelConfig, train_sha256: str, tokenizer_s
                            f"and {value} here. " + (more_text if key == "vocab_size" else
                            "Another shape is another run: leave out --resume_from, and give another --output_dir."))
 
-    compared = [("tokenizer", data.get("tokenizer_sha256"), tokenizer_sha256)]
+    compared = [("tokenizer", data.get("tokenizer_sha256"), tokenizer_sha256, more_text)]
     if not allow_new_data:
-        before = data.get("mixture") or ""
-        compared.append(("text", data.get("train_sha256"), train_sha256) if before == mixture else
-                        ("mixture", before or "one folder", mixture or "one folder"))
-    for what, before, here in compared:
+        before, cure = data.get("mixture") or "", "Give that data, or --allow_new_data to go on with these."
+        compared.append(("text", data.get("train_sha256"), train_sha256, cure) if before == mixture else
+                        ("mixture", before or "one folder", mixture or "one folder", cure))
+    for what, before, here, cure in compared:
         if str(before) != str(here):
-            cure = more_text if what == "tokenizer" else (
-                "Give that data, or --allow_new_data to go on with these.")
             raise UserError(Exit.DATA, f"the checkpoint was trained on another {what}: {printable(before)[:200]}; "
                                        f"here {str(here)[:200]}. {cure}")
 

@@ -19,7 +19,6 @@ from common.words import is_utf8, printable, shell_word
 
 LOCK = ".lock"
 SIGNED = "pid "  # how its content begins
-WRITTEN_WHOLE = (METRICS, RUN_CONFIG)  # by common.files.write_whole, under a temporary name at first
 TEMPORARY = ".tmp-checkpoint-"
 REPLACED = ".tmp-replaced-"  # a checkpoint of the same step, put aside while the new one takes its name
 
@@ -77,7 +76,7 @@ def check_place(flag: str, folder: Path) -> None:
 def sweep(output_dir: Path) -> None:
     """Deletes what a killed run left half written, and gives a finished checkpoint that was put aside its name again.
     """
-    for name in WRITTEN_WHOLE:
+    for name in (METRICS, RUN_CONFIG):  # by common.files.write_whole, under a temporary name at first
         for leftover in output_dir.glob(f".{name}.*.tmp"):
             with contextlib.suppress(OSError):
                 leftover.unlink()

@@ -22,7 +22,7 @@ from checkpoint.find import resolve
 from checkpoint.tensors import said, stored_tensors
 from checkpoint.verify import MAX_COUNT, read_json
 from common.errors import Exit, InvalidCheckpoint, UserError
-from common.names import CONFIG, GENERATION, OPTIMIZER, TOKENIZER_CONFIG, WEIGHTS
+from common.names import CONFIG, GENERATION, OPTIMIZER, WEIGHTS
 from common.words import first_line, printable
 from machine.backends import backend_of
 from model import Options
@@ -60,30 +60,6 @@ def end_ids(folder: Path, vocab_size: int) -> tuple[int, ...]:
                     check_whole(name, "eos_token_id", index, 0, vocab_size - 1)
                 return tuple(ids)
     return ()
-
-
-def chat_template(folder: Path) -> str | None:
-    """The template of a conversation (Jinja) that a folder holds, None if it has none. Raises UserError (exit 4)."""
-    path = folder / "chat_template.jinja"
-    if path.is_file():
-        return path.read_text(encoding="utf-8", errors="replace")
-    path = folder / TOKENIZER_CONFIG
-    with opening(f"checkpoint {printable(folder)}"):
-        template = read_json(path).get("chat_template") if path.is_file() else None
-    return template if isinstance(template, str) else None
-
-
-def open_stored(folder: Path) -> tuple[ModelConfig, dict[str, torch.Tensor]]:
-    """Config and stored tensors of a folder: nothing is read of the weights but their names, types and shapes.
-
-    Raises InvalidCheckpoint, also where the config asks for far more parameters than are stored.
-    """
-    config, stored = read_config(folder), stored_tensors(folder)
-    stored_bytes = sum(tensor.nbytes for tensor in stored.values())
-    if 2 * config.num_parameters > 1.1 * stored_bytes + 2**20:  # before their memory is taken
-        raise InvalidCheckpoint(f"{CONFIG} asks for {config.num_parameters:,} parameters, the weights have "
-                                f"{stored_bytes:,} bytes")
-    return config, stored
 
 
 class Weights(UserDict[str, Any]):
@@ -133,7 +109,10 @@ def load_weights(folder: Path, model: Network) -> None:
 
     Raises InvalidCheckpoint as weights_of does; the model is then unchanged.
     """
-    weights = weights_of(model.config, stored_tensors(folder))
+    _copy(weights_of(model.config, stored_tensors(folder)), model)
+
+
+def _copy(weights: Weights, model: Network) -> None:
     with torch.no_grad():
         for name, target in model.state_dict().items():
             fill(target, weights[name])  # the rows that pad the vocabulary become zero
@@ -142,8 +121,8 @@ def load_weights(folder: Path, model: Network) -> None:
 def open_model(folder: Path) -> tuple[ModelConfig, Weights]:
     """Config and weights of a checkpoint or a Hugging Face folder, as weights_of. Raises UserError (exit 4)."""
     with opening(f"checkpoint {printable(folder)}"):
-        config, stored = open_stored(folder)
-        return config, weights_of(config, stored)
+        config = read_config(folder)
+        return config, weights_of(config, stored_tensors(folder))
 
 
 @contextlib.contextmanager
@@ -158,10 +137,9 @@ def opening(what: str) -> Iterator[None]:
 
 def load_model(folder: Path, device: torch.device) -> Network:
     """The model of a checkpoint or a Hugging Face folder, in fp32. Raises UserError (exit 4)."""
-    with opening(f"checkpoint {printable(folder)}"):
-        config, _ = open_stored(folder)
-        model = architecture_of(config).build(config, Options())
-        load_weights(folder, model)
+    config, weights = open_model(folder)
+    model = architecture_of(config).build(config, Options())
+    _copy(weights, model)
     return model.to(device)
 
 
@@ -172,7 +150,9 @@ def starting_config(requested: str, warn: Callable[[str], None]) -> tuple[Path, 
     """The folder that --init_from means and its model's config. Raises UserError (exit 4)."""
     folder = resolve(Path(requested), warn, to_train=False)
     with opening(f"--init_from {printable(requested)}"):
-        return folder, open_stored(folder)[0]
+        config = read_config(folder)
+        weights_of(config, stored_tensors(folder))  # before their memory is taken
+        return folder, config
 
 
 def start_from(folder: Path, model: Network) -> None:

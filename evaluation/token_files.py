@@ -29,7 +29,7 @@ def token_files_of(words: Sequence[str], scorer: Scorer) -> Iterator[tuple[str, 
             found = open_tokens(Path(word), scorer.model.config.vocab_size)
         if found.tokenizer_path is None:
             scorer.out.warn(f"{found.train.name}: without a tokenizer.json beside it, the model's is assumed.")
-        elif {**load_tokenizer(found.tokenizer_path).get_vocab()} != {**scorer.tokenizer.get_vocab()}:
+        elif load_tokenizer(found.tokenizer_path).get_vocab() != scorer.tokenizer.get_vocab():
             raise UserError(Exit.DATA, f"{printable(found.tokenizer_path)} is another tokenizer than the model's. "
                                        "Give tokens made with the model's.")
         yield printable(word), documents_of_tokens(found, scorer)

@@ -36,16 +36,12 @@ class Continuation:
         self.max_new_tokens = max_new_tokens
         self.log_probabilities: list[float] = []
         self.finish = ""
-        self._random = random.Random(seed)
+        self.random = random.Random(seed)
 
     @property
     def new_ids(self) -> list[int]:
         """The ids made so far."""
         return self.ids[self.num_prompt:]
-
-    def uniform(self) -> float:
-        """The next random number, in [0, 1)."""
-        return self._random.random()
 
     def add(self, new_id: int, log_probability: float) -> None:
         """Takes in one more id; the last one of max_new_tokens ends the text."""

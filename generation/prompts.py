@@ -36,8 +36,7 @@ def read_prompt_file(name: str) -> str:
     except OSError as error:
         raise UserError(Exit.DATA, f"{flag}: {error.strerror}. Give a text file.") from error
     if len(content) > MAX_PROMPT_BYTES:
-        raise UserError(Exit.DATA, f"{flag} has more than {MAX_PROMPT_BYTES:,} bytes. A model sees only the last "
-                                   "tokens of it. Give the end of the text.")
+        raise UserError(Exit.DATA, f"{flag} has more than {MAX_PROMPT_BYTES:,} bytes. Give the end of the text.")
     try:
         text = content.decode("utf-8-sig")
     except UnicodeDecodeError:

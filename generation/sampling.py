@@ -66,7 +66,7 @@ def _next_ids(decoder: Decoder, active: Sequence[Continuation], sampling: Sampli
     total_B = logits_BV.logsumexp(-1)
     if not total_B.isfinite().all():
         raise UserError(Exit.DIVERGED, NOT_FINITE)
-    chosen_B = draw(logits_BV, sampling, [text.uniform() for text in active])
+    chosen_B = draw(logits_BV, sampling, [text.random.random() for text in active])
     log_probabilities_B = logits_BV.gather(1, chosen_B[:, None])[:, 0] - total_B
     return chosen_B.tolist(), log_probabilities_B.tolist()
 

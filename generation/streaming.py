@@ -65,40 +65,26 @@ class Sample(Continuation):
                 "finish_reason": self.finish or "interrupted"}
 
 
-class OrderedOutput:
-    """Writes samples in the order of their numbers, whatever the order in which they end.
+def write_begun(begun: deque[Sample], as_json: bool, interrupted: bool = False) -> None:
+    """Shows what is new, in the order in which samples were begun, and takes out those that are written whole.
 
     As text, the first that is not finished appears as it comes. As JSON, each is a line once its turn is over.
+    interrupted: ends, too, what has not finished; as text the sample that is being shown, as JSON all.
     """
-
-    def __init__(self, as_json: bool):
-        self._as_json = as_json
-        self._begun: deque[Sample] = deque()  # and not yet written whole
-
-    def begin(self, sample: Sample) -> None:
-        """A sample is begun."""
-        self._begun.append(sample)
-        self.write()
-
-    def write(self, interrupted: bool = False) -> None:
-        """Shows what is new, and ends the samples that have finished and whose turn has come.
-
-        interrupted: ends, too, what has not finished; as text the sample that is being shown, as JSON all.
-        """
-        while self._begun:
-            sample = self._begun[0]
-            is_over = interrupted or bool(sample.finish)
-            if is_over:
-                sample.end()
-            if not self._as_json:
-                show(sample.pending)
-                sample.pending = ""
-            if not is_over:
-                return
-            show((json.dumps(sample.record()) if self._as_json else "") + "\n")
-            self._begun.popleft()
-            if interrupted and not self._as_json:
-                return
+    while begun:
+        sample = begun[0]
+        is_over = interrupted or bool(sample.finish)
+        if is_over:
+            sample.end()
+        if not as_json:
+            show(sample.pending)
+            sample.pending = ""
+        if not is_over:
+            return
+        show((json.dumps(sample.record()) if as_json else "") + "\n")
+        begun.popleft()
+        if interrupted and not as_json:
+            return
 
 
 def write_samples(decoder: Decoder, samples: Iterable[Sample], sampling: Sampling, language: Language, as_json: bool,
@@ -107,22 +93,24 @@ def write_samples(decoder: Decoder, samples: Iterable[Sample], sampling: Samplin
 
     A signal ends the work; what is there is written.
     """
-    output, num_ids = OrderedOutput(as_json), 0
-    started = first_at = time.perf_counter()
+    begun: deque[Sample] = deque()
+    num_ids, started = 0, time.perf_counter()
+    first_at = started
 
-    def begun() -> Iterator[Sample]:
+    def begin() -> Iterator[Sample]:
         for sample in samples:
-            output.begin(sample)
+            begun.append(sample)
+            write_begun(begun, as_json)
             yield sample
 
-    for sample in decode(decoder, begun(), sampling, language.end_ids):
+    for sample in decode(decoder, begin(), sampling, language.end_ids):
         if sample.finish != "end_of_text":
             num_ids += 1
             first_at = time.perf_counter() if num_ids == 1 else first_at
-        output.write()
+        write_begun(begun, as_json)
         if signals.number is not None:
             break
-    output.write(interrupted=True)
+    write_begun(begun, as_json, interrupted=True)
 
     num_later = max(0, num_ids - 1)
     seconds = time.perf_counter() - first_at if num_later else 0.0

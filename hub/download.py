@@ -22,8 +22,7 @@ from hub.library import explaining, library, refusal
 from hub.names import DATASET, MODEL, HubName, is_on_hub, parse_name
 
 OF_A_MODEL = (CONFIG, WEIGHTS, INDEX, "model-*-of-*.safetensors", TOKENIZER, GENERATION,
-              TOKENIZER_CONFIG, "special_tokens_map.json", "added_tokens.json", "chat_template.jinja",
-              "README.md", "LICENSE")
+              TOKENIZER_CONFIG, "special_tokens_map.json", "added_tokens.json", "README.md", "LICENSE")
 # In the order of preference: Parquet, JSON lines, text; a README.md is no text of the dataset.
 FORMATS = (r"\.parquet$", r"\.(jsonl|ndjson)(\.(gz|zst|bz2|xz))?$|\.json\.(gz|zst|bz2|xz)$",
          r"\.(txt|text)(\.(gz|zst|bz2|xz))?$")
@@ -85,8 +84,7 @@ def fetch_model(asked: str, word: str, out: Progress, look: Callable[[], None] =
     name = parse_name(word, MODEL)
     folder = fetch(asked, name, OF_A_MODEL, out, look)
     if not (folder / CONFIG).is_file() or not ((folder / WEIGHTS).is_file() or (folder / INDEX).is_file()):
-        raise refusal(asked, name, f"it has no {CONFIG} and {WEIGHTS} (pickles can run code and are never opened). "
-                                   "Give a model that has them")
+        raise refusal(asked, name, f"it has no {CONFIG} and {WEIGHTS}. Give a model that has them")
     return folder
 
 

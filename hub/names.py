@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeGuard
 
 from common.errors import optional
 from common.words import printable
@@ -43,7 +43,7 @@ class HubName(NamedTuple):  # a dataclass would cost every --help 10 ms
         return f"{SCHEME}{'datasets/' * (self.kind == DATASET)}{self.repo}{at}{'/' * bool(self.path)}{self.path}"
 
 
-def is_on_hub(word: str | None) -> bool:
+def is_on_hub(word: str | None) -> TypeGuard[str]:
     """True for what begins with hf://, right or wrong."""
     return word is not None and word.startswith(SCHEME)
 
@@ -59,7 +59,7 @@ def parse_name(word: str, kind: str) -> HubName:
 
 def problems_with_name(flag: str, word: str | None, kind: str = MODEL) -> list[str]:
     """What is wrong with the value of a flag that may name something on the hub; nothing for a path."""
-    if word is not None and is_on_hub(word):
+    if is_on_hub(word):
         try:
             parse_name(word, kind)
         except ValueError as error:
@@ -76,23 +76,21 @@ def problems_with_push(name: str) -> list[str]:
 
 def repo_of(recorded: str, kind: str) -> str | None:
     """OWNER/NAME of what a run recorded, if that is of the hub and of this kind."""
-    is_name = is_on_hub(recorded) and not problems_with_name("", recorded, kind)
-    return parse_name(recorded, kind).repo if is_name else None
+    try:
+        return parse_name(recorded, kind).repo
+    except ValueError:
+        return None
 
 
 def check_package(*words: str | None) -> None:
     """Raises UserError (exit 5) if one of these words is on the hub and the library is not installed."""
     for word in words:
-        if word is not None and is_on_hub(word):
+        if is_on_hub(word):
             optional("huggingface_hub", printable(word))
 
 
-def name_of_folder(folder: str) -> HubName | None:
-    """The repository and commit whose snapshot in the library's cache a folder is; None for any other."""
-    found = SNAPSHOT.fullmatch(Path(folder).as_posix())
-    return HubName(found["kind"], f"{found['owner']}/{found['name']}", found["commit"]) if found else None
-
-
 def as_recorded(folder: str) -> str:
-    """A folder as a run records it: what came from the hub by name and commit, so that any machine finds it."""
-    return str(name_of_folder(folder) or folder)
+    """A folder as a run records it: a snapshot in the library's cache by name and commit, so that any machine finds it.
+    """
+    found = SNAPSHOT.fullmatch(Path(folder).as_posix())
+    return str(HubName(found["kind"], f"{found['owner']}/{found['name']}", found["commit"])) if found else folder

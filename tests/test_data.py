@@ -327,7 +327,7 @@ def test_no_id_outside_the_vocabulary_gets_out(counting, where, dtype, wrong, bo
     part = Part(path, dtype, 600)
     cut = (replace(part, length=300), replace(part, length=300, offset_bytes=300 * part.item_bytes))
     for parts, position in (((part,), 321), (cut, 21)):
-        expected = rf"{path.name}: id {wrong:,} at position {position} is outside the vocabulary of {bound:,} ids"
+        expected = rf"{path.name} holds id {wrong:,} at position {position}, outside the vocabulary of {bound:,} ids"
         with refused(expected, Exit.DATA):
             Tokens(TokenStream(parts, bound), where, CPU).rows(np.array([5, 310]), 17)
         if where == "mmap":

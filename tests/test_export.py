@@ -90,7 +90,6 @@ def test_the_gguf_holds_what_llama_cpp_reads_of_a_rotary_model(make_any, write_f
     model = make_any(arch)
     path = write_folder(tmp_path / "out", model)
     (path / "generation_config.json").write_text(json.dumps({"eos_token_id": [7, 0]}))
-    (path / "chat_template.jinja").write_text("{{ messages }}")
     run(path, tmp_path / "model.gguf")
     reader = gguf.GGUFReader(tmp_path / "model.gguf")
     fields = {name: field.contents() for name, field in reader.fields.items()}
@@ -99,7 +98,7 @@ def test_the_gguf_holds_what_llama_cpp_reads_of_a_rotary_model(make_any, write_f
                 f"{arch}.attention.head_count": 6, f"{arch}.attention.head_count_kv": 2,
                 f"{arch}.attention.key_length": 16, f"{arch}.rope.freq_base": 10_000.0,
                 "tokenizer.ggml.pre": "gpt-2", "tokenizer.ggml.bos_token_id": 0, "tokenizer.ggml.eos_token_id": 7,
-                "tokenizer.ggml.add_bos_token": False, "tokenizer.chat_template": "{{ messages }}"}
+                "tokenizer.ggml.add_bos_token": False}
     assert {name: fields[name] for name in expected} == expected
     assert fields[f"{arch}.attention.layer_norm_rms_epsilon"] == pytest.approx(1e-6)
 

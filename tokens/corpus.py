@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from common.errors import Exit, UserError
@@ -12,7 +12,7 @@ from common.files import sha256_of
 from common.names import METADATA
 from common.words import printable
 from tokens.files import find_splits
-from tokens.layouts import LAYOUTS, Layout, Part, native_dtype, recognise
+from tokens.layouts import LAYOUTS, Layout, Part, native_dtype, recognise, refusal
 from tokens.metadata import SPLITS, FileRecord, Metadata, metadata_of
 from tokens.stream import TokenStream, scan
 from tokens.tokenizer import end_of_text_id, load_with_size
@@ -39,9 +39,9 @@ class Corpus:
     tokenizer_sha256: str | None
     identity: str
     val_identity: str | None = None
-    notes: tuple[str, ...] = field(default=())
-    shares: tuple[Share, ...] = field(default=())
-    origins: tuple[str, ...] = field(default=())
+    notes: tuple[str, ...] = ()
+    shares: tuple[Share, ...] = ()
+    origins: tuple[str, ...] = ()
 
     @property
     def validations(self) -> list[TokenStream]:
@@ -142,11 +142,11 @@ def _vocabulary(metadata: Metadata, tokenizer_file: Path | None, vocab_size: int
 
     known_size = known_size or vocab_size
     if known_size is None:
-        raise UserError(Exit.DATA, f"{where} comes without its vocabulary. Token files need one. Give --metadata_file, "
-                                   "--tokenizer_file or --vocab_size.")
+        raise UserError(Exit.DATA, f"{where} comes without its vocabulary. Give --metadata_file, --tokenizer_file "
+                                   "or --vocab_size.")
     if vocab_size not in (None, known_size):
         raise UserError(Exit.DATA, f"--vocab_size {vocab_size:,}: the metadata or the tokenizer of these tokens says "
-                                   f"{known_size:,} ids. Drop the flag: it is for tokens that have neither.")
+                                   f"{known_size:,} ids. Drop the flag.")
     return known_size, end_id
 
 
@@ -230,8 +230,8 @@ def _open(files: Sequence[Path], split: str, metadata: Metadata, vocab_size: int
 def _check_length(path: Path, length: int, expected: int | None, metadata: Metadata) -> None:
     """Raises UserError (exit 3) if another number of tokens is recorded."""
     if expected not in (None, length):
-        raise UserError(Exit.DATA, f"token file {printable(path)} holds {length:,} tokens, metadata "
-                                   f"{printable(metadata.path)} says {expected:,}. Run pretokenize.py again.")
+        raise refusal(path, f"holds {length:,} tokens, metadata {printable(metadata.path)} says {expected:,}. Run "
+                            "pretokenize.py again.")
 
 
 def _checked_sha256(part: Part, record: FileRecord, vocab_size: int) -> str:

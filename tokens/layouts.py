@@ -66,16 +66,19 @@ def _reading(path: Path) -> Iterator[None]:
     """Turns a path without a file, and errors of the system while reading, into a UserError (exit 3) that names it."""
     try:
         if not path.is_file():
-            raise UserError(Exit.DATA, f"token file {printable(path)} is missing or not a file. "
-                                       "Run: python pretokenize.py corpus.txt")
+            raise refusal(path, "is missing or not a file. Run: python pretokenize.py corpus.txt")
         yield
     except OSError as error:
-        name = printable(error.filename or path)
-        raise UserError(Exit.DATA, f"token file {name}: {error.strerror}. Check its permissions.") from error
+        raise refusal(error.filename or path, f"cannot be read: {error.strerror}. Check its permissions.") from error
+
+
+def refusal(path: Path, why: str) -> UserError:
+    """The error (exit 3) of a token file; why ends the sentence, with the cure behind it."""
+    return UserError(Exit.DATA, f"token file {printable(path)} {why}")
 
 
 def _damaged(path: Path, why: str) -> UserError:
-    return UserError(Exit.DATA, f"token file {printable(path)} {why}. Download or write it again.")
+    return refusal(path, f"{why}. Download or write it again.")
 
 
 def document_ends(path: Path, length: int) -> np.ndarray:
@@ -174,6 +177,5 @@ def recognise(path: Path) -> Layout:
         head = file.read(TEXT_BYTES)
     found = next((layout for layout in LAYOUTS.values() if layout.recognises(path, head)), None)
     if found is None and len(head) >= LEAST_TEXT_BYTES and not CONTROL.search(head):
-        raise UserError(Exit.DATA, f"token file {printable(path)} holds text, not tokens. "
-                                   "Make tokens of it: python pretokenize.py FILE")
+        raise refusal(path, "holds text, not tokens. Make tokens of it: python pretokenize.py FILE")
     return found or LAYOUTS["nanogpt"]

@@ -98,15 +98,13 @@ def _files_of(path: Path, split: str, fields: Any) -> dict[str, FileRecord]:
     A name is never followed as a path: it must be one that pretokenize.py gives.
     """
     _check(path, f"splits.{split}", fields, isinstance(fields, dict), "an object")
-    files = fields.get("files")
-    if files is None:
-        files = [{**fields, "name": f"{split}.bin"}]
-    _check(path, f"splits.{split}.files", files, isinstance(files, list) and bool(files), "a list of files")
+    files = fields.get("files", [{**fields, "name": f"{split}.bin"}])
+    _check(path, f"splits.{split}.files", files, isinstance(files, list) and files, "a list of files")
     records: dict[str, FileRecord] = {}
     for at, record in enumerate(files):
         name = record.get("name") if isinstance(record, dict) else None
-        is_name = isinstance(name, str) and re.fullmatch(rf"(tokens_)?{split}(_[0-9]{{6}})?\.bin", name)
-        _check(path, f"splits.{split}.files[{at}].name", name, bool(is_name) and name not in records,
+        is_name = re.fullmatch(rf"(tokens_)?{split}(_[0-9]{{6}})?\.bin", str(name))
+        _check(path, f"splits.{split}.files[{at}].name", name, is_name and name not in records,
                f"a name like {split}_000000.bin, which stands there once")
         records[str(name)] = FileRecord(_whole_number(path, record, TOKEN_COUNTS, 0, MOST_TOKENS),
                                         _sha256(path, record), record.get("modified_ns"))
@@ -115,7 +113,7 @@ def _files_of(path: Path, split: str, fields: Any) -> dict[str, FileRecord]:
 
 def _sha256(path: Path, record: Fields) -> str | None:
     found = record.get("sha256")
-    is_one = found is None or (isinstance(found, str) and bool(re.fullmatch("[0-9a-f]{64}", found)))
+    is_one = found is None or re.fullmatch("[0-9a-f]{64}", str(found))
     return _check(path, "sha256", found, is_one, "64 hexadecimal digits")
 
 
@@ -133,7 +131,7 @@ def _one_of(path: Path, name: str, value: Any, names: Collection[str]) -> str:
     return _check(path, name, value, isinstance(value, str) and value in names, f"one of {', '.join(names)}")
 
 
-def _check(path: Path, name: str, value: Any, is_valid: bool, expected: str) -> Any:
+def _check(path: Path, name: str, value: Any, is_valid: object, expected: str) -> Any:
     """The value. Raises UserError (exit 3) unless it is valid."""
     if not is_valid:
         raise UserError(Exit.DATA, f"metadata {printable(path)}: {name} is {printable(repr(value))[:60]}, not "

@@ -43,11 +43,10 @@ def problems_with(words: str | Sequence[str]) -> list[str]:
         return [f"--data_dir {error}"]
     if len({folder.weight is None for folder in folders}) > 1:
         without = next(folder for folder in folders if folder.weight is None)
-        return [f"--data_dir: {printable(without.path)} has no weight. Give every folder one, or none of them: then "
-                "their sizes decide."]
+        return [f"--data_dir: {printable(without.path)} has no weight. Give every folder one, or none of them."]
     places = [os.path.realpath(folder.path) for folder in folders]
     if twice := next((folder for at, folder in enumerate(folders) if places[at] in places[:at]), None):
-        return [f"--data_dir: {printable(twice.path)} is there twice. Name it once, with the sum of its weights."]
+        return [f"--data_dir: {printable(twice.path)} is there twice. Name it once."]
     return []
 
 
@@ -69,8 +68,7 @@ def _weight(text: str, word: str) -> Fraction:
         with contextlib.suppress(ZeroDivisionError):
             if (value := Fraction(text)) > 0:
                 return value
-    raise ValueError(f"{printable(word)}: the weight must be a number above 0, such as 0.7. To train without a folder, "
-                     "leave it out.")
+    raise ValueError(f"{printable(word)}: the weight must be a number above 0, such as 0.7.")
 
 
 def whole_parts(folders: Sequence[DataDir], num_tokens: Sequence[int]) -> list[int]:

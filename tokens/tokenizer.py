@@ -135,7 +135,7 @@ def is_byte_level_bpe(model: Mapping[str, Any]) -> bool:
     """True for the model of a tokenizer.json that is a plain BPE over the 256 bytes."""
     unusual = ("dropout", "byte_fallback", "continuing_subword_prefix", "end_of_word_suffix")
     return (model["type"] == "BPE" and not any(model.get(name) for name in unusual)
-            and all(char in model["vocab"] for char in byte_alphabet()))
+            and {*byte_alphabet()} <= model["vocab"].keys())
 
 
 # ---------------------------------------------------------------- what pretokenize.py asks

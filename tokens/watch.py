@@ -17,9 +17,6 @@ SECONDS_BETWEEN_LOOKS = 0.001  # a look takes one or two microseconds, and any s
 class TokensChanged(UserError):
     """A token file was rewritten or cut while it was read (exit 3)."""
 
-    def __init__(self, message: str):
-        super().__init__(Exit.DATA, message)
-
 
 class Watch:
     """The files of parts that are mapped, as they were when the watch began.
@@ -42,7 +39,7 @@ class Watch:
         """Raises TokensChanged if one of these parts has changed; which are their numbers."""
         for at in {*which}:
             if change := self._change_of(at):
-                raise TokensChanged(f"{change} while it was read. Put back what pretokenize.py wrote.")
+                raise TokensChanged(Exit.DATA, f"{change} while it was read. Put back what pretokenize.py wrote.")
         self._look_at = time.monotonic() + SECONDS_BETWEEN_LOOKS
 
     def _change_of(self, at: int) -> str:

@@ -22,7 +22,7 @@ def test_made_up_tokens_are_a_corpus_that_follows_zipfs_law_and_no_run_trains_on
     with pytest.raises(UserError, match="too few tokens"):
         num_ids_in(str(tmp_path), 200_000)
     np.memmap(tmp_path / "train.bin", "<i2", "r+")[0] = -1
-    with refused(r"train\.bin: id -1 at position 0", Exit.DATA):
+    with refused(r"train\.bin holds id -1 at position 0", Exit.DATA):
         num_ids_in(str(tmp_path), 16)
 
 

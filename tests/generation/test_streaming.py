@@ -4,10 +4,13 @@ import io
 import json
 import random
 import sys
+from collections import deque
+from collections.abc import Callable
+from functools import partial
 
 import pytest
 
-from generation.streaming import SEPARATOR, OrderedOutput, Sample, show
+from generation.streaming import SEPARATOR, Sample, show, write_begun
 from tokens.tokenizer import vocab_size_of
 
 
@@ -69,44 +72,49 @@ def test_control_bytes_are_escaped_on_a_terminal_alone(monkeypatch, is_terminal,
 # ---------------------------------------------------------------- several texts
 
 
-def say(output: OrderedOutput, sample: Sample, tokenizer, text: str) -> None:
+def say(write: Callable[[], None], sample: Sample, tokenizer, text: str) -> None:
     """Lets a sample get the ids of a text."""
     for new_id in tokenizer.encode(text).ids:
         sample.add(new_id, -1.0)
-        output.write()
+        write()
 
 
 def test_samples_are_written_in_their_order_the_current_one_as_it_comes(sample_of, tokenizer, capsys):
-    output = OrderedOutput(as_json=False)
+    begun: deque[Sample] = deque()
+    write = partial(write_begun, begun, False)
     samples = [sample_of(number) for number in range(3)]
     for sample in samples:
-        output.begin(sample)
+        begun.append(sample)
+        write()
     assert capsys.readouterr().out == "p0"
-    say(output, samples[1], tokenizer, "the dog")
-    say(output, samples[0], tokenizer, "the cat")
+    say(write, samples[1], tokenizer, "the dog")
+    say(write, samples[0], tokenizer, "the cat")
     assert capsys.readouterr().out == "the cat"
     samples[1].finish = "length"
-    output.write()
+    write()
     assert capsys.readouterr().out == ""
     samples[0].finish = "length"
-    output.write()
+    write()
     assert capsys.readouterr().out == f"\n{SEPARATOR}p1the dog\n{SEPARATOR}p2"
-    say(output, samples[2], tokenizer, "sea")
-    output.begin(sample_of(3))
-    output.write(interrupted=True)
+    say(write, samples[2], tokenizer, "sea")
+    begun.append(sample_of(3))
+    write()
+    write(interrupted=True)
     assert capsys.readouterr().out == "sea\n"
 
 
 def test_samples_that_are_interrupted_are_each_a_line_of_json(sample_of, tokenizer, capsys):
-    output = OrderedOutput(as_json=True)
+    begun: deque[Sample] = deque()
+    write = partial(write_begun, begun, True)
     samples = [sample_of(number) for number in range(2)]
     for sample in samples:
-        output.begin(sample)
-        say(output, sample, tokenizer, "the cat")
+        begun.append(sample)
+        write()
+        say(write, sample, tokenizer, "the cat")
     samples[1].finish = "length"
-    output.write()
+    write()
     assert capsys.readouterr().out == ""
-    output.write(interrupted=True)
+    write(interrupted=True)
     records = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [record["finish_reason"] for record in records] == ["interrupted", "length"]
     assert [record["text"] for record in records] == ["the cat", "the cat"]

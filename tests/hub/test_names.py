@@ -5,10 +5,8 @@ import pytest
 from hub.names import (
     DATASET,
     MODEL,
-    HubName,
     as_recorded,
     check_package,
-    name_of_folder,
     parse_name,
     problems_with_name,
     problems_with_push,
@@ -61,7 +59,6 @@ def test_paths_are_no_names_of_the_hub():
 def test_a_folder_of_the_cache_is_recorded_by_name_and_commit():
     folder = f"/home/me/.cache/huggingface/hub/models--openai-community--gpt2/snapshots/{COMMIT}"
     assert as_recorded(folder) == f"hf://openai-community/gpt2@{COMMIT}"
-    assert name_of_folder(folder) == HubName(MODEL, "openai-community/gpt2", COMMIT)
     for other in ("out/checkpoint-7", f"{folder}/tokenizer.json", "models--a--b/snapshots/main"):
         assert as_recorded(other) == other
 

@@ -259,7 +259,7 @@ TRAIN_ROWS = [
         ("a folder shorter than a sequence", "corpus other --seq_length 1000",
          "training tokens, fewer than a sequence of 1,000", twin("corpus", "other"))),
     *rows("train.py tokens", TRAIN, DATA,
-        ("an id beyond the vocabulary, deep inside", "id 400 at position 777 is outside the vocabulary of 400",
+        ("an id beyond the vocabulary, deep inside", "id 400 at position 777, outside the vocabulary of 400",
          ids(777, 400))),
     *rows("train.py metadata", TRAIN, DATA,
         ("lists in lists without end", "is not JSON", write(META, DEEP)),
@@ -410,7 +410,7 @@ GENERATE_ROWS = [
 
 OTHER_ROWS = [
     *rows("evaluate.py", f"evaluate.py --no-use_gpu --ckpt {HERE}", DATA,
-        ("an id beyond the model's vocabulary", "--tokens x.bin", "x.bin: id 60,000 at position 1",
+        ("an id beyond the model's vocabulary", "--tokens x.bin", "x.bin holds id 60,000 at position 1",
          write("x.bin", np.array([1, 60_000, 2], "<u2").tobytes())),
         ("a text for tokens", "--tokens text.txt", "text.txt holds text, not tokens"),
         ("tokens of another tokenizer", "--tokens corpus", f"{TOKENIZER} is another tokenizer than the model's",

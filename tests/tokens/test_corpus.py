@@ -55,7 +55,7 @@ def test_a_file_with_another_time_is_read_and_must_be_the_recorded_one(corpus_fo
         open_folder(corpus_folder)
     tokens[999] = 400
     tokens.tofile(corpus_folder / "train.bin")
-    with pytest.raises(UserError, match="id 400 at position 999 is outside the vocabulary of 400 ids"):
+    with pytest.raises(UserError, match="id 400 at position 999, outside the vocabulary of 400 ids"):
         open_folder(corpus_folder)
 
 
@@ -252,7 +252,7 @@ def test_a_folder_of_others_shards_takes_its_own_validation(tmp_path):
     assert again == corpus
     alone = open_corpus(tmp_path / "*_val_*", None, None, None, vocab_size=50)
     assert (alone.train.length, alone.val) == (30, None)
-    with pytest.raises(UserError, match=r"x_train_000001\.bin: id 49 at position 49 is outside the vocabulary of 49"):
+    with pytest.raises(UserError, match=r"x_train_000001\.bin holds id 49 at position 49, outside the vocabulary"):
         open_corpus(tmp_path, None, None, None, vocab_size=49)
     tail = open_corpus(tmp_path / "*_train_*", None, None, None, vocab_size=50, val_fraction=0.99)
     assert tail.val is not None
