@@ -12,7 +12,7 @@ from common.files import sha256_of
 from common.names import METADATA
 from common.words import printable
 from tokens.files import find_splits
-from tokens.layouts import LAYOUTS, Layout, Part, native_dtype, recognise, refusal
+from tokens.layouts import LAYOUTS, Layout, Part, native_dtype, recognise, token_file_error
 from tokens.metadata import SPLITS, FileRecord, Metadata, metadata_of
 from tokens.stream import TokenStream, scan
 from tokens.tokenizer import end_of_text_id, load_with_size
@@ -230,8 +230,8 @@ def _open(files: Sequence[Path], split: str, metadata: Metadata, vocab_size: int
 def _check_length(path: Path, length: int, expected: int | None, metadata: Metadata) -> None:
     """Raises UserError (exit 3) if another number of tokens is recorded."""
     if expected not in (None, length):
-        raise refusal(path, f"holds {length:,} tokens, metadata {printable(metadata.path)} says {expected:,}. Run "
-                            "pretokenize.py again.")
+        raise token_file_error(path, f"holds {length:,} tokens, metadata {printable(metadata.path)} says {expected:,}. "
+                                     "Run pretokenize.py again.")
 
 
 def _checked_sha256(part: Part, record: FileRecord, vocab_size: int) -> str:

@@ -66,19 +66,20 @@ def _reading(path: Path) -> Iterator[None]:
     """Turns a path without a file, and errors of the system while reading, into a UserError (exit 3) that names it."""
     try:
         if not path.is_file():
-            raise refusal(path, "is missing or not a file. Run: python pretokenize.py corpus.txt")
+            raise token_file_error(path, "is missing or not a file. Run: python pretokenize.py corpus.txt")
         yield
     except OSError as error:
-        raise refusal(error.filename or path, f"cannot be read: {error.strerror}. Check its permissions.") from error
+        place, why = error.filename or path, f"cannot be read: {error.strerror}. Check its permissions."
+        raise token_file_error(place, why) from error
 
 
-def refusal(path: Path, why: str) -> UserError:
+def token_file_error(path: Path, why: str) -> UserError:
     """The error (exit 3) of a token file; why ends the sentence, with the cure behind it."""
     return UserError(Exit.DATA, f"token file {printable(path)} {why}")
 
 
 def _damaged(path: Path, why: str) -> UserError:
-    return refusal(path, f"{why}. Download or write it again.")
+    return token_file_error(path, f"{why}. Download or write it again.")
 
 
 def document_ends(path: Path, length: int) -> np.ndarray:
@@ -177,5 +178,5 @@ def recognise(path: Path) -> Layout:
         head = file.read(TEXT_BYTES)
     found = next((layout for layout in LAYOUTS.values() if layout.recognises(path, head)), None)
     if found is None and len(head) >= LEAST_TEXT_BYTES and not CONTROL.search(head):
-        raise refusal(path, "holds text, not tokens. Make tokens of it: python pretokenize.py FILE")
+        raise token_file_error(path, "holds text, not tokens. Make tokens of it: python pretokenize.py FILE")
     return found or LAYOUTS["nanogpt"]

@@ -9,7 +9,7 @@ import numpy as np
 
 from common.errors import Exit, UserError
 from common.words import printable
-from tokens.layouts import DTYPES, Part, refusal
+from tokens.layouts import DTYPES, Part, token_file_error
 
 SCANNED_TOKENS = 2**22  # read and checked at a time
 
@@ -83,9 +83,9 @@ def check_ids(ids: np.ndarray, first: int, part: Part, vocab_size: int) -> None:
     bound = bound_of(part.dtype, vocab_size)
     if len(ids) and as_unsigned(ids).max() >= bound:
         at = int(np.flatnonzero(as_unsigned(ids) >= bound)[0])
-        raise refusal(part.path, f"holds id {int(ids[at]):,} at position {first + at:,}, outside the vocabulary of "
-                                 f"{vocab_size:,} ids. Give the tokenizer or metadata that the file was made with, or "
-                                 "run pretokenize.py again.")
+        raise token_file_error(
+            part.path, f"holds id {int(ids[at]):,} at position {first + at:,}, outside the vocabulary of {vocab_size:,} "
+            "ids. Give the tokenizer or metadata that the file was made with, or run pretokenize.py again.")
 
 
 def scan(part: Part, vocab_size: int) -> str:
@@ -103,5 +103,6 @@ def scan(part: Part, vocab_size: int) -> str:
             check_ids(ids, seen, part, vocab_size)
             seen += len(ids)
         if file.tell() != part.offset_bytes + part.length * part.item_bytes:
-            raise refusal(part.path, "changed while it was read. Run the command again when nothing writes to it.")
+            raise token_file_error(part.path, "changed while it was read. Run the command again when nothing writes to "
+                                              "it.")
     return digest.hexdigest()
