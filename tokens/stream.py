@@ -84,8 +84,9 @@ def check_ids(ids: np.ndarray, first: int, part: Part, vocab_size: int) -> None:
     if len(ids) and as_unsigned(ids).max() >= bound:
         at = int(np.flatnonzero(as_unsigned(ids) >= bound)[0])
         raise token_file_error(
-            part.path, f"holds id {int(ids[at]):,} at position {first + at:,}, outside the vocabulary of {vocab_size:,} "
-            "ids. Give the tokenizer or metadata that the file was made with, or run pretokenize.py again.")
+            part.path, f"holds id {int(ids[at]):,} at position {first + at:,}, outside the vocabulary of "
+            f"{vocab_size:,} ids. Give the tokenizer or metadata that the file was made with, or run "
+            "pretokenize.py again.")
 
 
 def scan(part: Part, vocab_size: int) -> str:
