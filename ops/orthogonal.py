@@ -9,7 +9,7 @@ import torch
 
 # Chosen so that small singular values grow fastest: all end between about 0.7 and 1.2 (Jordan et al. 2024).
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
-ITERATIONS = 5  # training/optimizers.py counts them where it chooses Muon
+ITERATIONS = 5
 SMALLEST_NORM = 1e-7
 
 

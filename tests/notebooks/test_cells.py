@@ -30,13 +30,14 @@ def test_the_stop_button_is_the_commands_ctrl_c_and_a_second_one_its_second(tmp_
     (tmp_path / "stubborn.py").write_text(STUBBORN)
     presses = ["ready", "heard 1"]
 
-    def press():
+    def press(line):
+        print(line)
         if presses:
             presses.pop()
             raise KeyboardInterrupt
 
     with pytest.raises(cells.CellFailed, match="ended with exit code 3"):
-        cells.run(tmp_path / "stubborn.py", meanwhile=press)
+        cells.run(tmp_path / "stubborn.py", show=press)
     assert capsys.readouterr().out.splitlines() == ["ready", "heard 1", "heard 2"]
 
 
@@ -50,7 +51,7 @@ print("ready", flush=True)
 time.sleep(60)
 """)
     kernel = ("import os; from notebooks import cells\n"
-              f"cells.run({str(tmp_path / 'command.py')!r}, meanwhile=lambda: os._exit(7))")
+              f"cells.run({str(tmp_path / 'command.py')!r}, show=lambda _: os._exit(7))")
     done = subprocess.run([sys.executable, "-c", kernel], check=False,
                           env={**os.environ, "PYTHONPATH": str(cells.ROOT)})
     assert done.returncode == 7
@@ -64,7 +65,7 @@ def test_a_command_that_fails_ends_the_cell_with_one_line(capsys):
     with pytest.raises(cells.CellFailed) as caught:
         cells.run("train.py", "--lerning_rate", 1)
     assert caught.value._render_traceback_() == [
-        "train.py ended with exit code 2: the line that begins with 'error:' says why, and what to do."]
+        "train.py ended with exit code 2: the line of 'error:' says why. Flags go into cell 1."]
     assert "Did you mean --learning_rate?" in capsys.readouterr().out
 
 
@@ -85,32 +86,93 @@ def test_on_colab_the_drive_is_mounted_and_checkpoints_are_kept_there(monkeypatc
     assert "kept in      /content/drive/MyDrive/models/first" in capsys.readouterr().out
 
 
-def test_elsewhere_nothing_is_mounted_and_no_mirror_is_made_up(tmp_path, monkeypatch):
+def test_elsewhere_nothing_is_mounted_and_no_mirror_is_made_up(tmp_path):
     place = cells.find_place("first", "demo", "", str(tmp_path))
     assert place.mirror is None
-    assert "--mirror_to" not in cells.flags_of(place, "auto", 0, False, "")
-    monkeypatch.setattr(cells, "KAGGLE", tmp_path)
-    assert cells.find_place("first", "demo", "").mirror == tmp_path / "kept/first"
+    assert "--mirror_to" not in cells.flags_of(place, "auto", 0, "auto", "")
 
 
 def test_the_form_becomes_flags():
     place = cells.Place(Path("t"), Path("o"), Path("m"), Path("e"))
-    assert cells.flags_of(place, "mini", 55.5, True, "--seed 2") == [
+    assert list(map(str, cells.flags_of(place, "mini", 55.5, "yes", "--seed 2"))) == [
         "--data_dir", "t", "--output_dir", "o", "--resume_from", "auto", "--mirror_to", "m", "--model_size", "mini",
         "--max_minutes", "55.5", "--use_gpu", "--seed", "2"]
+    assert [cells.flags_of(place, "auto", 0, word, "")[-1] for word in ("no", "auto")] == ["--no-use_gpu", place.mirror]
     assert cells.words_of("demo")[0] == "--demo"
     assert cells.words_of("'my text.txt' more/*.jsonl") == ["my text.txt", "more/*.jsonl"]
 
 
-def test_the_curve_of_a_run_that_has_just_begun_is_no_error(tmp_path):
-    updates = []
-    handle = types.SimpleNamespace(update=lambda data, **more: updates.append(data))
-    cells.draw(tmp_path, handle)
-    (tmp_path / "metrics.jsonl").write_text("")
-    cells.draw(tmp_path, handle)
-    assert updates == []
-    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps({"step": step, "loss": 5 / step}) + "\n"
-                                                    for step in range(1, 9)))
-    cells.draw(tmp_path, handle)
-    assert len(updates) == 1
-    assert "loss in nats per token" in updates[0]["text/plain"]
+SMI = "| NVIDIA-SMI 550.54 Driver Version: 550.54 CUDA {}: {} |"
+
+
+@pytest.mark.parametrize(("driver", "torch", "index", "says"), [
+    (SMI.format("Version", "12.4"), "2.10.0+cu126", "cu126", "whl/cu126; the driver's CUDA: 12"),
+    (SMI.format("UMD Version", "13.1"), "2.13.0+cpu", "cu130", "whl/cu130; the driver's CUDA: 13"),
+    (SMI.format("Version", "12.4"), "2.11.0+cu128", "", "2.11.0+cu128; the driver's CUDA: 12"),
+    ("NVIDIA-SMI has failed", "2.13.0+cpu", "", "CPU. For a GPU: Runtime > Change runtime type > T4"),
+    ("NVIDIA-SMI has failed", "2.9.1", "cpu", "whl/cpu; the driver's CUDA: none")])
+def test_pip_takes_the_build_for_the_driver_and_leaves_a_torch_that_serves(driver, torch, index, says, monkeypatch,
+                                                                           capsys):
+    monkeypatch.setattr(cells.subprocess, "run", lambda *_, **more: types.SimpleNamespace(stdout=driver))
+    monkeypatch.setattr(cells.metadata, "version", lambda _: torch)
+    monkeypatch.setattr(sys, "platform", "linux")
+    command = cells.pip_command("auto")
+    assert ("torch --index-url https://download.pytorch.org/whl/" in command) == bool(index)
+    assert f"whl/{index}" in command or not index
+    assert command.endswith('requirements.txt"')
+    assert says in capsys.readouterr().out
+    if "failed" in driver:
+        with pytest.raises(cells.CellFailed, match=r"No GPU here: Runtime > .* Or set use_gpu to auto"):
+            cells.pip_command("yes")
+
+
+# ---------------------------------------------------------------- what a cell shows
+
+
+@pytest.fixture
+def watch(tmp_path, monkeypatch):
+    """Watches a command that prints these lines, and returns what is drawn in turn."""
+    drawn = []
+    handle = types.SimpleNamespace(update=lambda data, **_: drawn.append(data["text/plain"]))
+    ipython = types.SimpleNamespace(display=lambda *_, **more: handle)
+    monkeypatch.setitem(sys.modules, "IPython.display", ipython)
+
+    def watch(lines, **more):
+        monkeypatch.setattr(cells, "run", lambda script, show: [show(line) for line in lines])
+        cells.watch("train.py", **more)
+        return drawn
+
+    return watch
+
+
+def test_the_latest_step_and_the_curve_below_it_are_drawn_every_ten_seconds(watch, tmp_path, monkeypatch):
+    now = 100
+    assert cells.curve_of(tmp_path) == ""  # of a run that has just begun
+
+    def steps():
+        nonlocal now
+        for now in range(100, 131):
+            with (tmp_path / "metrics.jsonl").open("a") as log:
+                log.write(json.dumps({"step": now, "loss": 5 / now}) + "\n")
+            yield f"step {now}/130 | 1 min left"
+        yield from map("line {}".format, range(40))
+
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    *drawn, last = watch(steps(), out=tmp_path)
+    assert [text.splitlines()[0] for text in drawn[:5]] == [
+        *(f"step {step}/130 | 1 min left" for step in (100, 110, 120, 130)), "line 0"]
+    assert drawn[3].splitlines()[2].startswith("loss in nats per token")
+    assert drawn[-1].startswith("line 20\n")
+    assert last.startswith("line 0\n")
+
+
+@pytest.mark.parametrize(("line", "says"), [
+    ("error: --use_gpu: broken, or give --no-use_gpu", "error: use_gpu: broken, or give use_gpu"),
+    ("size: small (or --model_size)", "size: small (or model_size)"),
+    ("next: python generate.py --ckpt out", "next: cell 7"), ("next: python train.py --data_dir a", "next: cell 5"),
+    ("to continue: python train.py --resume_from out", "to continue: Run all again"),
+    ("python train.py --resume_from out --max_steps 90", "max_minutes 0, --max_steps 90 in more_flags"),
+    ("python train.py --config o/config.toml --model_size mini --output_dir o-mini", "model_size mini, another"),
+    ("  | --use_gpu", "  | --use_gpu")])
+def test_cures_are_said_in_the_words_of_the_form(watch, line, says):
+    assert watch([line])[-1].startswith(says)

@@ -46,7 +46,7 @@ def filled_in(nbformat, **fields):
 @pytest.fixture
 def fields(tmp_path):
     (tmp_path / "verses.txt").write_text("ROMEO:\nTake me to me, I'll think from the world.\n\n" * 200)
-    return {"corpus": str(tmp_path / "verses.txt"), "work_in": str(tmp_path / "machine"), "use_gpu": False,
+    return {"corpus": str(tmp_path / "verses.txt"), "work_in": str(tmp_path / "machine"), "use_gpu": "auto",
             "keep_in": str(tmp_path / "drive"), "max_minutes": 0, "gpu_cost_per_hour": 2.0, "prompt": "ROMEO:",
             "more_flags": f"{TINY} --max_steps 60"}
 
@@ -85,12 +85,13 @@ def test_all_cells_run_from_top_to_bottom(nbformat, fields, tmp_path):
     texts = shown(notebook)
     place = tmp_path / "machine"
     for number, words in enumerate(("", "", "", f"kept in      {tmp_path / 'drive'}/first",
-                                    "next: python train.py", "cost: ", "val loss    ", "ROMEO:", "perplexity",
+                                    "next: cell 5", "cost: ", "val loss    ", "ROMEO:", "perplexity",
                                     "first-exported", "")):
         assert words in texts[number], texts[number]
     curve = next(output for cell in notebook.cells if "#@title 6." in cell.source for output in cell.outputs
                  if "text/plain" in output.get("data", {}))
     assert "loss in nats per token" in curve["data"]["text/plain"]
+    assert len(texts[5].splitlines()) <= 10, texts[5]
     assert 60 in steps_in(place / "out/first")
     assert 60 in steps_in(tmp_path / "drive/first")
     assert (tmp_path / "drive/first-exported/config.json").exists()
@@ -104,7 +105,7 @@ def test_a_run_is_stopped_the_machine_is_gone_and_run_all_goes_on(nbformat, fiel
 
     def stop(cell, cell_index):
         def press():
-            while not any(" left" in output.get("text", "") for output in cell.outputs):
+            while not any(" left" in output.get("data", {}).get("text/plain", "") for output in cell.outputs):
                 time.sleep(0.1)
             os.kill(client.km.provisioner.pid, signal.SIGINT)  # as the stop button does
             is_stopped.set()
