@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, NoReturn, TypeVar
 
 from common.config import Layer, Origin, Row, against, changes, laid_over, needed, read_toml
-from common.errors import MESSAGE_LINES, Exit, UserError
+from common.errors import MESSAGE_LINES, Exit, UserError, warn
 from common.terminal import USUAL_COLUMNS
 from common.words import printable
 
@@ -259,6 +259,7 @@ class Parser(argparse.ArgumentParser):
         # argparse's own expression takes -1 for a value, but -1e-3, -inf and -nan for flags.
         self._negative_number_matcher = re.compile(r"-(\d|\.\d|inf|nan)", re.IGNORECASE)
         self.problems: list[str] = []
+        self.command = prog.removesuffix(".py")
         self.kinds: dict[str, ValueKind] = {}
         self.rows: dict[str, Row] = {}
         self.becomes: dict[str, Callable[[Any, dict[str, Any]], dict[str, Any]]] = {}  # of old spellings
@@ -339,14 +340,27 @@ class Parser(argparse.ArgumentParser):
             for name, value in fields.items():
                 if len(self.problems) >= MOST_PROBLEMS:
                     break
-                if fields is layer.decided and name not in self.rows:  # by an older program
-                    continue
                 try:
-                    values[name] = self._value_in_file(name, value, layer.source)
+                    if not self._is_gone(name, value, layer.source, fields is layer.decided):
+                        values[name] = self._value_in_file(name, value, layer.source)
                 except ValueError as problem:
                     self.problems += [str(problem)] if layer.may_be_edited else []
         self._in_new_words(found)
         return found
+
+    def _is_gone(self, name: str, value: Any, source: str, is_decided: bool) -> bool:
+        """Whether a flag of a file, or its value, is one that there was: at its default, or as a program decided it, it
+        says nothing, else a value is left out with a warning. Raises ValueError for a flag at another value."""
+        from common.synonyms import GONE
+
+        for word in in_list(value):
+            if gone := GONE.get(f"{self.command} {name} {word}"):
+                warn(f"{name} {word} ({source}): is gone. {gone[1]}")
+                return True
+        default, answer = GONE.get(f"{self.command} {name}", (None, ""))
+        if answer and not is_decided and value != default:
+            raise ValueError(f"{name} ({source}): is gone. {answer}")
+        return bool(answer)
 
     def _value_in_file(self, name: str, value: Any, source: str) -> Any:
         """The value of a flag in a file. Raises ValueError with what is wrong with the key or its value."""
@@ -401,11 +415,10 @@ class Parser(argparse.ArgumentParser):
     def _suggest(self, name: str) -> str:
         """What to give instead: 'Did you mean --batch_size?' for a flag that is misspelt, shortened, hyphenated, or
         called so by another program."""
-        plain = name.lstrip("-").lower().replace("-", "_").replace(".", "_")
-        words = {plain, plain.removeprefix("train_")}  # litgpt's --train.max_steps
-        for flag, row in self.rows.items():
-            if not words.isdisjoint(row.called.split()):
-                return f"Here it is called --{flag}."
+        from common.synonyms import explain_flag  # a table that only errors need
+
+        if said := explain_flag(self.command, name, {flag: row.called for flag, row in self.rows.items()}):
+            return said
         known = [option for action in self._actions for option in action.option_strings if option.startswith("--")]
         near = [option for option in known if len(name) > 4 and option.startswith(name)]
         if not near:

@@ -1,5 +1,7 @@
 """The words of other programs: each leads to flags that exist, and none hides a flag of ours."""
 
+import re
+
 import pytest
 
 import bench
@@ -9,6 +11,7 @@ import generate
 import plot
 import pretokenize
 import train
+from common import synonyms
 from common.errors import UserError
 from common.flags import Parser
 
@@ -18,10 +21,10 @@ COMMANDS = {"bench": bench, "evaluate": evaluate, "export": export, "generate": 
 
 @pytest.fixture(scope="module")
 def parsers():
-    """The parser of each command, by what a shell is given."""
+    """The parser of each command by its name."""
     found = {}
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Parser, "read", lambda parser, *rest: found.update({parser.prog: parser}))
+        patch.setattr(Parser, "read", lambda parser, *rest: found.update({parser.command: parser}))
         for command in COMMANDS.values():
             command.read_flags([])
     return found
@@ -32,6 +35,13 @@ def known(parsers):
     """The flags of each command by its name, --no- forms included."""
     return {command: {option for action in parser._actions for option in action.option_strings}
             for command, parser in parsers.items()}
+
+
+def test_every_flag_that_is_suggested_exists(known):
+    for name, (_, answer) in synonyms.GONE.items():
+        command, flag, *value = name.split()
+        assert set(re.findall(r"--[\w-]+", answer)) <= known[command], answer
+        assert value or f"--{flag}" not in known[command]
 
 
 def test_a_row_names_flags_that_exist_and_conditions_that_can_hold(parsers):
@@ -62,7 +72,7 @@ def said(command: str, *words: str) -> str:
 @pytest.mark.parametrize(("words", "meant"), [
     ("--lr 1e-3", "--learning_rate"), ("--block_size=256", "--seq_length"), ("--device cuda", "--use_gpu"),
     ("--dtype bfloat16", "--amp_dtype"), ("--train.micro_batch_size 4", "--batch_size"),
-    ("--max-seq-len 5", "--seq_length")])
+    ("--max-seq-len 5", "--seq_length"), ("--fp8_head", "The output layer is computed")])
 def test_the_words_of_others_are_answered_with_ours(words, meant):
     message = said("train", *words.split())
     assert meant in message

@@ -238,6 +238,7 @@ TRAIN_ROWS = [
         ("tokens on a GPU that is not to be used", "--preload gpu", "--preload gpu: not with --no-use_gpu"),
         ("checkpoints every so often", "--checkpoint_every often",
          "--checkpoint_every 'often': must be a whole number of"),
+        ("a flag that is gone", "--fp8_head", "--fp8_head: no such flag. The output layer is"),
         ("six wrong flags", "--batch_size 0 --epochs x --seed y --dropout 2 --beta1 nan --grad_clip -1",
          "and 2 more: --beta1, --grad_clip"),
         ("seven unknown flags", "--block_size 9 --max_iters 9 --lr 1 --min-lr 1 --wd 0 --backend nccl --decay_lr 1",

@@ -141,11 +141,14 @@ def test_a_shorter_run_from_weights_goes_on_without_them(place):
     assert same_tensors(place / "tuned/checkpoint-4", place / "kept")
 
 
-def test_what_an_older_program_decided_is_left_out_and_what_was_given_stops_the_run(stopped):
+def test_flags_that_are_gone_say_nothing_at_their_default_and_stop_the_run_at_another_value(stopped, capsys):
     stopped(FEW)
     path, recorded = Path("parts/config.toml"), Path("parts/config.toml").read_text()
-    path.write_text(f'{recorded}residual_dtype = "auto"\n')
-    assert train.read_flags(["--resume_from", "parts"]).config.recorded == "parts/config.toml"
+    path.write_text('tracker = "mlflow"\n' + recorded)
+    assert train.read_flags(["--resume_from", "parts"]).tracker is None
+    assert "warning: tracker mlflow (parts/config.toml): is gone. Give --tracker wandb" in capsys.readouterr().err
     path.write_text("keep_epochs = 2\n" + recorded)
-    with pytest.raises(UserError, match=r"^keep_epochs \(parts/config.toml\): no such flag"):
+    with pytest.raises(UserError, match=r"^keep_epochs \(parts/config.toml\): is gone\. All of epochs'"):
         train.read_flags(["--resume_from", "parts"])
+    with pytest.raises(UserError, match=r"^--keep_epochs: no such flag\. All of epochs' checkpoints stay"):
+        train.read_flags(["--keep_epochs", "2"])
