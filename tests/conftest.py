@@ -143,8 +143,8 @@ def make_checkpoint(tokenizer_file):
     """A function: trains a tiny model one step, saves it as folder/checkpoint-STEP; returns path, model, optimizer."""
     from tests.helpers.models import trained_checkpoint
 
-    def make(folder: Path, step: int = 1, stays: bool = False, **changes):
-        return trained_checkpoint(folder, step, stays, tokenizer_file.read_text(encoding="utf-8"), **changes)
+    def make(folder: Path, step: int = 1, **changes):
+        return trained_checkpoint(folder, step, tokenizer_file.read_text(encoding="utf-8"), **changes)
 
     return make
 

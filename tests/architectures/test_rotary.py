@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from architectures.table import ARCHITECTURES, architecture_of, create
 from model import SIZES, Options
 from ops.rotary import RotaryScaling
+from tests.helpers.decoding import largest_difference
 from tests.helpers.models import kept_by_autograd, make_rotary
 
 VARIANTS = [{}, {"tie_weights": False}, {"n_kv_head": 1}, {"n_kv_head": 6, "rope_theta": 1e6}, {"n_inner": 80},
@@ -22,13 +23,6 @@ def theirs_of(folder):
     assert theirs.config.architectures == [type(theirs).__name__]
     assert not {*found["missing_keys"], *found["unexpected_keys"]}
     return theirs.eval()
-
-
-@torch.no_grad()
-def largest_difference(found, expected):
-    """As a share of the largest expected value."""
-    assert found.shape == expected.shape
-    return float((found - expected).abs().max() / expected.abs().max())
 
 
 @pytest.mark.parametrize("arch", ["qwen3", "llama"])

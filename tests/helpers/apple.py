@@ -11,12 +11,11 @@ GPU = torch.device("mps", 0)
 GIB = 2**30
 
 
-def pretend(monkeypatch: pytest.MonkeyPatch, macos: tuple[int, int] = (15, 0), built: bool = True,
-            available: bool = True) -> None:
+def pretend(monkeypatch: pytest.MonkeyPatch, macos: tuple[int, int] = (15, 0), available: bool = True) -> None:
     """Answers torch's questions about Apple's GPU, an M1 with 8 GiB, and says that this is macOS."""
     monkeypatch.setattr(sys, "platform", "darwin")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    answers = {"is_built": lambda: built, "is_available": lambda: built and available, "get_name": lambda: "Apple M1",
+    answers = {"is_built": lambda: True, "is_available": lambda: available, "get_name": lambda: "Apple M1",
                "is_macos_or_newer": lambda major, minor: macos >= (major, minor)}
     for name, answer in answers.items():
         monkeypatch.setattr(torch.backends.mps, name, answer)

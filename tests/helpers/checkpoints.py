@@ -56,12 +56,12 @@ def cut_into_shards(folder: Path, num_files: int = 3) -> list[Path]:
     return files
 
 
-def hugging_face_folder(folder: Path, tie: bool = True):
+def hugging_face_folder(folder: Path):
     """Writes a tiny GPT-2 by transformers' save_pretrained and returns its model."""
     from transformers import GPT2Config, GPT2LMHeadModel
 
     torch.manual_seed(3)
     theirs = GPT2LMHeadModel(GPT2Config(vocab_size=300, n_positions=16, n_embd=32, n_layer=2, n_head=2,
-                                        bos_token_id=0, eos_token_id=0, tie_word_embeddings=tie)).eval()
+                                        bos_token_id=0, eos_token_id=0)).eval()
     theirs.save_pretrained(folder)
     return theirs

@@ -33,4 +33,5 @@ def take(model, prompt: list[int], max_new_tokens: int, sampling: Sampling = GRE
 
 def largest_difference(found: torch.Tensor, expected: torch.Tensor) -> float:
     """The largest difference as a share of the largest expected value."""
-    return float((found - expected).abs().max() / expected.abs().max())
+    assert found.shape == expected.shape
+    return float((found - expected).abs().max().detach() / expected.abs().max().detach())

@@ -67,7 +67,7 @@ def kept_by_autograd(config: ModelConfig, batch_size: int, dtype: torch.dtype) -
     return sum(kept.values())
 
 
-def trained_checkpoint(folder: Path, step: int, stays: bool, tokenizer_json: str, **changes,
+def trained_checkpoint(folder: Path, step: int, tokenizer_json: str, **changes,
                        ) -> tuple[Path, GPT, torch.optim.Optimizer]:
     """Trains a tiny model for one step and saves it as folder/checkpoint-STEP."""
     model = make_model(step, **changes).train()
@@ -76,7 +76,7 @@ def trained_checkpoint(folder: Path, step: int, stays: bool, tokenizer_json: str
     model(ids, ids).backward()
     optimizer.step()
     optimizer.zero_grad()
-    state = {"stays": stays, "data": {"train_sha256": "a", "tokenizer_sha256": "b"}}
+    state = {"stays": False, "data": {"train_sha256": "a", "tokenizer_sha256": "b"}}
     card = model_card(model.config, {"steps": str(step)})
     path = save(folder, step, tensor_files(model.config, Tensors.of(model, optimizer)),
                 text_files(step, model.config, state, tokenizer_json, 0, card))

@@ -6,12 +6,7 @@ import torch.nn.functional as F
 
 from ops import linear as linear_room
 from ops.linear import ACTIVATIONS, linear, onednn_linear, swiglu
-
-
-def largest_difference(found: torch.Tensor, expected: torch.Tensor) -> float:
-    """As a share of the largest expected value."""
-    assert found.shape == expected.shape
-    return float((found - expected).abs().max() / expected.abs().max())
+from tests.helpers.decoding import largest_difference
 
 
 @pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="this PyTorch has no oneDNN")

@@ -8,9 +8,6 @@
 FAULTS_SHARE=0.1 before such a line tries a tenth of the cases.
 """
 
-import os
-import shutil
-import subprocess
 
 import pytest
 
@@ -21,15 +18,3 @@ def disk(forks):
     if forks.shim is None:
         pytest.skip("needs Linux and a C compiler")
     return forks
-
-
-@pytest.fixture
-def small_disk(tmp_path):
-    """A file system of 4 MiB in memory; a checkpoint takes a half."""
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    if shutil.which("mount") is None or os.geteuid() or subprocess.run(
-            ["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", str(folder)], capture_output=True).returncode:
-        pytest.skip("needs the right to mount")
-    yield folder
-    subprocess.run(["umount", "-l", str(folder)], check=False, capture_output=True)

@@ -4,7 +4,6 @@ Runs are children of a process that has imported everything (fork), so that one 
 faulty.c, preloaded. Exact means: losses and final tensors equal, byte for byte, those of a run that nothing disturbed.
 """
 
-import contextlib
 import os
 import random
 import re
@@ -26,7 +25,7 @@ from checkpoint.folder import owned
 from tests.helpers.commands import ROOT
 from tests.helpers.forks import Raised
 from tests.helpers.training import metrics_of
-from tests.helpers.trial import FAILED, MEASURED, STEP, TINY, Sweep, Trial, damage, prove, some, tensors
+from tests.helpers.trial import MEASURED, STEP, TINY, Sweep, Trial, damage, prove, some, tensors
 from training.table import OPTIMIZERS
 
 EVERY_10 = "--checkpoint_every_steps 10 --eval_interval 10 --dropout 0.1"
@@ -274,30 +273,6 @@ class Background:
         return self.done[0].code, self.done[0].stdout
 
 
-def fill(folder: Path) -> Path:
-    """Fills a small file system to its last byte; returns the file that does."""
-    ballast, block = folder / "ballast", bytes(4096)
-    with contextlib.suppress(OSError), ballast.open("wb", buffering=0) as file:
-        while file.write(block) == len(block):
-            pass
-    return ballast
-
-
-@pytest.mark.slow
-def test_a_full_disk_costs_saves_until_there_is_room(forks, corpus, tmp_path, small_disk):
-    trial, out = Trial(forks, corpus, tmp_path / "trial", 150, *LONG), small_disk / "out"
-    run = Background(trial, out, "--keep_checkpoints", "1")
-    run.wait("saved checkpoint-10")
-    ballast = fill(small_disk)
-    run.wait("could not be saved", 2)
-    assert trial.unsound(out) == []
-    ballast.unlink()
-    code, text = run.ended()
-    assert code == 0, text
-    assert FAILED.search(text)
-    assert (trial.newest(out), trial.unsound(out)) == (150, [])
-
-
 def test_a_folder_that_is_deleted_is_made_anew(forks, corpus, tmp_path):
     trial = Trial(forks, corpus, tmp_path / "trial", 30, *LONG)
     run = Background(trial, tmp_path / "out")
@@ -309,21 +284,6 @@ def test_a_folder_that_is_deleted_is_made_anew(forks, corpus, tmp_path):
     assert trial.newest(tmp_path / "out") == 30
     assert trial.unsound(tmp_path / "out") == []
     assert all(line in trial.losses for line in metrics_of(tmp_path / "out"))
-
-
-@pytest.mark.slow
-def test_a_mirror_that_is_gone_is_said_and_costs_the_run_nothing(forks, corpus, tmp_path, small_disk):
-    trial, out, drive = Trial(forks, corpus, tmp_path / "trial", 200, *LONG), tmp_path / "out", small_disk / "run"
-    run = Background(trial, out, "--mirror_to", str(drive), "--keep_checkpoints", "1")
-    while not list(drive.glob("checkpoint-*/manifest.json")):
-        assert run.thread.is_alive()
-        time.sleep(0.005)
-    subprocess.run(["umount", "-l", str(small_disk)], check=True)
-    code, text = run.ended()
-    assert code == 0, text
-    assert tensors(out / "checkpoint-200") == trial.tensors[200]
-    assert "No such file or directory. Look at that disk" in text
-    assert list(small_disk.iterdir()) == [], "not made anew on the machine's own disk"
 
 
 # ---------------------------------------------------------------- token files that change

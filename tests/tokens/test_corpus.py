@@ -112,16 +112,6 @@ BAD_CORPORA = {
 }
 
 
-@pytest.mark.parametrize("case", BAD_CORPORA)
-def test_a_bad_corpus_is_refused_in_one_line_that_says_why(corpus_folder, case):
-    damage, reason = BAD_CORPORA[case]
-    damage(corpus_folder)
-    with refused(reason, Exit.DATA) as caught:
-        open_folder(corpus_folder)
-    assert str(caught.value).count("\n") == 0
-    assert len(str(caught.value)) < 500
-
-
 def outcome(folder: Path) -> tuple[list[int], ...] | str:
     """The tokens of a folder, or the line with which it is refused, as all commands do with exit 3."""
     try:
@@ -230,12 +220,13 @@ BAD_SHARDS = {
 }
 
 
-@pytest.mark.parametrize("case", BAD_SHARDS)
-def test_bad_shards_are_refused_in_one_line_that_says_why(corpus_folder, case):
-    damage, reason = BAD_SHARDS[case]
-    damage(sharded(corpus_folder))
+@pytest.mark.parametrize(("opened", "damage", "reason"), [
+    *((open_folder, *row) for row in BAD_CORPORA.values()), *((open_shards, *row) for row in BAD_SHARDS.values())],
+    ids=[*BAD_CORPORA, *BAD_SHARDS])
+def test_a_bad_corpus_is_refused_in_one_line_that_says_why(corpus_folder, opened, damage, reason):
+    damage(sharded(corpus_folder) if opened is open_shards else corpus_folder)
     with refused(reason, Exit.DATA) as caught:
-        open_shards(corpus_folder)
+        opened(corpus_folder)
     assert str(caught.value).isprintable()
     assert len(str(caught.value)) < 500
 

@@ -123,22 +123,6 @@ def test_the_file_makes_another_run_alike(place):
     assert train.main([*argv, "--max_steps", "4"]) == 0
     assert train.main(["--config", "out/config.toml", "--output_dir", "again"]) == 0
     assert same_tensors(place / "out/checkpoint-4", place / "again/checkpoint-4")
-    shutil.rmtree(place / "out/checkpoint-4")
-    assert train.main(["--resume_from", "out"]) == 0
-    assert same_tensors(place / "out/checkpoint-4", place / "again/checkpoint-4")
-
-
-def test_a_shorter_run_from_weights_goes_on_without_them(place):
-    data = ["--data_dir", DATA, "--no-use_gpu"]
-    assert train.main([*data, *FEW, "--max_steps", "2", "--output_dir", "first"]) == 0
-    tuning = [*data, "--init_from", "first", "--seq_length", "4", "--batch_size", "4", "--max_steps", "4",
-              "--checkpoint_every_steps", "2"]
-    assert train.main([*tuning, "--output_dir", "tuned"]) == 0
-    shutil.copytree("tuned/checkpoint-4", "kept")
-    shutil.rmtree("tuned/checkpoint-4")
-    shutil.rmtree("first")
-    assert train.main(["--resume_from", "tuned"]) == 0
-    assert same_tensors(place / "tuned/checkpoint-4", place / "kept")
 
 
 def test_flags_that_are_gone_say_nothing_at_their_default_and_stop_the_run_at_another_value(stopped, capsys):
