@@ -147,6 +147,18 @@ def test_a_path_is_resumed_where_no_other_run_is_overwritten(folder, sound, tmp_
         find_resume(str(folder / "checkpoint-900"), folder, False, no_warning)
 
 
+def test_a_run_resumes_from_best_and_last(ranked, tmp_path):
+    folder, new = ranked(THREE), tmp_path / "new"
+    for requested, output_dir, step in (("last", folder, 900), ("best", folder, 600), (str(folder / "best"), new, 600)):
+        found = find_resume(requested, output_dir, True, no_warning)
+        assert found is not None
+        assert found[1]["step"] == step
+    with refused("do not lead to checkpoint-600: checkpoint-900.*--overwrite"):
+        find_resume("best", folder, False, no_warning)
+    with refused("does not exist. Train one first"):
+        find_resume("last", new, False, no_warning)
+
+
 def test_a_checkpoint_of_another_model_tokenizer_or_corpus_is_told_apart(sound, make_model):
     found = sound / "checkpoint-900", verify(sound / "checkpoint-900")
     config, shallow = make_model().config, make_model(n_layer=1).config
