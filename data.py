@@ -413,10 +413,8 @@ def _as_batch(rows: Rows, dtype: str, device: torch.device) -> Batch:
 
 
 def shared_windows(num_tokens: Sequence[int], seq_length: int, most: int) -> list[int]:
-    """How many windows a validation measures of each of several corpora, `most` together: as many of each as there are.
-
-    Each gets one at least.
-    """
+    """How many windows a validation measures of each of several corpora, one at least, `most` together: an equal share
+    of each, or all that it has."""
     there = [-(-(num - 1) // seq_length) for num in num_tokens]
     shares = [0] * len(there)
     for done, number in enumerate(sorted(range(len(there)), key=there.__getitem__)):

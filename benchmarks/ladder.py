@@ -83,6 +83,13 @@ class Bench:
     warmup: int
     found: dict[str, Any] = field(default_factory=dict)
 
+    @property
+    def flags(self) -> dict[str, Any]:
+        """The flags that all runs of train.py have in common."""
+        shape = self.shape
+        return {"data_dir": self.data_dir, "model_size": shape.model_size, "seq_length": shape.seq_length,
+                "batch_size": shape.batch_size, "use_gpu": self.machine.on_gpu, "sample_interval": 0}
+
     def run(self, words: Sequence[str], seconds: float = LIMIT_SECONDS, grace_seconds: float = 0.0) -> Answer:
         """Runs python with these words.
 
@@ -175,13 +182,10 @@ class RungFailed(UserError):
 
 def flags_of(bench: Bench, rung: Rung) -> list[str]:
     """The whole command line of train.py for a rung."""
-    shape = bench.shape
     return as_flags({
-        "data_dir": bench.data_dir, "output_dir": bench.folder / "out", "model_size": shape.model_size,
-        "seq_length": shape.seq_length, "use_gpu": bench.machine.on_gpu,
-        "max_steps": bench.warmup + bench.steps, "learning_rate": LEARNING_RATE, "lr_schedule": "constant",
-        "optimizer": "adamw", "seed": SEED, "sample_interval": 0, "eval_interval": 10**9, "eval_batches": 1,
-        "checkpoint_every": 0, **rung.flags})
+        **bench.flags, "output_dir": bench.folder / "out", "max_steps": bench.warmup + bench.steps,
+        "learning_rate": LEARNING_RATE, "lr_schedule": "constant", "optimizer": "adamw", "seed": SEED,
+        "eval_interval": 10**9, "eval_batches": 1, "checkpoint_every": 0, **rung.flags})
 
 
 def run_rung(bench: Bench, rung: Rung) -> Timed:

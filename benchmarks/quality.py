@@ -82,12 +82,8 @@ def compare_recipes(bench: Bench, chosen: Mapping[str, Recipe], num_seeds: int, 
 
 def run_flags(bench: Bench, steps: int, seed: int) -> list[str]:
     """The flags of train.py that all recipes have in common."""
-    shape = bench.shape
-    return as_flags({
-        "data_dir": bench.data_dir, "model_size": shape.model_size, "seq_length": shape.seq_length,
-        "batch_size": shape.batch_size, "use_gpu": bench.machine.on_gpu,
-        "max_steps": steps, "seed": seed, "eval_tokens": EVAL_TOKENS, "eval_interval": steps // VALIDATIONS,
-        "sample_interval": 0, "keep_checkpoints": 1})
+    return as_flags({**bench.flags, "max_steps": steps, "seed": seed, "eval_tokens": EVAL_TOKENS,
+                     "eval_interval": steps // VALIDATIONS, "keep_checkpoints": 1})
 
 
 def train_one(bench: Bench, folder: Path, flags: list[str], steps: int) -> str:
@@ -129,11 +125,6 @@ def steps_to(curve: Curve, loss: float) -> float | None:
     return curve.xs[index - 1] + share * (curve.xs[index] - curve.xs[index - 1])
 
 
-def standard_error(values: Sequence[float]) -> float | None:
-    """That of the mean of several values; None of a single one."""
-    return statistics.stdev(values) / math.sqrt(len(values)) if len(values) > 1 else None
-
-
 def report(bench: Bench, runs: Mapping[str, Sequence[LoggedRun]]) -> None:
     """A line for each recipe: its loss, and the tokens and the time in which it reaches the loss of the first one."""
     bench.out.say(ROW.format("", "seeds", "nats", "+-", "ms/step", "tokens to", "time to"))
@@ -141,7 +132,8 @@ def report(bench: Bench, runs: Mapping[str, Sequence[LoggedRun]]) -> None:
     for name, seeds in runs.items():
         curves = [run["val_loss"] for run in seeds]
         mean = Curve(curves[0].xs, [statistics.fmean(ys) for ys in zip(*(curve.ys for curve in curves), strict=False)])
-        error = standard_error([run["val_loss"].ys[-1] for run in seeds])
+        finals = [curve.ys[-1] for curve in curves]
+        error = statistics.stdev(finals) / math.sqrt(len(finals)) if len(finals) > 1 else None
         speed = statistics.fmean(run["seconds"].ys[-1] / run["seconds"].last_x for run in seeds)
         if math.isnan(target):
             target, first_speed = mean.ys[-1], speed
@@ -152,7 +144,7 @@ def report(bench: Bench, runs: Mapping[str, Sequence[LoggedRun]]) -> None:
             f"{1e3 * speed:,.1f}",
             *("never" if tokens is None else f"{share * tokens:.1%}" for share in (1, speed / first_speed))))
         bench.found.setdefault("recipes", {})[name] = {
-            "steps": mean.xs, "val_losses": [run["val_loss"].ys for run in seeds], "standard_error": error,
+            "steps": mean.xs, "val_losses": [curve.ys for curve in curves], "standard_error": error,
             "seconds_per_step": speed, "share_of_tokens": tokens}
     bench.out.say(f"+-: standard error over seeds; tokens, time to: the final loss of {next(iter(runs))}, as a share "
                   "of its own")

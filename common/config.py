@@ -159,6 +159,8 @@ def write_toml(path: Path, layer: Layer, introduction: str, reasons: Mapping[str
 
     A value that TOML cannot hold (text with bytes that are not UTF-8) is left out. Raises OSError.
     """
+    import json
+
     from common.files import write_whole
 
     lines = _comment(introduction)
@@ -166,16 +168,10 @@ def write_toml(path: Path, layer: Layer, introduction: str, reasons: Mapping[str
         lines += [heading] if values else []
         for name, value in values.items():
             if is_utf8(str(value)):
-                lines += [*_comment(reasons.get(name, "")), f"{name} = {_toml_value(value)}"]
+                value = json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")  # TOML but for one character
+                lines += [*_comment(reasons.get(name, "")), f"{name} = {value}"]
     write_whole(path, "\n".join([*lines, ""]))
 
 
 def _comment(text: str) -> list[str]:
     return [f"# {line}" for line in printable_text(text).splitlines()]
-
-
-def _toml_value(value: Any) -> str:
-    """A value in TOML, which is as in JSON but for one character."""
-    import json
-
-    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")

@@ -182,9 +182,8 @@ def guard(main: Callable[[Sequence[str]], int]) -> None:
     returns, or the Exit of the error, or 128 + the signal's number.
 
     If main returns 0, the process goes on. A command calls guard twice: first with a function that answers flag errors
-    at once, then, after the slow imports, with its main. Those imports run without the garbage collector, which
-    would find nothing to free in what they create and costs a tenth of their time. A signal during them ends the
-    process with 128 + its number.
+    at once, then, after the slow imports, with its main. Those imports run without the garbage collector, which costs a
+    tenth of their time.
     """
     gc.enable()
     gc.freeze()

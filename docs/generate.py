@@ -112,9 +112,6 @@ def command_section(command: str) -> str:
 
 def main(argv: list[str]) -> int:
     """Writes the generated parts, or with --check only compares them. Returns the exit code."""
-    if argv not in ([], ["--check"]):
-        print("usage: python docs/generate.py [--check]", file=sys.stderr)
-        return 2
     outdated = []
     flags = "\n".join([FLAGS_INTRODUCTION, *(command_section(command) for command in COMMANDS)])
     for name, content in (("docs/flags.md", flags), ("docs/architecture.md", architecture())):

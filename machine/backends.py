@@ -82,10 +82,7 @@ class Backend:
         self.api.synchronize()
 
     def event(self) -> Any:
-        """A recorded point in the device's time, with synchronize and elapsed_time; None where the host's clock does.
-
-        An Apple GPU is waited for instead.
-        """
+        """A point in the device's time, with synchronize and elapsed_time; None where the host's clock will do."""
         return None
 
     # ---------------------------------------------------------------- memory

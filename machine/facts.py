@@ -10,10 +10,7 @@ from machine.device import Machine
 
 
 def matmul_flops(machine: Machine, dtype: torch.dtype, width: int, seconds: float) -> float:
-    """FLOP/s of torch.mm with two square matrices: the best of what is done within the seconds, at least one.
-
-    On a GPU each of them is 20 products in a row.
-    """
+    """FLOP/s of torch.mm with two square matrices: the best of what is done within the seconds, at least one."""
     products = 20 if machine.on_gpu else 1
     a, b = (torch.randn(width, width, device=machine.device).to(dtype) for _ in range(2))
     torch.mm(a, b)  # the first product loads the library

@@ -17,10 +17,7 @@ ELF_HEADER_BYTES = 64
 
 
 def compile_again_where_unfinished(attempt: Callable[[], None], say: Callable[[str], None]) -> None:
-    """Makes the attempt, which compiles, without unfinished files in the compiler's cache; twice if it comes upon one.
-
-    Raises what the attempt raises otherwise.
-    """
+    """Makes the attempt, which compiles, without unfinished files in the compiler's cache; again if it meets one."""
     remove_unfinished_kernels(say)
     try:
         attempt()

@@ -1,7 +1,6 @@
 """The processes that train one model together: which of them this one is, and how they agree.
 
-torchrun starts them and says in the environment who is who; train.py's main joins them, and Runtime
-(training/state.py) carries the result to what must know. A process on its own is ALONE, for which every method here
+torchrun starts them and says in the environment who is who. A process on its own is ALONE, for which every method here
 is a no-op: the same line of train.py serves both.
 """
 
@@ -163,9 +162,6 @@ def of_environment() -> Processes:
 @contextlib.contextmanager
 def joined(processes: Processes, use_gpu: bool | None) -> Iterator[None]:
     """While inside, the processes can speak with each other: by gloo, and on GPUs, of which each has one, by NCCL too.
-
-    Here a process learns that another one is lost, and here an error of its own leaves it. What is said where a GPU's
-    collective hangs is in _end_when_stuck.
 
     use_gpu is the flag. On an error nothing is taken down in order, which would wait for processes that may be gone.
     Raises UserError (exit 5) for more processes than GPUs, and where one of them is lost or cannot be reached.

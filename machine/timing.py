@@ -17,10 +17,7 @@ WAITING_SHARE = 0.01
 
 @dataclass(frozen=True)
 class Mark:
-    """A point in the device's time, and the seconds that did not count up to it: on a GPU the end of the work so far.
-
-    On a GPU it may be set while the device has still to get there.
-    """
+    """A point in the device's time, which a GPU may have to reach yet, and the seconds before it that do not count."""
 
     host: float  # time.perf_counter()
     event: Any  # machine.backend.event()
@@ -69,10 +66,7 @@ class TrainingClock:
             self._paused += time.perf_counter() - started
 
     def mark(self) -> Mark:
-        """The point in the device's time at which it has done all it was given.
-
-        Nobody waits for it, but on Apple's GPU: a run marks logged steps alone, whose figures the host awaits anyway.
-        """
+        """The point in the device's time at which it has done all it was given. Only Apple's GPU is waited for."""
         event = self._machine.backend.event()
         return Mark(time.perf_counter(), event, self._paused + self._stopped())
 
@@ -85,10 +79,7 @@ class TrainingClock:
 
 
 class Gauge:
-    """How busy the device is, by the seconds that the host waited: waited holds those for data and for the device.
-
-    trained are the seconds of training.
-    """
+    """How busy the device is, by seconds: trained, and waited for data and for the device by the host."""
 
     def __init__(self, machine: Machine):
         self.waited = {"data": 0.0, "device": 0.0}

@@ -30,10 +30,7 @@ FIRST_WIDTH = 256  # of the tail that is searched for a place to cut; then 16 ti
 
 @dataclass(frozen=True)
 class Limits:
-    """From which sizes on text is cut. Other limits give the same ids.
-
-    Tests take smaller ones, so that a small text takes every way that a large one does.
-    """
+    """From which sizes on text is cut. Other limits, such as the smaller ones of tests, give the same ids."""
 
     block_bytes: int = 2**22
     part_bytes: int = 2**20  # a longer document is cut into parts, each ending where the cut changes no id

@@ -14,7 +14,7 @@ import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from multiprocessing import connection
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -34,6 +34,7 @@ LOAD = 2  # of one worker; a heavy question weighs as much, another one half of 
 SEPARATOR = b"\xff"  # after each text of a sample: no UTF-8 holds this byte
 LONGEST_RUN = 1000
 ADVICE = "Run the command again with fewer --num_workers, or a smaller --train_sample_bytes."
+NO_IDS = np.zeros(0, np.int64)
 IS_BLANK = np.isin(np.arange(256), list(b" \t\n\r\v\f"))
 
 
@@ -192,19 +193,13 @@ class WorkerSetup:
     dtype: str = "uint16"
 
 
-def nothing() -> np.ndarray:
-    """No ids, or no ends of documents."""
-    return np.zeros(0, np.int64)
-
-
-@dataclass
-class SplitAnswer:
-    """What one split has of a block: its documents' bytes and hashes (uint64), and their ids."""
+class SplitAnswer(NamedTuple):
+    """What one split has of a block: its documents' bytes and hashes (uint64), their ids and where they end there."""
 
     sizes: list[int]
     hashes: np.ndarray
-    ids: np.ndarray = field(default_factory=nothing)
-    ends: np.ndarray = field(default_factory=nothing)  # of the documents in these ids
+    ids: np.ndarray
+    ends: np.ndarray
 
 
 @dataclass
@@ -241,25 +236,25 @@ class Reader:
 
         for split, is_mine in (("train", ~in_val), ("val", in_val)):
             mine = list(itertools.compress(contents, is_mine))
-            answer.splits[split] = SplitAnswer(list(map(len, mine)), hashes[is_mine])
+            ids, ends, difference = self._encoded(mine, block.last)
+            answer.splits[split] = SplitAnswer(list(map(len, mine)), hashes[is_mine], ids, ends)
+            answer.difference = answer.difference or difference
             if setup.share and split == "train":
                 answer.sample = sample_of(mine, setup.share, setup.reading)
-            if self.encoder is not None and mine:
-                self._encode(mine, block.last, answer.splits[split], answer)
         return answer
 
-    def _encode(self, contents: list[bytes], last: bool, split: SplitAnswer, answer: WorkerAnswer) -> None:
-        """Encodes the documents of a split; last: the last one ends with this block."""
-        assert self.encoder is not None
+    def _encoded(self, contents: list[bytes], last: bool) -> tuple[np.ndarray, np.ndarray, str]:
+        """The documents of a split as Encoder.encode returns them; last: the last one ends with this block."""
+        if self.encoder is None or not contents:
+            return NO_IDS, NO_IDS, ""
         pieces, lasts = [], []  # of at most limits.part_bytes, and which of them end a document
         for content in contents:
             parts = parts_of(content, self.setup.reading)
             pieces += parts
             lasts += [False] * (len(parts) - 1) + [True]
         lasts[-1] = last
-        ids, split.ends, difference = self.encoder.encode(pieces, lasts)
-        split.ids = ids.astype(DTYPES[self.setup.dtype])
-        answer.difference = answer.difference or difference
+        ids, ends, difference = self.encoder.encode(pieces, lasts)
+        return ids.astype(DTYPES[self.setup.dtype]), ends, difference
 
 
 def sample_of(contents: list[bytes], share: float, reading: Reading) -> bytes:

@@ -56,15 +56,11 @@ def orthogonalized_all(matrices: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     shapes = [tuple(sorted(matrix.shape)) for matrix in matrices]
     for shape in dict.fromkeys(shapes):
         same = [number for number, its_shape in enumerate(shapes) if its_shape == shape]
-        updates = in_shares(orthogonalized, torch.stack([wide(matrices[number]) for number in same]))
+        wide = [matrices[number] if matrices[number].shape == shape else matrices[number].mT for number in same]
+        updates = in_shares(orthogonalized, torch.stack(wide))
         for number, update in zip(same, updates, strict=True):
             done[number] = update if update.shape == matrices[number].shape else update.mT
     return [done[number] for number in range(len(matrices))]
-
-
-def wide(matrix: torch.Tensor) -> torch.Tensor:
-    """The matrix, transposed if it has more rows than columns."""
-    return matrix.mT if matrix.size(0) > matrix.size(1) else matrix
 
 
 def some_at_a_time(weights: Sequence[torch.Tensor]) -> Iterator[list[int]]:

@@ -94,17 +94,14 @@ class _Shared(Alone):
 
 
 class DataParallel(_Shared):
-    """Several processes, each with the whole model (Li et al. 2020, PyTorch Distributed).
-
-    Buffers are tables that never change, so they are not sent around.
-    """
+    """Several processes, each with the whole model (Li et al. 2020, PyTorch Distributed)."""
 
     keeps_gradients = True  # else those of several micro-batches are added up outside of the buckets: twice the memory
 
     def __init__(self, model: Network, processes: Processes):
         super().__init__(model, processes, copies=processes.world_size)
         self.forward = DistributedDataParallel(model, gradient_as_bucket_view=True, bucket_cap_mb=BUCKET_MIB)
-        self.forward.broadcast_buffers = False
+        self.forward.broadcast_buffers = False  # they are tables that never change
 
     def adding_gradients(self, is_last: bool) -> contextlib.AbstractContextManager[Any]:
         return contextlib.nullcontext() if is_last else self.forward.no_sync()
