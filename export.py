@@ -108,9 +108,9 @@ from checkpoint.find import resolve
 from checkpoint.load import end_ids, load_model, open_model
 from checkpoint.nanogpt import convert
 from checkpoint.tensors import stored_tensors
-from common.errors import Exit, UserError
+from common.errors import Exit, UserError, writing
 from common.files import rename, sync
-from common.outputs import cannot_write, place_of
+from common.outputs import place_of
 from common.progress import Progress
 from common.signals import USUALLY_SECONDS, Signals, Stopped
 from common.words import printable, several
@@ -145,7 +145,7 @@ def export(args: argparse.Namespace, signals: Signals, out: Progress) -> None:
         output = args.output or held.enter_context(tempfile.TemporaryDirectory(prefix="export-")) + "/model"
         target = choose_target(output, form_of(args), args.overwrite)
         args = with_models_here(args, ["ckpt"], out, signals.look)
-        try:
+        with writing(f"--output {printable(output)}", target, SafetensorError):  # either may be a full disk
             target.parent.mkdir(parents=True, exist_ok=True)
             if args.from_nanogpt is not None:
                 place = held.enter_context(tempfile.TemporaryDirectory(prefix=".nanogpt-", dir=target.parent))
@@ -158,8 +158,6 @@ def export(args: argparse.Namespace, signals: Signals, out: Progress) -> None:
                 raise UserError(Exit.FLAGS, f"--output {printable(output)} is the model to export. Give another name.")
             with out.phase(f"writing {printable(target.name)}"):
                 num_tensors = write_export(args, source, target, signals, out)
-        except (OSError, SafetensorError) as error:  # either may be a full disk
-            raise cannot_write("--output", output, error) from error
         origin = printable(args.from_nanogpt or as_recorded(str(source)))
         out.say(f"{origin} -> {printable(args.output or args.push)}: {several(num_tensors, 'tensor')}, {args.dtype}")
         if args.push is not None:
@@ -199,7 +197,7 @@ def choose_target(output: str, form: str, overwrite: bool) -> Path:
     written there.
     """
     target = Path(output)
-    try:
+    with writing(f"--output {printable(output)}", target):
         if form == "gguf":
             is_export = target.is_file() and target.open("rb").read(4) == b"GGUF"
         else:
@@ -208,8 +206,6 @@ def choose_target(output: str, form: str, overwrite: bool) -> Path:
             raise UserError(Exit.FLAGS, f"--output {printable(output)} exists. Give another name; --overwrite replaces "
                                         "an earlier export and nothing else.")
         return place_of(output)
-    except OSError as error:
-        raise cannot_write("--output", output, error) from error
 
 
 def in_dtype(tensor: torch.Tensor, dtype: str, name: str) -> torch.Tensor:

@@ -23,7 +23,6 @@ from common.signals import STOPPING, print_line, signal_name
 from common.words import first_line, printable
 
 MESSAGE_LINES = 5  # the most lines that one error takes
-MOST_SHOWN = 200  # characters of a path in a message
 
 
 # The oldest release of each that works: torch 2.10 gives NaN with torch.compile on an A100.
@@ -108,13 +107,13 @@ class Problems:
 
 
 @contextlib.contextmanager
-def writing(shown: str, folder: Path) -> Iterator[None]:
-    """Turns an error of the system into a UserError (exit 5) that names the folder as shown, and the cure."""
+def writing(shown: str, folder: Path, *others: type[Exception]) -> Iterator[None]:
+    """Turns an error of the system, or others, into a UserError (exit 5) with its cure; shown names the folder."""
     try:
         yield
-    except OSError as error:
+    except (OSError, *others) as error:
         why = why_not_written(error, folder)
-        raise UserError(Exit.MACHINE, f"{shown[:MOST_SHOWN]} cannot be written: {why}") from error
+        raise UserError(Exit.MACHINE, f"{shown[:200]} cannot be written: {why}") from error
 
 
 def warn(message: str) -> None:

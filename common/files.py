@@ -7,10 +7,13 @@ import errno
 import hashlib
 import importlib
 import os
+import re
 import stat
 import time
 from pathlib import Path
 from typing import Any
+
+from common.words import first_line
 
 try:
     import fcntl
@@ -23,7 +26,7 @@ MAX_JSON_BYTES = 2**24
 HASH_BUFFER_BYTES = 2**23
 # Windows locks bytes, and nobody else can read those. This one lies beyond the end of every lock file.
 LOCKED_BYTE = 2**30
-CURES = {  # by what the system says when it does not write
+CURES = {  # of errors of writing
     **dict.fromkeys((errno.ENOSPC, errno.EDQUOT), "Free some space."),
     **dict.fromkeys((errno.EACCES, errno.EPERM, errno.EROFS), "Choose a folder that you may write to."),
     errno.EFBIG: "Raise the limit on a file's size (ulimit -f), or choose another file system.",
@@ -108,14 +111,16 @@ def read_text(path: Path, most_bytes: int = MAX_JSON_BYTES) -> str:
     return read_bytes(path, most_bytes).decode("utf-8")
 
 
-def why_not_written(error: OSError, folder: Path) -> str:
-    """Why something in the folder could not be written, in the system's words, and the one thing to do, where known."""
-    cure = CURES.get(error.errno or 0, "")
-    if error.errno == errno.ENOSPC and hasattr(os, "statvfs"):
+def why_not_written(error: Exception, folder: Path) -> str:
+    """Why nothing could be written in the folder, in the system's words, and the one thing to do."""
+    found = re.search(r"os error (\d+)", str(error))  # as Rust says it
+    number = getattr(error, "errno", None) or int(found[1] if found else 0)
+    cure = CURES.get(number, "")
+    if number == errno.ENOSPC and hasattr(os, "statvfs"):
         status = os.statvfs(next(filter(os.path.exists, (folder, *folder.absolute().parents))))
-        if status.f_files and not status.f_favail:  # some file systems count none
+        if status.f_files and not status.f_favail:  # some count none
             cure = "No inode is left for another file: delete files, small ones too."
-    return f"{error.strerror or error}. {cure}".strip()
+    return f"{getattr(error, 'strerror', None) or first_line(error)}. {cure}".strip()
 
 
 def write_all(handle: int, content: bytes | memoryview) -> None:

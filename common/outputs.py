@@ -7,9 +7,9 @@ import os
 import tempfile
 from pathlib import Path
 
-from common.errors import Exit, UserError
+from common.errors import Exit, UserError, writing
 from common.files import write_whole
-from common.words import first_line, printable
+from common.words import printable
 
 PICTURES = (".png", ".svg", ".pdf")
 
@@ -22,13 +22,11 @@ class Output:
     """
 
     def __init__(self, flag: str, path: str):
-        self._flag, self.path = flag, path
+        self.path, self._shown = path, f"{flag} {printable(path)}"
         if Path(path).is_dir():
-            raise UserError(Exit.FLAGS, f"{flag} {printable(path)}: is a folder. Name a file.")
-        try:
+            raise UserError(Exit.FLAGS, f"{self._shown}: is a folder. Name a file.")
+        with writing(self._shown, Path(path)):
             self._place = place_of(path)
-        except OSError as error:
-            raise cannot_write(flag, path, error) from error
 
     @property
     def ending(self) -> str:
@@ -37,19 +35,10 @@ class Output:
 
     def write(self, content: bytes) -> None:
         """Writes the content, in place of what was written before. Raises UserError (exit 5) if that fails."""
-        try:
+        with writing(self._shown, self._place):
             self._place.parent.mkdir(parents=True, exist_ok=True)
             is_stream = self._place.exists() and not self._place.is_file()
             self._place.write_bytes(content) if is_stream else write_whole(self._place, content)
-        except OSError as error:
-            raise cannot_write(self._flag, self.path, error) from error
-
-
-def cannot_write(flag: str, path: str, error: Exception) -> UserError:
-    """The error (exit 5) of an output that the system refuses."""
-    why = error.strerror if isinstance(error, OSError) and error.strerror else first_line(error)
-    return UserError(Exit.MACHINE, f"{flag} {printable(path)}: {why}. Name a place that you may write to, on a disk "
-                                   "with free space.")
 
 
 def place_of(path: str) -> Path:

@@ -112,7 +112,7 @@ class Folder:
                                            "Give another --output_dir.")
 
     def writing(self) -> contextlib.AbstractContextManager[None]:
-        """While inside, a full disk and similar errors of the system become a UserError (exit 5)."""
+        """What common.errors.writing does, for this folder."""
         return writing(f"--output_dir {self.shown}", self.path)
 
     def commit(self, names: Sequence[str], metadata: Mapping[str, Any]) -> None:

@@ -44,7 +44,7 @@ def test_a_file_keeps_its_permissions_and_a_link_its_place(tmp_path):
 def test_a_device_takes_the_bytes_and_stays_one():
     Output("--json", os.devnull).write(b"x" * 100_000)
     file = Output("--json", "/dev/full")
-    with pytest.raises(UserError, match="--json /dev/full: No space left on device") as caught:
+    with pytest.raises(UserError, match="--json /dev/full cannot be written: No space left on device") as caught:
         file.write(b"x")
     assert caught.value.code == Exit.MACHINE
     assert stat.S_ISCHR(os.stat(os.devnull).st_mode)
