@@ -7,18 +7,20 @@ from __future__ import annotations
 
 import glob
 import re
+import time
 from argparse import Namespace
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatch
 from pathlib import Path
 
+from common.errors import Exit, UserError
 from common.flags import Args, having
 from common.names import CONFIG, GENERATION, INDEX, TOKENIZER, TOKENIZER_CONFIG, WEIGHTS
 from common.progress import Progress
 from common.waiting import in_thread
 from common.words import printable, several
-from hub.library import explaining, library, refusal
+from hub.library import LOG_IN, explaining, library, refusal
 from hub.names import DATASET, MODEL, HubName, is_on_hub, parse_name
 
 OF_A_MODEL = (CONFIG, WEIGHTS, INDEX, "model-*-of-*.safetensors", TOKENIZER, GENERATION,
@@ -27,6 +29,7 @@ OF_A_MODEL = (CONFIG, WEIGHTS, INDEX, "model-*-of-*.safetensors", TOKENIZER, GEN
 FORMATS = (r"\.parquet$", r"\.(jsonl|ndjson)(\.(gz|zst|bz2|xz))?$|\.json\.(gz|zst|bz2|xz)$",
          r"\.(txt|text)(\.(gz|zst|bz2|xz))?$")
 MOST_NAMED = 8  # files or folders in a message
+LISTING_SECONDS = 600
 
 
 @dataclass(frozen=True)
@@ -43,14 +46,26 @@ def fetch(asked: str, name: HubName, patterns: Sequence[str], out: Progress, loo
 
     look is called meanwhile, and may raise to stop. Where the hub cannot be reached it is what the cache has.
     """
-    hub, shown = library(asked), printable(name)
-    if not out.on_terminal:  # where the heartbeat speaks
-        from huggingface_hub.utils import disable_progress_bars
+    hub, shown, latest = library(asked), printable(name), [time.monotonic() + LISTING_SECONDS]
+    from huggingface_hub.utils import disable_progress_bars, tqdm
 
+    if not out.on_terminal:  # where the heartbeat speaks
         disable_progress_bars()
+
+    class Bar(tqdm):  # which the library makes once it has the list
+        def __init__(self, *values, **named):
+            latest.clear()
+            super().__init__(*values, **named)
+
+    def look_at_list() -> None:
+        look()
+        if latest and time.monotonic() > latest[0]:
+            raise UserError(Exit.MACHINE, f"{asked}: no end of its list of files in {LISTING_SECONDS} s. {LOG_IN}")
+
     with explaining(asked, name), out.phase(f"fetching {shown}"):
-        folder = in_thread(lambda: hub.snapshot_download(name.repo, repo_type=name.kind, revision=name.revision,
-                                                         allow_patterns=list(patterns)), look)
+        folder = in_thread(lambda: hub.snapshot_download(
+            name.repo, repo_type=name.kind, revision=name.revision, allow_patterns=list(patterns), tqdm_class=Bar),
+            look_at_list)
     out.say(f"hub         {shown}, in {printable(folder)}")
     return Path(folder)
 
@@ -100,11 +115,11 @@ def fetch_dataset(word: str, out: Progress, look: Callable[[], None] = lambda: N
     with out.phase(f"asking the hub for {asked}"), explaining(asked, name):
         api = library(asked).HfApi()
         about = in_thread(lambda: api.repo_info(name.repo, repo_type=DATASET, revision=name.revision), look)
-    there = [each.rfilename for each in about.siblings or ()]
+        there = [str(each.rfilename) for each in about.siblings]
+        at_commit = HubName(DATASET, name.repo, bytes.fromhex(about.sha).hex())
     chosen = choose_files(name, there)
     out.say(f"hub         of {printable(name.repo)}: {printable(', '.join(chosen[:3]))}" + ", ..." * (len(chosen) > 3)
             + f"; {several(len(there) - len(chosen), 'other file')} left out")
-    at_commit = HubName(DATASET, name.repo, about.sha)
     folder = fetch(asked, at_commit, [glob.escape(path) for path in chosen], out, look)
     return [Fetched(folder / path, printable(path), str(at_commit)) for path in chosen]
 

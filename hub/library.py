@@ -20,6 +20,9 @@ WRONG = {  # what the library's errors about a repository mean
     "RevisionNotFoundError": "has no such revision. Give a branch, a tag or a commit of it",
     "RepositoryNotFoundError": f"is not there, or it is private. Check the name, or {TOKEN}",
 }
+# How the library fails at what no hub answers, such as a network's page for its login.
+NO_ANSWER = (ValueError, LookupError, TypeError, AttributeError, AssertionError)
+LOG_IN = "Open a page in a browser, to log in to the network, or check HF_ENDPOINT."
 
 
 def library(purpose: str) -> Any:
@@ -50,6 +53,9 @@ def explaining(asked: str, name: HubName) -> Iterator[None]:
         for kind, what in WRONG.items():
             if kind in kinds:
                 raise refusal(asked, name, f"{name.repo} {what}") from error
-        raise UserError(Exit.MACHINE, f"{asked}: {first_line(chain[-1]).rstrip('.')}. Check the network and the disk, "
-                                      f"and {TOKEN}; or do it elsewhere: hf download, hf upload "
-                                      f"{printable(name.repo)}") from error
+        why, cure = first_line(chain[-1]).rstrip("."), (f"Check the network and the disk, and {TOKEN}; or do it "
+                                                        f"elsewhere: hf download, hf upload {printable(name.repo)}")
+        is_odd = isinstance(error, NO_ANSWER) and not isinstance(error, OSError)
+        if is_odd or kinds & {"JSONDecodeError", "FileMetadataError"}:
+            why, cure = f"what answered is no hub ({first_line(error)})", LOG_IN
+        raise UserError(Exit.MACHINE, f"{asked}: {why}. {cure}") from error

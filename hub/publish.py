@@ -26,10 +26,11 @@ def prepare(name: str, public: bool, overwrite: bool, out: Progress) -> None:
     with out.phase(f"asking the hub for {printable(name)}"), explaining(asked, HubName(MODEL, name)):
         hub.HfApi().create_repo(name, private=not public, exist_ok=True)
         about = hub.HfApi().repo_info(name, expand=["private", "siblings"])
+        assert isinstance(about.private, bool)
     if not about.private and not public:
         raise UserError(Exit.FLAGS, f"{asked}: everybody can read this repository. Give --public if that is right, or "
                                     "another name.")
-    if not overwrite and any(file.rfilename.endswith(".safetensors") for file in about.siblings or ()):
+    if not overwrite and any(str(file.rfilename).endswith(".safetensors") for file in about.siblings or ()):
         raise UserError(Exit.FLAGS, f"{asked}: the repository holds a model already. Give --overwrite, which leaves it "
                                     "in the history, or another name.")
     out.say(f"hub         to {name}, {'private' if about.private else 'public: everybody can read it'}")
@@ -49,4 +50,5 @@ def push(folder: Path, name: str, source: str, out: Progress) -> None:
         commit = library(asked).HfApi().upload_folder(
             repo_id=name, folder_path=folder, commit_message=f"Model of {Path(source).name}",
             allow_patterns=[path.name for path in files])
-    out.say(f"hub         uploaded: hf://{name}@{commit.oid}")
+        oid = bytes.fromhex(commit.oid).hex()
+    out.say(f"hub         uploaded: hf://{name}@{oid}")

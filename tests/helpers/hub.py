@@ -49,6 +49,8 @@ class LocalHub:
         self.sent: list[str] = []  # the paths of the files
         self.delay = 0.0  # seconds before each file
         self.status: int | None = None  # of every answer, if set
+        self.odd: tuple[str, bytes] | None = None  # part of an address, and what is answered there with status 200
+        self.is_endless = False  # the list of files: each page names another one
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), type("Handler", (Handler,), {"hub": self}))
         self._server.handle_error = lambda request, client_address: None  # some tests break connections
         threading.Thread(target=self._server.serve_forever, args=(0.02,), daemon=True).start()
@@ -95,6 +97,9 @@ class Handler(BaseHTTPRequestHandler):
         try:
             if self.hub.status:
                 raise Refused(self.hub.status)
+            if self.hub.odd and self.hub.odd[0] in self.path:
+                self._body()
+                return self._send(200, self.hub.odd[1])
             serve(unquote(urlsplit(self.path).path))
         except Refused as error:
             self._send(error.status, json.dumps({"error": error.message}).encode(),
@@ -157,7 +162,8 @@ class Handler(BaseHTTPRequestHandler):
         repo = self._repo(kind, name)
         sha = self._sha(repo, rest[1] if rest else "main")
         if rest[:1] == ["tree"]:  # all files, as snapshot_download asks for them
-            self._json([self._entry(path, content) for path, content in repo.commits[sha].items()])
+            self._json([self._entry(path, content) for path, content in repo.commits[sha].items()],
+                       {"Link": f'<{self.hub.url}{self.path}>; rel="next"' * self.hub.is_endless})
             return
         self._json({"_id": "0", "id": name, "sha": sha, "private": repo.is_private, "tags": [],
                     "siblings": [{"rfilename": path} for path in repo.commits[sha]]})

@@ -2,13 +2,15 @@
 
 import argparse
 import sys
+from unittest.mock import Mock
 
 import pytest
 
 from common.errors import UserError
-from hub.download import choose_files, fetch_model, with_tokenizer_here
+from hub.download import choose_files, fetch_dataset, fetch_model, with_tokenizer_here
 from hub.names import DATASET, check_package, parse_name
-from tests.helpers.hub import forbid, unplug
+from hub.publish import prepare, push
+from tests.helpers.hub import TOKEN, forbid, unplug
 
 GPT2 = {name: name.encode() for name in (
     ".gitattributes", "64.tflite", "README.md", "config.json", "flax_model.msgpack", "generation_config.json",
@@ -139,14 +141,41 @@ def test_without_the_hub_the_cache_serves_or_the_commands_by_hand_are_told(model
     assert "hf download, hf upload someone/other" in message
 
 
-@pytest.mark.parametrize(("error", "why"), [(KeyError("siblings"), "siblings"), (OSError(28, "No space left"), "28")])
-def test_what_is_no_answer_of_a_hub_and_a_full_disk_are_one_line(model, out, monkeypatch, error, why):
-    def broken(*_, **__):
-        raise error
+PAGE = b"<html>Log in to the network</html>"
+CALLS = {
+    "model": lambda out, folder: fetch_model("--ckpt", WORD, out),
+    "dataset": lambda out, folder: fetch_dataset("hf://datasets/someone/tales", out),
+    "prepare": lambda out, folder: prepare("someone/small", False, True, out),
+    "push": lambda out, folder: push(folder, "someone/small", "out", out),
+}
 
-    monkeypatch.setattr("huggingface_hub.snapshot_download", broken)
+
+@pytest.mark.parametrize(("call", "address", "answer"), [
+    *((call, "", answer) for call in CALLS for answer in (PAGE, b"{}", b"[5]")), ("model", "/resolve/", PAGE),
+    ("dataset", "/api/", b'{"id": "a", "sha": "aa"}'), ("dataset", "/api/", b'{"id": "a", "sha": 5, "siblings": []}'),
+    ("prepare", "expand", b'{"id": "a", "siblings": [{"rfilename": 5}]}'),
+    ("push", "/commit/", b'{"commitOid": 5, "commitUrl": "https://huggingface.co/someone/small/commit/5"}')])
+def test_what_is_no_answer_of_a_hub_is_one_line(model, out, tmp_path, monkeypatch, call, address, answer):
+    model.odd = address, answer
+    (tmp_path / "config.json").write_text("{}")
+    monkeypatch.setenv("HF_TOKEN", TOKEN)
+    with pytest.raises(UserError, match=r"^(--|hf).*: what answered is no hub \(.*\)\. Open a page .*T\.$") as caught:
+        CALLS[call](out, tmp_path)
+    assert caught.value.code == 5
+
+
+def test_a_list_of_files_without_an_end_is_given_up(model, out, monkeypatch):
+    monkeypatch.setattr("hub.download.LISTING_SECONDS", 0.2)
+    model.is_endless = True
     code, message = refusal(out)
-    assert (code, why in message, "\n" in message) == (5, True, False)
+    assert (code, "no end of its list of files" in message) == (5, True)
+    model.is_endless = False  # so that the thread ends
+
+
+def test_a_full_disk_is_one_line(model, out, monkeypatch):
+    monkeypatch.setattr("huggingface_hub.snapshot_download", Mock(side_effect=OSError(28, "No space left")))
+    code, message = refusal(out)
+    assert (code, "28" in message, "\n" in message) == (5, True, False)
 
 
 def test_a_request_to_stop_is_heard_at_once(model, out):
