@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from common.memory import without_collector
-from common.words import printable
+from common.words import printable, shell_word
 from pretokenization.engines import Encoder, Fence, is_compared
 from pretokenization.passes import Job, write_sample
 from pretokenization.workers import SEPARATOR, in_child
@@ -51,6 +51,9 @@ def new_vocabulary(job: Job, train_bytes: int) -> Vocabulary:
     requested = auto_vocab_size(train_bytes) if is_auto else args.vocab_size
     progress.say(f"training a tokenizer of {requested:,} ids{' (32,000 from 100 MB of text on)' * is_auto} on "
                  f"{sample_bytes:,} of {train_bytes:,} bytes")
+    if (old := job.folder.path / "tokenizer.json").exists():
+        progress.warn(f"a new tokenizer replaces that of {job.folder.shown}, which checkpoints need. "
+                      f"--tokenizer_file {shell_word(old)} keeps it.")
 
     path = job.folder.work / "sample"
     with job.folder.writing(), job.reading_text("sampling"):

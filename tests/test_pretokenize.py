@@ -299,6 +299,19 @@ def test_the_tokenizer_is_trained_on_the_training_part_alone():
 # ---------------------------------------------------------------- the vocabulary
 
 
+def test_a_tokenizer_that_is_there_is_replaced_with_a_warning_and_kept_when_it_is_named(capsys):
+    write("a.txt", words(9000))
+    write("more.txt", words(9000, 5))
+    run("a.txt", "--vocab_size", "400")
+    before = written()["tokenizer.json"]
+    run("more.txt", "--tokenizer_file", "data/tokenizer.json")
+    assert written()["tokenizer.json"] == before
+    assert "tokenizer replaces" not in capsys.readouterr().err
+    run("more.txt", "--vocab_size", "400")
+    assert written()["tokenizer.json"] != before
+    assert "--tokenizer_file data/tokenizer.json keeps it." in capsys.readouterr().err
+
+
 def test_the_sample_is_bounded_and_spread(monkeypatch):
     seen: list[str] = []
     inner = vocabulary.in_child
