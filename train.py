@@ -141,7 +141,8 @@ def read_flags(argv: Sequence[str]) -> flags.Flags:
     g.flag("--init_std", real(0, 1, above=True), None, "deviation of the normal initial weights", "0.02, more for "
            "AdamW at its default rate in models narrower than 1,000", against="init_from", hidden=True)
     g.flag("--lr_schedule", one_of("linear", "cosine", "wsd", "constant"), None, "how it falls after the warm-up; wsd: "
-           "constant, and at the end in a line", "linear", called="lr_scheduler_type schedule lr_decay_style",
+           "constant, and at the end in a line", "linear", called="decay_lr lr_scheduler_type schedule "
+           "lr_decay_style",
            replaces="cooldown", redecides="min_lr warmup_steps")
     g.flag("--min_lr", real(0, 10), None, "learning rate at the end", "0, with cosine a hundredth of the peak",
            called="min_learning_rate end_lr final_lr lr_min")

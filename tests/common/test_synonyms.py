@@ -72,7 +72,8 @@ def said(command: str, *words: str) -> str:
 @pytest.mark.parametrize(("words", "meant"), [
     ("--lr 1e-3", "--learning_rate"), ("--block_size=256", "--seq_length"), ("--device cuda", "--use_gpu"),
     ("--dtype bfloat16", "--amp_dtype"), ("--train.micro_batch_size 4", "--batch_size"),
-    ("--max-seq-len 5", "--seq_length"), ("--fp8_head", "The output layer is computed")])
+    ("--max-seq-len 5", "--seq_length"), ("--decay_lr=False", "--lr_schedule"),
+    ("--fp8_head", "The output layer is computed")])
 def test_the_words_of_others_are_answered_with_ours(words, meant):
     message = said("train", *words.split())
     assert meant in message
