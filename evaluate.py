@@ -18,8 +18,6 @@ from common import flags
 from common.errors import guard, require
 from hub.names import ALSO_CKPT, ANY_MODEL, as_recorded, check_package, problems_with_name
 
-# ---------------------------------------------------------------- flags
-
 
 def read_flags(argv: Sequence[str]) -> argparse.Namespace:
     """The flags as a namespace. Raises UserError (exit 2) that lists every problem."""
@@ -69,8 +67,6 @@ from evaluation.token_files import token_files_of
 from hub.download import with_models_here
 from machine import device
 from tokens.tokenizer import end_of_text_id, tokenizer_of
-
-# ---------------------------------------------------------------- the command
 
 
 def main(argv: Sequence[str]) -> int:

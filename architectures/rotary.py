@@ -24,8 +24,6 @@ from ops.norm import RMSNorm
 from ops.options import Options
 from ops.rotary import RotaryScaling, rotary_tables, rotate
 
-# ---------------------------------------------------------------- config
-
 
 @dataclass(frozen=True)
 class RotaryConfig(Config):
@@ -68,9 +66,6 @@ class RotaryConfig(Config):
         norms = self.n_layer * (2 * self.n_embd + (2 * self.head_dim if self.qk_norm else 0)) + self.n_embd
         tables = self.vocab_size * (1 if self.tie_weights else 2) * self.n_embd
         return self.num_block_weights + norms + tables
-
-
-# ---------------------------------------------------------------- blocks
 
 
 class RotaryAttention(nn.Module):
@@ -121,9 +116,6 @@ class RotaryBlock(nn.Module):
     def forward(self, x: torch.Tensor, context: Context) -> torch.Tensor:
         x = x + self.self_attn(self.input_layernorm(x), context)
         return x + self.mlp(self.post_attention_layernorm(x))
-
-
-# ---------------------------------------------------------------- the model
 
 
 class RotaryTransformer(LanguageModel):

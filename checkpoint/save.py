@@ -57,9 +57,6 @@ class Snapshot:
         self._buffer = HostBuffer(0, False)
 
 
-# ---------------------------------------------------------------- the folder
-
-
 def save(output_dir: Path, step: int, tensors: Mapping[str, Mapping[str, torch.Tensor]], texts: Mapping[str, str],
          ) -> Path:
     """Writes output_dir/checkpoint-STEP of these files; nobody sees it before all of it is on disk and was read back.
@@ -70,8 +67,8 @@ def save(output_dir: Path, step: int, tensors: Mapping[str, Mapping[str, torch.T
     try:
         with appearing(output_dir, f"checkpoint-{step}") as folder:
             with ThreadPoolExecutor(len(tensors)) as writers:  # the disk and the hash wait less for each other
-                written = {name: writers.submit(write_tensors, folder / name, part) for name, part in tensors.items()}
-            entries = {name: entry.result() for name, entry in written.items()}
+                written = writers.map(lambda name: write_tensors(folder / name, tensors[name]), tensors)
+            entries = dict(zip(tensors, written, strict=True))
             for name, text in texts.items():
                 entries[name] = write_file(folder / name, [text.encode()])
             write_file(folder / MANIFEST, [manifest_text(entries).encode()])

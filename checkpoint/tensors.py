@@ -36,9 +36,6 @@ class NotFinite(Exception):
     """A tensor holds NaN or infinity and is not saved over good values; the message is its name."""
 
 
-# ---------------------------------------------------------------- reading
-
-
 def stored_tensors(folder: Path) -> dict[str, torch.Tensor]:
     """All tensors of the folder's weights by the names that they have there, as views of the mapped files.
 
@@ -76,9 +73,6 @@ def said(problems: list[str]) -> str:
     """The first three problems, and how many there are besides."""
     rest = [f"and {len(problems) - 3} more"] if len(problems) > 3 else []
     return "; ".join([*problems[:3], *rest])
-
-
-# ---------------------------------------------------------------- writing
 
 
 def write_tensors(path: Path, tensors: Mapping[str, torch.Tensor]) -> dict[str, Any]:

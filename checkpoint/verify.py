@@ -30,10 +30,7 @@ def verify(folder: Path, to_train: bool = True) -> dict[str, Any]:
     """
     entries = manifest_entries(folder)
     with ThreadPoolExecutor(min(4, os.cpu_count() or 1)) as hashers:
-        checks = {name: hashers.submit(_check_file, folder, name, entry, to_train or name != OPTIMIZER)
-                  for name, entry in entries.items()}
-        for check in checks.values():
-            check.result()
+        list(hashers.map(lambda name: _check_file(folder, name, entries[name], to_train or name != OPTIMIZER), entries))
     return _plausible_state(folder)
 
 
@@ -70,9 +67,6 @@ def read_json(path: Path) -> dict[str, Any]:
     return fields
 
 
-# ---------------------------------------------------------------- files against the manifest
-
-
 def manifest_entries(folder: Path) -> dict[str, Any]:
     """The manifest's entry of each file: its bytes and sha256. Raises InvalidCheckpoint."""
     manifest = read_json(folder / MANIFEST)
@@ -103,9 +97,6 @@ def _check_file(folder: Path, name: str, entry: Any, with_hash: bool) -> None:
                                     "was saved")
     except (OSError, ValueError) as error:  # a name with a null byte is a ValueError
         raise InvalidCheckpoint(f"{shown_name}: {getattr(error, 'strerror', error)}") from error
-
-
-# ---------------------------------------------------------------- the training state
 
 
 def check_state(state: Mapping[str, Any]) -> None:

@@ -85,9 +85,6 @@ def sample(model: Network, prompt: Sequence[int], max_new_tokens: int, seed: int
     return text.new_ids
 
 
-# ---------------------------------------------------------------- the distribution
-
-
 def draw(logits_BV: torch.Tensor, sampling: Sampling, uniforms: Sequence[float]) -> torch.Tensor:
     """One id for each row of fp32 logits, int64 [B]: the likeliest if greedy, else chosen by a number in [0, 1)."""
     if sampling.temperature < 1e-6:  # as good as 0, and dividing would overflow

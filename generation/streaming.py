@@ -32,9 +32,6 @@ def show(piece: str) -> None:
     sys.stdout.flush()
 
 
-# ---------------------------------------------------------------- texts
-
-
 class Sample(Continuation):
     """One of the continuations that generate.py writes; number is its place among all."""
 
@@ -117,9 +114,6 @@ def write_samples(decoder: Decoder, samples: Iterable[Sample], sampling: Samplin
     rate = f"{num_later / seconds:.1f}" if num_later else "n/a"
     print_line(f"first token {first_at - started:.3f} s, then {several(num_later, 'new token')} in {seconds:.2f} s, "
                f"{rate} tok/s")
-
-
-# ---------------------------------------------------------------- generate.py --interactive
 
 
 def converse(decoder: Decoder, sampling: Sampling, language: Language, seed: int, max_new_tokens: int) -> None:

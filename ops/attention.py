@@ -34,10 +34,8 @@ def causal_attention(q_BHTK: torch.Tensor, k_BHTK: torch.Tensor, v_BHTK: torch.T
                      ) -> torch.Tensor:
     """softmax(q k' / sqrt(K)) v over the past, [B, H, T, K]; q, k and v have the same T.
 
-    This and attention_in_blocks are training's mask; that of decoding is in generation/decoder.py.
-
-    PyTorch's fused kernel (Dao et al. 2022, FlashAttention, on a GPU), or matrix products in blocks where those are
-    faster.
+    By PyTorch's fused kernel (Dao et al. 2022, FlashAttention, on a GPU), or matrix products in blocks where those are
+    faster. Both are training's mask; that of decoding is in generation/decoder.py.
     """
     if attends_in_blocks(q_BHTK.device.type, q_BHTK.dtype, q_BHTK.size(2)):
         return attention_in_blocks(q_BHTK, k_BHTK, v_BHTK, context)

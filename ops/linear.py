@@ -18,9 +18,6 @@ Product: TypeAlias = Callable[[torch.Tensor, torch.Tensor, torch.Tensor | None],
 ONEDNN_IS_FASTER = torch.backends.mkldnn.is_available() and torch.backends.cpu.get_cpu_capability()[:6] == "AVX512"
 
 
-# ---------------------------------------------------------------- layers
-
-
 class Linear(nn.Linear):
     """nn.Linear whose weights the model draws, multiplied by the product of the model's options."""
 
@@ -90,9 +87,6 @@ class _SwiGLU(torch.autograd.Function):
 def is_compiling_for_cpu(x: torch.Tensor) -> bool:
     """True while torch.compile traces an operation on this tensor and the tensor is on a CPU."""
     return torch.compiler.is_compiling() and x.device.type == "cpu"
-
-
-# ---------------------------------------------------------------- the product
 
 
 def linear(x: torch.Tensor, weight_OI: torch.Tensor, bias_O: torch.Tensor | None = None) -> torch.Tensor:

@@ -85,8 +85,6 @@ def _damaged(path: Path, why: str) -> UserError:
 def document_ends(path: Path, length: int) -> np.ndarray:
     """Where the documents of one of our files end, by the .idx beside it: cumulative uint64, in tokens.
 
-    pretokenize.py --verify asks; training and evaluation go by end-of-text ids.
-
     Raises UserError (exit 3) for an .idx that is missing, does not end with the tokens, or is not in order.
     """
     index = path.with_suffix(".idx")

@@ -65,9 +65,6 @@ class TokenStream:
         return TokenStream(tuple(kept), self.vocab_size)
 
 
-# ---------------------------------------------------------------- ids
-
-
 def as_unsigned(ids: np.ndarray) -> np.ndarray:
     """The same bits as numbers without a sign, so that a negative id becomes a large one: one bound tells both."""
     return ids.view(f"<u{ids.itemsize}")
@@ -75,7 +72,7 @@ def as_unsigned(ids: np.ndarray) -> np.ndarray:
 
 def bound_of(dtype: str, vocab_size: int) -> int:
     """What the ids of as_unsigned must be below: the vocabulary's size, and the numbers without a sign bit."""
-    return min(vocab_size, 2**16 if dtype == "uint16" else 2**15 if dtype == "int16" else 2**31)
+    return min(vocab_size, 2**31, np.iinfo(dtype).max + 1)
 
 
 def check_ids(ids: np.ndarray, first: int, part: Part, vocab_size: int) -> None:
