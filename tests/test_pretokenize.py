@@ -116,9 +116,8 @@ def in_forms(texts: list[str]) -> dict[str, list[str]]:
         "folder": ["folder"],
         "glob": ["folder/*.txt"],
         "files": sorted(map(str, Path("folder").iterdir())),
-        "two": [
-            write("1.jsonl", lines(texts[:9])), write("2.txt", "<->".join(texts[9:])), "--document_separator", "<->",
-        ],
+        "two": [write("1.jsonl", lines(texts[:9])), write("2.txt", "<->".join(texts[9:])), "--document_separator",
+                "<->"],
         "piped": ["-", "stdin:" + write("p.txt", separated), "--document_separator", "<->"],
         "piped lines": ["-", "stdin:a.jsonl"],
         "piped gzip": ["-", "stdin:a.json.gz"],
@@ -324,11 +323,8 @@ def test_the_sample_is_bounded_and_spread(monkeypatch):
     limits = Limits(block_bytes=2000, part_bytes=2000)
     how = ("--vocab_size", "300", "--engine", "tokenizers")
     many = [f"{number:05d} " for number in range(10_000)]
-    for name, content in (
-        ("a.jsonl", lines(many)),
-        ("a.txt", "".join(many)),
-        ("b.jsonl", lines(["".join(many[:9999])])),
-    ):
+    for name, content in (("a.jsonl", lines(many)), ("a.txt", "".join(many)),
+                          ("b.jsonl", lines(["".join(many[:9999])]))):
         write(name, content)
         run(name, "--train_sample_bytes", "3000", "--val_fraction", "0.01", *how, limits=limits)
         taken = "".join(seen)

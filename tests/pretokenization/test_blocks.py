@@ -17,9 +17,8 @@ def test_begun_characters_are_measured_at_every_place():
 def test_the_last_place_is_the_last_one_wherever_it_stands():
     rng = random.Random(2)
     for _ in range(300):
-        whole = "".join(rng.choices(ALPHABET, k=rng.randint(0, 30))) + rng.choice("ab\u00e9\u0301 ") * rng.randint(
-            0, 700
-        )
+        whole = "".join(rng.choices(ALPHABET, k=rng.randint(0, 30)))
+        whole += rng.choice("ab\u00e9\u0301 ") * rng.randint(0, 700)
         for places in (SAFE_PLACE, SPACE):
             ends = [found.end() for found in places.finditer(whole)]
             assert last_place(whole.encode(), places) == (len(whole[: ends[-1]].encode()) if ends else 0)

@@ -83,9 +83,8 @@ def test_a_document_longer_than_memory_is_one_clear_error(name, content, separat
 
 
 def test_lines_without_a_document_are_counted_and_the_first_is_named():
-    content = [
-        '{"body": "first"}', "", "{broken", '{"body": 5}', '["body"]', '{"other": "x"}', '{"body": "lone \\ud800"}',
-    ]
+    content = ['{"body": "first"}', "", "{broken", '{"body": 5}', '["body"]', '{"other": "x"}',
+               '{"body": "lone \\ud800"}']
     for named in ({}, {"block_bytes": 8}):
         limits = Limits(**named)
         write("a.jsonl", "\ufeff" + "\r\n".join(content))

@@ -33,9 +33,8 @@ def test_a_table_without_the_column_or_damaged_is_named():
     with refused(r"no column 'body', it has number, text\. Give --text_field", Exit.DATA):
         read("a.parquet", reading=Reading(text_field="body"))
     content = Path("a.parquet").read_bytes()
-    for damaged in (
-        content[:4], content[:100], content[:-1], content[:-200], content[:300] + b"\0" * 300 + content[600:],
-    ):
+    for damaged in (content[:4], content[:100], content[:-1], content[:-200],
+                    content[:300] + b"\0" * 300 + content[600:]):
         write("a.parquet", damaged)
         with refused(r"a\.parquet is damaged", Exit.DATA):
             read("a.parquet")

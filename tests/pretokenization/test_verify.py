@@ -70,7 +70,6 @@ def test_documents_are_shown(tokenizer_file, capsys):
     capsys.readouterr()
     for argv in (["--peek", "5"], ["--verify", "data", "--peek", "5"]):
         assert pretokenize.main(argv) == 0
-        shown = [
-            line.partition(": ")[2] for line in capsys.readouterr().out.splitlines() if line.startswith("document ")
-        ]
+        shown = [line.partition(": ")[2] for line in capsys.readouterr().out.splitlines()
+                 if line.startswith("document ")]
         assert shown == [content.replace("\x1b", "\\x1b") for content in kept[:5]]
