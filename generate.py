@@ -22,9 +22,6 @@ from common.errors import guard, is_out_of_memory, require
 from generation.continuation import DEFAULTS, Sampling
 from hub.names import ALSO_CKPT, ANY_MODEL, check_package, problems_with_name
 
-MAX_NEW_TOKENS = 1_000_000
-
-
 # ---------------------------------------------------------------- flags
 
 
@@ -42,7 +39,7 @@ def read_flags(argv: Sequence[str]) -> argparse.Namespace:
     g.flag("--num_samples", whole(1, 1_000_000), 1, "continuations of the prompt",
            called="num_return_sequences n_samples samples")
     g.flag("--batch_size", whole(1, 1024), 8, "continuations made at once; does not change any text")
-    g.flag("--max_new_tokens", whole(1, MAX_NEW_TOKENS), 256, "tokens to add; an end-of-text id ends it sooner",
+    g.flag("--max_new_tokens", whole(1, 1_000_000), 256, "tokens to add; an end-of-text id ends it sooner",
            called="max_tokens n_predict num_tokens n")
     g.flag("--seed", whole(0, 2**63 - 1), 0, "the same seed gives the same text; sample i of several takes seed + i")
     g = parser.group("sampling, in this order")

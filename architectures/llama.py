@@ -241,9 +241,6 @@ def _norm(config: RotaryConfig, weight: torch.Tensor, x: torch.Tensor) -> torch.
     return (F.rms_norm(x.float(), x.shape[-1:], None, config.rms_norm_epsilon) * weight).to(x.dtype)
 
 
-# ---------------------------------------------------------------- fields of config.json
-
-
 def _numbers(fields: Mapping[str, Any], head_dim: int | None) -> dict[str, int]:
     """The whole numbers of the config, each within its bounds; a head size and shared heads that are null follow."""
     numbers: dict[str, Any] = {key: fields.get(key) for key in NUMBERS}

@@ -31,12 +31,8 @@ WHAT_OPENS = "a checkpoint of train.py or a Hugging Face folder of GPT-2, Qwen3 
 
 STATE_FORMAT = "gpt-trainer"
 STATE_VERSION = 1
-MOST_NEW_TOKENS = 256  # as transformers' own default; half of T where that is less, so that a prompt has room
 DTYPES = {torch.float32: "F32", torch.int8: "I8", torch.uint8: "U8"}  # safetensors' names of the types that are written
 ALIGNMENT = 64  # bytes, of a tensor in a copy of the state
-
-# ---------------------------------------------------------------- tensors
-
 
 @dataclass(frozen=True)
 class StateTensor:
@@ -98,9 +94,6 @@ def aligned(num_bytes: int) -> int:
     return -(-num_bytes // ALIGNMENT) * ALIGNMENT
 
 
-# ---------------------------------------------------------------- files
-
-
 def tensor_files(config: ModelConfig, tensors: Tensors) -> dict[str, dict[str, torch.Tensor]]:
     """The safetensors files by name."""
     return {
@@ -118,9 +111,10 @@ def text_files(step: int, config: ModelConfig, state: Mapping[str, Any], tokeniz
     own = {name: value for name, usual in config.own_fields().items() if (value := getattr(config, name)) != usual}
     files = {
         CONFIG: _json({**architecture_of(config).to_hf_config(config, end_of_text_id), **own}),
-        # Without max_new_tokens transformers adds 256, and a model of fewer positions ends in an IndexError.
+        # Without max_new_tokens transformers adds 256, and a model of fewer positions ends in an IndexError. Half of T
+        # leaves room for a prompt.
         GENERATION: _json({"bos_token_id": end_of_text_id, "eos_token_id": end_of_text_id,
-                           "max_new_tokens": min(MOST_NEW_TOKENS, max(1, config.seq_length // 2))}),
+                           "max_new_tokens": min(256, max(1, config.seq_length // 2))}),
         STATE: _json({"format": STATE_FORMAT, "version": STATE_VERSION, "step": step, "arch": name_of(config),
                       "model": asdict(config), **state}),
         CARD: card,
@@ -151,9 +145,6 @@ def _tokenizer_config(tokenizer_json: str, end_of_text_id: int | None, seq_lengt
     if end_of_text_id in names:
         fields.update(dict.fromkeys(("bos_token", "eos_token", "unk_token", "pad_token"), names[end_of_text_id]))
     return fields
-
-
-# ---------------------------------------------------------------- the model card
 
 
 def model_card(config: ModelConfig, facts: Mapping[str, str], curve: Sequence[tuple[int, float, float | None]] = (),

@@ -25,7 +25,6 @@ from architectures.table import ModelConfig, architecture_of
 from machine.backends import backend_of
 from ops.products import PACKED_ROWS, Dense, Packed
 
-LOADING_THREADS = 2  # PyTorch transposes a matrix with one thread
 SLOTS = 64  # attention looks at a multiple of this, so that a row's sums do not depend on its neighbours' lengths
 
 
@@ -221,7 +220,7 @@ class Decoder:
             return {name.removeprefix(prefix).removesuffix(".weight"): part(name)
                     for name in tensors if name.startswith(prefix)}
 
-        with ThreadPoolExecutor(LOADING_THREADS) as pool:
+        with ThreadPoolExecutor(2) as pool:  # PyTorch transposes a matrix with one thread
             blocks = pool.map(block, range(self.config.n_layer))
             self.embedding = table(architecture.EMBEDDING, Dense if kind is Packed else kind)  # rows cannot be packed
             if not self.config.tie_weights:

@@ -79,9 +79,6 @@ class _LinearCrossEntropy(torch.autograd.Function):
         return (dx_NC.float() * scale).to(ctx.dtype), dw_PC * scale, *[None] * 4
 
 
-# ---------------------------------------------------------------- for the compiler
-
-
 @torch.library.custom_op("gpt::add_product_", mutates_args=("sum_PC",))
 def add_product_(sum_PC: torch.Tensor, a_PN: torch.Tensor, b_NC: torch.Tensor) -> None:
     """Adds a b to an fp32 matrix, within the product where the device can.

@@ -9,8 +9,6 @@ import torch
 
 # Chosen so that small singular values grow fastest: all end between about 0.7 and 1.2 (Jordan et al. 2024).
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
-ITERATIONS = 5
-SMALLEST_NORM = 1e-7
 
 
 def orthogonalized(matrices_NRC: torch.Tensor) -> torch.Tensor:
@@ -21,8 +19,8 @@ def orthogonalized(matrices_NRC: torch.Tensor) -> torch.Tensor:
     if matrices_NRC.size(-2) > matrices_NRC.size(-1):
         return orthogonalized(matrices_NRC.mT).mT
     a, b, c = COEFFICIENTS
-    x = matrices_NRC / torch.linalg.matrix_norm(matrices_NRC, keepdim=True).clamp(min=SMALLEST_NORM)
-    for _ in range(ITERATIONS):
+    x = matrices_NRC / torch.linalg.matrix_norm(matrices_NRC, keepdim=True).clamp(min=1e-7)
+    for _ in range(5):
         gram_NRR = x @ x.mT
         polynomial_NRR = torch.baddbmm(gram_NRR, gram_NRR, gram_NRR, beta=b, alpha=c)
         x = torch.baddbmm(x, polynomial_NRR, x, beta=a)

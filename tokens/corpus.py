@@ -126,9 +126,6 @@ def open_tokens(place: Path, vocab_size: int) -> Corpus:
                   opened.identity, notes=() if split else (opened.in_words,))
 
 
-# ---------------------------------------------------------------- vocabulary
-
-
 def _vocabulary(metadata: Metadata, tokenizer_file: Path | None, vocab_size: int | None) -> tuple[int, int | None]:
     """The vocabulary's size and the end-of-text id, from the metadata, else the tokenizer, else --vocab_size."""
     where, known_size, end_id = printable(metadata.path), metadata.vocab_size, metadata.end_of_text_id
@@ -157,9 +154,6 @@ def _check_sha256(name: str, found: str, recorded: str | None, what: str) -> Non
                                    f"{str(recorded)[:12]}). Give the file that pretokenize.py wrote, or run it again.")
 
 
-# ---------------------------------------------------------------- files
-
-
 def _find_files(train: Path, val: Path | None, metadata: Metadata) -> tuple[list[Path], list[Path]]:
     """The files for training and for validation, in their order."""
     train_files, val_files = _files_in(train, metadata)
@@ -180,9 +174,6 @@ def _files_in(place: Path, metadata: Metadata) -> tuple[list[Path], list[Path]]:
         return find_splits(place)
     train, val = ([place / name for name in metadata.files.get(split, ())] for split in SPLITS)
     return train, val
-
-
-# ---------------------------------------------------------------- what they hold
 
 
 @dataclass(frozen=True)

@@ -150,8 +150,6 @@ def _datatrove(path: Path, num_bytes: int, dtype: str) -> Part:
     return _sized(path, num_bytes, "uint16" if found[1] == "2" else "uint32", int(found[2]))
 
 
-# ---------------------------------------------------------------- the table
-
 LAYOUTS = {  # by the names in metadata.json, in the order in which they are recognised
     "native": Layout("nanoGPT's", _raw),
     "nanogpt": Layout("nanoGPT's", _raw),

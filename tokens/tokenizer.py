@@ -25,9 +25,6 @@ MAX_VOCAB_SIZE = 2**24  # the same bound holds for the checkpoints that can be o
 MAX_TOKENIZER_BYTES = 256 * 2**20
 
 
-# ---------------------------------------------------------------- opening
-
-
 def tokenizer_of(folder: Path, given: str | None, vocab_size: int) -> Tokenizer:
     """The tokenizer given, else the one in a model's folder. Raises UserError (exit 3), also if it has too many ids."""
     if given is None and not (folder / TOKENIZER).exists():
@@ -88,9 +85,6 @@ def _for_text(tokenizer: Tokenizer) -> Tokenizer:
     return tokenizer
 
 
-# ---------------------------------------------------------------- what the programs ask
-
-
 def vocab_size_of(tokenizer: Tokenizer) -> int:
     """One more than the tokenizer's largest id (there may be gaps between its ids)."""
     return max(tokenizer.get_vocab(with_added_tokens=True).values(), default=-1) + 1
@@ -136,9 +130,6 @@ def is_byte_level_bpe(model: Mapping[str, Any]) -> bool:
     unusual = ("dropout", "byte_fallback", "continuing_subword_prefix", "end_of_word_suffix")
     return (model["type"] == "BPE" and not any(model.get(name) for name in unusual)
             and {*byte_alphabet()} <= model["vocab"].keys())
-
-
-# ---------------------------------------------------------------- what pretokenize.py asks
 
 
 @dataclass(frozen=True)
