@@ -137,11 +137,13 @@ def set_up_bench(args: argparse.Namespace, out: Progress, signals: Signals, fold
 def carry_out(args: argparse.Namespace, bench: Bench) -> bool:
     """What is asked for; False if something failed, or computed something else than it should. Raises Stopped."""
     if args.quality:
-        from benchmarks.prepare import num_parameters
+        from model import SIZES, GPTConfig
 
+        shape = bench.shape
+        model = GPTConfig(shape.vocab_size, shape.seq_length, *SIZES[shape.model_size])
         bench.signals.promise(lambda: "stopping; a run saves its state first", lambda: NOTHING)
-        tokens = args.tokens or TOKENS_PER_PARAMETER * num_parameters(bench.shape)
-        num_steps = VALIDATIONS * max(1, round(tokens / bench.shape.tokens_per_step / VALIDATIONS))
+        tokens = args.tokens or TOKENS_PER_PARAMETER * model.num_parameters
+        num_steps = VALIDATIONS * max(1, round(tokens / shape.tokens_per_step / VALIDATIONS))
         return compare_recipes(bench, args.recipes or RECIPES, args.seeds, num_steps, Path(args.quality_dir))
     if args.peer is None:
         return time_ladder(bench, args.rungs)

@@ -10,7 +10,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
 import data
@@ -58,12 +57,6 @@ def in_turns(bench: Bench, ways: Mapping[str, Callable[[], float | None]]) -> di
     return {name: statistics.median(found[1:]) for name, found in seconds.items()}
 
 
-def tokens_of(data_dir: str) -> np.ndarray:
-    """The first training tokens of a folder."""
-    stream = open_corpus(Path(data_dir), None, Path(data_dir) / METADATA, None).train
-    return data.Tokens(stream, "mmap", torch.device("cpu")).read(0, min(stream.length, MOST_TOKENS))
-
-
 # ---------------------------------------------------------------- a step, beside nanoGPT's
 
 
@@ -74,8 +67,10 @@ def time_step(bench: Bench, peer_dir: str) -> None:
     ours = replace(best, flags={**best.flags, "use_amp": on_gpu})  # on a CPU nanoGPT knows fp32 alone
     folder = (bench.folder / "nanogpt").resolve()
     folder.mkdir()
+    stream = open_corpus(Path(bench.data_dir), None, Path(bench.data_dir) / METADATA, None).train
+    tokens = data.Tokens(stream, "mmap", torch.device("cpu")).read(0, min(stream.length, MOST_TOKENS))
     for name in ("train.bin", "val.bin"):
-        tokens_of(bench.data_dir).astype("<u2").tofile(folder / name)
+        tokens.astype("<u2").tofile(folder / name)
     # The dict {"vocab_size": N} as nanoGPT's train.py reads it, in pickle's protocol 0.
     (folder / "meta.pkl").write_text(f"(S'vocab_size'\nI{shape.vocab_size}\nd.")
     n_layer, n_head, n_embd = SIZES[shape.model_size]

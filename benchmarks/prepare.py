@@ -10,14 +10,13 @@ import numpy as np
 import torch
 
 import train
-from benchmarks.ladder import SEED, Facts, Shape
+from benchmarks.ladder import SEED, Facts
 from common.errors import Exit, UserError
 from common.files import write_whole
 from common.names import METADATA
 from common.words import printable, several
 from machine import device
 from machine.backends import NVIDIA
-from model import SIZES, GPTConfig
 from planning.inputs import find_corpus
 from tokens.layouts import native_dtype
 from tokens.metadata import METADATA_FORMAT, METADATA_VERSION
@@ -50,8 +49,3 @@ def synthesise(folder: Path, vocab_size: int, num_tokens: int) -> None:
     fields = {"format": METADATA_FORMAT, "version": METADATA_VERSION, "vocab_size": vocab_size, "dtype": dtype,
               "splits": {"train": {"tokens": num_tokens}}}
     write_whole(folder / METADATA, json.dumps(fields))
-
-
-def num_parameters(shape: Shape) -> int:
-    """The parameters of the shape's model."""
-    return GPTConfig(shape.vocab_size, shape.seq_length, *SIZES[shape.model_size]).num_parameters

@@ -20,7 +20,6 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 COMMANDS = ("pretokenize", "train", "generate", "evaluate", "export", "plot", "bench")
 NOT_THE_PROGRAM = ("tests", "docs", "notebooks", "demo")
-OF_ALL = ("--debug",)  # flags that the introduction names
 FLAGS_INTRODUCTION = """# Flags
 
 Generated from every command's `--help` by `python docs/generate.py`. Every flag that is on or off has a `--no-` form.
@@ -105,7 +104,7 @@ def command_section(command: str) -> str:
             continue
         lines += ["", f"### {title.removesuffix(':')}", ""]
         for name, words in flag_rows(section):
-            if name not in OF_ALL:
+            if name != "--debug":  # which the introduction names
                 lines.append(f"- `{name}` {words}".replace("\\", "\\\\").replace("<", "&lt;"))
     return "\n".join([*lines, ""])
 
