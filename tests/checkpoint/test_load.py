@@ -7,10 +7,10 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from checkpoint.contents import Tensors, tensor_files, text_files
-from checkpoint.load import load_model, load_training, load_weights, start_from
+from checkpoint.load import load_model, load_training, load_weights, start_from, starting_config
 from checkpoint.save import save
 from common.errors import Exit, InvalidCheckpoint
-from tests.helpers.checkpoints import ADAMW_STATE, hugging_face_folder
+from tests.helpers.checkpoints import ADAMW_STATE, edit, hugging_face_folder, no_warning, seal
 from tests.helpers.refusals import refused
 from tokens.tokenizer import load_tokenizer
 from training.optimizers import kept_by
@@ -84,6 +84,16 @@ def test_the_padding_is_zero_after_loading(make_checkpoint, make_model, tmp_path
 
 
 # ---------------------------------------------------------------- hostile and damaged
+
+
+def test_a_config_that_asks_for_more_than_is_stored_is_refused_before_a_model_is_built(folder, monkeypatch):
+    monkeypatch.setattr("architectures.gpt2.GPT", None)
+    path = folder / "checkpoint-900"
+    edit(path / "config.json", vocab_size=2**24)
+    seal(path)
+    for opened in (lambda: load_model(path, CPU), lambda: starting_config(str(path), no_warning)):
+        with refused(r"wte\.weight has shape \[400, 32\], the config asks for \[16777216, 32\]", Exit.CHECKPOINT):
+            opened()
 
 
 def test_missing_extra_and_misshapen_tensors_are_named_and_the_model_stays_as_it_was(folder, make_model):

@@ -11,7 +11,7 @@ from checkpoint.find import newest_sound
 from checkpoint.verify import SCALER, check_state, verify
 from common.errors import InvalidCheckpoint
 from tests.checkpoint.test_contents import FILES
-from tests.helpers.checkpoints import flip
+from tests.helpers.checkpoints import edit, flip
 
 DAMAGES = {
     "one bit flipped": flip,
@@ -56,6 +56,10 @@ def test_no_bit_of_the_manifest_is_without_a_meaning(folder):
         path.write_bytes(content)
         with pytest.raises(InvalidCheckpoint):
             verify(path.parent)
+    path.write_bytes(whole)
+    edit(path, version=2)
+    with pytest.raises(InvalidCheckpoint, match=r"manifest\.json: version is 2, not 1"):
+        verify(path.parent)
     for damage, why in (("emptied", "Expecting value: line 1"), ("missing", "No such file or directory\\)")):
         DAMAGES[damage](path)
         with pytest.raises(InvalidCheckpoint, match=rf"manifest.json cannot be read \({why}"):
