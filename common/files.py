@@ -29,6 +29,7 @@ LOCKED_BYTE = 2**30
 CURES = {  # of errors of writing
     **dict.fromkeys((errno.ENOSPC, errno.EDQUOT), "Free some space."),
     **dict.fromkeys((errno.EACCES, errno.EPERM, errno.EROFS), "Choose a folder that you may write to."),
+    **dict.fromkeys((errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.ENAMETOOLONG), "Choose another name."),
     errno.EFBIG: "Raise the limit on a file's size (ulimit -f), or choose another file system.",
     errno.ENOENT: "The folder went away: mount its disk, or make it again.",
     errno.EMFILE: "Raise the limit on open files: ulimit -n 1024.",

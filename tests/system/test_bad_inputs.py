@@ -308,7 +308,7 @@ TRAIN_ROWS = [
          link("out/.lock", "nowhere")),
         ("the lock is another name of a file", "out --overwrite", "out/.lock is another file, and was left alone",
          both(drop("out/.lock"), lambda place: os.link(place / "text.txt", place / "out/.lock"))),
-        ("the lock is a folder", "out --overwrite", "cannot be written: Is a directory", folder("out/.lock"))),
+        ("the lock is a folder", "out --overwrite", "Is a directory. Choose another name.", folder("out/.lock"))),
     *rows("train.py", START, Exit.BUSY, ("output_dir is another run's", "busy", "is in use", hold("busy/.lock"))),
     *rows("train.py cools down", f"train.py --data_dir corpus {MODEL} --batch_size 2 --output_dir new", CHECKPOINT,
         ("a model without a schedule", "--cooldown_from gpt2", "gpt2 has no manifest.json. Only a checkpoint")),
@@ -431,7 +431,7 @@ OTHER_ROWS = [
 for line, flag, name in ((EVALUATE, "--json", "x.json"), (EXPORT, "--output", "x"), ("plot.py out", "--output",
                          "x.png"), ("bench.py --no-use_gpu", "--json", "x.json")):  # refused before any work
     OTHER_ROWS += rows(f"{line.split()[0]} {flag}", f"{line} {flag}", MACHINE,
-        ("in a file", f"text.txt/{name}", f"{flag} text.txt/{name}: Not a"))
+        ("in a file", f"text.txt/{name}", f"{flag} text.txt/{name} cannot be written: Not a directory. Choose"))
     if line != EXPORT:
         OTHER_ROWS += rows(f"{line.split()[0]} {flag}", f"{line} {flag}", FLAGS,
             ("is a folder", name, "is a folder. Name a file", folder(name)))
