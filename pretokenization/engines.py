@@ -15,7 +15,7 @@ import json
 import os
 import random
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -79,12 +79,12 @@ def choose_engine(requested: str, vocabulary: Vocabulary, say: Callable[[str], N
 class Fence:
     """Finds text with characters that two engines may class differently, at gigabytes a second."""
 
-    def __init__(self, ranges: Sequence[tuple[int, int]] = NEWER):
-        points = [chr(point).encode() for low, high in ranges for point in range(low, high + 1)]
+    def __init__(self) -> None:
+        points = [chr(point).encode() for low, high in NEWER for point in range(low, high + 1)]
         self.leads = sorted({point[:1] for point in points})
         # Of four bytes the last is left open: a few more characters are found, and the pattern is one page long.
         heads = sorted({point if len(point) < 4 else point[:3] for point in points})
-        self.pattern = re.compile(b"|".join(map(re.escape, heads)) or rb"(?!)")
+        self.pattern = re.compile(b"|".join(map(re.escape, heads)))
 
     def holds(self, content: bytes) -> bool:
         """True if the UTF-8 may hold such a character."""

@@ -54,10 +54,8 @@ def split_of_one(num_bytes: int, val_fraction: float | None) -> Split:
     """A single document: its tail is kept for validation."""
     fraction = default_fraction(num_bytes) if val_fraction is None else val_fraction
     cut = max(1, int(num_bytes * (1 - fraction)))
-    if fraction == 0:
-        return Split("none, as requested", cuts=(num_bytes,))
-    if cut == num_bytes:
-        return Split("none, the text is too short", cuts=(num_bytes,))
+    if cut >= num_bytes:
+        return Split("none, the text is too short" if fraction else "none, as requested", cuts=(num_bytes,))
     return Split(f"the end of the text, from byte {cut:,} on", cuts=(cut,))
 
 

@@ -118,8 +118,7 @@ def train_fast(sample: Path, vocab_size: int, min_frequency: int) -> str:
     quiet = os.open(os.devnull, os.O_WRONLY)
     os.dup2(quiet, 1)  # gigatoken prints; this process has nothing to say
     os.dup2(quiet, 2)
-    guard = Fence()
-    if any(guard.holds(text) for text in sampled(sample)):
+    if any(map(Fence().holds, sampled(sample))):
         return ""
     _, merges = gigatoken.train_bpe(str(sample), vocab_size, [END_OF_TEXT], "huggingface", SEPARATOR)
     if not len({left + right for left, right in merges}) == len(merges) == vocab_size - NUM_FIRST_IDS:
