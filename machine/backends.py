@@ -175,14 +175,14 @@ class CUDA(Backend):
     def why_not(self) -> str | None:
         if torch.cuda.is_available():
             return _why_this_card_cannot_be_used()
+        if sys.platform == "linux" and not any(map(os.path.exists, ("/dev/nvidiactl", "/dev/dxg"))):  # dxg: WSL
+            return ("no NVIDIA driver is loaded. Install it, or choose a machine with a GPU "
+                    "(on Colab: Runtime, Change runtime type)")
         if not torch.backends.cuda.is_built():
             return (f"this torch ({torch.__version__}) is a CPU build. Install the CUDA build: "
                     "pip install --force-reinstall torch")
         if (visible := os.environ.get("CUDA_VISIBLE_DEVICES")) is not None:
             return f"CUDA_VISIBLE_DEVICES={visible!r} leaves no GPU visible. Unset it"
-        if not Path("/dev/nvidiactl").exists() and sys.platform == "linux":
-            return ("no NVIDIA driver is loaded. Install it, or choose a machine with a GPU "
-                    "(on Colab: Runtime, Change runtime type)")
         return (f"the driver gives torch {torch.__version__} (CUDA {torch.version.cuda}) no device. Update the driver, "
                 f"or install a build for an older CUDA: {OLDER_CUDA_BUILD}")
 

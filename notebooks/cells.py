@@ -34,9 +34,11 @@ INSTEAD = {  # of commands and flags, what the notebook has
     r"python train.* (--max_steps \d+)": r"max_minutes 0, \1 in more_flags",
     "python train.* --resume_from .*": "Run all again",
     "python train.*": "cell 5",
-    "--(?:no-)?(use_gpu|model_size|max_minutes)": r"\1",
+    "--no-use_gpu": "use_gpu no",
+    "--(use_gpu|model_size|max_minutes)": r"\1",
     "--mirror_to": "keep_in",
     "--output_dir": "run_name",
+    "Ctrl-C": "the stop button",
 }
 
 
@@ -65,13 +67,13 @@ def pip_command(use_gpu: str) -> str:
     """
     cuda, torch, pip = 0, "", f'"{sys.executable}" -m pip install -q'
     with contextlib.suppress(OSError):
-        smi = subprocess.run("nvidia-smi", check=False, capture_output=True, text=True)
-        cuda = max(map(int, re.findall(r"CUDA[\w ]* Version: *(\d+)", smi.stdout)), default=0)
+        said = subprocess.run("nvidia-smi", check=False, capture_output=True, text=True).stdout
+        cuda = max(map(int, re.findall(r"CUDA[\w ]* Version: *(\d+)", said)), default=0)
     if not cuda and sys.platform != "darwin":
         how = "Runtime > Change runtime type > T4 (Colab), Settings > Accelerator (Kaggle)"
         if use_gpu == "yes":
             raise CellFailed(f"No GPU here: {how}. Or set use_gpu to auto.")
-        print(f"GPU          none: it trains what fits a CPU. For a GPU: {how}")
+        print(f"no GPU: it trains what fits a CPU. For a GPU: {how}")
 
     with contextlib.suppress(UserError):  # missing, or too old
         require("torch")
@@ -98,7 +100,7 @@ def find_place(run_name: str, corpus: str, keep_in: str, work_in: str = "") -> P
     place = Place(work / "data" / slug, work / "out" / run_name, kept / run_name if kept else None,
                   (kept or work / "out") / f"{run_name}-exported")
     print(f"tokens       {place.tokens}\nrun          {place.out}\n"
-          f"kept in      {place.mirror or 'nowhere else: give keep_in'}")
+          f"kept in      {place.mirror or 'nowhere else'}")
     return place
 
 
@@ -109,10 +111,9 @@ def words_of(corpus: str) -> list[str]:
 
 def flags_of(place: Place, model_size: str, max_minutes: float, use_gpu: str, more_flags: str) -> list[object]:
     """The flags of train.py by the form: the same for a new run and for one that goes on."""
+    given = {"--mirror_to": place.mirror, "--model_size": model_size.replace("auto", ""), "--max_minutes": max_minutes}
     return ["--data_dir", place.tokens, "--output_dir", place.out, "--resume_from", "auto",
-            *(["--mirror_to", place.mirror] if place.mirror else []),
-            *([] if model_size == "auto" else ["--model_size", model_size]),
-            *(["--max_minutes", max_minutes] if max_minutes else []),
+            *(word for pair in given.items() if pair[1] for word in pair),
             *{"yes": ["--use_gpu"], "no": ["--no-use_gpu"]}.get(use_gpu, []), *shlex.split(more_flags)]
 
 
@@ -172,17 +173,16 @@ def run(script: str, *words: object, show: Callable[[str], object] = print) -> N
                                encoding="utf-8", errors="replace", start_new_session=True,
                                preexec_fn=library and (lambda: library.prctl(1, signal.SIGINT)))  # PR_SET_PDEATHSIG
     assert process.stdout
-    code, is_stopped = None, False
+    code = None
     while code is None:
         try:
             for line in process.stdout:
                 show(line.removesuffix("\n"))
             code = process.wait()
         except KeyboardInterrupt:
-            is_stopped = True
             process.send_signal(signal.SIGINT)
-    if is_stopped and code in (130, -signal.SIGINT):
+    if code in (130, -signal.SIGINT):
         raise CellFailed(f"{script} was stopped. Run this cell again to go on.")
     if code:
-        raise CellFailed(f"{script} ended with exit code {code}: the line of 'error:' says why. Flags go into "
+        raise CellFailed(f"{script} ended with exit code {code}: its line of 'error:' says why. Flags go into "
                          "cell 1.")

@@ -118,6 +118,15 @@ def test_mixed_precision_is_bf16_where_native_and_else_fp16(a_gpu, bf16, use_amp
     assert ("mixed precision is off" in " ".join(machine.warnings)) == (precision == "fp32")
 
 
+@pytest.mark.parametrize(("files", "says"), [
+    ([], "no NVIDIA driver"), (["/dev/nvidiactl"], "is a CPU build"), (["/dev/dxg"], "is a CPU build")])
+def test_the_cuda_build_is_advised_where_there_is_a_driver(files, says, monkeypatch):
+    monkeypatch.setattr(sys, "platform", "linux")
+    monkeypatch.setattr("os.path.exists", files.__contains__)
+    monkeypatch.setattr(torch.backends.cuda, "is_built", lambda: False)
+    assert says in str(NVIDIA.why_not())
+
+
 CU126 = ("sm_50", "sm_60", "sm_70", "sm_75", "sm_80", "sm_86", "sm_90")
 CU132 = ("sm_75", "sm_80", "sm_86", "sm_90a", "sm_100", "sm_120", "compute_120")
 
