@@ -128,7 +128,7 @@ def watch(script: str, *words: object, only: str = "", out: Path | None = None) 
     lines, latest, due = [], "", 0.0
 
     def add(line: str) -> None:
-        nonlocal latest
+        nonlocal latest, due
         if not line.startswith("  | "):  # of a sample
             for pattern, instead in INSTEAD.items():
                 line = re.sub(pattern, instead, line)
@@ -137,12 +137,13 @@ def watch(script: str, *words: object, only: str = "", out: Path | None = None) 
         latest = line if re.match(PASSING, line) else ""
         if not latest:
             lines.append(line)
-        if not latest or time.monotonic() >= due:
-            draw(ROWS)
+        elif time.monotonic() < due:
+            return
+        else:
+            due = time.monotonic() + STEP_SECONDS
+        draw(ROWS)
 
     def draw(rows: int = 0) -> None:
-        nonlocal due
-        due = time.monotonic() + STEP_SECONDS
         handle.update({"text/plain": "\n".join([*lines[-rows:], latest, curve_of(out) if out else ""])}, raw=True)
 
     try:

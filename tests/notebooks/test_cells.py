@@ -149,6 +149,7 @@ def test_the_latest_step_and_the_curve_below_it_are_drawn_every_ten_seconds(watc
 
     def steps():
         nonlocal now
+        yield "size"
         for now in range(100, 131):
             with (tmp_path / "metrics.jsonl").open("a") as log:
                 log.write(json.dumps({"step": now, "loss": 5 / now}) + "\n")
@@ -157,11 +158,11 @@ def test_the_latest_step_and_the_curve_below_it_are_drawn_every_ten_seconds(watc
 
     monkeypatch.setattr(time, "monotonic", lambda: now)
     *drawn, last = watch(steps(), out=tmp_path)
-    assert [text.splitlines()[0] for text in drawn[:5]] == [
+    assert [text.splitlines()[1] for text in drawn[1:6]] == [
         *(f"step {step}/130 | 1 min left" for step in (100, 110, 120, 130)), "line 0"]
-    assert drawn[3].splitlines()[2].startswith("loss in nats per token")
+    assert drawn[4].splitlines()[3].startswith("loss in nats per token")
     assert drawn[-1].startswith("line 20\n")
-    assert last.startswith("line 0\n")
+    assert last.startswith("size\nline 0\n")
 
 
 @pytest.mark.parametrize(("line", "says"), [

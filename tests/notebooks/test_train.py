@@ -99,7 +99,7 @@ def test_all_cells_run_from_top_to_bottom(nbformat, fields, tmp_path):
 
 @pytest.mark.slow
 def test_a_run_is_stopped_the_machine_is_gone_and_run_all_goes_on(nbformat, fields, tmp_path):
-    fields["more_flags"] = f"{TINY} --max_steps 3000"
+    fields["more_flags"] = f"{TINY} --max_steps 30000"
     notebook = filled_in(nbformat, **fields)
     client, is_stopped = client_of(notebook), threading.Event()
 
