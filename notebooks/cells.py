@@ -23,7 +23,6 @@ from pathlib import Path
 from common.errors import UserError, require
 
 ROOT = Path(__file__).resolve().parent.parent
-STEP_SECONDS = 10.0  # between two lines of steps, and drawings of the curve
 ROWS = 20  # of a command's lines above the curve, while it runs
 PASSING = r"\.\.\. |step |.* left$"  # lines of which the latest is enough
 PLAN = r"(size|time|tokens |memory|cost|warning|error|\.\.\.)"
@@ -106,7 +105,7 @@ def find_place(run_name: str, corpus: str, keep_in: str, work_in: str = "") -> P
 
 def words_of(corpus: str) -> list[str]:
     """What pretokenize.py is told of a corpus: demo, or files and names of the hub, with flags."""
-    return ["--demo"] if corpus == "demo" else shlex.split(corpus)
+    return shlex.split("--demo --val_fraction 0.03" if corpus == "demo" else corpus)
 
 
 def flags_of(place: Place, model_size: str, max_minutes: float, use_gpu: str, more_flags: str) -> list[object]:
@@ -121,7 +120,7 @@ def watch(script: str, *words: object, only: str = "", out: Path | None = None) 
     """Runs a command as run does, its lines in one place that is drawn anew, below them the curve of the run in out.
 
     Flags and commands in them are in the notebook's words. Of steps and of waiting the latest line is shown, every
-    STEP_SECONDS. Lines that do not begin with the pattern only are left out.
+    ten seconds. Lines that do not begin with the pattern only are left out.
     """
     ipython = importlib.import_module("IPython.display")  # there is one where there are cells
     handle = ipython.display({"text/plain": ""}, raw=True, display_id=True)
@@ -140,7 +139,7 @@ def watch(script: str, *words: object, only: str = "", out: Path | None = None) 
         elif time.monotonic() < due:
             return
         else:
-            due = time.monotonic() + STEP_SECONDS
+            due = time.monotonic() + 10
         draw(ROWS)
 
     def draw(rows: int = 0) -> None:

@@ -98,7 +98,7 @@ def test_the_form_becomes_flags():
         "--data_dir", "t", "--output_dir", "o", "--resume_from", "auto", "--mirror_to", "m", "--model_size", "mini",
         "--max_minutes", "55.5", "--use_gpu", "--seed", "2"]
     assert [cells.flags_of(place, "auto", 0, word, "")[-1] for word in ("no", "auto")] == ["--no-use_gpu", place.mirror]
-    assert cells.words_of("demo")[0] == "--demo"
+    assert cells.words_of("demo") == ["--demo", "--val_fraction", "0.03"]
     assert cells.words_of("'my text.txt' more/*.jsonl") == ["my text.txt", "more/*.jsonl"]
 
 
