@@ -21,7 +21,6 @@ import time
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
 
 from benchmarks.ladder import NUM_RUNGS, SHAPES, Bench, Shape, time_ladder
 from benchmarks.quality import RECIPES, TOKENS_PER_PARAMETER, VALIDATIONS, compare_recipes, recipes
@@ -39,32 +38,23 @@ SIZES = ("tiny", "mini", "gpt2_small", "gpt2_medium", "gpt2_large", "gpt2_xl")
 # ---------------------------------------------------------------- flags
 
 
-def rung_numbers() -> flags.ValueKind:
-    """'0,1,5' as (0, 1, 5)."""
-
-    def parse(text: str) -> tuple[int, ...]:
-        numbers = tuple(sorted({int(number) for number in text.split(",")}))
-        if not 0 <= numbers[0] <= numbers[-1] < NUM_RUNGS:
-            raise ValueError(text)
-        return numbers
-
-    return flags.ValueKind(parse, f"numbers from 0 to {NUM_RUNGS - 1} with commas between", "N,N,...")
+def parse_rungs(text: str) -> tuple[int, ...]:
+    """'0,1,5' as (0, 1, 5). Raises ValueError."""
+    numbers = tuple(sorted({int(number) for number in text.split(",")}))
+    if not 0 <= numbers[0] <= numbers[-1] < NUM_RUNGS:
+        raise ValueError(text)
+    return numbers
 
 
-def shape_kind() -> flags.ValueKind:
-    """'A', or 'tiny,64,8' and 'tiny,64,8,512' as the Shape of these."""
-
-    def parse(text: str) -> Shape:
-        if text in SHAPES:
-            return SHAPES[text]
-        model_size, *numbers = text.split(",")
-        seq_length, batch_size, vocab_size = map(int, numbers if len(numbers) > 2 else [*numbers, 8192])
-        if model_size not in SIZES or min(seq_length, batch_size, vocab_size - 1) < 1 or batch_size % 2:
-            raise ValueError(text)
-        return Shape(model_size, vocab_size, seq_length, batch_size)
-
-    return flags.ValueKind(parse, f"{', '.join(SHAPES)}, or a size of train.py, T, an even B and maybe a number of "
-                                  "ids, with commas between, such as mini,256,8,8192", "SHAPE")
+def parse_shape(text: str) -> Shape:
+    """'A', or 'tiny,64,8' and 'tiny,64,8,512' as the Shape of these. Raises ValueError."""
+    if text in SHAPES:
+        return SHAPES[text]
+    model_size, *numbers = text.split(",")
+    seq_length, batch_size, vocab_size = map(int, numbers if len(numbers) > 2 else [*numbers, 8192])
+    if model_size not in SIZES or min(seq_length, batch_size, vocab_size - 1) < 1 or batch_size % 2:
+        raise ValueError(text)
+    return Shape(model_size, vocab_size, seq_length, batch_size)
 
 
 def read_flags(argv: Sequence[str]) -> argparse.Namespace:
@@ -73,7 +63,8 @@ def read_flags(argv: Sequence[str]) -> argparse.Namespace:
     parser = flags.Parser("bench.py", "Times train.py's levers one by one, or parts beside others' programs; or "
                           "compares what recipes learn.")
     g = parser.group("what is timed: the ladder, or")
-    g.flag("--rungs", rung_numbers(), None, "rungs of the ladder", "all, the tuned one on a GPU only")
+    rungs = flags.ValueKind(parse_rungs, f"numbers from 0 to {NUM_RUNGS - 1} with commas between", "N,N,...")
+    g.flag("--rungs", rungs, None, "rungs of the ladder", "all, the tuned one on a GPU only")
     g.flag("--peer", one_of("step", "decode"), None, "one part beside another program: a step beside "
            "nanoGPT's, decoding beside transformers", "none")
     g.flag("--peer_dir", text("DIR"), None, "nanoGPT's folder, for --peer step", "none",
@@ -81,7 +72,9 @@ def read_flags(argv: Sequence[str]) -> argparse.Namespace:
     g.switch("--quality", False, "the loss that recipes reach on the tokens of --data_dir, each with several seeds",
              against="peer")
     g = parser.group("on what")
-    g.flag("--shape", shape_kind(), None, "mini: T 256, B 8, 8,192 ids; A: GPT-2 Small, T 512, B 32, 32,000 "
+    shape = flags.ValueKind(parse_shape, f"{', '.join(SHAPES)}, or a size of train.py, T, an even B and maybe a number "
+                            "of ids, with commas between, such as mini,256,8,8192", "SHAPE")
+    g.flag("--shape", shape, None, "mini: T 256, B 8, 8,192 ids; A: GPT-2 Small, T 512, B 32, 32,000 "
            "ids; B: GPT-2 Small, T 1024, B 16, 50,304 ids; or SIZE,T,B or SIZE,T,B,IDS", "mini")
     g.flag("--data_dir", text("DIR"), None, "pretokenize.py's output folder", "tokens made up for the purpose")
     g.flag("--steps", whole(1, 100_000), None, "steps that are timed", "50 on a GPU, 12 on a CPU")
@@ -174,9 +167,8 @@ def main(argv: Sequence[str]) -> int:
             return 128 + (signals.number or 0)
         finally:
             if file is not None:  # what was found before a signal or an error too
-                found: dict[str, Any] = {
-                    "argv": list(argv), "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), **bench.found}
-                file.write(json.dumps(found, indent=1).encode() + b"\n")
+                when = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+                file.write(json.dumps({"argv": argv, "time": when, **bench.found}, indent=1).encode() + b"\n")
 
 
 if __name__ == "__main__":

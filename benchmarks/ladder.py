@@ -127,7 +127,7 @@ class Rung:
 
 def ladder(shape: Shape, machine: Facts) -> list[Rung]:
     """The rungs from naive to best: each has what the ones below it brought, a naive part less or other flags."""
-    table: tuple[tuple[str, str, dict[str, Any]], ...] = (
+    table = (
         # name, the naive part that goes, the flags that change
         ("naive: Python loops, fp32", "", {
             "preload": "mmap", "use_amp": False, "compile": False, "batch_size": shape.batch_size // 2,

@@ -231,6 +231,12 @@ def gpu_of_this_system() -> Backend:
     return APPLE if sys.platform == "darwin" or torch.backends.mps.is_available() else NVIDIA
 
 
+def gpu_in_use(use_gpu: bool | None) -> Backend | None:
+    """The kind of GPU that is used, None for the CPU; use_gpu is the flag, None where it was not given."""
+    gpu = gpu_of_this_system()
+    return gpu if use_gpu is not False and gpu.why_not() is None else None
+
+
 def why_no_headers() -> str | None:
     """Why no C or C++ that calls Python can be compiled, with the one thing to do; None if nothing prevents it.
 

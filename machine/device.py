@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from torch.nn.attention import SDPBackend
 
 from common.words import first_line, several
 from machine.backends import CPU, Backend, backend_of, gpu_of_this_system, why_no_headers
@@ -102,12 +101,10 @@ def choose(use_gpu: bool | None, use_amp: bool | None, amp_dtype: str, use_compi
 
 def _choose_device(use_gpu: bool | None, warnings: list[str]) -> tuple[Backend, str]:
     """The device and why; adds to the warnings when a GPU stays unused."""
+    if use_gpu is False:
+        return CPU, "--no-use_gpu"
     gpu = gpu_of_this_system()
     problem = gpu.why_not()
-    if use_gpu is False:
-        if not problem:
-            warnings.append(f"this machine's GPU is not used: {gpu.name()}. Drop --no-use_gpu.")
-        return CPU, "--no-use_gpu"
     if not problem:
         return gpu, "--use_gpu" if use_gpu else "a GPU is available"
     if Path("/dev/nvidiactl").exists():
@@ -162,12 +159,6 @@ def _choose_compile(backend: Backend, dtype: torch.dtype, use_compile: bool | No
 def why_no_gpu() -> str | None:
     """Why no GPU can be used here, with the one thing to do; None if one can."""
     return gpu_of_this_system().why_not()
-
-
-def drops_the_same(use_gpu: bool | None) -> bool:
-    """True if what is computed again in the backward pass drops the same activations again."""
-    gpu = gpu_of_this_system()
-    return use_gpu is False or gpu.why_not() is not None or gpu.has_own_memory
 
 
 def compiler_complaint(error: Exception) -> str:
@@ -226,19 +217,6 @@ def _keep_freed_memory() -> None:
 def without_cudnn_attention() -> None:
     """Leaves out cuDNN's attention, the default on Hopper: it plans again for every shape, 0.04 s and more."""
     torch.backends.cuda.enable_cudnn_sdp(False)
-
-
-def attention_backend(machine: Machine, n_head: int, seq_length: int, head_size: int, dropout: float,
-                      n_kv_head: int | None = None) -> str:
-    """The kernel that scaled_dot_product_attention takes for these shapes, according to PyTorch's own dispatcher."""
-    if not machine.backend.has_fused_attention:
-        return "unfused"
-    # The choice does not depend on the batch.
-    q, kv = (torch.empty((1, heads, seq_length, head_size), device=machine.device, dtype=machine.dtype,
-                         requires_grad=True) for heads in (n_head, n_kv_head or n_head))
-    choice = torch._fused_sdp_choice(q, kv, kv, None, dropout, True,  # type: ignore[attr-defined] - no public function
-                                     enable_gqa=n_kv_head not in (None, n_head))
-    return SDPBackend(choice).name.lower().removesuffix("_attention").replace("math", "unfused")
 
 
 # ---------------------------------------------------------------- saying so

@@ -26,7 +26,7 @@ from common import ranks
 from common.errors import Exit, UserError
 from common.ranks import MEETING, PLACE, is_one_of_several
 from common.signals import Signals, print_line
-from machine.backends import CPU, gpu_of_this_system
+from machine.backends import CPU, gpu_in_use
 
 # How long one process may wait for another: as long as a save from a process without RAM for a copy may take. One that
 # dies is noticed at once, by its closed connections and by torchrun.
@@ -35,7 +35,6 @@ WATCH_SECONDS = 1.0
 ANSWER_SECONDS = 0.05
 STANDSTILL_SECONDS, STANDSTILL_STEPS = 20.0, 3  # after a signal: so long, and as many steps
 T = TypeVar("T")
-U = TypeVar("U")
 
 
 @dataclass(frozen=True)
@@ -78,25 +77,6 @@ class Processes:
         if told[1] is not None:
             raise told[1]
         return told[0]
-
-    def lead(self, first: Callable[[], T], tell: Callable[[T], U], follow: Callable[[U], T]) -> T:
-        """first() in the first process, and only then follow(x) in the others; x is what tell makes of the result.
-
-        What first raises is raised in all of them.
-        """
-        if self.world_size == 1:
-            return first()
-        found: list[T] = []
-
-        def work() -> U:
-            found.append(first())
-            return tell(found[0])
-
-        told = self.agree(work)
-        if found:
-            return found[0]
-        with self.on_its_own():
-            return follow(told)
 
     def any(self, here: bool) -> bool:
         """True in all processes if it is true in one of them."""
@@ -170,8 +150,8 @@ def joined(processes: Processes, use_gpu: bool | None) -> Iterator[None]:
         yield
         return
     threading.Thread(target=_stop_without_torchrun, daemon=True, name="parent").start()
-    gpu, here = gpu_of_this_system(), None
-    if use_gpu is not False and gpu.why_not() is None:
+    gpu, here = gpu_in_use(use_gpu), None
+    if gpu:
         if processes.local_world_size > (num := gpu.num_devices()):
             raise UserError(Exit.MACHINE, f"{processes.local_world_size} processes were started on a machine with "
                                           f"{num} GPUs. Give torchrun --nproc_per_node {num}.")
@@ -179,7 +159,7 @@ def joined(processes: Processes, use_gpu: bool | None) -> Iterator[None]:
         gpu.api.set_device(here)
     try:
         store, rank, world_size = next(rendezvous("env://", timeout=PATIENCE))
-        dist.init_process_group(gpu.collectives if here else CPU.collectives, timeout=PATIENCE, device_id=here,
+        dist.init_process_group((gpu or CPU).collectives, timeout=PATIENCE, device_id=here,
                                 store=_store_of_this_start(store, rank, world_size), rank=rank, world_size=world_size)
         yield
     except RuntimeError as error:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
@@ -15,7 +17,6 @@ from common.words import count
 from machine.backends import NVIDIA
 from machine.cards import TYPICAL, find_card
 from machine.device import Machine
-from machine.facts import matmul_flops
 from model import SIZES, Options
 from planning.memory import CUDA_CONTEXT, GIB, MARGIN, MemorySetting, predicted_peak
 from planning.plan import describe_machine, figure
@@ -45,7 +46,7 @@ def check_machine(args: Flags, machine: Machine, out: Progress) -> int:
               for name in ([args.model_size] if is_described else SIZES)}
     config = next(iter(models.values()))
     with out.phase("multiplying matrices"):
-        products = matmul_flops(machine, machine.dtype, machine.backend.matmul_width, PRODUCT_SECONDS)
+        products = matmul_flops(machine, machine.backend.matmul_width, PRODUCT_SECONDS)
     for line in describe_machine(config, machine):
         out.say(line)
     out.say(f"matmul      {products / 1e12:.3g} TFLOP/s in {machine.precision}")
@@ -60,6 +61,22 @@ def check_machine(args: Flags, machine: Machine, out: Progress) -> int:
     options = choose_options(args.activation_checkpointing, False, machine, FAST.attention, {})
     out.say("\n".join(table(models, machine, options, largest(args.optimizer), products, price)))
     return Exit.DONE
+
+
+def matmul_flops(machine: Machine, width: int, seconds: float) -> float:
+    """FLOP/s of torch.mm with two square matrices: the best of what is done within the seconds, at least one."""
+    products = 20 if machine.on_gpu else 1
+    a, b = (torch.randn(width, width, device=machine.device).to(machine.dtype) for _ in range(2))
+    torch.mm(a, b)  # the first product loads the library
+    best, ends_at = math.inf, time.perf_counter() + seconds
+    while best == math.inf or time.perf_counter() < ends_at:
+        machine.backend.synchronize()
+        started = time.perf_counter()
+        for _ in range(products):
+            torch.mm(a, b)
+        machine.backend.synchronize()
+        best = min(best, (time.perf_counter() - started) / products)
+    return 2 * width**3 / best
 
 
 def table(models: dict[str, ModelConfig], machine: Machine, options: Options, optimizer: str, products: float,

@@ -26,7 +26,7 @@ from common.transcript import Transcript
 from common.words import printable
 from hub.download import with_models_here
 from machine import device
-from machine.backends import NVIDIA
+from machine.backends import NVIDIA, gpu_in_use
 from machine.device import Machine
 from machine.processes import Processes, joined, of_environment
 from planning.recipe import choose_config
@@ -82,7 +82,8 @@ def _check_device(flags: FlagsOfGroup, dropout: float) -> None:
         raise UserError(Exit.MACHINE, f"--use_gpu: {reason}, or give --no-use_gpu to train on the CPU.")
     if flags.compile_mode == "reduce-overhead" and (reason := NVIDIA.why_not()):
         raise UserError(Exit.MACHINE, f"--compile_mode reduce-overhead: {reason}, or drop the flag.")
-    if flags.activation_checkpointing and dropout and not device.drops_the_same(flags.use_gpu):
+    gpu = gpu_in_use(flags.use_gpu)
+    if flags.activation_checkpointing and dropout and gpu and not gpu.has_own_memory:  # it would drop others again
         raise UserError(Exit.MACHINE, "--activation_checkpointing: not with --dropout on Apple's GPU. Drop one.")
 
 
@@ -116,11 +117,19 @@ def choose_inputs(args: Flags, at: Session) -> Inputs:
     if args.overfit:  # without what keeps a training loss away from zero on purpose
         args = having(args, dropout=0.0, label_smoothing=0.0)
     args = with_models_here(args, ["init_from"], at.out)
-    given = args.data, args.model, args.use_gpu, args.max_minutes
-    return at.processes.lead(
-        lambda: _check(args, at),
-        lambda found: found.resumed and (str(found.resumed[0]), found.resumed[1], manifest_sha256(found.resumed[0])),
-        lambda resumed: _follow(Inputs(args, *_corpus_and_shape(*given), None), resumed))
+    checked: list[Inputs] = []  # in the first process
+
+    def resumed_from() -> tuple[str, dict[str, Any], str] | None:
+        checked.append(_check(args, at))
+        resumed = checked[0].resumed
+        return resumed and (str(resumed[0]), resumed[1], manifest_sha256(resumed[0]))
+
+    resumed = at.processes.agree(resumed_from)
+    if checked:
+        return checked[0]
+    with at.processes.on_its_own():
+        return _follow(Inputs(args, *_corpus_and_shape(args.data, args.model, args.use_gpu, args.max_minutes), None),
+                       resumed)
 
 
 def _check(args: Flags, at: Session) -> Inputs:

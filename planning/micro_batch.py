@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from architectures.table import ModelConfig
-from common.children import ask
+from common.children import PROGRAM, ask
 from common.errors import Exit, UserError
 from common.files import write_whole
 from common.flags import Flags
@@ -37,6 +37,19 @@ MOST_TOKENS = 65_536  # of a micro-batch that is searched for; a card is busy lo
 def divisors(number: int, most: int) -> list[int]:
     """The divisors of number that are at most `most`, ascending; at least 1 is among them."""
     return [d for d in range(1, max(1, min(number, most)) + 1) if number % d == 0]
+
+
+def sequences_at_a_time(recipe: Recipe, world_size: int) -> int:
+    """The micro-batch of each process: at most the recipe's, and a divisor of its share of a step's sequences.
+
+    Raises UserError (exit 2) where the processes do not divide the step.
+    """
+    each, rest = divmod(recipe.samples_per_step, world_size)
+    if rest or not each:
+        raise UserError(Exit.FLAGS, f"a step has {recipe.samples_per_step:,} sequences, which {world_size:,} processes "
+                                    "cannot share evenly. Give --batch_size and --gradient_accumulation_steps whose "
+                                    f"product is a multiple of {world_size:,}.")
+    return divisors(each, recipe.batch_size)[-1]
 
 
 def largest_that_fits(candidates: Sequence[int], first: int, fits: Callable[[int], bool]) -> int | None:
@@ -80,8 +93,9 @@ def find_micro_batch(args: Flags, config: ModelConfig, options: Options, recipe:
 
     def fits(batch_size: int) -> bool:
         with out.phase(f"trying --batch_size {batch_size}"):
-            trial = trial_command(decided, batch_size, min(2, samples // batch_size))
-            held[batch_size] = run_trial(trial, batch_size, runtime.signals)
+            trial = [TRIAL, str(batch_size), str(min(2, samples // batch_size)), *decided]
+            held[batch_size] = run_trial([sys.executable, str(PROGRAM / "train.py"), *trial], batch_size,
+                                         runtime.signals)
         return held[batch_size] <= room
 
     found = largest_that_fits(candidates, first, fits) if candidates else None
@@ -91,12 +105,6 @@ def find_micro_batch(args: Flags, config: ModelConfig, options: Options, recipe:
     out.say(f"batch_size  {found} x {several(samples // found, 'micro-batch')} holds {size(held[found])} of "
             f"{size(room)} ({len(held)} tried)")
     return found
-
-
-def trial_command(argv: Sequence[str], batch_size: int, accumulation: int) -> list[str]:
-    """The command line of a child that tries a micro-batch; argv is that of the run."""
-    script = Path(__file__).resolve().parent.parent / "train.py"
-    return [sys.executable, str(script), TRIAL, str(batch_size), str(accumulation), *argv]
 
 
 def run_trial(command: Sequence[str], batch_size: int, signals: Signals) -> float:

@@ -9,8 +9,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-import torch
-
 from common.errors import Exit
 from common.flags import Flags
 from common.words import percent, several, shell_word, size
@@ -41,12 +39,12 @@ def measure_pace(run: Run, take_step: TakeStep, validator: Validator, deadline: 
     plan = setup.plan
     minutes = deadline.minutes if deadline.is_open else None
     at_least = min(MEASURING_SHARE * 60 * (minutes or 0.0), MEASURING_SECONDS)
-    seconds, loss = _measure_step(run, take_step, setup.args.dry_run, at_least)
+    seconds = _measure_step(run, take_step, setup.args.dry_run, at_least)
     written = plan.saving.checkpoint_bytes / WRITTEN_BYTES
     copied = plan.saving.checkpoint_bytes / COPIED_BYTES if plan.saving.copies else written
     val_tokens = setup.corpus.val.length if setup.corpus.val else 0
     val_token, sample = _measure_between(run, validator, val_tokens)
-    return Pace(seconds, val_token, val_tokens, sample, copied, written, loss)
+    return Pace(seconds, val_token, val_tokens, sample, copied, written)
 
 
 def _measure_between(run: Run, validator: Validator, val_tokens: int) -> tuple[float, float]:
@@ -63,15 +61,15 @@ def _measure_between(run: Run, validator: Validator, val_tokens: int) -> tuple[f
     return validation / max(1, tokens), sample * SAMPLE_TOKENS / MEASURED_TOKENS * bool(setup.recipe.sample_interval)
 
 
-def _measure_step(run: Run, take_step: TakeStep, whole: bool, at_least: float) -> tuple[float, float]:
-    """Seconds of a training step and the loss of the last one, measured while there is no optimizer state yet.
+def _measure_step(run: Run, take_step: TakeStep, whole: bool, at_least: float) -> float:
+    """Seconds of a training step, measured while there is no optimizer state yet.
 
     It takes at_least these seconds. The lower quartile counts, the fastest of three: what else runs on a machine makes
     a step longer, never shorter. A learning rate of 0 leaves the weights as they are, without the memory of a copy;
     optimizer, loss scale and random numbers are then what they were, bit for bit. Unless whole, a step that takes long
     is measured by one, and one of many micro-batches by some of them.
     """
-    runtime, seconds, loss = run.setup.runtime, [], torch.zeros(())
+    runtime, seconds = run.setup.runtime, []
     machine, groups = runtime.machine, run.optimizer.param_groups
     learning_rates = [group["lr"] for group in groups]
     rng, scaler = machine.rng_state(), run.scaler.state_dict()
@@ -86,7 +84,7 @@ def _measure_step(run: Run, take_step: TakeStep, whole: bool, at_least: float) -
     with runtime.out.phase("measuring how long a step takes"):
         while runtime.processes.agree(lambda: goes_on(seconds)):
             runtime.clock.start()
-            loss = take_step(run, few).loss.cpu()
+            take_step(run, few)
             seconds.append(runtime.clock.lap())
 
     for group, learning_rate in zip(groups, learning_rates, strict=True):
@@ -96,7 +94,7 @@ def _measure_step(run: Run, take_step: TakeStep, whole: bool, at_least: float) -
     machine.set_rng_state(rng)
     runtime.gauge.forget()
     warm = sorted(runtime.processes.agree(lambda: seconds[1:] or seconds))
-    return warm[len(warm) // 4] * run.accumulation / few, float(loss)
+    return warm[len(warm) // 4] * run.accumulation / few
 
 
 def recipe_within(seconds: float, args: Flags, plan: Plan, pace: Pace, steps_done: int) -> Recipe:
@@ -181,9 +179,9 @@ def with_horizon(deadline: Deadline, setup: Setup, pace: Pace, steps_done: int) 
     args, plan, minutes = setup.args, setup.plan, deadline.minutes or 0.0
     seconds = setup.processes.agree(lambda: (1 - SPARE) * 60 * minutes - deadline.used)
     within = recipe_within(seconds, args, plan, pace, steps_done)
-    recipe = replace(setup.recipe_of_length(within.total_steps), batch_size=within.batch_size,
-                     accumulation=within.accumulation, eval_tokens=within.eval_tokens,
-                     eval_interval=within.eval_interval, sample_interval=within.sample_interval)
+    recipe = replace(setup.recipe_of_length(within.total_steps).with_micro_batch(within.batch_size),
+                     eval_tokens=within.eval_tokens, eval_interval=within.eval_interval,
+                     sample_interval=within.sample_interval)
     return replace(setup, plan=replace(plan, recipe=recipe))
 
 
@@ -198,7 +196,6 @@ def dry_run(run: Run, pace: Pace) -> int:
              f"tokens_per_second: {tokens_per_second:.0f}",
              f"validation_seconds: {pace.validation(recipe):.4f}, of every {several(recipe.eval_interval, 'step')}",
              *([f"mfu: {percent(mfu(tokens_per_second, setup.config, setup.runtime))}"] * setup.machine.on_gpu),
-             f"loss: {pace.loss:.4f}, of random weights",
              f"peak_memory: {size(setup.machine.backend.peak_memory())}"]
     if (cost := setup.args.gpu_cost_per_hour) is not None:
         hours = pace.seconds(recipe, run.state.step) / 3600

@@ -5,6 +5,9 @@ from __future__ import annotations
 import shutil
 from dataclasses import dataclass
 
+import torch
+from torch.nn.attention import SDPBackend
+
 from architectures.table import ModelConfig, architecture_of
 from common.ranks import is_one_of_several
 from common.words import count, duration, printable, several, size
@@ -46,8 +49,7 @@ class Plan:
 class Pace:
     """Seconds of a step, of a token of validation, of a sample, of a save as training waits for it, of the last save.
 
-    Those of saves are derived from the bytes of a checkpoint, the others are measured, and the loss of a step.
-    val_tokens are all that there are.
+    Those of saves are derived from the bytes of a checkpoint, the others are measured. val_tokens are all there are.
     """
 
     step: float
@@ -56,7 +58,6 @@ class Pace:
     sample: float
     save: float
     last_save: float
-    loss: float
 
     def validation(self, recipe: Recipe) -> float:
         """Of one validation."""
@@ -173,12 +174,22 @@ def describe_plan(setup: Setup) -> list[str]:
 
 
 def describe_machine(config: ModelConfig, machine: Machine) -> list[str]:
-    """The lines about the machine, and how attention is computed there."""
-    attention = "matrix products in blocks, faster than the fused kernel on a CPU in bf16"
-    if not attends_in_blocks(machine.device.type, machine.dtype, config.seq_length):
-        attention = device.attention_backend(machine, config.n_head, config.seq_length, config.head_dim,
-                                             config.dropout, config.n_kv_head)
-    return device.describe(machine, machine.backend.total_memory(), attention)
+    """The lines about the machine."""
+    return device.describe(machine, machine.backend.total_memory(), attention_of(config, machine))
+
+
+def attention_of(config: ModelConfig, machine: Machine) -> str:
+    """How attention is computed: in blocks, or by the kernel that PyTorch's own dispatcher takes for these shapes."""
+    if attends_in_blocks(machine.device.type, machine.dtype, config.seq_length):
+        return "matrix products in blocks, faster than the fused kernel on a CPU in bf16"
+    if not machine.backend.has_fused_attention:
+        return "unfused"
+    # The choice does not depend on the batch.
+    q, kv = (torch.empty((1, heads, config.seq_length, config.head_dim), device=machine.device, dtype=machine.dtype,
+                         requires_grad=True) for heads in (config.n_head, config.n_kv_head))
+    choice = torch._fused_sdp_choice(q, kv, kv, None, config.dropout, True,  # type: ignore[attr-defined] - not public
+                                     enable_gqa=config.n_kv_head != config.n_head)
+    return SDPBackend(choice).name.lower().removesuffix("_attention").replace("math", "unfused")
 
 
 # ---------------------------------------------------------------- objections

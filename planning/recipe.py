@@ -21,7 +21,7 @@ from machine.device import Machine
 from model import INIT_STD, Options
 from ops.attention import Attention
 from planning import defaults
-from planning.schedules import Cooldown, Schedule
+from planning.schedules import Cooldown, Schedule, cooldown_of
 from planning.sizing import DEFAULT_SIZE, MOST_EPOCHS, Sizing, shape_of
 from training.optimizers import choose_optimizer
 
@@ -189,7 +189,7 @@ def choose_recipe(args: Flags, config: ModelConfig, num_tokens: int, most_batch_
     if why:
         values.reasons["optimizer"] = why
     windows = data.WindowOrder(num_tokens, config.seq_length, 0).windows_per_epoch
-    cooldown = _cooldown_of(args.horizon, settings)
+    cooldown = cooldown_of(settings) if args.cooldown_from else None  # else the flags have left it
 
     # The horizon; on resume it counts on from what has been seen.
     most_steps = _most_steps(args.horizon, settings, cooldown)
@@ -232,13 +232,6 @@ def choose_recipe(args: Flags, config: ModelConfig, num_tokens: int, most_batch_
         sample_interval=max(1, total_steps // 5) if args.sample_interval is None else args.sample_interval,
         log_interval=args.log_interval or max(1, min(20, total_steps // 100)),
         reasons=values.reasons, optimizer=optimizer)
-
-
-def _cooldown_of(horizon: FlagsOfGroup, settings: Mapping[str, Any]) -> Cooldown | None:
-    """The cooldown in the settings of the checkpoint to resume from, unless the flags have left it."""
-    if not horizon.cooldown_from or "cooldown_from" not in settings:
-        return None
-    return Cooldown(*(settings[f"cooldown_{name}"] for name in ("start", "rate", "from")))
 
 
 def _most_steps(horizon: FlagsOfGroup, settings: Mapping[str, Any], cooldown: Cooldown | None) -> int | None:

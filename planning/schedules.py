@@ -113,11 +113,15 @@ def describe_schedule(schedule: Schedule) -> str:
             f"{schedule.total_steps:,}")
 
 
+def cooldown_of(settings: Mapping[str, Any]) -> Cooldown | None:
+    """The cooldown among the settings of a trainer_state.json, None where there is none."""
+    if "cooldown_from" not in settings:
+        return None
+    return Cooldown(*(settings[f"cooldown_{name}"] for name in ("start", "rate", "from")))
+
+
 def schedule_of(settings: Mapping[str, Any]) -> Schedule:
     """The schedule that the settings of a trainer_state.json describe. Raises KeyError for settings without one."""
-    cooldown = None
-    if "cooldown_start" in settings:
-        cooldown = Cooldown(settings["cooldown_start"], settings["cooldown_rate"], "")
     return Schedule(settings["lr_schedule"], settings["learning_rate"], settings.get("min_lr", 0.0),
                     settings.get("warmup_steps", 0), settings["total_steps"],
-                    settings.get("decay_share", DECAY_SHARE), cooldown)
+                    settings.get("decay_share", DECAY_SHARE), cooldown_of(settings))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 
@@ -19,14 +18,13 @@ from machine.memory import available_ram
 from machine.processes import ALONE, Processes
 from planning.inputs import Inputs, Session, choose_inputs, choose_machine
 from planning.memory import MemorySetting, choose_sharing
-from planning.micro_batch import OUT_OF_MEMORY, after_out_of_memory, find_micro_batch
+from planning.micro_batch import OUT_OF_MEMORY, after_out_of_memory, find_micro_batch, sequences_at_a_time
 from planning.pace import Deadline, TakeStep
 from planning.plan import Plan
 from planning.recipe import Recipe, choose_options, choose_recipe
 from tokens.corpus import Corpus
-from training.checkpointing import SavingPlan, plan_saving
+from training.checkpointing import plan_saving
 from training.optimizers import state_bytes
-from training.parallel import sequences_at_a_time
 from training.recovery import compile_run
 from training.starting import in_common
 from training.state import FAST, Parts, Run, Runtime, Setup, TrainState
@@ -61,11 +59,11 @@ def choose_setup(inputs: Inputs, runtime: Runtime, parts: Parts, deadline: Deadl
     optimizer_bytes = state_bytes(recipe.optimizer, config)
     where, why_there = processes.agree(lambda: choose_place(args.preload, corpus, machine, processes))
     held_bytes = weights + (corpus.train.num_bytes if where == "ram" else 0)
-    saving = SavingPlan(**processes.agree(lambda: asdict(plan_saving(config, optimizer_bytes, held_bytes))))
+    saving = processes.agree(lambda: plan_saving(config, optimizer_bytes, held_bytes))
     if processes.world_size > 1:
         recipe = recipe.with_micro_batch(processes.agree(
             lambda: after_out_of_memory(Path(args.output_dir), recipe, runtime.out)))
-    at_a_time = sequences_at_a_time(recipe.samples_per_step, recipe.batch_size, processes)
+    at_a_time = sequences_at_a_time(recipe, processes.world_size)
     memory = MemorySetting.of(machine, options, recipe.samples_per_step > at_a_time * processes.world_size,
                               saving.copies, optimizer_bytes, strategy, processes)
 

@@ -15,7 +15,7 @@ from architectures.architecture import Architecture
 from architectures.table import ARCHITECTURES, DEFAULT
 from common.errors import Exit, UserError
 from common.flags import FlagsOfGroup
-from machine.backends import gpu_of_this_system
+from machine.backends import gpu_in_use
 from model import SIZES
 from tokens.corpus import Corpus
 
@@ -51,13 +51,12 @@ def choose_sizing(flags: FlagsOfGroup, corpus: Corpus, use_gpu: bool | None, max
 
     None for weights that are given, and with a GPU that has its own memory: gpt2_small is its default.
     """
-    gpu = gpu_of_this_system()
-    uses_gpu = use_gpu is not False and gpu.why_not() is None
-    if flags.init_from or (uses_gpu and gpu.has_own_memory):
+    gpu = gpu_in_use(use_gpu)
+    if flags.init_from or (gpu and gpu.has_own_memory):
         return None
     says_size = any(getattr(flags, name) for name in (
         "model_size", "n_layer", "n_head", "n_embd", "n_kv_head", "n_inner"))
-    return sizing_for(corpus.vocab_size, corpus.train.length, None if uses_gpu else torch.get_num_threads(),
+    return sizing_for(corpus.vocab_size, corpus.train.length, None if gpu else torch.get_num_threads(),
                       max_minutes, flags.seq_length, ARCHITECTURES[flags.arch or DEFAULT],
                       shape_of(flags, flags.model_size or DEFAULT_SIZE) if says_size else None)
 

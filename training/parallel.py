@@ -6,10 +6,10 @@ some rows of every weight. Alone shares nothing: a step of one process goes thro
 
 from __future__ import annotations
 
-import contextlib
 import warnings
 from collections import defaultdict, deque
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -17,7 +17,6 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from architectures.table import ModelConfig, Network, architecture_of, create
-from common.errors import Exit, UserError
 from machine.device import Machine
 from machine.processes import Processes
 from model import Options
@@ -44,9 +43,9 @@ class Alone:
         for part in [*model.blocks, model.output] if in_parts else [model]:
             part.compile(dynamic=False, **options)
 
-    def adding_gradients(self, is_last: bool) -> contextlib.AbstractContextManager[Any]:
+    def adding_gradients(self, is_last: bool) -> AbstractContextManager[Any]:
         """The context of a forward and backward pass; in the last one of a step gradients are averaged."""
-        return contextlib.nullcontext()
+        return nullcontext()
 
     def losses_and_norm(self, losses: torch.Tensor, gradients: Sequence[torch.Tensor],
                         ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -62,7 +61,7 @@ class InGraphs(Alone):
     step keeps is a quotient, which no graph computes. Source: PyTorch, CUDAGraph Trees.
     """
 
-    def adding_gradients(self, is_last: bool) -> contextlib.AbstractContextManager[Any]:
+    def adding_gradients(self, is_last: bool) -> AbstractContextManager[Any]:
         torch.compiler.cudagraph_mark_step_begin()
         missing = [parameter for parameter in self.forward.parameters() if parameter.grad is None]
         if missing and not is_last:
@@ -103,8 +102,8 @@ class DataParallel(_Shared):
         self.forward = DistributedDataParallel(model, gradient_as_bucket_view=True, bucket_cap_mb=BUCKET_MIB)
         self.forward.broadcast_buffers = False  # they are tables that never change
 
-    def adding_gradients(self, is_last: bool) -> contextlib.AbstractContextManager[Any]:
-        return contextlib.nullcontext() if is_last else self.forward.no_sync()
+    def adding_gradients(self, is_last: bool) -> AbstractContextManager[Any]:
+        return nullcontext() if is_last else self.forward.no_sync()
 
 
 class FullySharded(_Shared):
@@ -130,10 +129,10 @@ class FullySharded(_Shared):
         self.forward = fully_shard(model, mesh=mesh, mp_policy=policy, reshard_after_forward=False)
         model.to_empty(device=machine.device).init_weights(std)
 
-    def adding_gradients(self, is_last: bool) -> contextlib.AbstractContextManager[Any]:
+    def adding_gradients(self, is_last: bool) -> AbstractContextManager[Any]:
         self.forward.set_requires_gradient_sync(is_last)
         self.forward.set_is_last_backward(is_last)
-        return contextlib.nullcontext()
+        return nullcontext()
 
 
 def build(config: ModelConfig, options: Options, strategy: str, processes: Processes, machine: Machine,
@@ -150,20 +149,6 @@ def build(config: ModelConfig, options: Options, strategy: str, processes: Proce
     with torch.device("meta"):
         model = architecture_of(config).build(config, options).train()
     return model, FullySharded(model, processes, machine, std, processes.num_machines if strategy == "hsdp" else 1)
-
-
-def sequences_at_a_time(samples_per_step: int, batch_size: int, processes: Processes) -> int:
-    """The micro-batch of each process: at most batch_size, and a divisor of its share of a step's sequences.
-
-    Raises UserError (exit 2) where the processes do not divide the step.
-    """
-    each, rest = divmod(samples_per_step, processes.world_size)
-    if rest or not each:
-        raise UserError(Exit.FLAGS, f"a step has {samples_per_step:,} sequences, which {processes.world_size:,} "
-                                    "processes cannot share evenly. Give --batch_size and "
-                                    "--gradient_accumulation_steps whose product is a multiple of "
-                                    f"{processes.world_size:,}.")
-    return max(n for n in range(1, min(batch_size, each) + 1) if each % n == 0)
 
 
 # ---------------------------------------------------------------- what they decide together

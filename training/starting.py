@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -63,13 +63,6 @@ def flags_of_run(setup: Setup) -> Layer:
              and decided.get(name, value) == value}
     left_out = {*given, *args.of_the_machine}
     return Layer("", given, {name: value for name, value in decided.items() if name not in left_out})
-
-
-def write_run_config(output_dir: Path, flags: Layer, reasons: Mapping[str, str]) -> None:
-    """Writes output_dir/config.toml."""
-    with contextlib.suppress(OSError):  # the checkpoints hold the flags too
-        write_toml(output_dir / RUN_CONFIG, flags, "The flags of the run in this folder. To continue it:\n"
-                   f"    python train.py --resume_from {shell_word(output_dir)}", reasons)
 
 
 def settings_of(setup: Setup) -> Settings:
@@ -183,7 +176,9 @@ def open_output(run: Run, argv: Sequence[str], settings: Settings, checkpointer:
     if is_first:
         if args.overwrite:
             delete_other_runs(output_dir, folder, state.step, out)
-        write_run_config(output_dir, flags_now, recipe.reasons)
+        with contextlib.suppress(OSError):  # the checkpoints hold the flags too
+            write_toml(output_dir / RUN_CONFIG, flags_now, "The flags of the run in this folder. To continue it:\n"
+                       f"    python train.py --resume_from {shell_word(output_dir)}", recipe.reasons)
     if checkpointer.mirror:
         take_mirror(args.output, checkpointer.mirror, folder, state.step, out)
     checkpointer.start(folder)

@@ -39,7 +39,8 @@ class LossCurve:
             return None
         said = None
         if len(self._recent) >= RECENT // 2 and step >= self._quiet_until:
-            middle, deviation = median(self._recent), max(spread(self._recent), 0.01 * abs(median(self._recent)))
+            middle = median(self._recent)
+            deviation = max(spread(self._recent), 0.01 * abs(middle))
             if loss > middle + SPIKE_DEVIATIONS * deviation:
                 self._quiet_until = step + RECENT
                 said = (f"loss spike at step {step:,}: {loss:.4f}, {(loss - middle) / deviation:.0f} deviations above "

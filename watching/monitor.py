@@ -12,7 +12,7 @@ import torch
 
 from architectures.table import ModelConfig, architecture_of
 from checkpoint.find import with_more_text
-from common.words import duration, percent, printable, several, shell_word, size
+from common.words import duration, percent, printable, several, shell_word
 from machine.pinned import to_host
 from machine.timing import Mark
 from model import SIZES
@@ -174,7 +174,7 @@ class Monitor:
     def _watch(self, seconds: float, step_seconds: float, batch_size: int) -> None:
         """Says what holds the device back, after `seconds` more of training."""
         gauge = self._gauge
-        gauge.lap(seconds)
+        gauge.trained += seconds
         if gauge.host_is_late and gauge.wait_share > 0.05 and gauge.waited["data"] > WATCHED_SECONDS:
             self.warn_once("loader", f"the loader holds the device back: {gauge.wait_share:.0%} of the time is spent "
                                      "waiting for data. Give --preload ram, or put the tokens on a faster disk.")
@@ -218,11 +218,8 @@ class Monitor:
                       f"per byte {'n/a' if bits is None else f'{bits:.4f}'}"
                       + "".join(f" | {name} {share.nats:.4f}" for name, share in loss.shares.items())
                       + " | best so far" * is_best)
-        if found := self._overfitting.add_validation(step, loss.nats):
-            self.warn_once("overfitting", (
-                f"overfitting since step {found.step:,}: the validation loss rose from {found.best_val_loss:.4f} to "
-                f"{found.val_loss:.4f} while the training loss fell from {found.loss_then:.4f} to {found.loss:.4f}. "
-                "What helps the next run: more text, --dropout 0.2 or --patience 3."))
+        if advice := self._overfitting.add_validation(step, loss.nats):
+            self.warn_once("overfitting", advice)
 
     def show_sample(self, text: str | None) -> None:
         """Prints and records a sample of the model's text, if there is one."""
@@ -252,7 +249,6 @@ class Monitor:
             "loss": "" if math.isnan(self._last_loss) else f"{self._last_loss:.4f} at step {self._last_logged:,}",
             "val loss": "" if state.best_val_loss is None else f"{state.best}, the best",
             "skipped": several(state.skipped_steps, "step") if state.skipped_steps else "",
-            "memory": f"{size(self._machine.backend.peak_memory())} at most",
             "checkpoint": f"{printable(self._args.output_dir)}/checkpoint-{state.step}" if is_saved else "none"}
         self._out.say("\n".join(f"{key:<12}{value}" for key, value in closing.items() if value))
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
 from statistics import fmean, median, variance
 
 from watching.curve import DEVIATION
@@ -14,17 +13,6 @@ WORSE_VALIDATIONS = 3
 WORSE_SHARE = 0.01  # of the best loss
 WORSE_DEVIATIONS = 3.0  # of the validation loss around a smooth curve
 STEEP = 1.1  # times the best loss: above that the curve falls steeply
-
-
-@dataclass(frozen=True)
-class Overfit:
-    """Since which step a model overfits: losses at that step, the best by validation, and now."""
-
-    best_val_loss: float
-    step: int
-    val_loss: float
-    loss_then: float
-    loss: float
 
 
 class OverfittingWatch:
@@ -39,8 +27,8 @@ class OverfittingWatch:
         """Takes in the losses of steps."""
         self._now += [loss for loss in losses if math.isfinite(loss)]
 
-    def add_validation(self, step: int, val_loss: float) -> Overfit | None:
-        """Takes in a validation; what it shows if the model overfits, None while it does not or nobody can tell."""
+    def add_validation(self, step: int, val_loss: float) -> str | None:
+        """Takes in a validation; says so if the model overfits, and since which step."""
         now, self._now = self._now, []
         if not (now and math.isfinite(val_loss)):
             return None
@@ -52,7 +40,10 @@ class OverfittingWatch:
         falls = then - loss > 2 * math.sqrt(error_then + error)
         if not falls or not self._has_risen_since(best):
             return None
-        return Overfit(*self.validations[best], val_loss, then, loss)
+        best_val_loss, best_step = self.validations[best]
+        return (f"overfitting since step {best_step:,}: the validation loss rose from {best_val_loss:.4f} to "
+                f"{val_loss:.4f} while the training loss fell from {then:.4f} to {loss:.4f}. What helps the next run: "
+                "more text, --dropout 0.2 or --patience 3.")
 
     def _has_risen_since(self, best: int) -> bool:
         """True if the validation loss has risen by more than it wavers anyway, and goes on rising."""

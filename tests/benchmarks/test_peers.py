@@ -40,7 +40,6 @@ def test_nanogpts_own_train_is_timed_in_turns_with_our_best_rung_in_its_precisio
     peers.time_step(bench, str(peer))
     assert [line.split() for line in out.getvalue().splitlines() if line.endswith("x")] == [
         ["nanoGPT", "1", "seconds", "1.00x"], ["ours", "0.5", "seconds", "2.00x"]]
-    assert bench.found["nanogpt_loss"] == 3.0
 
 
 def test_decoding_is_timed_with_every_precision(tmp_path, monkeypatch):

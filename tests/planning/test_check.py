@@ -3,6 +3,7 @@
 import contextlib
 import io
 import re
+from dataclasses import replace
 
 import pytest
 import torch
@@ -30,10 +31,22 @@ def say(monkeypatch):
     return said
 
 
+def test_products_of_matrices_are_timed_until_their_time_is_over(monkeypatch):
+    called = []
+    multiply = torch.mm
+    monkeypatch.setattr(torch, "mm", lambda a, b: called.append(a.dtype) or multiply(a, b))
+    assert 1e6 < check.matmul_flops(on_cpu(), 64, 0.01) < 1e15
+    assert set(called) == {torch.float32}
+    called.clear()
+    check.matmul_flops(replace(on_cpu(), dtype=torch.bfloat16), 64, 0)
+    assert called == [torch.bfloat16] * 2
+
+
 def test_the_machine_and_the_hours_of_each_size_are_said(say):
     said = say()
     labels = re.findall(r"^(\w+) {2,}\S", said.split("\n\n")[0], re.MULTILINE)
     assert labels == ["device", "precision", "attention", "compile", "software", "matmul"]
+    assert re.search(r"^attention   (flash|unfused|efficient|matrix products in blocks)", said, re.MULTILINE)
     assert re.search(r"^ +tiny +mini +small +medium +large +xl$", said, re.MULTILINE)
     assert re.search(r"^this machine( +[\d.,*-]+){6}$", said, re.MULTILINE)
     assert re.search(r"^H100, 80 GB( +[\d.,]+){6}$", said, re.MULTILINE)

@@ -19,7 +19,7 @@ from tests.helpers.training import metrics_of, recipe, same_tensors
 from training.state import TrainState
 from watching.monitor import Monitor
 
-PACE = Pace(step=2.5, val_token=0.01, val_tokens=100, sample=0.0, save=0.5, last_save=2.0, loss=1.0)
+PACE = Pace(step=2.5, val_token=0.01, val_tokens=100, sample=0.0, save=0.5, last_save=2.0)
 
 
 @pytest.mark.parametrize("flags", [["--dropout", "0.1", "--gradient_accumulation_steps", "3"],

@@ -67,6 +67,6 @@ def test_a_schedule_is_read_back_from_what_a_run_recorded():
     for name in SCHEDULES:
         for cooldown in (None, Cooldown(50, 5e-4, "")):
             r = recipe(schedule=name, decay_share=0.3, cooldown=cooldown)
-            fields = {"cooldown_start": 50, "cooldown_rate": 5e-4} if cooldown else {}
+            fields = {"cooldown_from": "", "cooldown_start": 50, "cooldown_rate": 5e-4} if cooldown else {}
             back = schedule_of({**asdict(r), "lr_schedule": name, **fields})
             assert [*map(back.learning_rate_at, range(1, 101))] == [*map(r.learning_rate_at, range(1, 101))]

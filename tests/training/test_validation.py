@@ -109,5 +109,4 @@ def test_a_resumed_dry_run_tells_what_is_left_and_writes_nothing(run):
     text = run.ok("--max_steps", "9", "--resume_from", "auto", "--dry_run")
     assert "from checkpoint-3, step 3 of 9" in text
     assert re.search(r"^time        about .*, estimated: 6 steps of ", text, re.MULTILINE)
-    assert re.search(r"^loss: \d\.\d{4}, of random weights", text, re.MULTILINE)
     assert before == {path: path.stat().st_mtime_ns for path in (run.folder / "out").rglob("*")}
