@@ -127,12 +127,12 @@ from common.progress import Progress
 from common.signals import USUALLY_SECONDS, Signals, Stake, Stopped
 from common.waiting import in_thread
 from common.words import printable, several, size
-from hub.download import fetch_dataset, with_tokenizer_here
+from hub.download import Fetched, fetch_dataset, with_tokenizer_here
 from pretokenization.blocks import LIMITS, Limits, Reading
 from pretokenization.commit import commit, summarise
-from pretokenization.files import Source, refuse_changed, unpacked
+from pretokenization.files import STDIN, Source, refuse_changed, unpacked
 from pretokenization.passes import Job, encode_text, settle_split
-from pretokenization.report import Report, names_of
+from pretokenization.report import names_of
 from pretokenization.sources import demo_sources, find_sources
 from pretokenization.store import Folder
 from pretokenization.verify import peek, verify_folder
@@ -158,10 +158,10 @@ def pretokenize(args: Namespace, folder: Folder, signals: Signals, progress: Pro
         write_whole(folder.work / "tokenizer.json", vocabulary.content)
 
     dtype = native_dtype(vocabulary.size)
-    report = encode_text(job, vocabulary, dtype)
+    encode_text(job, vocabulary, dtype)
     with folder.writing(), progress.phase("writing to the disk"):
-        refuse_nothing(job, report)
-        report.say(progress)
+        refuse_nothing(job)
+        job.report.say(progress)
         metadata = commit(job, dtype, vocabulary, trained_here=given is None)
     summarise(job, metadata, time.monotonic() - began)
 
@@ -186,11 +186,12 @@ def read_names(args: Namespace, folder: Folder, signals: Signals, progress: Prog
     if args.demo:
         return demo_sources()
     fetched = {word: fetch_dataset(word, progress, signals.look) for word in args.files if is_on_hub(word)}
-    piped = folder.work / "stdin" if "-" in args.files else None
-    if piped is not None:
+    if "-" in args.files:
+        path = folder.work / STDIN
         with progress.phase("reading stdin"), folder.writing():
-            in_thread(lambda: spool_stdin(piped), signals.look)
-    return find_sources(args.files, progress.say, piped, args.encoding or "", fetched)
+            in_thread(lambda: spool_stdin(path), signals.look)
+        fetched["-"] = [Fetched(path, STDIN, "")]
+    return find_sources(args.files, progress.say, fetched, args.encoding or "")
 
 
 def spool_stdin(path: Path) -> None:
@@ -214,10 +215,10 @@ def say_what_is_read(job: Job) -> None:
         job.progress.warn(f"--text_field {printable(args.text_field)} has no effect: no .jsonl file is read")
 
 
-def refuse_nothing(job: Job, report: Report) -> None:
+def refuse_nothing(job: Job) -> None:
     """Raises UserError (exit 3) if nothing is left for training."""
     train, val = job.totals["train"], job.totals["val"]
-    report.refuse_nothing(train["bytes"] + val["bytes"])
+    job.report.refuse_nothing(train["bytes"] + val["bytes"])
     if not train["documents"]:
         raise UserError(Exit.DATA, f"all {several(val['documents'], 'document')} would be for validation. Give a "
                                    "smaller --val_fraction.")

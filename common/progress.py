@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 HEARTBEAT_SECONDS = 8.0  # never silent for more than 10
 STANDSTILL_SECONDS = 3  # a heartbeat this much too late: the whole process stood still
-METER_SECONDS = 5.0  # between lines of bytes done, where there is no bar
+METER_SECONDS, BAR_SECONDS = 5.0, 0.1  # between lines of bytes done, and between redraws of the bar that shows them
 NARROWEST_BAR = 60  # columns; a terminal with fewer gets whole lines
 BAR = "{percentage:3.0f}%|{bar:10}| {desc}"  # which is cut at the edge of the terminal
 
@@ -94,14 +94,13 @@ class Progress:
                 self._bar.clear()
             print(folded(message, sys.stderr), file=sys.stderr, flush=True)
 
-    def bar(self, total: int, done: int, unit: str, scale: bool = False) -> None:
-        """Starts the bar, if this is a terminal. With scale tqdm counts the units, as '1.2G'."""
+    def bar(self, total: int, done: int) -> None:
+        """Starts the bar, if this is a terminal. The text given to at() has the figures."""
         if self.on_terminal:
             from tqdm import tqdm
 
-            # Without scale the text given to at() has figures of its own.
-            self._bar = tqdm(total=total, initial=done, unit=unit, unit_scale=scale, ncols=columns_of(self.stream),
-                             file=self.stream, leave=False, bar_format=None if scale else BAR)
+            self._bar = tqdm(total=total, initial=done, ncols=columns_of(self.stream), file=self.stream, leave=False,
+                             bar_format=BAR)
 
     def at(self, done: int, line: str = "", fields: Sequence[str] = ()) -> None:
         """Moves the bar to done, with the line as its text. Without a bar the line, if any, is printed.
@@ -175,18 +174,16 @@ class Progress:
 
 
 class Meter:
-    """Bytes done out of a total: moves the bar, or prints a line every few seconds."""
+    """Bytes done out of a total: starts a bar and moves it, or prints a line every few seconds."""
 
-    def __init__(self, progress: Progress, doing: str, total_bytes: int, bar: bool = False):
+    def __init__(self, progress: Progress, doing: str, total_bytes: int):
         self.progress = progress
         self.doing = doing
         self.total = max(1, total_bytes)
-        self.on_bar = bar and progress.on_terminal
-        self.pause = 0.1 if self.on_bar else METER_SECONDS
+        self.pause = BAR_SECONDS if progress.on_terminal else METER_SECONDS
         self.began = time.monotonic()
         self.next = self.began + self.pause
-        if bar:
-            progress.bar(total_bytes, 0, "B", scale=True)
+        progress.bar(self.total, 0)
 
     def at(self, done: int) -> None:
         """So many bytes are done."""
@@ -194,6 +191,6 @@ class Meter:
         if now >= self.next:
             self.next = now + self.pause
             per_second = max(1.0, done / (now - self.began))
-            line = (f"{self.doing} {done / 1e6:,.1f} of {self.total / 1e6:,.1f} MB | {per_second / 1e6:.1f} MB/s | "
-                    f"{duration(max(0.0, self.total - done) / per_second)} left")
-            self.progress.at(done, "" if self.on_bar else line)
+            fields = [f"{self.doing} {done / 1e6:,.1f} of {self.total / 1e6:,.1f} MB",
+                      f"{duration(max(0.0, self.total - done) / per_second)} left", f"{per_second / 1e6:.1f} MB/s"]
+            self.progress.at(done, " | ".join(fields), fields)

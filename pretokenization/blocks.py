@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import codecs
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, BinaryIO
 
@@ -65,11 +65,9 @@ class TextBlock:
 
     offset: int
     length: int
-    rows: list[Any] | None = None  # of a table; None: the bytes lie in the file
-    done: int = 0  # bytes of the file that are done with this block
-    is_part: bool = False
+    rows: list[Any] | None = None  # of a table, offset tells about where; None: the bytes lie in the file
     last: bool = True  # of a part: the document ends with it
-    in_val: bool | None = None  # whether the document is for validation; None: its hash decides
+    in_val: bool | None = None  # of a part: whether it is for validation; None: whole documents, whose hashes decide
     source: int = 0  # the index of the source
 
 
@@ -104,28 +102,22 @@ class Findings:
         return text
 
 
+@dataclass(frozen=True)
 class Kind:
-    """A kind of input. A new one is a subclass in a file of its own, and an entry in sources.KINDS."""
+    """A kind of input: an entry of sources.KINDS, with its functions in a file of its own.
 
+    recognises: whether a file is of this kind, by its name in lower case without a packed file's ending, and by its
+    first bytes, unpacked. Raises UserError (exit 3) for one that is broken.
+    blocks: the blocks of a source.
+    documents: the documents of a block, of which it gets the bytes or the rows; of a part of a document, its text.
+    """
+
+    recognises: Callable[[Source, str, bytes], bool]
+    blocks: Callable[[Source, Reading], Iterator[TextBlock]]
+    documents: Callable[[TextBlock, Any, Reading, Findings], list[str]]
     endings: tuple[str, ...] = ()  # of the names that are taken from a folder
-    is_text = True  # a file must be UTF-8: then UTF-16, pictures, archives and the like are refused
-    has_fields = True  # --text_field names where a document lies; else a file is one document without a separator
-
-    def recognises(self, source: Source, name: str, head: bytes) -> bool:
-        """True for a file of this kind. Raises UserError (exit 3) for one that is broken.
-
-        name is in lower case, without a packed file's ending, and empty for stdin; head are the first bytes, unpacked.
-        """
-        raise NotImplementedError
-
-    def blocks(self, source: Source, reading: Reading, cut: int | None) -> Iterator[TextBlock]:
-        """The blocks of a source; cut is for a single document: the byte from which on it is for validation."""
-        raise NotImplementedError
-
-    def documents(self, block: TextBlock, content: Any, reading: Reading,
-                  found: Findings) -> tuple[list[str], list[bytes]]:
-        """The documents of a block as text and as UTF-8; of a part of a document, its text alone."""
-        raise NotImplementedError
+    is_text: bool = True  # a file must be UTF-8: then UTF-16, pictures, archives and the like are refused
+    has_fields: bool = True  # --text_field names where a document lies; else a file is one document without a separator
 
 
 def window(file: BinaryIO, start: int, length: int) -> bytes:
@@ -202,4 +194,4 @@ def parts_of(content: bytes, reading: Reading) -> list[bytes]:
         end = start + part_end(content[start:start + part_bytes], places)
         parts.append(content[start:end])
         start = end
-    return [*parts, content[start:]] if parts else [content]
+    return [*parts, content[start:]]

@@ -25,6 +25,7 @@ PACKINGS = {  # the first bytes of a packed file
     **{b"BZh%d1AY&SY" % level: "bzip2" for level in range(1, 10)},  # a text may begin with BZh
     b"\xfd7zXZ\0": "xz",
 }
+STDIN = "stdin"  # the name of the file that holds what came through it
 BOMB_RATIO = 100  # how many times its size a packed file may unpack to: text grows 2 to 20 times, logs 50 times
 BOMB_BYTES = 2**28  # an unpacked size below this does no harm, whatever the ratio
 PACKED_READ_BYTES = 2**13  # packed zeros of this size already unpack to 256 MB
@@ -43,6 +44,7 @@ class Source:
     kind: str = "text"  # a key of sources.KINDS
     encoding: str = ""  # Python's name of it; nothing: UTF-8
     origin: str = ""  # the repository of the hub that it came from, with the commit; nothing: a file of the user's
+    cut: int | None = None  # of a single document: the byte from which on it is for validation; None: its hash decides
     plain: Path | None = None  # the file that holds the text of a packed or encoded one
     plain_bytes: int = 0
 

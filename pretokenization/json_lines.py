@@ -8,67 +8,65 @@ from collections.abc import Iterator
 
 from common.words import printable
 from pretokenization.blocks import Findings, Kind, Reading, TextBlock, after_mark, end_after, refuse_long
-from pretokenization.files import MARK, Source
+from pretokenization.files import MARK, STDIN, Source
+
+JSON_ENDINGS = (".jsonl", ".ndjson")
 
 
-class JsonLines(Kind):
-    """A file with an object of JSON on each line."""
+def is_json_lines(source: Source, name: str, head: bytes) -> bool:
+    """True for the names of JSON lines, and for standard input that begins as an object."""
+    is_object = re.match(rb'{\s*["}]', head.removeprefix(MARK)) is not None
+    return name.endswith((*JSON_ENDINGS, ".json")) or (name == STDIN and is_object)
 
-    endings = (".jsonl", ".ndjson")
 
-    def recognises(self, source: Source, name: str, head: bytes) -> bool:
-        is_object = re.match(rb'{\s*["}]', head.removeprefix(MARK)) is not None
-        return name.endswith((*self.endings, ".json")) or (not name and is_object)
+def line_blocks(source: Source, reading: Reading) -> Iterator[TextBlock]:
+    """Blocks of whole lines."""
+    limits = reading.limits
+    with source.text_path.open("rb") as file:
+        start = after_mark(file)
+        while start < source.text_bytes:
+            at = start + limits.block_bytes - 1
+            end = end_after(file, b"\n", at, at + limits.document_bytes, limits.window_bytes)
+            end = min(end, source.text_bytes)
+            refuse_long(source, start, end - at, reading)
+            yield TextBlock(start, end - start)
+            start = end
 
-    def blocks(self, source: Source, reading: Reading, cut: int | None) -> Iterator[TextBlock]:
-        """Blocks of whole lines."""
-        limits = reading.limits
-        with source.text_path.open("rb") as file:
-            start = after_mark(file)
-            while start < source.text_bytes:
-                at = start + limits.block_bytes - 1
-                end = end_after(file, b"\n", at, at + limits.document_bytes, limits.window_bytes)
-                end = min(end, source.text_bytes)
-                refuse_long(source, start, end - at, reading)
-                yield TextBlock(start, end - start, None, end)
-                start = end
 
-    def documents(self, block: TextBlock, content: bytes, reading: Reading,
-                  found: Findings) -> tuple[list[str], list[bytes]]:
-        """The documents of whole lines, as text and as UTF-8; a line without one is counted."""
-        texts: list[str] = []
-        contents: list[bytes] = []
-        decode, name = json.JSONDecoder().decode, reading.text_field
-        found.newlines = content.count(b"\n")
-        end = block.offset
-        for number, encoded in enumerate(content.split(b"\n")):
-            start, end = end, end + len(encoded) + 1
-            try:
-                line = encoded.decode()
-            except UnicodeDecodeError as error:
-                line = found.replace(encoded, error, start, number)
-            if not line or line.isspace():
-                continue
+def line_documents(block: TextBlock, content: bytes, reading: Reading, found: Findings) -> list[str]:
+    """The documents of whole lines; a line without one is counted."""
+    texts: list[str] = []
+    decode, name = json.JSONDecoder().decode, reading.text_field
+    found.newlines = content.count(b"\n")
+    end = block.offset
+    for number, encoded in enumerate(content.split(b"\n")):
+        start, end = end, end + len(encoded) + 1
+        try:
+            line = encoded.decode()
+        except UnicodeDecodeError as error:
+            line = found.replace(encoded, error, start, number)
+        if not line or line.isspace():
+            continue
 
-            try:
-                fields = decode(line)
-            except (ValueError, RecursionError):
-                found.bad_line(number, "is not JSON")
-                continue
+        try:
+            fields = decode(line)
+        except (ValueError, RecursionError):
+            found.bad_line(number, "is not JSON")
+            continue
 
-            text = fields.get(name) if isinstance(fields, dict) else None
-            if not isinstance(text, str):
-                what = f"its fields are {', '.join(list(fields)[:8])}" if isinstance(fields, dict) else "no object"
-                found.bad_line(number, printable(f"has no text in field {name!r}: {what}")[:200])
-                continue
+        text = fields.get(name) if isinstance(fields, dict) else None
+        if not isinstance(text, str):
+            what = f"its fields are {', '.join(list(fields)[:8])}" if isinstance(fields, dict) else "no object"
+            found.bad_line(number, printable(f"has no text in field {name!r}: {what}")[:200])
+            continue
 
-            try:
-                encoded = text.encode()
-            except UnicodeEncodeError:  # JSON can spell what UTF-8 cannot
-                text, lone = re.subn("[\ud800-\udfff]", "\ufffd", text)
-                encoded = text.encode()
-                found.replaced += lone
+        if b"\\u" in encoded:  # JSON can spell what UTF-8 cannot
+            text, num_lone = re.subn("[\ud800-\udfff]", "\ufffd", text)
+            found.replaced += num_lone
+            if num_lone:
                 found.first_replaced = found.first_replaced or (start, number, "a lone surrogate")
-            texts.append(text)
-            contents.append(encoded)
-        return texts, contents
+        texts.append(text)
+    return texts
+
+
+JSON_LINES = Kind(is_json_lines, line_blocks, line_documents, JSON_ENDINGS)

@@ -10,48 +10,46 @@ from common.words import printable
 from pretokenization.blocks import Findings, Kind, Reading, TextBlock
 from pretokenization.files import Source
 
+TABLE_ENDINGS = (".parquet",)
 MAGIC = b"PAR1"
 ROWS_AT_ONCE = 64
 
 
-class Parquet(Kind):
-    """A Parquet file: each row is a document; a row without one is counted."""
+def is_parquet(source: Source, name: str, head: bytes) -> bool:
+    """True for a file that begins as a table. Raises UserError (exit 3) for one that only its name calls so."""
+    if name.endswith(TABLE_ENDINGS) and not head.startswith(MAGIC):
+        raise UserError(Exit.DATA, f"{source.shown} is not a Parquet file: its first bytes are not PAR1. Give a "
+                                   "complete one.")
+    return head.startswith(MAGIC)
 
-    endings = (".parquet",)
-    is_text = False
 
-    def recognises(self, source: Source, name: str, head: bytes) -> bool:
-        if name.endswith(self.endings) and not head.startswith(MAGIC):
-            raise UserError(Exit.DATA, f"{source.shown} is not a Parquet file: its first bytes are not PAR1. Give a "
-                                       "complete one.")
-        return head.startswith(MAGIC)
+def table_blocks(source: Source, reading: Reading) -> Iterator[TextBlock]:
+    """Blocks of rows. Raises UserError (exit 3) for a damaged file or a missing column."""
+    parquet = optional("pyarrow.parquet", source.shown)
+    try:
+        file = parquet.ParquetFile(source.text_path)  # mapped, one that is cut meanwhile would kill us
+        names = list(file.schema_arrow.names)
+        if reading.text_field not in names:
+            raise UserError(Exit.DATA, f"{source.shown} has no column {reading.text_field!r}, it has "
+                                       f"{printable(', '.join(names))[:200]}. Give --text_field.")
+        yield from row_blocks(source, file, reading)
+    except (OSError, ValueError) as error:  # pyarrow's own errors are subclasses of these
+        raise UserError(Exit.DATA, f"{source.shown} is damaged: {printable(error)[:120].rstrip('.')}. Give a "
+                                   "complete copy.") from error
 
-    def blocks(self, source: Source, reading: Reading, cut: int | None) -> Iterator[TextBlock]:
-        """Blocks of rows. Raises UserError (exit 3) for a damaged file or a missing column."""
-        parquet = optional("pyarrow.parquet", source.shown)
-        try:
-            file = parquet.ParquetFile(source.text_path)  # mapped, one that is cut meanwhile would kill us
-            names = list(file.schema_arrow.names)
-            if reading.text_field not in names:
-                raise UserError(Exit.DATA, f"{source.shown} has no column {reading.text_field!r}, it has "
-                                           f"{printable(', '.join(names))[:200]}. Give --text_field.")
-            yield from row_blocks(source, file, reading)
-        except (OSError, ValueError) as error:  # pyarrow's own errors are subclasses of these
-            raise UserError(Exit.DATA, f"{source.shown} is damaged: {printable(error)[:120].rstrip('.')}. Give a "
-                                       "complete copy.") from error
 
-    def documents(self, block: TextBlock, content: list[Any], reading: Reading,
-                  found: Findings) -> tuple[list[str], list[bytes]]:
-        found.unit = "row"
-        found.newlines = len(content)
-        texts: list[str] = []
-        for number, value in enumerate(content):
-            if isinstance(value, str):
-                texts.append(value)
-            else:
-                what = "null" if value is None else type(value).__name__
-                found.bad_line(number, f"has no text in column {reading.text_field!r}: it is {what}")
-        return texts, [text.encode(errors="replace") for text in texts]
+def row_documents(block: TextBlock, content: list[Any], reading: Reading, found: Findings) -> list[str]:
+    """The texts of some rows; a row without one is counted."""
+    found.unit = "row"
+    found.newlines = len(content)
+    texts: list[str] = []
+    for number, value in enumerate(content):
+        if isinstance(value, str):
+            texts.append(value)
+        else:
+            what = "null" if value is None else type(value).__name__
+            found.bad_line(number, f"has no text in column {reading.text_field!r}: it is {what}")
+    return texts
 
 
 def row_blocks(source: Source, file: Any, reading: Reading) -> Iterator[TextBlock]:
@@ -64,6 +62,9 @@ def row_blocks(source: Source, file: Any, reading: Reading) -> Iterator[TextBloc
             held.append(value)
             held_bytes += len(value) if isinstance(value, str) else 0
             if held_bytes >= reading.limits.block_bytes:
-                yield TextBlock(0, 0, held, int(num_rows * row_bytes))
+                yield TextBlock(int(num_rows * row_bytes), 0, held)
                 held, held_bytes = [], 0
-    yield TextBlock(0, 0, held, source.text_bytes)
+    yield TextBlock(source.text_bytes, 0, held)
+
+
+PARQUET = Kind(is_parquet, table_blocks, row_documents, TABLE_ENDINGS, is_text=False)

@@ -5,7 +5,7 @@ Worker processes read the blocks and answer for each; this process puts the answ
 
 from __future__ import annotations
 
-import contextlib
+import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -45,6 +45,7 @@ class Job:
     progress: Progress
     split: Split = field(default_factory=lambda: Split("not settled"))
     totals: dict[str, dict[str, int]] = field(default_factory=dict)  # by split: what was written
+    report: Report = field(init=False)  # of the last pass over the text
 
     @property
     def file_bytes(self) -> int:
@@ -62,38 +63,33 @@ class Job:
         return any(KINDS[source.kind].has_fields for source in self.sources)
 
     def blocks(self) -> Iterator[TextBlock]:
-        """All blocks, in order; done counts from the first byte of the first file."""
-        before = 0
+        """All blocks, in order."""
         for index, source in enumerate(self.sources):
-            cut = self.split.cuts[index] if self.split.cuts else None
-            for block in blocks_of(source, self.reading, cut):
-                yield replace(block, source=index, done=before + block.done)
-            before += source.text_bytes
+            for block in blocks_of(source, self.reading):
+                yield replace(block, source=index)
 
-    def answers(self, meter: Meter, report: Report, **setup: Any) -> Iterator[WorkerAnswer]:
-        """One pass over the text: what workers say of its blocks, in order; the findings go into the report."""
-        settings = WorkerSetup(self.sources, self.reading, self.split.threshold, **setup)
-        with Workers(self.num_workers, partial(Reader, settings), self.signals) as workers:
-            for block, answer in workers.answers(self.blocks(), lambda block: block.rows is not None):
-                report.add(block, answer.found)
-                meter.at(block.done)
-                yield answer
-
-    @contextlib.contextmanager
-    def reading_text(self, name: str) -> Iterator[None]:
-        """While inside, the text is read, and the heartbeat says so by this name.
+    def answers(self, doing: str, **setup: Any) -> Iterator[WorkerAnswer]:
+        """One pass over the text: what workers say of its blocks, in order; the findings go into a new report.
 
         Raises UserError (exit 3) if a file has changed since the run began: that is then the reason for whatever else
         seems to be wrong with the text.
         """
-        with self.progress.phase(name):
-            try:
-                yield
-            except (UserError, OSError) as error:
-                if isinstance(error, OSError) or error.code == Exit.DATA:
-                    refuse_changed(self.sources)
-                raise
-            refuse_changed(self.sources)
+        reader = partial(Reader, WorkerSetup(self.sources, self.reading, self.split.threshold, **setup))
+        before = [0, *itertools.accumulate(source.text_bytes for source in self.sources)]
+        meter, self.report = Meter(self.progress, doing, self.text_bytes), Report(self.sources, self.reading)
+        try:
+            with self.progress.phase(doing), Workers(self.num_workers, reader, self.signals) as workers:
+                for block, answer in workers.answers(self.blocks(), lambda block: block.rows is not None):
+                    self.report.add(block, answer.found)
+                    meter.at(before[block.source] + block.offset + block.length)
+                    yield answer
+        except (UserError, OSError) as error:
+            if isinstance(error, OSError) or error.code == Exit.DATA:
+                refuse_changed(self.sources)
+            raise
+        finally:
+            self.progress.end_bar()
+        refuse_changed(self.sources)
 
 
 # ---------------------------------------------------------------- before the encoding: the split is settled once
@@ -111,19 +107,18 @@ def settle_split(job: Job, needs_size: bool) -> int:
     by_size = is_document_each and split_of_files(job.sources, fraction)
     job.split = by_size or split_by_hash(VAL_FRACTION if fraction is None else fraction)
     if by_size:
-        return sum(source.text_bytes if cut is None else cut
-                   for source, cut in zip(job.sources, by_size.cuts, strict=True))
+        job.sources = [replace(source, cut=cut) for source, cut in zip(job.sources, by_size.cuts, strict=True)]
+        return sum(source.text_bytes if source.cut is None else source.cut for source in job.sources)
     if not needs_size and job.file_bytes >= reading.limits.survey_bytes:
         return 0
-    report, hashes, sizes = Report(job.sources, reading), [], []
-    with job.reading_text("reading"):
-        for answer in job.answers(Meter(job.progress, "read", job.text_bytes), report):
-            for part in answer.splits.values():
-                hashes.append(part.hashes)
-                sizes += part.sizes
-    report.refuse_nothing(sum(sizes))
-    if reading.separator and len(sizes) == len(job.sources) == 1 and not report.separators and fraction != 0:
-        report.say(job.progress)  # that there is no separator: the text is a single document
+    hashes, sizes = [], []
+    for answer in job.answers("reading"):
+        for part in answer.splits.values():
+            hashes.append(part.hashes)
+            sizes += part.sizes
+    job.report.refuse_nothing(sum(sizes))
+    if reading.separator and len(sizes) == len(job.sources) == 1 and not job.report.separators and fraction != 0:
+        job.report.say(job.progress)  # that there is no separator: the text is a single document
         job.reading = replace(reading, separator=None)
         return settle_split(job, needs_size)
     found = np.concatenate(hashes)
@@ -137,25 +132,21 @@ def write_sample(job: Job, path: Path, share: float) -> int:
 
     Raises UserError (exit 3) if there is no text.
     """
-    meter, report, num_bytes = Meter(job.progress, "sampled", job.text_bytes), Report(job.sources, job.reading), 0
     with path.open("wb", buffering=2**22) as file:
-        for answer in job.answers(meter, report, share=share):
-            num_bytes += file.write(answer.sample)
-    report.refuse_nothing(job.text_bytes)
+        num_bytes = sum(file.write(answer.sample) for answer in job.answers("sampling", share=share))
+    job.report.refuse_nothing(job.text_bytes)
     return num_bytes
 
 
 # ---------------------------------------------------------------- encoding
 
 
-def encode(job: Job, vocabulary: Vocabulary, engine: str, dtype: str) -> Report:
+def encode(job: Job, vocabulary: Vocabulary, engine: str, dtype: str) -> None:
     """Writes the ids of each split into the work folder. Raises Differs if the engine gives other ids than tokenizers.
     """
-    meter = Meter(job.progress, "encoded", job.text_bytes, bar=True)
-    report = Report(job.sources, job.reading)
     writers = {split: TokenWriter(job.folder.work, split) for split in SPLITS}
     try:
-        for answer in job.answers(meter, report, vocabulary=vocabulary, engine=engine, dtype=dtype):
+        for answer in job.answers("encoding", vocabulary=vocabulary, engine=engine, dtype=dtype):
             if answer.difference:
                 raise Differs(answer.difference)
             for split, part in answer.splits.items():
@@ -163,19 +154,17 @@ def encode(job: Job, vocabulary: Vocabulary, engine: str, dtype: str) -> Report:
     finally:
         for writer in writers.values():
             writer.close()
-        job.progress.end_bar()
     job.totals = {split: writer.totals for split, writer in writers.items()}
-    return report
 
 
-def encode_text(job: Job, vocabulary: Vocabulary, dtype: str) -> Report:
-    """The ids of all the text in the work folder, by the fastest engine that proves equal to tokenizers."""
+def encode_text(job: Job, vocabulary: Vocabulary, dtype: str) -> None:
+    """Writes the ids of all the text into the work folder, by the fastest engine that proves equal to tokenizers."""
     chosen = choose_engine(job.args.engine, vocabulary, job.progress.say)
     job.progress.say(f"encoding with {vocabulary.size:,} ids, {dtype}, by {chosen}")
-    with job.folder.writing(), job.reading_text("encoding"):
+    with job.folder.writing():
         try:
-            return encode(job, vocabulary, chosen, dtype)
+            encode(job, vocabulary, chosen, dtype)
         except Differs as error:
             job.progress.warn(f"{chosen} gives other ids than tokenizers for {printable(error)}. Everything is "
                               "encoded again by tokenizers.")
-            return encode(job, vocabulary, "tokenizers", dtype)
+            encode(job, vocabulary, "tokenizers", dtype)

@@ -20,15 +20,15 @@ from hub.download import Fetched
 from pretokenization.blocks import Findings, Kind, Reading, TextBlock, window
 from pretokenization.encodings import has_controls, refuse_encoding
 from pretokenization.files import PACKED_ENDINGS, PACKINGS, Source, head_of, stamp_of
-from pretokenization.json_lines import JsonLines
-from pretokenization.parquet import Parquet
-from pretokenization.text_files import TextFile
+from pretokenization.json_lines import JSON_LINES
+from pretokenization.parquet import PARQUET
+from pretokenization.text_files import TEXT_FILES
 
 # Asked in this order which of them recognises a file.
 KINDS: dict[str, Kind] = {
-    "parquet": Parquet(),
-    "lines": JsonLines(),
-    "text": TextFile(),
+    "parquet": PARQUET,
+    "lines": JSON_LINES,
+    "text": TEXT_FILES,
 }
 HEAD_BYTES = 4096
 CURES = "If it holds tokens: train.py takes it with --bin_file, evaluate.py with --tokens. If UTF-16: --encoding."
@@ -39,26 +39,20 @@ DEMO_SKIPS = {"test", "tests", "idle_test", "idlelib", "lib2to3", "site-packages
 # ---------------------------------------------------------------- finding files
 
 
-def find_sources(words: Sequence[str], say: Callable[[str], None], stdin: Path | None, encoding: str = "",
-                 fetched: Mapping[str, Sequence[Fetched]] | None = None) -> list[Source]:
-    """Files, folders and globs as files in the order given, sorted within each, none twice; '-' is the file stdin.
+def find_sources(words: Sequence[str], say: Callable[[str], None], fetched: Mapping[str, Sequence[Fetched]],
+                 encoding: str = "") -> list[Source]:
+    """Files, folders and globs as files in the order given, sorted within each, none twice.
 
-    encoding is that of all text, UTF-8 if it is empty. fetched holds the files of the words that name datasets of the
-    hub. Raises UserError (exit 3) for a file that is missing or does not hold text.
+    fetched holds the files of the words that name none: datasets of the hub, and '-'. encoding is that of all text,
+    UTF-8 if it is empty. Raises UserError (exit 3) for a file that is missing or does not hold text.
     """
     named: list[Fetched] = []
     for word in words:
-        if fetched and word in fetched:
-            named += fetched[word]
-        elif word == "-" and stdin is not None:
-            named.append(Fetched(stdin, "stdin", ""))
-        else:
-            named += [Fetched(Path(name), printable(name), "") for name in files_of(word, say)]
+        named += fetched.get(word) or [Fetched(Path(name), printable(name), "") for name in files_of(word, say)]
     once: dict[str, Fetched] = {}
     for file in named:
         once.setdefault(os.path.realpath(file.path), file)
-    return [replace(examine(file.path, file.shown, encoding, file.path == stdin), origin=file.origin)
-            for file in once.values()]
+    return [replace(examine(file.path, file.shown, encoding), origin=file.origin) for file in once.values()]
 
 
 def files_of(word: str, say: Callable[[str], None]) -> Iterator[str]:
@@ -126,7 +120,7 @@ def demo_sources() -> list[Source]:
 # ---------------------------------------------------------------- recognising a file
 
 
-def examine(path: Path, shown: str, encoding: str = "", is_piped: bool = False) -> Source:
+def examine(path: Path, shown: str, encoding: str = "") -> Source:
     """Looks at a file's first bytes: how it is packed, which kind of input it is.
 
     Raises UserError (exit 3) for what does not hold text, or text that is clearly in another encoding.
@@ -141,7 +135,7 @@ def examine(path: Path, shown: str, encoding: str = "", is_piped: bool = False) 
             status = os.fstat(file.fileno())
         packing = next((packing for magic, packing in PACKINGS.items() if raw.startswith(magic)), "")
         source = Source(path, shown, status.st_size, stamp_of(status), packing)
-        name = "" if is_piped else bare_name(path.name)[0] if packing else path.name.lower()
+        name = bare_name(path.name)[0] if packing else path.name.lower()
         head = head_of(source, HEAD_BYTES)
         source = replace(source, kind=kind_of(source, name, head))
         if KINDS[source.kind].is_text:
@@ -166,13 +160,10 @@ def kind_of(source: Source, name: str, head: bytes) -> str:
 # ---------------------------------------------------------------- reading
 
 
-def blocks_of(source: Source, reading: Reading, cut: int | None = None) -> Iterator[TextBlock]:
-    """The blocks of a source; cut is for a single document: the byte from which on it is kept for validation.
-
-    Raises UserError (exit 3) for what cannot be read.
-    """
+def blocks_of(source: Source, reading: Reading) -> Iterator[TextBlock]:
+    """The blocks of a source. Raises UserError (exit 3) for what cannot be read."""
     with readable(source):
-        yield from KINDS[source.kind].blocks(source, reading, cut)
+        yield from KINDS[source.kind].blocks(source, reading)
 
 
 @contextlib.contextmanager
@@ -185,9 +176,8 @@ def readable(source: Source) -> Iterator[None]:
                                    "can be read.") from error
 
 
-def documents_of(block: TextBlock, sources: Sequence[Source], reading: Reading,
-                 found: Findings) -> tuple[list[str], list[bytes]]:
-    """The documents of a block as text and as UTF-8; of a part of a document, its text alone.
+def documents_of(block: TextBlock, sources: Sequence[Source], reading: Reading, found: Findings) -> list[str]:
+    """The documents of a block; of a part of a document, its text alone.
 
     Raises UserError (exit 3) for a file that became shorter since the block was cut.
     """

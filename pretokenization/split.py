@@ -50,9 +50,8 @@ def split_by_hash(val_fraction: float, lowest: int = 0, highest: int = 2**64 - 1
     return Split(f"the documents whose sha256 is {share}", threshold)
 
 
-def split_of_one(num_bytes: int, val_fraction: float | None) -> Split:
+def split_of_one(num_bytes: int, fraction: float) -> Split:
     """A single document: its tail is kept for validation."""
-    fraction = default_fraction(num_bytes) if val_fraction is None else val_fraction
     cut = max(1, int(num_bytes * (1 - fraction)))
     if cut >= num_bytes:
         return Split("none, the text is too short" if fraction else "none, as requested", cuts=(num_bytes,))
@@ -71,9 +70,9 @@ def split_of_files(sources: Sequence[Source], val_fraction: float | None) -> Spl
     for source in sources:
         with source.text_path.open("rb") as file:
             sizes.append(source.text_bytes - after_mark(file))
+    fraction = default_fraction(sum(sizes)) if val_fraction is None else val_fraction
     if len(sources) == 1:
-        return split_of_one(sizes[0], val_fraction)
-    fraction = default_fraction(sum(sizes))
+        return split_of_one(sizes[0], fraction)
     ends = [int(size * (1 - fraction)) if size * fraction >= LEAST_TAIL_BYTES else None for size in sizes]
     if not any(ends):
         return None

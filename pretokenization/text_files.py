@@ -21,46 +21,38 @@ from pretokenization.files import Source
 INSIDE_A_CHARACTER = bytes(range(0x80, 0xC0))
 
 
-class TextFile(Kind):
-    """A text file: one document, or several if there is a --document_separator."""
-
-    endings = (".txt", ".text", ".md")
-    has_fields = False
-
-    def recognises(self, source: Source, name: str, head: bytes) -> bool:
-        return True  # whatever no other kind recognises
-
-    def blocks(self, source: Source, reading: Reading, cut: int | None) -> Iterator[TextBlock]:
-        with source.text_path.open("rb") as file:
-            start, end = after_mark(file), source.text_bytes
-            if reading.separator is not None:
-                yield from separated_blocks(source, file, reading, reading.separator.encode())
-            elif cut is None:
-                refuse_long(source, start, end - start, reading)
-                yield TextBlock(start, end - start, None, end)
-            else:
-                inside = window(file, start + cut, 2**16)  # forward to the next character
-                cut = min(end, start + cut + len(inside) - len(inside.lstrip(INSIDE_A_CHARACTER)))
-                yield from parts_between(file, reading, start, cut, in_val=False)
-                yield from parts_between(file, reading, cut, end, in_val=True)
-
-    def documents(self, block: TextBlock, content: bytes, reading: Reading,
-                  found: Findings) -> tuple[list[str], list[bytes]]:
-        found.newlines = content.count(b"\n")
-        try:
-            text = content.decode()
-        except UnicodeDecodeError as error:
-            text = found.replace(content, error, block.offset, 0)
-        texts = [text]
+def text_blocks(source: Source, reading: Reading) -> Iterator[TextBlock]:
+    """Blocks of whole documents; of one that is cut for validation, parts."""
+    with source.text_path.open("rb") as file:
+        start, end = after_mark(file), source.text_bytes
         if reading.separator is not None:
-            texts = text.split(reading.separator)
-            found.separators = len(texts) - 1
-            texts = texts if texts[-1] else texts[:-1]
-        return texts, [text.encode(errors="replace") for text in texts]
+            yield from separated_blocks(source, file, reading, reading.separator.encode())
+        elif source.cut is None:
+            refuse_long(source, start, end - start, reading)
+            yield TextBlock(start, end - start)
+        else:
+            cut = start + source.cut
+            inside = window(file, cut, 2**16)  # forward to the next character
+            cut = min(end, cut + len(inside) - len(inside.lstrip(INSIDE_A_CHARACTER)))
+            yield from parts_between(file, reading, start, cut, in_val=False)
+            yield from parts_between(file, reading, cut, end, in_val=True)
 
 
-def separated_blocks(source: Source, file: BinaryIO, reading: Reading,
-                     separator: bytes) -> Iterator[TextBlock]:
+def text_documents(block: TextBlock, content: bytes, reading: Reading, found: Findings) -> list[str]:
+    """The documents of a block: all of its text, or what stands between separators."""
+    found.newlines = content.count(b"\n")
+    try:
+        text = content.decode()
+    except UnicodeDecodeError as error:
+        text = found.replace(content, error, block.offset, 0)
+    if reading.separator is None:
+        return [text]
+    texts = text.split(reading.separator)
+    found.separators = len(texts) - 1
+    return texts if texts[-1] else texts[:-1]
+
+
+def separated_blocks(source: Source, file: BinaryIO, reading: Reading, separator: bytes) -> Iterator[TextBlock]:
     """Blocks of whole documents with the separators after them."""
     limits, start = reading.limits, after_mark(file)
     while content := window(file, start, limits.block_bytes):
@@ -70,17 +62,21 @@ def separated_blocks(source: Source, file: BinaryIO, reading: Reading,
         if end == start:  # it is longer than a block
             end = end_after(file, separator, start, start + limits.document_bytes, limits.window_bytes)
             refuse_long(source, start, end - start - len(separator), reading)
-        yield TextBlock(start, end - start, None, end)
+        yield TextBlock(start, end - start)
         start = end
 
 
-def parts_between(file: BinaryIO, reading: Reading, start: int, end: int,
-                  in_val: bool) -> Iterator[TextBlock]:
+def parts_between(file: BinaryIO, reading: Reading, start: int, end: int, in_val: bool) -> Iterator[TextBlock]:
     """The bytes of a file from start to end as one document: parts of it."""
     part_bytes = reading.limits.part_bytes
     while start < end:
         stop = end
         if end - start > part_bytes:
             stop = start + part_end(window(file, start, part_bytes), reading.places)
-        yield TextBlock(start, stop - start, None, stop, True, stop == end, in_val)
+        yield TextBlock(start, stop - start, None, stop == end, in_val)
         start = stop
+
+
+# Asked last: whatever no other kind recognises.
+TEXT_FILES = Kind(lambda source, name, head: True, text_blocks, text_documents, (".txt", ".text", ".md"),
+                  has_fields=False)

@@ -56,7 +56,7 @@ def new_vocabulary(job: Job, train_bytes: int) -> Vocabulary:
                       f"--tokenizer_file {shell_word(old)} keeps it.")
 
     path = job.folder.work / "sample"
-    with job.folder.writing(), job.reading_text("sampling"):
+    with job.folder.writing():
         sample_bytes = write_sample(job, path, sample_bytes / max(1, train_bytes))
     possible = min(requested, NUM_FIRST_IDS + sample_bytes)  # a byte brings one merge at most
     with progress.phase("training the tokenizer"):

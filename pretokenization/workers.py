@@ -30,7 +30,7 @@ from tokens.stream import DTYPES
 from tokens.tokenizer import Vocabulary
 
 ON_THE_WAY = 4  # questions for each worker
-LOAD = 2  # of one worker; a heavy question weighs as much, another one half of it
+MOST_AT_ONCE = 2  # questions that one worker has: it begins with the next while its answer is read
 SEPARATOR = b"\xff"  # after each text of a sample: no UTF-8 holds this byte
 LONGEST_RUN = 1000
 ADVICE = "Run the command again with fewer --num_workers, or a smaller --train_sample_bytes."
@@ -106,12 +106,12 @@ class Workers:
             try:
                 # send
                 while question is not None and sent - done < ON_THE_WAY * len(load):
-                    pipe, weight = min(load, key=lambda pipe: load[pipe]), LOAD if is_heavy(question) else 1
-                    if load[pipe] + weight > LOAD:
+                    pipe = min(load, key=lambda pipe: load[pipe])
+                    if load[pipe] >= (1 if is_heavy(question) else MOST_AT_ONCE):
                         break
                     waiting[sent] = question
                     self.to[pipe].send((sent, question))
-                    load[pipe] += weight
+                    load[pipe] += 1
                     sent, question = sent + 1, next(source, None)
 
                 # receive
@@ -119,7 +119,7 @@ class Workers:
                     number, answer, error = pipe.recv()  # type: ignore[union-attr]
                     if error is not None:
                         raise UserError(*error) if error[0] else RuntimeError(error[1])
-                    load[pipe] -= LOAD if is_heavy(waiting[number]) else 1
+                    load[pipe] -= 1
                     ready[number] = answer
             except (EOFError, OSError) as cause:
                 self.processes[pipe].join(5)
@@ -223,13 +223,14 @@ class Reader:
 
     def __call__(self, block: TextBlock) -> WorkerAnswer:
         setup, answer = self.setup, WorkerAnswer(Findings())
-        texts, contents = documents_of(block, setup.sources, setup.reading, answer.found)
-        is_text = [bool(text) and not text.isspace() for text in texts]
-        answer.found.has_text = any(is_text)
-        if block.is_part:
-            hashes, in_val = np.zeros(1, np.uint64), np.full(1, bool(block.in_val))
+        texts = documents_of(block, setup.sources, setup.reading, answer.found)
+        with_text = [text for text in texts if text and not text.isspace()]
+        answer.found.has_text = bool(with_text)
+        if block.in_val is not None:  # a part of a document, which may be blank
+            contents = [texts[0].encode()]
+            hashes, in_val = np.zeros(1, np.uint64), np.full(1, block.in_val)
         else:
-            contents = list(itertools.compress(contents, is_text))
+            contents = [text.encode() for text in with_text]
             digests = b"".join([hashlib.sha256(content).digest()[:8] for content in contents])
             hashes = np.frombuffer(digests, ">u8").astype(np.uint64)
             in_val = hashes < np.uint64(setup.threshold)

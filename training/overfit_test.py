@@ -37,7 +37,7 @@ def learn_by_heart(run: Run, take_step: Callable[[Run], StepResult]) -> int:
             f"learning rate {recipe.learning_rate:.2e}, at most {several(most_steps, 'step')}; nothing is written")
 
     results: list[StepResult] = []  # since the last look
-    out.bar(most_steps, 0, "step")
+    out.bar(most_steps, 0)
     while state.step < most_steps and last > near:
         for group in run.optimizer.param_groups:
             group["lr"] = group["lr_scale"] * recipe.learning_rate * min(1.0, (state.step + 1) / WARMUP_STEPS)

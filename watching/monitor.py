@@ -96,7 +96,7 @@ class Monitor:
 
     def show_bar(self) -> None:
         """Shows the bar, on a terminal."""
-        self._out.bar(self._recipe.total_steps, self.state.step, "step")
+        self._out.bar(self._recipe.total_steps, self.state.step)
 
     def add(self, result: StepResult) -> None:
         """Takes the figures of the step just done, for log() to record; nobody waits for the device."""

@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from common.progress import Progress
+from common.progress import Meter, Progress
 from tests.helpers.terminals import drawn, terminal
 
 STEP = {"step": "step 1,200/795,075", "left": "10 h 50 min left", "loss": "loss 3.4127", "speed": "667,379 tok/s",
@@ -31,7 +31,7 @@ class Pipe(io.StringIO):
 def test_in_a_pipe_there_are_whole_flushed_lines():
     pipe = Pipe()
     out = Progress(pipe)
-    out.bar(10, 0, "step")
+    out.bar(10, 0)
     out.at(1)
     out.at(2, "step 2/10")
     out.say("one\ntwo")
@@ -64,7 +64,7 @@ def show_steps(columns: int, monkeypatch, in_notebook: bool = False) -> list[str
     """Half a bar, a line above it, and a heartbeat, as they were drawn."""
     with terminal(columns, monkeypatch, in_notebook) as opened:
         out = Progress(opened.stream)
-        out.bar(10, 2, "step")
+        out.bar(10, 2)
         out.at(5, LINE, list(STEP.values()))
         assert out._last_printed > out._phase_began, "the heartbeat would speak"
         out.say("validation")
@@ -89,3 +89,14 @@ def test_on_a_terminal_of_any_width_the_bar_shows_the_time_left_first(columns, m
 def test_a_notebook_and_a_very_narrow_terminal_get_whole_lines(columns, in_notebook, monkeypatch):
     text = " ".join(show_steps(columns, monkeypatch, in_notebook))
     assert text.startswith(f"{LINE} validation ... saving, ")
+
+
+def test_bytes_done_move_a_bar_on_a_terminal(monkeypatch):
+    monkeypatch.setattr("common.progress.BAR_SECONDS", 0.0)
+    with terminal(80, monkeypatch) as opened:
+        out = Progress(opened.stream)
+        Meter(out, "encoding", 4_000_000).at(1_000_000)
+        out.say("a line above the bar")
+        out.close()
+        assert any(re.match(r" 25%\|.{10}\| 0 s left \| \d.* MB/s \| encoding 1\.0 of 4\.0 MB", line)
+                   for line in drawn(opened.close()))

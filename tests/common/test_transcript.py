@@ -36,7 +36,7 @@ def test_a_bar_leaves_its_lines_and_none_of_its_redraws(tmp_path, monkeypatch):
             progress = Progress(transcript=transcript)
             progress.keep_in(path, "====", appends=False)
             assert progress.on_terminal
-            progress.bar(3, 0, "step")
+            progress.bar(3, 0)
             progress.at(1, "step 1/3 | loss 2", ["step 1/3", "loss 2"])
             progress.say("validation")
             progress.at(2, "step 2/3 | loss 1", ["step 2/3", "loss 1"])

@@ -4,7 +4,6 @@ import bz2
 import gzip
 import lzma
 import os
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -13,7 +12,6 @@ from common.errors import Exit, UserError
 from hub.download import Fetched
 from pretokenization import sources
 from pretokenization.blocks import Findings, Kind, Reading, TextBlock
-from pretokenization.files import Source
 from pretokenization.sources import DEMO_BYTES, KINDS, blocks_of, demo_sources, documents_of, examine, find_sources
 from tests.helpers.refusals import refused
 from tests.helpers.texts import read, sources_of, spelt_lines, write, zstandard
@@ -27,11 +25,11 @@ def test_folders_globs_and_files_are_found_in_order_and_once():
         write(name, gzip.compress(b""))
     write("in/d.jsonl.zst", zstandard(b""))
     said = []
-    found = find_sources(["z.txt", "in", "in/*.txt", "./z.txt"], said.append, None)
+    found = find_sources(["z.txt", "in", "in/*.txt", "./z.txt"], said.append, {})
     assert [source.shown for source in found] == [
         "z.txt", "in/a.md", "in/b.txt", "in/d.jsonl.zst", "in/e.JSON.GZ", "in/sub/c.text"]
     assert said == ["in: 5 text files; left out: in/archive.gz and 2 more"]
-    nested = find_sources(["in/**/*.text"], said.append, None)
+    nested = find_sources(["in/**/*.text"], said.append, {})
     assert [source.shown for source in nested] == ["in/sub/c.text"]
 
 
@@ -58,16 +56,16 @@ def test_what_is_no_text_is_refused_with_the_cure(name, content, reason):
     if content is not None:
         write(name, content)
     if reason is None:  # too short to tell
-        find_sources([name], print, None)
+        find_sources([name], print, {})
         return
     with refused(reason, Exit.DATA):
-        find_sources([name.split("/")[0]], print, None)
+        find_sources([name.split("/")[0]], print, {})
 
 
 def test_a_fifo_is_refused_and_never_waited_for():
     os.mkfifo("pipe")
     with pytest.raises(UserError, match=r"cat pipe \| python pretokenize\.py -"):
-        find_sources(["pipe"], print, None)
+        find_sources(["pipe"], print, {})
 
 
 def test_the_demo_takes_python_sources_without_tests():
@@ -86,28 +84,17 @@ def test_a_file_that_becomes_shorter_while_it_is_read_is_named():
         documents_of(block, files, Reading(), Findings())
 
 
-class Csv(Kind):
-    """A kind of input that the program does not have: each line of a file is a document in quotes."""
-
-    endings = (".csv",)
-
-    def recognises(self, source: Source, name: str, head: bytes) -> bool:
-        return name.endswith(".csv")
-
-    def blocks(self, source: Source, reading: Reading, cut: int | None) -> Iterator[TextBlock]:
-        yield TextBlock(0, source.num_bytes, done=source.num_bytes)
-
-    def documents(self, block: TextBlock, content: bytes, reading: Reading,
-                  found: Findings) -> tuple[list[str], list[bytes]]:
-        texts = [line.strip('"') for line in content.decode().splitlines()]
-        return texts, [text.encode() for text in texts]
+CSV = Kind(lambda source, name, head: name.endswith(".csv"),
+           lambda source, reading: iter([TextBlock(0, source.num_bytes)]),
+           lambda block, content, reading, found: [line.strip('"') for line in content.decode().splitlines()],
+           (".csv",))
 
 
-def test_a_new_kind_of_input_is_one_class_and_one_entry_of_the_table(monkeypatch):
-    monkeypatch.setattr(sources, "KINDS", {"csv": Csv(), **KINDS})
+def test_a_new_kind_of_input_is_one_entry_of_the_table(monkeypatch):
+    monkeypatch.setattr(sources, "KINDS", {"csv": CSV, **KINDS})
     write("in/a.csv", '"one"\n"two"\n')
     write("in/b.txt", "three")
-    found = find_sources(["in"], print, None)
+    found = find_sources(["in"], print, {})
     assert [source.kind for source in found] == ["csv", "text"]
     assert read("in/a.csv", "in/b.txt")[0] == ["one", "two", "three"]
 
@@ -118,5 +105,5 @@ def test_a_new_kind_of_input_is_one_class_and_one_entry_of_the_table(monkeypatch
 def test_a_file_of_the_hub_keeps_its_name_there_and_is_read_once():
     write("a.txt", b"text")
     fetched = {"hf://datasets/someone/tales": [Fetched(Path("a.txt"), "data/a.txt", "hf://datasets/someone/tales@0")]}
-    source, = sources.find_sources(["hf://datasets/someone/tales", "a.txt"], print, None, "", fetched)
+    source, = sources.find_sources(["hf://datasets/someone/tales", "a.txt"], print, fetched)
     assert (source.shown, source.origin, source.path) == ("data/a.txt", "hf://datasets/someone/tales@0", Path("a.txt"))
