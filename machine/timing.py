@@ -97,6 +97,10 @@ class Gauge:
         """Begins again, after steps that were no training."""
         self.waited = dict.fromkeys(self.waited, 0.0)
 
+    def lap(self, seconds: float) -> None:
+        """Adds seconds of training."""
+        self.trained += seconds
+
     @property
     def host_is_late(self) -> bool:
         """False if the host is known to be ahead of the device, having waited for it; only seen with CUDA."""

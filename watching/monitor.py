@@ -174,7 +174,7 @@ class Monitor:
     def _watch(self, seconds: float, step_seconds: float, batch_size: int) -> None:
         """Says what holds the device back, after `seconds` more of training."""
         gauge = self._gauge
-        gauge.trained += seconds
+        gauge.lap(seconds)
         if gauge.host_is_late and gauge.wait_share > 0.05 and gauge.waited["data"] > WATCHED_SECONDS:
             self.warn_once("loader", f"the loader holds the device back: {gauge.wait_share:.0%} of the time is spent "
                                      "waiting for data. Give --preload ram, or put the tokens on a faster disk.")
