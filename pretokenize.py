@@ -138,7 +138,6 @@ from pretokenization.store import Folder
 from pretokenization.verify import peek, verify_folder
 from pretokenization.vocabulary import given_vocabulary, new_vocabulary
 from tokens.layouts import native_dtype
-from tokens.tokenizer import Vocabulary
 
 # ---------------------------------------------------------------- the stages, in the order of events
 
@@ -148,7 +147,15 @@ def pretokenize(args: Namespace, folder: Folder, signals: Signals, progress: Pro
     began = time.monotonic()
     folder.refuse_old(args.overwrite)
     given = None if args.tokenizer_file is None else given_vocabulary(args.tokenizer_file, progress.warn)
-    job = begin(args, folder, given, signals, progress, limits)
+    sources = read_names(args, folder, signals, progress)
+    folder.refuse_replaced(source.path for source in sources)
+    with progress.phase("unpacking"), folder.writing():
+        sources = [unpacked(source, folder.work / f"text-{number}", signals.look)
+                   for number, source in enumerate(sources)]
+        refuse_changed(sources)
+    any_tokenizer = given is not None and not given.splits_as_gpt2
+    reading = Reading(args.text_field, args.document_separator, args.strict_utf8, any_tokenizer, limits)
+    job = Job(args, sources, reading, folder, args.num_workers or num_cores(), signals, progress)
     say_what_is_read(job)
 
     # How much text there is decides what is for validation, and how large a new vocabulary is.
@@ -164,20 +171,6 @@ def pretokenize(args: Namespace, folder: Folder, signals: Signals, progress: Pro
         job.report.say(progress)
         metadata = commit(job, dtype, vocabulary, trained_here=given is None)
     summarise(job, metadata, time.monotonic() - began)
-
-
-def begin(args: Namespace, folder: Folder, given: Vocabulary | None, signals: Signals, progress: Progress,
-          limits: Limits) -> Job:
-    """What is read and how. Raises UserError (exit 3)."""
-    sources = read_names(args, folder, signals, progress)
-    folder.refuse_replaced(source.path for source in sources)
-    any_tokenizer = given is not None and not given.splits_as_gpt2
-    reading = Reading(args.text_field, args.document_separator, args.strict_utf8, any_tokenizer, limits)
-    with progress.phase("unpacking"), folder.writing():
-        sources = [unpacked(source, folder.work / f"text-{number}", signals.look)
-                   for number, source in enumerate(sources)]
-        refuse_changed(sources)
-    return Job(args, sources, reading, folder, args.num_workers or num_cores(), signals, progress)
 
 
 def read_names(args: Namespace, folder: Folder, signals: Signals, progress: Progress) -> list[Source]:
@@ -208,7 +201,8 @@ def spool_stdin(path: Path) -> None:
 def say_what_is_read(job: Job) -> None:
     """Names the files, and the flags that have no effect on them."""
     args, sources = job.args, job.sources
-    job.progress.say(f"reading {names_of(sources)} ({several(len(sources), 'file')}, {size(job.file_bytes)})")
+    num_bytes = sum(source.num_bytes for source in sources)
+    job.progress.say(f"reading {names_of(sources)} ({several(len(sources), 'file')}, {size(num_bytes)})")
     if args.encoding and not any(source.encoding for source in sources):
         job.progress.warn("--encoding has no effect: no text file and no .jsonl file is read")
     if args.text_field != "text" and not job.has_fields:

@@ -107,9 +107,9 @@ def read_bytes(path: Path, most_bytes: int = MAX_JSON_BYTES) -> bytes:
     return path.read_bytes()
 
 
-def read_text(path: Path, most_bytes: int = MAX_JSON_BYTES) -> str:
+def read_text(path: Path) -> str:
     """The text of a small file. Raises ValueError if it is not UTF-8, and OSError as read_bytes does."""
-    return read_bytes(path, most_bytes).decode("utf-8")
+    return read_bytes(path).decode("utf-8")
 
 
 def why_not_written(error: Exception, folder: Path) -> str:

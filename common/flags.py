@@ -31,45 +31,41 @@ ON_THE_LINE_ALONE = ("config", "debug")  # flags that a file cannot set
 class ValueKind(NamedTuple):
     """How the text of a flag becomes its value.
 
-    parse raises ValueError or LookupError for text it does not take; words completes the sentence "must be ...";
-    metavar stands for the value in --help. A flag with several values has a list of them, and a single one as itself.
+    The value is what convert makes of it, where that fits; words completes the sentence "must be ..."; metavar stands
+    for the value in --help. A flag with several values has a list of them, and a single one as itself.
     """
 
-    parse: Callable[[str], Any]
+    convert: Callable[[str], Any]
     words: str
     metavar: str
+    fits: Callable[[Any], object] = lambda value: True
     has_several: bool = False
 
-
-def _kind(convert: Callable[[str], Any], fits: Callable[[Any], object], words: str, metavar: str) -> ValueKind:
-    """Values that convert makes of a text, as far as they fit."""
-
-    def parse(text: str) -> Any:
-        value = convert(text)
-        if not fits(value):
+    def parse(self, text: str) -> Any:
+        """The value. Raises ValueError or LookupError for text that is none."""
+        value = self.convert(text)
+        if not self.fits(value):
             raise ValueError(text)
         return value
-
-    return ValueKind(parse, words, metavar)
 
 
 def whole(low: int, high: int = MAX_WHOLE, unit: str = "N") -> ValueKind:
     """A whole number from low to high; 1_000 and 1,000 are read as 1000."""
     words = f"of at least {low:,}" if high == MAX_WHOLE else f"from {low:,} to {high:,}"
-    return _kind(lambda text: int(text.replace(",", "")), lambda value: low <= value <= high,
-                 f"a whole number {words}", unit)
+    return ValueKind(lambda text: int(text.replace(",", "")), f"a whole number {words}", unit,
+                     lambda value: low <= value <= high)
 
 
 def real(low: float, high: float, above: bool = False, below: bool = False, unit: str = "X") -> ValueKind:
     """A finite number from low to high. above excludes low itself, below excludes high."""
     words = f"a number {'above' if above else 'of at least'} {low:g} and {'below' if below else 'at most'} {high:g}"
-    return _kind(float, lambda value: low <= value <= high and not (above and value == low) and not (
-        below and value == high), words, unit)
+    return ValueKind(float, words, unit, lambda value: low <= value <= high and not (
+        (above and value == low) or (below and value == high)))
 
 
 def one_of(*names: str) -> ValueKind:
     """One of the given words."""
-    return _kind(str, names.__contains__, "one of " + ", ".join(names), "|".join(names))
+    return ValueKind(str, "one of " + ", ".join(names), "|".join(names), names.__contains__)
 
 
 def auto_or(kind: ValueKind) -> ValueKind:
@@ -80,14 +76,13 @@ def auto_or(kind: ValueKind) -> ValueKind:
 
 def text(unit: str = "PATH") -> ValueKind:
     """Any text that is not empty and has no null character, which no file name may hold."""
-    return _kind(str, lambda value: value and "\0" not in value, "text that is not empty", unit)
+    return ValueKind(str, "text that is not empty", unit, lambda value: value and "\0" not in value)
 
 
 def escaped(unit: str = "TEXT") -> ValueKind:
     r"""Text that is not empty, in which \n, \t and \\ stand for a newline, a tab and a backslash."""
     characters = {"n": "\n", "t": "\t", "\\": "\\"}
-    return text(unit)._replace(parse=lambda value: re.sub(
-        r"\\([nt\\])", lambda found: characters[found[1]], text().parse(value)))
+    return text(unit)._replace(convert=lambda value: re.sub(r"\\([nt\\])", lambda found: characters[found[1]], value))
 
 
 def encoding() -> ValueKind:
@@ -109,14 +104,16 @@ def one_or_more(kind: ValueKind) -> ValueKind:
 
 def share_or_steps() -> ValueKind:
     """A share below 1, or a whole number of steps."""
-    return _kind(lambda text: float(text) if 0 < float(text) < 1 else int(text), lambda value: 0 < value <= MAX_WHOLE,
-                 "a share between 0 and 1, or a whole number of steps", "SHARE|N")
+    return ValueKind(lambda text: float(text) if 0 < float(text) < 1 else int(text),
+                     "a share between 0 and 1, or a whole number of steps", "SHARE|N",
+                     lambda value: 0 < value <= MAX_WHOLE)
 
 
 def cadence() -> ValueKind:
     """A number of steps, 500, or of minutes, 10m."""
-    return _kind(lambda text: text.replace(",", "").replace("_", ""), lambda value: re.fullmatch(
-        r"\d{1,9}|\d{1,6}(\.\d+)?m", value), "a whole number of steps, such as 500, or minutes, such as 10m", "N|Nm")
+    return ValueKind(lambda text: text.replace(",", "").replace("_", ""),
+                     "a whole number of steps, such as 500, or minutes, such as 10m", "N|Nm",
+                     re.compile(r"\d{1,9}|\d{1,6}(\.\d+)?m").fullmatch)
 
 
 def steps_and_minutes(values: Any) -> tuple[int, float]:

@@ -32,8 +32,8 @@ def commit(job: Job, dtype: str, vocabulary: Vocabulary, trained_here: bool) -> 
             sync(path)
             sha256 = scan(Part(path, dtype, totals["tokens"]), vocabulary.size)
             status = path.stat()
-            splits[split] = {key: totals[key] for key in ("tokens", "documents", "bytes", "largest_id")}
-            splits[split] |= {"file_bytes": status.st_size, "modified_ns": status.st_mtime_ns, "sha256": sha256}
+            splits[split] = {**totals, "file_bytes": status.st_size, "modified_ns": status.st_mtime_ns,
+                             "sha256": sha256}
 
     sources = [Path(source.shown).name for source in job.sources]
     if job.args.demo:

@@ -44,10 +44,6 @@ HARD_TEXTS = (  # of kinds on which tokenizers are known to differ
 )
 
 
-class Differs(Exception):
-    """The engine gave other ids than tokenizers for some text."""
-
-
 # ---------------------------------------------------------------- the choice of an engine
 
 

@@ -96,7 +96,7 @@ def head_of(source: Source, num_bytes: int) -> bytes:
     return next(filter(None, pieces_of(source)), b"")[:num_bytes]
 
 
-def pieces_of(source: Source, bomb_bytes: int = BOMB_BYTES) -> Iterator[bytes]:
+def pieces_of(source: Source) -> Iterator[bytes]:
     """The text of a file in UTF-8, piece by piece, unpacked and decoded strictly. Raises UserError as unpacked does."""
     decoder = codecs.getincrementaldecoder(source.encoding)() if source.encoding else None
     done = 0  # bytes unpacked
@@ -104,7 +104,7 @@ def pieces_of(source: Source, bomb_bytes: int = BOMB_BYTES) -> Iterator[bytes]:
         pieces = _unpacked(file, source) if source.packing else iter(lambda: file.read(READ_BYTES), b"")
         for piece in itertools.chain(pieces, [b""]):
             done += len(piece)
-            if source.packing and done > max(bomb_bytes, BOMB_RATIO * source.num_bytes):
+            if source.packing and done > max(BOMB_BYTES, BOMB_RATIO * source.num_bytes):
                 raise UserError(Exit.DATA, f"{source.shown} unpacks to more than {BOMB_RATIO} times its "
                                            f"{size(source.num_bytes)}, as an archive bomb does. Unpack it yourself.")
             try:

@@ -32,7 +32,17 @@ def table_blocks(source: Source, reading: Reading) -> Iterator[TextBlock]:
         if reading.text_field not in names:
             raise UserError(Exit.DATA, f"{source.shown} has no column {reading.text_field!r}, it has "
                                        f"{printable(', '.join(names))[:200]}. Give --text_field.")
-        yield from row_blocks(source, file, reading)
+        num_rows, held, held_bytes = 0, [], 0
+        row_bytes = source.text_bytes / max(1, file.metadata.num_rows)
+        for batch in file.iter_batches(ROWS_AT_ONCE, columns=[reading.text_field]):
+            for value in batch.column(0).to_pylist():
+                num_rows += 1
+                held.append(value)
+                held_bytes += len(value) if isinstance(value, str) else 0
+                if held_bytes >= reading.limits.block_bytes:
+                    yield TextBlock(int(num_rows * row_bytes), 0, held)
+                    held, held_bytes = [], 0
+        yield TextBlock(source.text_bytes, 0, held)
     except (OSError, ValueError) as error:  # pyarrow's own errors are subclasses of these
         raise UserError(Exit.DATA, f"{source.shown} is damaged: {printable(error)[:120].rstrip('.')}. Give a "
                                    "complete copy.") from error
@@ -50,21 +60,6 @@ def row_documents(block: TextBlock, content: list[Any], reading: Reading, found:
             what = "null" if value is None else type(value).__name__
             found.bad_line(number, f"has no text in column {reading.text_field!r}: it is {what}")
     return texts
-
-
-def row_blocks(source: Source, file: Any, reading: Reading) -> Iterator[TextBlock]:
-    """The rows of an opened ParquetFile in blocks."""
-    num_rows, held, held_bytes = 0, [], 0
-    row_bytes = source.text_bytes / max(1, file.metadata.num_rows)
-    for batch in file.iter_batches(ROWS_AT_ONCE, columns=[reading.text_field]):
-        for value in batch.column(0).to_pylist():
-            num_rows += 1
-            held.append(value)
-            held_bytes += len(value) if isinstance(value, str) else 0
-            if held_bytes >= reading.limits.block_bytes:
-                yield TextBlock(int(num_rows * row_bytes), 0, held)
-                held, held_bytes = [], 0
-    yield TextBlock(source.text_bytes, 0, held)
 
 
 PARQUET = Kind(is_parquet, table_blocks, row_documents, TABLE_ENDINGS, is_text=False)

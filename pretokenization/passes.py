@@ -19,7 +19,7 @@ from common.progress import Meter, Progress
 from common.signals import Signals
 from common.words import printable
 from pretokenization.blocks import Reading, TextBlock
-from pretokenization.engines import Differs, choose_engine
+from pretokenization.engines import choose_engine
 from pretokenization.files import Source, refuse_changed
 from pretokenization.report import Report
 from pretokenization.sources import KINDS, blocks_of
@@ -46,11 +46,6 @@ class Job:
     split: Split = field(default_factory=lambda: Split("not settled"))
     totals: dict[str, dict[str, int]] = field(default_factory=dict)  # by split: what was written
     report: Report = field(init=False)  # of the last pass over the text
-
-    @property
-    def file_bytes(self) -> int:
-        """Bytes of the files as they were given, packed or not."""
-        return sum(source.num_bytes for source in self.sources)
 
     @property
     def text_bytes(self) -> int:
@@ -109,7 +104,7 @@ def settle_split(job: Job, needs_size: bool) -> int:
     if by_size:
         job.sources = [replace(source, cut=cut) for source, cut in zip(job.sources, by_size.cuts, strict=True)]
         return sum(source.text_bytes if source.cut is None else source.cut for source in job.sources)
-    if not needs_size and job.file_bytes >= reading.limits.survey_bytes:
+    if not needs_size and job.text_bytes >= reading.limits.survey_bytes:
         return 0
     hashes, sizes = [], []
     for answer in job.answers("reading"):
@@ -117,7 +112,7 @@ def settle_split(job: Job, needs_size: bool) -> int:
             hashes.append(part.hashes)
             sizes += part.sizes
     job.report.refuse_nothing(sum(sizes))
-    if reading.separator and len(sizes) == len(job.sources) == 1 and not job.report.separators and fraction != 0:
+    if reading.separator and len(sizes) == len(job.sources) == 1 and not job.report.separators:
         job.report.say(job.progress)  # that there is no separator: the text is a single document
         job.reading = replace(reading, separator=None)
         return settle_split(job, needs_size)
@@ -141,20 +136,23 @@ def write_sample(job: Job, path: Path, share: float) -> int:
 # ---------------------------------------------------------------- encoding
 
 
-def encode(job: Job, vocabulary: Vocabulary, engine: str, dtype: str) -> None:
-    """Writes the ids of each split into the work folder. Raises Differs if the engine gives other ids than tokenizers.
+def encode(job: Job, vocabulary: Vocabulary, engine: str, dtype: str) -> str:
+    """Writes the ids of each split into the work folder.
+
+    Ends early, and returns the text, if the engine gives other ids for some text than tokenizers; else returns ''.
     """
     writers = {split: TokenWriter(job.folder.work, split) for split in SPLITS}
     try:
         for answer in job.answers("encoding", vocabulary=vocabulary, engine=engine, dtype=dtype):
             if answer.difference:
-                raise Differs(answer.difference)
+                return answer.difference
             for split, part in answer.splits.items():
                 writers[split].add(part.ids, part.ends, sum(part.sizes))
     finally:
         for writer in writers.values():
             writer.close()
     job.totals = {split: writer.totals for split, writer in writers.items()}
+    return ""
 
 
 def encode_text(job: Job, vocabulary: Vocabulary, dtype: str) -> None:
@@ -162,9 +160,7 @@ def encode_text(job: Job, vocabulary: Vocabulary, dtype: str) -> None:
     chosen = choose_engine(job.args.engine, vocabulary, job.progress.say)
     job.progress.say(f"encoding with {vocabulary.size:,} ids, {dtype}, by {chosen}")
     with job.folder.writing():
-        try:
-            encode(job, vocabulary, chosen, dtype)
-        except Differs as error:
-            job.progress.warn(f"{chosen} gives other ids than tokenizers for {printable(error)}. Everything is "
+        if difference := encode(job, vocabulary, chosen, dtype):
+            job.progress.warn(f"{chosen} gives other ids than tokenizers for {printable(difference)}. Everything is "
                               "encoded again by tokenizers.")
             encode(job, vocabulary, "tokenizers", dtype)

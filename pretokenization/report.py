@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from common.errors import Exit, UserError
 from common.progress import Progress
@@ -26,9 +26,7 @@ class Report:
     first_bad_line: str = ""
     separators: int = 0
     now_source: int = -1
-    now_lines: int = 0
-    now_undecodable: int = 0
-    now_first: int = 0
+    now: Findings = field(default_factory=Findings)  # of this source
 
     def add(self, block: TextBlock, found: Findings) -> None:
         """Counts the findings of the next block.
@@ -36,27 +34,27 @@ class Report:
         Raises UserError (exit 3) for bytes that are not UTF-8 if strict, and as soon as there are too many of them.
         """
         if block.source != self.now_source:
-            self.now_source, self.now_lines, self.now_undecodable = block.source, 0, 0
-        source = self.sources[block.source]
+            self.now_source, self.now = block.source, Findings()
+        source, now = self.sources[block.source], self.now
         if found.first_replaced:
             byte, line, why = found.first_replaced
-            place = f"byte {byte:,}, {found.unit} {self.now_lines + line + 1:,} of {source.shown}"
+            place = f"byte {byte:,}, {found.unit} {now.newlines + line + 1:,} of {source.shown}"
             if self.reading.strict:
                 raise UserError(Exit.DATA, f"not UTF-8: {why} at {place}. Correct the text, or leave out --strict_utf8 "
                                            "to have such bytes replaced.")
             self.first_replaced = self.first_replaced or f"{place}, {why}"
-            self.now_first = self.now_first if self.now_undecodable else byte
+            now.first_replaced = now.first_replaced if now.undecodable else found.first_replaced
         if found.first_bad_line and not self.first_bad_line:
             line, why = found.first_bad_line
-            self.first_bad_line = f"{found.unit} {self.now_lines + line + 1:,} of {source.shown} {why}"
+            self.first_bad_line = f"{found.unit} {now.newlines + line + 1:,} of {source.shown} {why}"
         self.has_text |= found.has_text
         self.replaced += found.replaced
         self.bad_lines += found.bad_lines
         self.separators += found.separators
-        self.now_lines += found.newlines
-        self.now_undecodable += found.undecodable
-        if found.undecodable:
-            refuse_undecodable(source, self.now_undecodable, self.now_first)
+        now.newlines += found.newlines
+        now.undecodable += found.undecodable
+        if found.undecodable and now.first_replaced:
+            refuse_undecodable(source, now.undecodable, now.first_replaced[0])
 
     def say(self, progress: Progress) -> None:
         """Prints what was replaced or skipped in the text."""

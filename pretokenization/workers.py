@@ -11,6 +11,7 @@ import signal
 import sys
 import time
 import traceback
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from multiprocessing import connection
@@ -34,16 +35,12 @@ MOST_AT_ONCE = 2  # questions that one worker has: it begins with the next while
 SEPARATOR = b"\xff"  # after each text of a sample: no UTF-8 holds this byte
 LONGEST_RUN = 1000
 ADVICE = "Run the command again with fewer --num_workers, or a smaller --train_sample_bytes."
+START_METHOD = "fork" if sys.platform == "linux" else "spawn"  # a fork is spared its imports; elsewhere it is not safe
 NO_IDS = np.zeros(0, np.int64)
 IS_BLANK = np.isin(np.arange(256), list(b" \t\n\r\v\f"))
 
 
 # ---------------------------------------------------------------- processes that answer questions
-
-
-def context() -> Any:
-    """How processes are started: forked where that is safe, which spares them their imports."""
-    return multiprocessing.get_context("fork" if sys.platform == "linux" else "spawn")
 
 
 class Workers:
@@ -55,21 +52,17 @@ class Workers:
     def __init__(self, number: int, make: Callable[[], Callable[[Any], Any]], signals: Signals, is_fresh: bool = False):
         self.make = make  # called in each process: what answers there
         self.signals = signals
-        self.context = multiprocessing.get_context("spawn") if is_fresh else context()
+        context = multiprocessing.get_context("spawn" if is_fresh else START_METHOD)
         self.processes: dict[Any, Any] = {}  # by the pipe where its answers come out
         self.to: dict[Any, Any] = {}  # where the questions for the worker that answers there go in
         for _ in range(number if number > 1 or is_fresh else 0):
-            self._start()
-
-    def _start(self) -> None:
-        their_questions, questions = self.context.Pipe(duplex=False)
-        answers, their_answers = self.context.Pipe(duplex=False)  # two pipes are faster than one that goes both ways
-        not_theirs = [*self.processes, *self.to.values(), questions, answers]
-        self.processes[answers] = start_process(self.context, _serve, their_questions, their_answers, self.make,
-                                                not_theirs)
-        self.to[answers] = questions
-        their_questions.close()
-        their_answers.close()
+            their_questions, questions = context.Pipe(duplex=False)
+            answers, their_answers = context.Pipe(duplex=False)  # two pipes are faster than one that goes both ways
+            not_theirs = [*self.processes, *self.to.values(), questions, answers]
+            self.processes[answers] = start_process(context, _serve, their_questions, their_answers, make, not_theirs)
+            self.to[answers] = questions
+            their_questions.close()
+            their_answers.close()
 
     def __enter__(self) -> Workers:
         return self
@@ -96,31 +89,29 @@ class Workers:
             return
 
         until = time.monotonic() + seconds
-        waiting: dict[int, Any] = {}
-        ready: dict[int, Any] = {}
-        load = dict.fromkeys(self.processes, 0)
-        source, sent, done = iter(questions), 0, 0
+        order: deque[list[Any]] = deque()  # a question alone, and later its answer
+        asked: dict[Any, deque[list[Any]]] = {pipe: deque() for pipe in self.processes}  # what each has yet to answer
+        source = iter(questions)
         question = next(source, None)
-        while (question is not None or waiting) and time.monotonic() < until:
+        while (question is not None or order) and time.monotonic() < until:
             pipe = None
             try:
                 # send
-                while question is not None and sent - done < ON_THE_WAY * len(load):
-                    pipe = min(load, key=lambda pipe: load[pipe])
-                    if load[pipe] >= (1 if is_heavy(question) else MOST_AT_ONCE):
+                while question is not None and len(order) < ON_THE_WAY * len(asked):
+                    pipe = min(asked, key=lambda pipe: len(asked[pipe]))
+                    if len(asked[pipe]) >= (1 if is_heavy(question) else MOST_AT_ONCE):
                         break
-                    waiting[sent] = question
-                    self.to[pipe].send((sent, question))
-                    load[pipe] += 1
-                    sent, question = sent + 1, next(source, None)
+                    order.append([question])
+                    asked[pipe].append(order[-1])
+                    self.to[pipe].send(question)
+                    question = next(source, None)
 
                 # receive
-                for pipe in connection.wait([pipe for pipe in load if load[pipe]], 0.1):
-                    number, answer, error = pipe.recv()  # type: ignore[union-attr]
+                for pipe in connection.wait([pipe for pipe in asked if asked[pipe]], 0.1):
+                    answer, error = pipe.recv()  # type: ignore[union-attr]
                     if error is not None:
                         raise UserError(*error) if error[0] else RuntimeError(error[1])
-                    load[pipe] -= 1
-                    ready[number] = answer
+                    asked[pipe].popleft().append(answer)
             except (EOFError, OSError) as cause:
                 self.processes[pipe].join(5)
                 raise UserError(Exit.MACHINE, f"a worker process died (exit {self.processes[pipe].exitcode}); -9 means "
@@ -128,9 +119,9 @@ class Workers:
 
             # hand out in order
             self.signals.look()
-            while done in ready:
-                yield waiting.pop(done), ready.pop(done)
-                done += 1
+            while order and len(order[0]) == 2:
+                first, answer = order.popleft()
+                yield first, answer
 
 
 def _serve(questions: Any, answers: Any, make: Callable[[], Callable[[Any], Any]], not_ours: Sequence[Any]) -> None:
@@ -143,12 +134,12 @@ def _serve(questions: Any, answers: Any, make: Callable[[], Callable[[Any], Any]
     answer = None
     try:
         while True:
-            number, question = questions.recv()
+            question = questions.recv()
             try:
                 answer = answer or make()
-                reply = number, answer(question), None
+                reply = answer(question), None
             except BaseException as error:  # a panic of a Rust library is no Exception
-                reply = number, None, _sendable(error)
+                reply = None, _sendable(error)
             answers.send(reply)
     except (EOFError, OSError):
         pass

@@ -15,7 +15,7 @@ import pytest
 from common.errors import Exit, UserError
 from common.signals import Signals, Stopped
 from common.waiting import in_thread
-from pretokenization.workers import Workers, context, in_child
+from pretokenization.workers import START_METHOD, Workers, in_child
 from tests.helpers.commands import ROOT
 from tests.helpers.refusals import refused
 
@@ -108,7 +108,7 @@ def test_a_signal_ends_the_wait_for_answers(number):
 
 def test_workers_end_with_the_process_that_began_them():
     ours, theirs = multiprocessing.Pipe()
-    parent = context().Process(target=begin_and_wait, args=(theirs,))
+    parent = multiprocessing.get_context(START_METHOD).Process(target=begin_and_wait, args=(theirs,))
     parent.start()
     children = ours.recv()
     parent.kill()
