@@ -269,7 +269,7 @@ from watching.monitor import Monitor
 def main(argv: Sequence[str], parts: Parts = FAST) -> int:
     """Checks all that the run needs, then trains; returns the exit code."""
     if argv[:1] == [TRIAL]:
-        return answer_trial(read_flags(argv[3:]), int(argv[1]), int(argv[2]), build_run, take_step)
+        return answer_trial(read_flags(argv[3:]), int(argv[1]), int(argv[2]), take_step)
     began, args = time.monotonic(), read_flags(argv)
     with session(args.use_gpu) as at:
         if args.check:

@@ -6,7 +6,6 @@ A kind is added as one class, its place in BACKENDS, and in gpu_of_this_system.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import gc
 import importlib.util
 import os
@@ -22,7 +21,7 @@ import torch
 
 from common.ranks import world_size
 from common.words import printable
-from machine.memory import available_ram, peak_resident
+from machine.memory import ask_glibc, available_ram, peak_resident
 
 # The last CUDA with kernels for GPUs from before 2018 and for old drivers; there are no such builds from torch 2.15 on.
 OLDER_CUDA_BUILD = 'pip install --force-reinstall "torch<2.15" --index-url https://download.pytorch.org/whl/cu126'
@@ -108,9 +107,8 @@ class Backend:
         gc.collect()
         if self.is_gpu:
             self.api.empty_cache()
-        elif sys.platform == "linux":
-            with contextlib.suppress(OSError, AttributeError):  # another C library
-                ctypes.CDLL("libc.so.6").malloc_trim(0)
+        else:
+            ask_glibc("malloc_trim", 0)
 
 
 class MPS(Backend):

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import os
 import platform
-import sys
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -17,6 +15,7 @@ import torch
 from common.words import first_line, several
 from machine.backends import CPU, Backend, backend_of, gpu_of_this_system, why_no_headers
 from machine.cards import find_card
+from machine.memory import ask_glibc
 
 
 @dataclass(frozen=True)
@@ -194,7 +193,9 @@ def set_up(machine: Machine, compiled: Path, deterministic: bool = False, dropou
     if machine.on_gpu:
         torch.set_float32_matmul_precision("high")
     else:
-        _keep_freed_memory()
+        # What a step frees stays for the next one, instead of being given back and faulted in again.
+        ask_glibc("mallopt", -4, 0)  # M_MMAP_MAX: no block, however large, gets pages of its own
+        ask_glibc("mallopt", -1, -1)  # M_TRIM_THRESHOLD: free bytes at the top never go back
 
 
 def keep_kernels_in(folder: Path) -> None:
@@ -203,15 +204,6 @@ def keep_kernels_in(folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         tempfile.TemporaryFile(dir=folder).close()
         os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(folder))
-
-
-def _keep_freed_memory() -> None:
-    """Asks glibc to keep what a step frees for the next one, instead of giving it back and faulting it in again."""
-    if sys.platform == "linux":
-        with contextlib.suppress(OSError, AttributeError):  # another C library
-            mallopt = ctypes.CDLL("libc.so.6").mallopt
-            mallopt(-4, 0)  # M_MMAP_MAX: no block, however large, gets pages of its own
-            mallopt(-1, -1)  # M_TRIM_THRESHOLD: free bytes at the top never go back
 
 
 def without_cudnn_attention() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import re
 import sys
 from pathlib import Path
 
@@ -17,11 +18,8 @@ CGROUP_FILES = (
 
 def available_ram() -> int:
     """Bytes of RAM this process may still take: the system's, or less where a container (cgroup) allows less."""
-    found = []
-    with contextlib.suppress(OSError, ValueError, IndexError):
-        for line in Path("/proc/meminfo").read_text().splitlines():
-            if line.startswith("MemAvailable:"):
-                found.append(int(line.split()[1]) * 1024)
+    available = _bytes_in("/proc/meminfo", "MemAvailable")
+    found = [] if available is None else [available]
     for limit, used in CGROUP_FILES:
         with contextlib.suppress(OSError, ValueError):  # the limit may be the word "max"
             found.append(int(Path(limit).read_text()) - int(Path(used).read_text()))
@@ -37,9 +35,8 @@ def available_ram() -> int:
 def peak_resident() -> int:
     """The most bytes of RAM that this process has held."""
     # The resource module only where there is no /proc: in a child, its peak begins at the size of the parent.
-    with contextlib.suppress(OSError, StopIteration):
-        lines = Path("/proc/self/status").read_text().splitlines()
-        return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM:"))
+    if (peak := _bytes_in("/proc/self/status", "VmHWM")) is not None:
+        return peak
     with contextlib.suppress(ImportError):
         import resource
 
@@ -48,6 +45,20 @@ def peak_resident() -> int:
     this_process = ctypes.c_void_p(-1)  # what GetCurrentProcess returns
     asked = _asked_windows("K32GetProcessMemoryInfo", this_process, ctypes.byref(counters), ctypes.c_uint32(72))
     return counters[1] if asked else 0
+
+
+def _bytes_in(file: str, name: str) -> int | None:
+    """What a file of /proc says after a name, in KiB there; None where it does not, as on systems without /proc."""
+    with contextlib.suppress(OSError):
+        if found := re.search(rf"^{name}:\s*(\d+)", Path(file).read_text(), re.MULTILINE):
+            return int(found[1]) * 1024
+    return None
+
+
+def ask_glibc(function: str, *arguments: int) -> None:
+    """Calls a function of glibc; does nothing where there is another C library."""
+    with contextlib.suppress(OSError, AttributeError):
+        getattr(ctypes.CDLL("libc.so.6"), function)(*arguments)
 
 
 def _asked_windows(function: str, *arguments: object) -> bool:

@@ -35,10 +35,9 @@ TakeStep = Callable[..., StepResult]  # that of train.py
 
 def measure_pace(run: Run, take_step: TakeStep, validator: Validator, deadline: Deadline) -> Pace:
     """Measures a step, longer where a horizon depends on it, a validation and a sample; derives what a save takes."""
-    setup = run.setup
-    plan = setup.plan
-    minutes = deadline.minutes if deadline.is_open else None
-    at_least = min(MEASURING_SHARE * 60 * (minutes or 0.0), MEASURING_SECONDS)
+    setup, plan = run.setup, run.setup.plan
+    minutes = deadline.minutes or 0.0 if deadline.is_open else 0.0
+    at_least = min(MEASURING_SHARE * 60 * minutes, MEASURING_SECONDS)
     seconds = _measure_step(run, take_step, setup.args.dry_run, at_least)
     written = plan.saving.checkpoint_bytes / WRITTEN_BYTES
     copied = plan.saving.checkpoint_bytes / COPIED_BYTES if plan.saving.copies else written
@@ -107,9 +106,9 @@ def recipe_within(seconds: float, args: Flags, plan: Plan, pace: Pace, steps_don
     is_decided = args.epochs or args.max_steps or args.eval_tokens or args.eval_batches or steps_done
 
     def ends_at(step: int) -> Recipe:
-        tokens = step * recipe.samples_per_step * plan.config.seq_length
-        within = replace(recipe, total_steps=step, eval_tokens=recipe.eval_tokens if is_decided else eval_tokens_of(
-            tokens))
+        eval_tokens = recipe.eval_tokens if is_decided else eval_tokens_of(
+            step * recipe.samples_per_step * plan.config.seq_length)
+        within = replace(recipe, total_steps=step, eval_tokens=eval_tokens)
         each = pace.validation(within) + pace.save + pace.sample
         least = math.ceil((step - steps_done) / max(1, BETWEEN_SHARE * seconds // max(each, 1e-9)))
         return replace(within, eval_interval=args.eval_interval or max(least, eval_interval_of(None, step)),
@@ -191,7 +190,7 @@ def with_horizon(deadline: Deadline, setup: Setup, pace: Pace, steps_done: int) 
 def dry_run(run: Run, pace: Pace) -> int:
     """Prints what was measured, and what the steps that are left will cost; writes nothing. Returns the exit code."""
     setup, recipe = run.setup, run.setup.recipe
-    tokens_per_second = recipe.samples_per_step * setup.config.seq_length / pace.step
+    tokens_per_second = setup.plan.tokens_per_step / pace.step
     lines = [f"step_seconds: {pace.step:.4f}, the lower quartile of {WARM_STEPS} or more",
              f"tokens_per_second: {tokens_per_second:.0f}",
              f"validation_seconds: {pace.validation(recipe):.4f}, of every {several(recipe.eval_interval, 'step')}",

@@ -44,6 +44,10 @@ class Plan:
     at_a_time: int
     why_strategy: str = ""
 
+    @property
+    def tokens_per_step(self) -> int:
+        return self.recipe.samples_per_step * self.config.seq_length
+
 
 @dataclass(frozen=True)
 class Pace:
@@ -104,14 +108,18 @@ def say_rest(setup: Setup, pace: Pace, steps_done: int) -> None:
     lines += [f"time        about {duration(pace.seconds(recipe, steps_done))}{within}, estimated: "
               f"{several(steps, 'step')} of {figure(pace.step)} s, {epochs}",
               *describe_sharing(setup)]
+    objections = doubts(setup)
     if not args.dry_run:
         most = most_checkpoints(args.output, recipe)
-        lines.append(f"disk        {size(most * plan.saving.checkpoint_bytes)} at most in "
-                     f"{printable(args.output_dir)}, for {several(most, 'checkpoint')}; "
-                     f"{size(shutil.disk_usage(args.output_dir).free)} free")
+        needed, free = most * plan.saving.checkpoint_bytes, shutil.disk_usage(args.output_dir).free
+        lines.append(f"disk        {size(needed)} at most in {printable(args.output_dir)}, for "
+                     f"{several(most, 'checkpoint')}; {size(free)} free")
+        if free < needed:
+            objections.append("--output_dir has too little free for all checkpoints. Free some space, or give a larger "
+                              "--checkpoint_interval.")
     for line in lines:
         setup.out.say(line)
-    for line in doubts(setup):
+    for line in objections:
         setup.out.warn(line)
 
 
@@ -119,7 +127,7 @@ def describe_sharing(setup: Setup) -> list[str]:
     """The folders of a mixture, the processes that share the model, the GPUs that are idle, as far as there are any."""
     plan, corpus, processes, lines = setup.plan, setup.corpus, setup.processes, []
     if corpus.shares:
-        tokens = plan.recipe.total_steps * plan.recipe.samples_per_step * plan.config.seq_length
+        tokens = plan.recipe.total_steps * plan.tokens_per_step
         said = [f"{share.name} {share_in_words(share.weight)}, "
                 f"{in_epochs(share.weight * tokens / share.corpus.train.length)}" for share in corpus.shares]
         lines.append(f"mixture     {'; '.join(said)}")
@@ -152,7 +160,6 @@ def describe_plan(setup: Setup) -> list[str]:
     config, recipe = plan.config, plan.recipe
     decided = {**vars(args), **recipe.flags(), "seq_length": config.seq_length,
                "model_size": (setup.sizing and setup.sizing.name) or args.model_size}
-    tokens = recipe.samples_per_step * config.seq_length
     rows = [
         ("model", f"{architecture_of(config).NAME}, {count(config.num_parameters)} parameters: "
                   f"{several(config.n_layer, 'layer')}, {several(config.n_head, 'head')}, "
@@ -160,10 +167,10 @@ def describe_plan(setup: Setup) -> list[str]:
         ("memory", describe_memory(config, plan.at_a_time, plan.memory) + ", recomputed" * plan.options.recompute),
         ("tokens", f"{count(corpus.train.length)} for training, {count(corpus.val.length) if corpus.val else 'none'} "
                    f"for validation; in {plan.where}: {plan.why_there}"),
-        ("step", f"{tokens:,} tokens: {several(recipe.accumulation, 'micro-batch')} of "
+        ("step", f"{plan.tokens_per_step:,} tokens: {several(recipe.accumulation, 'micro-batch')} of "
                  f"{several(recipe.batch_size, 'sequence')}"),
-        ("horizon", f"{several(recipe.total_steps, 'step')}, {count(recipe.total_steps * tokens)} tokens, "
-                    f"{in_epochs(recipe.passes)}"),
+        ("horizon", f"{several(recipe.total_steps, 'step')}, "
+                    f"{count(recipe.total_steps * plan.tokens_per_step)} tokens, {in_epochs(recipe.passes)}"),
         ("validation", f"every {several(recipe.eval_interval, 'step')}: {recipe.eval_tokens:,} tokens at most"),
         ("optimizer", f"{OPTIMIZERS[recipe.optimizer].words}; {plan.memory.optimizer_bytes:.3g} bytes of state a "
                       "parameter"),
@@ -212,8 +219,4 @@ def doubts(setup: Setup) -> list[str]:
                      f"for {count(config.num_parameters)} parameters. Try a smaller --model_size or --dropout 0.2.")
     if setup.resumed and args.eval_batches not in (None, recipe.eval_tokens / recipe.batch_size / config.seq_length):
         found.append(f"--eval_batches: validation keeps its {recipe.eval_tokens:,} tokens. Give --eval_tokens.")
-    needed = most_checkpoints(args.output, recipe) * plan.saving.checkpoint_bytes
-    if not args.dry_run and (free := shutil.disk_usage(args.output_dir).free) < needed:
-        found.append(f"--output_dir has {size(free)} free, and checkpoints will take up to {size(needed)}. Free some "
-                     "space, or give a larger --checkpoint_interval.")
     return found

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
@@ -27,7 +27,7 @@ from training.checkpointing import plan_saving
 from training.optimizers import state_bytes
 from training.recovery import compile_run
 from training.starting import in_common
-from training.state import FAST, Parts, Run, Runtime, Setup, TrainState
+from training.state import FAST, Parts, Runtime, Setup, TrainState, build_run
 
 
 def choose_setup(inputs: Inputs, runtime: Runtime, parts: Parts, deadline: Deadline, argv: Sequence[str],
@@ -103,11 +103,10 @@ def choose_place(requested: str, corpus: Corpus, machine: Machine, processes: Pr
 # ---------------------------------------------------------------- a trial, in a child process
 
 
-def answer_trial(args: Flags, batch_size: int, accumulation: int, build_run: Callable[..., Run],
-                 take_step: TakeStep) -> int:
+def answer_trial(args: Flags, batch_size: int, accumulation: int, take_step: TakeStep) -> int:
     """Prints the bytes that two steps hold at their peak; returns OUT_OF_MEMORY if they are too many.
 
-    build_run and take_step are those of train.py.
+    take_step is that of train.py.
     """
     out, signals = Progress(open(os.devnull, "w")), Signals()  # noqa: SIM115
     machine = choose_machine(args.machine, args.dropout)

@@ -98,7 +98,7 @@ class Checkpointer:
         self._begun_at = time.monotonic()
         if self._run.state.best_step in find.steps_in(self.output_dir):
             self.best_step = self._run.state.best_step
-        if resumed is not None and resumed.resolve().parent == self.output_dir.resolve():
+        if resumed is not None and find.is_inside(resumed, self.output_dir):
             self._written_step = self._run.state.step
             if self.mirror is not None:  # a killed run may have left it behind
                 self.mirror.wants(self._keeping(self._written_step, self.best_step))

@@ -47,8 +47,9 @@ def parameter_groups(model: Any, name: str, weight_decay: float, lr_scale: float
     """
     hidden = architecture_of(model.config).hidden_matrices(model.config)
     parameters = dict(model.named_parameters())
-    tables = [key for key, parameter in parameters.items() if key not in hidden and parameter.dim() >= 2]
-    vectors = [key for key, parameter in parameters.items() if key not in hidden and parameter.dim() < 2]
+    others = [key for key in parameters if key not in hidden]
+    tables = [key for key in others if parameters[key].dim() >= 2]
+    vectors = [key for key in others if parameters[key].dim() < 2]
     return [{"params": [parameters[key] for key in keys], "rows": [hidden.get(key, ()) for key in keys],
              "rule": name if keys is hidden or OPTIMIZERS[name].updates_all else "adamw",
              "weight_decay": decay, "lr_scale": scale}

@@ -33,8 +33,8 @@ def learn_by_heart(run: Run, take_step: Callable[[Run], StepResult]) -> int:
     most_steps, look = setup.args.max_steps or max(LIMIT_STEPS, LIMIT_PASSES * num), num * -(-LOOK_STEPS // num)
     # Windows that begin alike can be told apart only later: at most the logarithm of their number, once a window.
     near = NEAR + math.log(num * recipe.samples_per_step) / setup.config.seq_length
-    out.say(f"overfit     {several(num, 'batch')} of {recipe.samples_per_step * setup.config.seq_length:,} tokens, at "
-            f"learning rate {recipe.learning_rate:.2e}, at most {several(most_steps, 'step')}; nothing is written")
+    out.say(f"overfit     {several(num, 'batch')} of {setup.plan.tokens_per_step:,} tokens, at learning "
+            f"rate {recipe.learning_rate:.2e}, at most {several(most_steps, 'step')}; nothing is written")
 
     results: list[StepResult] = []  # since the last look
     out.bar(most_steps, 0)

@@ -117,7 +117,7 @@ def _run_compiled(run: Run, inputs_BT: torch.Tensor, targets_BT: torch.Tensor) -
     """One forward and backward, and a step of the optimizer that changes nothing, which compiles them."""
     args, machine = run.setup.args, run.setup.machine
     run.optimizer.zero_grad(set_to_none=True)  # an earlier attempt may have got half way
-    mode = args.compile_mode if args.compile_mode not in ("default", "blocks") else None
+    mode = None if args.compile_mode == "blocks" else args.compile_mode
     run.parallel.compile(compiles_in_parts(args.compile_mode, machine), mode=mode)
     is_whole_step = run.accumulation == 1 and run.setup.processes.world_size == 1
     with run.parallel.adding_gradients(is_last=is_whole_step):

@@ -131,8 +131,9 @@ class Monitor:
             self.state.skipped_steps += int(sum(skipped[noted.num_counted:]))
             for is_skipped in skipped:
                 self._skipped_in_a_row = self._skipped_in_a_row + 1 if is_skipped else 0
-            self._log(noted, {name: values[-1] for name, values in figures.items()}, seconds / len(skipped))
-            self._watch(seconds, seconds / len(skipped), noted.batch_size)
+            step_seconds = seconds / len(skipped)
+            self._log(noted, {name: values[-1] for name, values in figures.items()}, step_seconds)
+            self._watch(seconds, step_seconds, noted.batch_size)
             self._read_curve(figures["loss"], noted.step)
             self._last_logged = noted.step
             if self._skipped_in_a_row >= MOST_SKIPPED_IN_A_ROW:

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from checkpoint.find import is_inside
 from common.errors import warn
 from common.files import append_line
 from common.names import STARTS
@@ -26,11 +27,12 @@ def recorded_start(run: Run) -> Iterator[None]:
     Only the first of several processes writes.
     """
     setup, state = run.setup, run.state
-    signals, file = setup.runtime.signals, Path(setup.args.output_dir) / STARTS
+    signals, output_dir = setup.runtime.signals, Path(setup.args.output_dir)
+    file = output_dir / STARTS
     if not setup.processes.is_first:
         yield
         return
-    if not (setup.resumed and state.step > 0 and setup.resumed[0].resolve().parent == file.parent.resolve()):
+    if not (setup.resumed and state.step > 0 and is_inside(setup.resumed[0], output_dir)):
         with contextlib.suppress(OSError):
             file.unlink(missing_ok=True)
     _append(file, event="start", step=state.step)

@@ -60,7 +60,8 @@ def test_too_little_disk_is_said_in_figures_and_with_the_flag_that_saves_most(ru
     _, text = run("--epochs", "9", "--batch_size", "50")
     saved = re.search(r"^disk        ([\d.]+ MiB) at most in .*, for 14 checkpoints; 1.0 MiB free$", text, re.MULTILINE)
     assert saved
-    assert f"--output_dir has 1.0 MiB free, and checkpoints will take up to {saved[1]}. Free some space, or" in text
+    assert f"disk        {saved[1]} at most" in text
+    assert "--output_dir has too little free for all checkpoints. Free some space, or" in text
 
 
 @pytest.mark.parametrize(("strategy", "local_world_size", "words"), [
