@@ -54,8 +54,8 @@ PHASES = {  # a function and the number of the call that begins the phase, in a 
     "first step": (STEP, MEASURED + 1),
     "training": (STEP, MEASURED + 17),
     "accumulating": ("data:Batches.get", 2 * MEASURED + 44),
-    "validating": ("training.validation:sum_losses", 2),
-    "sampling": ("training.validation:sample", 1),
+    "validating": ("training.validation:sum_losses", 2 + 2),  # two are measured
+    "sampling": ("training.validation:sample", 1 + 1),
     "saving": ("", 0),  # by the disk, at any call of a save
 }
 
