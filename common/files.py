@@ -23,7 +23,7 @@ except ImportError:  # Windows
 IS_WINDOWS = os.name == "nt"
 PATIENCE, BETWEEN_SECONDS = 50, 0.1  # for other programs that have a file open, on Windows
 MAX_JSON_BYTES = 2**24
-HASH_BUFFER_BYTES = 2**23
+HASHED_BYTES = 2**20  # at a time
 # Windows locks bytes, and nobody else can read those. This one lies beyond the end of every lock file.
 LOCKED_BYTE = 2**30
 CURES = {  # of errors of writing
@@ -67,10 +67,8 @@ def sha256_of(path: Path) -> str:
     """The sha256 of a file, in hex. Raises OSError."""
     digest = hashlib.sha256()
     with path.open("rb", buffering=0) as file:
-        num_bytes = os.fstat(file.fileno()).st_size
-        buffer = memoryview(bytearray(min(HASH_BUFFER_BYTES, max(1, num_bytes))))
-        while num_read := file.readinto(buffer):
-            digest.update(buffer[:num_read])
+        while content := file.read(HASHED_BYTES):
+            digest.update(content)
     return digest.hexdigest()
 
 

@@ -18,7 +18,7 @@ from common.errors import Exit, UserError
 from common.progress import Meter, Progress
 from common.signals import Signals
 from common.words import printable
-from pretokenization.blocks import Reading, TextBlock
+from pretokenization.blocks import Reading
 from pretokenization.engines import choose_engine
 from pretokenization.files import Source, refuse_changed
 from pretokenization.report import Report
@@ -57,12 +57,6 @@ class Job:
         """True if --text_field applies to a file."""
         return any(KINDS[source.kind].has_fields for source in self.sources)
 
-    def blocks(self) -> Iterator[TextBlock]:
-        """All blocks, in order."""
-        for index, source in enumerate(self.sources):
-            for block in blocks_of(source, self.reading):
-                yield replace(block, source=index)
-
     def answers(self, doing: str, **setup: Any) -> Iterator[WorkerAnswer]:
         """One pass over the text: what workers say of its blocks, in order; the findings go into a new report.
 
@@ -70,11 +64,13 @@ class Job:
         seems to be wrong with the text.
         """
         reader = partial(Reader, WorkerSetup(self.sources, self.reading, self.split.threshold, **setup))
+        blocks = (replace(block, source=index) for index, source in enumerate(self.sources)
+                  for block in blocks_of(source, self.reading))
         before = [0, *itertools.accumulate(source.text_bytes for source in self.sources)]
         meter, self.report = Meter(self.progress, doing, self.text_bytes), Report(self.sources, self.reading)
         try:
             with self.progress.phase(doing), Workers(self.num_workers, reader, self.signals) as workers:
-                for block, answer in workers.answers(self.blocks(), lambda block: block.rows is not None):
+                for block, answer in workers.answers(blocks, lambda block: block.rows is not None):
                     self.report.add(block, answer.found)
                     meter.at(before[block.source] + block.offset + block.length)
                     yield answer

@@ -135,7 +135,7 @@ def examine(path: Path, shown: str, encoding: str = "") -> Source:
             status = os.fstat(file.fileno())
         packing = next((packing for magic, packing in PACKINGS.items() if raw.startswith(magic)), "")
         source = Source(path, shown, status.st_size, stamp_of(status), packing)
-        name = bare_name(path.name)[0] if packing else path.name.lower()
+        name, _ = bare_name(path.name)
         head = head_of(source, HEAD_BYTES)
         source = replace(source, kind=kind_of(source, name, head))
         if KINDS[source.kind].is_text:

@@ -130,7 +130,7 @@ def train_fast(sample: Path, vocab_size: int, min_frequency: int) -> str:
     for text in sampled(sample):
         ids, _ = encoder.encode_by_gigatoken([text], [False])
         num_found += int(np.count_nonzero(ids == vocab_size - 1))
-        if num_found >= min_frequency or not merges:
+        if num_found >= min_frequency:
             return content
     return ""
 

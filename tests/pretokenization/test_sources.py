@@ -39,6 +39,7 @@ def test_folders_globs_and_files_are_found_in_order_and_once():
     ("a.txt.gz", gzip.compress(b"x"), "gzip", "text"), ("a.jsonl.bz2", bz2.compress(b"x"), "bzip2", "lines"),
     ("a.JSON.XZ", lzma.compress(b"x"), "xz", "lines"), ("a.txt", gzip.compress(b"x"), "gzip", "text"),
     ("a.jsonl", gzip.compress(b"x"), "gzip", "lines"), ("a.txt.gz", b"no gzip at all", "", "text"),
+    ("a.jsonl.gz", b"{}", "", "lines"),
     ("a.parquet", b"PAR1", "", "parquet"), ("a", b"PAR1", "", "parquet")])
 def test_a_file_is_known_by_its_first_bytes_and_then_by_its_name(name, content, packing, kind):
     source = examine(Path(write(name, content)), name)
