@@ -22,7 +22,7 @@ def texts_of(words: Sequence[str], scorer: Scorer) -> Iterator[tuple[str, Iterat
 
     Raises UserError (exit 3) for what cannot be read; Stopped at a signal.
     """
-    for source in find_sources(words, scorer.out.say, None):
+    for source in find_sources(words, scorer.out.say, {}):
         with tempfile.TemporaryDirectory() as folder:
             source = unpacked(source, Path(folder) / "text", scorer.signals.look)
             yield source.shown, documents_in(source, scorer)
@@ -38,15 +38,15 @@ def documents_in(source: Source, scorer: Scorer) -> Iterator[Document]:
     ids, num_bytes = [], 0
     reading = Reading(any_tokenizer=scorer.end_of_text_id is None or not vocabulary_of(tokenizer).splits_as_gpt2)
     for block in blocks_of(source, reading):
-        _, contents = documents_of(block, [source], reading, found)
+        texts = documents_of(block, [source], reading, found)
         if found.first_replaced is not None:
             refuse_undecodable(source, found.undecodable, found.first_replaced[0])
-        for content in contents:
-            for part in parts_of(content, reading):  # of a long document there are many
+        for text in texts:
+            for part in parts_of(text.encode(), reading):  # of a long document there are many
                 scorer.signals.look()
                 num_bytes += len(part)
                 ids.append(np.array(tokenizer.encode(part.decode(), add_special_tokens=False).ids, np.int32))
-            if block.is_part and not block.last:
+            if not block.last:
                 continue
             ids_N = np.concatenate([np.array(start_ids, np.int32), *ids])
             if not start_ids:

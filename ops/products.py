@@ -132,7 +132,7 @@ def fastest_kind(device: torch.device, dtype: torch.dtype, quantized: bool, comp
     if quantized:
         return Int8
     # Before torch 2.13 oneDNN's bits of a row depended on how many there are.
-    if device.type != "cpu" or compiled or not torch.backends.mkldnn.is_available() or torch.__version__ < (2, 13):
+    if device.type != "cpu" or compiled or not torch.backends.mkldnn.is_available() or torch.__version__ < "2.13":
         return Dense
     has_bf16 = dtype == torch.bfloat16 and torch.ops.mkldnn._is_mkldnn_bf16_supported()
     return Packed if dtype == torch.float32 or has_bf16 else Dense

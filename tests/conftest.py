@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from common.errors import UserError
 from common.files import sha256_of
 from tests.helpers.forks import Forks
 from tokens.metadata import METADATA_FORMAT, METADATA_VERSION
@@ -191,6 +192,7 @@ def run(corpus, tmp_path, capsys):
 
     def refused(expected, *flags, out="out"):
         error, _ = call(*flags, out=out)
+        assert isinstance(error, UserError)
         assert error.code == expected, error
         return str(error)
 

@@ -16,7 +16,7 @@ def test_eight_bits_are_within_half_a_step():
 
 def test_a_cpu_takes_packed_matrices_where_it_can():
     cpu, gpu = torch.device("cpu"), torch.device("cuda")
-    packed = Packed if torch.backends.mkldnn.is_available() and torch.__version__ >= (2, 13) else Dense
+    packed = Packed if torch.backends.mkldnn.is_available() and torch.__version__ >= "2.13" else Dense
     assert fastest_kind(cpu, torch.float32, quantized=False, compiled=False) is packed
     assert fastest_kind(cpu, torch.float32, quantized=False, compiled=True) is Dense
     assert fastest_kind(gpu, torch.bfloat16, quantized=False, compiled=False) is Dense
