@@ -134,7 +134,6 @@ class Checkpointer:
         step, config = self.begun_step, self._run.model.config
         # Decided here: a slow disk must not change what is kept. The best so far stays until a better one is there.
         best = step if self._run.state.best_step == step else self.best_step
-        keeping = self._keeping(step, best)
 
         with self._runtime.out.phase("copying the state"), self._runtime.clock.pause():
             tensors = contents.Tensors.of(self._run.model, self._run.optimizer)
@@ -149,8 +148,8 @@ class Checkpointer:
             texts = contents.text_files(step, config, fields, self._tokenizer_json,
                                         self._run.setup.corpus.end_of_text_id, card)
             save.save(self.output_dir, step, contents.tensor_files(config, tensors), texts)
-            self._written_step, self.best_step = step, best
-            prune(self.output_dir, step, keeping.keep, keeping.protected | (self.mirror.held if self.mirror else set()))
+            self._written_step, self.best_step, keeping = step, best, self._keeping(step, best)
+            prune(self.output_dir, *keeping)
             seconds = time.perf_counter() - started
             if not self.save_seconds:
                 self._runtime.out.say(f"saved checkpoint-{step}: {size(self.plan.checkpoint_bytes)} in {seconds:.2f} "
@@ -165,11 +164,12 @@ class Checkpointer:
             self._settle_all()
 
     def _keeping(self, step: int, best: int) -> Keeping:
-        """Which checkpoints stay after that of this step: the last ones, the best, that of the plateau."""
-        return Keeping(step, self._args.keep_checkpoints, frozenset((best, self._run.setup.recipe.plateau_end or 0)))
+        """Which checkpoints stay after that of this step: the last ones, the best, and what the mirror is copying."""
+        protected = frozenset((best, self._run.setup.recipe.plateau_end or 0))
+        return Keeping(step, self._args.keep_checkpoints, protected | (self.mirror.held if self.mirror else set()))
 
     def settle(self, wait: bool) -> None:
-        """Takes note of the save in flight once it has ended; with wait, waits for its end.
+        """Notes the end of the save in flight, with wait waits for it; warns of one that failed, as on a full disk.
 
         Raises NotFinite for weights or optimizer state that are not finite.
         """
