@@ -346,7 +346,7 @@ class CorpusWindows:
 
 
 class Batches:
-    """Training batches: micro-batch m after n samples is the same whatever was read before, of all processes together.
+    """Training batches; from a cold disk the next one is read ahead. Micro-batch m after n samples is always the same.
 
     Rows from the host go to a GPU through pinned memory, and nothing waits for the copy. Where the windows come from
     a disk and its pages are cold, a thread reads the next batch ahead, so that the step need not wait for it.

@@ -383,10 +383,11 @@ def loop(run: Run, pace: Pace, deadline: Deadline, validator: Validator, checkpo
 
 
 def take_step(run: Run, num_micro_batches: int | None = None) -> StepResult:
-    """One optimizer step on the next samples, unless fewer micro-batches are given; the loop counts it.
+    """One optimizer step by try_step, again in smaller micro-batches where memory runs out; the loop counts it.
 
-    Its rates are those of the optimizer's groups. The host waits for no device. Raises Abandoned, and the out-of-memory
-    error where a single sequence at a time is too much, or others wait.
+    It takes the next samples, unless fewer micro-batches are given, at the rates of the optimizer's groups. The host
+    waits for no device. Raises Abandoned, and the out-of-memory error where a single sequence at a time is too much, or
+    others wait.
     """
     rng = run.setup.machine.rng_state()
     while True:
@@ -403,10 +404,10 @@ def take_step(run: Run, num_micro_batches: int | None = None) -> StepResult:
 
 
 def try_step(run: Run, batches: Iterable[tuple[torch.Tensor, torch.Tensor]], num: int) -> StepResult:
-    """The step on num micro-batches, which have the same number of targets: their mean losses are those of the step.
+    """Forward, backward, clip, update on num micro-batches; nothing changes where a loss or the norm is not finite.
 
-    It descends the sum of the losses that the network names. Where one of them, or the norm, is not finite, weights and
-    optimizer state stay as they are.
+    All have the same number of targets, so the mean of their losses is that of the step. It descends the sum of the
+    losses that the network names.
     """
     setup, parallel, optimizer, scaler = run.setup, run.parallel, run.optimizer, run.scaler
     mean_losses = torch.zeros(len(run.model.LOSSES), device=setup.machine.device)

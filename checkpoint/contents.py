@@ -126,7 +126,7 @@ def text_files(step: int, config: ModelConfig, state: Mapping[str, Any], tokeniz
 
 
 def manifest_text(files: Mapping[str, Mapping[str, Any]]) -> str:
-    """manifest.json: for each file its bytes and sha256."""
+    """The text of manifest.json, of the entries that write_file returned."""
     return _json({"version": STATE_VERSION, "files": dict(sorted(files.items()))})
 
 

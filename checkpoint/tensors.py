@@ -109,7 +109,7 @@ def _header(tensors: Mapping[str, torch.Tensor], names: Iterable[str]) -> bytes:
 
 
 def write_file(path: Path, content: Iterable[memoryview | bytes]) -> dict[str, Any]:
-    """Writes a new file, hashes it meanwhile, and waits for the disk; returns its manifest entry."""
+    """Writes a new file, waits for the disk; returns what the manifest records of it: its bytes and sha256."""
     digest, num_bytes = hashlib.sha256(), 0
     handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0), 0o666)
     try:

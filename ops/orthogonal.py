@@ -20,7 +20,7 @@ def orthogonalized(matrices_NRC: torch.Tensor) -> torch.Tensor:
         return orthogonalized(matrices_NRC.mT).mT
     a, b, c = COEFFICIENTS
     x = matrices_NRC / torch.linalg.matrix_norm(matrices_NRC, keepdim=True).clamp(min=1e-7)
-    for _ in range(5):
+    for _ in range(5):  # training/optimizers.py counts them where it chooses Muon
         gram_NRR = x @ x.mT
         polynomial_NRR = torch.baddbmm(gram_NRR, gram_NRR, gram_NRR, beta=b, alpha=c)
         x = torch.baddbmm(x, polynomial_NRR, x, beta=a)

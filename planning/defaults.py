@@ -79,13 +79,13 @@ class Usual(NamedTuple):
 
 def usual_rates(optimizer: str, config: ModelConfig, tokens_per_step: int, total_tokens: int, is_finetuning: bool,
                 ) -> Usual:
-    """The defaults where --learning_rate is not given; an optimizer without peaks of its own has AdamW's."""
+    """The default peaks: AdamW's by width and steps; of the optimizer's own points (Muon) where it has them."""
     lower_law = min(rate_by_compute(config, tokens_per_step, total_tokens), rate_by_parameters(config))
     if is_finetuning:
         rate = max(1e-6, FINETUNING * lower_law)
         return Usual(rate, rate, INIT_STD, f"{FINETUNING:g} of two laws' lower one (Radford et al. 2018)")
     if peaks := OPTIMIZERS[optimizer].peaks:
-        rate = _peak_by_width(config.n_embd, [*peaks.items()])
+        rate = _peak_by_points(config.n_embd, [*peaks.items()])
         return Usual(rate, rate, INIT_STD, "by width (Liu et al. 2025)")
 
     width = max(config.n_embd, NARROWEST)
@@ -100,7 +100,7 @@ def usual_rates(optimizer: str, config: ModelConfig, tokens_per_step: int, total
 
 
 def rate_by_compute(config: ModelConfig, tokens_per_step: int, total_tokens: int) -> float:
-    """AdamW's peak 0.3118 C^-0.125 for a compute of C FLOP at 0.2920 C^0.3271 tokens a step, less for smaller steps.
+    """A floor of AdamW's peak: 0.3118 C^-0.125 for C FLOP at 0.2920 C^0.3271 tokens a step, less for smaller steps.
 
     Source: Bi et al. 2024, DeepSeek LLM, section 3.1; the square root of the step's share by Malladi et al. 2022.
     Embeddings and output layer count neither here nor in rate_by_parameters.
@@ -121,12 +121,12 @@ def _compute(config: ModelConfig, total_tokens: int) -> float:
 
 
 def rate_by_parameters(config: ModelConfig) -> float:
-    """AdamW's peak 0.003239 - 0.0001395 ln N for N parameters (Kaplan et al. 2020, appendix D.6)."""
+    """A floor of AdamW's peak: 0.003239 - 0.0001395 ln N for N parameters (Kaplan et al. 2020, appendix D.6)."""
     return max(1e-6, 0.003239 - 0.0001395 * math.log(config.num_block_weights))
 
 
-def _peak_by_width(width: int, points: Sequence[tuple[int, float]]) -> float:
-    """A line on logarithmic scales between the points; from the last width on it falls as before it."""
+def _peak_by_points(width: int, points: Sequence[tuple[int, float]]) -> float:
+    """An optimizer's own peak: a line on logarithmic scales between its points, which goes on after the last."""
     if width <= points[0][0]:
         return points[0][1]
     (low, rate), (high, next_rate) = next(

@@ -110,15 +110,15 @@ class Monitor:
             self._results, self._num_counted = [], 0
 
     def count_skipped(self) -> None:
-        """Counts the skipped steps since the last logged one, before they are saved; waits for the device."""
+        """Adds the skipped steps since the last logged one to the state's, before it is saved; waits for the device."""
         new, self._num_counted = self._results[self._num_counted:], len(self._results)
         self.state.skipped_steps += int(sum(result.skipped.item() for result in new))
 
     def log(self, at_once: bool = False) -> None:
-        """Prints and records what has arrived: all, but on a device that runs ahead the steps before the last one.
+        """Prints and records what has arrived. Raises TooManySkipped after MOST_SKIPPED_IN_A_ROW steps not finite.
 
-        Then the device has the next step to do while the host reads. at_once waits for all of them. Of what every
-        step calls, only this waits for the device. Raises TooManySkipped.
+        That is all, but on a device that runs ahead the steps before the last one: then it has the next step to do
+        while the host reads. at_once waits for all of them. Of what every step calls, only this waits for the device.
         """
         is_late = at_once or not self._machine.backend.runs_ahead
         while self._on_the_way and (is_late or self._on_the_way[0].step < self.state.step):
