@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
-from typing import Any
 
 from common import flags
 from common.errors import guard, optional, require
@@ -58,19 +57,18 @@ def read_flags(argv: Sequence[str]) -> argparse.Namespace:
 def check(args: argparse.Namespace) -> list[str]:
     """The problems that argparse does not see, one line each."""
     problems = problems_with_name("--ckpt", args.ckpt)
-    if args.output is None and args.push is None:
+    if not (args.output or args.push):
         problems.append("--output: required. Name the file or folder to write")
-    if args.push is not None:
+    if args.push:
         problems += problems_with_push(args.push)
-    if args.tokenizer_file is not None and form_of(args) != "gguf" and args.from_nanogpt is None:
+    if args.tokenizer_file and form_of(args) != "gguf" and not args.from_nanogpt:
         problems.append("--tokenizer_file: has no effect with --format huggingface, which copies the checkpoint's")
     return problems
 
 
 def form_of(args: argparse.Namespace) -> str:
     """The format to write."""
-    is_folder = any(flag is not None for flag in (args.push, args.prune, args.from_nanogpt))
-    return args.format or ("huggingface" if is_folder else "gguf")
+    return args.format or ("huggingface" if args.push or args.prune or args.from_nanogpt else "gguf")
 
 
 def answer_early(argv: Sequence[str]) -> int:
@@ -80,7 +78,7 @@ def answer_early(argv: Sequence[str]) -> int:
     if form_of(args) == "gguf":
         optional("gguf", "--format gguf")
     check_package(args.ckpt)
-    if args.push is not None:
+    if args.push:
         optional("huggingface_hub", "--push")
     return 0
 
@@ -139,7 +137,7 @@ def main(argv: Sequence[str]) -> int:
 
 def export(args: argparse.Namespace, signals: Signals, out: Progress) -> None:
     """Writes one file or folder under a temporary name and renames it. Raises UserError, OSError, Stopped."""
-    if args.push is not None:
+    if args.push:
         publish.prepare(args.push, args.public, args.overwrite, out)
     with contextlib.ExitStack() as held:
         output = args.output or held.enter_context(tempfile.TemporaryDirectory(prefix="export-")) + "/model"
@@ -147,7 +145,7 @@ def export(args: argparse.Namespace, signals: Signals, out: Progress) -> None:
         args = with_models_here(args, ["ckpt"], out, signals.look)
         with writing(f"--output {printable(output)}", target, SafetensorError):  # either may be a full disk
             target.parent.mkdir(parents=True, exist_ok=True)
-            if args.from_nanogpt is not None:
+            if args.from_nanogpt:
                 place = held.enter_context(tempfile.TemporaryDirectory(prefix=".nanogpt-", dir=target.parent))
                 source = Path(place) / Path(args.from_nanogpt).stem
                 with out.phase("reading the file"):
@@ -160,7 +158,7 @@ def export(args: argparse.Namespace, signals: Signals, out: Progress) -> None:
                 num_tensors = write_export(args, source, target, signals, out)
         origin = printable(args.from_nanogpt or as_recorded(str(source)))
         out.say(f"{origin} -> {printable(args.output or args.push)}: {several(num_tensors, 'tensor')}, {args.dtype}")
-        if args.push is not None:
+        if args.push:
             publish.push(target, args.push, origin, out)
 
 
@@ -171,11 +169,10 @@ def write_export(args: argparse.Namespace, source: Path, target: Path, signals: 
     try:
         signals.look()
         if form_of(args) == "gguf":
-            num_tensors = write_gguf(config, weights, source, args.tokenizer_file, temporary, args.dtype,
-                                     target.stem)
+            num_tensors = write_gguf(args, config, weights, source, temporary, target.stem)
         else:
             tensors, card = stored_tensors(source), ""
-            if args.prune is not None:
+            if args.prune:
                 model = load_model(source, torch.device("cpu"))
                 card = prune_blocks(model, args.prune)
                 tensors = architecture_of(config).to_hf_tensors(config, model.state_dict())
@@ -221,57 +218,44 @@ def in_dtype(tensor: torch.Tensor, dtype: str, name: str) -> torch.Tensor:
 # ---------------------------------------------------------------- GGUF
 
 
-def write_gguf(config: ModelConfig, weights: Mapping[str, torch.Tensor], source: Path, tokenizer_file: str | None,
-               path: Path, dtype: str, name: str) -> int:
+def write_gguf(args: argparse.Namespace, config: ModelConfig, weights: Mapping[str, torch.Tensor], source: Path,
+               path: Path, name: str) -> int:
     """Writes the file, the model's name in it; returns the number of tensors.
 
-    Raises OSError, and UserError: exit 4 for a model that llama.cpp would compute differently, exit 3 for a tokenizer
-    that it would read differently, and as in_dtype.
+    Matrices are stored in the requested type. Vectors and positions stay f32, as in convert_hf_to_gguf.py, because
+    llama.cpp's kernels add them to f32. A tied output layer is not stored: where output.weight is missing, llama.cpp
+    uses the embedding. Raises OSError, and UserError: exit 4 for a model that llama.cpp would compute differently, exit
+    3 for a tokenizer that it would read differently, and as in_dtype.
     """
     gguf, architecture = optional("gguf", "--format gguf"), architecture_of(config)
     if reason := architecture.why_no_gguf(config):
         raise UserError(Exit.CHECKPOINT, f"{reason}. Give --format huggingface.")
-    tokenizer = tokenizer_of(source, tokenizer_file, config.vocab_size)
+    tokenizer = tokenizer_of(source, args.tokenizer_file, config.vocab_size)
     vocabulary = gguf_vocabulary(tokenizer, config.vocab_size, end_ids(source, config.vocab_size))
-    tensors = gguf_tensors(gguf, config, weights, dtype)
     kind, types = gguf.MODEL_ARCH[architecture.GGUF_ARCHITECTURE], gguf.LlamaFileType
 
     writer = gguf.GGUFWriter(path, gguf.MODEL_ARCH_NAMES[kind])
     for field, value in {
         "type": gguf.GGUFType.MODEL, "name": name, **architecture.gguf_fields(config),
-        "file_type": {"f32": types.ALL_F32, "f16": types.MOSTLY_F16, "bf16": types.MOSTLY_BF16}[dtype],
+        "file_type": {"f32": types.ALL_F32, "f16": types.MOSTLY_F16, "bf16": types.MOSTLY_BF16}[args.dtype],
         **vocabulary, "token_types": [gguf.TokenType[kind] for kind in vocabulary["token_types"]],
         "quantization_version": gguf.GGML_QUANT_VERSION,
     }.items():
         getattr(writer, f"add_{field}")(value)
-    for key, (array, array_type) in tensors.items():
-        writer.add_tensor(key, array, raw_dtype=array_type)
+    names = gguf.get_tensor_name_map(kind, config.n_layer)
+    tensors = architecture.to_gguf_tensors(config, weights)
+    for key, tensor in tensors.items():
+        stored_as = "f32" if tensor.dim() == 1 or key in architecture.GGUF_KEPT_IN_F32 else args.dtype
+        in_dtype(tensor, stored_as, key)
+        array_type = gguf.GGMLQuantizationType[stored_as.upper()]
+        array = gguf.quants.quantize(np.ascontiguousarray(tensor.float().numpy()), array_type)
+        writer.add_tensor(names.get_name(key, (".weight", ".bias")), array, raw_dtype=array_type)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
     sync(path)
     return len(tensors)
-
-
-def gguf_tensors(gguf: Any, config: ModelConfig, weights: Mapping[str, torch.Tensor], dtype: str,
-                 ) -> dict[str, tuple[np.ndarray, Any]]:
-    """The weights by llama.cpp's names, and their GGUF types. Raises UserError as in_dtype.
-
-    Matrices are stored in the requested type. Vectors and positions stay f32, as in convert_hf_to_gguf.py, because
-    llama.cpp's kernels add them to f32. A tied output layer is not stored: where output.weight is missing, llama.cpp
-    uses the embedding.
-    """
-    architecture = architecture_of(config)
-    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH[architecture.GGUF_ARCHITECTURE], config.n_layer)
-    found = {}
-    for name, tensor in architecture.to_gguf_tensors(config, weights).items():
-        stored_as = "f32" if tensor.dim() == 1 or name in architecture.GGUF_KEPT_IN_F32 else dtype
-        in_dtype(tensor, stored_as, name)
-        array_type = gguf.GGMLQuantizationType[stored_as.upper()]
-        array = gguf.quants.quantize(np.ascontiguousarray(tensor.float().numpy()), array_type)
-        found[names.get_name(name, (".weight", ".bias"))] = array, array_type
-    return found
 
 
 # ---------------------------------------------------------------- a Hugging Face folder
