@@ -38,14 +38,6 @@ SIZES = ("tiny", "mini", "gpt2_small", "gpt2_medium", "gpt2_large", "gpt2_xl")
 # ---------------------------------------------------------------- flags
 
 
-def parse_rungs(text: str) -> tuple[int, ...]:
-    """'0,1,5' as (0, 1, 5). Raises ValueError."""
-    numbers = tuple(sorted({int(number) for number in text.split(",")}))
-    if not 0 <= numbers[0] <= numbers[-1] < NUM_RUNGS:
-        raise ValueError(text)
-    return numbers
-
-
 def parse_shape(text: str) -> Shape:
     """'A', or 'tiny,64,8' and 'tiny,64,8,512' as the Shape of these. Raises ValueError."""
     if text in SHAPES:
@@ -63,7 +55,9 @@ def read_flags(argv: Sequence[str]) -> argparse.Namespace:
     parser = flags.Parser("bench.py", "Times train.py's levers one by one, or parts beside others' programs; or "
                           "compares what recipes learn.")
     g = parser.group("what is timed: the ladder, or")
-    rungs = flags.ValueKind(parse_rungs, f"numbers from 0 to {NUM_RUNGS - 1} with commas between", "N,N,...")
+    rungs = flags.ValueKind(lambda value: sorted(map(int, value.split(","))),
+                            f"numbers from 0 to {NUM_RUNGS - 1} with commas between", "N,N,...",
+                            lambda numbers: 0 <= numbers[0] <= numbers[-1] < NUM_RUNGS)
     g.flag("--rungs", rungs, None, "rungs of the ladder", "all, the tuned one on a GPU only")
     g.flag("--peer", one_of("step", "decode"), None, "one part beside another program: a step beside "
            "nanoGPT's, decoding beside transformers", "none")

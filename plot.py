@@ -13,7 +13,6 @@ A run that is still going can be drawn: a last line that is cut short, and value
 from __future__ import annotations
 
 import argparse
-import importlib
 import io
 import math
 import shutil
@@ -73,11 +72,11 @@ def check(args: argparse.Namespace) -> list[str]:
     """What cannot be drawn."""
     num_runs = max(1, len(args.runs))
     wrong = {
-        f"--output {printable(args.output or '')}: must end in {', '.join(PICTURES)}":
-            args.output is not None and not args.output.lower().endswith(PICTURES),
+        f"--output {printable(args.output)}: must end in {', '.join(PICTURES)}":
+            args.output and not args.output.lower().endswith(PICTURES),
         f"OUT: {several(num_runs, 'run')}, at most {len(MARKS)} can be told apart": num_runs > len(MARKS),
         f"--names: must name {several(num_runs, 'run')}, with commas between":
-            args.names is not None and len(args.names.split(",")) != num_runs,
+            args.names and len(args.names.split(",")) != num_runs,
     }
     return [problem for problem, is_wrong in wrong.items() if is_wrong]
 
@@ -88,16 +87,16 @@ def check(args: argparse.Namespace) -> list[str]:
 def main(argv: Sequence[str]) -> int:
     """The command; returns the exit code."""
     args = read_flags(argv)
-    output = None if args.text and args.output is None else Output("--output", args.output or "plot.png")
+    output = Output("--output", args.output or "plot.png") if args.output or not args.text else None
     runs = [read_run(word) for word in args.runs or ["out"]]
-    if args.names is not None or not args.text:  # a table tells the seeds of a recipe apart
-        names = map(recipe_of, args.runs or ["out"]) if args.names is None else args.names.split(",")
+    if args.names or not args.text:  # a table tells the seeds of a recipe apart
+        names = args.names.split(",") if args.names else map(recipe_of, args.runs or ["out"])
         runs = [replace(run, name=printable(name)) for run, name in zip(runs, names, strict=True)]
     drawing = drawing_of(args, runs)
     if args.text:
         width = max(20, min(140, shutil.get_terminal_size((80, 24)).columns - 10))
         print("\n".join([*table_of(runs), *chart(drawing, width)]), flush=True)
-    if output is not None:
+    if output:
         output.write(picture_of(drawing, output.ending))
         print(f"{printable(output.path)}: {', '.join(dict.fromkeys(run.name for run in runs))}")
     return Exit.DONE
@@ -240,7 +239,7 @@ def mean_of(curves: Sequence[Curve]) -> tuple[Curve, np.ndarray]:
 
 def figure_of(drawing: Drawing) -> Any:
     """The losses, validation with marks, training thin. Runs of one name are one line, their mean, in a band."""
-    figure = importlib.import_module("matplotlib.figure").Figure((6.4, 4.0), layout="constrained")
+    figure = optional("matplotlib.figure", "the picture").Figure((6.4, 4.0), layout="constrained")
     axes = figure.add_subplot()
     names = list(dict.fromkeys(run.name for run in drawing.runs))
     for number, name in enumerate(names):

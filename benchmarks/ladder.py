@@ -140,8 +140,7 @@ def ladder(shape: Shape, machine: Facts) -> list[Rung]:
         ("one micro-batch", "", {"batch_size": shape.batch_size, "gradient_accumulation_steps": 1}),
         ("tuned compile", "", {"compile_mode": "max-autotune-no-cudagraphs"}),
     )
-    rungs: list[Rung] = []
-    flags: dict[str, Any] = {}
+    rungs, flags = [], {}
     naive = ("loader", "attention", "optimizer")
     for number, (name, replaced, changes) in enumerate(table):
         flags = {**flags, **changes}
@@ -153,7 +152,7 @@ def ladder(shape: Shape, machine: Facts) -> list[Rung]:
 
 def as_flags(values: dict[str, Any]) -> list[str]:
     """{'use_amp': True, 'compile': False, 'batch_size': 4} as flags of train.py."""
-    words: list[str] = []
+    words = []
     for name, value in values.items():
         words += [f"--{'' if value else 'no-'}{name}"] if isinstance(value, bool) else [f"--{name}", str(value)]
     return words
@@ -176,28 +175,20 @@ class Timed:
 class RungFailed(UserError):
     """A rung could not be run, or ran as another one; the message says why."""
 
-    def __init__(self, why: str):
-        super().__init__(Exit.MACHINE, why)
-
-
-def flags_of(bench: Bench, rung: Rung) -> list[str]:
-    """The whole command line of train.py for a rung."""
-    return as_flags({
-        **bench.flags, "output_dir": bench.folder / "out", "max_steps": bench.warmup + bench.steps,
-        "learning_rate": LEARNING_RATE, "lr_schedule": "constant", "optimizer": "adamw", "seed": SEED,
-        "eval_interval": 10**9, "eval_batches": 1, "checkpoint_every": 0, **rung.flags})
-
 
 def run_rung(bench: Bench, rung: Rung) -> Timed:
     """Runs a rung. Raises RungFailed."""
     folder = bench.folder / "out"
-    program = ["bench.py", "naive", ",".join(rung.naive)] if rung.naive else ["train.py"]
+    script, *words = ["bench.py", "naive", ",".join(rung.naive)] if rung.naive else ["train.py"]
     try:
-        answer = bench.run([str(PROGRAM / program[0]), *program[1:], *flags_of(bench, rung)])
-        went_on_as_another = [line.removeprefix("warning: ") for line in answer.complaints.splitlines()
-                              if "torch.compile failed" in line or "out of memory in step" in line]
-        if problem := problem_of(answer) or "".join(went_on_as_another[:1]):
-            raise RungFailed(problem)
+        answer = bench.run([str(PROGRAM / script), *words, *as_flags({
+            **bench.flags, "output_dir": folder, "max_steps": bench.warmup + bench.steps,
+            "learning_rate": LEARNING_RATE, "lr_schedule": "constant", "optimizer": "adamw", "seed": SEED,
+            "eval_interval": 10**9, "eval_batches": 1, "checkpoint_every": 0, **rung.flags})])
+        went_on = (line.removeprefix("warning: ") for line in answer.complaints.splitlines()
+                   if "torch.compile failed" in line or "out of memory in step" in line)
+        if problem := problem_of(answer) or next(went_on, ""):
+            raise RungFailed(Exit.MACHINE, problem)
         rows = [row for row in read_lines(folder / "metrics.jsonl") if "loss" in row]
     finally:
         shutil.rmtree(folder, ignore_errors=True)
@@ -205,7 +196,7 @@ def run_rung(bench: Bench, rung: Rung) -> Timed:
     # A line's seconds are the mean since the line before, which must not lie within the warm-up.
     timed = [row["seconds"] for before, row in itertools.pairwise(rows) if before["step"] >= bench.warmup]
     if not timed:
-        raise RungFailed("no step was logged after the warm-up")
+        raise RungFailed(Exit.MACHINE, "no step was logged after the warm-up")
     median = statistics.median(timed)
     return Timed(1e3 * median, bench.shape.tokens_per_step / median, rows[-1]["memory_bytes"],
                  {row["step"]: row["loss"] for row in rows}, rows[-1].get("mfu"))
@@ -231,7 +222,7 @@ def time_ladder(bench: Bench, numbers: Sequence[int] | None) -> bool:
                   f"{shape.seq_length:,}: {shape.tokens_per_step:,} tokens a step; medians of {bench.steps} steps")
     bench.out.say(ROW.format("rung", "name", "ms", "tok/s", "mfu", "memory", "gain"))
     results = bench.found.setdefault("rungs", [])
-    first: Timed | None = None
+    first = None
     for rung in ladder(shape, bench.machine):
         if rung.number not in (numbers or range(NUM_RUNGS if bench.machine.on_gpu else TUNED)):
             continue

@@ -42,17 +42,13 @@ class NaiveBatches:
         _called.add("loader")
         inputs, targets = [], []
         for i in range(self.batch_size):
-            row = self._row(samples_seen + micro * self.batch_size + i)
+            start = int(self._windows.order.starts(samples_seen + micro * self.batch_size + i, 1)[0])
+            window = self._windows.stream.slice(start, self._windows.seq_length + 1)
+            maps = [np.memmap(p.path, DTYPES[p.dtype], "r", p.offset_bytes, (p.length,)) for p in window.parts]
+            row = torch.from_numpy(np.concatenate(maps).astype(np.int32))
             inputs.append(row[:-1])
             targets.append(row[1:])
         return torch.stack(inputs).to(self._device), torch.stack(targets).to(self._device)
-
-    def _row(self, sample: int) -> torch.Tensor:
-        """The window of a sample, int32 [T + 1]."""
-        start = int(self._windows.order.starts(sample, 1)[0])
-        window = self._windows.stream.slice(start, self._windows.seq_length + 1)
-        maps = [np.memmap(p.path, DTYPES[p.dtype], "r", p.offset_bytes, (p.length,)) for p in window.parts]
-        return torch.from_numpy(np.concatenate(maps).astype(np.int32))
 
 
 def naive_attention(q_BHTK: torch.Tensor, k_BHTK: torch.Tensor, v_BHTK: torch.Tensor, context: Context) -> torch.Tensor:

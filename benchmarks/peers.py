@@ -16,7 +16,7 @@ import torch
 import data
 import generate
 from benchmarks.ladder import LEARNING_RATE, TUNED, Bench, RungFailed, ladder, problem_of, run_rung
-from common.errors import optional
+from common.errors import Exit, optional
 from common.names import METADATA
 from generation.continuation import Continuation, Sampling
 from generation.sampling import decode
@@ -47,7 +47,7 @@ def in_turns(bench: Bench, ways: Mapping[str, Callable[[], float | None]]) -> di
 
     Raises Stopped at a signal.
     """
-    seconds: dict[str, list[float]] = {name: [] for name in ways}
+    seconds = {name: [] for name in ways}
     for turn in range(TURNS + 1):
         for name, way in ways.items():
             bench.signals.look()
@@ -86,7 +86,7 @@ def time_step(bench: Bench, peer_dir: str) -> None:
         answer = bench.run(["-c", IN_ITS_FOLDER, peer_dir, *(f"--{name}={value}" for name, value in flags.items())])
         steps = re.findall(r"iter (\d+): .* time ([\d.]+)ms", answer.printed)
         if problem := problem_of(answer):
-            raise RungFailed(f"nanoGPT: {problem}")
+            raise RungFailed(Exit.MACHINE, f"nanoGPT: {problem}")
         return statistics.median(float(ms) / 1e3 for step, ms in steps if int(step) >= bench.warmup)
 
     say_figures(bench, "seconds", in_turns(bench, {
@@ -123,7 +123,7 @@ def time_decode(bench: Bench) -> None:
         for _ in decode(decoder, texts, sampling, ()):
             pass
 
-    ways: dict[str, Callable[[], None]] = {}
+    ways = {}
     for num in (1, 8):
         for name, model in models.items():
             ways[f"{name}, {num}"] = partial(theirs, model, num)

@@ -33,16 +33,12 @@ Recipe = Callable[[int], list[str]]  # the flags of train.py for so many steps
 # ---------------------------------------------------------------- recipes
 
 
-def recipe_of_nanogpt(steps: int) -> list[str]:
-    """The defaults of nanoGPT's train.py (3adf61e). Its 2,000 steps of warm-up become 2% of a run below 100,000."""
-    return as_flags({
+RECIPES: dict[str, Recipe] = {
+    # The defaults of nanoGPT's train.py (3adf61e). Its 2,000 steps of warm-up become 2% of a run below 100,000.
+    "nanogpt": lambda steps: as_flags({
         "arch": "gpt2", "optimizer": "adamw", "lr_schedule": "cosine", "learning_rate": 6e-4, "min_lr": 6e-5,
         "warmup_steps": max(1, min(2000, steps // 50)), "embedding_learning_rate": 6e-4, "beta1": 0.9, "beta2": 0.95,
-        "weight_decay": 0.1, "grad_clip": 1.0, "init_std": 0.02})
-
-
-RECIPES: dict[str, Recipe] = {
-    "nanogpt": recipe_of_nanogpt,
+        "weight_decay": 0.1, "grad_clip": 1.0, "init_std": 0.02}),
     "ours": lambda _: ["--arch", "gpt2", "--optimizer", "adamw"],  # with today's defaults, like the next three
     "muon": lambda _: ["--arch", "gpt2", "--optimizer", "muon"],
     "modern": lambda _: ["--arch", "qwen3", "--optimizer", "adamw"],
@@ -63,7 +59,7 @@ def compare_recipes(bench: Bench, chosen: Mapping[str, Recipe], num_seeds: int, 
     """Trains by every recipe with every seed, then prints what each learned; False if a run failed."""
     bench.out.say(f"quality   {bench.shape.model_size}, {count(steps * bench.shape.tokens_per_step)} tokens in "
                   f"{several(steps, 'step')}, {several(num_seeds, 'seed')} of each recipe, in {printable(folder)}")
-    runs: dict[str, list[LoggedRun]] = {}
+    runs = {}
     problems = bench.found["problems"] = []
     # Recipes take turns, so a machine whose speed changes does so for all of them.
     for seed in range(SEED, SEED + num_seeds):

@@ -120,8 +120,7 @@ class Progress:
 
     def _draw(self, text: str) -> None:
         """Sets the bar's text."""
-        columns = columns_of(self.stream) or NARROWEST_BAR
-        self._bar.ncols = columns - 1  # a character in the last one would begin a new line
+        self._bar.ncols = (columns_of(self.stream) or NARROWEST_BAR) - 1  # the last would begin a new line
         self._bar.set_description_str(text, refresh=False)
 
     def now(self, doing: str) -> None:
