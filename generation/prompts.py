@@ -16,7 +16,7 @@ MAX_PROMPT_BYTES = 2**20
 
 def without_surrogates(text: str) -> str:
     """The text with ? for lone surrogates, which no tokenizer takes: bytes of the shell that are not UTF-8."""
-    return text.encode("utf-8", "replace").decode("utf-8")
+    return text.encode(errors="replace").decode()
 
 
 def check_stdin(flag: str) -> None:

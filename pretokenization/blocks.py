@@ -188,10 +188,10 @@ def part_end(content: bytes, places: re.Pattern[str]) -> int:
 
 def parts_of(content: bytes, reading: Reading) -> list[bytes]:
     """A whole document, in UTF-8, as parts of at most limits.part_bytes."""
-    part_bytes, places = reading.limits.part_bytes, reading.places
+    part_bytes = reading.limits.part_bytes
     parts, start = [], 0
     while len(content) - start > part_bytes:
-        end = start + part_end(content[start:start + part_bytes], places)
+        end = start + part_end(content[start:start + part_bytes], reading.places)
         parts.append(content[start:end])
         start = end
     return [*parts, content[start:]]

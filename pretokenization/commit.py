@@ -24,7 +24,7 @@ def commit(job: Job, dtype: str, vocabulary: Vocabulary, trained_here: bool) -> 
 
     Raises UserError (exit 3) for an id that reads back differently from what was written, and for a file that does.
     """
-    splits: dict[str, Any] = {}
+    splits = {}
     for split, totals in job.totals.items():
         if totals["documents"]:
             job.signals.look()

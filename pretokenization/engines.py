@@ -105,7 +105,6 @@ class Encoder:
         self.reference.encode_special_tokens = True  # this setting is lost on the way to another process
         self.fence = Fence()
         self.fast: Any = None
-        self._bytes_before = 0
         self._random = random.Random(0)
         if engine == "gigatoken":
             self._make_fast()
@@ -140,10 +139,8 @@ class Encoder:
         ids, ends = self.encode_by_gigatoken(pieces, lasts)
         if resident_bytes() - self._bytes_before > CACHE_BYTES:  # it never forgets a word
             self._make_fast()
-        for content in self._chosen(pieces):
-            if self.differs(content):
-                return ids, ends, repr(content.decode(errors="replace")[:60])
-        return ids, ends, ""
+        different = (repr(content.decode()[:60]) for content in self._chosen(pieces) if self.differs(content))
+        return ids, ends, next(different, "")
 
     def encode_by_gigatoken(self, pieces: list[bytes], lasts: list[bool]) -> tuple[np.ndarray, np.ndarray]:
         """The ids of all pieces, by tokenizers where gigatoken may give others; and where documents end."""

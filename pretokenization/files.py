@@ -121,10 +121,11 @@ def _unpacked(file: BinaryIO, source: Source) -> Iterator[bytes]:
     A truncated file and bytes that are no stream are errors. The standard library's own readers do not notice them:
     they take the first damaged stream of many, as pbzip2 writes them, for the end of the file.
     """
-    new_stream: dict[str, Callable[[], Any]] = {
+    new_stream: Callable[[], Any] = {
         "gzip": lambda: zlib.decompressobj(31), "bzip2": bz2.BZ2Decompressor, "xz": lzma.LZMADecompressor,
-        "zstd": lambda: optional("zstandard", source.shown).ZstdDecompressor(max_window_size=2**31).decompressobj()}
-    stream, is_inside = new_stream[source.packing](), False
+        "zstd": lambda: optional("zstandard", source.shown).ZstdDecompressor(max_window_size=2**31).decompressobj(),
+    }[source.packing]
+    stream, is_inside = new_stream(), False
     while packed := file.read(PACKED_READ_BYTES):
         while packed := packed if is_inside else packed.lstrip(b"\0"):  # zeros may pad gzip and xz between streams
             try:
@@ -135,7 +136,7 @@ def _unpacked(file: BinaryIO, source: Source) -> Iterator[bytes]:
                 yield piece
             is_inside, packed = not stream.eof, stream.unused_data if stream.eof else b""
             if not is_inside:
-                stream = new_stream[source.packing]()
+                stream = new_stream()
     if is_inside:
         raise _damaged(source, "it is truncated")
 

@@ -6,11 +6,12 @@ Worker processes read the blocks and answer for each; this process puts the answ
 from __future__ import annotations
 
 import itertools
+from argparse import Namespace
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -25,11 +26,8 @@ from pretokenization.report import Report
 from pretokenization.sources import KINDS, blocks_of
 from pretokenization.split import VAL_FRACTION, Split, default_fraction, split_by_hash, split_of_files
 from pretokenization.store import SPLITS, Folder, TokenWriter
-from pretokenization.workers import Reader, WorkerAnswer, Workers, WorkerSetup
+from pretokenization.workers import Reader, WorkerAnswer, Workers
 from tokens.tokenizer import Vocabulary
-
-if TYPE_CHECKING:
-    from argparse import Namespace
 
 
 @dataclass
@@ -63,7 +61,7 @@ class Job:
         Raises UserError (exit 3) if a file has changed since the run began: that is then the reason for whatever else
         seems to be wrong with the text.
         """
-        reader = partial(Reader, WorkerSetup(self.sources, self.reading, self.split.threshold, **setup))
+        reader = partial(Reader, self.sources, self.reading, self.split.threshold, **setup)
         blocks = (replace(block, source=index) for index, source in enumerate(self.sources)
                   for block in blocks_of(source, self.reading))
         before = [0, *itertools.accumulate(source.text_bytes for source in self.sources)]

@@ -17,7 +17,7 @@ from pathlib import Path
 from common.errors import Exit, UserError
 from common.words import printable, several, shell_word
 from hub.download import Fetched
-from pretokenization.blocks import Findings, Kind, Reading, TextBlock, window
+from pretokenization.blocks import Findings, Reading, TextBlock, window
 from pretokenization.encodings import has_controls, refuse_encoding
 from pretokenization.files import PACKED_ENDINGS, PACKINGS, Source, head_of, stamp_of
 from pretokenization.json_lines import JSON_LINES
@@ -25,7 +25,7 @@ from pretokenization.parquet import PARQUET
 from pretokenization.text_files import TEXT_FILES
 
 # Asked in this order which of them recognises a file.
-KINDS: dict[str, Kind] = {
+KINDS = {
     "parquet": PARQUET,
     "lines": JSON_LINES,
     "text": TEXT_FILES,
@@ -46,12 +46,10 @@ def find_sources(words: Sequence[str], say: Callable[[str], None], fetched: Mapp
     fetched holds the files of the words that name none: datasets of the hub, and '-'. encoding is that of all text,
     UTF-8 if it is empty. Raises UserError (exit 3) for a file that is missing or does not hold text.
     """
-    named: list[Fetched] = []
-    for word in words:
-        named += fetched.get(word) or [Fetched(Path(name), printable(name), "") for name in files_of(word, say)]
     once: dict[str, Fetched] = {}
-    for file in named:
-        once.setdefault(os.path.realpath(file.path), file)
+    for word in words:
+        for file in fetched.get(word) or [Fetched(Path(name), printable(name), "") for name in files_of(word, say)]:
+            once.setdefault(os.path.realpath(file.path), file)
     return [replace(examine(file.path, file.shown, encoding), origin=file.origin) for file in once.values()]
 
 
@@ -71,15 +69,15 @@ def is_input_name(name: str) -> bool:
 
     A .json only where it is packed: as a rule plain ones are settings.
     """
-    name, is_packed = bare_name(name)
-    return any(name.endswith(kind.endings) for kind in KINDS.values()) or (is_packed and name.endswith(".json"))
+    bare = bare_name(name)
+    endings = tuple(ending for kind in KINDS.values() for ending in kind.endings)
+    return bare.endswith(endings if bare == name.lower() else (*endings, ".json"))
 
 
-def bare_name(name: str) -> tuple[str, bool]:
-    """A name in lower case without the ending of a packed file, and whether it had one."""
+def bare_name(name: str) -> str:
+    """A name in lower case without the ending of a packed file."""
     name = name.lower()
-    is_packed = name.endswith(PACKED_ENDINGS)
-    return os.path.splitext(name)[0] if is_packed else name, is_packed
+    return os.path.splitext(name)[0] if name.endswith(PACKED_ENDINGS) else name
 
 
 def files_in_folder(folder: str, say: Callable[[str], None]) -> list[str]:
@@ -135,7 +133,7 @@ def examine(path: Path, shown: str, encoding: str = "") -> Source:
             status = os.fstat(file.fileno())
         packing = next((packing for magic, packing in PACKINGS.items() if raw.startswith(magic)), "")
         source = Source(path, shown, status.st_size, stamp_of(status), packing)
-        name, _ = bare_name(path.name)
+        name = bare_name(path.name)
         head = head_of(source, HEAD_BYTES)
         source = replace(source, kind=kind_of(source, name, head))
         if KINDS[source.kind].is_text:

@@ -18,7 +18,7 @@ from pretokenization.engines import Encoder, Fence, is_compared
 from pretokenization.passes import Job, write_sample
 from pretokenization.workers import SEPARATOR, in_child
 from tokens.faithful import probes_of, refuse_changes, refuse_uncertain_ids
-from tokens.tokenizer import END_OF_TEXT, Vocabulary, byte_alphabet, load_with_size, parse, vocabulary_of
+from tokens.tokenizer import END_OF_TEXT, Vocabulary, byte_alphabet, load_tokenizer, parse, vocabulary_of
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -34,11 +34,10 @@ def given_vocabulary(path: str, warn: Callable[[str], None]) -> Vocabulary:
     """An existing tokenizer, with a warning of what it changes in text. Raises UserError (exit 3)."""
     what = f"--tokenizer_file {printable(path)}"
     with without_collector():
-        tokenizer, _ = load_with_size(Path(path))
-        ids = tokenizer.get_vocab(with_added_tokens=True)
+        tokenizer = load_tokenizer(path)
         vocabulary = vocabulary_of(tokenizer)
-        refuse_uncertain_ids(tokenizer, what, ids)
-    if change := refuse_changes(vocabulary.tokenizer, what, probes_of(vocabulary.tokenizer)):
+        refuse_uncertain_ids(tokenizer, what, tokenizer.get_vocab(with_added_tokens=True))
+    if change := refuse_changes(tokenizer, what, probes_of(tokenizer)):
         warn(f"{what} {change}.")
     return vocabulary
 

@@ -36,7 +36,6 @@ SEPARATOR = b"\xff"  # after each text of a sample: no UTF-8 holds this byte
 LONGEST_RUN = 1000
 ADVICE = "Run the command again with fewer --num_workers, or a smaller --train_sample_bytes."
 START_METHOD = "fork" if sys.platform == "linux" else "spawn"  # a fork is spared its imports; elsewhere it is not safe
-NO_IDS = np.zeros(0, np.int64)
 IS_BLANK = np.isin(np.arange(256), list(b" \t\n\r\v\f"))
 
 
@@ -171,19 +170,6 @@ def in_child(signals: Signals, work: Callable[..., Any], *arguments: Any, second
 # ---------------------------------------------------------------- what a worker does with a block
 
 
-@dataclass(frozen=True)
-class WorkerSetup:
-    """What a worker must know to answer for a block."""
-
-    sources: Sequence[Source]
-    reading: Reading
-    threshold: int = 0  # documents whose hash is below it are for validation
-    share: float = 0.0  # of the training text, for a sample
-    vocabulary: Vocabulary | None = None  # to encode with
-    engine: str = "tokenizers"
-    dtype: str = "uint16"
-
-
 class SplitAnswer(NamedTuple):
     """What one split has of a block: its documents' bytes and hashes (uint64), their ids and where they end there."""
 
@@ -203,18 +189,24 @@ class WorkerAnswer:
     difference: str = ""  # text for which the engine gave other ids than tokenizers
 
 
+@dataclass
 class Reader:
     """What each worker process does with a block: it reads it, and samples or encodes its documents."""
 
-    def __init__(self, setup: WorkerSetup):
-        self.setup = setup
-        self.encoder = None
-        if setup.vocabulary is not None:
-            self.encoder = encoder_for(setup.vocabulary, setup.engine)
+    sources: Sequence[Source]
+    reading: Reading
+    threshold: int = 0  # documents whose hash is below it are for validation
+    share: float = 0.0  # of the training text, for a sample
+    vocabulary: Vocabulary | None = None  # to encode with
+    engine: str = "tokenizers"
+    dtype: str = "uint16"
+
+    def __post_init__(self) -> None:
+        self.encoder = self.vocabulary and encoder_for(self.vocabulary, self.engine)
 
     def __call__(self, block: TextBlock) -> WorkerAnswer:
-        setup, answer = self.setup, WorkerAnswer(Findings())
-        texts = documents_of(block, setup.sources, setup.reading, answer.found)
+        answer = WorkerAnswer(Findings())
+        texts = documents_of(block, self.sources, self.reading, answer.found)
         with_text = [text for text in texts if text and not text.isspace()]
         answer.found.has_text = bool(with_text)
         if block.in_val is not None:  # a part of a document, which may be blank
@@ -224,29 +216,25 @@ class Reader:
             contents = [text.encode() for text in with_text]
             digests = b"".join([hashlib.sha256(content).digest()[:8] for content in contents])
             hashes = np.frombuffer(digests, ">u8").astype(np.uint64)
-            in_val = hashes < np.uint64(setup.threshold)
+            in_val = hashes < np.uint64(self.threshold)
 
         for split, is_mine in (("train", ~in_val), ("val", in_val)):
             mine = list(itertools.compress(contents, is_mine))
-            ids, ends, difference = self._encoded(mine, block.last)
-            answer.splits[split] = SplitAnswer(list(map(len, mine)), hashes[is_mine], ids, ends)
-            answer.difference = answer.difference or difference
-            if setup.share and split == "train":
-                answer.sample = sample_of(mine, setup.share, setup.reading)
+            ids = ends = np.zeros(0, np.int64)
+            if self.encoder and mine:
+                pieces, lasts = [], []  # of at most limits.part_bytes, and which of them end a document
+                for content in mine:
+                    parts = parts_of(content, self.reading)
+                    pieces += parts
+                    lasts += [False] * (len(parts) - 1) + [True]
+                lasts[-1] = block.last
+                ids, ends, difference = self.encoder.encode(pieces, lasts)
+                answer.difference = answer.difference or difference
+            answer.splits[split] = SplitAnswer(list(map(len, mine)), hashes[is_mine], ids.astype(DTYPES[self.dtype]),
+                                               ends)
+            if self.share and split == "train":
+                answer.sample = sample_of(mine, self.share, self.reading)
         return answer
-
-    def _encoded(self, contents: list[bytes], last: bool) -> tuple[np.ndarray, np.ndarray, str]:
-        """The documents of a split as Encoder.encode returns them; last: the last one ends with this block."""
-        if self.encoder is None or not contents:
-            return NO_IDS, NO_IDS, ""
-        pieces, lasts = [], []  # of at most limits.part_bytes, and which of them end a document
-        for content in contents:
-            parts = parts_of(content, self.setup.reading)
-            pieces += parts
-            lasts += [False] * (len(parts) - 1) + [True]
-        lasts[-1] = last
-        ids, ends, difference = self.encoder.encode(pieces, lasts)
-        return ids.astype(DTYPES[self.setup.dtype]), ends, difference
 
 
 def sample_of(contents: list[bytes], share: float, reading: Reading) -> bytes:
@@ -277,5 +265,4 @@ def short_runs(content: bytes) -> bytes:
     if (blank.any(1) & ~blank.all(1)).all():
         return content + SEPARATOR
     text = content.decode()
-    slices = [text[at:at + LONGEST_RUN] for at in range(0, len(text), LONGEST_RUN)]
-    return b"".join(piece.encode() + SEPARATOR for piece in slices)
+    return b"".join(text[at:at + LONGEST_RUN].encode() + SEPARATOR for at in range(0, len(text), LONGEST_RUN))
