@@ -5,10 +5,9 @@ Shapes: B batch, T window, C width, N scored tokens, V vocabulary.
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,7 +23,6 @@ from common.progress import Progress
 from common.signals import Signals
 from generation.sampling import NOT_FINITE
 from machine.device import Machine
-from tokens.tokenizer import opening_ids
 
 READ_AHEAD = 1024  # windows among which those of similar length are put together
 UNSCORED = -100
@@ -80,11 +78,6 @@ class Scorer:
     out: Progress
     signals: Signals
 
-    def start_ids(self) -> list[int]:
-        """The id before a text: what the tokenizer itself puts there (Llama's), else the end of the one before."""
-        opening = opening_ids(self.tokenizer)
-        return opening[-1:] if opening else [] if self.end_of_text_id is None else [self.end_of_text_id]
-
     def measure(self, documents: Iterable[Document], name: str) -> Figures:
         """The figures of all documents, which are printed.
 
@@ -102,7 +95,7 @@ class Scorer:
         with self.out.phase(f"scoring {name}"):
             for batch in batches_of(windows(), self.machine.backend.busy_tokens):
                 self.signals.look()
-                figures.nats += score_batch(self.model, batch, self.machine.autocast)
+                figures.nats += score_batch(self.model, batch, self.machine)
         said = (f"{key.replace('_', ' ')} {'n/a' if value is None else f'{value:,.6g}'}"
                 for key, value in figures.fields().items())
         self.out.say(f"{name}\n  {' | '.join(said)}")
@@ -110,8 +103,7 @@ class Scorer:
 
 
 @torch.inference_mode()
-def score_batch(model: Network, batch: Sequence[Window], autocast: Callable[[], contextlib.AbstractContextManager],
-                ) -> float:
+def score_batch(model: Network, batch: Sequence[Window], machine: Machine) -> float:
     """The loss of all scored ids together, in nats. Raises UserError (exit 6) for logits that are not finite."""
     windows = [(torch.from_numpy(ids.astype(np.int64)), num_scored) for ids, num_scored in batch]
     # Padding stands behind, where no scored id sees it.
@@ -119,7 +111,7 @@ def score_batch(model: Network, batch: Sequence[Window], autocast: Callable[[], 
     targets_BT = pad_sequence([ids[1:].index_fill(0, torch.arange(len(ids) - 1 - num_scored), UNSCORED)
                                for ids, num_scored in windows], True, UNSCORED).to(ids_BT.device)
     is_scored_BT, nats = targets_BT != UNSCORED, 0.0
-    with autocast():
+    with machine.autocast():
         x_NC = model.trunk(ids_BT)[is_scored_BT]
         for x, targets in zip(x_NC.split(LOGIT_ROWS), targets_BT[is_scored_BT].split(LOGIT_ROWS), strict=True):
             logits = F.linear(x, model.head_weight)[:, :model.config.vocab_size].float()

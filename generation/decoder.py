@@ -48,16 +48,15 @@ class Decoder:
         self.lengths = [0] * num_rows  # slots in use
         self.filled: list[list[int]] = [[] for _ in range(num_rows)]  # the ids that fill read last
         num_slots = _whole_slots(self.window) + 1  # one is never used: taking all would compile another graph
-        self.caches = [self._zeros(num_rows, 2, config.n_kv_head, num_slots, config.head_dim) for _ in self.blocks]
+        shape = (num_rows, 2, config.n_kv_head, num_slots, config.head_dim)
+        if self.device.type == "cpu":  # where a page takes no memory before it is written to
+            self.caches = [torch.frombuffer(mmap.mmap(-1, math.prod(shape) * dtype.itemsize), dtype=dtype).view(shape)
+                           for _ in self.blocks]
+        else:
+            self.caches = [torch.zeros(shape, dtype=dtype, device=self.device) for _ in self.blocks]
 
         self.compiled = self.in_graphs = False
         self._compute_logits = self._logits  # or what the compiler made of it
-
-    def _zeros(self, *shape: int) -> torch.Tensor:
-        """torch.zeros, but on a CPU a page takes no memory before it is written to."""
-        if self.device.type != "cpu":
-            return torch.zeros(shape, dtype=self.dtype, device=self.device)
-        return torch.frombuffer(mmap.mmap(-1, math.prod(shape) * self.dtype.itemsize), dtype=self.dtype).view(shape)
 
     def compile(self, in_graphs: bool) -> None:
         """Compiles the step for num_rows rows, once for all lengths. Raises whatever the compiler raises.
@@ -83,11 +82,11 @@ class Decoder:
                 torch._dynamo.mark_dynamic(mask_B11S, 3)
             return run(ids_B, positions_B, mask_B11S)
 
-        zeros_2B = torch.zeros(2, self.num_rows, dtype=torch.int64, device=self.device)
-        mask_B11S = self._mask(zeros_2B[1], _whole_slots(self.window if in_graphs else 1))
+        ids_B, positions_B = torch.zeros(2, self.num_rows, dtype=torch.int64, device=self.device)
+        mask_B11S = self._mask(positions_B, _whole_slots(self.window if in_graphs else 1))
         with torch.inference_mode():
             for _ in range(3 if in_graphs else 1):  # a graph is recorded in the second call
-                compute_logits(zeros_2B[0], zeros_2B[1], mask_B11S)
+                compute_logits(ids_B, positions_B, mask_B11S)
         self.compiled, self.in_graphs, self._compute_logits = True, in_graphs, compute_logits
 
     # ---------------------------------------------------------------- rows
@@ -142,8 +141,7 @@ class Decoder:
         assert max(self.lengths[:B]) < self.window, "more tokens than positions"
 
         S = _whole_slots(self.window if self.in_graphs else max(self.lengths[:B]) + 1)
-        ids_and_positions_2B = torch.tensor([[*ids, *[0] * (B - len(ids))], self.lengths[:B]], device=self.device)
-        ids_B, positions_B = ids_and_positions_2B[0], ids_and_positions_2B[1]
+        ids_B, positions_B = torch.tensor([[*ids, *[0] * (B - len(ids))], self.lengths[:B]], device=self.device)
         logits_BV = self._compute_logits(ids_B, positions_B, self._mask(positions_B, S))
         for row in range(len(ids)):
             self.lengths[row] += 1
@@ -152,8 +150,7 @@ class Decoder:
     def _mask(self, positions_B: torch.Tensor, num_slots: int) -> torch.Tensor:
         """[B, 1, 1, S]: 0 for the slots up to a row's position, -inf for those behind it."""
         is_used_BS = torch.arange(num_slots, device=self.device) <= positions_B[:, None]
-        mask_BS = torch.zeros(is_used_BS.shape, dtype=self.dtype, device=self.device)
-        return mask_BS.masked_fill_(~is_used_BS, -torch.inf)[:, None, None]
+        return torch.where(is_used_BS, 0.0, -torch.inf).to(self.dtype)[:, None, None]
 
     def _logits(self, ids_B: torch.Tensor, positions_B: torch.Tensor, mask_B11S: torch.Tensor) -> torch.Tensor:
         """fp32 [B, V] after one more id in each row, whose keys and values go to the slots positions_B.
@@ -187,8 +184,7 @@ class Decoder:
                ) -> torch.Tensor:
         """What the output layer multiplies, [N, C]. attend is given the layer besides what Attend is given."""
         architecture, config = self.architecture, self.config
-        x = self.embedding.rows(ids_N).to(self.dtype)
-        x, places = architecture.enter(config, self.ends, x, positions_N)
+        x, places = architecture.enter(config, self.ends, self.embedding.rows(ids_N).to(self.dtype), positions_N)
         for layer, parts in enumerate(self.blocks):
             x = architecture.decode_block(config, parts, x, places, partial(attend, layer))
         return architecture.leave(config, self.ends, x)
@@ -223,10 +219,9 @@ class Decoder:
         with ThreadPoolExecutor(2) as pool:  # PyTorch transposes a matrix with one thread
             blocks = pool.map(block, range(self.config.n_layer))
             self.embedding = table(architecture.EMBEDDING, Dense if kind is Packed else kind)  # rows cannot be packed
-            if not self.config.tie_weights:
-                self.head = table("lm_head", kind)
-            else:
-                self.head = Packed(self.embedding.weight, None, weight_dtype) if kind is Packed else self.embedding
+            self.head = self.embedding
+            if not self.config.tie_weights or kind is Packed:
+                self.head = table(architecture.EMBEDDING if self.config.tie_weights else "lm_head", kind)
             self.ends: LaidOut = {name.removesuffix(".weight"): part(name) for name in tensors if not (
                 name.startswith(f"{architecture.BLOCKS}.") or architecture.has_vocabulary_rows(name))}
             self.blocks = list(blocks)

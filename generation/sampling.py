@@ -21,7 +21,7 @@ NOT_FINITE = ("the model's logits are not finite: it diverged, or overflows in f
 CANDIDATES = 512  # the number of likeliest ids among which a nucleus is looked for before the vocabulary is sorted
 
 
-def decode(decoder: Decoder, continuations: Iterable[Continuation], sampling: Sampling, end_ids: Container[int],
+def decode(decoder: Decoder, continuations: Iterable[Continuation], sampling: Sampling, end_ids: Container[int | None],
            ) -> Iterator[Continuation]:
     """Makes the texts, several at a time in the decoder's rows; yields a text each time it got an id or ended.
 
@@ -79,7 +79,7 @@ def sample(model: Network, prompt: Sequence[int], max_new_tokens: int, seed: int
     """
     text = Continuation(prompt, max_new_tokens, seed)
     decoder = Decoder(model.config, full_tensors(model.state_dict()), 1, next(model.parameters()).device)
-    for _ in decode(decoder, [text], sampling, () if end_of_text_id is None else (end_of_text_id,)):
+    for _ in decode(decoder, [text], sampling, (end_of_text_id,)):
         if should_stop():
             break
     return text.new_ids
@@ -105,15 +105,13 @@ def candidates(logits_BV: torch.Tensor, sampling: Sampling) -> tuple[torch.Tenso
     V, k = logits_BV.size(-1), sampling.top_k
     if k == 0 and sampling.top_p == 1:
         return logits_BV, None
-    has_k = 0 < k < V
+    k = min(k or V, V)
     # Each rule keeps the first of the sorted ids, so few of them are enough where the last one of them is not kept.
-    for num in (min(V, k + 32 if has_k else CANDIDATES), V):
+    for num in (min(V, k + 32 if k < V else CANDIDATES), V):
         values_BM, ids_BM = logits_BV.topk(num)
-        kept_BM = torch.ones_like(values_BM, dtype=torch.bool)
-        if has_k:
-            kept_BM = values_BM >= values_BM[:, k - 1:k]
+        kept_BM = values_BM >= values_BM[:, :k][:, -1:]
         if sampling.top_p < 1:
-            total = values_BM.masked_fill(~kept_BM, -torch.inf) if has_k else logits_BV
+            total = values_BM.masked_fill(~kept_BM, -torch.inf) if k < V else logits_BV
             p_BM = (values_BM - total.logsumexp(-1, keepdim=True)).exp()
             kept_BM &= p_BM.cumsum(-1) - p_BM < sampling.top_p
         kept_BM[:, 0] = True

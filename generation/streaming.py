@@ -105,7 +105,7 @@ def write_samples(decoder: Decoder, samples: Iterable[Sample], sampling: Samplin
             num_ids += 1
             first_at = time.perf_counter() if num_ids == 1 else first_at
         write_begun(begun, as_json)
-        if signals.number is not None:
+        if signals.number:
             break
     write_begun(begun, as_json, interrupted=True)
 
