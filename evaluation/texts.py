@@ -14,7 +14,7 @@ from pretokenization.blocks import Findings, Reading, parts_of
 from pretokenization.encodings import refuse_undecodable
 from pretokenization.files import Source, refuse_changed, unpacked
 from pretokenization.sources import blocks_of, documents_of, find_sources
-from tokens.tokenizer import vocabulary_of
+from tokens.tokenizer import opening_ids, vocabulary_of
 
 
 def texts_of(words: Sequence[str], scorer: Scorer) -> Iterator[tuple[str, Iterator[Document]]]:
@@ -34,13 +34,14 @@ def documents_in(source: Source, scorer: Scorer) -> Iterator[Document]:
     Without an id before texts the first token of each is context for all others, never scored. Raises UserError (exit
     3) for what cannot be read, has changed since it was found, or is not UTF-8; Stopped at a signal.
     """
-    tokenizer, start_ids, found = scorer.tokenizer, scorer.start_ids(), Findings()
+    tokenizer, found = scorer.tokenizer, Findings()
+    # The id before a text: what the tokenizer itself puts there (Llama's), else the end of the one before.
+    start_ids = opening_ids(tokenizer)[-1:] or ([] if scorer.end_of_text_id is None else [scorer.end_of_text_id])
     ids, num_bytes = [], 0
     reading = Reading(any_tokenizer=scorer.end_of_text_id is None or not vocabulary_of(tokenizer).splits_as_gpt2)
     for block in blocks_of(source, reading):
         texts = documents_of(block, [source], reading, found)
-        if found.first_replaced is not None:
-            refuse_undecodable(source, found.undecodable, found.first_replaced[0])
+        refuse_undecodable(source, found)
         for text in texts:
             for part in parts_of(text.encode(), reading):  # of a long document there are many
                 scorer.signals.look()

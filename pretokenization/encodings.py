@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from common.errors import Exit, UserError
 from common.words import several
+from pretokenization.blocks import Findings
 from pretokenization.files import MARK, Source
 
 MOST_UNDECODABLE = 0.01  # of a file's bytes; below, such bytes are replaced and counted
@@ -31,8 +32,9 @@ def has_controls(content: bytes) -> bool:
     return num_controls >= 16 and num_controls > MOST_CONTROLS * len(content)
 
 
-def refuse_undecodable(source: Source, num_places: int, first_byte: int) -> None:
-    """Raises UserError (exit 3) if so many places, the first at first_byte, are more than 1% of a file's bytes."""
-    if num_places > max(ALWAYS_REPLACED, MOST_UNDECODABLE * source.text_bytes):
-        raise UserError(Exit.DATA, f"{source.shown} is not UTF-8: {several(num_places, 'place')} cannot be decoded, "
-                                   f"from byte {first_byte:,} on. Give its --encoding, such as cp1251 or shift_jis.")
+def refuse_undecodable(source: Source, found: Findings) -> None:
+    """Raises UserError (exit 3) if more places than 1% of a file's bytes are not UTF-8."""
+    num_places = found.undecodable
+    if found.first_replaced and num_places > max(ALWAYS_REPLACED, MOST_UNDECODABLE * source.text_bytes):
+        raise source.error(f"is not UTF-8: {several(num_places, 'place')} cannot be decoded, from byte "
+                           f"{found.first_replaced[0]:,} on. Give its --encoding, such as cp1251 or shift_jis.")

@@ -90,12 +90,6 @@ class Fence:
 # ---------------------------------------------------------------- encoding
 
 
-@functools.lru_cache(1)
-def encoder_for(vocabulary: Vocabulary, engine: str) -> Encoder:
-    """An Encoder; worker processes that are forked from this one have it already."""
-    return Encoder(vocabulary, engine)
-
-
 class Encoder:
     """Text into ids, the same ids by either engine."""
 
@@ -182,10 +176,13 @@ class Encoder:
 
     def _chosen(self, pieces: list[bytes]) -> Iterator[bytes]:
         """Some text of a block, for both engines to encode: from any place, and from a place with more than ASCII."""
-        for expression in (b"", b"[\xc2-\xf4]") if pieces else ():
+        for expression in (b"", b"[\xc2-\xf4]"):
             piece = self._random.choice(pieces)
             if found := re.compile(expression).search(piece, self._random.randrange(max(1, len(piece)))):
                 yield piece[found.start():found.start() + CHECKED_BYTES].decode(errors="ignore").encode()
+
+
+encoder_for = functools.lru_cache(1)(Encoder)  # worker processes that are forked from this one have it already
 
 
 def resident_bytes() -> int:

@@ -30,6 +30,7 @@ BOMB_RATIO = 100  # how many times its size a packed file may unpack to: text gr
 BOMB_BYTES = 2**28  # an unpacked size below this does no harm, whatever the ratio
 PACKED_READ_BYTES = 2**13  # packed zeros of this size already unpack to 256 MB
 READ_BYTES = 2**20
+HEAD_BYTES = 4096
 
 
 @dataclass(frozen=True)
@@ -58,6 +59,10 @@ class Source:
         """The size of text_path."""
         return self.plain_bytes if self.plain else self.num_bytes
 
+    def error(self, why: str) -> UserError:
+        """The error (exit 3) of this file; why ends the sentence, with the cure behind it."""
+        return UserError(Exit.DATA, f"{self.shown} {why}")
+
 
 def stamp_of(status: os.stat_result) -> tuple[int, ...]:
     """What tells a file that was changed or replaced: its size, time and inode."""
@@ -73,8 +78,8 @@ def refuse_changed(sources: Iterable[Source]) -> None:
         except OSError as error:
             stamp, how = (), f"{error.strerror}"
         if stamp != source.stamp:
-            raise UserError(Exit.DATA, f"{source.shown} changed while it was read: {how}. Run the command again when "
-                                       "nothing writes to the file.")
+            raise source.error(f"changed while it was read: {how}. Run the command again when nothing writes to the "
+                               "file.")
 
 
 def unpacked(source: Source, path: Path, look: Callable[[], None]) -> Source:
@@ -91,9 +96,9 @@ def unpacked(source: Source, path: Path, look: Callable[[], None]) -> Source:
     return replace(source, plain=path, plain_bytes=path.stat().st_size)
 
 
-def head_of(source: Source, num_bytes: int) -> bytes:
-    """The first bytes of the text in UTF-8, at most so many."""
-    return next(filter(None, pieces_of(source)), b"")[:num_bytes]
+def head_of(source: Source) -> bytes:
+    """The first bytes of the text in UTF-8, at most HEAD_BYTES."""
+    return next(filter(None, pieces_of(source)), b"")[:HEAD_BYTES]
 
 
 def pieces_of(source: Source) -> Iterator[bytes]:
@@ -105,13 +110,13 @@ def pieces_of(source: Source) -> Iterator[bytes]:
         for piece in itertools.chain(pieces, [b""]):
             done += len(piece)
             if source.packing and done > max(BOMB_BYTES, BOMB_RATIO * source.num_bytes):
-                raise UserError(Exit.DATA, f"{source.shown} unpacks to more than {BOMB_RATIO} times its "
-                                           f"{size(source.num_bytes)}, as an archive bomb does. Unpack it yourself.")
+                raise source.error(f"unpacks to more than {BOMB_RATIO} times its {size(source.num_bytes)}, as an "
+                                   "archive bomb does. Unpack it yourself.")
             try:
                 piece = decoder.decode(piece, not piece).encode() if decoder else piece
             except UnicodeError as error:  # UTF-7 can spell half a character
-                raise UserError(Exit.DATA, f"{source.shown} is not {source.encoding}: {first_line(error)}, before byte "
-                                           f"{done:,}. Give the --encoding that it has, or correct it.") from error
+                raise source.error(f"is not {source.encoding}: {first_line(error)}, before byte {done:,}. Give the "
+                                   "--encoding that it has, or correct it.") from error
             yield piece
 
 
@@ -142,5 +147,4 @@ def _unpacked(file: BinaryIO, source: Source) -> Iterator[bytes]:
 
 
 def _damaged(source: Source, why: str) -> UserError:
-    return UserError(Exit.DATA, f"{source.shown} is damaged: {source.packing} cannot unpack it, {why}. Give a whole "
-                                "copy.")
+    return source.error(f"is damaged: {source.packing} cannot unpack it, {why}. Give a whole copy.")

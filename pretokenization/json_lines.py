@@ -13,12 +13,6 @@ from pretokenization.files import MARK, STDIN, Source
 JSON_ENDINGS = (".jsonl", ".ndjson")
 
 
-def is_json_lines(source: Source, name: str, head: bytes) -> bool:
-    """True for the names of JSON lines, and for standard input that begins as an object."""
-    is_object = re.match(rb'{\s*["}]', head.removeprefix(MARK)) is not None
-    return name.endswith((*JSON_ENDINGS, ".json")) or (name == STDIN and is_object)
-
-
 def line_blocks(source: Source, reading: Reading) -> Iterator[TextBlock]:
     """Blocks of whole lines."""
     limits = reading.limits
@@ -35,7 +29,7 @@ def line_blocks(source: Source, reading: Reading) -> Iterator[TextBlock]:
 
 def line_documents(block: TextBlock, content: bytes, reading: Reading, found: Findings) -> list[str]:
     """The documents of whole lines; a line without one is counted."""
-    texts: list[str] = []
+    texts = []
     decode, name = json.JSONDecoder().decode, reading.text_field
     found.newlines = content.count(b"\n")
     end = block.offset
@@ -69,4 +63,8 @@ def line_documents(block: TextBlock, content: bytes, reading: Reading, found: Fi
     return texts
 
 
-JSON_LINES = Kind(is_json_lines, line_blocks, line_documents, JSON_ENDINGS)
+JSON_LINES = Kind(
+    # The names of JSON lines, and standard input that begins as an object.
+    lambda source, name, head: name.endswith((*JSON_ENDINGS, ".json")) or (
+        name == STDIN and re.match(rb'{\s*["}]', head.removeprefix(MARK)) is not None),
+    line_blocks, line_documents, JSON_ENDINGS)

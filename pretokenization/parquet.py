@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from common.errors import Exit, UserError, optional
+from common.errors import optional
 from common.words import printable
 from pretokenization.blocks import Findings, Kind, Reading, TextBlock
 from pretokenization.files import Source
@@ -18,8 +18,7 @@ ROWS_AT_ONCE = 64
 def is_parquet(source: Source, name: str, head: bytes) -> bool:
     """True for a file that begins as a table. Raises UserError (exit 3) for one that only its name calls so."""
     if name.endswith(TABLE_ENDINGS) and not head.startswith(MAGIC):
-        raise UserError(Exit.DATA, f"{source.shown} is not a Parquet file: its first bytes are not PAR1. Give a "
-                                   "complete one.")
+        raise source.error("is not a Parquet file: its first bytes are not PAR1. Give a complete one.")
     return head.startswith(MAGIC)
 
 
@@ -30,8 +29,8 @@ def table_blocks(source: Source, reading: Reading) -> Iterator[TextBlock]:
         file = parquet.ParquetFile(source.text_path)  # mapped, one that is cut meanwhile would kill us
         names = list(file.schema_arrow.names)
         if reading.text_field not in names:
-            raise UserError(Exit.DATA, f"{source.shown} has no column {reading.text_field!r}, it has "
-                                       f"{printable(', '.join(names))[:200]}. Give --text_field.")
+            raise source.error(f"has no column {reading.text_field!r}, it has {printable(', '.join(names))[:200]}. "
+                               "Give --text_field.")
         num_rows, held, held_bytes = 0, [], 0
         row_bytes = source.text_bytes / max(1, file.metadata.num_rows)
         for batch in file.iter_batches(ROWS_AT_ONCE, columns=[reading.text_field]):
@@ -44,15 +43,14 @@ def table_blocks(source: Source, reading: Reading) -> Iterator[TextBlock]:
                     held, held_bytes = [], 0
         yield TextBlock(source.text_bytes, 0, held)
     except (OSError, ValueError) as error:  # pyarrow's own errors are subclasses of these
-        raise UserError(Exit.DATA, f"{source.shown} is damaged: {printable(error)[:120].rstrip('.')}. Give a "
-                                   "complete copy.") from error
+        raise source.error(f"is damaged: {printable(error)[:120].rstrip('.')}. Give a complete copy.") from error
 
 
 def row_documents(block: TextBlock, content: list[Any], reading: Reading, found: Findings) -> list[str]:
     """The texts of some rows; a row without one is counted."""
     found.unit = "row"
     found.newlines = len(content)
-    texts: list[str] = []
+    texts = []
     for number, value in enumerate(content):
         if isinstance(value, str):
             texts.append(value)

@@ -41,8 +41,8 @@ class Job:
     num_workers: int
     signals: Signals
     progress: Progress
-    split: Split = field(default_factory=lambda: Split("not settled"))
-    totals: dict[str, dict[str, int]] = field(default_factory=dict)  # by split: what was written
+    split: Split = field(init=False)
+    totals: dict[str, dict[str, int]] = field(init=False)  # by split: what was written
     report: Report = field(init=False)  # of the last pass over the text
 
     @property
@@ -92,8 +92,7 @@ def settle_split(job: Job, needs_size: bool) -> int:
     only if needs_size.
     """
     fraction, reading = job.args.val_fraction, job.reading
-    is_document_each = not job.has_fields and reading.separator is None
-    by_size = is_document_each and split_of_files(job.sources, fraction)
+    by_size = not (job.has_fields or reading.separator) and split_of_files(job.sources, fraction)
     job.split = by_size or split_by_hash(VAL_FRACTION if fraction is None else fraction)
     if by_size:
         job.sources = [replace(source, cut=cut) for source, cut in zip(job.sources, by_size.cuts, strict=True)]

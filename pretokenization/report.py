@@ -53,8 +53,7 @@ class Report:
         self.separators += found.separators
         now.newlines += found.newlines
         now.undecodable += found.undecodable
-        if found.undecodable and now.first_replaced:
-            refuse_undecodable(source, now.undecodable, now.first_replaced[0])
+        refuse_undecodable(source, now)
 
     def say(self, progress: Progress) -> None:
         """Prints what was replaced or skipped in the text."""
@@ -64,7 +63,7 @@ class Report:
         if self.bad_lines:
             progress.warn(f"skipped: {several(self.bad_lines, 'record')} without a document, the first: "
                           f"{self.first_bad_line}")
-        if self.reading.separator is not None and not self.separators:
+        if self.reading.separator and not self.separators:
             progress.warn(f"--document_separator {self.reading.separator!r} does not occur in any text file")
 
     def refuse_nothing(self, num_bytes: int) -> None:

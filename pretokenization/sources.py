@@ -19,7 +19,7 @@ from common.words import printable, several, shell_word
 from hub.download import Fetched
 from pretokenization.blocks import Findings, Reading, TextBlock, window
 from pretokenization.encodings import has_controls, refuse_encoding
-from pretokenization.files import PACKED_ENDINGS, PACKINGS, Source, head_of, stamp_of
+from pretokenization.files import HEAD_BYTES, PACKED_ENDINGS, PACKINGS, Source, head_of, stamp_of
 from pretokenization.json_lines import JSON_LINES
 from pretokenization.parquet import PARQUET
 from pretokenization.text_files import TEXT_FILES
@@ -30,7 +30,6 @@ KINDS = {
     "lines": JSON_LINES,
     "text": TEXT_FILES,
 }
-HEAD_BYTES = 4096
 CURES = "If it holds tokens: train.py takes it with --bin_file, evaluate.py with --tokens. If UTF-16: --encoding."
 DEMO_BYTES = 12_000_000
 DEMO_SKIPS = {"test", "tests", "idle_test", "idlelib", "lib2to3", "site-packages", "dist-packages", "__pycache__"}
@@ -64,16 +63,6 @@ def files_of(word: str, say: Callable[[str], None]) -> Iterator[str]:
         yield from files_in_folder(member, say) if os.path.isdir(member) else [member]
 
 
-def is_input_name(name: str) -> bool:
-    """True for the names that are taken from a folder: .txt, .md, .jsonl, .parquet and the like, also packed.
-
-    A .json only where it is packed: as a rule plain ones are settings.
-    """
-    bare = bare_name(name)
-    endings = tuple(ending for kind in KINDS.values() for ending in kind.endings)
-    return bare.endswith(endings if bare == name.lower() else (*endings, ".json"))
-
-
 def bare_name(name: str) -> str:
     """A name in lower case without the ending of a packed file."""
     name = name.lower()
@@ -83,9 +72,11 @@ def bare_name(name: str) -> str:
 def files_in_folder(folder: str, say: Callable[[str], None]) -> list[str]:
     """The input files of a folder and its subfolders, sorted, without hidden ones.
 
-    Raises UserError (exit 3) if there are none.
+    Their names end in .txt, .md, .jsonl, .parquet and the like, also packed. A .json is taken only where it is packed:
+    as a rule plain ones are settings. Raises UserError (exit 3) if there are none.
     """
     chosen, others = [], []
+    endings = tuple(ending for kind in reversed(KINDS.values()) for ending in kind.endings)
 
     def refuse(error: OSError) -> None:
         raise UserError(Exit.DATA, f"{printable(error.filename)}: {error.strerror}. Give another folder.")
@@ -94,10 +85,12 @@ def files_in_folder(folder: str, say: Callable[[str], None]) -> list[str]:
         folders[:] = [name for name in folders if not name.startswith(".")]
         for name in names:
             if not name.startswith("."):
-                (chosen if is_input_name(name) else others).append(os.path.join(where, name))
+                bare = bare_name(name)
+                is_input = bare.endswith(endings if bare == name.lower() else (*endings, ".json"))
+                (chosen if is_input else others).append(os.path.join(where, name))
     if not chosen:
-        endings = ", ".join(ending for kind in reversed(KINDS.values()) for ending in kind.endings)
-        raise UserError(Exit.DATA, f"{printable(folder)} holds no {endings} file. Name the files themselves.")
+        raise UserError(Exit.DATA, f"{printable(folder)} holds no {', '.join(endings)} file. Name the files "
+                                   "themselves.")
     if others:
         say(f"{printable(folder)}: {several(len(chosen), 'text file')}; left out: {printable(min(others))}"
             + f" and {len(others) - 1:,} more" * (len(others) > 1))
@@ -134,18 +127,19 @@ def examine(path: Path, shown: str, encoding: str = "") -> Source:
         packing = next((packing for magic, packing in PACKINGS.items() if raw.startswith(magic)), "")
         source = Source(path, shown, status.st_size, stamp_of(status), packing)
         name = bare_name(path.name)
-        head = head_of(source, HEAD_BYTES)
-        source = replace(source, kind=kind_of(source, name, head))
-        if KINDS[source.kind].is_text:
+        head = head_of(source)
+        kind = kind_of(source, name, head)
+        if KINDS[kind].is_text:
             if head.startswith(b"%PDF"):
-                raise UserError(Exit.DATA, f"{shown} is a PDF. Extract its text: pdftotext {shell_word(path)}")
+                raise source.error(f"is a PDF. Extract its text: pdftotext {shell_word(path)}")
             refuse_encoding(shown, head, encoding)
-            head = head_of(replace(source, encoding=encoding), HEAD_BYTES)
+            source = replace(source, encoding=encoding)
+            head = head_of(source)
             if has_controls(head):
-                raise UserError(Exit.DATA, f"{shown} is not text: its first {len(head):,} bytes are full of control "
-                                           f"characters. {CURES}")
-            source = replace(source, encoding=encoding, kind=kind_of(source, name, head))
-        return source
+                raise source.error(f"is not text: its first {len(head):,} bytes are full of control characters. "
+                                   f"{CURES}")
+            kind = kind_of(source, name, head)
+        return replace(source, kind=kind)
     except OSError as error:
         raise UserError(Exit.DATA, f"{shown}: {error.strerror}. Give a text file that can be read.") from error
 
@@ -184,6 +178,6 @@ def documents_of(block: TextBlock, sources: Sequence[Source], reading: Reading, 
         with readable(source), source.text_path.open("rb", buffering=0) as file:
             content = window(file, block.offset, block.length)
         if len(content) != block.length:
-            raise UserError(Exit.DATA, f"{source.shown} became shorter while it was read. Run the command again when "
-                                       "nothing writes to the file.")
+            raise source.error("became shorter while it was read. Run the command again when nothing writes to the "
+                               "file.")
     return KINDS[source.kind].documents(block, content, reading, found)

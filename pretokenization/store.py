@@ -37,7 +37,7 @@ class TokenWriter:
     def add(self, ids: np.ndarray, ends: np.ndarray, num_bytes: int) -> None:
         """Appends the ids of so many bytes of text; ends are those of the documents, counted from the first of them."""
         totals = self.totals
-        self.ids.write(ids.data if len(ids) else b"")
+        self.ids.write(ids.tobytes())
         self.ends.write((ends + totals["tokens"]).astype("<u8").tobytes())
         totals["largest_id"] = max(totals["largest_id"], int(ids.max()) if len(ids) else -1)
         totals["tokens"] += len(ids)

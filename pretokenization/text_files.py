@@ -22,11 +22,21 @@ INSIDE_A_CHARACTER = bytes(range(0x80, 0xC0))
 
 
 def text_blocks(source: Source, reading: Reading) -> Iterator[TextBlock]:
-    """Blocks of whole documents; of one that is cut for validation, parts."""
+    """Blocks of whole documents with the separators after them; of one that is cut for validation, parts."""
+    limits = reading.limits
     with source.text_path.open("rb") as file:
         start, end = after_mark(file), source.text_bytes
-        if reading.separator is not None:
-            yield from separated_blocks(source, file, reading, reading.separator.encode())
+        if reading.separator:
+            separator = reading.separator.encode()
+            while content := window(file, start, limits.block_bytes):
+                stop = start + len(content)
+                if stop < end:
+                    stop -= len(content.split(separator)[-1])  # the document that this block's aim cuts
+                if stop == start:  # it is longer than a block
+                    stop = end_after(file, separator, start, start + limits.document_bytes, limits.window_bytes)
+                    refuse_long(source, start, stop - start - len(separator), reading)
+                yield TextBlock(start, stop - start)
+                start = stop
         elif source.cut is None:
             refuse_long(source, start, end - start, reading)
             yield TextBlock(start, end - start)
@@ -45,25 +55,11 @@ def text_documents(block: TextBlock, content: bytes, reading: Reading, found: Fi
         text = content.decode()
     except UnicodeDecodeError as error:
         text = found.replace(content, error, block.offset, 0)
-    if reading.separator is None:
+    if not reading.separator:
         return [text]
     texts = text.split(reading.separator)
     found.separators = len(texts) - 1
     return texts if texts[-1] else texts[:-1]
-
-
-def separated_blocks(source: Source, file: BinaryIO, reading: Reading, separator: bytes) -> Iterator[TextBlock]:
-    """Blocks of whole documents with the separators after them."""
-    limits, start = reading.limits, after_mark(file)
-    while content := window(file, start, limits.block_bytes):
-        end = start + len(content)
-        if end < source.text_bytes:
-            end -= len(content.split(separator)[-1])  # the document that this block's aim cuts
-        if end == start:  # it is longer than a block
-            end = end_after(file, separator, start, start + limits.document_bytes, limits.window_bytes)
-            refuse_long(source, start, end - start - len(separator), reading)
-        yield TextBlock(start, end - start)
-        start = end
 
 
 def parts_between(file: BinaryIO, reading: Reading, start: int, end: int, in_val: bool) -> Iterator[TextBlock]:

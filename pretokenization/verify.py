@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -14,8 +13,8 @@ from common.signals import Signals
 from common.words import printable, printable_text, several
 from tokens.corpus import Corpus, open_corpus
 from tokens.layouts import document_ends
-from tokens.metadata import METADATA_FORMAT, Fields, read_metadata
-from tokens.stream import DTYPES, TokenStream, scan
+from tokens.metadata import METADATA_FORMAT, read_metadata
+from tokens.stream import DTYPES, scan
 from tokens.tokenizer import load_tokenizer, vocab_size_of
 
 PEEKED_TOKENS = 2**22
@@ -36,32 +35,24 @@ def verify_folder(folder: Path, signals: Signals, progress: Progress) -> None:
     if (metadata.get("tokenizer") or {}).get("sha256") != corpus.tokenizer_sha256:
         raise _differs(path, "its sha256 is not recorded in metadata.json")
     for split, stream in (("train", corpus.train), ("val", corpus.val)):
-        if stream is not None:
-            with progress.phase(f"reading {split}"):
-                signals.look()
-                num_documents = verify_split(folder, split, stream, corpus, metadata)
-            progress.say(f"{split}: {stream.length:,} tokens, {several(num_documents, 'document')}: sizes, sha256, "
-                         "ids, ends of documents as recorded")
+        if stream is None:
+            continue
+        recorded = metadata["splits"][split]
+        number = recorded.get("documents")
+        with progress.phase(f"reading {split}"):
+            signals.look()
+            for part, of_file in zip(stream.parts, recorded.get("files") or [recorded], strict=True):
+                if scan(part, corpus.vocab_size) != of_file.get("sha256"):
+                    raise _differs(part.path, "its sha256 is not the one in metadata.json")
+            if metadata.get("layout", "native") == "native" and "files" not in recorded:
+                part = stream.parts[0]
+                ends = document_ends(part.path, part.length)
+                tokens = np.memmap(part.path, DTYPES[part.dtype], "r", part.offset_bytes, (part.length,))
+                if len(ends) != number or (tokens[ends.astype(np.int64) - 1] != corpus.end_of_text_id).any():
+                    raise _differs(folder / f"{split}.idx", f"it has not the ends of {number} documents")
+        progress.say(f"{split}: {stream.length:,} tokens, {several(number, 'document')}: sizes, sha256, ids, ends of "
+                     "documents as recorded")
     progress.say(f"tokenizer: {corpus.vocab_size:,} ids, sha256 as recorded")
-
-
-def verify_split(folder: Path, split: str, stream: TokenStream, corpus: Corpus, metadata: Fields) -> int:
-    """Checks the token files of a split, and the ends of its documents; returns how many documents there are.
-
-    Raises UserError (exit 3).
-    """
-    recorded: Any = metadata["splits"].get(split)
-    number = recorded.get("documents")
-    for part, of_file in zip(stream.parts, recorded.get("files") or [recorded], strict=True):
-        if scan(part, corpus.vocab_size) != of_file.get("sha256"):
-            raise _differs(part.path, "its sha256 is not the one in metadata.json")
-    if metadata.get("layout", "native") == "native" and "files" not in recorded:
-        part = stream.parts[0]
-        ends = document_ends(part.path, part.length)
-        tokens = np.memmap(part.path, DTYPES[part.dtype], "r", part.offset_bytes, (part.length,))
-        if len(ends) != number or (tokens[ends.astype(np.int64) - 1] != corpus.end_of_text_id).any():
-            raise _differs(folder / f"{split}.idx", f"it has not the ends of {number} documents")
-    return number
 
 
 def _differs(path: Path, what: str) -> UserError:
@@ -72,11 +63,9 @@ def peek(folder: Path, number: int, progress: Progress) -> None:
     """Shows the first documents of a finished folder as text, each up to 400 characters."""
     corpus, tokenizer = open_folder(folder), load_tokenizer(folder / "tokenizer.json")
     part = corpus.train.parts[0]
-    num_read = min(part.length, PEEKED_TOKENS)
-    ids = np.fromfile(part.path, DTYPES[part.dtype], num_read, offset=part.offset_bytes)
+    ids = np.fromfile(part.path, DTYPES[part.dtype], min(part.length, PEEKED_TOKENS), offset=part.offset_bytes)
     ends = np.flatnonzero(ids == corpus.end_of_text_id)[:number].tolist() or [len(ids)]
     for count, (start, end) in enumerate(zip([-1, *ends], ends, strict=False), 1):
-        shown = ids[start + 1:min(end, start + 1 + SHOWN_CHARACTERS)].tolist()
-        text = tokenizer.decode(shown, skip_special_tokens=False)
+        text = tokenizer.decode(ids[start + 1:end][:SHOWN_CHARACTERS].tolist(), skip_special_tokens=False)
         progress.say(f"document {count}, {several(end - start - 1, 'token')}: "
                      f"{printable_text(text[:SHOWN_CHARACTERS])}" + "..." * (len(text) > SHOWN_CHARACTERS))

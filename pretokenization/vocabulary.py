@@ -8,9 +8,9 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from common.memory import without_collector
 from common.words import printable, shell_word
@@ -19,9 +19,6 @@ from pretokenization.passes import Job, write_sample
 from pretokenization.workers import SEPARATOR, in_child
 from tokens.faithful import probes_of, refuse_changes, refuse_uncertain_ids
 from tokens.tokenizer import END_OF_TEXT, Vocabulary, byte_alphabet, load_tokenizer, parse, vocabulary_of
-
-if TYPE_CHECKING:
-    from tokenizers import Tokenizer
 
 FAST_BYTES_PER_ID = 1000  # of the sample, below which gigatoken is not used to train
 NUM_FIRST_IDS = 257  # the end of text and the 256 bytes; each merge adds one
@@ -83,10 +80,8 @@ def auto_vocab_size(train_bytes: int) -> int:
 # ---------------------------------------------------------------- training
 
 
-def byte_level(model: Any) -> Tokenizer:
+def byte_level(model: models.BPE) -> Tokenizer:
     """A tokenizer of this model with GPT-2's pre-tokenizer."""
-    from tokenizers import Tokenizer, decoders, pre_tokenizers
-
     tokenizer = Tokenizer(model)
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)  # type: ignore[assignment]
     tokenizer.decoder = decoders.ByteLevel()  # type: ignore[assignment]
@@ -95,8 +90,6 @@ def byte_level(model: Any) -> Tokenizer:
 
 def train_tokenizer(sample: Path, vocab_size: int, min_frequency: int) -> str:
     """A byte-level BPE with GPT-2's pre-tokenizer, as JSON: id 0 ends a document, no byte is ever unknown."""
-    from tokenizers import models, pre_tokenizers, trainers
-
     os.environ["TOKENIZERS_PARALLELISM"] = "true"
     tokenizer = byte_level(models.BPE())
     trainer = trainers.BpeTrainer(vocab_size=vocab_size, min_frequency=min_frequency, show_progress=False,
@@ -136,8 +129,6 @@ def train_fast(sample: Path, vocab_size: int, min_frequency: int) -> str:
 
 def tokenizer_json(merges: Sequence[tuple[bytes, bytes]]) -> str:
     """What tokenizers' BpeTrainer writes for these merges: ids for the end of text, the 256 bytes, then each merge."""
-    from tokenizers import models
-
     alphabet = byte_alphabet()
     pairs = [("".join([alphabet[byte] for byte in left]), "".join([alphabet[byte] for byte in right]))
              for left, right in merges]

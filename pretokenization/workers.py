@@ -108,7 +108,7 @@ class Workers:
                 # receive
                 for pipe in connection.wait([pipe for pipe in asked if asked[pipe]], 0.1):
                     answer, error = pipe.recv()  # type: ignore[union-attr]
-                    if error is not None:
+                    if error:
                         raise UserError(*error) if error[0] else RuntimeError(error[1])
                     asked[pipe].popleft().append(answer)
             except (EOFError, OSError) as cause:
