@@ -160,7 +160,7 @@ def main(argv: Sequence[str]) -> int:
         except Stopped:
             return 128 + (signals.number or 0)
         finally:
-            if file is not None:  # what was found before a signal or an error too
+            if file:  # what was found before a signal or an error too
                 when = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
                 file.write(json.dumps({"argv": argv, "time": when, **bench.found}, indent=1).encode() + b"\n")
 

@@ -18,7 +18,7 @@ import argparse
 from collections.abc import Sequence
 
 from common import flags
-from common.errors import guard, optional, require
+from common.errors import Exit, UserError, guard, optional, require, writing
 from common.names import CARD, CONFIG, WEIGHTS
 from hub.names import ALSO_CKPT, ANY_MODEL, as_recorded, check_package, problems_with_name, problems_with_push
 
@@ -106,7 +106,6 @@ from checkpoint.find import resolve
 from checkpoint.load import end_ids, load_model, open_model
 from checkpoint.nanogpt import convert
 from checkpoint.tensors import stored_tensors
-from common.errors import Exit, UserError, writing
 from common.files import rename, sync
 from common.outputs import place_of
 from common.progress import Progress
@@ -155,14 +154,14 @@ def export(args: argparse.Namespace, signals: Signals, out: Progress) -> None:
             if source.resolve() == target:
                 raise UserError(Exit.FLAGS, f"--output {printable(output)} is the model to export. Give another name.")
             with out.phase(f"writing {printable(target.name)}"):
-                num_tensors = write_export(args, source, target, signals, out)
+                num_tensors = write_export(args, source, target, signals)
         origin = printable(args.from_nanogpt or as_recorded(str(source)))
         out.say(f"{origin} -> {printable(args.output or args.push)}: {several(num_tensors, 'tensor')}, {args.dtype}")
         if args.push:
             publish.push(target, args.push, origin, out)
 
 
-def write_export(args: argparse.Namespace, source: Path, target: Path, signals: Signals, out: Progress) -> int:
+def write_export(args: argparse.Namespace, source: Path, target: Path, signals: Signals) -> int:
     """Writes the file or folder before it gets its name; returns the number of tensors."""
     temporary = target.with_name(f".export-{os.getpid()}.tmp")
     config, weights = open_model(source)
@@ -171,12 +170,7 @@ def write_export(args: argparse.Namespace, source: Path, target: Path, signals: 
         if form_of(args) == "gguf":
             num_tensors = write_gguf(args, config, weights, source, temporary, target.stem)
         else:
-            tensors, card = stored_tensors(source), ""
-            if args.prune:
-                model = load_model(source, torch.device("cpu"))
-                card = prune_blocks(model, args.prune)
-                tensors = architecture_of(config).to_hf_tensors(config, model.state_dict())
-            num_tensors = write_folder(source, tensors, temporary, args.dtype, card)
+            num_tensors = write_folder(args, config, source, temporary)
         signals.look()
         if target.is_dir():
             shutil.rmtree(target)
@@ -261,24 +255,27 @@ def write_gguf(args: argparse.Namespace, config: ModelConfig, weights: Mapping[s
 # ---------------------------------------------------------------- a Hugging Face folder
 
 
-def write_folder(source: Path, stored: Mapping[str, torch.Tensor], folder: Path, dtype: str, card: str) -> int:
+def write_folder(args: argparse.Namespace, config: ModelConfig, source: Path, folder: Path) -> int:
     """Copies a checkpoint without its training state, its weights to one file; returns the number of tensors.
 
-    card is added to its model card. Raises UserError, OSError.
+    Its model card says what was pruned. Raises UserError, OSError.
     """
     folder.mkdir()
+    stored = stored_tensors(source)
     for name in PUBLISHED:
         if (source / name).is_file():
             shutil.copyfile(source / name, folder / name)
-    if card:
+    if args.prune:
+        model = load_model(source, torch.device("cpu"))
         with (folder / CARD).open("a", encoding="utf-8") as file:
-            file.write(card)
-    fields = json.loads((source / CONFIG).read_text(encoding="utf-8"))
-    fields.update(dict.fromkeys(("dtype", "torch_dtype"), str(DTYPES[dtype]).removeprefix("torch.")))
+            file.write(prune_blocks(model, args.prune))
+        stored = architecture_of(config).to_hf_tensors(config, model.state_dict())
+    fields = json.loads((source / CONFIG).read_bytes())
+    fields.update(dict.fromkeys(("dtype", "torch_dtype"), str(DTYPES[args.dtype]).removeprefix("torch.")))
     (folder / CONFIG).write_text(json.dumps(fields, indent=1), encoding="utf-8")
 
     path = folder / WEIGHTS
-    tensors = {name: in_dtype(tensor, dtype, name).contiguous() for name, tensor in stored.items()}
+    tensors = {name: in_dtype(tensor, args.dtype, name).contiguous() for name, tensor in stored.items()}
     save_file(tensors, path, metadata={"format": "pt"})
     path.chmod(stat.S_IMODE((folder / CONFIG).stat().st_mode))  # safetensors lets the owner alone read its files
     for written in folder.iterdir():

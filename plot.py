@@ -90,21 +90,22 @@ def main(argv: Sequence[str]) -> int:
     output = Output("--output", args.output or "plot.png") if args.output or not args.text else None
     runs = [read_run(word) for word in args.runs or ["out"]]
     if args.names or not args.text:  # a table tells the seeds of a recipe apart
-        names = args.names.split(",") if args.names else map(recipe_of, args.runs or ["out"])
+        # Runs of bench.py --quality have the names of their recipes, without the seed.
+        names = args.names.split(",") if args.names else [
+            word.rpartition("-")[0] if (Path(word) / RECIPE).is_file() else word for word in args.runs or ["out"]]
         runs = [replace(run, name=printable(name)) for run, name in zip(runs, names, strict=True)]
     drawing = drawing_of(args, runs)
     if args.text:
         width = max(20, min(140, shutil.get_terminal_size((80, 24)).columns - 10))
         print("\n".join([*table_of(runs), *chart(drawing, width)]), flush=True)
     if output:
-        output.write(picture_of(drawing, output.ending))
+        content = io.BytesIO()
+        metadata = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}.get(output.ending)
+        with optional("matplotlib", "the picture").rc_context(LOOKS):
+            figure_of(drawing).savefig(content, dpi=200, format=output.ending, metadata=metadata)
+        output.write(content.getvalue())
         print(f"{printable(output.path)}: {', '.join(dict.fromkeys(run.name for run in runs))}")
     return Exit.DONE
-
-
-def recipe_of(word: str) -> str:
-    """The name of a run: of those of bench.py --quality that of the recipe, without the seed."""
-    return word.rpartition("-")[0] if (Path(word) / RECIPE).is_file() else word
 
 
 # ---------------------------------------------------------------- what is drawn
@@ -217,15 +218,6 @@ def chart(drawing: Drawing, width: int) -> list[str]:
 # ---------------------------------------------------------------- as a picture
 
 
-def picture_of(drawing: Drawing, kind: str) -> bytes:
-    """The picture as a file of this kind: png, svg or pdf. Raises UserError (exit 5) without matplotlib."""
-    metadata = {"svg": {"Date": None}, "pdf": {"CreationDate": None}, "png": {}}[kind]
-    content = io.BytesIO()
-    with optional("matplotlib", "the picture").rc_context(LOOKS):
-        figure_of(drawing).savefig(content, dpi=200, format=kind, metadata=metadata)
-    return content.getvalue()
-
-
 def mean_of(curves: Sequence[Curve]) -> tuple[Curve, np.ndarray]:
     """The mean curve of seeds, as far as all of them go, and its standard error, which is empty for a single one."""
     curves = [curve for curve in curves if curve.xs]
@@ -238,7 +230,10 @@ def mean_of(curves: Sequence[Curve]) -> tuple[Curve, np.ndarray]:
 
 
 def figure_of(drawing: Drawing) -> Any:
-    """The losses, validation with marks, training thin. Runs of one name are one line, their mean, in a band."""
+    """The losses, validation with marks, training thin. Runs of one name are one line, their mean, in a band.
+
+    Raises UserError (exit 5) without matplotlib.
+    """
     figure = optional("matplotlib.figure", "the picture").Figure((6.4, 4.0), layout="constrained")
     axes = figure.add_subplot()
     names = list(dict.fromkeys(run.name for run in drawing.runs))
@@ -252,10 +247,8 @@ def figure_of(drawing: Drawing) -> Any:
             axes.plot(curve.xs, curve.ys, color=color, linestyle=line, label=f"{name}, {said}", **look)
             if error.size:
                 axes.fill_between(curve.xs, curve.ys - error, curve.ys + error, color=color, alpha=0.2, linewidth=0)
-    axes.set(ylim=drawing.limits, xlabel=drawing.x_label, ylabel=f"loss, {drawing.unit}")
-    axes.set_xlim(left=0)
-    title = "mean of seeds; band: one standard error" if len(names) < len(drawing.runs) else None
-    axes.legend(loc="upper right", title=title)
+    axes.set(xlim=(0, None), ylim=drawing.limits, xlabel=drawing.x_label, ylabel=f"loss, {drawing.unit}")
+    axes.legend(loc="upper right", title="mean of seeds; band: one standard error" * (len(names) < len(drawing.runs)))
     return figure
 
 

@@ -152,10 +152,8 @@ def ladder(shape: Shape, machine: Facts) -> list[Rung]:
 
 def as_flags(values: dict[str, Any]) -> list[str]:
     """{'use_amp': True, 'compile': False, 'batch_size': 4} as flags of train.py."""
-    words = []
-    for name, value in values.items():
-        words += [f"--{'' if value else 'no-'}{name}"] if isinstance(value, bool) else [f"--{name}", str(value)]
-    return words
+    return [word for name, value in values.items() for word in (
+        [f"--{'' if value else 'no-'}{name}"] if isinstance(value, bool) else [f"--{name}", str(value)])]
 
 
 # ---------------------------------------------------------------- running a rung
@@ -237,13 +235,13 @@ def time_ladder(bench: Bench, numbers: Sequence[int] | None) -> bool:
         first = first or timed
         difference, gain = loss_difference(timed.losses, first.losses), first.ms_median / timed.ms_median
         is_same = difference <= TOLERANCES[rung.precision]
-        is_good = is_good and is_same
+        is_good &= is_same
         results.append({**asdict(rung), **asdict(timed), "speedup": gain, "loss_difference": difference,
                         "loss_ok": is_same})
         bench.out.say(ROW.format(
             rung.number, rung.name, f"{timed.ms_median:,.1f}", f"{timed.tokens_per_second:,.0f}", percent(timed.mfu),
             size(timed.peak_memory_bytes), f"{gain:.2f}x") + f"  losses DIFFER, by {difference:.1e}" * (not is_same))
-    if first is not None:
+    if first:
         most = max(result.get("loss_difference", 0.0) for result in results)
         bench.out.say(f"losses    of the first {LOSS_STEPS} steps are within {most:.1e} of the first rung's; 16 bits "
                       f"explain {TOLERANCES['bf16']:.0e}")

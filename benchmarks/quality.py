@@ -91,7 +91,7 @@ def train_one(bench: Bench, folder: Path, flags: list[str], steps: int) -> str:
     if not path.is_file():
         folder.mkdir(parents=True, exist_ok=True)
         write_whole(path, json.dumps(flags))
-    elif json.loads(path.read_text(encoding="utf-8")) != flags:
+    elif json.loads(path.read_bytes()) != flags:
         raise UserError(Exit.FLAGS, f"{printable(folder)} holds a run with other flags. Delete it, or give "
                                     "another --quality_dir.")
     if is_run_complete(folder, steps):

@@ -76,13 +76,13 @@ class Progress:
 
         It has the lines too that a bar shows for a moment only.
         """
-        if self._transcript is not None:
+        if self._transcript:
             self._transcript.begin(path, heading, appends)
 
     def warn(self, message: str) -> None:
         """Prints one warning line to stderr, above the bar, and passes it to on_warning."""
         self.note(f"warning: {message}")
-        if self.on_warning is not None:
+        if self.on_warning:
             self.on_warning(message)
 
     def note(self, message: str) -> None:
@@ -113,7 +113,7 @@ class Progress:
                 self._figures = " | ".join([*fields[1:], *fields[:1]]) or line
                 self._draw(self._figures)
                 self._bar.update(done - self._bar.n)
-            if line and self._transcript is not None:
+            if line and self._transcript:
                 self._transcript.add(line)
         elif line:
             self.say(line)
