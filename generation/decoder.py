@@ -98,23 +98,19 @@ class Decoder:
         If another row was filled with the same ids, its keys and values are copied instead of computed.
         """
         ids = list(ids)
-        self.lengths[row] = len(ids)
         if ids in self.filled:
-            self._copy(self.filled.index(ids), row, len(ids))
+            self.move(self.filled.index(ids), row)
         elif ids:
             self._read(row, ids)
-        self.filled[row] = ids
+        self.lengths[row], self.filled[row] = len(ids), ids
 
     @torch.inference_mode()
     def move(self, source: int, target: int) -> None:
         """Copies what one row holds to another."""
-        self._copy(source, target, self.lengths[source])
-        self.lengths[target] = self.lengths[source]
-        self.filled[target] = self.filled[source]
-
-    def _copy(self, source: int, target: int, length: int) -> None:
+        length = self.lengths[source]
         for kv in self.caches:
             kv[target, :, :, :length] = kv[source, :, :, :length]
+        self.lengths[target], self.filled[target] = length, self.filled[source]
 
     def _read(self, row: int, ids: list[int]) -> None:
         """Computes the keys and values of ids in one pass."""

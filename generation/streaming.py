@@ -91,7 +91,7 @@ def write_samples(decoder: Decoder, samples: Iterable[Sample], sampling: Samplin
     A signal ends the work; what is there is written.
     """
     begun: deque[Sample] = deque()
-    num_ids, started = 0, time.perf_counter()
+    num_later, started = -1, time.perf_counter()  # ids after the first one
     first_at = started
 
     def begin() -> Iterator[Sample]:
@@ -102,14 +102,14 @@ def write_samples(decoder: Decoder, samples: Iterable[Sample], sampling: Samplin
 
     for sample in decode(decoder, begin(), sampling, language.end_ids):
         if sample.finish != "end_of_text":
-            num_ids += 1
-            first_at = time.perf_counter() if num_ids == 1 else first_at
+            num_later += 1
+            first_at = first_at if num_later else time.perf_counter()
         write_begun(begun, as_json)
         if signals.number:
             break
     write_begun(begun, as_json, interrupted=True)
 
-    num_later = max(0, num_ids - 1)
+    num_later = max(0, num_later)
     seconds = time.perf_counter() - first_at if num_later else 0.0
     rate = f"{num_later / seconds:.1f}" if num_later else "n/a"
     print_line(f"first token {first_at - started:.3f} s, then {several(num_later, 'new token')} in {seconds:.2f} s, "
