@@ -94,15 +94,6 @@ def check(args: argparse.Namespace) -> list[str]:
 # ---------------------------------------------------------------- the command, in the order of events
 
 
-def check_packages(args: argparse.Namespace) -> None:
-    """Raises UserError (exit 5) for what the flags need and is not there, before any time is spent."""
-    require("torch", "numpy", "tokenizers", "tqdm", "safetensors")
-    if args.peer == "decode":
-        optional("transformers", "--peer decode")
-    if args.peer == "step" and not (Path(args.peer_dir) / "train.py").is_file():
-        raise UserError(Exit.MACHINE, f"--peer_dir {printable(args.peer_dir)} has no train.py. Give nanoGPT's folder.")
-
-
 def set_up_bench(args: argparse.Namespace, out: Progress, signals: Signals, folder: Path) -> Bench:
     """The machine and the tokens, which are made up in the folder without --data_dir. Raises UserError (exit 3, 5)."""
     from benchmarks import prepare
@@ -150,7 +141,12 @@ def main(argv: Sequence[str]) -> int:
 
         return train_naively(argv[1].split(","), argv[2:])
     args = read_flags(argv)
-    check_packages(args)
+    # What the flags need and is not there ends it before any time is spent.
+    require("torch", "numpy", "tokenizers", "tqdm", "safetensors")
+    if args.peer == "decode":
+        optional("transformers", "--peer decode")
+    if args.peer == "step" and not (Path(args.peer_dir) / "train.py").is_file():
+        raise UserError(Exit.MACHINE, f"--peer_dir {printable(args.peer_dir)} has no train.py. Give nanoGPT's folder.")
     file = Output("--json", args.json) if args.json else None
     with (contextlib.closing(Progress()) as out, Signals(out.note, USUALLY_SECONDS) as signals,
           tempfile.TemporaryDirectory(prefix="bench-", ignore_cleanup_errors=True) as folder):

@@ -215,10 +215,10 @@ def time_ladder(bench: Bench, numbers: Sequence[int] | None) -> bool:
 
     By default all are run, but without a GPU not the one that is minutes compiling.
     """
-    shape, is_good = bench.shape, True
-    bench.out.say(f"shape     {shape.model_size}, {shape.vocab_size:,} ids, B {shape.batch_size}, T "
-                  f"{shape.seq_length:,}: {shape.tokens_per_step:,} tokens a step; medians of {bench.steps} steps")
-    bench.out.say(ROW.format("rung", "name", "ms", "tok/s", "mfu", "memory", "gain"))
+    shape, say, is_good = bench.shape, bench.out.say, True
+    say(f"shape     {shape.model_size}, {shape.vocab_size:,} ids, B {shape.batch_size}, T {shape.seq_length:,}: "
+        f"{shape.tokens_per_step:,} tokens a step; medians of {bench.steps} steps")
+    say(ROW.format("rung", "name", "ms", "tok/s", "mfu", "memory", "gain"))
     results = bench.found.setdefault("rungs", [])
     first = None
     for rung in ladder(shape, bench.machine):
@@ -229,7 +229,7 @@ def time_ladder(bench: Bench, numbers: Sequence[int] | None) -> bool:
                 timed = run_rung(bench, rung)
         except RungFailed as error:
             is_good = False
-            bench.out.say(f"{rung.number:>4}  {rung.name:<30} failed: {error}")
+            say(f"{rung.number:>4}  {rung.name:<30} failed: {error}")
             results.append({**asdict(rung), "failed": str(error)})
             continue
         first = first or timed
@@ -238,11 +238,11 @@ def time_ladder(bench: Bench, numbers: Sequence[int] | None) -> bool:
         is_good &= is_same
         results.append({**asdict(rung), **asdict(timed), "speedup": gain, "loss_difference": difference,
                         "loss_ok": is_same})
-        bench.out.say(ROW.format(
+        say(ROW.format(
             rung.number, rung.name, f"{timed.ms_median:,.1f}", f"{timed.tokens_per_second:,.0f}", percent(timed.mfu),
             size(timed.peak_memory_bytes), f"{gain:.2f}x") + f"  losses DIFFER, by {difference:.1e}" * (not is_same))
     if first:
         most = max(result.get("loss_difference", 0.0) for result in results)
-        bench.out.say(f"losses    of the first {LOSS_STEPS} steps are within {most:.1e} of the first rung's; 16 bits "
-                      f"explain {TOLERANCES['bf16']:.0e}")
+        say(f"losses    of the first {LOSS_STEPS} steps are within {most:.1e} of the first rung's; 16 bits explain "
+            f"{TOLERANCES['bf16']:.0e}")
     return is_good

@@ -123,7 +123,8 @@ def steps_to(curve: Curve, loss: float) -> float | None:
 
 def report(bench: Bench, runs: Mapping[str, Sequence[LoggedRun]]) -> None:
     """A line for each recipe: its loss, and the tokens and the time in which it reaches the loss of the first one."""
-    bench.out.say(ROW.format("", "seeds", "nats", "+-", "ms/step", "tokens to", "time to"))
+    say = bench.out.say
+    say(ROW.format("", "seeds", "nats", "+-", "ms/step", "tokens to", "time to"))
     target, first_speed = math.nan, math.nan
     for name, seeds in runs.items():
         curves = [run["val_loss"] for run in seeds]
@@ -135,12 +136,11 @@ def report(bench: Bench, runs: Mapping[str, Sequence[LoggedRun]]) -> None:
             target, first_speed = mean.ys[-1], speed
         reached = steps_to(mean, target)
         tokens = None if reached is None else reached / mean.last_x
-        bench.out.say(ROW.format(
+        say(ROW.format(
             name[:13], len(seeds), f"{mean.ys[-1]:.4f}", "-" if error is None else f"{error:.4f}",
             f"{1e3 * speed:,.1f}",
             *("never" if tokens is None else f"{share * tokens:.1%}" for share in (1, speed / first_speed))))
         bench.found.setdefault("recipes", {})[name] = {
             "steps": mean.xs, "val_losses": [curve.ys for curve in curves], "standard_error": error,
             "seconds_per_step": speed, "share_of_tokens": tokens}
-    bench.out.say(f"+-: standard error over seeds; tokens, time to: the final loss of {next(iter(runs))}, as a share "
-                  "of its own")
+    say(f"+-: standard error over seeds; tokens, time to: the final loss of {next(iter(runs))}, as a share of its own")

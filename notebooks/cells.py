@@ -66,7 +66,7 @@ def pip_command(use_gpu: str) -> str:
     """
     cuda, torch, pip = 0, "", f'"{sys.executable}" -m pip install -q'
     with contextlib.suppress(OSError):
-        said = subprocess.run("nvidia-smi", check=False, capture_output=True, text=True).stdout
+        said = subprocess.run("nvidia-smi", capture_output=True, text=True).stdout
         cuda = max(map(int, re.findall(r"CUDA[\w ]* Version: *(\d+)", said)), default=0)
     if not cuda and sys.platform != "darwin":
         how = "Runtime > Change runtime type > T4 (Colab), Settings > Accelerator (Kaggle)"

@@ -87,7 +87,7 @@ def unpacked(source: Source, path: Path, look: Callable[[], None]) -> Source:
 
     Raises UserError (exit 3) for a damaged archive, for one that unpacks to far too much, and for invalid bytes.
     """
-    if not source.packing and not source.encoding:
+    if not (source.packing or source.encoding):
         return source
     with path.open("wb") as file:
         for piece in pieces_of(source):
@@ -139,7 +139,7 @@ def _unpacked(file: BinaryIO, source: Source) -> Iterator[bytes]:
                 raise _damaged(source, first_line(error)) from error
             if piece:
                 yield piece
-            is_inside, packed = not stream.eof, stream.unused_data if stream.eof else b""
+            is_inside, packed = not stream.eof, stream.unused_data
             if not is_inside:
                 stream = new_stream()
     if is_inside:

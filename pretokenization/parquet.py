@@ -10,14 +10,13 @@ from common.words import printable
 from pretokenization.blocks import Findings, Kind, Reading, TextBlock
 from pretokenization.files import Source
 
-TABLE_ENDINGS = (".parquet",)
 MAGIC = b"PAR1"
 ROWS_AT_ONCE = 64
 
 
 def is_parquet(source: Source, name: str, head: bytes) -> bool:
     """True for a file that begins as a table. Raises UserError (exit 3) for one that only its name calls so."""
-    if name.endswith(TABLE_ENDINGS) and not head.startswith(MAGIC):
+    if name.endswith(".parquet") and not head.startswith(MAGIC):
         raise source.error("is not a Parquet file: its first bytes are not PAR1. Give a complete one.")
     return head.startswith(MAGIC)
 
@@ -60,4 +59,4 @@ def row_documents(block: TextBlock, content: list[Any], reading: Reading, found:
     return texts
 
 
-PARQUET = Kind(is_parquet, table_blocks, row_documents, TABLE_ENDINGS, is_text=False)
+PARQUET = Kind(is_parquet, table_blocks, row_documents, (".parquet",), is_text=False)

@@ -10,7 +10,6 @@ from argparse import Namespace
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -113,17 +112,6 @@ def settle_split(job: Job, needs_size: bool) -> int:
     job.split = split_by_hash(default_fraction(sum(sizes)) if fraction is None else fraction, int(found.min()),
                               int(found.max()))
     return int(np.array(sizes)[found >= np.uint64(job.split.threshold)].sum())
-
-
-def write_sample(job: Job, path: Path, share: float) -> int:
-    """Writes a share of the training text into a file, evenly spread over the text; returns its bytes.
-
-    Raises UserError (exit 3) if there is no text.
-    """
-    with path.open("wb", buffering=2**22) as file:
-        num_bytes = sum(file.write(answer.sample) for answer in job.answers("sampling", share=share))
-    job.report.refuse_nothing(job.text_bytes)
-    return num_bytes
 
 
 # ---------------------------------------------------------------- encoding

@@ -15,7 +15,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from common.memory import without_collector
 from common.words import printable, shell_word
 from pretokenization.engines import Encoder, Fence, is_compared
-from pretokenization.passes import Job, write_sample
+from pretokenization.passes import Job
 from pretokenization.workers import SEPARATOR, in_child
 from tokens.faithful import probes_of, refuse_changes, refuse_uncertain_ids
 from tokens.tokenizer import END_OF_TEXT, Vocabulary, byte_alphabet, load_tokenizer, parse, vocabulary_of
@@ -40,7 +40,10 @@ def given_vocabulary(path: str, warn: Callable[[str], None]) -> Vocabulary:
 
 
 def new_vocabulary(job: Job, train_bytes: int) -> Vocabulary:
-    """A tokenizer trained on a sample of the training part, of which there are so many bytes."""
+    """A tokenizer trained on a sample of the training part, of which there are so many bytes, evenly spread over it.
+
+    Raises UserError (exit 3) if there is no text.
+    """
     args, progress = job.args, job.progress
     sample_bytes = min(train_bytes, args.train_sample_bytes)
     is_auto = args.vocab_size == "auto"
@@ -52,8 +55,10 @@ def new_vocabulary(job: Job, train_bytes: int) -> Vocabulary:
                       f"--tokenizer_file {shell_word(old)} keeps it.")
 
     path = job.folder.work / "sample"
-    with job.folder.writing():
-        sample_bytes = write_sample(job, path, sample_bytes / max(1, train_bytes))
+    with job.folder.writing(), path.open("wb", buffering=2**22) as file:
+        answers = job.answers("sampling", share=sample_bytes / max(1, train_bytes))
+        sample_bytes = sum(file.write(answer.sample) for answer in answers)
+    job.report.refuse_nothing(job.text_bytes)
     possible = min(requested, NUM_FIRST_IDS + sample_bytes)  # a byte brings one merge at most
     with progress.phase("training the tokenizer"):
         content = ""
