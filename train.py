@@ -65,7 +65,7 @@ def read_flags(argv: Sequence[str]) -> flags.Flags:
     g.switch("--allow_new_data", False, "resume on other tokens than the checkpoint was trained on", of="call",
              needs="resume_from, cooldown_from", hidden=True)
 
-    follows = "min_lr warmup_steps eval_interval sample_interval log_interval"
+    follows = "min_lr warmup_steps weight_decay dropout eval_interval sample_interval log_interval"
     g = parser.group("model")
     g.flag("--arch", one_of("gpt2", "qwen3", "llama"), None, "the network", "gpt2", replaces="bias",
            against="init_from")
@@ -86,8 +86,8 @@ def read_flags(argv: Sequence[str]) -> flags.Flags:
     g.flag("--seq_length", whole(1, 2**20), None, "tokens of a sequence, T", "1024, without a GPU 256, or what the "
            "corpus allows",
            called="block_size max_seq_len max_seq_length seq_len context_length n_ctx")
-    g.flag("--dropout", real(0, 1, below=True), 0.0, "share of activations dropped; 0.1 to 0.2 against overfitting; "
-           "other sizes of micro-batches draw other masks",
+    g.flag("--dropout", real(0, 1, below=True), None, "share of activations dropped; other sizes of micro-batches draw "
+           "other masks", "0.1 where the text is read 4 times or more, else 0",
            called="drop dropout_rate resid_pdrop attn_pdrop")
     g.switch("--bias", None, "biases in linear layers and norms", "on for gpt2; the others have none",
              against="arch qwen3|llama, init_from")
@@ -151,7 +151,8 @@ def read_flags(argv: Sequence[str]) -> flags.Flags:
     g.old("--decay_share", real(0, 1, above=True), lambda share, asked: {"cooldown": share})
     g.old("--cooldown_steps", whole(1), lambda steps, asked: {"cooldown": steps})
     g.old("--use_lr_scheduler", flags.SWITCH, schedule_of_switch)
-    g.flag("--weight_decay", real(0, 10), None, "decoupled, per step and learning rate", "0.1", called="wd")
+    g.flag("--weight_decay", real(0, 10), None, "decoupled, per step and learning rate",
+           "0.1 for each pass over the text, at most 1.5", called="wd")
     g.flag("--beta1", real(0, 1, below=True), 0.9, "decay of the running mean of gradients", called="adam_beta1")
     g.flag("--beta2", real(0, 1, below=True), None, "decay of the running mean of squared gradients",
            "0.95 at 0.5M tokens a step to 0.99 at fewer than 0.1M", called="adam_beta2")
@@ -293,7 +294,7 @@ def main(argv: Sequence[str], parts: Parts = FAST) -> int:
             if run.state.step < setup.recipe.total_steps:
                 recovery.compile_run(run)
             pace = measure_pace(run, take_step, validator, deadline)
-        run.setup = with_horizon(deadline, setup, pace, run.state.step)
+        run.follow(with_horizon(deadline, setup, pace, run.state.step))
         return train(run, pace, deadline, validator, argv)
 
 

@@ -169,17 +169,14 @@ def compiler_complaint(error: Exception) -> str:
 # ---------------------------------------------------------------- settings of the process
 
 
-def set_up(machine: Machine, compiled: Path, deterministic: bool = False, dropout: float = 0.0) -> None:
+def set_up(machine: Machine, compiled: Path, deterministic: bool = False) -> None:
     """Makes the settings that hold for the whole process.
 
     What stays in fp32 is TF32 on a GPU. compiled is the folder in which the compiler keeps its kernels.
-    deterministic makes an operation whose result depends on timing raise RuntimeError. dropout is the probability
-    that training uses: not every attention kernel draws it exactly.
+    deterministic makes an operation whose result depends on timing raise RuntimeError.
     """
     if machine.compile:
         keep_kernels_in(compiled)
-    if dropout:
-        without_cudnn_attention()  # some of its kernels know a probability in sixteenths only (PyTorch's PR 174245)
     if deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # without it cuBLAS refuses
         torch.backends.cudnn.benchmark = False

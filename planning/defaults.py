@@ -37,8 +37,12 @@ FINETUNING = 0.1
 # (LOG.md, 2026-11-23, Wider initial matrices).
 SMALL_INIT = 0.4
 
-# Decoupled decay per step and rate (Brown et al. 2020, GPT-3, appendix B); norms and biases have none.
-WEIGHT_DECAY = 0.1
+# Decoupled decay per step and rate; norms and biases have none. A text that is read many times wants more of it, and
+# dropout (Kim et al. 2025; LOG.md, 2026-11-24, Many passes over one text). Trained weights keep 0.1 and no dropout, as
+# do schedules that know no end before it comes: a run made longer is then the run that was planned so long.
+DECAY_OF_A_PASS, MOST_DECAY = 0.1, 1.5  # 0.1 for one pass (Brown et al. 2020, GPT-3, appendix B)
+DROPOUT, MANY_PASSES = 0.1, 4.0
+GOES_ON = ("wsd", "constant")
 
 # beta2 by the tokens that its average forgets half of: 0.95 at 0.5M tokens a step, as GPT-3 has it (Marek et al. 2025).
 HALF_LIFE_TOKENS = 7_000_000
@@ -62,7 +66,9 @@ REASONS = {
     "warmup_steps": f"{WARMUP_SHARE:.0%} of the steps, at most {LONGEST_WARMUP:,} (Touvron et al. 2023)",
     "beta2": f"forgets half in {HALF_LIFE_TOKENS / 1e6:g}M tokens, within limits (Marek et al. 2025)",
     "cooldown": "a fifth of the steps is enough (Haegele et al. 2024)",
-    **dict.fromkeys(("weight_decay", "grad_clip"), "as GPT-3 (Brown et al. 2020, appendix B)"),
+    "grad_clip": "as GPT-3 (Brown et al. 2020, appendix B)",
+    "weight_decay": f"{DECAY_OF_A_PASS} for each pass over the text, at most {MOST_DECAY} (Kim et al. 2025)",
+    "dropout": f"where the text is read {MANY_PASSES:g} times or more (Kim et al. 2025)",
 }
 
 # ---------------------------------------------------------------- the laws
@@ -132,6 +138,11 @@ def _peak_by_points(width: int, points: Sequence[tuple[int, float]]) -> float:
     (low, rate), (high, next_rate) = next(
         (pair for pair in pairwise(points) if width <= pair[1][0]), (points[-2], points[-1]))
     return rate * (width / low) ** (math.log(next_rate / rate) / math.log(high / low))
+
+
+def default_decay(passes: float) -> float:
+    """The weight decay of a run that reads its text so many times."""
+    return min(MOST_DECAY, DECAY_OF_A_PASS * max(1.0, passes))
 
 
 def default_beta2(tokens_per_step: int) -> float:

@@ -65,18 +65,18 @@ def session(use_gpu: bool | None) -> Iterator[Session]:
         yield Session(out, signals, processes, held)
 
 
-def choose_machine(flags: FlagsOfGroup, dropout: float) -> Machine:
+def choose_machine(flags: FlagsOfGroup, dropout: float | None = None) -> Machine:
     """The device, its precision and whether to compile, set up for the whole process.
 
     Raises UserError (exit 5) if --use_gpu is given and there is no GPU that can be used.
     """
     _check_device(flags, dropout)
     machine = device.choose(flags.use_gpu, flags.use_amp, flags.amp_dtype, flags.compile)
-    device.set_up(machine, cache_folder() / "compiled", flags.deterministic, dropout)
+    device.set_up(machine, cache_folder() / "compiled", flags.deterministic)
     return machine
 
 
-def _check_device(flags: FlagsOfGroup, dropout: float) -> None:
+def _check_device(flags: FlagsOfGroup, dropout: float | None) -> None:
     """Raises UserError (exit 5) for what the device cannot do."""
     if flags.use_gpu and (reason := device.why_no_gpu()):
         raise UserError(Exit.MACHINE, f"--use_gpu: {reason}, or give --no-use_gpu to train on the CPU.")

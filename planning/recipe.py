@@ -66,6 +66,11 @@ class Recipe(Schedule):
         """How often the run goes over its tokens; fewer than epochs where max_steps ends it."""
         return self.total_steps * self.samples_per_step / self.windows_per_epoch
 
+    @property
+    def lr_scale(self) -> float:
+        """The rate of all but hidden matrices as a multiple of theirs."""
+        return self.embedding_learning_rate / self.learning_rate
+
     def flags(self) -> dict[str, Any]:
         """The values decided, by the names of train.py's flags; max_steps stays as it was given."""
         chosen, horizon = self._chosen(), {"epochs": self.epochs}
@@ -122,7 +127,7 @@ def choose_config(flags: FlagsOfGroup, vocab_size: int, num_tokens: int, sizing:
     seq_length = flags.seq_length or (sizing.seq_length if sizing else DEFAULT_SEQ_LENGTH)
     architecture = ARCHITECTURES[flags.arch or DEFAULT]
     others = {name: getattr(flags, name) for name in architecture.FLAGS if getattr(flags, name) is not None}
-    config = architecture.sized(shape, vocab_size, min(seq_length, num_tokens - 1), flags.dropout,
+    config = architecture.sized(shape, vocab_size, min(seq_length, num_tokens - 1), flags.dropout or 0.0,
                                 flags.tie_weights, **others)
     return replace(config, **{name: getattr(flags, name) for name in config.own_fields()})
 
@@ -137,7 +142,7 @@ def _config_of_weights(flags: FlagsOfGroup, vocab_size: int, num_tokens: int) ->
         raise UserError(Exit.FLAGS, f"--seq_length {flags.seq_length}: --init_from has {config.seq_length} positions. "
                                     "Lower it.")
     seq_length = min(flags.seq_length or min(config.seq_length, LONGEST_DEFAULT_SEQ_LENGTH), num_tokens - 1)
-    return replace(config, seq_length=seq_length, dropout=flags.dropout)
+    return replace(config, seq_length=seq_length, dropout=flags.dropout or 0.0)
 
 
 def choose_options(recompute: bool, has_weights: bool, machine: Machine, attention: Attention,
@@ -215,16 +220,22 @@ def choose_recipe(args: Flags, config: ModelConfig, num_tokens: int, most_batch_
     is_usual = learning_rate == usual.learning_rate
     of_embeddings = usual.embedding_learning_rate if is_usual else learning_rate
 
+    if config.dropout:
+        values.of("dropout", config.dropout)
+
     run_tokens = epochs * num_tokens
     if args.max_steps:
         run_tokens = min(run_tokens if args.epochs else math.inf, args.max_steps * ASSUMED_STEP_TOKENS)
     eval_tokens = (args.eval_batches or 0) * batch_size * config.seq_length or eval_tokens_of(run_tokens)
+    schedule = _schedule(values, settings, learning_rate, total_steps, cooldown)
+    may_go_on = schedule["schedule"] in defaults.GOES_ON
     return Recipe(
-        **_schedule(values, settings, learning_rate, total_steps, cooldown), batch_size=batch_size,
+        **schedule, batch_size=batch_size,
         accumulation=args.gradient_accumulation_steps, windows_per_epoch=windows, epochs=epochs,
         embedding_learning_rate=values.of("embedding_learning_rate", of_embeddings),
         init_std=values.of("init_std", usual.init_std if is_usual else INIT_STD),
-        weight_decay=values.of("weight_decay", defaults.WEIGHT_DECAY),
+        weight_decay=values.of("weight_decay", defaults.default_decay(
+            1.0 if args.init_from or may_go_on else total_steps * samples_per_step / windows)),
         beta2=values.of("beta2", defaults.default_beta2(tokens_per_step)),
         grad_clip=values.of("grad_clip", defaults.GRAD_CLIP),
         eval_interval=eval_interval_of(args.eval_interval, total_steps),

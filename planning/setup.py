@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -13,15 +14,18 @@ from common.errors import Exit, UserError, is_out_of_memory
 from common.flags import Flags, having
 from common.progress import Progress
 from common.signals import Signals
-from machine.device import Machine
+from machine.device import Machine, without_cudnn_attention
 from machine.memory import available_ram
 from machine.processes import ALONE, Processes
+from model import Options
+from planning import defaults
 from planning.inputs import Inputs, Session, choose_inputs, choose_machine
 from planning.memory import MemorySetting, choose_sharing
 from planning.micro_batch import OUT_OF_MEMORY, after_out_of_memory, find_micro_batch, sequences_at_a_time
 from planning.pace import Deadline, TakeStep
 from planning.plan import Plan
 from planning.recipe import Recipe, choose_options, choose_recipe
+from planning.sizing import assumed_steps
 from tokens.corpus import Corpus
 from training.checkpointing import plan_saving
 from training.optimizers import state_bytes
@@ -36,10 +40,14 @@ def choose_setup(inputs: Inputs, runtime: Runtime, parts: Parts, deadline: Deadl
 
     None, and said why, for a resumed run that is at its end. argv is the command line. Raises UserError.
     """
-    args, config, corpus, stored = inputs.args, inputs.config, inputs.corpus, inputs.stored
+    args, corpus, stored = inputs.args, inputs.corpus, inputs.stored
     machine, processes = runtime.machine, runtime.processes
     options = choose_options(args.activation_checkpointing, bool(args.init_from), machine, parts.attention,
                              stored.get("environment", {}))
+    dropout = processes.agree(lambda: _choose_dropout(inputs, options, runtime, deadline))
+    config = replace(inputs.config, dropout=dropout)
+    if config.dropout:
+        without_cudnn_attention()  # some of its kernels know a probability in sixteenths only (PyTorch's PR 174245)
     strategy, why_strategy, most = processes.agree(
         lambda: choose_sharing(args, inputs.sizing, config, options, machine, processes))
     choose = partial(choose_recipe, args, config, corpus.train.length, most, inputs.sizing, stored)
@@ -71,6 +79,24 @@ def choose_setup(inputs: Inputs, runtime: Runtime, parts: Parts, deadline: Deadl
     setup = Setup(args, runtime, corpus, inputs.sizing, inputs.resumed, plan, choose)
     processes.check_same(in_common(setup))
     return setup
+
+
+def _choose_dropout(inputs: Inputs, options: Options, runtime: Runtime, deadline: Deadline) -> float:
+    """The flag's, else by the passes over the text; those of --max_minutes are assumed, as no step is measured yet."""
+    args, config, machine, processes = inputs.args, inputs.config, runtime.machine, runtime.processes
+    shares_ram = machine.on_gpu and not machine.backend.has_own_memory
+    if args.dropout is not None or args.init_from or args.compile_mode == "reduce-overhead" or (
+            shares_ram and args.activation_checkpointing):
+        return args.dropout or 0.0
+    most = choose_sharing(args, inputs.sizing, config, options, machine, processes)[2]
+    choose = partial(choose_recipe, args, config, inputs.corpus.train.length, most, inputs.sizing, inputs.stored)
+    horizon = deadline.horizon
+    if horizon is None and args.max_minutes:
+        tokens_per_step = choose(1).samples_per_step * config.seq_length
+        horizon = assumed_steps(args.max_minutes, machine, processes.world_size, config, tokens_per_step)
+    recipe = choose(horizon)
+    is_many = recipe.passes >= defaults.MANY_PASSES and recipe.schedule not in defaults.GOES_ON
+    return defaults.DROPOUT if is_many else 0.0
 
 
 def _nothing_is_left(inputs: Inputs, recipe: Recipe, deadline: Deadline, runtime: Runtime) -> bool:
@@ -109,7 +135,7 @@ def answer_trial(args: Flags, batch_size: int, accumulation: int, take_step: Tak
     take_step is that of train.py.
     """
     out, signals = Progress(open(os.devnull, "w")), Signals()  # noqa: SIM115
-    machine = choose_machine(args.machine, args.dropout)
+    machine = choose_machine(args.machine)
     args = having(args, batch_size=batch_size, gradient_accumulation_steps=accumulation, dry_run=True, overfit=None,
                   resume_from=None, cooldown_from=None)
     inputs = choose_inputs(args, Session(out, signals, ALONE, contextlib.ExitStack()))

@@ -12,15 +12,17 @@ from dataclasses import dataclass
 import torch
 
 from architectures.architecture import Architecture
-from architectures.table import ARCHITECTURES, DEFAULT
+from architectures.table import ARCHITECTURES, DEFAULT, ModelConfig
 from common.errors import Exit, UserError
 from common.flags import FlagsOfGroup
 from machine.backends import gpu_in_use
+from machine.device import Machine
 from model import SIZES
 from tokens.corpus import Corpus
 
 FLOPS_PER_THREAD = 25e9  # per second while it trains in fp32, assumed: below what laptops were seen to reach
 FLOPS_OF_APPLE_GPU = 1e12  # the same of MPS, assumed: 40% of the data sheet's fp32 peak of the smallest M1
+SHARE_OF_PEAK, UNKNOWN_PEAK = 0.35, 1e13  # of a GPU with its own memory, as --check has it; of an unknown card
 USUAL_MINUTES = 15.0  # that a run may take where --max_minutes does not say
 LEAST_TOKENS_PER_PARAMETER = 5  # in the time there is, for a size above the smallest
 MOST_EPOCHS = 10  # of a default run: what a model learns from a text it has read more often than that is the text
@@ -59,6 +61,13 @@ def choose_sizing(flags: FlagsOfGroup, corpus: Corpus, use_gpu: bool | None, max
     return sizing_for(corpus.vocab_size, corpus.train.length, None if gpu else torch.get_num_threads(),
                       max_minutes, flags.seq_length, ARCHITECTURES[flags.arch or DEFAULT],
                       shape_of(flags, flags.model_size or DEFAULT_SIZE) if says_size else None)
+
+
+def assumed_steps(minutes: float, machine: Machine, world_size: int, config: ModelConfig, tokens: int) -> int:
+    """The steps, of so many tokens, that the minutes are assumed to allow, before any is measured."""
+    speed = (SHARE_OF_PEAK * (machine.peak_flops or UNKNOWN_PEAK) if machine.backend.has_own_memory else
+             FLOPS_OF_APPLE_GPU if machine.on_gpu else FLOPS_PER_THREAD * torch.get_num_threads())
+    return int(60 * minutes * speed * world_size / (config.flops_per_token * tokens))
 
 
 def shape_of(flags: FlagsOfGroup, name: str) -> Shape:

@@ -43,6 +43,7 @@ class BesideAdamW(torch.optim.Optimizer):
             self._adamw.state = self.state  # one place for all that a checkpoint holds
         device = self.param_groups[0]["params"][0].device
         self._rates = [torch.zeros((), device=device) for _ in self._own]  # filled at each step, without a wait
+        self._decays = [torch.zeros((), device=device) for _ in self._own]
         self._finite, self._unscaled = torch.zeros((), device=device), torch.ones((), device=device)
 
     def compile_step(self) -> None:
@@ -60,8 +61,9 @@ class BesideAdamW(torch.optim.Optimizer):
         if self._adamw is not None:
             self._adamw.found_inf, self._adamw.grad_scale = self.found_inf, self.grad_scale
             self._adamw.step()
-        for group, rate in zip(self._own, self._rates, strict=True):
+        for group, rate, decay in zip(self._own, self._rates, self._decays, strict=True):
             rate.fill_(group["lr"])
+            decay.fill_(group["weight_decay"])
             for parameter, rows in zip(group["params"], group["rows"], strict=True):
                 if not self.state[parameter]:
                     self.state[parameter] = zeros_of(self.kept(parameter, rows), parameter)

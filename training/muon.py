@@ -23,11 +23,11 @@ MOST_ELEMENTS = 2**25  # orthogonalized at a time, so that the working memory st
 
 
 def update_matrices(weights: Sequence[torch.Tensor], gradients: Sequence[torch.Tensor], momenta: Sequence[torch.Tensor],
-                    rows: Sequence[Rows], rates: tuple[torch.Tensor, float], decided: tuple[torch.Tensor, torch.Tensor],
-                    dtype: torch.dtype) -> None:
+                    rows: Sequence[Rows], rates: tuple[torch.Tensor, torch.Tensor],
+                    decided: tuple[torch.Tensor, torch.Tensor], dtype: torch.dtype) -> None:
     """One step of Muon on all weights, in place: Nesterov's momentum, made orthogonal, and decoupled decay.
 
-    rates are the learning rate, fp32 [], and the weight decay; decided are found_inf and grad_scale, fp32 [] each.
+    rates are the learning rate and the weight decay, decided are found_inf and grad_scale, fp32 [] each.
     Where found_inf is 1 weights and momenta stay as they are. Where several processes train, each makes its share of
     the matrices orthogonal; of sharded weights each updates its rows, for which momenta are gathered in dtype.
     """
@@ -89,8 +89,8 @@ class Muon(BesideAdamW):
 
     def update(self, found_inf: torch.Tensor, grad_scale: torch.Tensor) -> None:
         """One step of the hidden matrices."""
-        for group, rate in zip(self._own, self._rates, strict=True):
+        for group, rate, decay in zip(self._own, self._rates, self._decays, strict=True):
             weights: list[torch.Tensor] = group["params"]
             self._update(weights, [weight.grad for weight in weights],
                          [self.state[weight]["momentum_buffer"] for weight in weights], group["rows"],
-                         (rate, group["weight_decay"]), (found_inf, grad_scale), self._dtype)
+                         (rate, decay), (found_inf, grad_scale), self._dtype)

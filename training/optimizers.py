@@ -50,11 +50,18 @@ def parameter_groups(model: Any, name: str, weight_decay: float, lr_scale: float
     others = [key for key in parameters if key not in hidden]
     tables = [key for key in others if parameters[key].dim() >= 2]
     vectors = [key for key in others if parameters[key].dim() < 2]
-    return [{"params": [parameters[key] for key in keys], "rows": [hidden.get(key, ()) for key in keys],
-             "rule": name if keys is hidden or OPTIMIZERS[name].updates_all else "adamw",
-             "weight_decay": decay, "lr_scale": scale}
-            for keys, decay, scale in ((hidden, weight_decay, 1.0), (tables, weight_decay, lr_scale),
-                                       (vectors, 0.0, lr_scale))]
+    groups = [{"params": [parameters[key] for key in keys], "rows": [hidden.get(key, ()) for key in keys],
+               "rule": name if keys is hidden or OPTIMIZERS[name].updates_all else "adamw", "kind": kind}
+              for keys, kind in ((hidden, "hidden"), (tables, "table"), (vectors, "vector"))]
+    set_groups(groups, weight_decay, lr_scale)
+    return groups
+
+
+def set_groups(groups: list[dict[str, Any]], weight_decay: float, lr_scale: float) -> None:
+    """Sets the decay and the rates' multiples of the groups that parameter_groups has made."""
+    for group in groups:
+        group["weight_decay"] = 0.0 if group["kind"] == "vector" else weight_decay
+        group["lr_scale"] = 1.0 if group["kind"] == "hidden" else lr_scale
 
 
 # ---------------------------------------------------------------- what is kept

@@ -50,7 +50,7 @@ def micro_batches(run: Run, num: int) -> Iterator[data.Batch]:
                 raise Abandoned
         with runtime.gauge.waiting("data"):
             batch = run.batches.get(state.samples_seen, micro)
-        if args.dropout:  # the same in any number of processes, for micro-batches of one size
+        if run.setup.config.dropout:  # the same in any number of processes, for micro-batches of one size
             first = run.batches.first_sample(state.samples_seen, micro)
             torch.manual_seed(data.scrambled(args.seed ^ data.scrambled(first)))
         yield batch

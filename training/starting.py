@@ -70,7 +70,8 @@ def settings_of(setup: Setup) -> Settings:
     args, machine, options = setup.args, setup.machine, setup.plan.options
     flags = flags_of_run(setup)
     # What losses depend on besides the Recipe: a resume names a change, and processes compare it.
-    chosen = {name: getattr(args, name) for name in ("beta1", "label_smoothing", "dropout", "seed", "max_minutes")}
+    chosen = {"dropout": setup.config.dropout,
+              **{name: getattr(args, name) for name in ("beta1", "label_smoothing", "seed", "max_minutes")}}
     threads = {} if machine.on_gpu else {"threads": torch.get_num_threads()}
     environment = {"torch": torch.__version__, "device": machine.name, **threads,
                    "processes": setup.processes.world_size, "precision": machine.precision, "compile": machine.compile,

@@ -19,7 +19,7 @@ from machine.device import Machine
 from machine.processes import Processes
 from machine.timing import Gauge, TrainingClock
 from ops.attention import Attention, causal_attention
-from training.optimizers import adamw_for, build_optimizer, dtype_of_products, parameter_groups
+from training.optimizers import adamw_for, build_optimizer, dtype_of_products, parameter_groups, set_groups
 from training.parallel import Alone, Decisions, build
 
 if TYPE_CHECKING:  # planning/ decides what these hold, and takes a Setup or a Run itself
@@ -154,6 +154,12 @@ class Run:
         return setup.recipe.samples_per_step // (self.batches.batch_size * setup.processes.world_size)
 
 
+    def follow(self, setup: Setup) -> None:
+        """Goes on by another setup of the same model: of the horizon that measured steps allow."""
+        self.setup = setup
+        set_groups(self.optimizer.param_groups, setup.recipe.weight_decay, setup.recipe.lr_scale)
+
+
 @dataclass(frozen=True)
 class StepResult:
     """What a step gives back, fp32 [] each, on the device; extra has the network's LOSSES but the first, by name.
@@ -195,8 +201,7 @@ def build_run(setup: Setup, parts: Parts, state: TrainState) -> Run:
         torch.manual_seed(args.seed)
         model, parallel = build(plan.config, plan.options, plan.memory.strategy, setup.processes, machine,
                                 recipe.init_std, machine.compile and args.compile_mode == "reduce-overhead")
-        lr_scale = recipe.embedding_learning_rate / recipe.learning_rate
-        groups = parameter_groups(model, recipe.optimizer, recipe.weight_decay, lr_scale)
+        groups = parameter_groups(model, recipe.optimizer, recipe.weight_decay, recipe.lr_scale)
         optimizer = build_optimizer(recipe.optimizer, groups, recipe.learning_rate, (args.beta1, recipe.beta2),
                                     adamw_for(parts.adamw, machine.device), dtype_of_products(machine))
         scaler = torch.amp.GradScaler(machine.device.type, enabled=machine.precision == "fp16")
