@@ -1,4 +1,4 @@
-"""GPT-2 (Radford et al. 2019, section 2.3) and nothing else: its config and sizes, its blocks, its loss.
+"""GPT-2 (Radford et al. 2019, section 2.3), and LanguageModel, which all networks share: forward pass and losses.
 
 How the operations are computed fast is in ops/. What else the program must know of this architecture, its Hugging Face
 folder say, is in architectures/gpt2.py. Parameters have GPT-2's own names.

@@ -1,4 +1,4 @@
-"""The architectures by the model_type of a Hugging Face config.json."""
+"""The architectures by config.json's model_type; to add one, write its class in a file like llama.py."""
 
 from __future__ import annotations
 

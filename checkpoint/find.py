@@ -1,4 +1,4 @@
-"""Which checkpoint is meant by a path, and whether a run may go on from it."""
+"""Which checkpoint is meant by a path, whether a run may go on from it, and the cure that a refusal names."""
 
 from __future__ import annotations
 

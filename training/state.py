@@ -1,4 +1,4 @@
-"""What a run is made of: what was decided for it (Setup), what lives while it trains (Run), what a step gives back.
+"""What a run is made of: the decisions (Setup), what lives while it trains (Run), a step's figures (StepResult).
 
 Functions that decide nothing and change nothing take the part that they read; what needs everything takes the Run.
 """

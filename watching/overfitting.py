@@ -4,15 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from statistics import fmean, median, variance
+from statistics import fmean, variance
 
-from watching.curve import DEVIATION
-
-# So many validations after the best have to be that much worse than those around it, on the average.
-WORSE_VALIDATIONS = 3
-WORSE_SHARE = 0.01  # of the best loss
-WORSE_DEVIATIONS = 3.0  # of the validation loss around a smooth curve
-STEEP = 1.1  # times the best loss: above that the curve falls steeply
+WORSE_VALIDATIONS = 3  # the last ones
+WORSE_SHARE = 0.01  # of the best loss, by which their mean is above those around the best
 
 
 class OverfittingWatch:
@@ -46,16 +41,8 @@ class OverfittingWatch:
                 "more text, --dropout 0.2 or --patience 3.")
 
     def _has_risen_since(self, best: int) -> bool:
-        """True if the validation loss has risen by more than it wavers anyway, and goes on rising."""
+        """True if the last validations are worse than those around the best, which alone may be so by chance."""
         losses = [loss for loss, _ in self.validations]
-        last = losses[-WORSE_VALIDATIONS:]
-        if len(losses) - 1 - best < WORSE_VALIDATIONS or last[-1] <= last[0]:
-            return False
-        # Second differences of normal noise have sqrt(6) times its deviation, those of a smooth curve are near zero.
-        # The steep beginning is left out. An estimate from few of them may be far too low.
-        steep = next(at for at, loss in enumerate(losses) if loss <= STEEP * losses[best])
-        v = losses[min(steep, len(losses) - 4):]
-        bends = [abs(a - 2 * b + c) for a, b, c in zip(v, v[1:], v[2:], strict=False)]
-        noise = DEVIATION * median(bends) / math.sqrt(6) * (1 + 6 / len(bends))
-        around = fmean(losses[max(0, best - 1):best + 2])  # the best one alone may be so by chance
-        return fmean(last) - around > max(WORSE_SHARE * losses[best], WORSE_DEVIATIONS * noise)
+        last, around = losses[-WORSE_VALIDATIONS:], fmean(losses[max(0, best - 1):best + 2])
+        return (len(losses) - 1 - best >= WORSE_VALIDATIONS and last[-1] > last[0]
+                and fmean(last) - around > WORSE_SHARE * losses[best])

@@ -1,4 +1,4 @@
-"""What is recorded of a run, step by step: metrics.jsonl always, which the requested trackers read.
+"""Where the rows that monitor.py makes are recorded: metrics.jsonl always, which the requested trackers read.
 
 To add a tracker, see trackers/follow.py.
 """

@@ -35,7 +35,7 @@ def test_overfitting_is_found_soon_with_the_step_at_which_it_began(jitter):
     assert len(exact) >= 8  # the fourth validation after the best at the latest, and from there on
 
 
-@pytest.mark.parametrize(("jitter", "chance"), [(0.0, 0), (0.003, 0), (0.01, 1), (0.03, 2)])
+@pytest.mark.parametrize(("jitter", "chance"), [(0.0, 0), (0.003, 0), (0.01, 1)])
 def test_a_healthy_run_and_fine_noise_are_not_overfitting(jitter, chance):
     assert not any(watch(FALLING + 0.2, FALLING, seed, jitter) for seed in range(50))
     plateau = [watch(np.full(20, 3.4), FALLING, seed, jitter) for seed in range(100)]
