@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch.nn.attention import SDPBackend
 
-from architectures.table import ModelConfig, architecture_of
+from architectures.table import ModelConfig, architecture_of, by_flags, name_of
 from common.ranks import is_one_of_several
 from common.words import count, duration, printable, several, size
 from machine import device
@@ -88,12 +88,12 @@ class Pace:
 def say_first(setup: Setup) -> None:
     """Prints what will be trained and on what, before the seconds that building and compiling take."""
     config, sizing, machine = setup.config, setup.sizing, setup.machine
-    name, chosen = next((name for name, shape in SIZES.items() if shape == (
-        config.n_layer, config.n_head, config.n_embd)), "your shape"), sizing and sizing.name
+    chosen, mine = bool(sizing and sizing.shape), (config.n_layer, config.n_head, config.n_embd)
+    name = next((name for name, shape in SIZES.items() if shape == mine), f"{config.n_layer} x {config.n_embd}")
     why = f"for {count(setup.corpus.train.length)} tokens" if chosen else f"with T {config.seq_length:,}"
-    where = f"{machine.precision} on {machine.name}" if machine.on_gpu else "a CPU"
-    setup.out.say(f"size        {name}: {count(config.num_parameters)} parameters {why} on {where}"
-                  + " (or --model_size)" * bool(chosen))
+    where = f" in {machine.precision} on {machine.name}" if machine.on_gpu else " on a CPU" * (not chosen)
+    setup.out.say(f"size        {name}: {count(config.num_parameters)} parameters {why}{where}"
+                  + ", or --model_size" * chosen)
     for line in (*machine.warnings, *setup.corpus.notes):
         setup.out.warn(line)
 
@@ -158,8 +158,8 @@ def describe_plan(setup: Setup) -> list[str]:
     """The lines that say on what, what and for how long the run will train, and why so."""
     args, machine, plan, corpus = setup.args, setup.machine, setup.plan, setup.corpus
     config, recipe = plan.config, plan.recipe
-    decided = {**vars(args), **recipe.flags(), "seq_length": config.seq_length,
-               "model_size": (setup.sizing and setup.sizing.name) or args.model_size}
+    decided = {**vars(args), **recipe.flags(), **{name: getattr(config, name) for name in by_flags(config)},
+               "arch": name_of(config)}
     rows = [
         ("model", f"{architecture_of(config).NAME}, {count(config.num_parameters)} parameters: "
                   f"{several(config.n_layer, 'layer')}, {several(config.n_head, 'head')}, "
@@ -213,7 +213,7 @@ def doubts(setup: Setup) -> list[str]:
         found.append("no validation tokens: overfitting will not be seen.")
     elif (least := min(stream.length for stream in corpus.validations)) < MIN_VAL_TOKENS:
         found.append(f"the validation set has {least:,} tokens: its loss is largely chance.")
-    is_chosen = setup.resumed or (sizing and sizing.name)
+    is_chosen = setup.resumed or (sizing and sizing.shape)
     if not is_chosen and num_tokens < config.num_parameters and recipe.passes > 1:
         found.append(f"the corpus is small for this model: {count(num_tokens)} tokens, read {recipe.passes:.1f} times, "
                      f"for {count(config.num_parameters)} parameters. Try a smaller --model_size or --dropout 0.2.")

@@ -123,9 +123,9 @@ def choose_config(flags: FlagsOfGroup, vocab_size: int, num_tokens: int, sizing:
     if flags.init_from:
         return _config_of_weights(flags, vocab_size, num_tokens)
 
-    shape = shape_of(flags, (sizing and sizing.name) or flags.model_size or DEFAULT_SIZE)
+    shape = (sizing and sizing.shape) or shape_of(flags, flags.model_size or DEFAULT_SIZE)
     seq_length = flags.seq_length or (sizing.seq_length if sizing else DEFAULT_SEQ_LENGTH)
-    architecture = ARCHITECTURES[flags.arch or DEFAULT]
+    architecture = ARCHITECTURES[sizing.arch if sizing else flags.arch or DEFAULT]
     others = {name: getattr(flags, name) for name in architecture.FLAGS if getattr(flags, name) is not None}
     config = architecture.sized(shape, vocab_size, min(seq_length, num_tokens - 1), flags.dropout or 0.0,
                                 flags.tie_weights, **others)

@@ -1,4 +1,4 @@
-"""Size, T, batch and epochs where there is no GPU: what fits the corpus, the processor and the time.
+"""Network, size, T, batch and epochs where there is no GPU: what fits the corpus, the processor and the time.
 
 The processor's speed is assumed from its number of threads, so that one machine always gives the same choice; the time
 that is announced before the first step is measured. A resumed run has the shape that was recorded instead.
@@ -11,7 +11,6 @@ from dataclasses import dataclass
 
 import torch
 
-from architectures.architecture import Architecture
 from architectures.table import ARCHITECTURES, DEFAULT, ModelConfig
 from common.errors import Exit, UserError
 from common.flags import FlagsOfGroup
@@ -19,28 +18,32 @@ from machine.backends import gpu_in_use
 from machine.device import Machine
 from model import SIZES
 from tokens.corpus import Corpus
+from training.table import MUON_PAYS
 
 FLOPS_PER_THREAD = 25e9  # per second while it trains in fp32, assumed: below what laptops were seen to reach
 FLOPS_OF_APPLE_GPU = 1e12  # the same of MPS, assumed: 40% of the data sheet's fp32 peak of the smallest M1
 SHARE_OF_PEAK, UNKNOWN_PEAK = 0.35, 1e13  # of a GPU with its own memory, as --check has it; of an unknown card
 USUAL_MINUTES = 15.0  # that a run may take where --max_minutes does not say
 LEAST_TOKENS_PER_PARAMETER = 5  # in the time there is, for a size above the smallest
-MOST_EPOCHS = 10  # of a default run: what a model learns from a text it has read more often than that is the text
+MOST_EPOCHS = 10  # of a default run
 LONGEST_SEQUENCE, SHORTEST_SEQUENCE = 256, 32
 DEFAULT_SIZE = "gpt2_small"  # with a GPU
+CHOSEN_ARCH = "qwen3"  # with a size that is chosen; gpt2 where a flag names one
 LEAST_SEQUENCES = 64  # of an epoch, before T gets shorter
 MOST_STEP_TOKENS, LEAST_STEP_TOKENS = 4096, 512
 WANTED_STEPS = 4000  # of a small corpus: with four times the batch tiny Shakespeare ended 0.26 bits per byte higher
+STEPS_OF_CHOSEN = 400  # at least, of as many tokens as Muon pays from
 
 Shape = tuple[int, int, int]  # layers, heads, width
+SHAPES: list[Shape] = [(2, 4, 256), SIZES["mini"], SIZES["gpt2_small"]]
 
 
 @dataclass(frozen=True)
 class Sizing:
-    """T, micro-batch and epochs without a GPU, with the reasons. name is a key of SIZES, None where flags say the size.
-    """
+    """Network, T, micro-batch and epochs without a GPU, with the reasons. shape is None where flags say the size."""
 
-    name: str | None
+    arch: str
+    shape: Shape | None
     seq_length: int
     batch_size: int
     epochs: int
@@ -58,9 +61,9 @@ def choose_sizing(flags: FlagsOfGroup, corpus: Corpus, use_gpu: bool | None, max
         return None
     says_size = any(getattr(flags, name) for name in (
         "model_size", "n_layer", "n_head", "n_embd", "n_kv_head", "n_inner"))
-    return sizing_for(corpus.vocab_size, corpus.train.length, None if gpu else torch.get_num_threads(),
-                      max_minutes, flags.seq_length, ARCHITECTURES[flags.arch or DEFAULT],
-                      shape_of(flags, flags.model_size or DEFAULT_SIZE) if says_size else None)
+    arch = flags.arch or (DEFAULT if says_size or flags.bias is not None else CHOSEN_ARCH)
+    return sizing_for(corpus.vocab_size, corpus.train.length, None if gpu else torch.get_num_threads(), max_minutes,
+                      flags.seq_length, arch, shape_of(flags, flags.model_size or DEFAULT_SIZE) if says_size else None)
 
 
 def assumed_steps(minutes: float, machine: Machine, world_size: int, config: ModelConfig, tokens: int) -> int:
@@ -83,31 +86,30 @@ def shape_of(flags: FlagsOfGroup, name: str) -> Shape:
 
 
 def sizing_for(vocab_size: int, num_tokens: int, num_threads: int | None, max_minutes: float | None,
-               seq_length: int | None, architecture: Architecture = ARCHITECTURES[DEFAULT], shape: Shape | None = None,
-               ) -> Sizing:
+               seq_length: int | None, arch: str = CHOSEN_ARCH, shape: Shape | None = None) -> Sizing:
     """The sizing for a corpus of num_tokens and a processor of num_threads, or for an Apple GPU where that is None.
 
-    Each of the two limits is None where its flag was not given, shape where no flag says the size. T and batch are the
-    same for a size that is given as for the same one chosen.
+    Each of the two limits is None where its flag was not given, shape where no flag says the size.
     """
     minutes = max_minutes or USUAL_MINUTES
     seq_length = seq_length or _power_of_two(num_tokens // LEAST_SEQUENCES, SHORTEST_SEQUENCE, LONGEST_SEQUENCE)
     speed = FLOPS_OF_APPLE_GPU if num_threads is None else FLOPS_PER_THREAD * num_threads
     flops = speed * 60 * minutes
-    shapes = {None: shape} if shape else {name: SIZES[name] for name in ("tiny", "mini", "gpt2_small")}
-    configs = {name: architecture.sized(one, vocab_size, seq_length) for name, one in shapes.items()}
-    fitting = [name for name, config in configs.items() if config.num_parameters <= num_tokens
-               and LEAST_TOKENS_PER_PARAMETER * config.num_parameters * config.flops_per_token <= flops]
-    name = fitting[-1] if fitting else next(iter(configs))
+    configs = {one: ARCHITECTURES[arch].sized(one, vocab_size, seq_length) for one in ([shape] if shape else SHAPES)}
+    fitting = [one for one, config in configs.items()
+               if LEAST_TOKENS_PER_PARAMETER * config.num_parameters * config.flops_per_token <= flops]
+    chosen = fitting[-1] if fitting else next(iter(configs))
     reasons = {"seq_length": f"{LONGEST_SEQUENCE} without an NVIDIA GPU, less for few tokens"}
-    if name:
-        reasons["model_size"] = f"the largest, with a token or more for each parameter, that {minutes:g} min allow"
+    steps, most = WANTED_STEPS, MOST_STEP_TOKENS
+    if not shape:
+        steps, most = STEPS_OF_CHOSEN, 1 << (MUON_PAYS * chosen[2] - 1).bit_length()
+        reasons |= {"arch": "learns more than gpt2 in the same time", "n_embd": f"what {minutes:g} min allow"}
 
-    affordable = int(flops / configs[name].flops_per_token / num_tokens)
-    wanted = -(-20 * configs[name].num_parameters // num_tokens)
-    epochs = max(1, min(MOST_EPOCHS, affordable, wanted))
-    step_tokens = _power_of_two(epochs * num_tokens // WANTED_STEPS, LEAST_STEP_TOKENS, MOST_STEP_TOKENS)
-    return Sizing(name, seq_length, max(1, step_tokens // seq_length), epochs, reasons)
+    tokens = flops / configs[chosen].flops_per_token
+    wanted = -(-20 * configs[chosen].num_parameters // num_tokens)
+    epochs = max(1, min(MOST_EPOCHS, int(tokens / num_tokens), wanted))
+    step_tokens = _power_of_two(epochs * num_tokens // steps, LEAST_STEP_TOKENS, most)
+    return Sizing(arch, None if shape else chosen, seq_length, max(1, step_tokens // seq_length), epochs, reasons)
 
 
 def _power_of_two(number: float, least: int, most: int) -> int:

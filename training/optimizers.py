@@ -22,7 +22,7 @@ from machine.backends import backend_of
 from machine.device import Machine
 from ops.options import Options
 from training.beside_adamw import Rows, zeros_of
-from training.table import OPTIMIZERS
+from training.table import MUON_PAYS, OPTIMIZERS
 
 MakesAdamW: TypeAlias = Callable[..., torch.optim.Optimizer]
 
@@ -108,9 +108,6 @@ def compile_optimizer(optimizer: Any) -> None:
 
 # ---------------------------------------------------------------- which one
 
-# Of the blocks' FLOPs, that Muon may add: as it needs at most 0.6 of AdamW's tokens, it still ends sooner with a half
-# more (LOG.md, 2026-11-22, The default recipe).
-MOST_EXTRA = 0.5
 ADAMWS_OWN = ("learning_rate", "beta1", "beta2")  # figures that were found for AdamW, if somebody gives them
 
 
@@ -133,10 +130,10 @@ def choose_optimizer(args: argparse.Namespace, config: ModelConfig, samples_per_
         return "adamw", "trained weights go on with AdamW, which most were trained with"
     if given := [f"--{flag}" for flag in ADAMWS_OWN if flag in args.config.given]:
         return "adamw", f"{', '.join(given)} given, as one does for AdamW"
+    tokens = samples_per_step * config.seq_length
     # Muon takes about 300 C^3 FLOP a layer and step: 4.2 C / tokens of the blocks' own.
-    extra = 4.2 * config.n_embd / (samples_per_step * config.seq_length)
-    return "muon" if extra <= MOST_EXTRA else "adamw", (
-        f"Muon adds {extra:.1%} to the FLOPs of the blocks, and up to {MOST_EXTRA:.0%} pays")
+    return "muon" if tokens >= MUON_PAYS * config.n_embd else "adamw", (
+        f"Muon adds {4.2 * config.n_embd / tokens:.1%} to the blocks' FLOPs, and up to {4.2 / MUON_PAYS:.0%} pays")
 
 
 # ---------------------------------------------------------------- the optimizers

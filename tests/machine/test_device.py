@@ -189,17 +189,6 @@ def test_compile_that_is_off_or_impossible_on_a_gpu_is_warned_of(a_gpu, monkeypa
 # ---------------------------------------------------------------- kernels, random numbers, the printed block
 
 
-def test_dropout_leaves_cudnns_attention_out(tmp_path):
-    torch.backends.cuda.enable_cudnn_sdp(True)  # a run with dropout in this process leaves it off
-    try:
-        device.set_up(CPU, tmp_path)
-        assert torch.backends.cuda.cudnn_sdp_enabled()
-        device.set_up(CPU, tmp_path, dropout=0.1)
-        assert not torch.backends.cuda.cudnn_sdp_enabled()
-    finally:
-        torch.backends.cuda.enable_cudnn_sdp(True)
-
-
 def test_autocast_does_nothing_in_fp32_and_its_work_in_bf16():
     x = torch.ones(2, 2)
     with CPU.autocast():

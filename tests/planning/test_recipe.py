@@ -72,6 +72,14 @@ def test_a_resumed_run_keeps_its_peak_and_its_warm_up_when_it_is_made_longer():
     assert larger.learning_rate != 3e-4  # another step, another peak
 
 
+@pytest.mark.parametrize(("flags", "decay"), [
+    ("--epochs 1", 0.1), ("--epochs 7", 0.7), ("--epochs 99", 1.5), ("--epochs 99 --max_steps 5000", 0.5),
+    ("--epochs 99 --init_from weights", 0.1), ("--epochs 99 --lr_schedule wsd", 0.1),
+    ("--epochs 99 --weight_decay 0.2", 0.2)])
+def test_a_text_that_is_read_often_wants_more_weight_decay(flags, decay):
+    assert recipe(*flags.split()).weight_decay == pytest.approx(decay)
+
+
 def test_initial_weights_are_wide_for_adamws_default_rate_alone():
     found = [recipe("--max_steps", "500", *words.split(), width=160).init_std for words in (
         "", "--optimizer adamw8bit", "--optimizer muon", "--learning_rate 1e-3", "--init_from weights",

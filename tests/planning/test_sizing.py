@@ -13,15 +13,15 @@ from tests.helpers.training import metrics_of
 
 
 @pytest.mark.parametrize(("vocab_size", "num_tokens", "threads", "minutes", "expected"), [
-    (1024, 443_000, 2, None, ("tiny", 256, 4, 10)),  # a megabyte of text on an old laptop
-    (1024, 443_000, 64, None, ("tiny", 256, 4, 10)),  # a larger machine does not make it more text
-    (5632, 2_600_000, 4, None, ("tiny", 256, 4, 3)),  # more text takes the time of more passes
-    (32_000, 25_000_000, 2, None, ("tiny", 256, 16, 1)),  # one pass at least
-    (32_000, 250_000_000, 64, 600.0, ("mini", 256, 16, 1)),  # a server and a night
-    (512, 800, 2, None, ("tiny", 32, 16, 10))])
+    (1024, 443_000, 2, None, (256, 256, 8, 8)),  # a megabyte of text on an old laptop
+    (5632, 2_600_000, 4, None, (256, 256, 8, 1)),  # more text takes the time of more passes
+    (32_000, 25_000_000, 2, None, (256, 256, 8, 1)),  # one pass at least
+    (32_000, 250_000_000, 64, 600.0, (384, 256, 16, 1)),  # a server and a night
+    (512, 800, 2, None, (256, 32, 16, 10))])
 def test_the_size_follows_from_corpus_machine_and_time(vocab_size, num_tokens, threads, minutes, expected):
     found = sizing_for(vocab_size, num_tokens, threads, minutes, None)
-    assert (found.name, found.seq_length, found.batch_size, found.epochs) == expected
+    assert found.shape
+    assert (found.shape[2], found.seq_length, found.batch_size, found.epochs) == expected
 
 
 def test_a_flag_for_the_length_holds_and_a_small_corpus_gets_a_shorter_one():
@@ -30,13 +30,14 @@ def test_a_flag_for_the_length_holds_and_a_small_corpus_gets_a_shorter_one():
     assert found == [32, 128, 256, 256]
 
 
-@pytest.mark.parametrize(("flags", "name"), [([], "tiny"), (["--model_size", "tiny"], None), (
-    ["--n_layer", "4", "--n_head", "4", "--n_embd", "128"], None)])
-def test_a_size_that_flags_name_gets_the_length_and_the_batch_of_the_same_size_chosen(flags, name, monkeypatch):
+@pytest.mark.parametrize(("flags", "arch", "shape", "batch_size"), [
+    ("", "qwen3", (2, 4, 256), 8), ("--arch gpt2", "gpt2", (2, 4, 256), 8), ("--no-bias", "gpt2", (2, 4, 256), 8),
+    ("--model_size tiny", "gpt2", None, 4), ("--n_layer 4 --n_head 4 --n_embd 128 --arch qwen3", "qwen3", None, 4)])
+def test_a_size_that_flags_name_is_gpt2s_and_one_that_is_chosen_qwen3s(flags, arch, shape, batch_size, monkeypatch):
     monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
     corpus: Any = SimpleNamespace(vocab_size=1024, train=SimpleNamespace(length=443_000))
-    found: Any = choose_sizing(train.read_flags(flags).model, corpus, False, None)
-    assert (found.name, found.seq_length, found.batch_size, found.epochs) == (name, 256, 4, 10)
+    found: Any = choose_sizing(train.read_flags(flags.split()).model, corpus, False, None)
+    assert (found.arch, found.shape, found.seq_length, found.batch_size) == (arch, shape, 256, batch_size)
 
 
 def test_with_a_gpu_gpt2_small_stays_the_default(monkeypatch):
@@ -50,5 +51,5 @@ def test_a_run_without_a_size_resumes_with_its_own_on_another_machine(corpus, tm
     assert train.main([*first, "--max_steps", "2"]) == 0
     monkeypatch.setattr(torch, "get_num_threads", lambda: 10_000)
     assert train.main(["--resume_from", "out", "--max_steps", "3"]) == 0
-    assert "\nsize        tiny: " in capsys.readouterr().out
+    assert "\nsize        2 x 256: " in capsys.readouterr().out
     assert [line["step"] for line in metrics_of(tmp_path / "out") if "loss" in line] == [1, 2, 3]
