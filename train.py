@@ -87,7 +87,7 @@ def read_flags(argv: Sequence[str]) -> flags.Flags:
            "corpus allows",
            called="block_size max_seq_len max_seq_length seq_len context_length n_ctx")
     g.flag("--dropout", real(0, 1, below=True), None, "share of activations dropped; other sizes of micro-batches draw "
-           "other masks", "0.1 where the text is read 4 times or more, else 0",
+           "other masks", "0.1 where Muon reads a small text 6 times or more, else 0",
            called="drop dropout_rate resid_pdrop attn_pdrop")
     g.switch("--bias", None, "biases in linear layers and norms", "on for gpt2; the others have none",
              against="arch qwen3|llama, init_from")
@@ -152,7 +152,7 @@ def read_flags(argv: Sequence[str]) -> flags.Flags:
     g.old("--cooldown_steps", whole(1), lambda steps, asked: {"cooldown": steps})
     g.old("--use_lr_scheduler", flags.SWITCH, schedule_of_switch)
     g.flag("--weight_decay", real(0, 10), None, "decoupled, per step and learning rate",
-           "0.1 for each pass over the text, at most 1.5", called="wd")
+           "0.1, with Muon for each pass over a small text, at most 1.5", called="wd")
     g.flag("--beta1", real(0, 1, below=True), 0.9, "decay of the running mean of gradients", called="adam_beta1")
     g.flag("--beta2", real(0, 1, below=True), None, "decay of the running mean of squared gradients",
            "0.95 at 0.5M tokens a step to 0.99 at fewer than 0.1M", called="adam_beta2")

@@ -37,11 +37,12 @@ FINETUNING = 0.1
 # (LOG.md, 2026-11-23, Wider initial matrices).
 SMALL_INIT = 0.4
 
-# Decoupled decay per step and rate; norms and biases have none. A text that is read many times wants more of it, and
-# dropout (Kim et al. 2025; LOG.md, 2026-11-24, Many passes over one text). Trained weights keep 0.1 and no dropout, as
-# do schedules that know no end before it comes: a run made longer is then the run that was planned so long.
+# Decoupled decay per step and rate; norms and biases have none. Where Muon reads a text of fewer tokens than parameters
+# many times, more of it and dropout help (Kim et al. 2025; LOG.md, 2026-11-24, Many passes over one text). Not with
+# AdamW in small steps, which they held back, with trained weights, or with a schedule that knows no end before it
+# comes: a run made longer is then the run that was planned so long.
 DECAY_OF_A_PASS, MOST_DECAY = 0.1, 1.5  # 0.1 for one pass (Brown et al. 2020, GPT-3, appendix B)
-DROPOUT, MANY_PASSES = 0.1, 4.0
+DROPOUT, MANY_PASSES = 0.1, 6
 GOES_ON = ("wsd", "constant")
 
 # beta2 by the tokens that its average forgets half of: 0.95 at 0.5M tokens a step, as GPT-3 has it (Marek et al. 2025).
@@ -67,8 +68,8 @@ REASONS = {
     "beta2": f"forgets half in {HALF_LIFE_TOKENS / 1e6:g}M tokens, within limits (Marek et al. 2025)",
     "cooldown": "a fifth of the steps is enough (Haegele et al. 2024)",
     "grad_clip": "as GPT-3 (Brown et al. 2020, appendix B)",
-    "weight_decay": f"{DECAY_OF_A_PASS} for each pass over the text, at most {MOST_DECAY} (Kim et al. 2025)",
-    "dropout": f"where the text is read {MANY_PASSES:g} times or more (Kim et al. 2025)",
+    "weight_decay": f"{DECAY_OF_A_PASS}, for each pass over a small text, at most {MOST_DECAY} (Kim et al. 2025)",
+    "dropout": f"where a small text is read {MANY_PASSES} times or more (Kim et al. 2025)",
 }
 
 # ---------------------------------------------------------------- the laws

@@ -35,7 +35,10 @@ ENDLESS = 2**40  # epochs, until the horizon of --max_minutes is known
 
 @dataclass(frozen=True)
 class Recipe(Schedule):
-    """How the model is trained, every default decided; reasons say why, by the flag's name, of each default."""
+    """How the model is trained, every default decided; reasons say why, by the flag's name, of each default.
+
+    overfits: without dropout and more decay it would learn its text by heart, if it read that often.
+    """
 
     batch_size: int
     accumulation: int
@@ -52,6 +55,7 @@ class Recipe(Schedule):
     log_interval: int
     reasons: Mapping[str, str]
     optimizer: str = "adamw"
+    overfits: bool = False
 
     @property
     def samples_per_step(self) -> int:
@@ -228,21 +232,22 @@ def choose_recipe(args: Flags, config: ModelConfig, num_tokens: int, most_batch_
         run_tokens = min(run_tokens if args.epochs else math.inf, args.max_steps * ASSUMED_STEP_TOKENS)
     eval_tokens = (args.eval_batches or 0) * batch_size * config.seq_length or eval_tokens_of(run_tokens)
     schedule = _schedule(values, settings, learning_rate, total_steps, cooldown)
-    may_go_on = schedule["schedule"] in defaults.GOES_ON
+    overfits = (optimizer == "muon" and num_tokens < config.num_parameters and not args.init_from
+                and schedule["schedule"] not in defaults.GOES_ON)
     return Recipe(
         **schedule, batch_size=batch_size,
         accumulation=args.gradient_accumulation_steps, windows_per_epoch=windows, epochs=epochs,
         embedding_learning_rate=values.of("embedding_learning_rate", of_embeddings),
         init_std=values.of("init_std", usual.init_std if is_usual else INIT_STD),
         weight_decay=values.of("weight_decay", defaults.default_decay(
-            1.0 if args.init_from or may_go_on else total_steps * samples_per_step / windows)),
+            total_steps * samples_per_step / windows if overfits else 1.0)),
         beta2=values.of("beta2", defaults.default_beta2(tokens_per_step)),
         grad_clip=values.of("grad_clip", defaults.GRAD_CLIP),
         eval_interval=eval_interval_of(args.eval_interval, total_steps),
         eval_tokens=args.eval_tokens or settings.get("eval_tokens", eval_tokens),
         sample_interval=max(1, total_steps // 5) if args.sample_interval is None else args.sample_interval,
         log_interval=args.log_interval or max(1, min(20, total_steps // 100)),
-        reasons=values.reasons, optimizer=optimizer)
+        reasons=values.reasons, optimizer=optimizer, overfits=overfits)
 
 
 def _most_steps(horizon: FlagsOfGroup, settings: Mapping[str, Any], cooldown: Cooldown | None) -> int | None:

@@ -95,8 +95,7 @@ def _choose_dropout(inputs: Inputs, options: Options, runtime: Runtime, deadline
         tokens_per_step = choose(1).samples_per_step * config.seq_length
         horizon = assumed_steps(args.max_minutes, machine, processes.world_size, config, tokens_per_step)
     recipe = choose(horizon)
-    is_many = recipe.passes >= defaults.MANY_PASSES and recipe.schedule not in defaults.GOES_ON
-    return defaults.DROPOUT if is_many else 0.0
+    return defaults.DROPOUT if recipe.overfits and recipe.passes >= defaults.MANY_PASSES else 0.0
 
 
 def _nothing_is_left(inputs: Inputs, recipe: Recipe, deadline: Deadline, runtime: Runtime) -> bool:

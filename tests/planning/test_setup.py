@@ -10,12 +10,12 @@ from checkpoint.recorded import steps_in
 
 @pytest.mark.parametrize(("flags", "dropout"), [
     ("--epochs 3", 0.0), ("--epochs 9", 0.1), ("--epochs 9 --max_steps 9", 0.0), ("--epochs 9 --dropout 0", 0.0),
-    ("--max_minutes 0.02", 0.1), ("--epochs 9 --lr_schedule constant", 0.0)])
-def test_a_text_that_is_read_often_gets_dropout(run, flags, dropout):
+    ("--max_minutes 0.02", 0.1), ("--epochs 9 --lr_schedule constant", 0.0), ("--epochs 9 --optimizer adamw", 0.0)])
+def test_a_small_text_that_muon_reads_often_gets_dropout(run, flags, dropout):
     """A run with dropout leaves out cuDNN's attention, some of whose kernels round its probability."""
     torch.backends.cuda.enable_cudnn_sdp(True)
     try:
-        run.ok(*flags.split())
+        run.ok("--optimizer", "muon", *flags.split())
         assert torch.backends.cuda.cudnn_sdp_enabled() == (dropout == 0)
     finally:
         torch.backends.cuda.enable_cudnn_sdp(True)
