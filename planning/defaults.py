@@ -43,6 +43,9 @@ SMALL_INIT = 0.4
 # comes: a run made longer is then the run that was planned so long.
 DECAY_OF_A_PASS, MOST_DECAY = 0.1, 1.5  # 0.1 for one pass (Brown et al. 2020, GPT-3, appendix B)
 DROPOUT, MANY_PASSES = 0.1, 6
+# Passes of a default run at most; more over such a text, until passes times parameters are so many times its tokens:
+# from there on it is learned by heart, whatever the decay (LOG.md, the same entry).
+LEAST_MOST, BY_HEART = 10, 440
 GOES_ON = ("wsd", "constant")
 
 # beta2 by the tokens that its average forgets half of: 0.95 at 0.5M tokens a step, as GPT-3 has it (Marek et al. 2025).
@@ -59,7 +62,7 @@ GRAD_CLIP = 1.0  # Brown et al. 2020, appendix B
 # Why, for the plan and config.toml.
 REASONS = {
     "batch_size": "what fits the memory, less for a small corpus",
-    "epochs": "20 tokens per parameter (Hoffmann et al. 2022) in the time there is, at most 10; 3 for trained weights",
+    "epochs": "20 tokens a parameter (Hoffmann et al. 2022) in the time there is, within limits; 3 for weights",
     "embedding_learning_rate": "of all but the matrices in blocks, whatever the width (Yang et al. 2022)",
     "init_std": "by the width at AdamW's default rate (Nguyen and Salazar 2019), else GPT-2's",
     "lr_schedule": "a line to zero ends lower than a cosine (Bergsma et al. 2025)",
@@ -144,6 +147,11 @@ def _peak_by_points(width: int, points: Sequence[tuple[int, float]]) -> float:
 def default_decay(passes: float) -> float:
     """The weight decay of a run that reads its text so many times."""
     return min(MOST_DECAY, DECAY_OF_A_PASS * max(1.0, passes))
+
+
+def most_passes(num_tokens: int, num_parameters: int) -> int:
+    """The passes over a small text that a default run makes at most, however many minutes it has."""
+    return max(LEAST_MOST, BY_HEART * num_tokens // num_parameters)
 
 
 def default_beta2(tokens_per_step: int) -> float:

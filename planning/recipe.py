@@ -22,7 +22,7 @@ from model import INIT_STD, Options
 from ops.attention import Attention
 from planning import defaults
 from planning.schedules import Cooldown, Schedule, cooldown_of
-from planning.sizing import DEFAULT_SIZE, MOST_EPOCHS, Sizing, shape_of
+from planning.sizing import DEFAULT_SIZE, Sizing, shape_of
 from training.optimizers import choose_optimizer
 
 LEAST_EVAL_TOKENS, MOST_EVAL_TOKENS = 2**14, 2**19
@@ -198,6 +198,9 @@ def choose_recipe(args: Flags, config: ModelConfig, num_tokens: int, most_batch_
     if why:
         values.reasons["optimizer"] = why
     windows = data.WindowOrder(num_tokens, config.seq_length, 0).windows_per_epoch
+    overfits = (optimizer == "muon" and num_tokens < config.num_parameters and not args.init_from
+                and args.lr_schedule not in defaults.GOES_ON)
+    most_epochs = defaults.most_passes(num_tokens, config.num_parameters) if overfits else defaults.LEAST_MOST
     cooldown = cooldown_of(settings) if args.cooldown_from else None  # else the flags have left it
 
     # The horizon; on resume it counts on from what has been seen.
@@ -207,10 +210,10 @@ def choose_recipe(args: Flags, config: ModelConfig, num_tokens: int, most_batch_
         samples = samples_seen + max(0, last_step - steps_done) * samples_per_step
         epochs = max(1, -(-samples // windows))
     elif args.max_minutes and not args.epochs:
-        epochs = ENDLESS
+        epochs = most_epochs if overfits else ENDLESS
     else:
         usual_epochs = sizing.epochs if sizing else math.ceil(20 * config.num_parameters / num_tokens)
-        epochs = values.of("epochs", 3 if args.init_from else min(MOST_EPOCHS, usual_epochs))
+        epochs = values.of("epochs", 3 if args.init_from else min(most_epochs, usual_epochs))
     steps_left = -(-max(0, epochs * windows - samples_seen) // samples_per_step)
     total_steps = min(steps_done + steps_left, most_steps or 2**62, horizon or 2**62)
 
@@ -231,11 +234,8 @@ def choose_recipe(args: Flags, config: ModelConfig, num_tokens: int, most_batch_
     if args.max_steps:
         run_tokens = min(run_tokens if args.epochs else math.inf, args.max_steps * ASSUMED_STEP_TOKENS)
     eval_tokens = (args.eval_batches or 0) * batch_size * config.seq_length or eval_tokens_of(run_tokens)
-    schedule = _schedule(values, settings, learning_rate, total_steps, cooldown)
-    overfits = (optimizer == "muon" and num_tokens < config.num_parameters and not args.init_from
-                and schedule["schedule"] not in defaults.GOES_ON)
     return Recipe(
-        **schedule, batch_size=batch_size,
+        **_schedule(values, settings, learning_rate, total_steps, cooldown), batch_size=batch_size,
         accumulation=args.gradient_accumulation_steps, windows_per_epoch=windows, epochs=epochs,
         embedding_learning_rate=values.of("embedding_learning_rate", of_embeddings),
         init_std=values.of("init_std", usual.init_std if is_usual else INIT_STD),

@@ -17,6 +17,7 @@ from common.flags import FlagsOfGroup
 from machine.backends import gpu_in_use
 from machine.device import Machine
 from model import SIZES
+from planning.defaults import most_passes
 from tokens.corpus import Corpus
 from training.table import MUON_PAYS
 
@@ -25,7 +26,6 @@ FLOPS_OF_APPLE_GPU = 1e12  # the same of MPS, assumed: 40% of the data sheet's f
 SHARE_OF_PEAK, UNKNOWN_PEAK = 0.35, 1e13  # of a GPU with its own memory, as --check has it; of an unknown card
 USUAL_MINUTES = 15.0  # that a run may take where --max_minutes does not say
 LEAST_TOKENS_PER_PARAMETER = 5  # in the time there is, for a size above the smallest
-MOST_EPOCHS = 10  # of a default run
 LONGEST_SEQUENCE, SHORTEST_SEQUENCE = 256, 32
 DEFAULT_SIZE = "gpt2_small"  # with a GPU
 CHOSEN_ARCH = "qwen3"  # with a size that is chosen; gpt2 where a flag names one
@@ -107,7 +107,7 @@ def sizing_for(vocab_size: int, num_tokens: int, num_threads: int | None, max_mi
 
     tokens = flops / configs[chosen].flops_per_token
     wanted = -(-20 * configs[chosen].num_parameters // num_tokens)
-    epochs = max(1, min(MOST_EPOCHS, int(tokens / num_tokens), wanted))
+    epochs = max(1, min(most_passes(num_tokens, configs[chosen].num_parameters), int(tokens / num_tokens), wanted))
     step_tokens = _power_of_two(epochs * num_tokens // steps, LEAST_STEP_TOKENS, most)
     return Sizing(arch, None if shape else chosen, seq_length, max(1, step_tokens // seq_length), epochs, reasons)
 

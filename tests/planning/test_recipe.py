@@ -88,6 +88,14 @@ def test_initial_weights_are_wide_for_adamws_default_rate_alone():
     assert found == [0.05, 0.05, 0.02, 0.02, 0.02, 0.3]
 
 
+@pytest.mark.parametrize(("flags", "num_tokens", "epochs"), [
+    ("", NUM_TOKENS, 17), ("", 8 * 801, 10), ("--max_minutes 60", NUM_TOKENS, 17), ("--epochs 99", NUM_TOKENS, 99),
+    ("--optimizer adamw", NUM_TOKENS, 10), ("--optimizer adamw --max_minutes 60", NUM_TOKENS, 2**40)])
+def test_a_small_text_is_read_until_only_learning_by_heart_is_left(flags, num_tokens, epochs):
+    found = recipe("--optimizer", "muon", *flags.split(), num_tokens=num_tokens, width=256)
+    assert found.epochs == epochs
+
+
 @pytest.mark.parametrize(("flags", "rate"), [
     ("", usual_rates("adamw", GPTConfig(70, 8, 1, 2, 512), 32, 500 * 32, False).embedding_learning_rate),
     ("--learning_rate 1e-3", 1e-3),  # which has always meant embeddings too
