@@ -41,7 +41,7 @@ SMALL_INIT = 0.4
 # many times, more of it and dropout help (Kim et al. 2025; LOG.md, 2026-11-24, Many passes over one text). Not with
 # AdamW in small steps, which they held back, with trained weights, or with a schedule that knows no end before it
 # comes: a run made longer is then the run that was planned so long.
-DECAY_OF_A_PASS, MOST_DECAY = 0.1, 1.5  # 0.1 for one pass (Brown et al. 2020, GPT-3, appendix B)
+DECAY_OF_A_PASS, MOST_DECAY = 0.1, 1.0  # 0.1 for one pass (Brown et al. 2020, GPT-3, appendix B)
 DROPOUT, MANY_PASSES = 0.1, 6
 # Passes of a default run at most; more over such a text, until passes times parameters are so many times its tokens:
 # from there on it is learned by heart, whatever the decay (LOG.md, the same entry).
