@@ -165,7 +165,8 @@ def read_flags(argv: Sequence[str]) -> flags.Flags:
     g = parser.group("machine", of="machine")
     g.switch("--use_gpu", None, "require a GPU, NVIDIA's or Apple's; exit 5 where there is none", "if there is one",
              called="device accelerator cuda gpu gpus cpu no_cuda use_cpu")
-    g.switch("--use_amp", None, "mixed precision", "on with a GPU, off on a CPU", called="amp mixed_precision fp16")
+    g.switch("--use_amp", None, "mixed precision", "on with a GPU; off on a CPU, but for "
+             "a size that is chosen where it has bf16", called="amp mixed_precision fp16")
     g.flag("--model_parallel", one_of("auto", "ddp", "fsdp", "hsdp"), "auto", "how several processes share a model; "
            "ddp: each has all; fsdp: each a shard; hsdp: each machine all; auto: ddp where that fits", of="run")
     g.flag("--amp_dtype", one_of("auto", "bf16", "fp16"), "auto", "auto: bf16 where it is native, else fp16 with loss "
@@ -274,11 +275,12 @@ def main(argv: Sequence[str], parts: Parts = FAST) -> int:
     began, args = time.monotonic(), read_flags(argv)
     with session(args.use_gpu) as at:
         if args.check:
-            return check_machine(args, choose_machine(args.machine, args.dropout), at.out)
+            return check_machine(args, choose_machine(args.machine), at.out)
 
         # What is there: tokens, the model's shape, a checkpoint to resume from, the machine.
         inputs = choose_inputs(args, at)
-        runtime = Runtime.of(choose_machine(args.machine, args.dropout), at.processes, at.out, at.signals)
+        machine = choose_machine(args.machine, inputs.prefers_bf16)
+        runtime = Runtime.of(machine, at.processes, at.out, at.signals)
 
         # What will be trained and how, each default with its reason.
         deadline = Deadline(args.max_minutes, inputs.stored, began)

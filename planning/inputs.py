@@ -26,7 +26,7 @@ from common.transcript import Transcript
 from common.words import printable
 from hub.download import with_models_here
 from machine import device
-from machine.backends import NVIDIA, gpu_in_use
+from machine.backends import CPU, NVIDIA, gpu_in_use
 from machine.device import Machine
 from machine.processes import Processes, joined, of_environment
 from planning.recipe import choose_config
@@ -65,13 +65,15 @@ def session(use_gpu: bool | None) -> Iterator[Session]:
         yield Session(out, signals, processes, held)
 
 
-def choose_machine(flags: FlagsOfGroup, dropout: float | None = None) -> Machine:
+def choose_machine(flags: FlagsOfGroup, prefers_bf16: bool = False) -> Machine:
     """The device, its precision and whether to compile, set up for the whole process.
 
-    Raises UserError (exit 5) if --use_gpu is given and there is no GPU that can be used.
+    prefers_bf16 means a processor that multiplies it in hardware, where no flag says the precision. Raises UserError
+    (exit 5) if --use_gpu is given and there is no GPU that can be used.
     """
-    _check_device(flags, dropout)
-    machine = device.choose(flags.use_gpu, flags.use_amp, flags.amp_dtype, flags.compile)
+    _check_device(flags, None)
+    is_native = prefers_bf16 and flags.use_amp is None and not gpu_in_use(flags.use_gpu) and CPU.has_bf16()
+    machine = device.choose(flags.use_gpu, is_native or flags.use_amp, flags.amp_dtype, flags.compile)
     device.set_up(machine, cache_folder() / "compiled", flags.deterministic)
     return machine
 
@@ -102,6 +104,12 @@ class Inputs:
     sizing: Sizing | None
     config: ModelConfig
     resumed: find.Found | None
+
+    @property
+    def prefers_bf16(self) -> bool:
+        """True for a size that was chosen, and a run that goes on as it began."""
+        return self.stored.get("environment", {}).get("precision") == "bf16" if self.resumed else bool(
+            self.sizing and self.sizing.shape)
 
     @property
     def stored(self) -> dict[str, Any]:

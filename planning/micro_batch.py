@@ -84,7 +84,8 @@ def find_micro_batch(args: Flags, config: ModelConfig, options: Options, recipe:
     if not machine.backend.has_own_memory:  # more than is expected to fit could take other processes down with it
         candidates = [n for n in candidates if n <= expected]
 
-    decided = [*argv, f"--optimizer={recipe.optimizer}", f"--dropout={config.dropout}"]
+    decided = [*argv, f"--optimizer={recipe.optimizer}", f"--dropout={config.dropout}",
+               "--no-use_amp" if machine.precision == "fp32" else "--use_amp"]
     if args.init_from:  # where they are now, if they came from the hub
         decided.append(f"--init_from={args.init_from}")
     if machine.on_gpu:

@@ -1,5 +1,6 @@
 """The size that is chosen where no flag names one."""
 
+import json
 from types import SimpleNamespace
 from typing import Any
 
@@ -7,7 +8,7 @@ import pytest
 import torch
 
 import train
-from machine.backends import NVIDIA
+from machine.backends import CPU, NVIDIA
 from planning.sizing import choose_sizing, sizing_for
 from tests.helpers.training import metrics_of
 
@@ -45,11 +46,17 @@ def test_with_a_gpu_gpt2_small_stays_the_default(monkeypatch):
     assert choose_sizing(train.read_flags([]).model, None, None, None) is None  # type: ignore[arg-type]
 
 
-def test_a_run_without_a_size_resumes_with_its_own_on_another_machine(corpus, tmp_path, monkeypatch, capsys):
+@pytest.mark.parametrize(("has_bf16", "flags", "precision"), [
+    (True, [], "bf16"), (False, [], "fp32"), (True, ["--no-use_amp"], "fp32")])
+def test_a_run_without_a_size_takes_bf16_where_the_processor_has_it_and_resumes_as_it_began_on_another_machine(
+        has_bf16, flags, precision, corpus, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(CPU, "has_bf16", lambda: has_bf16)
     first = ["--data_dir", str(corpus), "--no-use_gpu", "--eval_interval", "9", "--sample_interval", "0"]
-    assert train.main([*first, "--max_steps", "2"]) == 0
+    assert train.main([*first, *flags, "--max_steps", "2"]) == 0
     monkeypatch.setattr(torch, "get_num_threads", lambda: 10_000)
     assert train.main(["--resume_from", "out", "--max_steps", "3"]) == 0
     assert "\nsize        2 x 256: " in capsys.readouterr().out
+    state = json.loads((tmp_path / "out/checkpoint-3/trainer_state.json").read_text())
+    assert state["environment"]["precision"] == precision
     assert [line["step"] for line in metrics_of(tmp_path / "out") if "loss" in line] == [1, 2, 3]
