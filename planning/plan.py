@@ -217,8 +217,8 @@ def doubts(setup: Setup) -> list[str]:
     if not is_chosen and num_tokens < config.num_parameters and recipe.passes > 1:
         found.append(f"the corpus is small for this model: {count(num_tokens)} tokens, read {recipe.passes:.1f} times, "
                      f"for {count(config.num_parameters)} parameters. Try a smaller --model_size or --dropout 0.2.")
-    if args.max_minutes and not (args.epochs or args.max_steps) and recipe.overfits and (
-            recipe.total_steps == -(-recipe.epochs * recipe.windows_per_epoch // recipe.samples_per_step)):
+    if args.max_minutes and not (args.epochs or args.max_steps or args.init_from) and (
+            num_tokens < config.num_parameters and recipe.total_steps == -(-recipe.epochs * recipe.windows_per_epoch // recipe.samples_per_step)):
         found.append(f"the run ends before its {args.max_minutes:g} min: after {recipe.epochs} passes this model only "
                      "learns the text by heart. More text helps, or a smaller model.")
     if setup.resumed and args.eval_batches not in (None, recipe.eval_tokens / recipe.batch_size / config.seq_length):

@@ -198,9 +198,9 @@ def choose_recipe(args: Flags, config: ModelConfig, num_tokens: int, most_batch_
     if why:
         values.reasons["optimizer"] = why
     windows = data.WindowOrder(num_tokens, config.seq_length, 0).windows_per_epoch
-    overfits = (optimizer == "muon" and num_tokens < config.num_parameters and not args.init_from
+    is_small = (num_tokens < config.num_parameters and not args.init_from
                 and args.lr_schedule not in defaults.GOES_ON)
-    most_epochs = defaults.most_passes(num_tokens, config.num_parameters) if overfits else defaults.LEAST_MOST
+    overfits, most_epochs = is_small and optimizer == "muon", defaults.most_passes(num_tokens, config.num_parameters)
     cooldown = cooldown_of(settings) if args.cooldown_from else None  # else the flags have left it
 
     # The horizon; on resume it counts on from what has been seen.
@@ -210,10 +210,11 @@ def choose_recipe(args: Flags, config: ModelConfig, num_tokens: int, most_batch_
         samples = samples_seen + max(0, last_step - steps_done) * samples_per_step
         epochs = max(1, -(-samples // windows))
     elif args.max_minutes and not args.epochs:
-        epochs = most_epochs if overfits else ENDLESS
+        epochs = most_epochs if is_small else ENDLESS
     else:
         usual_epochs = sizing.epochs if sizing else math.ceil(20 * config.num_parameters / num_tokens)
-        epochs = values.of("epochs", 3 if args.init_from else min(most_epochs, usual_epochs))
+        most = most_epochs if overfits else defaults.LEAST_MOST
+        epochs = values.of("epochs", 3 if args.init_from else min(most, usual_epochs))
     steps_left = -(-max(0, epochs * windows - samples_seen) // samples_per_step)
     total_steps = min(steps_done + steps_left, most_steps or 2**62, horizon or 2**62)
 

@@ -32,7 +32,7 @@ CHOSEN_ARCH = "qwen3"  # with a size that is chosen; gpt2 where a flag names one
 LEAST_SEQUENCES = 64  # of an epoch, before T gets shorter
 MOST_STEP_TOKENS, LEAST_STEP_TOKENS = 4096, 512
 WANTED_STEPS = 4000  # of a small corpus: with four times the batch tiny Shakespeare ended 0.26 bits per byte higher
-STEPS_OF_CHOSEN = 400  # at least, of as many tokens as Muon pays from
+STEPS_OF_CHOSEN = 100  # at least, of as many tokens as Muon pays from
 
 Shape = tuple[int, int, int]  # layers, heads, width
 SHAPES: list[Shape] = [(2, 4, 256), SIZES["mini"], SIZES["gpt2_small"]]
