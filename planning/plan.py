@@ -217,8 +217,9 @@ def doubts(setup: Setup) -> list[str]:
     if not is_chosen and num_tokens < config.num_parameters and recipe.passes > 1:
         found.append(f"the corpus is small for this model: {count(num_tokens)} tokens, read {recipe.passes:.1f} times, "
                      f"for {count(config.num_parameters)} parameters. Try a smaller --model_size or --dropout 0.2.")
-    if args.max_minutes and not (args.epochs or args.max_steps or args.init_from) and (
-            num_tokens < config.num_parameters and recipe.total_steps == -(-recipe.epochs * recipe.windows_per_epoch // recipe.samples_per_step)):
+    last = -(-recipe.epochs * recipe.windows_per_epoch // recipe.samples_per_step)
+    is_given = args.epochs or args.max_steps or args.init_from or not args.max_minutes
+    if not is_given and num_tokens < config.num_parameters and recipe.total_steps == last:
         found.append(f"the run ends before its {args.max_minutes:g} min: after {recipe.epochs} passes this model only "
                      "learns the text by heart. More text helps, or a smaller model.")
     if setup.resumed and args.eval_batches not in (None, recipe.eval_tokens / recipe.batch_size / config.seq_length):
