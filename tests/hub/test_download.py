@@ -5,6 +5,7 @@ import sys
 import threading
 from unittest.mock import Mock
 
+import huggingface_hub
 import pytest
 
 from common.errors import UserError
@@ -25,6 +26,7 @@ WORD = "hf://someone/small"
 
 @pytest.fixture
 def model(hub):
+    huggingface_hub.close_session()  # connections of another test in this process, whose server is gone
     hub.put("model", "someone/small", FILES)
     return hub
 
@@ -192,6 +194,7 @@ def test_a_request_to_stop_is_heard_at_once(model, out):
         fetch_model("--ckpt", WORD, out, look)
     for left in {*threading.enumerate()} - before:  # a program that was stopped ends; here its request would go on
         left.join(10)
+    huggingface_hub.close_session()
     assert content(fetch_model("--ckpt", WORD, out)) == FILES
 
 
