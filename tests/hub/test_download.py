@@ -190,8 +190,13 @@ def test_a_request_to_stop_is_heard_at_once(model, out):
         if len(heard) == 3:
             raise KeyboardInterrupt
 
-    with pytest.raises(KeyboardInterrupt):
-        fetch_model("--ckpt", WORD, out, look)
+    for _ in range(5):  # the server of a test before may close, late, a number that this connection has been given
+        heard.clear()
+        with pytest.raises((KeyboardInterrupt, UserError)) as caught:
+            fetch_model("--ckpt", WORD, out, look)
+        if caught.type is KeyboardInterrupt:
+            break
+    assert caught.type is KeyboardInterrupt
     for left in {*threading.enumerate()} - before:  # a program that was stopped ends; here its request would go on
         left.join(10)
     huggingface_hub.close_session()
