@@ -67,8 +67,8 @@ def read_flags(argv: Sequence[str]) -> flags.Flags:
 
     follows = "min_lr warmup_steps weight_decay dropout eval_interval sample_interval log_interval"
     g = parser.group("model")
-    g.flag("--arch", one_of("gpt2", "qwen3", "llama"), None, "the network", "gpt2", replaces="bias",
-           against="init_from")
+    g.flag("--arch", one_of("gpt2", "qwen3", "llama"), None, "the network", "gpt2; qwen3 with a size that "
+           "is chosen without a GPU", replaces="bias", against="init_from")
     g.flag("--model_size", one_of("tiny", "mini", "gpt2_small", "gpt2_medium", "gpt2_large", "gpt2_xl"), None,
            "layers, heads, width: 4 4 128, 6 6 384, 12 12 768, 24 16 1024, 36 20 1280, 48 25 1600; the next flags "
            "override them", "gpt2_small; without a GPU what fits the corpus and --max_minutes or 15",
@@ -111,7 +111,8 @@ def read_flags(argv: Sequence[str]) -> flags.Flags:
            "together; double it to halve --batch_size", "one for each process",
            called="grad_accum_steps accumulate_grad_batches",
            redecides="learning_rate embedding_learning_rate min_lr beta2")
-    g.flag("--epochs", whole(1), None, "passes over the tokens", "as many as --max_steps needs, else 1 to 10",
+    g.flag("--epochs", whole(1), None, "passes over the tokens", "as many as --max_steps needs, else 1 to 10, "
+           "more of a small text with Muon",
            called="num_train_epochs max_epochs", against="cooldown_from",
            replaces="max_steps max_minutes cooldown_from", redecides=follows)
     g.flag("--max_steps", whole(1), None, "steps after which the run ends, if that is sooner than --epochs", "no limit",

@@ -45,8 +45,8 @@ DECAY_OF_A_PASS, MOST_DECAY = 0.1, 1.0  # 0.1 for one pass (Brown et al. 2020, G
 DROPOUT, MANY_PASSES = 0.1, 6
 # Passes of a default run at most; more over such a text, until passes times parameters are so many times its tokens:
 # from there on it is learned by heart, whatever the decay (LOG.md, the same entry).
-LEAST_MOST, BY_HEART = 10, 200
-GOES_ON = ("wsd", "constant")
+USUAL_PASSES, BY_HEART = 10, 200
+OPEN_SCHEDULES = ("wsd", "constant")
 
 # beta2 by the tokens that its average forgets half of: 0.95 at 0.5M tokens a step, as GPT-3 has it (Marek et al. 2025).
 HALF_LIFE_TOKENS = 7_000_000
@@ -151,7 +151,7 @@ def default_decay(passes: float) -> float:
 
 def most_passes(num_tokens: int, num_parameters: int) -> int:
     """The passes over a small text that a default run makes at most, however many minutes it has."""
-    return max(LEAST_MOST, BY_HEART * num_tokens // num_parameters)
+    return max(USUAL_PASSES, BY_HEART * num_tokens // num_parameters)
 
 
 def default_beta2(tokens_per_step: int) -> float:

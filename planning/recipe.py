@@ -199,7 +199,7 @@ def choose_recipe(args: Flags, config: ModelConfig, num_tokens: int, most_batch_
         values.reasons["optimizer"] = why
     windows = data.WindowOrder(num_tokens, config.seq_length, 0).windows_per_epoch
     is_small = (num_tokens < config.num_parameters and not args.init_from
-                and args.lr_schedule not in defaults.GOES_ON)
+                and args.lr_schedule not in defaults.OPEN_SCHEDULES)
     overfits, most_epochs = is_small and optimizer == "muon", defaults.most_passes(num_tokens, config.num_parameters)
     cooldown = cooldown_of(settings) if args.cooldown_from else None  # else the flags have left it
 
@@ -213,7 +213,7 @@ def choose_recipe(args: Flags, config: ModelConfig, num_tokens: int, most_batch_
         epochs = most_epochs if is_small else ENDLESS
     else:
         usual_epochs = sizing.epochs if sizing else math.ceil(20 * config.num_parameters / num_tokens)
-        most = most_epochs if overfits else defaults.LEAST_MOST
+        most = most_epochs if overfits else defaults.USUAL_PASSES
         epochs = values.of("epochs", 3 if args.init_from else min(most, usual_epochs))
     steps_left = -(-max(0, epochs * windows - samples_seen) // samples_per_step)
     total_steps = min(steps_done + steps_left, most_steps or 2**62, horizon or 2**62)

@@ -103,7 +103,8 @@ def _nothing_is_left(inputs: Inputs, recipe: Recipe, deadline: Deadline, runtime
     args, state, out = inputs.args, TrainState.from_stored(inputs.stored), runtime.out
     if state.step < recipe.total_steps and not deadline.is_near(0):
         return False
-    more = f"raise {'--max_minutes' if args.max_minutes else '--epochs or --max_steps'} to continue"
+    by_minutes = args.max_minutes and not deadline.is_open  # else more of them lead no further
+    more = f"raise {'--max_minutes' if by_minutes else '--epochs or --max_steps'} to continue"
     if recipe.cooldown:
         more = f"cooled down; resume from checkpoint-{recipe.cooldown.start} with --overwrite to train on"
     out.say(f"already at step {state.step:,} of {recipe.total_steps:,}; {more}")

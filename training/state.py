@@ -153,7 +153,6 @@ class Run:
         setup = self.setup
         return setup.recipe.samples_per_step // (self.batches.batch_size * setup.processes.world_size)
 
-
     def follow(self, setup: Setup) -> None:
         """Goes on by another setup of the same model: of the horizon that measured steps allow."""
         self.setup = setup
