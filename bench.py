@@ -11,8 +11,6 @@ The first rung is train.py with all that can be naive: Python loops for batches,
 above it adds one lever. All are timed by train.py itself, each in a process of its own (benchmarks/ladder.py).
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import json

@@ -8,8 +8,6 @@ this file, or in the current folder where that one is read-only. The text is Pyt
 is downloaded.
 """
 
-from __future__ import annotations
-
 import os
 import shlex
 import subprocess

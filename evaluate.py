@@ -8,8 +8,6 @@ Every token of a document is scored once, the first one after an end-of-text id.
 half of them, so beyond the document's first T tokens each one has at least T / 2 tokens of context.
 """
 
-from __future__ import annotations
-
 import argparse
 from collections.abc import Sequence
 from pathlib import Path

@@ -12,8 +12,6 @@ program writes the file directly, with the names and types that the converter us
 the checkpoint without the files that only resuming needs. Either is written under a temporary name and then renamed.
 """
 
-from __future__ import annotations
-
 import argparse
 from collections.abc import Sequence
 

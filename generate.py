@@ -11,8 +11,6 @@ Text goes to stdout as it is made, never half a character; one line of timing go
 this command is made of.
 """
 
-from __future__ import annotations
-
 import argparse
 from collections.abc import Sequence
 from pathlib import Path

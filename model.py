@@ -6,8 +6,6 @@ folder say, is in architectures/gpt2.py. Parameters have GPT-2's own names.
 Shapes: B batch, T time, C width, H heads, K head size (C / H), V vocabulary, P vocabulary padded.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass, fields
 from typing import Any

@@ -10,8 +10,6 @@
 A run that is still going can be drawn: a last line that is cut short, and values that were not finite, are skipped.
 """
 
-from __future__ import annotations
-
 import argparse
 import io
 import math

@@ -12,8 +12,6 @@ machinery: planning/ decides before the run, training/ is what a step is made of
 one optimizer step over accumulated micro-batches of B sequences of T tokens.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 

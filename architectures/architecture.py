@@ -1,7 +1,5 @@
 """What the program must know about a network besides the network itself: names and fields in transformers and GGUF."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, Protocol, TypeAlias
 

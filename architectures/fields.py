@@ -1,7 +1,5 @@
 """Checks of values in a file that somebody else may have written; each refusal names the field and shows the value."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from typing import Any, TypeGuard

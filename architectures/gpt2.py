@@ -6,8 +6,6 @@ translating a checkpoint takes a few transposes.
 Shapes: C width, H heads, T window, O and I outputs and inputs of a linear layer.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any, ClassVar
 

@@ -5,8 +5,6 @@ Shapes: C width, H heads, KV or G heads of keys and values, K head size, F width
 residual stream.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from dataclasses import astuple, dataclass
 from typing import Any, ClassVar

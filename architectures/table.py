@@ -1,7 +1,5 @@
 """The architectures by config.json's model_type; to add one, write its class in a file like llama.py."""
 
-from __future__ import annotations
-
 from typing import Any, TypeAlias
 
 import torch

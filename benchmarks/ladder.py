@@ -4,8 +4,6 @@ A rung is a set of train.py's flags. It is run by train.py in a process of its o
 What the first rungs do slowly train.py cannot: benchmarks/naive.py has it, and train.py's own loop runs with it.
 """
 
-from __future__ import annotations
-
 import itertools
 import shutil
 import statistics

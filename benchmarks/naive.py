@@ -3,8 +3,6 @@
 B batch, T time.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any

@@ -1,7 +1,5 @@
 """Ours beside one named other, in turns: nanoGPT's train.py, transformers' generate."""
 
-from __future__ import annotations
-
 import re
 import statistics
 import time

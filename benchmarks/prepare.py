@@ -1,7 +1,5 @@
 """What is known before anything is timed: the machine, and the tokens, which are made up where none are given."""
 
-from __future__ import annotations
-
 import json
 import sys
 from pathlib import Path

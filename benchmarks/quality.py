@@ -4,8 +4,6 @@ Each run is a train.py of its own, in a folder of its own below --quality_dir: w
 and what was interrupted is resumed.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import statistics

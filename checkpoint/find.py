@@ -1,7 +1,5 @@
 """Which checkpoint is meant by a path, whether a run may go on from it, and the cure that a refusal names."""
 
-from __future__ import annotations
-
 import os
 import time
 from collections.abc import Callable

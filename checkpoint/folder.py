@@ -1,7 +1,5 @@
 """The output folder: one run at a time holds it, and older checkpoints are deleted from it."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import shutil

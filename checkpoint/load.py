@@ -3,8 +3,6 @@
 Which fields and tensors there must be is known to the folder's architecture (architectures/).
 """
 
-from __future__ import annotations
-
 import contextlib
 from collections import UserDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence

@@ -3,8 +3,6 @@
 Such a .pt file is a pickle, which can name any function to call. torch's reader of plain tensors refuses to.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import replace

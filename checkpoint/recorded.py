@@ -4,8 +4,6 @@ output_dir/config.toml holds them, which may be edited, and so does the trainer_
 is enough where a checkpoint was copied away from its folder.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import re

@@ -4,8 +4,6 @@ A folder is written under a temporary name, flushed to disk, read back and verif
 waits only for a copy of the tensors; a thread writes the copy.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path

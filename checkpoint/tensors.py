@@ -4,8 +4,6 @@ Large models come in several files and an index, model.safetensors.index.json, w
 tensor. Files are mapped into memory: a tensor is read from the disk when it is used.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

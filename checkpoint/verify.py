@@ -1,7 +1,5 @@
 """Is a checkpoint whole, and could its training state have been written by a run?"""
 
-from __future__ import annotations
-
 import json
 import math
 import os

@@ -4,8 +4,6 @@ The system's answer is to kill the process, which then leaves without a word. Py
 run after the instruction that was interrupted, and this one is repeated for ever. So the handler is a C function.
 """
 
-from __future__ import annotations
-
 import ctypes
 import os
 import signal

@@ -4,8 +4,6 @@
 does torch's compiler some of its own; and every nanoGPT folder has a model.py.
 """
 
-from __future__ import annotations
-
 import contextlib
 import math
 import os

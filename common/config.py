@@ -6,8 +6,6 @@
     min_lr = 1e-5               chosen from is changed
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Mapping
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Errors a user can fix, the exit codes that say which kind, missing packages, and how every command ends."""
 
-from __future__ import annotations
-
 import contextlib
 import enum
 import gc

@@ -1,7 +1,5 @@
 """Hashes and locks of files, writes that survive a power cut, and reads that a device or a pipe cannot trap."""
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import hashlib

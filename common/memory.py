@@ -1,7 +1,5 @@
 """Settings of memory: PyTorch's of a GPU's, made before torch is imported, and Python's garbage collector."""
 
-from __future__ import annotations
-
 import contextlib
 import gc
 import os

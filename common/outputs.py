@@ -1,7 +1,5 @@
 """Files that a flag such as --json names: tried before any work, and written without harm to what lies there."""
 
-from __future__ import annotations
-
 import errno
 import os
 import tempfile

@@ -1,7 +1,5 @@
 """What torchrun says in the environment of the processes it starts. How they speak is in machine/processes.py."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Mapping
 

@@ -1,7 +1,5 @@
 """Flags that are gone, and what to give in their place; what a flag is called elsewhere stands where it is declared."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 _OF_TRANSFORMERS = "transformers' own generate() has it: AutoModelForCausalLM opens every checkpoint."

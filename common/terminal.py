@@ -1,7 +1,5 @@
 """Where lines appear: on a terminal of some width, in a notebook's cell, or in a pipe."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import re

@@ -1,7 +1,5 @@
 """Waiting for a library. A signal ends it."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future, wait

@@ -1,7 +1,5 @@
 """Text that is safe to print and easy to read: durations, sizes, counts."""
 
-from __future__ import annotations
-
 import shlex
 from collections.abc import Iterable
 

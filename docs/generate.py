@@ -7,8 +7,6 @@ docs/flags.md holds every command's --help, docs/architecture.md which folder im
 of the program is imported: sources are parsed, --help is run.
 """
 
-from __future__ import annotations
-
 import ast
 import os
 import re

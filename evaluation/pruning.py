@@ -1,7 +1,5 @@
 """Weights set to zero by their magnitude. Zeros save neither memory nor time: they are stored and multiplied too."""
 
-from __future__ import annotations
-
 import torch
 
 from architectures.table import Network, architecture_of

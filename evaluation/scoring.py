@@ -3,8 +3,6 @@
 Shapes: B batch, T window, C width, N scored tokens, V vocabulary.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Iterable, Iterator, Sequence

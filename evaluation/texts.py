@@ -1,7 +1,5 @@
 """Files of text, read as pretokenize.py reads them, as documents to score."""
 
-from __future__ import annotations
-
 import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Files of tokens, in any layout that train.py reads, as documents to score."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Iterator, Sequence
 from pathlib import Path

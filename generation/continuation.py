@@ -1,7 +1,5 @@
 """How the next token is chosen (the settings and their defaults), and one text in the making. Needs no torch."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass

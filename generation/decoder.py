@@ -8,8 +8,6 @@ Shapes: B rows decoded at once, N tokens read in one pass, C width, H heads, G h
 share them (H / G), K head size, T window, S slots of it in use, R rows that are computed (B or more), V vocabulary.
 """
 
-from __future__ import annotations
-
 import math
 import mmap
 from collections.abc import Callable, Mapping, Sequence

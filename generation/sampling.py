@@ -3,8 +3,6 @@
 Shapes: B rows, V vocabulary, M candidates of a row.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 
 import torch

@@ -1,7 +1,5 @@
 """Ids as text while they come: whole characters only, several samples in their order, and how fast they come."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import sys

@@ -3,8 +3,6 @@
 Of a model config, tokenizer and safetensors alone, never a pickle; of a dataset the files that a path means.
 """
 
-from __future__ import annotations
-
 import glob
 import re
 import time

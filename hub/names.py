@@ -3,8 +3,6 @@
 Only the standard library is needed, so that a wrong name is answered as fast as any other wrong flag.
 """
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import NamedTuple, TypeGuard

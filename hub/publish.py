@@ -1,7 +1,5 @@
 """A folder of ours in a repository of the hub: looked at before any work, said, uploaded."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from common.errors import Exit, UserError

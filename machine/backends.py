@@ -3,8 +3,6 @@
 A kind is added as one class, its place in BACKENDS, and in gpu_of_this_system.
 """
 
-from __future__ import annotations
-
 import contextlib
 import gc
 import importlib.util

@@ -1,7 +1,5 @@
 """Data sheets of GPUs: a card is added as one entry of CARDS."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """What a command runs on: device, precision, compiling. Each choice comes with its reason, and is printed."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import platform

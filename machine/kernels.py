@@ -1,7 +1,5 @@
 """Compiled kernels on the disk: files that a killed compiler left unfinished are deleted, and compiled again."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import struct

@@ -1,7 +1,5 @@
 """Bytes of RAM and of the GPU that there are, and that were held."""
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import os

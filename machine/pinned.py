@@ -1,7 +1,5 @@
 """Memory of the host that a GPU copies to directly: pinned pages, which the system never moves."""
 
-from __future__ import annotations
-
 import contextlib
 import mmap
 from concurrent.futures import ThreadPoolExecutor

@@ -4,8 +4,6 @@ torchrun starts them and says in the environment who is who. A process on its ow
 is a no-op: the same line of train.py serves both.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import signal

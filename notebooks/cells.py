@@ -4,8 +4,6 @@ A command runs in a process of its own. The stop button stops it as Ctrl-C does,
 it half a second later, before the state of a large model is saved.
 """
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import importlib

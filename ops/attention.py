@@ -5,8 +5,6 @@ k and v may have fewer heads than q, each shared by a group of queries' heads (A
 Shapes: B batch, H heads, T time, K head size.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import NamedTuple, TypeAlias
 

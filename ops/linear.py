@@ -4,8 +4,6 @@ F.gelu and plain_swiglu.
 Shapes: I inputs, O outputs, N rows.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from typing import Any, TypeAlias

@@ -5,8 +5,6 @@ The plain form is cross_entropy of the logits. The chunks are written for the co
 Shapes: N tokens, C width, V vocabulary, P vocabulary padded to a multiple that matrix kernels like.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

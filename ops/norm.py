@@ -1,7 +1,5 @@
 """RMSNorm, which divides by the root mean square. The plain form is plain_rms_norm."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -1,7 +1,5 @@
 """How a network is computed while it trains: memory and speed, not the function."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch

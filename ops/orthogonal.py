@@ -3,8 +3,6 @@
 The plain form is U V' of the singular value decomposition U S V'. Shapes: N matrices of R rows and C columns.
 """
 
-from __future__ import annotations
-
 import torch
 
 # Chosen so that small singular values grow fastest: all end between about 0.7 and 1.2 (Jordan et al. 2024).

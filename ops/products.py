@@ -6,8 +6,6 @@ every product here is Dense, which is F.linear.
 Shapes: N rows, C inputs, O outputs.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import TypeAlias
 

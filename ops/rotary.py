@@ -6,8 +6,6 @@ after a permutation of the rows that make q and k.
 Shapes: B batch, T time, H heads, K head size.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 

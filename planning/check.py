@@ -1,7 +1,5 @@
 """train.py --check: what this machine is, and how long each size takes here and on common cards; reads no data."""
 
-from __future__ import annotations
-
 import math
 import time
 from collections.abc import Iterable, Iterator

@@ -3,8 +3,6 @@
 The standard library is enough, so that they are answered before torch is imported.
 """
 
-from __future__ import annotations
-
 import argparse
 import os.path
 

@@ -1,7 +1,5 @@
 """What train.py does before the seconds that importing torch takes: packages, and tokens of the texts it is given."""
 
-from __future__ import annotations
-
 import json
 import os
 import sys

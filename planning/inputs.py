@@ -3,8 +3,6 @@
 All of it is checked before anything is decided; problems that do not depend on each other are reported together.
 """
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass, replace

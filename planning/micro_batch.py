@@ -4,8 +4,6 @@ Each trial is two steps in a child process (setup.py), where running out of memo
 micro-batch that was found.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import math

@@ -1,7 +1,5 @@
 """The plan of a run: everything decided before the first step, how it is printed, what speaks against it."""
 
-from __future__ import annotations
-
 import shutil
 from dataclasses import dataclass
 

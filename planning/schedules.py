@@ -5,8 +5,6 @@ A schedule takes a step after the warm-up, whose steps count too, as skipped one
 whose learning_rate is the peak.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass

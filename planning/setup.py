@@ -1,7 +1,5 @@
 """What a run will do, decided before its first step: how processes share the model, the recipe; trials of it."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 from collections.abc import Sequence

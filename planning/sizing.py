@@ -4,8 +4,6 @@ The processor's speed is assumed from its number of threads, so that one machine
 that is announced before the first step is measured. A resumed run has the shape that was recorded instead.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 

@@ -5,8 +5,6 @@ part of a document whose end is kept for validation. Blocks depend on the text a
 or on how many there are. They hold no text, only the place where it lies; those of a table hold its rows.
 """
 
-from __future__ import annotations
-
 import codecs
 import re
 from collections.abc import Callable, Iterator

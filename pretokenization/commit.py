@@ -1,7 +1,5 @@
 """The token files of a run committed, metadata.json written last; and the closing words."""
 
-from __future__ import annotations
-
 import sys
 import time
 from collections.abc import Mapping

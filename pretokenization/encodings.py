@@ -1,7 +1,5 @@
 """Text that is not UTF-8 is refused: nothing is decoded by a guess, the user gives --encoding."""
 
-from __future__ import annotations
-
 from common.errors import Exit, UserError
 from common.words import several
 from pretokenization.blocks import Findings

@@ -6,8 +6,6 @@ tokenizers, and so does all text of a tokenizer that is not of the one kind for 
 differences are looked for with hard text at the start and with two kilobytes of every block, which both encode.
 """
 
-from __future__ import annotations
-
 import functools
 import importlib.metadata
 import importlib.util

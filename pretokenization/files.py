@@ -1,8 +1,6 @@
 """One input file: what is known of it, and its text as UTF-8, unpacked and decoded once, into a file beside the output.
 """
 
-from __future__ import annotations
-
 import bz2
 import codecs
 import itertools

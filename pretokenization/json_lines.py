@@ -1,7 +1,5 @@
 """JSON lines as input: each line is an object, whose field --text_field is a document."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterator

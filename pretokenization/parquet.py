@@ -1,7 +1,5 @@
 """Parquet tables as input: each row of the column --text_field is a document. Needs the package pyarrow."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

@@ -3,8 +3,6 @@
 Worker processes read the blocks and answer for each; this process puts the answers together, in order.
 """
 
-from __future__ import annotations
-
 import itertools
 from argparse import Namespace
 from collections.abc import Iterator

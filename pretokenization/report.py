@@ -1,7 +1,5 @@
 """What reading a text brought up: counted while it is read, judged as it comes, said at the end."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 

@@ -3,8 +3,6 @@
 KINDS is the table of the kinds of input.
 """
 
-from __future__ import annotations
-
 import contextlib
 import glob
 import os

@@ -1,7 +1,5 @@
 """Which part of a text is for validation: documents by their hash, of few text files the tail of each."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

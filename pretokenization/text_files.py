@@ -1,7 +1,5 @@
 """Text files as input: one document each, or several with a separator between them."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import BinaryIO
 

@@ -1,7 +1,5 @@
 """Looking inside a finished folder: --verify checks everything that it records, --peek shows its first documents."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -3,8 +3,6 @@
 Two libraries train the same tokenizer: tokenizers, and gigatoken where that is certain.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path

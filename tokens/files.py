@@ -1,7 +1,5 @@
 """Which files a folder, a glob or a path means, and which of them are for validation: the names programs use."""
 
-from __future__ import annotations
-
 import glob
 import re
 from pathlib import Path

@@ -12,8 +12,6 @@ metadata.json uses the names of that table. All layouts are little-endian. Every
 the file's size before tokens are read or mapped.
 """
 
-from __future__ import annotations
-
 import contextlib
 import re
 import struct

@@ -1,7 +1,5 @@
 """What a metadata.json records of token files, checked field by field: ours, or one that another program wrote."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Collection, Mapping

@@ -1,7 +1,5 @@
 """Several corpora as one: what they must have in common, and the mixture that train.py trains on."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Sequence
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Notices when token files that lie in a memory map change while they are read."""
 
-from __future__ import annotations
-
 import os
 import time
 from collections.abc import Iterable, Sequence

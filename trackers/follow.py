@@ -7,8 +7,6 @@ What a library keeps on this disk is made from metrics.jsonl at each start, so t
 a server goes on after the step that it resumed from.
 """
 
-from __future__ import annotations
-
 import contextlib
 import html
 import importlib

@@ -1,7 +1,5 @@
 """The trainer's end of a tracker: it starts the tracker's process and prints what that has to say, nothing else."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import os

@@ -8,8 +8,6 @@ step still arrives in the mean of some steps. Weights, gradients and all arithme
 On a CPU the step is eager, in pieces that take little memory; on a GPU it can be compiled into one graph.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from typing import Any, TypeAlias
 

@@ -1,7 +1,5 @@
 """What all optimizers but AdamW share: each updates the groups that are its own (adamw8bit all), AdamW the others."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
 

@@ -1,7 +1,5 @@
 """A decay that begins at a checkpoint (--cooldown_from)."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from checkpoint import find

@@ -5,8 +5,6 @@ tried again at the next save. On a new machine, where the run's own folder is em
 back, and the run goes on as if it had never been elsewhere.
 """
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import os

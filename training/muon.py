@@ -5,8 +5,6 @@ the output layer and vectors are AdamW's. The update has the size of AdamW's, 0.
 Moonlight, section 2.2), so that both take the same learning rates and weight decay.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Sequence
 

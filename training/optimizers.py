@@ -5,8 +5,6 @@ Every optimizer here takes what the step decides on the device, so that the host
 read both as attributes.
 """
 
-from __future__ import annotations
-
 import argparse
 from collections.abc import Callable, Mapping
 from functools import partial

@@ -4,8 +4,6 @@ The first test of a set-up (Karpathy 2019, A Recipe for Training Neural Networks
 by heart, no corpus will be. It writes nothing. In watching/overfitting.py is what a real run says when it overfits.
 """
 
-from __future__ import annotations
-
 import math
 import time
 from collections.abc import Callable

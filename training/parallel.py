@@ -4,8 +4,6 @@ Every process has its own micro-batches of the step. With DataParallel each hold
 some rows of every weight. Alone shares nothing: a step of one process goes through the same lines.
 """
 
-from __future__ import annotations
-
 import warnings
 from collections import defaultdict, deque
 from collections.abc import Sequence

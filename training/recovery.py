@@ -3,8 +3,6 @@
 A step that fails is undone: weights, optimizer, loss scale and random numbers are what they were before it.
 """
 
-from __future__ import annotations
-
 import contextlib
 import gc
 import time

@@ -1,7 +1,5 @@
 """What the loss curve says: spikes by a robust statistic, and the advice a practitioner would give from its shape."""
 
-from __future__ import annotations
-
 import math
 from collections import deque
 from collections.abc import Sequence

@@ -4,8 +4,6 @@ A run that is still going, was killed in the middle of a line, or logged values 
 is no number is left out.
 """
 
-from __future__ import annotations
-
 import json
 import statistics
 from collections.abc import Iterable

@@ -1,7 +1,5 @@
 """Is the validation loss rising while the training loss falls, and since which step?"""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable
 from statistics import fmean, variance

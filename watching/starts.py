@@ -3,8 +3,6 @@
 A start at step 0, or from a checkpoint of another folder, begins the file again. A start without an end was killed.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import time

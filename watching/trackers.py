@@ -3,8 +3,6 @@
 To add a tracker, see trackers/follow.py.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import math

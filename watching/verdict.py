@@ -1,7 +1,5 @@
 """What leads to a better model after a run: more text, more steps or a larger model, by the run's own figures."""
 
-from __future__ import annotations
-
 FEWEST_STEPS = 100  # of a run that shows anything
 RISEN, FALLING = 0.01, 0.005  # shares of the validation loss
 WIDE_GAP = 0.15  # nats from the training to the validation loss
