@@ -21,7 +21,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 from benchmarks.ladder import NUM_RUNGS, SHAPES, Bench, Shape, time_ladder
-from benchmarks.quality import RECIPES, TOKENS_PER_PARAMETER, VALIDATIONS, compare_recipes, recipes
+from benchmarks.quality import RECIPES, TOKENS_PER_PARAMETER, compare_recipes, recipes, whole_steps
 from common import flags
 from common.errors import Exit, UserError, guard, optional, require
 from common.outputs import Output
@@ -75,6 +75,8 @@ def read_flags(argv: Sequence[str]) -> argparse.Namespace:
     g.flag("--recipes", recipes(), None, "recipes in docs/quality.md by name", "all", needs="quality")
     g.flag("--seeds", whole(1, 1000), 2, "runs of each recipe, each with a seed of its own", needs="quality")
     g.flag("--tokens", whole(1, 10**15), None, "tokens of a run", "20 per parameter", needs="quality")
+    g.flag("--passes", flags.one_or_more(whole(1, 10**6)), None, "instead of --tokens: passes over those of "
+           "--data_dir, each number of them a run", "none", needs="quality", against="tokens")
     g.flag("--quality_dir", text("DIR"), "quality", "folder of the runs: what is complete there is not repeated, what "
            "was interrupted is resumed", needs="quality")
     g = parser.group("output")
@@ -102,7 +104,7 @@ def set_up_bench(args: argparse.Namespace, out: Progress, signals: Signals, fold
         steps, warmup = (50, 20) if machine.on_gpu else (12, 4)
         steps = args.steps or steps
         if args.data_dir:
-            shape = replace(shape, vocab_size=prepare.num_ids_in(args.data_dir, shape.seq_length))
+            shape = replace(shape, vocab_size=prepare.corpus_in(args.data_dir, shape.seq_length).vocab_size)
         else:
             prepare.synthesise(folder, shape.vocab_size, (steps + warmup + 2) * shape.tokens_per_step)
     out.say(f"machine   {machine.name}, {machine.software}")
@@ -113,14 +115,18 @@ def set_up_bench(args: argparse.Namespace, out: Progress, signals: Signals, fold
 def carry_out(args: argparse.Namespace, bench: Bench) -> bool:
     """What is asked for; False if something failed, or computed something else than it should. Raises Stopped."""
     if args.quality:
+        from benchmarks.prepare import corpus_in
         from model import SIZES, GPTConfig
 
         shape = bench.shape
         model = GPTConfig(shape.vocab_size, shape.seq_length, *SIZES[shape.model_size])
         bench.signals.promise(lambda: "stopping; a run saves its state first", lambda: NOTHING)
-        tokens = args.tokens or TOKENS_PER_PARAMETER * model.num_parameters
-        num_steps = VALIDATIONS * max(1, round(tokens / shape.tokens_per_step / VALIDATIONS))
-        return compare_recipes(bench, args.recipes or RECIPES, args.seeds, num_steps, Path(args.quality_dir))
+        lengths = {"": args.tokens or TOKENS_PER_PARAMETER * model.num_parameters}
+        if args.passes:
+            num_tokens = corpus_in(args.data_dir, shape.seq_length).train.length
+            lengths = {f"-{passes}": passes * num_tokens for passes in args.passes}
+        steps = {name: whole_steps(tokens, shape.tokens_per_step) for name, tokens in lengths.items()}
+        return compare_recipes(bench, args.recipes or RECIPES, args.seeds, steps, Path(args.quality_dir))
     if args.peer is None:
         return time_ladder(bench, args.rungs)
     from benchmarks import peers

@@ -16,6 +16,7 @@ from common.words import printable, several
 from machine import device
 from machine.backends import NVIDIA
 from planning.inputs import find_corpus
+from tokens.corpus import Corpus
 from tokens.layouts import native_dtype
 from tokens.metadata import METADATA_FORMAT, METADATA_VERSION
 
@@ -30,12 +31,12 @@ def look_at_machine(use_gpu: bool | None) -> Facts:
                  machine.on_gpu, machine.precision)
 
 
-def num_ids_in(data_dir: str, seq_length: int) -> int:
-    """The vocabulary of a folder of pretokenize.py. Raises UserError (exit 3) for tokens that no run could train on."""
+def corpus_in(data_dir: str, seq_length: int) -> Corpus:
+    """What a folder of pretokenize.py holds. Raises UserError (exit 3) for tokens that no run could train on."""
     corpus = find_corpus(train.read_flags(["--data_dir", data_dir]).data)
     if corpus.train.length <= seq_length:
         raise UserError(Exit.DATA, f"--data_dir {printable(data_dir)}: too few tokens. Give a shorter --shape.")
-    return corpus.vocab_size
+    return corpus
 
 
 def synthesise(folder: Path, vocab_size: int, num_tokens: int) -> None:

@@ -4,6 +4,7 @@ Each run is a train.py of its own, in a folder of its own below --quality_dir: w
 and what was interrupted is resumed.
 """
 
+import itertools
 import json
 import math
 import statistics
@@ -23,7 +24,7 @@ VALIDATIONS = 20  # of a run: tokens to a loss are read between two of them
 EVAL_TOKENS = 2**18  # of a validation, or all there are
 TOKENS_PER_PARAMETER = 20  # Hoffmann et al. 2022
 GRACE_SECONDS = 60.0  # in which a run that is asked to stop saves
-ROW = "{:<14}{:>6}{:>9}{:>10}{:>9}{:>11}{:>9}"  # 68 columns
+ROW = "{:<15}{:>6}{:>9}{:>9}{:>9}{:>9}{:>11}{:>9}"  # 77 columns
 
 Recipe = Callable[[int], list[str]]  # the flags of train.py for so many steps
 
@@ -41,6 +42,8 @@ RECIPES: dict[str, Recipe] = {
     "muon": lambda _: ["--arch", "gpt2", "--optimizer", "muon"],
     "modern": lambda _: ["--arch", "qwen3", "--optimizer", "adamw"],
     "modern-muon": lambda _: ["--arch", "qwen3", "--optimizer", "muon"],
+    # The same, as over a text that is read once.
+    "plain": lambda _: ["--arch", "qwen3", "--optimizer", "muon", "--dropout", "0", "--weight_decay", "0.1"],
 }
 
 
@@ -50,20 +53,32 @@ def recipes() -> ValueKind:
                      f"some of {', '.join(RECIPES)} with commas between", "NAME,NAME,...")
 
 
+def whole_steps(tokens: float, tokens_per_step: int) -> int:
+    """The steps of so many tokens, of which VALIDATIONS come at equal distances."""
+    return VALIDATIONS * max(1, round(tokens / tokens_per_step / VALIDATIONS))
+
+
 # ---------------------------------------------------------------- the runs
 
 
-def compare_recipes(bench: Bench, chosen: Mapping[str, Recipe], num_seeds: int, steps: int, folder: Path) -> bool:
-    """Trains by every recipe with every seed, then prints what each learned; False if a run failed."""
-    bench.out.say(f"quality   {bench.shape.model_size}, {count(steps * bench.shape.tokens_per_step)} tokens in "
-                  f"{several(steps, 'step')}, {several(num_seeds, 'seed')} of each recipe, in {printable(folder)}")
+def compare_recipes(bench: Bench, chosen: Mapping[str, Recipe], num_seeds: int, lengths: Mapping[str, int],
+                    folder: Path) -> bool:
+    """Trains by every recipe with every seed, then prints what each learned; False if a run failed.
+
+    lengths are the steps of each run by what a run's name has after the recipe's.
+    """
+    bench.out.say(f"quality   {bench.shape.model_size}, {several(num_seeds, 'seed')} of each recipe, in "
+                  f"{printable(folder)}")
+    for steps in lengths.values():
+        bench.out.say(f"          {count(steps * bench.shape.tokens_per_step)} tokens in {several(steps, 'step')}")
     runs = {}
     problems = bench.found["problems"] = []
     # Recipes take turns, so a machine whose speed changes does so for all of them.
     for seed in range(SEED, SEED + num_seeds):
-        for name, recipe in chosen.items():
+        for (recipe, flags), (length, steps) in itertools.product(chosen.items(), lengths.items()):
+            name = recipe + length
             place = folder / f"{name}-{seed}"
-            problem = train_one(bench, place, [*run_flags(bench, steps, seed), *recipe(steps)], steps)
+            problem = train_one(bench, place, [*run_flags(bench, steps, seed), *flags(steps)], steps)
             if problem:
                 problems.append(f"{place.name}: {problem}")
             else:
@@ -122,7 +137,7 @@ def steps_to(curve: Curve, loss: float) -> float | None:
 def report(bench: Bench, runs: Mapping[str, Sequence[LoggedRun]]) -> None:
     """A line for each recipe: its loss, and the tokens and the time in which it reaches the loss of the first one."""
     say = bench.out.say
-    say(ROW.format("", "seeds", "nats", "+-", "ms/step", "tokens to", "time to"))
+    say(ROW.format("", "seeds", "nats", "+-", "best", "ms/step", "tokens to", "time to"))
     target, first_speed = math.nan, math.nan
     for name, seeds in runs.items():
         curves = [run["val_loss"] for run in seeds]
@@ -135,10 +150,10 @@ def report(bench: Bench, runs: Mapping[str, Sequence[LoggedRun]]) -> None:
         reached = steps_to(mean, target)
         tokens = None if reached is None else reached / mean.last_x
         say(ROW.format(
-            name[:13], len(seeds), f"{mean.ys[-1]:.4f}", "-" if error is None else f"{error:.4f}",
-            f"{1e3 * speed:,.1f}",
+            name[:14], len(seeds), f"{mean.ys[-1]:.4f}", "-" if error is None else f"{error:.4f}",
+            f"{min(mean.ys):.4f}", f"{1e3 * speed:,.1f}",
             *("never" if tokens is None else f"{share * tokens:.1%}" for share in (1, speed / first_speed))))
         bench.found.setdefault("recipes", {})[name] = {
             "steps": mean.xs, "val_losses": [curve.ys for curve in curves], "standard_error": error,
             "seconds_per_step": speed, "share_of_tokens": tokens}
-    say(f"+-: standard error over seeds; tokens, time to: the final loss of {next(iter(runs))}, as a share of its own")
+    say(f"+-: standard error over seeds; best: on the way; tokens, time to: the end of {next(iter(runs))}, as a share")

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks.prepare import look_at_machine, num_ids_in, synthesise
+from benchmarks.prepare import corpus_in, look_at_machine, synthesise
 from common.errors import Exit, UserError
 from tests.helpers.refusals import refused
 from tokens.corpus import open_corpus
@@ -16,12 +16,12 @@ def test_made_up_tokens_are_a_corpus_that_follows_zipfs_law_and_no_run_trains_on
     assert (corpus.vocab_size, corpus.train.length) == (300, 100_000)
     counts = np.bincount(np.fromfile(tmp_path / "train.bin", "<i2"), minlength=300)
     assert counts[0] > 3 * counts[10]
-    assert num_ids_in(str(tmp_path), 16) == 300
+    assert corpus_in(str(tmp_path), 16).vocab_size == 300
     with pytest.raises(UserError, match="too few tokens"):
-        num_ids_in(str(tmp_path), 200_000)
+        corpus_in(str(tmp_path), 200_000)
     np.memmap(tmp_path / "train.bin", "<i2", "r+")[0] = -1
     with refused(r"train\.bin holds id -1 at position 0", Exit.DATA):
-        num_ids_in(str(tmp_path), 16)
+        corpus_in(str(tmp_path), 16)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")

@@ -34,18 +34,22 @@ class Trainer:
         if output.name in self.endings:
             return self.endings[output.name]
         assert flags["--resume_from"] == "auto"
-        recipe, seed = output.name.rsplit("-", 1)
+        name, seed = output.name.rsplit("-", 1)
+        recipe, steps = name.split("-")[0], int(flags["--max_steps"])
         assert flags["--seed"] == seed
         final = FINALS[recipe] + 0.1 * (int(seed) - 1337)
         rows = [{"step": step, "val_loss": 8 - (8 - final) * step / STEPS, "tokens": step, "seconds": MS[recipe] / 1000}
-                for step in range(5, STEPS + 1, 5)]
+                for step in range(steps // 20, steps + 1, steps // 20)]
         (output / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
         return Answer(0, "", "")
 
     def compare(self, words: str = "nanogpt,ours", num_seeds: int = 2, steps: int = STEPS) -> bool:
         self.started.clear()
         self.out.truncate(0)
-        return compare_recipes(self.bench, recipes().parse(words), num_seeds, steps, self.folder / "runs")
+        return self.compare_lengths(words, num_seeds, {"": steps})
+
+    def compare_lengths(self, words: str, num_seeds: int, lengths: dict[str, int]) -> bool:
+        return compare_recipes(self.bench, recipes().parse(words), num_seeds, lengths, self.folder / "runs")
 
     @property
     def said(self) -> list[list[str]]:
@@ -63,11 +67,18 @@ def test_every_recipe_is_run_with_every_seed_and_compared_with_the_first(trainer
     table = {line[0]: line[1:] for line in trainer.said if line[1:2] == ["2"]}
     share = 2.95 / 3.95
     assert table == {
-        "nanogpt": ["2", "5.0500", "0.0500", "100.0", "100.0%", "100.0%"],
-        "ours": ["2", "4.0500", "0.0500", "120.0", f"{share:.1%}", f"{1.2 * share:.1%}"]}
+        "nanogpt": ["2", "5.0500", "0.0500", "5.0500", "100.0", "100.0%", "100.0%"],
+        "ours": ["2", "4.0500", "0.0500", "4.0500", "120.0", f"{share:.1%}", f"{1.2 * share:.1%}"]}
     found = trainer.bench.found["recipes"]["ours"]
     assert found["share_of_tokens"] == pytest.approx(share)
     assert len(found["val_losses"][1]) == 20
+
+
+def test_a_recipe_is_run_for_each_number_of_passes(trainer):
+    assert trainer.compare_lengths("ours", 1, {"-1": STEPS, "-4": 4 * STEPS})
+    assert trainer.started == ["ours-1-1337", "ours-4-1337"]
+    finals = {line[0]: line[2] for line in trainer.said if line[1:2] == ["1"]}
+    assert finals == {"ours-1": "4.0000", "ours-4": "-8.0000"}
 
 
 def test_what_is_complete_is_not_repeated_and_what_is_not_is_resumed(trainer):
