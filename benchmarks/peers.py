@@ -73,7 +73,7 @@ def time_step(bench: Bench, peer_dir: str) -> None:
     # The dict {"vocab_size": N} as nanoGPT's train.py reads it, in pickle's protocol 0.
     (folder / "meta.pkl").write_text(f"(S'vocab_size'\nI{shape.vocab_size}\nd.")
     n_layer, n_head, n_embd = SIZES[shape.model_size]
-    precision = {"bf16": "bfloat16", "fp16": "float16"}[bench.machine.half] if on_gpu else "float32"
+    precision = {"bf16": "bfloat16", "fp16": "float16"}.get(bench.machine.half * on_gpu, "float32")
     flags = {"dataset": folder, "out_dir": folder / "out", "eval_iters": 1, "eval_interval": 10**9, "log_interval": 1,
              "gradient_accumulation_steps": 1, "batch_size": shape.batch_size, "block_size": shape.seq_length,
              "n_layer": n_layer, "n_head": n_head, "n_embd": n_embd, "bias": True, "decay_lr": False,

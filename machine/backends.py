@@ -67,6 +67,14 @@ class Backend:
         """True if it multiplies bf16 in hardware (a CPU by AVX512-BF16, AMX, or Arm's BF16) instead of emulating it."""
         return bool(re.search("avx512_bf16|amx_bf16| bf16", _cpu_info()))
 
+    def gains_by_16_bits(self) -> bool:
+        """True for a GPU whose products in 16 bits, with sums in fp32, are faster than those in fp32."""
+        return True
+
+    def attends_well_by_cudnn(self, num_kv_heads: int) -> bool:
+        """False where cuDNN's attention is known to be wrong for so few heads of keys and values."""
+        return True
+
     def why_no_compile(self) -> str | None:
         """Why torch.compile cannot work; None if nothing is known to prevent it."""
         compilers = [os.environ["CXX"]] if os.environ.get("CXX") else ["g++", "clang++", "cl"]
@@ -171,15 +179,15 @@ class CUDA(Backend):
     def why_not(self) -> str | None:
         if torch.cuda.is_available():
             return _why_this_card_cannot_be_used()
+        driver = "NVIDIA's driver" + " in Windows, never one inside WSL" * ("microsoft" in platform.release().lower())
         if sys.platform == "linux" and not any(map(os.path.exists, ("/dev/nvidiactl", "/dev/dxg"))):  # dxg: WSL
-            return ("no NVIDIA driver is loaded. Install it, or choose a machine with a GPU "
+            return (f"no NVIDIA driver is loaded. Install {driver}, or choose a machine with a GPU "
                     "(on Colab: Runtime, Change runtime type)")
         if not torch.backends.cuda.is_built():
-            return (f"this torch ({torch.__version__}) is a CPU build. Install the CUDA build: "
-                    "pip install --force-reinstall torch")
+            return f"this torch ({torch.__version__}) is a CPU build. Install the CUDA build: {_newest_cuda_build()}"
         if (visible := os.environ.get("CUDA_VISIBLE_DEVICES")) is not None:
             return f"CUDA_VISIBLE_DEVICES={visible!r} leaves no GPU visible. Unset it"
-        return (f"the driver gives torch {torch.__version__} (CUDA {torch.version.cuda}) no device. Update the driver, "
+        return (f"the driver gives torch {torch.__version__} (CUDA {torch.version.cuda}) no device. Update {driver}, "
                 f"or install a build for an older CUDA: {OLDER_CUDA_BUILD}")
 
     def name(self) -> str:
@@ -187,6 +195,12 @@ class CUDA(Backend):
 
     def has_bf16(self) -> bool:
         return torch.cuda.is_bf16_supported(including_emulation=False)
+
+    def gains_by_16_bits(self) -> bool:
+        return torch.cuda.get_device_capability() >= (7, 0)  # Pascal has no tensor cores; GTX 10xx: 1/64 of fp32's rate
+
+    def attends_well_by_cudnn(self, num_kv_heads: int) -> bool:
+        return num_kv_heads >= 8 or torch.cuda.get_device_capability()[0] != 10  # B200: PyTorch's issue 193893
 
     def why_no_compile(self) -> str | None:
         if importlib.util.find_spec("triton") is None:
@@ -246,6 +260,12 @@ def why_no_headers() -> str | None:
             f"python{sysconfig.get_python_version()}-dev (Fedora: dnf install python3-devel)")
 
 
+def _newest_cuda_build() -> str:
+    """What installs it. On Windows PyPI's torch is the build for the processor."""
+    is_windows = sys.platform == "win32"
+    return "pip install --force-reinstall torch" + " --index-url https://download.pytorch.org/whl/cu130" * is_windows
+
+
 def _cpu_info() -> str:
     """What Linux says of the processors; empty on other systems."""
     with contextlib.suppress(OSError):
@@ -266,6 +286,6 @@ def _why_this_card_cannot_be_used() -> str | None:
                             for kind, its_major, its_minor in built_for):
         return None
     is_newer = major > min(its_major for _, its_major, _ in built_for)
-    build = "the build for the newest CUDA: pip install --force-reinstall torch" if is_newer else OLDER_CUDA_BUILD
+    build = f"the build for the newest CUDA: {_newest_cuda_build()}" if is_newer else OLDER_CUDA_BUILD
     return (f"torch {torch.__version__} has no kernels for this GPU's compute capability {major}.{minor}. Install a "
             f"build that has them, if there is one: {build}")

@@ -113,6 +113,10 @@ def _choose_precision(backend: Backend, use_amp: bool | None, amp_dtype: str,
                       warnings: list[str]) -> tuple[torch.dtype, str]:
     """The dtype of autocast and why; adds to the warnings what makes it slow."""
     on_gpu = backend.is_gpu
+    if on_gpu and amp_dtype == "auto" and not backend.gains_by_16_bits():
+        if use_amp:
+            warnings.append("--use_amp: 16 bits are no faster on this GPU: training in fp32. --amp_dtype fp16 insists.")
+        return torch.float32, "16 bits are no faster on this GPU"
     mixed = on_gpu if use_amp is None else use_amp
     if not mixed:
         if on_gpu:

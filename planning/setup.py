@@ -44,8 +44,9 @@ def choose_setup(inputs: Inputs, runtime: Runtime, parts: Parts, deadline: Deadl
                              stored.get("environment", {}))
     dropout = processes.agree(lambda: _choose_dropout(inputs, options, runtime, deadline))
     config = replace(inputs.config, dropout=dropout)
-    if config.dropout:
-        without_cudnn_attention()  # some of its kernels know a probability in sixteenths only (PyTorch's PR 174245)
+    # Some of cuDNN's kernels know a probability in sixteenths only (PyTorch's PR 174245).
+    if config.dropout or not machine.backend.attends_well_by_cudnn(config.n_kv_head):
+        without_cudnn_attention()
     strategy, why_strategy, most = processes.agree(
         lambda: choose_sharing(args, inputs.sizing, config, options, machine, processes))
     choose = partial(choose_recipe, args, config, corpus.train.length, most, inputs.sizing, stored)

@@ -4,6 +4,7 @@ import dataclasses
 import importlib.util
 import itertools
 import os
+import platform
 import shutil
 import sys
 import sysconfig
@@ -118,13 +119,43 @@ def test_mixed_precision_is_bf16_where_native_and_else_fp16(a_gpu, bf16, use_amp
     assert ("mixed precision is off" in " ".join(machine.warnings)) == (precision == "fp32")
 
 
-@pytest.mark.parametrize(("files", "says"), [
-    ([], "no NVIDIA driver"), (["/dev/nvidiactl"], "is a CPU build"), (["/dev/dxg"], "is a CPU build")])
-def test_the_cuda_build_is_advised_where_there_is_a_driver(files, says, monkeypatch):
-    monkeypatch.setattr(sys, "platform", "linux")
+@pytest.mark.parametrize(("capability", "use_amp", "amp_dtype", "precision"), [
+    ((6, 1), None, "auto", "fp32"), ((6, 0), True, "auto", "fp32"), ((6, 1), False, "auto", "fp32"),
+    ((6, 1), None, "fp16", "fp16"), ((7, 5), None, "auto", "fp16")])
+def test_pascal_trains_in_fp32_unless_fp16_is_named(a_gpu, capability, use_amp, amp_dtype, precision):
+    """GTX 10xx multiply fp16 at 1/64 of the rate of fp32, and the P100 is no faster with sums in fp32."""
+    a_gpu("NVIDIA GeForce GTX 1080", False, capability)
+    machine = device.choose(None, use_amp, amp_dtype, None)
+    assert machine.precision == precision
+    assert ("--use_amp: 16 bits are no faster" in " ".join(machine.warnings)) == bool(use_amp)
+    assert "expect a third" not in " ".join(machine.warnings)
+
+
+@pytest.mark.parametrize(("capability", "heads", "is_right"), [
+    ((10, 0), 4, False), ((10, 0), 8, True), ((9, 0), 4, True)])
+def test_a_b200_leaves_out_cudnns_attention_for_few_heads_of_keys(a_gpu, capability, heads, is_right):
+    a_gpu("NVIDIA B200", True, capability)
+    assert NVIDIA.attends_well_by_cudnn(heads) == is_right
+
+
+@pytest.mark.parametrize(("system", "release", "files", "is_built", "says"), [
+    ("linux", "6.8.0", [], False, "no NVIDIA driver is loaded. Install NVIDIA's driver, or"),
+    ("linux", "6.8.0", ["/dev/nvidiactl"], False, "CUDA build: pip install --force-reinstall torch"),
+    ("linux", "5.15-microsoft-WSL2", ["/dev/dxg"], False, "CUDA build: pip install --force-reinstall torch"),
+    ("linux", "5.15-microsoft-WSL2", ["/dev/dxg"], True, "Update NVIDIA's driver in Windows, never one inside WSL"),
+    ("linux", "4.4.0-19041-Microsoft", [], False, "Install NVIDIA's driver in Windows, never one inside WSL, or"),
+    ("win32", "11", [], False, "--force-reinstall torch --index-url https://download.pytorch.org/whl/cu130"),
+    ("win32", "11", [], True, "Update NVIDIA's driver, or")])
+def test_the_cure_is_that_of_the_system(system, release, files, is_built, says, monkeypatch):
+    """PyPI's torch for Windows has no CUDA, and a driver that is installed inside WSL breaks the one of Windows."""
+    monkeypatch.setattr(sys, "platform", system)
+    monkeypatch.setattr(platform, "release", lambda: release)
     monkeypatch.setattr("os.path.exists", files.__contains__)
-    monkeypatch.setattr(torch.backends.cuda, "is_built", lambda: False)
-    assert says in str(NVIDIA.why_not())
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.backends.cuda, "is_built", lambda: is_built)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    reason = str(NVIDIA.why_not())
+    assert reason.endswith(says) if "pip" in says else says in reason
 
 
 CU126 = ("sm_50", "sm_60", "sm_70", "sm_75", "sm_80", "sm_86", "sm_90")
