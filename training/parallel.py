@@ -38,6 +38,7 @@ class Alone:
         """Compiles the model in place, or its blocks and its output layer: blocks are alike, and one is traced for all.
         """
         model, in_parts = self._model, in_parts or self.is_compiled_in_parts
+        torch._dynamo.config.optimize_ddp = False  # else DDP's buckets cut each block in two
         for part in [*model.blocks, model.output] if in_parts else [model]:
             part.compile(dynamic=False, **options)
 

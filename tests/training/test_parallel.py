@@ -8,8 +8,8 @@ import torch.distributed as dist
 
 import train
 from machine.processes import ALONE, Processes
-from tests.helpers.training import run_of, small_model
-from training.parallel import DELAY, Alone, Decisions, InGraphs
+from tests.helpers.training import run_of, small_batch, small_model
+from training.parallel import DELAY, Alone, DataParallel, Decisions, InGraphs
 
 
 @pytest.fixture
@@ -63,6 +63,19 @@ def test_one_micro_batch_keeps_no_second_copy_of_the_gradients(graphs):
     with parallel.adding_gradients(is_last=False):
         assert all(parameter.grad is not None for parameter in model.parameters())
     assert parallel.keeps_gradients
+
+
+def test_a_block_is_one_graph_among_several_processes_too(tmp_path):
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    try:
+        model = small_model(n_embd=384)  # a block has more weights than the first bucket that DDP averages
+        parallel, graphs = DataParallel(model, Processes()), []
+        parallel.compile(True, backend=lambda graph, example: graphs.append(graph) or graph.forward)
+        with parallel.adding_gradients(is_last=False):
+            parallel.forward(*small_batch(2), 0.0).backward()
+    finally:
+        dist.destroy_process_group()
+    assert len(graphs) == 2  # of blocks, which are alike, and of the output layer
 
 
 # ---------------------------------------------------------------- what they decide together
