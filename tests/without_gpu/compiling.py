@@ -1,19 +1,20 @@
-"""torch.compile for a card that is not there: the graphs it makes, their kernels, and the memory that they take.
+"""torch.compile for a card that is not there: the graphs it makes, their kernels, and what these cost when they run.
 
-What Inductor writes is run line by line on tensors that have no memory. Products and kernels compute nothing, but when
-each buffer comes and goes is known, as PyTorch's allocator would see it.
+What Inductor writes is run line by line on tensors that have no memory. Products and kernels compute nothing, but what
+they read and write is counted, and when each buffer comes and goes is known, as PyTorch's allocator would see it.
 """
 
 import argparse
 import re
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 
+MAKES_NO_LAUNCH = re.compile("(new_)?empty|detach|lift_fresh|set_$|resize_|is_same_size|sym_|device")
 PLACEHOLDERS = {  # what a generated file takes from C++, and what the file gets here in its place
     r"torch\._C\._dynamo\.guards\._empty_strided_cuda": "empty_strided_cuda_here",
     r"torch\._C\._dynamo\.guards\._reinterpret_tensor": "reinterpret_tensor_here",
@@ -65,7 +66,16 @@ class Compiler:
 
     def _keep_kernel(self, name: str, source: str, device_str: str = "cuda") -> Any:
         self.kernels[name] = source
-        return argparse.Namespace(run=lambda *values, **kwargs: None)
+        names = re.search(rf"def {name}\(([^)]*)\)", source)
+        assert names
+        arguments = [word.strip() for word in names[1].split(",")]
+
+        def run(*values: Any, **kwargs: Any) -> None:
+            moved = [value.nbytes * (1 + argument.startswith("in_out"))
+                     for argument, value in zip(arguments, values, strict=False) if isinstance(value, torch.Tensor)]
+            self._ledger.launches.append(Launch(name, sum(moved), 0))
+
+        return argparse.Namespace(run=run)
 
     def _runnable(self, source: str) -> Callable[..., Any]:
         for pattern, ours in PLACEHOLDERS.items():
@@ -111,17 +121,26 @@ class OnTheHost(TorchDispatchMode):
         return func(*args, **kwargs)
 
 
-# ---------------------------------------------------------------- the memory
+# ---------------------------------------------------------------- what is launched, and the memory
+
+
+class Launch(NamedTuple):
+    """A kernel, or a call of an eager operator; flops are those of matrix products and attention."""
+
+    name: str
+    num_bytes: int
+    flops: float
 
 
 class Ledger(TorchDispatchMode):
-    """Notes the most bytes of tensors on the card that exist at a time, while it is entered.
+    """Notes launches, and the most bytes of tensors on the card that exist at a time, while it is entered.
 
     Nothing is compiled meanwhile, as torch.compile leaves code alone whose operations are watched.
     """
 
     def __init__(self) -> None:
         super().__init__()
+        self.launches: list[Launch] = []
         self.peak = 0
         self.made: set[tuple[torch.dtype, tuple[int, ...]]] = set()  # dtype and shape of what was allocated
         self._live: dict[int, tuple[StorageWeakRef, int]] = {}
@@ -147,9 +166,15 @@ class Ledger(TorchDispatchMode):
             if func is own._opoverload:
                 with self:
                     return own._init_fn(*args, **(kwargs or {}))
-        found = func(*args, **(kwargs or {}))
-        for x in tensors_in(found):
+        kwargs, name = kwargs or {}, func.__name__.split(".")[0]
+        # torch 2.11 cannot tell the shape of a product that is added to a matrix of another dtype, in place.
+        found = kwargs["out"] if func is torch.ops.aten.addmm.dtype_out else func(*args, **kwargs)
+        read, made = list(tensors_in((args, kwargs))), list(tensors_in(found))
+        for x in made:
             self.see(x)
+        if any(x.device.type == "cuda" for x in read + made) and not (func.is_view or MAKES_NO_LAUNCH.match(name)):
+            flops, width = flops_of(name, read, made)
+            self.launches.append(Launch(name + width, bytes_of(func, args, kwargs, made), flops))
         return found
 
 
@@ -164,6 +189,28 @@ def tensors_in(values: Any) -> Iterator[torch.Tensor]:
         yield from tensors_in(list(values.values()))
 
 
+def bytes_of(func: Any, args: Any, kwargs: Any, made: list[torch.Tensor]) -> int:
+    """What an operator reads and writes; one that fills reads nothing, and AdamW writes gradients that it divides."""
+    read = list(tensors_in((args, kwargs)))
+    written = [x for argument, value in zip(func._schema.arguments, args, strict=False)
+               if argument.alias_info is not None and argument.alias_info.is_write
+               and (argument.name != "grads" or kwargs.get("grad_scale") is not None) for x in tensors_in(value)]
+    fresh = [x for x in made if all(x is not y for y in read)]
+    fills = func.__name__.startswith(("fill", "zero")) or "_like" in func.__name__
+    return sum(x.nbytes for x in (*(() if fills else read), *fresh, *written))
+
+
+def flops_of(name: str, read: list[torch.Tensor], made: list[torch.Tensor]) -> tuple[float, str]:
+    """The FLOP of a matrix product, or of causal attention, which skips half, else 0; ' in fp32' for such a product."""
+    if name in ("mm", "addmm", "bmm", "baddbmm"):
+        factor = read["add" in name]
+        return 2.0 * made[0].numel() * factor.shape[-1], " in fp32" * (factor.dtype == torch.float32)
+    if "attention" in name:
+        B, H, T, K = read["backward" in name].shape
+        return 2.0 * B * H * T * T * K * (2.5 if "backward" in name else 1), ""
+    return 0.0, ""
+
+
 # ---------------------------------------------------------------- attention
 
 
@@ -173,10 +220,15 @@ def fused_attention(dtype: torch.dtype) -> Callable[..., torch.Tensor]:
 
 
 def flash_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, context: Any) -> torch.Tensor:
-    k, v = (x.repeat_interleave(q.size(1) // x.size(1), 1) for x in (k, v))
+    k, v = for_all_heads(q, k), for_all_heads(q, v)
     return torch.ops.aten._scaled_dot_product_flash_attention(q, k, v, context.dropout, True)[0]
 
 
 def efficient_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, context: Any) -> torch.Tensor:
-    k, v = (x.repeat_interleave(q.size(1) // x.size(1), 1) for x in (k, v))
+    k, v = for_all_heads(q, k), for_all_heads(q, v)
     return torch.ops.aten._scaled_dot_product_efficient_attention(q, k, v, None, True, context.dropout, True)[0]
+
+
+def for_all_heads(q: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    """Keys or values that heads share, for each head; others as they are, which repeating would copy."""
+    return x if x.size(1) == q.size(1) else x.repeat_interleave(q.size(1) // x.size(1), 1)

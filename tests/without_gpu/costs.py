@@ -1,4 +1,4 @@
-"""The memory of a training step on a card that is not there. In a process of its own, which believes in the card:
+"""What a training step costs on a card that is not there: computed. In a process of its own, which believes in it:
 
     python -m tests.without_gpu.costs 90 --n_layer 2 --batch_size 16          answers with a line of JSON
 
@@ -9,19 +9,52 @@ import json
 import math
 import sys
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from tests.without_gpu.compiling import Compiler, Ledger, fused_attention, tensors_in
+from machine.cards import find_card
+from tests.without_gpu.compiling import Compiler, Launch, Ledger, fused_attention, tensors_in
 from tests.without_gpu.pretended import CARDS, pretend
 
 VOCABULARY = 50_257
 
 
+class Rates(NamedTuple):
+    """GB/s of the data sheet; the shares of it that kernels reach, by others' logs; the least seconds of a launch."""
+
+    bandwidth: float
+    memory: float
+    products: float
+    attention: float
+    attention_backward: float
+    launch: float = 2e-6
+
+
+RATES = {75: Rates(320, 0.75, 0.40, 0.15, 0.12, 4e-6), 80: Rates(2039, 0.79, 0.75, 0.48, 0.38, 2.5e-6),
+         89: Rates(1008, 0.85, 0.75, 0.50, 0.40), 90: Rates(4800, 0.75, 0.63, 0.26, 0.22),
+         100: Rates(7700, 0.75, 0.60, 0.20, 0.17)}
+PRODUCTS_IN_FP32 = 0.55  # their share of the sheet, assumed
+
+
+def milliseconds(launches: list[Launch], capability: int) -> float:
+    """The time of launches that follow each other, each as long as its FLOP or its bytes need, or as its start."""
+    rates, sheet = RATES[capability], find_card(CARDS[capability].name)
+    assert sheet
+    seconds = 0.0
+    for name, num_bytes, flops in launches:
+        rate = rates.products * sheet.half_tflops
+        if "attention" in name:
+            rate = (rates.attention_backward if "backward" in name else rates.attention) * sheet.half_tflops
+        elif name.endswith("fp32"):
+            rate = PRODUCTS_IN_FP32 * sheet.fp32_tflops
+        seconds += max(flops / rate / 1e12, num_bytes / (rates.memory * rates.bandwidth * 1e9), rates.launch)
+    return 1e3 * seconds
+
+
 def measure(capability: int, flags: list[str]) -> dict[str, Any]:
-    """Peak bytes of the step, those predicted, and the shapes of activations in fp32."""
+    """Peak bytes of the step, those predicted, the shapes of activations in fp32, launches, milliseconds by card."""
     import train
     from architectures.table import architecture_of
     from machine.device import Machine
@@ -54,13 +87,15 @@ def measure(capability: int, flags: list[str]) -> dict[str, Any]:
         run.parallel.compile(compiles_in_parts(args.compile_mode, machine))
         if hasattr(optimizer, "compile_step"):
             optimizer.compile_step()
-        else:
-            optimizer.step = watched(optimizer.step, ledger)
+        adamw = getattr(optimizer, "_adamw", optimizer)
+        adamw.step = watched(adamw.step, ledger)
+        scaler.unscale_ = watched(scaler.unscale_, ledger)
         torch.nn.utils.get_total_norm = watched(torch.nn.utils.get_total_norm, ledger)
         for _ in range(2):
             for x in tensors_in([*model.parameters(), *model.buffers(), list(optimizer.state.values())]):
                 ledger.see(x)
             ledger.peak = ledger.now()
+            ledger.launches.clear()
             rows = torch.zeros(B, T + 1, dtype=torch.int32, device="cuda")
             accumulation = args.gradient_accumulation_steps
             train.try_step(run, [(rows[:, :-1], rows[:, 1:])] * accumulation, accumulation)
@@ -69,7 +104,8 @@ def measure(capability: int, flags: list[str]) -> dict[str, Any]:
     wide = [shape for dtype, shape in ledger.made if dtype == torch.float32
             and math.prod(shape) >= B * T * config.n_embd and B * T in (shape[0], math.prod(shape[:2]))]
     return {"peak": ledger.peak, "predicted": predicted_peak(config, B, setting),
-            "parts": memory_parts(config, B, setting), "fp32_activations": sorted(wide)}
+            "parts": memory_parts(config, B, setting), "fp32_activations": sorted(wide), "launches": ledger.launches,
+            "ms": {card: milliseconds(ledger.launches, card) for card in RATES if (card == 75) == (capability == 75)}}
 
 
 def watched(function: Callable[..., Any], ledger: Ledger) -> Callable[..., Any]:

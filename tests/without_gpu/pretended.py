@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import torch
 import torch._dynamo.device_interface
+import torch._subclasses.fake_tensor
 import torch.cuda.graphs
 import torch.cuda.random
 
@@ -54,6 +55,7 @@ def pretend(card: Card) -> None:
         answer(module, get_rng_state=states[0], set_rng_state=None, current_device=0, manual_seed=None,
                manual_seed_all=None, get_rng_state_all=states, set_rng_state_all=None)
     answer(torch.cuda.graphs, _cuda_isCurrentStreamCapturing=False, is_current_stream_capturing=False)
+    answer(torch._subclasses.fake_tensor, init_gpu_context=None)
     answer(torch._C, _cuda_getDevice=0, _cuda_setDevice=None, _cuda_getDeviceCount=1, _cuda_getCurrentRawStream=0,
            _cuda_exchangeDevice=0, _cuda_maybeExchangeDevice=0)
     interface: Any = torch._dynamo.device_interface.CudaInterface

@@ -1,10 +1,11 @@
-"""The memory of a training step on a GPU, as far as it can be shown without one.
+"""The memory of a training step on a GPU, and what it computes, as far as they can be shown without one.
 
 Needs a CUDA build of torch and a C++ compiler; a case takes half a minute: pytest -m slow tests/without_gpu
 """
 
 import pytest
 
+from model import GPTConfig
 from tests.without_gpu import NEEDS
 
 pytestmark = NEEDS
@@ -29,3 +30,17 @@ def test_the_peak_is_within_5_percent_of_the_plan(ask_of, shape):
     assert predicted == pytest.approx(found["peak"], rel=0.05)
     # In fp32 are the sum of the embeddings, or its gradient; compiled in parts also the final norm and its gradient.
     assert len(found["fp32_activations"]) <= (2 if capability == 75 else 1)
+
+
+def test_a_step_of_muon_multiplies_and_moves_what_its_formulas_say(ask_of):
+    found = ask_of("costs", 90, *SMALL, "--batch_size", "16", "--optimizer", "muon")
+    products = sum(flops for name, _, flops in found["launches"] if "attention" not in name)
+    adamw = sum(num_bytes for name, num_bytes, _ in found["launches"] if name.startswith("_fused_adamw_"))
+
+    config = GPTConfig(n_layer=2)
+    table = config.padded_vocab_size * config.n_embd
+    iterations = sum(5 * (4 * R * R * C + 2 * R**3) for R, C in [(768, 768)] * 4 + [(768, 3072)] * 2)
+    assert products == 6 * (config.num_block_weights + table) * 16 * 1024 + config.n_layer * iterations
+    # Of weights, gradients, both moments: read, and written, gradients too, which are divided by the norm.
+    others = table + (config.seq_length + 2 * 13 + 2) * config.n_embd
+    assert adamw == pytest.approx(4 * (4 + 4) * others, rel=1e-4)
