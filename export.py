@@ -1,4 +1,4 @@
-"""Exports a checkpoint: one GGUF file for llama.cpp, or a Hugging Face folder to publish.
+"""Exports a checkpoint: a GGUF file (its keys: architectures/, tokens/llama_cpp.py), or a Hugging Face folder.
 
     python export.py --ckpt out --output model.gguf                              for llama.cpp and programs built on it
     python export.py --ckpt out --output model.gguf --dtype f16                  half the size

@@ -1,4 +1,4 @@
-"""The output folder: one run at a time holds it, and older checkpoints are deleted from it."""
+"""The output folder: its lock, checkpoints that appear whole or not at all, old ones deleted."""
 
 import contextlib
 import os

@@ -1,4 +1,4 @@
-"""Writing a checkpoint's files, in which order: after a crash the folder is there whole, or not at all.
+"""Writing a checkpoint's files, in which order; folder.py makes them appear at once.
 
 A folder is written under a temporary name, flushed to disk, read back and verified, and only then renamed. Training
 waits only for a copy of the tensors; a thread writes the copy.

@@ -1,4 +1,4 @@
-"""Causal attention. The plain form is PyTorch's, F.scaled_dot_product_attention.
+"""Causal attention by F.scaled_dot_product_attention, or in blocks; what a card can: machine/backends.py.
 
 k and v may have fewer heads than q, each shared by a group of queries' heads (Ainslie et al. 2023, GQA, section 2.2).
 

@@ -1,4 +1,4 @@
-"""train.py --check: what this machine is, and how long each size takes here and on common cards; reads no data."""
+"""train.py --check: what this machine is, and hours for each of model.SIZES here and on common cards; reads no data."""
 
 import math
 import time
