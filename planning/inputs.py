@@ -125,17 +125,18 @@ def choose_inputs(args: Flags, at: Session) -> Inputs:
     args = with_models_here(args, ["init_from"], at.out)
     checked: list[Inputs] = []  # in the first process
 
-    def resumed_from() -> tuple[str, dict[str, Any], str] | None:
+    def first_finds() -> tuple[Sizing | None, tuple[str, dict[str, Any], str] | None]:
         checked.append(_check(args, at))
         resumed = checked[0].resumed
-        return resumed and (str(resumed[0]), resumed[1], manifest_sha256(resumed[0]))
+        return checked[0].sizing, resumed and (str(resumed[0]), resumed[1], manifest_sha256(resumed[0]))
 
-    resumed = at.processes.agree(resumed_from)
+    sizing, resumed = at.processes.agree(first_finds)
     if checked:
         return checked[0]
     with at.processes.on_its_own():
-        return _follow(Inputs(args, *_corpus_and_shape(args.data, args.model, args.use_gpu, args.max_minutes), None),
-                       resumed)
+        corpus = find_corpus(args.data, args.init_from)
+        config = choose_config(args.model, corpus.vocab_size, corpus.train.length, sizing)
+        return _follow(Inputs(args, corpus, sizing, config, None), resumed)
 
 
 def _check(args: Flags, at: Session) -> Inputs:
@@ -152,7 +153,9 @@ def _check(args: Flags, at: Session) -> Inputs:
             at.held.enter_context(owned(Path(args.output_dir)))
             prepare_mirror(args.output, args.resume_from or args.cooldown_from, out)
     with problems.catch(), out.phase("checking the tokens"):
-        corpus, sizing, config = _corpus_and_shape(args.data, args.model, args.use_gpu, args.max_minutes)
+        corpus = find_corpus(args.data, args.init_from)
+        sizing = choose_sizing(args.model, corpus, args.use_gpu, args.max_minutes, args.use_amp)
+        config = choose_config(args.model, corpus.vocab_size, corpus.train.length, sizing)
         check_lengths(corpus, config.seq_length)
     with problems.catch():
         if writes or args.resume_from or args.cooldown_from:
@@ -174,13 +177,6 @@ def _follow(inputs: Inputs, resumed: tuple[str, dict[str, Any], str] | None) -> 
     folder, state = Path(resumed[0]), resumed[1]
     find.wait_until_here(folder, resumed[2])
     return replace(inputs, config=with_what_no_flag_says(inputs.config, folder), resumed=(folder, state))
-
-
-def _corpus_and_shape(tokens: FlagsOfGroup, model: FlagsOfGroup, use_gpu: bool | None, max_minutes: float | None,
-                      ) -> tuple[Corpus, Sizing | None, ModelConfig]:
-    corpus = find_corpus(tokens, model.init_from)
-    sizing = choose_sizing(model, corpus, use_gpu, max_minutes)
-    return corpus, sizing, choose_config(model, corpus.vocab_size, corpus.train.length, sizing)
 
 
 # ---------------------------------------------------------------- the checkpoint

@@ -23,7 +23,7 @@ from planning.micro_batch import OUT_OF_MEMORY, after_out_of_memory, find_micro_
 from planning.pace import Deadline, TakeStep
 from planning.plan import Plan
 from planning.recipe import Recipe, choose_options, choose_recipe
-from planning.sizing import assumed_steps
+from planning.sizing import SHARE_OF_PEAK, UNKNOWN_PEAK, assumed_steps
 from tokens.corpus import Corpus
 from training.checkpointing import plan_saving
 from training.optimizers import state_bytes
@@ -81,7 +81,7 @@ def choose_setup(inputs: Inputs, runtime: Runtime, parts: Parts, deadline: Deadl
 
 
 def _choose_dropout(inputs: Inputs, options: Options, runtime: Runtime, deadline: Deadline) -> float:
-    """The flag's, else by the passes over the text; those of --max_minutes are assumed, as no step is measured yet."""
+    """The flag's, else by the passes over the text; those of --max_minutes are estimated, before a step is measured."""
     args, config, machine, processes = inputs.args, inputs.config, runtime.machine, runtime.processes
     shares_ram = machine.on_gpu and not machine.backend.has_own_memory
     if args.dropout is not None or args.init_from or args.compile_mode == "reduce-overhead" or (
@@ -92,7 +92,8 @@ def _choose_dropout(inputs: Inputs, options: Options, runtime: Runtime, deadline
     horizon = deadline.horizon
     if horizon is None and args.max_minutes:
         tokens_per_step = choose(1).samples_per_step * config.seq_length
-        horizon = assumed_steps(args.max_minutes, machine, processes.world_size, config, tokens_per_step)
+        speed = inputs.sizing.speed if inputs.sizing else SHARE_OF_PEAK * (machine.peak_flops or UNKNOWN_PEAK)
+        horizon = assumed_steps(args.max_minutes, processes.world_size * speed, config, tokens_per_step)
     recipe = choose(horizon)
     return defaults.DROPOUT if recipe.overfits and recipe.passes >= defaults.MANY_PASSES else 0.0
 

@@ -1,25 +1,27 @@
 """Network, size, T, batch and epochs where there is no GPU: what fits the corpus, the processor and the time.
 
-The processor's speed is assumed from its number of threads, so that one machine always gives the same choice; the time
-that is announced before the first step is measured. A resumed run has the shape that was recorded instead.
+Where no flag names a size the processor's speed is measured, else it is assumed from its number of threads; the time
+that is announced before the first step is that of measured steps. A resumed run has the shape that was recorded.
 """
 
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
 
-from architectures.table import ARCHITECTURES, DEFAULT, ModelConfig
+from architectures.table import ARCHITECTURES, DEFAULT, ModelConfig, create
 from common.errors import Exit, UserError
 from common.flags import FlagsOfGroup
-from machine.backends import gpu_in_use
-from machine.device import Machine
-from model import SIZES
+from machine.backends import CPU, gpu_in_use
+from model import SIZES, Options
 from planning.defaults import most_passes
 from tokens.corpus import Corpus
 from training.table import MUON_PAYS
 
 FLOPS_PER_THREAD = 25e9  # per second while it trains in fp32, assumed: below what laptops were seen to reach
+MEASURED_TOKENS, MEASURED_SECONDS = 2048, 1.0  # of a batch whose gradients are computed; of all such batches together
+SHARE_OF_MEASURED = 0.7  # of that speed, in a run with its optimizer, validations and samples
 FLOPS_OF_APPLE_GPU = 1e12  # the same of MPS, assumed: 40% of the data sheet's fp32 peak of the smallest M1
 SHARE_OF_PEAK, UNKNOWN_PEAK = 0.35, 1e13  # of a GPU with its own memory, as --check has it; of an unknown card
 USUAL_MINUTES = 15.0  # that a run may take where --max_minutes does not say
@@ -38,8 +40,12 @@ SHAPES: list[Shape] = [(2, 4, 256), SIZES["mini"], SIZES["gpt2_small"]]
 
 @dataclass(frozen=True)
 class Sizing:
-    """Network, T, micro-batch and epochs without a GPU, with the reasons. shape is None where flags say the size."""
+    """Network, T, micro-batch and epochs without a GPU, with the reasons. shape is None where flags say the size.
 
+    speed is in FLOP/s of training.
+    """
+
+    speed: float
     arch: str
     shape: Shape | None
     seq_length: int
@@ -49,7 +55,7 @@ class Sizing:
 
 
 def choose_sizing(flags: FlagsOfGroup, corpus: Corpus, use_gpu: bool | None, max_minutes: float | None,
-                  ) -> Sizing | None:
+                  use_amp: bool | None = None) -> Sizing | None:
     """The sizing for a corpus and this processor, or for an Apple GPU, which is a laptop's too.
 
     None for weights that are given, and with a GPU that has its own memory: gpt2_small is its default.
@@ -60,15 +66,30 @@ def choose_sizing(flags: FlagsOfGroup, corpus: Corpus, use_gpu: bool | None, max
     says_size = any(getattr(flags, name) for name in (
         "model_size", "n_layer", "n_head", "n_embd", "n_kv_head", "n_inner"))
     arch = flags.arch or (DEFAULT if says_size or flags.bias is not None else CHOSEN_ARCH)
-    return sizing_for(corpus.vocab_size, corpus.train.length, None if gpu else torch.get_num_threads(), max_minutes,
-                      flags.seq_length, arch, shape_of(flags, flags.model_size or DEFAULT_SIZE) if says_size else None)
+    speed = FLOPS_OF_APPLE_GPU if gpu else FLOPS_PER_THREAD * torch.get_num_threads()
+    if not (gpu or says_size):
+        speed = SHARE_OF_MEASURED * measured_speed(arch, corpus.vocab_size, use_amp is not False and CPU.has_bf16())
+    return sizing_for(corpus.vocab_size, corpus.train.length, speed, max_minutes, flags.seq_length, arch,
+                      shape_of(flags, flags.model_size or DEFAULT_SIZE) if says_size else None)
 
 
-def assumed_steps(minutes: float, machine: Machine, world_size: int, config: ModelConfig, tokens: int) -> int:
-    """The steps, of so many tokens, that the minutes are assumed to allow, before any is measured."""
-    speed = (SHARE_OF_PEAK * (machine.peak_flops or UNKNOWN_PEAK) if machine.backend.has_own_memory else
-             FLOPS_OF_APPLE_GPU if machine.on_gpu else FLOPS_PER_THREAD * torch.get_num_threads())
-    return int(60 * minutes * speed * world_size / (config.flops_per_token * tokens))
+def measured_speed(arch: str, vocab_size: int, use_bf16: bool) -> float:
+    """FLOP/s of this processor, forward and backward in the smallest shape; what else runs on it cannot add to them."""
+    config = ARCHITECTURES[arch].sized(SHAPES[0], vocab_size, LONGEST_SEQUENCE)
+    network, seconds = create(config, "cpu", Options()), []
+    tokens = torch.zeros(MEASURED_TOKENS // LONGEST_SEQUENCE, LONGEST_SEQUENCE, dtype=torch.long)
+    while sum(seconds) < MEASURED_SECONDS or len(seconds) < 3:
+        began = time.perf_counter()
+        with torch.autocast("cpu", torch.bfloat16, enabled=use_bf16):
+            loss = network(tokens, tokens).sum()
+        loss.backward()
+        seconds.append(time.perf_counter() - began)
+    return config.flops_per_token * MEASURED_TOKENS / min(seconds)
+
+
+def assumed_steps(minutes: float, speed: float, config: ModelConfig, tokens: int) -> int:
+    """The steps, of so many tokens, that the minutes allow at so many FLOP/s."""
+    return int(60 * minutes * speed / (config.flops_per_token * tokens))
 
 
 def shape_of(flags: FlagsOfGroup, name: str) -> Shape:
@@ -83,15 +104,14 @@ def shape_of(flags: FlagsOfGroup, name: str) -> Shape:
     return n_layer, n_head, n_embd
 
 
-def sizing_for(vocab_size: int, num_tokens: int, num_threads: int | None, max_minutes: float | None,
+def sizing_for(vocab_size: int, num_tokens: int, speed: float, max_minutes: float | None,
                seq_length: int | None, arch: str = CHOSEN_ARCH, shape: Shape | None = None) -> Sizing:
-    """The sizing for a corpus of num_tokens and a processor of num_threads, or for an Apple GPU where that is None.
+    """The sizing for a corpus of num_tokens and a machine that trains with so many FLOP/s.
 
     Each of the two limits is None where its flag was not given, shape where no flag says the size.
     """
     minutes = max_minutes or USUAL_MINUTES
     seq_length = seq_length or _power_of_two(num_tokens // LEAST_SEQUENCES, SHORTEST_SEQUENCE, LONGEST_SEQUENCE)
-    speed = FLOPS_OF_APPLE_GPU if num_threads is None else FLOPS_PER_THREAD * num_threads
     flops = speed * 60 * minutes
     configs = {one: ARCHITECTURES[arch].sized(one, vocab_size, seq_length) for one in ([shape] if shape else SHAPES)}
     fitting = [one for one, config in configs.items()
@@ -107,7 +127,8 @@ def sizing_for(vocab_size: int, num_tokens: int, num_threads: int | None, max_mi
     wanted = -(-20 * configs[chosen].num_parameters // num_tokens)
     epochs = max(1, min(most_passes(num_tokens, configs[chosen].num_parameters), int(tokens / num_tokens), wanted))
     step_tokens = _power_of_two(epochs * num_tokens // steps, LEAST_STEP_TOKENS, most)
-    return Sizing(arch, None if shape else chosen, seq_length, max(1, step_tokens // seq_length), epochs, reasons)
+    batch_size = max(1, step_tokens // seq_length)
+    return Sizing(speed, arch, None if shape else chosen, seq_length, batch_size, epochs, reasons)
 
 
 def _power_of_two(number: float, least: int, most: int) -> int:

@@ -20,14 +20,14 @@ from tests.helpers.training import metrics_of
     (32_000, 250_000_000, 64, 600.0, (384, 256, 16, 1)),  # a server and a night
     (512, 800, 2, None, (256, 32, 16, 10))])
 def test_the_size_follows_from_corpus_machine_and_time(vocab_size, num_tokens, threads, minutes, expected):
-    found = sizing_for(vocab_size, num_tokens, threads, minutes, None)
+    found = sizing_for(vocab_size, num_tokens, 25e9 * threads, minutes, None)
     assert found.shape
     assert (found.shape[2], found.seq_length, found.batch_size, found.epochs) == expected
 
 
 def test_a_flag_for_the_length_holds_and_a_small_corpus_gets_a_shorter_one():
-    assert sizing_for(1024, 443_000, 2, None, 64).seq_length == 64
-    found = [sizing_for(1024, tokens, 2, None, None).seq_length for tokens in (100, 16_383, 16_384, 10**9)]
+    assert sizing_for(1024, 443_000, 5e10, None, 64).seq_length == 64
+    found = [sizing_for(1024, tokens, 5e10, None, None).seq_length for tokens in (100, 16_383, 16_384, 10**9)]
     assert found == [32, 128, 256, 256]
 
 
@@ -36,6 +36,7 @@ def test_a_flag_for_the_length_holds_and_a_small_corpus_gets_a_shorter_one():
     ("--model_size tiny", "gpt2", None, 4), ("--n_layer 4 --n_head 4 --n_embd 128 --arch qwen3", "qwen3", None, 4)])
 def test_a_size_that_flags_name_is_gpt2s_and_one_that_is_chosen_qwen3s(flags, arch, shape, batch_size, monkeypatch):
     monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
+    monkeypatch.setattr("planning.sizing.measured_speed", lambda *_: 7e10)
     corpus: Any = SimpleNamespace(vocab_size=1024, train=SimpleNamespace(length=443_000))
     found: Any = choose_sizing(train.read_flags(flags.split()).model, corpus, False, None)
     assert (found.arch, found.shape, found.seq_length, found.batch_size) == (arch, shape, 256, batch_size)
@@ -54,7 +55,7 @@ def test_a_run_without_a_size_takes_bf16_where_the_processor_has_it_and_resumes_
     monkeypatch.setattr(CPU, "has_bf16", lambda: has_bf16)
     first = ["--data_dir", str(corpus), "--no-use_gpu", "--eval_interval", "9", "--sample_interval", "0"]
     assert train.main([*first, *flags, "--max_steps", "2"]) == 0
-    monkeypatch.setattr(torch, "get_num_threads", lambda: 10_000)
+    monkeypatch.setattr("planning.sizing.measured_speed", lambda *_: 1e20)
     assert train.main(["--resume_from", "out", "--max_steps", "3"]) == 0
     assert "\nsize        2 x 256: " in capsys.readouterr().out
     state = json.loads((tmp_path / "out/checkpoint-3/trainer_state.json").read_text())
