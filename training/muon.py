@@ -7,6 +7,7 @@ Moonlight, section 2.2), so that both take the same learning rates and weight de
 
 import math
 from collections.abc import Iterator, Sequence
+from functools import partial
 
 import torch
 
@@ -27,7 +28,8 @@ def update_matrices(weights: Sequence[torch.Tensor], gradients: Sequence[torch.T
 
     rates are the learning rate and the weight decay, decided are found_inf and grad_scale, fp32 [] each.
     Where found_inf is 1 weights and momenta stay as they are. Where several processes train, each makes its share of
-    the matrices orthogonal; of sharded weights each updates its rows, for which momenta are gathered in dtype.
+    the matrices orthogonal; of sharded weights each updates its rows, for which momenta are gathered in dtype, or in
+    fp32 where that is fp16.
     """
     (rate, weight_decay), (found_inf, grad_scale) = rates, decided
     stays = found_inf > 0
@@ -36,11 +38,11 @@ def update_matrices(weights: Sequence[torch.Tensor], gradients: Sequence[torch.T
         for number in some:
             gradient, momentum = local(gradients[number]) / grad_scale, local(momenta[number])
             averaged = momentum.lerp(gradient, 1 - MOMENTUM)
-            direction = gradient.lerp(averaged, MOMENTUM).to(dtype)
+            direction = gradient.lerp(averaged, MOMENTUM).to(torch.float32 if dtype == torch.float16 else dtype)
             directions += all_gathered(direction, weights[number]).split(rows[number])
             momentum.copy_(torch.where(stays, momentum, averaged))
 
-        updates = iter(orthogonalized_all(directions))
+        updates = iter(orthogonalized_all(directions, dtype))
         for number in some:
             parts = [next(updates) for _ in rows[number]]
             update = torch.cat([part * math.sqrt(max(part.shape)) for part in parts])
@@ -48,14 +50,14 @@ def update_matrices(weights: Sequence[torch.Tensor], gradients: Sequence[torch.T
             weight.copy_(torch.where(stays, weight, weight * (1 - rate * weight_decay) - moved))
 
 
-def orthogonalized_all(matrices: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+def orthogonalized_all(matrices: Sequence[torch.Tensor], dtype: torch.dtype) -> list[torch.Tensor]:
     """Each matrix made orthogonal; those of one shape, once all are wide, in one product."""
     done: dict[int, torch.Tensor] = {}
     shapes = [tuple(sorted(matrix.shape)) for matrix in matrices]
     for shape in dict.fromkeys(shapes):
         same = [number for number, its_shape in enumerate(shapes) if its_shape == shape]
         wide = [matrices[number] if matrices[number].shape == shape else matrices[number].mT for number in same]
-        updates = in_shares(orthogonalized, torch.stack(wide))
+        updates = in_shares(partial(orthogonalized, dtype=dtype), torch.stack(wide))
         for number, update in zip(same, updates, strict=True):
             done[number] = update if update.shape == matrices[number].shape else update.mT
     return [done[number] for number in range(len(matrices))]

@@ -170,6 +170,7 @@ def adamw_for(adamw: MakesAdamW, device: torch.device) -> MakesAdamW:
 
 
 def dtype_of_products(machine: Machine) -> torch.dtype:
-    """In what matrices are multiplied: bf16 where the hardware has it, but fp32 where weights train in fp16."""
-    has_bf16 = machine.dtype != torch.float16 and machine.backend.has_bf16()
-    return torch.bfloat16 if has_bf16 else torch.float32
+    """In what Muon multiplies: bf16 where the hardware has it, else fp16 on a GPU that trains in it, else fp32."""
+    if machine.dtype == torch.float16:
+        return torch.float16 if machine.on_gpu else torch.float32
+    return torch.bfloat16 if machine.backend.has_bf16() else torch.float32
