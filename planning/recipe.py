@@ -20,6 +20,7 @@ from common.words import count, several
 from machine.device import Machine
 from model import INIT_STD, Options
 from ops.attention import Attention
+from ops.linear import linear, linear_in_bf16
 from planning import defaults
 from planning.schedules import Cooldown, Schedule, cooldown_of
 from planning.sizing import DEFAULT_SIZE, Sizing, shape_of
@@ -157,9 +158,11 @@ def choose_options(recompute: bool, has_weights: bool, machine: Machine, attenti
     """
     # Trained weights can make activations beyond the largest number of fp16, 65,504. A run goes on as it began.
     stays_wide = machine.precision == "fp16" and (has_weights or began_with.get("residual") == "fp32")
-    return Options(residual_dtype=None if stays_wide or machine.precision == "fp32" else machine.dtype,
-                   recompute=recompute,
-                   loss_chunk=LOSS_CHUNK if machine.on_gpu or machine.compile else 0, attention=attention)
+    # Of cards of before Ampere, which only emulate bf16, no product is given in fp32.
+    is_bf16 = machine.precision == "bf16" and machine.backend.multiplies_into_fp32 and machine.backend.has_bf16()
+    return Options(product=linear_in_bf16 if is_bf16 else linear, recompute=recompute, attention=attention,
+                   residual_dtype=None if stays_wide or machine.precision == "fp32" else machine.dtype,
+                   loss_chunk=LOSS_CHUNK if machine.on_gpu or machine.compile else 0)
 
 
 # ---------------------------------------------------------------- the recipe

@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 
 from ops import linear as linear_room
-from ops.linear import ACTIVATIONS, linear, onednn_linear, swiglu
+from ops.linear import ACTIVATIONS, linear, linear_in_bf16, onednn_linear, swiglu
 from tests.helpers.decoding import largest_difference
 
 
@@ -38,6 +38,23 @@ def test_products_in_half_precision_and_without_avx512_are_pytorchs(monkeypatch)
     assert linear(x.bfloat16(), weight.bfloat16()).dtype == torch.bfloat16
     with torch.autocast("cpu", torch.bfloat16):
         assert linear(x, weight).dtype == torch.bfloat16
+
+
+def test_a_product_in_bf16_is_autocasts_and_gradients_of_its_weights_are_not_rounded():
+    x, weight, bias = torch.randn(2, 64, 24).bfloat16(), torch.randn(40, 24), torch.randn(40)
+    dy, found = torch.randn(2, 64, 40).bfloat16(), []
+    for product in (linear_in_bf16, F.linear):
+        leaves = [tensor.clone().requires_grad_() for tensor in (x, weight, bias)]
+        with torch.autocast("cpu", torch.bfloat16):
+            y = product(*leaves)
+        y.backward(dy)
+        found.append([y, *(leaf.grad for leaf in leaves)])
+    (y, dx, dw, db), theirs = found
+    assert y.equal(theirs[0])
+    assert dx.equal(theirs[1])
+    for mine, its, exact in ((dw, theirs[2], dy.flatten(0, 1).double().mT @ x.flatten(0, 1).double()),
+                             (db, theirs[3], dy.double().sum((0, 1)))):
+        assert largest_difference(mine.double(), exact) < 1e-6 < 1e-3 < largest_difference(its.double(), exact)
 
 
 @pytest.mark.parametrize("name", ACTIVATIONS)

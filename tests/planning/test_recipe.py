@@ -1,11 +1,14 @@
 """The recipe: what the flags leave open is filled in with reasons, and what a resumed run began with stays."""
 
 import pytest
+import torch
 
 import train
+from machine.device import Machine
 from model import GPTConfig
 from planning.defaults import usual_rates
-from planning.recipe import Recipe, choose_recipe
+from planning.recipe import Recipe, choose_options, choose_recipe
+from training.optimizers import dtype_of_products
 
 NUM_TOKENS = 8 * 4001
 
@@ -104,3 +107,13 @@ def test_a_small_text_is_read_until_only_learning_by_heart_is_left(flags, num_to
     ("--learning_rate 1e-3 --embedding_learning_rate 5e-3", 5e-3)])
 def test_embeddings_have_a_rate_of_their_own(flags, rate):
     assert recipe("--max_steps", "500", *flags.split(), width=512).embedding_learning_rate == rate
+
+
+@pytest.mark.parametrize(("device", "dtype", "is_native", "product", "of_muon"), [
+    ("cuda", "bfloat16", True, "linear_in_bf16", "bfloat16"), ("cuda", "float16", False, "linear", "float16"),
+    ("cuda", "bfloat16", False, "linear", "float32"), ("cpu", "float16", False, "linear", "float32")])
+def test_products_have_the_dtype_that_the_device_is_fast_in(monkeypatch, device, dtype, is_native, product, of_muon):
+    machine = Machine(torch.device(device), "", "", getattr(torch, dtype), "", True, "", ())
+    monkeypatch.setattr(type(machine.backend), "has_bf16", lambda self: is_native)
+    options = choose_options(False, False, machine, lambda q, k, v, context: q, {})
+    assert (options.product.__name__, dtype_of_products(machine)) == (product, getattr(torch, of_muon))

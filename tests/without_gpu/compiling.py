@@ -7,7 +7,7 @@ they read and write is counted, and when each buffer comes and goes is known, as
 import argparse
 import re
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from typing import Any, TypeAlias
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -73,7 +73,7 @@ class Compiler:
         def run(*values: Any, **kwargs: Any) -> None:
             moved = [value.nbytes * (1 + argument.startswith("in_out"))
                      for argument, value in zip(arguments, values, strict=False) if isinstance(value, torch.Tensor)]
-            self._ledger.launches.append(Launch(name, sum(moved), 0))
+            self._ledger.launches.append((name, sum(moved), 0))
 
         return argparse.Namespace(run=run)
 
@@ -100,7 +100,7 @@ class Products:
     """Inductor's extern kernels: PyTorch's operators by name."""
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
-        return getattr(torch.ops.aten, name)
+        return getattr(torch.ops.aten, name.removesuffix("_dtype"))
 
 
 def empty_strided_cuda(size: Any, stride: Any, dtype: torch.dtype) -> torch.Tensor:
@@ -124,12 +124,7 @@ class OnTheHost(TorchDispatchMode):
 # ---------------------------------------------------------------- what is launched, and the memory
 
 
-class Launch(NamedTuple):
-    """A kernel, or a call of an eager operator; flops are those of matrix products and attention."""
-
-    name: str
-    num_bytes: int
-    flops: float
+Launch: TypeAlias = tuple[str, int, float]  # of a kernel or an eager operator: bytes, FLOP of products and attention
 
 
 class Ledger(TorchDispatchMode):
@@ -174,7 +169,7 @@ class Ledger(TorchDispatchMode):
             self.see(x)
         if any(x.device.type == "cuda" for x in read + made) and not (func.is_view or MAKES_NO_LAUNCH.match(name)):
             flops, width = flops_of(name, read, made)
-            self.launches.append(Launch(name + width, bytes_of(func, args, kwargs, made), flops))
+            self.launches.append((name + width, bytes_of(func, args, kwargs, read, made), flops))
         return found
 
 
@@ -189,9 +184,8 @@ def tensors_in(values: Any) -> Iterator[torch.Tensor]:
         yield from tensors_in(list(values.values()))
 
 
-def bytes_of(func: Any, args: Any, kwargs: Any, made: list[torch.Tensor]) -> int:
+def bytes_of(func: Any, args: Any, kwargs: Any, read: list[torch.Tensor], made: list[torch.Tensor]) -> int:
     """What an operator reads and writes; one that fills reads nothing, and AdamW writes gradients that it divides."""
-    read = list(tensors_in((args, kwargs)))
     written = [x for argument, value in zip(func._schema.arguments, args, strict=False)
                if argument.alias_info is not None and argument.alias_info.is_write
                and (argument.name != "grads" or kwargs.get("grad_scale") is not None) for x in tensors_in(value)]
@@ -216,19 +210,11 @@ def flops_of(name: str, read: list[torch.Tensor], made: list[torch.Tensor]) -> t
 
 def fused_attention(dtype: torch.dtype) -> Callable[..., torch.Tensor]:
     """The kernel that a GPU takes: the choice itself asks the driver. Cards before Ampere have no flash attention."""
-    return flash_attention if dtype == torch.bfloat16 else efficient_attention
+    def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, context: Any) -> torch.Tensor:
+        if k.size(1) != q.size(1):  # repeating would copy
+            k, v = (x.repeat_interleave(q.size(1) // x.size(1), 1) for x in (k, v))
+        if dtype == torch.bfloat16:
+            return torch.ops.aten._scaled_dot_product_flash_attention(q, k, v, context.dropout, True)[0]
+        return torch.ops.aten._scaled_dot_product_efficient_attention(q, k, v, None, True, context.dropout, True)[0]
 
-
-def flash_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, context: Any) -> torch.Tensor:
-    k, v = for_all_heads(q, k), for_all_heads(q, v)
-    return torch.ops.aten._scaled_dot_product_flash_attention(q, k, v, context.dropout, True)[0]
-
-
-def efficient_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, context: Any) -> torch.Tensor:
-    k, v = for_all_heads(q, k), for_all_heads(q, v)
-    return torch.ops.aten._scaled_dot_product_efficient_attention(q, k, v, None, True, context.dropout, True)[0]
-
-
-def for_all_heads(q: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-    """Keys or values that heads share, for each head; others as they are, which repeating would copy."""
-    return x if x.size(1) == q.size(1) else x.repeat_interleave(q.size(1) // x.size(1), 1)
+    return attention

@@ -9,7 +9,7 @@ import json
 import math
 import sys
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -21,35 +21,23 @@ from tests.without_gpu.pretended import CARDS, pretend
 VOCABULARY = 50_257
 
 
-class Rates(NamedTuple):
-    """GB/s of the data sheet; the shares of it that kernels reach, by others' logs; the least seconds of a launch."""
-
-    bandwidth: float
-    memory: float
-    products: float
-    attention: float
-    attention_backward: float
-    launch: float = 2e-6
-
-
-RATES = {75: Rates(320, 0.75, 0.40, 0.15, 0.12, 4e-6), 80: Rates(2039, 0.79, 0.75, 0.48, 0.38, 2.5e-6),
-         89: Rates(1008, 0.85, 0.75, 0.50, 0.40), 90: Rates(4800, 0.75, 0.63, 0.26, 0.22),
-         100: Rates(7700, 0.75, 0.60, 0.20, 0.17)}
+# GB/s of the data sheet; shares of it that kernels reach by others' logs: of memory, products, attention, its backward
+# pass; seconds that a launch takes at least.
+RATES = {75: (320, 0.75, 0.40, 0.15, 0.12, 4e-6), 80: (2039, 0.79, 0.75, 0.48, 0.38, 2.5e-6),
+         89: (1008, 0.85, 0.75, 0.50, 0.40, 2e-6), 90: (4800, 0.75, 0.63, 0.26, 0.22, 2e-6),
+         100: (7700, 0.75, 0.60, 0.20, 0.17, 2e-6)}
 PRODUCTS_IN_FP32 = 0.55  # their share of the sheet, assumed
 
 
 def milliseconds(launches: list[Launch], capability: int) -> float:
     """The time of launches that follow each other, each as long as its FLOP or its bytes need, or as its start."""
-    rates, sheet = RATES[capability], find_card(CARDS[capability].name)
+    sheet, seconds = find_card(CARDS[capability].name), 0.0
+    bandwidth, memory, products, forward, backward, launch = RATES[capability]
     assert sheet
-    seconds = 0.0
     for name, num_bytes, flops in launches:
-        rate = rates.products * sheet.half_tflops
-        if "attention" in name:
-            rate = (rates.attention_backward if "backward" in name else rates.attention) * sheet.half_tflops
-        elif name.endswith("fp32"):
-            rate = PRODUCTS_IN_FP32 * sheet.fp32_tflops
-        seconds += max(flops / rate / 1e12, num_bytes / (rates.memory * rates.bandwidth * 1e9), rates.launch)
+        share = (backward if "backward" in name else forward) if "attention" in name else products
+        rate = PRODUCTS_IN_FP32 * sheet.fp32_tflops if name.endswith("fp32") else share * sheet.half_tflops
+        seconds += max(flops / rate / 1e12, num_bytes / (memory * bandwidth * 1e9), launch)
     return 1e3 * seconds
 
 

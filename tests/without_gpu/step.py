@@ -48,8 +48,7 @@ def compile_step(card: Card, arch: str, optimizer_name: str) -> dict[str, Any]:
     import train
     from architectures.table import architecture_of
     from machine.device import Machine
-    from model import Options
-    from planning.recipe import choose_config
+    from planning.recipe import choose_config, choose_options
     from tests.helpers.training import run_of
     from training.optimizers import build_optimizer, dtype_of_products, parameter_groups
 
@@ -57,7 +56,7 @@ def compile_step(card: Card, arch: str, optimizer_name: str) -> dict[str, Any]:
     machine = Machine(torch.device("cuda", 0), card.name, "", half, "", True, "", ())
     args = train.read_flags(["--arch", arch, "--model_size", "gpt2_small", "--n_layer", str(LAYERS)])
     config = choose_config(args.model, VOCABULARY, 10**6)
-    options = Options(half, loss_chunk=2048, attention=fused_attention(half))
+    options = choose_options(False, False, machine, fused_attention(half), {})
     waits = Waits()
     with FakeTensorMode(allow_non_fake_inputs=True) as fake:
         compiler = Compiler(fake)
@@ -106,10 +105,8 @@ def compile_kernels(card: Card, sources: dict[str, str]) -> dict[str, Any]:
 
     found: dict[str, Any] = {}
     for name, source in sources.items():
-        major, minor = divmod(card.capability, 10)
-        source = re.sub(r"\bcc=\d+", f"cc={card.capability}", source)
-        source = re.sub(r"\bmajor=\d+", f"major={major}", source)
-        source = re.sub(r"\bminor=\d+", f"minor={minor}", source)
+        for word, number in zip(("cc", "major", "minor"), (card.capability, *divmod(card.capability, 10)), strict=True):
+            source = re.sub(rf"\b{word}=\d+", f"{word}={number}", source)
         try:
             tuner = getattr(PyCodeCache.load(source), name)
             kernel = tuner._precompile_config(tuner.configs[0])
