@@ -32,6 +32,7 @@ CURES = {  # of errors of writing
     errno.ENOENT: "The folder went away: mount its disk, or make it again.",
     errno.EMFILE: "Raise the limit on open files: ulimit -n 1024.",
 }
+FEW_INODES = 32  # more than a checkpoint has files
 BEST, LAST = "best", "last"  # names of checkpoints, as in --ckpt out/best
 
 
@@ -115,8 +116,8 @@ def why_not_written(error: Exception, folder: Path) -> str:
     cure = CURES.get(number, "")
     if number == errno.ENOSPC and hasattr(os, "statvfs"):
         status = os.statvfs(next(filter(os.path.exists, (folder, *folder.absolute().parents))))
-        if status.f_files and not status.f_favail:  # some count none
-            cure = "No inode is left for another file: delete files, small ones too."
+        if status.f_files and status.f_favail < FEW_INODES:  # some count none; what failed has given back its own
+            cure = "Too few inodes are left for more files: delete files, small ones too."
     return f"{getattr(error, 'strerror', None) or first_line(error)}. {cure}".strip()
 
 

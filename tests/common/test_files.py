@@ -31,11 +31,11 @@ def test_a_failed_write_leaves_the_old_file_whole(tmp_path, monkeypatch, owner, 
 
 
 @pytest.mark.parametrize(("name", "free_inodes", "cure"), [
-    ("ENOSPC", 5, "Free some space."), ("EDQUOT", 0, "Free some space."), ("ENOSPC", 0, "files, small ones too."),
+    ("ENOSPC", 99, "Free some space."), ("EDQUOT", 0, "Free some space."), ("ENOSPC", 9, "files, small ones too."),
     ("EACCES", 5, "that you may write to."), ("EROFS", 5, "that you may write to."), ("ENOENT", 5, "or make it again."),
     ("EFBIG", 5, "or choose another file system."), ("EMFILE", 5, "-n 1024."), ("EIO", 5, "error.")])
 def test_what_keeps_a_file_from_being_written_is_said_with_its_own_cure(tmp_path, monkeypatch, name, free_inodes, cure):
-    monkeypatch.setattr(os, "statvfs", lambda _: SimpleNamespace(f_files=9, f_favail=free_inodes), raising=False)
+    monkeypatch.setattr(os, "statvfs", lambda _: SimpleNamespace(f_files=999, f_favail=free_inodes), raising=False)
     number = getattr(errno, name)
     said = why_not_written(OSError(number, os.strerror(number)), tmp_path / "not" / "there")
     assert said.startswith(f"{os.strerror(number)}.")
