@@ -15,17 +15,18 @@ from common.errors import Exit, UserError
 from common.flags import FlagsOfGroup
 from machine.backends import CPU, gpu_in_use
 from model import SIZES, Options
-from planning.defaults import most_passes
+from planning.defaults import USUAL_PASSES, most_passes
 from tokens.corpus import Corpus
 from training.table import MUON_PAYS
 
 FLOPS_PER_THREAD = 25e9  # per second while it trains in fp32, assumed: below what laptops were seen to reach
 MEASURED_TOKENS, MEASURED_SECONDS = 2048, 1.0  # of a batch whose gradients are computed; of all such batches together
-SHARE_OF_MEASURED = 0.7  # of that speed, in a run with its optimizer, validations and samples
+SHARE_OF_MEASURED = 0.45  # of that speed, in a run with dropout, its optimizer, validations and samples
 FLOPS_OF_APPLE_GPU = 1e12  # the same of MPS, assumed: 40% of the data sheet's fp32 peak of the smallest M1
 SHARE_OF_PEAK, UNKNOWN_PEAK = 0.35, 1e13  # of a GPU with its own memory, as --check has it; of an unknown card
+MOST_PARAMETERS_PER_TOKEN = 10  # of the text: more learn less in ten passes (LOG.md, 2026-11-25, A larger model)
 USUAL_MINUTES = 15.0  # that a run may take where --max_minutes does not say
-LEAST_TOKENS_PER_PARAMETER = 5  # in the time there is, for a size above the smallest
+LEAST_TOKENS_PER_PARAMETER = 5  # in the time there is, or as many passes as pay, for a size above the smallest
 LONGEST_SEQUENCE, SHORTEST_SEQUENCE = 256, 32
 DEFAULT_SIZE = "gpt2_small"  # with a GPU
 CHOSEN_ARCH = "qwen3"  # with a size that is chosen; gpt2 where a flag names one
@@ -35,7 +36,7 @@ WANTED_STEPS = 4000  # of a small corpus: with four times the batch tiny Shakesp
 STEPS_OF_CHOSEN = 100  # at least, of as many tokens as Muon pays from
 
 Shape = tuple[int, int, int]  # layers, heads, width
-SHAPES: list[Shape] = [(2, 4, 256), SIZES["mini"], SIZES["gpt2_small"]]
+SHAPES: list[Shape] = [(2, 4, 256), (4, 4, 256), (4, 6, 384), SIZES["mini"], SIZES["gpt2_small"]]
 
 
 @dataclass(frozen=True)
@@ -114,14 +115,18 @@ def sizing_for(vocab_size: int, num_tokens: int, speed: float, max_minutes: floa
     seq_length = seq_length or _power_of_two(num_tokens // LEAST_SEQUENCES, SHORTEST_SEQUENCE, LONGEST_SEQUENCE)
     flops = speed * 60 * minutes
     configs = {one: ARCHITECTURES[arch].sized(one, vocab_size, seq_length) for one in ([shape] if shape else SHAPES)}
-    fitting = [one for one, config in configs.items()
-               if LEAST_TOKENS_PER_PARAMETER * config.num_parameters * config.flops_per_token <= flops]
-    chosen = fitting[-1] if fitting else next(iter(configs))
+
+    def fits(config: ModelConfig) -> bool:
+        least = min(LEAST_TOKENS_PER_PARAMETER * config.num_parameters, USUAL_PASSES * num_tokens)
+        is_enough = config.num_parameters <= MOST_PARAMETERS_PER_TOKEN * num_tokens
+        return is_enough and least * config.flops_per_token <= flops
+
+    chosen = [*configs][max(0, sum(map(fits, configs.values())) - 1)]
     reasons = {"seq_length": f"{LONGEST_SEQUENCE} without an NVIDIA GPU, less for few tokens"}
     steps, most = WANTED_STEPS, MOST_STEP_TOKENS
     if not shape:
         steps, most = STEPS_OF_CHOSEN, 1 << (MUON_PAYS * chosen[2] - 1).bit_length()
-        reasons |= {"arch": "learns more than gpt2 in the same time", "n_embd": f"what {minutes:g} min allow"}
+        reasons |= {"arch": "learns more than gpt2 in the same time", "n_embd": f"by the text and {minutes:g} min"}
 
     tokens = flops / configs[chosen].flops_per_token
     wanted = -(-20 * configs[chosen].num_parameters // num_tokens)
