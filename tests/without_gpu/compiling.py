@@ -34,16 +34,19 @@ class Compiler:
         self._install()
 
     def _install(self) -> None:
-        import torch._functorch.config as functorch_config
         import torch._inductor.async_compile as async_compile
         import torch._inductor.compile_fx as compile_fx
         import torch._inductor.config as config
+        from torch._functorch import config as functorch_config
+        from torch._functorch import partitioners
         from torch._inductor.fx_passes import fuse_attention, joint_graph, misc_patterns, pad_mm
 
         config.compile_threads, config.fx_graph_cache = 1, False
         functorch_config.enable_autograd_cache = False
         # These trace their patterns with tensors that have memory, which a card that is not there cannot give.
         fuse_attention._sfdp_init = pad_mm._pad_mm_init = misc_patterns._misc_patterns_init = lambda *a, **k: None
+        # Nothing is drawn here; torch 2.11 asks the card for its random numbers where attention is computed again.
+        partitioners.functionalize_rng_ops = lambda joint, forward, backward, num: (forward, backward)
         folder: Any = joint_graph.UniformValueConstantFolder
         fold = folder.run
 
@@ -66,9 +69,7 @@ class Compiler:
 
     def _keep_kernel(self, name: str, source: str, device_str: str = "cuda") -> Any:
         self.kernels[name] = source
-        names = re.search(rf"def {name}\(([^)]*)\)", source)
-        assert names
-        arguments = [word.strip() for word in names[1].split(",")]
+        arguments = [word.strip() for word in re.findall(rf"def {name}\(([^)]*)\)", source)[0].split(",")]
 
         def run(*values: Any, **kwargs: Any) -> None:
             moved = [value.nbytes * (1 + argument.startswith("in_out"))
