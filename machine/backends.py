@@ -36,7 +36,7 @@ class Backend:
     is_exact = True  # the same steps give the same bits without --deterministic
     has_float64 = True
     has_fused_attention = True  # with a backward pass
-    multiplies_into_fp32 = False  # gives products of matrices of bf16 in fp32
+    sums_in_fp32 = False  # gives products of matrices of bf16 in fp32
     fused_adamw_obeys = True  # in every release, to the loss scale and to the decision to skip a step
     busy_tokens = 4_096  # in a micro-batch: more keep the device no busier
     matmul_width = 2048  # of square matrices whose product is as fast as the device can
@@ -168,7 +168,7 @@ class CUDA(Backend):
     """NVIDIA's GPUs."""
 
     type = "cuda"
-    is_gpu = has_own_memory = runs_ahead = compiles = multiplies_into_fp32 = True
+    is_gpu = has_own_memory = runs_ahead = compiles = sums_in_fp32 = True
     is_exact = False
     busy_tokens = 16_384
     matmul_width = 8192

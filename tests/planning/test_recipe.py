@@ -115,5 +115,5 @@ def test_embeddings_have_a_rate_of_their_own(flags, rate):
 def test_products_have_the_dtype_that_the_device_is_fast_in(monkeypatch, device, dtype, is_native, product, of_muon):
     machine = Machine(torch.device(device), "", "", getattr(torch, dtype), "", True, "", ())
     monkeypatch.setattr(type(machine.backend), "has_bf16", lambda self: is_native)
-    options = choose_options(False, False, machine, lambda q, k, v, context: q, {})
-    assert (options.product.__name__, dtype_of_products(machine)) == (product, getattr(torch, of_muon))
+    names = [choose_options(it, False, machine, lambda q, k, v, c: q, {}).product.__name__ for it in (False, True)]
+    assert (*names, dtype_of_products(machine)) == (product, "linear", getattr(torch, of_muon))
