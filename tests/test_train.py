@@ -26,15 +26,7 @@ from checkpoint.find import steps_in
 from checkpoint.verify import verify
 from common.errors import Exit, UserError
 from model import GPT
-from tests.helpers.training import (
-    TINY,
-    metrics_of,
-    on_cpu,
-    run_of,
-    same_tensors,
-    small_batch,
-    small_model,
-)
+from tests.helpers.training import TINY, metrics_of, on_cpu, run_of, same_tensors, small_batch, small_model
 from tokens.layouts import Part
 from tokens.stream import TokenStream
 from training.optimizers import parameter_groups

@@ -10,15 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from checkpoint.find import (
-    check_same,
-    find_resume,
-    not_leading_to,
-    read_checkpoint,
-    resolve,
-    steps_in,
-    wait_until_here,
-)
+from checkpoint.find import check_same, find_resume, not_leading_to, read_checkpoint, resolve, steps_in, wait_until_here
 from checkpoint.load import load_model
 from checkpoint.verify import manifest_sha256, verify
 from common.errors import Exit

@@ -2,15 +2,7 @@
 
 import pytest
 
-from hub.names import (
-    DATASET,
-    MODEL,
-    as_recorded,
-    check_package,
-    parse_name,
-    problems_with_name,
-    problems_with_push,
-)
+from hub.names import DATASET, MODEL, as_recorded, check_package, parse_name, problems_with_name, problems_with_push
 
 COMMIT = "607a30d783dfa663caf39e06633721c8d4cfcd7e"
 

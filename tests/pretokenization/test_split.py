@@ -2,14 +2,7 @@
 
 import pytest
 
-from pretokenization.split import (
-    LEAST_VAL_BYTES,
-    VAL_FRACTION,
-    Split,
-    default_fraction,
-    split_by_hash,
-    split_of_one,
-)
+from pretokenization.split import LEAST_VAL_BYTES, VAL_FRACTION, Split, default_fraction, split_by_hash, split_of_one
 
 SMALL_BYTES = int(LEAST_VAL_BYTES / VAL_FRACTION)  # a larger text has always the same share
 

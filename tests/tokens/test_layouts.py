@@ -8,15 +8,7 @@ import pytest
 
 from common.errors import Exit, UserError
 from tests.helpers.refusals import refused
-from tests.helpers.token_files import (
-    ENDS,
-    IDS,
-    ids_in,
-    write_datatrove,
-    write_llmc,
-    write_npy,
-    write_raw,
-)
+from tests.helpers.token_files import ENDS, IDS, ids_in, write_datatrove, write_llmc, write_npy, write_raw
 from tokens.corpus import open_corpus
 from tokens.layouts import LAYOUTS, Layout, Part, document_ends, recognise
 from tokens.stream import DTYPES

@@ -10,14 +10,7 @@ from common.errors import Exit
 from machine.backends import Backend
 from model import GPT
 from planning.pace import MEASURED_MICRO_BATCHES, WARM_STEPS
-from tests.helpers.training import (
-    OUT_OF_MEMORY,
-    forward_that_needs,
-    metrics_of,
-    run_of,
-    small_batch,
-    small_model,
-)
+from tests.helpers.training import OUT_OF_MEMORY, forward_that_needs, metrics_of, run_of, small_batch, small_model
 from training.recovery import Abandoned
 
 
