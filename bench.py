@@ -3,8 +3,8 @@
     python bench.py                                                     the ladder on a processor, some minutes
     python bench.py --shape B --use_gpu --json ladder.json              on a GPU
     python bench.py --rungs 0,4,6                                       three of its rungs
-    python bench.py --peer step --peer_dir ~/nanoGPT                    nanoGPT's train.py beside ours, in turns
-    python bench.py --peer decode                                       generating beside transformers
+    python bench.py --kernels --shape B                                 each product of a step beside its rivals
+    python bench.py --peer ~/nanoGPT                                    a step of its train.py beside ours
     python bench.py --quality --data_dir data --shape tiny,256,16       what a model learns, recipe by recipe
 
 The first rung is train.py with all that can be naive: Python loops for batches, plain attention, fp32, eager. Each rung
@@ -15,7 +15,6 @@ import argparse
 import contextlib
 import json
 import tempfile
-import time
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -23,11 +22,10 @@ from pathlib import Path
 from benchmarks.ladder import NUM_RUNGS, SHAPES, Bench, Shape, time_ladder
 from benchmarks.quality import RECIPES, TOKENS_PER_PARAMETER, compare_recipes, recipes, whole_steps
 from common import flags
-from common.errors import Exit, UserError, guard, optional, require
+from common.errors import Exit, guard, require
 from common.outputs import Output
 from common.progress import Progress
 from common.signals import NOTHING, USUALLY_SECONDS, Signals, Stopped
-from common.words import printable
 
 SLOW_EXIT = 1  # a rung or a run failed, or its losses are not the first rung's
 SIZES = ("tiny", "mini", "gpt2_small", "gpt2_medium", "gpt2_large", "gpt2_xl")
@@ -49,25 +47,23 @@ def parse_shape(text: str) -> Shape:
 
 def read_flags(argv: Sequence[str]) -> argparse.Namespace:
     """The flags as a namespace. Raises UserError (exit 2) with every problem found."""
-    whole, text, one_of = flags.whole, flags.text, flags.one_of
-    parser = flags.Parser("bench.py", "Times train.py's levers one by one, or parts beside others' programs; or "
+    whole, text = flags.whole, flags.text
+    parser = flags.Parser("bench.py", "Times train.py's levers, its kernels, or a step beside nanoGPT's; or "
                           "compares what recipes learn.")
     g = parser.group("what is timed: the ladder, or")
     rungs = flags.ValueKind(lambda value: sorted(map(int, value.split(","))),
                             f"numbers from 0 to {NUM_RUNGS - 1} with commas between", "N,N,...",
                             lambda numbers: 0 <= numbers[0] <= numbers[-1] < NUM_RUNGS)
     g.flag("--rungs", rungs, None, "rungs of the ladder", "all, the tuned one on a GPU only")
-    g.flag("--peer", one_of("step", "decode"), None, "one part beside another program: a step beside "
-           "nanoGPT's, decoding beside transformers", "none")
-    g.flag("--peer_dir", text("DIR"), None, "nanoGPT's folder, for --peer step", "none",
-           needs="peer step")
+    g.flag("--peer", text("DIR"), None, "nanoGPT's folder: a step of it beside ours", "none")
+    g.switch("--kernels", False, "each product of a step alone, beside its rivals", against="peer, quality")
     g.switch("--quality", False, "the loss that recipes reach on the tokens of --data_dir, each with several seeds",
              against="peer")
     g = parser.group("on what")
-    shape = flags.ValueKind(parse_shape, f"{', '.join(SHAPES)}, or a size of train.py, T, an even B and maybe a number "
-                            "of ids, with commas between, such as mini,256,8,8192", "SHAPE")
-    g.flag("--shape", shape, None, "mini: T 256, B 8, 8,192 ids; A: GPT-2 Small, T 512, B 32, 32,000 "
-           "ids; B: GPT-2 Small, T 1024, B 16, 50,304 ids; or SIZE,T,B or SIZE,T,B,IDS", "mini")
+    shape = flags.ValueKind(parse_shape, f"{', '.join(SHAPES)}, or SIZE,T,B or SIZE,T,B,IDS, such as mini,256,8,8192, "
+                            "with an even B", "SHAPE")
+    g.flag("--shape", shape, None, "mini: T 256, B 8, 8,192 ids; A, B: GPT-2 Small, T 512, B 32, 32,000 "
+           "ids, or T 1024, B 16, 50,304 ids; or SIZE,T,B or SIZE,T,B,IDS", "mini")
     g.flag("--data_dir", text("DIR"), None, "pretokenize.py's output folder", "tokens made up for the purpose")
     g.flag("--steps", whole(1, 100_000), None, "steps that are timed", "50 on a GPU, 12 on a CPU")
     g.switch("--use_gpu", None, "require CUDA, exit 5 when there is none", "a GPU when there is one")
@@ -87,8 +83,7 @@ def read_flags(argv: Sequence[str]) -> argparse.Namespace:
 
 def check(args: argparse.Namespace) -> list[str]:
     """What cannot be together, one line each."""
-    return (["--quality: needs --data_dir, a folder of pretokenize.py"] * (args.quality and not args.data_dir)
-            + ["--peer step: needs --peer_dir, nanoGPT's folder"] * (args.peer == "step" and not args.peer_dir))
+    return ["--quality: needs --data_dir, a folder of pretokenize.py"] * (args.quality and not args.data_dir)
 
 
 # ---------------------------------------------------------------- the command, in the order of events
@@ -97,6 +92,7 @@ def check(args: argparse.Namespace) -> list[str]:
 def set_up_bench(args: argparse.Namespace, out: Progress, signals: Signals, folder: Path) -> Bench:
     """The machine and the tokens, which are made up in the folder without --data_dir. Raises UserError (exit 3, 5)."""
     from benchmarks import prepare
+    from machine.device import describe
 
     shape = args.shape or SHAPES["mini"]
     with out.phase("looking at the machine and the tokens"):
@@ -107,9 +103,10 @@ def set_up_bench(args: argparse.Namespace, out: Progress, signals: Signals, fold
             shape = replace(shape, vocab_size=prepare.corpus_in(args.data_dir, shape.seq_length).vocab_size)
         else:
             prepare.synthesise(folder, shape.vocab_size, (steps + warmup + 2) * shape.tokens_per_step)
-    out.say(f"machine   {machine.name}, {machine.software}")
+    about = "\n".join(describe(machine, machine.backend.total_memory(), "")[::4])  # the device and the software
+    out.say(about)
     return Bench(out, signals, folder, shape, machine, args.data_dir or str(folder), steps, warmup,
-                 {"machine": asdict(machine), "shape": asdict(shape), "steps": steps, "warmup": warmup})
+                 {"machine": about, "shape": asdict(shape), "steps": steps, "warmup": warmup})
 
 
 def carry_out(args: argparse.Namespace, bench: Bench) -> bool:
@@ -127,14 +124,15 @@ def carry_out(args: argparse.Namespace, bench: Bench) -> bool:
             lengths = {f"-{passes}": passes * num_tokens for passes in args.passes}
         steps = {name: whole_steps(tokens, shape.tokens_per_step) for name, tokens in lengths.items()}
         return compare_recipes(bench, args.recipes or RECIPES, args.seeds, steps, Path(args.quality_dir))
+    if args.kernels:
+        from benchmarks.kernels import time_kernels
+
+        return time_kernels(bench)
     if args.peer is None:
         return time_ladder(bench, args.rungs)
-    from benchmarks import peers
+    from benchmarks.peers import time_step
 
-    if args.peer == "step":
-        peers.time_step(bench, args.peer_dir)
-    else:
-        peers.time_decode(bench)
+    time_step(bench, args.peer)
     return True
 
 
@@ -145,12 +143,7 @@ def main(argv: Sequence[str]) -> int:
 
         return train_naively(argv[1].split(","), argv[2:])
     args = read_flags(argv)
-    # What the flags need and is not there ends it before any time is spent.
     require("torch", "numpy", "tokenizers", "tqdm", "safetensors")
-    if args.peer == "decode":
-        optional("transformers", "--peer decode")
-    if args.peer == "step" and not (Path(args.peer_dir) / "train.py").is_file():
-        raise UserError(Exit.MACHINE, f"--peer_dir {printable(args.peer_dir)} has no train.py. Give nanoGPT's folder.")
     file = Output("--json", args.json) if args.json else None
     with (contextlib.closing(Progress()) as out, Signals(out.note, USUALLY_SECONDS) as signals,
           tempfile.TemporaryDirectory(prefix="bench-", ignore_cleanup_errors=True) as folder):
@@ -161,8 +154,7 @@ def main(argv: Sequence[str]) -> int:
             return 128 + (signals.number or 0)
         finally:
             if file:  # what was found before a signal or an error too
-                when = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-                file.write(json.dumps({"argv": argv, "time": when, **bench.found}, indent=1).encode() + b"\n")
+                file.write(json.dumps({"argv": argv, **bench.found}, indent=1).encode() + b"\n")
 
 
 if __name__ == "__main__":

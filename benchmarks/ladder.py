@@ -11,7 +11,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from common.children import PROGRAM, Answer, ask
 from common.errors import Exit, UserError
@@ -19,6 +19,9 @@ from common.progress import Progress
 from common.signals import Signals
 from common.words import percent, printable, size
 from watching.history import read_lines
+
+if TYPE_CHECKING:  # it imports torch, and bench.py answers flags before
+    from machine.device import Machine
 
 LEARNING_RATE = 3e-4  # constant
 SEED = 1337  # train.py's default
@@ -55,16 +58,6 @@ SHAPES = {
 
 
 @dataclass(frozen=True)
-class Facts:
-    """What the machine is; half is the 16-bit precision of the upper rungs."""
-
-    name: str
-    software: str
-    on_gpu: bool
-    half: str
-
-
-@dataclass(frozen=True)
 class Bench:
     """What every benchmark works with: where it prints, a temporary folder, and what its figures are about.
 
@@ -75,7 +68,7 @@ class Bench:
     signals: Signals
     folder: Path
     shape: Shape
-    machine: Facts
+    machine: "Machine"
     data_dir: str
     steps: int
     warmup: int
@@ -123,7 +116,7 @@ class Rung:
     precision: str
 
 
-def ladder(shape: Shape, machine: Facts) -> list[Rung]:
+def ladder(shape: Shape, machine: "Machine") -> list[Rung]:
     """The rungs from naive to best: each has what the ones below it brought, a naive part less or other flags."""
     table = (
         # name, the naive part that goes, the flags that change
@@ -131,7 +124,7 @@ def ladder(shape: Shape, machine: Facts) -> list[Rung]:
             "preload": "mmap", "use_amp": False, "compile": False, "batch_size": shape.batch_size // 2,
             "gradient_accumulation_steps": 2, "log_interval": 1}),
         ("tokens in memory, vectorised", "loader", {"preload": "auto"}),
-        (machine.half, "", {"use_amp": True}),
+        (machine.precision, "", {"use_amp": True}),
         ("attention kernel", "attention", {}),
         ("compile", "", {"compile": True}),
         ("fused AdamW, no waits", "optimizer", {"log_interval": GPU_LOG_INTERVAL if machine.on_gpu else 1}),
@@ -143,7 +136,7 @@ def ladder(shape: Shape, machine: Facts) -> list[Rung]:
     for number, (name, replaced, changes) in enumerate(table):
         flags = {**flags, **changes}
         naive = tuple(part for part in naive if part != replaced)
-        precision = machine.half if flags["use_amp"] else "tf32" if machine.on_gpu else "fp32"
+        precision = machine.precision if flags["use_amp"] else "tf32" if machine.on_gpu else "fp32"
         rungs.append(Rung(number, name, naive, flags, precision))
     return rungs
 
@@ -239,8 +232,4 @@ def time_ladder(bench: Bench, numbers: Sequence[int] | None) -> bool:
         say(ROW.format(
             rung.number, rung.name, f"{timed.ms_median:,.1f}", f"{timed.tokens_per_second:,.0f}", percent(timed.mfu),
             size(timed.peak_memory_bytes), f"{gain:.2f}x") + f"  losses DIFFER, by {difference:.1e}" * (not is_same))
-    if first:
-        most = max(result.get("loss_difference", 0.0) for result in results)
-        say(f"losses    of the first {LOSS_STEPS} steps are within {most:.1e} of the first rung's; 16 bits explain "
-            f"{TOLERANCES['bf16']:.0e}")
     return is_good

@@ -1,39 +1,36 @@
-"""What is naive in the ladder's first rungs: parts of train.py as they are first written, and train.py run with them.
+"""train.py run with other parts: as they are first written, for the ladder's first rungs, or with a profiler in them.
 
 B batch, T time.
 """
 
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import torch
+from torch.profiler import profile
 
+import data
 import train
-from data import CorpusWindows
-from machine.processes import ALONE, Processes
+from machine.backends import backend_of
 from ops.attention import Context
 from tokens.stream import DTYPES
 from training.optimizers import HostDecides
 from training.state import FAST
 
+FIRST_RECORDED, NUM_RECORDED = 15, 6  # batches
+GROUPS = {  # of kernels, by what is in their names
+    "attention": "fmha|flash|sdp|attention", "products": r"gemm|nvjet|cutlass|cublas|gemv|splitk|mm\b",
+    "optimizer": "multi_tensor|adam|lpnorm", "compiled": "triton_|compiled", "other": ""}
+
 # Names of the naive parts that have really been called: a rung whose naive part is passed over would show nothing.
 _called: set[str] = set()
 
 
-class NaiveBatches:
+class NaiveBatches(data.Batches):
     """data.Batches as first written: a memory map for each row, a Python loop over the rows, one copy after another."""
-
-    def __init__(self, windows: CorpusWindows, batch_size: int, device: torch.device, processes: Processes = ALONE):
-        assert processes == ALONE, "the ladder is climbed by one process"
-        self.batch_size = batch_size
-        self._windows = windows
-        self._device = device
-
-    def resize(self, batch_size: int) -> None:
-        """Makes all micro-batches from now on of batch_size rows, as data.Batches does."""
-        self.batch_size = batch_size
 
     def get(self, samples_seen: int, micro: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Inputs and targets, int32 [B, T] each, the same as those of data.Batches."""
@@ -71,8 +68,41 @@ class NaiveAdamW(HostDecides):
         super().step()
 
 
+class ProfiledBatches(data.Batches):
+    """The program's own batches; the kernels of some steps of one batch each are recorded, summed up and printed."""
+
+    calls = 0
+
+    def get(self, samples_seen: int, micro: int) -> data.Batch:
+        """As data.Batches does. The first batches are taken to compile, to measure and to warm up."""
+        self.calls += 1
+        if self.calls == FIRST_RECORDED:
+            backend_of(self._device).synchronize()
+            self._profile = profile()
+            self._profile.start()
+        elif self.calls == FIRST_RECORDED + NUM_RECORDED:
+            self._profile.stop()  # which waits for the device
+            _called.add("profiler")
+            print_kernels(self._profile.key_averages(), backend_of(self._device).is_gpu)
+        return super().get(samples_seen, micro)
+
+
+def print_kernels(events: Any, on_gpu: bool) -> None:
+    """Milliseconds and launches a step of each group of kernels, then of each kernel; of operators on a CPU."""
+    sums = {group: torch.zeros(2) for group in ("a step", *GROUPS)}
+    for event in events:
+        if (str(event.device_type) != "DeviceType.CPU") == on_gpu and not event.is_user_annotation:
+            microseconds = event.self_device_time_total if on_gpu else event.self_cpu_time_total
+            for name in ("a step", next(group for group, has in GROUPS.items() if re.search(has, event.key.lower())),
+                         event.key[:90]):
+                sums[name] = sums.get(name, 0) + torch.tensor([microseconds / 1e3, event.count]) / NUM_RECORDED
+    for name, (ms, launches) in sums.items():
+        print(f"profile {ms:>10,.3f} ms{launches:>7,.0f} x  {name}", flush=True)
+
+
+# The names of Parts, and what takes their place.
 NAIVE = {"loader": ("batches", NaiveBatches), "attention": ("attention", naive_attention),
-         "optimizer": ("adamw", NaiveAdamW)}  # the names of Parts, and what takes their place
+         "optimizer": ("adamw", NaiveAdamW), "profiler": ("batches", ProfiledBatches)}
 
 
 def train_naively(parts: Sequence[str], flags: Sequence[str]) -> int:

@@ -1,18 +1,16 @@
 """What is known before anything is timed: the machine, and the tokens, which are made up where none are given."""
 
 import json
-import sys
 from pathlib import Path
 
 import numpy as np
-import torch
 
 import train
-from benchmarks.ladder import SEED, Facts
+from benchmarks.ladder import SEED
 from common.errors import Exit, UserError
 from common.files import write_whole
 from common.names import METADATA
-from common.words import printable, several
+from common.words import printable
 from machine import device
 from machine.backends import NVIDIA
 from planning.inputs import find_corpus
@@ -21,14 +19,11 @@ from tokens.layouts import native_dtype
 from tokens.metadata import METADATA_FORMAT, METADATA_VERSION
 
 
-def look_at_machine(use_gpu: bool | None) -> Facts:
+def look_at_machine(use_gpu: bool | None) -> device.Machine:
     """The machine; None takes a GPU where there is one. Raises UserError (exit 5) if use_gpu and there is none."""
     if use_gpu and (reason := NVIDIA.why_not()):
         raise UserError(Exit.MACHINE, f"--use_gpu: {reason}, or drop the flag to time the CPU.")
-    machine = device.choose(use_gpu is not False and NVIDIA.why_not() is None, True, "auto", True)
-    threads = "" if machine.on_gpu else f", {several(torch.get_num_threads(), 'thread')}"
-    return Facts(f"{machine.name}{threads}", f"torch {torch.__version__}, Python {sys.version.split()[0]}",
-                 machine.on_gpu, machine.precision)
+    return device.choose(use_gpu, True, "auto", True)
 
 
 def corpus_in(data_dir: str, seq_length: int) -> Corpus:

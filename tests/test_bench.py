@@ -51,23 +51,13 @@ def test_a_shape_has_a_name_or_is_written_out():
     (["--rungs", "1,"], "--rungs '1,'"),
     *((["--shape", shape], f"--shape '{shape}'") for shape in ("C", "tiny", "tiny,64", "tiny,64,3", "x,64,4",
                                                                        "tiny,a,4")),
-    (["--peer", "step"], "--peer step: needs --peer_dir"),
-    (["--peer_dir", "x"], "--peer_dir: has no effect"),
+    (["--kernels", "--peer", "x"], "--kernels: not with --peer"),
     (["--quality"], "needs --data_dir"),
     (["--seeds", "3"], "--seeds: has no effect without --quality"),
-    (["--quality", "--data_dir", "d", "--peer", "decode"], "--quality: not with --peer"),
+    (["--quality", "--data_dir", "d", "--kernels"], "--kernels: not with --quality"),
     (["--step", "3"], "--step: no such flag. Did you mean --steps?"),
     (["ladder"], "'ladder': unexpected argument")])
 def test_impossible_flags_are_refused(flags, said):
     with refused(code=Exit.FLAGS) as caught:
         bench.main(flags)
     assert said in str(caught.value)
-
-
-def test_what_is_not_there_is_said_before_anything_runs(monkeypatch, tmp_path):
-    monkeypatch.setitem(sys.modules, "transformers", None)
-    for flags, said in ((["--peer", "decode"], "--peer decode needs the package transformers"),
-                        (["--peer", "step", "--peer_dir", str(tmp_path)], "has no train.py. Give nanoGPT's folder")):
-        with refused(code=Exit.MACHINE) as caught:
-            bench.main(flags)
-        assert said in str(caught.value)

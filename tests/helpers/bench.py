@@ -7,13 +7,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, TextIO
 
-from benchmarks.ladder import SHAPES, Bench, Facts
+import torch
+
+from benchmarks.ladder import SHAPES, Bench
 from common.children import Answer
 from common.progress import Progress
 from common.signals import Signals
+from tests.helpers import machines
 
-CPU = Facts("a CPU", "torch", False, "bf16")
-GPU = replace(CPU, on_gpu=True)
+CPU = replace(machines.CPU, dtype=torch.bfloat16)
+GPU = replace(CPU, device=torch.device("cuda"))
 
 
 def make_bench(folder: Path, answer: Callable[[Sequence[str]], Answer], out: TextIO | None = None) -> Bench:
