@@ -1,31 +1,38 @@
 #!/usr/bin/env bash
-# Every figure of a GPU, in parts of less than ten minutes each, the most precious first.
+# Every figure of a GPU, the most precious first: each command takes at most four minutes, and is not repeated once it
+# is done.
 #
-#     bash tests/gpu.sh                          all parts, an hour and a half or less
-#     bash tests/gpu.sh tests peers              some of: tests peers ladder memory fp16 decode saving run graphs tuned
-#                                                steps
-#     LIMIT=560 bash tests/gpu.sh                stops after so many seconds; the same command goes on from there
-#     FORCE=1 bash tests/gpu.sh memory           again, though it is done
-#     NANOGPT=~/nanoGPT bash tests/gpu.sh peers  nanoGPT's folder
-#     CORPUS=data bash tests/gpu.sh run          a folder of pretokenize.py, for the real run of RUN_MINUTES=18
-#     SMALL=1 bash tests/gpu.sh                  the same on a processor, with a tiny model: does it work?
+#     bash tests/gpu.sh                            all parts, two hours or less; the first five take ten minutes
+#     bash tests/gpu.sh facts kernels              some of: facts kernels profile tests peers graphs ladder saving
+#                                                  memory fp16 decode run tuned steps
+#     LIMIT=560 bash tests/gpu.sh                  stops after so many seconds; the same command goes on from there
+#     RETRY=1 bash tests/gpu.sh memory             what failed again; FORCE=1: what is done, too
+#     NANOGPT=~/nanoGPT bash tests/gpu.sh peers    nanoGPT's folder
+#     CORPUS=data bash tests/gpu.sh run            a folder of pretokenize.py, for the real run of RUN_MINUTES=6
+#     SMALL=1 bash tests/gpu.sh                    the same on a processor, with a tiny model: does it work?
+#     OUT=out RESTORE=old.tgz bash tests/gpu.sh    on a machine that forgets all but OUT: see below
 #
-# What is done is not repeated: each command's output lies in gpu-figures/ (OUT), with its exit code and its seconds in
-# NAME.status. Every part ends with a table: of each command how it ended, and the lines with its figures.
+# A command's output lies in FIGURES (gpu-figures/), with its exit code, seconds, date and words in NAME.status. Every
+# part ends with a table: of each command how it ended, and the lines with its figures. A command that ends well and
+# shows no figure has failed.
+#
+# Where OUT is set, all figures and no checkpoint lie in OUT/gpu-figures.tgz after each command, every twenty seconds
+# and after a signal, and LIMIT is 560. RESTORE is such an archive of an earlier call, which this one goes on from.
 set -uo pipefail
 cd "$(dirname "$0")/.."
 python=${PYTHON:-$(command -v python || command -v python3)}
-out=${OUT:-gpu-figures}
-limit=${LIMIT:-100000}
-all=(tests peers ladder memory fp16 decode saving run graphs tuned steps)
-mkdir -p "$out"
+figures=${FIGURES:-gpu-figures}
+runs=$figures/runs
+limit=${LIMIT:-$([ -n "${OUT:-}" ] && echo 560 || echo 100000)}
+longest=${ITEM:-240} # seconds of a command
+all=(facts kernels profile tests peers graphs ladder saving memory fp16 decode run tuned steps)
 failed=0 # 1: something failed; 75: stopped at LIMIT
 
 where=--use_gpu
-shapes=(A B gpt2_small,1024,64,50304)
+shapes=(B A gpt2_small,1024,64,50304)
 model=(--model_size gpt2_small --vocab_size 50304 --seq_length 1024)
 sizes=(tiny mini)
-minutes=${RUN_MINUTES:-18}
+minutes=${RUN_MINUTES:-6}
 if [ -n "${SMALL:-}" ]; then
     where=--no-use_gpu
     shapes=(tiny,32,4,512)
@@ -34,23 +41,79 @@ if [ -n "${SMALL:-}" ]; then
     minutes=0.4
 fi
 
-steps=(--learning_rate 0.0003 --log_interval 5 --eval_interval 99999 --sample_interval 0 --checkpoint_every_minutes 0
+steps=(--learning_rate 0.0003 --log_interval 5 --eval_interval 99999 --sample_interval 0 --checkpoint_every 0
     --max_steps 60)
+
+# ---------------------------------------------------------------- what is kept
+
+pack() { # all figures into OUT, under 10 MB: where they are more, without the longest outputs
+    local kept=$OUT/gpu-figures.tgz part=$OUT/.figures.$BASHPID smaller
+    for smaller in 20000 100; do
+        (cd "$figures" && find . -name 'checkpoint-*' -prune -o -type f -size "-${smaller}k" \
+            \( -name '*.txt' -o -name '*.json' -o -name '*.jsonl' -o -name '*.md' -o -name '*.status' \) -print0 |
+            tar -czf - --null -T -) > "$part" 2> /dev/null
+        [ "$(wc -c < "$part")" -gt 10000000 ] || break
+    done
+    mv "$part" "$kept" # a call that is killed here leaves the one before
+}
+
+leave() { # CODE: after a signal too, which ends the command that runs
+    trap - EXIT HUP INT TERM
+    # shellcheck disable=SC2046
+    kill $(jobs -p) 2> /dev/null && wait
+    [ -z "${OUT:-}" ] || pack
+    exit "$1"
+}
+
+mkdir -p "$runs"
+[ -z "${RESTORE:-}" ] || tar -xzf "$RESTORE" --skip-old-files -C "$figures" || exit 2
+if [ -n "${OUT:-}" ]; then
+    mkdir -p "$OUT"
+    (while sleep 20; do pack; done) &
+fi
+trap 'leave $?' EXIT
+for signal in HUP INT TERM; do
+    # shellcheck disable=SC2064
+    trap "leave $((128 + $(kill -l $signal)))" $signal
+done
 
 # ---------------------------------------------------------------- one command, one table
 
-item() { # NAME COMMAND...: runs it, shows it, keeps it; not if it is done or no time is left
-    local name=$1 began=$SECONDS left=$((limit - SECONDS)) code
-    shift
-    [ "$(head -n 1 "$out/$name.status" 2> /dev/null)" != 0 ] || [ -n "${FORCE:-}" ] || return 0
+item() { # NAME FIGURE COMMAND...: runs it, unless it is done or has failed before; its output has a line like FIGURE
+    local name=$1 figure=$2 began=$SECONDS left=$((limit - SECONDS)) code job
+    shift 2
+    case $(head -n 1 "$figures/$name.status" 2> /dev/null) in
+    0) [ -n "${FORCE:-}" ] || return 0 ;;
+    [0-9]*) [ -n "${FORCE:-}${RETRY:-}" ] || { failed=1 && return 1; } ;;
+    esac
     if [ "$left" -lt 20 ]; then
         [ $failed != 0 ] || failed=75
         return 75
     fi
-    echo "== $name: $*"
-    timeout --foreground --kill-after 60 "$left" "$@" 2>&1 | tee "$out/$name.txt"
-    code=${PIPESTATUS[0]}
-    printf '%s\n' "$code" "$((SECONDS - began))" "$(date -u +%F)" "$*" > "$out/$name.status"
+    echo "== $name: ${*%%$'\n'*}"
+    # In the background: a signal is heard while it runs. The signal comes to the command itself, which ends its own.
+    {
+        timeout --foreground --kill-after 30 $((left < longest ? left : longest)) "$@" 2>&1 &
+        trap 'kill $! 2> /dev/null' TERM
+        wait $! && code=0 || code=$?
+        while kill -0 $! 2> /dev/null; do wait $!; done # it has been told to stop, and saves
+        echo $code > "$figures/$name.code"
+    } > "$figures/$name.txt" &
+    job=$!
+    tail -n +1 -f --pid $job -s 0.2 "$figures/$name.txt" 2> /dev/null &
+    wait $job
+    wait $! # the rest of what it said is shown
+    code=$(cat "$figures/$name.code") && rm "$figures/$name.code"
+    [ "$(wc -c < "$figures/$name.txt")" -lt 1000000 ] ||
+        { tail -c 1000000 "$figures/$name.txt" > "$figures/$name.end" && mv "$figures/$name.end" "$figures/$name.txt"; }
+    if [ "$code" = 0 ] && ! grep -qE -- "$figure" "$figures/$name.txt"; then
+        echo "FAILED: no line like '$figure'" | tee -a "$figures/$name.txt"
+        code=90
+    fi
+    [ $code != 124 ] || [ $left -ge "$longest" ] || code=cut # by LIMIT: the next call runs it again
+    printf '%s\n' "$code" "$((SECONDS - began))" "$(date -u +%F)" "$*" > "$figures/$name.status"
+    [ -z "${OUT:-}" ] || pack
+    [ "$code" != cut ] || { [ $failed != 0 ] || failed=75; return 75; }
     [ "$code" = 0 ] || failed=1
     return "$code"
 }
@@ -58,103 +121,171 @@ item() { # NAME COMMAND...: runs it, shows it, keeps it; not if it is done or no
 table() { # PART: how each of its commands ended, and the lines with its figures
     local status name
     echo "-- $1, $(nvidia-smi --query-gpu=name,driver_version --format=csv,noheader 2> /dev/null || uname -m)"
-    for status in "$out/$1".status "$out/$1"-*.status; do
+    for status in "$figures/$1".status "$figures/$1"-*.status; do
         [ -f "$status" ] || continue
         name=$(basename "$status" .status)
         echo "$name: exit code $(sed -n 1p "$status"), $(sed -n 2p "$status") s, $(sed -n 3p "$status")"
         {
-            grep -E '^(machine|shape|rung|losses|memory|precision|step  |compiled|peak_memory:|tokens_per_second)' \
-                "$out/$name.txt"
-            grep -E '^(nanoGPT|ours|FAILED| +[0-9]+  )|[0-9.]+x$|(passed|failed).* in |^skipped' "$out/$name.txt"
-            grep '^step [0-9]' "$out/$name.txt" | tail -n 1
+            grep -E '^(device|software|shape|rung|losses|memory|precision|step  |compiled|peak_memory:|tokens_per_second)' \
+                "$figures/$name.txt"
+            grep -E '^(nanoGPT|ours|theirs|profile|FAILED| +[0-9]+  )|[0-9] us|(passed|failed).* in |^skipped' \
+                "$figures/$name.txt" | head -n 60
+            grep '^step [0-9]' "$figures/$name.txt" | tail -n 1
         } | sed 's/^/    /'
     done
 }
 
 # ---------------------------------------------------------------- what the parts are made of
 
-bench() { # NAME FLAGS...: bench.py for each shape
-    local name=$1 shape
-    shift
-    for shape in "${shapes[@]}"; do
-        item "$name-$shape" "$python" bench.py "$where" --shape "$shape" --json "$out/$name-$shape.json" \
-            ${SMALL:+--steps 3} "$@"
-    done
+bench() { # NAME SHAPE FIGURE FLAGS...
+    local name=$1 shape=$2 figure=$3
+    shift 3
+    item "$name" "$figure" "$python" bench.py "$where" --shape "$shape" --json "$figures/$name.json" \
+        ${SMALL:+--steps 3} "$@"
 }
 
 tokens() { # made up, once
-    [ -f "$out/tokens.bin" ] || "$python" -c "
+    [ -f "$runs/tokens.bin" ] || "$python" -c "
 import numpy as np
-np.random.default_rng(0).integers(0, 500, 2_000_000).astype('<i2').tofile('$out/tokens.bin')"
+np.random.default_rng(0).integers(0, 500, 2_000_000).astype('<i2').tofile('$runs/tokens.bin')"
 }
 
-trained() { # NAME FLAGS...: train.py on made-up tokens
-    local name=$1
-    shift
+trained() { # NAME FIGURE FLAGS...: train.py on made-up tokens
+    local name=$1 figure=$2
+    shift 2
     tokens
-    item "$name" "$python" train.py "$where" --bin_file "$out/tokens.bin" "${model[@]}" "$@"
+    item "$name" "$figure" "$python" train.py "$where" --bin_file "$runs/tokens.bin" "${model[@]}" "$@"
 }
 
 stepped() { # NAME FLAGS...: some steps, whose seconds and losses are kept
-    local name=$1
+    local name=$1 code
     shift
-    trained "$name" --output_dir "$out/$name" "${steps[@]}" "$@"
+    trained "$name" '^step [0-9]' --output_dir "$runs/$name" "${steps[@]}" "$@"
+    code=$?
+    [[ $name = saving-* ]] || rm -rf "$runs/$name"/checkpoint-*
+    return $code
+}
+
+profiled() { # NAME OPTIMIZER [VARIABLE=VALUE]
+    tokens
+    item "profile-$1" '^profile .* a step' env "${3:-A=}" "$python" bench.py naive profiler "$where" \
+        --bin_file "$runs/tokens.bin" "${model[@]}" "${steps[@]}" --max_steps 20 --optimizer "$2" \
+        --output_dir "$runs/profile-$1" --overwrite
+    rm -rf "$runs/profile-$1"
+}
+
+climbed() { # SHAPE RUNG...: each alone, then compared with the first one
+    local shape=$1 rung
+    shift
+    for rung in "$@"; do
+        bench "ladder-$shape-$rung" "$shape" '[0-9]x$' --rungs "$rung"
+    done
+    item "ladder-$shape" '[0-9]x$' "$python" -c "
+import glob, json
+from benchmarks.ladder import TOLERANCES, loss_difference
+files = sorted(glob.glob('$figures/ladder-$shape-?.json'))
+rungs = [rung for file in files for rung in json.load(open(file))['rungs'] if 'losses' in rung]
+is_good = len(rungs) > 1
+for rung in rungs:
+    losses = ({int(step): loss for step, loss in one['losses'].items()} for one in (rung, rungs[0]))
+    difference = loss_difference(*losses)
+    is_good &= difference <= TOLERANCES[rung['precision']]
+    print(f\"{rung['number']:>4}  {rung['name']:<30} losses {difference:.1e}\"
+          f\"{rung['ms_median']:>10,.1f} ms{rungs[0]['ms_median'] / rung['ms_median']:>8.2f}x\")
+raise SystemExit(not is_good)"
 }
 
 killed() { # kill -9 after a save, and a resumed run beside one that was never stopped
-    local flags=(--deterministic --checkpoint_every_steps 10 --log_interval 1 --optimizer adamw) waited=0 child
+    local flags=(--deterministic --checkpoint_every 10 --log_interval 1 --optimizer adamw) waited=0 child
     stepped saving-whole "${flags[@]}" --overwrite || return
-    [ "$(head -n 1 "$out/saving-killed.status" 2> /dev/null)" != 0 ] || [ -n "${FORCE:-}" ] || return
-    rm -rf "$out/saving-killed"
-    "$python" train.py "$where" --bin_file "$out/tokens.bin" "${model[@]}" --output_dir "$out/saving-killed" \
-        "${steps[@]}" "${flags[@]}" > /dev/null 2>&1 &
-    child=$!
-    while kill -0 $child 2> /dev/null && [ $waited -lt 3000 ]; do
-        grep -q '"step": 2[5-9]' "$out/saving-killed/metrics.jsonl" 2> /dev/null && break
-        sleep 0.1
-        waited=$((waited + 1))
-    done
-    kill -9 $child 2> /dev/null
-    wait $child 2> /dev/null
+    if [ ! -f "$figures/saving-killed.status" ] || [ -n "${FORCE:-}${RETRY:-}" ]; then
+        rm -rf "$runs/saving-killed"
+        "$python" train.py "$where" --bin_file "$runs/tokens.bin" "${model[@]}" --output_dir "$runs/saving-killed" \
+            "${steps[@]}" "${flags[@]}" > /dev/null 2>&1 &
+        child=$!
+        while kill -0 $child 2> /dev/null && [ $waited -lt 2000 ]; do
+            grep -q '"step": 2[5-9]' "$runs/saving-killed/metrics.jsonl" 2> /dev/null && break
+            sleep 0.1
+            waited=$((waited + 1))
+        done
+        kill -9 $child 2> /dev/null
+        wait $child 2> /dev/null
+    fi
     stepped saving-killed "${flags[@]}" --resume_from auto
-    item saving-equal "$python" -c "
+    item saving-equal 'losses equal .* of [1-9]' "$python" -c "
 import json
 def losses(name):
-    rows = map(json.loads, open(f'$out/saving-{name}/metrics.jsonl'))
+    rows = map(json.loads, open(f'$runs/saving-{name}/metrics.jsonl'))
     return {row['step']: row['loss'] for row in rows if 'loss' in row}
 whole, killed = losses('whole'), losses('killed')
 print('losses equal bit for bit:', sum(killed.get(step) == whole[step] for step in whole), 'of', len(whole))
 raise SystemExit(killed != whole)"
+    rm -rf "$runs"/saving-*/checkpoint-*
+}
+
+decoded() { # new tokens a second of GPT-2 with random weights, of transformers and of generate.py's decoder
+    item decode 'ours .* tokens/s' "$python" -c "
+import sys, tempfile, time, torch, transformers
+import generate
+from generation.continuation import Continuation, Sampling
+from generation.sampling import decode
+where, device, num_new = '$where', 'cuda' if '$where' == '--use_gpu' else 'cpu', int('${SMALL:+8}' or 256)
+small = dict(n_layer=2, n_embd=64, n_head=2) if '${SMALL:-}' else {}
+folder = tempfile.mkdtemp()
+transformers.GPT2LMHeadModel(transformers.GPT2Config(**small)).save_pretrained(folder)
+prompts = torch.randint(50_000, (8, 32)).tolist()
+def said(name, num, work):
+    work()  # which warms up
+    started = time.perf_counter()
+    work()
+    print(f'{name}, {num} at once {num * num_new / (time.perf_counter() - started):,.1f} tokens/s', flush=True)
+for num in (1, 8):
+    for dtype in (torch.float32, torch.bfloat16):
+        model = transformers.GPT2LMHeadModel.from_pretrained(folder, dtype=dtype).to(device).eval()
+        model.generation_config.eos_token_id = None
+        ids = torch.tensor(prompts[:num], device=device)
+        with torch.inference_mode():
+            said(f'theirs {dtype}', num, lambda: model.generate(
+                ids, attention_mask=torch.ones_like(ids), do_sample=True, temperature=0.8, top_k=200,
+                max_new_tokens=num_new, pad_token_id=0).tolist())
+    for flags in ('--no-use_amp', '--use_amp', '--quantize int8', '--use_amp --compile'):
+        if '--compile' not in flags or device == 'cuda':
+            args = generate.read_flags(['--ckpt', folder, where, *flags.split()])
+            decoder = generate.load_decoder(args, generate.Path(folder), num)
+            said(f'ours {flags}', num, lambda: list(decode(
+                decoder, [Continuation(prompt, num_new, seed) for seed, prompt in enumerate(prompts[:num])],
+                Sampling(temperature=0.8, top_k=200), ())))"
 }
 
 # ---------------------------------------------------------------- the parts
 
 part() { # NAME
-    local arch optimizer size mode flags number=0
+    local arch optimizer size mode flags file turn shape number=0
     case $1 in
-    tests) item tests "$python" -m pytest -v -v -rs -m gpu ${SMALL:+--collect-only -q} ;;
-    peers) [ -z "${NANOGPT:-}" ] || bench peers --peer step --peer_dir "$NANOGPT" ;;
-    ladder)
-        bench ladder-low --rungs 0,1,2,3
-        bench ladder-high --rungs 0,4,5,6
+    facts)
+        item facts-machine 'PyTorch version' bash -c "nvidia-smi; nvidia-smi -q -d CLOCK,POWER; nproc; free -g; df -h .
+            '$python' -m torch.utils.collect_env"
+        item facts-check '^attention ' "$python" train.py "$where" --check
         ;;
-    tuned) bench tuned --rungs 6,7 ;;
-    decode) item decode "$python" bench.py "$where" --peer decode ;;
-    memory) for flags in "--use_amp" "--no-use_amp" "--use_amp --batch_size 64" \
-        "--use_amp --activation_checkpointing" "--use_amp --arch qwen3" "--use_amp --optimizer adamw" \
-        "--use_amp --batch_size auto --gradient_accumulation_steps 16"; do
-        [ $((number += 1)) -lt 3 ] || [ -z "${SMALL:-}" ] || break
-        # shellcheck disable=SC2086
-        trained "memory-$(echo "$flags" | tr -d ' -')" --verbose --dry_run $flags
+    kernels) bench kernels "${shapes[0]}" '[0-9] us' --kernels ;;
+    profile)
+        profiled adamw adamw
+        profiled muon muon
+        profiled flash adamw TORCH_CUDNN_SDPA_DEPRIORITIZED=1
+        ;;
+    tests) for file in $(grep -rl --include='test_*.py' '^@pytest.mark.gpu' tests | sort); do
+        if [ -n "${SMALL:-}" ]; then
+            item "tests-$(basename "$file" .py)" '[1-9][0-9]*(/[0-9]+)? tests? collected' "$python" -m pytest \
+                -p no:cacheprovider -m gpu --collect-only "$file"
+        else
+            item "tests-$(basename "$file" .py)" '[1-9][0-9]* passed' "$python" -m pytest -v -rs -p no:cacheprovider \
+                -m gpu "$file"
+        fi
     done ;;
-    fp16) for mode in bf16 fp16; do stepped "fp16-$mode" --overwrite --use_amp --amp_dtype $mode; done ;;
-    saving) killed ;;
-    run) # gpt2_small on CORPUS; the next call goes on where LIMIT stopped it
-        [ -n "${CORPUS:-}" ] || { echo "run: give CORPUS=FOLDER, of pretokenize.py" && return; }
-        item run "$python" train.py "$where" --data_dir "$CORPUS" "${model[@]:0:2}" --use_amp --max_minutes "$minutes" \
-            --epochs 1000 --output_dir "$out/run" --resume_from auto --log_interval 20 || return
-        item run-curve "$python" plot.py "$out/run" --text
-        item run-text "$python" generate.py --ckpt "$out/run" "$where" --max_new_tokens 200
+    peers)
+        [ -n "${NANOGPT:-}" ] || { echo "peers: give NANOGPT=FOLDER, of nanoGPT" && return; }
+        for turn in 1 2 3; do bench "peers-${shapes[0]}-$turn" "${shapes[0]}" '^ours ' --peer "$NANOGPT"; done
+        for shape in "${shapes[@]:1}"; do bench "peers-$shape-1" "$shape" '^ours ' --peer "$NANOGPT"; done
         ;;
     graphs) for size in "${sizes[@]}"; do
         for mode in default reduce-overhead; do
@@ -163,11 +294,35 @@ part() { # NAME
                 --max_steps 200
         done
     done ;;
+    ladder)
+        climbed "${shapes[0]}" 0 6 5 4 3 2 1
+        for shape in "${shapes[@]:1}"; do climbed "$shape" 3 6; done
+        ;;
+    saving) killed ;;
+    memory) for flags in "--use_amp" "--no-use_amp" "--use_amp --batch_size 64" \
+        "--use_amp --activation_checkpointing" "--use_amp --arch qwen3" "--use_amp --optimizer adamw" \
+        "--use_amp --batch_size auto --gradient_accumulation_steps 16"; do
+        [ $((number += 1)) -lt 3 ] || [ -z "${SMALL:-}" ] || break
+        # shellcheck disable=SC2086
+        trained "memory-$(echo "$flags" | tr -d ' -')" '^step_seconds: ' --verbose --dry_run $flags
+    done ;;
+    fp16) for mode in bf16 fp16; do stepped "fp16-$mode" --overwrite --use_amp --amp_dtype $mode; done ;;
+    decode) decoded ;;
+    run) # gpt2_small on CORPUS; the next call goes on where LIMIT stopped it
+        [ -n "${CORPUS:-}" ] || { echo "run: give CORPUS=FOLDER, of pretokenize.py" && return; }
+        longest=100000 item run '^step [0-9]' "$python" train.py "$where" --data_dir "$CORPUS" "${model[@]:0:2}" \
+            --use_amp --max_minutes "$minutes" --epochs 1000 --output_dir "$runs/run" --resume_from auto \
+            --log_interval 20 || return
+        item run-curve validation "$python" plot.py "$runs/run" --text
+        item run-text 'tok/s' "$python" generate.py --ckpt "$runs/run" "$where" --max_new_tokens 200
+        ;;
+    tuned) longest=540 bench "tuned-${shapes[0]}" "${shapes[0]}" '[0-9]x$' --rungs 7 ;; # it compiles for minutes
     steps) for arch in $("$python" -c "from architectures.table import ARCHITECTURES; print(*ARCHITECTURES)"); do
         for optimizer in $("$python" -c "from training.optimizers import OPTIMIZERS; print(*OPTIMIZERS)"); do
-            trained "steps-$arch-$optimizer" --arch "$arch" --optimizer "$optimizer" --verbose --dry_run
-            trained "steps-overfit-$arch-$optimizer" --arch "$arch" --optimizer "$optimizer" --overfit 1 --batch_size 2 \
-                ${SMALL:+--max_steps 200 --learning_rate 0.003}
+            trained "steps-$arch-$optimizer" '^step_seconds: ' --arch "$arch" --optimizer "$optimizer" --verbose \
+                --dry_run
+            trained "steps-overfit-$arch-$optimizer" '^step [0-9]|overfit' --arch "$arch" --optimizer "$optimizer" \
+                --overfit 1 --batch_size 2 ${SMALL:+--max_steps 200 --learning_rate 0.003}
             [ -z "${SMALL:-}" ] || return 0
         done
     done ;;
