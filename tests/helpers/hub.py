@@ -1,11 +1,10 @@
-"""A hub on 127.0.0.1 that speaks the protocol of huggingface_hub: repositories, downloads, LFS, commits.
+"""A hub on 127.0.0.1 that speaks the protocol of huggingface_hub to download, and takes uploads by its functions.
 
     with LocalHub() as hub:
         hub.put("model", "someone/small", {"config.json": b"{}", "model.safetensors": content})
         pretend(monkeypatch, hub, cache_folder)
 """
 
-import base64
 import hashlib
 import json
 import sys
@@ -14,15 +13,12 @@ import time
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+from unittest.mock import create_autospec
 from urllib.parse import unquote, urlsplit
 
 TOKEN = "hf_of_the_tests"
-LARGE = (".safetensors", ".parquet", ".bin", ".zst")  # kept by LFS, as .gitattributes of the hub says
-
-
-def git_sha1(content: bytes) -> str:
-    return hashlib.sha1(b"blob %d\0" % len(content) + content).hexdigest()
 
 
 @dataclass
@@ -45,7 +41,6 @@ class LocalHub:
 
     def __init__(self) -> None:
         self.repos: dict[tuple[str, str], Repo] = {}
-        self.uploaded: dict[str, bytes] = {}
         self.sent: list[str] = []  # the paths of the files
         self.delay = 0.0  # seconds before each file
         self.status: int | None = None  # of every answer, if set
@@ -83,7 +78,7 @@ class Refused(Exception):
 
 
 class Handler(BaseHTTPRequestHandler):
-    """One request. The protocol is read from huggingface_hub 0.30 to 2.4: hf_api, file_download, lfs, _commit_api."""
+    """One request. The protocol is read from huggingface_hub 0.30 to 2.4: hf_api, file_download."""
 
     hub: LocalHub
     protocol_version = "HTTP/1.1"
@@ -93,26 +88,22 @@ class Handler(BaseHTTPRequestHandler):
         pass
 
     def answer(self) -> None:
-        serve = {"POST": self._post, "PUT": self._put}.get(self.command, self._get)
         try:
             if self.hub.status:
                 raise Refused(self.hub.status)
             if self.hub.odd and self.hub.odd[0] in self.path:
-                self._body()
+                self.rfile.read(int(self.headers.get("Content-Length", 0)))
                 return self._send(200, self.hub.odd[1])
-            serve(unquote(urlsplit(self.path).path))
+            self._get(unquote(urlsplit(self.path).path))
         except Refused as error:
             self._send(error.status, json.dumps({"error": error.message}).encode(),
                        {"X-Error-Code": error.code, "X-Error-Message": error.message})
         except (BrokenPipeError, ConnectionResetError):
             self.close_connection = True
 
-    do_GET = do_HEAD = do_POST = do_PUT = answer
+    do_GET = do_HEAD = do_POST = answer
 
     # ------------------------------------------------------------ parts of a request
-
-    def _body(self) -> bytes:
-        return self.rfile.read(int(self.headers.get("Content-Length", 0)))
 
     @property
     def _has_token(self) -> bool:
@@ -162,16 +153,12 @@ class Handler(BaseHTTPRequestHandler):
         repo = self._repo(kind, name)
         sha = self._sha(repo, rest[1] if rest else "main")
         if rest[:1] == ["tree"]:  # all files, as snapshot_download asks for them
-            self._json([self._entry(path, content) for path, content in repo.commits[sha].items()],
+            self._json([{"type": "file", "oid": "0" * 40, "size": len(content), "path": path}
+                        for path, content in repo.commits[sha].items()],
                        {"Link": f'<{self.hub.url}{self.path}>; rel="next"' * self.hub.is_endless})
             return
         self._json({"_id": "0", "id": name, "sha": sha, "private": repo.is_private, "tags": [],
                     "siblings": [{"rfilename": path} for path in repo.commits[sha]]})
-
-    def _entry(self, path: str, content: bytes) -> dict[str, Any]:
-        lfs = {"lfs": {"oid": hashlib.sha256(content).hexdigest(), "size": len(content), "pointerSize": 134}}
-        return {"type": "file", "oid": git_sha1(content), "size": len(content), "path": path,
-                **(lfs if path.endswith(LARGE) else {})}
 
     def _resolve(self, repo: Repo, words: list[str]) -> None:
         if repo.is_gated and not self._has_token:
@@ -181,74 +168,10 @@ class Handler(BaseHTTPRequestHandler):
         if content is None:
             self._send(404, b"", {"X-Error-Code": "EntryNotFound", "X-Repo-Commit": sha})
             return
-        etag = hashlib.sha256(content).hexdigest() if path.endswith(LARGE) else git_sha1(content)
         if self.command == "GET":
             self.hub.sent.append(path)
             threading.Event().wait(self.hub.delay)  # time.sleep is replaced
-        self._send(200, content, {"ETag": f'"{etag}"', "X-Repo-Commit": sha})
-
-    # ------------------------------------------------------------ writing
-
-    def _post(self, path: str) -> None:
-        words, body = path.strip("/").split("/"), self._body()
-        if path == "/api/validate-yaml":
-            self._json({"errors": [], "warnings": []})
-            return
-        if not self._has_token:
-            raise Refused(401, "", "Invalid user token")
-        if path == "/api/repos/create":
-            self._create(json.loads(body))
-        elif path.endswith(".git/info/lfs/objects/batch"):
-            self._batch(json.loads(body))
-        elif words[4] == "preupload":
-            self._preupload(self._repo(words[1][:-1], "/".join(words[2:4])), json.loads(body))
-        elif words[4] == "commit":
-            self._commit(self._repo(words[1][:-1], "/".join(words[2:4])), body)
-        else:
-            raise Refused(404)
-
-    def _create(self, fields: dict[str, Any]) -> None:
-        name = f"{fields.get('organization') or 'someone'}/{fields['name']}"
-        kind = fields.get("type", "model")
-        if not name.startswith("someone/"):
-            raise Refused(403, "", "You don't have the rights to create a model under this namespace")
-        if (kind, name) in self.hub.repos:
-            self._send(409, json.dumps({"url": f"{self.hub.url}/{name}"}).encode())
-            return
-        is_private = bool(fields.get("private")) or fields.get("visibility") == "private"
-        self.hub.put(kind, name, {".gitattributes": b"*.safetensors filter=lfs\n"}, is_private=is_private)
-        self._json({"url": f"{self.hub.url}/{name}", "name": name, "id": name})
-
-    def _preupload(self, repo: Repo, fields: dict[str, Any]) -> None:
-        self._json({"files": [{"path": file["path"], "shouldIgnore": False,
-                               "uploadMode": "lfs" if file["path"].endswith(LARGE) else "regular"}
-                              for file in fields["files"]]})
-
-    def _batch(self, fields: dict[str, Any]) -> None:
-        self._json({"transfer": "basic", "objects": [
-            {**wanted, "authenticated": True,
-             "actions": {"upload": {"href": f"{self.hub.url}/lfs/{wanted['oid']}", "header": {}}}}
-            for wanted in fields["objects"]]})
-
-    def _put(self, path: str) -> None:
-        oid, content = path.rsplit("/", 1)[1], self._body()
-        if hashlib.sha256(content).hexdigest() != oid:
-            raise Refused(400, "", "wrong content")
-        self.hub.uploaded[oid] = content
-        self._send(200)
-
-    def _commit(self, repo: Repo, body: bytes) -> None:
-        files = dict([*repo.commits.values()][-1])
-        for line in body.splitlines():
-            fields = json.loads(line)
-            value = fields["value"]
-            if fields["key"] == "file":
-                files[value["path"]] = base64.b64decode(value["content"])
-            elif fields["key"] == "lfsFile":
-                files[value["path"]] = self.hub.uploaded[value["oid"]]
-        sha = repo.commit(files)
-        self._json({"success": True, "commitOid": sha, "commitUrl": f"{self.hub.url}/{repo.name}/commit/{sha}",
-                    "hookOutput": ""})
+        self._send(200, content, {"ETag": f'"{hashlib.sha256(content).hexdigest()}"', "X-Repo-Commit": sha})
 
 
 def pretend(monkeypatch: Any, hub: LocalHub, home: Path) -> None:
@@ -263,6 +186,25 @@ def pretend(monkeypatch: Any, hub: LocalHub, home: Path) -> None:
                         "HF_HUB_DISABLE_XET": "1", "HF_HUB_DISABLE_TELEMETRY": "1", "HF_HUB_OFFLINE": "",
                         "TRANSFORMERS_OFFLINE": "", "NO_PROXY": "127.0.0.1,localhost"}.items():
         monkeypatch.setenv(name, value)
+
+
+def take_uploads(monkeypatch: Any, hub: LocalHub) -> None:
+    """Lets uploads of this process end in the hub's repositories, by functions with the library's own parameters."""
+    from huggingface_hub import HfApi
+
+    def about(name: str, expand: list[str]) -> SimpleNamespace:
+        return SimpleNamespace(private=hub.repos["model", name].is_private,
+                               siblings=[SimpleNamespace(rfilename=path) for path in hub.files("model", name)])
+
+    def upload(repo_id: str, folder_path: Path, commit_message: str, allow_patterns: list[str]) -> SimpleNamespace:
+        files = {name: (folder_path / name).read_bytes() for name in allow_patterns}
+        return SimpleNamespace(oid=hub.put("model", repo_id, files))
+
+    api = create_autospec(HfApi, instance=True)
+    api.create_repo.side_effect = lambda name, private, exist_ok: (
+        ("model", name) in hub.repos or hub.put("model", name, {}, is_private=private))
+    api.repo_info.side_effect, api.upload_folder.side_effect = about, upload
+    monkeypatch.setattr("huggingface_hub.HfApi", lambda: api)
 
 
 def unplug(monkeypatch: Any) -> None:

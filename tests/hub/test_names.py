@@ -2,7 +2,7 @@
 
 import pytest
 
-from hub.names import DATASET, MODEL, as_recorded, check_package, parse_name, problems_with_name, problems_with_push
+from hub.names import DATASET, MODEL, as_recorded, parse_name, problems_with_name, problems_with_push
 
 COMMIT = "607a30d783dfa663caf39e06633721c8d4cfcd7e"
 
@@ -40,12 +40,6 @@ def test_a_wrong_name_is_answered_with_the_right_form(word, kind, cure):
     problem, = problems_with_name("--ckpt", word, kind)
     assert problem.startswith("--ckpt hf://")
     assert cure in problem
-
-
-def test_paths_are_no_names_of_the_hub():
-    for word in (None, "out", "hf", "./hf:/x", "-"):
-        assert not problems_with_name("--ckpt", word)
-    check_package(None, "out")
 
 
 def test_a_folder_of_the_cache_is_recorded_by_name_and_commit():

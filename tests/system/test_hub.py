@@ -3,17 +3,15 @@
 import contextlib
 import io
 import json
-import random
 from pathlib import Path
 
 import pytest
 
 import export
-from tests.helpers.hub import TOKEN, LocalHub, pretend
+from tests.helpers.hub import TOKEN, LocalHub, pretend, take_uploads
 from tests.helpers.pretokenize import in_an_empty_folder, metadata_of, run, written
+from tests.helpers.texts import lines, words
 from tests.helpers.training import QUIET, trained
-
-WORDS = ["the", "cat", "sat", "on", "the", "mat", "and", "the", "dog", "ran", "to", "the", "sea"]
 
 
 @pytest.fixture
@@ -22,11 +20,6 @@ def hub(tmp_path, monkeypatch):
     with LocalHub() as server, contextlib.contextmanager(in_an_empty_folder)(tmp_path, monkeypatch):
         pretend(monkeypatch, server, tmp_path)
         yield server
-
-
-def stories(number=80, seed=0):
-    rng = random.Random(seed)
-    return [" ".join(rng.choices(WORDS, k=40)) + f" {index}." for index in range(number)]
 
 
 def table(texts, column="text"):
@@ -40,11 +33,11 @@ def table(texts, column="text"):
 
 
 def test_a_dataset_gives_the_tokens_of_its_files_and_its_commit(hub, tmp_path, capsys):
+    stories = [words(200, number) for number in range(160)]
     commit = hub.put("dataset", "someone/tales", {
-        "README.md": b"# Tales", "data/train-0.parquet": table(stories(), "story"),
-        "data/train-1.parquet": table(stories(seed=1), "story"), "data/test-0.parquet": table(["no"], "story")})
-    both = [*stories(), *stories(seed=1)]
-    (tmp_path / "both.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in both))
+        "README.md": b"# Tales", "data/train-0.parquet": table(stories[:80], "story"),
+        "data/train-1.parquet": table(stories[80:], "story"), "data/test-0.parquet": table(["no"], "story")})
+    (tmp_path / "both.jsonl").write_text(lines(stories))
     flags = ["--vocab_size", "300", "--val_fraction", "0.1"]
     run("both.jsonl", *flags, output_dir="by-hand")
     metadata = run("hf://datasets/someone/tales", "--text_field", "story", *flags)
@@ -62,11 +55,12 @@ def test_a_dataset_gives_the_tokens_of_its_files_and_its_commit(hub, tmp_path, c
 def test_what_is_pushed_is_what_would_be_exported(hub, tmp_path, monkeypatch, make_checkpoint):
     make_checkpoint(tmp_path / "out", 3)
     monkeypatch.setenv("HF_TOKEN", TOKEN)
+    take_uploads(monkeypatch, hub)
     assert export.main(["--ckpt", "out", "--push", "someone/cat"]) == 0
     assert export.main(["--ckpt", "out", "--output", "folder", "--format", "huggingface"]) == 0
     assert hub.repos["model", "someone/cat"].is_private
     pushed = {name: content.replace(b"someone/cat", b"path of this folder")
-              for name, content in hub.files("model", "someone/cat").items() if name != ".gitattributes"}
+              for name, content in hub.files("model", "someone/cat").items()}
     assert pushed == {path.name: path.read_bytes() for path in Path("folder").iterdir()}
 
 
