@@ -16,22 +16,6 @@ from tokens.layouts import Part
 from tokens.stream import TokenStream
 
 
-@pytest.mark.parametrize("num_parts", [1, 3])
-def test_the_naive_loader_gives_the_programs_batches(tmp_path, num_parts):
-    tokens = np.random.default_rng(0).integers(0, 60_000, 999)
-    parts = []
-    for i, piece in enumerate(np.split(tokens, num_parts)):
-        piece.astype("<u2").tofile(tmp_path / f"{i}.bin")
-        parts.append(Part(tmp_path / f"{i}.bin", "uint16", len(piece)))
-    stream, cpu = TokenStream(tuple(parts)), torch.device("cpu")
-    windows = data.CorpusWindows(stream, "ram", 16, 5, cpu)
-    slow, ours = naive.NaiveBatches(windows, 4, cpu), data.Batches(windows, 4, cpu)
-    for samples_seen, micro in ((0, 0), (0, 1), (8, 0), (56, 1)):  # the last one straddles two epochs
-        for a, b in zip(slow.get(samples_seen, micro), ours.get(samples_seen, micro), strict=True):
-            assert a.dtype == b.dtype == torch.int32
-            assert torch.equal(a, b)
-
-
 def test_the_kernels_of_late_steps_are_summed_up_by_their_kind(tmp_path, capsys):
     np.zeros(999, "<u2").tofile(tmp_path / "0.bin")
     stream, cpu = TokenStream((Part(tmp_path / "0.bin", "uint16", 999),)), torch.device("cpu")
