@@ -44,8 +44,7 @@ MOST_SECONDS = 300  # of several processes, before those are killed that have lo
 class Raised:
     """What befalls a process in its call number `call` of "module:function".
 
-    It gets a signal, `delay` seconds after the call began, or the call takes so long where there is no signal, or it
-    fails, or returns a tensor that is not finite.
+    It gets a signal, `delay` seconds after the call began, or the call fails, or returns a tensor that is not finite.
     """
 
     function: str
@@ -235,9 +234,7 @@ def raise_in(wanted: Raised) -> None:
             return real(*args, **kwargs)
         if wanted.error:
             raise getattr(builtins, wanted.error)
-        if wanted.delay and not wanted.number:
-            time.sleep(wanted.delay)
-        elif wanted.delay:
+        if wanted.delay:
             timer = threading.Timer(wanted.delay, os.kill, (os.getpid(), wanted.number))
             timer.daemon = True
             timer.start()

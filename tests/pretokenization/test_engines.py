@@ -93,12 +93,6 @@ def hard_string(rng: random.Random) -> str:
 # ---------------------------------------------------------------- what a tokenizer is
 
 
-def test_a_trained_tokenizer_is_of_the_known_kind(vocabulary):
-    assert (vocabulary.size, vocabulary.end_id, vocabulary.end) == (3000, 0, "<|endoftext|>")
-    assert vocabulary.splits_as_gpt2
-    assert vocabulary.is_known_kind
-
-
 def changed(content: str, **changes: Any) -> Vocabulary:
     """The tokenizer with fields of its model replaced; without merges, since few of them go with a prefix."""
     fields = json.loads(content)
@@ -136,22 +130,6 @@ def test_hard_strings_get_the_same_ids_by_both_engines_and_come_back(number, bot
         same(both, pieces)
         same(both, pieces, [rng.random() < 0.5 for _ in pieces])
         at += len(batch)
-
-
-def test_the_strings_that_mark_ends_are_text_when_they_stand_in_text(both):
-    fast, _ = both
-    strings = [fast.end, fast.joint, fast.end + fast.joint, b"a" + fast.end + b"b", fast.end[1:], fast.joint[:-1],
-               b"plain", b"", fast.end * 3, b"\0", b"<end of document>\0", fast.end[:-1], fast.end[-1:], fast.joint[1:],
-               fast.end[:5] + fast.end, fast.joint[:-1] + fast.end]
-    for pieces in ([string] for string in strings):
-        for last in (True, False):
-            same(both, pieces, [last])
-    for seed in range(200):
-        rng = random.Random(seed)
-        pieces = rng.choices(strings, k=rng.randint(1, 9))
-        ids, ends = same(both, pieces)
-        assert decoded(fast.vocabulary, ids, ends) == [piece.decode() for piece in pieces]
-        same(both, pieces, [rng.random() < 0.5 for _ in pieces])
 
 
 def test_text_behind_the_fence_goes_to_tokenizers_and_only_that(both, monkeypatch):
