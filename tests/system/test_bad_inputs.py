@@ -6,7 +6,6 @@ model as a Hugging Face folder), text.txt. The rows share one process that has i
 
 import gzip
 import json
-import lzma
 import os
 import re
 import shutil
@@ -19,8 +18,7 @@ import numpy as np
 import pytest
 
 from common.errors import Exit
-from common.files import sha256_of
-from tests.helpers.checkpoints import cut_into_shards, edit, seal
+from tests.helpers.checkpoints import seal
 from tests.helpers.forks import Ended
 
 SECONDS = 10
@@ -127,33 +125,9 @@ def folder(place: Path, name: str) -> None:
 
 
 @spoiler
-def twin(place: Path, name: str, other: str) -> None:
-    """A copy of a folder beside it."""
-    shutil.copytree(place / name, place / other)
-
-
-@spoiler
 def link(place: Path, name: str, target: str) -> None:
     drop(name)(place)
     (place / name).symlink_to(target)
-
-
-@spoiler
-def hold(place: Path, name: str) -> Any:
-    """Another run's lock; the open file is kept by the caller."""
-    import fcntl
-
-    (place / name).parent.mkdir(parents=True, exist_ok=True)
-    file = (place / name).open("a+")
-    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    return file
-
-
-@spoiler
-def in_shards(place: Path, setup: Setup) -> None:
-    """The Hugging Face folder with its weights in three files, then spoilt."""
-    cut_into_shards(place / "gpt2")
-    setup(place)
 
 
 GONE: Any = object()
@@ -183,14 +157,6 @@ def tensors(place: Path, name: str, how: Callable[[dict[str, Any]], Any]) -> Non
 
 
 @spoiler
-def ids(place: Path, position: int, value: int) -> None:
-    """One id of the training tokens."""
-    tokens = np.fromfile(place / IDS, "<i2")
-    tokens[position] = value
-    tokens.tofile(place / IDS)
-
-
-@spoiler
 def sealed(place: Path, *setups: Setup) -> None:
     """Spoils the checkpoint, then makes its manifest anew, so that it verifies."""
     both(*setups)(place)
@@ -201,15 +167,6 @@ def state(key: str, value: Any) -> Setup:
     return sealed(put(STATE, key, value))
 
 
-@spoiler
-def later(place: Path) -> None:
-    """A checkpoint of step 3, for which that of step 2 is the best."""
-    state("best_step", 2)(place)
-    folder = shutil.copytree(place / HERE, place / "out/checkpoint-3")
-    edit(folder / "trainer_state.json", step=3)
-    seal(folder)
-
-
 # ---------------------------------------------------------------- the same bad things for several commands
 
 WORDS = b"the cat sat on the mat and the dog ran to the sea\n" * 40
@@ -218,8 +175,6 @@ DEEP = "[" * 200_000
 NO_CHECKPOINT = [
     ("a checkpoint that is not there", "none", "none does not exist"),
     ("a pickle", "ckpt.pt", "a pickle", write("ckpt.pt", b"\x80\x02}q\x00.")),
-    ("llm.c's checkpoint", "model.bin", "model.bin is not a folder",
-     write("model.bin", np.array([20240326, 3] + [0] * 254, "<i4").tobytes())),
     ("a pipe", "pipe", "pipe is not a folder", lambda place: os.mkfifo(place / "pipe")),
     ("all checkpoints damaged", "out", "no sound checkpoint in out", cut(WEIGHTS, 5000)),
 ]
@@ -230,7 +185,6 @@ NO_CHECKPOINT = [
 TRAIN_ROWS = [
     *rows("train.py", TRAIN, FLAGS,
         ("a batch size that is not a number", "--batch_size nan", "--batch_size 'nan': must be auto or a whole number"),
-        ("a place where tokens cannot live", "--preload disk", "--preload 'disk': must be one of"),
         ("a share without a decay", "--decay_share 0.3", "--cooldown: has no effect without --lr_schedule wsd"),
         ("two ends of a cooldown", "--cooldown_from out --max_steps 9", "--max_steps: not with --cooldown_from"),
         ("tokens on a GPU that is not to be used", "--preload gpu", "--preload gpu: not with --no-use_gpu"),
@@ -242,36 +196,25 @@ TRAIN_ROWS = [
         ("seven unknown flags", "--block_size 9 --max_iters 9 --lr 1 --min-lr 1 --wd 0 --backend nccl --decay_lr 1",
          "--backend: no such flag. See --help.\nerror: --block_size: no such flag. Here it is called"),
         ("two sizes of the validation", "--eval_tokens 9 --eval_batches 9", "--eval_batches: not with --eval_tokens"),
-        ("the mirror is the output folder", "--mirror_to ./new",
-         "--mirror_to: lies in --output_dir, or holds it; give a folder on another disk"),
         ("output_dir has a byte that is not UTF-8", f"--output_dir {BAD_NAME}",
          "bytes that are not UTF-8, under which the checkpoints could not be read again")),
     *rows("train.py --config", f"{TRAIN} --config x.toml", FLAGS,
-        ("an unknown key", "lerning_rate (x.toml): no such flag. Did you mean --learning_rate?",
-         write("x.toml", "seed = 1\nlerning_rate = 1e-3\n")),
         ("keys without end", "\nerror: and 16 more: ",
          write("x.toml", "".join(f"key{i} = 1\n" for i in range(10**5))))),
-    *rows("train.py mixes", f"{BIN} --data_dir", FLAGS,
-        ("a weight of zero", "corpus:0 other:1", "corpus:0: the weight must be a number above 0")),
     *rows("train.py mixes", f"{BIN} --data_dir", DATA,
         ("a folder that is not there", "corpus:1 other:2", "--data_dir other does not exist"),
         ("a folder shorter than a sequence", "corpus other --seq_length 1000",
-         "training tokens, fewer than a sequence of 1,000", twin("corpus", "other"))),
-    *rows("train.py tokens", TRAIN, DATA,
-        ("an id beyond the vocabulary, deep inside", "id 400 at position 777, outside the vocabulary of 400",
-         ids(777, 400))),
+         "training tokens, fewer than a sequence of 1,000",
+         lambda place: shutil.copytree(place / "corpus", place / "other"))),
     *rows("train.py metadata", TRAIN, DATA,
         ("lists in lists without end", "is not JSON", write(META, DEEP)),
-        ("a gigabyte", "has 1,073,741,824 bytes", sparse(META)),
-        ("a file outside its folder", "splits.train.files[0].name is '../../secret.bin'",
-         put(META, "splits.train.files", [{"name": "../../secret.bin"}]))),
+        ("a gigabyte", "has 1,073,741,824 bytes", sparse(META))),
     *rows("train.py", TRAIN, DATA,
         ("a tokenizer of lists in lists without end", "is not a tokenizer.json", write(TOKENIZER, DEEP)),
         ("a data folder without metadata", "has no metadata.json", drop(META)),
         ("a folder without a tokenizer", "--tokenizer_file gpt2", "tokenizer gpt2/tokenizer.json: No such",
          drop("gpt2/tokenizer.json"))),
     *rows("train.py", BIN, DATA,
-        ("no data folder", "--data_dir none", "--data_dir none does not exist"),
         ("tokens without a vocabulary", f"--bin_file {IDS}", "comes without its vocabulary"),
         ("a single token", "--bin_file one.bin --vocab_size 400", "the corpus has 1 token,",
          write("one.bin", b"\1\0"))),
@@ -281,12 +224,8 @@ TRAIN_ROWS = [
     *rows("train.py resumes", "train.py --resume_from out", CHECKPOINT,
         ("another model by a flag", "--model_size mini", "the checkpoint holds another model")),
     *rows("train.py resumes", RESUME, CHECKPOINT, *NO_CHECKPOINT,
-        ("a model without training state", "gpt2", "Only a checkpoint of train.py can be resumed"),
-        ("the best, where later ones are", "best", "holds checkpoints that do not lead to checkpoint-2: checkpoint-3",
-         later())),
+        ("a model without training state", "gpt2", "Only a checkpoint of train.py can be resumed")),
     *rows("train.py resumes", f"{RESUME} {HERE}", CHECKPOINT,
-        ("one flipped bit", "model.safetensors does not have the manifest's sha256",
-         change(WEIGHTS, lambda held: held[:-9] + bytes([held[-9] ^ 1]) + held[-8:])),
         ("no manifest", "no manifest.json", drop(MANIFEST)),
         ("a manifest that leaves its folder", "does not name a file of this folder",
          put(MANIFEST, "files", {name: {} for name in ("../../text.txt", "model.safetensors", "optimizer.safetensors",
@@ -309,7 +248,6 @@ TRAIN_ROWS = [
         ("the lock is another name of a file", "out --overwrite", "out/.lock is another file, and was left alone",
          both(drop("out/.lock"), lambda place: os.link(place / "text.txt", place / "out/.lock"))),
         ("the lock is a folder", "out --overwrite", "Is a directory. Choose another name.", folder("out/.lock"))),
-    *rows("train.py", START, Exit.BUSY, ("output_dir is another run's", "busy", "is in use", hold("busy/.lock"))),
     *rows("train.py cools down", f"train.py --data_dir corpus {MODEL} --batch_size 2 --output_dir new", CHECKPOINT,
         ("a model without a schedule", "--cooldown_from gpt2", "gpt2 has no manifest.json. Only a checkpoint")),
     *rows("train.py", "train.py --data_dir corpus --output_dir out --overwrite", FLAGS,
@@ -321,15 +259,12 @@ TRAIN_ROWS = [
 PRETOKENIZE_ROWS = [
     *rows("pretokenize.py", PRETOKENIZE, FLAGS,
         ("no text", "FILE: none given"),
-        ("a misspelt flag", "text.txt --vocabsize 300", "Did you mean --vocab_size?"),
         ("text beside the demonstration", "text.txt --demo", "--demo: takes no FILE beside it"),
         ("a model for a dataset", "hf://someone/tales", "FILE hf://someone/tales: must be hf://datasets/"),
         ("an empty name", "''", "FILE '': must be text"),
         ("a size for a tokenizer that exists", "text.txt --tokenizer_file x.json", "--vocab_size: not with"),
         ("an encoding that is none", "text.txt --encoding klingon",
-         "--encoding 'klingon': must be an encoding that Python knows, such as cp1251"),
-        ("six wrong flags", "--vocab_size 1 --val_fraction 2 --min_frequency x --num_workers 0 --peek 0 --engine 9",
-         "and 2 more: ")),
+         "--encoding 'klingon': must be an encoding that Python knows, such as cp1251")),
     *rows("pretokenize.py text", PRETOKENIZE, DATA,
         ("a missing file", "none.txt", "none.txt: No such file"),
         ("a pattern that matches nothing", "'*.none'", "matches no file"),
@@ -339,11 +274,8 @@ PRETOKENIZE_ROWS = [
         ("a text that the output would replace", f"{TOKENIZER} --output_dir corpus --overwrite",
          f"{TOKENIZER} would be replaced by the output of the same name"),
         ("a gigabyte of zeros", "x.txt", "full of control characters", sparse("x.txt")),
-        ("a .xz cut short", "x.txt.xz", "x.txt.xz is damaged", write("x.txt.xz", lzma.compress(WORDS)[:-9])),
         ("a bomb", "x.txt.gz", "as an archive bomb does",
          lambda place: (place / "x.txt.gz").write_bytes(gzip.compress(b"\n" * 2**20) * 300)),
-        ("lines without the field", "x.jsonl", "has no text in field 'text': its fields are body",
-         write("x.jsonl", '{"body": "a b c"}\n' * 9)),
         ("junk for a table", "x.parquet", "x.parquet is not a Parquet file", write("x.parquet", "junk" * 99))),
     *rows("pretokenize.py tokenizer", f"{GIVEN} x.json", DATA,
         ("an empty file", "is not a tokenizer.json", write("x.json", "")),
@@ -359,8 +291,6 @@ PRETOKENIZE_ROWS = [
     *rows("pretokenize.py", f"{PRETOKENIZE} text.txt --output_dir", MACHINE,
         ("a work folder that is a link", "out2", "out2: .pretokenize in it is a link",
          both(folder("out2"), link("out2/.pretokenize", "../corpus")))),
-    *rows("pretokenize.py", f"{PRETOKENIZE} text.txt --output_dir", Exit.BUSY,
-        ("output_dir is another run's", "busy", "is in use", hold("busy/.pretokenize.lock"))),
 ]
 
 # ---------------------------------------------------------------- generate.py
@@ -370,15 +300,12 @@ GENERATE_ROWS = [
         ("a billion new tokens", "--max_new_tokens 1000000000",
          "--max_new_tokens '1000000000': must be a whole number from 1 to 1,000,000"),
         ("two prompts", "--prompt a --prompt_file text.txt", "--prompt and --prompt_file: give one of them"),
-        ("a nucleus of nothing", "--top_p 0", "--top_p '0'"),
         ("a conversation in JSON", "--interactive --json", "--interactive: cannot be combined"),
         ("a precision that is not used", "--amp_dtype bf16", "--amp_dtype: has no effect")),
     *rows("generate.py", f"{GENERATE} gpt2", DATA,
         ("a missing prompt file", "--prompt_file none.txt", "--prompt_file none.txt: No such file"),
         ("a prompt of a gigabyte", "--prompt_file x.txt", "--prompt_file x.txt has more than", sparse("x.txt"))),
     *rows("generate.py", f"{GENERATE} gpt2", CHECKPOINT,
-        ("a file of several missing", "model-00002-of-00003.safetensors cannot be read",
-         in_shards(drop("gpt2/model-00002-of-00003.safetensors"))),
         ("no config", "config.json", drop(CONFIG)),
         ("no weights", "model.safetensors is missing", drop(GPT2)),
         ("weights cut short", "model.safetensors cannot be read", cut(GPT2, 140_000))),
@@ -388,7 +315,6 @@ GENERATE_ROWS = [
     *rows("generate.py", GENERATE, CHECKPOINT, *NO_CHECKPOINT,
         ("a checkpoint's junk generation_config", HERE, "generation_config.json",
          write(f"{HERE}/generation_config.json", "junk")),
-        ("a file of a checkpoint", WEIGHTS, "is not a folder"),
         ("a folder whose name is not UTF-8", BAD_NAME, "cannot be read",
          lambda place: (place / "gpt2").rename(place / BAD_NAME)),
         ("a folder with a newline in its name", "'a\nerror: b'",
@@ -403,7 +329,6 @@ GENERATE_ROWS = [
         ("a record that is no JSON", "no sound checkpoint in out. checkpoint-2: trainer_state.json cannot be read",
          sealed(write(STATE, "x"))),
         ("no checkpoint at all", "out holds no checkpoint and no config.json", drop(HERE)),
-        ("no folder", "out does not exist. Train one first: python train.py", drop("out")),
         ("a file for a folder", "out is not a folder", write("out", "x"))),
 ]
 
@@ -413,20 +338,16 @@ OTHER_ROWS = [
     *rows("evaluate.py", f"evaluate.py --no-use_gpu --ckpt {HERE}", DATA,
         ("an id beyond the model's vocabulary", "--tokens x.bin", "x.bin holds id 60,000 at position 1",
          write("x.bin", np.array([1, 60_000, 2], "<u2").tobytes())),
-        ("a text for tokens", "--tokens text.txt", "text.txt holds text, not tokens"),
         ("tokens of another tokenizer", "--tokens corpus", f"{TOKENIZER} is another tokenizer than the model's",
          swap(TOKENIZER))),
     *rows("evaluate.py", f"evaluate.py --no-use_gpu --ckpt {HERE}", FLAGS,
         ("nothing to measure", "--text: nothing to measure")),
     *rows("export.py", EXPORT, FLAGS,
         ("onto the model itself", "--output gpt2 --overwrite", "gpt2 is the model to export"),
-        ("a precision that is none", "--output x --dtype f8", "--dtype 'f8'"),
         ("nowhere to write", "--output: required")),
     *rows("export.py", "export.py --ckpt gpt2", FLAGS,
         ("a file that is no export", "--output text.txt --overwrite", "text.txt exists. Give another name")),
     *rows("plot.py", "plot.py", DATA, ("a folder without a run", "corpus", "metrics.jsonl: No such file")),
-    *rows("plot.py", "plot.py out", FLAGS, ("an ending that is no picture's", "--output x.doc", "must end in .png")),
-    *rows("bench.py", "bench.py", FLAGS, ("rungs that are none", "--rungs 99", "--rungs '99'")),
 ]
 for line, flag, name in ((EVALUATE, "--json", "x.json"), (EXPORT, "--output", "x"), ("plot.py out", "--output",
                          "x.png"), ("bench.py --no-use_gpu", "--json", "x.json")):  # refused before any work
@@ -452,11 +373,10 @@ def world(fork, tokenizer_file, tmp_path_factory):
     """The good folder that each row spoils a copy of; that its commands succeed is part of the proof."""
     place = tmp_path_factory.mktemp("world")
     rng = np.random.default_rng(0)
-    text = " ".join(rng.choice(WORDS.decode().split(), 20_000))
+    text = " ".join(rng.choice(WORDS.decode().split(), 1000))
     (place / "text.txt").write_text(text)
     done = fork(f"pretokenize.py text.txt --tokenizer_file {tokenizer_file} --output_dir corpus --num_workers 1", place)
     assert done.code == 0, done.stderr
-    rewrite_tokens(place / "corpus")
     done = fork(f"train.py --data_dir corpus --output_dir out {MODEL} --batch_size 2 --max_steps 2", place)
     assert done.code == 0, done.stderr
     shutil.rmtree(place / "out/checkpoint-1")  # the best by validation
@@ -464,20 +384,6 @@ def world(fork, tokenizer_file, tmp_path_factory):
     for name in ("config.json", "model.safetensors", "tokenizer.json"):
         shutil.copy(place / HERE / name, place / "gpt2" / name)
     return place
-
-
-def rewrite_tokens(folder: Path) -> None:
-    """Cuts the training part to 1,000 tokens and the validation to 100: a single document each, 400 ids known."""
-    metadata = json.loads((folder / "metadata.json").read_text())
-    for split, length in (("train", 1000), ("val", 100)):
-        path = folder / f"{split}.bin"
-        tokens = np.resize(np.fromfile(path, "<i2"), length)
-        tokens[-1] = metadata["end_of_text_id"]
-        tokens.tofile(path)
-        np.array([length], "<u8").tofile(folder / f"{split}.idx")
-        metadata["splits"][split] |= {"tokens": length, "documents": 1, "file_bytes": 2 * length,
-                                      "modified_ns": path.stat().st_mtime_ns, "sha256": sha256_of(path)}
-    (folder / "metadata.json").write_text(json.dumps(metadata))
 
 
 def there_is(place: Path) -> dict[str, Any]:
@@ -489,12 +395,12 @@ def there_is(place: Path) -> dict[str, Any]:
 def faults_of(row: Row, world: Path, place: Path, fork: Callable[[str, Path], Ended]) -> list[str]:
     """All that is wrong with what the command does about a row."""
     shutil.copytree(world, place, symlinks=True)  # copy2: the times are kept, so the tokens are trusted
-    kept = row.setup(place)
+    row.setup(place)
     before = there_is(place)
     done = fork(row.line, place)
     after = there_is(place)
     new = {name for name in {**before, **after} if before.get(name, "new") != after.get(name, "new")}
-    new -= {"new", "busy"} if row.line.startswith("train.py") else set()  # the folder with the lock
+    new -= {"new"} if row.line.startswith("train.py") else set()  # the folder with the lock
     lines = done.stderr.splitlines()
     first = next((at for at, line in enumerate(lines) if line.startswith("error: ")), len(lines))
     message = lines[first:]
@@ -512,7 +418,6 @@ def faults_of(row: Row, world: Path, place: Path, fork: Callable[[str, Path], En
         f"{done.seconds:.1f} s": done.seconds > SECONDS,
         f"{done.peak_bytes:,} bytes of memory": done.peak_bytes > MOST_BYTES,
     }
-    del kept
     found = [fault for fault, is_there in faults.items() if is_there]
     return [*found, done.stderr] if found else []
 
