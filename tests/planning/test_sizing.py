@@ -14,15 +14,17 @@ from tests.helpers.training import metrics_of
 
 
 @pytest.mark.parametrize(("vocab_size", "num_tokens", "threads", "minutes", "expected"), [
-    (1024, 443_000, 2, None, (256, 256, 8, 8)),  # a megabyte of text on an old laptop
-    (5632, 2_600_000, 4, None, (256, 256, 8, 1)),  # more text takes the time of more passes
-    (32_000, 25_000_000, 2, None, (256, 256, 8, 1)),  # one pass at least
-    (32_000, 250_000_000, 64, 600.0, (384, 256, 16, 1)),  # a server and a night
-    (512, 800, 2, None, (256, 32, 16, 10))])
+    (1024, 443_000, 2, None, (2, 256, 256, 8, 8)),  # a megabyte of text on an old laptop
+    (1024, 443_000, 9, 16.0, (4, 256, 256, 8, 10)),  # ten passes by a larger model
+    (640, 218_000, 9, 16.0, (2, 256, 256, 8, 10)),  # for which this text is too short
+    (5632, 2_600_000, 4, None, (2, 256, 256, 8, 1)),  # more text takes the time of more passes
+    (32_000, 25_000_000, 2, None, (2, 256, 256, 8, 1)),  # one pass at least
+    (32_000, 250_000_000, 64, 600.0, (6, 384, 256, 16, 1)),  # a server and a night
+    (512, 800, 2, None, (2, 256, 32, 16, 10))])
 def test_the_size_follows_from_corpus_machine_and_time(vocab_size, num_tokens, threads, minutes, expected):
     found = sizing_for(vocab_size, num_tokens, 25e9 * threads, minutes, None)
     assert found.shape
-    assert (found.shape[2], found.seq_length, found.batch_size, found.epochs) == expected
+    assert (found.shape[0], found.shape[2], found.seq_length, found.batch_size, found.epochs) == expected
 
 
 def test_a_flag_for_the_length_holds_and_a_small_corpus_gets_a_shorter_one():
