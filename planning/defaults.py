@@ -45,7 +45,7 @@ DECAY_OF_A_PASS, MOST_DECAY = 0.1, 1.0  # 0.1 for one pass (Brown et al. 2020, G
 DROPOUT, MANY_PASSES = 0.1, 6
 # Passes of a default run at most; more over such a text, until passes times parameters are so many times its tokens:
 # from there on it is learned by heart, whatever the decay (LOG.md, the same entry).
-USUAL_PASSES, BY_HEART = 10, 200
+USUAL_PASSES, BY_HEART = 10, 100
 OPEN_SCHEDULES = ("wsd", "constant")
 
 # beta2 by the tokens that its average forgets half of: 0.95 at 0.5M tokens a step, as GPT-3 has it (Marek et al. 2025).

@@ -13,6 +13,7 @@ from machine import device
 from machine.device import Machine
 from model import SIZES, Options
 from ops.attention import attends_in_blocks
+from planning.defaults import most_passes
 from planning.memory import MemorySetting, describe_memory, predicted_peak
 from planning.recipe import DEFAULT_SEQ_LENGTH, Recipe
 from planning.schedules import describe_schedule
@@ -215,10 +216,10 @@ def doubts(setup: Setup) -> list[str]:
     if not is_chosen and num_tokens < config.num_parameters and recipe.passes > 1:
         found.append(f"the corpus is small for this model: {count(num_tokens)} tokens, read {recipe.passes:.1f} times, "
                      f"for {count(config.num_parameters)} parameters. Try a smaller --model_size or --dropout 0.2.")
-    last = -(-recipe.epochs * recipe.windows_per_epoch // recipe.samples_per_step)
     is_given = args.epochs or args.max_steps or args.init_from or not args.max_minutes
-    if not is_given and num_tokens < config.num_parameters and recipe.total_steps == last:
-        found.append(f"the run ends before its {args.max_minutes:g} min: after {recipe.epochs} passes this model only "
+    most = most_passes(num_tokens, config.num_parameters)
+    if not is_given and num_tokens < config.num_parameters and recipe.passes >= most:
+        found.append(f"the run ends before its {args.max_minutes:g} min: after {most} passes this model only "
                      "learns the text by heart. More text helps, or a smaller model.")
     if setup.resumed and args.eval_batches not in (None, recipe.eval_tokens / recipe.batch_size / config.seq_length):
         found.append(f"--eval_batches: validation keeps its {recipe.eval_tokens:,} tokens. Give --eval_tokens.")

@@ -213,7 +213,7 @@ def choose_recipe(args: Flags, config: ModelConfig, num_tokens: int, most_batch_
     steps_done, samples_seen, last_step = stored.get("step", 0), stored.get("samples_seen", 0), most_steps or horizon
     if last_step and not args.epochs:
         samples = samples_seen + max(0, last_step - steps_done) * samples_per_step
-        epochs = max(1, -(-samples // windows))
+        epochs = max(1, -(-(samples - samples_per_step + 1) // windows))  # in which the last step begins
     elif args.max_minutes and not args.epochs:
         epochs = most_epochs if is_small else ENDLESS
     else:

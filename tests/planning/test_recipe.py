@@ -92,9 +92,9 @@ def test_initial_weights_are_wide_for_adamws_default_rate_alone():
 
 
 @pytest.mark.parametrize(("flags", "num_tokens", "epochs"), [
-    ("", 2 * NUM_TOKENS, 15), ("", 8 * 801, 10), ("--max_minutes 60", 2 * NUM_TOKENS, 15),
+    ("", 4 * NUM_TOKENS, 15), ("", 8 * 801, 10), ("--max_minutes 60", 4 * NUM_TOKENS, 15),
     ("--epochs 99", NUM_TOKENS, 99), ("--optimizer adamw", NUM_TOKENS, 10),
-    ("--optimizer adamw --max_minutes 60", 2 * NUM_TOKENS, 15),
+    ("--optimizer adamw --max_minutes 60", 4 * NUM_TOKENS, 15),
     ("--lr_schedule wsd --max_minutes 60", NUM_TOKENS, 2**40)])
 def test_a_small_text_is_read_until_only_learning_by_heart_is_left(flags, num_tokens, epochs):
     found = recipe("--optimizer", "muon", *flags.split(), num_tokens=num_tokens, width=256)
