@@ -108,7 +108,7 @@ def test_a_text_ends_where_the_folder_says(call, make_any, write_folder, tmp_pat
         call(*greedy, ckpt=folder)
 
 
-@pytest.mark.skipif(torch.__version__ < "2.13", reason="weights are not packed: MKL rounds four rows otherwise than one")
+@pytest.mark.skipif(torch.__version__ < "2.13", reason="unpacked weights: MKL rounds few rows otherwise")
 @pytest.mark.parametrize("arch", ["gpt2", "qwen3"])
 @pytest.mark.parametrize("flags", [[], ["--use_amp"], ["--quantize", "int8"]], ids=str)
 def test_a_text_is_the_same_whatever_is_made_at_once(call, one_thread, make_any, write_folder, tmp_path, flags, arch):

@@ -157,7 +157,7 @@ def test_the_laptop_recipe_of_the_readme_runs_and_its_outcome_can_be_used_as_the
     (tmp_path / "tinyshakespeare.txt").write_text(VERSE * 60)
     (tmp_path / "held-out.txt").write_text(VERSE * 5)
     readme = commands_in(ROOT / "README.md")
-    recipe = [words for words in readme if {"tinyshakespeare.txt", "--n_layer", "ROMEO:"} & {*words}]
+    recipe = [words for words in readme if {"tinyshakespeare.txt", "1", "ROMEO:"} & {*words}]
     assert [words[0] for words in recipe] == ["pretokenize.py", "train.py", "generate.py"]
     uses = [
         ["pretokenize.py", "--verify", "data", "--peek", "3"],
@@ -169,7 +169,7 @@ def test_the_laptop_recipe_of_the_readme_runs_and_its_outcome_can_be_used_as_the
     shown = [words for page in PAGES for words in commands_in(page)]
     assert all(use in shown for use in uses)
     uses[-1] = ["train.py", "--init_from", "out", "--dropout", "0.1", "--epochs", "1", "--output_dir", "tuned"]
-    small = {"--max_steps": "12", "--warmup_steps": "4", "--eval_batches": "2", "--vocab_size": "300"}
+    small = {"--max_minutes": "0.1", "--vocab_size": "300"}
     for script, *words in [*recipe, *uses, ["plot.py", "out", "--text"]]:
         done = forks.run([script, *made_small(words, small)], cwd=tmp_path)
         assert done.code == 0, done.stderr
