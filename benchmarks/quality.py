@@ -17,7 +17,7 @@ from common.errors import Exit, UserError
 from common.files import write_whole
 from common.flags import ValueKind
 from common.names import RECIPE
-from common.words import count, printable, several
+from common.words import printable, several
 from watching.history import Curve, LoggedRun, read_run
 
 VALIDATIONS = 20  # of a run: tokens to a loss are read between two of them
@@ -69,8 +69,6 @@ def compare_recipes(bench: Bench, chosen: Mapping[str, Recipe], num_seeds: int, 
     """
     bench.out.say(f"quality   {bench.shape.model_size}, {several(num_seeds, 'seed')} of each recipe, in "
                   f"{printable(folder)}")
-    for steps in lengths.values():
-        bench.out.say(f"          {count(steps * bench.shape.tokens_per_step)} tokens in {several(steps, 'step')}")
     runs = {}
     problems = bench.found["problems"] = []
     # Recipes take turns, so a machine whose speed changes does so for all of them.

@@ -1,5 +1,6 @@
 """Errors a user can fix, the exit codes that say which kind, missing packages, and how every command ends."""
 
+import atexit
 import contextlib
 import enum
 import gc
@@ -16,11 +17,12 @@ from typing import Any
 
 from common.children import leave_out_current_folder
 from common.files import IS_WINDOWS, why_not_written
-from common.ranks import speaks
+from common.ranks import is_one_of_several, speaks
 from common.signals import STOPPING, print_line, signal_name
 from common.words import first_line, printable
 
 MESSAGE_LINES = 5  # the most lines that one error takes
+ENDED: list[bool] = []  # not empty where a group of processes has ended: the process then ends at once
 
 
 # The oldest release of each that works: torch 2.10 gives NaN with torch.compile on an A100.
@@ -199,6 +201,9 @@ def guard(main: Callable[[Sequence[str]], int]) -> None:
     except BaseException as error:  # a panic in a Rust library is not an Exception
         code = _report(error)
 
+    if ENDED and is_one_of_several():
+        atexit._run_exitfuncs()
+        os._exit(int(code))
     if code:
         raise SystemExit(int(code))
     sys.excepthook = lambda kind, error, trace: os._exit(_report(error))  # of the imports between two guards

@@ -21,7 +21,7 @@ from torch.distributed.distributed_c10d import PrefixStore, Store
 from torch.distributed.rendezvous import rendezvous
 
 from common import ranks
-from common.errors import Exit, UserError
+from common.errors import ENDED, Exit, UserError
 from common.ranks import MEETING, PLACE, is_one_of_several
 from common.signals import Signals, print_line
 from machine.backends import CPU, gpu_in_use
@@ -167,6 +167,7 @@ def joined(processes: Processes, use_gpu: bool | None) -> Iterator[None]:
                                       "saved is safe. Start again with --resume_from auto; torchrun --max_restarts 3 "
                                       "does that by itself.") from error
     dist.destroy_process_group()
+    ENDED.append(True)  # gloo may leave a thread, and C++'s destructors abort where one runs
 
 
 def _store_of_this_start(store: Store, rank: int, world_size: int) -> Store:
