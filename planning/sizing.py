@@ -118,10 +118,11 @@ def sizing_for(vocab_size: int, num_tokens: int, speed: float, max_minutes: floa
 
     def fits(config: ModelConfig) -> bool:
         least = min(LEAST_TOKENS_PER_PARAMETER * config.num_parameters, USUAL_PASSES * num_tokens)
-        is_enough = config.num_parameters <= MOST_PARAMETERS_PER_TOKEN * num_tokens
-        return is_enough and least * config.flops_per_token <= flops
+        return (config.num_parameters <= MOST_PARAMETERS_PER_TOKEN * num_tokens
+                and least * config.flops_per_token <= flops)
 
-    chosen = [*configs][max(0, sum(map(fits, configs.values())) - 1)]
+    fitting = [one for one, config in configs.items() if fits(config)]
+    chosen = fitting[-1] if fitting else next(iter(configs))
     reasons = {"seq_length": f"{LONGEST_SEQUENCE} without an NVIDIA GPU, less for few tokens"}
     steps, most = WANTED_STEPS, MOST_STEP_TOKENS
     if not shape:
