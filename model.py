@@ -17,7 +17,7 @@ from torch.utils.checkpoint import checkpoint
 
 from ops.attention import Context
 from ops.linear import ACTIVATIONS, Embedding, Linear
-from ops.loss import OutputLayer
+from ops.loss import OutputLayer, Taught
 from ops.options import PLAIN, Options
 from ops.shards import fill
 
@@ -227,13 +227,15 @@ class LanguageModel(nn.Module):
                 x = block(x, context)
         return self.part(self.NORM)(x)
 
-    def forward(self, idx_BT: torch.Tensor, targets_BT: torch.Tensor | None = None, label_smoothing: float = 0.0,
+    def forward(self, idx_BT: torch.Tensor, targets_BT: torch.Tensor | None = None, taught: Taught | None = None,
                 ) -> torch.Tensor:
         """The mean loss in nats, fp32 [], over targets that are not IGNORED; without targets the logits, [B, T, V].
 
+        taught is what a teacher makes of the same ids.
+
         A network of several LOSSES gives back all of them in training, fp32 [n], each as it counts in their sum.
         """
-        return self.output(self.trunk(idx_BT), self.head_weight, targets_BT, self.config.vocab_size, label_smoothing,
+        return self.output(self.trunk(idx_BT), self.head_weight, targets_BT, self.config.vocab_size, taught,
                            self.options.loss_chunk)
 
 

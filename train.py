@@ -34,6 +34,14 @@ def schedule_of_switch(is_on: bool, asked: Mapping[str, Any]) -> dict[str, Any]:
     return {"lr_schedule": name}
 
 
+def without_smoothing(share: float, asked: Mapping[str, Any]) -> dict[str, Any]:
+    """--label_smoothing 0, which older runs recorded. Raises ValueError for more: a teacher does that now, and better.
+    """
+    if share:
+        raise ValueError(f"--label_smoothing {share:g}: went out. Drop it, or give a --teacher")
+    return {}
+
+
 def read_flags(argv: Sequence[str]) -> flags.Flags:
     """The flags as a namespace. Raises UserError (exit 2) with every problem found."""
     whole, real, text, one_of = flags.whole, flags.real, flags.text, flags.one_of
@@ -64,6 +72,7 @@ def read_flags(argv: Sequence[str]) -> flags.Flags:
              needs="resume_from, cooldown_from", hidden=True)
 
     follows = "min_lr warmup_steps weight_decay dropout eval_interval sample_interval log_interval"
+    recipe = "epochs init_std optimizer learning_rate embedding_learning_rate"
     g = parser.group("model")
     g.flag("--arch", one_of("gpt2", "qwen3", "llama"), None, "the network", "gpt2; qwen3 with a size that "
            "is chosen without a GPU", replaces="bias", against="init_from")
@@ -71,10 +80,14 @@ def read_flags(argv: Sequence[str]) -> flags.Flags:
            "layers, heads, width: 4 4 128, 6 6 384, 12 12 768, 24 16 1024, 36 20 1280, 48 25 1600; the next flags "
            "override them", "gpt2_small; without a GPU what fits the corpus and --max_minutes or 15",
            called="size model model_name", replaces="n_layer n_head n_embd n_kv_head n_inner",
-           redecides=f"epochs init_std optimizer learning_rate embedding_learning_rate {follows}", against="init_from")
+           redecides=f"{recipe} {follows}", against="init_from")
     g.flag("--init_from", text("PATH"), None, "weights to start from: a checkpoint, a folder of them, out/best, a "
            "Hugging Face folder of GPT-2, Qwen3 or Llama, or hf://OWNER/NAME@REVISION on the hub; the model takes "
            "their shape", "random weights", called="model_name_or_path initial_checkpoint_dir")
+    g.flag("--teacher", text("PATH"), None, "a finished model of the same tokenizer, out say, whose probabilities are "
+           "half of each target: a small text then teaches a larger model, or more passes, more", "none",
+           called="teacher_model distill_from", against="overfit",
+           redecides=f"model_size n_layer n_head n_embd n_kv_head n_inner batch_size {recipe} {follows}")
     g.flag("--n_layer", whole(1, 1024), None, "number of blocks", "by size", called="depth n_layers num_layers "
            "num_hidden_layers", against="init_from")
     g.flag("--n_head", whole(1, 1024), None, "number of attention heads, a divisor of the width", "by size",
@@ -157,8 +170,7 @@ def read_flags(argv: Sequence[str]) -> flags.Flags:
            "0.95 at 0.5M tokens a step to 0.99 at fewer than 0.1M", called="adam_beta2")
     g.flag("--grad_clip", real(0, 1e6), None, "largest norm of the gradient; 0: not clipped", "1",
            called="max_norm max_grad_norm clip gradient_clip_val")
-    g.flag("--label_smoothing", real(0, 1, below=True), 0.0, "share of the target spread over all ids in training",
-           called="smoothing label_smoothing_factor")
+    g.old("--label_smoothing", real(0, 1, below=True), without_smoothing)
     g.flag("--seed", whole(0, 2**63 - 1), 1337, "of weights, data order and dropout", called="random_seed")
 
     g = parser.group("machine", of="machine")
@@ -179,7 +191,8 @@ def read_flags(argv: Sequence[str]) -> flags.Flags:
            "default; blocks for GPUs without bf16, and of several processes",
            against="no-compile, max-autotune-no-cudagraphs: deterministic, " + ", ".join(
                f"{graphs}: {other}" for other in (
-                   "no-use_gpu", "deterministic", "activation_checkpointing", "batch_size auto", "dropout")))
+                   "no-use_gpu", "deterministic", "activation_checkpointing", "batch_size auto", "dropout",
+                   "teacher")))
     g.old("--compile_blocks", flags.SWITCH, lambda is_on, asked: {"compile_mode": "blocks" if is_on else "default"})
     g.switch("--deterministic", False, "only kernels whose results do not depend on timing: slower on a GPU, where a "
              "resumed run then equals one that was never stopped", called="full_determinism")
@@ -418,7 +431,7 @@ def try_step(run: Run, batches: Iterable[tuple[torch.Tensor, torch.Tensor]], num
     for number, (inputs_BT, targets_BT) in enumerate(batches, 1):
         with parallel.adding_gradients(is_last=number == num):
             with setup.machine.autocast():
-                losses = parallel.forward(inputs_BT, targets_BT, setup.args.label_smoothing) / num
+                losses = parallel.forward(inputs_BT, targets_BT, run.taught(inputs_BT)) / num
             scaler.scale(losses).backward(torch.ones_like(losses))  # the gradient of their sum
         mean_losses += losses.detach()
 

@@ -1,11 +1,15 @@
 """The mean cross-entropy of an output layer: plainly from all logits, and in chunks that never hold all of them.
 
-The plain form is cross_entropy of the logits. The chunks are written for the compiler.
+The plain form is cross_entropy of the logits. The chunks are written for the compiler. With a teacher, a target is not
+one token but a distribution: half of it is what the teacher expects (Hinton et al. 2015, Distilling the Knowledge in a
+Neural Network, with temperature 1).
 
-Shapes: N tokens, C width, V vocabulary, P vocabulary padded to a multiple that matrix kernels like.
+Shapes: N tokens, C width, D width of the teacher, V vocabulary, P vocabulary padded to a multiple that matrix kernels
+like.
 """
 
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, TypeAlias
 
 import torch
 import torch.nn as nn
@@ -14,34 +18,45 @@ import torch.nn.functional as F
 from ops.linear import linear
 
 IGNORED = -1  # a target that takes no part in the loss
+TAUGHT = 0.5  # the teacher's share of a target
 FP16_FACTOR = 512.0  # on gradients of logits in fp16, which cannot tell most of a softmax from zero
 
+Taught: TypeAlias = tuple[torch.Tensor, torch.Tensor]  # a teacher's final hidden states [B, T, D], its head [P, D]
 
-def cross_entropy(logits_NV: torch.Tensor, targets_N: torch.Tensor, label_smoothing: float = 0.0) -> torch.Tensor:
-    """The mean loss in nats, fp32 [], over targets that are not IGNORED: PyTorch's own."""
-    return F.cross_entropy(logits_NV.float(), targets_N.long(), ignore_index=IGNORED, label_smoothing=label_smoothing)
+
+def cross_entropy(logits_NV: torch.Tensor, targets_N: torch.Tensor, taught_NV: torch.Tensor | None = None,
+                  ) -> torch.Tensor:
+    """The mean loss in nats, fp32 [], over targets that are not IGNORED: PyTorch's own; taught_NV: a teacher's logits.
+    """
+    loss = F.cross_entropy(logits_NV.float(), targets_N.long(), ignore_index=IGNORED)
+    if taught_NV is None:
+        return loss
+    kept = targets_N != IGNORED
+    to_teacher = F.cross_entropy(logits_NV.float(), taught_NV.float().softmax(-1), reduction="none")
+    return (1 - TAUGHT) * loss + TAUGHT * torch.where(kept, to_teacher, 0.0).sum() / kept.sum()
 
 
 class OutputLayer(nn.Module):
     """The output layer with its loss: a module of its own, to be compiled alone. The weight is the model's."""
 
     def forward(self, x_BTC: torch.Tensor, weight_PC: torch.Tensor, targets_BT: torch.Tensor | None, vocab_size: int,
-                label_smoothing: float, chunk_rows: int) -> torch.Tensor:
+                taught: Taught | None, chunk_rows: int) -> torch.Tensor:
         """The mean loss, fp32 [], in chunks of rows where it has more; without targets the logits, [B, T, V].
 
         The padding is no choice, in the loss or anywhere.
         """
         if targets_BT is not None and 0 < chunk_rows < targets_BT.numel():
-            return linear_cross_entropy(x_BTC.flatten(0, 1), weight_PC, targets_BT.flatten(), vocab_size,
-                                        label_smoothing, chunk_rows)
+            return linear_cross_entropy(x_BTC.flatten(0, 1), weight_PC, targets_BT.flatten(), vocab_size, taught,
+                                        chunk_rows)
         logits_BTV = linear(x_BTC, weight_PC)[..., :vocab_size]
         if targets_BT is None:
             return logits_BTV
-        return cross_entropy(logits_BTV.flatten(0, 1), targets_BT.flatten(), label_smoothing)
+        taught_NV = linear(*taught)[..., :vocab_size].flatten(0, 1) if taught else None
+        return cross_entropy(logits_BTV.flatten(0, 1), targets_BT.flatten(), taught_NV)
 
 
 def linear_cross_entropy(x_NC: torch.Tensor, weight_PC: torch.Tensor, targets_N: torch.Tensor, vocab_size: int,
-                         label_smoothing: float, chunk_rows: int) -> torch.Tensor:
+                         taught: Taught | None, chunk_rows: int) -> torch.Tensor:
     """cross_entropy of the logits x weight' without their padding, with only chunk_rows rows of logits at a time.
 
     Matrix products have autocast's dtype, sums over chunks are in fp32. The gradients are computed together with the
@@ -50,22 +65,23 @@ def linear_cross_entropy(x_NC: torch.Tensor, weight_PC: torch.Tensor, targets_N:
     """
     is_mixed = torch.is_autocast_enabled(x_NC.device.type)
     dtype = torch.get_autocast_dtype(x_NC.device.type) if is_mixed else torch.float32
-    rule = (vocab_size, label_smoothing, chunk_rows)
+    rule = (vocab_size, chunk_rows, torch.is_grad_enabled())
+    theirs = (taught[0].flatten(0, 1).to(dtype), taught[1].to(dtype)) if taught else ()
     with torch.autocast(x_NC.device.type, enabled=False):  # each product below has the dtype that it says
         return _LinearCrossEntropy.apply(  # type: ignore[return-value]
-            x_NC, weight_PC, targets_N, rule, dtype, torch.is_grad_enabled())
+            x_NC, weight_PC, targets_N, dtype, rule, *theirs)
 
 
 class _LinearCrossEntropy(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x_NC: torch.Tensor, weight_PC: torch.Tensor,  # type: ignore[override]
-                targets_N: torch.Tensor, rule: tuple[int, float, int], dtype: torch.dtype, needs_gradients: bool,
-                ) -> torch.Tensor:
-        loss, dx_NC, dw_PC = head_in_chunks(x_NC.to(dtype), weight_PC.to(dtype), targets_N, *rule, needs_gradients)
+                targets_N: torch.Tensor, dtype: torch.dtype, rule: tuple[int, int, bool],
+                *taught: torch.Tensor) -> torch.Tensor:
+        loss, dx_NC, dw_PC = head_in_chunks(x_NC.to(dtype), weight_PC.to(dtype), targets_N, taught, *rule)
         # After the chunks: before them, the compiler would join this sum with the division, and compute all chunks'
         # logits for it first.
         num_targets = (targets_N != IGNORED).sum()
-        if needs_gradients:
+        if rule[-1]:
             ctx.save_for_backward(dx_NC, dw_PC, num_targets)
             ctx.dtype, ctx.factor = x_NC.dtype, FP16_FACTOR if dtype == torch.float16 else 1.0
         return loss / num_targets
@@ -74,7 +90,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:  # type: ignore[override]
         dx_NC, dw_PC, num_targets = ctx.saved_tensors
         scale = grad / num_targets / ctx.factor
-        return (dx_NC.float() * scale).to(ctx.dtype), dw_PC * scale, *[None] * 4
+        return (dx_NC.float() * scale).to(ctx.dtype), dw_PC * scale, *[None] * (len(ctx.needs_input_grad) - 2)
 
 
 @torch.library.custom_op("gpt::add_product_", mutates_args=("sum_PC",))
@@ -117,8 +133,8 @@ def _shapes_of_overwrite_(x_NC: torch.Tensor, y_NC: torch.Tensor) -> None:
     pass
 
 
-def head_in_chunks(x_NC: torch.Tensor, weight_PC: torch.Tensor, targets_N: torch.Tensor, vocab_size: int,
-                   label_smoothing: float, chunk_rows: int, needs_gradients: bool,
+def head_in_chunks(x_NC: torch.Tensor, weight_PC: torch.Tensor, targets_N: torch.Tensor, taught: Sequence[torch.Tensor],
+                   vocab_size: int, chunk_rows: int, needs_gradients: bool,
                    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """The sum of the losses of all rows, fp32 [], and its gradients: [N, C], and fp32 [P, C].
 
@@ -132,29 +148,34 @@ def head_in_chunks(x_NC: torch.Tensor, weight_PC: torch.Tensor, targets_N: torch
         x_NC = x_NC.clone()  # for its gradient; compiled with what makes x, it takes neither time nor memory
     column_P = torch.arange(len(weight_PC), device=weight_PC.device)
     is_id_P = column_P < vocab_size
-    off_target = label_smoothing / vocab_size
-    on_target = 1 - label_smoothing + off_target
+    on_target = 1 - TAUGHT if taught else 1.0
 
     loss = torch.zeros((), device=weight_PC.device)
     dx_parts = []
     dw_PC = torch.zeros_like(weight_PC, dtype=torch.float32) if needs_gradients else torch.empty(0)
 
-    for x, targets in zip(x_NC.split(chunk_rows), targets_N.split(chunk_rows), strict=True):
+    for row in range(0, len(x_NC), chunk_rows):
+        x, targets = x_NC[row:row + chunk_rows], targets_N[row:row + chunk_rows]
         kept = (targets != IGNORED)[:, None]
 
-        # The loss of a row: log-sum-exp minus the target's logit, spread over all ids by label smoothing.
+        # The loss of a row: log-sum-exp minus the target's logit, with a teacher minus the mean of what it expects.
         z = torch.where(is_id_P, linear(x, weight_PC).float(), -torch.inf)
         lse = z.logsumexp(-1, keepdim=True)
         is_target = column_P == targets[:, None]
         z_target = torch.where(is_target, z, 0.0).sum(-1, keepdim=True)
-        loss_N1 = lse - (1 - label_smoothing) * z_target
-        if label_smoothing:
-            loss_N1 = loss_N1 - off_target * torch.where(is_id_P, z, 0.0).sum(-1, keepdim=True)
+        loss_N1 = lse - on_target * z_target
+        expected = None
+        if taught:
+            z_taught = linear(taught[0][row:row + chunk_rows], taught[1]).float()
+            expected = TAUGHT * torch.where(is_id_P, z_taught, -torch.inf).softmax(-1)
+            loss_N1 = loss_N1 - (expected * torch.where(is_id_P, z, 0.0)).sum(-1, keepdim=True)
         loss = loss + torch.where(kept, loss_N1, 0.0).sum()
 
         # Its gradient: the softmax minus the target's distribution.
         if needs_gradients:
-            dz = (z - lse).exp() - torch.where(is_target, on_target, off_target)
+            dz = (z - lse).exp() - torch.where(is_target, on_target, 0.0)
+            if expected is not None:
+                dz = dz - expected
             dz = torch.where(kept & is_id_P, dz * factor, 0.0).to(x.dtype)
             dx = linear(dz, weight_PC.t())
             if in_place:

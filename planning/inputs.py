@@ -34,6 +34,7 @@ from tokens.mixture import check_lengths, in_words, mix
 from tokens.shares import folders_of
 from training.cooldown import choose_cooldown
 from training.mirror import is_same_folder, prepare_mirror
+from training.teacher import choose_teacher
 
 NOTHING_LOST = "before the first step; nothing was lost"
 
@@ -121,18 +122,20 @@ def choose_inputs(args: Flags, at: Session) -> Inputs:
     The output folder stays locked until the session ends. Raises one UserError with all problems.
     """
     if args.overfit:  # without what keeps a training loss away from zero on purpose
-        args = having(args, dropout=0.0, label_smoothing=0.0)
+        args = having(args, dropout=0.0, teacher=None)
     args = with_models_here(args, ["init_from"], at.out)
     checked: list[Inputs] = []  # in the first process
 
-    def first_finds() -> tuple[Sizing | None, tuple[str, dict[str, Any], str] | None]:
+    def first_finds() -> tuple[Sizing | None, str | None, tuple[str, dict[str, Any], str] | None]:
         checked.append(_check(args, at))
-        resumed = checked[0].resumed
-        return checked[0].sizing, resumed and (str(resumed[0]), resumed[1], manifest_sha256(resumed[0]))
+        found, resumed = checked[0], checked[0].resumed
+        return found.sizing, found.args.teacher, resumed and (
+            str(resumed[0]), resumed[1], manifest_sha256(resumed[0]))
 
-    sizing, resumed = at.processes.agree(first_finds)
+    sizing, teacher, resumed = at.processes.agree(first_finds)
     if checked:
         return checked[0]
+    args = having(args, teacher=teacher)
     with at.processes.on_its_own():
         corpus = find_corpus(args.data, args.init_from)
         config = choose_config(args.model, corpus.vocab_size, corpus.train.length, sizing)
@@ -157,9 +160,12 @@ def _check(args: Flags, at: Session) -> Inputs:
         sizing = choose_sizing(args.model, corpus, args.use_gpu, args.max_minutes, args.use_amp)
         config = choose_config(args.model, corpus.vocab_size, corpus.train.length, sizing)
         check_lengths(corpus, config.seq_length)
+        if args.teacher:
+            args = having(args, teacher=choose_teacher(args.teacher, config, out))
     with problems.catch():
         if writes or args.resume_from or args.cooldown_from:
-            resumed = choose_resume(args.output, args.horizon.cooldown_from, args.min_lr, args.init_from, writes, out)
+            resumed = choose_resume(args.output, args.horizon.cooldown_from, args.min_lr,
+                                    args.init_from or args.teacher, writes, out)
         if resumed and corpus and config:
             config = with_what_no_flag_says(config, resumed[0])
             find.check_same(resumed, config, corpus.identity, corpus.tokenizer_sha256, args.allow_new_data,
@@ -195,7 +201,7 @@ def with_what_no_flag_says(config: ModelConfig, folder: Path) -> ModelConfig:
     return config
 
 
-def choose_resume(output: FlagsOfGroup, cooldown_from: str | None, min_lr: float | None, init_from: str | None,
+def choose_resume(output: FlagsOfGroup, cooldown_from: str | None, min_lr: float | None, model: str | None,
                   writes: bool, out: Progress) -> find.Found | None:
     """The verified checkpoint to resume from and its state, or None for a new run. Raises UserError (exit 4).
 
@@ -218,9 +224,9 @@ def choose_resume(output: FlagsOfGroup, cooldown_from: str | None, min_lr: float
         return found
     _check_no_stranger(output_dir)
     folders = (output_dir, Path(output.mirror_to or output_dir))
-    if output.overwrite and init_from and any(find.is_inside(Path(init_from), folder) for folder in folders):
-        raise UserError(Exit.FLAGS, f"--overwrite: would delete {printable(init_from)}, the weights of "
-                                    "--init_from. Give another --output_dir.")
+    if output.overwrite and model and any(find.is_inside(Path(model), folder) for folder in folders):
+        raise UserError(Exit.FLAGS, f"--overwrite: would delete {printable(model)}, which the run begins with. Give "
+                                    "another --output_dir.")
     if (there := find.steps_in(output_dir)) and not output.overwrite:
         raise find.held_by_another_run("--output_dir", output_dir, max(there))
     return None

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import functools
 from bisect import bisect_right
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 
 import torch
 
 from architectures.table import ModelConfig, architecture_of
+from checkpoint.load import read_config
 from common.flags import Flags
 from common.words import size
 from machine.backends import BACKENDS
@@ -52,6 +54,7 @@ class MemorySetting:
     strategy: str = "alone"  # by which processes share the model: alone, ddp, fsdp, hsdp
     world_size: int = 1
     shards: int = 1  # of each copy of the weights; every process holds one shard of one copy
+    teacher_bytes: int = 0  # of the weights of --teacher, which every process holds
 
     @staticmethod
     def of(machine: Machine, options: Options, accumulates: bool, copies: bool, optimizer_bytes: float,
@@ -100,6 +103,7 @@ def memory_parts(config: ModelConfig, batch_size: int, setting: MemorySetting) -
     copies_here = setting.copies and not setting.has_own_memory
     return {"weights": weights // setting.shards, "optimizer": optimizer // setting.shards,
             **({"copy": weights + optimizer} if copies_here else {}), "gradients": gradients, **gathered,
+            **({"teacher": setting.teacher_bytes} if setting.teacher_bytes else {}),
             "activations": activations, "logits": logits,
             "program": _program_bytes(config, setting, weights // setting.shards, activations + logits)}
 
@@ -194,6 +198,11 @@ def largest_micro_batch(config: ModelConfig, setting: MemorySetting, room: float
     return bisect_right(range(1, most + 1), room, key=lambda n: predicted_peak(config, n, setting))
 
 
+def bytes_of_teacher(path: str | None) -> int:
+    """Bytes of the weights of --teacher, 0 without one."""
+    return 4 * read_config(Path(path)).num_parameters if path else 0
+
+
 def choose_sharing(args: Flags, sizing: Sizing | None, config: ModelConfig, options: Options, machine: Machine,
                    processes: Processes = ALONE) -> tuple[str, str, int]:
     """The strategy by which processes share the model, why, and the default micro-batch with it.
@@ -209,7 +218,8 @@ def choose_sharing(args: Flags, sizing: Sizing | None, config: ModelConfig, opti
     sharing_ram = processes.local_world_size if machine.device.type == "cpu" else 1
 
     def setting(strategy: str) -> MemorySetting:
-        return MemorySetting.of(machine, options, accumulates, True, optimizer_bytes, strategy, processes)
+        return replace(MemorySetting.of(machine, options, accumulates, True, optimizer_bytes, strategy, processes),
+                       teacher_bytes=bytes_of_teacher(args.teacher))
 
     strategy, why = args.model_parallel, "--model_parallel"
     if processes.world_size == 1:

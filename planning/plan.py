@@ -217,7 +217,7 @@ def doubts(setup: Setup) -> list[str]:
         found.append(f"the corpus is small for this model: {count(num_tokens)} tokens, read {recipe.passes:.1f} times, "
                      f"for {count(config.num_parameters)} parameters. Try a smaller --model_size or --dropout 0.2.")
     is_given = args.epochs or args.max_steps or args.init_from or not args.max_minutes
-    most = most_passes(num_tokens, config.num_parameters)
+    most = most_passes(num_tokens, config.num_parameters, bool(args.teacher))
     if not is_given and num_tokens < config.num_parameters and recipe.passes >= most:
         found.append(f"the run ends before its {args.max_minutes:g} min: after {most} passes this model only "
                      "learns the text by heart. More text helps.")

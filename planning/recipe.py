@@ -205,7 +205,8 @@ def choose_recipe(args: Flags, config: ModelConfig, num_tokens: int, most_batch_
     windows = data.WindowOrder(num_tokens, config.seq_length, 0).windows_per_epoch
     is_small = (num_tokens < config.num_parameters and not args.init_from
                 and args.lr_schedule not in defaults.OPEN_SCHEDULES)
-    overfits, most_epochs = is_small and optimizer == "muon", defaults.most_passes(num_tokens, config.num_parameters)
+    most_epochs = defaults.most_passes(num_tokens, config.num_parameters, bool(args.teacher))
+    overfits = is_small and optimizer == "muon"
     cooldown = cooldown_of(settings) if args.cooldown_from else None  # else the flags have left it
 
     # The horizon; on resume it counts on from what has been seen.

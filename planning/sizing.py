@@ -15,7 +15,7 @@ from common.errors import Exit, UserError
 from common.flags import FlagsOfGroup
 from machine.backends import CPU, gpu_in_use
 from model import SIZES, Options
-from planning.defaults import USUAL_PASSES, most_passes
+from planning.defaults import TAUGHT, USUAL_PASSES, most_passes
 from tokens.corpus import Corpus
 from training.table import MUON_PAYS
 
@@ -70,8 +70,9 @@ def choose_sizing(flags: FlagsOfGroup, corpus: Corpus, use_gpu: bool | None, max
     speed = FLOPS_OF_APPLE_GPU if gpu else FLOPS_PER_THREAD * torch.get_num_threads()
     if not (gpu or says_size):
         speed = SHARE_OF_MEASURED * measured_speed(arch, corpus.vocab_size, use_amp is not False and CPU.has_bf16())
-    return sizing_for(corpus.vocab_size, corpus.train.length, speed, max_minutes, flags.seq_length, arch,
-                      shape_of(flags, flags.model_size or DEFAULT_SIZE) if says_size else None)
+    shape = shape_of(flags, flags.model_size or DEFAULT_SIZE) if says_size else None
+    return sizing_for(corpus.vocab_size, corpus.train.length, speed, max_minutes, flags.seq_length, (arch, shape),
+                      bool(flags.teacher))
 
 
 def measured_speed(arch: str, vocab_size: int, use_bf16: bool) -> float:
@@ -106,11 +107,14 @@ def shape_of(flags: FlagsOfGroup, name: str) -> Shape:
 
 
 def sizing_for(vocab_size: int, num_tokens: int, speed: float, max_minutes: float | None,
-               seq_length: int | None, arch: str = CHOSEN_ARCH, shape: Shape | None = None) -> Sizing:
+               seq_length: int | None, network: tuple[str, Shape | None] = (CHOSEN_ARCH, None),
+               is_taught: bool = False) -> Sizing:
     """The sizing for a corpus of num_tokens and a machine that trains with so many FLOP/s.
 
-    Each of the two limits is None where its flag was not given, shape where no flag says the size.
+    Each of the two limits is None where its flag was not given, the network's shape where no flag says the size. With a
+    teacher a text bears more parameters, and passes.
     """
+    (arch, shape), most_parameters = network, MOST_PARAMETERS_PER_TOKEN * (TAUGHT if is_taught else 1) * num_tokens
     minutes = max_minutes or USUAL_MINUTES
     seq_length = seq_length or _power_of_two(num_tokens // LEAST_SEQUENCES, SHORTEST_SEQUENCE, LONGEST_SEQUENCE)
     flops = speed * 60 * minutes
@@ -118,7 +122,7 @@ def sizing_for(vocab_size: int, num_tokens: int, speed: float, max_minutes: floa
 
     def fits(config: ModelConfig) -> bool:
         least = min(LEAST_TOKENS_PER_PARAMETER * config.num_parameters, USUAL_PASSES * num_tokens)
-        return (config.num_parameters <= MOST_PARAMETERS_PER_TOKEN * num_tokens
+        return (config.num_parameters <= most_parameters
                 and least * config.flops_per_token <= flops)
 
     fitting = [one for one, config in configs.items() if fits(config)]
@@ -130,8 +134,9 @@ def sizing_for(vocab_size: int, num_tokens: int, speed: float, max_minutes: floa
         reasons |= {"arch": "learns more than gpt2 in the same time", "n_embd": f"by the text and {minutes:g} min"}
 
     tokens = flops / configs[chosen].flops_per_token
-    wanted = -(-20 * configs[chosen].num_parameters // num_tokens)
-    epochs = max(1, min(most_passes(num_tokens, configs[chosen].num_parameters), int(tokens / num_tokens), wanted))
+    parameters = configs[chosen].num_parameters
+    most_epochs, wanted = most_passes(num_tokens, parameters, is_taught), -(-20 * parameters // num_tokens)
+    epochs = max(1, min(most_epochs, int(tokens / num_tokens), wanted))
     step_tokens = _power_of_two(epochs * num_tokens // steps, LEAST_STEP_TOKENS, most)
     batch_size = max(1, step_tokens // seq_length)
     return Sizing(speed, arch, None if shape else chosen, seq_length, batch_size, epochs, reasons)

@@ -126,7 +126,7 @@ VARIANTS = {
     "--learning_rate": "0.1", "--init_std": "0.1", "--lr_schedule": "cosine", "--min_lr": "1e-6",
     "--cooldown": "0.5 | --lr_schedule wsd", "--cooldown_from": "nowhere", "--warmup_steps": "1",
     "--optimizer": "muon", "--embedding_learning_rate": "0.1", "--weight_decay": "5", "--beta1": "0.5",
-    "--beta2": "0.5", "--grad_clip": "0.01", "--label_smoothing": "0.2", "--seed": "2", "--use_gpu": "",
+    "--beta2": "0.5", "--grad_clip": "0.01", "--teacher": "nowhere", "--seed": "2", "--use_gpu": "",
     "--use_amp": "", "--amp_dtype": "fp16 | --use_amp", "--compile": "", "--activation_checkpointing": "",
     "--output_dir": "{tmp}/elsewhere", "--checkpoint_interval": "3 | --batch_size 50 --epochs 3",
     "--checkpoint_every": "1", "--keep_checkpoints": "1 | --checkpoint_every_steps 1", "--mirror_to": "{tmp}/mirror",
@@ -285,7 +285,7 @@ def test_a_whole_run_compiles_one_graph_for_training_and_one_for_validation_befo
 
 @pytest.mark.slow
 def test_compiled_equals_eager_within_rounding(run):
-    flags = ["--max_steps", "8", "--log_interval", "1", "--no-tie_weights", "--label_smoothing", "0.1"]
+    flags = ["--max_steps", "8", "--log_interval", "1", "--no-tie_weights"]
     run(*flags, out="eager")
     for mode in ("default", "blocks"):
         assert "compiled    in" in run.ok(*flags, "--verbose", "--compile", "--compile_mode", mode, out=mode)

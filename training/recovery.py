@@ -117,10 +117,12 @@ def _run_compiled(run: Run, inputs_BT: torch.Tensor, targets_BT: torch.Tensor) -
     run.optimizer.zero_grad(set_to_none=True)  # an earlier attempt may have got half way
     mode = None if args.compile_mode == "blocks" else args.compile_mode
     run.parallel.compile(compiles_in_parts(args.compile_mode, machine), mode=mode)
+    if run.teacher:
+        run.teacher.compile()
     is_whole_step = run.accumulation == 1 and run.setup.processes.world_size == 1
     with run.parallel.adding_gradients(is_last=is_whole_step):
         with machine.autocast():
-            losses = run.parallel.forward(inputs_BT, targets_BT, args.label_smoothing)
+            losses = run.parallel.forward(inputs_BT, targets_BT, run.taught(inputs_BT))
         run.scaler.scale(losses).backward(torch.ones_like(losses))
     compile_optimizer(run.optimizer)
     machine.backend.synchronize()
@@ -130,6 +132,8 @@ def _fall_back_to_eager(run: Run, error: Exception) -> None:
     torch.compiler.reset()
     if hasattr(run.optimizer, "run_eagerly"):
         run.optimizer.run_eagerly()  # type: ignore[attr-defined]
+    if run.teacher:
+        run.teacher.run_eagerly()
     for module in run.model.modules():
         module._compiled_call_impl = None  # what module.compile() set; there is no public way back
     run.setup.out.warn(f"torch.compile failed, running eagerly: {device.compiler_complaint(error)}. If its folder is "

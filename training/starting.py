@@ -71,7 +71,7 @@ def settings_of(setup: Setup) -> Settings:
     flags = flags_of_run(setup)
     # What losses depend on besides the Recipe: a resume names a change, and processes compare it.
     chosen = {"dropout": setup.config.dropout,
-              **{name: getattr(args, name) for name in ("beta1", "label_smoothing", "seed", "max_minutes")}}
+              **{name: getattr(args, name) for name in ("beta1", "teacher", "seed", "max_minutes")}}
     threads = {} if machine.on_gpu else {"threads": torch.get_num_threads()}
     environment = {"torch": torch.__version__, "device": machine.name, **threads,
                    "processes": setup.processes.world_size, "precision": machine.precision, "compile": machine.compile,
@@ -96,6 +96,9 @@ def start(run: Run, settings: Settings, tokenizer: Tokenizer | None) -> None:
     Raises UserError: exit 4 if they do not fit, exit 3 if they were trained with another tokenizer than the corpus's.
     """
     setup, out = run.setup, run.setup.out
+    if teacher := setup.args.teacher:
+        _check_tokenizer("--teacher", run, Path(teacher), tokenizer)
+        out.say(f"teacher     {printable(teacher)}: half of each target is what it expects")
     if setup.resumed:
         resume(run, settings)
     elif setup.args.init_from:
@@ -104,19 +107,18 @@ def start(run: Run, settings: Settings, tokenizer: Tokenizer | None) -> None:
             load.start_from(folder, run.model)
         out.say(f"start       from the weights of {printable(as_recorded(str(folder)))}; T is "
                 f"{setup.config.seq_length:,} of {config.seq_length:,}")
-        _check_tokenizer(run, folder, tokenizer)
+        _check_tokenizer("--init_from", run, folder, tokenizer)
         run.state.init_from = as_recorded(setup.args.init_from)
 
 
-def _check_tokenizer(run: Run, folder: Path, tokenizer: Tokenizer | None) -> None:
+def _check_tokenizer(flag: str, run: Run, folder: Path, tokenizer: Tokenizer | None) -> None:
     theirs = tokenizer_in(folder)
     if theirs is None or tokenizer is None:
-        run.setup.out.warn("--init_from: there is no tokenizer to compare that of the corpus with. By another one the "
-                           "ids mean other text.")
+        run.setup.out.warn(f"{flag}: there is no tokenizer to compare that of the corpus with. By another one the ids "
+                           "mean other text.")
     elif load_tokenizer(theirs).get_vocab() != tokenizer.get_vocab():
-        raise UserError(Exit.DATA, "the corpus was made with another tokenizer than the weights of --init_from, so its "
-                                   f"ids mean other text. Run pretokenize.py with --tokenizer_file "
-                                   f"{shell_word(theirs)}")
+        raise UserError(Exit.DATA, f"the corpus was made with another tokenizer than the weights of {flag}, so its ids "
+                                   f"mean other text. Run pretokenize.py with --tokenizer_file {shell_word(theirs)}")
 
 
 def resume(run: Run, settings: Settings) -> None:

@@ -19,8 +19,10 @@ from machine.device import Machine
 from machine.processes import Processes
 from machine.timing import Gauge, TrainingClock
 from ops.attention import Attention, causal_attention
+from ops.loss import Taught
 from training.optimizers import adamw_for, build_optimizer, dtype_of_products, parameter_groups, set_groups
 from training.parallel import Alone, Decisions, build
+from training.teacher import Teacher, load_teacher
 
 if TYPE_CHECKING:  # planning/ decides what these hold, and takes a Setup or a Run itself
     from checkpoint.find import Found
@@ -139,6 +141,7 @@ class Run:
     decisions: Decisions
     batches: data.Batches
     state: TrainState
+    teacher: Teacher | None = None
     compile_seconds: float | None = None
     may_shrink: bool = True
 
@@ -152,6 +155,10 @@ class Run:
         """Micro-batches a step in each process; more than planned once memory ran out and made them smaller."""
         setup = self.setup
         return setup.recipe.samples_per_step // (self.batches.batch_size * setup.processes.world_size)
+
+    def taught(self, inputs_BT: torch.Tensor) -> Taught | None:
+        """What the teacher makes of these ids; None where there is none."""
+        return self.teacher and self.teacher(inputs_BT)
 
     def follow(self, setup: Setup) -> None:
         """Goes on by another setup of the same model: of the horizon that measured steps allow."""
@@ -203,9 +210,11 @@ def build_run(setup: Setup, parts: Parts, state: TrainState) -> Run:
         groups = parameter_groups(model, recipe.optimizer, recipe.weight_decay, recipe.lr_scale)
         optimizer = build_optimizer(recipe.optimizer, groups, recipe.learning_rate, (args.beta1, recipe.beta2),
                                     adamw_for(parts.adamw, machine.device), dtype_of_products(machine))
+        teacher = load_teacher(args.teacher, plan.options, machine)
         scaler = torch.amp.GradScaler(machine.device.type, enabled=machine.precision == "fp16")
     with setup.out.phase("loading the tokens"):
         windows = data.CorpusWindows(corpus.train, plan.where, plan.config.seq_length, args.seed, machine.device,
                                      corpus.shares)
         batches = parts.batches(windows, plan.at_a_time, machine.device, setup.processes)
-    return Run(setup, model, optimizer, scaler, parallel, Decisions(setup.processes), batches, state)
+    return Run(setup, model, optimizer, scaler, parallel, Decisions(setup.processes), batches, state,
+               teacher)

@@ -22,7 +22,7 @@ from watching.curve import LossCurve
 from watching.history import BITS_OF, VAL_LOSS_OF
 from watching.overfitting import OverfittingWatch
 from watching.trackers import Fields, Trackers
-from watching.verdict import verdict
+from watching.verdict import FRESH, verdict
 
 SHORT_MICRO_BATCH = 0.005  # seconds; a GPU is then likely to wait for the host
 PATIENCE_SECONDS, PATIENCE_AFTER_SIGNAL = 20.0, 5.0  # for trackers, at the end of a run
@@ -269,7 +269,9 @@ class Monitor:
             self._say_what_pays(folder)
 
     def _say_what_pays(self, folder: str) -> None:
-        """Prints whether a longer run, a larger model or more text pays, why, and the commands; if the figures tell."""
+        """Prints whether a longer run, a larger model, more text or a teacher pays, why, and the commands; if the
+        figures tell.
+        """
         state, config, watch, corpus = self.state, self._config, self._overfitting, self._run.setup.corpus
         sizes = {name: architecture_of(config).sized(shape, config.vocab_size, config.seq_length).num_parameters
                  for name, shape in SIZES.items() if not state.init_from}
@@ -282,3 +284,7 @@ class Monitor:
             command = roads.get(what, f"python train.py --config {folder}/config.toml \\\n"
                                       f"    --model_size {what} --output_dir {folder}-{what}")
             self._out.say(f"{what} pays: {why}\n{command}")
+            if what == "more text" and self._recipe.passes > FRESH and not self._args.teacher:
+                self._out.say("a teacher pays: another model learns more from the text and this one\n"
+                              f"python train.py --config {folder}/config.toml --teacher {folder} \\\n"
+                              f"    --seed {self._args.seed + 1} --output_dir {folder}-taught")

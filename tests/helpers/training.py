@@ -10,7 +10,6 @@ import torch
 
 from architectures.table import Network
 from common.errors import UserError
-from common.flags import having
 from common.progress import Progress
 from common.signals import Signals
 from data import Batch
@@ -72,18 +71,18 @@ def small_batch(rows: int, seed: int = 0) -> Batch:
 
 def run_of(model: Network, scaler: torch.amp.GradScaler | None = None, learning_rate: float = 1e-2,
            name: str = "adamw", machine: Machine | None = None, grad_clip: float = 1.0, **more: Any) -> Run:
-    """What train.try_step needs to train the model; more are an optimizer, a parallel, batches, a label_smoothing."""
+    """What train.try_step needs to train the model; more are an optimizer, a parallel, batches, a teacher."""
     import train
 
     machine, optimizer = machine or on_cpu(), more.get("optimizer") or build_optimizer(
         name, parameter_groups(model, name, 0.1), learning_rate, (0.9, 0.95))
-    args = having(train.read_flags(["--no-use_gpu"]), label_smoothing=more.get("label_smoothing", 0.0))
+    args = train.read_flags(["--no-use_gpu"])
     runtime = Runtime.of(machine, ALONE, Progress(io.StringIO()), Signals())
     plan: Any = types.SimpleNamespace(recipe=recipe(batch_size=1, grad_clip=grad_clip), config=model.config)
     nothing: Any = None
     return Run(Setup(args, runtime, nothing, None, None, plan), model, optimizer,
                scaler or torch.amp.GradScaler("cpu", enabled=False), more.get("parallel") or Alone(model),
-               Decisions(ALONE), more.get("batches"), TrainState())  # type: ignore[arg-type]
+               Decisions(ALONE), more.get("batches"), TrainState(), more.get("teacher"))  # type: ignore[arg-type]
 
 
 def metrics_of(folder: Path) -> list[dict]:

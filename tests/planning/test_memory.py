@@ -100,7 +100,7 @@ XL = GPTConfig(50_257, 1024, *SIZES["gpt2_xl"])
 
 def flags(**given) -> Any:
     return Namespace(**{"model_parallel": "auto", "optimizer": "auto", "batch_size": None,
-                        "gradient_accumulation_steps": 8, **given})
+                        "gradient_accumulation_steps": 8, "teacher": None, **given})
 
 
 STEPS = [Step("ddp", 2, accumulation=2), Step("fsdp", 8, half=True, batch_size=8)]

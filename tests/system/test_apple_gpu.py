@@ -21,6 +21,7 @@ from model import Options
 from tests.helpers import apple
 from tests.helpers.training import run_of
 from train import try_step
+from training.teacher import Teacher
 
 TABLE = Path(torchgen.__file__).parent / "packaged/ATen/native/native_functions.yaml"
 BY_SCALER = {"aten::_to_copy", "aten::reciprocal"}  # in float64, which PyTorch's GradScaler leaves out on "mps:0"
@@ -76,7 +77,7 @@ def test_every_operation_of_a_training_step_has_a_kernel_and_none_takes_float64(
     model = create(config, torch.device("cpu"), Options(torch.bfloat16, loss_chunk=8))
     machine = replace(apple.machine(), device=torch.device("cpu"))
     learner = run_of(model, torch.amp.GradScaler("cpu", enabled=arch == "gpt2"), name=optimizer, machine=machine,
-                     label_smoothing=0.1)
+                     teacher=Teacher(create(config, torch.device("cpu"), Options())))
     ids = torch.randint(config.vocab_size, (4, config.seq_length + 1), dtype=torch.int32)
     with sdpa_kernel(SDPBackend.MATH), Operations() as seen:  # what PyTorch takes on MPS while it trains
         for _ in range(2):

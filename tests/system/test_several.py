@@ -34,8 +34,8 @@ PRECISIONS = {  # flags, and how far losses and norms may be from those of one p
     "bf16": (["--use_amp", "--amp_dtype", "bf16"], 1e-2),  # fsdp gathers weights in bf16, autocast rounds elsewhere
     "fp16": (["--use_amp", "--amp_dtype", "fp16"], 5e-3),
 }
-MODELS = ["--dropout 0.1", "--compile", "--activation_checkpointing", "--no-tie_weights --label_smoothing 0.1",
-          "--arch qwen3", "--arch llama"]
+MODELS = ["--dropout 0.1", "--compile", "--activation_checkpointing", "--no-tie_weights",
+          "--arch qwen3", "--arch llama", "--compile --teacher TEACHER"]
 
 
 @pytest.fixture
@@ -77,6 +77,9 @@ def test_forty_losses_are_those_of_one_process_and_the_same_again(train, name, p
     flags, tolerance = PRECISIONS[precision]
     tolerance = max(tolerance, 1e-5 if "adamw " in name else 2e-3)
     flags = [*name.split(), *flags, "--max_steps", "40", "--epochs", "9", "--eval_interval", "20"]
+    if "TEACHER" in flags:
+        train(1, "--n_embd", "16", out="teacher")
+        flags[flags.index("TEACHER")] = str(train.folder / "teacher")
     train(1, *flags, out="alone")
     expected = figures(train.folder / "alone")
     for strategy, (world_size, num_machines) in TEAMS.items():

@@ -18,7 +18,7 @@ from watching.monitor import Monitor
 ALL = ["--n_layer", "2", "--n_head", "2", "--n_embd", "16", "--seq_length", "8", "--no-bias", "--no-tie_weights",
        "--dropout", "0.1", "--batch_size", "3", "--gradient_accumulation_steps", "2", "--epochs", "3",
        "--learning_rate", "3.3333333333333335e-3", "--min_lr", "1e-30", "--warmup_steps", "3", "--weight_decay", "0.03",
-       "--beta1", "0.8", "--beta2", "0.97", "--grad_clip", "0.7", "--label_smoothing", "0.05", "--seed", "5",
+       "--beta1", "0.8", "--beta2", "0.97", "--grad_clip", "0.7", "--seed", "5",
        "--use_amp", "--preload", "mmap", "--eval_batches", "3", "--checkpoint_every_minutes", "0"]
 FEW = ["--n_layer", "1", "--n_head", "2", "--n_embd", "16", "--seq_length", "8", "--batch_size", "4"]
 DATA = 'the "da\\ta" $x'  # a shell and TOML would read it otherwise
