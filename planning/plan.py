@@ -219,8 +219,9 @@ def doubts(setup: Setup) -> list[str]:
     is_given = args.epochs or args.max_steps or args.init_from or not args.max_minutes
     most = most_passes(num_tokens, config.num_parameters, bool(args.teacher))
     if not is_given and num_tokens < config.num_parameters and recipe.passes >= most:
+        second = "" if args.teacher else ", or a second run with --teacher"
         found.append(f"the run ends before its {args.max_minutes:g} min: after {most} passes this model only "
-                     f"learns the text by heart. More text helps{'' if args.teacher else ', or a second run with --teacher'}.")
+                     f"learns the text by heart. More text helps{second}.")
     if setup.resumed and args.eval_batches not in (None, recipe.eval_tokens / recipe.batch_size / config.seq_length):
         found.append(f"--eval_batches: validation keeps its {recipe.eval_tokens:,} tokens. Give --eval_tokens.")
     return found
