@@ -35,8 +35,7 @@ def schedule_of_switch(is_on: bool, asked: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def without_smoothing(share: float, asked: Mapping[str, Any]) -> dict[str, Any]:
-    """--label_smoothing 0, which older runs recorded. Raises ValueError for more: a teacher does that now, and better.
-    """
+    """--label_smoothing 0, which older runs recorded. Raises ValueError for more: a teacher stands in its place."""
     if share:
         raise ValueError(f"--label_smoothing {share:g}: went out. Drop it, or give a --teacher")
     return {}
@@ -86,8 +85,8 @@ def read_flags(argv: Sequence[str]) -> flags.Flags:
            "their shape", "random weights", called="model_name_or_path initial_checkpoint_dir")
     g.flag("--teacher", text("PATH"), None, "a finished model of the same tokenizer, out say, whose probabilities are "
            "half of each target: a small text then teaches a larger model, or more passes, more", "none",
-           called="teacher_model distill_from", against="overfit",
-           redecides=f"model_size n_layer n_head n_embd n_kv_head n_inner batch_size {recipe} {follows}")
+           called="teacher_model distill_from",
+           redecides=f"{recipe} {follows}")
     g.flag("--n_layer", whole(1, 1024), None, "number of blocks", "by size", called="depth n_layers num_layers "
            "num_hidden_layers", against="init_from")
     g.flag("--n_head", whole(1, 1024), None, "number of attention heads, a divisor of the width", "by size",

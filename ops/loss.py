@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from ops.linear import linear
 
 IGNORED = -1  # a target that takes no part in the loss
-TAUGHT = 0.5  # the teacher's share of a target
+TEACHERS_SHARE = 0.5  # of a target
 FP16_FACTOR = 512.0  # on gradients of logits in fp16, which cannot tell most of a softmax from zero
 
 Taught: TypeAlias = tuple[torch.Tensor, torch.Tensor]  # a teacher's final hidden states [B, T, D], its head [P, D]
@@ -33,7 +33,7 @@ def cross_entropy(logits_NV: torch.Tensor, targets_N: torch.Tensor, taught_NV: t
         return loss
     kept = targets_N != IGNORED
     to_teacher = F.cross_entropy(logits_NV.float(), taught_NV.float().softmax(-1), reduction="none")
-    return (1 - TAUGHT) * loss + TAUGHT * torch.where(kept, to_teacher, 0.0).sum() / kept.sum()
+    return (1 - TEACHERS_SHARE) * loss + TEACHERS_SHARE * torch.where(kept, to_teacher, 0.0).sum() / kept.sum()
 
 
 class OutputLayer(nn.Module):
@@ -148,7 +148,7 @@ def head_in_chunks(x_NC: torch.Tensor, weight_PC: torch.Tensor, targets_N: torch
         x_NC = x_NC.clone()  # for its gradient; compiled with what makes x, it takes neither time nor memory
     column_P = torch.arange(len(weight_PC), device=weight_PC.device)
     is_id_P = column_P < vocab_size
-    on_target = 1 - TAUGHT if taught else 1.0
+    on_target = 1 - TEACHERS_SHARE if taught else 1.0
 
     loss = torch.zeros((), device=weight_PC.device)
     dx_parts = []
@@ -167,7 +167,7 @@ def head_in_chunks(x_NC: torch.Tensor, weight_PC: torch.Tensor, targets_N: torch
         expected = None
         if taught:
             z_taught = linear(taught[0][row:row + chunk_rows], taught[1]).float()
-            expected = TAUGHT * torch.where(is_id_P, z_taught, -torch.inf).softmax(-1)
+            expected = TEACHERS_SHARE * torch.where(is_id_P, z_taught, -torch.inf).softmax(-1)
             loss_N1 = loss_N1 - (expected * torch.where(is_id_P, z, 0.0)).sum(-1, keepdim=True)
         loss = loss + torch.where(kept, loss_N1, 0.0).sum()
 

@@ -46,7 +46,7 @@ DROPOUT, MANY_PASSES = 0.1, 6
 # Passes of a default run at most; more over such a text, until passes times parameters are so many times its tokens:
 # from there on it is learned by heart, whatever the decay (LOG.md, the same entry).
 USUAL_PASSES, BY_HEART = 10, 100
-TAUGHT = 2  # with a teacher passes times parameters, and parameters alone, may be so many times as many
+WITH_TEACHER = 2  # so many times as many may passes times parameters, and parameters alone, be
 OPEN_SCHEDULES = ("wsd", "constant")
 
 # beta2 by the tokens that its average forgets half of: 0.95 at 0.5M tokens a step, as GPT-3 has it (Marek et al. 2025).
@@ -152,7 +152,7 @@ def default_decay(passes: float) -> float:
 
 def most_passes(num_tokens: int, num_parameters: int, is_taught: bool = False) -> int:
     """The passes over a small text that a default run makes at most, however many minutes it has."""
-    return max(USUAL_PASSES, BY_HEART * (TAUGHT if is_taught else 1) * num_tokens // num_parameters)
+    return max(USUAL_PASSES, BY_HEART * (WITH_TEACHER if is_taught else 1) * num_tokens // num_parameters)
 
 
 def default_beta2(tokens_per_step: int) -> float:

@@ -4,7 +4,7 @@ All of it is checked before anything is decided; problems that do not depend on 
 """
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -165,7 +165,7 @@ def _check(args: Flags, at: Session) -> Inputs:
     with problems.catch():
         if writes or args.resume_from or args.cooldown_from:
             resumed = choose_resume(args.output, args.horizon.cooldown_from, args.min_lr,
-                                    args.init_from or args.teacher, writes, out)
+                                    [args.init_from, args.teacher], writes, out)
         if resumed and corpus and config:
             config = with_what_no_flag_says(config, resumed[0])
             find.check_same(resumed, config, corpus.identity, corpus.tokenizer_sha256, args.allow_new_data,
@@ -201,7 +201,7 @@ def with_what_no_flag_says(config: ModelConfig, folder: Path) -> ModelConfig:
     return config
 
 
-def choose_resume(output: FlagsOfGroup, cooldown_from: str | None, min_lr: float | None, model: str | None,
+def choose_resume(output: FlagsOfGroup, cooldown_from: str | None, min_lr: float | None, models: Sequence[str | None],
                   writes: bool, out: Progress) -> find.Found | None:
     """The verified checkpoint to resume from and its state, or None for a new run. Raises UserError (exit 4).
 
@@ -224,9 +224,10 @@ def choose_resume(output: FlagsOfGroup, cooldown_from: str | None, min_lr: float
         return found
     _check_no_stranger(output_dir)
     folders = (output_dir, Path(output.mirror_to or output_dir))
-    if output.overwrite and model and any(find.is_inside(Path(model), folder) for folder in folders):
-        raise UserError(Exit.FLAGS, f"--overwrite: would delete {printable(model)}, which the run begins with. Give "
-                                    "another --output_dir.")
+    for model in filter(None, models):
+        if output.overwrite and any(find.is_inside(Path(model), folder) for folder in folders):
+            raise UserError(Exit.FLAGS, f"--overwrite: would delete {printable(model)}, which the run begins with. "
+                                        "Give another --output_dir.")
     if (there := find.steps_in(output_dir)) and not output.overwrite:
         raise find.held_by_another_run("--output_dir", output_dir, max(there))
     return None

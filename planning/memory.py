@@ -66,6 +66,10 @@ class MemorySetting:
                              options.loss_chunk or None, options.recompute, copies, optimizer_bytes, strategy,
                              processes.world_size, shards)
 
+    def beside(self, teacher: str | None) -> MemorySetting:
+        """The same beside the weights of --teacher."""
+        return replace(self, teacher_bytes=4 * read_config(Path(teacher)).num_parameters) if teacher else self
+
     @property
     def has_own_memory(self) -> bool:
         """True on a GPU whose memory is not the RAM."""
@@ -198,11 +202,6 @@ def largest_micro_batch(config: ModelConfig, setting: MemorySetting, room: float
     return bisect_right(range(1, most + 1), room, key=lambda n: predicted_peak(config, n, setting))
 
 
-def bytes_of_teacher(path: str | None) -> int:
-    """Bytes of the weights of --teacher, 0 without one."""
-    return 4 * read_config(Path(path)).num_parameters if path else 0
-
-
 def choose_sharing(args: Flags, sizing: Sizing | None, config: ModelConfig, options: Options, machine: Machine,
                    processes: Processes = ALONE) -> tuple[str, str, int]:
     """The strategy by which processes share the model, why, and the default micro-batch with it.
@@ -218,8 +217,8 @@ def choose_sharing(args: Flags, sizing: Sizing | None, config: ModelConfig, opti
     sharing_ram = processes.local_world_size if machine.device.type == "cpu" else 1
 
     def setting(strategy: str) -> MemorySetting:
-        return replace(MemorySetting.of(machine, options, accumulates, True, optimizer_bytes, strategy, processes),
-                       teacher_bytes=bytes_of_teacher(args.teacher))
+        return MemorySetting.of(machine, options, accumulates, True, optimizer_bytes, strategy, processes).beside(
+            args.teacher)
 
     strategy, why = args.model_parallel, "--model_parallel"
     if processes.world_size == 1:

@@ -9,7 +9,6 @@ import json
 import math
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
 
 from architectures.table import ModelConfig
@@ -23,7 +22,7 @@ from common.words import printable, several, size
 from machine.memory import available_ram
 from model import Options
 from planning.early import TRIAL
-from planning.memory import MARGIN, MemorySetting, bytes_of_teacher, largest_micro_batch
+from planning.memory import MARGIN, MemorySetting, largest_micro_batch
 from planning.recipe import Recipe
 from training.optimizers import state_bytes
 from training.state import Runtime
@@ -74,8 +73,8 @@ def find_micro_batch(args: Flags, config: ModelConfig, options: Options, recipe:
     """
     machine, out, processes = runtime.machine, runtime.out, runtime.processes
     samples = recipe.samples_per_step // processes.world_size
-    setting = replace(MemorySetting.of(machine, options, samples > 1, True, state_bytes(recipe.optimizer, config)),
-                      teacher_bytes=bytes_of_teacher(args.teacher))
+    setting = MemorySetting.of(machine, options, samples > 1, True, state_bytes(recipe.optimizer, config)).beside(
+        args.teacher)
     free = machine.backend.free_memory()
     room = int((1 - MARGIN) * (available_ram() // processes.local_world_size if free is None else free))
     candidates = divisors(samples, max(1, MOST_TOKENS // config.seq_length))

@@ -18,7 +18,7 @@ from machine.processes import ALONE, Processes
 from model import Options
 from planning import defaults
 from planning.inputs import Inputs, Session, choose_inputs, choose_machine
-from planning.memory import MemorySetting, bytes_of_teacher, choose_sharing
+from planning.memory import MemorySetting, choose_sharing
 from planning.micro_batch import OUT_OF_MEMORY, after_out_of_memory, find_micro_batch, sequences_at_a_time
 from planning.pace import Deadline, TakeStep
 from planning.plan import Plan
@@ -74,8 +74,7 @@ def choose_setup(inputs: Inputs, runtime: Runtime, parts: Parts, deadline: Deadl
             lambda: after_out_of_memory(Path(args.output_dir), recipe, runtime.out)))
     at_a_time = sequences_at_a_time(recipe, processes.world_size)
     memory = MemorySetting.of(machine, options, recipe.samples_per_step > at_a_time * processes.world_size,
-                              saving.copies, optimizer_bytes, strategy, processes)
-    memory = replace(memory, teacher_bytes=bytes_of_teacher(args.teacher))
+                              saving.copies, optimizer_bytes, strategy, processes).beside(args.teacher)
 
     plan = Plan(config, options, recipe, memory, saving, where, why_there, at_a_time, why_strategy)
     setup = Setup(args, runtime, corpus, inputs.sizing, inputs.resumed, plan, choose)

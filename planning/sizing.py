@@ -15,7 +15,7 @@ from common.errors import Exit, UserError
 from common.flags import FlagsOfGroup
 from machine.backends import CPU, gpu_in_use
 from model import SIZES, Options
-from planning.defaults import TAUGHT, USUAL_PASSES, most_passes
+from planning.defaults import USUAL_PASSES, WITH_TEACHER, most_passes
 from tokens.corpus import Corpus
 from training.table import MUON_PAYS
 
@@ -114,7 +114,8 @@ def sizing_for(vocab_size: int, num_tokens: int, speed: float, max_minutes: floa
     Each of the two limits is None where its flag was not given, the network's shape where no flag says the size. With a
     teacher a text bears more parameters, and passes.
     """
-    (arch, shape), most_parameters = network, MOST_PARAMETERS_PER_TOKEN * (TAUGHT if is_taught else 1) * num_tokens
+    arch, shape = network
+    most_parameters = MOST_PARAMETERS_PER_TOKEN * (WITH_TEACHER if is_taught else 1) * num_tokens
     minutes = max_minutes or USUAL_MINUTES
     seq_length = seq_length or _power_of_two(num_tokens // LEAST_SEQUENCES, SHORTEST_SEQUENCE, LONGEST_SEQUENCE)
     flops = speed * 60 * minutes

@@ -15,7 +15,7 @@ from common.errors import InvalidCheckpoint
 from common.flags import Group, real
 from model import GPT, SIZES, GPTConfig, Options
 from ops.attention import attention_in_blocks, causal_attention
-from ops.loss import IGNORED, TAUGHT
+from ops.loss import IGNORED, TEACHERS_SHARE
 from tests.helpers.decoding import largest_difference
 from tests.helpers.training import metrics_of
 
@@ -169,7 +169,7 @@ def test_the_loss_is_the_cross_entropy_over_the_vocabulary_alone(make_model, is_
     targets[:, 5:] = IGNORED
     wanted = F.one_hot(targets[:, :5], 300).float()
     if taught := random_taught(model) if is_taught else None:
-        wanted = (1 - TAUGHT) * wanted + TAUGHT * (taught[0] @ taught[1].T)[:, :5, :300].softmax(-1)
+        wanted = (1 - TEACHERS_SHARE) * wanted + TEACHERS_SHARE * (taught[0] @ taught[1].T)[:, :5, :300].softmax(-1)
     expected = F.cross_entropy(logits[:, :5].flatten(0, 1), wanted.flatten(0, 1))
     torch.testing.assert_close(model(ids, targets, taught), expected, atol=1e-6, rtol=0)
 

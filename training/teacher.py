@@ -11,6 +11,7 @@ import torch
 from architectures.table import ModelConfig, Network, architecture_of
 from checkpoint import find, load
 from common.errors import Exit, UserError
+from common.files import named_in
 from common.progress import Progress
 from common.words import printable
 from machine.device import Machine
@@ -43,6 +44,9 @@ def choose_teacher(requested: str, config: ModelConfig, out: Progress) -> str:
     """The checkpoint that --teacher means. Raises UserError: exit 4 if it is no model, 3 if it has other ids than the
     student, 2 if it has too few positions.
     """
+    if not named_in(Path(requested), Path("out"))[0].exists():  # out/best names a folder too
+        raise UserError(Exit.CHECKPOINT, f"--teacher {printable(requested)} does not exist. Give --teacher with the "
+                                         "folder where it is now.")
     folder = find.resolve(Path(requested), out.warn, to_train=False)
     with load.opening(f"--teacher {printable(requested)}"):
         theirs = load.read_config(folder)

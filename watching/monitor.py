@@ -266,9 +266,9 @@ class Monitor:
             f"/best\n      the best by validation, step {best_step:,}; {folder} alone is the last one")
         self._out.say(f"next: python generate.py --ckpt {folder}{best}")
         if self._overfitting.validations:
-            self._say_what_pays(folder)
+            self._say_what_pays(folder, f"{folder}/best" if best else folder)
 
-    def _say_what_pays(self, folder: str) -> None:
+    def _say_what_pays(self, folder: str, teacher: str) -> None:
         """Prints whether a longer run, a larger model, more text or a teacher pays, why, and the commands; if the
         figures tell.
         """
@@ -284,7 +284,7 @@ class Monitor:
             command = roads.get(what, f"python train.py --config {folder}/config.toml \\\n"
                                       f"    --model_size {what} --output_dir {folder}-{what}")
             self._out.say(f"{what} pays: {why}\n{command}")
-            if what == "more text" and self._recipe.passes > FRESH and not self._args.teacher:
+            if what == "more text" and self._recipe.overfits and self._recipe.passes > FRESH and not self._args.teacher:
                 self._out.say("a teacher pays: another model learns more from the text and this one\n"
-                              f"python train.py --config {folder}/config.toml --teacher {folder} \\\n"
+                              f"python train.py --config {folder}/config.toml --teacher {teacher} \\\n"
                               f"    --seed {self._args.seed + 1} --output_dir {folder}-taught")

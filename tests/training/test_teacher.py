@@ -9,7 +9,7 @@ import train
 from checkpoint.load import load_model
 from checkpoint.recorded import steps_in
 from common.errors import Exit
-from ops.loss import TAUGHT
+from ops.loss import TEACHERS_SHARE
 from tests.helpers.training import metrics_of, run_of, same_tensors
 from training.teacher import Teacher
 
@@ -30,8 +30,8 @@ def test_half_of_each_target_is_what_the_teacher_expects(taught):
     ids = torch.randint(student.config.vocab_size, (2, 9))
     with torch.no_grad():
         expected = teacher(ids[:, :-1]).softmax(-1)
-        wanted = TAUGHT * expected
-        wanted.scatter_add_(-1, ids[:, 1:, None], torch.full((2, 8, 1), 1 - TAUGHT))
+        wanted = TEACHERS_SHARE * expected
+        wanted.scatter_add_(-1, ids[:, 1:, None], torch.full((2, 8, 1), 1 - TEACHERS_SHARE))
         loss = -(wanted * student(ids[:, :-1]).log_softmax(-1)).sum(-1).mean()
     before = {name: tensor.clone() for name, tensor in teacher.state_dict().items()}
     result = train.try_step(run_of(student, teacher=Teacher(teacher)), [(ids[:, :-1], ids[:, 1:])], 1)
@@ -43,8 +43,11 @@ def test_a_taught_run_that_was_stopped_ends_with_the_same_bytes(taught):
     shown = str(taught.folder / "first" / "checkpoint-8")
     flags = [*STEPS, "--teacher", shown, "--dropout", "0.1", "--warmup_steps", "1", "--lr_schedule", "constant"]
     taught.ok(*flags, "--max_steps", "4", out="whole")
-    text = taught.ok("--resume_from", str(taught.folder / "whole"), "--max_steps", "8", out="whole")
-    assert f"teacher     {shown}" in text  # as the run recorded it
+    resume = ["--resume_from", str(taught.folder / "whole"), "--max_steps", "8"]
+    moved = (taught.folder / "first").rename(taught.folder / "moved")  # after the run recorded where it is
+    assert "where it is now" in taught.refused(Exit.CHECKPOINT, *resume, out="whole")
+    assert f"teacher     {moved}" in taught.ok(*resume, "--teacher", str(moved), out="whole")
+    moved.rename(taught.folder / "first")
     taught.ok(*flags, out="again")
     assert same_tensors(taught.folder / "whole" / "checkpoint-8", taught.folder / "again" / "checkpoint-8")
 

@@ -97,10 +97,10 @@ def test_the_closing_lines_name_best_and_last_where_they_differ_and_what_pays(ov
 
 def test_after_many_passes_a_model_is_named_as_the_teacher_of_the_next(run, monkeypatch):
     monkeypatch.setattr("watching.monitor.verdict", lambda *_: ("more text", "its text"))
-    folder, flags = run.folder / "out", ["--epochs", "5", "--eval_interval", "50"]
+    folder, flags = run.folder / "out", ["--epochs", "5", "--eval_interval", "50", "--optimizer", "muon"]
     text = run.ok(*flags)
     command = " ".join(text[text.index("a teacher pays"):].splitlines()[1:3]).replace("\\ ", "")
-    assert command.split() == ["python", "train.py", "--config", f"{folder}/config.toml", "--teacher", str(folder),
+    assert command.split() == ["python", "train.py", "--config", f"{folder}/config.toml", "--teacher", f"{folder}/best",
                                "--seed", "1338", "--output_dir", f"{folder}-taught"]
     text = run.ok(*command.split()[2:], "--epochs", "5")
     assert "a teacher pays" not in text
