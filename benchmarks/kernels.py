@@ -16,7 +16,7 @@ from torch.utils.benchmark import Timer
 from benchmarks.ladder import Bench
 from model import GPT, SIZES, GPTConfig
 from ops.loss import add_product_
-from ops.orthogonal import orthogonalized
+from ops.orthogonal import flop_of, orthogonalized
 from planning.recipe import LOSS_CHUNK
 
 
@@ -51,8 +51,8 @@ def rows_of_a_step(config: GPTConfig, B: int, draw: Any) -> Iterator[Any]:
     yield from rows_of_attention(B, config.seq_length, config.n_head, config.head_dim, draw)
     for M, C in ((4, config.n_embd), (2, config.n_inner)):  # of a block, c_attn's three and c_proj, and the MLP's
         x_MRC = draw(M * config.n_layer, R := config.n_embd, C)
-        flop = 5.0 * len(x_MRC) * (4 * R**2 * C + 2 * R**3)
-        yield f"Newton-Schulz {len(x_MRC)}x{R}x{C}", partial(orthogonalized, x_MRC, x_MRC.dtype), flop
+        flop = len(x_MRC) * flop_of(R, C)
+        yield f"Newton-Schulz {len(x_MRC)}x{R}x{C}", partial(orthogonalized, x_MRC, x_MRC.dtype), float(flop)
 
 
 def rows_of_a_layer(name: str, N: int, weight: torch.Tensor, draw: Any) -> Iterator[Any]:

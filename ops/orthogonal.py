@@ -1,26 +1,61 @@
-"""The nearest orthogonal matrix, nearly: five Newton-Schulz iterations, for many matrices of one shape at a time.
+"""The nearest orthogonal matrix, nearly: four Newton-Schulz iterations, for many matrices of one shape at a time.
 
 The plain form is U V' of the singular value decomposition U S V'. Shapes: N matrices of R rows and C columns.
 """
 
 import torch
 
-# Chosen so that small singular values grow fastest: all end between about 0.7 and 1.2 (Jordan et al. 2024).
-COEFFICIENTS = (3.4445, -4.7750, 2.0315)
+# An iteration makes (a1 + a3 G + a5 G^2) X of X, with G = X X'. Chosen so that small singular values grow fastest: all
+# end between about 0.7 and 1.2 (Jordan et al. 2024).
+A1, A3, A5 = 3.4445, -4.7750, 2.0315
+WIDE = 1.5  # columns for a row, from which two iterations on G take fewer FLOP than two on X
 
 
 def orthogonalized(matrices_NRC: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """Each matrix with its singular values near 1; one of zeros stays zero. Same shape, in the dtype of the products.
 
-    It takes 5 (4 R^2 C + 2 R^3) FLOP a matrix where R <= C; others are transposed on the way, as that is cheaper.
+    Matrices of more rows than columns are transposed on the way, as that is cheaper.
     """
-    if matrices_NRC.size(-2) > matrices_NRC.size(-1):
+    R, columns = matrices_NRC.shape[-2:]
+    if columns < R:
         return orthogonalized(matrices_NRC.mT, dtype).mT
-    a, b, c = COEFFICIENTS
-    # Of norm 1 first: fp16 cannot tell most gradients from zero.
-    x = (matrices_NRC / torch.linalg.matrix_norm(matrices_NRC, keepdim=True).clamp(min=1e-7)).to(dtype)
-    for _ in range(5):  # training/optimizers.py counts them where it chooses Muon
-        gram_NRR = x @ x.mT
-        polynomial_NRR = torch.baddbmm(gram_NRR, gram_NRR, gram_NRR, beta=b, alpha=c)
-        x = torch.baddbmm(x, polynomial_NRR, x, beta=a)
-    return x
+    # Of a norm at which the singular values of G^2 lie between 1/R and R, that fp16 can tell them from zero.
+    norm = torch.linalg.matrix_norm(matrices_NRC, keepdim=True)
+    x = (matrices_NRC * (R**0.25 / norm.clamp(min=1e-7))).to(dtype)
+
+    # Then the largest singular value is 1 at most, and hardly less: as G's is at most the root of the norm of G^2.
+    # Where only the norm of X was 1, it took an iteration more to grow as far.
+    gram_NRR = x @ x.mT
+    square_NRR = gram_NRR @ gram_NRR
+    scale = torch.linalg.matrix_norm(square_NRR, dtype=torch.float32, keepdim=True).clamp(min=1e-20)**-0.25
+    gram = scale**2 * gram_NRR
+    x = two_iterations((scale * x).to(dtype), gram.to(dtype), (A3 * gram + A5 * scale**4 * square_NRR).to(dtype))
+
+    gram_NRR = x @ x.mT
+    return two_iterations(x, gram_NRR, polynomial(gram_NRR))
+
+
+def flop_of(R: int, C: int) -> int:
+    """Of the products for a matrix of R rows and C columns, R <= C."""
+    return 8 * R**2 * C + 20 * R**3 if C >= WIDE * R else 16 * R**2 * C + 8 * R**3
+
+
+def polynomial(gram_NRR: torch.Tensor) -> torch.Tensor:
+    """a3 G + a5 G^2."""
+    return torch.baddbmm(gram_NRR, gram_NRR, gram_NRR, beta=A3, alpha=A5)
+
+
+def two_iterations(x_NRC: torch.Tensor, gram_NRR: torch.Tensor, first_NRR: torch.Tensor) -> torch.Tensor:
+    """X after two iterations, of its G and the first one's polynomial of that.
+
+    A wide X is multiplied once, by both of P = a1 + a3 G + a5 G^2, as the next G is P G P (Zhang et al. 2026, Gram
+    Newton-Schulz). No more than two at once: in bf16 P G P drifts from what it stands for. a1 is no part of the
+    polynomials, on whose diagonals it would cost them digits.
+    """
+    if x_NRC.size(-1) < WIDE * x_NRC.size(-2):
+        x_NRC = torch.baddbmm(x_NRC, first_NRR, x_NRC, beta=A1)
+        return torch.baddbmm(x_NRC, polynomial(x_NRC @ x_NRC.mT), x_NRC, beta=A1)
+    half_NRR = torch.baddbmm(gram_NRR, first_NRR, gram_NRR, beta=A1)
+    second_NRR = polynomial(torch.baddbmm(half_NRR, half_NRR, first_NRR, beta=A1))
+    both_NRR = torch.baddbmm(first_NRR, second_NRR, first_NRR, beta=A1).add_(second_NRR, alpha=A1)
+    return torch.baddbmm(x_NRC, both_NRR, x_NRC, beta=A1**2)

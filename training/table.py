@@ -38,8 +38,8 @@ def _adamw8bit() -> type[BesideAdamW]:
     return AdamW8bit
 
 
-# Tokens of a step for each unit of width, from which on Muon pays: there it adds half to the FLOPs of the blocks, and
-# it needs at most 0.6 of AdamW's tokens (LOG.md, 2026-11-22, The default recipe).
+# Tokens of a step for each unit of width, from which on Muon pays: there it adds a third to the FLOPs of the blocks,
+# and it needs at most 0.6 of AdamW's tokens (LOG.md, 2026-11-22, The default recipe).
 MUON_PAYS = 8
 OPTIMIZERS = {
     "adamw": OptimizerRow("AdamW"),

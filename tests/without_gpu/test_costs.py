@@ -39,7 +39,7 @@ def test_a_step_of_muon_multiplies_and_moves_what_its_formulas_say(ask_of):
 
     config = GPTConfig(n_layer=2)
     table = config.padded_vocab_size * config.n_embd
-    iterations = sum(5 * (4 * R * R * C + 2 * R**3) for R, C in [(768, 768)] * 4 + [(768, 3072)] * 2)
+    iterations = 4 * (16 + 8) * 768**3 + 2 * (8 * 4 + 20) * 768**3
     assert products == 6 * (config.num_block_weights + table) * 16 * 1024 + config.n_layer * iterations
     # Of weights, gradients, both moments: read, and written, gradients too, which are divided by the norm.
     others = table + (config.seq_length + 2 * 13 + 2) * config.n_embd
