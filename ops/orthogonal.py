@@ -21,15 +21,16 @@ def orthogonalized(matrices_NRC: torch.Tensor, dtype: torch.dtype) -> torch.Tens
         return orthogonalized(matrices_NRC.mT, dtype).mT
     # Of a norm at which the singular values of G^2 lie between 1/R and R, that fp16 can tell them from zero.
     norm = torch.linalg.matrix_norm(matrices_NRC, keepdim=True)
-    x = (matrices_NRC * (R**0.25 / norm.clamp(min=1e-7))).to(dtype)
+    x = (matrices_NRC * (R**0.25 / norm.clamp(min=1e-7)).to(matrices_NRC.dtype)).to(dtype)
 
     # Then the largest singular value is 1 at most, and hardly less: as G's is at most the root of the norm of G^2.
     # Where only the norm of X was 1, it took an iteration more to grow as far.
     gram_NRR = x @ x.mT
     square_NRR = gram_NRR @ gram_NRR
-    scale = torch.linalg.matrix_norm(square_NRR, dtype=torch.float32, keepdim=True).clamp(min=1e-20)**-0.25
-    gram = scale**2 * gram_NRR
-    x = two_iterations((scale * x).to(dtype), gram.to(dtype), (A3 * gram + A5 * scale**4 * square_NRR).to(dtype))
+    scale = (torch.linalg.matrix_norm(square_NRR, dtype=torch.float32, keepdim=True).clamp(min=1e-20)**-0.25).to(dtype)
+    x.mul_(scale)
+    gram_NRR.mul_(scale**2)
+    x = two_iterations(x, gram_NRR, square_NRR.mul_(A5 * scale**4).add_(gram_NRR, alpha=A3))
 
     gram_NRR = x @ x.mT
     return two_iterations(x, gram_NRR, polynomial(gram_NRR))
