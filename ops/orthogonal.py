@@ -27,7 +27,8 @@ def orthogonalized(matrices_NRC: torch.Tensor, dtype: torch.dtype) -> torch.Tens
     # Where only the norm of X was 1, it took an iteration more to grow as far.
     gram_NRR = x @ x.mT
     square_NRR = gram_NRR @ gram_NRR
-    scale = (torch.linalg.matrix_norm(square_NRR, dtype=torch.float32, keepdim=True).clamp(min=1e-20)**-0.25).to(dtype)
+    norm = torch.linalg.matrix_norm(square_NRR, dtype=torch.float32, keepdim=True)  # at least 1 / sqrt(R)
+    scale = (norm.clamp(min=1e-3)**-0.25).to(dtype)
     x.mul_(scale)
     gram_NRR.mul_(scale**2)
     x = two_iterations(x, gram_NRR, square_NRR.mul_(A5 * scale**4).add_(gram_NRR, alpha=A3))
