@@ -163,7 +163,7 @@ def read_flags(argv: Sequence[str]) -> flags.Flags:
     g.old("--cooldown_steps", whole(1), lambda steps, asked: {"cooldown": steps})
     g.old("--use_lr_scheduler", flags.SWITCH, schedule_of_switch)
     g.flag("--weight_decay", real(0, 10), None, "decoupled, per step and learning rate",
-           "0.1, with Muon for each pass over a small text, at most 1", called="wd")
+           "0.1, with Muon more over a small text, by passes and the model's size", called="wd")
     g.flag("--beta1", real(0, 1, below=True), 0.9, "decay of the running mean of gradients", called="adam_beta1")
     g.flag("--beta2", real(0, 1, below=True), None, "decay of the running mean of squared gradients",
            "0.95 at 0.5M tokens a step to 0.99 at fewer than 0.1M", called="adam_beta2")

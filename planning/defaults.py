@@ -41,7 +41,10 @@ SMALL_INIT = 0.4
 # many times, more of it and dropout help (Kim et al. 2025; LOG.md, 2026-11-24, Many passes over one text). Not with
 # AdamW in small steps, which they held back, with trained weights, or with a schedule that knows no end before it
 # comes: a run made longer is then the run that was planned so long.
-DECAY_OF_A_PASS, MOST_DECAY = 0.1, 1.0  # 0.1 for one pass (Brown et al. 2020, GPT-3, appendix B)
+DECAY_OF_A_PASS, MOST_DECAY = 0.1, 4.0  # 0.1 for one pass (Brown et al. 2020, GPT-3, appendix B)
+# Parameters for a token from which on a further pass wants more decay, and the power of their number it grows by
+# (LOG.md, 2026-11-25, More decay for a larger model).
+MANY_PARAMETERS, GROWTH_OF_DECAY = 10, 2.5
 DROPOUT, MANY_PASSES = 0.1, 6
 # Passes of a default run at most; more over such a text, until passes times parameters are so many times its tokens:
 # from there on it is learned by heart, whatever the decay (LOG.md, the same entry).
@@ -72,7 +75,7 @@ REASONS = {
     "beta2": f"forgets half in {HALF_LIFE_TOKENS / 1e6:g}M tokens, within limits (Marek et al. 2025)",
     "cooldown": "a fifth of the steps is enough (Haegele et al. 2024)",
     "grad_clip": "as GPT-3 (Brown et al. 2020, appendix B)",
-    "weight_decay": f"{DECAY_OF_A_PASS}, for each pass over a small text, at most {MOST_DECAY} (Kim et al. 2025)",
+    "weight_decay": f"{DECAY_OF_A_PASS}; over a small text by its passes and the model's size (Kim et al. 2025)",
     "dropout": f"where a small text is read {MANY_PASSES} times or more (Kim et al. 2025)",
 }
 
@@ -145,9 +148,10 @@ def _peak_by_points(width: int, points: Sequence[tuple[int, float]]) -> float:
     return rate * (width / low) ** (math.log(next_rate / rate) / math.log(high / low))
 
 
-def default_decay(passes: float) -> float:
-    """The weight decay of a run that reads its text so many times."""
-    return min(MOST_DECAY, DECAY_OF_A_PASS * max(1.0, passes))
+def default_decay(passes: float, parameters_per_token: float) -> float:
+    """The weight decay of a run that reads its text so many times, with a model of so many parameters for a token."""
+    more = max(1.0, parameters_per_token / MANY_PARAMETERS) ** GROWTH_OF_DECAY
+    return min(MOST_DECAY, DECAY_OF_A_PASS * (1.0 + max(0.0, passes - 1.0) * more))
 
 
 def most_passes(num_tokens: int, num_parameters: int, is_taught: bool = False) -> int:

@@ -247,7 +247,7 @@ def choose_recipe(args: Flags, config: ModelConfig, num_tokens: int, most_batch_
         embedding_learning_rate=values.of("embedding_learning_rate", of_embeddings),
         init_std=values.of("init_std", usual.init_std if is_usual else INIT_STD),
         weight_decay=values.of("weight_decay", defaults.default_decay(
-            total_steps * samples_per_step / windows if overfits else 1.0)),
+            total_steps * samples_per_step / windows if overfits else 1.0, config.num_parameters / num_tokens)),
         beta2=values.of("beta2", defaults.default_beta2(tokens_per_step)),
         grad_clip=values.of("grad_clip", defaults.GRAD_CLIP),
         eval_interval=eval_interval_of(args.eval_interval, total_steps),

@@ -6,7 +6,7 @@ import torch
 import train
 from machine.device import Machine
 from model import GPTConfig
-from planning.defaults import usual_rates
+from planning.defaults import default_decay, usual_rates
 from planning.recipe import Recipe, choose_options, choose_recipe
 from training.optimizers import dtype_of_products
 
@@ -76,12 +76,18 @@ def test_a_resumed_run_keeps_its_peak_and_its_warm_up_when_it_is_made_longer():
 
 
 @pytest.mark.parametrize(("flags", "decay"), [
-    ("--epochs 1", 0.1), ("--epochs 7", 0.7), ("--epochs 99", 1.0), ("--epochs 99 --max_steps 5000", 0.5),
+    ("--epochs 1", 0.1), ("--epochs 7", 0.7), ("--epochs 99", 4.0), ("--epochs 99 --max_steps 5000", 0.5),
     ("--epochs 99 --init_from weights", 0.1), ("--epochs 99 --lr_schedule wsd", 0.1),
     ("--epochs 99 --weight_decay 0.2", 0.2), ("--epochs 99 --optimizer adamw", 0.1)])
 def test_a_small_text_that_muon_reads_often_wants_more_weight_decay(flags, decay):
-    assert recipe("--optimizer", "muon", *flags.split(), width=256).weight_decay == pytest.approx(decay)
+    assert recipe("--optimizer", "muon", *flags.split(), width=128).weight_decay == pytest.approx(decay)
     assert recipe("--optimizer", "muon", *flags.split(), width=16).weight_decay in (0.1, 0.2)  # more tokens
+
+
+def test_a_pass_wants_more_decay_the_more_parameters_a_token_has():
+    found = [default_decay(passes, 15) for passes in (0.5, 1, 2, 10, 20)]
+    assert found == pytest.approx([0.1, 0.1, 0.1 + 0.1 * 1.5**2.5, 0.1 + 0.9 * 1.5**2.5, 4.0])
+    assert default_decay(10, 3) == default_decay(10, 10) == pytest.approx(1.0)
 
 
 def test_initial_weights_are_wide_for_adamws_default_rate_alone():

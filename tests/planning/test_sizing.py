@@ -16,7 +16,8 @@ from tests.helpers.training import metrics_of
 @pytest.mark.parametrize(("vocab_size", "num_tokens", "threads", "minutes", "expected"), [
     (1024, 443_000, 2, None, (2, 256, 256, 8, 8)),  # a megabyte of text on an old laptop
     (1024, 443_000, 9, 16.0, (4, 256, 256, 8, 12)),  # more passes by a larger model
-    (640, 218_000, 9, 16.0, (2, 256, 256, 8, 12)),  # for which this text is too short
+    (640, 218_000, 9, 16.0, (4, 256, 256, 8, 10)),
+    (640, 90_000, 9, 16.0, (2, 256, 256, 8, 10)),  # for which this text is too short
     (5632, 2_600_000, 4, None, (2, 256, 256, 8, 1)),  # more text takes the time of more passes
     (32_000, 25_000_000, 2, None, (2, 256, 256, 8, 1)),  # one pass at least
     (32_000, 250_000_000, 64, 600.0, (6, 384, 256, 16, 1)),  # a server and a night
