@@ -51,8 +51,8 @@ def rows_of_a_step(config: GPTConfig, B: int, draw: Any) -> Iterator[Any]:
     yield from rows_of_attention(B, config.seq_length, config.n_head, config.head_dim, draw)
     for M, C in ((4, config.n_embd), (2, config.n_inner)):  # of a block, c_attn's three and c_proj, and the MLP's
         x_MRC = draw(M * config.n_layer, R := config.n_embd, C)
-        flop = len(x_MRC) * flop_of(R, C)
-        yield f"Newton-Schulz {len(x_MRC)}x{R}x{C}", partial(orthogonalized, x_MRC, x_MRC.dtype), float(flop)
+        flop = float(len(x_MRC) * flop_of(R, C))
+        yield f"Newton-Schulz {len(x_MRC)}x{R}x{C}", partial(orthogonalized, x_MRC, x_MRC.dtype), flop
 
 
 def rows_of_a_layer(name: str, N: int, weight: torch.Tensor, draw: Any) -> Iterator[Any]:

@@ -16,25 +16,26 @@ def orthogonalized(matrices_NRC: torch.Tensor, dtype: torch.dtype) -> torch.Tens
 
     Matrices of more rows than columns are transposed on the way, as that is cheaper.
     """
-    R, columns = matrices_NRC.shape[-2:]
-    if columns < R:
+    R, C = matrices_NRC.shape[-2:]
+    if C < R:
         return orthogonalized(matrices_NRC.mT, dtype).mT
-    # Of a norm at which the singular values of G^2 lie between 1/R and R, that fp16 can tell them from zero.
-    norm = torch.linalg.matrix_norm(matrices_NRC, keepdim=True)
-    x = (matrices_NRC * (R**0.25 / norm.clamp(min=1e-7)).to(matrices_NRC.dtype)).to(dtype)
+    # Of norm R^(1/4) first: the norm of G^2 then lies between 1 / sqrt(R) and R, where fp16 can hold it.
+    norm_N11 = torch.linalg.matrix_norm(matrices_NRC, keepdim=True)
+    x_NRC = (matrices_NRC * (R**0.25 / norm_N11.clamp(min=1e-7)).to(matrices_NRC.dtype)).to(dtype)
 
-    # Then the largest singular value is 1 at most, and hardly less: as G's is at most the root of the norm of G^2.
-    # Where only the norm of X was 1, it took an iteration more to grow as far.
-    gram_NRR = x @ x.mT
+    # Then of a largest singular value of 1 at most, and hardly less: that of G^2, its fourth power, is no more than the
+    # norm. Where only the norm of X was 1, it took an iteration more to grow as far.
+    gram_NRR = x_NRC @ x_NRC.mT
     square_NRR = gram_NRR @ gram_NRR
-    norm = torch.linalg.matrix_norm(square_NRR, dtype=torch.float32, keepdim=True)  # at least 1 / sqrt(R)
-    scale = (norm.clamp(min=1e-3)**-0.25).to(dtype)
-    x.mul_(scale)
-    gram_NRR.mul_(scale**2)
-    x = two_iterations(x, gram_NRR, square_NRR.mul_(A5 * scale**4).add_(gram_NRR, alpha=A3))
+    norm_N11 = torch.linalg.matrix_norm(square_NRR, dtype=torch.float32, keepdim=True)
+    scale_N11 = (norm_N11.clamp(min=1e-3)**-0.25).to(dtype)  # finite in fp16 for a matrix of zeros
+    x_NRC.mul_(scale_N11)
+    gram_NRR.mul_(scale_N11**2)
+    first_NRR = square_NRR.mul_(A5 * scale_N11**4).add_(gram_NRR, alpha=A3)
+    x_NRC = two_iterations(x_NRC, gram_NRR, first_NRR)
 
-    gram_NRR = x @ x.mT
-    return two_iterations(x, gram_NRR, polynomial(gram_NRR))
+    gram_NRR = x_NRC @ x_NRC.mT
+    return two_iterations(x_NRC, gram_NRR, polynomial(gram_NRR))
 
 
 def flop_of(R: int, C: int) -> int:
