@@ -95,29 +95,39 @@ def linear(x: torch.Tensor, weight_OI: torch.Tensor, bias_O: torch.Tensor | None
     return F.linear(x, weight_OI, bias_O)
 
 
-def linear_in_bf16(x: torch.Tensor, weight_OI: torch.Tensor, bias_O: torch.Tensor | None = None) -> torch.Tensor:
-    """F.linear in bf16, of fp32 weights, whose gradients are never rounded to bf16 and cast back, as autocast's are."""
+def linear_in_half(x: torch.Tensor, weight_OI: torch.Tensor, bias_O: torch.Tensor | None = None) -> torch.Tensor:
+    """F.linear in autocast's 16 bits, of fp32 weights, whose gradients are not rounded to these where a product can
+    be given in fp32.
+    """
     if weight_OI.dtype != torch.float32:  # as FSDP gathers them
         return F.linear(x, weight_OI, bias_O)
-    return _LinearInBF16.apply(x, weight_OI, bias_O)  # type: ignore[return-value]
+    half = torch.get_autocast_dtype(x.device.type)
+    return _LinearInHalf.apply(x, weight_OI, bias_O, half)  # type: ignore[return-value]
 
 
-class _LinearInBF16(torch.autograd.Function):
+class _LinearInHalf(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, weight_OI: torch.Tensor,  # type: ignore[override]
-                bias_O: torch.Tensor | None) -> torch.Tensor:
+                bias_O: torch.Tensor | None, half: torch.dtype) -> torch.Tensor:
         ctx.dtype, ctx.has_bias = x.dtype, bias_O is not None
-        x, weight_OI = x.bfloat16(), weight_OI.bfloat16()
+        x, weight_OI = x.to(half), weight_OI.to(half)
         ctx.save_for_backward(x, weight_OI)
-        return F.linear(x, weight_OI, None if bias_O is None else bias_O.bfloat16())
+        return F.linear(x, weight_OI, None if bias_O is None else bias_O.to(half))
 
     @staticmethod
     def backward(ctx: Any, dy: torch.Tensor) -> tuple[torch.Tensor | None, ...]:  # type: ignore[override]
         x, weight_OI = ctx.saved_tensors
         dy_ON, x_NI = dy.flatten(0, -2).t(), x.flatten(0, -2)
         dx = (dy @ weight_OI).to(ctx.dtype)
-        dw = torch.mm(dy_ON, x_NI, out_dtype=torch.float32) if x.is_cuda else dy_ON.float() @ x_NI.float()
-        return dx, dw, dy_ON.sum(1, dtype=torch.float32) if ctx.has_bias else None
+        if not x.is_cuda:
+            dw = dy_ON.float() @ x_NI.float()
+        elif x.dtype == torch.bfloat16:
+            dw = torch.mm(dy_ON, x_NI, out_dtype=torch.float32)
+        else:
+            dw = (dy_ON @ x_NI).float()
+        # By sequences first: the compiler joins this sum, and no other, with the loop that makes dy.
+        db = dy.sum(-2, dtype=torch.float32).view(-1, len(dy_ON)).sum(0) if ctx.has_bias else None
+        return dx, dw, db, None
 
 
 class OneDNNLinear(torch.autograd.Function):

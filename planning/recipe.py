@@ -20,7 +20,7 @@ from common.words import count, several
 from machine.device import Machine
 from model import INIT_STD, Options
 from ops.attention import Attention
-from ops.linear import linear, linear_in_bf16
+from ops.linear import linear, linear_in_half
 from planning import defaults
 from planning.schedules import Cooldown, Schedule, cooldown_of
 from planning.sizing import DEFAULT_SIZE, Sizing, shape_of
@@ -158,10 +158,10 @@ def choose_options(recompute: bool, has_weights: bool, machine: Machine, attenti
     """
     # Trained weights can make activations beyond the largest number of fp16, 65,504. A run goes on as it began.
     stays_wide = machine.precision == "fp16" and (has_weights or began_with.get("residual") == "fp32")
-    # Of cards of before Ampere, which only emulate bf16, no product is given in fp32. torch 2.11 keeps the results of
-    # own operations that are to be computed again.
-    is_bf16 = machine.precision == "bf16" and machine.backend.sums_in_fp32 and machine.backend.has_bf16()
-    return Options(product=linear_in_bf16 if is_bf16 and not recompute else linear,
+    # Cards of before Ampere only emulate bf16. torch 2.11 keeps the results of own operations that are to be computed
+    # again.
+    is_half = machine.precision == "fp16" or (machine.precision == "bf16" and machine.backend.has_bf16())
+    return Options(product=linear_in_half if machine.backend.sums_in_fp32 and is_half and not recompute else linear,
                    recompute=recompute, attention=attention,
                    residual_dtype=None if stays_wide or machine.precision == "fp32" else machine.dtype,
                    loss_chunk=LOSS_CHUNK if machine.on_gpu or machine.compile else 0)

@@ -116,7 +116,7 @@ def test_embeddings_have_a_rate_of_their_own(flags, rate):
 
 
 @pytest.mark.parametrize(("device", "dtype", "is_native", "product", "of_muon"), [
-    ("cuda", "bfloat16", True, "linear_in_bf16", "bfloat16"), ("cuda", "float16", False, "linear", "float16"),
+    ("cuda", "bfloat16", True, "linear_in_half", "bfloat16"), ("cuda", "float16", False, "linear_in_half", "float16"),
     ("cuda", "bfloat16", False, "linear", "float32"), ("cpu", "float16", False, "linear", "float32")])
 def test_products_have_the_dtype_that_the_device_is_fast_in(monkeypatch, device, dtype, is_native, product, of_muon):
     machine = Machine(torch.device(device), "", "", getattr(torch, dtype), "", True, "", ())
