@@ -422,18 +422,23 @@ def shared_windows(num_tokens: Sequence[int], seq_length: int, most: int) -> lis
     return shares
 
 
+def spread_windows(num_tokens: int, seq_length: int, most: int) -> np.ndarray:
+    """The numbers of all windows, int64 [num], or of so many spread evenly; window w begins at token w T."""
+    there = -(-(num_tokens - 1) // seq_length)
+    return np.arange(there) if there <= most else np.arange(most) * there // most
+
+
 def validation_batches(tokens: Tokens, seq_length: int, batch_size: int, most_windows: int,
                        processes: Processes = ALONE) -> Iterator[Batch]:
     """The inputs and targets of all windows, or of most_windows spread evenly, on the CPU, the same ones every time.
 
-    Window w begins at token w T. Windows do not overlap, and the last one may be shorter than T.
+    Windows do not overlap, and the last one may be shorter than T.
 
     The processes share the windows, and each gets the same number of batches. All batches have the same shape, so that
     a compiled model is compiled once: what is missing in the last window and in the last batch is filled up with
     targets IGNORED, of which a whole batch may consist.
     """
-    there = -(-(tokens.length - 1) // seq_length)
-    chosen = np.arange(there) if there <= most_windows else np.arange(most_windows) * there // most_windows
+    chosen = spread_windows(tokens.length, seq_length, most_windows)
     mine = chosen[processes.rank::processes.world_size]
     num_batches = -(-len(chosen) // (batch_size * processes.world_size))
 

@@ -14,6 +14,7 @@ from machine.device import Machine
 from model import SIZES, Options
 from ops.attention import attends_in_blocks
 from planning.defaults import most_passes
+from planning.forecast import describe_forecast
 from planning.memory import MemorySetting, describe_memory, predicted_peak
 from planning.recipe import DEFAULT_SEQ_LENGTH, Recipe
 from planning.schedules import describe_schedule
@@ -106,7 +107,7 @@ def say_rest(setup: Setup, pace: Pace, steps_done: int) -> None:
     lines = describe_plan(setup) if args.verbose or args.dry_run else []
     lines += [f"time        about {duration(pace.seconds(recipe, steps_done))}{within}, estimated: "
               f"{several(steps, 'step')} of {figure(pace.step)} s, {epochs}",
-              *describe_sharing(setup)]
+              *describe_forecast(setup, pace), *describe_sharing(setup)]
     objections = doubts(setup)
     if not args.dry_run:
         most = most_checkpoints(args.output, recipe)

@@ -17,6 +17,7 @@ from machine.memory import available_ram
 from machine.processes import ALONE, Processes
 from model import Options
 from planning import defaults
+from planning.forecast import read_text
 from planning.inputs import Inputs, Session, choose_inputs, choose_machine
 from planning.memory import MemorySetting, choose_sharing
 from planning.micro_batch import OUT_OF_MEMORY, after_out_of_memory, find_micro_batch, sequences_at_a_time
@@ -77,7 +78,11 @@ def choose_setup(inputs: Inputs, runtime: Runtime, parts: Parts, deadline: Deadl
                               saving.copies, optimizer_bytes, strategy, processes).beside(args.teacher)
 
     plan = Plan(config, options, recipe, memory, saving, where, why_there, at_a_time, why_strategy)
-    setup = Setup(args, runtime, corpus, inputs.sizing, inputs.resumed, plan, choose)
+    text = None
+    if inputs.sizing and inputs.sizing.shape and processes.is_first and not args.overfit:
+        with runtime.out.phase("reading the text's n-grams"):
+            text = read_text(corpus)
+    setup = Setup(args, runtime, corpus, inputs.sizing, inputs.resumed, plan, choose, text)
     processes.check_same(in_common(setup))
     return setup
 

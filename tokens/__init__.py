@@ -5,5 +5,6 @@ files      which files a folder or a pattern means, and which of them are for va
 stream     several files as one stream of tokens; the check that reads every token once
 tokenizer  opening a tokenizer safely; the end of a text, the size of a vocabulary
 metadata   what a metadata.json records, checked field by field
+ngrams     how well a text predicts itself, without a network
 corpus     all of it together: what train.py trains on
 """

@@ -27,6 +27,7 @@ from training.teacher import Teacher, load_teacher
 if TYPE_CHECKING:  # planning/ decides what these hold, and takes a Setup or a Run itself
     from checkpoint.find import Found
     from common.flags import Flags
+    from planning.forecast import Text
     from planning.plan import Plan
     from planning.recipe import Recipe
     from planning.sizing import Sizing
@@ -59,7 +60,7 @@ class Setup:
     """What is decided before the first step; measured steps may replace the horizon.
 
     resumed is the checkpoint to resume from, with its state. recipe_of_length is the recipe for another last step, None
-    where there is no choice.
+    where there is no choice. text is what its n-grams tell, where a forecast can be made of them.
     """
 
     args: Flags
@@ -69,6 +70,7 @@ class Setup:
     resumed: Found | None
     plan: Plan
     recipe_of_length: Callable[[int], Recipe] | None = None
+    text: Text | None = None
 
     @property
     def recipe(self) -> Recipe:

@@ -16,6 +16,7 @@ from common.words import duration, percent, printable, several, shell_word
 from machine.pinned import to_host
 from machine.timing import Mark
 from model import SIZES
+from planning.forecast import forecast_of
 from training.state import Run, Runtime, StepResult
 from training.validation import ValidationLoss
 from watching.curve import LossCurve
@@ -71,7 +72,7 @@ class Monitor:
         self._curve = LossCurve(math.log(setup.config.vocab_size))
         self._overfitting = OverfittingWatch()
         self._first_step = self._last_logged = run.state.step
-        self._last_loss = math.nan
+        self._last_loss, self._bits_per_byte = math.nan, None
         self._results: list[StepResult] = []  # since the last logged step
         self._num_counted = 0  # of them, by count_skipped
         self._skipped_in_a_row = 0
@@ -211,6 +212,7 @@ class Monitor:
     def log_validation(self, loss: ValidationLoss, is_best: bool) -> None:
         """Prints and records a validation."""
         step, bits = self.state.step, loss.bits_per_byte
+        self._bits_per_byte = bits
         shares = {f"{VAL_LOSS_OF}{name}": share.nats for name, share in loss.shares.items()}
         shares |= {f"{BITS_OF}{name}": share.bits_per_byte for name, share in loss.shares.items()}
         self._trackers.log(step, time=time.time(), val_loss=loss.nats, perplexity=loss.perplexity, bits_per_byte=bits,
@@ -244,11 +246,13 @@ class Monitor:
         self._out.close()
         if advice := self._curve.verdict(self._last_loss, self._recipe.learning_rate):
             self._out.warn(advice)
+        forecast = forecast_of(self._run.setup)
         closing = {
             "trained": f"{several(state.step, 'step')}, {state.samples_seen * self._config.seq_length:,} tokens; "
                        f"{duration(seconds)} since this start",
             "loss": "" if math.isnan(self._last_loss) else f"{self._last_loss:.4f} at step {self._last_logged:,}",
             "val loss": "" if state.best_val_loss is None else f"{state.best}, the best",
+            "forecast": f"{forecast}; it is {self._bits_per_byte:.2f}" if forecast and self._bits_per_byte else "",
             "skipped": several(state.skipped_steps, "step") if state.skipped_steps else "",
             "checkpoint": f"{printable(self._args.output_dir)}/checkpoint-{state.step}" if is_saved else "none"}
         self._out.say("\n".join(f"{key:<12}{value}" for key, value in closing.items() if value))

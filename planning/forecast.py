@@ -1,0 +1,235 @@
+"""Where a run over a small text will end, in bits per byte, told before its first step.
+
+What is particular to a text shows in how well its own n-grams predict its validation tokens (tokens/ngrams.py); how far
+a network of the default recipe gets beyond them follows from its steps and passes. The relation is a least-squares fit
+to the runs in forecast.csv, whose lines are printed by
+
+    python -m planning.forecast OUT [OUT ...]
+
+for the output folders of finished runs.
+"""
+
+from __future__ import annotations
+
+import csv
+import functools
+import math
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, fields, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+import data
+from architectures.table import ARCHITECTURES
+from common.config import read_toml
+from common.names import METADATA, RUN_CONFIG, TOKENIZER
+from common.words import percent
+from planning.defaults import most_passes
+from planning.sizing import USUAL_MINUTES, sizing_for
+from tokens.corpus import Corpus, open_corpus
+from tokens.ngrams import ngram_bits
+from tokens.tokenizer import bytes_per_id, load_tokenizer
+from watching.history import read_run
+
+if TYPE_CHECKING:
+    from planning.plan import Pace
+    from training.state import Setup
+
+RUNS = Path(__file__).with_suffix(".csv")
+LEAST_TOKENS, MOST_TOKENS, LEAST_SEEN = 100_000, 1_000_000, 300_000  # of a text, in a run: about those of the fit
+USUAL_SEEN = 2_000_000  # of the fit
+PIECE = 4096  # tokens; every other one is the half of a text
+OF_STEPS = 0.9  # of a run's time; the rest is of validations, samples and saves
+DOUBLED = 0.77  # twice the text gains so much, on a logarithmic scale, of what the text gained over its half
+UNEVEN = 0.03  # of a text from which on most of the interval is due to that
+DEVIATIONS = 1.70  # to either side, 90% of the outcomes
+
+
+# ---------------------------------------------------------------- what a forecast rests on
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """What is known before the first step: tokens of the text, tokens that the run sees, bits of a validation token.
+
+    Those are by n-grams of the text, by those of its half, by pairs alone. uneven is the standard error of the first,
+    as a share of it.
+    """
+
+    tokens: int
+    seen: int
+    whole: float
+    half: float
+    pairs: float
+    uneven: float
+
+    def features(self) -> list[float]:
+        """What the bits of a network, as a multiple of those of n-grams, are linear in."""
+        passes = self.seen / self.tokens
+        return [1.0, (USUAL_SEEN / self.seen)**0.5, passes**-2, passes**-2 * (self.pairs / self.whole - 1)]
+
+
+@dataclass(frozen=True)
+class Text:
+    """What n-grams tell of a text: the bits of each validation token, float64 [num], as in Evidence; its bytes."""
+
+    tokens: int
+    val_bytes: int
+    whole: np.ndarray
+    half: np.ndarray
+    pairs: np.ndarray
+
+    def evidence(self, seq_length: int, most_windows: int, seen: int) -> Evidence:
+        """The evidence for the windows that a validation measures, each predicted after its first token."""
+        starts = data.spread_windows(len(self.whole), seq_length, most_windows) * seq_length
+        whole, half, pairs = (np.array([bits[start + 1:start + 1 + seq_length].mean() for start in starts])
+                              for bits in (self.whole, self.half, self.pairs))
+        uneven = float(whole.std()) / math.sqrt(len(whole)) / float(whole.mean())
+        return Evidence(self.tokens, seen, float(whole.mean()), float(half.mean()), float(pairs.mean()), uneven)
+
+
+def read_text(corpus: Corpus) -> Text | None:
+    """What n-grams tell of a corpus; None of one unlike those of the fit: long, very short, mixed, without validation.
+    """
+    train, val, path = corpus.train, corpus.val, corpus.tokenizer_path
+    if val is None or path is None or corpus.shares or not LEAST_TOKENS <= train.length <= MOST_TOKENS >= val.length:
+        return None
+    seen, unseen = (data.Tokens(stream, "ram", torch.device("cpu")).read(0, stream.length) for stream in (train, val))
+    lengths = bytes_per_id(load_tokenizer(path), corpus.vocab_size)
+    if lengths is None or not lengths[unseen].any():
+        return None
+    every_other = seen[np.arange(len(seen)) // PIECE % 2 == 0]
+    return Text(len(seen), int(lengths[unseen].sum()), ngram_bits(seen, unseen, corpus.vocab_size),
+                ngram_bits(every_other, unseen, corpus.vocab_size), ngram_bits(seen, unseen, corpus.vocab_size, 2))
+
+
+# ---------------------------------------------------------------- the fit
+
+
+@dataclass(frozen=True)
+class Finished(Evidence):
+    """A finished run: its evidence, its text's name, the bits that a validation token took at its end."""
+
+    text: str
+    bits: float
+
+
+def finished_runs() -> list[Finished]:
+    """The runs of the fit."""
+    with RUNS.open(encoding="utf-8") as file:
+        return [Finished(**{field.name: row[field.name] if field.type == "str" else float(row[field.name])
+                            for field in fields(Finished)}) for row in csv.DictReader(file)]  # type: ignore[arg-type]
+
+
+class Fit:
+    """Weighted least squares over finished runs: those on an uneven text say less."""
+
+    def __init__(self, runs: Sequence[Finished]):
+        x_RF = np.array([run.features() for run in runs])
+        y_R = np.array([run.bits / run.whole for run in runs])
+        root_R = np.sqrt([1 / _variance(run) for run in runs])
+        weighted_RF = x_RF * root_R[:, None]
+        self.weights_F = np.linalg.lstsq(weighted_RF, y_R * root_R, rcond=None)[0]
+        errors_R = (y_R - x_RF @ self.weights_F) * root_R
+        self.variance = float(errors_R @ errors_R) / (len(runs) - x_RF.shape[1])
+        self.covariance_FF = self.variance * np.linalg.inv(weighted_RF.T @ weighted_RF)
+
+    def bits(self, at: Evidence) -> tuple[float, float]:
+        """The bits that a validation token will take, and their standard deviation."""
+        x_F = np.array(at.features())
+        variance = self.variance * _variance(at) + float(x_F @ self.covariance_FF @ x_F)
+        return at.whole * float(x_F @ self.weights_F), at.whole * math.sqrt(variance)
+
+
+def _variance(at: Evidence) -> float:
+    """Of an outcome, in units of that of an even text."""
+    return 1 + (at.uneven / UNEVEN)**2
+
+
+@functools.cache
+def fitted() -> Fit:
+    """The fit to all finished runs."""
+    return Fit(finished_runs())
+
+
+# ---------------------------------------------------------------- the forecast
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """Bits per byte at the end, and between which numbers nine times in ten; the evidence, and bytes of its tokens."""
+
+    bits: float
+    low: float
+    high: float
+    evidence: Evidence
+    tokens_per_byte: float
+
+    def __str__(self) -> str:
+        return f"{self.bits:.2f} bits per byte at the end, {self.low:.2f} to {self.high:.2f} nine times in ten"
+
+
+def forecast_of(setup: Setup) -> Forecast | None:
+    """The forecast for the run, by the default recipe; None where flags say another, or nothing like it was fitted."""
+    args, recipe, text, config = setup.args, setup.recipe, setup.text, setup.config
+    others = {*args.model, *args.updates, "batch_size", "gradient_accumulation_steps", "cooldown_from"} - {"seed"}
+    seen = recipe.total_steps * setup.plan.tokens_per_step
+    if text is None or seen < LEAST_SEEN or recipe.optimizer != "muon" or args.config.given & others:
+        return None
+    return _told(text.evidence(config.seq_length, recipe.eval_windows(config), seen), len(text.whole) / text.val_bytes)
+
+
+def _told(evidence: Evidence, tokens_per_byte: float) -> Forecast:
+    bits, deviation = fitted().bits(evidence)
+    low, middle, high = ((bits + side * DEVIATIONS * deviation) * tokens_per_byte for side in (-1, 0, 1))
+    return Forecast(middle, low, high, evidence, tokens_per_byte)
+
+
+def describe_forecast(setup: Setup, pace: Pace) -> list[str]:
+    """The lines about the end before the first step, and about ends after twice the time and of twice the text."""
+    forecast, sizing = forecast_of(setup), setup.sizing
+    if forecast is None or sizing is None:
+        return []
+    evidence, minutes, config = forecast.evidence, setup.args.max_minutes or USUAL_MINUTES, setup.config
+    flops = OF_STEPS * setup.plan.tokens_per_step / pace.step * config.flops_per_token
+
+    def end(evidence: Evidence, minutes: float) -> float:
+        another = sizing_for(config.vocab_size, evidence.tokens, sizing.speed, minutes, None, (sizing.arch, None))
+        assert another.shape
+        larger = ARCHITECTURES[sizing.arch].sized(another.shape, config.vocab_size, config.seq_length)
+        most = most_passes(evidence.tokens, larger.num_parameters) * evidence.tokens
+        seen = max(evidence.seen, min(most, int(60 * minutes * flops / larger.flops_per_token)))
+        return _told(replace(evidence, seen=seen), forecast.tokens_per_byte).bits
+
+    gained = (evidence.whole / evidence.half)**DOUBLED
+    doubled = replace(evidence, tokens=2 * evidence.tokens, whole=gained * evidence.whole)
+    own = 1 - 1 / _variance(evidence)
+    return [f"forecast    {forecast} ({percent(own)} by how uneven the text is)",
+            f"            in twice the time {end(evidence, 2 * minutes):.2f}; of twice the text, in this time, "
+            f"{end(doubled, minutes):.2f}"]
+
+
+# ---------------------------------------------------------------- a line of the table
+
+
+def line_of(folder: Path) -> dict[str, object]:
+    """The line of forecast.csv for a finished run, by its config.toml and metrics.jsonl. Raises UserError."""
+    flags, curve = read_toml(folder / RUN_CONFIG).values, read_run(str(folder))
+    tokens, validations = Path(flags["data_dir"]), curve["val_loss"]
+    text = read_text(open_corpus(tokens, None, tokens / METADATA, tokens / TOKENIZER))
+    assert text, f"{tokens}: no text that a forecast can be made of"
+    T, steps = flags["seq_length"], int(validations.last_x)
+    seen = steps * T * flags["batch_size"] * flags["gradient_accumulation_steps"]
+    evidence = text.evidence(T, flags["eval_tokens"] // T, seen)
+    return {"text": tokens.name, **asdict(evidence), "bits": validations.ys[-1] / math.log(2)}
+
+
+if __name__ == "__main__":
+    lines = [line_of(Path(folder)) for folder in sys.argv[1:]]
+    table = csv.DictWriter(sys.stdout, [field.name for field in fields(Finished)], lineterminator="\n")
+    table.writeheader()
+    table.writerows(lines)
