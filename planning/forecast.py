@@ -12,11 +12,11 @@ for the output folders of finished runs.
 from __future__ import annotations
 
 import csv
-import functools
 import math
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields, replace
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -45,7 +45,7 @@ USUAL_SEEN = 2_000_000  # of the fit
 PIECE = 4096  # tokens; every other one is the half of a text
 OF_STEPS = 0.9  # of a run's time; the rest is of validations, samples and saves
 DOUBLED = 0.77  # twice the text gains so much, on a logarithmic scale, of what the text gained over its half
-UNEVEN = 0.03  # of a text from which on most of the interval is due to that
+REPEATS = 0.05  # of a text from which on most of the interval is due to that: what of it is learned differs
 DEVIATIONS = 1.70  # to either side, 90% of the outcomes
 
 
@@ -56,8 +56,7 @@ DEVIATIONS = 1.70  # to either side, 90% of the outcomes
 class Evidence:
     """What is known before the first step: tokens of the text, tokens that the run sees, bits of a validation token.
 
-    Those are by n-grams of the text, by those of its half, by pairs alone. uneven is the standard error of the first,
-    as a share of it.
+    Those are by n-grams of the text, by those of its half, by its pairs of tokens alone, by threes alone.
     """
 
     tokens: int
@@ -65,12 +64,19 @@ class Evidence:
     whole: float
     half: float
     pairs: float
-    uneven: float
+    threes: float
 
     def features(self) -> list[float]:
-        """What the bits of a network, as a multiple of those of n-grams, are linear in."""
-        passes = self.seen / self.tokens
-        return [1.0, (USUAL_SEEN / self.seen)**0.5, passes**-2, passes**-2 * (self.pairs / self.whole - 1)]
+        """What the bits of a network, as a multiple of those of n-grams, are linear in.
+
+        It learns pairs of tokens in the first pass, and longer ones later.
+        """
+        return [1.0, (USUAL_SEEN / self.seen)**0.5, (self.pairs / self.whole - 1) * self.tokens / self.seen]
+
+    @property
+    def variance(self) -> float:
+        """Of an outcome, in units of that of a text in which no more than three tokens come again."""
+        return 1 + ((self.threes / self.whole - 1) / REPEATS)**2
 
 
 @dataclass(frozen=True)
@@ -82,14 +88,14 @@ class Text:
     whole: np.ndarray
     half: np.ndarray
     pairs: np.ndarray
+    threes: np.ndarray
 
     def evidence(self, seq_length: int, most_windows: int, seen: int) -> Evidence:
         """The evidence for the windows that a validation measures, each predicted after its first token."""
         starts = data.spread_windows(len(self.whole), seq_length, most_windows) * seq_length
-        whole, half, pairs = (np.array([bits[start + 1:start + 1 + seq_length].mean() for start in starts])
-                              for bits in (self.whole, self.half, self.pairs))
-        uneven = float(whole.std()) / math.sqrt(len(whole)) / float(whole.mean())
-        return Evidence(self.tokens, seen, float(whole.mean()), float(half.mean()), float(pairs.mean()), uneven)
+        bits = (float(np.mean([bits[start + 1:start + 1 + seq_length].mean() for start in starts]))
+                for bits in (self.whole, self.half, self.pairs, self.threes))
+        return Evidence(self.tokens, seen, *bits)
 
 
 def read_text(corpus: Corpus) -> Text | None:
@@ -103,8 +109,8 @@ def read_text(corpus: Corpus) -> Text | None:
     if lengths is None or not lengths[unseen].any():
         return None
     every_other = seen[np.arange(len(seen)) // PIECE % 2 == 0]
-    return Text(len(seen), int(lengths[unseen].sum()), ngram_bits(seen, unseen, corpus.vocab_size),
-                ngram_bits(every_other, unseen, corpus.vocab_size), ngram_bits(seen, unseen, corpus.vocab_size, 2))
+    by = partial(ngram_bits, val=unseen, vocab_size=corpus.vocab_size)
+    return Text(len(seen), int(lengths[unseen].sum()), by(seen), by(every_other), by(seen, order=2), by(seen, order=3))
 
 
 # ---------------------------------------------------------------- the fit
@@ -126,12 +132,12 @@ def finished_runs() -> list[Finished]:
 
 
 class Fit:
-    """Weighted least squares over finished runs: those on an uneven text say less."""
+    """Weighted least squares over finished runs: those on a text that repeats itself say less."""
 
     def __init__(self, runs: Sequence[Finished]):
         x_RF = np.array([run.features() for run in runs])
         y_R = np.array([run.bits / run.whole for run in runs])
-        root_R = np.sqrt([1 / _variance(run) for run in runs])
+        root_R = np.sqrt([1 / run.variance for run in runs])
         weighted_RF = x_RF * root_R[:, None]
         self.weights_F = np.linalg.lstsq(weighted_RF, y_R * root_R, rcond=None)[0]
         errors_R = (y_R - x_RF @ self.weights_F) * root_R
@@ -141,16 +147,11 @@ class Fit:
     def bits(self, at: Evidence) -> tuple[float, float]:
         """The bits that a validation token will take, and their standard deviation."""
         x_F = np.array(at.features())
-        variance = self.variance * _variance(at) + float(x_F @ self.covariance_FF @ x_F)
+        variance = self.variance * at.variance + float(x_F @ self.covariance_FF @ x_F)
         return at.whole * float(x_F @ self.weights_F), at.whole * math.sqrt(variance)
 
 
-def _variance(at: Evidence) -> float:
-    """Of an outcome, in units of that of an even text."""
-    return 1 + (at.uneven / UNEVEN)**2
-
-
-@functools.cache
+@cache
 def fitted() -> Fit:
     """The fit to all finished runs."""
     return Fit(finished_runs())
@@ -207,8 +208,8 @@ def describe_forecast(setup: Setup, pace: Pace) -> list[str]:
 
     gained = (evidence.whole / evidence.half)**DOUBLED
     doubled = replace(evidence, tokens=2 * evidence.tokens, whole=gained * evidence.whole)
-    own = 1 - 1 / _variance(evidence)
-    return [f"forecast    {forecast} ({percent(own)} by how uneven the text is)",
+    own = percent(1 - 1 / evidence.variance)
+    return [f"forecast    {forecast} ({own} of it by how much the text repeats)",
             f"            in twice the time {end(evidence, 2 * minutes):.2f}; of twice the text, in this time, "
             f"{end(doubled, minutes):.2f}"]
 
