@@ -27,7 +27,6 @@ import data
 from architectures.table import ARCHITECTURES
 from common.config import read_toml
 from common.names import METADATA, RUN_CONFIG, TOKENIZER
-from common.words import percent
 from planning.defaults import most_passes
 from planning.sizing import USUAL_MINUTES, sizing_for
 from tokens.corpus import Corpus, open_corpus
@@ -98,7 +97,7 @@ class Text:
         return Evidence(self.tokens, seen, *bits)
 
 
-def read_text(corpus: Corpus) -> Text | None:
+def text_of(corpus: Corpus) -> Text | None:
     """What n-grams tell of a corpus; None of one unlike those of the fit: long, very short, mixed, without validation.
     """
     train, val, path = corpus.train, corpus.val, corpus.tokenizer_path
@@ -198,18 +197,17 @@ def describe_forecast(setup: Setup, pace: Pace) -> list[str]:
     evidence, minutes, config = forecast.evidence, setup.args.max_minutes or USUAL_MINUTES, setup.config
     flops = OF_STEPS * setup.plan.tokens_per_step / pace.step * config.flops_per_token
 
-    def end(evidence: Evidence, minutes: float) -> float:
+    def end(evidence: Evidence, minutes: float) -> float:  # no higher than the run's: fresh text, or time, hurts nobody
         another = sizing_for(config.vocab_size, evidence.tokens, sizing.speed, minutes, None, (sizing.arch, None))
         assert another.shape
         larger = ARCHITECTURES[sizing.arch].sized(another.shape, config.vocab_size, config.seq_length)
         most = most_passes(evidence.tokens, larger.num_parameters) * evidence.tokens
         seen = max(evidence.seen, min(most, int(60 * minutes * flops / larger.flops_per_token)))
-        return _told(replace(evidence, seen=seen), forecast.tokens_per_byte).bits
+        return min(forecast.bits, _told(replace(evidence, seen=seen), forecast.tokens_per_byte).bits)
 
     gained = (evidence.whole / evidence.half)**DOUBLED
     doubled = replace(evidence, tokens=2 * evidence.tokens, whole=gained * evidence.whole)
-    own = percent(1 - 1 / evidence.variance)
-    return [f"forecast    {forecast} ({own} of it by how much the text repeats)",
+    return [f"forecast    {forecast} ({1 - 1 / evidence.variance:.0%} of it by how much the text repeats)",
             f"            in twice the time {end(evidence, 2 * minutes):.2f}; of twice the text, in this time, "
             f"{end(doubled, minutes):.2f}"]
 
@@ -221,7 +219,7 @@ def line_of(folder: Path) -> dict[str, object]:
     """The line of forecast.csv for a finished run, by its config.toml and metrics.jsonl. Raises UserError."""
     flags, curve = read_toml(folder / RUN_CONFIG).values, read_run(str(folder))
     tokens, validations = Path(flags["data_dir"]), curve["val_loss"]
-    text = read_text(open_corpus(tokens, None, tokens / METADATA, tokens / TOKENIZER))
+    text = text_of(open_corpus(tokens, None, tokens / METADATA, tokens / TOKENIZER))
     assert text, f"{tokens}: no text that a forecast can be made of"
     T, steps = flags["seq_length"], int(validations.last_x)
     seen = steps * T * flags["batch_size"] * flags["gradient_accumulation_steps"]

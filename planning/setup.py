@@ -17,7 +17,7 @@ from machine.memory import available_ram
 from machine.processes import ALONE, Processes
 from model import Options
 from planning import defaults
-from planning.forecast import read_text
+from planning.forecast import text_of
 from planning.inputs import Inputs, Session, choose_inputs, choose_machine
 from planning.memory import MemorySetting, choose_sharing
 from planning.micro_batch import OUT_OF_MEMORY, after_out_of_memory, find_micro_batch, sequences_at_a_time
@@ -81,7 +81,7 @@ def choose_setup(inputs: Inputs, runtime: Runtime, parts: Parts, deadline: Deadl
     text = None
     if inputs.sizing and inputs.sizing.shape and processes.is_first and not args.overfit:
         with runtime.out.phase("reading the text's n-grams"):
-            text = read_text(corpus)
+            text = text_of(corpus)
     setup = Setup(args, runtime, corpus, inputs.sizing, inputs.resumed, plan, choose, text)
     processes.check_same(in_common(setup))
     return setup
