@@ -35,6 +35,7 @@ from tokens.tokenizer import bytes_per_id, load_tokenizer
 from watching.history import read_run
 
 if TYPE_CHECKING:
+    from common.flags import Flags
     from planning.plan import Pace
     from training.state import Setup
 
@@ -173,12 +174,17 @@ class Forecast:
         return f"{self.bits:.2f} bits per byte at the end, {self.low:.2f} to {self.high:.2f} nine times in ten"
 
 
-def forecast_of(setup: Setup) -> Forecast | None:
-    """The forecast for the run, by the default recipe; None where flags say another, or nothing like it was fitted."""
-    args, recipe, text, config = setup.args, setup.recipe, setup.text, setup.config
+def is_told(args: Flags) -> bool:
+    """Whether a run's end can be told: by the default recipe alone, which no flag makes another."""
     others = {*args.model, *args.updates, "batch_size", "gradient_accumulation_steps", "cooldown_from"} - {"seed"}
+    return not (args.config.given & others or args.overfit)
+
+
+def forecast_of(setup: Setup) -> Forecast | None:
+    """The forecast for the run; None where there is no text for it, or nothing like the run was fitted."""
+    recipe, text, config = setup.recipe, setup.text, setup.config
     seen = recipe.total_steps * setup.plan.tokens_per_step
-    if text is None or seen < LEAST_SEEN or recipe.optimizer != "muon" or args.config.given & others:
+    if text is None or seen < LEAST_SEEN or recipe.optimizer != "muon":
         return None
     return _told(text.evidence(config.seq_length, recipe.eval_windows(config), seen), len(text.whole) / text.val_bytes)
 

@@ -17,7 +17,7 @@ from machine.memory import available_ram
 from machine.processes import ALONE, Processes
 from model import Options
 from planning import defaults
-from planning.forecast import text_of
+from planning.forecast import is_told, text_of
 from planning.inputs import Inputs, Session, choose_inputs, choose_machine
 from planning.memory import MemorySetting, choose_sharing
 from planning.micro_batch import OUT_OF_MEMORY, after_out_of_memory, find_micro_batch, sequences_at_a_time
@@ -79,7 +79,7 @@ def choose_setup(inputs: Inputs, runtime: Runtime, parts: Parts, deadline: Deadl
 
     plan = Plan(config, options, recipe, memory, saving, where, why_there, at_a_time, why_strategy)
     text = None
-    if inputs.sizing and inputs.sizing.shape and processes.is_first and not args.overfit:
+    if inputs.sizing and processes.is_first and is_told(args):
         with runtime.out.phase("reading the text's n-grams"):
             text = text_of(corpus)
     setup = Setup(args, runtime, corpus, inputs.sizing, inputs.resumed, plan, choose, text)

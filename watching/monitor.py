@@ -246,7 +246,7 @@ class Monitor:
         self._out.close()
         if advice := self._curve.verdict(self._last_loss, self._recipe.learning_rate):
             self._out.warn(advice)
-        forecast = forecast_of(self._run.setup)
+        forecast = forecast_of(self._run.setup) if self._runtime.signals.number is None else None
         closing = {
             "trained": f"{several(state.step, 'step')}, {state.samples_seen * self._config.seq_length:,} tokens; "
                        f"{duration(seconds)} since this start",

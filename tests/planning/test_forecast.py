@@ -62,6 +62,9 @@ def test_a_run_tells_its_end_before_it_begins_and_beside_what_it_is(short, corpu
     (measured,) = re.findall(r"nine times in ten; it is ([\d.]+)", printed)
     assert f"bits per byte {measured}" in printed
 
+    assert train.main(["--resume_from", "out", "--max_steps", "3"]) == 0
+    assert re.search(r"nine times in ten; it is [\d.]+", capsys.readouterr().out)
+
     lines = subprocess.run([sys.executable, "-c", "import sys, planning.forecast as f; f.LEAST_TOKENS = 1; print("
                             "f.line_of(f.Path('out')))"], cwd=tmp_path, env={"PYTHONPATH": str(ROOT)},
                            capture_output=True, text=True, check=True).stdout
