@@ -102,7 +102,9 @@ def text_of(corpus: Corpus) -> Text | None:
     """What n-grams tell of a corpus; None of one unlike those of the fit: long, very short, mixed, without validation.
     """
     train, val, path = corpus.train, corpus.val, corpus.tokenizer_path
-    if val is None or path is None or corpus.shares or not LEAST_TOKENS <= train.length <= MOST_TOKENS >= val.length:
+    if val is None or path is None or corpus.shares:
+        return None
+    if train.length < LEAST_TOKENS or max(train.length, val.length) > MOST_TOKENS:
         return None
     seen, unseen = (data.Tokens(stream, "ram", torch.device("cpu")).read(0, stream.length) for stream in (train, val))
     lengths = bytes_per_id(load_tokenizer(path), corpus.vocab_size)

@@ -65,7 +65,7 @@ def test_a_run_tells_its_end_before_it_begins_and_beside_what_it_is(short, corpu
     assert train.main(["--resume_from", "out", "--max_steps", "3"]) == 0
     assert re.search(r"nine times in ten; it is [\d.]+", capsys.readouterr().out)
 
-    lines = subprocess.run([sys.executable, "-c", "import sys, planning.forecast as f; f.LEAST_TOKENS = 1; print("
+    lines = subprocess.run([sys.executable, "-c", "import planning.forecast as f; f.LEAST_TOKENS = 1; print("
                             "f.line_of(f.Path('out')))"], cwd=tmp_path, env={"PYTHONPATH": str(ROOT)},
                            capture_output=True, text=True, check=True).stdout
     assert f"'bits': {metrics_of(tmp_path / 'out')[-1]['val_loss'] / math.log(2)}" in lines
