@@ -121,8 +121,8 @@ class CausalSelfAttention(nn.Module):
     def __init__(self, config: GPTConfig, options: Options):
         super().__init__()
         self.n_head, self.dropout, self.attention = config.n_head, config.dropout, options.attention
-        self.c_attn = Linear(config.n_embd, 3 * config.n_embd, config.bias, options.product)
-        self.c_proj = Linear(config.n_embd, config.n_embd, config.bias, options.product)
+        self.c_attn = Linear(config.n_embd, 3 * config.n_embd, config.bias)
+        self.c_proj = Linear(config.n_embd, config.n_embd, config.bias)
 
     def forward(self, x: torch.Tensor, context: Context) -> torch.Tensor:
         B, T, C = x.shape
@@ -137,8 +137,8 @@ class MLP(nn.Module):
     def __init__(self, config: GPTConfig, options: Options):
         super().__init__()
         self.dropout, self.activation = config.dropout, ACTIVATIONS[config.activation]
-        self.c_fc = Linear(config.n_embd, 4 * config.n_embd, config.bias, options.product)
-        self.c_proj = Linear(4 * config.n_embd, config.n_embd, config.bias, options.product)
+        self.c_fc = Linear(config.n_embd, 4 * config.n_embd, config.bias)
+        self.c_proj = Linear(4 * config.n_embd, config.n_embd, config.bias)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         x = self.c_proj(self.activation(self.c_fc(x)))
@@ -176,8 +176,11 @@ class LanguageModel(nn.Module):
         self.config, self.options = config, options
         self.add_module(self.TRUNK, nn.ModuleDict(trunk))
         if not config.tie_weights:
-            self.lm_head = Linear(config.n_embd, config.padded_vocab_size, False, options.product)
-        self.output = OutputLayer()
+            self.lm_head = Linear(config.n_embd, config.padded_vocab_size, False)
+        self.output = OutputLayer(config.vocab_size, options.loss_chunk)
+        if options.rounded_to:
+            for module, weight in self._products():
+                module.rounded = torch.empty_like(weight, dtype=options.rounded_to)
 
     @torch.no_grad()
     def init_weights(self, std: float = INIT_STD) -> Any:
@@ -209,6 +212,18 @@ class LanguageModel(nn.Module):
         """The matrix of the output layer, [P, C]."""
         return (self.part(self.EMBEDDING) if self.config.tie_weights else self.lm_head).weight
 
+    def _products(self) -> list[tuple[Any, torch.Tensor]]:
+        """The modules that multiply by a matrix, with it."""
+        linears = [module for module in self.blocks.modules() if isinstance(module, Linear)]
+        return [*((module, module.weight) for module in linears), (self.output, self.head_weight)]
+
+    @torch.no_grad()
+    def round_weights(self) -> None:
+        """Rounds again what products read in 16 bits: before the first forward pass with weights that have changed."""
+        if self.options.rounded_to:
+            modules, weights = zip(*self._products(), strict=True)
+            torch._foreach_copy_([one.rounded for one in modules], weights)  # type: ignore[attr-defined]
+
     def enter(self, idx_BT: torch.Tensor, dropout: float) -> tuple[torch.Tensor, Context]:
         """The residual stream before the blocks, [B, T, C], and what their attention depends on besides it."""
         raise NotImplementedError
@@ -235,8 +250,7 @@ class LanguageModel(nn.Module):
 
         A network of several LOSSES gives back all of them in training, fp32 [n], each as it counts in their sum.
         """
-        return self.output(self.trunk(idx_BT), self.head_weight, targets_BT, self.config.vocab_size, taught,
-                           self.options.loss_chunk)
+        return self.output(self.trunk(idx_BT), self.head_weight, targets_BT, taught)
 
 
 class GPT(LanguageModel):

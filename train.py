@@ -424,6 +424,7 @@ def try_step(run: Run, batches: Iterable[tuple[torch.Tensor, torch.Tensor]], num
     losses that the network names.
     """
     setup, parallel, optimizer, scaler = run.setup, run.parallel, run.optimizer, run.scaler
+    run.model.round_weights()
     mean_losses = torch.zeros(len(run.model.LOSSES), device=setup.machine.device)
 
     # Forward and backward, micro-batch by micro-batch; the gradients add up.

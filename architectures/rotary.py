@@ -74,8 +74,8 @@ class RotaryAttention(nn.Module):
     def __init__(self, config: RotaryConfig, options: Options):
         super().__init__()
         self.config, self.attention = config, options.attention
-        self.qkv_proj = Linear(config.n_embd, sum(config.qkv_rows), False, options.product)
-        self.o_proj = Linear(config.n_head * config.head_dim, config.n_embd, False, options.product)
+        self.qkv_proj = Linear(config.n_embd, sum(config.qkv_rows), False)
+        self.o_proj = Linear(config.n_head * config.head_dim, config.n_embd, False)
         if config.qk_norm:
             self.q_norm = RMSNorm(config.head_dim, config.rms_norm_epsilon)
             self.k_norm = RMSNorm(config.head_dim, config.rms_norm_epsilon)
@@ -98,8 +98,8 @@ class GatedMLP(nn.Module):
     def __init__(self, config: RotaryConfig, options: Options):
         super().__init__()
         self.dropout = config.dropout
-        self.gate_up_proj = Linear(config.n_embd, 2 * config.n_inner, False, options.product)
-        self.down_proj = Linear(config.n_inner, config.n_embd, False, options.product)
+        self.gate_up_proj = Linear(config.n_embd, 2 * config.n_inner, False)
+        self.down_proj = Linear(config.n_inner, config.n_embd, False)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return F.dropout(self.down_proj(swiglu(self.gate_up_proj(x))), self.dropout, self.training)

@@ -6,31 +6,37 @@ Shapes: I inputs, O outputs, N rows.
 
 import math
 from collections.abc import Callable
-from typing import Any, TypeAlias
+from typing import Any
 
 import torch
 import torch.nn as nn
 import torch.nn.functional as F
 
-Product: TypeAlias = Callable[[torch.Tensor, torch.Tensor, torch.Tensor | None], torch.Tensor]  # like linear
 ONEDNN_IS_FASTER = torch.backends.mkldnn.is_available() and torch.backends.cpu.get_cpu_capability()[:6] == "AVX512"
 
 
 class Linear(nn.Linear):
-    """nn.Linear whose weights the model draws, multiplied by the product of the model's options."""
+    """nn.Linear whose weights the model draws.
 
-    def __init__(self, in_features: int, out_features: int, bias: bool, product: Product):
+    rounded is None, or the weight in autocast's 16 bits; the model says when it is rounded again.
+    """
+
+    rounded: torch.Tensor | None
+
+    def __init__(self, in_features: int, out_features: int, bias: bool):
         super().__init__(in_features, out_features, bias)
-        self.product = product
+        self.register_buffer("rounded", None, persistent=False)
 
     def reset_parameters(self) -> None:
         """Does nothing: the model draws all weights. PyTorch's own takes a second, or two on the meta device."""
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         """input weight' + bias. Compiled on a CPU, the bias joins the loop that follows, not the matrix product."""
+        if self.rounded is not None:
+            return linear_in_half(input, self.weight, self.bias, self.rounded)
         if self.bias is None or not is_compiling_for_cpu(input):
-            return self.product(input, self.weight, self.bias)
-        y = self.product(input, self.weight, None)
+            return linear(input, self.weight, self.bias)
+        y = linear(input, self.weight)
         return (y.float() + self.bias).to(y.dtype)
 
 
@@ -95,30 +101,28 @@ def linear(x: torch.Tensor, weight_OI: torch.Tensor, bias_O: torch.Tensor | None
     return F.linear(x, weight_OI, bias_O)
 
 
-def linear_in_half(x: torch.Tensor, weight_OI: torch.Tensor, bias_O: torch.Tensor | None = None) -> torch.Tensor:
-    """F.linear in autocast's 16 bits, of fp32 weights, whose gradients are not rounded to these where a product can
+def linear_in_half(x: torch.Tensor, weight_OI: torch.Tensor, bias_O: torch.Tensor | None,
+                   rounded_OI: torch.Tensor) -> torch.Tensor:
+    """F.linear in 16 bits by the rounded weight; the gradient of the weight, fp32, is not rounded where a product can
     be given in fp32.
     """
-    if weight_OI.dtype != torch.float32:  # as FSDP gathers them
-        return F.linear(x, weight_OI, bias_O)
-    half = torch.get_autocast_dtype(x.device.type)
-    return _LinearInHalf.apply(x, weight_OI, bias_O, half)  # type: ignore[return-value]
+    return _LinearInHalf.apply(x, weight_OI, bias_O, rounded_OI)  # type: ignore[return-value]
 
 
 class _LinearInHalf(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, weight_OI: torch.Tensor,  # type: ignore[override]
-                bias_O: torch.Tensor | None, half: torch.dtype) -> torch.Tensor:
-        ctx.dtype, ctx.has_bias = x.dtype, bias_O is not None
-        x, weight_OI = x.to(half), weight_OI.to(half)
-        ctx.save_for_backward(x, weight_OI)
-        return F.linear(x, weight_OI, None if bias_O is None else bias_O.to(half))
+                bias_O: torch.Tensor | None, rounded_OI: torch.Tensor) -> torch.Tensor:
+        ctx.dtype, ctx.has_bias, half = x.dtype, bias_O is not None, rounded_OI.dtype
+        x = x.to(half)
+        ctx.save_for_backward(x, rounded_OI)
+        return F.linear(x, rounded_OI, None if bias_O is None else bias_O.to(half))
 
     @staticmethod
     def backward(ctx: Any, dy: torch.Tensor) -> tuple[torch.Tensor | None, ...]:  # type: ignore[override]
-        x, weight_OI = ctx.saved_tensors
+        x, rounded_OI = ctx.saved_tensors
         dy_ON, x_NI = dy.flatten(0, -2).t(), x.flatten(0, -2)
-        dx = (dy @ weight_OI).to(ctx.dtype)
+        dx = (dy @ rounded_OI).to(ctx.dtype)
         if not x.is_cuda:
             dw = dy_ON.float() @ x_NI.float()
         elif x.dtype == torch.bfloat16:

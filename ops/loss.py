@@ -37,26 +37,34 @@ def cross_entropy(logits_NV: torch.Tensor, targets_N: torch.Tensor, taught_NV: t
 
 
 class OutputLayer(nn.Module):
-    """The output layer with its loss: a module of its own, to be compiled alone. The weight is the model's."""
+    """The output layer with its loss: a module of its own, to be compiled alone. The weight is the model's.
 
-    def forward(self, x_BTC: torch.Tensor, weight_PC: torch.Tensor, targets_BT: torch.Tensor | None, vocab_size: int,
-                taught: Taught | None, chunk_rows: int) -> torch.Tensor:
-        """The mean loss, fp32 [], in chunks of rows where it has more; without targets the logits, [B, T, V].
+    Of more than chunk_rows rows the loss is computed in chunks, with 0 never. rounded is as that of Linear.
+    """
 
-        The padding is no choice, in the loss or anywhere.
-        """
-        if targets_BT is not None and 0 < chunk_rows < targets_BT.numel():
-            return linear_cross_entropy(x_BTC.flatten(0, 1), weight_PC, targets_BT.flatten(), vocab_size, taught,
-                                        chunk_rows)
-        logits_BTV = linear(x_BTC, weight_PC)[..., :vocab_size]
+    rounded: torch.Tensor | None
+
+    def __init__(self, vocab_size: int, chunk_rows: int):
+        super().__init__()
+        self.vocab_size, self.chunk_rows = vocab_size, chunk_rows
+        self.register_buffer("rounded", None, persistent=False)
+
+    def forward(self, x_BTC: torch.Tensor, weight_PC: torch.Tensor, targets_BT: torch.Tensor | None = None,
+                taught: Taught | None = None) -> torch.Tensor:
+        """The mean loss, fp32 []; without targets the logits, [B, T, V]. The padding is no choice, here or anywhere."""
+        if targets_BT is not None and 0 < self.chunk_rows < targets_BT.numel():
+            return linear_cross_entropy(x_BTC.flatten(0, 1), weight_PC, targets_BT.flatten(), self.vocab_size, taught,
+                                        self.chunk_rows, self.rounded)
+        logits_BTV = linear(x_BTC, weight_PC)[..., :self.vocab_size]
         if targets_BT is None:
             return logits_BTV
-        taught_NV = linear(*taught)[..., :vocab_size].flatten(0, 1) if taught else None
+        taught_NV = linear(*taught)[..., :self.vocab_size].flatten(0, 1) if taught else None
         return cross_entropy(logits_BTV.flatten(0, 1), targets_BT.flatten(), taught_NV)
 
 
 def linear_cross_entropy(x_NC: torch.Tensor, weight_PC: torch.Tensor, targets_N: torch.Tensor, vocab_size: int,
-                         taught: Taught | None, chunk_rows: int) -> torch.Tensor:
+                         taught: Taught | None, chunk_rows: int, rounded_PC: torch.Tensor | None = None,
+                         ) -> torch.Tensor:
     """cross_entropy of the logits x weight' without their padding, with only chunk_rows rows of logits at a time.
 
     Matrix products have autocast's dtype, sums over chunks are in fp32. The gradients are computed together with the
@@ -69,15 +77,16 @@ def linear_cross_entropy(x_NC: torch.Tensor, weight_PC: torch.Tensor, targets_N:
     theirs = (taught[0].flatten(0, 1).to(dtype), taught[1].to(dtype)) if taught else ()
     with torch.autocast(x_NC.device.type, enabled=False):  # each product below has the dtype that it says
         return _LinearCrossEntropy.apply(  # type: ignore[return-value]
-            x_NC, weight_PC, targets_N, dtype, rule, *theirs)
+            x_NC, weight_PC, weight_PC.to(dtype) if rounded_PC is None else rounded_PC, targets_N, rule, *theirs)
 
 
 class _LinearCrossEntropy(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x_NC: torch.Tensor, weight_PC: torch.Tensor,  # type: ignore[override]
-                targets_N: torch.Tensor, dtype: torch.dtype, rule: tuple[int, int, bool],
+                rounded_PC: torch.Tensor, targets_N: torch.Tensor, rule: tuple[int, int, bool],
                 *taught: torch.Tensor) -> torch.Tensor:
-        loss, dx_NC, dw_PC = head_in_chunks(x_NC.to(dtype), weight_PC.to(dtype), targets_N, taught, *rule)
+        dtype = rounded_PC.dtype
+        loss, dx_NC, dw_PC = head_in_chunks(x_NC.to(dtype), rounded_PC, targets_N, taught, *rule)
         # After the chunks: before them, the compiler would join this sum with the division, and compute all chunks'
         # logits for it first.
         num_targets = (targets_N != IGNORED).sum()

@@ -81,6 +81,11 @@ class MemorySetting:
         return self.strategy in ("fsdp", "hsdp")
 
     @property
+    def rounds(self) -> bool:
+        """True where the weights of products are kept in 16 bits, too, from step to step."""
+        return self.has_own_memory and self.dtype.itemsize == 2 and not (self.checkpointing or self.is_sharded)
+
+    @property
     def keeps_gradients(self) -> bool:
         """True where gradients are there while activations come: of earlier micro-batches, or as DDP's buckets."""
         return self.accumulates or self.strategy == "ddp"
@@ -89,15 +94,16 @@ class MemorySetting:
 def memory_parts(config: ModelConfig, batch_size: int, setting: MemorySetting) -> dict[str, int]:
     """Predicted bytes of a training step in each process by part: weights, optimizer, copy, gradients, gathered, ...
 
-    Weights and gradients are fp32; the gradient of a tied embedding exists twice for a moment, as it comes from both
-    ends. The copy that is saved counts where it lies in the same memory, that of a CPU and of Apple's GPU, and
-    is of the whole model. The program is what is no tensor.
+    Weights and gradients are fp32, and weights of products may be kept in 16 bits, too; the gradient of a tied
+    embedding exists twice for a moment, as it comes from both ends. The copy that is saved counts where it lies in the
+    same memory, that of a CPU and of Apple's GPU, and is of the whole model. The program is what is no tensor.
     """
     C = config.n_embd
     table = config.padded_vocab_size * C
     parameters = config.num_parameters + (config.padded_vocab_size - config.vocab_size) * C
     weights, optimizer = 4 * parameters, int(setting.optimizer_bytes * parameters)
     gradients = weights + (4 * table if config.tie_weights else 0)
+    rounded = 2 * (config.num_block_weights + table) if setting.rounds else 0
     gathered = {}
     if setting.is_sharded:
         gradients, gathered = _sharded(config, setting, weights)
@@ -105,7 +111,7 @@ def memory_parts(config: ModelConfig, batch_size: int, setting: MemorySetting) -
     logits = _logit_bytes(config, batch_size, setting, table)
     activations = _activation_bytes(config, batch_size, setting, table, logits)
     copies_here = setting.copies and not setting.has_own_memory
-    return {"weights": weights // setting.shards, "optimizer": optimizer // setting.shards,
+    return {"weights": weights // setting.shards + rounded, "optimizer": optimizer // setting.shards,
             **({"copy": weights + optimizer} if copies_here else {}), "gradients": gradients, **gathered,
             **({"teacher": setting.teacher_bytes} if setting.teacher_bytes else {}),
             "activations": activations, "logits": logits,
@@ -144,7 +150,7 @@ def _activation_bytes(config: ModelConfig, batch_size: int, setting: MemorySetti
     if setting.checkpointing:
         blocks = config.n_layer * C * setting.residual_bytes + max(0, block - logits / tokens)
     ends = C * (2 * setting.residual_bytes + e)
-    casts = e == 2 and not setting.is_sharded  # where weights are not gathered in this dtype
+    casts = e == 2 and not (setting.is_sharded or setting.rounds)  # else they are there, or gathered, in this dtype
     copy_of_matrices = 2 * (config.num_block_weights + table) if casts else 0  # until the backward pass has used it
     return int(tokens * (blocks + ends) + copy_of_matrices)
 

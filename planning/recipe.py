@@ -20,7 +20,6 @@ from common.words import count, several
 from machine.device import Machine
 from model import INIT_STD, Options
 from ops.attention import Attention
-from ops.linear import linear, linear_in_half
 from planning import defaults
 from planning.schedules import Cooldown, Schedule, cooldown_of
 from planning.sizing import DEFAULT_SIZE, Sizing, shape_of
@@ -161,8 +160,8 @@ def choose_options(recompute: bool, has_weights: bool, machine: Machine, attenti
     # Cards of before Ampere only emulate bf16. torch 2.11 keeps the results of own operations that are to be computed
     # again.
     is_half = machine.precision == "fp16" or (machine.precision == "bf16" and machine.backend.has_bf16())
-    return Options(product=linear_in_half if machine.backend.sums_in_fp32 and is_half and not recompute else linear,
-                   recompute=recompute, attention=attention,
+    rounds = machine.backend.sums_in_fp32 and is_half and not recompute
+    return Options(rounded_to=machine.dtype if rounds else None, recompute=recompute, attention=attention,
                    residual_dtype=None if stays_wide or machine.precision == "fp32" else machine.dtype,
                    loss_chunk=LOSS_CHUNK if machine.on_gpu or machine.compile else 0)
 

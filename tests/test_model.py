@@ -201,7 +201,7 @@ def test_the_loss_in_chunks_and_its_gradients_are_those_of_all_logits(make_model
     targets[0, 3:9] = IGNORED
     taught = random_taught(model) if is_taught else None
     plain = loss_and_gradients(model, ids, targets, taught)
-    model.options = Options(loss_chunk=chunk)
+    model.output.chunk_rows = chunk
     for found, expected in zip(loss_and_gradients(model, ids, targets, taught), plain, strict=True):
         assert largest_difference(found, expected) < 2e-6
     with torch.no_grad():
@@ -213,7 +213,7 @@ def test_the_whole_logits_are_not_kept_when_the_loss_is_in_chunks(make_model):
     model = make_model(vocab_size=300).train()
     ids, found = random_ids(model), {}
     for chunk in (0, 8):
-        model.options = Options(loss_chunk=chunk)
+        model.output.chunk_rows = chunk
         kept = []
         keep = lambda x, kept=kept: kept.append(tuple(x.shape)) or x  # noqa: E731
         with torch.autograd.graph.saved_tensors_hooks(keep, lambda x: x):
@@ -228,7 +228,7 @@ def test_compiled_it_is_one_graph_with_the_same_loss_and_gradients(make_model, c
     model = make_model(vocab_size=300).train()
     ids = random_ids(model)
     plain = loss_and_gradients(model, ids, ids)
-    model.options = Options(**changes)
+    model.options, model.output.chunk_rows = Options(**changes), changes.get("loss_chunk", 0)
     torch.compiler.reset()
     model.compile(dynamic=False, fullgraph=True)
     for found, expected in zip(loss_and_gradients(model, ids, ids), plain, strict=True):
@@ -268,7 +268,7 @@ def test_on_a_gpu_each_saving_gives_the_plain_gradients(make_model, compiled, ch
     model = make_model(vocab_size=300).train().to("cuda")
     ids = random_ids(model).to("cuda")
     exact = loss_and_gradients(model, ids, ids)
-    model.options = Options(**changes)
+    model.options, model.output.chunk_rows = Options(**changes), changes.get("loss_chunk", 0)
     if compiled:
         torch.compiler.reset()
         model.compile(dynamic=False, fullgraph=True)

@@ -25,14 +25,14 @@ import train
 from checkpoint.find import steps_in
 from checkpoint.verify import verify
 from common.errors import Exit, UserError
-from model import GPT
+from model import GPT, Options
 from tests.helpers.training import TINY, metrics_of, on_cpu, run_of, same_tensors, small_batch, small_model
 from tokens.layouts import Part
 from tokens.stream import TokenStream
 from training.optimizers import parameter_groups
 from training.state import Run
 from training.table import OPTIMIZERS
-from training.validation import Validator
+from training.validation import Validator, sum_losses
 from watching.monitor import Monitor
 
 ROOT = Path(train.__file__).parent
@@ -339,6 +339,25 @@ def test_a_deterministic_run_on_a_gpu_resumes_bit_for_bit(run, flags):
     assert run("--max_steps", "12", *flags, "--resume_from", "auto", out="parts")[0] == 0
     assert metrics_of(run.folder / "out") == metrics_of(run.folder / "parts")
     assert same_tensors(run.folder / "out/checkpoint-12", run.folder / "parts/checkpoint-12")
+
+
+@pytest.mark.parametrize("tie_weights", [True, False])
+def test_products_by_weights_kept_in_bf16_give_the_losses_of_the_weights_as_they_are(tie_weights):
+    plain = small_model(tie_weights=tie_weights)
+    model = GPT(plain.config, Options(rounded_to=torch.bfloat16, loss_chunk=8)).train()
+    model.load_state_dict(plain.state_dict())
+    plain.output.chunk_rows = 8
+    machine = dataclasses.replace(on_cpu(), dtype=torch.bfloat16)
+    learner = run_of(model, machine=machine)
+    for seed in range(3):
+        plain.load_state_dict(model.state_dict())
+        batches = [small_batch(4, seed), small_batch(4, seed + 10)]
+        with torch.no_grad(), machine.autocast():
+            expected = plain(*batches[0]) / 2 + plain(*batches[1]) / 2
+        assert torch.equal(train.try_step(learner, batches, 2).loss, expected)
+    plain.load_state_dict(model.state_dict())
+    found = [sum_losses(one, [small_batch(4, 9)], None, machine.autocast, lambda: False) for one in (model, plain)]
+    assert found[0] == found[1]
 
 
 @pytest.mark.gpu

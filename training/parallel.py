@@ -8,6 +8,7 @@ import warnings
 from collections import defaultdict, deque
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -146,7 +147,8 @@ def build(config: ModelConfig, options: Options, strategy: str, processes: Proce
         alone = InGraphs if in_graphs else Alone
         return model, alone(model) if processes.world_size == 1 else DataParallel(model, processes)
     with torch.device("meta"):
-        model = architecture_of(config).build(config, options).train()
+        gathered = replace(options, rounded_to=None)  # in 16 bits, from the shards
+        model = architecture_of(config).build(config, gathered).train()
     return model, FullySharded(model, processes, machine, std, processes.num_machines if strategy == "hsdp" else 1)
 
 

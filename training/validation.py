@@ -76,6 +76,7 @@ def sum_losses(model: Network, batches: Iterable[data.Batch], byte_lengths_V: to
     byte_lengths_V holds the bytes of text that each id stands for. The model is in training mode before and after.
     """
     model.eval()
+    model.round_weights()
     sums = LossSums()
     try:
         for inputs_BT, targets_BT in batches:

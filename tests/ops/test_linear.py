@@ -44,10 +44,10 @@ def test_products_in_half_precision_and_without_avx512_are_pytorchs(monkeypatch)
 def test_a_product_in_half_precision_is_autocasts_and_gradients_of_its_weights_are_not_rounded(half, rounding):
     x, weight, bias = torch.randn(2, 64, 24).to(half), torch.randn(40, 24), torch.randn(40)
     dy, found = torch.randn(2, 64, 40).to(half), []
-    for product in (linear_in_half, F.linear):
+    for rounded in ([weight.to(half)], []):
         leaves = [tensor.clone().requires_grad_() for tensor in (x, weight, bias)]
         with torch.autocast("cpu", half):
-            y = product(*leaves)
+            y = (linear_in_half if rounded else F.linear)(*leaves, *rounded)
         y.backward(dy)
         found.append([y, *(leaf.grad for leaf in leaves)])
     (y, dx, dw, db), theirs = found

@@ -58,9 +58,11 @@ def test_what_is_kept_outside_of_the_blocks_is_a_norm_a_hidden_state_and_the_log
 
 
 def test_weights_gradients_and_two_moments_take_sixteen_bytes_a_parameter():
-    parts = memory_parts(CONFIG, 1, HALF)
+    parts = memory_parts(CONFIG, 1, FULL)
     assert parts["weights"] + parts["gradients"] + parts["optimizer"] == 16 * 134_601_216
-    padded = memory_parts(GPTConfig(50_257), 1, HALF)
+    in_half = memory_parts(CONFIG, 1, HALF)["weights"] - parts["weights"]
+    assert in_half == 2 * (CONFIG.num_block_weights + CONFIG.vocab_size * CONFIG.n_embd)
+    padded = memory_parts(GPTConfig(50_257), 1, FULL)
     assert padded["weights"] == 4 * (124_439_808 + 47 * 768)
 
 
@@ -86,9 +88,9 @@ def test_a_copy_of_the_state_counts_where_it_lies_in_the_same_memory():
 
 
 def test_the_words_have_every_part_and_the_peak():
-    words = describe_memory(CONFIG, 64, HALF)
-    assert words.startswith(f"{predicted_peak(CONFIG, 64, HALF) / GIB:.1f} GiB predicted at the peak; weights 513.5")
-    assert all(name in words for name in memory_parts(CONFIG, 64, HALF))
+    words = describe_memory(CONFIG, 64, FULL)
+    assert words.startswith(f"{predicted_peak(CONFIG, 64, FULL) / GIB:.1f} GiB predicted at the peak; weights 513.5")
+    assert all(name in words for name in memory_parts(CONFIG, 64, FULL))
 
 
 # ---------------------------------------------------------------- several processes

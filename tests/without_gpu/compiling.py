@@ -186,13 +186,16 @@ def tensors_in(values: Any) -> Iterator[torch.Tensor]:
 
 
 def bytes_of(func: Any, args: Any, kwargs: Any, read: list[torch.Tensor], made: list[torch.Tensor]) -> int:
-    """What an operator reads and writes; one that fills reads nothing, and AdamW writes gradients that it divides."""
+    """What an operator reads and writes; one that fills or copies does not read what it writes, and AdamW writes
+    gradients that it divides.
+    """
     written = [x for argument, value in zip(func._schema.arguments, args, strict=False)
                if argument.alias_info is not None and argument.alias_info.is_write
                and (argument.name != "grads" or kwargs.get("grad_scale") is not None) for x in tensors_in(value)]
     fresh = [x for x in made if all(x is not y for y in read)]
-    fills = func.__name__.startswith(("fill", "zero")) or "_like" in func.__name__
-    return sum(x.nbytes for x in (*(() if fills else read), *fresh, *written))
+    if func.__name__.startswith(("fill", "zero", "copy", "_foreach_copy")) or "_like" in func.__name__:
+        read = list(tensors_in(args[1:])) if "copy" in func.__name__ else []
+    return sum(x.nbytes for x in (*read, *fresh, *written))
 
 
 def flops_of(name: str, read: list[torch.Tensor], made: list[torch.Tensor]) -> tuple[float, str]:

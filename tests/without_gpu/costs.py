@@ -78,6 +78,7 @@ def measure(capability: int, flags: list[str]) -> dict[str, Any]:
         adamw = getattr(optimizer, "_adamw", optimizer)
         adamw.step = watched(adamw.step, ledger)
         scaler.unscale_ = watched(scaler.unscale_, ledger)
+        model.round_weights = watched(model.round_weights, ledger)
         torch.nn.utils.get_total_norm = watched(torch.nn.utils.get_total_norm, ledger)
         for _ in range(2):
             for x in tensors_in([*model.parameters(), *model.buffers(), list(optimizer.state.values())]):
