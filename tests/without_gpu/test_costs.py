@@ -1,12 +1,19 @@
 """The memory of a training step on a GPU, and what it computes, as far as they can be shown without one.
 
 Needs a CUDA build of torch and a C++ compiler; a case takes half a minute: pytest -m slow tests/without_gpu
+With NANOGPT=~/nanoGPT, its folder, the table has its steps, too.
 """
+
+import os
+import re
 
 import pytest
 
 from model import GPTConfig
+from tests.helpers.commands import ROOT
 from tests.without_gpu import NEEDS
+from tests.without_gpu.costs import RATES
+from tests.without_gpu.pretended import CARDS
 
 pytestmark = NEEDS
 SMALL = ["--model_size", "gpt2_small", "--n_layer", "2", "--seq_length", "1024"]
@@ -44,3 +51,23 @@ def test_a_step_of_muon_multiplies_and_moves_what_its_formulas_say(ask_of):
     # Of weights, gradients, both moments: read, and written, gradients too, which are divided by the norm.
     others = table + (config.seq_length + 2 * 13 + 2) * config.n_embd
     assert adamw == pytest.approx(4 * (4 + 4) * others, rel=1e-4)
+
+
+@pytest.mark.parametrize(("capability", "batch_size"), [(75, 4), (90, 16)])
+def test_the_documented_table_has_the_milliseconds_of_twelve_layers(ask_of, capability, batch_size):
+    table = (ROOT / "docs/performance.md").read_text(encoding="utf-8")
+    documented = dict(re.findall(r"^\| (\S.*?) \| \d+ (\|[ \d.|]+)\| 0\.\d\dx \|$", table, re.M))
+
+    def by_card(module: str, *words: str) -> dict[str, float]:  # by a straight line through two layers and three
+        two, three = (ask_of(module, capability, *(word.format(layers) for word in words))["ms"] for layers in (2, 3))
+        return {card: ms + 10 * (three[card] - ms) for card, ms in two.items()}
+
+    flags = ("--model_size", "gpt2_small", "--n_layer", "{}", "--seq_length", "1024", "--batch_size", str(batch_size))
+    found = [by_card("costs", *flags, "--optimizer", name) for name in ("muon", "adamw")]
+    if folder := os.environ.get("NANOGPT"):
+        found.append(by_card("nanogpt", folder, "{}", str(batch_size)))
+    for card in sorted(RATES.keys() & {int(card) for card in found[0]}):
+        name, ms = CARDS[card].name, [column[str(card)] for column in found]
+        print(f"\n{name}: " + ", ".join(f"{one:.1f}" for one in ms))
+        row = next(row for names, row in documented.items() if names.split(" (")[0] in name)
+        assert ms == pytest.approx([float(one) for one in row.strip("| ").split(" | ")][:len(ms)], rel=0.005)
