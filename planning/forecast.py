@@ -45,8 +45,9 @@ USUAL_SEEN = 2_000_000  # of the fit
 PIECE = 4096  # tokens; every other one is the half of a text
 OF_STEPS = 0.9  # of a run's time; the rest is of validations, samples and saves
 DOUBLED = 0.77  # twice the text gains so much, on a logarithmic scale, of what the text gained over its half
-REPEATS = 0.05  # of a text from which on most of the interval is due to that: what of it is learned differs
-DEVIATIONS = 1.70  # to either side, 90% of the outcomes
+REPEATS = 0.06  # of a text from which on most of the variance is due to that: what of it is learned differs
+FEW_PASSES = 2.4  # at which outcomes vary twice as much as at many: texts differ most while learning begins
+DEVIATIONS = 1.65  # to either side, 90% of the outcomes
 
 
 # ---------------------------------------------------------------- what a forecast rests on
@@ -74,9 +75,14 @@ class Evidence:
         return [1.0, (USUAL_SEEN / self.seen)**0.5, (self.pairs / self.whole - 1) * self.tokens / self.seen]
 
     @property
+    def by_repeats(self) -> float:
+        """The share of the variance that is due to how much the text repeats more than three tokens."""
+        return 1 - 1 / (1 + ((self.threes / self.whole - 1) / REPEATS)**2)
+
+    @property
     def variance(self) -> float:
-        """Of an outcome, in units of that of a text in which no more than three tokens come again."""
-        return 1 + ((self.threes / self.whole - 1) / REPEATS)**2
+        """Of an outcome, in units of that of a text that does not repeat, read many times."""
+        return (1 + (FEW_PASSES * self.tokens / self.seen)**2) / (1 - self.by_repeats)
 
 
 @dataclass(frozen=True)
@@ -215,7 +221,7 @@ def describe_forecast(setup: Setup, pace: Pace) -> list[str]:
 
     gained = (evidence.whole / evidence.half)**DOUBLED
     doubled = replace(evidence, tokens=2 * evidence.tokens, whole=gained * evidence.whole)
-    return [f"forecast    {forecast} ({1 - 1 / evidence.variance:.0%} of it by how much the text repeats)",
+    return [f"forecast    {forecast} ({evidence.by_repeats:.0%} of it by how much the text repeats)",
             f"            in twice the time {end(evidence, 2 * minutes):.2f}; of twice the text, in this time, "
             f"{end(doubled, minutes):.2f}"]
 
