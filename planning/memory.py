@@ -68,7 +68,9 @@ class MemorySetting:
 
     def beside(self, teacher: str | None) -> MemorySetting:
         """The same beside the weights of --teacher."""
-        return replace(self, teacher_bytes=4 * read_config(Path(teacher)).num_parameters) if teacher else self
+        if teacher is None:
+            return self
+        return replace(self, teacher_bytes=(6 if self.rounds else 4) * read_config(Path(teacher)).num_parameters)
 
     @property
     def has_own_memory(self) -> bool:

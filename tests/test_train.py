@@ -343,11 +343,9 @@ def test_a_deterministic_run_on_a_gpu_resumes_bit_for_bit(run, flags):
 
 @pytest.mark.parametrize("tie_weights", [True, False])
 def test_products_by_weights_kept_in_bf16_give_the_losses_of_the_weights_as_they_are(tie_weights):
-    plain = small_model(tie_weights=tie_weights)
-    model = GPT(plain.config, Options(rounded_to=torch.bfloat16, loss_chunk=8)).train()
-    model.load_state_dict(plain.state_dict())
-    plain.output.chunk_rows = 8
-    machine = dataclasses.replace(on_cpu(), dtype=torch.bfloat16)
+    config, machine = small_model(tie_weights=tie_weights).config, dataclasses.replace(on_cpu(), dtype=torch.bfloat16)
+    model, plain = (GPT(config, Options(rounded_to=dtype, loss_chunk=8)).init_weights().train()
+                    for dtype in (torch.bfloat16, None))
     learner = run_of(model, machine=machine)
     for seed in range(3):
         plain.load_state_dict(model.state_dict())

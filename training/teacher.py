@@ -24,6 +24,7 @@ class Teacher:
 
     def __init__(self, model: Network):
         self._model = model.eval().requires_grad_(False)
+        model.round_weights()
         self._trunk = model.trunk
 
     def compile(self) -> None:

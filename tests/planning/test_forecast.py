@@ -39,8 +39,7 @@ def test_the_interval_holds_on_texts_that_the_fit_has_not_seen():
         fit = Fit([run for run in runs if run.text != text])
         told = [(run, *fit.bits(run)) for run in runs if run.text == text]
         within += [abs(run.bits - bits) < DEVIATIONS * deviation for run, bits, deviation in told]
-    assert len(runs) >= 30
-    assert sum(within) >= 0.85 * len(within)
+    assert sum(within) >= 0.85 * len(within) >= 0.85 * 100
 
 
 @pytest.fixture

@@ -1,5 +1,6 @@
 """A model that is taught by a finished one: what it descends, how it is refused, stopped and resumed."""
 
+import dataclasses
 from pathlib import Path
 
 import pytest
@@ -10,8 +11,9 @@ from checkpoint.load import load_model
 from checkpoint.recorded import steps_in
 from common.errors import Exit
 from ops.loss import TEACHERS_SHARE
-from tests.helpers.training import metrics_of, run_of, same_tensors
-from training.teacher import Teacher
+from ops.options import Options
+from tests.helpers.training import metrics_of, on_cpu, run_of, same_tensors
+from training.teacher import Teacher, load_teacher
 
 STEPS = ["--max_steps", "8", "--log_interval", "1", "--eval_interval", "4"]
 
@@ -37,6 +39,14 @@ def test_half_of_each_target_is_what_the_teacher_expects(taught):
     result = train.try_step(run_of(student, teacher=Teacher(teacher)), [(ids[:, :-1], ids[:, 1:])], 1)
     assert float(result.loss) == pytest.approx(float(loss), rel=1e-5)
     assert all(torch.equal(tensor, before[name]) for name, tensor in teacher.state_dict().items())
+
+
+def test_a_teacher_whose_weights_are_kept_in_bf16_expects_the_same(taught):
+    machine, ids = dataclasses.replace(on_cpu(), dtype=torch.bfloat16), torch.randint(99, (2, 8))
+    with machine.autocast():
+        found, expected = (load_teacher(str(taught.folder / "first" / "checkpoint-8"), Options(rounded_to=dtype),
+                                        machine)(ids)[0] for dtype in (torch.bfloat16, None))  # type: ignore[misc]
+    assert torch.equal(found, expected)
 
 
 def test_a_taught_run_that_was_stopped_ends_with_the_same_bytes(taught):

@@ -41,6 +41,11 @@ def milliseconds(launches: list[Launch], capability: int) -> float:
     return 1e3 * seconds
 
 
+def milliseconds_by_card(launches: list[Launch], capability: int) -> dict[int, float]:
+    """The same on the cards that train in the same dtype."""
+    return {card: milliseconds(launches, card) for card in RATES if (card == 75) == (capability == 75)}
+
+
 def measure(capability: int, flags: list[str]) -> dict[str, Any]:
     """Peak bytes of the step, those predicted, the shapes of activations in fp32, launches, milliseconds by card."""
     import train
@@ -94,7 +99,7 @@ def measure(capability: int, flags: list[str]) -> dict[str, Any]:
             and math.prod(shape) >= B * T * config.n_embd and B * T in (shape[0], math.prod(shape[:2]))]
     return {"peak": ledger.peak, "predicted": predicted_peak(config, B, setting),
             "parts": memory_parts(config, B, setting), "fp32_activations": sorted(wide), "launches": ledger.launches,
-            "ms": {card: milliseconds(ledger.launches, card) for card in RATES if (card == 75) == (capability == 75)}}
+            "ms": milliseconds_by_card(ledger.launches, capability)}
 
 
 def watched(function: Callable[..., Any], ledger: Ledger) -> Callable[..., Any]:

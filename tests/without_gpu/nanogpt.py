@@ -13,13 +13,12 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from ops.attention import Context
 from tests.without_gpu.compiling import Compiler, Ledger, fused_attention
-from tests.without_gpu.costs import RATES, milliseconds, watched
+from tests.without_gpu.costs import milliseconds_by_card, watched
 from tests.without_gpu.pretended import CARDS, pretend
 
 
-def measure(capability: int, folder: str, n_layer: int, batch_size: int) -> dict[str, Any]:
-    """Launches of the second step, and its milliseconds by card."""
-    sys.path.insert(0, folder)
+def measure(capability: int, n_layer: int, batch_size: int) -> dict[str, Any]:
+    """The milliseconds of the second step, by card."""
     nanogpt: Any = __import__("model")
     half, ledger = torch.bfloat16 if capability >= 80 else torch.float16, Ledger()
     attention = fused_attention(half)
@@ -29,12 +28,12 @@ def measure(capability: int, folder: str, n_layer: int, batch_size: int) -> dict
         model = nanogpt.GPT(nanogpt.GPTConfig(n_layer=n_layer, vocab_size=50304, dropout=0.0, bias=True))
         optimizer = model.configure_optimizers(0.1, 6e-4, (0.9, 0.95), "cuda")
         scaler = torch.amp.GradScaler("cuda", enabled=half == torch.float16)
-        clip = watched(functools.partial(torch.nn.utils.clip_grad_norm_, foreach=True), ledger)
-        unscale, update = watched(scaler.unscale_, ledger), watched(optimizer.step, ledger)
+        clip = functools.partial(torch.nn.utils.clip_grad_norm_, foreach=True)
+        unscale, clip, update = (watched(one, ledger) for one in (scaler.unscale_, clip, optimizer.step))
         compiled = torch.compile(model, dynamic=False)
+        ids = torch.zeros(batch_size, 1024, dtype=torch.int64)
         for _ in range(2):
             ledger.launches.clear()
-            ids = torch.zeros(batch_size, 1024, dtype=torch.int64)
             with torch.autocast("cuda", half):
                 loss = compiled(ids, ids)[1]
             scaler.scale(loss).backward()
@@ -43,10 +42,10 @@ def measure(capability: int, folder: str, n_layer: int, batch_size: int) -> dict
             update()
             scaler.update()
             optimizer.zero_grad(set_to_none=True)
-    return {"launches": ledger.launches,
-            "ms": {card: milliseconds(ledger.launches, card) for card in RATES if (card == 75) == (capability == 75)}}
+    return {"ms": milliseconds_by_card(ledger.launches, capability)}
 
 
 if __name__ == "__main__":
     pretend(CARDS[int(sys.argv[1])])
-    print(json.dumps(measure(int(sys.argv[1]), sys.argv[2], int(sys.argv[3]), int(sys.argv[4]))))
+    sys.path.insert(0, sys.argv[2])
+    print(json.dumps(measure(int(sys.argv[1]), int(sys.argv[3]), int(sys.argv[4]))))
