@@ -265,7 +265,7 @@ import torch
 
 from planning.check import check_machine
 from planning.inputs import choose_inputs, choose_machine, session
-from planning.pace import Deadline, Pace, dry_run, measure_pace, with_horizon
+from planning.pace import Deadline, Pace, dry_run, keep_to_minutes, measure_pace, with_horizon
 from planning.plan import say_first, say_rest
 from planning.setup import answer_trial, choose_setup
 from training import recovery
@@ -346,7 +346,7 @@ def loop(run: Run, pace: Pace, deadline: Deadline, validator: Validator, checkpo
 
     validate_first(run, validator, checkpointer, monitor)
     runtime.clock.start()
-    deadline.start(state)
+    deadline.start(state, recipe.total_steps)
 
     while state.step < recipe.total_steps and not decisions.agree("stop", signals.number is not None):
         # Learning rate: a pure function of the step.
@@ -383,6 +383,8 @@ def loop(run: Run, pace: Pace, deadline: Deadline, validator: Validator, checkpo
             monitor.count_skipped()
         checkpointer.settle(wait=False)
         is_best = validates and validate(run, validator, checkpointer, monitor)
+        if validates and not is_last and keep_to_minutes(run, deadline, pace.ending(recipe, checkpointer.save_seconds)):
+            recipe, checkpointer.settings, saves = run.setup.recipe, settings_of(run.setup), True
         if saves or is_best:
             checkpointer.save(stays)
         if samples:

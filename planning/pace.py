@@ -25,7 +25,7 @@ MEASURED_MICRO_BATCHES = 2  # of a step, however many it has
 MEASURED_TOKENS = 8  # of a sample
 BETWEEN_SHARE = 0.1  # of --max_minutes for validations, saves of the best and samples; one of each comes at the end
 COPIED_BYTES, WRITTEN_BYTES = 1e9, 2e8  # a second, assumed, of a save: copied to the RAM, or written to a disk
-SPARE = 0.03  # of --max_minutes, left for steps that turn out slower than the measured ones
+SPARE = 0.03  # of --max_minutes, left for steps that turn out slower than the measured ones; and of the steps to come
 
 TakeStep = Callable[..., StepResult]  # that of train.py
 
@@ -138,6 +138,7 @@ class Deadline:
         settings = stored.get("settings") or {}
         planned = settings.get("max_minutes")
         self.minutes, self.horizon, self._began = minutes, None, began
+        self._planned, self._from, self._used = 0, 0, 0.0  # steps of the schedule; and where this start began
         self._is_resumed = minutes is not None and planned is not None
         if minutes is not None and planned is not None:
             self._began -= stored.get("seconds", 0.0)
@@ -154,15 +155,24 @@ class Deadline:
         """True while the horizon has to be planned."""
         return self.minutes is not None and self.horizon is None
 
-    def start(self, state: TrainState) -> None:
+    def start(self, state: TrainState, total_steps: int) -> None:
         """The first step begins. What loading and compiling took counts for a new run, and not again for a resumed one.
         """
         if self._is_resumed:
             self._began = time.monotonic() - state.seconds
+        self._planned, self._from, self._used = total_steps, state.step, self.used
 
     def is_near(self, seconds: float) -> bool:
         """True if the seconds would go beyond the end."""
         return self.minutes is not None and self.used + seconds > 60 * self.minutes
+
+    def last_step(self, step: int, ending: float) -> int:
+        """The last step that the minutes allow where all go on as long as those before this one; as planned at most.
+
+        What comes between steps counts with them. ending is the seconds that the end takes.
+        """
+        each = (self.used - self._used) / (step - self._from)
+        return min(self._planned, step + max(1, int((60 * (self.minutes or 0.0) - self.used - ending) / each)))
 
     def describe_end(self, state: TrainState, recipe: Recipe, folder: str) -> str:
         """Why the run ends before its schedule does, and what would finish it."""
@@ -182,6 +192,24 @@ def with_horizon(deadline: Deadline, setup: Setup, pace: Pace, steps_done: int) 
                      eval_tokens=within.eval_tokens, eval_interval=within.eval_interval,
                      sample_interval=within.sample_interval)
     return replace(setup, plan=replace(plan, recipe=recipe))
+
+
+def keep_to_minutes(run: Run, deadline: Deadline, ending: float) -> bool:
+    """Ends the schedule at the last step that the minutes allow, where steps take longer, or less long, than before.
+
+    So the learning rate falls to its end beside other work, too. ending is as of Deadline.last_step. True if another
+    step is the last one now.
+    """
+    if deadline.minutes is None:
+        return False
+    setup, recipe, step = run.setup, run.setup.recipe, run.state.step
+    last = setup.processes.agree(lambda: deadline.last_step(step, ending))
+    if abs(last - recipe.total_steps) <= max(1, SPARE * (recipe.total_steps - step)):
+        return False
+    setup.out.say(f"time        steps take {'longer' if last < recipe.total_steps else 'less long'} than before: "
+                  f"{last:,} in {deadline.minutes:g} min, not {recipe.total_steps:,}")
+    run.follow(replace(setup, plan=replace(setup.plan, recipe=replace(recipe, total_steps=last))))
+    return True
 
 
 # ---------------------------------------------------------------- --dry_run

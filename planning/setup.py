@@ -100,7 +100,7 @@ def _choose_dropout(inputs: Inputs, options: Options, runtime: Runtime, deadline
     choose = partial(choose_recipe, args, config, inputs.corpus.train.length, most, inputs.sizing, inputs.stored)
     horizon = deadline.horizon
     if horizon is None and args.max_minutes:
-        tokens_per_step = choose(1).samples_per_step * config.seq_length
+        tokens_per_step = choose(None).samples_per_step * config.seq_length
         speed = inputs.sizing.speed if inputs.sizing else SHARE_OF_PEAK * (machine.peak_flops or UNKNOWN_PEAK)
         speed *= processes.world_size * WITHOUT_DROPOUT
         horizon = assumed_steps(args.max_minutes, speed, config, tokens_per_step)

@@ -349,10 +349,9 @@ def test_products_by_weights_kept_in_bf16_give_the_losses_of_the_weights_as_they
     learner = run_of(model, machine=machine)
     for seed in range(3):
         plain.load_state_dict(model.state_dict())
-        batches = [small_batch(4, seed), small_batch(4, seed + 10)]
         with torch.no_grad(), machine.autocast():
-            expected = plain(*batches[0]) / 2 + plain(*batches[1]) / 2
-        assert torch.equal(train.try_step(learner, batches, 2).loss, expected)
+            expected = plain(*small_batch(4, seed))
+        assert torch.equal(train.try_step(learner, [small_batch(4, seed)], 1).loss, expected)
     plain.load_state_dict(model.state_dict())
     found = [sum_losses(one, [small_batch(4, 9)], None, machine.autocast, lambda: False) for one in (model, plain)]
     assert found[0] == found[1]

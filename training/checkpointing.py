@@ -85,7 +85,7 @@ class Checkpointer:
         self._first_step, self._begun_at = run.state.step, time.monotonic()
         self._every, self._minutes = steps_and_minutes(self._args.checkpoint_every)
         self._is_waiting = False  # for a save, here or in the first process
-        self._settings, self._tokenizer_json = settings, tokenizer.to_str() if tokenizer else None
+        self.settings, self._tokenizer_json = settings, tokenizer.to_str() if tokenizer else None
         self._thread, self._pending = ThreadPoolExecutor(1, "saver", yield_the_cores), None
         self._snapshot = save.Snapshot() if is_first and self.plan.copies else None
         mirror_to = self._args.mirror_to if is_first else None
@@ -204,7 +204,7 @@ class Checkpointer:
         corpus = self._run.setup.corpus
         hashes = {"train_sha256": corpus.identity, "val_sha256": corpus.val_identity,
                   "tokenizer_sha256": corpus.tokenizer_sha256}
-        return {**asdict(self._run.state), **self._settings, "stays": stays, "scaler": self._run.scaler.state_dict(),
+        return {**asdict(self._run.state), **self.settings, "stays": stays, "scaler": self._run.scaler.state_dict(),
                 "data": {**hashes, "mixture": in_words(corpus.shares)} if corpus.shares else hashes}
 
     def _card(self) -> str:
@@ -220,7 +220,7 @@ class Checkpointer:
                f"sha256 {share.corpus.identity}" for share in corpus.shares}}
         on_hub = {"base_model": [repo_of(state.init_from, MODEL)],
                   "datasets": [repo_of(origin, DATASET) for origin in corpus.origins]}
-        command = command_for_card(self._settings["flags"]["given"])
+        command = command_for_card(self.settings["flags"]["given"])
         return contents.model_card(config, facts, self.validations, command, on_hub)
 
     # ---- what is on the disk

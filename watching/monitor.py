@@ -17,6 +17,7 @@ from machine.pinned import to_host
 from machine.timing import Mark
 from model import SIZES
 from planning.forecast import forecast_of
+from planning.recipe import Recipe
 from training.state import Run, Runtime, StepResult
 from training.validation import ValidationLoss
 from watching.curve import LossCurve
@@ -65,7 +66,7 @@ class Monitor:
     def __init__(self, run: Run, trackers: Trackers):
         setup, runtime = run.setup, run.setup.runtime
         self.state, self._run = run.state, run
-        self._args, self._recipe, self._config = setup.args, setup.recipe, setup.config
+        self._args, self._config = setup.args, setup.config
         self._trackers, self._runtime = trackers, runtime
         self._machine, self._out, self._clock, self._gauge = runtime.machine, runtime.out, runtime.clock, runtime.gauge
         self._gpu = runtime.machine.name if runtime.machine.on_gpu else None
@@ -80,6 +81,10 @@ class Monitor:
         self._said: set[str] = set()
         if run.state.best_val_loss is not None:  # else they are of another validation text
             self._recall(trackers.rows)
+
+    @property
+    def _recipe(self) -> Recipe:
+        return self._run.setup.recipe
 
     def __enter__(self) -> Monitor:
         self._out.on_warning = lambda message: self._trackers.log(self.state.step, time=time.time(), advice=message)

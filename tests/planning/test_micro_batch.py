@@ -18,9 +18,8 @@ def test_batch_size_auto_keeps_the_samples_of_a_step_and_a_resumed_run_tries_not
     monkeypatch.setattr("planning.micro_batch.MOST_TOKENS", 320)  # five sequences of 64
     flags = ["--seq_length", "64", "--batch_size", "auto", "--gradient_accumulation_steps", "3"]
     text = run.ok("--max_steps", "1", *flags)
-    found = re.search(r"^batch_size  (\d+) x (\d+) micro-batches holds [\d.]+ MiB of .* \((.*)\)$", text, re.MULTILINE)
-    assert found
-    assert found.groups() == ("4", "6", "1 tried")
+    found = re.findall(r"^batch_size  (\d+) x (\d+) micro-batches holds [\d.]+ MiB of .* \((.*)\)$", text, re.MULTILINE)
+    assert found == [("4", "6", "1 tried")]
     monkeypatch.setattr("planning.micro_batch.run_trial", None)
     text = run.ok("--max_steps", "2", *flags, "--resume_from", "auto")
     assert not re.search(r"tried|changed: .*batch_size", text)

@@ -86,10 +86,9 @@ def test_bash_and_train_py_understand_the_scripts():
     assert len(SCRIPTS) == 2
     for script in SCRIPTS:
         assert subprocess.run(["bash", "-n"], input=script, text=True, check=False).returncode == 0
-        found = re.search(r"train\.py (.*--resume_from auto)$", script.replace("\\\n", " "), re.MULTILINE)
-        assert found
-        assert THEIR_MACHINE in found[1]
-        assert train.read_flags(shlex.split(found[1])).resume_from == "auto"
+        (flags,) = re.findall(r"train\.py (.*--resume_from auto)$", script.replace("\\\n", " "), re.MULTILINE)
+        assert THEIR_MACHINE in flags
+        assert train.read_flags(shlex.split(flags)).resume_from == "auto"
 
 
 @pytest.mark.slow

@@ -3,7 +3,6 @@
     python -m tests.without_gpu.nanogpt 90 ~/nanoGPT 2 16       of 2 layers, 16 sequences: answers with a line of JSON
 """
 
-import functools
 import json
 import sys
 from typing import Any
@@ -28,8 +27,8 @@ def measure(capability: int, n_layer: int, batch_size: int) -> dict[str, Any]:
         model = nanogpt.GPT(nanogpt.GPTConfig(n_layer=n_layer, vocab_size=50304, dropout=0.0, bias=True))
         optimizer = model.configure_optimizers(0.1, 6e-4, (0.9, 0.95), "cuda")
         scaler = torch.amp.GradScaler("cuda", enabled=half == torch.float16)
-        clip = functools.partial(torch.nn.utils.clip_grad_norm_, foreach=True)
-        unscale, clip, update = (watched(one, ledger) for one in (scaler.unscale_, clip, optimizer.step))
+        unscale, clip, update = (watched(one, ledger) for one in (
+            scaler.unscale_, torch.nn.utils.clip_grad_norm_, optimizer.step))
         compiled = torch.compile(model, dynamic=False)
         ids = torch.zeros(batch_size, 1024, dtype=torch.int64)
         for _ in range(2):
@@ -38,7 +37,7 @@ def measure(capability: int, n_layer: int, batch_size: int) -> dict[str, Any]:
                 loss = compiled(ids, ids)[1]
             scaler.scale(loss).backward()
             unscale(optimizer)
-            clip(model.parameters(), 1.0)
+            clip(model.parameters(), 1.0, foreach=True)
             update()
             scaler.update()
             optimizer.zero_grad(set_to_none=True)

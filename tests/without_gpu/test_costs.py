@@ -5,14 +5,12 @@ With NANOGPT=~/nanoGPT, its folder, the table has its steps, too.
 """
 
 import os
-import re
 
 import pytest
 
 from model import GPTConfig
 from tests.helpers.commands import ROOT
 from tests.without_gpu import NEEDS
-from tests.without_gpu.costs import RATES
 from tests.without_gpu.pretended import CARDS
 
 pytestmark = NEEDS
@@ -56,7 +54,6 @@ def test_a_step_of_muon_multiplies_and_moves_what_its_formulas_say(ask_of):
 @pytest.mark.parametrize(("capability", "batch_size"), [(75, 4), (90, 16)])
 def test_the_documented_table_has_the_milliseconds_of_twelve_layers(ask_of, capability, batch_size):
     table = (ROOT / "docs/performance.md").read_text(encoding="utf-8")
-    documented = dict(re.findall(r"^\| (\S.*?) \| \d+ (\|[ \d.|]+)\| 0\.\d\dx \|$", table, re.M))
 
     def by_card(module: str, *words: str) -> dict[str, float]:  # by a straight line through two layers and three
         two, three = (ask_of(module, capability, *(word.format(layers) for word in words))["ms"] for layers in (2, 3))
@@ -66,8 +63,7 @@ def test_the_documented_table_has_the_milliseconds_of_twelve_layers(ask_of, capa
     found = [by_card("costs", *flags, "--optimizer", name) for name in ("muon", "adamw")]
     if folder := os.environ.get("NANOGPT"):
         found.append(by_card("nanogpt", folder, "{}", str(batch_size)))
-    for card in sorted(RATES.keys() & {int(card) for card in found[0]}):
-        name, ms = CARDS[card].name, [column[str(card)] for column in found]
-        print(f"\n{name}: " + ", ".join(f"{one:.1f}" for one in ms))
-        row = next(row for names, row in documented.items() if names.split(" (")[0] in name)
-        assert ms == pytest.approx([float(one) for one in row.strip("| ").split(" | ")][:len(ms)], rel=0.005)
+    for card in found[0]:
+        row = " | ".join(f"{column[card]:.1f}" for column in found)
+        print(f"\n{CARDS[int(card)].name}: {row}")
+        assert f" | {batch_size} | {row} | " in table
