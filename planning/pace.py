@@ -138,7 +138,7 @@ class Deadline:
         settings = stored.get("settings") or {}
         planned = settings.get("max_minutes")
         self.minutes, self.horizon, self._began = minutes, None, began
-        self._planned, self._from, self._used = 0, 0, 0.0  # steps of the schedule; and where this start began
+        self._planned, self._from, self._used = 0, 0, 0.0  # steps of the schedule; and from where on steps are timed
         self._is_resumed = minutes is not None and planned is not None
         if minutes is not None and planned is not None:
             self._began -= stored.get("seconds", 0.0)
@@ -167,12 +167,15 @@ class Deadline:
         return self.minutes is not None and self.used + seconds > 60 * self.minutes
 
     def last_step(self, step: int, ending: float) -> int:
-        """The last step that the minutes allow where all go on as long as those before this one; as planned at most.
+        """The last step that the minutes allow where all go on as long as those since it was asked last; as planned at
+        most.
 
         What comes between steps counts with them. ending is the seconds that the end takes.
         """
-        each = (self.used - self._used) / (step - self._from)
-        return min(self._planned, step + max(1, int((60 * (self.minutes or 0.0) - self.used - ending) / each)))
+        used = self.used
+        each = max(1e-9, (used - self._used) / (step - self._from))
+        self._from, self._used = step, used
+        return min(self._planned, step + max(1, int((60 * (self.minutes or 0.0) - used - ending) / each)))
 
     def describe_end(self, state: TrainState, recipe: Recipe, folder: str) -> str:
         """Why the run ends before its schedule does, and what would finish it."""
