@@ -125,9 +125,9 @@ def recipe_within(seconds: float, args: Flags, plan: Plan, pace: Pace, steps_don
 class Deadline:
     """The end of --max_minutes, for all starts of a run together; without the flag there is none.
 
-    horizon is the last step of the schedule, None until it is planned. It is planned once and from then on read from
-    the checkpoint, so that a run that was killed and resumed has the schedule of one that was not. On a resume other
-    minutes plan another one.
+    horizon is the last step of the schedule, None until it is planned. It is planned once, or again where steps take
+    longer (keep_to_minutes), and from then on read from the checkpoint, so that a run that was killed and resumed has
+    the schedule of one that was not. On a resume other minutes plan another one.
     """
 
     def __init__(self, minutes: float | None, stored: Mapping[str, Any], began: float):
