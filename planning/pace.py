@@ -25,7 +25,8 @@ MEASURED_MICRO_BATCHES = 2  # of a step, however many it has
 MEASURED_TOKENS = 8  # of a sample
 BETWEEN_SHARE = 0.1  # of --max_minutes for validations, saves of the best and samples; one of each comes at the end
 COPIED_BYTES, WRITTEN_BYTES = 1e9, 2e8  # a second, assumed, of a save: copied to the RAM, or written to a disk
-SPARE = 0.03  # of --max_minutes, left for steps that turn out slower than the measured ones; and of the steps to come
+SPARE = 0.03  # of --max_minutes, left for steps that turn out slower than the measured ones
+LATE = 0.1  # of the steps to come, more than which the end moves: the pace between two validations varies by half of it
 
 TakeStep = Callable[..., StepResult]  # that of train.py
 
@@ -207,7 +208,7 @@ def keep_to_minutes(run: Run, deadline: Deadline, ending: float) -> bool:
         return False
     setup, recipe, step = run.setup, run.setup.recipe, run.state.step
     last = setup.processes.agree(lambda: deadline.last_step(step, ending))
-    if abs(last - recipe.total_steps) <= max(1, SPARE * (recipe.total_steps - step)):
+    if abs(last - recipe.total_steps) <= max(1, LATE * (recipe.total_steps - step)):
         return False
     setup.out.say(f"time        steps take {'longer' if last < recipe.total_steps else 'less long'} than before: "
                   f"{last:,} in {deadline.minutes:g} min, not {recipe.total_steps:,}")
