@@ -167,12 +167,15 @@ class Deadline:
         """True if the seconds would go beyond the end."""
         return self.minutes is not None and self.used + seconds > 60 * self.minutes
 
-    def last_step(self, step: int, ending: float) -> int:
+    def last_step(self, step: int, recipe: Recipe, ending: float) -> int:
         """The last step that the minutes allow where all go on as long as those since it was asked last; as planned at
         most.
 
-        What comes between steps counts with them. ending is the seconds that the end takes.
+        What comes between steps counts with them; the first few steps of a start tell nothing. ending is the seconds
+        that the end takes.
         """
+        if step - self._from < recipe.eval_interval:
+            return recipe.total_steps
         used = self.used
         each = max(1e-9, (used - self._used) / (step - self._from))
         self._from, self._used = step, used
@@ -207,7 +210,7 @@ def keep_to_minutes(run: Run, deadline: Deadline, ending: float) -> bool:
     if deadline.minutes is None:
         return False
     setup, recipe, step = run.setup, run.setup.recipe, run.state.step
-    last = setup.processes.agree(lambda: deadline.last_step(step, ending))
+    last = setup.processes.agree(lambda: deadline.last_step(step, recipe, ending))
     if abs(last - recipe.total_steps) <= max(1, LATE * (recipe.total_steps - step)):
         return False
     setup.out.say(f"time        steps take {'longer' if last < recipe.total_steps else 'less long'} than before: "
