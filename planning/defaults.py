@@ -46,6 +46,7 @@ DECAY_OF_A_PASS, MOST_DECAY = 0.1, 4.0  # 0.1 for one pass (Brown et al. 2020, G
 # (LOG.md, 2026-11-25, More decay for a larger model).
 MANY_PARAMETERS, GROWTH_OF_DECAY = 10, 2.5
 DROPOUT, MANY_PASSES = 0.1, 6
+LEAST_PARAMETERS = 3  # a token, of a model that dropout helps
 # Passes of a default run at most; more over such a text, until passes times parameters are so many times its tokens:
 # from there on it is learned by heart, whatever the decay (LOG.md, the same entry).
 USUAL_PASSES, BY_HEART = 10, 100

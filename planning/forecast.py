@@ -24,7 +24,7 @@ import numpy as np
 import torch
 
 import data
-from architectures.table import ARCHITECTURES
+from architectures.table import ARCHITECTURES, ModelConfig
 from common.config import read_toml
 from common.names import METADATA, RUN_CONFIG, TOKENIZER
 from planning.defaults import most_passes
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 RUNS = Path(__file__).with_suffix(".csv")
 LEAST_TOKENS, MOST_TOKENS, LEAST_SEEN = 100_000, 1_000_000, 300_000  # of a text, in a run: about those of the fit
-USUAL_SEEN = 2_000_000  # of the fit
+USUAL_SEEN, USUAL_PARAMETERS, USUAL_BITS = 2_000_000, 1_800_000, 4.0  # of the fit; bits of a token by n-grams
 PIECE = 4096  # tokens; every other one is the half of a text
 OF_STEPS = 0.9  # of a run's time; the rest is of validations, samples and saves
 DOUBLED = 0.77  # twice the text gains so much, on a logarithmic scale, of what the text gained over its half
@@ -55,13 +55,14 @@ DEVIATIONS = 1.65  # to either side, 90% of the outcomes
 
 @dataclass(frozen=True)
 class Evidence:
-    """What is known before the first step: tokens of the text, tokens that the run sees, bits of a validation token.
+    """What is known before the first step: tokens of the text, tokens seen, parameters; bits of a validation token.
 
     Those are by n-grams of the text, by those of its half, by its pairs of tokens alone, by threes alone.
     """
 
     tokens: int
     seen: int
+    parameters: int
     whole: float
     half: float
     pairs: float
@@ -70,9 +71,11 @@ class Evidence:
     def features(self) -> list[float]:
         """What the bits of a network, as a multiple of those of n-grams, are linear in.
 
-        It learns pairs of tokens in the first pass, and longer ones later.
+        It learns pairs of tokens in the first pass, and longer ones later; a larger one begins later and ends lower.
         """
-        return [1.0, (USUAL_SEEN / self.seen)**0.5, (self.pairs / self.whole - 1) * self.tokens / self.seen]
+        unseen, size = (USUAL_SEEN / self.seen)**0.5, math.log(self.parameters / USUAL_PARAMETERS)
+        return [1.0, unseen, (self.pairs / self.whole - 1) * self.tokens / self.seen, size, size * unseen,
+                math.log(self.whole / USUAL_BITS)]
 
     @property
     def by_repeats(self) -> float:
@@ -96,12 +99,13 @@ class Text:
     pairs: np.ndarray
     threes: np.ndarray
 
-    def evidence(self, seq_length: int, most_windows: int, seen: int) -> Evidence:
+    def evidence(self, config: ModelConfig, most_windows: int, seen: int) -> Evidence:
         """The evidence for the windows that a validation measures, each predicted after its first token."""
+        seq_length = config.seq_length
         starts = data.spread_windows(len(self.whole), seq_length, most_windows) * seq_length
         bits = (float(np.mean([bits[start + 1:start + 1 + seq_length].mean() for start in starts]))
                 for bits in (self.whole, self.half, self.pairs, self.threes))
-        return Evidence(self.tokens, seen, *bits)
+        return Evidence(self.tokens, seen, config.num_parameters, *bits)
 
 
 def text_of(corpus: Corpus) -> Text | None:
@@ -194,7 +198,7 @@ def forecast_of(setup: Setup) -> Forecast | None:
     seen = recipe.total_steps * setup.plan.tokens_per_step
     if text is None or seen < LEAST_SEEN or recipe.optimizer != "muon":
         return None
-    return _told(text.evidence(config.seq_length, recipe.eval_windows(config), seen), len(text.whole) / text.val_bytes)
+    return _told(text.evidence(config, recipe.eval_windows(config), seen), len(text.whole) / text.val_bytes)
 
 
 def _told(evidence: Evidence, tokens_per_byte: float) -> Forecast:
@@ -216,8 +220,9 @@ def describe_forecast(setup: Setup, pace: Pace) -> list[str]:
         assert another.shape
         larger = ARCHITECTURES[sizing.arch].sized(another.shape, config.vocab_size, config.seq_length)
         most = most_passes(evidence.tokens, larger.num_parameters) * evidence.tokens
-        seen = max(evidence.seen, min(most, int(60 * minutes * flops / larger.flops_per_token)))
-        return min(forecast.bits, _told(replace(evidence, seen=seen), forecast.tokens_per_byte).bits)
+        seen = max(1, min(most, int(60 * minutes * flops / larger.flops_per_token)))
+        longer = replace(evidence, seen=seen, parameters=larger.num_parameters)
+        return min(forecast.bits, _told(longer, forecast.tokens_per_byte).bits)
 
     gained = (evidence.whole / evidence.half)**DOUBLED
     doubled = replace(evidence, tokens=2 * evidence.tokens, whole=gained * evidence.whole)
@@ -233,11 +238,13 @@ def line_of(folder: Path) -> dict[str, object]:
     """The line of forecast.csv for a finished run, by its config.toml and metrics.jsonl. Raises UserError."""
     flags, curve = read_toml(folder / RUN_CONFIG).values, read_run(str(folder))
     tokens, validations = Path(flags["data_dir"]), curve["val_loss"]
-    text = text_of(open_corpus(tokens, None, tokens / METADATA, tokens / TOKENIZER))
+    corpus = open_corpus(tokens, None, tokens / METADATA, tokens / TOKENIZER)
+    text, T, steps = text_of(corpus), flags["seq_length"], int(validations.last_x)
     assert text, f"{tokens}: no text that a forecast can be made of"
-    T, steps = flags["seq_length"], int(validations.last_x)
+    shape = (flags["n_layer"], flags["n_head"], flags["n_embd"])
+    config = ARCHITECTURES[flags["arch"]].sized(shape, corpus.vocab_size, T)
     seen = steps * T * flags["batch_size"] * flags["gradient_accumulation_steps"]
-    evidence = text.evidence(T, flags["eval_tokens"] // T, seen)
+    evidence = text.evidence(config, flags["eval_tokens"] // T, seen)
     return {"text": tokens.name, **asdict(evidence), "bits": validations.ys[-1] / math.log(2)}
 
 

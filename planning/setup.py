@@ -105,7 +105,8 @@ def _choose_dropout(inputs: Inputs, options: Options, runtime: Runtime, deadline
         speed *= processes.world_size * WITHOUT_DROPOUT
         horizon = assumed_steps(args.max_minutes, speed, config, tokens_per_step)
     recipe = choose(horizon)
-    return defaults.DROPOUT if recipe.overfits and recipe.passes >= defaults.MANY_PASSES else 0.0
+    is_large = config.num_parameters >= defaults.LEAST_PARAMETERS * inputs.corpus.train.length
+    return defaults.DROPOUT if recipe.overfits and is_large and recipe.passes >= defaults.MANY_PASSES else 0.0
 
 
 def _nothing_is_left(inputs: Inputs, recipe: Recipe, deadline: Deadline, runtime: Runtime) -> bool:

@@ -20,13 +20,16 @@ from tokens.corpus import Corpus
 from training.table import MUON_PAYS
 
 FLOPS_PER_THREAD = 25e9  # per second while it trains in fp32, assumed: below what laptops were seen to reach
+MEASURED_SHAPE = (2, 4, 256)  # layers, heads, width
 MEASURED_TOKENS, MEASURED_SECONDS = 2048, 1.0  # of a batch whose gradients are computed; of all such batches together
-SHARE_OF_MEASURED = 0.45  # of that speed, in a run with dropout, its optimizer, validations and samples
+SHARE_OF_MEASURED = 0.55  # of that speed, in a run with dropout and its optimizer; two machines had 0.45 and 0.68
 FLOPS_OF_APPLE_GPU = 1e12  # the same of MPS, assumed: 40% of the data sheet's fp32 peak of the smallest M1
 SHARE_OF_PEAK, UNKNOWN_PEAK = 0.35, 1e13  # of a GPU with its own memory, as --check has it; of an unknown card
 MOST_PARAMETERS_PER_TOKEN = 30  # of the text: no larger model was tried (LOG.md, 2026-11-25, More decay)
 USUAL_MINUTES = 15.0  # that a run may take where --max_minutes does not say
-LEAST_TOKENS_PER_PARAMETER = 5  # in the time there is, or as many passes as pay, for a size above the smallest
+# What the time must be enough for, else a smaller size learns more (LOG.md, 2026-11-26, Sizes by the time): so many
+# tokens a parameter; or, where the text is read again and again, fewer of them and so many passes; or all that pay.
+LEAST_TOKENS_PER_PARAMETER, LEAST_OF_REPEATED, LEAST_PASSES = 5, 0.6, 5
 LONGEST_SEQUENCE, SHORTEST_SEQUENCE = 256, 32
 DEFAULT_SIZE = "gpt2_small"  # with a GPU
 CHOSEN_ARCH = "qwen3"  # with a size that is chosen; gpt2 where a flag names one
@@ -36,7 +39,7 @@ WANTED_STEPS = 4000  # of a small corpus: with four times the batch tiny Shakesp
 STEPS_OF_CHOSEN = 100  # at least, of as many tokens as Muon pays from
 
 Shape = tuple[int, int, int]  # layers, heads, width
-SHAPES: list[Shape] = [(2, 4, 256), (4, 4, 256), (4, 6, 384), SIZES["mini"], SIZES["gpt2_small"]]
+SHAPES: list[Shape] = [(2, 2, 128), (2, 4, 256), (4, 4, 256), (4, 6, 384), SIZES["mini"], SIZES["gpt2_small"]]
 
 
 @dataclass(frozen=True)
@@ -76,8 +79,8 @@ def choose_sizing(flags: FlagsOfGroup, corpus: Corpus, use_gpu: bool | None, max
 
 
 def measured_speed(arch: str, vocab_size: int, use_bf16: bool) -> float:
-    """FLOP/s of this processor, forward and backward in the smallest shape; what else runs on it cannot add to them."""
-    config = ARCHITECTURES[arch].sized(SHAPES[0], vocab_size, LONGEST_SEQUENCE)
+    """FLOP/s of this processor, forward and backward; what else runs on it cannot add to them."""
+    config = ARCHITECTURES[arch].sized(MEASURED_SHAPE, vocab_size, LONGEST_SEQUENCE)
     network, seconds = create(config, "cpu", Options()), []
     tokens = torch.zeros(MEASURED_TOKENS // LONGEST_SEQUENCE, LONGEST_SEQUENCE, dtype=torch.long)
     while sum(seconds) < MEASURED_SECONDS or len(seconds) < 3:
@@ -122,7 +125,8 @@ def sizing_for(vocab_size: int, num_tokens: int, speed: float, max_minutes: floa
     configs = {one: ARCHITECTURES[arch].sized(one, vocab_size, seq_length) for one in ([shape] if shape else SHAPES)}
 
     def fits(config: ModelConfig) -> bool:
-        least = min(LEAST_TOKENS_PER_PARAMETER * config.num_parameters, USUAL_PASSES * num_tokens)
+        least = min(LEAST_TOKENS_PER_PARAMETER * config.num_parameters, USUAL_PASSES * num_tokens,
+                    max(LEAST_OF_REPEATED * config.num_parameters, LEAST_PASSES * num_tokens))
         return (config.num_parameters <= most_parameters
                 and least * config.flops_per_token <= flops)
 

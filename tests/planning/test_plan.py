@@ -51,7 +51,7 @@ def test_a_first_run_on_a_laptop_prints_size_time_and_disk_and_few_words_before_
     assert [line.split()[0] for line in before.splitlines()] == ["size", "time", "disk"]
     assert max(map(len, before.splitlines())) <= 80
     assert len(f"{before} {printed.err}".split()) <= 200
-    assert re.search(r"^size        2 x 256: \S+ parameters for \S+ tokens, or --model_size\n", before)
+    assert re.search(r"^size        2 x 128: \S+ parameters for \S+ tokens, or --model_size\n", before)
     assert re.search(r"^time        about .*, estimated: 1 step of [\d.]+ s, \S+ epochs$", before, re.MULTILINE)
 
 
