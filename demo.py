@@ -20,8 +20,7 @@ HAS_PACKAGES = "from common.errors import PACKAGES, require; require(*PACKAGES)"
 
 THREE_COMMANDS = """
 python pretokenize.py --demo --output_dir demo/data --vocab_size 2048 --val_fraction 0.03 --overwrite
-python train.py --data_dir demo/data --output_dir demo/out --overwrite --model_size tiny --seq_length 128 \
-    --batch_size 8 --max_minutes 1.75 --learning_rate 3e-3 --eval_batches 30
+python train.py --data_dir demo/data --output_dir demo/out --overwrite --no-use_gpu --max_minutes 1.75
 python generate.py --ckpt demo/out --prompt "def read_" --max_new_tokens 200
 """
 
