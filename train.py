@@ -346,7 +346,7 @@ def loop(run: Run, pace: Pace, deadline: Deadline, validator: Validator, checkpo
 
     validate_first(run, validator, checkpointer, monitor)
     runtime.clock.start()
-    deadline.start(state, recipe.total_steps)
+    deadline.start(state)
 
     while state.step < recipe.total_steps and not decisions.agree("stop", signals.number is not None):
         # Learning rate: a pure function of the step.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from bisect import bisect_right
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -26,7 +27,8 @@ MEASURED_TOKENS = 8  # of a sample
 BETWEEN_SHARE = 0.1  # of --max_minutes for validations, saves of the best and samples; one of each comes at the end
 COPIED_BYTES, WRITTEN_BYTES = 1e9, 2e8  # a second, assumed, of a save: copied to the RAM, or written to a disk
 SPARE = 0.03  # of --max_minutes, left for steps that turn out slower than the measured ones
-LATE = 0.1  # of the steps to come, more than which the end moves: the pace between two validations varies by half of it
+LATE, LEAST_LATE = 0.1, 0.02  # of the steps to come, and of all, more than which the end moves: the pace varies
+PACE_OF = 4  # intervals between validations, the last ones: of two, one has a sample, and either may be short
 
 TakeStep = Callable[..., StepResult]  # that of train.py
 
@@ -127,8 +129,8 @@ class Deadline:
     """The end of --max_minutes, for all starts of a run together; without the flag there is none.
 
     horizon is the last step of the schedule, None until it is planned. It is planned once, or again where steps take
-    longer (keep_to_minutes), and from then on read from the checkpoint, so that a run that was killed and resumed has
-    the schedule of one that was not. On a resume other minutes plan another one.
+    longer or less long (keep_to_minutes), and from then on read from the checkpoint, so that a run that was killed and
+    resumed has the schedule of one that was not. On a resume other minutes plan another one.
     """
 
     def __init__(self, minutes: float | None, stored: Mapping[str, Any], began: float):
@@ -139,7 +141,7 @@ class Deadline:
         settings = stored.get("settings") or {}
         planned = settings.get("max_minutes")
         self.minutes, self.horizon, self._began = minutes, None, began
-        self._planned, self._from, self._used = 0, 0, 0.0  # steps of the schedule; and from where on steps are timed
+        self._timed: deque[tuple[int, float]] = deque(maxlen=PACE_OF)  # steps done, with the seconds that they took
         self._is_resumed = minutes is not None and planned is not None
         if minutes is not None and planned is not None:
             self._began -= stored.get("seconds", 0.0)
@@ -156,30 +158,31 @@ class Deadline:
         """True while the horizon has to be planned."""
         return self.minutes is not None and self.horizon is None
 
-    def start(self, state: TrainState, total_steps: int) -> None:
+    def start(self, state: TrainState) -> None:
         """The first step begins. What loading and compiling took counts for a new run, and not again for a resumed one.
         """
         if self._is_resumed:
             self._began = time.monotonic() - state.seconds
-        self._planned, self._from, self._used = total_steps, state.step, self.used
+        self._timed.append((state.step, self.used))
 
     def is_near(self, seconds: float) -> bool:
         """True if the seconds would go beyond the end."""
         return self.minutes is not None and self.used + seconds > 60 * self.minutes
 
-    def last_step(self, step: int, recipe: Recipe, ending: float) -> int:
-        """The last step that the minutes allow where all go on as long as those since it was asked last; as planned at
-        most.
+    def last_step(self, step: int, recipe: Recipe, ending: float, most_steps: int) -> int:
+        """The last step that the minutes allow where all go on as long as those of the last PACE_OF intervals; at most
+        most_steps.
 
         What comes between steps counts with them; the first few steps of a start tell nothing. ending is the seconds
         that the end takes.
         """
-        if step - self._from < recipe.eval_interval:
+        since, then = self._timed[0]
+        if step - since < recipe.eval_interval:
             return recipe.total_steps
         used = self.used
-        each = max(1e-9, (used - self._used) / (step - self._from))
-        self._from, self._used = step, used
-        return min(self._planned, step + max(1, int((60 * (self.minutes or 0.0) - used - ending) / each)))
+        self._timed.append((step, used))
+        each = max(1e-9, (used - then) / (step - since))
+        return min(most_steps, step + max(1, int((60 * (self.minutes or 0.0) - used - ending) / each)))
 
     def describe_end(self, state: TrainState, recipe: Recipe, folder: str) -> str:
         """Why the run ends before its schedule does, and what would finish it."""
@@ -204,17 +207,19 @@ def with_horizon(deadline: Deadline, setup: Setup, pace: Pace, steps_done: int) 
 def keep_to_minutes(run: Run, deadline: Deadline, ending: float) -> bool:
     """Ends the schedule at the last step that the minutes allow, where steps take longer, or less long, than before.
 
-    So the learning rate falls to its end beside other work, too. ending is as of Deadline.last_step. True if another
-    step is the last one now.
+    So the learning rate falls to its end beside other work, too, and a run whose steps were measured beside it has all
+    its minutes. ending is as of Deadline.last_step. True if another step is the last one now.
     """
-    if deadline.minutes is None:
-        return False
     setup, recipe, step = run.setup, run.setup.recipe, run.state.step
-    last = setup.processes.agree(lambda: deadline.last_step(step, recipe, ending))
-    if abs(last - recipe.total_steps) <= max(1, LATE * (recipe.total_steps - step)):
+    if deadline.minutes is None or setup.recipe_of_length is None:
         return False
-    setup.out.say(f"time        steps take {'longer' if last < recipe.total_steps else 'less long'} than before: "
-                  f"{last:,} in {deadline.minutes:g} min, not {recipe.total_steps:,}")
+    most_steps = setup.recipe_of_length(None).total_steps
+    last = setup.processes.agree(lambda: deadline.last_step(step, recipe, ending, most_steps))
+    total = recipe.total_steps
+    if abs(last - total) <= max(1, LATE * (total - step), LEAST_LATE * total):
+        return False
+    setup.out.say(f"time        steps take {'longer' if last < total else 'less long'} than before: "
+                  f"{last:,} in {deadline.minutes:g} min, not {total:,}")
     run.follow(replace(setup, plan=replace(setup.plan, recipe=replace(recipe, total_steps=last))))
     return True
 

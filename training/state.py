@@ -59,8 +59,9 @@ class Runtime:
 class Setup:
     """What is decided before the first step; measured steps may replace the horizon.
 
-    resumed is the checkpoint to resume from, with its state. recipe_of_length is the recipe for another last step, None
-    where there is no choice. text is what its n-grams tell, where a forecast can be made of them.
+    resumed is the checkpoint to resume from, with its state. recipe_of_length is the recipe for another last step, or
+    for the last one that flags and text allow, None where there is no choice. text is what its n-grams tell, where a
+    forecast can be made of them.
     """
 
     args: Flags
@@ -69,7 +70,7 @@ class Setup:
     sizing: Sizing | None
     resumed: Found | None
     plan: Plan
-    recipe_of_length: Callable[[int], Recipe] | None = None
+    recipe_of_length: Callable[[int | None], Recipe] | None = None
     text: Text | None = None
 
     @property

@@ -93,21 +93,23 @@ def test_a_run_of_some_minutes_that_was_stopped_has_the_schedule_of_one_that_was
     assert f"already at step {horizon} of {horizon}; raise --max_minutes to continue" in text
 
 
-@pytest.fixture
-def slower(monkeypatch):
+@pytest.fixture(params=[1e-6])
+def slower(request, monkeypatch):
     """Steps that turn out slower than measured: each look at the clock takes 0.1 s, however busy the machine is."""
-    quick = dataclasses.replace(PACE, step=1e-6, val_token=0.0, save=0.0, last_save=0.01)
+    quick = dataclasses.replace(PACE, step=request.param, val_token=0.0, save=0.0, last_save=0.01)
     monkeypatch.setattr(train, "measure_pace", lambda *_: quick)
     ticks = itertools.count(0.0, 0.1)
     for module in ("train", "planning.pace"):
         monkeypatch.setattr(f"{module}.time", types.SimpleNamespace(monotonic=ticks.__next__))
 
 
-def test_the_schedule_of_slower_steps_ends_with_the_minutes(run, slower):
+@pytest.mark.parametrize("slower", [1e-6, 2.0], indirect=True)
+def test_the_schedule_of_slower_or_quicker_steps_ends_with_the_minutes(run, slower):
     flags = ["--max_minutes", "0.3", "--max_steps", "1000", "--log_interval", "1", "--warmup_steps", "5"]
     _, text = run(*flags, "--eval_interval", "5")
     *_, step = re.findall(r"\ntime        steps take [a-z ]+ than before: (\d+) in 0.3 min, not [\d,]+\n", text)
     assert max(steps_in(run.folder / "out")) == int(step)
+    assert (int(step) > planned(text)) == ("less long" in text)
     rates = [row["lr"] for row in metrics_of(run.folder / "out") if "lr" in row]
     assert rates[-1] < 0.1 * max(rates)
     assert f"already at step {step} of {step}" in run(*flags, "--resume_from", "auto")[1]
@@ -143,12 +145,10 @@ def test_a_resumed_run_has_the_minutes_that_are_left_and_its_start_does_not_coun
     monkeypatch.setattr("planning.pace.time.monotonic", lambda: clock[0])
     deadline = Deadline(1.0, stored(40), began=1000.0)
     clock[0] += 30  # loading and compiling
-    deadline.start(TrainState(step=40, seconds=50.0), 100)
-    assert deadline.used == 50
-    assert not deadline.is_near(9.9)
+    deadline.start(TrainState(step=40, seconds=50.0))
+    assert (deadline.used, deadline.is_near(9.9)) == (50, False)
     clock[0] += 1
     assert deadline.is_near(9.9)
     new = Deadline(1.0, {}, began=clock[0] - 20)
-    new.start(TrainState(), 100)
-    assert new.used == 20
-    assert not Deadline(None, {}, 0.0).is_near(1e12)
+    new.start(TrainState())
+    assert (new.used, Deadline(None, {}, 0.0).is_near(1e12)) == (20, False)
