@@ -220,7 +220,7 @@ def keep_to_minutes(run: Run, deadline: Deadline, ending: float) -> bool:
         return False
     setup.out.say(f"time        steps take {'longer' if last < total else 'less long'} than before: "
                   f"{last:,} in {deadline.minutes:g} min, not {total:,}")
-    run.follow(replace(setup, plan=replace(setup.plan, recipe=replace(recipe, total_steps=last))))
+    run.follow(replace(setup, plan=replace(setup.plan, recipe=recipe.until(last))))
     return True
 
 

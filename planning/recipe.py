@@ -65,6 +65,11 @@ class Recipe(Schedule):
         """The recipe with so many sequences at a time, a divisor of its samples per step, which stay as they are."""
         return replace(self, batch_size=batch_size, accumulation=self.samples_per_step // batch_size)
 
+    def until(self, last_step: int) -> Recipe:
+        """The recipe with another last step, counted from the run's first."""
+        epochs = epochs_of(last_step * self.samples_per_step, self.samples_per_step, self.windows_per_epoch)
+        return replace(self, total_steps=last_step, epochs=epochs)
+
     @property
     def passes(self) -> float:
         """How often the run goes over its tokens; fewer than epochs where max_steps ends it."""
@@ -213,7 +218,7 @@ def choose_recipe(args: Flags, config: ModelConfig, num_tokens: int, most_batch_
     steps_done, samples_seen, last_step = stored.get("step", 0), stored.get("samples_seen", 0), most_steps or horizon
     if last_step and not args.epochs:
         samples = samples_seen + max(0, last_step - steps_done) * samples_per_step
-        epochs = max(1, -(-(samples - samples_per_step + 1) // windows))  # in which the last step begins
+        epochs = epochs_of(samples, samples_per_step, windows)
     elif args.max_minutes and not args.epochs:
         epochs = most_epochs if is_small else ENDLESS
     else:
@@ -254,6 +259,11 @@ def choose_recipe(args: Flags, config: ModelConfig, num_tokens: int, most_batch_
         sample_interval=max(1, total_steps // 5) if args.sample_interval is None else args.sample_interval,
         log_interval=args.log_interval or max(1, min(20, total_steps // 100)),
         reasons=values.reasons, optimizer=optimizer, overfits=overfits)
+
+
+def epochs_of(samples: int, samples_per_step: int, windows: int) -> int:
+    """The epochs up to the one in which the last step begins."""
+    return max(1, -(-(samples - samples_per_step + 1) // windows))
 
 
 def _most_steps(horizon: FlagsOfGroup, settings: Mapping[str, Any], cooldown: Cooldown | None) -> int | None:

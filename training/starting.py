@@ -49,6 +49,8 @@ def flags_of_run(setup: Setup) -> Layer:
     values = {name: value for name, value in vars(args).items() if value is not None and name not in left_out}
     shape = {"arch": name_of(config), **{name: getattr(config, name) for name in by_flags(config)}}
     decided = {**values, **shape, **setup.recipe.flags()}
+    if args.max_minutes and not args.epochs:
+        decided.pop("epochs", None)  # they follow from the last step, which may move
     if args.init_from:
         values["init_from"] = decided["init_from"] = as_recorded(args.init_from)
         for name in ("model_size", "init_std"):
