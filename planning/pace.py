@@ -26,8 +26,8 @@ MEASURED_MICRO_BATCHES = 2  # of a step, however many it has
 MEASURED_TOKENS = 8  # of a sample
 BETWEEN_SHARE = 0.1  # of --max_minutes for validations, saves of the best and samples; one of each comes at the end
 COPIED_BYTES, WRITTEN_BYTES = 1e9, 2e8  # a second, assumed, of a save: copied to the RAM, or written to a disk
-SPARE = 0.03  # of --max_minutes, left for steps that turn out slower than the measured ones
-LATE, LEAST_LATE = 0.1, 0.02  # of the steps to come, and of all, more than which the end moves: the pace varies
+SPARE = 0.03  # of the minutes to come, left for steps that turn out slower than the measured ones
+LATER, LEAST_LATER = 0.1, 0.02  # of the steps to come, and of all, more than which the end moves back: the pace varies
 PACE_OF = 4  # intervals between validations, the last ones: of two, one has a sample, and either may be short
 
 TakeStep = Callable[..., StepResult]  # that of train.py
@@ -170,8 +170,8 @@ class Deadline:
         return self.minutes is not None and self.used + seconds > 60 * self.minutes
 
     def last_step(self, step: int, recipe: Recipe, ending: float, most_steps: int) -> int:
-        """The last step that the minutes allow where all go on as long as those of the last PACE_OF intervals; at most
-        most_steps.
+        """The last step that the minutes allow where all go on as long as those of the last PACE_OF intervals, with
+        SPARE; at most most_steps.
 
         What comes between steps counts with them; the first few steps of a start tell nothing. ending is the seconds
         that the end takes.
@@ -182,7 +182,8 @@ class Deadline:
         used = self.used
         self._timed.append((step, used))
         each = max(1e-9, (used - then) / (step - since))
-        return min(most_steps, step + max(1, int((60 * (self.minutes or 0.0) - used - ending) / each)))
+        left = (1 - SPARE) * (60 * (self.minutes or 0.0) - used - ending)
+        return min(most_steps, step + max(1, int(left / each)))
 
     def describe_end(self, state: TrainState, recipe: Recipe, folder: str) -> str:
         """Why the run ends before its schedule does, and what would finish it."""
@@ -205,7 +206,7 @@ def with_horizon(deadline: Deadline, setup: Setup, pace: Pace, steps_done: int) 
 
 
 def keep_to_minutes(run: Run, deadline: Deadline, ending: float) -> bool:
-    """Ends the schedule at the last step that the minutes allow, where steps take longer, or less long, than before.
+    """Ends the schedule at the last step that the minutes allow, where they would be over before, or long after it.
 
     So the learning rate falls to its end beside other work, too, and a run whose steps were measured beside it has all
     its minutes. ending is as of Deadline.last_step. True if another step is the last one now.
@@ -216,7 +217,8 @@ def keep_to_minutes(run: Run, deadline: Deadline, ending: float) -> bool:
     most_steps = setup.recipe_of_length(None).total_steps
     last = setup.processes.agree(lambda: deadline.last_step(step, recipe, ending, most_steps))
     total = recipe.total_steps
-    if abs(last - total) <= max(1, LATE * (total - step), LEAST_LATE * total):
+    sooner, later = max(1, SPARE * (total - step)), max(1, LATER * (total - step), LEAST_LATER * total)
+    if -sooner <= last - total <= later:
         return False
     setup.out.say(f"time        steps take {'longer' if last < total else 'less long'} than before: "
                   f"{last:,} in {deadline.minutes:g} min, not {total:,}")
