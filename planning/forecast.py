@@ -45,7 +45,7 @@ USUAL_SEEN, USUAL_PARAMETERS, USUAL_BITS = 2_000_000, 1_800_000, 4.0  # of the f
 PIECE = 4096  # tokens; every other one is the half of a text
 OF_STEPS = 0.9  # of a run's time; the rest is of validations, samples and saves
 DOUBLED = 0.77  # twice the text gains so much, on a logarithmic scale, of what the text gained over its half
-REPEATS = 0.06  # of a text from which on most of the variance is due to that: what of it is learned differs
+REPEATS = 0.05  # of a text from which on most of the variance is due to that: what of it is learned differs
 FEW_PASSES = 2.4  # at which outcomes vary twice as much as at many: texts differ most while learning begins
 DEVIATIONS = 1.65  # to either side, 90% of the outcomes
 
@@ -71,11 +71,12 @@ class Evidence:
     def features(self) -> list[float]:
         """What the bits of a network, as a multiple of those of n-grams, are linear in.
 
-        It learns pairs of tokens in the first pass, and longer ones later; a larger one begins later and ends lower.
+        It learns pairs of tokens in the first pass, and longer ones later; a larger one begins later and ends lower,
+        the less so the smaller the text.
         """
         unseen, size = (USUAL_SEEN / self.seen)**0.5, math.log(self.parameters / USUAL_PARAMETERS)
         return [1.0, unseen, (self.pairs / self.whole - 1) * self.tokens / self.seen, size, size * unseen,
-                math.log(self.whole / USUAL_BITS)]
+                math.log(self.whole / USUAL_BITS), math.log(self.parameters / self.tokens)]
 
     @property
     def by_repeats(self) -> float:
