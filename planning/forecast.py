@@ -30,7 +30,7 @@ from common.names import METADATA, RUN_CONFIG, TOKENIZER
 from planning.defaults import most_passes
 from planning.sizing import USUAL_MINUTES, sizing_for
 from tokens.corpus import Corpus, open_corpus
-from tokens.ngrams import ngram_bits
+from tokens.ngrams import copied_share, ngram_bits
 from tokens.tokenizer import bytes_per_id, load_tokenizer
 from watching.history import read_run
 
@@ -91,10 +91,14 @@ class Evidence:
 
 @dataclass(frozen=True)
 class Text:
-    """What n-grams tell of a text: the bits of each validation token, float64 [num], as in Evidence; its bytes."""
+    """What n-grams tell of a text: the bits of each validation token, float64 [num], as in Evidence; its bytes.
+
+    copied is the share of them that stand in the training text word for word.
+    """
 
     tokens: int
     val_bytes: int
+    copied: float
     whole: np.ndarray
     half: np.ndarray
     pairs: np.ndarray
@@ -123,7 +127,8 @@ def text_of(corpus: Corpus) -> Text | None:
         return None
     every_other = seen[np.arange(len(seen)) // PIECE % 2 == 0]
     by = partial(ngram_bits, val=unseen, vocab_size=corpus.vocab_size)
-    return Text(len(seen), int(lengths[unseen].sum()), by(seen), by(every_other), by(seen, order=2), by(seen, order=3))
+    return Text(len(seen), int(lengths[unseen].sum()), copied_share(seen, unseen), by(seen), by(every_other),
+                by(seen, order=2), by(seen, order=3))
 
 
 # ---------------------------------------------------------------- the fit

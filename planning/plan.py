@@ -8,7 +8,7 @@ from torch.nn.attention import SDPBackend
 
 from architectures.table import ModelConfig, architecture_of, by_flags, name_of
 from common.ranks import is_one_of_several
-from common.words import count, duration, printable, several, size
+from common.words import count, duration, percent, printable, several, size
 from machine import device
 from machine.device import Machine
 from model import SIZES, Options
@@ -24,6 +24,7 @@ from training.state import Setup
 from training.table import OPTIMIZERS
 
 MIN_VAL_TOKENS = 1000
+MANY_COPIES = 0.1  # of the validation tokens
 
 
 @dataclass(frozen=True)
@@ -213,6 +214,9 @@ def doubts(setup: Setup) -> list[str]:
         found.append("no validation tokens: overfitting will not be seen.")
     elif (least := min(stream.length for stream in corpus.validations)) < MIN_VAL_TOKENS:
         found.append(f"the validation set has {least:,} tokens: its loss is largely chance.")
+    if setup.text and setup.text.copied >= MANY_COPIES:
+        found.append(f"{percent(setup.text.copied)} of the validation tokens stand word for word in the training text: "
+                     "their loss counts what is known by heart. Leave doubles out of the text.")
     is_chosen = setup.resumed or (sizing and sizing.shape)
     if not is_chosen and num_tokens < config.num_parameters and recipe.passes > 1:
         found.append(f"the corpus is small for this model: {count(num_tokens)} tokens, read {recipe.passes:.1f} times, "

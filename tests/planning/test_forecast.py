@@ -2,17 +2,15 @@
 
 import math
 import re
-import subprocess
-import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 import train
-from planning.forecast import DEVIATIONS, Fit, finished_runs
-from tests.helpers.commands import ROOT
+from planning.forecast import DEVIATIONS, Fit, finished_runs, line_of
 from tests.helpers.training import metrics_of
-from tokens.ngrams import ngram_bits
+from tokens.ngrams import copied_share, ngram_bits
 
 
 @pytest.mark.parametrize("order", [1, 2, 3, 8])
@@ -52,9 +50,11 @@ def short(monkeypatch):
 def test_a_run_tells_its_end_before_it_begins_and_beside_what_it_is(short, corpus, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     flags = ["--data_dir", str(corpus), "--no-use_gpu", "--max_steps", "2", "--sample_interval", "0"]
+    monkeypatch.setattr("planning.plan.MANY_COPIES", 0.0)
     assert train.main([*flags, "--seed", "7"]) == 0
-    printed = capsys.readouterr().out
-    bits, low, high = map(float, re.findall(r"forecast +([\d.]+) bits .*?, ([\d.]+) to ([\d.]+)", printed)[0])
+    printed, warned = capsys.readouterr()
+    assert "0.0% of the validation tokens stand word for word in the training text" in warned
+    bits, low, high = map(float, re.findall(r"forecast +([\d.]+) bits .*?, (-?[\d.]+) to ([\d.]+)", printed)[0])
     assert low < bits < high
     twice, of_twice = map(float, re.findall(r"twice the time ([\d.]+); of twice the text.* ([\d.]+)", printed)[0])
     assert max(twice, of_twice) <= bits
@@ -64,10 +64,12 @@ def test_a_run_tells_its_end_before_it_begins_and_beside_what_it_is(short, corpu
     assert train.main(["--resume_from", "out", "--max_steps", "3"]) == 0
     assert re.search(r"nine times in ten; it is [\d.]+", capsys.readouterr().out)
 
-    lines = subprocess.run([sys.executable, "-c", "import planning.forecast as f; f.LEAST_TOKENS = 1; print("
-                            "f.line_of(f.Path('out')))"], cwd=tmp_path, env={"PYTHONPATH": str(ROOT)},
-                           capture_output=True, text=True, check=True).stdout
-    assert f"'bits': {metrics_of(tmp_path / 'out')[-1]['val_loss'] / math.log(2)}" in lines
+    assert line_of(Path("out"))["bits"] == metrics_of(tmp_path / "out")[-1]["val_loss"] / math.log(2)
+
+
+def test_validation_tokens_that_stand_in_the_training_text_are_counted():
+    ids = np.arange(500)
+    assert copied_share(ids, np.concatenate([ids[7:263], ids[:256] + 1000])) == pytest.approx(0.5, abs=0.1)
 
 
 def test_a_run_that_flags_make_another_is_told_nothing(short, corpus, tmp_path, monkeypatch, capsys):

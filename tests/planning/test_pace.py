@@ -61,8 +61,7 @@ def test_validations_and_samples_take_a_tenth_of_the_minutes_and_each_is_in_the_
     slow = dataclasses.replace(PACE, val_token=0.06, sample=2.5)  # 6, half and 2.5 seconds
     found = recipe_within(300, args, plan, slow, 0)  # type: ignore[arg-type]
     assert [found.num_times(every) for every in (found.eval_interval, found.sample_interval)] == [3, 3]
-    assert slow.seconds(found) == pytest.approx(
-        found.total_steps * 2.5 + 3 * 9 + 2 + 0.5 * int(found.passes))
+    assert slow.seconds(found) == pytest.approx(found.total_steps * 2.5 + 3 * 9 + 2 + 0.5 * int(found.passes))
 
 
 def planned(text: str) -> int:
