@@ -17,7 +17,7 @@ from tokens.corpus import Corpus, open_corpus
 
 
 def open_folder(folder: Path) -> Corpus:
-    return open_corpus(*(folder / name for name in ("train.bin", "val.bin", "metadata.json", "tokenizer.json")))
+    return open_corpus(folder / "train.bin", folder / "val.bin", folder / "metadata.json", folder / "tokenizer.json")
 
 
 def spoil_unnoticed(folder: Path) -> None:
