@@ -23,15 +23,15 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from common.errors import Exit, UserError
-from common.words import printable, size
-from machine.pinned import on_its_way
-from machine.processes import ALONE, Processes
-from ops.loss import IGNORED
-from tokens.corpus import Share
-from tokens.layouts import Part
-from tokens.stream import DTYPES, TokenStream, bound_of, check_ids
-from tokens.watch import Watch
+from gpt.common.errors import Exit, UserError
+from gpt.common.words import printable, size
+from gpt.machine.pinned import on_its_way
+from gpt.machine.processes import ALONE, Processes
+from gpt.ops.loss import IGNORED
+from gpt.tokens.corpus import Share
+from gpt.tokens.layouts import Part
+from gpt.tokens.stream import DTYPES, TokenStream, bound_of, check_ids
+from gpt.tokens.watch import Watch
 
 PLANNED_WINDOWS = 16_384  # starts worked out in one call, which takes about four times as long as 64 of them would
 COLD_SECONDS = 1e-3  # a gather that takes longer has waited for a disk

@@ -12,9 +12,9 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from common import flags
-from common.errors import guard, require
-from hub.names import ALSO_CKPT, ANY_MODEL, as_recorded, check_package, problems_with_name
+from gpt.common import flags
+from gpt.common.errors import guard, require
+from gpt.hub.names import ALSO_CKPT, ANY_MODEL, as_recorded, check_package, problems_with_name
 
 
 def read_flags(argv: Sequence[str]) -> argparse.Namespace:
@@ -52,19 +52,19 @@ if __name__ == "__main__":
 import contextlib
 import json
 
-from checkpoint.find import read_checkpoint
-from checkpoint.load import load_model
-from common.errors import Exit, UserError
-from common.outputs import Output
-from common.progress import Progress
-from common.signals import NOTHING, USUALLY_SECONDS, Signals, Stopped
-from common.words import printable
-from evaluation.scoring import Scorer
-from evaluation.texts import texts_of
-from evaluation.token_files import token_files_of
-from hub.download import with_models_here
-from machine import device
-from tokens.tokenizer import end_of_text_id, tokenizer_of
+from gpt.checkpoint.find import read_checkpoint
+from gpt.checkpoint.load import load_model
+from gpt.common.errors import Exit, UserError
+from gpt.common.outputs import Output
+from gpt.common.progress import Progress
+from gpt.common.signals import NOTHING, USUALLY_SECONDS, Signals, Stopped
+from gpt.common.words import printable
+from gpt.evaluation.scoring import Scorer
+from gpt.evaluation.texts import texts_of
+from gpt.evaluation.token_files import token_files_of
+from gpt.hub.download import with_models_here
+from gpt.machine import device
+from gpt.tokens.tokenizer import end_of_text_id, tokenizer_of
 
 
 def main(argv: Sequence[str]) -> int:

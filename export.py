@@ -1,4 +1,4 @@
-"""Exports a checkpoint: a GGUF file (its keys: architectures/, tokens/llama_cpp.py), or a Hugging Face folder.
+"""Exports a checkpoint: a GGUF file (its keys: gpt/architectures/, gpt/tokens/llama_cpp.py), or a Hugging Face folder.
 
     python export.py --ckpt out --output model.gguf                              for llama.cpp and programs built on it
     python export.py --ckpt out --output model.gguf --dtype f16                  half the size
@@ -15,10 +15,10 @@ the checkpoint without the files that only resuming needs. Either is written und
 import argparse
 from collections.abc import Sequence
 
-from common import flags
-from common.errors import Exit, UserError, guard, optional, require, writing
-from common.names import CARD, CONFIG, WEIGHTS
-from hub.names import ALSO_CKPT, ANY_MODEL, as_recorded, check_package, problems_with_name, problems_with_push
+from gpt.common import flags
+from gpt.common.errors import Exit, UserError, guard, optional, require, writing
+from gpt.common.names import CARD, CONFIG, WEIGHTS
+from gpt.hub.names import ALSO_CKPT, ANY_MODEL, as_recorded, check_package, problems_with_name, problems_with_push
 
 # ---------------------------------------------------------------- flags
 
@@ -98,22 +98,22 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 
-from architectures.table import ModelConfig, architecture_of
-from checkpoint.contents import PUBLISHED
-from checkpoint.find import resolve
-from checkpoint.load import end_ids, load_model, open_model
-from checkpoint.nanogpt import convert
-from checkpoint.tensors import stored_tensors
-from common.files import rename, sync
-from common.outputs import place_of
-from common.progress import Progress
-from common.signals import USUALLY_SECONDS, Signals, Stopped
-from common.words import printable, several
-from evaluation.pruning import prune_blocks
-from hub import publish
-from hub.download import with_models_here
-from tokens.llama_cpp import gguf_vocabulary
-from tokens.tokenizer import tokenizer_of
+from gpt.architectures.table import ModelConfig, architecture_of
+from gpt.checkpoint.contents import PUBLISHED
+from gpt.checkpoint.find import resolve
+from gpt.checkpoint.load import end_ids, load_model, open_model
+from gpt.checkpoint.nanogpt import convert
+from gpt.checkpoint.tensors import stored_tensors
+from gpt.common.files import rename, sync
+from gpt.common.outputs import place_of
+from gpt.common.progress import Progress
+from gpt.common.signals import USUALLY_SECONDS, Signals, Stopped
+from gpt.common.words import printable, several
+from gpt.evaluation.pruning import prune_blocks
+from gpt.hub import publish
+from gpt.hub.download import with_models_here
+from gpt.tokens.llama_cpp import gguf_vocabulary
+from gpt.tokens.tokenizer import tokenizer_of
 
 DTYPES = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
 

@@ -7,7 +7,7 @@
     python generate.py --prompt_file story.txt --json                a JSON object per sample
     python generate.py --interactive --quantize int8                 a line, its continuation, and so on
 
-Text goes to stdout as it is made, never half a character; one line of timing goes to stderr. generation/ holds what
+Text goes to stdout as it is made, never half a character; one line of timing goes to stderr. gpt/generation/ holds what
 this command is made of.
 """
 
@@ -15,10 +15,10 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from common import flags
-from common.errors import guard, is_out_of_memory, require
-from generation.continuation import DEFAULTS, Sampling
-from hub.names import ALSO_CKPT, ANY_MODEL, check_package, problems_with_name
+from gpt.common import flags
+from gpt.common.errors import guard, is_out_of_memory, require
+from gpt.generation.continuation import DEFAULTS, Sampling
+from gpt.hub.names import ALSO_CKPT, ANY_MODEL, check_package, problems_with_name
 
 # ---------------------------------------------------------------- flags
 
@@ -88,22 +88,22 @@ import sys
 
 import torch
 
-from checkpoint.find import read_checkpoint
-from checkpoint.load import end_ids, open_model
-from common.errors import Exit, UserError, warn
-from common.files import cache_folder
-from common.progress import Progress
-from common.signals import USUALLY_SECONDS, Signals, print_line
-from common.words import several
-from generation.decoder import Decoder
-from generation.prompts import Language, encode_prompt, read_prompt_file, without_surrogates
-from generation.streaming import Sample, converse, write_samples
-from hub.download import with_models_here
-from machine import device
-from machine.device import Machine
-from machine.kernels import compile_again_where_unfinished
-from ops.products import INT8_ROWS, fastest_kind
-from tokens.tokenizer import tokenizer_of
+from gpt.checkpoint.find import read_checkpoint
+from gpt.checkpoint.load import end_ids, open_model
+from gpt.common.errors import Exit, UserError, warn
+from gpt.common.files import cache_folder
+from gpt.common.progress import Progress
+from gpt.common.signals import USUALLY_SECONDS, Signals, print_line
+from gpt.common.words import several
+from gpt.generation.decoder import Decoder
+from gpt.generation.prompts import Language, encode_prompt, read_prompt_file, without_surrogates
+from gpt.generation.streaming import Sample, converse, write_samples
+from gpt.hub.download import with_models_here
+from gpt.machine import device
+from gpt.machine.device import Machine
+from gpt.machine.kernels import compile_again_where_unfinished
+from gpt.ops.products import INT8_ROWS, fastest_kind
+from gpt.tokens.tokenizer import tokenizer_of
 
 # ---------------------------------------------------------------- the command
 

@@ -1,7 +1,7 @@
 """GPT-2 (Radford et al. 2019, section 2.3), and LanguageModel, which all networks share: forward pass and losses.
 
-How the operations are computed fast is in ops/. What else the program must know of this architecture, its Hugging Face
-folder say, is in architectures/gpt2.py. Parameters have GPT-2's own names.
+How the operations are computed fast is in gpt/ops/. What else the program must know of this architecture, its
+Hugging Face folder say, is in gpt/architectures/gpt2.py. Parameters have GPT-2's own names.
 
 Shapes: B batch, T time, C width, H heads, K head size (C / H), V vocabulary, P vocabulary padded.
 """
@@ -15,11 +15,11 @@ import torch.nn as nn
 import torch.nn.functional as F
 from torch.utils.checkpoint import checkpoint
 
-from ops.attention import Context
-from ops.linear import ACTIVATIONS, Embedding, Linear
-from ops.loss import OutputLayer, Taught
-from ops.options import PLAIN, Options
-from ops.shards import fill
+from gpt.ops.attention import Context
+from gpt.ops.linear import ACTIVATIONS, Embedding, Linear
+from gpt.ops.loss import OutputLayer, Taught
+from gpt.ops.options import PLAIN, Options
+from gpt.ops.shards import fill
 
 INIT_STD = 0.02  # of initial matrices (Radford et al. 2018, section 4.1)
 VOCAB_MULTIPLE = 128  # matrix kernels are fastest when the width of the output layer is a multiple of this
@@ -162,7 +162,7 @@ class Block(nn.Module):
 
 
 class LanguageModel(nn.Module):
-    """From ids to the loss: what GPT-2 shares with the networks of architectures/, which set the names below.
+    """From ids to the loss: what GPT-2 shares with the networks of gpt/architectures/, which set the names below.
 
     Rows of the embedding and of the output layer beyond the vocabulary are padding: they are zero and stay zero.
     """

@@ -22,12 +22,12 @@ from typing import Any
 
 import numpy as np
 
-from common import flags
-from common.errors import Exit, UserError, guard, optional, warn
-from common.names import RECIPE
-from common.outputs import PICTURES, Output
-from common.words import duration, printable, several
-from watching.history import Curve, LoggedRun, read_run
+from gpt.common import flags
+from gpt.common.errors import Exit, UserError, guard, optional, warn
+from gpt.common.names import RECIPE
+from gpt.common.outputs import PICTURES, Output
+from gpt.common.words import duration, printable, several
+from gpt.watching.history import Curve, LoggedRun, read_run
 
 MARKS = "abcdefghijklmnopqrstuvwxyz"  # one for each run; in capitals its validation
 ROW = "{:<1}{:>10}{:>9}{:>10}{:>9}{:>11}{:>9}{:>13}  "

@@ -19,9 +19,9 @@ import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from common import flags
-from common.errors import guard, require
-from hub.names import DATASET, check_package, is_on_hub, problems_with_name
+from gpt.common import flags
+from gpt.common.errors import guard, require
+from gpt.hub.names import DATASET, check_package, is_on_hub, problems_with_name
 
 if TYPE_CHECKING:
     from argparse import Namespace
@@ -121,23 +121,23 @@ import sys
 import time
 from pathlib import Path
 
-from common.errors import Exit, UserError
-from common.files import write_whole
-from common.progress import Progress
-from common.signals import USUALLY_SECONDS, Signals, Stake, Stopped
-from common.waiting import in_thread
-from common.words import printable, several, size
-from hub.download import Fetched, fetch_dataset, with_tokenizer_here
-from pretokenization.blocks import LIMITS, Limits, Reading
-from pretokenization.commit import commit, summarise
-from pretokenization.files import STDIN, Source, refuse_changed, unpacked
-from pretokenization.passes import Job, encode_text, settle_split
-from pretokenization.report import names_of
-from pretokenization.sources import demo_sources, find_sources
-from pretokenization.store import Folder
-from pretokenization.verify import peek, verify_folder
-from pretokenization.vocabulary import given_vocabulary, new_vocabulary
-from tokens.layouts import native_dtype
+from gpt.common.errors import Exit, UserError
+from gpt.common.files import write_whole
+from gpt.common.progress import Progress
+from gpt.common.signals import USUALLY_SECONDS, Signals, Stake, Stopped
+from gpt.common.waiting import in_thread
+from gpt.common.words import printable, several, size
+from gpt.hub.download import Fetched, fetch_dataset, with_tokenizer_here
+from gpt.pretokenization.blocks import LIMITS, Limits, Reading
+from gpt.pretokenization.commit import commit, summarise
+from gpt.pretokenization.files import STDIN, Source, refuse_changed, unpacked
+from gpt.pretokenization.passes import Job, encode_text, settle_split
+from gpt.pretokenization.report import names_of
+from gpt.pretokenization.sources import demo_sources, find_sources
+from gpt.pretokenization.store import Folder
+from gpt.pretokenization.verify import peek, verify_folder
+from gpt.pretokenization.vocabulary import given_vocabulary, new_vocabulary
+from gpt.tokens.layouts import native_dtype
 
 # ---------------------------------------------------------------- the stages, in the order of events
 

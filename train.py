@@ -8,20 +8,20 @@
     python train.py --use_gpu --dry_run --gpu_cost_per_hour 2           what will it take? four steps, nothing written
 
 Read it from top to bottom: the flags, then main in the order of events, then the loop and the step. What these call is
-machinery: planning/ decides before the run, training/ is what a step is made of, watching/ says what happens. A step is
-one optimizer step over accumulated micro-batches of B sequences of T tokens.
+machinery in gpt/: planning/ decides before the run, training/ is what a step is made of, watching/ says what happens. A
+step is one optimizer step over accumulated micro-batches of B sequences of T tokens.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from checkpoint.recorded import recorded_flags
-from common import flags
-from common.errors import Exit, UserError, guard
-from common.ranks import world_size
-from planning.contradictions import contradictions
-from planning.early import TRIAL, before_torch, in_tokens, make_tokens
-from training.table import OPTIMIZERS
+from gpt.checkpoint.recorded import recorded_flags
+from gpt.common import flags
+from gpt.common.errors import Exit, UserError, guard
+from gpt.common.ranks import world_size
+from gpt.planning.contradictions import contradictions
+from gpt.planning.early import TRIAL, before_torch, in_tokens, make_tokens
+from gpt.training.table import OPTIMIZERS
 
 # ---------------------------------------------------------------- flags
 
@@ -263,18 +263,18 @@ import time
 
 import torch
 
-from planning.check import check_machine
-from planning.inputs import choose_inputs, choose_machine, session
-from planning.pace import Deadline, Pace, dry_run, keep_to_minutes, measure_pace, with_horizon
-from planning.plan import say_first, say_rest
-from planning.setup import answer_trial, choose_setup
-from training import recovery
-from training.checkpointing import Checkpointer
-from training.overfit_test import learn_by_heart
-from training.starting import forget_best_on_other_tokens, open_output, settings_of, start
-from training.state import FAST, Parts, Run, Runtime, StepResult, TrainState, build_run
-from training.validation import Validator
-from watching.monitor import Monitor
+from gpt.planning.check import check_machine
+from gpt.planning.inputs import choose_inputs, choose_machine, session
+from gpt.planning.pace import Deadline, Pace, dry_run, keep_to_minutes, measure_pace, with_horizon
+from gpt.planning.plan import say_first, say_rest
+from gpt.planning.setup import answer_trial, choose_setup
+from gpt.training import recovery
+from gpt.training.checkpointing import Checkpointer
+from gpt.training.overfit_test import learn_by_heart
+from gpt.training.starting import forget_best_on_other_tokens, open_output, settings_of, start
+from gpt.training.state import FAST, Parts, Run, Runtime, StepResult, TrainState, build_run
+from gpt.training.validation import Validator
+from gpt.watching.monitor import Monitor
 
 # ---------------------------------------------------------------- main, in the order of events
 

@@ -16,8 +16,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-COMMANDS = ("pretokenize", "train", "generate", "evaluate", "export", "plot", "bench")
-NOT_THE_PROGRAM = ("tests", "docs", "notebooks", "demo")
+BENCH = "gpt.benchmarks.bench"
+COMMANDS = ("pretokenize", "train", "generate", "evaluate", "export", "plot", BENCH)
 FLAGS_INTRODUCTION = """# Flags
 
 Generated from every command's `--help` by `python docs/generate.py`. Every flag that is on or off has a `--no-` form.
@@ -32,22 +32,31 @@ Every command has `--debug`, which shows the traceback of an error, and train.py
 
 def modules() -> dict[str, ast.Module]:
     """The program's files by name without .py (`planning/recipe`), parsed."""
-    names = {path.relative_to(ROOT).with_suffix("").as_posix(): path for path in (*ROOT.glob("*.py"),
-                                                                                  *ROOT.glob("*/*.py"))}
+    paths = (*ROOT.glob("*.py"), *ROOT.glob("gpt/**/*.py"))
+    names = {path.relative_to(ROOT).with_suffix("").as_posix(): path for path in paths}
     return {name: ast.parse(path.read_text(encoding="utf-8")) for name, path in sorted(names.items())
-            if name.split("/")[0] not in NOT_THE_PROGRAM and not name.startswith(".")}
+            if name != "gpt/__init__"}
+
+
+def room_of(name: str) -> str:
+    """The room of gpt/ that a file lies in, or the top-level file itself."""
+    return name.removeprefix("gpt/").split("/")[0]
 
 
 def room_graph(files: dict[str, ast.Module]) -> dict[str, set[str]]:
-    """The folders and top-level files that each of them imports, from the roof to the cellar."""
-    graph: dict[str, set[str]] = {name.split("/")[0]: set() for name in files}
+    """The rooms of gpt/ and the top-level files that each of them imports, from the roof to the cellar."""
+    graph: dict[str, set[str]] = {room_of(name): set() for name in files}
     for name, tree in files.items():
-        room = name.split("/")[0]
+        room = room_of(name)
         for node in ast.walk(tree):
+            modules = []
             if isinstance(node, ast.Import):
-                graph[room] |= {alias.name.split(".")[0] for alias in node.names} & graph.keys() - {room}
+                modules = [alias.name for alias in node.names]
+            elif isinstance(node, ast.ImportFrom) and node.module == "gpt":
+                modules = [f"gpt.{alias.name}" for alias in node.names]
             elif isinstance(node, ast.ImportFrom) and node.module:
-                graph[room] |= {node.module.split(".")[0]} & graph.keys() - {room}
+                modules = [node.module]
+            graph[room] |= {room_of(module.replace(".", "/")) for module in modules} & graph.keys() - {room}
 
     def below(room: str) -> set[str]:
         reached, new = set(), {room}
@@ -92,10 +101,11 @@ def flag_rows(section: str) -> Iterator[tuple[str, str]]:
 def command_section(command: str) -> str:
     """One command's flags as its --help has them now: its description, then a list for each group."""
     environment = {**os.environ, "COLUMNS": "120", "NO_COLOR": "1"}
-    done = subprocess.run([sys.executable, str(ROOT / f"{command}.py"), "--help"], env=environment,
-                          capture_output=True, text=True, check=True)
+    words = ["-m", BENCH] if command == BENCH else [f"{command}.py"]
+    done = subprocess.run([sys.executable, *words, "--help"], env=environment, cwd=ROOT, capture_output=True, text=True,
+                          check=True)
     _, description, *groups = re.split(r"\n\n(?=\S)", done.stdout.strip())
-    lines = [f"## {command}.py", "", " ".join(description.split())]
+    lines = [f"## {command}.py" if command != BENCH else f"## python -m {BENCH}", "", " ".join(description.split())]
     for group in groups:
         title, _, section = group.partition("\n")
         if title == "options:":  # --help alone

@@ -12,11 +12,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from common.errors import UserError
-from common.files import sha256_of
+from gpt.common.errors import UserError
+from gpt.common.files import sha256_of
+from gpt.tokens.metadata import METADATA_FORMAT, METADATA_VERSION
+from gpt.tokens.tokenizer import END_OF_TEXT, load_tokenizer, vocab_size_of
 from tests.helpers.forks import Forks
-from tokens.metadata import METADATA_FORMAT, METADATA_VERSION
-from tokens.tokenizer import END_OF_TEXT, load_tokenizer, vocab_size_of
 
 if "PYTEST_XDIST_WORKER" in os.environ:  # a core for each process, and so for those that the tests start
     os.environ["OMP_NUM_THREADS"] = "1"

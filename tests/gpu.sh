@@ -140,7 +140,7 @@ table() { # PART: how each of its commands ended, and the lines with its figures
 bench() { # NAME SHAPE FIGURE FLAGS...
     local name=$1 shape=$2 figure=$3
     shift 3
-    item "$name" "$figure" "$python" bench.py "$where" --shape "$shape" --json "$figures/$name.json" \
+    item "$name" "$figure" "$python" -m gpt.benchmarks.bench "$where" --shape "$shape" --json "$figures/$name.json" \
         ${SMALL:+--steps 3} "$@"
 }
 
@@ -168,7 +168,7 @@ stepped() { # NAME FLAGS...: some steps, whose seconds and losses are kept
 
 profiled() { # NAME OPTIMIZER [VARIABLE=VALUE]
     tokens
-    item "profile-$1" '^profile .* a step' env "${3:-A=}" "$python" bench.py naive profiler "$where" \
+    item "profile-$1" '^profile .* a step' env "${3:-A=}" "$python" -m gpt.benchmarks.bench naive profiler "$where" \
         --bin_file "$runs/tokens.bin" "${model[@]}" "${steps[@]}" --max_steps 20 --optimizer "$2" \
         --output_dir "$runs/profile-$1" --overwrite
     rm -rf "$runs/profile-$1"
@@ -182,7 +182,7 @@ climbed() { # SHAPE RUNG...: each alone, then compared with the first one
     done
     item "ladder-$shape" '[0-9]x$' "$python" -c "
 import glob, json
-from benchmarks.ladder import TOLERANCES, loss_difference
+from gpt.benchmarks.ladder import TOLERANCES, loss_difference
 files = sorted(glob.glob('$figures/ladder-$shape-?.json'))
 rungs = [rung for file in files for rung in json.load(open(file))['rungs'] if 'losses' in rung]
 is_good = len(rungs) > 1
@@ -227,8 +227,8 @@ decoded() { # new tokens a second of GPT-2 with random weights, of transformers 
     item decode 'ours .* tokens/s' "$python" -c "
 import sys, tempfile, time, torch, transformers
 import generate
-from generation.continuation import Continuation, Sampling
-from generation.sampling import decode
+from gpt.generation.continuation import Continuation, Sampling
+from gpt.generation.sampling import decode
 where, device, num_new = '$where', 'cuda' if '$where' == '--use_gpu' else 'cpu', int('${SMALL:+8}' or 256)
 small = dict(n_layer=2, n_embd=64, n_head=2) if '${SMALL:-}' else {}
 folder = tempfile.mkdtemp()
@@ -317,8 +317,8 @@ part() { # NAME
         item run-text 'tok/s' "$python" generate.py --ckpt "$runs/run" "$where" --max_new_tokens 200
         ;;
     tuned) longest=540 bench "tuned-${shapes[0]}" "${shapes[0]}" '[0-9]x$' --rungs 7 ;; # it compiles for minutes
-    steps) for arch in $("$python" -c "from architectures.table import ARCHITECTURES; print(*ARCHITECTURES)"); do
-        for optimizer in $("$python" -c "from training.optimizers import OPTIMIZERS; print(*OPTIMIZERS)"); do
+    steps) for arch in $("$python" -c "from gpt.architectures.table import ARCHITECTURES; print(*ARCHITECTURES)"); do
+        for optimizer in $("$python" -c "from gpt.training.optimizers import OPTIMIZERS; print(*OPTIMIZERS)"); do
             trained "steps-$arch-$optimizer" '^step_seconds: ' --arch "$arch" --optimizer "$optimizer" --verbose \
                 --dry_run
             trained "steps-overfit-$arch-$optimizer" '^step [0-9]|overfit' --arch "$arch" --optimizer "$optimizer" \

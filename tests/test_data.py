@@ -16,16 +16,16 @@ import pytest
 import torch
 
 import data
-from common import bus_errors
-from common.errors import Exit, UserError
 from data import Batches, CorpusWindows, MixtureOrder, Tokens, WindowOrder
-from machine.processes import ALONE, Processes
-from ops.loss import IGNORED
+from gpt.common import bus_errors
+from gpt.common.errors import Exit, UserError
+from gpt.machine.processes import ALONE, Processes
+from gpt.ops.loss import IGNORED
+from gpt.tokens.layouts import Part
+from gpt.tokens.stream import DTYPES, TokenStream
+from gpt.tokens.watch import TokensChanged
 from tests.helpers.refusals import refused
 from tests.helpers.token_files import raw_stream
-from tokens.layouts import Part
-from tokens.stream import DTYPES, TokenStream
-from tokens.watch import TokensChanged
 
 CPU = torch.device("cpu")
 

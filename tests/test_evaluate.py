@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 import evaluate
-from common.errors import Exit, UserError
-from evaluation import scoring
-from machine.backends import CPU
+from gpt.common.errors import Exit, UserError
+from gpt.evaluation import scoring
+from gpt.machine.backends import CPU
 from tests.helpers.scoring import T
 
 

@@ -9,12 +9,12 @@ import pytest
 import torch
 
 import export
-from architectures.table import ARCHITECTURES
-from checkpoint.load import load_model
-from common.errors import Exit, UserError
-from ops.rotary import RotaryScaling, rotary_frequencies
+from gpt.architectures.table import ARCHITECTURES
+from gpt.checkpoint.load import load_model
+from gpt.common.errors import Exit, UserError
+from gpt.ops.rotary import RotaryScaling, rotary_frequencies
+from gpt.tokens.tokenizer import vocab_size_of
 from tests.helpers.refusals import refused
-from tokens.tokenizer import vocab_size_of
 
 SCALING = RotaryScaling(4.0, 1.0, 4.0, 32)
 
@@ -121,8 +121,8 @@ def test_scaled_rotary_frequencies_are_a_tensor_of_a_llama_and_refused_of_a_qwen
 def test_llama_cpp_writes_the_same_greedily(make_any, write_folder, tokenizer, texts, tmp_path, arch, changes):
     pytest.importorskip("gguf")
     llama_cpp = pytest.importorskip("llama_cpp")
-    from generation.continuation import Sampling
-    from generation.sampling import sample
+    from gpt.generation.continuation import Sampling
+    from gpt.generation.sampling import sample
 
     model = make_any(arch, seq_length=64, **changes)
     run(write_folder(tmp_path / "out", model), tmp_path / "model.gguf")

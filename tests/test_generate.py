@@ -10,9 +10,9 @@ import pytest
 import torch
 
 import generate
-from common.errors import Exit
-from generation.streaming import SEPARATOR
-from machine.backends import CPU
+from gpt.common.errors import Exit
+from gpt.generation.streaming import SEPARATOR
+from gpt.machine.backends import CPU
 from tests.helpers.refusals import refused
 
 # ---------------------------------------------------------------- the command

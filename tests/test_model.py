@@ -8,14 +8,14 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from architectures.gpt2 import GPT2
-from architectures.table import Network
-from checkpoint.load import load_model, load_weights, read_config
-from common.errors import InvalidCheckpoint
-from common.flags import Group, real
+from gpt.architectures.gpt2 import GPT2
+from gpt.architectures.table import Network
+from gpt.checkpoint.load import load_model, load_weights, read_config
+from gpt.common.errors import InvalidCheckpoint
+from gpt.common.flags import Group, real
+from gpt.ops.attention import attention_in_blocks, causal_attention
+from gpt.ops.loss import IGNORED, TEACHERS_SHARE
 from model import GPT, SIZES, GPTConfig, Options
-from ops.attention import attention_in_blocks, causal_attention
-from ops.loss import IGNORED, TEACHERS_SHARE
 from tests.helpers.decoding import largest_difference
 from tests.helpers.training import metrics_of
 
@@ -291,7 +291,7 @@ class TwoLosses(GPT):
 def test_a_network_with_a_second_loss_and_a_field_of_its_own_is_trained_recorded_and_resumed(run, monkeypatch):
     run("--max_steps", "2", "--log_interval", "1", out="plain")
     for name, new in {"GPTConfig": OwnConfig, "GPT2.Config": OwnConfig, "GPT2.Network": TwoLosses}.items():
-        monkeypatch.setattr(f"architectures.gpt2.{name}", new)
+        monkeypatch.setattr(f"gpt.architectures.gpt2.{name}", new)
     switch = Group.switch
 
     def with_own_flag(group: Group, name: str, *rest, **more):

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 import plot
-from common.errors import Exit
+from gpt.common.errors import Exit
+from gpt.watching.history import LoggedRun, read_run
 from tests.helpers.refusals import refused
-from watching.history import LoggedRun, read_run
 
 
 @pytest.fixture

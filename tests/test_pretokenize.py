@@ -11,12 +11,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from common.errors import Exit
-from common.files import sha256_of
-from common.signals import Signals
-from pretokenization import commit, store, vocabulary
-from pretokenization.blocks import SAFE_PLACE, Limits, Reading, parts_of
-from pretokenization.vocabulary import sampled, tokenizer_json
+from gpt.common.errors import Exit
+from gpt.common.files import sha256_of
+from gpt.common.signals import Signals
+from gpt.pretokenization import commit, store, vocabulary
+from gpt.pretokenization.blocks import SAFE_PLACE, Limits, Reading, parts_of
+from gpt.pretokenization.vocabulary import sampled, tokenizer_json
+from gpt.tokens.metadata import METADATA_FORMAT, METADATA_VERSION
+from gpt.tokens.stream import DTYPES
+from gpt.tokens.tokenizer import load_tokenizer, parse, vocabulary_of
 from tests.helpers.commands import run as run_command
 from tests.helpers.pretokenize import (
     TOKEN_FILES,
@@ -30,9 +33,6 @@ from tests.helpers.pretokenize import (
     written,
 )
 from tests.helpers.texts import ALPHABET, PACK, STRINGS, in_language, lines, spelt_lines, words, write
-from tokens.metadata import METADATA_FORMAT, METADATA_VERSION
-from tokens.stream import DTYPES
-from tokens.tokenizer import load_tokenizer, parse, vocabulary_of
 
 
 @pytest.fixture(autouse=True)

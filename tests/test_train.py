@@ -22,18 +22,18 @@ import torch.nn.functional as F
 
 import data
 import train
-from checkpoint.find import steps_in
-from checkpoint.verify import verify
-from common.errors import Exit, UserError
+from gpt.checkpoint.find import steps_in
+from gpt.checkpoint.verify import verify
+from gpt.common.errors import Exit, UserError
+from gpt.tokens.layouts import Part
+from gpt.tokens.stream import TokenStream
+from gpt.training.optimizers import parameter_groups
+from gpt.training.state import Run
+from gpt.training.table import OPTIMIZERS
+from gpt.training.validation import Validator, sum_losses
+from gpt.watching.monitor import Monitor
 from model import GPT, Options
 from tests.helpers.training import TINY, metrics_of, on_cpu, run_of, same_tensors, small_batch, small_model
-from tokens.layouts import Part
-from tokens.stream import TokenStream
-from training.optimizers import parameter_groups
-from training.state import Run
-from training.table import OPTIMIZERS
-from training.validation import Validator, sum_losses
-from watching.monitor import Monitor
 
 ROOT = Path(train.__file__).parent
 
@@ -135,7 +135,7 @@ VARIANTS = {
     "--sample_prompt": "def | --sample_interval 2", "--log_interval": "2", "--dry_run": "", "--overfit": "2",
     "--gpu_cost_per_hour": "2 | --dry_run",
 }
-# Tested in common/, planning/ and system/, with a resumed run, with a real compile, or on a GPU.
+# Tested in gpt/common/, gpt/planning/ and system/, with a resumed run, with a real compile, or on a GPU.
 ELSEWHERE = ["--config", "--texts", "--check", "--model_size", "--allow_new_data", "--overwrite", "--tracker",
              "--compile_mode", "--verbose", "--deterministic", "--model_parallel", "--debug"]
 CLOCKS = re.compile(r"[\d.]+ (ms|GiB|MiB|s\b|min|free)|[\d,]+ tok/s|seconds: \S+|step_seconds: .*|\S*_second: .*|"

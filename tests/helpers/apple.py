@@ -5,7 +5,7 @@ import sys
 import pytest
 import torch
 
-from machine.device import Machine
+from gpt.machine.device import Machine
 
 GPU = torch.device("mps", 0)
 GIB = 2**30

@@ -9,10 +9,10 @@ from typing import Any, TextIO
 
 import torch
 
-from benchmarks.ladder import SHAPES, Bench
-from common.children import Answer
-from common.progress import Progress
-from common.signals import Signals
+from gpt.benchmarks.ladder import SHAPES, Bench
+from gpt.common.children import Answer
+from gpt.common.progress import Progress
+from gpt.common.signals import Signals
 from tests.helpers import machines
 
 CPU = replace(machines.CPU, dtype=torch.bfloat16)

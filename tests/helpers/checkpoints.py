@@ -7,8 +7,8 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file, save_file
 
-from common.files import sha256_of
-from training.optimizers import kept_by_adamw
+from gpt.common.files import sha256_of
+from gpt.training.optimizers import kept_by_adamw
 
 ADAMW_STATE = kept_by_adamw
 

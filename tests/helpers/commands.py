@@ -15,9 +15,12 @@ def run(command: str, *argv: str | Path, cwd: Path | None = None, stdin: str | N
 
     cwd is the folder it runs in, stdin the text it reads (nothing when None), env the variables it gets in addition.
     """
-    words = [sys.executable, str(ROOT / f"{command}.py"), *map(str, argv)]
-    return subprocess.run(words, cwd=cwd, input=stdin or "", capture_output=True, text=True, timeout=timeout,
-                          check=False, env={**os.environ, **env})
+    if command == "bench":
+        words, env = ["-m", "gpt.benchmarks.bench"], {"PYTHONPATH": str(ROOT), "PYTHONSAFEPATH": "1", **env}
+    else:
+        words = [str(ROOT / f"{command}.py")]
+    return subprocess.run([sys.executable, *words, *map(str, argv)], cwd=cwd, input=stdin or "", capture_output=True,
+                          text=True, timeout=timeout, check=False, env={**os.environ, **env})
 
 
 def run_python(code: str, *argv: str | Path, cwd: Path | None = None, **env: str) -> subprocess.CompletedProcess[str]:

@@ -3,10 +3,10 @@
 import pytest
 import torch
 
-from generation.continuation import Sampling
-from generation.decoder import Decoder
-from generation.sampling import sample
-from ops.products import Dense, Int8, Packed, fastest_kind
+from gpt.generation.continuation import Sampling
+from gpt.generation.decoder import Decoder
+from gpt.generation.sampling import sample
+from gpt.ops.products import Dense, Int8, Packed, fastest_kind
 
 GREEDY = Sampling(temperature=0.0, top_k=0)
 KINDS = [(torch.float32, Dense), (torch.float32, Packed), (torch.bfloat16, Dense), (torch.bfloat16, Packed),

@@ -31,10 +31,11 @@ from pathlib import Path
 from types import CodeType, ModuleType
 from typing import Any, NoReturn
 
-from common import ranks
+from gpt.common import ranks
 
 ROOT = Path(__file__).parents[2]
 FAULTY = ROOT / "tests" / "system" / "faulty.c"
+MODULES = {"bench": "gpt.benchmarks.bench"}  # of commands that are not a script at the top
 GRACE_SECONDS = 30  # as torchrun has it
 MONITOR_SECONDS = 0.3  # which torchrun may take to see that a process has ended
 MOST_SECONDS = 300  # of several processes, before those are killed that have lost the one that started them
@@ -120,7 +121,7 @@ def serve() -> None:
 
 def load(name: str) -> tuple[ModuleType, CodeType]:
     """A command's module, and as code all that it does when it is started as a program."""
-    module = importlib.import_module(name)
+    module = importlib.import_module(MODULES.get(name, name))
     assert module.__file__
     tree = ast.parse(Path(module.__file__).read_text(encoding="utf-8"))
     lines = [line for node in tree.body

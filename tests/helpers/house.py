@@ -6,16 +6,18 @@ from functools import cache
 
 from tests.helpers.commands import ROOT
 
-NOT_THE_PROGRAM = {"tests", "docs", "notebooks", "demo"}
-
 
 @cache
 def sources() -> dict[str, ast.Module]:
-    """Every file of the program, parsed, by its path without .py: "train", "planning/recipe", "training/__init__"."""
-    paths = [*ROOT.glob("*.py"), *ROOT.glob("*/**/*.py")]
+    """Every file of the program, parsed, by its path without .py: "train", "gpt/planning/recipe"."""
+    paths = [*ROOT.glob("*.py"), *ROOT.glob("gpt/**/*.py")]
     names = {path.relative_to(ROOT).with_suffix("").as_posix(): path for path in paths}
-    return {name: ast.parse(path.read_text(encoding="utf-8")) for name, path in sorted(names.items())
-            if name.split("/")[0] not in NOT_THE_PROGRAM and not name.startswith(".")}
+    return {name: ast.parse(path.read_text(encoding="utf-8")) for name, path in sorted(names.items())}
+
+
+def room_of(name: str) -> str:
+    """The room of gpt/ that a file or module lies in, or the top-level file itself."""
+    return name.replace(".", "/").removeprefix("gpt/").split("/")[0]
 
 
 def imported_names(tree: ast.AST, when_running: bool = True) -> set[str]:
@@ -50,7 +52,7 @@ def import_graph() -> dict[str, set[str]]:
 
 
 def nodes(*kinds: type[ast.AST]) -> Iterator[tuple[str, ast.AST]]:
-    """Every node of one of these kinds in the whole program, and where it stands: "planning/recipe.py:12"."""
+    """Every node of one of these kinds in the whole program, and where it stands: "gpt/planning/recipe.py:12"."""
     for name, tree in sources().items():
         for node in ast.walk(tree):
             if isinstance(node, kinds):

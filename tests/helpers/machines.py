@@ -2,6 +2,6 @@
 
 import torch
 
-from machine.device import Machine
+from gpt.machine.device import Machine
 
 CPU = Machine(torch.device("cpu"), "a CPU", "", torch.float32, "", False, "", ())

@@ -8,10 +8,10 @@ from typing import TypeVar
 import torch
 from safetensors.torch import save_file
 
-from architectures.rotary import RotaryTransformer
-from architectures.table import ARCHITECTURES, ModelConfig, Network, architecture_of, create
-from checkpoint.contents import Tensors, model_card, tensor_files, text_files
-from checkpoint.save import save
+from gpt.architectures.rotary import RotaryTransformer
+from gpt.architectures.table import ARCHITECTURES, ModelConfig, Network, architecture_of, create
+from gpt.checkpoint.contents import Tensors, model_card, tensor_files, text_files
+from gpt.checkpoint.save import save
 from model import GPT, GPTConfig, Options
 
 T = TypeVar("T", bound=Network)

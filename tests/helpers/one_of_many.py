@@ -14,14 +14,14 @@ import torch.distributed as dist
 from torch.profiler import ProfilerActivity, profile
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from architectures.table import ModelConfig
-from machine import device
-from machine.processes import Processes
+from gpt.architectures.table import ModelConfig
+from gpt.machine import device
+from gpt.machine.processes import Processes
+from gpt.training.optimizers import build_optimizer, parameter_groups
+from gpt.training.parallel import build
 from model import Options
 from tests.helpers.training import run_of
 from train import try_step
-from training.optimizers import build_optimizer, parameter_groups
-from training.parallel import build
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,8 @@ from collections.abc import Iterable
 from pathlib import Path
 
 # Of a nanoGPT folder, of ours and of packages.
-OTHERS = ("model", "cli", "torch", "numpy", "tokenizers", "tqdm", "safetensors", "data", "ops", "sitecustomize")
+OTHERS = ("model", "cli", "torch", "numpy", "tokenizers", "tqdm", "safetensors", "data", "gpt",
+          "common", "sitecustomize")
 # What Python itself imports in a child process, multiprocessing and torch's compiler from Python.
 PYTHONS = ("signal", "struct", "ctypes", "pickle", "socket", "selectors", "tempfile", "subprocess", "random")
 

@@ -12,13 +12,13 @@ import numpy as np
 import pytest
 
 import pretokenize
-from common.errors import Exit, UserError
-from pretokenization.blocks import LIMITS, Limits
-from pretokenization.vocabulary import train_tokenizer
+from gpt.common.errors import Exit, UserError
+from gpt.pretokenization.blocks import LIMITS, Limits
+from gpt.pretokenization.vocabulary import train_tokenizer
+from gpt.tokens.stream import DTYPES
+from gpt.tokens.tokenizer import load_tokenizer
 from tests.helpers.texts import STRINGS, words
 from tests.helpers.training_texts import in_child, sample
-from tokens.stream import DTYPES
-from tokens.tokenizer import load_tokenizer
 
 
 class Killed(BaseException):

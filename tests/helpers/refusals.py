@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from common.errors import Exit, UserError
+from gpt.common.errors import Exit, UserError
 
 
 @contextlib.contextmanager

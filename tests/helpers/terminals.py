@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from common.terminal import NOTEBOOK_VARIABLES
+from gpt.common.terminal import NOTEBOOK_VARIABLES
 
 
 class Terminal:

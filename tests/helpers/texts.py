@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from pretokenization.blocks import LIMITS, Findings, Limits, Reading
-from pretokenization.files import Source, unpacked
-from pretokenization.report import Report
-from pretokenization.sources import blocks_of, documents_of, examine
+from gpt.pretokenization.blocks import LIMITS, Findings, Limits, Reading
+from gpt.pretokenization.files import Source, unpacked
+from gpt.pretokenization.report import Report
+from gpt.pretokenization.sources import blocks_of, documents_of, examine
 
 MARK = b"\xef\xbb\xbf"
 ALPHABET = [

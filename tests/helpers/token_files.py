@@ -5,8 +5,8 @@ from pathlib import Path
 
 import numpy as np
 
-from tokens.layouts import Part
-from tokens.stream import DTYPES, TokenStream
+from gpt.tokens.layouts import Part
+from gpt.tokens.stream import DTYPES, TokenStream
 
 IDS = np.random.default_rng(0).integers(0, 50_257, 5000)
 ENDS = np.array([1, 40, 40, 2500, 4999, 5000], "<u8")  # the third document is empty

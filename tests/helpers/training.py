@@ -8,19 +8,19 @@ from typing import Any
 
 import torch
 
-from architectures.table import Network
-from common.errors import UserError
-from common.progress import Progress
-from common.signals import Signals
 from data import Batch
-from machine import device
-from machine.device import Machine
-from machine.processes import ALONE
+from gpt.architectures.table import Network
+from gpt.common.errors import UserError
+from gpt.common.progress import Progress
+from gpt.common.signals import Signals
+from gpt.machine import device
+from gpt.machine.device import Machine
+from gpt.machine.processes import ALONE
+from gpt.planning.recipe import Recipe
+from gpt.training.optimizers import build_optimizer, parameter_groups
+from gpt.training.parallel import Alone, Decisions
+from gpt.training.state import Run, Runtime, Setup, TrainState
 from model import GPT, GPTConfig
-from planning.recipe import Recipe
-from training.optimizers import build_optimizer, parameter_groups
-from training.parallel import Alone, Decisions
-from training.state import Run, Runtime, Setup, TrainState
 
 TINY = ["--n_layer", "1", "--n_head", "2", "--n_embd", "16", "--seq_length", "8", "--batch_size", "4"]
 QUIET = ["--sample_interval", "0", "--eval_interval", "1000"]  # no checkpoints but those a test is about

@@ -5,9 +5,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from common.signals import Signals
-from pretokenization import workers
-from pretokenization.workers import SEPARATOR
+from gpt.common.signals import Signals
+from gpt.pretokenization import workers
+from gpt.pretokenization.workers import SEPARATOR
 
 
 def language(num_bytes: int, seed: int = 0) -> str:

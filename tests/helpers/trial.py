@@ -14,10 +14,10 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeVar
 
-from checkpoint.find import newest_sound, steps_in
-from checkpoint.verify import verify
-from common.errors import Exit, InvalidCheckpoint
-from planning.pace import WARM_STEPS
+from gpt.checkpoint.find import newest_sound, steps_in
+from gpt.checkpoint.verify import verify
+from gpt.common.errors import Exit, InvalidCheckpoint
+from gpt.planning.pace import WARM_STEPS
 from tests.helpers.forks import Ended, Forks, Raised
 from tests.helpers.training import metrics_of
 

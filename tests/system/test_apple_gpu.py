@@ -16,12 +16,12 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from architectures.table import ARCHITECTURES, create
+from gpt.architectures.table import ARCHITECTURES, create
+from gpt.training.teacher import Teacher
 from model import Options
 from tests.helpers import apple
 from tests.helpers.training import run_of
 from train import try_step
-from training.teacher import Teacher
 
 TABLE = Path(torchgen.__file__).parent / "packaged/ATen/native/native_functions.yaml"
 BY_SCALER = {"aten::_to_copy", "aten::reciprocal"}  # in float64, which PyTorch's GradScaler leaves out on "mps:0"

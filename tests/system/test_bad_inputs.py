@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from common.errors import Exit
+from gpt.common.errors import Exit
 from tests.helpers.checkpoints import seal
 from tests.helpers.forks import Ended
 

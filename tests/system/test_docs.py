@@ -10,12 +10,17 @@ from pathlib import Path
 
 import pytest
 
-from common.errors import Exit
+from gpt.benchmarks import bench
+from gpt.common.errors import Exit
 from tests.helpers.commands import COMMANDS, ROOT
 
-READ_FLAGS = {f"{command}.py": importlib.import_module(command).read_flags for command in COMMANDS}
-PAGES = (ROOT / "README.md", ROOT / "LOG.md", *sorted((ROOT / "docs").glob("*.md")))
+SCRIPTS = [command for command in COMMANDS if command != "bench"]
+READ_FLAGS = {**{f"{command}.py": importlib.import_module(command).read_flags for command in SCRIPTS},
+              "gpt.benchmarks.bench": bench.read_flags}
+DEMO = ROOT / "gpt/benchmarks/demo.py"
+PAGES = (ROOT / "README.md", ROOT / "docs/LOG.md", *sorted(set((ROOT / "docs").glob("*.md")) - {ROOT / "docs/LOG.md"}))
 TRUE_TODAY = [page for page in PAGES if page.name != "LOG.md"]  # whose commands are those of their day
+COMMAND = r"python (?:\w+\.py|-m gpt\.benchmarks\.bench)"
 VERSE = "ROMEO:\nTake me to me, I'll think from the world.\n\nNurse:\nWhy, that is the book, I have:\n\n"
 
 
@@ -25,11 +30,10 @@ def commands_in(path: Path) -> list[list[str]]:
     These are lines of code, also as sbatch's --wrap, and code within a sentence, which may go over several lines.
     """
     text = path.read_text(encoding="utf-8").replace("\\\n", " ")
-    lines = re.findall(r"^ *(python \w+\.py[^#|`\n]*)", text, re.MULTILINE)
-    lines += re.findall(r'--wrap "(python \w+\.py[^"\n]*)"', text)
-    lines += re.findall(r"`(python \w+\.py[^`]*)`", text)
-    commands = [shlex.split(line)[1:] for line in lines]
-    return [words for words in commands if words != ["demo.py"]]  # it has no flags, and starts some of the others
+    lines = re.findall(rf"^ *({COMMAND}[^#|`\n]*)", text, re.MULTILINE)
+    lines += re.findall(rf'--wrap "({COMMAND}[^"\n]*)"', text)
+    lines += re.findall(rf"`({COMMAND}[^`]*)`", text)
+    return [shlex.split(line.replace("-m ", ""))[1:] for line in lines]
 
 
 def links_in(page: Path) -> list[str]:
@@ -47,7 +51,7 @@ def anchors_of(page: Path) -> set[str]:
 # ---------------------------------------------------------------- what the documents say
 
 
-@pytest.mark.parametrize("path", [*TRUE_TODAY, ROOT / "demo.py"], ids=lambda path: path.name)
+@pytest.mark.parametrize("path", [*TRUE_TODAY, DEMO], ids=lambda path: path.name)
 def test_every_command_line_is_understood_by_its_command(path, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for script, *words in commands_in(path):
@@ -88,7 +92,7 @@ def test_every_page_and_picture_is_linked_and_every_picture_is_small():
 
 
 def test_every_entry_of_the_log_has_a_question_a_command_one_table_and_an_outcome():
-    log = (ROOT / "LOG.md").read_text(encoding="utf-8")
+    log = (ROOT / "docs/LOG.md").read_text(encoding="utf-8")
     entries = re.split(r"\n## (?=\d{4}-\d\d-\d\d )", log)[1:]
     titles = [entry.split("\n")[0] for entry in entries]
     assert [title[:10] for title in titles] == sorted((title[:10] for title in titles), reverse=True)
@@ -140,7 +144,7 @@ def test_the_demo_does_what_it_says(tmp_path, forks):
     """The demo's own three commands, with a corpus and a horizon of seconds, in an empty folder."""
     (tmp_path / "corpus.txt").write_text("def read_line(file):\n    return file.readline()\n\n\n" * 300)
     outputs = []
-    for script, *words in commands_in(ROOT / "demo.py"):
+    for script, *words in commands_in(DEMO):
         words = ["corpus.txt" if word == "--demo" else word for word in words]
         done = forks.run([script, *made_small(words, {"--max_minutes": "0.1"})], cwd=tmp_path)
         assert done.code == 0, done.stderr

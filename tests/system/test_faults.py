@@ -19,14 +19,14 @@ from typing import Any
 
 import pytest
 
-from architectures.table import ARCHITECTURES
-from checkpoint.find import steps_in
-from checkpoint.folder import owned
+from gpt.architectures.table import ARCHITECTURES
+from gpt.checkpoint.find import steps_in
+from gpt.checkpoint.folder import owned
+from gpt.training.table import OPTIMIZERS
 from tests.helpers.commands import ROOT
 from tests.helpers.forks import Raised
 from tests.helpers.training import metrics_of
 from tests.helpers.trial import MEASURED, STEP, TINY, Sweep, Trial, damage, prove, some, tensors
-from training.table import OPTIMIZERS
 
 EVERY_10 = "--checkpoint_every_steps 10 --eval_interval 10 --dropout 0.1"
 USUAL = f"{EVERY_10} --sample_interval 15 --gradient_accumulation_steps 2"
@@ -48,14 +48,14 @@ MATRIX = {  # flags: processes and machines
 }
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 PHASES = {  # a function and the number of the call that begins the phase, in a run that goes on from step 10 of 40
-    "checking the tokens": ("planning.inputs:open_corpus", 1),
-    "verifying the checkpoint": ("checkpoint.find:verify", 1),
+    "checking the tokens": ("gpt.planning.inputs:open_corpus", 1),
+    "verifying the checkpoint": ("gpt.checkpoint.find:verify", 1),
     "measuring a step": (STEP, 2),
     "first step": (STEP, MEASURED + 1),
     "training": (STEP, MEASURED + 17),
     "accumulating": ("data:Batches.get", 2 * MEASURED + 44),
-    "validating": ("training.validation:sum_losses", 2 + 2),  # two are measured
-    "sampling": ("training.validation:sample", 1 + 1),
+    "validating": ("gpt.training.validation:sum_losses", 2 + 2),  # two are measured
+    "sampling": ("gpt.training.validation:sample", 1 + 1),
     "saving": ("", 0),  # by the disk, at any call of a save
 }
 
@@ -207,7 +207,7 @@ def test_a_second_signal_ends_a_slow_save_at_once(usual, disk, number):
     out = usual.before(f"twice-{number:d}", 10)
     slow = {"FAULTY_FOLDER": str(out), "FAULTY_STEP": "18", "FAULTY_SLOW": "200"}
     done = usual.run(out, env=slow, raised=[Raised(STEP, MEASURED + 8, number),
-                                            Raised("checkpoint.save:save", 2, number, 0.5)])
+                                            Raised("gpt.checkpoint.save:save", 2, number, 0.5)])
     name = "Ctrl-C" if number == signal.SIGINT else "SIGTERM"
     assert done.code == 128 + number, done.stdout
     assert f"{name}: stopping; the state is saved first (now: " in done.stdout

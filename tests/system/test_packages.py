@@ -5,7 +5,7 @@ import re
 import subprocess
 import sys
 
-from common.errors import PACKAGES
+from gpt.common.errors import PACKAGES
 from tests.helpers.commands import ROOT
 from tests.helpers.house import sources
 
@@ -67,11 +67,12 @@ def test_each_optional_package_that_is_imported_has_an_oldest_release():
 
 def test_all_of_the_program_goes_into_an_image_and_nothing_else():
     """A folder that .dockerignore does not name again stays out: the first line leaves out everything."""
-    lines = lines_of(".dockerignore")
+    lines = lines_of("docs/docker/Dockerfile.dockerignore")
+    assert lines == lines_of("docs/docker/Dockerfile.cpu.dockerignore")
     assert lines[0] == "*"
     named = {line[1:] for line in lines if line.startswith("!")}
     files = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.split()
-    rooms = {name.split("/")[0] for name in sources() if "/" in name}
+    rooms = {"gpt"}
     assert {name for name in named if (ROOT / name).is_dir()} == rooms
     tops = {path for path in files if "/" not in path}
     assert {"*.py", "requirements.txt", "constraints.txt", "LICENSE"} == named - rooms <= tops | {"*.py"}
@@ -79,7 +80,7 @@ def test_all_of_the_program_goes_into_an_image_and_nothing_else():
 
 
 def test_the_two_images_differ_in_pytorchs_build_alone_and_run_as_a_user_who_hears_docker_stop():
-    texts = ((ROOT / name).read_text(encoding="utf-8") for name in ("Dockerfile", "Dockerfile.cpu"))
+    texts = ((ROOT / "docs/docker" / name).read_text(encoding="utf-8") for name in ("Dockerfile", "Dockerfile.cpu"))
     cuda, cpu = ({re.sub(r"\s+", " ", line) for line in re.sub(r"^#.*\n", "", text, flags=re.MULTILINE).replace(
         "\\\n", " ").splitlines()} for text in texts)
     for line in cuda ^ cpu:

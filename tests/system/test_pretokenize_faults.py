@@ -15,14 +15,14 @@ from pathlib import Path
 
 import pytest
 
-from common.errors import Exit, UserError
-from pretokenization.blocks import Limits
-from pretokenization.workers import Reader
+from gpt.common.errors import Exit, UserError
+from gpt.pretokenization.blocks import Limits
+from gpt.pretokenization.workers import Reader
+from gpt.tokens.corpus import open_corpus
 from tests.helpers.commands import ROOT
 from tests.helpers.pretokenize import refused, written
 from tests.helpers.texts import STRINGS, lines, words, write
 from tests.helpers.trial import some
-from tokens.corpus import open_corpus
 
 SMALL = Limits(block_bytes=900, part_bytes=500, window_bytes=100, survey_bytes=0)
 LATER = 3  # blocks after which the text changes
@@ -106,8 +106,9 @@ def test_a_text_that_changes_while_it_is_read_is_named_and_nothing_is_written(wh
 
 def start(*argv: str, limits: str = "") -> subprocess.Popen:
     """The command in a session of its own."""
-    code = (f"import sys; sys.path.insert(0, {str(ROOT)!r})\nimport pretokenize\nfrom common.errors import guard\n"
-            f"from pretokenization.blocks import Limits\nguard(lambda argv: pretokenize.main(argv, Limits({limits})))")
+    code = (f"import sys; sys.path.insert(0, {str(ROOT)!r})\nimport pretokenize\nfrom gpt.common.errors import guard\n"
+            "from gpt.pretokenization.blocks import Limits\n"
+            f"guard(lambda argv: pretokenize.main(argv, Limits({limits})))")
     with open("shown", "ab") as shown:
         return subprocess.Popen([sys.executable, "-c", code, *argv], stdout=shown, stderr=shown, start_new_session=True)
 

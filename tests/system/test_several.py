@@ -16,9 +16,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from checkpoint.find import steps_in
-from checkpoint.load import load_model
-from common.errors import Exit
+from gpt.checkpoint.find import steps_in
+from gpt.checkpoint.load import load_model
+from gpt.common.errors import Exit
 from tests.helpers.commands import ROOT
 from tests.helpers.forks import Raised
 from tests.helpers.training import metrics_of

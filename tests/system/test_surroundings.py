@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from common.errors import Exit
+from gpt.common.errors import Exit
 from tests.helpers.commands import ROOT, run_python
 
 TINY = ["--n_layer", "1", "--n_head", "2", "--n_embd", "16", "--seq_length", "8", "--batch_size", "4", "--no-use_gpu",
@@ -43,7 +43,7 @@ def test_what_does_not_matter_changes_nothing(corpus_folder, tmp_path, env, stre
 @pytest.mark.skipif(os.name != "posix", reason="Windows does not delete a folder in use")
 def test_a_current_folder_that_has_been_deleted_is_named_before_torch_is_loaded(tmp_path):
     (tmp_path / "gone").mkdir()
-    done = run_python("import os\nos.rmdir(os.getcwd())\nfrom common.errors import *\n"
+    done = run_python("import os\nos.rmdir(os.getcwd())\nfrom gpt.common.errors import *\n"
                       "guard(lambda argv: require('torch'))", cwd=tmp_path / "gone")
     assert done.returncode == Exit.MACHINE
     assert done.stderr == "error: the current folder has been deleted. Go to one that exists: cd ~\n"

@@ -156,7 +156,7 @@ class Ledger(TorchDispatchMode):
             self.peak = max(self.peak, self.now())
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        from ops.loss import add_product_, overwrite_
+        from gpt.ops.loss import add_product_, overwrite_
 
         for own in (add_product_, overwrite_):  # their own buffers count, too
             if func is own._opoverload:

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from machine.cards import find_card
+from gpt.machine.cards import find_card
 from tests.without_gpu.compiling import Compiler, Launch, Ledger, fused_attention, tensors_in
 from tests.without_gpu.pretended import CARDS, pretend
 
@@ -49,15 +49,15 @@ def milliseconds_by_card(launches: list[Launch], capability: int) -> dict[int, f
 def measure(capability: int, flags: list[str]) -> dict[str, Any]:
     """Peak bytes of the step, those predicted, the shapes of activations in fp32, launches, milliseconds by card."""
     import train
-    from architectures.table import architecture_of
-    from machine.device import Machine
-    from planning.memory import MemorySetting, memory_parts, predicted_peak
-    from planning.recipe import choose_config, choose_options
+    from gpt.architectures.table import architecture_of
+    from gpt.machine.device import Machine
+    from gpt.planning.memory import MemorySetting, memory_parts, predicted_peak
+    from gpt.planning.recipe import choose_config, choose_options
+    from gpt.training.optimizers import build_optimizer, dtype_of_products, parameter_groups, state_bytes
+    from gpt.training.parallel import Alone
+    from gpt.training.recovery import compiles_in_parts
+    from gpt.training.table import largest
     from tests.helpers.training import run_of
-    from training.optimizers import build_optimizer, dtype_of_products, parameter_groups, state_bytes
-    from training.parallel import Alone
-    from training.recovery import compiles_in_parts
-    from training.table import largest
 
     card = CARDS[capability]
     half = torch.bfloat16 if capability >= 80 else torch.float16

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from ops.attention import Context
+from gpt.ops.attention import Context
 from tests.without_gpu.compiling import Compiler, Ledger, fused_attention
 from tests.without_gpu.costs import milliseconds_by_card, watched
 from tests.without_gpu.pretended import CARDS, pretend

@@ -46,11 +46,11 @@ class Waits(TorchDispatchMode):
 def compile_step(card: Card, arch: str, optimizer_name: str) -> dict[str, Any]:
     """Two steps, a validation, a step: the graphs of each, the waits of an eager step, and the kernels' sources."""
     import train
-    from architectures.table import architecture_of
-    from machine.device import Machine
-    from planning.recipe import choose_config, choose_options
+    from gpt.architectures.table import architecture_of
+    from gpt.machine.device import Machine
+    from gpt.planning.recipe import choose_config, choose_options
+    from gpt.training.optimizers import build_optimizer, dtype_of_products, parameter_groups
     from tests.helpers.training import run_of
-    from training.optimizers import build_optimizer, dtype_of_products, parameter_groups
 
     half = torch.bfloat16 if card.capability >= 80 else torch.float16
     machine = Machine(torch.device("cuda", 0), card.name, "", half, "", True, "", ())

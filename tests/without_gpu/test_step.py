@@ -7,10 +7,10 @@ import json
 
 import pytest
 
-from architectures.table import ARCHITECTURES
+from gpt.architectures.table import ARCHITECTURES
+from gpt.training.table import OPTIMIZERS
 from tests.without_gpu import NEEDS
 from tests.without_gpu.pretended import CARDS
-from training.table import OPTIMIZERS
 
 OLDEST_WITH_BF16 = 80
 MODEL = ["forward", "backward"]

@@ -1,0 +1,186 @@
+"""What the cells of train.ipynb call: a machine's packages and folders, commands with live output, a curve below.
+
+A command runs in a process of its own. The stop button stops it as Ctrl-C does, and waits: a notebook's own "!" kills
+it half a second later, before the state of a large model is saved.
+"""
+
+import contextlib
+import ctypes
+import importlib
+import re
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+
+from gpt.common.errors import UserError, require
+
+ROOT = Path(__file__).resolve().parents[2]
+ROWS = 20  # of a command's lines above the curve, while it runs
+PASSING = r"\.\.\. |step |.* left$"  # lines of which the latest is enough
+PLAN = r"(size|time|tokens |memory|cost|warning|error|\.\.\.)"
+INSTEAD = {  # of commands and flags, what the notebook has
+    "python generate.*": "cell 7",
+    "python pretokenize.* MORE .*": "more in corpus, another run_name",
+    r"python train.* --model_size (\w+).*": r"model_size \1, another run_name",
+    r"python train.* (--max_steps \d+)": r"max_minutes 0, \1 in more_flags",
+    "python train.* --resume_from .*": "Run all again",
+    "python train.*": "cell 5",
+    "--no-use_gpu": "use_gpu no",
+    "--(use_gpu|model_size|max_minutes)": r"\1",
+    "--mirror_to": "keep_in",
+    "--output_dir": "run_name",
+    "Ctrl-C": "the stop button",
+}
+
+
+class CellFailed(Exception):
+    """Ends a cell, and those that wait for it, with one line instead of a traceback."""
+
+    def _render_traceback_(self) -> list[str]:
+        return [str(self)]
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where things lie: tokens and the run on the machine's own disk, its mirror on one that stays; None without."""
+
+    tokens: Path
+    out: Path
+    mirror: Path | None
+    exported: Path
+
+
+def pip_command(use_gpu: str) -> str:
+    """What installs the packages; says whether there is a GPU. Raises CellFailed where use_gpu is yes and none is.
+
+    A torch that is new enough stays. Another one is the build for the driver: one for CUDA 12.6 runs with any of CUDA
+    12, one for 13.0 with any of 13 (NVIDIA, CUDA Compatibility, minor version compatibility).
+    """
+    cuda, torch, pip = 0, "", f'"{sys.executable}" -m pip install -q'
+    with contextlib.suppress(OSError):
+        said = subprocess.run("nvidia-smi", capture_output=True, text=True).stdout
+        cuda = max(map(int, re.findall(r"CUDA[\w ]* Version: *(\d+)", said)), default=0)
+    if not cuda and sys.platform != "darwin":
+        how = "Runtime > Change runtime type > T4 (Colab), Settings > Accelerator (Kaggle)"
+        if use_gpu == "yes":
+            raise CellFailed(f"No GPU here: {how}. Or set use_gpu to auto.")
+        print(f"no GPU: it trains what fits a CPU. For a GPU: {how}")
+
+    with contextlib.suppress(UserError):  # missing, or too old
+        require("torch")
+        torch = metadata.version("torch")
+    command = f'{pip} -r "{ROOT}/requirements.txt"'
+    if not torch or (cuda and "+cpu" in torch):
+        torch = f"https://download.pytorch.org/whl/{'cu130' if cuda > 12 else 'cu126' if cuda else 'cpu'}"
+        command = f"{pip} --force-reinstall torch --index-url {torch} && {command}"
+    print(f"torch        {torch}; the driver's CUDA: {cuda or 'none'}")
+    return command
+
+
+def find_place(run_name: str, corpus: str, keep_in: str, work_in: str = "") -> Place:
+    """The folders of a run, and says where they are. The mirror is in keep_in, empty for none.
+
+    On Colab the Drive is mounted, and keep_in is a folder in it.
+    """
+    work = Path(work_in or ROOT).expanduser()
+    kept = Path(keep_in).expanduser() if keep_in else None
+    if "google.colab" in sys.modules and keep_in:
+        importlib.import_module("google.colab.drive").mount("/content/drive")
+        kept = Path("/content/drive/MyDrive", keep_in)
+    slug = re.sub(r"[^A-Za-z0-9.-]+", "-", corpus).strip("-.")[-60:] or "text"
+    place = Place(work / "data" / slug, work / "out" / run_name, kept / run_name if kept else None,
+                  (kept or work / "out") / f"{run_name}-exported")
+    print(f"tokens       {place.tokens}\nrun          {place.out}\n"
+          f"kept in      {place.mirror or 'nowhere else'}")
+    return place
+
+
+def words_of(corpus: str) -> list[str]:
+    """What pretokenize.py is told of a corpus: demo, or files and names of the hub, with flags."""
+    return shlex.split("--demo --val_fraction 0.03" if corpus == "demo" else corpus)
+
+
+def flags_of(place: Place, model_size: str, max_minutes: float, use_gpu: str, more_flags: str) -> list[object]:
+    """The flags of train.py by the form: the same for a new run and for one that goes on."""
+    given = {"--mirror_to": place.mirror, "--model_size": model_size.replace("auto", ""), "--max_minutes": max_minutes}
+    return ["--data_dir", place.tokens, "--output_dir", place.out, "--resume_from", "auto",
+            *(word for pair in given.items() if pair[1] for word in pair),
+            *{"yes": ["--use_gpu"], "no": ["--no-use_gpu"]}.get(use_gpu, []), *shlex.split(more_flags)]
+
+
+def watch(script: str, *words: object, only: str = "", out: Path | None = None) -> None:
+    """Runs a command as run does, its lines in one place that is drawn anew, below them the curve of the run in out.
+
+    Flags and commands in them are in the notebook's words. Of steps and of waiting the latest line is shown, every
+    ten seconds. Lines that do not begin with the pattern only are left out.
+    """
+    ipython = importlib.import_module("IPython.display")  # there is one where there are cells
+    handle = ipython.display({"text/plain": ""}, raw=True, display_id=True)
+    lines, latest, due = [], "", 0.0
+
+    def add(line: str) -> None:
+        nonlocal latest, due
+        if not line.startswith("  | "):  # of a sample
+            for pattern, instead in INSTEAD.items():
+                line = re.sub(pattern, instead, line)
+        if not re.match(only, line):
+            return
+        latest = line if re.match(PASSING, line) else ""
+        if not latest:
+            lines.append(line)
+        elif time.monotonic() < due:
+            return
+        else:
+            due = time.monotonic() + 10
+        draw(ROWS)
+
+    def draw(rows: int = 0) -> None:
+        handle.update({"text/plain": "\n".join([*lines[-rows:], latest, curve_of(out) if out else ""])}, raw=True)
+
+    try:
+        run(script, *words, show=add)
+    finally:
+        draw()
+
+
+def curve_of(out: Path) -> str:
+    """A run's curve as characters, if there is something to draw yet."""
+    import plot  # which needs packages
+
+    try:
+        return "\n".join(plot.chart(plot.drawing_of(plot.read_flags([]), [plot.read_run(str(out))]), 70))
+    except (OSError, UserError):
+        return ""
+
+
+def run(script: str, *words: object, show: Callable[[str], object] = print) -> None:
+    """Runs one of the program's commands, and shows its lines until it ends.
+
+    The stop button becomes the command's Ctrl-C, which it answers; pressed again, its second one. On Linux the command
+    gets one too when the kernel ends, which nobody else would send. Raises CellFailed.
+    """
+    command = [sys.executable, str(ROOT / script), *map(str, words)]
+    library = ctypes.CDLL(None) if sys.platform == "linux" else None
+    process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+                               encoding="utf-8", errors="replace", start_new_session=True,
+                               preexec_fn=library and (lambda: library.prctl(1, signal.SIGINT)))  # PR_SET_PDEATHSIG
+    assert process.stdout
+    code = None
+    while code is None:
+        try:
+            for line in process.stdout:
+                show(line.removesuffix("\n"))
+            code = process.wait()
+        except KeyboardInterrupt:
+            process.send_signal(signal.SIGINT)
+    if code in (130, -signal.SIGINT):
+        raise CellFailed(f"{script} was stopped. Run this cell again to go on.")
+    if code:
+        raise CellFailed(f"{script} ended with exit code {code}: its line of 'error:' says why. Flags go into "
+                         "cell 1.")

@@ -1,0 +1,52 @@
+"""Checks of values in a file that somebody else may have written; each refusal names the field and shows the value."""
+
+import math
+from collections.abc import Mapping
+from typing import Any, TypeGuard
+
+from gpt.common.errors import InvalidCheckpoint
+from gpt.common.names import CONFIG
+from gpt.common.words import printable
+
+
+def shown(value: Any) -> str:
+    """A value from a file as a message may show it: printable, at most 60 characters."""
+    return printable(repr(value))[:60]
+
+
+def is_number(value: Any) -> TypeGuard[int | float]:
+    """True for a finite int or float; JSON's true and false are not numbers."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and -math.inf < value < math.inf
+
+
+def check_field(is_valid: bool, key: str, value: Any, expected: str, file: str = CONFIG) -> None:
+    """Raises InvalidCheckpoint unless the value is valid."""
+    if not is_valid:
+        raise InvalidCheckpoint(f"{file}: {key} is {shown(value)}, not {expected}")
+
+
+def check_whole(file: str, key: str, value: Any, low: int, high: int) -> None:
+    """Raises InvalidCheckpoint unless the value is a whole number from low to high."""
+    is_whole = isinstance(value, int) and not isinstance(value, bool)
+    check_field(is_whole and low <= value <= high, key, value, f"a whole number from {low:,} to {high:,}", file)
+
+
+def check_values(fields: Mapping[str, Any], allowed: Mapping[str, tuple[Any, ...]]) -> None:
+    """Raises InvalidCheckpoint for a field of a config.json with another value than the allowed ones."""
+    for key, values in allowed.items():
+        if fields.get(key, values[0]) not in values:
+            raise InvalidCheckpoint(f"config.json: {key} is {shown(fields[key])}; only {values[0]!r} is supported")
+
+
+def fraction_of(fields: Mapping[str, Any], key: str, default: float) -> float:
+    """A field of a config.json that is at least 0 and below 1. Raises InvalidCheckpoint."""
+    value = fields.get(key, default)
+    check_field(is_number(value) and 0 <= value < 1, key, value, "a number from 0 to 1")
+    return float(value)
+
+
+def truth_of(fields: Mapping[str, Any], key: str, default: bool) -> bool:
+    """A field of a config.json that is true or false. Raises InvalidCheckpoint."""
+    value = fields.get(key, default)
+    check_field(isinstance(value, bool), key, value, "true or false")
+    return value

@@ -1,0 +1,142 @@
+"""GPT-2 (Radford et al. 2019) for the program around the network: files of others, memory, decoding.
+
+The network is model.py, which has GPT-2's own parameter names. transformers' GPT2LMHeadModel has them too, so that
+translating a checkpoint takes a few transposes.
+
+Shapes: C width, H heads, T window, O and I outputs and inputs of a linear layer.
+"""
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import torch
+import torch.nn.functional as F
+
+from gpt.architectures.architecture import Architecture, Attend, LaidOut, StackedParts, Tensors, shared_fields
+from gpt.architectures.fields import check_field, check_values, check_whole, fraction_of, truth_of
+from gpt.common.errors import InvalidCheckpoint
+from gpt.ops.attention import attention_bytes
+from gpt.ops.linear import ACTIVATIONS, gelu_tanh
+from model import GPT, GPTConfig
+
+POSITIONS = "transformer.wpe.weight"
+
+# Of config.json, in the order of GPTConfig: bounds that any real GPT-2 is within, so that a hostile file cannot ask for
+# all of the machine's memory.
+NUMBERS = {"vocab_size": 2**24, "n_positions": 2**20, "n_layer": 1024, "n_head": 1024, "n_embd": 2**16}
+TRANSPOSED = ("c_attn.weight", "c_proj.weight", "c_fc.weight")  # transformers' Conv1D stores [I, O]
+STALE_MASKS = (".attn.bias", ".attn.masked_bias")  # buffers that old versions of transformers stored
+
+
+class GPT2(Architecture):
+    """The functions of architecture.py for GPT-2."""
+
+    NAME = "GPT-2"
+    Config, Network = GPTConfig, GPT
+    FLAGS = ("bias",)
+    EMBEDDING, BLOCKS = "transformer.wte", "transformer.h"
+    GGUF_ARCHITECTURE = "GPT2"
+    GGUF_FIELDS: ClassVar[dict[str, str]] = {"layer_norm_eps": "layer_norm_epsilon"}
+    GGUF_KEPT_IN_F32 = (POSITIONS,)  # besides vectors: llama.cpp adds them to f32
+
+    def sized(self, layers_heads_width: tuple[int, int, int], vocab_size: int, seq_length: int, dropout: float = 0.0,
+              tie_weights: bool = True, bias: bool = True) -> GPTConfig:
+        return GPTConfig(vocab_size, seq_length, *layers_heads_width, dropout, bias, tie_weights)
+
+    def block_matrices(self, config: GPTConfig) -> dict[str, tuple[int, ...]]:
+        C = config.n_embd
+        return {"attn.c_attn": (C, C, C), "attn.c_proj": (C,), "mlp.c_fc": (4 * C,), "mlp.c_proj": (C,)}
+
+    def block_bytes(self, config: GPTConfig, device_type: str, dtype: torch.dtype, residual_bytes: int) -> float:
+        # In units of C are kept: the inputs of both norms (residual stream), then e times 2 outputs of norms, 3 of q, k
+        # and v, 1 of attention, 4 + 4 around the activation. To these come the norms' statistics, and what attention
+        # keeps of its matrix. Dropout adds two masks of a byte an element.
+        e = dtype.itemsize
+        C, H, T = config.n_embd, config.n_head, config.seq_length
+        drops = config.dropout > 0
+        kept = 2 * C * residual_bytes + 14 * C * e + 16.0 + attention_bytes(device_type, dtype, H, T, drops)
+        return kept + (2 * C if drops else 0)
+
+    def to_hf_config(self, config: GPTConfig, end_of_text_id: int | None) -> dict[str, Any]:
+        return {
+            "architectures": ["GPT2LMHeadModel"], "model_type": "gpt2",
+            "activation_function": config.activation, "vocab_size": config.vocab_size,
+            **dict.fromkeys(("n_positions", "n_ctx"), config.seq_length),
+            **{name: getattr(config, name) for name in ("n_embd", "n_layer", "n_head")},
+            "n_inner": None,
+            **dict.fromkeys(("attn_pdrop", "embd_pdrop", "resid_pdrop"), config.dropout),
+            "layer_norm_epsilon": config.layer_norm_epsilon, "initializer_range": 0.02, "scale_attn_weights": True,
+            "scale_attn_by_inverse_layer_idx": False, "reorder_and_upcast_attn": False,
+            **shared_fields(config, end_of_text_id),
+        }
+
+    def from_hf_config(self, fields: Mapping[str, Any]) -> GPTConfig:
+        for key, high in NUMBERS.items():
+            check_whole("config.json", key, fields.get(key), 1, high)
+        C, H = fields["n_embd"], fields["n_head"]
+        if C % H:
+            raise InvalidCheckpoint(f"config.json: n_embd {C} is not a multiple of n_head {H}")
+        check_values(fields, {"n_inner": (4 * C, None), "scale_attn_weights": (True,), "add_cross_attention": (False,),
+                              "reorder_and_upcast_attn": (False,), "scale_attn_by_inverse_layer_idx": (False,)})
+        activation = fields.get("activation_function", "gelu_new")
+        is_known = isinstance(activation, str) and activation in ACTIVATIONS
+        check_field(is_known, "activation_function", activation, f"one of {', '.join(ACTIVATIONS)}")
+        return GPTConfig(*(fields[key] for key in NUMBERS), dropout=fraction_of(fields, "resid_pdrop", 0.1),
+                         tie_weights=truth_of(fields, "tie_word_embeddings", True), activation=activation,
+                         layer_norm_epsilon=fraction_of(fields, "layer_norm_epsilon", 1e-5))
+
+    def unpadded_tensors(self, config: GPTConfig, tensors: Tensors) -> dict[str, torch.Tensor]:
+        found = super().unpadded_tensors(config, tensors)
+        for name in list(found) if not config.bias else ():
+            if name != POSITIONS and not self.has_vocabulary_rows(name):
+                zeros = torch.zeros(len(tensors[name]), dtype=tensors[name].dtype)
+                found[f"{name.removesuffix('.weight')}.bias"] = zeros
+        return found
+
+    def to_hf_tensors(self, config: GPTConfig, tensors: Tensors) -> dict[str, torch.Tensor]:
+        return {name: tensor.t() if name.endswith(TRANSPOSED) else tensor
+                for name, tensor in self.unpadded_tensors(config, tensors).items()}
+
+    def from_hf_tensors(self, config: GPTConfig, stored: Tensors) -> StackedParts:
+        """As Architecture says; a shorter seq_length takes the first positions.
+
+        The names of the Hub's first uploads, which lack the prefix, and their mask buffers are understood. A tied head
+        and, in a model without biases, biases of zeros are left out.
+        """
+        found = {}
+        for key, tensor in stored.items():
+            name = key if key.startswith(("transformer.", "lm_head.")) else f"transformer.{key}"
+            is_tied_head = config.tie_weights and name == "lm_head.weight"
+            is_absent_bias = not config.bias and name.endswith(".bias") and not tensor.any()
+            if name.endswith(STALE_MASKS) or is_tied_head or is_absent_bias:
+                continue
+            if name.endswith(TRANSPOSED) and tensor.dim() == 2:
+                tensor = tensor.mT
+            if name == POSITIONS and tensor.dim() == 2:
+                tensor = tensor[:config.seq_length]
+            found[name] = (tensor,)
+        return found
+
+    def enter(self, config: GPTConfig, ends: LaidOut, x: torch.Tensor, positions_N: torch.Tensor,
+              ) -> tuple[torch.Tensor, None]:
+        return x + ends["transformer.wpe"][positions_N], None
+
+    def decode_block(self, config: GPTConfig, parts: LaidOut, x: torch.Tensor, places: None, attend: Attend,
+                     ) -> torch.Tensor:
+        qkv_N3HK = parts["attn.c_attn"](_norm(config, parts, "ln_1", x)).view(len(x), 3, config.n_head, -1)
+        x = parts["attn.c_proj"](attend(qkv_N3HK[:, 0], qkv_N3HK[:, 1:]), plus=x)
+        hidden = parts["mlp.c_fc"](_norm(config, parts, "ln_2", x), activation=ACTIVATIONS[config.activation])
+        return parts["mlp.c_proj"](hidden, plus=x)
+
+    def leave(self, config: GPTConfig, ends: LaidOut, x: torch.Tensor) -> torch.Tensor:
+        return _norm(config, ends, "transformer.ln_f", x)
+
+    def why_no_gguf(self, config: GPTConfig) -> str | None:
+        if ACTIVATIONS[config.activation] is gelu_tanh:
+            return None
+        return f"the model's activation is {config.activation}, and llama.cpp computes gelu_new for GPT-2"
+
+
+def _norm(config: GPTConfig, parts: LaidOut, name: str, x: torch.Tensor) -> torch.Tensor:
+    weight = parts[name]
+    return F.layer_norm(x, weight.shape, weight, parts.get(f"{name}.bias"), config.layer_norm_epsilon)

@@ -1,0 +1,146 @@
+"""The network of today's language models: rotary positions, RMSNorm, SwiGLU, grouped-query attention, no biases.
+
+Qwen3 and Llama are this network with and without norms of queries and keys; what the program must know of each besides
+the network is in llama.py. Parameters have the names of Hugging Face's models, except that q, k and v are
+one matrix, qkv_proj, and gate and up another, gate_up_proj: fewer and wider products are faster.
+
+Shapes: B batch, T time, C width, H heads, KV heads of keys and values, K head size, F width inside the MLP, V
+vocabulary, P vocabulary padded.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+import torch.nn as nn
+import torch.nn.functional as F
+
+from gpt.ops.attention import Context
+from gpt.ops.linear import Embedding, Linear, swiglu
+from gpt.ops.norm import RMSNorm
+from gpt.ops.options import Options
+from gpt.ops.rotary import RotaryScaling, rotary_tables, rotate
+from model import INIT_STD, Config, GPTConfig, LanguageModel
+
+
+@dataclass(frozen=True)
+class RotaryConfig(Config):
+    """What the model is: all that decides its parameters and the function it computes.
+
+    qk_norm says whether each head's queries and keys pass an RMSNorm before they are rotated (Henry et al. 2020).
+    """
+
+    n_kv_head: int
+    head_dim: int
+    n_inner: int
+    dropout: float = 0.0
+    tie_weights: bool = True
+    rope_theta: float = 10_000.0
+    rms_norm_epsilon: float = 1e-6
+    rope_scaling: RotaryScaling | None = None
+
+    qk_norm: ClassVar[bool]
+
+    flops_per_token = GPTConfig.flops_per_token
+
+    def rotation(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """The cosines and sines of all positions, [T, K/2] each."""
+        return rotary_tables(self.seq_length, self.head_dim, self.rope_theta, self.rope_scaling)
+
+    @property
+    def qkv_rows(self) -> tuple[int, int, int]:
+        """The rows of qkv_proj that make queries, keys and values."""
+        return self.n_head * self.head_dim, self.n_kv_head * self.head_dim, self.n_kv_head * self.head_dim
+
+    @property
+    def num_block_weights(self) -> int:
+        """Weights of the blocks' matrices: qkv_proj and o_proj of attention, gate_up_proj and down_proj of the MLP."""
+        attention = sum(self.qkv_rows) + self.n_head * self.head_dim
+        return self.n_layer * self.n_embd * (attention + 3 * self.n_inner)
+
+    @property
+    def num_parameters(self) -> int:
+        """Parameters without the padding of the vocabulary; a tied output layer counts once."""
+        norms = self.n_layer * (2 * self.n_embd + (2 * self.head_dim if self.qk_norm else 0)) + self.n_embd
+        tables = self.vocab_size * (1 if self.tie_weights else 2) * self.n_embd
+        return self.num_block_weights + norms + tables
+
+
+class RotaryAttention(nn.Module):
+    """Projections and rotation; what is attended to is decided by causal_attention, and by the decoder's mask."""
+
+    def __init__(self, config: RotaryConfig, options: Options):
+        super().__init__()
+        self.config, self.attention = config, options.attention
+        self.qkv_proj = Linear(config.n_embd, sum(config.qkv_rows), False)
+        self.o_proj = Linear(config.n_head * config.head_dim, config.n_embd, False)
+        if config.qk_norm:
+            self.q_norm = RMSNorm(config.head_dim, config.rms_norm_epsilon)
+            self.k_norm = RMSNorm(config.head_dim, config.rms_norm_epsilon)
+
+    def forward(self, x: torch.Tensor, context: Context) -> torch.Tensor:
+        config = self.config
+        B, T, _ = x.shape
+        q_BTHK, k_BTHK, v_BTHK = (part.view(B, T, -1, config.head_dim)
+                                  for part in self.qkv_proj(x).split(config.qkv_rows, -1))
+        if config.qk_norm:
+            q_BTHK, k_BTHK = self.q_norm(q_BTHK), self.k_norm(k_BTHK)
+        q_BTHK, k_BTHK = rotate(q_BTHK, *context.rotation), rotate(k_BTHK, *context.rotation)
+
+        y_BHTK = self.attention(q_BTHK.transpose(1, 2), k_BTHK.transpose(1, 2), v_BTHK.transpose(1, 2), context)
+        y = self.o_proj(y_BHTK.transpose(1, 2).reshape(B, T, -1))
+        return F.dropout(y, config.dropout, self.training)
+
+
+class GatedMLP(nn.Module):
+    def __init__(self, config: RotaryConfig, options: Options):
+        super().__init__()
+        self.dropout = config.dropout
+        self.gate_up_proj = Linear(config.n_embd, 2 * config.n_inner, False)
+        self.down_proj = Linear(config.n_inner, config.n_embd, False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return F.dropout(self.down_proj(swiglu(self.gate_up_proj(x))), self.dropout, self.training)
+
+
+class RotaryBlock(nn.Module):
+    def __init__(self, config: RotaryConfig, options: Options):
+        super().__init__()
+        self.input_layernorm = RMSNorm(config.n_embd, config.rms_norm_epsilon)
+        self.self_attn = RotaryAttention(config, options)
+        self.post_attention_layernorm = RMSNorm(config.n_embd, config.rms_norm_epsilon)
+        self.mlp = GatedMLP(config, options)
+
+    def forward(self, x: torch.Tensor, context: Context) -> torch.Tensor:
+        x = x + self.self_attn(self.input_layernorm(x), context)
+        return x + self.mlp(self.post_attention_layernorm(x))
+
+
+class RotaryTransformer(LanguageModel):
+    """The language model."""
+
+    TRUNK, EMBEDDING, BLOCKS, NORM = "model", "embed_tokens", "layers", "norm"
+    RESIDUAL = ("o_proj", "down_proj")
+
+    def __init__(self, config: RotaryConfig, options: Options):
+        super().__init__(config, options, {
+            "embed_tokens": Embedding(config.padded_vocab_size, config.n_embd),
+            "layers": nn.ModuleList(RotaryBlock(config, options) for _ in range(config.n_layer)),
+            "norm": RMSNorm(config.n_embd, config.rms_norm_epsilon),
+        })
+        for name, table in zip(("cos_TK2", "sin_TK2"), config.rotation(), strict=True):
+            self.register_buffer(name, table, persistent=False)
+
+    @torch.no_grad()
+    def init_weights(self, std: float = INIT_STD) -> RotaryTransformer:
+        for name, table in zip(("cos_TK2", "sin_TK2"), self.config.rotation(), strict=True):
+            self.get_buffer(name).copy_(table)
+        return super().init_weights(std)
+
+    def enter(self, idx_BT: torch.Tensor, dropout: float) -> tuple[torch.Tensor, Context]:
+        """The residual stream, [B, T, C], and the Context of the attention of all blocks."""
+        T = idx_BT.size(1)
+        rotation = (self.cos_TK2[:T], self.sin_TK2[:T])  # type: ignore[index]
+        return self.part("embed_tokens")(idx_BT), Context(dropout, rotation)

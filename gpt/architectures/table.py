@@ -1,0 +1,50 @@
+"""The architectures by config.json's model_type; to add one, write its class in a file like llama.py."""
+
+from typing import Any, TypeAlias
+
+import torch
+
+from gpt.architectures.architecture import Architecture
+from gpt.architectures.fields import check_field
+from gpt.architectures.gpt2 import GPT2
+from gpt.architectures.llama import Llama, Qwen3
+from gpt.architectures.rotary import RotaryConfig
+from gpt.ops.options import Options
+from model import INIT_STD, GPTConfig, LanguageModel
+
+ModelConfig: TypeAlias = GPTConfig | RotaryConfig  # of any architecture
+Network: TypeAlias = LanguageModel
+
+ARCHITECTURES: dict[str, Architecture] = {"gpt2": GPT2(), "qwen3": Qwen3(), "llama": Llama()}
+DEFAULT = "gpt2"
+
+
+def by_model_type(model_type: Any) -> Architecture:
+    """The architecture that a config.json names. Raises InvalidCheckpoint for any other value."""
+    is_known = isinstance(model_type, str) and model_type in ARCHITECTURES
+    check_field(is_known, "model_type", model_type, f"one of {', '.join(map(repr, ARCHITECTURES))}")
+    return ARCHITECTURES[model_type]
+
+
+def architecture_of(config: ModelConfig) -> Architecture:
+    """The architecture of a model's config."""
+    return ARCHITECTURES[name_of(config)]
+
+
+def by_flags(config: ModelConfig) -> tuple[str, ...]:
+    """The fields of a config that flags of their names set."""
+    return ("n_layer", "n_head", "n_embd", "seq_length", "dropout", "tie_weights", *architecture_of(config).FLAGS,
+            *config.own_fields())
+
+
+def name_of(config: ModelConfig) -> str:
+    """The name of a config's architecture: its model_type, and the value of --arch."""
+    return next(name for name, found in ARCHITECTURES.items() if isinstance(config, found.Config))
+
+
+def create(config: ModelConfig, device: torch.device | str, options: Options, std: float = INIT_STD) -> Network:
+    """A network with its initial weights, drawn on the CPU so that a seed is the same model on every device.
+
+    std is the deviation of the matrices, of residual projections before they are scaled down by the depth.
+    """
+    return architecture_of(config).build(config, options).init_weights(std).to(device)

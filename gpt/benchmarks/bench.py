@@ -1,0 +1,161 @@
+"""How fast is this machine, and what makes it so? Times the ladder, one rung at a time, on this machine in one run.
+
+    python -m gpt.benchmarks.bench                                                the ladder, some minutes on a CPU
+    python -m gpt.benchmarks.bench --shape B --use_gpu --json ladder.json         on a GPU
+    python -m gpt.benchmarks.bench --rungs 0,4,6                                  three of its rungs
+    python -m gpt.benchmarks.bench --kernels --shape B                            each matrix product beside its rivals
+    python -m gpt.benchmarks.bench --peer ~/nanoGPT                               a step of its train.py beside ours
+    python -m gpt.benchmarks.bench --quality --data_dir data --shape tiny,256,16  what a model learns, recipe by recipe
+
+The first rung is train.py with all that can be naive: Python loops for batches, plain attention, fp32, eager. Each rung
+above it adds one lever. All are timed by train.py itself, each in a process of its own (gpt/benchmarks/ladder.py).
+"""
+
+import argparse
+import contextlib
+import json
+import tempfile
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+
+from gpt.benchmarks.ladder import NUM_RUNGS, SHAPES, Bench, Shape, time_ladder
+from gpt.benchmarks.quality import RECIPES, TOKENS_PER_PARAMETER, compare_recipes, recipes, whole_steps
+from gpt.common import flags
+from gpt.common.errors import Exit, guard, require
+from gpt.common.outputs import Output
+from gpt.common.progress import Progress
+from gpt.common.signals import NOTHING, USUALLY_SECONDS, Signals, Stopped
+
+SLOW_EXIT = 1  # a rung or a run failed, or its losses are not the first rung's
+SIZES = ("tiny", "mini", "gpt2_small", "gpt2_medium", "gpt2_large", "gpt2_xl")
+
+
+# ---------------------------------------------------------------- flags
+
+
+def parse_shape(text: str) -> Shape:
+    """'A', or 'tiny,64,8' and 'tiny,64,8,512' as the Shape of these. Raises ValueError."""
+    if text in SHAPES:
+        return SHAPES[text]
+    model_size, *numbers = text.split(",")
+    seq_length, batch_size, vocab_size = map(int, numbers if len(numbers) > 2 else [*numbers, 8192])
+    if model_size not in SIZES or min(seq_length, batch_size, vocab_size - 1) < 1 or batch_size % 2:
+        raise ValueError(text)
+    return Shape(model_size, vocab_size, seq_length, batch_size)
+
+
+def read_flags(argv: Sequence[str]) -> argparse.Namespace:
+    """The flags as a namespace. Raises UserError (exit 2) with every problem found."""
+    whole, text = flags.whole, flags.text
+    parser = flags.Parser("-m gpt.benchmarks.bench", "Times train.py's levers, its kernels, or a step beside "
+                          "nanoGPT's; or compares what recipes learn.")
+    g = parser.group("what is timed: the ladder, or")
+    rungs = flags.ValueKind(lambda value: sorted(map(int, value.split(","))),
+                            f"numbers from 0 to {NUM_RUNGS - 1} with commas between", "N,N,...",
+                            lambda numbers: 0 <= numbers[0] <= numbers[-1] < NUM_RUNGS)
+    g.flag("--rungs", rungs, None, "rungs of the ladder", "all, the tuned one on a GPU only")
+    g.flag("--peer", text("DIR"), None, "nanoGPT's folder: a step of it beside ours", "none")
+    g.switch("--kernels", False, "each product of a step alone, beside its rivals", against="peer, quality")
+    g.switch("--quality", False, "the loss that recipes reach on the tokens of --data_dir, each with several seeds",
+             against="peer")
+    g = parser.group("on what")
+    shape = flags.ValueKind(parse_shape, f"{', '.join(SHAPES)}, or SIZE,T,B or SIZE,T,B,IDS, such as mini,256,8,8192, "
+                            "with an even B", "SHAPE")
+    g.flag("--shape", shape, None, "mini: T 256, B 8, 8,192 ids; A, B: GPT-2 Small, T 512, B 32, 32,000 "
+           "ids, or T 1024, B 16, 50,304 ids; or SIZE,T,B or SIZE,T,B,IDS", "mini")
+    g.flag("--data_dir", text("DIR"), None, "pretokenize.py's output folder", "tokens made up for the purpose")
+    g.flag("--steps", whole(1, 100_000), None, "steps that are timed", "50 on a GPU, 12 on a CPU")
+    g.switch("--use_gpu", None, "require CUDA, exit 5 when there is none", "a GPU when there is one")
+    g = parser.group("of --quality")
+    g.flag("--recipes", recipes(), None, "recipes in docs/quality.md by name", "all", needs="quality")
+    g.flag("--seeds", whole(1, 1000), 2, "runs of each recipe, each with a seed of its own", needs="quality")
+    g.flag("--tokens", whole(1, 10**15), None, "tokens of a run", "20 per parameter", needs="quality")
+    g.flag("--passes", flags.one_or_more(whole(1, 10**6)), None, "instead of --tokens: passes over those of "
+           "--data_dir, each number of them a run", "none", needs="quality", against="tokens")
+    g.flag("--quality_dir", text("DIR"), "quality", "folder of the runs: what is complete there is not repeated, what "
+           "was interrupted is resumed", needs="quality")
+    g = parser.group("output")
+    g.flag("--json", text(), None, "file for all figures, flags and losses", "none")
+    g.switch("--debug", False, "show the traceback of an error")
+    return parser.read(argv, check)
+
+
+def check(args: argparse.Namespace) -> list[str]:
+    """What cannot be together, one line each."""
+    return ["--quality: needs --data_dir, a folder of pretokenize.py"] * (args.quality and not args.data_dir)
+
+
+# ---------------------------------------------------------------- the command, in the order of events
+
+
+def set_up_bench(args: argparse.Namespace, out: Progress, signals: Signals, folder: Path) -> Bench:
+    """The machine and the tokens, which are made up in the folder without --data_dir. Raises UserError (exit 3, 5)."""
+    from gpt.benchmarks import prepare
+    from gpt.machine.device import describe
+
+    shape = args.shape or SHAPES["mini"]
+    with out.phase("looking at the machine and the tokens"):
+        machine = prepare.look_at_machine(args.use_gpu)
+        steps, warmup = (50, 20) if machine.on_gpu else (12, 4)
+        steps = args.steps or steps
+        if args.data_dir:
+            shape = replace(shape, vocab_size=prepare.corpus_in(args.data_dir, shape.seq_length).vocab_size)
+        else:
+            prepare.synthesise(folder, shape.vocab_size, (steps + warmup + 2) * shape.tokens_per_step)
+    about = "\n".join(describe(machine, machine.backend.total_memory(), "")[::4])  # the device and the software
+    out.say(about)
+    return Bench(out, signals, folder, shape, machine, args.data_dir or str(folder), steps, warmup,
+                 {"machine": about, "shape": asdict(shape), "steps": steps, "warmup": warmup})
+
+
+def carry_out(args: argparse.Namespace, bench: Bench) -> bool:
+    """What is asked for; False if something failed, or computed something else than it should. Raises Stopped."""
+    if args.quality:
+        from gpt.benchmarks.prepare import corpus_in
+        from model import SIZES, GPTConfig
+
+        shape = bench.shape
+        model = GPTConfig(shape.vocab_size, shape.seq_length, *SIZES[shape.model_size])
+        bench.signals.promise(lambda: "stopping; a run saves its state first", lambda: NOTHING)
+        lengths = {"": args.tokens or TOKENS_PER_PARAMETER * model.num_parameters}
+        if args.passes:
+            num_tokens = corpus_in(args.data_dir, shape.seq_length).train.length
+            lengths = {f"-{passes}": passes * num_tokens for passes in args.passes}
+        steps = {name: whole_steps(tokens, shape.tokens_per_step) for name, tokens in lengths.items()}
+        return compare_recipes(bench, args.recipes or RECIPES, args.seeds, steps, Path(args.quality_dir))
+    if args.kernels:
+        from gpt.benchmarks.kernels import time_kernels
+
+        return time_kernels(bench)
+    if args.peer is None:
+        return time_ladder(bench, args.rungs)
+    from gpt.benchmarks.peers import time_step
+
+    time_step(bench, args.peer)
+    return True
+
+
+def main(argv: Sequence[str]) -> int:
+    """The command; returns the exit code."""
+    if argv[:1] == ["naive"]:  # a lower rung's process
+        from gpt.benchmarks.naive import train_naively
+
+        return train_naively(argv[1].split(","), argv[2:])
+    args = read_flags(argv)
+    require("torch", "numpy", "tokenizers", "tqdm", "safetensors")
+    file = Output("--json", args.json) if args.json else None
+    with (contextlib.closing(Progress()) as out, Signals(out.note, USUALLY_SECONDS) as signals,
+          tempfile.TemporaryDirectory(prefix="bench-", ignore_cleanup_errors=True) as folder):
+        bench = set_up_bench(args, out, signals, Path(folder))
+        try:
+            return Exit.DONE if carry_out(args, bench) else SLOW_EXIT
+        except Stopped:
+            return 128 + (signals.number or 0)
+        finally:
+            if file:  # what was found before a signal or an error too
+                file.write(json.dumps({"argv": argv, **bench.found}, indent=1).encode() + b"\n")
+
+
+if __name__ == "__main__":
+    guard(main)

@@ -1,0 +1,86 @@
+"""Text to a model that talks, on any machine with Python: Linux, macOS, Windows.
+
+    python gpt/benchmarks/demo.py
+
+Installs what is needed in .venv, unless it runs in a virtual environment or finds all of it (in an image), then runs
+the three commands below: two minutes on any machine, as the training has a budget of time. They write to demo/ beside
+this file, or in the current folder where that one is read-only. The text is Python's own standard library; nothing else
+is downloaded.
+"""
+
+import os
+import shlex
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parents[2]
+HAS_PACKAGES = "from gpt.common.errors import PACKAGES, require; require(*PACKAGES)"
+
+THREE_COMMANDS = """
+python pretokenize.py --demo --output_dir demo/data --vocab_size 2048 --val_fraction 0.03 --overwrite
+python train.py --data_dir demo/data --output_dir demo/out --overwrite --no-use_gpu --max_minutes 1.75
+python generate.py --ckpt demo/out --prompt "def read_" --max_new_tokens 200
+"""
+
+
+def main() -> int:
+    """Everything in order; returns the exit code of the first command that fails."""
+    if sys.version_info < (3, 10):
+        print(f"error: Python {sys.version.split()[0]} is too old. Start this with Python 3.10 to 3.14, such as: "
+              "python3.13 gpt/benchmarks/demo.py")
+        return 5
+    try:
+        python = python_with_packages()
+        for line in THREE_COMMANDS.strip().splitlines():
+            script, *flags = shlex.split(line)[1:]
+            run_command([python, str(HERE / script), *flags])
+    except subprocess.CalledProcessError as error:
+        return error.returncode
+    except KeyboardInterrupt:  # the command that was running has said what it did
+        return 130
+    return 0
+
+
+def python_with_packages() -> str:
+    """This interpreter if it has the packages, else that of the active environment, or of .venv, after installing them.
+    """
+    python = sys.executable
+    if succeeds([python, "-c", HAS_PACKAGES], HERE):
+        return python
+    if sys.prefix == sys.base_prefix:
+        folder = place() / ".venv"
+        python = str(interpreter_in(folder))
+        if not interpreter_in(folder).exists():
+            run_command([sys.executable, "-m", "venv", str(folder)])
+    if succeeds([python, "-c", "import pip"]):  # an environment of uv has none, and the packages already
+        # An installed torch is kept; where there is none, pip takes the release that the tests ran on last.
+        has_torch = succeeds([python, "-m", "pip", "show", "-q", "torch"])
+        constraint = [] if has_torch else ["-c", str(HERE / "constraints.txt")]
+        run_command([python, "-m", "pip", "install", "-q", "-r", str(HERE / "requirements.txt"), *constraint])
+    return python
+
+
+def interpreter_in(folder: Path, system: str = os.name) -> Path:
+    """Where a virtual environment has its Python."""
+    return folder / ("Scripts/python.exe" if system == "nt" else "bin/python")
+
+
+def place() -> Path:
+    """The folder in which .venv and demo/ are made: that of this file, or the current one where it is read-only."""
+    return HERE if os.access(HERE, os.W_OK) else Path.cwd()
+
+
+def run_command(words: Sequence[str]) -> None:
+    """Runs a command in the place. Raises CalledProcessError if it fails."""
+    subprocess.run(words, cwd=place(), check=True)
+
+
+def succeeds(words: Sequence[str], folder: Path | None = None) -> bool:
+    """True if the command ends with 0; it prints nothing."""
+    return subprocess.run(words, cwd=folder, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL).returncode == 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,237 @@
+"""The ladder: what a rung is, running it, and whether it computes what the first one does.
+
+A rung is a set of train.py's flags. It is run by train.py in a process of its own, and read from its metrics.jsonl.
+What the first rungs do slowly train.py cannot: gpt/benchmarks/naive.py has it, and train.py's own loop runs with it.
+"""
+
+import itertools
+import shutil
+import statistics
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from gpt.common.children import PROGRAM, SAFE_PATH, Answer, ask
+from gpt.common.errors import Exit, UserError
+from gpt.common.progress import Progress
+from gpt.common.signals import Signals
+from gpt.common.words import percent, printable, size
+from gpt.watching.history import read_lines
+
+if TYPE_CHECKING:  # it imports torch, and bench.py answers flags before
+    from gpt.machine.device import Machine
+
+LEARNING_RATE = 3e-4  # constant
+SEED = 1337  # train.py's default
+GPU_LOG_INTERVAL = 5  # steps, from rung 5 on: reading a loss waits for the GPU
+LOSS_STEPS = 20  # in which losses are compared: after them, rounding has grown into another run
+LIMIT_SECONDS = 900.0  # after which a rung is given up
+TUNED = 7  # the rung whose compiling takes minutes
+NUM_RUNGS = 8
+TOLERANCES = {"fp32": 1e-4, "tf32": 2e-3, "bf16": 1e-2, "fp16": 1e-2}  # of losses, relative to the first rung's
+ROW = "{:>4}  {:<30}{:>9}{:>10}{:>7}{:>11}{:>7}"  # 78 columns
+
+Losses = dict[int, float | None]  # by step; None is not a finite number
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What is trained; a step takes batch_size sequences."""
+
+    model_size: str
+    vocab_size: int
+    seq_length: int
+    batch_size: int
+
+    @property
+    def tokens_per_step(self) -> int:
+        return self.batch_size * self.seq_length
+
+
+SHAPES = {
+    "mini": Shape("mini", 8192, 256, 8),
+    "A": Shape("gpt2_small", 32_000, 512, 32),
+    "B": Shape("gpt2_small", 50_304, 1024, 16),
+}
+
+
+@dataclass(frozen=True)
+class Bench:
+    """What every benchmark works with: where it prints, a temporary folder, and what its figures are about.
+
+    So many steps are timed after those of the warm-up. found is what --json writes.
+    """
+
+    out: Progress
+    signals: Signals
+    folder: Path
+    shape: Shape
+    machine: "Machine"
+    data_dir: str
+    steps: int
+    warmup: int
+    found: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def flags(self) -> dict[str, Any]:
+        """The flags that all runs of train.py have in common."""
+        shape = self.shape
+        return {"data_dir": self.data_dir, "model_size": shape.model_size, "seq_length": shape.seq_length,
+                "batch_size": shape.batch_size, "use_gpu": self.machine.on_gpu, "sample_interval": 0}
+
+    def run(self, words: Sequence[str], seconds: float = LIMIT_SECONDS, grace_seconds: float = 0.0) -> Answer:
+        """Runs python with these words.
+
+        The limit or a signal (SystemExit) ends it; before, it has the grace, in which train.py saves. Raises UserError
+        (exit 3) for tokens that no run can train on.
+        """
+        environment = {SAFE_PATH: "1", "PYTHONPATH": str(PROGRAM)}  # the current folder is not searched
+        answer = ask([sys.executable, *words], self.signals, seconds, environment, grace_seconds)
+        if answer.code == Exit.DATA:
+            raise UserError(Exit.DATA, problem_of(answer))
+        return answer
+
+
+def problem_of(answer: Answer) -> str:
+    """Why a child failed, in a line: its error, else the signal or the last thing that it said; '' if it did not."""
+    if not answer.code:
+        return "" if answer.code == 0 else "not done in time"
+    error = next((line for line in answer.complaints.splitlines() if line.startswith("error: ")), "")
+    killed = f"killed by signal {-answer.code}" if answer.code < 0 else answer.reason
+    return printable(error.removeprefix("error: ")) or killed
+
+
+# ---------------------------------------------------------------- rungs
+
+
+@dataclass(frozen=True)
+class Rung:
+    """Flags of train.py, and the parts of it that are replaced by naive ones."""
+
+    number: int
+    name: str
+    naive: tuple[str, ...]
+    flags: dict[str, Any]
+    precision: str
+
+
+def ladder(shape: Shape, machine: "Machine") -> list[Rung]:
+    """The rungs from naive to best: each has what the ones below it brought, a naive part less or other flags."""
+    table = (
+        # name, the naive part that goes, the flags that change
+        ("naive: Python loops, fp32", "", {
+            "preload": "mmap", "use_amp": False, "compile": False, "batch_size": shape.batch_size // 2,
+            "gradient_accumulation_steps": 2, "log_interval": 1}),
+        ("tokens in memory, vectorised", "loader", {"preload": "auto"}),
+        (machine.precision, "", {"use_amp": True}),
+        ("attention kernel", "attention", {}),
+        ("compile", "", {"compile": True}),
+        ("fused AdamW, no waits", "optimizer", {"log_interval": GPU_LOG_INTERVAL if machine.on_gpu else 1}),
+        ("one micro-batch", "", {"batch_size": shape.batch_size, "gradient_accumulation_steps": 1}),
+        ("tuned compile", "", {"compile_mode": "max-autotune-no-cudagraphs"}),
+    )
+    rungs, flags = [], {}
+    naive = ("loader", "attention", "optimizer")
+    for number, (name, replaced, changes) in enumerate(table):
+        flags = {**flags, **changes}
+        naive = tuple(part for part in naive if part != replaced)
+        precision = machine.precision if flags["use_amp"] else "tf32" if machine.on_gpu else "fp32"
+        rungs.append(Rung(number, name, naive, flags, precision))
+    return rungs
+
+
+def as_flags(values: dict[str, Any]) -> list[str]:
+    """{'use_amp': True, 'compile': False, 'batch_size': 4} as flags of train.py."""
+    return [word for name, value in values.items() for word in (
+        [f"--{'' if value else 'no-'}{name}"] if isinstance(value, bool) else [f"--{name}", str(value)])]
+
+
+# ---------------------------------------------------------------- running a rung
+
+
+@dataclass(frozen=True)
+class Timed:
+    """What a run measured, the median of the timed steps; mfu is None where it is not known."""
+
+    ms_median: float
+    tokens_per_second: float
+    peak_memory_bytes: int
+    losses: Losses
+    mfu: float | None
+
+
+class RungFailed(UserError):
+    """A rung could not be run, or ran as another one; the message says why."""
+
+
+def run_rung(bench: Bench, rung: Rung) -> Timed:
+    """Runs a rung. Raises RungFailed."""
+    folder = bench.folder / "out"
+    naive = ["-m", "gpt.benchmarks.bench", "naive", ",".join(rung.naive)]
+    words = naive if rung.naive else [str(PROGRAM / "train.py")]
+    try:
+        answer = bench.run([*words, *as_flags({
+            **bench.flags, "output_dir": folder, "max_steps": bench.warmup + bench.steps,
+            "learning_rate": LEARNING_RATE, "lr_schedule": "constant", "optimizer": "adamw", "seed": SEED,
+            "eval_interval": 10**9, "eval_batches": 1, "checkpoint_every": 0, **rung.flags})])
+        went_on = (line.removeprefix("warning: ") for line in answer.complaints.splitlines()
+                   if "torch.compile failed" in line or "out of memory in step" in line)
+        if problem := problem_of(answer) or next(went_on, ""):
+            raise RungFailed(Exit.MACHINE, problem)
+        rows = [row for row in read_lines(folder / "metrics.jsonl") if "loss" in row]
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+    # A line's seconds are the mean since the line before, which must not lie within the warm-up.
+    timed = [row["seconds"] for before, row in itertools.pairwise(rows) if before["step"] >= bench.warmup]
+    if not timed:
+        raise RungFailed(Exit.MACHINE, "no step was logged after the warm-up")
+    median = statistics.median(timed)
+    return Timed(1e3 * median, bench.shape.tokens_per_step / median, rows[-1]["memory_bytes"],
+                 {row["step"]: row["loss"] for row in rows}, rows[-1].get("mfu"))
+
+
+def loss_difference(losses: Losses, others: Losses) -> float:
+    """The largest relative difference in the first LOSS_STEPS steps that both logged; infinite if one is None."""
+    pairs = [(losses[step], others[step]) for step in losses.keys() & others.keys() if step <= LOSS_STEPS]
+    differences = [float("inf") if a is None or b is None else abs(a - b) / abs(b) for a, b in pairs]
+    return max(differences, default=float("inf"))
+
+
+# ---------------------------------------------------------------- the table
+
+
+def time_ladder(bench: Bench, numbers: Sequence[int] | None) -> bool:
+    """Runs the rungs in turn, with a line for each; False if one failed or computed something else than the first.
+
+    By default all are run, but without a GPU not the one that is minutes compiling.
+    """
+    shape, say, is_good = bench.shape, bench.out.say, True
+    say(f"shape     {shape.model_size}, {shape.vocab_size:,} ids, B {shape.batch_size}, T {shape.seq_length:,}: "
+        f"{shape.tokens_per_step:,} tokens a step; medians of {bench.steps} steps")
+    say(ROW.format("rung", "name", "ms", "tok/s", "mfu", "memory", "gain"))
+    results = bench.found.setdefault("rungs", [])
+    first = None
+    for rung in ladder(shape, bench.machine):
+        if rung.number not in (numbers or range(NUM_RUNGS if bench.machine.on_gpu else TUNED)):
+            continue
+        try:
+            with bench.out.phase(f"rung {rung.number}, {rung.name}"):
+                timed = run_rung(bench, rung)
+        except RungFailed as error:
+            is_good = False
+            say(f"{rung.number:>4}  {rung.name:<30} failed: {error}")
+            results.append({**asdict(rung), "failed": str(error)})
+            continue
+        first = first or timed
+        difference, gain = loss_difference(timed.losses, first.losses), first.ms_median / timed.ms_median
+        is_same = difference <= TOLERANCES[rung.precision]
+        is_good &= is_same
+        results.append({**asdict(rung), **asdict(timed), "speedup": gain, "loss_difference": difference,
+                        "loss_ok": is_same})
+        say(ROW.format(
+            rung.number, rung.name, f"{timed.ms_median:,.1f}", f"{timed.tokens_per_second:,.0f}", percent(timed.mfu),
+            size(timed.peak_memory_bytes), f"{gain:.2f}x") + f"  losses DIFFER, by {difference:.1e}" * (not is_same))
+    return is_good

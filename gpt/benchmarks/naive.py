@@ -1,0 +1,113 @@
+"""train.py run with other parts: as they are first written, for the ladder's first rungs, or with a profiler in them.
+
+B batch, T time.
+"""
+
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch.profiler import profile
+
+import data
+import train
+from gpt.machine.backends import backend_of
+from gpt.ops.attention import Context
+from gpt.tokens.stream import DTYPES
+from gpt.training.optimizers import HostDecides
+from gpt.training.state import FAST
+
+FIRST_RECORDED, NUM_RECORDED = 15, 6  # batches
+GROUPS = {  # of kernels, by what is in their names
+    "attention": "fmha|flash|sdp|attention", "products": r"gemm|nvjet|cutlass|cublas|gemv|splitk|mm\b",
+    "optimizer": "multi_tensor|adam|lpnorm", "compiled": "triton_|compiled", "other": ""}
+
+# Names of the naive parts that have really been called: a rung whose naive part is passed over would show nothing.
+_called: set[str] = set()
+
+
+class NaiveBatches(data.Batches):
+    """data.Batches as first written: a memory map for each row, a Python loop over the rows, one copy after another."""
+
+    def get(self, samples_seen: int, micro: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Inputs and targets, int32 [B, T] each, the same as those of data.Batches."""
+        _called.add("loader")
+        inputs, targets = [], []
+        for i in range(self.batch_size):
+            start = int(self._windows.order.starts(samples_seen + micro * self.batch_size + i, 1)[0])
+            window = self._windows.stream.slice(start, self._windows.seq_length + 1)
+            maps = [np.memmap(p.path, DTYPES[p.dtype], "r", p.offset_bytes, (p.length,)) for p in window.parts]
+            row = torch.from_numpy(np.concatenate(maps).astype(np.int32))
+            inputs.append(row[:-1])
+            targets.append(row[1:])
+        return torch.stack(inputs).to(self._device), torch.stack(targets).to(self._device)
+
+
+def naive_attention(q_BHTK: torch.Tensor, k_BHTK: torch.Tensor, v_BHTK: torch.Tensor, context: Context) -> torch.Tensor:
+    """causal_attention as the paper writes it (Vaswani et al. 2017, section 3.2): all scores, the future masked."""
+    _called.add("attention")
+    T, K = q_BHTK.shape[-2:]
+    future_TT = torch.ones(T, T, dtype=torch.bool, device=q_BHTK.device).triu(1)
+    scores_BHTT = (q_BHTK @ k_BHTK.transpose(-2, -1)) / K**0.5
+    weights_BHTT = scores_BHTT.masked_fill(future_TT, -torch.inf).softmax(-1)
+    return torch.nn.functional.dropout(weights_BHTT, context.dropout) @ v_BHTK
+
+
+class NaiveAdamW(HostDecides):
+    """torch.optim.AdamW one tensor at a time, some ten kernels for each, after reading whether to step at all."""
+
+    def __init__(self, *args: Any, **kwargs: Any):
+        super().__init__(*args, **{**kwargs, "fused": False, "foreach": False})
+
+    def step(self, closure: None = None) -> None:
+        """One step."""
+        _called.add("optimizer")
+        super().step()
+
+
+class ProfiledBatches(data.Batches):
+    """The program's own batches; the kernels of some steps of one batch each are recorded, summed up and printed."""
+
+    calls = 0
+
+    def get(self, samples_seen: int, micro: int) -> data.Batch:
+        """As data.Batches does. The first batches are taken to compile, to measure and to warm up."""
+        self.calls += 1
+        if self.calls == FIRST_RECORDED:
+            backend_of(self._device).synchronize()
+            self._profile = profile()
+            self._profile.start()
+        elif self.calls == FIRST_RECORDED + NUM_RECORDED:
+            self._profile.stop()  # which waits for the device
+            _called.add("profiler")
+            print_kernels(self._profile.key_averages(), backend_of(self._device).is_gpu)
+        return super().get(samples_seen, micro)
+
+
+def print_kernels(events: Any, on_gpu: bool) -> None:
+    """Milliseconds and launches a step of each group of kernels, then of each kernel; of operators on a CPU."""
+    sums = {group: torch.zeros(2) for group in ("a step", *GROUPS)}
+    for event in events:
+        if (str(event.device_type) != "DeviceType.CPU") == on_gpu and not event.is_user_annotation:
+            microseconds = event.self_device_time_total if on_gpu else event.self_cpu_time_total
+            for name in ("a step", next(group for group, has in GROUPS.items() if re.search(has, event.key.lower())),
+                         event.key[:90]):
+                sums[name] = sums.get(name, 0) + torch.tensor([microseconds / 1e3, event.count]) / NUM_RECORDED
+    for name, (ms, launches) in sums.items():
+        print(f"profile {ms:>10,.3f} ms{launches:>7,.0f} x  {name}", flush=True)
+
+
+# The names of Parts, and what takes their place.
+NAIVE = {"loader": ("batches", NaiveBatches), "attention": ("attention", naive_attention),
+         "optimizer": ("adamw", NaiveAdamW), "profiler": ("batches", ProfiledBatches)}
+
+
+def train_naively(parts: Sequence[str], flags: Sequence[str]) -> int:
+    """Runs train.py's main with the naive parts of these names; returns its exit code."""
+    _called.clear()
+    code = train.main(flags, replace(FAST, **dict(NAIVE[name] for name in parts)))
+    assert code or set(parts) == _called, f"train.py never called the naive {set(parts) - _called}"
+    return code

@@ -1,0 +1,45 @@
+"""What is known before anything is timed: the machine, and the tokens, which are made up where none are given."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+
+import train
+from gpt.benchmarks.ladder import SEED
+from gpt.common.errors import Exit, UserError
+from gpt.common.files import write_whole
+from gpt.common.names import METADATA
+from gpt.common.words import printable
+from gpt.machine import device
+from gpt.machine.backends import NVIDIA
+from gpt.planning.inputs import find_corpus
+from gpt.tokens.corpus import Corpus
+from gpt.tokens.layouts import native_dtype
+from gpt.tokens.metadata import METADATA_FORMAT, METADATA_VERSION
+
+
+def look_at_machine(use_gpu: bool | None) -> device.Machine:
+    """The machine; None takes a GPU where there is one. Raises UserError (exit 5) if use_gpu and there is none."""
+    if use_gpu and (reason := NVIDIA.why_not()):
+        raise UserError(Exit.MACHINE, f"--use_gpu: {reason}, or drop the flag to time the CPU.")
+    return device.choose(use_gpu, True, "auto", True)
+
+
+def corpus_in(data_dir: str, seq_length: int) -> Corpus:
+    """What a folder of pretokenize.py holds. Raises UserError (exit 3) for tokens that no run could train on."""
+    corpus = find_corpus(train.read_flags(["--data_dir", data_dir]).data)
+    if corpus.train.length <= seq_length:
+        raise UserError(Exit.DATA, f"--data_dir {printable(data_dir)}: too few tokens. Give a shorter --shape.")
+    return corpus
+
+
+def synthesise(folder: Path, vocab_size: int, num_tokens: int) -> None:
+    """Writes train.bin with so many tokens, whose frequencies follow Zipf's law, and metadata.json."""
+    dtype = native_dtype(vocab_size)
+    # Log-uniform: the frequency of an id is as 1 / rank.
+    tokens = vocab_size ** np.random.default_rng(SEED).random(num_tokens) - 1
+    tokens.astype(np.dtype(dtype).newbyteorder("<")).tofile(folder / "train.bin")
+    fields = {"format": METADATA_FORMAT, "version": METADATA_VERSION, "vocab_size": vocab_size, "dtype": dtype,
+              "splits": {"train": {"tokens": num_tokens}}}
+    write_whole(folder / METADATA, json.dumps(fields))

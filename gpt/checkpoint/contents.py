@@ -1,0 +1,173 @@
+"""What a checkpoint holds, decided here alone: the files of the folder, and where the content of each comes from.
+
+    config.json  model.safetensors  generation_config.json  tokenizer.json  tokenizer_config.json    for transformers
+    optimizer.safetensors  trainer_state.json                                                        for resuming
+    README.md  manifest.json                                    the model card; sizes and sha256, written last
+
+No file is a pickle: tensors are in safetensors files, the rest is JSON or Markdown.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, TypeAlias
+
+import torch
+
+from gpt.architectures.table import ModelConfig, Network, architecture_of, name_of
+from gpt.common.names import CARD, CONFIG, GENERATION, OPTIMIZER, STATE, TOKENIZER, TOKENIZER_CONFIG, WEIGHTS
+from gpt.machine.backends import backend_of
+from gpt.ops.shards import full_tensor, full_tensors
+
+NEEDED = (WEIGHTS, OPTIMIZER, STATE)  # without one of these a manifest is not a checkpoint's
+# What is published of a model besides its weights: ours, and what folders of others have.
+PUBLISHED = (CONFIG, GENERATION, TOKENIZER, TOKENIZER_CONFIG, "vocab.json", "merges.txt",
+             "special_tokens_map.json", "added_tokens.json", CARD, "LICENSE")
+
+WHAT_OPENS = "a checkpoint of train.py or a Hugging Face folder of GPT-2, Qwen3 or Llama"  # the cure in messages
+
+STATE_FORMAT = "gpt-trainer"
+STATE_VERSION = 1
+DTYPES = {torch.float32: "F32", torch.int8: "I8", torch.uint8: "U8"}  # safetensors' names of the types that are written
+ALIGNMENT = 64  # bytes, of a tensor in a copy of the state
+
+@dataclass(frozen=True)
+class StateTensor:
+    """Shape and type of a tensor that an optimizer keeps for a parameter."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+    @property
+    def num_bytes(self) -> int:
+        return math.prod(self.shape) * self.dtype.itemsize
+
+
+# For each parameter, the tensors that are kept for it by their names.
+StateSchema: TypeAlias = Callable[[torch.Tensor], dict[str, StateTensor]]
+
+
+@dataclass(frozen=True)
+class Tensors:
+    """The tensors of a checkpoint, by name.
+
+    model is the network's state dict. training holds the optimizer's state, 'exp_avg.transformer.wte.weight' for
+    example, and the states of the random-number generators, 'rng.cpu' and that of the GPU by its kind.
+    """
+
+    model: dict[str, torch.Tensor]
+    training: dict[str, torch.Tensor]
+
+    @staticmethod
+    def of(model: Network, optimizer: torch.optim.Optimizer) -> Tensors:
+        """The tensors themselves, on their device; only the states of the generators are copies."""
+        training = {}
+        for name, parameter in model.named_parameters():
+            for key, value in optimizer.state[parameter].items():
+                training[f"{key}.{name}"] = value.detach()
+        training["rng.cpu"] = torch.get_rng_state()
+        device = next(model.parameters()).device
+        if device.type != "cpu":
+            training[f"rng.{device.type}"] = backend_of(device).api.get_rng_state()
+        return Tensors({name: tensor.detach() for name, tensor in model.state_dict().items()}, training)
+
+    def ask(self) -> None:
+        """Takes part in gathering the tensors of which each process has some rows, for the process that keeps them."""
+        for tensor in (*self.model.values(), *self.training.values()):
+            full_tensor(tensor)
+
+    def gathered(self) -> Tensors:
+        """The same tensors, whole."""
+        return Tensors(*map(full_tensors, (self.model, self.training)))
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of a copy, each tensor aligned."""
+        return sum(aligned(tensor.nbytes) for part in (self.model, self.training) for tensor in part.values())
+
+
+def aligned(num_bytes: int) -> int:
+    """The bytes rounded up to a multiple of ALIGNMENT."""
+    return -(-num_bytes // ALIGNMENT) * ALIGNMENT
+
+
+def tensor_files(config: ModelConfig, tensors: Tensors) -> dict[str, dict[str, torch.Tensor]]:
+    """The safetensors files by name."""
+    return {
+        WEIGHTS: architecture_of(config).to_hf_tensors(config, tensors.model),
+        OPTIMIZER: tensors.training,
+    }
+
+
+def text_files(step: int, config: ModelConfig, state: Mapping[str, Any], tokenizer_json: str | None,
+               end_of_text_id: int | None, card: str) -> dict[str, str]:
+    """All other files by name but the manifest, which lists the sizes and hashes of all files.
+
+    state is what trainer_state.json holds besides step and model, JSON values.
+    """
+    own = {name: value for name, usual in config.own_fields().items() if (value := getattr(config, name)) != usual}
+    files = {
+        CONFIG: _json({**architecture_of(config).to_hf_config(config, end_of_text_id), **own}),
+        # Without max_new_tokens transformers adds 256, and a model of fewer positions ends in an IndexError. Half of T
+        # leaves room for a prompt.
+        GENERATION: _json({"bos_token_id": end_of_text_id, "eos_token_id": end_of_text_id,
+                           "max_new_tokens": min(256, max(1, config.seq_length // 2))}),
+        STATE: _json({"format": STATE_FORMAT, "version": STATE_VERSION, "step": step, "arch": name_of(config),
+                      "model": asdict(config), **state}),
+        CARD: card,
+    }
+    if tokenizer_json is not None:
+        files[TOKENIZER] = tokenizer_json
+        files[TOKENIZER_CONFIG] = _json(_tokenizer_config(tokenizer_json, end_of_text_id, config.seq_length))
+    return files
+
+
+def manifest_text(files: Mapping[str, Mapping[str, Any]]) -> str:
+    """The text of manifest.json, of the entries that write_file returned."""
+    return _json({"version": STATE_VERSION, "files": dict(sorted(files.items()))})
+
+
+def _json(fields: Mapping[str, Any]) -> str:
+    return json.dumps(fields, indent=1)
+
+
+def _tokenizer_config(tokenizer_json: str, end_of_text_id: int | None, seq_length: int) -> dict[str, Any]:
+    """What AutoTokenizer of transformers 4 and 5 needs beside tokenizer.json."""
+    names = {token["id"]: token["content"] for token in json.loads(tokenizer_json).get("added_tokens", [])}
+    fields: dict[str, Any] = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "model_max_length": seq_length,
+        "clean_up_tokenization_spaces": False,
+    }
+    if end_of_text_id in names:
+        fields.update(dict.fromkeys(("bos_token", "eos_token", "unk_token", "pad_token"), names[end_of_text_id]))
+    return fields
+
+
+def model_card(config: ModelConfig, facts: Mapping[str, str], curve: Sequence[tuple[int, float, float | None]] = (),
+               command: str = "", on_hub: Mapping[str, Sequence[str | None]] | None = None) -> str:
+    """README.md: the model's shape, facts about its training, its validation curve, and how to open it.
+
+    A point of the curve is (step, loss in nats, bits per byte or None). on_hub names the repositories of the hub that
+    the model was made of, by the field in which the hub looks for them.
+    """
+    shared = f" ({config.n_kv_head} of keys and values)" if config.n_kv_head != config.n_head else ""
+    named = {field: list(dict.fromkeys(filter(None, repos))) for field, repos in (on_hub or {}).items()}
+    rows = [f"| {step:,} | {loss:.4f} | {'n/a' if bits is None else f'{bits:.4f}'} |" for step, loss, bits in curve]
+    table = ["", "| step | validation loss in nats | bits per byte |", "| --- | --- | --- |", *rows] if rows else []
+    return "\n".join([
+        "---", "library_name: transformers", "pipeline_tag: text-generation",
+        *(line for field, repos in named.items() if repos for line in (f"{field}:", *(f"- {repo}" for repo in repos))),
+        "---", "",
+        f"# {architecture_of(config).NAME}, {config.num_parameters:,} parameters", "",
+        f"- layers {config.n_layer}, heads {config.n_head}{shared}, width {config.n_embd}, context "
+        f"{config.seq_length}, vocabulary {config.vocab_size:,}",
+        *(f"- {name}: {value}" for name, value in facts.items()),
+        *table,
+        *(["", f"    {command}"] if command else []), "",
+        "    from transformers import AutoModelForCausalLM, AutoTokenizer",
+        "    model = AutoModelForCausalLM.from_pretrained(\"path of this folder\")",
+        "    tokenizer = AutoTokenizer.from_pretrained(\"path of this folder\")", ""])

@@ -1,0 +1,237 @@
+"""Which checkpoint is meant by a path, whether a run may go on from it, and the cure that a refusal names."""
+
+import os
+import time
+from collections.abc import Callable
+from dataclasses import MISSING, asdict, fields
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeVar
+
+from gpt.architectures.fields import shown
+from gpt.architectures.table import DEFAULT, ModelConfig, name_of
+from gpt.checkpoint.contents import WHAT_OPENS
+from gpt.checkpoint.recorded import numbered_in, steps_in
+from gpt.checkpoint.verify import manifest_sha256, read_state, verify
+from gpt.common.errors import Exit, InvalidCheckpoint, UserError
+from gpt.common.files import BEST, named_in
+from gpt.common.names import CONFIG, MANIFEST, OPTIMIZER, RUN_CONFIG, STATE, TOKENIZER
+from gpt.common.words import printable, several, shell_word
+
+NETWORK_SECONDS = 60.0  # after which a machine sees what another one has written to a network disk
+PICKLES = " (a pickle, such as a .pt file, can run code and is never opened)"
+T = TypeVar("T")
+
+Found = tuple[Path, dict[str, Any]]  # a verified checkpoint, and what its trainer_state.json holds
+
+
+def wait_until_here(folder: Path, sha256: str, seconds: float = NETWORK_SECONDS) -> None:
+    """Waits for the checkpoint that another process has verified, known by its manifest's sha256: network disks lag.
+
+    Raises UserError (exit 4) if it does not after so many seconds.
+    """
+    until = time.monotonic() + seconds
+    while not (folder / MANIFEST).is_file() or manifest_sha256(folder) != sha256:
+        if time.monotonic() > until:
+            raise UserError(Exit.CHECKPOINT, f"{printable(folder)} is not here as the first process sees it, "
+                                             f"after {seconds:.0f} s. All machines need the same disk at this path.")
+        time.sleep(min(1.0, seconds / 10))
+
+
+# ---------------------------------------------------------------- a folder of checkpoints
+
+
+def newest_sound(folder: Path, warn: Callable[[str], None],
+                 reader: Callable[[Path], dict[str, Any]] = verify) -> Found | None:
+    """The newest checkpoint of a folder that the reader accepts, with the state that it returns.
+
+    Damaged ones are skipped with a warning. None if the folder holds no checkpoint. Raises UserError (exit 4) if all
+    are damaged, with the reasons.
+    """
+    reasons = []
+    for path, why in numbered_in(folder).values():
+        if why is None:
+            try:
+                return path, reader(path)
+            except InvalidCheckpoint as error:
+                why = str(error)
+        if why and os.path.lexists(path):  # else a training run has deleted it since
+            reasons.append(f"{path.name}: {why}")
+            warn(f"{printable(path)} is damaged and was skipped: {why}")
+    if reasons:
+        raise _refusal(f"no sound checkpoint in {printable(folder)}. {'; '.join(reasons[:3])}. Restore one "
+                       "from a copy, or start in another folder.")
+    return None
+
+
+# ---------------------------------------------------------------- any path
+
+
+def resolve(path: Path, warn: Callable[[str], None], to_train: bool = True) -> Path:
+    """The folder to load a model from: a checkpoint, the newest sound one of a folder, or a Hugging Face folder.
+
+    folder/best is the best checkpoint of a folder by validation, folder/last the newest sound one. Raises UserError
+    (exit 4) for anything else, saying what it looks like.
+    """
+    return _locate(path, warn, to_train)[0]
+
+
+def _locate(path: Path, warn: Callable[[str], None], to_train: bool, home: Path = Path("out"),
+            ) -> tuple[Path, dict[str, Any] | None]:
+    """As resolve, with the verified training state; None for a Hugging Face folder, which has no such state."""
+    folder, name = named_in(path, home)
+    shown = printable(folder)
+    if folder.exists() and not folder.is_dir():
+        raise _refusal(f"{shown} is not a folder{PICKLES}. Give {WHAT_OPENS}.")
+    if (folder / MANIFEST).is_file():
+        return folder, _verified(folder, to_train, "Give the folder it is in to take the newest sound one.")
+    if (folder / STATE).exists() and (folder / OPTIMIZER).exists():
+        raise _refusal(f"{shown} has training state but no {MANIFEST}: it was never finished. Give another checkpoint.")
+    if (folder / CONFIG).is_file():
+        return folder, None
+    reader = partial(verify, to_train=to_train)
+    found = _best_of(folder, warn, to_train) if name == BEST else newest_sound(folder, warn, reader)
+    if found is None:
+        raise _nothing_found(folder)
+    return found
+
+
+def _verified(path: Path, to_train: bool, cure: str) -> dict[str, Any]:
+    """The training state of a checkpoint that was named itself, which is not replaced by an older one."""
+    try:
+        return verify(path, to_train)
+    except InvalidCheckpoint as error:
+        raise _refusal(f"checkpoint {printable(path)} is damaged: {error}. {cure}") from error
+
+
+def _best_of(folder: Path, warn: Callable[[str], None], to_train: bool) -> Found | None:
+    """The best checkpoint by validation, as the newest one records it, verified; None if the folder holds none."""
+    newest = newest_sound(folder, warn, read_state)
+    if newest is None:
+        return None
+    path, state = newest
+    best, cure = folder / f"checkpoint-{state.get('best_step', 0)}", f"Give {shell_word(folder)} for the newest one."
+    is_recorded = state.get("best_val_loss") is not None
+    if is_recorded and best in steps_in(folder).values():
+        return best, _verified(best, to_train, cure)
+    why = f"it is {best.name}, which is not there any more" if is_recorded else "nothing of a validation"
+    raise _refusal(f"{printable(folder)} has no best checkpoint: {path.name} says {why}. {cure}")
+
+
+def _refusal(message: str) -> UserError:
+    return UserError(Exit.CHECKPOINT, message)
+
+
+def _nothing_found(path: Path) -> UserError:
+    """The refusal of a folder without checkpoints, or of one that does not exist."""
+    name = printable(path)
+    command = "python train.py" if path == Path("out") else f"python train.py --output_dir {shell_word(path)}"
+    found = f"holds no checkpoint and no {CONFIG}{PICKLES}" if path.is_dir() else "does not exist"
+    return _refusal(f"{name} {found}. Train one first: {command}"
+                    "; or give a model of huggingface.co, such as hf://openai-community/gpt2")
+
+
+def read_checkpoint(path: Path, warn: Callable[[str], None], reader: Callable[[Path], T]) -> T:
+    """reader(folder) for the folder that path resolves to; repeated if a training run deleted the folder meanwhile.
+
+    Raises UserError (exit 4), and what reader raises.
+    """
+    for _ in range(5):
+        folder = resolve(path, warn, to_train=False)
+        try:
+            return reader(folder)
+        except (UserError, OSError):
+            if folder.exists():
+                raise
+    raise _refusal(f"{printable(path)} changed five times while it was read. Give one of its checkpoints.")
+
+
+# ---------------------------------------------------------------- resuming
+
+
+def find_resume(requested: str, output_dir: Path, overwrite: bool, warn: Callable[[str], None],
+                ) -> Found | None:
+    """The verified checkpoint that --resume_from means, with its state; None if 'auto', or the folder of a run
+    that was killed before its first checkpoint, holds none.
+
+    requested is a checkpoint, a folder of them (the newest sound one is taken), best or last, alone or after a folder,
+    or 'auto' for output_dir. Raises UserError (exit 4) if there is none, or if output_dir holds checkpoints of another
+    run and overwrite is off.
+    """
+    folder, name = named_in(Path(requested), output_dir)
+    if requested == "auto" or (name != BEST and folder.resolve() == output_dir.resolve()):
+        found = newest_sound(output_dir, warn)
+        if found is None and requested != "auto" and (name or not (output_dir / RUN_CONFIG).is_file()):
+            raise _nothing_found(output_dir)
+        return found
+    path, state = _locate(Path(requested), warn, to_train=True, home=output_dir)
+    if state is None:
+        raise _refusal(f"{printable(path)} has no {MANIFEST}. Only a checkpoint of train.py can be resumed.")
+    if not overwrite and (others := not_leading_to(output_dir, path, state["step"])):
+        names = printable(", ".join(other.name for other in others[:3]))
+        raise _refusal(f"--output_dir {printable(output_dir)} holds checkpoints that do not lead to "
+                       f"{printable(path.name)}: {names}. Give another --output_dir, or --overwrite, which deletes "
+                       f"{several(len(others), 'checkpoint')}.")
+    return path, state
+
+
+def held_by_another_run(flag: str, folder: Path, last_step: int) -> UserError:
+    """The refusal of a flag's folder that holds the checkpoints of another run."""
+    return _refusal(f"{flag} {printable(folder)} holds the checkpoints of another run, the last one of step "
+                    f"{last_step:,}. Give --resume_from auto to continue that run, another {flag}, or --overwrite, "
+                    "which deletes them.")
+
+
+def not_leading_to(output_dir: Path, resumed: Path | None, step: int) -> list[Path]:
+    """The checkpoints in output_dir that do not belong to the resumed run's past.
+
+    Those are the ones after the step if the run resumes from a checkpoint in this folder, otherwise all.
+    """
+    inside = resumed is not None and is_inside(resumed, output_dir)
+    return [path for other, path in steps_in(output_dir).items() if not inside or other > step]
+
+
+def is_inside(path: Path, output_dir: Path) -> bool:
+    """True for output_dir, best or last of it, and what lies directly in it."""
+    folder, _ = named_in(path, output_dir)
+    return output_dir.resolve() in (folder.resolve(), folder.resolve().parent)
+
+
+def check_same(found: Found, config: ModelConfig, train_sha256: str, tokenizer_sha256: str | None,
+               allow_new_data: bool, mixture: str = "") -> None:
+    """Raises UserError if a checkpoint has another model (exit 4), another tokenizer or other tokens (exit 3).
+
+    mixture tells what the tokens are mixed of, as the checkpoint's field of this name does.
+    """
+    folder, state = found
+    more_text = "More text keeps the vocabulary:\n" + with_more_text(
+        shell_word(folder.parent), folder / TOKENIZER, state.get("seconds", 0))
+    model, data = (state[key] if isinstance(state.get(key), dict) else {} for key in ("model", "data"))
+    # Older programs had no such field, or named no architecture: those had the default.
+    usual = {field.name: field.default for field in fields(config) if field.default is not MISSING}
+    there = {**usual, **model, "arch": state.get("arch", DEFAULT)}
+    for key, value in {"arch": name_of(config), **asdict(config)}.items():
+        if key != "dropout" and there.get(key) != value:
+            raise _refusal(f"the checkpoint holds another model: {key} is {shown(there.get(key))} in the checkpoint "
+                           f"and {value} here. " + (more_text if key == "vocab_size" else
+                           "Another shape is another run: leave out --resume_from, and give another --output_dir."))
+
+    compared = [("tokenizer", data.get("tokenizer_sha256"), tokenizer_sha256, more_text)]
+    if not allow_new_data:
+        before, cure = data.get("mixture") or "", "Give that data, or --allow_new_data to go on with these."
+        compared.append(("text", data.get("train_sha256"), train_sha256, cure) if before == mixture else
+                        ("mixture", before or "one folder", mixture or "one folder", cure))
+    for what, before, here, cure in compared:
+        if str(before) != str(here):
+            raise UserError(Exit.DATA, f"the checkpoint was trained on another {what}: {printable(before)[:200]}; "
+                                       f"here {str(here)[:200]}. {cure}")
+
+
+def with_more_text(folder: str, tokenizer: Path, seconds: float) -> str:
+    """The commands with which a run of so many seconds goes on with more text, as long again and 15 minutes.
+
+    folder is a word of a shell.
+    """
+    minutes = 15 + round(seconds / 30)  # those of --max_minutes count all starts together
+    return (f"python pretokenize.py MORE --output_dir more \\\n    --tokenizer_file {shell_word(tokenizer)}\n"
+            f"python train.py --resume_from {folder} \\\n    --data_dir more --allow_new_data --max_minutes {minutes}")

@@ -1,0 +1,164 @@
+"""The output folder: its lock, checkpoints that appear whole or not at all, old ones deleted."""
+
+import contextlib
+import os
+import shutil
+import time
+from collections.abc import Iterator, Set
+from pathlib import Path
+from typing import NamedTuple
+
+from gpt.checkpoint.find import steps_in
+from gpt.checkpoint.verify import read_json, verify
+from gpt.common.errors import Exit, InvalidCheckpoint, UserError, writing
+from gpt.common.files import rename, sync, try_lock
+from gpt.common.names import MANIFEST, METRICS, RUN_CONFIG, STATE
+from gpt.common.words import is_utf8, printable, shell_word
+
+LOCK = ".lock"
+SIGNED = "pid "  # how its content begins
+TEMPORARY = ".tmp-checkpoint-"
+REPLACED = ".tmp-replaced-"  # a checkpoint of the same step, put aside while the new one takes its name
+
+
+@contextlib.contextmanager
+def owned(output_dir: Path) -> Iterator[None]:
+    """Holds the lock of the folder, which is created if needed, and removes what a killed run left half-written.
+
+    A new folder is removed again if a UserError ends the run. Raises UserError: exit 7 if another run holds the lock,
+    exit 5 if the folder cannot be written, exit 4 if it is a checkpoint.
+    """
+    shown = f"--output_dir {printable(output_dir)}"
+    with writing(shown, output_dir):
+        is_new = not output_dir.exists()
+        check_place("--output_dir", output_dir)
+        output_dir.mkdir(parents=True, exist_ok=True)
+        handle = os.open(output_dir / LOCK, os.O_RDWR | os.O_APPEND | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0), 0o666)
+        lock = os.fdopen(handle, "a+", encoding="utf-8", errors="replace")
+    with lock:
+        lock.seek(0)
+        if not SIGNED.startswith(lock.read(len(SIGNED))):  # a full disk may have cut it
+            raise UserError(Exit.MACHINE, f"{printable(output_dir / LOCK)} is another file, and was left alone. Delete "
+                                          "it, or choose another --output_dir.")
+        if not try_lock(lock.fileno()):
+            lock.seek(0)
+            raise UserError(Exit.BUSY, f"{shown} is in use by another run ({printable(lock.read(200).strip())}). Wait "
+                                       "for it, or choose another folder.")
+        try:
+            with writing(shown, output_dir):
+                lock.truncate(0)  # then the line of who holds it, which also proves that the disk takes writes
+                # Past the buffer, which would keep the line if the disk is full, and fail again at the close.
+                started = time.strftime("%Y-%m-%d %H:%M:%S")
+                os.write(lock.fileno(), f"{SIGNED}{os.getpid()}, started {started}\n".encode())
+            sweep(output_dir)
+            yield
+        except UserError:
+            if is_new:  # a run that never began leaves no folder behind
+                with contextlib.suppress(OSError):
+                    (output_dir / LOCK).unlink()
+                    output_dir.rmdir()
+            raise
+
+
+def check_place(flag: str, folder: Path) -> None:
+    """Raises UserError if a folder of checkpoints has a name under which they could not be read again, or is one."""
+    shown = f"{flag} {printable(folder)}"
+    if not is_utf8(str(folder)):
+        raise UserError(Exit.FLAGS, f"{shown} is a name with bytes that are not UTF-8, under which the checkpoints "
+                                    "could not be read again. Choose another name.")
+    if (folder / MANIFEST).is_file():
+        raise UserError(Exit.CHECKPOINT, f"{shown} is a checkpoint itself, and a run would write into it. Give its "
+                                         f"folder, {shell_word(folder.parent)}, or another one.")
+
+
+def sweep(output_dir: Path) -> None:
+    """Deletes what a killed run left half written, and gives a finished checkpoint that was put aside its name again.
+    """
+    for name in (METRICS, RUN_CONFIG):  # by common.files.write_whole, under a temporary name at first
+        for leftover in output_dir.glob(f".{name}.*.tmp"):
+            with contextlib.suppress(OSError):
+                leftover.unlink()
+    for leftover in output_dir.glob(f"{TEMPORARY}*"):
+        shutil.rmtree(leftover, ignore_errors=True)
+    for leftover in output_dir.glob(f"{REPLACED}checkpoint-*"):
+        put_back(leftover, output_dir / leftover.name.removeprefix(REPLACED))
+        shutil.rmtree(leftover, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def appearing(output_dir: Path, name: str) -> Iterator[Path]:
+    """A new folder to write a checkpoint into, which gets its name once it verifies: nobody sees it before.
+
+    An older, or damaged, checkpoint of the same step is put aside for that moment. Raises InvalidCheckpoint if what
+    was written does not verify, and OSError; nothing is then left of it.
+    """
+    final, replaced = output_dir / name, output_dir / f"{REPLACED}{name}"
+    temporary = output_dir / f"{TEMPORARY}{name.partition('-')[2]}-{os.getpid()}"
+    shutil.rmtree(temporary, ignore_errors=True)
+    try:
+        temporary.mkdir()
+        yield temporary
+        sync(temporary)
+        verify(temporary)
+        put_in_place(temporary, final, replaced)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+        if final.exists():
+            shutil.rmtree(replaced, ignore_errors=True)
+
+
+def put_in_place(temporary: Path, final: Path, replaced: Path) -> None:
+    """Gives a folder its name, and puts aside what has it."""
+    if final.exists():
+        shutil.rmtree(replaced, ignore_errors=True)
+        rename(final, replaced)
+    try:
+        rename(temporary, final)
+        sync(final.parent)
+    except OSError:  # the disk may not hold the new name: the new checkpoint must not be found under it
+        with contextlib.suppress(OSError):
+            final.rename(temporary)
+        put_back(replaced, final)
+        raise
+
+
+def put_back(replaced: Path, final: Path) -> None:
+    """Gives a checkpoint that was put aside its name again, unless another one has taken it."""
+    with contextlib.suppress(OSError):
+        if replaced.exists() and not final.exists():
+            rename(replaced, final)
+
+
+class Keeping(NamedTuple):
+    """Which checkpoints stay once that of step `saved` is there: the arguments of prune."""
+
+    saved: int
+    keep: int
+    protected: frozenset[int]
+
+
+def prune(output_dir: Path, saved: int, keep: int, protected: Set[int]) -> None:
+    """After checkpoint `saved`: deletes the older rolling ones except for keep, which counts the one saved.
+
+    Those marked to stay, those of the protected steps, and later ones, which the run has not come to yet, are kept.
+    """
+    for path in outdated(output_dir, saved, keep, protected):
+        discarded = path.with_name(f"{TEMPORARY}{path.name}-{os.getpid()}-old")  # nobody sees it half-deleted
+        with contextlib.suppress(OSError):
+            rename(path, discarded)
+            shutil.rmtree(discarded, ignore_errors=True)
+
+
+def outdated(output_dir: Path, saved: int, keep: int, protected: Set[int]) -> list[Path]:
+    """The checkpoints that prune deletes."""
+    rolling = []
+    for step, path in steps_in(output_dir).items():
+        if step > saved:
+            continue  # a damaged one, which a resumed run passed over
+        try:
+            stays = bool(read_json(path / STATE).get("stays"))
+        except InvalidCheckpoint:
+            continue  # an unreadable one may be what somebody wants to rescue
+        if step not in protected and not stays:
+            rolling.append(path)
+    return rolling[keep:]

@@ -1,0 +1,237 @@
+"""What a folder holds, ours or transformers', as a config, weights, a model, or the whole state of a run.
+
+Which fields and tensors there must be is known to the folder's architecture (gpt/architectures/).
+"""
+
+import contextlib
+from collections import UserDict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+
+from gpt.architectures.fields import check_field, check_whole
+from gpt.architectures.table import ModelConfig, Network, architecture_of, by_model_type
+from gpt.checkpoint.contents import DTYPES, WHAT_OPENS, StateSchema
+from gpt.checkpoint.find import resolve
+from gpt.checkpoint.tensors import said, stored_tensors
+from gpt.checkpoint.verify import MAX_COUNT, read_json
+from gpt.common.errors import Exit, InvalidCheckpoint, UserError
+from gpt.common.names import CONFIG, GENERATION, OPTIMIZER, WEIGHTS
+from gpt.common.words import first_line, printable
+from gpt.machine.backends import backend_of
+from gpt.ops.shards import fill, like, local
+from model import Options
+
+CURE = "--init_from starts a run from its weights alone"
+
+
+def read_config(folder: Path) -> ModelConfig:
+    """The model's shape from config.json.
+
+    Raises InvalidCheckpoint, naming the field, for a model that is not computed here exactly.
+    """
+    fields = read_json(folder / CONFIG)
+    config = by_model_type(fields.get("model_type")).from_hf_config(fields)
+    for name, usual in config.own_fields().items():
+        value = fields.get(name, usual)
+        check_field(type(value) is type(usual), name, value, f"a value like {usual!r}")
+        config = replace(config, **{name: value})
+    return config
+
+
+def end_ids(folder: Path, vocab_size: int) -> tuple[int, ...]:
+    """The ids of which each ends a text, as transformers finds them; none if the folder names none.
+
+    generation_config.json may name several, for models that were tuned to converse; config.json is asked after it.
+    Raises UserError (exit 4).
+    """
+    with opening(f"checkpoint {printable(folder)}"):
+        for name in (GENERATION, CONFIG):
+            value = read_json(folder / name).get("eos_token_id") if (folder / name).exists() else None
+            if value is not None:
+                ids = value if isinstance(value, list) else [value]
+                for index in ids:
+                    check_whole(name, "eos_token_id", index, 0, vocab_size - 1)
+                return tuple(ids)
+    return ()
+
+
+class Weights(UserDict[str, Any]):
+    """The weights of a folder by the names and shapes of the model's state_dict(), without the vocabulary's padding.
+
+    Most are views of a mapped file. A matrix that is several in the file is made each time that it is asked for, so
+    that what is read one by one takes the memory of one.
+    """
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        parts = self.data[name]
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+
+def weights_of(config: ModelConfig, tensors: Mapping[str, torch.Tensor]) -> Weights:
+    """The weights of a model from the tensors of a folder.
+
+    Biases of zeros are left out for a model without biases, and a shorter seq_length takes the first positions. Raises
+    InvalidCheckpoint for tensors that are missing, too many, or of another shape or type; it names the first three.
+    """
+    architecture = architecture_of(config)
+    expected = architecture.shapes(config)
+    stored = architecture.from_hf_tensors(config, tensors)
+    problems = []
+    for name in {**expected, **stored}:
+        if name not in stored:
+            problems.append(f"{name} is missing")
+        elif name not in expected:
+            problems.append(f"{printable(name)[:100]} is not part of this model")
+        elif (shape := _shape(stored[name])) != expected[name]:
+            problems.append(f"{name} has shape {shape}, the config asks for {expected[name]}")
+        elif other := next((part.dtype for part in stored[name] if not part.is_floating_point()), None):
+            problems.append(f"{name} holds {str(other)[6:]}, not floating-point numbers")
+    if problems:
+        raise InvalidCheckpoint(said(problems))
+    return Weights({name: stored[name] for name in expected})
+
+
+def _shape(parts: Sequence[torch.Tensor]) -> list[int]:
+    """The shape of a tensor made of parts, one below the other."""
+    shape = list(parts[0].shape)
+    return shape if len(parts) == 1 else [sum(map(len, parts)), *shape[1:]]
+
+
+def load_weights(folder: Path, model: Network) -> None:
+    """Copies a folder's weights into the model, whose config must be the folder's.
+
+    Raises InvalidCheckpoint as weights_of does; the model is then unchanged.
+    """
+    _copy(weights_of(model.config, stored_tensors(folder)), model)
+
+
+def _copy(weights: Weights, model: Network) -> None:
+    with torch.no_grad():
+        for name, target in model.state_dict().items():
+            fill(target, weights[name])  # the rows that pad the vocabulary become zero
+
+
+def open_model(folder: Path) -> tuple[ModelConfig, Weights]:
+    """Config and weights of a checkpoint or a Hugging Face folder, as weights_of. Raises UserError (exit 4)."""
+    with opening(f"checkpoint {printable(folder)}"):
+        config = read_config(folder)
+        return config, weights_of(config, stored_tensors(folder))
+
+
+@contextlib.contextmanager
+def opening(what: str) -> Iterator[None]:
+    """Raises UserError (exit 4) for a folder that cannot be opened in this block."""
+    try:
+        yield
+    except InvalidCheckpoint as error:
+        cure = error.cure or f"Give {WHAT_OPENS} with safetensors."
+        raise UserError(Exit.CHECKPOINT, f"{what}: {error}. {cure}") from error
+
+
+def load_model(folder: Path, device: torch.device) -> Network:
+    """The model of a checkpoint or a Hugging Face folder, in fp32. Raises UserError (exit 4)."""
+    config, weights = open_model(folder)
+    model = architecture_of(config).build(config, Options())
+    _copy(weights, model)
+    return model.to(device)
+
+
+# ---------------------------------------------------------------- --init_from
+
+
+def starting_config(requested: str, warn: Callable[[str], None]) -> tuple[Path, ModelConfig]:
+    """The folder that --init_from means and its model's config. Raises UserError (exit 4)."""
+    folder = resolve(Path(requested), warn, to_train=False)
+    with opening(f"--init_from {printable(requested)}"):
+        config = read_config(folder)
+        weights_of(config, stored_tensors(folder))  # before their memory is taken
+        return folder, config
+
+
+def start_from(folder: Path, model: Network) -> None:
+    """Copies the weights of --init_from into the model. Raises UserError (exit 4), for NaN and infinity too."""
+    with opening(f"--init_from {printable(folder)}"):
+        load_weights(folder, model)
+    _check_finite(folder / WEIGHTS, model.named_parameters())
+
+
+def _check_finite(place: Path, tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
+    """Raises UserError (exit 4) with the names of the place and of its first tensor that holds NaN or infinity.
+
+    Training could neither use such a tensor nor save it, and would say so only at its first checkpoint.
+    """
+    for name, tensor in tensors:
+        tensor = local(tensor)
+        if tensor.sum().isfinite():  # a sum costs a pass over the tensor, but can overflow
+            continue
+        if bad := int((~tensor.isfinite()).sum()):
+            raise UserError(Exit.CHECKPOINT, f"{printable(place)} cannot be trained on: {bad:,} of "
+                                             f"{tensor.numel():,} values of {name} are NaN or infinite. Give an older "
+                                             "checkpoint or other weights.")
+
+
+# ---------------------------------------------------------------- --resume_from
+
+
+def load_training(folder: Path, model: Network, optimizer: torch.optim.Optimizer, schema: StateSchema,
+                  ) -> list[str]:
+    """Restores weights, optimizer state and random-number generators from a verified checkpoint.
+
+    schema names the tensors that the optimizer keeps for a parameter, with shapes and types. Returns in words what
+    was not restored. Raises UserError (exit 4) if the state belongs to another model, or holds NaN or infinity.
+    """
+    try:
+        load_weights(folder, model)
+        _check_finite(folder / WEIGHTS, model.named_parameters())
+        with safe_open(folder / OPTIMIZER, framework="pt") as file:
+            _check_optimizer_state(file, model, schema)  # all of it, before any is used
+            states: dict[torch.Tensor, dict[str, torch.Tensor]] = {
+                parameter: {key: like(file.get_tensor(f"{key}.{name}"), parameter) for key in schema(parameter)}
+                for name, parameter in model.named_parameters()}
+            kept = ((f"{key}.{name}", tensor) for name, parameter in model.named_parameters()
+                    for key, tensor in states[parameter].items())
+            _check_finite(folder / OPTIMIZER, kept)
+            optimizer.state.update(states)
+            return _restore_generators(file, next(model.parameters()).device)
+    except (InvalidCheckpoint, SafetensorError, OSError) as error:
+        raise UserError(Exit.CHECKPOINT, f"checkpoint {printable(folder)}: {error}. It cannot be resumed with "
+                                         "these flags; start a new run in another --output_dir.") from error
+
+
+def _check_optimizer_state(file: Any, model: Network, schema: StateSchema) -> None:
+    """Raises InvalidCheckpoint unless each tensor is there in its type and shape, and each scalar is a count."""
+    stored, problems, scalars = set(file.keys()), [], []
+    for parameter_name, parameter in model.named_parameters():
+        for key, expected in schema(parameter).items():
+            name, wanted = f"{key}.{parameter_name}", (DTYPES[expected.dtype], list(expected.shape))
+            there = file.get_slice(name) if name in stored else None
+            found = (there.get_dtype(), there.get_shape()) if there else "missing"
+            if found != wanted:
+                problems.append(f"{name} is {found}, the model's {wanted}")
+            elif not expected.shape:
+                scalars.append(name)
+    if problems:
+        raise InvalidCheckpoint(f"{OPTIMIZER}: {'; '.join(problems[:3])}; {CURE}")
+    for name in scalars:  # AdamW divides by 1 - beta^step
+        if not 0 <= (count := float(file.get_tensor(name))) <= MAX_COUNT:
+            raise InvalidCheckpoint(f"{OPTIMIZER}: {name} is {count:g}, not 0 or more; {CURE}")
+
+
+def _restore_generators(file: Any, device: torch.device) -> list[str]:
+    """Sets the random-number generators; returns in words what was not restored. Raises InvalidCheckpoint."""
+    try:
+        torch.set_rng_state(file.get_tensor("rng.cpu"))
+        if device.type != "cpu":
+            if (name := f"rng.{device.type}") not in file.keys():  # noqa: SIM118 - it is not a mapping
+                return ["the checkpoint was saved on another kind of device: dropout on this GPU starts a new random "
+                        "sequence"]
+            backend_of(device).api.set_rng_state(file.get_tensor(name))
+    except (RuntimeError, TypeError) as error:
+        raise InvalidCheckpoint(f"{OPTIMIZER}: rng.cpu or a GPU's is not the state of a random-number generator "
+                                f"({first_line(error)[:120]})") from error
+    return []

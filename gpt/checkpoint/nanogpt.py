@@ -1,0 +1,101 @@
+"""A checkpoint of nanoGPT or build-nanogpt, or a plain state dict with their names, as a Hugging Face folder of GPT-2.
+
+Such a .pt file is a pickle, which can name any function to call. torch's reader of plain tensors refuses to.
+"""
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+
+from gpt.architectures.gpt2 import GPT2, STALE_MASKS
+from gpt.checkpoint.contents import model_card, text_files
+from gpt.checkpoint.load import weights_of
+from gpt.common.errors import Exit, InvalidCheckpoint, UserError
+from gpt.common.names import STATE, WEIGHTS
+from gpt.common.words import count, printable
+from gpt.tokens.tokenizer import end_of_text_id, load_with_size
+from model import GPTConfig
+
+PADDING = 128  # a vocabulary is padded to a multiple of 64 or 128
+PREFIXES = re.compile(r"^((_orig_mod|module|model)\.)+")  # of torch.compile, of DDP, of a wrapper
+
+
+class SavedConfig:
+    """Stands for build-nanogpt's GPTConfig, an object: its fields become attributes, and it has no methods to run."""
+
+
+def convert(path: Path, folder: Path, tokenizer_file: str | None, n_head: int | None, warn: Callable[[str], None],
+            ) -> str:
+    """Writes the file's model as a new folder; returns what was found in words.
+
+    Its activation is what nanoGPT (exact GELU) or build-nanogpt (tanh) compute. Raises UserError: exit 3 for a
+    tokenizer that is not the model's, exit 4 for a file that is not read; OSError.
+    """
+    try:
+        weights, facts = _read(path)
+        saved = facts.get("config")
+        is_object = isinstance(saved, SavedConfig)
+        shape = vars(saved) if is_object else facts.get("model_args") or {}
+        config = _config(weights, n_head or shape.get("n_head"), "gelu_new" if is_object else "gelu")
+        stored = GPT2().to_hf_tensors(config, weights)
+        weights_of(config, stored)
+    except (InvalidCheckpoint, KeyError, IndexError) as error:
+        cure = getattr(error, "cure", "") or "Give a ckpt.pt of nanoGPT, or its model.state_dict() saved by torch.save."
+        raise UserError(Exit.CHECKPOINT, f"--from_nanogpt {printable(path)} does not hold a GPT-2: "
+                                         f"{printable(error)}. {cure}") from error
+
+    tokenizer_json = end_id = None
+    if tokenizer_file is None:
+        warn(f"the folder gets no tokenizer, and all {config.vocab_size:,} ids stay. Give --tokenizer_file.")
+    else:
+        tokenizer, num_ids = load_with_size(Path(tokenizer_file))
+        if not 0 <= config.vocab_size - num_ids < PADDING:
+            raise UserError(Exit.DATA, f"--tokenizer_file {printable(tokenizer_file)} has {num_ids:,} ids, the model "
+                                       f"{config.vocab_size:,}: it was trained with another. Give that one, or none.")
+        tokenizer_json, end_id = tokenizer.to_str(), end_of_text_id(tokenizer)
+        config = replace(config, vocab_size=num_ids)
+        stored = GPT2().to_hf_tensors(config, weights)
+
+    folder.mkdir(parents=True)
+    texts = text_files(0, config, {}, tokenizer_json, end_id, model_card(config, {
+        "converted from": printable(path.name), "activation": config.activation}))
+    for name in texts.keys() - {STATE}:
+        (folder / name).write_text(texts[name], encoding="utf-8")
+    save_file({name: tensor.contiguous() for name, tensor in stored.items()
+               if name != "lm_head.weight" or not config.tie_weights}, folder / WEIGHTS, {"format": "pt"})
+    return (f"{count(config.num_parameters)} parameters, {config.n_layer} layers, {config.n_head} heads, width "
+            f"{config.n_embd}, T {config.seq_length:,}, vocabulary {config.vocab_size:,}, {config.activation}")
+
+
+def _read(path: Path) -> tuple[dict[str, torch.Tensor], Mapping[str, Any]]:
+    """The weights, fp32, and all that the file holds. Raises InvalidCheckpoint."""
+    known: list[Any] = [(SavedConfig, f"{module}.GPTConfig") for module in ("__main__", "model", "train_gpt2")]
+    try:
+        with torch.serialization.safe_globals(known):
+            found = torch.load(path, map_location="cpu", weights_only=True)
+        inside = (found.get(name) for name in ("model", "model_state_dict", "state_dict"))
+        stored = next((place for place in inside if isinstance(place, Mapping)), found)
+        return {PREFIXES.sub("", name): tensor.detach().float() for name, tensor in stored.items()
+                if not name.endswith(STALE_MASKS)}, found
+    except Exception as error:  # there is no end to what may be wrong with a pickle
+        unknown = re.search(r"GLOBAL '?([\w.]+)", str(error))
+        why = f"it names {unknown[1]}" if unknown else getattr(error, "strerror", None) or type(error).__name__
+        raise InvalidCheckpoint(f"it cannot be read as names with tensors and numbers alone ({why})") from error
+
+
+def _config(weights: dict[str, torch.Tensor], n_head: int | None, activation: str) -> GPTConfig:
+    """The model's shape by its tensors, which do not tell the heads. Raises InvalidCheckpoint, KeyError, IndexError."""
+    embedding, positions = weights["transformer.wte.weight"], weights["transformer.wpe.weight"]
+    width, head = embedding.shape[1], weights.get("lm_head.weight")
+    if not n_head or width % n_head:
+        raise InvalidCheckpoint(f"its tensors do not tell the number of heads of a width of {width}",
+                                f"Give --n_head, {width // 64} if it is shaped as GPT-2 is.")
+    return GPTConfig(vocab_size=embedding.shape[0], seq_length=positions.shape[0], n_head=n_head, n_embd=width,
+                     n_layer=len({name.split(".")[2] for name in weights if name.startswith("transformer.h.")}),
+                     bias="transformer.ln_f.bias" in weights, activation=activation,
+                     tie_weights=head is None or torch.equal(embedding, head))

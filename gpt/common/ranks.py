@@ -1,0 +1,32 @@
+"""What torchrun says in the environment of the processes it starts. How they speak is in gpt/machine/processes.py."""
+
+import os
+from collections.abc import Mapping
+
+STARTED_BY = os.getppid()  # torchrun, as long as it is there
+PLACE = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
+MEETING = ("MASTER_ADDR", "MASTER_PORT")
+THEIRS = (*PLACE, *MEETING, "GROUP_RANK", "GROUP_WORLD_SIZE", "ROLE_RANK", "ROLE_WORLD_SIZE", "ROLE_NAME",
+          "LOCAL_ADDR")  # and all that begins with TORCHELASTIC_
+
+
+def is_one_of_several() -> bool:
+    """True for a process that torchrun has started."""
+    return all(name in os.environ for name in (*PLACE, *MEETING))
+
+
+def world_size() -> int:
+    """How many processes train together; 1 as well where the environment makes no sense, of which others complain."""
+    number = os.environ["WORLD_SIZE"] if is_one_of_several() else "1"
+    return max(1, int(number)) if number.isdigit() else 1
+
+
+def speaks() -> bool:
+    """True for a process on its own and for the first of several: what all of them would say, the others leave out."""
+    return not is_one_of_several() or os.environ["RANK"] == "0"
+
+
+def on_its_own(environment: Mapping[str, str]) -> dict[str, str]:
+    """The environment for a child process that is none of several."""
+    return {name: value for name, value in environment.items()
+            if name not in THEIRS and not name.startswith("TORCHELASTIC_")}

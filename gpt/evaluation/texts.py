@@ -1,0 +1,58 @@
+"""Files of text, read as pretokenize.py reads them, as documents to score."""
+
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from gpt.common.words import several
+from gpt.evaluation.scoring import Document, Scorer
+from gpt.pretokenization.blocks import Findings, Reading, parts_of
+from gpt.pretokenization.encodings import refuse_undecodable
+from gpt.pretokenization.files import Source, refuse_changed, unpacked
+from gpt.pretokenization.sources import blocks_of, documents_of, find_sources
+from gpt.tokens.tokenizer import opening_ids, vocabulary_of
+
+
+def texts_of(words: Sequence[str], scorer: Scorer) -> Iterator[tuple[str, Iterator[Document]]]:
+    """The name and the documents of each file that the words of --text name.
+
+    Raises UserError (exit 3) for what cannot be read; Stopped at a signal.
+    """
+    for source in find_sources(words, scorer.out.say, {}):
+        with tempfile.TemporaryDirectory() as folder:
+            source = unpacked(source, Path(folder) / "text", scorer.signals.look)
+            yield source.shown, documents_in(source, scorer)
+
+
+def documents_in(source: Source, scorer: Scorer) -> Iterator[Document]:
+    """The documents of a file, read block by block. Where a long one may be cut depends on the tokenizer.
+
+    Without an id before texts the first token of each is context for all others, never scored. Raises UserError (exit
+    3) for what cannot be read, has changed since it was found, or is not UTF-8; Stopped at a signal.
+    """
+    tokenizer, found = scorer.tokenizer, Findings()
+    # The id before a text: what the tokenizer itself puts there (Llama's), else the end of the one before.
+    start_ids = opening_ids(tokenizer)[-1:] or ([] if scorer.end_of_text_id is None else [scorer.end_of_text_id])
+    ids, num_bytes = [], 0
+    reading = Reading(any_tokenizer=scorer.end_of_text_id is None or not vocabulary_of(tokenizer).splits_as_gpt2)
+    for block in blocks_of(source, reading):
+        texts = documents_of(block, [source], reading, found)
+        refuse_undecodable(source, found)
+        for text in texts:
+            for part in parts_of(text.encode(), reading):  # of a long document there are many
+                scorer.signals.look()
+                num_bytes += len(part)
+                ids.append(np.array(tokenizer.encode(part.decode(), add_special_tokens=False).ids, np.int32))
+            if not block.last:
+                continue
+            ids_N = np.concatenate([np.array(start_ids, np.int32), *ids])
+            if not start_ids:
+                num_bytes -= len(tokenizer.decode(ids_N[:1].tolist(), skip_special_tokens=False).encode())
+            yield ids_N, num_bytes
+            ids, num_bytes = [], 0
+    refuse_changed([source])
+    if found.bad_lines or found.replaced:
+        scorer.out.warn(f"{source.shown}: {several(found.bad_lines, found.unit)} without a document skipped, "
+                        f"{several(found.replaced, 'invalid character')} replaced by U+FFFD.")

@@ -1,0 +1,118 @@
+"""The loop that makes several texts in the rows of one decoder, and the distribution that their ids are drawn from.
+
+Shapes: B rows, V vocabulary, M candidates of a row.
+"""
+
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
+
+import torch
+
+from gpt.architectures.table import Network
+from gpt.common.errors import Exit, UserError
+from gpt.generation.continuation import DEFAULTS, Continuation, Sampling
+from gpt.generation.decoder import Decoder
+from gpt.machine.backends import backend_of
+from gpt.ops.shards import full_tensors
+
+NOT_FINITE = ("the model's logits are not finite: it diverged, or overflows in fp16. Give an earlier checkpoint, or "
+              "--no-use_amp.")
+CANDIDATES = 512  # the number of likeliest ids among which a nucleus is looked for before the vocabulary is sorted
+
+
+def decode(decoder: Decoder, continuations: Iterable[Continuation], sampling: Sampling, end_ids: Container[int | None],
+           ) -> Iterator[Continuation]:
+    """Makes the texts, several at a time in the decoder's rows; yields a text each time it got an id or ended.
+
+    A text ends after max_new_tokens, at one of end_ids, which is not added, or when the caller sets finish. The
+    next one is taken from continuations when a row is free. When a window of T positions is full, its older half is
+    dropped and the newer half is read again. Raises UserError (exit 6) for logits that are not finite.
+    """
+    waiting = iter(continuations)
+    active: list[Continuation] = []  # the text in each row
+    while True:
+        for row in reversed(range(len(active))):
+            if active[row].finish:  # the last row takes its place
+                last = active.pop()
+                if row < len(active):
+                    active[row] = last
+                    decoder.move(len(active), row)
+        while len(active) < decoder.num_rows and (new := next(waiting, None)) is not None:
+            decoder.fill(len(active), new.ids[-decoder.window:][:-1])
+            active.append(new)
+        if not active:
+            return
+
+        for row, text in enumerate(active):
+            if decoder.lengths[row] == decoder.window:
+                decoder.fill(row, text.ids[-(decoder.window // 2 or 1):][:-1])
+
+        new_ids, log_probabilities = _next_ids(decoder, active, sampling)
+        for text, new_id, log_probability in zip(list(active), new_ids, log_probabilities, strict=True):
+            if new_id in end_ids:
+                text.finish = "end_of_text"
+            else:
+                text.add(new_id, log_probability)
+            yield text
+
+
+@torch.inference_mode()
+def _next_ids(decoder: Decoder, active: Sequence[Continuation], sampling: Sampling) -> tuple[list[int], list[float]]:
+    """The next id of each text, and its log-probability in the model's own distribution."""
+    logits_BV = decoder.step([text.ids[-1] for text in active])
+    if not backend_of(logits_BV).has_float64:  # in which ids are drawn
+        logits_BV = logits_BV.cpu()
+    total_B = logits_BV.logsumexp(-1)
+    if not total_B.isfinite().all():
+        raise UserError(Exit.DIVERGED, NOT_FINITE)
+    chosen_B = draw(logits_BV, sampling, [text.random.random() for text in active])
+    log_probabilities_B = logits_BV.gather(1, chosen_B[:, None])[:, 0] - total_B
+    return chosen_B.tolist(), log_probabilities_B.tolist()
+
+
+def sample(model: Network, prompt: Sequence[int], max_new_tokens: int, seed: int, end_of_text_id: int | None,
+           sampling: Sampling = DEFAULTS, should_stop: Callable[[], bool] = lambda: False) -> list[int]:
+    """Up to max_new_tokens ids that continue the prompt, computed with the model's weights where they are.
+
+    should_stop() ends it after any of them. Raises UserError (exit 6) for logits that are not finite.
+    """
+    text = Continuation(prompt, max_new_tokens, seed)
+    decoder = Decoder(model.config, full_tensors(model.state_dict()), 1, next(model.parameters()).device)
+    for _ in decode(decoder, [text], sampling, (end_of_text_id,)):
+        if should_stop():
+            break
+    return text.new_ids
+
+
+def draw(logits_BV: torch.Tensor, sampling: Sampling, uniforms: Sequence[float]) -> torch.Tensor:
+    """One id for each row of fp32 logits, int64 [B]: the likeliest if greedy, else chosen by a number in [0, 1)."""
+    if sampling.temperature < 1e-6:  # as good as 0, and dividing would overflow
+        return logits_BV.argmax(-1)
+    values_BM, ids_BM = candidates(logits_BV / sampling.temperature, sampling)
+    cumulative_BM = values_BM.double().softmax(-1).cumsum(-1)
+    at_B1 = torch.tensor(uniforms, dtype=torch.float64, device=values_BM.device)[:, None] * cumulative_BM[:, -1:]
+    place_B1 = torch.searchsorted(cumulative_BM, at_B1, right=True).clamp(max=values_BM.size(-1) - 1)
+    return (place_B1 if ids_BM is None else ids_BM.gather(1, place_B1))[:, 0]
+
+
+def candidates(logits_BV: torch.Tensor, sampling: Sampling) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """The logits that may be drawn, likeliest first, and their ids, [B, M] each; those that are not kept have -inf.
+
+    Kept are the k likeliest, and of these the nucleus, which is the smallest set of likeliest ids that holds at least
+    top_p (Holtzman et al. 2019, section 3.1). Where every id may be drawn, none is sorted: ids are None.
+    """
+    V, k = logits_BV.size(-1), sampling.top_k
+    if k == 0 and sampling.top_p == 1:
+        return logits_BV, None
+    k = min(k or V, V)
+    # Each rule keeps the first of the sorted ids, so few of them are enough where the last one of them is not kept.
+    for num in (min(V, k + 32 if k < V else CANDIDATES), V):
+        values_BM, ids_BM = logits_BV.topk(num)
+        kept_BM = values_BM >= values_BM[:, :k][:, -1:]
+        if sampling.top_p < 1:
+            total = values_BM.masked_fill(~kept_BM, -torch.inf) if k < V else logits_BV
+            p_BM = (values_BM - total.logsumexp(-1, keepdim=True)).exp()
+            kept_BM &= p_BM.cumsum(-1) - p_BM < sampling.top_p
+        kept_BM[:, 0] = True
+        if not kept_BM[:, -1].any():
+            break
+    return values_BM.masked_fill(~kept_BM, -torch.inf), ids_BM

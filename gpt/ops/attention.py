@@ -1,0 +1,88 @@
+"""Causal attention by F.scaled_dot_product_attention, or in blocks; what a card can: gpt/machine/backends.py.
+
+k and v may have fewer heads than q, each shared by a group of queries' heads (Ainslie et al. 2023, GQA, section 2.2).
+
+Shapes: B batch, H heads, T time, K head size.
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple, TypeAlias
+
+import torch
+import torch.nn.functional as F
+
+BLOCK_ROWS = 128  # queries in a block, where attention is computed in blocks
+
+
+class Context(NamedTuple):
+    """What attention depends on besides q, k and v, the same in all blocks of a forward pass, whose enter makes it.
+
+    dropout is the probability that a weight of attention is dropped, 0 outside of training. rotation holds the cosines
+    and sines of the positions, [T, K/2] each, where queries and keys are rotated.
+    """
+
+    dropout: float = 0.0
+    rotation: tuple[torch.Tensor, ...] = ()
+
+
+Attention: TypeAlias = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, Context], torch.Tensor]
+
+
+def causal_attention(q_BHTK: torch.Tensor, k_BHTK: torch.Tensor, v_BHTK: torch.Tensor, context: Context,
+                     ) -> torch.Tensor:
+    """softmax(q k' / sqrt(K)) v over the past, [B, H, T, K]; q, k and v have the same T.
+
+    By PyTorch's fused kernel (Dao et al. 2022, FlashAttention, on a GPU), or matrix products in blocks where those are
+    faster. Both are training's mask; that of decoding is in gpt/generation/decoder.py.
+    """
+    if attends_in_blocks(q_BHTK.device.type, q_BHTK.dtype, q_BHTK.size(2)):
+        return attention_in_blocks(q_BHTK, k_BHTK, v_BHTK, context)
+    return F.scaled_dot_product_attention(q_BHTK, k_BHTK, v_BHTK, is_causal=True, dropout_p=context.dropout,
+                                          enable_gqa=k_BHTK.size(1) != q_BHTK.size(1))
+
+
+def attends_in_blocks(device_type: str, dtype: torch.dtype, seq_length: int) -> bool:
+    """True where causal_attention multiplies matrices in blocks of rows instead of calling PyTorch's fused kernel.
+
+    On a CPU in bf16 the blocks take a third of the fused kernel's time at T 64 to 128 and half at T 512 (forward and
+    backward, 2 cores with AVX512-BF16, torch 2.13). Beyond T 512 the stored probabilities cost too much memory.
+    """
+    return device_type == "cpu" and dtype == torch.bfloat16 and seq_length <= 512
+
+
+def attention_bytes(device_type: str, dtype: torch.dtype, num_heads: int, seq_length: int, drops: bool) -> float:
+    """Bytes per token that autograd keeps of the attention matrix of one layer, besides q, k, v and the result.
+
+    The probabilities of the past where they are multiplied out in blocks of rows, else one number for each row (Dao et
+    al. 2022). Dropout adds the dropped probabilities and their mask; PyTorch's fused kernel for the CPU has no dropout,
+    and whole matrices are kept instead. So they are for Apple's GPU, in fp32: its fused kernel has no backward pass.
+    """
+    probability_bytes = 2 * dtype.itemsize + 1 if drops else dtype.itemsize
+    if attends_in_blocks(device_type, dtype, seq_length):
+        return num_heads * (min(seq_length, BLOCK_ROWS) + seq_length) / 2 * probability_bytes
+    if device_type == "mps":
+        return num_heads * seq_length * (9 if drops else 4)
+    if device_type == "cpu" and drops:
+        return num_heads * seq_length * probability_bytes
+    return 4.0 * num_heads
+
+
+def attention_in_blocks(q_BHTK: torch.Tensor, k_BHTK: torch.Tensor, v_BHTK: torch.Tensor, context: Context,
+                        block_rows: int = BLOCK_ROWS) -> torch.Tensor:
+    """causal_attention by matrix products, block_rows queries at a time."""
+    B, H, T, K = q_BHTK.shape
+    KV = k_BHTK.size(1)
+    groups = H // KV
+    q = q_BHTK.reshape(B * KV, groups, T, K)  # heads that share keys are rows of one product
+    k, v = k_BHTK.reshape(B * KV, T, K), v_BHTK.reshape(B * KV, T, K)
+
+    rows = []
+    for start in range(0, T, block_rows):
+        end = min(start + block_rows, T)  # a block of queries needs no keys beyond its end
+        future = torch.full((end - start, end), -torch.inf, dtype=q.dtype).triu(start + 1).repeat(groups, 1)
+        queries = q[:, :, start:end].reshape(B * KV, -1, K)
+        scores = torch.baddbmm(future, queries, k[:, :end].transpose(1, 2), alpha=K**-0.5)
+        found = torch.bmm(F.dropout(scores.softmax(-1), context.dropout), v[:, :end])
+        rows.append(found.view(B * KV, groups, end - start, K))
+
+    return torch.cat(rows, 2).view(B, H, T, K)

@@ -1,0 +1,199 @@
+"""The mean cross-entropy of an output layer: plainly from all logits, and in chunks that never hold all of them.
+
+The plain form is cross_entropy of the logits. The chunks are written for the compiler. With a teacher, a target is not
+one token but a distribution: half of it is what the teacher expects (Hinton et al. 2015, Distilling the Knowledge in a
+Neural Network, with temperature 1).
+
+Shapes: N tokens, C width, D width of the teacher, V vocabulary, P vocabulary padded to a multiple that matrix kernels
+like.
+"""
+
+from collections.abc import Sequence
+from typing import Any, TypeAlias
+
+import torch
+import torch.nn as nn
+import torch.nn.functional as F
+
+from gpt.ops.linear import linear
+
+IGNORED = -1  # a target that takes no part in the loss
+TEACHERS_SHARE = 0.5  # of a target
+FP16_FACTOR = 512.0  # on gradients of logits in fp16, which cannot tell most of a softmax from zero
+
+Taught: TypeAlias = tuple[torch.Tensor, torch.Tensor]  # a teacher's final hidden states [B, T, D], its head [P, D]
+
+
+def cross_entropy(logits_NV: torch.Tensor, targets_N: torch.Tensor, taught_NV: torch.Tensor | None = None,
+                  ) -> torch.Tensor:
+    """The mean loss in nats, fp32 [], over targets that are not IGNORED: PyTorch's own; taught_NV: a teacher's logits.
+    """
+    loss = F.cross_entropy(logits_NV.float(), targets_N.long(), ignore_index=IGNORED)
+    if taught_NV is None:
+        return loss
+    kept = targets_N != IGNORED
+    to_teacher = F.cross_entropy(logits_NV.float(), taught_NV.float().softmax(-1), reduction="none")
+    return (1 - TEACHERS_SHARE) * loss + TEACHERS_SHARE * torch.where(kept, to_teacher, 0.0).sum() / kept.sum()
+
+
+class OutputLayer(nn.Module):
+    """The output layer with its loss: a module of its own, to be compiled alone. The weight is the model's.
+
+    Of more than chunk_rows rows the loss is computed in chunks, with 0 never. rounded is as that of Linear.
+    """
+
+    rounded: torch.Tensor | None
+
+    def __init__(self, vocab_size: int, chunk_rows: int):
+        super().__init__()
+        self.vocab_size, self.chunk_rows = vocab_size, chunk_rows
+        self.register_buffer("rounded", None, persistent=False)
+
+    def forward(self, x_BTC: torch.Tensor, weight_PC: torch.Tensor, targets_BT: torch.Tensor | None = None,
+                taught: Taught | None = None) -> torch.Tensor:
+        """The mean loss, fp32 []; without targets the logits, [B, T, V]. The padding is no choice, here or anywhere."""
+        if targets_BT is not None and 0 < self.chunk_rows < targets_BT.numel():
+            return linear_cross_entropy(x_BTC.flatten(0, 1), weight_PC, targets_BT.flatten(), self.vocab_size, taught,
+                                        self.chunk_rows, self.rounded)
+        logits_BTV = linear(x_BTC, weight_PC)[..., :self.vocab_size]
+        if targets_BT is None:
+            return logits_BTV
+        taught_NV = linear(*taught)[..., :self.vocab_size].flatten(0, 1) if taught else None
+        return cross_entropy(logits_BTV.flatten(0, 1), targets_BT.flatten(), taught_NV)
+
+
+def linear_cross_entropy(x_NC: torch.Tensor, weight_PC: torch.Tensor, targets_N: torch.Tensor, vocab_size: int,
+                         taught: Taught | None, chunk_rows: int, rounded_PC: torch.Tensor | None = None,
+                         ) -> torch.Tensor:
+    """cross_entropy of the logits x weight' without their padding, with only chunk_rows rows of logits at a time.
+
+    Matrix products have autocast's dtype, sums over chunks are in fp32. The gradients are computed together with the
+    loss (Hsu et al. 2024, Liger Kernel, section 3.2), so that nothing of size [N, P] is kept and nothing is computed
+    twice.
+    """
+    is_mixed = torch.is_autocast_enabled(x_NC.device.type)
+    dtype = torch.get_autocast_dtype(x_NC.device.type) if is_mixed else torch.float32
+    rule = (vocab_size, chunk_rows, torch.is_grad_enabled())
+    theirs = (taught[0].flatten(0, 1).to(dtype), taught[1].to(dtype)) if taught else ()
+    with torch.autocast(x_NC.device.type, enabled=False):  # each product below has the dtype that it says
+        return _LinearCrossEntropy.apply(  # type: ignore[return-value]
+            x_NC, weight_PC, weight_PC.to(dtype) if rounded_PC is None else rounded_PC, targets_N, rule, *theirs)
+
+
+class _LinearCrossEntropy(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x_NC: torch.Tensor, weight_PC: torch.Tensor,  # type: ignore[override]
+                rounded_PC: torch.Tensor, targets_N: torch.Tensor, rule: tuple[int, int, bool],
+                *taught: torch.Tensor) -> torch.Tensor:
+        dtype = rounded_PC.dtype
+        loss, dx_NC, dw_PC = head_in_chunks(x_NC.to(dtype), rounded_PC, targets_N, taught, *rule)
+        # After the chunks: before them, the compiler would join this sum with the division, and compute all chunks'
+        # logits for it first.
+        num_targets = (targets_N != IGNORED).sum()
+        if rule[-1]:
+            ctx.save_for_backward(dx_NC, dw_PC, num_targets)
+            ctx.dtype, ctx.factor = x_NC.dtype, FP16_FACTOR if dtype == torch.float16 else 1.0
+        return loss / num_targets
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:  # type: ignore[override]
+        dx_NC, dw_PC, num_targets = ctx.saved_tensors
+        scale = grad / num_targets / ctx.factor
+        return (dx_NC.float() * scale).to(ctx.dtype), dw_PC * scale, *[None] * (len(ctx.needs_input_grad) - 2)
+
+
+@torch.library.custom_op("gpt::add_product_", mutates_args=("sum_PC",))
+def add_product_(sum_PC: torch.Tensor, a_PN: torch.Tensor, b_NC: torch.Tensor) -> None:
+    """Adds a b to an fp32 matrix, within the product where the device can.
+
+    An operator of its own, because the compiler would keep the products of all chunks to add them up in one loop.
+    """
+    if a_PN.dtype == torch.float32:
+        sum_PC.addmm_(a_PN, b_NC)
+    elif a_PN.device.type == "cuda" and torch.cuda.get_device_capability(a_PN.device) >= (8, 0):
+        torch.addmm(sum_PC, a_PN, b_NC, out_dtype=torch.float32, out=sum_PC)
+    elif a_PN.device.type == "cuda":
+        add_product_in_16_bits_(sum_PC, a_PN, b_NC)
+    else:
+        sum_PC.addmm_(a_PN.float(), b_NC.float())
+
+
+def add_product_in_16_bits_(sum_PC: torch.Tensor, a_PN: torch.Tensor, b_NC: torch.Tensor) -> None:
+    """The same for cards of before Ampere: Liger Kernel, too, asks for Ampere where 16 bits are multiplied into fp32.
+
+    The product is in fp16, of b made smaller, so that a sum over some thousand rows does not overflow.
+    """
+    sum_PC.add_(a_PN @ (b_NC * 2.0**-10), alpha=2.0**10)
+
+
+@add_product_.register_fake
+def _shapes_of_add_product_(sum_PC: torch.Tensor, a_PN: torch.Tensor, b_NC: torch.Tensor) -> None:
+    pass
+
+
+@torch.library.custom_op("gpt::overwrite_", mutates_args=("x_NC",))
+def overwrite_(x_NC: torch.Tensor, y_NC: torch.Tensor) -> None:
+    """Writes y over x, rows of a larger matrix. An operator of its own: the compiler would write the whole matrix."""
+    x_NC.copy_(y_NC)
+
+
+@overwrite_.register_fake
+def _shapes_of_overwrite_(x_NC: torch.Tensor, y_NC: torch.Tensor) -> None:
+    pass
+
+
+def head_in_chunks(x_NC: torch.Tensor, weight_PC: torch.Tensor, targets_N: torch.Tensor, taught: Sequence[torch.Tensor],
+                   vocab_size: int, chunk_rows: int, needs_gradients: bool,
+                   ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """The sum of the losses of all rows, fp32 [], and its gradients: [N, C], and fp32 [P, C].
+
+    x and weight are in the dtype of the products; in fp16 the gradients are FP16_FACTOR times as large. They are empty
+    where they are not needed.
+    """
+    factor = FP16_FACTOR if x_NC.dtype == torch.float16 else 1.0
+    # In fp16 the sum over rows could overflow. A CPU adds up faster in loops of the compiler's.
+    in_place = x_NC.device.type == "cuda" or x_NC.dtype == torch.float16
+    if needs_gradients and in_place:
+        x_NC = x_NC.clone()  # for its gradient; compiled with what makes x, it takes neither time nor memory
+    column_P = torch.arange(len(weight_PC), device=weight_PC.device)
+    is_id_P = column_P < vocab_size
+    on_target = 1 - TEACHERS_SHARE if taught else 1.0
+
+    loss = torch.zeros((), device=weight_PC.device)
+    dx_parts = []
+    dw_PC = torch.zeros_like(weight_PC, dtype=torch.float32) if needs_gradients else torch.empty(0)
+
+    for row in range(0, len(x_NC), chunk_rows):
+        x, targets = x_NC[row:row + chunk_rows], targets_N[row:row + chunk_rows]
+        kept = (targets != IGNORED)[:, None]
+
+        # The loss of a row: log-sum-exp minus the target's logit, with a teacher minus the mean of what it expects.
+        z = torch.where(is_id_P, linear(x, weight_PC).float(), -torch.inf)
+        lse = z.logsumexp(-1, keepdim=True)
+        is_target = column_P == targets[:, None]
+        z_target = torch.where(is_target, z, 0.0).sum(-1, keepdim=True)
+        loss_N1 = lse - on_target * z_target
+        expected = None
+        if taught:
+            z_taught = linear(taught[0][row:row + chunk_rows], taught[1]).float()
+            expected = TEACHERS_SHARE * torch.where(is_id_P, z_taught, -torch.inf).softmax(-1)
+            loss_N1 = loss_N1 - (expected * torch.where(is_id_P, z, 0.0)).sum(-1, keepdim=True)
+        loss = loss + torch.where(kept, loss_N1, 0.0).sum()
+
+        # Its gradient: the softmax minus the target's distribution.
+        if needs_gradients:
+            dz = (z - lse).exp() - torch.where(is_target, on_target, 0.0)
+            if expected is not None:
+                dz = dz - expected
+            dz = torch.where(kept & is_id_P, dz * factor, 0.0).to(x.dtype)
+            dx = linear(dz, weight_PC.t())
+            if in_place:
+                add_product_(dw_PC, dz.t(), x)
+                overwrite_(x, dx)
+            else:
+                dw_PC = dw_PC + dz.t() @ x
+                dx_parts.append(dx)
+
+    if not needs_gradients:
+        return loss, torch.empty(0), dw_PC
+    return loss, x_NC if in_place else torch.cat(dx_parts), dw_PC

@@ -1,0 +1,115 @@
+"""train.py --check: what this machine is, and hours for each of model.SIZES here and on common cards; reads no data."""
+
+import math
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+
+import torch
+
+from gpt.architectures.table import ModelConfig
+from gpt.common.errors import Exit
+from gpt.common.flags import Flags, having
+from gpt.common.progress import Progress
+from gpt.common.words import count
+from gpt.machine.backends import NVIDIA
+from gpt.machine.cards import TYPICAL, find_card
+from gpt.machine.device import Machine
+from gpt.planning.memory import CUDA_CONTEXT, GIB, MARGIN, MemorySetting, predicted_peak
+from gpt.planning.plan import describe_machine, figure
+from gpt.planning.recipe import LOSS_CHUNK, choose_config, choose_options
+from gpt.training.optimizers import state_bytes
+from gpt.training.state import FAST
+from gpt.training.table import largest
+from model import SIZES, Options
+
+VOCAB_SIZE = 50_257  # GPT-2's, where --vocab_size does not say otherwise
+PRODUCT_SECONDS = 2.0  # for products of matrices
+TOKENS_PER_PARAMETER = 20  # Hoffmann et al. 2022
+# Trainers of GPT-2 Small and larger ones report a third to a half of the data sheet's peak; the matrices of narrower
+# models are too small for that. Of the products measured here, the ladder of bench.py reached on 2 cores 0.76 compiled
+# and 0.55 eager.
+SHARE_OF_PEAK, FULL_WIDTH = 0.35, 768
+SHARE_ON_GPU, SHARE_COMPILED, SHARE_EAGER = 0.45, 0.75, 0.55  # of the products
+
+
+def check_machine(args: Flags, machine: Machine, out: Progress) -> int:
+    """Prints what the machine is, and the hours or the price of each size here and on common cards.
+
+    Returns the exit code. Raises UserError (exit 2) for a width that the heads do not divide.
+    """
+    is_described = any(value is not None for value in (args.model_size, args.n_layer, args.n_head, args.n_embd))
+    models = {name or "your shape": choose_config(having(args, init_from=None, model_size=name).model,
+                                                  args.vocab_size or VOCAB_SIZE, 2**62)
+              for name in ([args.model_size] if is_described else SIZES)}
+    config = next(iter(models.values()))
+    with out.phase("multiplying matrices"):
+        products = matmul_flops(machine, machine.backend.matmul_width, PRODUCT_SECONDS)
+    for line in describe_machine(config, machine):
+        out.say(line)
+    out.say(f"matmul      {products / 1e12:.3g} TFLOP/s in {machine.precision}")
+    for warning in machine.warnings:
+        out.warn(warning)
+
+    price = args.gpu_cost_per_hour
+    what = f"price, at {price:g} an hour," if price else "hours"
+    out.say(f"\nThe {what} of {TOKENS_PER_PARAMETER} tokens per parameter, T {config.seq_length:,}, "
+            f"{config.vocab_size:,} ids, by the products above and {SHARE_OF_PEAK:.0%} of a card's peak.\n"
+            "-: does not fit. With your tokens, --dry_run measures.")
+    options = choose_options(args.activation_checkpointing, False, machine, FAST.attention, {})
+    out.say("\n".join(table(models, machine, options, largest(args.optimizer), products, price)))
+    return Exit.DONE
+
+
+def matmul_flops(machine: Machine, width: int, seconds: float) -> float:
+    """FLOP/s of torch.mm with two square matrices: the best of what is done within the seconds, at least one."""
+    products = 20 if machine.on_gpu else 1
+    a, b = (torch.randn(width, width, device=machine.device).to(machine.dtype) for _ in range(2))
+    torch.mm(a, b)  # the first product loads the library
+    best, ends_at = math.inf, time.perf_counter() + seconds
+    while best == math.inf or time.perf_counter() < ends_at:
+        machine.backend.synchronize()
+        started = time.perf_counter()
+        for _ in range(products):
+            torch.mm(a, b)
+        machine.backend.synchronize()
+        best = min(best, (time.perf_counter() - started) / products)
+    return 2 * width**3 / best
+
+
+def table(models: dict[str, ModelConfig], machine: Machine, options: Options, optimizer: str, products: float,
+          price: float | None) -> Iterator[str]:
+    """A column for each size; a line for its parameters, for this machine, and for each memory that cards come with.
+
+    products is the FLOP/s of matrix products on this machine. The price is that of a GPU's hour, and no processor's.
+    """
+    def line(label: str, cells: Iterable[str]) -> str:
+        return f"{label:<18}" + "".join(f"{cell:>10}" for cell in cells)
+
+    yield line("", (name.removeprefix("gpt2_") for name in models))
+    yield line("parameters", (count(config.num_parameters) for config in models.values()))
+
+    share = SHARE_ON_GPU if machine.on_gpu else SHARE_COMPILED if machine.compile else SHARE_EAGER
+    rows = {"this machine": (MemorySetting.of(machine, options, True, True, 0),
+                             (1 - MARGIN) * machine.backend.total_memory(), share * products)}
+    if price and not machine.on_gpu:
+        rows.clear()
+    for gigabytes, name in TYPICAL.items():
+        card = find_card(name)
+        assert card
+        dtype = torch.bfloat16 if card.has_bf16 else torch.float16
+        setting = MemorySetting(NVIDIA.type, dtype, True, True, 2, LOSS_CHUNK, options.recompute)
+        room = (1 - MARGIN) * gigabytes * GIB - CUDA_CONTEXT
+        rows[f"{name}, {gigabytes} GB"] = setting, room, SHARE_OF_PEAK * 1e12 * card.half_tflops
+    for label, (setting, room, flops) in rows.items():
+        yield line(label, (price_of(config, replace(setting, optimizer_bytes=state_bytes(optimizer, config)), room,
+                                    flops / (price or 1.0)) for config in models.values()))
+
+
+def price_of(config: ModelConfig, setting: MemorySetting, room: float, flops_per_price: float) -> str:
+    """The hours of a model's training, or their price, by the FLOP/s of a card over its price; '-': does not fit."""
+    if predicted_peak(config, 1, setting) > room:
+        return "-"
+    share = min(1.0, config.n_embd / FULL_WIDTH) if setting.has_own_memory else 1.0
+    flops = TOKENS_PER_PARAMETER * config.num_parameters * config.flops_per_token
+    return figure(flops / (share * flops_per_price) / 3600)

@@ -1,0 +1,85 @@
+"""What train.py does before the seconds that importing torch takes: packages, and tokens of the texts it is given."""
+
+import json
+import os
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from gpt.common.children import PROGRAM, ask
+from gpt.common.errors import Exit, UserError, require
+from gpt.common.files import read_text
+from gpt.common.flags import FlagsOfGroup, in_list
+from gpt.common.memory import let_segments_grow
+from gpt.common.names import METADATA
+from gpt.common.ranks import is_one_of_several, speaks
+from gpt.common.signals import Signals
+from gpt.common.words import printable, shell_line
+from gpt.hub.names import check_package
+from gpt.trackers.tracker import requested_trackers, require_packages
+
+TRIAL = "trial"  # the first word of the command line of a child process that tries something
+
+
+def before_torch(init_from: str | None, flags: FlagsOfGroup) -> None:
+    """Raises UserError (exit 5) for a package that is missing or unfit; and sets what torch reads when it is loaded."""
+    # A thread that spins while it waits takes the processor from the one it waits for, if other work is there: without
+    # this a step beside other work took up to ten times as long. GNU's OpenMP reads it when torch is loaded.
+    os.environ.setdefault("GOMP_SPINCOUNT", "1000")
+    let_segments_grow()
+    require("torch", "numpy", "tokenizers", "tqdm", "safetensors")
+    check_package(init_from)
+    require_packages(requested_trackers(flags))
+
+
+# ---------------------------------------------------------------- texts
+
+
+def in_tokens(texts: Any, asked: Mapping[str, Any]) -> dict[str, Any]:
+    """What TEXT is as --data_dir: NAME.tokens beside the first one, or here where that folder is read-only.
+
+    A folder of tokens stays one. Raises ValueError beside a flag that names tokens, or weights, which bring theirs.
+    """
+    first = Path(in_list(texts)[0])
+    if others := asked.keys() & {"data_dir", "bin_file", "vocab_size", "init_from"}:
+        raise ValueError(f"{printable(first)}: not with --{min(others)}")
+    if all((Path(word) / METADATA).exists() for word in in_list(texts)):
+        return {"data_dir": texts}
+    folder = first.parent / f"{first.resolve().name}.tokens"
+    return {"texts": texts, "data_dir": str(folder) if os.access(first.parent, os.W_OK) else folder.name}
+
+
+def make_tokens(flags: FlagsOfGroup, data_dir: str) -> None:
+    """Has pretokenize.py fill the folder data_dir with the tokens of the texts, unless it holds them.
+
+    Raises UserError: exit 3 for texts that are not those of which the tokens were made, exit 2 in a run that makes no
+    tokens. Raises SystemExit where pretokenize.py fails.
+    """
+    texts, shown, folder = in_list(flags.texts), printable(data_dir), Path(data_dir)
+    mark = folder / METADATA
+    make = ["pretokenize.py", *texts, "--output_dir", data_dir]
+    if mark.exists():
+        from gpt.pretokenization.sources import files_of  # which imports numpy
+
+        before = json.loads(read_text(mark))["sources"]
+        files = list(dict.fromkeys(file for word in texts for file in files_of(word, lambda _: None)))
+        new = [f"; {printable(file)} is new" for file in files
+               if not os.path.exists(file) or os.path.getmtime(file) > os.path.getmtime(mark)]
+        if new or [Path(printable(file)).name for file in files][:1000] != before:
+            make += ["--overwrite", "--tokenizer_file", str(folder / "tokenizer.json")]
+            resume = "" if flags.resume_from else " --resume_from auto"
+            raise UserError(Exit.DATA, f"{shown} holds the tokens of {printable(', '.join(before))[:80]}"
+                                       f"{''.join(new[:1])}. Type:\n    python {shell_line(make)}\n    python "
+                                       f"{shell_line(sys.argv)}{resume} --allow_new_data")
+    elif is_one_of_several() or flags.dry_run or flags.overfit:
+        raise UserError(Exit.FLAGS, f"{printable(texts[0])} has no tokens yet. Type first: python "
+                                    f"{shell_line(make)}")
+    else:
+        print(f"texts       become tokens: python {shell_line(make)}", flush=True)
+        with Signals() as signals:
+            answer = ask([sys.executable, str(PROGRAM / make[0]), *make[1:]], signals, grace_seconds=5, shows=True)
+        if answer.code:
+            raise SystemExit(answer.code)
+    if speaks():
+        print(f"texts       their tokens: {shown}", flush=True)

@@ -1,0 +1,261 @@
+"""Where a run over a small text will end, in bits per byte, told before its first step.
+
+What is particular to a text shows in how well its own n-grams predict its validation tokens (gpt/tokens/ngrams.py); how
+far a network of the default recipe gets beyond them follows from its steps and passes. The relation is a
+least-squares fit to the runs in forecast.csv, whose lines are printed by
+
+    python -m gpt.planning.forecast OUT [OUT ...]
+
+for the output folders of finished runs.
+"""
+
+from __future__ import annotations
+
+import csv
+import math
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, fields, replace
+from functools import cache, partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+import data
+from gpt.architectures.table import ARCHITECTURES, ModelConfig
+from gpt.common.config import read_toml
+from gpt.common.names import METADATA, RUN_CONFIG, TOKENIZER
+from gpt.planning.defaults import most_passes
+from gpt.planning.sizing import USUAL_MINUTES, sizing_for
+from gpt.tokens.corpus import Corpus, open_corpus
+from gpt.tokens.ngrams import copied_share, ngram_bits
+from gpt.tokens.tokenizer import bytes_per_id, load_tokenizer
+from gpt.watching.history import read_run
+
+if TYPE_CHECKING:
+    from gpt.common.flags import Flags
+    from gpt.planning.plan import Pace
+    from gpt.training.state import Setup
+
+RUNS = Path(__file__).with_suffix(".csv")
+LEAST_TOKENS, MOST_TOKENS, LEAST_SEEN = 100_000, 1_000_000, 300_000  # of a text, in a run: about those of the fit
+USUAL_SEEN, USUAL_PARAMETERS, USUAL_BITS = 2_000_000, 1_800_000, 4.0  # of the fit; bits of a token by n-grams
+PIECE = 4096  # tokens; every other one is the half of a text
+OF_STEPS = 0.9  # of a run's time; the rest is of validations, samples and saves
+DOUBLED = 0.77  # twice the text gains so much, on a logarithmic scale, of what the text gained over its half
+REPEATS = 0.05  # of a text from which on most of the variance is due to that: what of it is learned differs
+FEW_PASSES = 2.4  # at which outcomes vary twice as much as at many: texts differ most while learning begins
+DEVIATIONS = 1.65  # to either side, 90% of the outcomes
+
+
+# ---------------------------------------------------------------- what a forecast rests on
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """What is known before the first step: tokens of the text, tokens seen, parameters; bits of a validation token.
+
+    Those are by n-grams of the text, by those of its half, by its pairs of tokens alone, by threes alone.
+    """
+
+    tokens: int
+    seen: int
+    parameters: int
+    whole: float
+    half: float
+    pairs: float
+    threes: float
+
+    def features(self) -> list[float]:
+        """What the bits of a network, as a multiple of those of n-grams, are linear in.
+
+        It learns pairs of tokens in the first pass, and longer ones later; a larger one begins later and ends lower,
+        the less so the smaller the text.
+        """
+        unseen, size = (USUAL_SEEN / self.seen)**0.5, math.log(self.parameters / USUAL_PARAMETERS)
+        return [1.0, unseen, (self.pairs / self.whole - 1) * self.tokens / self.seen, size, size * unseen,
+                math.log(self.whole / USUAL_BITS), math.log(self.parameters / self.tokens)]
+
+    @property
+    def by_repeats(self) -> float:
+        """The share of the variance that is due to how much the text repeats more than three tokens."""
+        return 1 - 1 / (1 + ((self.threes / self.whole - 1) / REPEATS)**2)
+
+    @property
+    def variance(self) -> float:
+        """Of an outcome, in units of that of a text that does not repeat, read many times."""
+        return (1 + (FEW_PASSES * self.tokens / self.seen)**2) / (1 - self.by_repeats)
+
+
+@dataclass(frozen=True)
+class Text:
+    """What n-grams tell of a text: the bits of each validation token, float64 [num], as in Evidence; its bytes.
+
+    copied is the share of them that stand in the training text word for word.
+    """
+
+    tokens: int
+    val_bytes: int
+    copied: float
+    whole: np.ndarray
+    half: np.ndarray
+    pairs: np.ndarray
+    threes: np.ndarray
+
+    def evidence(self, config: ModelConfig, most_windows: int, seen: int) -> Evidence:
+        """The evidence for the windows that a validation measures, each predicted after its first token."""
+        seq_length = config.seq_length
+        starts = data.spread_windows(len(self.whole), seq_length, most_windows) * seq_length
+        bits = (float(np.mean([bits[start + 1:start + 1 + seq_length].mean() for start in starts]))
+                for bits in (self.whole, self.half, self.pairs, self.threes))
+        return Evidence(self.tokens, seen, config.num_parameters, *bits)
+
+
+def text_of(corpus: Corpus) -> Text | None:
+    """What n-grams tell of a corpus; None of one unlike those of the fit: long, very short, mixed, without validation.
+    """
+    train, val, path = corpus.train, corpus.val, corpus.tokenizer_path
+    if val is None or path is None or corpus.shares:
+        return None
+    if train.length < LEAST_TOKENS or max(train.length, val.length) > MOST_TOKENS:
+        return None
+    seen, unseen = (data.Tokens(stream, "ram", torch.device("cpu")).read(0, stream.length) for stream in (train, val))
+    lengths = bytes_per_id(load_tokenizer(path), corpus.vocab_size)
+    if lengths is None or not lengths[unseen].any():
+        return None
+    every_other = seen[np.arange(len(seen)) // PIECE % 2 == 0]
+    by = partial(ngram_bits, val=unseen, vocab_size=corpus.vocab_size)
+    return Text(len(seen), int(lengths[unseen].sum()), copied_share(seen, unseen), by(seen), by(every_other),
+                by(seen, order=2), by(seen, order=3))
+
+
+# ---------------------------------------------------------------- the fit
+
+
+@dataclass(frozen=True)
+class Finished(Evidence):
+    """A finished run: its evidence, its text's name, the bits that a validation token took at its end."""
+
+    text: str
+    bits: float
+
+
+def finished_runs() -> list[Finished]:
+    """The runs of the fit."""
+    with RUNS.open(encoding="utf-8") as file:
+        return [Finished(**{field.name: row[field.name] if field.type == "str" else float(row[field.name])
+                            for field in fields(Finished)}) for row in csv.DictReader(file)]  # type: ignore[arg-type]
+
+
+class Fit:
+    """Weighted least squares over finished runs: those on a text that repeats itself say less."""
+
+    def __init__(self, runs: Sequence[Finished]):
+        x_RF = np.array([run.features() for run in runs])
+        y_R = np.array([run.bits / run.whole for run in runs])
+        root_R = np.sqrt([1 / run.variance for run in runs])
+        weighted_RF = x_RF * root_R[:, None]
+        self.weights_F = np.linalg.lstsq(weighted_RF, y_R * root_R, rcond=None)[0]
+        errors_R = (y_R - x_RF @ self.weights_F) * root_R
+        self.variance = float(errors_R @ errors_R) / (len(runs) - x_RF.shape[1])
+        self.covariance_FF = self.variance * np.linalg.inv(weighted_RF.T @ weighted_RF)
+
+    def bits(self, at: Evidence) -> tuple[float, float]:
+        """The bits that a validation token will take, and their standard deviation."""
+        x_F = np.array(at.features())
+        variance = self.variance * at.variance + float(x_F @ self.covariance_FF @ x_F)
+        return at.whole * float(x_F @ self.weights_F), at.whole * math.sqrt(variance)
+
+
+@cache
+def fitted() -> Fit:
+    """The fit to all finished runs."""
+    return Fit(finished_runs())
+
+
+# ---------------------------------------------------------------- the forecast
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """Bits per byte at the end, and between which numbers nine times in ten; the evidence, and bytes of its tokens."""
+
+    bits: float
+    low: float
+    high: float
+    evidence: Evidence
+    tokens_per_byte: float
+
+    def __str__(self) -> str:
+        return f"{self.bits:.2f} bits per byte at the end, {self.low:.2f} to {self.high:.2f} nine times in ten"
+
+
+def is_told(args: Flags) -> bool:
+    """Whether a run's end can be told: by the default recipe alone, which no flag makes another."""
+    others = {*args.model, *args.updates, "batch_size", "gradient_accumulation_steps", "cooldown_from"} - {"seed"}
+    return not (args.config.given & others or args.overfit)
+
+
+def forecast_of(setup: Setup) -> Forecast | None:
+    """The forecast for the run; None where there is no text for it, or nothing like the run was fitted."""
+    recipe, text, config = setup.recipe, setup.text, setup.config
+    seen = recipe.total_steps * setup.plan.tokens_per_step
+    if text is None or seen < LEAST_SEEN or recipe.optimizer != "muon":
+        return None
+    return _told(text.evidence(config, recipe.eval_windows(config), seen), len(text.whole) / text.val_bytes)
+
+
+def _told(evidence: Evidence, tokens_per_byte: float) -> Forecast:
+    bits, deviation = fitted().bits(evidence)
+    low, middle, high = ((bits + side * DEVIATIONS * deviation) * tokens_per_byte for side in (-1, 0, 1))
+    return Forecast(middle, low, high, evidence, tokens_per_byte)
+
+
+def describe_forecast(setup: Setup, pace: Pace) -> list[str]:
+    """The lines about the end before the first step, and about ends after twice the time and of twice the text."""
+    forecast, sizing = forecast_of(setup), setup.sizing
+    if forecast is None or sizing is None:
+        return []
+    evidence, minutes, config = forecast.evidence, setup.args.max_minutes or USUAL_MINUTES, setup.config
+    flops = OF_STEPS * setup.plan.tokens_per_step / pace.step * config.flops_per_token
+
+    def end(evidence: Evidence, minutes: float) -> float:  # no higher than the run's: fresh text, or time, hurts nobody
+        another = sizing_for(config.vocab_size, evidence.tokens, sizing.speed, minutes, None, (sizing.arch, None))
+        assert another.shape
+        larger = ARCHITECTURES[sizing.arch].sized(another.shape, config.vocab_size, config.seq_length)
+        most = most_passes(evidence.tokens, larger.num_parameters) * evidence.tokens
+        seen = max(1, min(most, int(60 * minutes * flops / larger.flops_per_token)))
+        longer = replace(evidence, seen=seen, parameters=larger.num_parameters)
+        return min(forecast.bits, _told(longer, forecast.tokens_per_byte).bits)
+
+    gained = (evidence.whole / evidence.half)**DOUBLED
+    doubled = replace(evidence, tokens=2 * evidence.tokens, whole=gained * evidence.whole)
+    return [f"forecast    {forecast} ({evidence.by_repeats:.0%} of it by how much the text repeats)",
+            f"            in twice the time {end(evidence, 2 * minutes):.2f}; of twice the text, in this time, "
+            f"{end(doubled, minutes):.2f}"]
+
+
+# ---------------------------------------------------------------- a line of the table
+
+
+def line_of(folder: Path) -> dict[str, object]:
+    """The line of forecast.csv for a finished run, by its config.toml and metrics.jsonl. Raises UserError."""
+    flags, curve = read_toml(folder / RUN_CONFIG).values, read_run(str(folder))
+    tokens, validations = Path(flags["data_dir"]), curve["val_loss"]
+    corpus = open_corpus(tokens, None, tokens / METADATA, tokens / TOKENIZER)
+    text, T, steps = text_of(corpus), flags["seq_length"], int(validations.last_x)
+    assert text, f"{tokens}: no text that a forecast can be made of"
+    shape = (flags["n_layer"], flags["n_head"], flags["n_embd"])
+    config = ARCHITECTURES[flags["arch"]].sized(shape, corpus.vocab_size, T)
+    seen = steps * T * flags["batch_size"] * flags["gradient_accumulation_steps"]
+    evidence = text.evidence(config, flags["eval_tokens"] // T, seen)
+    return {"text": tokens.name, **asdict(evidence), "bits": validations.ys[-1] / math.log(2)}
+
+
+if __name__ == "__main__":
+    lines = [line_of(Path(folder)) for folder in sys.argv[1:]]
+    table = csv.DictWriter(sys.stdout, [field.name for field in fields(Finished)], lineterminator="\n")
+    table.writeheader()
+    table.writerows(lines)

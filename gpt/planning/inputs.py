@@ -1,0 +1,288 @@
+"""What a run begins with: the terminal, the machine, the tokens, the model's shape, the checkpoint to resume from.
+
+All of it is checked before anything is decided; problems that do not depend on each other are reported together.
+"""
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from gpt.architectures.table import ModelConfig, by_flags
+from gpt.checkpoint import find, load
+from gpt.checkpoint.folder import owned
+from gpt.checkpoint.verify import manifest_sha256
+from gpt.common.errors import Exit, InvalidCheckpoint, Problems, UserError
+from gpt.common.files import cache_folder
+from gpt.common.flags import Flags, FlagsOfGroup, having
+from gpt.common.names import METADATA, TOKENIZER
+from gpt.common.progress import Progress
+from gpt.common.ranks import speaks
+from gpt.common.signals import Signals
+from gpt.common.transcript import Transcript
+from gpt.common.words import printable
+from gpt.hub.download import with_models_here
+from gpt.machine import device
+from gpt.machine.backends import CPU, NVIDIA, gpu_in_use
+from gpt.machine.device import Machine
+from gpt.machine.processes import Processes, joined, of_environment
+from gpt.planning.recipe import choose_config
+from gpt.planning.sizing import Sizing, choose_sizing
+from gpt.tokens.corpus import Corpus, open_corpus
+from gpt.tokens.mixture import check_lengths, in_words, mix
+from gpt.tokens.shares import folders_of
+from gpt.training.cooldown import choose_cooldown
+from gpt.training.mirror import is_same_folder, prepare_mirror
+from gpt.training.teacher import choose_teacher
+
+NOTHING_LOST = "before the first step; nothing was lost"
+
+# ---------------------------------------------------------------- what a run stands on
+
+
+@dataclass(frozen=True)
+class Session:
+    """The terminal, the signals and the processes of a run; what is held is let go of at its end."""
+
+    out: Progress
+    signals: Signals
+    processes: Processes
+    held: contextlib.ExitStack
+
+
+@contextlib.contextmanager
+def session(use_gpu: bool | None) -> Iterator[Session]:
+    """While inside, what is printed is kept, signals are heard, and processes can speak with each other."""
+    processes = of_environment()
+    with contextlib.ExitStack() as held:
+        transcript = held.enter_context(Transcript()) if speaks() else None
+        out = held.enter_context(contextlib.closing(Progress(transcript=transcript)))
+        signals = held.enter_context(Signals(out.note, can_save=True))
+        signals.at_once = NOTHING_LOST
+        held.enter_context(joined(processes, use_gpu))
+        yield Session(out, signals, processes, held)
+
+
+def choose_machine(flags: FlagsOfGroup, prefers_bf16: bool = False) -> Machine:
+    """The device, its precision and whether to compile, set up for the whole process.
+
+    prefers_bf16 means a processor that multiplies it in hardware, where no flag says the precision. Raises UserError
+    (exit 5) if --use_gpu is given and there is no GPU that can be used.
+    """
+    _check_device(flags, None)
+    is_native = prefers_bf16 and flags.use_amp is None and not gpu_in_use(flags.use_gpu) and CPU.has_bf16()
+    machine = device.choose(flags.use_gpu, is_native or flags.use_amp, flags.amp_dtype, flags.compile)
+    device.set_up(machine, cache_folder() / "compiled", flags.deterministic)
+    return machine
+
+
+def _check_device(flags: FlagsOfGroup, dropout: float | None) -> None:
+    """Raises UserError (exit 5) for what the device cannot do."""
+    if flags.use_gpu and (reason := device.why_no_gpu()):
+        raise UserError(Exit.MACHINE, f"--use_gpu: {reason}, or give --no-use_gpu to train on the CPU.")
+    if flags.compile_mode == "reduce-overhead" and (reason := NVIDIA.why_not()):
+        raise UserError(Exit.MACHINE, f"--compile_mode reduce-overhead: {reason}, or drop the flag.")
+    gpu = gpu_in_use(flags.use_gpu)
+    if flags.activation_checkpointing and dropout and gpu and not gpu.has_own_memory:  # it would drop others again
+        raise UserError(Exit.MACHINE, "--activation_checkpointing: not with --dropout on Apple's GPU. Drop one.")
+
+
+# ---------------------------------------------------------------- what a run is given
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """The corpus, the model's size where no flag names it, its shape, the checkpoint to resume from with its state.
+
+    args are the flags, in which models of the hub are the folders that they were fetched to.
+    """
+
+    args: Flags
+    corpus: Corpus
+    sizing: Sizing | None
+    config: ModelConfig
+    resumed: find.Found | None
+
+    @property
+    def prefers_bf16(self) -> bool:
+        """True for a size that was chosen, and a run that goes on as it began."""
+        return self.stored.get("environment", {}).get("precision") == "bf16" if self.resumed else bool(
+            self.sizing and self.sizing.shape)
+
+    @property
+    def stored(self) -> dict[str, Any]:
+        """The trainer_state.json of the checkpoint, {} for a new run."""
+        return self.resumed[1] if self.resumed else {}
+
+
+def choose_inputs(args: Flags, at: Session) -> Inputs:
+    """Checks what the run is given: in the first process, and then in the others what it has found.
+
+    The output folder stays locked until the session ends. Raises one UserError with all problems.
+    """
+    if args.overfit:  # without what keeps a training loss away from zero on purpose
+        args = having(args, dropout=0.0, teacher=None)
+    args = with_models_here(args, ["init_from"], at.out)
+    checked: list[Inputs] = []  # in the first process
+
+    def first_finds() -> tuple[Sizing | None, str | None, tuple[str, dict[str, Any], str] | None]:
+        checked.append(_check(args, at))
+        found, resumed = checked[0], checked[0].resumed
+        return found.sizing, found.args.teacher, resumed and (
+            str(resumed[0]), resumed[1], manifest_sha256(resumed[0]))
+
+    sizing, teacher, resumed = at.processes.agree(first_finds)
+    if checked:
+        return checked[0]
+    args = having(args, teacher=teacher)
+    with at.processes.on_its_own():
+        corpus = find_corpus(args.data, args.init_from)
+        config = choose_config(args.model, corpus.vocab_size, corpus.train.length, sizing)
+        return _follow(Inputs(args, corpus, sizing, config, None), resumed)
+
+
+def _check(args: Flags, at: Session) -> Inputs:
+    """What the first process does."""
+    problems, corpus, sizing, config, resumed = Problems(), None, None, None, None
+    out, writes = at.out, not (args.dry_run or args.overfit)
+    if args.config.recorded:
+        but = f"; on the command line {', '.join(args.config.changed)}" if args.config.changed else ""
+        out.say(f"resume      with the flags in {args.config.recorded}{but}")
+    with problems.catch():
+        _check_device(args.machine, args.dropout)
+    with problems.catch():
+        if writes:
+            at.held.enter_context(owned(Path(args.output_dir)))
+            prepare_mirror(args.output, args.resume_from or args.cooldown_from, out)
+    with problems.catch(), out.phase("checking the tokens"):
+        corpus = find_corpus(args.data, args.init_from)
+        sizing = choose_sizing(args.model, corpus, args.use_gpu, args.max_minutes, args.use_amp)
+        config = choose_config(args.model, corpus.vocab_size, corpus.train.length, sizing)
+        check_lengths(corpus, config.seq_length)
+        if args.teacher:
+            args = having(args, teacher=choose_teacher(args.teacher, config, out))
+    with problems.catch():
+        if writes or args.resume_from or args.cooldown_from:
+            resumed = choose_resume(args.output, args.horizon.cooldown_from, args.min_lr,
+                                    [args.init_from, args.teacher], writes, out)
+        if resumed and corpus and config:
+            config = with_what_no_flag_says(config, resumed[0])
+            find.check_same(resumed, config, corpus.identity, corpus.tokenizer_sha256, args.allow_new_data,
+                            in_words(corpus.shares))
+    problems.stop()
+    assert corpus
+    assert config
+    return Inputs(args, corpus, sizing, config, resumed)
+
+
+def _follow(inputs: Inputs, resumed: tuple[str, dict[str, Any], str] | None) -> Inputs:
+    """The same in another process, once the first one has checked it; resumed is folder, state, sha256."""
+    if resumed is None:
+        return inputs
+    folder, state = Path(resumed[0]), resumed[1]
+    find.wait_until_here(folder, resumed[2])
+    return replace(inputs, config=with_what_no_flag_says(inputs.config, folder), resumed=(folder, state))
+
+
+# ---------------------------------------------------------------- the checkpoint
+
+
+def with_what_no_flag_says(config: ModelConfig, folder: Path) -> ModelConfig:
+    """The config with what the model of a checkpoint has from the weights of others, at which its run began.
+
+    Those are more ids than the corpus has, and what no flag sets: the size of heads, the epsilon of norms.
+    """
+    with contextlib.suppress(InvalidCheckpoint):  # of which a comparison with the checkpoint's state tells more
+        there = load.read_config(folder)
+        if type(there) is type(config):
+            return replace(there, **{name: getattr(config, name) for name in by_flags(config)},
+                           vocab_size=max(config.vocab_size, there.vocab_size))
+    return config
+
+
+def choose_resume(output: FlagsOfGroup, cooldown_from: str | None, min_lr: float | None, models: Sequence[str | None],
+                  writes: bool, out: Progress) -> find.Found | None:
+    """The verified checkpoint to resume from and its state, or None for a new run. Raises UserError (exit 4).
+
+    The mirror's name stands for the run's own folder, into which it was copied.
+    """
+    output_dir, shown = Path(output.output_dir), printable(output.output_dir)
+    asked = output.resume_from
+    if asked and output.mirror_to and writes and is_same_folder(asked, output.mirror_to):
+        asked = "auto"
+    if asked is not None or cooldown_from is not None:
+        with out.phase("verifying the checkpoint"):
+            if cooldown_from is not None:
+                found = choose_cooldown(output, cooldown_from, min_lr or 0.0, out)
+            else:
+                found = find.find_resume(asked or "auto", output_dir, output.overwrite, out.warn)
+        if found is None:
+            out.say(f"resume      no checkpoint in {shown} yet: starting at step 0")
+        elif not find.is_inside(found[0], output_dir):
+            _check_no_stranger(output_dir)
+        return found
+    _check_no_stranger(output_dir)
+    folders = (output_dir, Path(output.mirror_to or output_dir))
+    for model in filter(None, models):
+        if output.overwrite and any(find.is_inside(Path(model), folder) for folder in folders):
+            raise UserError(Exit.FLAGS, f"--overwrite: would delete {printable(model)}, which the run begins with. "
+                                        "Give another --output_dir.")
+    if (there := find.steps_in(output_dir)) and not output.overwrite:
+        raise find.held_by_another_run("--output_dir", output_dir, max(there))
+    return None
+
+
+def _check_no_stranger(output_dir: Path) -> None:
+    """Raises UserError (exit 4) for a folder that this run would replace and that no run of train.py has finished."""
+    if strangers := [path for path, why in find.numbered_in(output_dir).values() if why]:
+        raise UserError(Exit.CHECKPOINT, f"{printable(strangers[0])} has a checkpoint's name but no manifest.json,"
+                                         " and a run would replace it. Move it away, or give another --output_dir.")
+
+
+# ---------------------------------------------------------------- the tokens
+
+
+def find_corpus(flags: FlagsOfGroup, init_from: str | None = None) -> Corpus:
+    """The token files that the flags mean, several folders as a mixture.
+
+    With --bin_file the other files of --data_dir are another corpus's. Raises UserError (exit 3).
+    """
+    folders, problems, corpora = folders_of(flags.data_dir), Problems(), []
+    for folder in folders:
+        with problems.catch():
+            corpora.append(_find_one(flags, init_from, folder.path))
+    problems.stop()
+    return corpora[0] if len(folders) == 1 else mix(folders, corpora)
+
+
+def tokenizer_in(folder: Path) -> Path | None:
+    """The tokenizer's file in the folder of a model."""
+    return folder / TOKENIZER if (folder / TOKENIZER).is_file() else None
+
+
+def _find_one(flags: FlagsOfGroup, init_from: str | None, data_dir: str) -> Corpus:
+    """The corpus of one folder. Raises UserError (exit 3)."""
+    folder, shown = Path(data_dir), printable(data_dir)
+    if flags.bin_file is None and not folder.is_dir():
+        what = "is not a folder" if folder.exists() else "does not exist"
+        raise UserError(Exit.DATA, f"--data_dir {shown} {what}. Run: python pretokenize.py TEXT")
+
+    def part(given: str | None, name: str) -> Path | None:
+        if given is None and flags.bin_file is None and (folder / name).exists():
+            return folder / name
+        return Path(given) if given else None
+
+    metadata, tokenizer = part(flags.metadata_file, METADATA), part(flags.tokenizer_file, "tokenizer.json")
+    vocab_size, notes = flags.vocab_size, ()
+    if init_from and not (metadata or tokenizer or vocab_size):
+        weights, config = load.starting_config(init_from, lambda said: None)
+        tokenizer = tokenizer_in(weights)
+        vocab_size = None if tokenizer else config.vocab_size
+        notes = ("the tokens come without their vocabulary; that of --init_from is taken",)
+    if flags.bin_file is None and metadata is None and not (flags.tokenizer_file or flags.vocab_size or notes):
+        raise UserError(Exit.DATA, f"--data_dir {shown} has no metadata.json. Run: python pretokenize.py TEXT, or give "
+                                   "--tokenizer_file or --vocab_size for tokens of another program.")
+    corpus = open_corpus(Path(flags.bin_file or folder), Path(flags.val_bin_file) if flags.val_bin_file else None,
+                         metadata, tokenizer, vocab_size)
+    return replace(corpus, notes=(*corpus.notes, *notes))

@@ -1,0 +1,74 @@
+"""The token files of a run committed, metadata.json written last; and the closing words."""
+
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from gpt.common.files import sha256_of, sync
+from gpt.common.words import shell_word
+from gpt.pretokenization.passes import Job
+from gpt.tokens.layouts import Part
+from gpt.tokens.metadata import METADATA_FORMAT, METADATA_VERSION
+from gpt.tokens.stream import scan
+from gpt.tokens.tokenizer import Vocabulary
+
+MAX_SOURCES_LISTED = 1000
+
+
+def commit(job: Job, dtype: str, vocabulary: Vocabulary, trained_here: bool) -> dict[str, Any]:
+    """Reads all files back, gives them their names, and writes metadata.json; returns it.
+
+    Raises UserError (exit 3) for an id that reads back differently from what was written, and for a file that does.
+    """
+    splits = {}
+    for split, totals in job.totals.items():
+        if totals["documents"]:
+            job.signals.look()
+            path = job.folder.work / f"{split}.bin"
+            sync(path)
+            sha256 = scan(Part(path, dtype, totals["tokens"]), vocabulary.size)
+            status = path.stat()
+            splits[split] = {**totals, "file_bytes": status.st_size, "modified_ns": status.st_mtime_ns,
+                             "sha256": sha256}
+
+    sources = [Path(source.shown).name for source in job.sources]
+    if job.args.demo:
+        sources = [f"Python {sys.version.split()[0]} standard library"]
+    origins = list(dict.fromkeys(source.origin for source in job.sources if source.origin))
+    metadata = {
+        "format": METADATA_FORMAT,
+        "version": METADATA_VERSION,
+        "layout": "native",
+        "vocab_size": vocabulary.size,
+        "largest_id": max(split["largest_id"] for split in splits.values()),
+        "end_of_text_id": vocabulary.end_id,
+        "end_of_text": vocabulary.end,
+        "dtype": dtype,
+        "splits": splits,
+        "tokenizer": {"trained_here": trained_here, "sha256": sha256_of(job.folder.work / "tokenizer.json")},
+        "sources": sources[:MAX_SOURCES_LISTED],
+        "num_sources": len(sources),
+        **({"origins": origins} if origins else {}),  # datasets of the hub, each with its commit
+        "split_rule": job.split.rule,
+        **({"encoding": job.args.encoding} if job.args.encoding else {}),
+        "created": time.strftime("%Y-%m-%d", time.gmtime()),
+    }
+    job.folder.commit(["tokenizer.json", *(f"{split}.{ending}" for split in splits for ending in ("bin", "idx"))],
+                      metadata)
+    return metadata
+
+
+def summarise(job: Job, metadata: Mapping[str, Any], seconds: float) -> None:
+    """The closing block: counts, seconds, and the command to type next."""
+    say, splits = job.progress.say, metadata["splits"]
+    sums = {key: sum(split[key] for split in splits.values()) for key in ("documents", "bytes", "tokens")}
+    share = f"{100 * splits['val']['bytes'] / sums['bytes']:.2g}% of the text" if "val" in splits else "no val.bin"
+    say(f"validation: {share}: {job.split.rule}")
+    for key, value in sums.items():
+        say(f"{key}: {value:,} ({', '.join(f'{split} {splits[split][key]:,}' for split in splits)})")
+    say(f"vocabulary: {metadata['vocab_size']:,} ids ({metadata['dtype']})\n"
+        f"bytes per token: {sums['bytes'] / max(1, sums['tokens']):.3f}\nseconds: {seconds:.1f}")
+    where = "" if str(job.folder.path) == "data" else f" --data_dir {shell_word(job.folder.path)}"
+    say(f"next: python train.py{where}")

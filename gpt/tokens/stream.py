@@ -1,0 +1,106 @@
+"""The tokens of one or more files as one stream, and the check that reads each of them once."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from gpt.common.errors import Exit, UserError
+from gpt.common.words import printable
+from gpt.tokens.layouts import DTYPES, Part, token_file_error
+
+SCANNED_TOKENS = 2**22  # read and checked at a time
+
+
+@dataclass(frozen=True)
+class TokenStream:
+    """The tokens of one or more parts, one after the other as if they were one file.
+
+    vocab_size is what every id must be below; whoever reads the tokens checks it again, because a file that was found
+    sound may have changed since. Raises UserError (exit 3) for parts of different types.
+    """
+
+    parts: tuple[Part, ...]
+    vocab_size: int | None = field(default=None, compare=False)
+
+    def __post_init__(self) -> None:
+        first = self.parts[0]
+        for part in self.parts:
+            if part.dtype != first.dtype:
+                raise UserError(Exit.DATA, f"token files of two types: {printable(first.path.name)} holds "
+                                           f"{first.dtype}, {printable(part.path.name)} {part.dtype}. Name them apart.")
+
+    @property
+    def dtype(self) -> str:
+        return self.parts[0].dtype
+
+    @property
+    def length(self) -> int:
+        return sum(part.length for part in self.parts)
+
+    @property
+    def num_bytes(self) -> int:
+        return self.length * self.parts[0].item_bytes
+
+    @property
+    def name(self) -> str:
+        """The name of the first file, and how many more there are."""
+        first, *others = self.parts
+        return printable(first.path.name) + (f" and {len(others):,} more" if others else "")
+
+    def slice(self, start: int, length: int) -> TokenStream:
+        """The stream of length tokens from token start on."""
+        assert 0 <= start < start + length <= self.length
+        kept = []
+        first = 0  # token of the part
+        for part in self.parts:
+            low = max(start - first, 0)
+            high = min(start + length - first, part.length)
+            if low < high:
+                offset_bytes = part.offset_bytes + low * part.item_bytes
+                kept.append(replace(part, length=high - low, offset_bytes=offset_bytes))
+            first += part.length
+        return TokenStream(tuple(kept), self.vocab_size)
+
+
+def as_unsigned(ids: np.ndarray) -> np.ndarray:
+    """The same bits as numbers without a sign, so that a negative id becomes a large one: one bound tells both."""
+    return ids.view(f"<u{ids.itemsize}")
+
+
+def bound_of(dtype: str, vocab_size: int) -> int:
+    """What the ids of as_unsigned must be below: the vocabulary's size, and the numbers without a sign bit."""
+    return min(vocab_size, 2**31, np.iinfo(dtype).max + 1)
+
+
+def check_ids(ids: np.ndarray, first: int, part: Part, vocab_size: int) -> None:
+    """Raises UserError (exit 3) for an id outside the vocabulary; first is the position of ids[0] in the part."""
+    bound = bound_of(part.dtype, vocab_size)
+    if len(ids) and as_unsigned(ids).max() >= bound:
+        at = int(np.flatnonzero(as_unsigned(ids) >= bound)[0])
+        raise token_file_error(
+            part.path, f"holds id {int(ids[at]):,} at position {first + at:,}, outside the vocabulary of "
+            f"{vocab_size:,} ids. Give the tokenizer or metadata that the file was made with, or run "
+            "pretokenize.py again.")
+
+
+def scan(part: Part, vocab_size: int) -> str:
+    """Reads a whole file once: its sha256.
+
+    Raises UserError (exit 3) at the first id outside the vocabulary, and for a file whose size has changed meanwhile.
+    """
+    digest = hashlib.sha256()
+    seen = 0
+    with part.path.open("rb") as file:
+        digest.update(file.read(part.offset_bytes))
+        while content := file.read(SCANNED_TOKENS * part.item_bytes):
+            digest.update(content)
+            ids = np.frombuffer(content, DTYPES[part.dtype], len(content) // part.item_bytes)
+            check_ids(ids, seen, part, vocab_size)
+            seen += len(ids)
+        if file.tell() != part.offset_bytes + part.length * part.item_bytes:
+            raise token_file_error(part.path, "changed while it was read. Run the command again when nothing writes to "
+                                              "it.")
+    return digest.hexdigest()

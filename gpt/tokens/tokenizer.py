@@ -1,0 +1,173 @@
+"""Tokenizers, opened so that text can never become a special id, and what the programs ask of them."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import operator
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from gpt.common.errors import Exit, UserError
+from gpt.common.files import read_bytes
+from gpt.common.names import TOKENIZER
+from gpt.common.words import printable
+
+if TYPE_CHECKING:
+    import numpy as np
+    from tokenizers import Tokenizer
+
+END_OF_TEXT = "<|endoftext|>"
+ENDS_OF_TEXT = (END_OF_TEXT, "</s>", "<|end_of_text|>", "<eos>")  # what tokenizers call the end of a document
+MAX_VOCAB_SIZE = 2**24  # the same bound holds for the checkpoints that can be opened
+MAX_TOKENIZER_BYTES = 256 * 2**20
+
+
+def tokenizer_of(folder: Path, given: str | None, vocab_size: int) -> Tokenizer:
+    """The tokenizer given, else the one in a model's folder. Raises UserError (exit 3), also if it has too many ids."""
+    if given is None and not (folder / TOKENIZER).exists():
+        raise UserError(Exit.DATA, f"{printable(folder)} has no {TOKENIZER}. Give the model's --tokenizer_file.")
+    tokenizer, num_ids = load_with_size(Path(given or folder))
+    if num_ids > vocab_size:
+        raise UserError(Exit.DATA, f"the tokenizer has {num_ids:,} ids, the model {vocab_size:,}. "
+                                   "Give the model's own --tokenizer_file.")
+    return tokenizer
+
+
+def load_tokenizer(path: str | Path) -> Tokenizer:
+    """Reads a tokenizer.json, or that of a folder. Text can never become a special id through it.
+
+    Raises UserError (exit 3) for a file that is not a tokenizer.
+    """
+    return load_with_size(Path(path))[0]
+
+
+def load_with_size(path: Path) -> tuple[Tokenizer, int]:
+    """The tokenizer of load_tokenizer and its vocab_size_of, which takes 20 ms for GPT-2's."""
+    from tokenizers import Tokenizer
+
+    if path.is_dir():
+        path = path / TOKENIZER
+    name = f"tokenizer {printable(path)}"
+    try:
+        tokenizer = _for_text(Tokenizer.from_buffer(read_bytes(path, MAX_TOKENIZER_BYTES)))
+        # Some broken files panic only when they are first used. A text without ids in the vocabulary does not.
+        with contextlib.suppress(Exception):
+            tokenizer.decode(tokenizer.encode("a \u00e9\n").ids)
+    except OSError as error:
+        raise UserError(Exit.DATA, f"{name}: {error.strerror}. Give --tokenizer_file.") from error
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:  # a panic of the Rust library is not an Exception
+        raise UserError(Exit.DATA, f"{name} is not a tokenizer.json of the tokenizers library "
+                                   f"({printable(error)[:120]}). Give one of pretokenize.py, or one that "
+                                   "transformers saves with AutoTokenizer.") from error
+    num_ids = vocab_size_of(tokenizer)
+    if not 1 <= num_ids <= MAX_VOCAB_SIZE:
+        raise UserError(Exit.DATA, f"{name} has {num_ids:,} ids, not 1 to {MAX_VOCAB_SIZE:,}. Give another.")
+    return tokenizer, num_ids
+
+
+def parse(content: str) -> Tokenizer:
+    """The tokenizer that a tokenizer.json of ours holds. Text can never become a special id through it."""
+    from tokenizers import Tokenizer
+
+    return _for_text(Tokenizer.from_str(content))
+
+
+def _for_text(tokenizer: Tokenizer) -> Tokenizer:
+    """Makes a tokenizer encode every text whole, and as nothing but text."""
+    tokenizer.no_truncation()  # some tokenizer.json cut every text to a length, or fill it up to one
+    tokenizer.no_padding()
+    tokenizer.encode_special_tokens = True
+    return tokenizer
+
+
+def vocab_size_of(tokenizer: Tokenizer) -> int:
+    """One more than the tokenizer's largest id (there may be gaps between its ids)."""
+    return max(tokenizer.get_vocab(with_added_tokens=True).values(), default=-1) + 1
+
+
+def end_of_text_id(tokenizer: Tokenizer) -> int | None:
+    """The id of the token that ends a document, by the names that tokenizers use for it; None if there is none."""
+    return next((found for name in ENDS_OF_TEXT if (found := tokenizer.token_to_id(name)) is not None), None)
+
+
+def opening_ids(tokenizer: Tokenizer) -> list[int]:
+    """The special ids that the tokenizer itself puts before every text: <|begin_of_text|> of Llama 3, none of GPT-2."""
+    with contextlib.suppress(Exception):  # from a vocabulary of words that has no token for unknown ones
+        encoding = tokenizer.encode("a")
+        return encoding.ids[:encoding.special_tokens_mask.index(0)]
+    return []
+
+
+def bytes_per_id(tokenizer: Tokenizer, vocab_size: int) -> np.ndarray | None:
+    """The bytes of text that each id stands for, int64 [V], special ids 0; None if the tokenizer is not byte-level."""
+    import numpy as np
+    from tokenizers import decoders
+
+    if not isinstance(tokenizer.decoder, decoders.ByteLevel):  # else each character of a token stands for one byte
+        return None
+    lengths = np.zeros(vocab_size, np.int64)
+    for token, index in tokenizer.get_vocab(with_added_tokens=False).items():
+        lengths[index] = len(token)
+    for index, token in tokenizer.get_added_tokens_decoder().items():
+        lengths[index] = 0 if token.special else len(token.content.encode())
+    return lengths
+
+
+def byte_alphabet() -> list[str]:
+    """The characters that stand for the bytes 0 to 255 in GPT-2's vocabulary (openai/gpt-2, encoder.py)."""
+    plain = {*range(33, 127), *range(161, 173), *range(174, 256)}
+    others = iter(range(256, 512))
+    return [chr(byte) if byte in plain else chr(next(others)) for byte in range(256)]
+
+
+def is_byte_level_bpe(model: Mapping[str, Any]) -> bool:
+    """True for the model of a tokenizer.json that is a plain BPE over the 256 bytes."""
+    unusual = ("dropout", "byte_fallback", "continuing_subword_prefix", "end_of_word_suffix")
+    return (model["type"] == "BPE" and not any(model.get(name) for name in unusual)
+            and {*byte_alphabet()} <= model["vocab"].keys())
+
+
+@dataclass(frozen=True)
+class Vocabulary:
+    """A tokenizer with the facts that encoding documents depends on."""
+
+    content: str  # its tokenizer.json
+    size: int  # one more than the largest id
+    end_id: int  # the end of a document
+    end: str
+    splits_as_gpt2: bool  # no normalizer, no added words, ByteLevel with GPT-2's pattern
+    is_known_kind: bool  # GPT-2's kind: byte-level BPE, which all encoding engines treat alike
+    tokenizer: Tokenizer = field(compare=False, repr=False)
+
+
+def vocabulary_of(tokenizer: Tokenizer) -> Vocabulary:
+    """The facts about a tokenizer. Raises UserError (exit 3) for one without an end of text."""
+    end_id = end_of_text_id(tokenizer)
+    if end_id is None:
+        raise UserError(Exit.DATA, "the tokenizer has no end-of-text token. Documents could not be told apart. Add "
+                                   f"{END_OF_TEXT} to it, or leave out --tokenizer_file.")
+    content = tokenizer.to_str(pretty=True)
+    fields = json.loads(content)
+    splits_as_gpt2 = _splits_as_gpt2(fields)
+    return Vocabulary(content, vocab_size_of(tokenizer), end_id, str(tokenizer.id_to_token(end_id)), splits_as_gpt2,
+                      splits_as_gpt2 and _merges_as_gpt2(fields["model"]), tokenizer)
+
+
+def _splits_as_gpt2(fields: dict[str, Any]) -> bool:
+    """True if a tokenizer.json cuts text into words where GPT-2's does."""
+    pre = fields["pre_tokenizer"] or {}
+    return (fields["normalizer"] is None and pre.get("type") == "ByteLevel" and not pre["add_prefix_space"]
+            and pre.get("use_regex", True) and all(token["special"] for token in fields["added_tokens"]))
+
+
+def _merges_as_gpt2(model: dict[str, Any]) -> bool:
+    """True for a plain BPE over the 256 bytes whose merges are in the order of the ids that they make."""
+    if not is_byte_level_bpe(model) or model.get("ignore_merges"):
+        return False
+    results = [model["vocab"].get(left + right, -1) for left, right in model["merges"]]
+    return all(map(operator.lt, results, results[1:]))

@@ -1,0 +1,78 @@
+"""What all optimizers but AdamW share: each updates the groups that are its own (adamw8bit all), AdamW the others."""
+
+from collections.abc import Callable, Mapping
+from typing import Any, TypeAlias
+
+import torch
+
+from gpt.checkpoint.contents import StateTensor
+from gpt.machine.backends import backend_of
+
+Rows: TypeAlias = tuple[int, ...]  # of each matrix that is stacked in a parameter
+
+
+def zeros_of(kept: Mapping[str, StateTensor], parameter: torch.Tensor) -> dict[str, torch.Tensor]:
+    """The state of a parameter before its first step; tensors of its shape are sharded like it."""
+    return {name: torch.zeros_like(parameter, dtype=its.dtype) if its.shape == parameter.shape
+            else torch.zeros(its.shape, dtype=its.dtype, device=parameter.device) for name, its in kept.items()}
+
+
+class BesideAdamW(torch.optim.Optimizer):
+    """An optimizer of the groups whose rule is its own, and adamw for the others, in one; see parameter_groups.
+
+    found_inf and grad_scale are honoured as tensors, as by PyTorch's fused optimizers; a step with found_inf = 1
+    changes no bit. update(), kept() and the function that is compiled are those of the classes below it. dtype is that
+    in which they multiply matrices.
+    """
+
+    found_inf: torch.Tensor | None = None
+    grad_scale: torch.Tensor | None = None
+    rule: str
+    function: Callable[..., None]
+
+    def __init__(self, groups: list[dict[str, Any]], learning_rate: float, betas: tuple[float, float],
+                 adamw: Callable[[list[dict[str, Any]]], torch.optim.Optimizer], dtype: torch.dtype = torch.float32):
+        super().__init__(groups, {"lr": learning_rate})
+        self._betas, self._dtype, self._update = betas, dtype, self.function
+        self._own = [group for group in self.param_groups if group["rule"] == self.rule]
+        others = [group for group in self.param_groups if group["rule"] != self.rule]
+        self._adamw: Any = adamw(others) if others else None
+        if self._adamw is not None:
+            self._adamw.state = self.state  # one place for all that a checkpoint holds
+        device = self.param_groups[0]["params"][0].device
+        self._rates = [torch.zeros((), device=device) for _ in self._own]  # filled at each step, without a wait
+        self._decays = [torch.zeros((), device=device) for _ in self._own]
+        self._finite, self._unscaled = torch.zeros((), device=device), torch.ones((), device=device)
+
+    def compile_step(self) -> None:
+        """Makes every later step of its own groups one compiled graph; on a CPU it stays eager, as fast or faster."""
+        if backend_of(self._finite).runs_ahead:
+            self._update = torch.compile(self.function, dynamic=False, fullgraph=True)
+
+    def run_eagerly(self) -> None:
+        """Undoes compile_step."""
+        self._update = self.function
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        """One step of all groups."""
+        if self._adamw is not None:
+            self._adamw.found_inf, self._adamw.grad_scale = self.found_inf, self.grad_scale
+            self._adamw.step()
+        for group, rate, decay in zip(self._own, self._rates, self._decays, strict=True):
+            rate.fill_(group["lr"])
+            decay.fill_(group["weight_decay"])
+            for parameter, rows in zip(group["params"], group["rows"], strict=True):
+                if not self.state[parameter]:
+                    self.state[parameter] = zeros_of(self.kept(parameter, rows), parameter)
+        self.update(self._finite if self.found_inf is None else self.found_inf,
+                    self._unscaled if self.grad_scale is None else self.grad_scale)
+
+    @staticmethod
+    def kept(parameter: torch.Tensor, rows: Rows) -> dict[str, StateTensor]:
+        """Shapes and types of what is kept for a parameter; before its first step it is zero."""
+        raise NotImplementedError
+
+    def update(self, found_inf: torch.Tensor, grad_scale: torch.Tensor) -> None:
+        """One step of its own groups."""
+        raise NotImplementedError

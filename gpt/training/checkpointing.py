@@ -1,0 +1,284 @@
+"""When and how a run saves, and how it goes on from a checkpoint. The files themselves are written by gpt/checkpoint/.
+
+Training waits only while the state is copied to the RAM; a thread writes the copy. Where the RAM has no room for a
+copy, training waits for the disk.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from gpt.architectures.table import ModelConfig
+from gpt.checkpoint import contents, find, save
+from gpt.checkpoint.folder import Keeping, prune
+from gpt.checkpoint.tensors import NotFinite
+from gpt.common.errors import UserError
+from gpt.common.files import why_not_written
+from gpt.common.flags import FlagsOfGroup, steps_and_minutes
+from gpt.common.signals import Stake
+from gpt.common.words import printable, several, shell_line, shell_word, size
+from gpt.hub.names import DATASET, MODEL, is_on_hub, repo_of
+from gpt.machine.memory import available_ram
+from gpt.planning.recipe import Recipe
+from gpt.tokens.mixture import in_words, share_in_words
+from gpt.training.mirror import Mirror, yield_the_cores
+from gpt.training.state import Run, Settings
+from gpt.watching.trackers import sync_metrics
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+# ---------------------------------------------------------------- what saving will take
+
+
+@dataclass(frozen=True)
+class SavingPlan:
+    """How a run will save, decided once; checkpoint_bytes are of each checkpoint.
+
+    copies: training waits only for a copy in RAM, which a thread writes.
+    """
+
+    checkpoint_bytes: int
+    copies: bool
+
+
+def most_checkpoints(args: FlagsOfGroup, recipe: Recipe) -> int:
+    """How many checkpoints there may be in the folder at once."""
+    # The rolling ones, the best, one being written, that of the plateau, and those of the ends of epochs.
+    num_epochs = int(recipe.passes) // args.checkpoint_interval
+    is_copied = args.mirror_to is not None  # one stays until its copy is done
+    most = args.keep_checkpoints + 2 + (recipe.plateau_end is not None) + is_copied + num_epochs
+    return min(most, max(1, recipe.total_steps))  # one a step
+
+
+def plan_saving(config: ModelConfig, optimizer_bytes: float, held_bytes: int) -> SavingPlan:
+    """Decides how the run will save. held_bytes is what the run will hold in RAM before its first step.
+
+    A checkpoint has fp32 weights, optimizer_bytes for each parameter (AdamW: two fp32), 1 MiB of text.
+    """
+    checkpoint_bytes = int((4 + optimizer_bytes) * config.num_parameters) + 2**20
+    # Besides the copy as much must be left as the optimizer's state and the gradients will take on a CPU.
+    return SavingPlan(checkpoint_bytes, copies=available_ram() > held_bytes + 2 * checkpoint_bytes)
+
+
+# ---------------------------------------------------------------- saving
+
+
+class Checkpointer:
+    """Saves a run, one checkpoint at a time, and knows what is on the disk."""
+
+    def __init__(self, run: Run, settings: Settings, tokenizer: Tokenizer | None):
+        setup = run.setup
+        self.plan, self._args, self._run, self._runtime = setup.plan.saving, setup.args.output, run, setup.runtime
+        self.output_dir, is_first = Path(self._args.output_dir), setup.processes.is_first
+        self.best_step = 0  # the best by validation that is on the disk
+        self.save_seconds = 0.0  # that the last save took, until it was on the disk
+        self.begun_step = 0  # of the save in flight, or of the last one
+        self.validations: list[tuple[int, float, float | None]] = []  # step, nats, bits per byte: for the model card
+        self._written_step: int | None = None  # of the last save that succeeded, or of the resumed one in this folder
+        self._first_step, self._begun_at = run.state.step, time.monotonic()
+        self._every, self._minutes = steps_and_minutes(self._args.checkpoint_every)
+        self._is_waiting = False  # for a save, here or in the first process
+        self.settings, self._tokenizer_json = settings, tokenizer.to_str() if tokenizer else None
+        self._thread, self._pending = ThreadPoolExecutor(1, "saver", yield_the_cores), None
+        self._snapshot = save.Snapshot() if is_first and self.plan.copies else None
+        mirror_to = self._args.mirror_to if is_first else None
+        self.mirror = Mirror(Path(mirror_to), self.output_dir, setup.out) if mirror_to is not None else None
+
+    # ---- when
+
+    def start(self, resumed: Path | None) -> None:
+        """Begins to count the minutes; resumed is the checkpoint that the run goes on from."""
+        self._begun_at = time.monotonic()
+        if self._run.state.best_step in find.steps_in(self.output_dir):
+            self.best_step = self._run.state.best_step
+        if resumed is not None and find.is_inside(resumed, self.output_dir):
+            self._written_step = self._run.state.step
+            if self.mirror is not None:  # a killed run may have left it behind
+                self.mirror.wants(self._keeping(self._written_step, self.best_step))
+        if self._snapshot is not None:  # the first save would wait for new pages longer than for its copy
+            self._snapshot.reserve(self.plan.checkpoint_bytes, self._runtime.machine.backend.runs_ahead)
+
+    def is_due(self) -> bool:
+        """True if a rolling checkpoint is due by its step."""
+        return bool(self._every and self._run.state.step % self._every == 0)
+
+    def is_wanted(self) -> bool:
+        """True if a rolling checkpoint is due by the first process's clock, or somebody has asked for one by a signal.
+        """
+        seconds = time.monotonic() - self._begun_at
+        is_late = self._runtime.processes.is_first and self._minutes and seconds >= 60 * self._minutes
+        return bool(is_late or self._runtime.signals.asks_to_save)
+
+    def stays(self) -> bool:
+        """True if this step's checkpoint stays: of every checkpoint_interval-th epoch, the plateau, the last step."""
+        recipe, state = self._run.setup.recipe, self._run.state
+        windows = recipe.windows_per_epoch * self._args.checkpoint_interval
+        return (state.samples_seen // windows > (state.samples_seen - recipe.samples_per_step) // windows
+                or state.step in (recipe.plateau_end, recipe.total_steps))
+
+    # ---- saving
+
+    def save(self, stays: bool) -> None:
+        """Begins a save: training waits for the copy alone, where there is one."""
+        self._settle_all()
+        self._runtime.signals.asks_to_save = False
+        self._begun_at, self.begun_step, started = time.monotonic(), self._run.state.step, time.perf_counter()
+        fields, card, is_first = self._fields(stays), self._card(), self._runtime.processes.is_first
+        step, config = self.begun_step, self._run.model.config
+        # Decided here: a slow disk must not change what is kept. The best so far stays until a better one is there.
+        best = step if self._run.state.best_step == step else self.best_step
+
+        with self._runtime.out.phase("copying the state"), self._runtime.clock.pause():
+            tensors = contents.Tensors.of(self._run.model, self._run.optimizer)
+            if is_first:
+                tensors = self._snapshot.take(tensors) if self._snapshot else tensors.gathered()
+            else:
+                tensors.ask()
+        waited = time.perf_counter() - started
+
+        def write() -> float:
+            sync_metrics(self.output_dir)  # with the checkpoint, a power cut leaves the rows that led to it
+            texts = contents.text_files(step, config, fields, self._tokenizer_json,
+                                        self._run.setup.corpus.end_of_text_id, card)
+            save.save(self.output_dir, step, contents.tensor_files(config, tensors), texts)
+            self._written_step, self.best_step, keeping = step, best, self._keeping(step, best)
+            prune(self.output_dir, *keeping)
+            seconds = time.perf_counter() - started
+            if not self.save_seconds:
+                self._runtime.out.say(f"saved checkpoint-{step}: {size(self.plan.checkpoint_bytes)} in {seconds:.2f} "
+                                      f"s, of which training waited {waited if self._snapshot else seconds:.2f} s")
+            if self.mirror is not None:
+                self.mirror.wants(keeping)
+            return seconds
+
+        if is_first:
+            self._pending = self._thread.submit(write)
+        if not self.plan.copies:
+            self._settle_all()
+
+    def _keeping(self, step: int, best: int) -> Keeping:
+        """Which checkpoints stay after that of this step: the last ones, the best, and what the mirror is copying."""
+        protected = frozenset((best, self._run.setup.recipe.plateau_end or 0))
+        return Keeping(step, self._args.keep_checkpoints, protected | (self.mirror.held if self.mirror else set()))
+
+    def settle(self, wait: bool) -> None:
+        """Notes the end of the save in flight, with wait waits for it; warns of one that failed, as on a full disk.
+
+        Raises NotFinite for weights or optimizer state that are not finite.
+        """
+        if self._pending is None or not (wait or self._pending.done()):
+            return
+        out = self._runtime.out
+        if wait:
+            with self._runtime.clock.pause(), out.phase("saving"):
+                self._pending.exception()  # waits for its end
+        ended, self._pending = self._pending, None
+        try:
+            self.save_seconds = ended.result()
+        except OSError as error:
+            why = why_not_written(error, self.output_dir)
+            out.warn(f"checkpoint-{self.begun_step} could not be saved: {why} It needs about "
+                     f"{size(self.plan.checkpoint_bytes)}. Training goes on and the next save tries again.")
+
+    def _settle_all(self) -> None:
+        """Waits, in all processes, for the end of the first one's save."""
+        self._while_others_wait(lambda: self.settle(wait=True))
+
+    def _while_others_wait(self, work: Callable[[], object]) -> None:
+        """Does some work in the first process; the watchdogs of the others do not take it for gone."""
+        self._is_waiting = True
+        self._runtime.processes.agree(work)
+        self._is_waiting = False
+
+    # ---- what a checkpoint says of its run
+
+    def _fields(self, stays: bool) -> dict[str, Any]:
+        """What trainer_state.json holds besides its format, step and model."""
+        corpus = self._run.setup.corpus
+        hashes = {"train_sha256": corpus.identity, "val_sha256": corpus.val_identity,
+                  "tokenizer_sha256": corpus.tokenizer_sha256}
+        return {**asdict(self._run.state), **self.settings, "stays": stays, "scaler": self._run.scaler.state_dict(),
+                "data": {**hashes, "mixture": in_words(corpus.shares)} if corpus.shares else hashes}
+
+    def _card(self) -> str:
+        config, corpus, state = self._run.model.config, self._run.setup.corpus, self._run.state
+        facts = {
+            "steps": f"{state.step:,} of {self._run.setup.recipe.total_steps:,}",
+            "tokens seen": f"{state.samples_seen * config.seq_length:,}",
+            "best validation loss in nats": state.best,
+            **({"weights at the start": printable(state.init_from)} if state.init_from else {}),
+            "training tokens": f"{corpus.train.length:,}, sha256 {corpus.identity}",
+            **({"text": printable(", ".join(corpus.origins))} if corpus.origins else {}),
+            **{f"{share_in_words(share.weight)} from {share.name}": f"{share.corpus.train.length:,} training tokens, "
+               f"sha256 {share.corpus.identity}" for share in corpus.shares}}
+        on_hub = {"base_model": [repo_of(state.init_from, MODEL)],
+                  "datasets": [repo_of(origin, DATASET) for origin in corpus.origins]}
+        command = command_for_card(self.settings["flags"]["given"])
+        return contents.model_card(config, facts, self.validations, command, on_hub)
+
+    # ---- what is on the disk
+
+    @property
+    def is_on_disk(self) -> bool:
+        """True if a sound checkpoint of this step is there: the one resumed from, or one that this run saved."""
+        return self._run.state.step == self._written_step and self._written_step in find.steps_in(self.output_dir)
+
+    @property
+    def is_busy(self) -> bool:
+        """True while a save is under way, here or in the first process."""
+        return self._is_waiting or self._pending is not None
+
+    def stake(self) -> Stake:
+        """What a process that ends now loses, and what is safe; changes nothing, so that any thread may ask."""
+        step, saved = self._run.state.step, self._written_step
+        if saved is None:
+            return Stake(f"the {several(step - self._first_step, 'step')} of this run, which has saved nothing yet", "")
+        return Stake(f"the {several(step - saved, 'step')} since checkpoint-{saved}",
+                     f"checkpoint-{saved}, from which --resume_from {shell_word(self.output_dir)} goes on")
+
+    def last_good(self) -> str:
+        """What to go on from, in words: the newest checkpoint in the folder, once the save in flight has ended."""
+        with contextlib.suppress(OSError, UserError, NotFinite):
+            self.settle(wait=True)
+        if there := find.steps_in(self.output_dir):
+            return f"The last good checkpoint is checkpoint-{max(there)}. Resume"
+        return "There is no checkpoint yet. Start again"
+
+    def finish(self) -> bool:
+        """Saves the last state unless it is saved; True if it is on the disk. All processes take part."""
+        agree = self._runtime.processes.agree
+        self._settle_all()
+        if self._run.state.step and not agree(lambda: self.is_on_disk):
+            self.save(self.stays())
+            self._settle_all()
+        self._while_others_wait(lambda: self.mirror and self.mirror.finish())
+        return agree(lambda: self.is_on_disk)
+
+    def close(self) -> None:
+        """Waits for the save in flight and its copy, and gives the memory of the copy back."""
+        self._thread.shutdown(wait=True)
+        if self.mirror is not None:
+            self.mirror.finish()
+        if self._snapshot is not None:
+            self._snapshot.close()
+
+
+def command_for_card(given: Mapping[str, Any]) -> str:
+    """The command of a run as a model card shows it: the flags that somebody gave, whichever start of it gave them.
+
+    Files are shown by their names alone, as folders tell about a machine's user; what is on the hub is there for all.
+    """
+    words = ["python", "train.py"]
+    for name, value in given.items():
+        words.append(f"--no-{name}" if value is False else f"--{name}")
+        if not isinstance(value, bool):
+            texts = map(str, value if isinstance(value, list) else [value])
+            words += [text if is_on_hub(text) else Path(text).name or text for text in texts]
+    return shell_line(words)

@@ -1,0 +1,58 @@
+"""train.py --overfit N: does the set-up learn at all? N batches, again and again, until they are known by heart.
+
+The first test of a set-up (Karpathy 2019, A Recipe for Training Neural Networks): where a few batches cannot be learned
+by heart, no corpus will be. It writes nothing. In gpt/watching/overfitting.py is what a real run says when it overfits.
+"""
+
+import math
+import time
+from collections.abc import Callable
+
+import torch
+
+from gpt.common.errors import Exit, UserError
+from gpt.common.words import duration, several
+from gpt.training.state import Run, StepResult
+
+WARMUP_STEPS = 20
+LOOK_STEPS = 10  # between two looks at the loss, or one pass over the batches where that takes more
+LIMIT_STEPS, LIMIT_PASSES = 1000, 100  # without --max_steps: whichever takes longer
+NEAR = 0.05  # nats above the least that is possible
+
+
+def learn_by_heart(run: Run, take_step: Callable[[Run], StepResult]) -> int:
+    """Trains on the batches until their loss is near the least possible; says so and returns Exit.DONE.
+
+    Raises UserError (exit 6) with what to try if the loss does not get there.
+    """
+    setup, state, recipe, out = run.setup, run.state, run.setup.recipe, run.setup.out
+    num, began, last = setup.args.overfit, time.monotonic(), math.inf
+    setup.runtime.signals.at_once = "while it learned batches by heart, which writes nothing"
+    most_steps, look = setup.args.max_steps or max(LIMIT_STEPS, LIMIT_PASSES * num), num * -(-LOOK_STEPS // num)
+    # Windows that begin alike can be told apart only later: at most the logarithm of their number, once a window.
+    near = NEAR + math.log(num * recipe.samples_per_step) / setup.config.seq_length
+    out.say(f"overfit     {several(num, 'batch')} of {setup.plan.tokens_per_step:,} tokens, at learning "
+            f"rate {recipe.learning_rate:.2e}, at most {several(most_steps, 'step')}; nothing is written")
+
+    results: list[StepResult] = []  # since the last look
+    out.bar(most_steps, 0)
+    while state.step < most_steps and last > near:
+        for group in run.optimizer.param_groups:
+            group["lr"] = group["lr_scale"] * recipe.learning_rate * min(1.0, (state.step + 1) / WARMUP_STEPS)
+        state.samples_seen = state.step % num * recipe.samples_per_step  # the same batches again and again
+        results.append(take_step(run))
+        state.step += 1
+        if state.step % look == 0 or state.step == most_steps:
+            last = torch.stack([result.loss for result in results[-num:]]).mean().item()
+            out.at(state.step, f"step {state.step:,}/{most_steps:,} | loss {last:.4f}")
+            results.clear()
+    out.end_bar()
+
+    if last > near or not math.isfinite(last):
+        raise UserError(Exit.DIVERGED, f"--overfit {num}: the loss did not come near {near:.4f}, it is {last:.4f} "
+                                       f"after {several(state.step, 'step')}. Try another --learning_rate than "
+                                       f"{recipe.learning_rate:.2g}, then --no-use_amp, fewer batches, and more "
+                                       "--max_steps if it still falls.")
+    out.say(f"overfit     learned: loss {last:.4f} after {several(state.step, 'step')}, "
+            f"{duration(time.monotonic() - began)}. The set-up can learn.")
+    return Exit.DONE

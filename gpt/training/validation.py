@@ -1,0 +1,146 @@
+"""Measuring the model between steps: the validation loss, and a short sample of text. train.py's loop says when."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import astuple, dataclass, field, replace
+from typing import TYPE_CHECKING
+
+import torch
+
+import data
+from gpt.architectures.table import Network
+from gpt.common.errors import UserError
+from gpt.common.words import printable_text
+from gpt.generation.sampling import sample
+from gpt.ops.loss import IGNORED
+from gpt.ops.shards import reshard
+from gpt.tokens.corpus import Share
+from gpt.tokens.tokenizer import bytes_per_id, load_tokenizer
+from gpt.training.state import Run
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+SAMPLE_TOKENS = 64
+
+
+@dataclass(frozen=True)
+class ValidationLoss:
+    """Mean loss in nats per token, and bits per byte of the tokens' text, None where the tokenizer does not tell.
+
+    Of a mixture it is the mean by weight over its shares, whose own losses are shares, by name.
+    """
+
+    nats: float
+    bits_per_byte: float | None
+    shares: Mapping[str, ValidationLoss] = field(default_factory=dict)
+
+    @property
+    def perplexity(self) -> float:
+        return math.exp(min(self.nats, 700.0))  # of more it overflows
+
+
+@dataclass
+class LossSums:
+    """The sums that a validation loss is the quotient of; those of several processes are added up."""
+
+    nats: float = 0.0
+    num_tokens: float = 0
+    num_bytes: float = 0
+
+    def mean(self) -> ValidationLoss:
+        """The loss over all tokens, each of which counts the same."""
+        bits = self.nats / math.log(2)
+        return ValidationLoss(self.nats / self.num_tokens, bits / self.num_bytes if self.num_bytes else None)
+
+
+def mean_by_weight(shares: Sequence[tuple[Share, LossSums]]) -> ValidationLoss:
+    """The loss of a mixture in which every share has its weight of the tokens, whatever was measured of it."""
+    total = LossSums()
+    for share, sums in shares:
+        total.nats += share.weight * sums.nats / sums.num_tokens
+        total.num_tokens += share.weight
+        total.num_bytes += share.weight * sums.num_bytes / sums.num_tokens
+    return replace(total.mean(), shares={share.name: sums.mean() for share, sums in shares})
+
+
+@torch.no_grad()
+def sum_losses(model: Network, batches: Iterable[data.Batch], byte_lengths_V: torch.Tensor | None,
+               autocast: Callable[[], contextlib.AbstractContextManager], should_stop: Callable[[], bool],
+               ) -> LossSums | None:
+    """The losses of all targets of the batches, added up; None if should_stop() said so in between.
+
+    byte_lengths_V holds the bytes of text that each id stands for. The model is in training mode before and after.
+    """
+    model.eval()
+    model.round_weights()
+    sums = LossSums()
+    try:
+        for inputs_BT, targets_BT in batches:
+            if should_stop():
+                return None
+            with autocast():
+                loss = model(inputs_BT, targets_BT)
+            kept = targets_BT[targets_BT != IGNORED]
+            if len(kept):  # else the loss is 0 / 0
+                sums.nats += float(loss) * len(kept)
+                sums.num_tokens += len(kept)
+                sums.num_bytes += 0 if byte_lengths_V is None else int(byte_lengths_V[kept].sum())
+    finally:
+        model.train()
+        reshard(model)
+    return sums
+
+
+class Validator:
+    """Measures a run's model on its validation windows, always the same ones, and shows samples of its text."""
+
+    def __init__(self, run: Run):
+        setup = run.setup
+        corpus, device = setup.corpus, setup.machine.device
+        self.tokenizer: Tokenizer | None = load_tokenizer(corpus.tokenizer_path) if corpus.tokenizer_path else None
+        self._run = run
+        self._tokens = [data.Tokens(stream, "mmap", device) for stream in corpus.validations]
+        lengths = bytes_per_id(self.tokenizer, setup.config.vocab_size) if self.tokenizer else None
+        self._byte_lengths_V = None if lengths is None else torch.from_numpy(lengths).to(device)
+
+    def measure(self, num_windows: int | None = None) -> ValidationLoss | None:
+        """The validation loss; None without validation tokens or after a signal.
+
+        The windows are those of the recipe, whatever the micro-batch is, or so many.
+        """
+        run, setup, T = self._run, self._run.setup, self._run.setup.config.seq_length
+        signals, machine, processes = setup.runtime.signals, setup.machine, setup.processes
+        windows = data.shared_windows([tokens.length for tokens in self._tokens], T,
+                                      num_windows or setup.recipe.eval_windows(setup.config))
+        measured: list[LossSums] = []
+        with setup.out.phase("validating"), setup.runtime.clock.pause():
+            for tokens, num in zip(self._tokens, windows, strict=True):
+                batches = data.validation_batches(tokens, T, run.batch_size, num, processes)
+                on_device = ((x.to(machine.device), y.to(machine.device)) for x, y in batches)
+                sums = sum_losses(run.model, on_device, self._byte_lengths_V, machine.autocast,
+                                  lambda: run.decisions.agree_now("stop", signals.number is not None))
+                if sums is None:
+                    return None
+                measured.append(LossSums(*processes.total(list(astuple(sums)))))
+        if shares := [share for share in setup.corpus.shares if share.corpus.val]:
+            return mean_by_weight(list(zip(shares, measured, strict=True)))
+        return measured[0].mean() if measured else None
+
+    def sample(self, num_tokens: int = SAMPLE_TOKENS) -> str | None:
+        """A short text by the model as it is, safe to print; None without a tokenizer, or after a signal."""
+        if self.tokenizer is None:
+            return None
+        model, setup, signals = self._run.model, self._run.setup, self._run.setup.runtime.signals
+        prompt, ids = setup.args.sample_prompt or "\n", []
+        with setup.out.phase("sampling"), setup.runtime.clock.pause():
+            model.eval()
+            with contextlib.suppress(UserError):  # logits that are not finite: the steps themselves end such a run
+                ids += sample(model, self.tokenizer.encode(prompt, add_special_tokens=False).ids, num_tokens,
+                              setup.args.seed + self._run.state.step, setup.corpus.end_of_text_id,
+                              should_stop=lambda: signals.number is not None)
+            model.train()
+        return None if signals.number is not None else printable_text(prompt + self.tokenizer.decode(ids)).strip()

@@ -1,0 +1,181 @@
+"""checkpoint/find.py: the folder that is meant is found, and anything else is refused with its name and the cure."""
+
+import os
+import pickle
+import shutil
+import threading
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from gpt.checkpoint.find import (
+    check_same,
+    find_resume,
+    not_leading_to,
+    read_checkpoint,
+    resolve,
+    steps_in,
+    wait_until_here,
+)
+from gpt.checkpoint.load import load_model
+from gpt.checkpoint.verify import manifest_sha256, verify
+from gpt.common.errors import Exit
+from model import GPTConfig
+from tests.helpers.checkpoints import edit, no_warning, seal
+from tests.helpers.refusals import refused
+
+CPU = torch.device("cpu")
+
+
+def test_checkpoints_are_ordered_by_number_and_strangers_are_not_among_them(folder):
+    for name in ("checkpoint-1000 (1)", "checkpoint-01", "checkpoint-", "checkpoint-x", ".tmp-checkpoint-7-1", "notes"):
+        shutil.copytree(folder / "checkpoint-900", folder / name)
+    (folder / "checkpoint-2000").mkdir()  # without a manifest
+    (folder / "checkpoint-3000").write_text("a file")
+    assert list(steps_in(folder)) == [1000, 900]
+    assert steps_in(folder / "nowhere") == {}
+    assert resolve(folder, no_warning).name == "checkpoint-1000"
+
+
+# ---------------------------------------------------------------- best and last
+
+
+@pytest.fixture
+def ranked(sound, tmp_path):
+    """A function: checkpoints of these steps, each recording the best step and loss that the run knew of by then."""
+
+    def make(records, name="out"):
+        for step, (best_step, best_val_loss) in records.items():
+            path = tmp_path / name / f"checkpoint-{step}"
+            shutil.copytree(sound / "checkpoint-900", path)
+            edit(path / "trainer_state.json", step=step, best_step=best_step, best_val_loss=best_val_loss)
+            seal(path)
+        return tmp_path / name
+
+    return make
+
+
+THREE = {300: (300, 3.5), 600: (600, 3.4), 900: (600, 3.4)}
+
+
+def test_best_is_what_the_newest_sound_checkpoint_records_and_last_is_that_one(ranked, monkeypatch):
+    folder = ranked(THREE)
+    assert resolve(folder / "best", no_warning).name == "checkpoint-600"
+    assert resolve(folder / "last", no_warning).name == resolve(folder, no_warning).name == "checkpoint-900"
+    monkeypatch.chdir(folder.parent)  # a bare name means the folder out
+    assert resolve(Path("best"), no_warning) == Path("out/checkpoint-600")
+    assert resolve(Path("out/best/"), no_warning) == Path("out/checkpoint-600")
+    monkeypatch.chdir(folder)  # or the folder one is in, where it holds checkpoints and no folder out
+    assert resolve(Path("best"), no_warning) == Path("checkpoint-600")
+    said: list[str] = []
+    (folder / "checkpoint-900/trainer_state.json").write_text("damaged")
+    assert resolve(folder / "best", said.append).name == "checkpoint-600"
+    assert len(said) == 1
+    assert "checkpoint-900 is damaged and was skipped: trainer_state.json" in said[0]
+
+
+def test_a_checkpoint_of_another_machine_is_waited_for_until_all_of_it_is_here(folder, tmp_path):
+    newest = max(folder.iterdir(), key=lambda path: int(path.name.split("-")[1]))
+    sha256, away = manifest_sha256(newest), tmp_path / "away"
+    newest.rename(away)
+    threading.Timer(0.2, away.rename, [newest]).start()
+    wait_until_here(newest, sha256, seconds=5.0)
+    with refused("is not here as the first process sees it, after 0 s"):
+        wait_until_here(newest, sha256[::-1], seconds=0.05)
+
+
+def test_a_checkpoint_pruned_while_it_is_read_gives_way_to_the_next(folder):
+    def reader(path):
+        if path.name == "checkpoint-1000":
+            shutil.rmtree(path)
+        return load_model(path, CPU)
+
+    assert read_checkpoint(folder, no_warning, reader).config == GPTConfig(400, 16, 2, 2, 32)
+    with refused(r"model\.safetensors") as caught:  # the folder that is still there is damaged
+        read_checkpoint(folder, no_warning, lambda path: ((path / "model.safetensors").unlink(), reader(path)))
+    assert caught.value.code == Exit.CHECKPOINT
+
+
+# ---------------------------------------------------------------- what is not a checkpoint
+
+
+class Bomb:
+    def __reduce__(self):
+        return os.mkdir, ("it-went-off",)
+
+
+def test_pickles_are_refused_without_being_opened(folder, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    path = folder / "checkpoint-900"
+    (path / "model.safetensors").unlink()
+    monkeypatch.setattr("gpt.architectures.gpt2.GPT", None)  # nor is any model built
+    for protocol in (2, 4):
+        (path / "pytorch_model.bin").write_bytes(pickle.dumps(Bomb(), protocol))
+        with refused("is missing, and .* too .pickles can run code and are never opened"):
+            load_model(path, CPU)
+        with refused("is not a folder .a pickle, .* is never opened", Exit.CHECKPOINT):
+            resolve(path / "pytorch_model.bin", no_warning)
+    torch.save({}, tmp_path / "ckpt.pt")
+    with refused("is not a folder .a pickle"):
+        resolve(tmp_path / "ckpt.pt", no_warning)
+    assert not (tmp_path / "it-went-off").exists()
+
+
+# ---------------------------------------------------------------- resuming
+
+
+def test_a_path_is_resumed_where_no_other_run_is_overwritten(folder, sound, tmp_path):
+    found = find_resume(str(folder), tmp_path / "new", False, no_warning)
+    assert found is not None
+    assert found[0] == folder / "checkpoint-1000"
+    for requested in (sound / "checkpoint-900", folder / "checkpoint-900"):
+        with refused(r"holds checkpoints that do not lead to checkpoint-900: checkpoint-1000.*--overwrite") as caught:
+            find_resume(str(requested), folder, False, no_warning)
+        assert caught.value.code == Exit.CHECKPOINT
+        found = find_resume(str(requested), folder, True, no_warning)
+        assert found is not None
+        assert found[0] == requested
+        assert found[1]["step"] == 900
+    assert [p.name for p in not_leading_to(folder, folder / "checkpoint-900", 900)] == ["checkpoint-1000"]
+    assert len(not_leading_to(folder, sound / "checkpoint-1000", 1000)) == 2
+    assert len(not_leading_to(folder, None, 0)) == 2
+    for step in (1001, 1002, 1003):
+        shutil.copytree(folder / "checkpoint-900", folder / f"checkpoint-{step}")
+    with refused(r": checkpoint-1003, checkpoint-1002, checkpoint-1001\. .*--overwrite, which deletes 4 checkpoints"):
+        find_resume(str(folder / "checkpoint-900"), folder, False, no_warning)
+
+
+def test_a_run_resumes_from_best_and_last(ranked, tmp_path):
+    folder, new = ranked(THREE), tmp_path / "new"
+    for requested, output_dir, step in (("last", folder, 900), ("best", folder, 600), (str(folder / "best"), new, 600)):
+        found = find_resume(requested, output_dir, True, no_warning)
+        assert found is not None
+        assert found[1]["step"] == step
+    with refused("do not lead to checkpoint-600: checkpoint-900.*--overwrite"):
+        find_resume("best", folder, False, no_warning)
+    with refused("does not exist. Train one first"):
+        find_resume("last", new, False, no_warning)
+
+
+def test_a_checkpoint_of_another_model_tokenizer_or_corpus_is_told_apart(sound, make_model):
+    found = sound / "checkpoint-900", verify(sound / "checkpoint-900")
+    config, shallow = make_model().config, make_model(n_layer=1).config
+    check_same(found, config, "a", "b", False)
+    check_same(found, config, "other", "b", True)
+    for args, code, why in (
+            ((shallow, "a", "b", True), Exit.CHECKPOINT, "n_layer is 2 in the checkpoint and 1 here.*leave out --re"),
+            ((replace(config, vocab_size=999), "a", "c", True), Exit.CHECKPOINT, "999 here. (.|\n)* --tokenizer_file "
+             rf"{sound}/checkpoint-900/tokenizer.json\n.* --resume_from {sound} \\\n *--data_dir more --allow_new"),
+            ((config, "other", "b", False), Exit.DATA, "on another text: a; here other.*--allow_new_data"),
+            ((config, "a", "other", True), Exit.DATA, "on another tokenizer: b; here other(.|\n)*more \\\\\n *--tok")):
+        with refused(why, code):
+            check_same(found, *args)
+
+
+def test_a_name_that_does_not_exist_is_answered_with_how_to_train_or_download_one(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in ("gpt2", "someone/gpt2-novels", "out/checkpoint-5", "none"):
+        with refused(f"{name} does not exist. Train one first: .*such as hf://openai-community/gpt2", Exit.CHECKPOINT):
+            resolve(Path(name), no_warning)

@@ -1,0 +1,74 @@
+"""gpt/checkpoint/folder.py: one run holds the folder, leftovers are swept, and only rolling checkpoints are pruned."""
+
+import errno
+import os
+import shutil
+
+import pytest
+
+from gpt.checkpoint.find import steps_in
+from gpt.checkpoint.folder import REPLACED, owned, prune
+from gpt.common.errors import Exit
+from tests.helpers.checkpoints import edit, names_in
+from tests.helpers.refusals import refused
+
+
+def test_prune_keeps_the_last_rolling_the_staying_and_the_protected(sound, tmp_path):
+    for step in (1, 2, 3, 4, 5, 6, 10, 12):  # the last a damaged one, which a resumed run passed over
+        shutil.copytree(sound / "checkpoint-900", tmp_path / f"checkpoint-{step}")
+        edit(tmp_path / f"checkpoint-{step}" / "trainer_state.json", stays=step in (2, 6))
+    (tmp_path / "checkpoint-3" / "trainer_state.json").write_text("damaged")
+    prune(tmp_path, 10, 2, {1})
+    assert sorted(steps_in(tmp_path)) == [1, 2, 3, 5, 6, 10, 12]
+    assert not list(tmp_path.glob(".*"))
+    for path in steps_in(tmp_path).values():
+        assert names_in(path) == names_in(sound / "checkpoint-900")
+
+
+def test_a_kill_between_two_renames_costs_no_checkpoint(folder):
+    aside = folder / f"{REPLACED}checkpoint-1000"
+    (folder / "checkpoint-1000").rename(aside)
+    shutil.copytree(folder / "checkpoint-900", folder / f"{REPLACED}checkpoint-900")
+    with owned(folder):
+        assert names_in(folder) == [".lock", "checkpoint-1000", "checkpoint-900"]
+
+
+def test_what_a_killed_resume_left_of_a_small_file_is_swept_and_nothing_of_the_users(tmp_path):
+    for name in (".metrics.jsonl.123.tmp", ".config.toml.45.tmp", "metrics.jsonl", ".mine.tmp", ".figures.json.7.tmp"):
+        (tmp_path / name).write_text("{}")
+    with owned(tmp_path):
+        assert names_in(tmp_path) == [".figures.json.7.tmp", ".lock", ".mine.tmp", "metrics.jsonl"]
+
+
+def test_a_folder_in_use_is_refused_with_the_owners_pid(tmp_path):
+    with owned(tmp_path / "out"):
+        said = rf"is in use by another run \(pid {os.getpid()}, started [-\d]+ [:\d]+\)"
+        with refused(said, Exit.BUSY), owned(tmp_path / "out"):
+            pass
+        assert names_in(tmp_path / "out") == [".lock"]
+
+
+def test_a_run_that_never_began_leaves_no_folder(tmp_path):
+    from gpt.common.errors import UserError
+
+    with pytest.raises(UserError), owned(tmp_path / "out"):
+        raise UserError(Exit.FLAGS, "never began")
+    assert names_in(tmp_path) == []
+
+
+@pytest.mark.parametrize(("number", "cure"), [(errno.ENOSPC, "Free some space"), (errno.EFBIG, "Raise the limit on")])
+def test_a_disk_that_is_full_is_said_and_a_new_folder_removed(tmp_path, monkeypatch, number, cure):
+    def full(handle, content):
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr("gpt.checkpoint.folder.os.write", full)
+    says = rf"--output_dir .*new cannot be written: {os.strerror(number)}\. {cure}"
+    with refused(says, Exit.MACHINE), owned(tmp_path / "new"):
+        pass
+    assert not (tmp_path / "new").exists()
+
+
+def test_a_lock_that_a_full_disk_has_cut_is_taken(tmp_path):
+    (tmp_path / ".lock").write_text("pi")
+    with owned(tmp_path):
+        assert (tmp_path / ".lock").read_text().startswith(f"pid {os.getpid()}, started ")

@@ -1,0 +1,189 @@
+"""checkpoint/load.py: transformers opens ours, ours opens transformers', and a saved state comes back bit for bit."""
+
+import random
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from gpt.checkpoint.contents import Tensors, tensor_files, text_files
+from gpt.checkpoint.load import load_model, load_training, load_weights, start_from, starting_config
+from gpt.checkpoint.save import save
+from gpt.common.errors import Exit, InvalidCheckpoint
+from gpt.tokens.tokenizer import load_tokenizer
+from gpt.training.optimizers import kept_by
+from tests.helpers.checkpoints import ADAMW_STATE, edit, hugging_face_folder, no_warning, seal
+from tests.helpers.refusals import refused
+
+CPU = torch.device("cpu")
+
+
+# ---------------------------------------------------------------- ours in transformers
+
+
+def test_transformers_opens_a_checkpoint_as_its_own(sound, texts):
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    path = sound / "checkpoint-1000"
+    theirs = AutoModelForCausalLM.from_pretrained(path)
+    assert theirs.generation_config.eos_token_id == theirs.config.eos_token_id == 0
+    tokenizer, reader = load_tokenizer(path / "tokenizer.json"), AutoTokenizer.from_pretrained(path)
+    assert reader.eos_token_id == reader.pad_token_id == 0
+    assert reader.model_max_length == 16
+    rng = random.Random(0)
+    for _ in range(300):
+        line = "".join(rng.choices("".join(texts), k=rng.randint(0, 80)))
+        ids = tokenizer.encode(line).ids
+        assert reader(line)["input_ids"] == ids
+        assert reader.decode(ids) == line
+
+
+# ---------------------------------------------------------------- transformers' here
+
+
+def assert_same_logits(folder, theirs, tolerance: float = 1e-5) -> None:
+    ours, ids = load_model(folder, CPU).eval(), torch.randint(0, 300, (2, 16))
+    with torch.no_grad():
+        expected = theirs(ids).logits
+        assert (ours(ids) - expected).abs().max() < tolerance * expected.abs().max()
+
+
+def test_the_hubs_old_names_and_stored_masks_open(tmp_path):
+    theirs = hugging_face_folder(tmp_path)
+    new = load_file(tmp_path / "model.safetensors")
+    old = {name.removeprefix("transformer."): tensor for name, tensor in new.items()}
+    for layer in range(2):
+        old[f"h.{layer}.attn.bias"] = torch.ones(1, 1, 16, 16).tril()
+        old[f"h.{layer}.attn.masked_bias"] = torch.tensor(-1e4)
+    old["lm_head.weight"] = old["wte.weight"].clone()  # tied, and stored all the same
+    save_file(old, tmp_path / "model.safetensors")
+    assert_same_logits(tmp_path, theirs)
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.bfloat16, 2e-2), (torch.float64, 1e-5)])
+def test_weights_stored_in_another_precision_open(tmp_path, dtype, tolerance):
+    theirs = hugging_face_folder(tmp_path)
+    stored = {name: tensor.to(dtype) for name, tensor in load_file(tmp_path / "model.safetensors").items()}
+    save_file(stored, tmp_path / "model.safetensors")
+    assert_same_logits(tmp_path, theirs, tolerance)
+    model = load_model(tmp_path, CPU)
+    assert torch.equal(model.state_dict()["transformer.wpe.weight"], stored["transformer.wpe.weight"].float())
+
+
+@pytest.mark.parametrize("tie_weights", [True, False])
+def test_the_padding_is_zero_after_loading(make_checkpoint, make_model, tmp_path, tie_weights):
+    path, _, _ = make_checkpoint(tmp_path, tie_weights=tie_weights)
+    model = make_model(tie_weights=tie_weights)
+    with torch.no_grad():
+        model.get_parameter("transformer.wte.weight")[400:] = 1.0
+        model.head_weight[400:] = 1.0
+    load_weights(path, model)
+    assert model.head_weight.shape[0] == 512
+    assert not model.head_weight[400:].any()
+    assert not model.get_parameter("transformer.wte.weight")[400:].any()
+
+
+# ---------------------------------------------------------------- hostile and damaged
+
+
+def test_a_config_that_asks_for_more_than_is_stored_is_refused_before_a_model_is_built(folder, monkeypatch):
+    monkeypatch.setattr("gpt.architectures.gpt2.GPT", None)
+    path = folder / "checkpoint-900"
+    edit(path / "config.json", vocab_size=2**24)
+    seal(path)
+    for opened in (lambda: load_model(path, CPU), lambda: starting_config(str(path), no_warning)):
+        with refused(r"wte\.weight has shape \[400, 32\], the config asks for \[16777216, 32\]", Exit.CHECKPOINT):
+            opened()
+
+
+def test_missing_extra_and_misshapen_tensors_are_named_and_the_model_stays_as_it_was(folder, make_model):
+    path, model = folder / "checkpoint-900", make_model(5)
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    tensors = load_file(path / "model.safetensors")
+    del tensors["transformer.wpe.weight"]
+    tensors["transformer.ln_f.weight"] = torch.zeros(31)
+    tensors["transformer.h.0.attn.c_attn.weight"] = tensors["transformer.h.0.attn.c_attn.weight"].t().contiguous()
+    tensors |= {"transformer.h.2.ln_1.weight": torch.zeros(32), "stranger": torch.zeros(32)}
+    save_file(tensors, path / "model.safetensors")
+    with pytest.raises(InvalidCheckpoint) as caught:
+        load_weights(path, model)
+    assert str(caught.value) == (
+        "transformer.wpe.weight is missing; transformer.h.0.attn.c_attn.weight has shape [32, 96], the config asks for "
+        "[96, 32]; transformer.ln_f.weight has shape [31], the config asks for [32]; and 2 more")
+    for name, tensor in model.state_dict().items():
+        assert torch.equal(tensor, before[name])
+
+
+# ---------------------------------------------------------------- the state of a run
+
+
+def adamw(model):
+    return torch.optim.AdamW(model.parameters(), 1e-3)
+
+
+def assert_same_state(model, optimizer, other, restored) -> None:
+    """Weights and the optimizer's state of the two are equal, types too."""
+    for (name, here), there in zip(model.named_parameters(), other.parameters(), strict=True):
+        assert torch.equal(here, there), name
+        assert optimizer.state[here].keys() == restored.state[there].keys()
+        for key, value in optimizer.state[here].items():
+            assert torch.equal(value, restored.state[there][key]), (name, key)
+            assert value.dtype == restored.state[there][key].dtype
+
+
+def test_an_optimizer_with_another_state_comes_back_too(make_model, tmp_path):
+    model, other = make_model(), make_model(99)
+    optimizer, restored = (torch.optim.SGD(net.parameters(), 0.1, momentum=0.9) for net in (model, other))
+    model(torch.ones(1, 4, dtype=torch.long), torch.ones(1, 4, dtype=torch.long)).backward()
+    optimizer.step()
+    path = save(tmp_path, 1, tensor_files(model.config, Tensors.of(model, optimizer)),
+                text_files(1, model.config, {}, None, None, ""))
+    noise = torch.rand(5)  # the next numbers after the save
+    with refused("step.transformer.wte.weight is missing, the model's .*--init_from"):
+        load_training(path, other, adamw(other), ADAMW_STATE)
+    load_training(path, other, restored, lambda parameter: kept_by("muon", parameter))
+    assert torch.equal(torch.rand(5), noise)
+    assert_same_state(model, optimizer, other, restored)
+
+
+@pytest.mark.parametrize(("name", "value", "why"), [
+    ("rng.cpu", torch.zeros(3), "rng.cpu or a GPU's is not the state of a random-number generator"),
+    ("step.transformer.ln_f.weight", torch.tensor(-1.0), "step.transformer.ln_f.weight is -1, not 0 or more"),
+    ("step.transformer.ln_f.weight", torch.tensor(torch.nan), "step.transformer.ln_f.weight is nan, not 0 or more"),
+    ("exp_avg.transformer.ln_f.weight", torch.zeros(31), r"is \('F32', \[31\]\), the model's \('F32', \[32\]\)"),
+    ("exp_avg_sq.transformer.ln_f.weight", torch.zeros(32).half(), r"is \('F16', \[32\]\), the model's \('F32'")],
+    ids=str)
+def test_a_state_that_does_not_fit_is_refused_and_none_of_it_is_used(folder, make_model, name, value, why):
+    path, other = folder / "checkpoint-900", make_model(99)
+    tensors = load_file(path / "optimizer.safetensors")
+    save_file({**tensors, name: value}, path / "optimizer.safetensors")
+    restored = adamw(other)
+    with refused(why, Exit.CHECKPOINT):
+        load_training(path, other, restored, ADAMW_STATE)
+    assert not restored.state or name == "rng.cpu"
+
+
+@pytest.mark.parametrize("value", [torch.nan, torch.inf])
+@pytest.mark.parametrize("file", ["model", "optimizer"])
+def test_what_is_not_finite_is_found_before_the_first_step(folder, make_model, file, value):
+    path, other = folder / "checkpoint-900" / f"{file}.safetensors", make_model(99)
+    name = {"model": "transformer.h.1.mlp.c_fc.bias", "optimizer": "exp_avg.transformer.h.1.mlp.c_fc.bias"}[file]
+    tensors = load_file(path)
+    tensors[name][3] = value
+    save_file(tensors, path)
+    restored = adamw(other)
+    found = rf"checkpoint-900/{file}.safetensors cannot be trained on: 1 of 128 values of {name} are NaN or infinite"
+    with refused(found, Exit.CHECKPOINT):
+        load_training(path.parent, other, restored, ADAMW_STATE)
+    assert not restored.state
+    if file == "model":
+        with refused(found):
+            start_from(path.parent, other)
+
+
+def test_large_weights_whose_sum_overflows_are_finite(folder, make_model):
+    path, other = folder / "checkpoint-900", make_model(99)
+    tensors = load_file(path / "model.safetensors")
+    tensors["transformer.ln_f.weight"][:2] = 3e38
+    save_file(tensors, path / "model.safetensors")
+    start_from(path, other)

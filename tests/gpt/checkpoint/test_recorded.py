@@ -1,0 +1,91 @@
+"""What a run recorded of its flags is found where --resume_from points, in the order it is promised."""
+
+import json
+
+import pytest
+
+from gpt.checkpoint import recorded
+from gpt.common.config import Layer, write_toml
+
+
+@pytest.fixture(autouse=True)
+def place(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def flags_for(**asked: str) -> Layer:
+    found = recorded.recorded_flags(asked)
+    assert found
+    return found
+
+
+def checkpoint(folder, step: int, **state):
+    path = folder / f"checkpoint-{step}"
+    path.mkdir(parents=True)
+    (path / "manifest.json").write_text("{}")
+    (path / "trainer_state.json").write_text(json.dumps(state))
+    return path
+
+
+def run_config(folder, **given):
+    write_toml(folder / "config.toml", Layer("", given, {"n_layer": 2}), "", {})
+
+
+@pytest.mark.parametrize("path", ["runs/a", "runs/a/checkpoint-5", "runs/a/best", "runs/a/last", "runs/a/"])
+def test_a_run_is_found_by_its_folder_or_one_of_its_checkpoints_and_goes_on_there(place, path):
+    checkpoint(place / "runs/a", 5)
+    run_config(place / "runs/a", data_dir="d")
+    found = flags_for(resume_from=path)
+    assert found.given == {"data_dir": "d"}
+    assert found.decided == {"n_layer": 2, "output_dir": "runs/a"}
+    assert found.source == "runs/a/config.toml"
+
+
+def test_a_new_run_records_nothing_to_take(place):
+    (place / "out").mkdir()
+    run_config(place / "out", data_dir="d")  # it died before its first checkpoint
+    assert recorded.recorded_flags({}) is None
+    assert recorded.recorded_flags({"resume_from": "auto"}) is None
+    assert flags_for(resume_from="out").values == {"data_dir": "d", "n_layer": 2, "output_dir": "out"}
+    assert recorded.recorded_flags({"resume_from": "none"}) is None
+
+
+def test_weights_to_begin_at_are_not_taken_again(place):
+    checkpoint(place / "out", 5)
+    run_config(place / "out", init_from="gpt2", epochs=3)
+    assert flags_for(resume_from="out").given == {"epochs": 3}
+
+
+def test_a_checkpoint_that_was_copied_away_is_enough(place):
+    flags = {"given": {"data_dir": "d"}, "decided": {"n_layer": 4}}
+    checkpoint(place / "copies", 5, flags=flags)
+    for path in ("copies/checkpoint-5", "copies"):
+        found = flags_for(resume_from=path)
+        assert (found.given, found.decided) == (flags["given"], flags["decided"])
+    assert found.source == "copies/checkpoint-5"
+
+
+def test_the_newest_checkpoint_whose_state_can_be_read_counts(place):
+    checkpoint(place / "out", 5, flags={"decided": {"n_layer": 4}})
+    (checkpoint(place / "out", 12) / "trainer_state.json").write_text("{")
+    (checkpoint(place / "out", 13) / "manifest.json").unlink()
+    assert flags_for(resume_from="auto").decided == {"n_layer": 4}
+
+
+@pytest.mark.parametrize("state", [{"flags": 3, "model": [], "settings": "x"}, {"flags": {"given": 1}}])
+def test_a_state_that_says_nothing_sets_nothing(place, state):
+    checkpoint(place / "out", 5, **state)
+    assert flags_for(resume_from="auto").values == {}
+
+
+def test_an_emptied_config_leaves_the_flags_to_the_checkpoint_and_the_run_in_its_folder(place):
+    checkpoint(place / "runs/a", 5, flags={"decided": {"n_layer": 4}})
+    (place / "runs/a/config.toml").touch()
+    assert flags_for(resume_from="runs/a").decided == {"n_layer": 4, "output_dir": "runs/a"}
+
+
+@pytest.mark.parametrize("content", ["{", "[]", '{"mirror_to": 3}'])
+def test_a_mark_that_cannot_be_read_says_nothing(place, content):
+    (place / "mirror.json").write_text(content)
+    assert recorded.read_mark(place) == {}

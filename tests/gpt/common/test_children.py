@@ -1,0 +1,81 @@
+"""children.py: what lies in the current folder is nobody's module, neither a child's nor a command's."""
+
+import multiprocessing
+import os
+import subprocess
+import sys
+
+import pytest
+
+from gpt.common import children
+from tests.helpers.commands import ROOT, run_python
+from tests.helpers.poison import marks, poison
+
+
+def ask_for_a_module(pipe):
+    """In a child: where it is, and whether it can import what lies there."""
+    try:
+        import lying_about  # type: ignore[import-not-found]
+
+        pipe.send((os.getcwd(), lying_about.__file__))
+    except ImportError:
+        pipe.send((os.getcwd(), None))
+
+
+@pytest.fixture(params=[sys.version_info, (3, 10, 13)], ids=["this Python", "Python 3.10"])
+def in_a_poisoned_folder(request, tmp_path, monkeypatch):
+    monkeypatch.setattr(children.sys, "version_info", request.param)
+    monkeypatch.delenv("PYTHONSAFEPATH", raising=False)
+    monkeypatch.chdir(tmp_path)
+    return poison(tmp_path)
+
+
+@pytest.mark.parametrize("words", [["-c", "import signal, struct, cli"], ["-m", "cli"]])
+def test_a_child_does_not_import_from_the_current_folder(words, in_a_poisoned_folder, tmp_path):
+    if sys.version_info < (3, 11) and children.sys.version_info >= (3, 11):
+        pytest.skip("this Python has no such setting")
+    with children.outside_current_folder() as here:
+        assert here == str(tmp_path)
+        subprocess.run([sys.executable, *words], capture_output=True, check=False)
+    assert marks(tmp_path) == []
+    assert os.getcwd() == str(tmp_path)
+    assert "PYTHONSAFEPATH" not in os.environ
+
+
+@pytest.mark.parametrize("method", ["spawn", "fork"])
+def test_a_process_of_multiprocessing_does_not_either_but_works_in_that_folder(method, in_a_poisoned_folder, tmp_path):
+    if method not in multiprocessing.get_all_start_methods():
+        pytest.skip("needs POSIX")
+    (tmp_path / "lying_about.py").touch()
+    context = multiprocessing.get_context(method)
+    ours, theirs = context.Pipe()
+    process = children.start_process(context, ask_for_a_module, theirs)
+    assert ours.recv() == (str(tmp_path), None)
+    process.join()
+    assert marks(tmp_path) == []
+
+
+def test_a_command_started_as_a_module_leaves_out_the_folder_that_python_puts_first(tmp_path):
+    """What is imported before the command itself cannot be helped."""
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / "command.py").write_text(
+        "from gpt.common.errors import guard\nguard(lambda argv: 0)\nimport torch_of_mine, lying_about\n")
+    (tmp_path / "elsewhere" / "torch_of_mine.py").touch()
+    poison(tmp_path, ["lying_about", "torch_of_mine"])
+    done = subprocess.run([sys.executable, "-m", "command"], cwd=tmp_path, capture_output=True, text=True, check=False,
+                          env={**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path / "elsewhere"), str(ROOT)])})
+    assert "No module named 'lying_about'" in done.stderr
+    assert marks(tmp_path) == []
+
+
+@pytest.mark.skipif(os.name != "posix", reason="no groups of processes")
+@pytest.mark.parametrize("method", ["spawn", "fork"])
+def test_ctrl_c_in_a_terminal_does_not_reach_a_child_that_is_still_starting(method):
+    """It goes to the whole group of processes, and the child's Python would answer with a traceback."""
+    done = run_python(f"import multiprocessing, os, signal, sys, time\nfrom gpt.common.children import start_process\n"
+                      f"from gpt.common.signals import Signals\nos.setsid()\nwith Signals() as signals:\n"
+                      f"    process = start_process(multiprocessing.get_context('{method}'), time.sleep, 0.3)\n"
+                      f"    for _ in range(3):\n        os.killpg(0, signal.SIGINT) if not signals.number else None\n"
+                      f"        time.sleep(0.02)\n    process.join()\n    print(signals.name, process.exitcode)")
+    assert done.stdout == "Ctrl-C 0\n", done.stderr
+    assert "Traceback" not in done.stderr

@@ -1,0 +1,150 @@
+"""Flags: each message says what is wrong with which value, and all problems are reported together."""
+
+import copy
+import os
+import pickle
+
+import pytest
+
+import train
+from gpt.common import flags
+from gpt.common.errors import Exit, UserError
+
+
+def parser() -> flags.Parser:
+    made = flags.Parser("x.py", "A command.")
+    group = made.group("all")
+    group.flag("--batch_size", flags.whole(1), 8, "rows; 100% of them, and each row is a window of the text")
+    group.flag("--learning_rate", flags.real(0, 10, above=True), None, "peak", "by size")
+    group.flag("--beta", flags.real(0, 1, below=True), 0.9, "decay")
+    group.flag("--mode", flags.one_of("auto", "gpu"), "auto", "where")
+    group.flag("--data_dir", flags.text("DIR"), "data", "folder")
+    group.switch("--compile", None, "compile", "on with CUDA")
+    group.switch("--bias", True, "biases")
+    group.switch("--use_amp", False, "mixed precision")
+    return made
+
+
+def read(*argv: str, check=lambda args: []):
+    return parser().read(argv, check)
+
+
+def problems(*argv: str, **more) -> list[str]:
+    with pytest.raises(UserError) as caught:
+        read(*argv, **more)
+    assert caught.value.code == Exit.FLAGS
+    return ("error: " + str(caught.value)).splitlines()
+
+
+def test_values_defaults_and_both_spellings_of_a_value():
+    args = read()
+    assert (args.batch_size, args.learning_rate, args.beta, args.mode, args.data_dir) == (8, None, 0.9, "auto", "data")
+    assert (args.compile, args.bias, args.use_amp) == (None, True, False)
+    args = read("--batch_size=1_024", "--learning_rate", "1e-3", "--mode=gpu", "--data_dir", "a=b c")
+    assert (args.batch_size, args.learning_rate, args.mode, args.data_dir) == (1024, 0.001, "gpu", "a=b c")
+    assert read("--batch_size", "16,384").batch_size == 16384
+    args = read("--compile=False", "--bias=false", "--use_amp=TRUE", "--data_dir", "a bias=true")  # as in nanoGPT
+    assert (args.compile, args.bias, args.use_amp, args.data_dir) == (False, False, True, "a bias=true")
+
+
+@pytest.mark.parametrize(("typo", "meant"), [
+    ("--batchsize", "--batch_size"), ("--batch-size", "--batch_size"), ("--learning-rate", "--learning_rate"),
+    ("--lerning_rate", "--learning_rate"), ("--no_compile", "--no-compile"), ("--no-biass", "--no-bias"),
+    ("--use-amp", "--use_amp"), ("--batch", "--batch_size"), ("--data_dri", "--data_dir"),
+    ("-batch_size", "--batch_size")])
+def test_a_misspelt_or_shortened_flag_is_refused_with_the_one_meant(typo, meant):
+    for argv in ([typo, "3"], [f"{typo}=3"]):
+        assert problems(*argv) == [f"error: {typo}: no such flag. Did you mean {meant}?"]
+
+
+def test_a_flag_like_no_other_and_a_stray_word_point_to_help():
+    assert problems("--zzzzzz", "3") == ["error: --zzzzzz: no such flag. See --help."]
+    assert problems("stray")[0].startswith("error: 'stray': unexpected argument. Give a value behind its flag")
+    assert problems("--compile=0") == [
+        "error: --compile/--no-compile: takes no value. --NAME turns it on, --no-NAME off."]
+    assert "\x1b" not in problems("\x1b[2J")[0]
+
+
+@pytest.mark.parametrize("value", ["nan", "inf", "-inf", "1e999", "-1", "-1e-5", "0", "", "x", "0x10", "1 2", "\x1b"])
+def test_a_number_out_of_range_says_the_range_and_shows_the_value_escaped(value):
+    found = problems(f"--learning_rate={value}")
+    assert len(found) == 1
+    assert found[0].startswith("error: --learning_rate ")
+    assert "must be a number above 0 and at most 10" in found[0]
+    assert "\x1b" not in found[0]
+
+
+@pytest.mark.parametrize("value", ["0", "-3", "1.5", "1e3", "nan", "inf", "", "x", "2147483648", "9" * 5000])
+def test_a_whole_number_is_one(value):
+    found = problems(f"--batch_size={value}")
+    assert found[0].startswith("error: --batch_size ")
+    assert found[0].endswith("must be a whole number of at least 1")
+    assert len(found[0]) < 200
+
+
+def test_the_ends_of_a_range_belong_to_it_as_it_says():
+    assert read("--learning_rate", "10").learning_rate == 10
+    assert read("--beta", "0").beta == 0
+    assert problems("--beta", "1") == ["error: --beta '1': must be a number of at least 0 and below 1"]
+    assert problems("--mode", "tpu") == ["error: --mode 'tpu': must be one of auto, gpu"]
+    assert problems("--data_dir", "") == ["error: --data_dir '': must be text that is not empty"]
+
+
+def test_all_problems_come_together_and_a_flag_without_its_value_is_one():
+    found = problems("--batch_size", "0", "--mode", "tpu", "--bta", "1")
+    assert [line.split()[1] for line in found] == ["--batch_size", "--mode", "--bta:"]
+    found = problems("--batch_size", "0", "--mode")
+    assert len(found) == 2
+    assert found[1] == "error: --mode: expected one argument"
+
+
+def test_problems_take_five_lines_at_most_and_none_is_left_out():
+    found = problems(*(f"--zz{i}" for i in range(9)))
+    assert len(found) == 5
+    assert found[4] == "error: and 5 more: --zz4, --zz5, --zz6, --zz7, --zz8"
+    assert len(problems(*(f"--zz{i}" for i in range(5)))) == 5
+
+
+def test_what_cannot_be_together_is_checked_once_each_value_is_right():
+    def check(args):
+        assert args.batch_size >= 1
+        return ["--a: not with --b"] if args.batch_size == 7 else []
+
+    assert read("--batch_size", "6", check=check).batch_size == 6
+    assert problems("--batch_size", "7", check=check) == ["error: --a: not with --b"]
+    assert len(problems("--batch_size", "0", check=check)) == 1
+
+
+def test_help_shows_every_default_and_ends_with_0(capsys, monkeypatch):
+    monkeypatch.setattr("shutil.get_terminal_size", os.terminal_size)  # as in a pipe
+    with pytest.raises(SystemExit) as ended:
+        read("--help")
+    assert ended.value.code == 0
+    printed = capsys.readouterr().out
+    assert max(map(len, printed.splitlines())) <= 80
+    text = " ".join(printed.split())
+    for shown in ("(default: 8)", "(default: by size)", "(default: auto)", "(default: data)", "(default: on with CUDA)",
+                  "(default: on)", "(default: off)", "100% of them", "--compile, --no-compile", "auto|gpu"):
+        assert shown in text
+
+
+def test_the_flags_of_a_group_are_a_view_of_all_flags() -> None:
+    parser = flags.Parser("train.py", "")
+    parser.group("data").flag("--bin_file", flags.text(), None, "tokens")
+    parser.group("optimizer: AdamW", "updates").flag("--beta1", flags.real(0, 1), 0.9, "decay")
+    args = parser.read(["--beta1", "0.5"], lambda args: [])
+    for same in (args, copy.deepcopy(args), pickle.loads(pickle.dumps(args)), flags.having(args, bin_file=None)):
+        assert (same.updates.beta1, same.beta1, same.data.bin_file) == (0.5, 0.5, None)
+        assert same == args
+        assert set(vars(same)) == {"bin_file", "beta1", "config"}
+    with pytest.raises(AttributeError):
+        args.data.beta1  # noqa: B018
+
+
+@pytest.mark.parametrize(("words", "cadence"), [
+    ("", (0, 10.0)), ("--checkpoint_every 500", (500, 0)), ("--checkpoint_every 2.5m", (0, 2.5)),
+    ("--checkpoint_every 1,000 5m", (1000, 5.0)), ("--checkpoint_every 0", (0, 0)),
+    ("--checkpoint_every_steps 7", (7, 10.0)), ("--checkpoint_every_minutes 0", (0, 0)),
+    ("--checkpoint_every_steps 7 --checkpoint_every_minutes 0.5", (7, 0.5))])
+def test_a_cadence_is_in_steps_or_minutes_and_has_two_old_spellings(words, cadence):
+    assert flags.steps_and_minutes(train.read_flags(words.split()).checkpoint_every) == cadence

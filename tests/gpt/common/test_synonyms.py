@@ -1,0 +1,80 @@
+"""The words of other programs: each leads to flags that exist, and none hides a flag of ours."""
+
+import re
+
+import pytest
+
+import evaluate
+import export
+import generate
+import plot
+import pretokenize
+import train
+from gpt.benchmarks import bench
+from gpt.common import synonyms
+from gpt.common.errors import UserError
+from gpt.common.flags import Parser
+
+COMMANDS = {"bench": bench, "evaluate": evaluate, "export": export, "generate": generate, "plot": plot,
+            "pretokenize": pretokenize, "train": train}
+
+
+@pytest.fixture(scope="module")
+def parsers():
+    """The parser of each command by its name."""
+    found = {}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Parser, "read", lambda parser, *rest: found.update({parser.command: parser}))
+        for command in COMMANDS.values():
+            command.read_flags([])
+    return found
+
+
+@pytest.fixture(scope="module")
+def known(parsers):
+    """The flags of each command by its name, --no- forms included."""
+    return {command: {option for action in parser._actions for option in action.option_strings}
+            for command, parser in parsers.items()}
+
+
+def test_every_flag_that_is_suggested_exists(known):
+    for name, (_, answer) in synonyms.GONE.items():
+        command, flag, *value = name.split()
+        assert set(re.findall(r"--[\w-]+", answer)) <= known[command], answer
+        assert value or f"--{flag}" not in known[command]
+
+
+def test_a_row_names_flags_that_exist_and_conditions_that_can_hold(parsers):
+    for parser in parsers.values():
+        for row in parser.rows.values():
+            conditions = [part.rpartition(": ")[2] for part in f"{row.needs}, {row.against}".split(", ") if part]
+            names = [condition.split(" ")[0].removeprefix("no-") for condition in conditions]
+            assert {*row.replaces.split(), *row.redecides.split(), *names} <= set(parser.rows)
+            for condition in conditions:
+                kind = parser.kinds[condition.split(" ")[0].removeprefix("no-")]
+                for value in filter(None, condition.partition(" ")[2].split("|")):
+                    kind.parse(value)
+
+
+def test_no_name_of_others_is_a_flag_of_ours_and_none_stands_twice(parsers, known):
+    for command, parser in parsers.items():
+        names = [name for row in parser.rows.values() for name in row.called.split()]
+        assert len(names) == len(set(names)), sorted(name for name in names if names.count(name) > 1)
+        assert not {f"--{name}" for name in names} & known[command]
+
+
+def said(command: str, *words: str) -> str:
+    with pytest.raises(UserError) as caught:
+        COMMANDS[command].read_flags(words)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(("words", "meant"), [
+    ("--lr 1e-3", "--learning_rate"), ("--block_size=256", "--seq_length"), ("--device cuda", "--use_gpu"),
+    ("--dtype bfloat16", "--amp_dtype"), ("--train.micro_batch_size 4", "--batch_size"),
+    ("--max-seq-len 5", "--seq_length"), ("--decay_lr=False", "--lr_schedule"),
+    ("--fp8_head", "The output layer is computed")])
+def test_the_words_of_others_are_answered_with_ours(words, meant):
+    message = said("train", *words.split())
+    assert meant in message
+    assert "See --help" not in message

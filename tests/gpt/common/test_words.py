@@ -1,0 +1,42 @@
+"""Words: what is printed cannot drive a terminal, and numbers read as people say them."""
+
+import shutil
+import subprocess
+
+import pytest
+
+from gpt.common.words import count, duration, printable, printable_text, several, shell_line, size
+
+
+@pytest.mark.parametrize(("text", "shown"), [
+    ("plain\n\ttext", "plain\\n\\ttext"), ("\x1b[2J\x07\r", "\\x1b[2J\\x07\\r"), ("\x00\x7f\x9b", "\\x00\\x7f\\x9b"),
+    ("caf\u00e9 \u6f22 \U0001f44d", "caf\u00e9 \u6f22 \U0001f44d"), ("\udcff", "\\udcff"), ("a\u00a0b", "a\u00a0b"),
+    ("\u2028\u202etxt.exe", "\\u2028\\u202etxt.exe")])
+def test_printable_is_one_line_that_cannot_drive_a_terminal(text, shown):
+    assert printable(text) == shown
+    shown.encode("utf-8")
+
+
+def test_printable_text_keeps_its_lines_and_the_direction_of_writing():
+    assert printable_text("a\n\tb\x1b\u200f\u05d0") == "a\n\tb\\x1b\u200f\u05d0"
+
+
+@pytest.mark.skipif(shutil.which("bash") is None, reason="needs bash")
+def test_a_command_that_is_suggested_is_one_printable_line_and_means_the_same_to_a_shell():
+    names = ["out", "my run", "it's", "$(reboot)", "", "a\nb\tc", "\x1b[31mred\x07\\'", "caf\u00e9", "\udce9.txt",
+             "\u202etxt.exe", "a\u00a0b", "`x`!"]
+    line = shell_line(["printf", "%s\\0", *names])
+    assert line.isprintable()
+    done = subprocess.run(["bash", "-c", line], capture_output=True, check=True)
+    assert done.stdout.decode("utf-8", "surrogateescape").split("\0")[:-1] == names
+    assert shell_line(["python", "generate.py", "--ckpt", "my run"]) == "python generate.py --ckpt 'my run'"
+
+
+def test_durations_sizes_and_counts_read_as_people_say_them():
+    assert [duration(s) for s in (-1, 0, 8.4, 59.6, 750, 3600, 39_000, 273_600)] == [
+        "0 s", "0 s", "8 s", "1 min 0 s", "12 min 30 s", "1 h 0 min", "10 h 50 min", "3 d 4 h"]
+    assert [size(n) for n in (0, 512, 12_288, 3.1 * 2**20, 15.2 * 2**30)] == [
+        "0 bytes", "512 bytes", "12 KiB", "3.1 MiB", "15.2 GiB"]
+    assert [count(n) for n in (512, 32_000, 1_070_000, 124_439_808, 2.5e9, 3e12)] == [
+        "512", "32.0K", "1.07M", "124.4M", "2.50B", "3.00T"]
+    assert [several(n, "file") for n in (0, 1, 2000)] == ["0 files", "1 file", "2,000 files"]

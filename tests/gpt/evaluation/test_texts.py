@@ -1,0 +1,82 @@
+"""gpt/evaluation/texts.py: perplexity and bits per byte are those of transformers, in whatever form documents come."""
+
+import gzip
+import json
+import math
+from dataclasses import replace
+
+import pytest
+
+from gpt.common.errors import UserError
+from gpt.evaluation import texts
+from gpt.evaluation.texts import texts_of
+from tests.helpers.scoring import T, log_probabilities
+
+
+@pytest.fixture
+def measure(scorer):
+    """A function: the fields of all results for these files."""
+    return lambda *files: [scorer.measure(documents, name).fields()
+                           for name, documents in texts_of(list(map(str, files)), scorer)]
+
+
+def test_perplexity_is_that_of_transformers_on_the_same_windows(measure, theirs, tokenizer, texts, tmp_path):
+    content = " ".join(texts)[:240]
+    (tmp_path / "a.txt").write_bytes(content.encode())
+    ids = [0, *tokenizer.encode(content).ids]
+    assert len(ids) > 5 * T
+    ends = [min(T + max(0, math.ceil((at - T) / (T // 2))) * (T // 2), len(ids) - 1) for at in range(1, len(ids))]
+    of_window = {end: log_probabilities(theirs, ids[max(0, end - T):end + 1]) for end in set(ends)}
+    nats = -sum(of_window[end][at - max(0, end - T) - 1] for at, end in enumerate(ends, 1))
+    found, = measure(tmp_path / "a.txt")
+    assert found["tokens"] == len(ids) - 1
+    assert found["bytes"] == len(content.encode())
+    assert found["nats_per_token"] == pytest.approx(nats / (len(ids) - 1), rel=1e-6)
+    assert found["perplexity"] == pytest.approx(math.exp(nats / (len(ids) - 1)), rel=1e-5)
+    assert found["bits_per_byte"] == pytest.approx(nats / math.log(2) / len(content.encode()), rel=1e-6)
+
+
+def test_documents_count_alike_in_whatever_form_they_come(measure, texts, tmp_path):
+    names = [tmp_path / f"{number}.txt" for number in range(len(texts))]
+    for name, content in zip(names, texts, strict=True):
+        name.write_bytes(content.encode())
+    lines = "".join(json.dumps({"text": content}) + "\n" for content in texts)
+    (tmp_path / "all.jsonl.gz").write_bytes(gzip.compress(lines.encode()))
+    single, (found,) = measure(*names), measure(tmp_path / "all.jsonl.gz")
+    assert [found[name] for name in ("documents", "tokens", "bytes")] == [
+        sum(one[name] for one in single) for name in ("documents", "tokens", "bytes")]
+    nats = sum(one["nats_per_token"] * one["tokens"] for one in single)
+    assert found["nats_per_token"] == pytest.approx(nats / found["tokens"], rel=1e-6)
+
+
+def test_without_an_end_of_text_id_the_first_token_is_context_alone(scorer, tokenizer, tmp_path):
+    (tmp_path / "a.txt").write_text("the cat sat")
+    scorer = replace(scorer, end_of_text_id=None)
+    (_, documents), = texts_of([str(tmp_path / "a.txt")], scorer)
+    found = scorer.measure(documents, "x")
+    ids = tokenizer.encode("the cat sat").ids
+    assert found.num_tokens == len(ids) - 1
+    assert found.num_bytes == len("the cat sat") - len(tokenizer.decode(ids[:1]))
+
+
+def test_what_is_not_text_is_replaced_or_skipped_and_said(measure, tmp_path, capsys):
+    (tmp_path / "a.txt").write_bytes(b"the cat \xff sat")
+    (tmp_path / "b.jsonl").write_text('{"text": "the cat"}\n{"text": 3}\n{"text": "a dog"}\nno\n')
+    a, b = measure(tmp_path / "a.txt", tmp_path / "b.jsonl")
+    assert (a["documents"], b["documents"]) == (1, 2)
+    said = capsys.readouterr().err
+    assert "1 invalid character replaced by U+FFFD." in said
+    assert "b.jsonl: 2 lines without a document skipped" in said
+
+
+def test_a_text_that_changes_while_it_is_read_is_refused(measure, monkeypatch, tmp_path):
+    (tmp_path / "a.txt").write_text("the cat sat")
+
+    def parts_of(content, reading):
+        with (tmp_path / "a.txt").open("a") as file:
+            file.write(" on the mat")
+        return [content]
+
+    monkeypatch.setattr(texts, "parts_of", parts_of)
+    with pytest.raises(UserError, match=r"a\.txt changed while it was read: it had 11 bytes and now has 22"):
+        measure(tmp_path / "a.txt")

@@ -1,0 +1,68 @@
+"""gpt/evaluation/token_files.py: the figures of token files are those of the text that they were made from."""
+
+import json
+
+import numpy as np
+import pytest
+
+from gpt.evaluation import token_files
+from gpt.evaluation.texts import texts_of
+from gpt.evaluation.token_files import token_files_of
+from tests.helpers.token_files import write_datatrove, write_llmc, write_npy, write_raw
+
+
+@pytest.fixture
+def measure(scorer):
+    """A function: the fields of each measurement of the words of --tokens."""
+    return lambda *words: [scorer.measure(documents, name).fields()
+                           for name, documents in token_files_of([str(word) for word in words], scorer)]
+
+
+@pytest.fixture
+def documents(texts, tokenizer):
+    """The ids of each text, and the bytes of all."""
+    return [tokenizer.encode(text).ids for text in texts], sum(len(text.encode()) for text in texts)
+
+
+@pytest.fixture
+def expected(scorer, texts, tmp_path):
+    """The figures of the same documents as text."""
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    [(name, found)] = texts_of([str(tmp_path / "a.jsonl")], scorer)
+    return scorer.measure(found, name).fields()
+
+
+def figures(found: dict) -> list:
+    return [found["documents"], found["tokens"], found["bytes"], pytest.approx(found["nats_per_token"], rel=1e-6),
+            pytest.approx(found["bits_per_byte"], rel=1e-6)]
+
+
+def assert_same(found: dict, expected: dict) -> None:
+    assert [found[key] for key in ("documents", "tokens", "bytes", "nats_per_token", "bits_per_byte")] == figures(
+        expected)
+
+
+@pytest.mark.parametrize(("write", "name"), [(write_raw, "a.bin"), (write_llmc, "a.bin"), (write_npy, "a.npy"),
+                                             (write_datatrove, "a.ds")])
+def test_tokens_in_every_layout_have_the_figures_of_their_text(measure, documents, expected, tmp_path, write, name):
+    ids = np.array([id for document in documents[0] for id in (*document, 0)])
+    more = {"ends": np.array([len(ids)])} if write is write_datatrove else {}
+    write(tmp_path / name, ids, **more)
+    [found] = measure(tmp_path / name)
+    assert found["bytes"] == documents[1]
+    assert_same(found, expected)
+
+
+def test_blocks_cut_no_document_and_shards_are_one_stream(measure, documents, expected, tmp_path, monkeypatch):
+    ids = np.array([id for document in documents[0] for id in (0, *document)])
+    monkeypatch.setattr(token_files, "BLOCK_TOKENS", 7)
+    for number, part in enumerate(np.split(ids, [5, 40])):
+        write_llmc(tmp_path / f"x_val_{number:06}.bin", part)
+    [found] = measure(tmp_path / "x_val_*.bin")
+    assert_same(found, expected)
+
+
+def test_a_folder_of_ours_means_its_validation_tokens(measure, corpus_folder):
+    folder, file = measure(corpus_folder, corpus_folder / "val.bin")
+    assert figures(folder) == figures(file)
+    assert folder["tokens"] <= 100

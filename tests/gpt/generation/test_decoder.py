@@ -1,0 +1,141 @@
+"""gpt/generation/decoder.py: a step gives the model's logits, and a row is the same alone and among others."""
+
+import random
+
+import pytest
+import torch
+
+from gpt.checkpoint.load import open_model
+from gpt.generation.continuation import Continuation, Sampling
+from gpt.generation.decoder import Decoder
+from gpt.generation.sampling import decode
+from gpt.ops.products import Dense, Int8
+from gpt.ops.rotary import RotaryScaling
+from tests.helpers.decoding import EXACT_KINDS, KINDS, decoder_of, largest_difference, skip_unless_possible
+
+
+@pytest.mark.parametrize(("dtype", "kind"), KINDS)
+@pytest.mark.parametrize(("arch", "changes"), [
+    ("gpt2", {}), ("gpt2", {"tie_weights": False, "activation": "gelu"}), ("gpt2", {"bias": False}), ("qwen3", {}),
+    ("llama", {"tie_weights": False, "n_kv_head": 6, "rope_scaling": RotaryScaling(4.0, 1.0, 4.0, 32)})], ids=str)
+def test_a_step_gives_the_logits_of_the_whole_text_read_at_once(make_any, arch, changes, dtype, kind):
+    skip_unless_possible(dtype, kind)
+    model = make_any(arch, **{"seq_length": 32, **changes})
+    ids = torch.randint(0, model.config.vocab_size, (2, 32))
+    with torch.no_grad():
+        whole = model(ids)
+    decoder = decoder_of(model, 2, dtype, kind)
+    for row, length in enumerate((3, 20)):
+        decoder.fill(row, ids[row, :length].tolist())
+    for step in range(12):
+        found = decoder.step([int(ids[row, step + length]) for row, length in enumerate((3, 20))])
+        expected = torch.stack([whole[row, step + length] for row, length in enumerate((3, 20))])
+        assert largest_difference(found, expected) < (1e-5 if dtype == torch.float32 and kind is not Int8 else 0.05)
+
+
+@pytest.mark.parametrize(("dtype", "kind"), EXACT_KINDS)
+@pytest.mark.parametrize(("arch", "changes"), [("gpt2", {"n_embd": 128, "n_head": 4}), ("qwen3", {}),
+                                               ("llama", {"n_kv_head": 6})])
+def test_a_row_has_the_same_bits_alone_and_among_others(make_any, one_thread, arch, changes, dtype, kind):
+    skip_unless_possible(dtype, kind)
+    model = make_any(arch, vocab_size=500, seq_length=256, **changes)
+    rng = random.Random(0)
+    prompts = [[rng.randrange(500) for _ in range(length)] for length in (1, 3, 40, 64, 65, 90, 7)]
+
+    def logits(chosen: list[int]) -> list[torch.Tensor]:
+        decoder = decoder_of(model, len(chosen), dtype, kind)
+        for row, number in enumerate(chosen):
+            decoder.fill(row, prompts[number][:-1])
+        steps, ids = [], [prompts[number][-1] for number in chosen]
+        for _ in range(12):
+            steps.append(decoder.step(ids))
+            ids = steps[-1].argmax(-1).tolist()
+        return list(torch.stack(steps, 1))
+
+    together = logits(list(range(7)))
+    for number in range(7):
+        assert torch.equal(logits([number])[0], together[number]), number
+
+
+@pytest.mark.parametrize("kind", [Dense, Int8])
+def test_a_prompt_read_before_is_copied_not_read_again(make_model, kind, monkeypatch):
+    decoder = decoder_of(make_model(), 3, torch.float32, kind)
+    decoder.fill(1, [5, 6, 7])
+    expected = decoder.step([1, 2])[1]
+    monkeypatch.setattr(decoder, "_trunk", None)  # whatever computes fails
+    for row in (0, 1, 2):
+        decoder.fill(row, [5, 6, 7])
+    monkeypatch.undo()
+    for found in decoder.step([2, 2, 2]):
+        torch.testing.assert_close(found, expected)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("arch", ["gpt2", "qwen3"])
+@pytest.mark.parametrize(("dtype", "kind"), [(torch.float32, Dense), (torch.bfloat16, Dense), (torch.bfloat16, Int8)])
+def test_compiled_it_is_one_graph_for_all_lengths_with_the_same_logits(make_any, dtype, kind, arch):
+    from torch._dynamo.utils import counters
+
+    model = make_any(arch, seq_length=256)
+    plain, compiled = decoder_of(model, 1), decoder_of(model, 1, torch.float32, kind, dtype)
+    counters.clear()
+    compiled.compile(in_graphs=False)
+    for decoder in (plain, compiled):
+        decoder.fill(0, [1, 2, 3])
+    for step in range(253):  # to the end of the window
+        found, expected = compiled.step([step]), plain.step([step])
+        assert largest_difference(found, expected) < (1e-5 if dtype == torch.float32 else 0.06)
+    assert counters["stats"]["unique_graphs"] == 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("arch", ["gpt2", "qwen3"])
+def test_the_step_of_a_graph_makes_the_ids_of_the_plain_loop(make_any, arch):
+    """As compiled for CUDA graphs, attention looks at all slots; a CPU runs the same code without the graphs."""
+    model = make_any(arch, seq_length=100)
+    made = []
+    for in_graphs in (False, True):
+        decoder = decoder_of(model, 3)
+        if in_graphs:
+            decoder.compile(in_graphs=True)
+        texts = [Continuation([1, 2, 3 + seed], 110 - 20 * seed, seed) for seed in range(5)]
+        for _ in decode(decoder, texts, Sampling(0.9, 50), (17,)):
+            pass
+        made.append([text.ids for text in texts])
+    assert made[0] == made[1]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("dtype", "kind", "most"), [(torch.float32, Dense, 1e-4), (torch.bfloat16, Dense, 0.05),
+                                                     (torch.float16, Dense, 0.05), (torch.bfloat16, Int8, 0.1)])
+@pytest.mark.parametrize("compiled", [False, True])
+def test_on_a_gpu_a_step_gives_the_models_logits(make_model, compiled, dtype, kind, most):
+    model = make_model(vocab_size=300, seq_length=128)
+    ids = torch.randint(0, 300, (3, 100))
+    with torch.no_grad():
+        whole = model(ids)
+    decoder = Decoder(model.config, model.state_dict(), 3, "cuda", dtype, kind)
+    if compiled:
+        decoder.compile(in_graphs=True)
+    for row, length in enumerate((0, 5, 60)):
+        decoder.fill(row, ids[row, :length].tolist())
+    for step in range(20):
+        found = decoder.step([int(ids[row, step + length]) for row, length in enumerate((0, 5, 60))])
+        expected = torch.stack([whole[row, step + length] for row, length in enumerate((0, 5, 60))])
+        assert largest_difference(found.cpu().float()[:, :300], expected) < most
+
+
+# ---------------------------------------------------------------- the weights
+
+
+@pytest.mark.parametrize(("dtype", "kind"), KINDS)
+def test_weights_mapped_from_a_file_give_the_bits_of_those_in_memory(make_checkpoint, tmp_path, dtype, kind):
+    skip_unless_possible(dtype, kind)
+    path, model, _ = make_checkpoint(tmp_path, vocab_size=300, seq_length=32)
+    _, weights = open_model(path)
+    assert len(weights["transformer.wte.weight"]) == 300 < len(model.head_weight)
+    found, expected = (Decoder(model.config, each, 2, "cpu", dtype, kind) for each in (weights, model.state_dict()))
+    for decoder in (found, expected):
+        decoder.fill(0, [1, 2, 3])
+    for _ in range(5):
+        assert torch.equal(found.step([3, 4]), expected.step([3, 4]))

@@ -1,0 +1,46 @@
+"""gpt/generation/prompts.py: a prompt from a file, and its ids."""
+
+from gpt.common.errors import Exit
+from gpt.generation.prompts import Language, encode_prompt, read_prompt_file
+from tests.helpers.refusals import refused
+
+
+def test_a_prompt_file_is_utf8_and_a_byte_order_mark_no_part_of_it(tmp_path):
+    (tmp_path / "p.txt").write_bytes(b"\xef\xbb\xbfcaf\xc3\xa9")
+    assert read_prompt_file(str(tmp_path / "p.txt")) == "caf\u00e9"
+    for content in (b"caf\xe9 noir", b"a\0b"):
+        (tmp_path / "p.txt").write_bytes(content)
+        with refused("is not text in UTF-8", Exit.DATA):
+            read_prompt_file(str(tmp_path / "p.txt"))
+
+
+def test_an_empty_prompt_is_the_start_of_a_document(tokenizer):
+    assert encode_prompt("", Language.of(tokenizer, 400, ())) == [0]
+    with refused("an empty prompt", Exit.DATA):
+        encode_prompt("", Language(tokenizer, 400, [], None, ()))
+
+
+def test_a_text_begins_and_ends_as_its_tokenizer_and_its_folder_say(tokenizer):
+    from tokenizers.processors import TemplateProcessing
+
+    plain = tokenizer.encode("the cat").ids
+    gpt2 = Language.of(tokenizer, 400, ())
+    assert (gpt2.opening_ids, gpt2.empty_id, gpt2.end_ids) == ([], 0, (0,))
+    assert encode_prompt("the cat", gpt2) == plain
+
+    tokenizer.add_special_tokens(["<bos>"])
+    bos = tokenizer.token_to_id("<bos>")
+    tokenizer.post_processor = TemplateProcessing("<bos> $A", special_tokens=[("<bos>", bos)])
+    llama = Language.of(tokenizer, 500, (7, 8))
+    assert (llama.opening_ids, llama.end_ids) == ([bos], (7, 8))
+    assert encode_prompt("the cat", llama) == [bos, *plain]
+    assert encode_prompt("the cat", llama, opens=False) == plain
+    assert encode_prompt("", llama) == [bos]
+
+    assert bos not in encode_prompt("<bos>a", llama, opens=False)
+
+
+def test_a_closed_standard_input_is_said(monkeypatch):
+    monkeypatch.setattr("sys.stdin", None)
+    with refused("--prompt_file -: standard input is closed", Exit.DATA):
+        read_prompt_file("-")

@@ -1,0 +1,120 @@
+"""gpt/generation/streaming.py: whole characters, samples in their order."""
+
+import io
+import json
+import random
+import sys
+from collections import deque
+from collections.abc import Callable
+from functools import partial
+
+import pytest
+
+from gpt.generation.streaming import SEPARATOR, Sample, show, write_begun
+from gpt.tokens.tokenizer import vocab_size_of
+
+
+@pytest.fixture
+def sample_of(tokenizer):
+    """A function: a sample by its number, of the prompt "p0" or "p1" and so on."""
+
+    def make(number: int) -> Sample:
+        return Sample(number, f"p{number}", [1], 99, 7, tokenizer)
+
+    return make
+
+
+@pytest.fixture
+def pieces_of(sample_of):
+    """A function: what a sample takes in, id by id, and at its end."""
+
+    def pieces(ids: list[int]) -> list[str]:
+        sample, found = sample_of(0), []
+        for take in (*(lambda new_id=new_id: sample.add(new_id, -1.0) for new_id in ids), sample.end):
+            sample.pending = ""
+            take()
+            found.append(sample.pending)
+        assert sample.text == "".join(found)
+        return found
+
+    return pieces
+
+
+# ---------------------------------------------------------------- one text
+
+
+def test_no_piece_holds_a_part_of_a_character(pieces_of, tokenizer, texts):
+    for text in texts:
+        pieces = pieces_of(tokenizer.encode(text).ids)
+        assert "".join(pieces).encode() == text.encode()
+        assert not any("\ufffd" in piece for piece in pieces)
+        assert sum(map(bool, pieces)) > 3, "it waited for the end"
+
+
+def test_what_is_written_is_what_the_tokenizer_decodes_whatever_the_ids(pieces_of, tokenizer):
+    rng = random.Random(0)
+    for _ in range(300):
+        ids = [rng.randrange(vocab_size_of(tokenizer)) for _ in range(rng.randint(0, 40))]
+        assert "".join(pieces_of(ids)) == tokenizer.decode(ids, skip_special_tokens=True)
+    assert "".join(pieces_of(tokenizer.encode("ab\U0001f44d").ids[:-1])) == "ab\ufffd"
+
+
+@pytest.mark.parametrize(("is_terminal", "expected"), [(False, "a\x1b[31mb\tc\x07\n\x9b2J"),
+                                                       (True, "a\\x1b[31mb\tc\\x07\n\\x9b2J")])
+def test_control_bytes_are_escaped_on_a_terminal_alone(monkeypatch, is_terminal, expected):
+    stream = io.StringIO()
+    monkeypatch.setattr(stream, "isatty", lambda: is_terminal)
+    monkeypatch.setattr(sys, "stdout", stream)
+    show("a\x1b[31mb\tc\x07\n\x9b2J")
+    assert stream.getvalue() == expected
+
+
+# ---------------------------------------------------------------- several texts
+
+
+def say(write: Callable[[], None], sample: Sample, tokenizer, text: str) -> None:
+    """Lets a sample get the ids of a text."""
+    for new_id in tokenizer.encode(text).ids:
+        sample.add(new_id, -1.0)
+        write()
+
+
+def test_samples_are_written_in_their_order_the_current_one_as_it_comes(sample_of, tokenizer, capsys):
+    begun: deque[Sample] = deque()
+    write = partial(write_begun, begun, False)
+    samples = [sample_of(number) for number in range(3)]
+    for sample in samples:
+        begun.append(sample)
+        write()
+    assert capsys.readouterr().out == "p0"
+    say(write, samples[1], tokenizer, "the dog")
+    say(write, samples[0], tokenizer, "the cat")
+    assert capsys.readouterr().out == "the cat"
+    samples[1].finish = "length"
+    write()
+    assert capsys.readouterr().out == ""
+    samples[0].finish = "length"
+    write()
+    assert capsys.readouterr().out == f"\n{SEPARATOR}p1the dog\n{SEPARATOR}p2"
+    say(write, samples[2], tokenizer, "sea")
+    begun.append(sample_of(3))
+    write()
+    write(interrupted=True)
+    assert capsys.readouterr().out == "sea\n"
+
+
+def test_samples_that_are_interrupted_are_each_a_line_of_json(sample_of, tokenizer, capsys):
+    begun: deque[Sample] = deque()
+    write = partial(write_begun, begun, True)
+    samples = [sample_of(number) for number in range(2)]
+    for sample in samples:
+        begun.append(sample)
+        write()
+        say(write, sample, tokenizer, "the cat")
+    samples[1].finish = "length"
+    write()
+    assert capsys.readouterr().out == ""
+    write(interrupted=True)
+    records = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [record["finish_reason"] for record in records] == ["interrupted", "length"]
+    assert [record["text"] for record in records] == ["the cat", "the cat"]

@@ -1,0 +1,187 @@
+"""hub/download.py, hub/library.py: the files that are a model or a dataset's text, and what goes wrong in one line."""
+
+import argparse
+import sys
+
+import pytest
+
+from gpt.common.errors import Exit, UserError
+from gpt.hub.download import choose_files, fetch_dataset, fetch_model, with_tokenizer_here
+from gpt.hub.names import DATASET, check_package, parse_name
+from gpt.hub.publish import prepare, push
+from tests.helpers.hub import TOKEN, forbid, unplug
+from tests.helpers.refusals import refused
+
+GPT2 = {name: name.encode() for name in (
+    ".gitattributes", "64.tflite", "README.md", "config.json", "flax_model.msgpack", "generation_config.json",
+    "merges.txt", "model.safetensors", "onnx/decoder_model.onnx", "pytorch_model.bin", "rust_model.ot", "tf_model.h5",
+    "tokenizer.json", "tokenizer_config.json", "vocab.json")}
+NEEDED = {"README.md", "config.json", "generation_config.json", "model.safetensors", "tokenizer.json",
+          "tokenizer_config.json"}
+FILES = {"config.json": b"{}", "model.safetensors": bytes(range(256)) * 100, "tokenizer.json": b"{ }"}
+WORD = "hf://someone/small"
+
+
+@pytest.fixture
+def model(hub):
+    hub.put("model", "someone/small", FILES)
+    return hub
+
+
+def content(folder):
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def refusal(out, word=WORD):
+    with pytest.raises(UserError) as caught:
+        fetch_model(f"--init_from {word}", word, out)
+    assert str(caught.value).startswith(f"--init_from {word}: ")
+    return int(caught.value.code), str(caught.value)
+
+
+# ---------------------------------------------------------------- models
+
+
+def test_only_what_a_model_needs_is_downloaded_and_once(hub, out):
+    hub.put("model", "openai-community/gpt2", GPT2)
+    folder = fetch_model("--ckpt", "hf://openai-community/gpt2", out)
+    sent = list(hub.sent)
+    assert {path.name for path in folder.iterdir()} == NEEDED
+    assert fetch_model("--ckpt", "hf://openai-community/gpt2", out) == folder
+    assert hub.sent == sent
+
+
+def test_of_a_tokenizer_its_file_is_enough(hub, out):
+    hub.put("model", "someone/small", GPT2)
+    args = with_tokenizer_here(argparse.Namespace(tokenizer_file=WORD), out, lambda: None)
+    assert args.tokenizer_file.endswith("tokenizer.json")
+    assert "model.safetensors" not in hub.sent
+
+
+@pytest.mark.parametrize("files", [{"config.json": b"{}", "pytorch_model.bin": b"x"}, {"model.safetensors": b"x"}])
+def test_a_repository_without_a_model_is_refused(hub, out, files):
+    hub.put("model", "someone/small", files)
+    code, message = refusal(out)
+    assert code == 4
+    assert "no config.json and model.safetensors" in message
+    assert "pytorch_model.bin" not in hub.sent
+
+
+# ---------------------------------------------------------------- datasets
+
+STORIES = ("README.md", ".gitattributes", "all.txt", "all.tar.gz", "data/train-00000-of-00002.parquet",
+           "data/train-00001-of-00002.parquet", "data/validation-00000-of-00001.parquet")
+WIKI = ("wiki-2/train-0.parquet", "wiki-2/test-0.parquet", "wiki-103/train-0.parquet", "wiki-103/validation-0.parquet")
+WEB = ("data/CC-1/0.parquet", "data/CC-2/0.parquet", "sample/10BT/0.parquet", "sample/10BT/1.parquet")
+
+
+def chosen(files, path=""):
+    return choose_files(parse_name(f"hf://datasets/a/b/{path}".rstrip("/"), DATASET), files)
+
+
+@pytest.mark.parametrize(("files", "path", "expected"), [
+    (STORIES, "", STORIES[4:6]),  # tables rather than the same text in a file, for training
+    (STORIES, "data", STORIES[4:6]),
+    (STORIES, "all.txt", ("all.txt",)),
+    (STORIES, "data/*.parquet", STORIES[4:6]),
+    (STORIES, "data/val*", STORIES[6:]),
+    (("a.jsonl.gz", "b.txt"), "", ("a.jsonl.gz",)),
+    (("trainer.txt", "rest.txt"), "", ("rest.txt", "trainer.txt")),  # no word of its own, no split
+    (("notes.md",), "notes.md", ("notes.md",)),
+    (WIKI, "wiki-2", WIKI[:1]),
+    (WEB, "sample/10BT", WEB[2:]),
+])
+def test_the_files_are_those_that_the_path_or_the_names_mean(files, path, expected):
+    assert chosen(files, path) == list(expected)
+
+
+@pytest.mark.parametrize(("files", "path", "told"), [
+    (WIKI, "", "2 folders: wiki-103, wiki-2. Name one: hf://datasets/a/b/wiki-103"),
+    (WIKI, "wiki-5", "wiki-103/train-0.parquet"),
+    (("picture.png",), "", "picture.png"),
+])
+def test_where_nothing_is_meant_it_is_said_what_there_is(files, path, told):
+    with refused("Name", Exit.DATA) as caught:
+        chosen(files, path)
+    assert told in str(caught.value)
+
+
+# ---------------------------------------------------------------- what goes wrong
+
+
+@pytest.mark.parametrize(("about", "word", "token", "code", "told"), [
+    ({"is_private": True}, WORD, "", 4, "or it is private. Check the name, or give your token: hf auth"),
+    ({}, "hf://someone/other", "", 4, "or it is private"),
+    ({}, f"{WORD}@v9", "", 4, "has no such revision"),
+    ({"is_gated": True}, WORD, "", 4, "someone/small is gated. Accept"),
+    ({}, WORD, "hf_wrong", 5, "401"),
+])
+def test_names_and_rights_that_are_wrong_are_one_line(hub, out, monkeypatch, about, word, token, code, told):
+    hub.put("model", "someone/small", FILES, **about)
+    monkeypatch.setenv("HF_TOKEN", token)
+    found, message = refusal(out, word)
+    assert (found, told in message) == (code, True), message
+
+
+@pytest.mark.parametrize(("break_it", "why"), [
+    (lambda hub, monkeypatch: setattr(hub, "status", 503), "503"),
+    (lambda hub, monkeypatch: unplug(monkeypatch), "onnection refused"),
+    (lambda hub, monkeypatch: forbid(monkeypatch), "offline mode is enabled"),
+], ids=["down", "no network", "offline"])
+def test_without_the_hub_the_cache_serves_or_the_commands_by_hand_are_told(model, out, monkeypatch, break_it, why):
+    folder = fetch_model("--init_from", WORD, out)
+    model.put("model", "someone/other", FILES)
+    break_it(model, monkeypatch)
+    assert fetch_model("--init_from", WORD, out) == folder
+    assert fetch_model("--init_from", f"{WORD}@{folder.name}", out) == folder
+    code, message = refusal(out, "hf://someone/other")
+    assert code == 5
+    assert why in message
+    assert "hf download, hf upload someone/other" in message
+
+
+PAGE = b"<html>Log in to the network</html>"
+CALLS = {
+    "model": lambda out, folder: fetch_model("--ckpt", WORD, out),
+    "dataset": lambda out, folder: fetch_dataset("hf://datasets/someone/tales", out),
+    "prepare": lambda out, folder: prepare("someone/small", False, True, out),
+    "push": lambda out, folder: push(folder, "someone/small", "out", out),
+}
+
+
+@pytest.mark.parametrize(("call", "address", "answer"), [
+    *((call, "", answer) for call in CALLS for answer in (PAGE, b"{}", b"[5]")), ("model", "/resolve/", PAGE),
+    ("dataset", "/api/", b'{"id": "a", "sha": "aa"}'), ("dataset", "/api/", b'{"id": "a", "sha": 5, "siblings": []}')])
+def test_what_is_no_answer_of_a_hub_is_one_line(model, out, tmp_path, monkeypatch, call, address, answer):
+    model.odd = address, answer
+    (tmp_path / "config.json").write_text("{}")
+    monkeypatch.setenv("HF_TOKEN", TOKEN)
+    with refused(r"^(--|hf).*: what answered is no hub \(.*\)\. Open a page .*T\.$", Exit.MACHINE):
+        CALLS[call](out, tmp_path)
+
+
+def test_a_list_of_files_without_an_end_is_given_up(model, out, monkeypatch):
+    monkeypatch.setattr("gpt.hub.download.LISTING_SECONDS", 0.2)
+    model.is_endless = True
+    code, message = refusal(out)
+    assert (code, "no end of its list of files" in message) == (5, True)
+
+
+def test_a_request_to_stop_is_heard_at_once(model, out):
+    heard = []
+    model.delay = 0.5
+
+    def look():
+        heard.append(1)
+        if len(heard) == 3:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        fetch_model("--ckpt", WORD, out, look)
+    assert content(fetch_model("--ckpt", WORD, out)) == FILES
+
+
+def test_without_the_library_one_line_says_how_to_get_it(monkeypatch):
+    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
+    with refused(r"hf://a/b needs .*-m pip install huggingface_hub", Exit.MACHINE):
+        check_package("out", "hf://a/b")

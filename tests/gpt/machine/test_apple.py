@@ -1,0 +1,99 @@
+"""Apple's GPU: chosen where torch has it, with the precision, memory and random numbers that MPS knows.
+
+No Mac runs these tests: what torch would answer there is pretended, and what it would compute is not.
+"""
+
+import os
+import re
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from gpt.common.errors import is_out_of_memory
+from gpt.machine import backends, device
+from gpt.machine.timing import TrainingClock
+from tests.helpers import apple
+from tests.helpers.apple import GIB
+
+
+@pytest.mark.parametrize(("macos", "use_amp", "amp_dtype", "precision"), [
+    ((15, 0), None, "auto", "bf16"), ((13, 6), None, "auto", "fp16"), ((15, 0), True, "fp16", "fp16"),
+    ((15, 0), False, "auto", "fp32")])
+def test_it_is_used_unless_a_flag_says_otherwise_and_nothing_is_compiled(monkeypatch, macos, use_amp, amp_dtype,
+                                                                        precision):
+    apple.pretend(monkeypatch, macos)
+    for use_gpu in (None, True):
+        machine = device.choose(use_gpu, use_amp, amp_dtype, None)
+        assert machine.device == apple.GPU
+        assert machine.on_gpu
+        assert machine.name == "Apple M1"
+        assert machine.precision == precision
+        assert machine.compile is False
+        assert machine.compile_reason == "off on mps unless --compile is given"
+        assert machine.peak_flops is None
+        assert ("mixed precision is off" in " ".join(machine.warnings)) == (precision == "fp32")
+    assert device.choose(None, None, "auto", True).compile is True
+    on_cpu = device.choose(False, None, "auto", None)
+    assert on_cpu.device.type == "cpu"
+    assert on_cpu.warnings == ()
+
+
+def test_without_one_the_reason_speaks_of_apple_and_never_of_cuda(monkeypatch):
+    apple.pretend(monkeypatch, available=False)
+    reason = device.why_no_gpu() or ""
+    assert re.match(r"torch .* finds no Apple GPU that it can use\. Take an Apple processor", reason)
+    assert reason.count(". ") == 1
+    assert "CUDA" not in reason
+    assert device.choose(None, None, "auto", None).device.type == "cpu"
+
+
+def test_several_processes_do_not_share_it(monkeypatch):
+    apple.pretend(monkeypatch)
+    for name, value in {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2",
+                        "MASTER_ADDR": "localhost", "MASTER_PORT": "1"}.items():
+        monkeypatch.setitem(os.environ, name, value)
+    assert "torchrun" in (device.why_no_gpu() or "")
+    assert device.choose(None, None, "auto", None).device.type == "cpu"
+
+
+def test_its_memory_is_what_metal_recommends(monkeypatch):
+    apple.pretend(monkeypatch)
+    machine = apple.machine()
+    monkeypatch.setattr(backends, "available_ram", lambda: 8 * GIB)
+    assert (machine.backend.total_memory(), machine.backend.free_memory()) == (5 * GIB, 3 * GIB)
+    assert machine.backend.peak_memory() == 2 * GIB
+    monkeypatch.setattr(backends, "available_ram", lambda: GIB)
+    assert machine.backend.free_memory() == GIB  # the RAM is shared with all other programs
+    for message in ("MPS backend out of memory (MPS allocated: 4.90 GB, other allocations: 1.00 GB, max allowed: 6 GB)",
+                    "Invalid buffer size: 24.00 GiB"):
+        assert is_out_of_memory(RuntimeError(message))
+
+
+def test_a_mark_waits_for_it_as_its_figures_are_read_next(monkeypatch):
+    apple.pretend(monkeypatch)
+    waits = []
+    monkeypatch.setattr(torch.mps, "synchronize", lambda: waits.append(True))
+    clock = TrainingClock(apple.machine())
+    assert len(waits) == 1
+    assert clock.lap() > 0
+    assert len(waits) == 2
+
+
+def test_the_state_of_its_random_numbers_comes_back(monkeypatch):
+    apple.pretend(monkeypatch)
+    states = SimpleNamespace(now=torch.tensor([1], dtype=torch.uint8))
+    monkeypatch.setattr(torch.mps, "get_rng_state", lambda: states.now)
+    monkeypatch.setattr(torch.mps, "set_rng_state", lambda state: setattr(states, "now", state))
+    machine = apple.machine()
+    before = machine.rng_state()
+    assert set(before) == {"cpu", "mps"}
+    states.now = torch.tensor([2], dtype=torch.uint8)
+    machine.set_rng_state(before)
+    assert states.now.tolist() == [1]
+
+
+def test_it_is_described_with_its_share_of_the_ram():
+    lines = device.describe(apple.machine(), 5 * GIB, "unfused")
+    assert lines[0] == "device      mps: Apple M1, 5.0 GiB of the RAM for the GPU (a GPU is available)"
+    assert lines[1].startswith("precision   bf16 (")

@@ -1,0 +1,52 @@
+"""Memory: what is measured is plausible, and an error that means 'no memory left' is recognised."""
+
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from gpt.common.errors import is_out_of_memory
+from gpt.machine.memory import available_ram
+from tests.helpers.commands import run_python
+from tests.helpers.machines import CPU
+
+
+@pytest.mark.parametrize(("error", "is_one"), [
+    (torch.OutOfMemoryError("CUDA out of memory. Tried"), True), (type("OfNumpy", (MemoryError,), {})(), True),
+    (RuntimeError("[enforce fail at alloc_cpu.cpp:119] DefaultCPUAllocator: can't allocate memory"), True),
+    (RuntimeError("CUDA error: out of memory\nCUDA kernel errors might"), True),
+    (RuntimeError("Triton Error [CUDA]: out of memory"), True), (RuntimeError("CUDA error: invalid argument"), False)])
+def test_which_errors_mean_that_memory_ran_out(error, is_one):
+    assert is_out_of_memory(error) == is_one
+
+
+def test_memory_is_measured():
+    assert 2**20 < available_ram() < 2**50
+    assert CPU.backend.total_memory() > 2**20
+    assert CPU.backend.free_memory() is None
+    if sys.platform != "win32":
+        assert 2**20 < CPU.backend.peak_memory() < 2**45
+
+
+def test_a_container_that_allows_less_is_believed(monkeypatch):
+    texts = {"/proc/meminfo": "MemTotal: 9 kB\nMemAvailable: 4096 kB\n", "/sys/fs/cgroup/memory.max": "3000000",
+             "/sys/fs/cgroup/memory.current": "1000000"}
+
+    def read_text(path: Path, **_) -> str:
+        if str(path) not in texts:
+            raise FileNotFoundError
+        return texts[str(path)]
+
+    monkeypatch.setattr(Path, "read_text", read_text)
+    assert available_ram() == 2_000_000
+    texts["/sys/fs/cgroup/memory.max"] = "max"
+    assert available_ram() == 4096 * 1024
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_the_peak_of_a_process_is_not_that_of_the_one_that_started_it():
+    big = bytearray(b"x") * (600 * 2**20)  # more than importing torch takes
+    code = "from gpt.machine.memory import peak_resident\nprint(peak_resident())"
+    done = run_python(code)
+    assert 2**20 < int(done.stdout) < len(big), done.stderr

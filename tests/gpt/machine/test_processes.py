@@ -1,0 +1,102 @@
+import os
+import signal
+import subprocess
+import sys
+import time
+from datetime import timedelta
+
+import pytest
+
+from gpt.common.errors import Exit, UserError
+from gpt.machine.processes import ALONE, Processes, is_of_lost_process, joined
+from tests.helpers.commands import ROOT, run_python
+
+WATCHED = """
+import sys, threading, time
+from gpt.common.signals import Signals
+from gpt.machine.processes import _end_when_stuck
+beats, is_busy = [], sys.argv[1] == "busy"
+with Signals() as signals:
+    signals.promise(lambda: "stopping", lambda: ("", ""))
+    watched = (signals, lambda: len(beats), lambda: is_busy, 0.5)
+    threading.Thread(target=_end_when_stuck, args=watched, daemon=True).start()
+    print("ready", flush=True)
+    for _ in range(40):
+        time.sleep(0.1)
+        beats += [1] * (sys.argv[1] == "beating")
+"""
+
+RESTARTED = """
+import os, signal, time
+import torch.distributed as dist
+from gpt.common import ranks
+from gpt.machine.processes import Processes, joined
+store, ranks.STARTED_BY = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False), os.getpid()
+os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(store.port), WORLD_SIZE="2",
+                  TORCHELASTIC_USE_AGENT_STORE="True")
+for start in range(8):
+    for rank in (1, 0):  # the first finds what the store holds of the other
+        if os.fork() == 0:
+            signal.alarm(20)
+            os.environ["RANK"] = str(rank)
+            with joined(Processes(rank, 2, rank, 2), False):
+                dist.barrier(dist.new_group([0, 1]))
+                os._exit(0)
+        time.sleep(0.1)
+    assert [os.wait()[1] for _ in range(2)] == [0, 0]
+"""
+
+
+def test_one_process_agrees_with_itself():
+    assert ALONE.agree(lambda: (1, 2)) == (1, 2)
+    assert (ALONE.any(True), ALONE.total([1, 2]), ALONE.largest(3.0)) == (True, [1, 2], 3.0)
+    ALONE.check_same({"seed": 1})
+
+
+def test_an_error_of_a_process_on_its_own_has_its_number_and_is_said_by_it():
+    with pytest.raises(UserError, match=r"^process 3: no disk") as caught, Processes(3, 4).on_its_own():
+        raise UserError(Exit.DATA, "no disk")
+    assert (caught.value.code, caught.value.everybodys) == (Exit.DATA, False)
+    with pytest.raises(UserError, match=r"^no disk") as caught, Processes(0, 4).on_its_own():
+        raise UserError(Exit.DATA, "no disk")
+    assert caught.value.everybodys
+
+
+@pytest.mark.parametrize(("message", "is_lost"), [
+    ("[../third_party/gloo/gloo/transport/tcp/pair.cc:547] Connection closed by peer [127.0.0.1]:3829", True),
+    ("Connection reset by peer", True),
+    ("mat1 and mat2 shapes cannot be multiplied (2x3 and 2x3)", False),
+])
+def test_an_error_of_another_process_is_told_from_one_of_the_program(message, is_lost):
+    assert is_of_lost_process(RuntimeError(message)) == is_lost
+
+
+def test_processes_that_are_restarted_meet_in_a_store_that_knows_dead_ones():
+    done = run_python(RESTARTED)
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_store_that_cannot_be_reached_is_no_bug(monkeypatch):
+    for name, value in (("RANK", "1"), ("WORLD_SIZE", "2"), ("MASTER_ADDR", "127.0.0.1"), ("MASTER_PORT", "1")):
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr("gpt.machine.processes.PATIENCE", timedelta(seconds=1))
+    monkeypatch.setattr("gpt.machine.processes._stop_without_torchrun", lambda: None)
+    with pytest.raises(UserError, match=r"cannot be reached.* Start again") as caught, joined(Processes(1, 2, 1, 2),
+                                                                                              False):
+        pass
+    assert caught.value.code == Exit.MACHINE
+
+
+@pytest.mark.parametrize(("state", "code"), [("still", 128 + signal.SIGTERM),
+                                             *(pytest.param(state, 0, marks=pytest.mark.slow)
+                                               for state in ("busy", "beating"))])
+def test_a_process_that_is_to_stop_and_is_not_answered_ends_by_itself(state, code):
+    words = [sys.executable, "-c", WATCHED, state]
+    with subprocess.Popen(words, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout
+        process.stdout.readline()
+        time.sleep(0.2)
+        os.kill(process.pid, signal.SIGTERM)
+        _, printed = process.communicate()
+    assert process.returncode == code, printed
+    assert ("another process has not answered for 0 s" in printed) == bool(code)

@@ -1,0 +1,27 @@
+"""RMSNorm: the form that keeps its input alone has the values and gradients of the plain one."""
+
+import torch
+
+from gpt.ops.norm import plain_rms_norm, rms_norm
+
+
+def largest(tensor):
+    return float(tensor.detach().abs().max())
+
+
+def test_in_bf16_it_is_computed_in_fp32_and_keeps_the_input_alone():
+    x, weight = torch.randn(7, 64).bfloat16().requires_grad_(), torch.randn(64, requires_grad=True)
+    kept = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda tensor: kept.append(tensor) or tensor, lambda tensor: tensor):
+        y = rms_norm(x, weight, 1e-6)
+    assert sorted(tensor.numel() for tensor in kept) == [7, 64, 7 * 64]
+    assert y.dtype == torch.bfloat16
+    assert y.equal(plain_rms_norm(x, weight, 1e-6))
+    exact = plain_rms_norm(x.double(), weight.double(), 1e-6)
+    assert largest(y - exact) < 2**-8 * largest(exact)
+
+    direction = torch.randn(7, 64).bfloat16()
+    dx, dweight = torch.autograd.grad(y, [x, weight], direction)
+    plain_dx, plain_dweight = torch.autograd.grad(plain_rms_norm(x, weight, 1e-6), [x, weight], direction)
+    assert largest(dx - plain_dx) < 2**-7 * largest(plain_dx)
+    assert largest(dweight - plain_dweight) < 1e-5 * largest(plain_dweight)

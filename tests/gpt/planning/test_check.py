@@ -1,0 +1,73 @@
+"""check.py: without data and without a GPU it says what the machine is, and the hours of each size."""
+
+import contextlib
+import io
+import re
+from dataclasses import replace
+
+import pytest
+import torch
+
+import train
+from gpt.common.errors import Exit, UserError
+from gpt.common.progress import Progress
+from gpt.planning import check
+from gpt.planning.memory import GIB, MemorySetting
+from model import GPTConfig
+from tests.helpers.training import on_cpu
+
+
+@pytest.fixture
+def say(monkeypatch):
+    """A function: what --check with these words says, with products of matrices that take no time."""
+    monkeypatch.setattr(check, "matmul_flops", lambda *_: 1e12)
+
+    def said(*words: str) -> str:
+        printed = io.StringIO()
+        with contextlib.closing(Progress(printed)) as out:
+            assert check.check_machine(train.read_flags(["--check", *words]), on_cpu(), out) == 0
+        return printed.getvalue()
+
+    return said
+
+
+def test_products_of_matrices_are_timed_until_their_time_is_over(monkeypatch):
+    called = []
+    multiply = torch.mm
+    monkeypatch.setattr(torch, "mm", lambda a, b: called.append(a.dtype) or multiply(a, b))
+    assert 1e6 < check.matmul_flops(on_cpu(), 64, 0.01) < 1e15
+    assert set(called) == {torch.float32}
+    called.clear()
+    check.matmul_flops(replace(on_cpu(), dtype=torch.bfloat16), 64, 0)
+    assert called == [torch.bfloat16] * 2
+
+
+def test_the_machine_and_the_hours_of_each_size_are_said(say):
+    said = say()
+    labels = re.findall(r"^(\w+) {2,}\S", said.split("\n\n")[0], re.MULTILINE)
+    assert labels == ["device", "precision", "attention", "compile", "software", "matmul"]
+    assert re.search(r"^attention   (flash|unfused|efficient|matrix products in blocks)", said, re.MULTILINE)
+    assert re.search(r"^ +tiny +mini +small +medium +large +xl$", said, re.MULTILINE)
+    assert re.search(r"^this machine( +[\d.,*-]+){6}$", said, re.MULTILINE)
+    assert re.search(r"^H100, 80 GB( +[\d.,]+){6}$", said, re.MULTILINE)
+    said = say("--gpu_cost_per_hour", "2.5")
+    assert "The price, at 2.5 an hour, of 20 tokens" in said
+    assert "this machine" not in said  # a processor, which has no price
+
+
+def test_the_flags_of_a_shape_make_it_the_only_one(say):
+    said = say("--n_layer", "3", "--n_head", "2", "--n_embd", "64", "--vocab_size", "1024")
+    assert "1,024 ids" in said
+    assert re.search("^ +your shape$", said, re.MULTILINE)
+    with pytest.raises(UserError, match="is not a multiple") as caught:
+        say("--n_head", "5")
+    assert caught.value.code == Exit.FLAGS
+
+
+def test_hours_are_those_of_the_floating_point_operations_and_need_memory():
+    config = GPTConfig()
+    setting = MemorySetting("cuda", torch.bfloat16, True, logit_rows=2048)
+    flops = 20 * config.num_parameters * config.flops_per_token
+    found = [check.price_of(config, setting, room * GIB, flops / 3600 / price)
+             for room, price in ((80, 1.0), (80, 7.0), (2.6, 1.0))]
+    assert found == ["1", "7", "-"]

@@ -1,0 +1,79 @@
+"""The forecast of a run's end: probabilities of n-grams, the fit on texts that it has not seen, what a run prints."""
+
+import math
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import train
+from gpt.planning.forecast import DEVIATIONS, Fit, finished_runs, line_of
+from gpt.tokens.ngrams import copied_share, ngram_bits
+from tests.helpers.training import metrics_of
+
+
+@pytest.mark.parametrize("order", [1, 2, 3, 8])
+def test_the_probabilities_of_what_may_follow_add_up_to_one(order):
+    draw, V = np.random.default_rng(order), 6
+    train_ids, before = np.minimum(draw.geometric(0.4, 300) - 1, V - 2), draw.integers(0, V, 5)
+    bits = [ngram_bits(train_ids, np.append(before, following), V, order)[-1] for following in range(V)]
+    assert sum(2.0**-np.array(bits)) == pytest.approx(1)
+    assert all(np.isfinite(bits))
+
+
+def test_pairs_are_smoothed_as_chen_and_goodman_say():
+    # In 01010102 the pairs 01, 10, 02 occur 3, 3, 1 times: counts of 1 and 3 are discounted by 1/3 and 7/3. Each of 0,
+    # 1, 2 follows one token, which is discounted by 0.6.
+    single = (1 - 0.6) / 3 + 1.8 / 3 / 4
+    after_2, after_0, after_1 = single, (3 - 7 / 3) / 4 + (7 / 3 + 1 / 3) / 4 * single, 7 / 3 / 3 * single
+    bits = ngram_bits(np.array([0, 1, 0, 1, 0, 1, 0, 2]), np.array([0, 1, 2]), 4, order=2)
+    assert 2.0**-bits == pytest.approx([after_2, after_0, after_1])
+
+
+def test_the_interval_holds_on_texts_that_the_fit_has_not_seen():
+    runs, within = finished_runs(), []
+    for text in {run.text for run in runs}:
+        fit = Fit([run for run in runs if run.text != text])
+        told = [(run, *fit.bits(run)) for run in runs if run.text == text]
+        within += [abs(run.bits - bits) < DEVIATIONS * deviation for run, bits, deviation in told]
+    assert sum(within) >= 0.85 * len(within) >= 0.85 * 100
+
+
+@pytest.fixture
+def short(monkeypatch):
+    """Forecasts of texts and runs as short as those of tests."""
+    for name in ("gpt.planning.forecast.LEAST_TOKENS", "gpt.planning.forecast.LEAST_SEEN",
+                 "gpt.training.optimizers.MUON_PAYS"):
+        monkeypatch.setattr(name, 1)
+
+
+def test_a_run_tells_its_end_before_it_begins_and_beside_what_it_is(short, corpus, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    flags = ["--data_dir", str(corpus), "--no-use_gpu", "--max_steps", "2", "--sample_interval", "0"]
+    monkeypatch.setattr("gpt.planning.plan.MANY_COPIES", 0.0)
+    assert train.main([*flags, "--seed", "7"]) == 0
+    printed, warned = capsys.readouterr()
+    assert "0.0% of the validation tokens stand word for word in the training text" in warned
+    bits, low, high = map(float, re.findall(r"forecast +([\d.]+) bits .*?, (-?[\d.]+) to ([\d.]+)", printed)[0])
+    assert low < bits < high
+    twice, of_twice = map(float, re.findall(r"twice the time ([\d.]+); of twice the text.* ([\d.]+)", printed)[0])
+    assert max(twice, of_twice) <= bits
+    (measured,) = re.findall(r"nine times in ten; it is ([\d.]+)", printed)
+    assert f"bits per byte {measured}" in printed
+
+    assert train.main(["--resume_from", "out", "--max_steps", "3"]) == 0
+    assert re.search(r"nine times in ten; it is [\d.]+", capsys.readouterr().out)
+
+    assert line_of(Path("out"))["bits"] == metrics_of(tmp_path / "out")[-1]["val_loss"] / math.log(2)
+
+
+def test_validation_tokens_that_stand_in_the_training_text_are_counted():
+    ids = np.arange(500)
+    assert copied_share(ids, np.concatenate([ids[7:263], ids[:256] + 1000])) == pytest.approx(0.5, abs=0.1)
+
+
+def test_a_run_that_flags_make_another_is_told_nothing(short, corpus, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert train.main(["--data_dir", str(corpus), "--no-use_gpu", "--max_steps", "2", "--weight_decay", "0.2"]) == 0
+    assert "forecast" not in capsys.readouterr().out

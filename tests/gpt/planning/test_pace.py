@@ -1,0 +1,153 @@
+"""The time that a run will take, measured before the first step, and the end of --max_minutes."""
+
+import dataclasses
+import itertools
+import os
+import re
+import signal
+import types
+
+import pytest
+
+import train
+from gpt.checkpoint.find import steps_in
+from gpt.planning.pace import Deadline, recipe_within
+from gpt.planning.plan import Pace
+from gpt.planning.recipe import Recipe
+from gpt.training.state import TrainState
+from gpt.watching.monitor import Monitor
+from model import GPTConfig
+from tests.helpers.training import metrics_of, recipe, same_tensors
+
+PACE = Pace(step=2.5, val_token=0.01, val_tokens=100, sample=0.0, save=0.5, last_save=2.0)
+
+
+@pytest.mark.parametrize("flags", [["--dropout", "0.1", "--gradient_accumulation_steps", "3"],
+                                   ["--use_amp", "--amp_dtype", "fp16"], ["--optimizer", "adamw8bit"]], ids=" ".join)
+def test_measuring_steps_leaves_no_trace(run, monkeypatch, flags):
+    flags = ["--max_steps", "5", "--log_interval", "1", *flags]
+    assert run(*flags, out="measured")[0] == 0
+    monkeypatch.setattr(train, "measure_pace", lambda *_: PACE)
+    assert run(*flags, out="assumed")[0] == 0
+    assert metrics_of(run.folder / "measured") == metrics_of(run.folder / "assumed")
+    assert same_tensors(run.folder / "measured/checkpoint-5", run.folder / "assumed/checkpoint-5")
+
+
+@pytest.mark.parametrize(("seconds", "done", "eval_interval"), [(300, 0, None), (300, 40, None), (3000, 7, 3)])
+def test_the_steps_planned_fill_the_time_and_one_more_would_be_too_long(seconds, done, eval_interval):
+    args = train.read_flags(["--eval_interval", str(eval_interval)] if eval_interval else [])
+    open_end, config = recipe(total_steps=2**50, epochs=2**50, eval_tokens=50), GPTConfig(70, 8, 1, 2, 16)
+
+    def planned_within(seconds: float, limit: Recipe) -> Recipe:
+        plan = types.SimpleNamespace(recipe=limit, config=config)
+        return recipe_within(seconds, args, plan, PACE, done)  # type: ignore[arg-type]
+
+    def takes(steps: int) -> float:
+        every = eval_interval or max(1, min(1000, steps // 10))
+        tokens = 50 if done else 16_384
+        return PACE.seconds(dataclasses.replace(open_end, total_steps=steps, eval_interval=every, eval_tokens=tokens),
+                            done)
+
+    steps = planned_within(seconds, open_end).total_steps
+    assert takes(steps) <= seconds < takes(steps + 1)
+    assert takes(steps) == pytest.approx(PACE.step * (steps - done), rel=0.7)
+    assert planned_within(seconds, recipe(total_steps=done + 9)).total_steps == done + 9  # --max_steps, --epochs
+    assert planned_within(0, open_end).total_steps == done + 1
+
+
+def test_validations_and_samples_take_a_tenth_of_the_minutes_and_each_is_in_the_hours():
+    args, plan = train.read_flags([]), types.SimpleNamespace(recipe=recipe(total_steps=2**50, eval_tokens=50),
+                                                             config=GPTConfig(70, 8, 1, 2, 16))
+    slow = dataclasses.replace(PACE, val_token=0.06, sample=2.5)  # 6, half and 2.5 seconds
+    found = recipe_within(300, args, plan, slow, 0)  # type: ignore[arg-type]
+    assert [found.num_times(every) for every in (found.eval_interval, found.sample_interval)] == [3, 3]
+    assert slow.seconds(found) == pytest.approx(found.total_steps * 2.5 + 3 * 9 + 2 + 0.5 * int(found.passes))
+
+
+def planned(text: str) -> int:
+    (steps,) = re.findall(r"^time .*: ([\d,]+) steps? of ", text, re.MULTILINE)
+    return int(steps.replace(",", ""))
+
+
+def test_a_run_of_some_minutes_that_was_stopped_has_the_schedule_of_one_that_was_not(run, monkeypatch):
+    flags = ["--max_minutes", "1", "--log_interval", "1", "--dropout", "0.1"]
+    monkeypatch.setattr(train, "measure_pace", lambda *_: PACE)
+    code, text = run(*flags, out="whole")
+    horizon = planned(text)
+    assert (code, max(steps_in(run.folder / "whole")), horizon > 10) == (0, horizon, True)
+    assert re.search(r"^time        about \d\d s of 1 min, estimated: \d\d steps of 2\.5 s, ", text, re.MULTILINE)
+
+    log_step = Monitor.add
+    monkeypatch.setattr(Monitor, "add", lambda monitor, *rest: (
+        log_step(monitor, *rest), monitor.state.step == 7 and os.kill(os.getpid(), signal.SIGTERM)))
+    assert run(*flags, out="parts")[0] == 128 + signal.SIGTERM
+    monkeypatch.setattr(Monitor, "add", log_step)
+    monkeypatch.setattr(train, "measure_pace", lambda *_: dataclasses.replace(PACE, step=0.01))
+    code, text = run(*flags, "--resume_from", "auto", out="parts")
+    assert (code, planned(text)) == (0, horizon - 7)
+    assert metrics_of(run.folder / "whole") == metrics_of(run.folder / "parts")
+    assert same_tensors(run.folder / f"whole/checkpoint-{horizon}", run.folder / f"parts/checkpoint-{horizon}")
+    _, text = run(*flags, "--resume_from", "auto", out="parts")
+    assert f"already at step {horizon} of {horizon}; raise --max_minutes to continue" in text
+
+
+@pytest.fixture(params=[1e-6])
+def slower(request, monkeypatch):
+    """Steps that turn out slower than measured: each look at the clock takes 0.1 s, however busy the machine is."""
+    quick = dataclasses.replace(PACE, step=request.param, val_token=0.0, save=0.0, last_save=0.01)
+    monkeypatch.setattr(train, "measure_pace", lambda *_: quick)
+    ticks = itertools.count(0.0, 0.1)
+    for module in ("train", "gpt.planning.pace"):
+        monkeypatch.setattr(f"{module}.time", types.SimpleNamespace(monotonic=ticks.__next__))
+
+
+@pytest.mark.parametrize("slower", [1e-6, 2.0], indirect=True)
+def test_the_schedule_of_slower_or_quicker_steps_ends_with_the_minutes(run, slower):
+    flags = ["--max_minutes", "0.3", "--max_steps", "1000", "--log_interval", "1", "--warmup_steps", "5"]
+    _, text = run(*flags, "--eval_interval", "5")
+    *_, step = re.findall(r"\ntime        steps take [a-z ]+ than before: (\d+) in 0.3 min, not [\d,]+\n", text)
+    assert max(steps_in(run.folder / "out")) == int(step)
+    assert (int(step) > planned(text)) == (planned(text) < 1000)
+    assert "epochs" not in (run.folder / "out/config.toml").read_text()  # they would end a resumed run
+    rates = [row["lr"] for row in metrics_of(run.folder / "out") if "lr" in row]
+    assert rates[-1] < 0.1 * max(rates)
+    assert f"already at step {step} of {step}" in run(*flags, "--resume_from", "auto")[1]
+
+
+def test_steps_that_turn_out_slower_end_in_time_and_say_what_finishes_the_schedule(run, slower):
+    _, text = run("--max_minutes", "0.2", "--max_steps", "100000")
+    (step,) = re.findall(r"\ntime        0.2 min are over at step (\d+) of 100,000: steps took longer than measured\."
+                         rf" To finish: python train.py --resume_from {run.folder}/out --max_steps 100000\n", text)
+    assert max(steps_in(run.folder / "out")) == int(step)
+
+
+def stored(step: int, **settings) -> dict:
+    return {"step": step, "seconds": 50.0, "settings": {"total_steps": 100, "max_minutes": 1.0, **settings}}
+
+
+@pytest.mark.parametrize(("minutes", "state", "horizon"), [
+    (1.0, stored(40), 100),  # killed
+    (2.0, stored(40), None),  # other minutes plan another schedule
+    (0.5, stored(100), 100),
+    (1.0, stored(100), 100),  # finished
+    (2.0, stored(100), None),  # more minutes after the end: a new one is planned
+    (1.0, stored(40, max_minutes=None), None),  # the first run had no limit
+    (1.0, {}, None), (None, stored(40), None)])
+def test_the_horizon_is_planned_once(minutes, state, horizon):
+    deadline = Deadline(minutes, state, began=0.0)
+    assert deadline.horizon == horizon
+    assert deadline.is_open == (minutes is not None and horizon is None)
+
+
+def test_a_resumed_run_has_the_minutes_that_are_left_and_its_start_does_not_count(monkeypatch):
+    clock = [1000.0]
+    monkeypatch.setattr("gpt.planning.pace.time.monotonic", lambda: clock[0])
+    deadline = Deadline(1.0, stored(40), began=1000.0)
+    clock[0] += 30  # loading and compiling
+    deadline.start(TrainState(step=40, seconds=50.0))
+    assert (deadline.used, deadline.is_near(9.9)) == (50, False)
+    clock[0] += 1
+    assert deadline.is_near(9.9)
+    new = Deadline(1.0, {}, began=clock[0] - 20)
+    new.start(TrainState())
+    assert (new.used, Deadline(None, {}, 0.0).is_near(1e12)) == (20, False)

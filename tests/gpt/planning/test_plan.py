@@ -1,0 +1,90 @@
+"""The printed plan, its doubts, the dry run."""
+
+import re
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import train
+from gpt.machine.backends import NVIDIA
+from gpt.machine.device import Machine
+from gpt.machine.processes import ALONE, Processes
+from gpt.planning.memory import MemorySetting
+from gpt.planning.plan import describe_sharing
+from model import GPTConfig, Options
+from tests.helpers.machines import CPU
+
+
+def test_a_dry_run_prints_the_whole_plan_and_writes_nothing(run):
+    code, text = run("--dry_run", "--gpu_cost_per_hour", "2.5", "--epochs", "1", "--batch_size", "3")
+    assert code == 0
+    assert {"step_seconds:", "tokens_per_second:", "peak_memory:", "time", "cost:", "device", "precision",
+            "attention", "model", "memory", "step", "horizon", "schedule", "default"} <= {
+                line.split(" ")[0] for line in text.splitlines()}
+    assert "the validation set has 92 tokens: its loss is largely chance" in text
+    assert "mfu" not in text  # of a CPU
+    assert re.search(r" parameters: 1 layer, \d heads, .*\n(.*\n)+horizon .*, 1 epoch\n", text)
+    assert "cost: n/a, these are a processor's hours. Cards: --check --gpu_cost_per_hour 2.5\n" in text
+    assert re.search(r"^validation_seconds: 0\.\d*[1-9]", text, re.MULTILINE)
+    assert not (run.folder / "out").exists()
+
+
+def test_a_corpus_shorter_than_a_sequence_trains_on_a_shorter_one(tmp_path, capsys):
+    np.arange(20, dtype="<i2").tofile(tmp_path / "short.bin")
+    assert train.main(["--bin_file", f"{tmp_path}/short.bin", "--vocab_size", "32", "--model_size", "tiny",
+                       "--max_steps", "2", "--output_dir", f"{tmp_path}/out"]) == 0
+    text = capsys.readouterr().err
+    assert "T is 19, not 32" in text
+    assert "no validation tokens" in text
+
+
+def test_a_first_run_on_a_laptop_prints_size_time_and_disk_and_few_words_before_its_first_step(
+        corpus, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert train.main(["--data_dir", str(corpus), "--no-use_gpu", "--max_steps", "1"]) == 0
+    printed = capsys.readouterr()
+    before = re.sub(r"^\.\.\. .*\n", "", printed.out.partition("step 1/")[0], flags=re.MULTILINE)  # on a busy machine
+    assert [line.split()[0] for line in before.splitlines()] == ["size", "time", "disk"]
+    assert max(map(len, before.splitlines())) <= 80
+    assert len(f"{before} {printed.err}".split()) <= 200
+    assert re.search(r"^size        2 x 128: \S+ parameters for \S+ tokens, or --model_size\n", before)
+    assert re.search(r"^time        about .*, estimated: 1 step of [\d.]+ s, \S+ epochs$", before, re.MULTILINE)
+
+
+def test_too_little_disk_is_said_in_figures_and_with_the_flag_that_saves_most(run, monkeypatch):
+    monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=2**20))
+    _, text = run("--epochs", "9", "--batch_size", "50")
+    saved = re.search(r"^disk        ([\d.]+ MiB) at most in .*, for 14 checkpoints; 1.0 MiB free$", text, re.MULTILINE)
+    assert saved
+    assert f"disk        {saved[1]} at most" in text
+    assert "--output_dir has too little free for all checkpoints. Free some space, or" in text
+
+
+@pytest.mark.parametrize(("strategy", "local_world_size", "words"), [
+    ("ddp", 4, "processes   4, ddp: asked for; 6.2 GiB of memory for each"),
+    ("hsdp", 2, "processes   4, hsdp: asked for; 4.9 GiB of memory for each")])
+def test_a_line_says_how_processes_share_and_what_each_holds(strategy, local_world_size, words):
+    assert sharing(GPU, Processes(0, 4, 0, local_world_size), strategy) == [words]
+
+
+def test_gpus_that_are_idle_are_said_with_the_command_that_uses_them(monkeypatch):
+    monkeypatch.setattr(NVIDIA, "num_devices", lambda: 2)
+    assert sharing(GPU, ALONE) == ["GPUs        1 of 2 is used. All, by: torchrun --nproc_per_node gpu train.py ..."]
+    assert sharing(CPU, ALONE) == []
+    assert len(sharing(GPU, Processes(0, 2, 0, 2))) == 1
+    monkeypatch.setattr(NVIDIA, "num_devices", lambda: 1)
+    assert sharing(GPU, ALONE) == []
+
+
+GPU = replace(CPU, device=torch.device("cuda"), dtype=torch.float16, compile=True)
+
+
+def sharing(machine: Machine, processes: Processes, strategy: str = "ddp") -> list[str]:
+    setting = MemorySetting.of(GPU, Options(), True, False, 8, strategy, processes)
+    plan = SimpleNamespace(config=GPTConfig(), memory=setting, at_a_time=8, why_strategy="asked for")
+    setup: Any = SimpleNamespace(plan=plan, corpus=SimpleNamespace(shares=()), processes=processes, machine=machine)
+    return describe_sharing(setup)

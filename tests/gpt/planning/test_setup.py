@@ -1,0 +1,39 @@
+"""What is decided for a run as a whole: dropout by its passes over the text, the same when it goes on."""
+
+import json
+import re
+
+import pytest
+import torch
+
+from gpt.checkpoint.recorded import steps_in
+
+
+@pytest.mark.parametrize(("flags", "dropout"), [
+    ("--epochs 3", 0.0), ("--epochs 9", 0.1), ("--epochs 9 --max_steps 9", 0.0), ("--epochs 9 --dropout 0", 0.0),
+    ("--max_minutes 0.02", 0.1), ("--epochs 9 --n_embd 4", 0.0), ("--epochs 9 --lr_schedule constant", 0.0),
+    ("--epochs 9 --optimizer adamw", 0.0)])
+def test_a_small_text_that_muon_reads_often_gets_dropout(run, flags, dropout):
+    """A run with dropout leaves out cuDNN's attention, some of whose kernels round its probability."""
+    torch.backends.cuda.enable_cudnn_sdp(True)
+    try:
+        run.ok("--optimizer", "muon", *flags.split())
+        assert torch.backends.cuda.cudnn_sdp_enabled() == (dropout == 0)
+    finally:
+        torch.backends.cuda.enable_cudnn_sdp(True)
+    newest = next(iter(steps_in(run.folder / "out").values()))
+    assert json.loads((newest / "config.json").read_text())["resid_pdrop"] == dropout
+    assert json.loads((newest / "trainer_state.json").read_text())["settings"]["dropout"] == dropout
+    assert ("dropout" in (newest.parent / "config.toml").read_text()) or not dropout
+
+
+def test_a_small_text_ends_a_run_before_its_minutes_and_more_minutes_name_what_leads_further(run):
+    assert "the run ends before its 1 min: after 10 passes" in run.ok("--optimizer", "muon", "--max_minutes", "1")
+    teacher = str(run.folder / "out")
+    text = run.ok("--optimizer", "muon", "--max_minutes", "1", "--teacher", teacher, "--dry_run", out="taught")
+    assert "warning: the run ends before its 1 min: after 20 passes" in text
+    text = run.ok("--max_minutes", "2", "--resume_from", "auto")
+    assert re.search(r"already at step (\d+) of \1; raise --epochs or --max_steps to continue", text)
+    newest = max(steps_in(run.folder / "out"))
+    run.ok("--epochs", "11", "--resume_from", "auto")
+    assert max(steps_in(run.folder / "out")) > newest

@@ -1,0 +1,69 @@
+"""files.py: a packed file holds what the plain one does; a damaged one is named, and a bomb is refused."""
+
+import importlib
+import random
+import re
+
+import pytest
+
+from gpt.common.errors import Exit
+from gpt.pretokenization.files import pieces_of
+from tests.helpers.refusals import refused
+from tests.helpers.texts import ALPHABET, MARK, PACK, random_texts, read, sources_of, write
+
+
+@pytest.mark.parametrize("ending", PACK)
+def test_a_packed_file_holds_what_the_plain_one_does_in_one_stream_or_many(ending):
+    content = "".join(random_texts(random.Random(0), 300)).encode()
+    write("a.txt", MARK + content)
+    expected = read("a.txt")[0]
+    assert expected == [content.decode()]
+    cut = len(content) // 3
+    whole, many = PACK[ending](content), b"".join(map(PACK[ending], (content[:cut], b"", content[cut:])))
+    for packed in (whole, many, PACK[ending](MARK + content)):
+        write(f"a.txt.{ending}", packed)
+        assert read(f"a.txt.{ending}")[0] == expected
+    if ending in ("gz", "xz"):
+        write(f"a.txt.{ending}", many + b"\0" * 8)
+        assert read(f"a.txt.{ending}")[0] == expected
+
+
+@pytest.mark.parametrize("ending", PACK)
+def test_a_packed_file_that_was_cut_or_changed_is_named(ending):
+    rng = random.Random(1)
+    content = "".join(rng.choices(ALPHABET, k=5000)).encode()
+    if ending == "zst":
+        compressor = pytest.importorskip("zstandard").ZstdCompressor(write_checksum=True)
+        packed = compressor.compress(content)
+    else:
+        packed = PACK[ending](content)
+    name = f"a.txt.{ending}"
+    broken = [packed[:length] for length in (12, 20, len(packed) // 2, len(packed) - 9, len(packed) - 1)]
+    broken += [packed + packed[:length] for length in (15, len(packed) - 1)]
+    for place in (len(packed) // 3, len(packed) // 2, len(packed) - 30):
+        broken.append(packed[:place] + bytes([packed[place] ^ 0x55]) + packed[place + 1 :])
+    if ending != "zst":
+        broken.append(packed + packed[:1] + bytes([packed[1] ^ 1]) + packed[2:])  # the second stream's first bytes
+    for damaged in broken:
+        write(name, damaged)
+        with refused(rf"^{re.escape(name)} is damaged: \w+ cannot unpack", Exit.DATA):
+            read(name)
+
+
+@pytest.mark.parametrize("ending", PACK)
+def test_a_bomb_is_refused_long_before_it_fills_the_disk(ending, monkeypatch):
+    write(f"bomb.txt.{ending}", PACK[ending](b"\n" * 2**24))
+    [source] = sources_of(f"bomb.txt.{ending}")
+    assert sum(map(len, pieces_of(source))) == 2**24
+    monkeypatch.setattr("gpt.pretokenization.files.BOMB_BYTES", 2**22)
+    seen = []
+    with refused(rf"bomb\.txt\.{ending} unpacks to more than 100 times", Exit.DATA):
+        seen.extend(map(len, pieces_of(source)))
+    assert sum(seen) < 2**24
+
+
+def test_a_missing_optional_package_is_named_with_the_command(monkeypatch):
+    write("a.txt.zst", b"\x28\xb5\x2f\xfd")
+    monkeypatch.setattr(importlib, "import_module", lambda name: (_ for _ in ()).throw(ImportError(name)))
+    with refused(r"a\.txt\.zst needs the package zstandard.*pip install zstandard", Exit.MACHINE):
+        sources_of("a.txt.zst")

@@ -1,0 +1,39 @@
+"""split.py: how much is kept for validation where no share is given, and in which words that is said."""
+
+import pytest
+
+from gpt.pretokenization.split import (
+    LEAST_VAL_BYTES,
+    VAL_FRACTION,
+    Split,
+    default_fraction,
+    split_by_hash,
+    split_of_one,
+)
+
+SMALL_BYTES = int(LEAST_VAL_BYTES / VAL_FRACTION)  # a larger text has always the same share
+
+
+def test_a_small_text_keeps_enough_to_measure_and_never_more_than_a_tenth():
+    assert default_fraction(0) == default_fraction(1000) == default_fraction(600_000) == 0.1
+    assert 1_115_394 * default_fraction(1_115_394) == pytest.approx(LEAST_VAL_BYTES)
+    assert default_fraction(SMALL_BYTES + 1) == default_fraction(10**12) == 0.005
+    fractions = [default_fraction(num_bytes) for num_bytes in range(1, 2 * SMALL_BYTES, 99_999)]
+    assert fractions == sorted(fractions, reverse=True)
+
+
+def test_neither_part_is_empty_and_the_words_say_why():
+    tenth = int(0.1 * 2**64)
+    few, all_low = split_by_hash(0.1, tenth + 5, 2**64 - 1), split_by_hash(0.1, 3, tenth - 5)
+    assert few.threshold == tenth + 6
+    assert few.rule == "the document with the lowest sha256, because none is among the lowest 10% of all values"
+    assert all_low.threshold == tenth - 5
+    assert all_low.rule.startswith("all documents but the one with the highest sha256")
+    assert split_by_hash(0.1, 7, 7) == Split("none, there are no two different documents")
+    assert split_by_hash(0.1, 7, tenth).rule == "the documents whose sha256 is among the lowest 10% of all values"
+    assert split_by_hash(0, 7, tenth).rule == "none, as requested"
+
+
+def test_the_end_of_a_single_text_is_kept_where_there_is_one():
+    assert [split_of_one(1000, 0.1).cuts, split_of_one(1, 0.2).cuts] == [(900,), (1,)]
+    assert [split_of_one(5, 0.2).cuts, split_of_one(5, 0.0).cuts] == [(4,), (5,)]

@@ -1,0 +1,93 @@
+"""store.py: what is written comes back, a commit is whole or not at all."""
+
+import contextlib
+import errno
+import json
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from gpt.common.errors import Exit
+from gpt.pretokenization import store
+from gpt.pretokenization.store import Folder, TokenWriter
+from tests.helpers.pretokenize import Killed, die_at
+from tests.helpers.refusals import refused
+
+
+def test_what_a_writer_was_given_comes_back_with_its_totals():
+    writer = TokenWriter(Path(), "val")
+    for ids, ends, num_bytes in (([1, 70_000], [2], 3), ([], [], 0), ([9, 4, 4], [1, 3], 5)):
+        writer.add(np.array(ids, "<i4"), np.array(ends, np.int64), num_bytes)
+    writer.close()
+    assert np.fromfile("val.bin", "<i4").tolist() == [1, 70_000, 9, 4, 4]
+    assert np.fromfile("val.idx", "<u8").tolist() == [2, 3, 5]
+    assert writer.totals == {"tokens": 5, "documents": 3, "bytes": 8, "largest_id": 70_000}
+
+
+# ---------------------------------------------------------------- the folder
+
+
+def test_a_folder_belongs_to_one_run_at_a_time_and_leaves_nothing():
+    with Folder(Path("data")) as folder:
+        Path(folder.work, "train.bin").write_text("x")
+        with refused("in use by another run", Exit.BUSY):
+            Folder(Path("data"))
+    assert not Path("data").exists()
+    Path("data").mkdir()
+    Path("data/notes.txt").write_text("mine")
+    with Folder(Path("data")):
+        pass
+    assert os.listdir("data") == ["notes.txt"]
+
+
+def test_a_write_that_fails_is_said_with_its_cure():
+    with Folder(Path("data")) as folder, refused(r"data cannot .*limit"), folder.writing():
+        raise OSError(errno.EFBIG, os.strerror(errno.EFBIG))
+
+
+@pytest.mark.parametrize("name", ["metadata.json", "tokenizer.json", "val.idx", "tokens_train_000001.bin"])
+def test_what_is_there_is_refused_unless_it_may_be_replaced(name):
+    Path("data").mkdir()
+    Path("data", name).write_text("x")
+    with Folder(Path("data")) as folder:
+        folder.refuse_old(True)
+        with refused(f"already holds {name}", Exit.DATA):
+            folder.refuse_old(False)
+    Path("data", name).rename("data/strange-" + name)
+    with Folder(Path("data")) as folder:
+        folder.refuse_old(False)
+
+
+def test_after_a_commit_that_is_killed_anywhere_the_old_set_is_there_or_none_or_the_new_one(monkeypatch):
+    """Every call that changes the folder is made the last one, in turn."""
+    names, metadata = ["train.bin", "train.idx", "tokenizer.json"], {"a": 1}
+    old = {"metadata.json", "train.bin", "val.bin", "val_000001.bin", "tokenizer.json"}
+    kept = []
+    for last in range(1, 100):
+        Path("data").mkdir(exist_ok=True)
+        for name in {*old, "notes.txt"}:
+            Path("data", name).write_text("old")
+        folder, finished = Folder(Path("data")), False
+        for name in names:
+            (folder.work / name).write_text("new")
+        with monkeypatch.context() as patch, contextlib.suppress(Killed):
+            die_at(last, [(store, "write_whole"), (os, "replace"), (Path, "unlink"), (store, "sync")], patch)
+            folder.commit(names, metadata)
+            finished = True
+        folder.lock.close()  # as the system does
+        with Folder(Path("data")):
+            pass
+        there = {path.name: path.read_text() for path in Path("data").iterdir()}
+        assert there.pop("notes.txt") == "old"
+        if there.get("metadata.json") == "old":
+            assert there == dict.fromkeys(old, "old")
+        elif there:
+            assert json.loads(there.pop("metadata.json")) == metadata
+            assert there == dict.fromkeys(names, "new")
+        kept.append(len(there))
+        if finished:
+            break
+    assert {*kept} == {5, 0, 3}
+    assert kept == sorted(kept, key=[5, 0, 3].index)

@@ -1,0 +1,171 @@
+"""workers.py: answers come in order, errors come through, and no process outlives its work."""
+
+import contextlib
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from functools import partial
+
+import pytest
+
+from gpt.common.errors import Exit, UserError
+from gpt.common.signals import Signals, Stopped
+from gpt.common.waiting import in_thread
+from gpt.pretokenization.workers import START_METHOD, Workers, in_child
+from tests.helpers.commands import ROOT
+from tests.helpers.refusals import refused
+
+
+class Doer:
+    """Answers a number with its square; words make it do what they say."""
+
+    def __init__(self, setup):
+        self.setup, self.count = setup, 0
+        if setup == "broken":
+            raise UserError(Exit.DATA, "no tokenizer")
+
+    def __call__(self, question):
+        self.count += 1
+        if isinstance(question, tuple):
+            what, value = question
+            if what == "sleep":
+                time.sleep(value)
+            if what == "die":
+                os.kill(os.getpid(), value)
+            if what == "raise":
+                raise value
+            if what == "refuse":
+                raise UserError(Exit.DATA, value)
+            if what == "big":
+                return b"y" * len(value)
+            return os.getpid()
+        return question**2, self.setup
+
+
+@pytest.mark.parametrize("number", [1, 2, 3])
+def test_answers_come_in_the_order_of_the_questions(number):
+    with Workers(number, partial(Doer, "setup"), Signals()) as group:
+        questions = [("sleep", 0.05), *range(50), ("sleep", 0.05), *range(50)]
+        answered = list(group.answers(questions, lambda question: question in (3, 4, 5)))
+    assert [question for question, _ in answered] == questions
+    assert [answer for question, answer in answered if isinstance(question, int)] == [
+        (n**2, "setup") for n in [*range(50), *range(50)]]
+
+
+def test_large_questions_with_large_answers_never_block_each_other():
+    large = b"x" * 3_000_000
+    with Workers(2, partial(Doer, ""), Signals()) as group:
+        answered = list(group.answers([("big", large)] * 12, lambda _: True))
+    assert [answer for _, answer in answered] == [b"y" * len(large)] * 12
+
+
+@pytest.mark.parametrize("number", [1, 2])
+@pytest.mark.parametrize(("setup", "question"), [("", ("refuse", "no tokenizer")), ("broken", 1)])
+def test_an_error_of_the_user_comes_through_with_its_code(number, setup, question):
+    with Workers(number, partial(Doer, setup), Signals()) as group, refused("no tokenizer", Exit.DATA):
+        list(group.answers([question], lambda _: False))
+
+
+@pytest.mark.parametrize(("error", "code", "words"), [
+    (MemoryError(), Exit.MACHINE, "MemoryError in a worker process"),
+    (OSError(5, "Input/output error"), Exit.MACHINE, "Input/output error in a worker process")])
+def test_what_the_machine_lacks_is_said_by_its_code(error, code, words):
+    with Workers(2, partial(Doer, ""), Signals()) as group, refused(words, code):
+        list(group.answers([("raise", error)], lambda _: False))
+
+
+def test_a_bug_comes_through_with_its_traceback():
+    with Workers(2, partial(Doer, ""), Signals()) as group, pytest.raises(RuntimeError, match="Error: oh") as caught:
+        list(group.answers([("raise", ZeroDivisionError("oh"))], lambda _: False))
+    assert "in __call__" in str(caught.value)
+    with pytest.raises(RuntimeError, match="ZeroDivisionError"):
+        in_child(Signals(), divmod, 1, 0)
+
+
+@pytest.mark.parametrize("question", [("die", signal.SIGKILL), ("die", signal.SIGTERM)])
+@pytest.mark.parametrize("before", [0, 5])
+def test_a_worker_that_dies_is_said_with_the_advice(question, before):
+    says = rf"worker process died \(exit -{question[1]:d}\).*fewer --num_workers"
+    with Workers(2, partial(Doer, ""), Signals()) as group, refused(says, Exit.MACHINE):
+        list(group.answers([*range(before), question, *range(20)], lambda _: False))
+
+
+@pytest.mark.parametrize("number", [1, 2])
+def test_a_signal_ends_the_wait_for_answers(number):
+    with Signals() as signals, Workers(number, partial(Doer, ""), signals) as group:
+        began, answers = time.monotonic(), group.answers([1, *[("sleep", 0.5)] * 60], lambda _: False)
+        next(answers)
+        os.kill(os.getpid(), signal.SIGTERM)
+        with pytest.raises(Stopped):
+            list(answers)
+        assert time.monotonic() - began < 5
+    assert signals.name == "SIGTERM"
+
+
+def test_workers_end_with_the_process_that_began_them():
+    ours, theirs = multiprocessing.Pipe()
+    parent = multiprocessing.get_context(START_METHOD).Process(target=begin_and_wait, args=(theirs,))
+    parent.start()
+    children = ours.recv()
+    parent.kill()
+    parent.join()
+    until = time.monotonic() + 10
+    while any(map(alive, children)) and time.monotonic() < until:
+        time.sleep(0.02)
+    assert not any(map(alive, children))
+
+
+def begin_and_wait(pipe) -> None:
+    with Workers(3, partial(Doer, ""), Signals()) as group:
+        list(group.answers(range(10), lambda _: False))
+        pipe.send([process.pid for process in group.processes.values()])
+        time.sleep(60)
+
+
+def alive(pid: int) -> bool:
+    with contextlib.suppress(OSError):
+        os.kill(pid, 0)
+        with open(f"/proc/{pid}/stat") as file:
+            return file.read().rpartition(")")[2].split()[0] != "Z"
+    return False
+
+
+def test_a_child_gives_its_answer_its_error_or_its_death():
+    signals = Signals()
+    assert in_child(signals, divmod, 9, 4) == (2, 1)
+    assert len(in_child(signals, bytes, 5_000_000)) == 5_000_000
+    with refused(r"worker process died \(exit -9\)", Exit.MACHINE):
+        in_child(signals, signal.raise_signal, signal.SIGKILL)
+
+
+def test_a_signal_ends_the_wait_for_a_child_and_for_a_thread():
+    for wait in (lambda signals: in_child(signals, time.sleep, 60),
+                 lambda signals: in_thread(threading.Event().wait, signals.look)):
+        with Signals() as signals:
+            os.kill(os.getpid(), signal.SIGINT)
+            with pytest.raises(Stopped):
+                wait(signals)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["spawn", "forkserver"])
+def test_workers_that_are_not_forked_as_on_macos_and_windows_write_the_same_files(tmp_path, method):
+    (tmp_path / "sitecustomize.py").write_text(
+        "import multiprocessing\n"
+        "get = multiprocessing.get_context\n"
+        f"multiprocessing.get_context = lambda method=None: get('{method}' if method == 'fork' else method)\n")
+    text = tmp_path / "text.txt"
+    text.write_text("".join(f"{number} bottles of beer on the wall, {number} bottles of beer.\n\n\n"
+                            for number in range(40_000)), encoding="utf-8")
+    outputs = []
+    for folder, more in (("one", {}), ("two", {"PYTHONPATH": str(tmp_path)})):
+        words = [sys.executable, str(ROOT / "pretokenize.py"), str(text), "--output_dir", str(tmp_path / folder),
+                 "--vocab_size", "300", "--num_workers", "2"]
+        done = subprocess.run(words, env={**os.environ, **more}, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        outputs.append([(tmp_path / folder / name).read_bytes() for name in ("train.bin", "val.bin", "tokenizer.json")])
+    assert outputs[0] == outputs[1]

@@ -1,0 +1,95 @@
+"""faithful.py: a tokenizer that does not give a text back is told from one that does."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from gpt.common.errors import Exit, UserError
+from gpt.tokens.faithful import (
+    ADDS_BLANK,
+    NOT_NFC,
+    TAKES_MARK_FOR_BLANK,
+    probes_of,
+    refuse_changes,
+    refuse_uncertain_ids,
+)
+from gpt.tokens.tokenizer import load_tokenizer
+
+
+@pytest.fixture
+def changed(tokenizer_file, tmp_path):
+    """A function: the tokenizer with fields of its tokenizer.json changed, and whether it is faithful."""
+
+    def change(texts=None, **fields) -> str:
+        content = {**json.loads(tokenizer_file.read_text(encoding="utf-8")), **fields}
+        (tmp_path / "x.json").write_text(json.dumps(content))
+        found = load_tokenizer(tmp_path / "x.json")
+        return refuse_changes(found, "x", probes_of(found) if texts is None else texts)
+
+    return change
+
+
+def prepend(before: str) -> dict:
+    return {"type": "Sequence", "normalizers": [{"type": "Prepend", "prepend": before},
+                                                {"type": "Replace", "pattern": {"String": "z"}, "content": "h"}]}
+
+
+def test_a_byte_level_tokenizer_gives_everything_back(changed, tokenizer):
+    assert changed() == ""
+    refuse_uncertain_ids(tokenizer, "x", tokenizer.get_vocab())
+
+
+def test_little_changes_are_told_in_words(changed):
+    assert changed(normalizer={"type": "NFC"}) == NOT_NFC
+    assert changed(["composed: caf\u00e9"], normalizer={"type": "NFC"}) == ""
+    assert changed(pre_tokenizer={"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True,
+                                  "use_regex": True}) == ADDS_BLANK
+
+
+def test_a_tokenizer_of_sentencepiece_is_taken_though_it_writes_a_blank_as_a_mark():
+    from tokenizers import Tokenizer, decoders, models, normalizers
+
+    vocabulary = {f"<0x{byte:02X}>": byte for byte in range(256)} | {"<unk>": 256, "\u2581": 257}
+    found = Tokenizer(models.BPE(vocab=vocabulary, merges=[], byte_fallback=True, unk_token="<unk>"))
+    found.normalizer = normalizers.Sequence(  # type: ignore
+        [normalizers.Prepend("\u2581"), normalizers.Replace(" ", "\u2581")])
+    found.decoder = decoders.Sequence(  # type: ignore
+        [decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)])
+    assert refuse_changes(found, "x", probes_of(found)) == TAKES_MARK_FOR_BLANK
+    found.decoder = decoders.Sequence([decoders.Replace("\u2581", "  "), decoders.ByteFallback(), decoders.Fuse()])  # type: ignore
+    with pytest.raises(UserError, match="changes text"):
+        refuse_changes(found, "x", probes_of(found))
+
+
+@pytest.mark.parametrize(("normalizer", "says"), [
+    ({"type": "Lowercase"}, "comes back as \"hello world"), ({"type": "NFKC"}, "comes back as"),
+    ({"type": "NFD"}, "comes back as"), ({"type": "Strip", "strip_left": False, "strip_right": True}, "comes back as"),
+    (prepend("x"), "comes back as 'xHello"),
+    ({"type": "Replace", "pattern": {"String": "zebra"}, "content": ""}, "'azebrab zebra c' comes back as 'ab  c'"),
+    ({"type": "Replace", "pattern": {"Regex": "\\s+"}, "content": " "}, "comes back as"),
+    ({"type": "Replace", "pattern": {"Regex": "[0-9]"}, "content": "0"}, "comes back as")])
+def test_a_loss_is_shown_where_it_begins(normalizer, says, changed):
+    with pytest.raises(UserError, match=says) as caught:
+        changed(normalizer=normalizer)
+    assert caught.value.code == Exit.DATA
+    assert len(str(caught.value)) < 250
+
+
+def refuse_uncertain(path):
+    tokenizer = load_tokenizer(path)
+    refuse_uncertain_ids(tokenizer, "x", tokenizer.get_vocab())
+
+
+def test_random_and_shared_ids_are_refused(tokenizer_file, tmp_path):
+    fields = json.loads(tokenizer_file.read_text(encoding="utf-8"))
+    fields["model"]["vocab"] = {token: 300 if number == 301 else number
+                                for token, number in fields["model"]["vocab"].items()}
+    Path(tmp_path / "x.json").write_text(json.dumps(fields))
+    with pytest.raises(UserError, match="an id stands for two tokens"):
+        refuse_uncertain(tmp_path / "x.json")
+    fields = json.loads(tokenizer_file.read_text(encoding="utf-8"))
+    fields["model"]["dropout"] = 0.1
+    Path(tmp_path / "x.json").write_text(json.dumps(fields))
+    with pytest.raises(UserError, match=r"dropout of 0\.1"):
+        refuse_uncertain(tmp_path / "x.json")

@@ -1,0 +1,126 @@
+"""gpt/tokens/layouts.py: what others wrote is read with equal ids, damaged files are refused."""
+
+import struct
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from gpt.common.errors import Exit, UserError
+from gpt.tokens.corpus import open_corpus
+from gpt.tokens.layouts import LAYOUTS, Layout, Part, document_ends, recognise
+from gpt.tokens.stream import DTYPES
+from tests.helpers.refusals import refused
+from tests.helpers.token_files import ENDS, IDS, ids_in, write_datatrove, write_llmc, write_npy, write_raw
+
+
+def ids_of(path: Path, dtype: str = "uint16") -> np.ndarray:
+    """The ids of a file in the layout that is recognised."""
+    part = recognise(path).read(path, dtype)
+    return np.memmap(path, DTYPES[part.dtype], "r", part.offset_bytes, (part.length,))
+
+
+# ---------------------------------------------------------------- what others wrote is read
+
+
+@pytest.mark.parametrize(("layout", "write", "name", "dtype"), [
+    *(("nanogpt", write_raw, "a.bin", dtype) for dtype in DTYPES),
+    *(("npy", write_npy, "a.npy", dtype) for dtype in DTYPES),
+    *(("llmc", write_llmc, "a.bin", dtype) for dtype in ("uint16", "uint32")),
+    *(("datatrove", write_datatrove, "a.ds", dtype) for dtype in ("uint16", "uint32"))])
+def test_each_layout_is_recognised_and_gives_the_ids_it_holds(tmp_path, layout, write, name, dtype):
+    ids = IDS % 32_768 if dtype == "int16" else IDS
+    path = write(tmp_path / name, ids, dtype=dtype)
+    assert recognise(path) is LAYOUTS[layout]
+    assert recognise(path).read(path, dtype).dtype == dtype
+    assert (ids_of(path, dtype) == ids).all()
+
+
+def test_a_new_layout_is_one_function_and_one_entry_of_the_table(tmp_path, monkeypatch):
+    toy = Layout("a toy's", lambda path, num_bytes, dtype: Part(path, "uint16", (num_bytes - 4) // 2, 4),
+                 lambda path, head: head.startswith(b"TOY!"))
+    monkeypatch.setitem(LAYOUTS, "toy", toy)
+    (tmp_path / "train.bin").write_bytes(b"TOY!" + IDS.astype("<u2").tobytes())
+    corpus = open_corpus(tmp_path, None, None, None, vocab_size=50_257, val_fraction=0.2)
+    assert ids_in(corpus.train) + ids_in(corpus.val) == IDS.tolist()
+    assert corpus.notes[0] == "train.bin: a toy's layout, uint16, 5,000 tokens"
+
+
+def test_our_own_index_gives_the_documents_and_is_checked(tmp_path):
+    path = write_raw(tmp_path / "train.bin")
+    for ends, is_sound in ((ENDS, True), (ENDS[:-1], False), (ENDS[:0], False), (ENDS[[0, 3, 1, 5]], False)):
+        ends.tofile(path.with_suffix(".idx"))
+        assert recognise(path) is LAYOUTS["nanogpt"]
+        if is_sound:
+            assert (document_ends(path, len(IDS)) == ENDS).all()
+        else:
+            with pytest.raises(UserError, match="does not end at token 5,000, or is not in order"):
+                document_ends(path, len(IDS))
+
+
+# ---------------------------------------------------------------- damaged files
+
+
+def npy(descr: str, shape: str = "(4,)", fortran: str = "False", version: int = 1, body: bytes = b"\0" * 8,
+        offset: int = 128) -> bytes:
+    """A .npy as bytes, with any header."""
+    header = f"{{'descr': {descr}, 'fortran_order': {fortran}, 'shape': {shape}, }}".encode()
+    header = header.ljust(offset - (11 if version == 1 else 13)) + b"\n"
+    return b"\x93NUMPY" + bytes([version, 0]) + len(header).to_bytes(2 if version == 1 else 4, "little") + header + body
+
+
+def header(*numbers: int, tail: bytes = b"") -> bytes:
+    return struct.pack(f"<{len(numbers)}i", *numbers).ljust(1024, b"\0") + tail
+
+
+LLMC, LLAMA = 20240520, 20240801
+FIVE = np.arange(5, dtype="<u2").tobytes()
+DAMAGED = {  # name: the files, the first is opened, and what is said of them
+    "llm.c short": ({"a.bin": header(LLMC, 1, 5, tail=FIVE[:-2])}, "has 1,032 bytes, where its 5 tokens .*make 1,034"),
+    "llm.c long": ({"a.bin": header(LLMC, 1, 5, tail=FIVE + b"\0\0")}, "has 1,036 bytes.*make 1,034"),
+    "llm.c empty": ({"a.bin": header(LLMC, 1, 0)}, "has 1,024 bytes, where its 0 tokens"),
+    "llm.c huge": ({"a.bin": header(LLMC, 1, 2**31 - 1, tail=FIVE)}, "its 2,147,483,647 tokens.*make 4,294,968,318"),
+    "llm.c version": ({"a.bin": header(LLMC, 2, 5, tail=FIVE)}, "begins with 20240520 and 2.*20240520 and 1"),
+    "llm.c header cut": ({"a.bin": header(LLMC, 1, 5)[:1000]}, "has 1,000 bytes.*make 1,034"),
+    "llama as 16 bits": ({"a.bin": header(LLAMA, 7, 5, tail=FIVE)}, "has 1,034 bytes.*make 1,044"),
+    "npy short": ({"a.npy": npy("'<u2'", "(5,)")}, "is a .npy that numpy cannot read .mmap length"),
+    "npy long": ({"a.npy": npy("'<u2'", "(3,)")}, "has 136 bytes.*make 134"),
+    "npy pickled": ({"a.npy": npy("'|O'")}, "is a .npy that numpy cannot read"),
+    "npy 2-d": ({"a.npy": npy("'<u2'", "(2, 2)")}, "shape \\(2, 2\\), not one row of"),
+    "npy big-endian": ({"a.npy": npy("'>u2'")}, "is a .npy of >u2"),
+    "npy misaligned": ({"a.npy": npy("'<u2'", offset=129)}, "not one row of"),
+    "datatrove size": ({"a.ds": FIVE, "a.ds.metadata": b"gpt2|8\n5\n"}, "a.ds.metadata does not begin with the bytes"),
+    "datatrove count": ({"a.ds": FIVE, "a.ds.metadata": b"gpt2|2\n6\n"}, "has 10 bytes, where its 6 tokens .*make 12"),
+    "raw odd": ({"a.bin": FIVE + b"\0"}, "has 11 bytes, where its 5 tokens of uint16 make 10"),
+    "missing": ({}, "a.bin is missing or not a file. Run: python pretokenize.py"),
+}
+
+
+@pytest.mark.parametrize("case", DAMAGED)
+def test_a_damaged_file_is_refused_in_one_line_with_its_numbers(tmp_path, case):
+    files, reason = DAMAGED[case]
+    for name, content in files.items():
+        (tmp_path / name).write_bytes(content)
+    path = tmp_path / next(iter(files), "a.bin")
+    with refused(reason, Exit.DATA) as caught:
+        recognise(path).read(path, "uint16")
+    assert str(caught.value).count("\n") == 0
+    assert str(caught.value).isprintable()
+    assert len(str(caught.value)) < 500
+
+
+@pytest.mark.parametrize("content", [b"the cat sat on the mat\n" * 9, "\u6f22\u5b57 caf\u00e9\n".encode() * 700,
+                                     b'{"text": "a"}\n' * 99])
+def test_a_text_is_no_file_of_tokens(tmp_path, content):
+    (tmp_path / "a.bin").write_bytes(content)
+    with refused(r"a\.bin holds text, not tokens", Exit.DATA):
+        recognise(tmp_path / "a.bin")
+
+
+@pytest.mark.parametrize("vocab_size", [40, 300, 50_257, 65_536])
+@pytest.mark.parametrize("dtype", ["int16", "uint16", "int32"])
+def test_ids_are_never_taken_for_a_text(tmp_path, vocab_size, dtype):
+    rng = np.random.default_rng(0)
+    for low in (0, vocab_size // 2):
+        write_raw(tmp_path / "a.bin", rng.integers(low, vocab_size, 2048), dtype)
+        assert recognise(tmp_path / "a.bin") is LAYOUTS["nanogpt"]

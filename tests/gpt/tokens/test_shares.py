@@ -1,0 +1,63 @@
+"""--data_dir's words: folders whose names may hold colons, and weights that are exact or refused."""
+
+from fractions import Fraction
+
+import pytest
+
+from gpt.tokens.shares import MOST_PARTS, DataDir, folders_of, problems_with, whole_parts
+
+
+@pytest.fixture(autouse=True)
+def _place(tmp_path, monkeypatch):
+    """A folder with folders a, b, c:3 and C:."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("a", "b", "c:3", "C:"):
+        (tmp_path / name).mkdir()
+
+
+def test_one_folder_is_a_folder_whatever_colons_its_name_has():
+    for word in ("a", "c:3", "nowhere", "nowhere:3", "C:\\data", "C:/data", "C:", "a:b", "https://a/b"):
+        assert folders_of(word) == folders_of([word]) == [DataDir(word, None)]
+        assert not problems_with(word)
+
+
+def test_what_stands_behind_the_last_colon_is_the_weight():
+    words = ["a:0.7", "c:3:0.25", "D:\\x y:1/3", "nowhere:2e-3", "C:/data:.5", "c:3"]
+    assert folders_of(words) == [
+        DataDir("a", Fraction(7, 10)), DataDir("c:3", Fraction(1, 4)), DataDir("D:\\x y", Fraction(1, 3)),
+        DataDir("nowhere", Fraction(1, 500)), DataDir("C:/data", Fraction(1, 2)), DataDir("c:3", None)]
+
+
+@pytest.mark.parametrize(("words", "says"), [
+    ("a:0 b:1", "a:0: the weight must be a number above 0"),
+    ("a:-1 b:1", "a:-1: the weight must be"), ("a:nan b:1", "a:nan: the weight must be"),
+    ("a:inf b:1", "a:inf: the weight must be"), ("a: b:1", "a:: the weight must be"),
+    ("a:1e999 b:1", "a:1e999: the weight must be"), ("a:1/0 b:1", "a:1/0: the"), ("a:70% b:30%", "a:70%: the weight"),
+    ("a:0.7 b", "b has no weight"), ("a b:1 c:3", "a has no weight"),
+    ("a a", "a is there twice. Name it once"), ("a:1 b:2 ./a/:3", "./a/ is there twice. Name it once"),
+])
+def test_a_weight_that_is_none_is_refused_in_one_line(words, says):
+    found = problems_with(words.split())
+    assert len(found) == 1
+    assert says in found[0]
+
+
+def test_weights_become_whole_numbers_in_their_exact_proportion():
+    def parts_of(*words: str) -> list[int]:
+        return whole_parts(folders_of(words), [1000] * len(words))
+
+    assert parts_of("a:0.7", "b:0.3") == parts_of("a:7", "b:3") == parts_of("a:70", "b:30") == [7, 3]
+    assert parts_of("a:1/3", "b:2/3") == [1, 2]
+    assert parts_of("a:0.1", "b:0.2", "c:0.3") == [1, 2, 3]
+    assert whole_parts(folders_of(["a", "b"]), [10, 4]) == [5, 2]
+
+
+@pytest.mark.parametrize(("weights", "sizes"), [(("1e-30", "1"), (1, 1)), (("", ""), (10**15 + 1, 1)),
+                                                (("0.123456789012345", "1/999999999999989"), (1, 1))])
+def test_weights_that_are_far_apart_stay_above_0_and_within_the_limit(weights, sizes):
+    parts = whole_parts([DataDir(str(at), Fraction(weight) if weight else None) for at, weight in enumerate(weights)],
+                        sizes)
+    assert min(parts) >= 1
+    assert sum(parts) <= MOST_PARTS
+    values = [float(Fraction(weight)) if weight else size for weight, size in zip(weights, sizes, strict=True)]
+    assert max(abs(part / sum(parts) - value / sum(values)) for part, value in zip(parts, values, strict=True)) < 1e-11

@@ -1,0 +1,41 @@
+"""gpt/tokens/tokenizer.py: tokenizers of every origin open safely, and text never becomes a special id."""
+
+import pytest
+
+from gpt.common.errors import Exit, UserError
+from gpt.tokens.tokenizer import END_OF_TEXT, bytes_per_id, load_tokenizer
+
+AB = '{"type": "BPE", "vocab": {"a": 0, "b": 1}, "merges": []}'
+BAD_TOKENIZERS = {
+    "not JSON": "hello", "empty": "", "cut": '{"model": {"typ', "binary": "\xff\x00", "deep": "[" * 100_000,
+    "no fields": "{}", "a list": "[]", "model text": '{"model": "BPE"}', "unknown": '{"model": {"type": "Magic"}}',
+    "a vocabulary": '{"a": 0, "b": 1}',
+    "negative id": '{"model": {"type": "BPE", "vocab": {"a": -1}, "merges": []}}',
+    "float id": '{"model": {"type": "BPE", "vocab": {"a": 0.5}, "merges": []}}',
+    "merge unknown": '{"model": {"type": "BPE", "vocab": {"a": 0}, "merges": ["a z"]}}',
+    "panic when read": f'{{"normalizer": {{"type": "Precompiled", "precompiled_charsmap": "AAAA"}}, "model": {AB}}}',
+    "panic if used": f'{{"normalizer": {{"type": "Precompiled", "precompiled_charsmap": "AAAAAA=="}}, "model": {AB}}}',
+    "panic at the end": '{"post_processor": {"type": "TemplateProcessing", "single": [{"SpecialToken": {"id": "z", '
+                        f'"type_id": 0}}}}], "pair": [], "special_tokens": {{}}}}, "model": {AB}}}',
+}
+
+
+@pytest.mark.parametrize(("content", "reason"), [
+    *((content, "is not a tokenizer.json of") for content in BAD_TOKENIZERS.values()),
+    ('{"model": {"type": "BPE", "vocab": {"a": 4294967295}, "merges": []}}', "4,294,967,296 ids"),
+    ('{"model": {"type": "BPE", "vocab": {}, "merges": []}}', "has 0 ids")], ids=[*BAD_TOKENIZERS, "large", "none"])
+def test_a_bad_tokenizer_is_refused_and_no_panic_escapes(tmp_path, content, reason):
+    (tmp_path / "tokenizer.json").write_bytes(content.encode("latin-1"))
+    with pytest.raises(UserError, match=reason) as caught:
+        load_tokenizer(tmp_path)
+    assert caught.value.code == Exit.DATA
+    assert str(caught.value).count("\n") == 0
+
+
+def test_bytes_per_id_add_up_to_the_length_in_utf8(tokenizer, texts):
+    lengths = bytes_per_id(tokenizer, 400)
+    assert lengths is not None
+    assert lengths.shape == (400,)
+    assert lengths[0] == 0
+    for text in [*texts, "".join(map(chr, range(1, 0x300))), END_OF_TEXT, ""]:
+        assert lengths[tokenizer.encode(text).ids].sum() == len(text.encode())

@@ -1,0 +1,51 @@
+"""The process of a tracker: rows as they come, and who is taken to have logged in to wandb."""
+
+import json
+import os
+import sys
+import types
+
+import pytest
+
+from gpt.trackers.follow import rows, wandb
+from gpt.trackers.tracker import RecordedRun
+
+
+def test_rows_are_read_as_they_come_whole_and_to_the_last_one(tmp_path):
+    path, ends = tmp_path / "metrics.jsonl", [False, False, False, True]
+    path.write_text('{"step": 1, "gpu": "H100", "mfu": null}\n{"step": 2, "lo')
+
+    def has_ended() -> bool:
+        if len(ends) == 3:
+            with path.open("a") as file:
+                file.write('ss": 2.0}\n')
+        elif len(ends) == 2:  # the folder was deleted: the trainer makes a new file
+            path.unlink()
+            path.write_text('{"step": 3}\n')
+        return ends.pop(0)
+
+    assert list(rows(path, has_ended)) == [{"step": 1}, {"step": 2, "loss": 2.0}, {"step": 3}]
+
+
+@pytest.fixture
+def library(tmp_path, monkeypatch):
+    """A wandb that knows the run already, in an environment without any setting of its own."""
+    started = types.SimpleNamespace(resumed=True, url="https://wandb.example/1", finish=lambda: None,
+                                    settings=types.SimpleNamespace(sync_dir="wandb/offline-run-2-id"))
+    module = types.SimpleNamespace(init=lambda **given: started, Html=json.dumps)
+    monkeypatch.setitem(sys.modules, "wandb", module)
+    for name in [name for name in os.environ if name.startswith("WANDB_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setattr(os, "environ", {**os.environ, "NETRC": str(tmp_path / "netrc")})
+
+
+def test_wandb_goes_on_after_the_resumed_step_online_and_begins_again_offline(library, tmp_path):
+    run = RecordedRun("id", "out", 7, {}, str(tmp_path / "wandb"))
+    (old := tmp_path / "wandb/offline-run-1-id").mkdir(parents=True)
+    (other := tmp_path / "wandb/offline-run-1-other").mkdir()
+    assert wandb(run)[2:] == (f"to upload: wandb sync {tmp_path}/wandb/offline-run-2-id", -1)
+    assert (old.exists(), other.exists()) == (False, True)
+    os.environ.pop("WANDB_MODE")
+    (tmp_path / "netrc").write_text("machine api.wandb.ai\n  login user\n  password key\n")
+    assert wandb(run)[2:] == ("wandb: https://wandb.example/1", 7)
+    assert os.environ["WANDB_PROJECT"] == "language-models"

@@ -1,0 +1,104 @@
+"""Steps that fail: out of memory, between micro-batches; a compiler that cannot."""
+
+import types
+
+import pytest
+import torch
+
+import train
+from gpt.common.errors import Exit
+from gpt.machine.backends import Backend
+from gpt.planning.pace import MEASURED_MICRO_BATCHES, WARM_STEPS
+from gpt.training.recovery import Abandoned
+from model import GPT
+from tests.helpers.training import OUT_OF_MEMORY, forward_that_needs, metrics_of, run_of, small_batch, small_model
+
+
+def test_a_compiler_that_fails_costs_one_warning(run, monkeypatch):
+    def broken(*_, **__):
+        raise RuntimeError("no such kernel")
+
+    monkeypatch.setattr(Backend, "why_no_compile", lambda _: None)
+    monkeypatch.setattr(GPT, "compile", broken)
+    assert "torch.compile failed, running eagerly: no such kernel" in run.ok("--max_steps", "2", "--compile")
+
+
+@pytest.mark.parametrize(("kind", "preload"), [("gpu", "ram"), ("cpu", "mmap"), ("host", "ram")])
+def test_a_step_that_does_not_fit_is_done_in_smaller_micro_batches(run, monkeypatch, kind, preload):
+    """Ten samples a step as 10, then as 2 x 5 from the first step on, and as 2 x 5 from the flags: one mathematics."""
+    flags = ["--max_steps", "6", "--log_interval", "1", "--eval_interval", "3", "--preload", preload]
+    assert run(*flags, "--batch_size", "10", out="whole")[0] == 0
+    assert run(*flags, "--batch_size", "2", "--gradient_accumulation_steps", "5", out="fifths")[0] == 0
+    rows = forward_that_needs(monkeypatch, 2, OUT_OF_MEMORY[kind])
+    text = run.ok(*flags, "--batch_size", "10", out="shrunk")
+    assert rows == [10, 5] + [2] * (1 + WARM_STEPS + 30)  # the time of a step is measured before the first one
+    assert text.count("out of memory in step 1") == 2
+    assert "going on with --batch_size 2 --gradient_accumulation_steps 5" in text
+    whole, fifths, shrunk = (metrics_of(run.folder / name) for name in ("whole", "fifths", "shrunk"))
+    for one, other in zip(whole, shrunk, strict=True):
+        assert other == pytest.approx(one, rel=1e-4)  # validation alike: its windows do not depend on the batch
+    assert [fields for fields in shrunk if "loss" in fields] == [fields for fields in fifths if "loss" in fields]
+
+
+def test_a_step_that_fails_between_micro_batches_leaves_no_trace(run, monkeypatch):
+    """Memory runs out in the third of four micro-batches of step 3, with dropout: steps 1 and 2 are those of before."""
+    flags = ["--max_steps", "4", "--log_interval", "1", "--dropout", "0.2", "--gradient_accumulation_steps", "4"]
+    run(*flags, out="clean")
+    forward, calls, measured = GPT.forward, [], MEASURED_MICRO_BATCHES * (1 + WARM_STEPS)
+
+    def once(model, *rest):
+        calls.append(len(rest[0]))
+        if len(calls) == measured + 11:
+            raise OUT_OF_MEMORY["gpu"]
+        return forward(model, *rest)
+
+    monkeypatch.setattr(GPT, "forward", once)
+    text = run.ok(*flags, out="failed")
+    assert "out of memory in step 3 with 4 sequences at a time: going on with --batch_size 2 --gradient_acc" in text
+    assert calls[measured + 10:measured + 20] == [4] + [2] * 8 + [2]
+    clean, failed = (metrics_of(run.folder / name) for name in ("clean", "failed"))
+    assert clean[:2] == failed[:2]
+    assert failed[2]["loss"] == pytest.approx(clean[2]["loss"], abs=0.05)  # other neurons are dropped
+    assert failed[2]["tokens"] == clean[2]["tokens"]
+
+
+def test_undoing_a_step_drops_unfinished_moments_and_scaler_notes():
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10)
+    run = run_of(small_model(), scaler)
+    train.try_step(run, [small_batch(4)], 1)
+    parameter = next(iter(run.optimizer.state))
+    scale, rng = scaler.get_scale(), torch.get_rng_state()
+
+    def fails(seen, micro):
+        torch.rand(1)
+        del run.optimizer.state[parameter]["exp_avg_sq"]
+        for p in run.model.parameters():
+            p.grad = torch.zeros_like(p)
+        scaler.scale(torch.ones(()))
+        scaler.unscale_(run.optimizer)
+        raise Abandoned
+
+    run.batches = types.SimpleNamespace(batch_size=1, get=fails)  # type: ignore[assignment]
+    with pytest.raises(Abandoned):
+        train.take_step(run)
+    assert parameter not in run.optimizer.state
+    assert all(p.grad is None for p in run.model.parameters())
+    assert scaler.get_scale() == scale
+    assert torch.equal(torch.get_rng_state(), rng)
+    assert torch.isfinite(train.try_step(run, [small_batch(4)], 1).loss)
+
+
+def test_one_sequence_that_does_not_fit_ends_with_exit_5_and_the_cure(run, monkeypatch):
+    rows = forward_that_needs(monkeypatch, 0, OUT_OF_MEMORY["gpu"])
+    code, text = run("--max_steps", "2")
+    assert code.code == Exit.MACHINE
+    assert rows == [4, 2, 1]
+    assert "out of memory with 1 sequence at a time" in str(code)
+    assert "--seq_length" in str(code)
+    assert "--gradient_accumulation_steps 4" in text
+
+
+def test_another_error_of_the_step_is_not_taken_for_want_of_memory(run, monkeypatch):
+    forward_that_needs(monkeypatch, 0, RuntimeError("shapes do not match"))
+    with pytest.raises(RuntimeError, match="shapes do not match"):
+        run("--max_steps", "2")

@@ -1,0 +1,119 @@
+"""Resuming, finetuning, and what does not fit together."""
+
+import json
+import re
+import shutil
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+
+import train
+from gpt.checkpoint.load import load_model, read_config
+from gpt.common.errors import Exit, UserError
+from gpt.ops.rotary import RotaryScaling
+from tests.helpers.models import make_rotary
+from tests.helpers.training import metrics_of
+
+
+def test_a_finished_run_says_so_and_writes_nothing(run):
+    assert run("--max_steps", "3")[0] == 0
+    before = {path: path.stat().st_mtime_ns for path in (run.folder / "out").rglob("*") if path.name != ".lock"}
+    text = run.ok("--max_steps", "3", "--resume_from", "auto")
+    assert "already at step 3 of 3; raise --epochs or --max_steps" in text
+    assert before == {path: path.stat().st_mtime_ns for path in before}
+
+
+def test_a_checkpoint_of_another_corpus_is_refused_unless_it_is_allowed(run, corpus, tmp_path):
+    run("--max_steps", "2")
+    other = ["--bin_file", str(corpus / "val.bin"), "--tokenizer_file", str(corpus / "tokenizer.json"),
+             "--resume_from", "auto", "--metadata_file", str(tmp_path / "metadata.json")]
+    vocabulary = json.loads((corpus / "metadata.json").read_text())["vocab_size"]
+    (tmp_path / "metadata.json").write_text(json.dumps({"vocab_size": vocabulary, "dtype": "int16"}))
+    assert "--allow_new_data" in run.refused(Exit.DATA, "--max_steps", "4", *other)
+    assert run("--max_steps", "4", *other, "--allow_new_data")[0] == 0
+
+
+def test_finetuning_starts_where_transformers_stands_and_its_result_opens_there(run, corpus, capsys):
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    torch.manual_seed(0)
+    vocab_size = json.loads((corpus / "metadata.json").read_text())["vocab_size"]
+    theirs = GPT2LMHeadModel(GPT2Config(vocab_size=vocab_size, n_positions=16, n_embd=32, n_layer=2, n_head=2,
+                                        initializer_range=0.3)).eval()
+    theirs.save_pretrained(run.folder / "gpt2")
+    argv = ["--data_dir", str(corpus), "--output_dir", str(run.folder / "out"), "--init_from", str(run.folder / "gpt2"),
+            "--no-use_gpu", "--max_steps", "30", "--batch_size", "8", "--learning_rate", "1e-2"]
+    assert train.main(argv) == 0
+    out = "".join(capsys.readouterr())
+    tokens = torch.from_numpy(np.fromfile(corpus / "val.bin", "<i2").astype(np.int64))
+    windows = [tokens[start:start + 17] for start in range(0, len(tokens) - 1, 16)]
+    with torch.no_grad():
+        nats = sum(float(F.cross_entropy(theirs(window[None, :-1]).logits[0], window[1:], reduction="sum"))
+                   for window in windows)
+    began = float(re.search(r"validation before the first step \| loss (\S+)", out)[1])  # type: ignore[index]
+    assert began == pytest.approx(nats / (len(tokens) - 1), abs=6e-5)
+    assert "no tokenizer to compare" in out
+    losses = [line["val_loss"] for line in metrics_of(run.folder / "out") if "val_loss" in line]
+    assert losses[-1] < began - 1
+    again = GPT2LMHeadModel.from_pretrained(run.folder / "out/checkpoint-30").eval()
+    ours = load_model(run.folder / "out/checkpoint-30", torch.device("cpu")).eval()
+    with torch.no_grad():
+        assert torch.allclose(again(tokens[None, :16]).logits, ours(tokens[None, :16]), atol=1e-4)
+
+
+def test_weights_that_do_not_fit_the_corpus_are_refused(run, corpus, tmp_path):
+    import pretokenize
+
+    assert run("--max_steps", "2")[0] == 0
+    text = tmp_path / "text.txt"
+    text.write_text(" ".join(str(number**3) for number in range(800)))
+    for name, size in (("other", "270"), ("larger", "320")):
+        pretokenize.main([str(text), "--output_dir", str(tmp_path / name), "--vocab_size", size])
+    for flags, code, words in (
+        (["--seq_length", "99"], Exit.FLAGS, "--seq_length 99: --init_from has 8 positions"),
+        (["--n_layer", "2"], Exit.FLAGS, "--n_layer: not with --init_from"),
+        (["--data_dir", str(tmp_path / "other")], Exit.DATA, "another tokenizer than the weights of --init_from"),
+        (["--data_dir", str(tmp_path / "larger")], Exit.DATA, "ids, the model of --init_from"),
+    ):
+        with pytest.raises(UserError, match=words) as caught:
+            train.main(["--data_dir", str(corpus), "--output_dir", str(tmp_path / "tuned"), "--no-use_gpu",
+                        "--max_steps", "2", "--init_from", str(run.folder / "out"), *flags])
+        assert caught.value.code == code
+        assert not (tmp_path / "tuned").exists()
+
+
+@pytest.mark.parametrize(("has_tokenizer", "flag"), [(True, "--data_dir"), (False, "--bin_file")])
+def test_nanogpts_files_take_their_vocabulary_from_the_weights(run, corpus, tmp_path, has_tokenizer, flag, capsys):
+    """A Hugging Face folder and a folder of .bin files that says nothing of its vocabulary; then the run resumes."""
+    assert run("--max_steps", "1")[0] == 0
+    (tmp_path / "gpt2").mkdir()
+    for name in ("config.json", "model.safetensors", *(["tokenizer.json"] * has_tokenizer)):
+        shutil.copy(run.folder / "out/checkpoint-1" / name, tmp_path / "gpt2")
+    (tmp_path / "nano").mkdir()
+    for name in ("train.bin", "val.bin"):
+        shutil.copy(corpus / name, tmp_path / "nano")
+    shared = ["--output_dir", str(tmp_path / "tuned"), "--no-use_gpu", "--batch_size", "4"]
+    source = [flag, str(tmp_path / "nano" / ("train.bin" * (flag == "--bin_file")))]
+    assert train.main([*source, "--init_from", str(tmp_path / "gpt2"), *shared, "--max_steps", "1"]) == 0
+    assert "that of --init_from is taken" in capsys.readouterr().err
+    assert (tmp_path / "tuned/checkpoint-1/tokenizer.json").exists() == has_tokenizer
+    assert train.main(["--resume_from", str(tmp_path / "tuned"), "--max_steps", "2"]) == 0
+    assert read_config(tmp_path / "tuned/checkpoint-2") == read_config(tmp_path / "gpt2")
+
+
+@pytest.mark.parametrize("arch", ["qwen3", "llama"])
+def test_weights_of_others_are_trained_and_resumed_with_what_no_flag_says(arch, run, corpus, tmp_path, write_folder):
+    model = make_rotary(arch, vocab_size=512, head_dim=24, rms_norm_epsilon=1e-3, rope_theta=500.0,
+                        rope_scaling=RotaryScaling(8.0, 1.0, 4.0, 24))
+    folder = write_folder(tmp_path / "theirs", model)
+    (folder / "tokenizer.json").unlink()
+    argv = ["--data_dir", str(corpus), "--no-use_gpu", "--sample_interval", "0", "--output_dir", str(tmp_path / "out"),
+            "--batch_size", "4"]
+    assert train.main([*argv, "--init_from", str(folder), "--seq_length", "16", "--max_steps", "2"]) == 0
+    config = read_config(tmp_path / "out/checkpoint-2")
+    assert config == replace(model.config, seq_length=16)
+    assert train.main(["--resume_from", str(tmp_path / "out"), "--max_steps", "3"]) == 0
+    assert read_config(tmp_path / "out/checkpoint-3") == config

@@ -1,0 +1,86 @@
+"""A model that is taught by a finished one: what it descends, how it is refused, stopped and resumed."""
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+import torch
+
+import train
+from gpt.checkpoint.load import load_model
+from gpt.checkpoint.recorded import steps_in
+from gpt.common.errors import Exit
+from gpt.ops.loss import TEACHERS_SHARE
+from gpt.ops.options import Options
+from gpt.training.teacher import Teacher, load_teacher
+from tests.helpers.training import metrics_of, on_cpu, run_of, same_tensors
+
+STEPS = ["--max_steps", "8", "--log_interval", "1", "--eval_interval", "4"]
+
+
+@pytest.fixture
+def taught(run):
+    """The runner of train.main, in whose folder are a teacher, and what it has taught."""
+    run.ok(*STEPS, "--arch", "qwen3", "--n_embd", "32", "--seed", "3", out="first")
+    run.ok(*STEPS, "--teacher", str(run.folder / "first"), "--dropout", "0.1", out="second")
+    return run
+
+
+def test_half_of_each_target_is_what_the_teacher_expects(taught):
+    teacher, student = (load_model(taught.folder / name / "checkpoint-8", torch.device("cpu")).eval()
+                        for name in ("first", "second"))
+    ids = torch.randint(student.config.vocab_size, (2, 9))
+    with torch.no_grad():
+        expected = teacher(ids[:, :-1]).softmax(-1)
+        wanted = TEACHERS_SHARE * expected
+        wanted.scatter_add_(-1, ids[:, 1:, None], torch.full((2, 8, 1), 1 - TEACHERS_SHARE))
+        loss = -(wanted * student(ids[:, :-1]).log_softmax(-1)).sum(-1).mean()
+    before = {name: tensor.clone() for name, tensor in teacher.state_dict().items()}
+    result = train.try_step(run_of(student, teacher=Teacher(teacher)), [(ids[:, :-1], ids[:, 1:])], 1)
+    assert float(result.loss) == pytest.approx(float(loss), rel=1e-5)
+    assert all(torch.equal(tensor, before[name]) for name, tensor in teacher.state_dict().items())
+
+
+def test_a_teacher_whose_weights_are_kept_in_bf16_expects_the_same(taught):
+    machine, ids = dataclasses.replace(on_cpu(), dtype=torch.bfloat16), torch.randint(99, (2, 8))
+    with machine.autocast():
+        found, expected = (load_teacher(str(taught.folder / "first" / "checkpoint-8"), Options(rounded_to=dtype),
+                                        machine)(ids)[0] for dtype in (torch.bfloat16, None))  # type: ignore[misc]
+    assert torch.equal(found, expected)
+
+
+def test_a_taught_run_that_was_stopped_ends_with_the_same_bytes(taught):
+    shown = str(taught.folder / "first" / "checkpoint-8")
+    flags = [*STEPS, "--teacher", shown, "--dropout", "0.1", "--warmup_steps", "1", "--lr_schedule", "constant"]
+    taught.ok(*flags, "--max_steps", "4", out="whole")
+    resume = ["--resume_from", str(taught.folder / "whole"), "--max_steps", "8"]
+    moved = (taught.folder / "first").rename(taught.folder / "moved")  # after the run recorded where it is
+    assert "where it is now" in taught.refused(Exit.CHECKPOINT, *resume, out="whole")
+    assert f"teacher     {moved}" in taught.ok(*resume, "--teacher", str(moved), out="whole")
+    moved.rename(taught.folder / "first")
+    taught.ok(*flags, out="again")
+    assert same_tensors(taught.folder / "whole" / "checkpoint-8", taught.folder / "again" / "checkpoint-8")
+
+
+def test_a_validation_is_of_the_text_alone(taught):
+    flags = [*STEPS, "--learning_rate", "1e-30", "--min_lr", "0"]
+    taught.ok(*flags, "--teacher", str(taught.folder / "first"), out="taught")
+    taught.ok(*flags, out="alone")
+    (taught_rows, rows) = (metrics_of(taught.folder / name) for name in ("taught", "alone"))
+    assert [row.get("val_loss") for row in taught_rows] == [row.get("val_loss") for row in rows]
+    assert [row.get("loss") for row in taught_rows] != [row.get("loss") for row in rows]
+
+
+def test_what_is_no_teacher_is_refused(taught, corpus):
+    first = str(taught.folder / "first")
+    assert "Give one of the same tokenizer" in taught.refused(
+        Exit.DATA, "--teacher", first, "--bin_file", f"{corpus}/train.bin", "--vocab_size", "4000", out="other")
+    assert "Give as many at most" in taught.refused(Exit.FLAGS, "--teacher", first, "--seq_length", "64", out="other")
+    assert "nowhere" in taught.refused(Exit.CHECKPOINT, "--teacher", "nowhere", out="other")
+    assert "would delete" in taught.refused(Exit.FLAGS, "--teacher", first, "--overwrite", out="first")
+    assert steps_in(Path(first))
+
+
+def test_a_smoothing_of_targets_went_out(run):
+    assert "give a --teacher" in run.refused(Exit.FLAGS, "--label_smoothing", "0.1")
+    run.ok("--label_smoothing", "0", "--max_steps", "1")

@@ -1,0 +1,27 @@
+"""starts.jsonl: each start of a run, and how it ended."""
+
+import json
+
+from gpt.common.names import STARTS
+from gpt.watching import starts
+
+
+def starts_of(folder) -> list[dict]:
+    return [json.loads(line) for line in (folder / STARTS).read_text().splitlines()]
+
+
+def test_each_start_is_recorded_and_how_it_ended(run):
+    run("--max_steps", "4", "--checkpoint_every_steps", "2")
+    run("--max_steps", "6", "--resume_from", "auto")
+    first, end, second, last = starts_of(run.folder / "out")
+    assert (first["event"], first["step"], end["event"], end["step"]) == ("start", 0, "end", 4)
+    assert (second["step"], last["step"], last["how"]) == (4, 6, "finished")
+    assert first["time"] < end["time"] < last["time"]
+    run("--max_steps", "2", "--overwrite")
+    assert [row["step"] for row in starts_of(run.folder / "out")] == [0, 2], "a new run begins the file again"
+
+
+def test_a_full_disk_costs_the_line_and_not_the_run(tmp_path, capsys):
+    (tmp_path / STARTS).mkdir()
+    starts._append(tmp_path / STARTS, event="end")
+    assert "starts.jsonl: Is a directory; it will lack this end" in capsys.readouterr().err
