@@ -98,7 +98,7 @@ def measure_everything(args: argparse.Namespace, out: Progress, signals: Signals
              "precision": machine.precision}
     for name, value in facts.items():
         out.say(f"{name:<12}{printable(value)}")
-    signals.promise(lambda: f"stopping (now: {out.doing or 'preparing'})", lambda: NOTHING)
+    signals.on_stop(lambda: f"stopping (now: {out.doing or 'preparing'})", lambda: NOTHING)
 
     results = []
     try:

@@ -124,7 +124,7 @@ from pathlib import Path
 from gpt.common.errors import Exit, UserError
 from gpt.common.files import write_whole
 from gpt.common.progress import Progress
-from gpt.common.signals import USUALLY_SECONDS, Signals, Stake, Stopped
+from gpt.common.signals import USUALLY_SECONDS, AtRisk, Signals, Stopped
 from gpt.common.waiting import in_thread
 from gpt.common.words import printable, several, size
 from gpt.hub.download import Fetched, fetch_dataset, with_tokenizer_here
@@ -233,8 +233,8 @@ def run(args: Namespace, signals: Signals, progress: Progress, limits: Limits) -
     elif args.files or args.demo:
         args = with_tokenizer_here(args, progress, signals.look)
         with Folder(Path(args.output_dir)) as folder:
-            signals.promise(lambda: f"stopping (now: {progress.doing or 'looking at the text'})",
-                            lambda: Stake("the work so far", ""))
+            signals.on_stop(lambda: f"stopping (now: {progress.doing or 'looking at the text'})",
+                            lambda: AtRisk("the work so far", ""))
             pretokenize(args, folder, signals, progress, limits)
     if args.peek is not None:
         peek(Path(args.verify or args.output_dir), args.peek, progress)

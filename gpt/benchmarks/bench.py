@@ -117,7 +117,7 @@ def carry_out(args: argparse.Namespace, bench: Bench) -> bool:
 
         shape = bench.shape
         model = GPTConfig(shape.vocab_size, shape.seq_length, *SIZES[shape.model_size])
-        bench.signals.promise(lambda: "stopping; a run saves its state first", lambda: NOTHING)
+        bench.signals.on_stop(lambda: "stopping; a run saves its state first", lambda: NOTHING)
         lengths = {"": args.tokens or TOKENS_PER_PARAMETER * model.num_parameters}
         if args.passes:
             num_tokens = corpus_in(args.data_dir, shape.seq_length).train.length

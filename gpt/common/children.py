@@ -16,7 +16,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from gpt.common.ranks import on_its_own
+from gpt.common.ranks import without_torchrun
 from gpt.common.signals import Signals, keyboard_held_back
 from gpt.common.words import printable
 
@@ -60,7 +60,7 @@ def ask(command: Sequence[str], signals: Signals, seconds: float = math.inf,
     a process has to die where memory runs out, it is the child.
     """
     # A script of ours runs alone, and its own folder must be on its path.
-    env = {**{name: value for name, value in on_its_own(os.environ).items() if name != SAFE_PATH}, **env}
+    env = {**{name: value for name, value in without_torchrun(os.environ).items() if name != SAFE_PATH}, **env}
     before, signals.at_once = signals.at_once, ""  # leaving at once would leave the child behind
     ends_at, is_over, pipe = time.monotonic() + seconds, False, None if shows else subprocess.PIPE
     with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=pipe, stderr=pipe, text=True,

@@ -17,7 +17,7 @@ from typing import Any
 
 from gpt.common.children import leave_out_current_folder
 from gpt.common.files import IS_WINDOWS, why_not_written
-from gpt.common.ranks import is_one_of_several, speaks
+from gpt.common.ranks import is_main, is_one_of_several
 from gpt.common.signals import STOPPING, print_line, signal_name
 from gpt.common.words import first_line, printable
 
@@ -59,17 +59,17 @@ class Exit(enum.IntEnum):
 class UserError(Exception):
     """An error the user can fix. The message says what is wrong, why in numbers, and the one thing to do.
 
-    The command ends with the exit code given. Of several processes that train together the first one alone prints what
-    is everybodys: all of them have the same.
+    The command ends with the exit code. An error that every process of a run raises (on_all_ranks) is printed by the
+    main process alone.
     """
 
-    def __init__(self, code: Exit, message: str, everybodys: bool = True):
+    def __init__(self, code: Exit, message: str, on_all_ranks: bool = True):
         super().__init__(message)
         self.code = code
-        self.everybodys = everybodys
+        self.on_all_ranks = on_all_ranks
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return UserError, (self.code, str(self), self.everybodys)  # as it is sent to other processes
+        return UserError, (self.code, str(self), self.on_all_ranks)  # as it is sent to other processes
 
 
 class InvalidCheckpoint(Exception):
@@ -118,7 +118,7 @@ def writing(shown: str, folder: Path, *others: type[Exception]) -> Iterator[None
 
 def warn(message: str) -> None:
     """Prints one warning line to stderr, in the first of several processes."""
-    if speaks():
+    if is_main():
         print_line(f"warning: {message}")
 
 
@@ -214,7 +214,7 @@ def _leave_at_a_signal() -> None:
     """Until main installs its own handlers (Signals), a signal ends the process at once, without a traceback."""
     def leave(number: int, _: object) -> None:
         with contextlib.suppress(OSError):  # not print: a handler may interrupt one
-            if speaks():
+            if is_main():
                 os.write(2, f"stopped by {signal_name(number)}; nothing was lost\n".encode())
         os._exit(128 + number)
 
@@ -245,7 +245,7 @@ def _report(error: BaseException) -> int:
             os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         return 128 + 13  # SIGPIPE
     code, message = _explain(error)
-    if speaks() or not getattr(error, "everybodys", False):
+    if is_main() or not getattr(error, "on_all_ranks", False):
         print_line(f"error: {message}")
     return code
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
-from gpt.common.ranks import speaks
+from gpt.common.ranks import is_main
 from gpt.common.terminal import STDERR_LOCK, columns_of, folded, in_notebook
 from gpt.common.words import duration
 
@@ -39,7 +39,7 @@ class Progress:
 
     def __init__(self, stream: TextIO | None = None, heartbeat_seconds: float = HEARTBEAT_SECONDS,
                  transcript: Transcript | None = None):
-        self._is_silent = not speaks()
+        self._is_silent = not is_main()
         self.stream = open(os.devnull, "w") if self._is_silent else stream or sys.stdout  # noqa: SIM115
         is_drawable = os.environ.get("TERM") != "dumb" and (columns_of(self.stream) or 0) >= NARROWEST_BAR
         self.on_terminal = is_drawable and not in_notebook()

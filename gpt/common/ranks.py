@@ -21,12 +21,12 @@ def world_size() -> int:
     return max(1, int(number)) if number.isdigit() else 1
 
 
-def speaks() -> bool:
-    """True for a process on its own and for the first of several: what all of them would say, the others leave out."""
+def is_main() -> bool:
+    """True for the main process: a single one, or rank 0 of several. The others print nothing."""
     return not is_one_of_several() or os.environ["RANK"] == "0"
 
 
-def on_its_own(environment: Mapping[str, str]) -> dict[str, str]:
-    """The environment for a child process that is none of several."""
+def without_torchrun(environment: Mapping[str, str]) -> dict[str, str]:
+    """A copy of an environment without torchrun's variables: a child process then trains alone."""
     return {name: value for name, value in environment.items()
             if name not in THEIRS and not name.startswith("TORCHELASTIC_")}

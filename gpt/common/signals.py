@@ -26,14 +26,14 @@ class Stopped(Exception):
     """A signal asked the command to stop."""
 
 
-class Stake(NamedTuple):
-    """What would be lost if the process ended now, and what would not, each in words or empty."""
+class AtRisk(NamedTuple):
+    """The work that is lost if the process ends now, and the work that is safe, each in words or empty."""
 
     lost: str
     safe: str
 
 
-NOTHING = Stake("", "")
+NOTHING = AtRisk("", "")
 
 
 def print_line(message: str) -> None:
@@ -52,7 +52,7 @@ class Signals:
 
     number is the first signal, None before it; at is when it came, by time.monotonic(). As long as nothing can be lost,
     a command sets at_once to the words that follow "stopped by SIGTERM": then the first signal ends the process.
-    Otherwise it is answered at once, by tell, as promise() says; or, for a command that as a rule ends sooner, after
+    Otherwise it is answered at once, by tell, as on_stop() says; or, for a command that as a rule ends sooner, after
     patience seconds. In one of several processes only a second Ctrl-C ends it at once. With can_save SIGUSR1 sets
     asks_to_save, which the command takes back, and nothing else.
 
@@ -70,18 +70,18 @@ class Signals:
         self._patience = patience
         self._listened = (*STOPPING, SAVING) if can_save and SAVING is not None else STOPPING
         self._stopping: Callable[[], str] = lambda: "stopping"
-        self._stake: Callable[[], Stake] = lambda: NOTHING
+        self._at_risk: Callable[[], AtRisk] = lambda: NOTHING
         self._ended = threading.Event()
         self._num_received = 0
         self._previous: dict[int, Any] = {}
 
-    def promise(self, stopping: Callable[[], str], stake: Callable[[], Stake]) -> None:
-        """From now on the first signal waits: stopping() says for what, stake() what a second one would lose.
+    def on_stop(self, stopping: Callable[[], str], at_risk: Callable[[], AtRisk]) -> None:
+        """From now on a first signal is answered with stopping(), and a second one ends the process and prints at_risk().
 
-        Both are called in another thread, at the time of the signal.
+        Both functions are called in another thread, at the time of the signal.
         """
         self.at_once = ""
-        self._stopping, self._stake = stopping, stake
+        self._stopping, self._at_risk = stopping, at_risk
 
     def __enter__(self) -> Signals:
         # Beside the thread a handler is still needed, or Python's own would raise KeyboardInterrupt. It remembers the
@@ -178,13 +178,13 @@ class Signals:
     def _first_words(self) -> str:
         if self._patience and self._ended.wait(self._patience):
             return ""
-        lost = self._stake().lost
+        lost = self._at_risk().lost
         return f"{self.name}: {self._stopping()}. Ctrl-C now ends it at once{f' and loses {lost}' if lost else ''}."
 
     def _last_words(self, name: str, at_once: str) -> str:
         if at_once:
             return f"stopped by {name} {at_once}"
-        lost, safe = self._stake()
+        lost, safe = self._at_risk()
         return f"{name}: ended at once{f'. Lost: {lost}' if lost else ''}{f'. Safe: {safe}' if safe else ''}."
 
 

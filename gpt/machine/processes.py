@@ -94,21 +94,21 @@ class Processes:
     def check_same(self, facts: Mapping[str, Any]) -> None:
         """Raises UserError (exit 5) in a process in which one of the facts is another one than in the first."""
         theirs = self.agree(lambda: {name: str(fact) for name, fact in facts.items()})
-        with self.on_its_own():
+        with self.errors_of_this_rank():
             for name, fact in facts.items():
                 if str(fact) != theirs[name]:
                     raise UserError(Exit.MACHINE, f"{name}: {fact} here, {theirs[name]} in process 0. Give all "
                                                   "machines the same program, packages, tokens and flags.")
 
     @contextlib.contextmanager
-    def on_its_own(self) -> Iterator[None]:
-        """While inside, an error may be this process's alone: it is said, with the process's number."""
+    def errors_of_this_rank(self) -> Iterator[None]:
+        """While inside, a UserError is taken for one of this process alone: it is printed with the process's number."""
         try:
             yield
         except UserError as error:
             if self.is_first:
                 raise
-            raise UserError(error.code, f"process {self.rank}: {error}", everybodys=False) from error
+            raise UserError(error.code, f"process {self.rank}: {error}", on_all_ranks=False) from error
 
     def watch(self, signals: Signals, beat: Callable[[], object], is_busy: Callable[[], bool],
               step_seconds: float) -> None:

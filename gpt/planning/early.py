@@ -13,7 +13,7 @@ from gpt.common.files import read_text
 from gpt.common.flags import FlagsOfGroup, in_list
 from gpt.common.memory import let_segments_grow
 from gpt.common.names import METADATA
-from gpt.common.ranks import is_one_of_several, speaks
+from gpt.common.ranks import is_main, is_one_of_several
 from gpt.common.signals import Signals
 from gpt.common.words import printable, shell_line
 from gpt.hub.names import check_package
@@ -81,5 +81,5 @@ def make_tokens(flags: FlagsOfGroup, data_dir: str) -> None:
             answer = ask([sys.executable, str(PROGRAM / make[0]), *make[1:]], signals, grace_seconds=5, shows=True)
         if answer.code:
             raise SystemExit(answer.code)
-    if speaks():
+    if is_main():
         print(f"texts       their tokens: {shown}", flush=True)

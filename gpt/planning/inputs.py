@@ -18,7 +18,7 @@ from gpt.common.files import cache_folder
 from gpt.common.flags import Flags, FlagsOfGroup, having
 from gpt.common.names import METADATA, TOKENIZER
 from gpt.common.progress import Progress
-from gpt.common.ranks import speaks
+from gpt.common.ranks import is_main
 from gpt.common.signals import Signals
 from gpt.common.transcript import Transcript
 from gpt.common.words import printable
@@ -56,7 +56,7 @@ def session(use_gpu: bool | None) -> Iterator[Session]:
     """While inside, what is printed is kept, signals are heard, and processes can speak with each other."""
     processes = of_environment()
     with contextlib.ExitStack() as held:
-        transcript = held.enter_context(Transcript()) if speaks() else None
+        transcript = held.enter_context(Transcript()) if is_main() else None
         out = held.enter_context(contextlib.closing(Progress(transcript=transcript)))
         signals = held.enter_context(Signals(out.note, can_save=True))
         signals.at_once = NOTHING_LOST
@@ -136,7 +136,7 @@ def choose_inputs(args: Flags, at: Session) -> Inputs:
     if checked:
         return checked[0]
     args = having(args, teacher=teacher)
-    with at.processes.on_its_own():
+    with at.processes.errors_of_this_rank():
         corpus = find_corpus(args.data, args.init_from)
         config = choose_config(args.model, corpus.vocab_size, corpus.train.length, sizing)
         return _follow(Inputs(args, corpus, sizing, config, None), resumed)

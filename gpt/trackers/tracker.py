@@ -13,7 +13,7 @@ from gpt.common.children import PROGRAM
 from gpt.common.errors import Exit, UserError
 from gpt.common.flags import FlagsOfGroup, in_list
 from gpt.common.progress import Progress
-from gpt.common.ranks import on_its_own
+from gpt.common.ranks import without_torchrun
 from gpt.common.words import printable
 
 
@@ -52,7 +52,7 @@ class Tracker:
         self.name, self._out = name, out
         self._child: subprocess.Popen[str] | None = None
         self._listener = threading.Thread(target=self._listen, args=(f"{run.folder}/tracker.log",), daemon=True)
-        environment = {**on_its_own(os.environ), "OMP_NUM_THREADS": "1", "PYTHONIOENCODING": "utf-8",
+        environment = {**without_torchrun(os.environ), "OMP_NUM_THREADS": "1", "PYTHONIOENCODING": "utf-8",
                        "PYTHONPATH": os.pathsep.join(filter(None, [str(PROGRAM), os.environ.get("PYTHONPATH")]))}
         try:
             os.makedirs(run.folder, exist_ok=True)

@@ -21,7 +21,7 @@ from gpt.checkpoint.tensors import NotFinite
 from gpt.common.errors import UserError
 from gpt.common.files import why_not_written
 from gpt.common.flags import FlagsOfGroup, steps_and_minutes
-from gpt.common.signals import Stake
+from gpt.common.signals import AtRisk
 from gpt.common.words import printable, several, shell_line, shell_word, size
 from gpt.hub.names import DATASET, MODEL, is_on_hub, repo_of
 from gpt.machine.memory import available_ram
@@ -235,12 +235,12 @@ class Checkpointer:
         """True while a save is under way, here or in the first process."""
         return self._is_waiting or self._pending is not None
 
-    def stake(self) -> Stake:
+    def at_risk(self) -> AtRisk:
         """What a process that ends now loses, and what is safe; changes nothing, so that any thread may ask."""
         step, saved = self._run.state.step, self._written_step
         if saved is None:
-            return Stake(f"the {several(step - self._first_step, 'step')} of this run, which has saved nothing yet", "")
-        return Stake(f"the {several(step - saved, 'step')} since checkpoint-{saved}",
+            return AtRisk(f"the {several(step - self._first_step, 'step')} of this run, which has saved nothing yet", "")
+        return AtRisk(f"the {several(step - saved, 'step')} since checkpoint-{saved}",
                      f"checkpoint-{saved}, from which --resume_from {shell_word(self.output_dir)} goes on")
 
     def last_good(self) -> str:

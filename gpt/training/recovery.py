@@ -166,7 +166,7 @@ def explaining_memory(run: Run) -> Iterator[None]:
         if processes.world_size > 1 and at_a_time > 1 and not (args.dry_run or args.overfit):
             remember_too_many(Path(args.output_dir), at_a_time)
             cure = "Start again with --resume_from auto: half as many at a time are taken then."
-        with processes.on_its_own():
+        with processes.errors_of_this_rank():
             raise UserError(Exit.MACHINE, f"out of memory with {several(at_a_time, 'sequence')} at a time: "
                                           f"{size(backend.peak_memory())} held, of {size(backend.total_memory())}. "
                                           f"What was saved is safe. {cure}") from error
@@ -193,7 +193,7 @@ def explaining_the_end(run: Run, checkpointer: Checkpointer) -> Iterator[None]:
     except TokensChanged as error:
         if run.state.step and setup.processes.world_size == 1 and not (setup.args.dry_run or setup.args.overfit):
             checkpointer.finish()
-        with setup.processes.on_its_own():
+        with setup.processes.errors_of_this_rank():
             raise UserError(error.code, f"{error} {checkpointer.last_good()} then.") from error
     finally:
         checkpointer.close()

@@ -6,11 +6,11 @@ import shutil
 from pathlib import Path
 
 import pytest
-from tests.gpt.checkpoint.test_contents import FILES
 
 from gpt.checkpoint.find import newest_sound
 from gpt.checkpoint.verify import SCALER, check_state, verify
 from gpt.common.errors import InvalidCheckpoint
+from tests.gpt.checkpoint.test_contents import FILES
 from tests.helpers.checkpoints import edit, flip
 
 DAMAGES = {

@@ -18,7 +18,7 @@ def third(monkeypatch):
 def test_a_process_knows_its_place_from_what_torchrun_says(third):
     found = of_environment()
     assert (found.rank, found.world_size, found.local_rank, found.num_machines, found.is_first) == (2, 4, 0, 2, False)
-    assert (ranks.is_one_of_several(), ranks.speaks(), ranks.world_size()) == (True, False, 4)
+    assert (ranks.is_one_of_several(), ranks.is_main(), ranks.world_size()) == (True, False, 4)
 
 
 @pytest.mark.parametrize(("name", "value"), [("RANK", "4"), ("RANK", "-1"), ("LOCAL_RANK", "2"), ("WORLD_SIZE", "many"),
@@ -33,9 +33,9 @@ def test_without_all_of_it_a_process_is_alone(third, monkeypatch):
     """Slurm and MPI set some of these names too."""
     monkeypatch.delenv("MASTER_ADDR")
     assert of_environment() is ALONE
-    assert (ranks.speaks(), ranks.world_size()) == (True, 1)
+    assert (ranks.is_main(), ranks.world_size()) == (True, 1)
 
 
 def test_a_child_process_is_none_of_several():
     theirs = {**THIRD_OF_FOUR, "TORCHELASTIC_RUN_ID": "none", "GROUP_RANK": "0", "PATH": "/bin"}
-    assert ranks.on_its_own(theirs) == {"PATH": "/bin"}
+    assert ranks.without_torchrun(theirs) == {"PATH": "/bin"}

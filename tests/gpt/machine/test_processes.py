@@ -17,7 +17,7 @@ from gpt.common.signals import Signals
 from gpt.machine.processes import _end_when_stuck
 beats, is_busy = [], sys.argv[1] == "busy"
 with Signals() as signals:
-    signals.promise(lambda: "stopping", lambda: ("", ""))
+    signals.on_stop(lambda: "stopping", lambda: ("", ""))
     watched = (signals, lambda: len(beats), lambda: is_busy, 0.5)
     threading.Thread(target=_end_when_stuck, args=watched, daemon=True).start()
     print("ready", flush=True)
@@ -54,12 +54,12 @@ def test_one_process_agrees_with_itself():
 
 
 def test_an_error_of_a_process_on_its_own_has_its_number_and_is_said_by_it():
-    with pytest.raises(UserError, match=r"^process 3: no disk") as caught, Processes(3, 4).on_its_own():
+    with pytest.raises(UserError, match=r"^process 3: no disk") as caught, Processes(3, 4).errors_of_this_rank():
         raise UserError(Exit.DATA, "no disk")
-    assert (caught.value.code, caught.value.everybodys) == (Exit.DATA, False)
-    with pytest.raises(UserError, match=r"^no disk") as caught, Processes(0, 4).on_its_own():
+    assert (caught.value.code, caught.value.on_all_ranks) == (Exit.DATA, False)
+    with pytest.raises(UserError, match=r"^no disk") as caught, Processes(0, 4).errors_of_this_rank():
         raise UserError(Exit.DATA, "no disk")
-    assert caught.value.everybodys
+    assert caught.value.on_all_ranks
 
 
 @pytest.mark.parametrize(("message", "is_lost"), [
