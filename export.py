@@ -5,7 +5,6 @@
     python export.py --ckpt out --output my-gpt2 --format huggingface --dtype bf16
     python export.py --ckpt out --output pruned --prune 0.3                      30% of the weights in blocks are zero
     python export.py --from_nanogpt ckpt.pt --output my-gpt2 --tokenizer_file gpt2/tokenizer.json
-    python export.py --ckpt out --push me/my-gpt2                               that folder to the hub, private
 
 llama.cpp's own converter recognizes a tokenizer by a hash of some ids, so it refuses every newly trained one. This
 program writes the file directly, with the names and types that the converter uses. The Hugging Face folder is
@@ -18,7 +17,7 @@ from collections.abc import Sequence
 from gpt.common import flags
 from gpt.common.errors import Exit, UserError, guard, optional, require, writing
 from gpt.common.names import CARD, CONFIG, WEIGHTS
-from gpt.hub.names import ALSO_CKPT, ANY_MODEL, as_recorded, check_package, problems_with_name, problems_with_push
+from gpt.hub.names import ALSO_CKPT, ANY_MODEL, as_recorded, check_package, problems_with_name
 
 # ---------------------------------------------------------------- flags
 
@@ -36,18 +35,14 @@ def read_flags(argv: Sequence[str]) -> argparse.Namespace:
     g.flag("--tokenizer_file", path(), None, "tokenizer.json, for gguf and --from_nanogpt", "the checkpoint's")
     g = parser.group("what is written")
     g.flag("--output", path(), None, "file to write, or folder with --format huggingface",
-           "required; with --push a temporary folder", called="out outfile output_dir output_file")
+           "required", called="out outfile output_dir output_file")
     g.flag("--format", one_of("gguf", "huggingface"), None, "gguf needs the package gguf",
-           "gguf; huggingface with --push, --prune and --from_nanogpt", called="outformat output_format")
+           "gguf; huggingface with --prune and --from_nanogpt", called="outformat output_format")
     g.flag("--dtype", one_of("f32", "f16", "bf16"), "f32", "of matrices; in gguf norms, biases and positions stay f32",
            called="outtype")
-    g.switch("--overwrite", False, "replace an earlier export, or the files of this name in the repository of --push")
+    g.switch("--overwrite", False, "replace an earlier export")
     g.flag("--prune", flags.real(0, 1, above=True, below=True), None, "set this share of each block's matrices, the "
            "smallest weights, to zero", "none", against="format gguf")
-    g = parser.group("the Hugging Face hub")
-    g.flag("--push", path("OWNER/NAME"), None, "upload the folder to this repository, which is created, private, if it "
-           "does not exist", "nothing is uploaded", called="push_to_hub repo_id", against="format gguf")
-    g.switch("--public", False, "a repository that everybody can read", needs="push")
     g.switch("--debug", False, "show the traceback of an error")
     return parser.read(argv, check)
 
@@ -55,10 +50,8 @@ def read_flags(argv: Sequence[str]) -> argparse.Namespace:
 def check(args: argparse.Namespace) -> list[str]:
     """The problems that argparse does not see, one line each."""
     problems = problems_with_name("--ckpt", args.ckpt)
-    if not (args.output or args.push):
+    if not args.output:
         problems.append("--output: required. Name the file or folder to write")
-    if args.push:
-        problems += problems_with_push(args.push)
     if args.tokenizer_file and form_of(args) != "gguf" and not args.from_nanogpt:
         problems.append("--tokenizer_file: has no effect with --format huggingface, which copies the checkpoint's")
     return problems
@@ -66,7 +59,7 @@ def check(args: argparse.Namespace) -> list[str]:
 
 def form_of(args: argparse.Namespace) -> str:
     """The format to write."""
-    return args.format or ("huggingface" if args.push or args.prune or args.from_nanogpt else "gguf")
+    return args.format or ("huggingface" if args.prune or args.from_nanogpt else "gguf")
 
 
 def answer_early(argv: Sequence[str]) -> int:
@@ -76,8 +69,6 @@ def answer_early(argv: Sequence[str]) -> int:
     if form_of(args) == "gguf":
         optional("gguf", "--format gguf")
     check_package(args.ckpt)
-    if args.push:
-        optional("huggingface_hub", "--push")
     return 0
 
 
@@ -110,7 +101,6 @@ from gpt.common.progress import Progress
 from gpt.common.signals import USUALLY_SECONDS, Signals, Stopped
 from gpt.common.words import printable, several
 from gpt.evaluation.pruning import prune_blocks
-from gpt.hub import publish
 from gpt.hub.download import with_models_here
 from gpt.tokens.llama_cpp import gguf_vocabulary
 from gpt.tokens.tokenizer import tokenizer_of
@@ -134,13 +124,10 @@ def main(argv: Sequence[str]) -> int:
 
 def export(args: argparse.Namespace, signals: Signals, out: Progress) -> None:
     """Writes one file or folder under a temporary name and renames it. Raises UserError, OSError, Stopped."""
-    if args.push:
-        publish.prepare(args.push, args.public, args.overwrite, out)
     with contextlib.ExitStack() as held:
-        output = args.output or held.enter_context(tempfile.TemporaryDirectory(prefix="export-")) + "/model"
-        target = choose_target(output, form_of(args), args.overwrite)
+        target = choose_target(args.output, form_of(args), args.overwrite)
         args = with_models_here(args, ["ckpt"], out, signals.look)
-        with writing(f"--output {printable(output)}", target, SafetensorError):  # either may be a full disk
+        with writing(f"--output {printable(args.output)}", target, SafetensorError):  # either may be a full disk
             target.parent.mkdir(parents=True, exist_ok=True)
             if args.from_nanogpt:
                 place = held.enter_context(tempfile.TemporaryDirectory(prefix=".nanogpt-", dir=target.parent))
@@ -150,13 +137,12 @@ def export(args: argparse.Namespace, signals: Signals, out: Progress) -> None:
             else:
                 source = resolve(Path(args.ckpt), out.warn)
             if source.resolve() == target:
-                raise UserError(Exit.FLAGS, f"--output {printable(output)} is the model to export. Give another name.")
+                raise UserError(Exit.FLAGS, f"--output {printable(args.output)} is the model to export. "
+                                            "Give another name.")
             with out.phase(f"writing {printable(target.name)}"):
                 num_tensors = write_export(args, source, target, signals)
         origin = printable(args.from_nanogpt or as_recorded(str(source)))
-        out.say(f"{origin} -> {printable(args.output or args.push)}: {several(num_tensors, 'tensor')}, {args.dtype}")
-        if args.push:
-            publish.push(target, args.push, origin, out)
+        out.say(f"{origin} -> {printable(args.output)}: {several(num_tensors, 'tensor')}, {args.dtype}")
 
 
 def write_export(args: argparse.Namespace, source: Path, target: Path, signals: Signals) -> int:

@@ -1,4 +1,4 @@
-"""The package huggingface_hub, which downloads and uploads; its errors as one line each, with the cure.
+"""The package huggingface_hub, which downloads; its errors as one line each, with the cure.
 
 Its settings are those that every program of the hub has: HF_ENDPOINT, HF_TOKEN, HF_HOME, HF_HUB_CACHE, HF_HUB_OFFLINE.
 """
@@ -51,8 +51,9 @@ def explaining(asked: str, name: HubName) -> Iterator[None]:
         for kind, what in WRONG.items():
             if kind in kinds:
                 raise refusal(asked, name, f"{name.repo} {what}") from error
-        why, cure = first_line(chain[-1]).rstrip("."), (f"Check the network and the disk, and {TOKEN}; or do it "
-                                                        f"elsewhere: hf download, hf upload {printable(name.repo)}")
+        why = first_line(chain[-1]).rstrip(".")
+        cure = (f"Check the network and the disk, and {TOKEN}; or download on another machine and give the folder: "
+                f"hf download {printable(name.repo)} --repo-type {name.kind} --local-dir FOLDER")
         is_odd = isinstance(error, NO_ANSWER) and not isinstance(error, OSError)
         if is_odd or kinds & {"JSONDecodeError", "FileMetadataError"}:
             why, cure = f"what answered is no hub ({first_line(error)})", LOG_IN

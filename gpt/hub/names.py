@@ -65,13 +65,6 @@ def problems_with_name(flag: str, word: str | None, kind: str = MODEL) -> list[s
     return []
 
 
-def problems_with_push(name: str) -> list[str]:
-    """What is wrong with the repository that a folder is to be uploaded to."""
-    if re.fullmatch(rf"{PART}/{PART}", name) and not any(bad in name for bad in BAD):
-        return []
-    return [f"--push {printable(name)[:80]}: must be OWNER/NAME, your name on the hub and that of a repository"]
-
-
 def repo_of(recorded: str, kind: str) -> str | None:
     """OWNER/NAME of what a run recorded, if that is of the hub and of this kind."""
     try:

@@ -1,4 +1,4 @@
-"""A hub on 127.0.0.1 that speaks the protocol of huggingface_hub to download, and takes uploads by its functions.
+"""A hub on 127.0.0.1 that speaks the protocol of huggingface_hub for downloads.
 
     with LocalHub() as hub:
         hub.put("model", "someone/small", {"config.json": b"{}", "model.safetensors": content})
@@ -13,9 +13,7 @@ import time
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
-from unittest.mock import create_autospec
 from urllib.parse import unquote, urlsplit
 
 TOKEN = "hf_of_the_tests"
@@ -186,25 +184,6 @@ def pretend(monkeypatch: Any, hub: LocalHub, home: Path) -> None:
                         "HF_HUB_DISABLE_XET": "1", "HF_HUB_DISABLE_TELEMETRY": "1", "HF_HUB_OFFLINE": "",
                         "TRANSFORMERS_OFFLINE": "", "NO_PROXY": "127.0.0.1,localhost"}.items():
         monkeypatch.setenv(name, value)
-
-
-def take_uploads(monkeypatch: Any, hub: LocalHub) -> None:
-    """Lets uploads of this process end in the hub's repositories, by functions with the library's own parameters."""
-    from huggingface_hub import HfApi
-
-    def about(name: str, expand: list[str]) -> SimpleNamespace:
-        return SimpleNamespace(private=hub.repos["model", name].is_private,
-                               siblings=[SimpleNamespace(rfilename=path) for path in hub.files("model", name)])
-
-    def upload(repo_id: str, folder_path: Path, commit_message: str, allow_patterns: list[str]) -> SimpleNamespace:
-        files = {name: (folder_path / name).read_bytes() for name in allow_patterns}
-        return SimpleNamespace(oid=hub.put("model", repo_id, files))
-
-    api = create_autospec(HfApi, instance=True)
-    api.create_repo.side_effect = lambda name, private, exist_ok: (
-        ("model", name) in hub.repos or hub.put("model", name, {}, is_private=private))
-    api.repo_info.side_effect, api.upload_folder.side_effect = about, upload
-    monkeypatch.setattr("huggingface_hub.HfApi", lambda: api)
 
 
 def unplug(monkeypatch: Any) -> None:

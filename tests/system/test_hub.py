@@ -1,4 +1,4 @@
-"""The commands with a hub: a dataset to tokens, a model to train on, and a model to the hub, for transformers."""
+"""The commands with a hub: a dataset to tokens, and a model to train on."""
 
 import contextlib
 import io
@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-import export
-from tests.helpers.hub import TOKEN, LocalHub, pretend, take_uploads
+from tests.helpers.hub import LocalHub, pretend
 from tests.helpers.pretokenize import in_an_empty_folder, metadata_of, run, written
 from tests.helpers.texts import lines, words
 from tests.helpers.training import QUIET, trained
@@ -50,18 +49,6 @@ def test_a_dataset_gives_the_tokens_of_its_files_and_its_commit(hub, tmp_path, c
 
 
 # ---------------------------------------------------------------- models
-
-
-def test_what_is_pushed_is_what_would_be_exported(hub, tmp_path, monkeypatch, make_checkpoint):
-    make_checkpoint(tmp_path / "out", 3)
-    monkeypatch.setenv("HF_TOKEN", TOKEN)
-    take_uploads(monkeypatch, hub)
-    assert export.main(["--ckpt", "out", "--push", "someone/cat"]) == 0
-    assert export.main(["--ckpt", "out", "--output", "folder", "--format", "huggingface"]) == 0
-    assert hub.repos["model", "someone/cat"].is_private
-    pushed = {name: content.replace(b"someone/cat", b"path of this folder")
-              for name, content in hub.files("model", "someone/cat").items()}
-    assert pushed == {path.name: path.read_bytes() for path in Path("folder").iterdir()}
 
 
 def test_a_model_of_the_hub_is_trained_on_and_its_commit_recorded_for_good(hub, tmp_path, make_checkpoint, make_corpus,

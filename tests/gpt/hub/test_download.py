@@ -8,8 +8,7 @@ import pytest
 from gpt.common.errors import Exit, UserError
 from gpt.hub.download import choose_files, fetch_dataset, fetch_model, with_tokenizer_here
 from gpt.hub.names import DATASET, check_package, parse_name
-from gpt.hub.publish import prepare, push
-from tests.helpers.hub import TOKEN, forbid, unplug
+from tests.helpers.hub import forbid, unplug
 from tests.helpers.refusals import refused
 
 GPT2 = {name: name.encode() for name in (
@@ -137,27 +136,23 @@ def test_without_the_hub_the_cache_serves_or_the_commands_by_hand_are_told(model
     code, message = refusal(out, "hf://someone/other")
     assert code == 5
     assert why in message
-    assert "hf download, hf upload someone/other" in message
+    assert "hf download someone/other --repo-type model --local-dir" in message
 
 
 PAGE = b"<html>Log in to the network</html>"
 CALLS = {
-    "model": lambda out, folder: fetch_model("--ckpt", WORD, out),
-    "dataset": lambda out, folder: fetch_dataset("hf://datasets/someone/tales", out),
-    "prepare": lambda out, folder: prepare("someone/small", False, True, out),
-    "push": lambda out, folder: push(folder, "someone/small", "out", out),
+    "model": lambda out: fetch_model("--ckpt", WORD, out),
+    "dataset": lambda out: fetch_dataset("hf://datasets/someone/tales", out),
 }
 
 
 @pytest.mark.parametrize(("call", "address", "answer"), [
     *((call, "", answer) for call in CALLS for answer in (PAGE, b"{}", b"[5]")), ("model", "/resolve/", PAGE),
     ("dataset", "/api/", b'{"id": "a", "sha": "aa"}'), ("dataset", "/api/", b'{"id": "a", "sha": 5, "siblings": []}')])
-def test_what_is_no_answer_of_a_hub_is_one_line(model, out, tmp_path, monkeypatch, call, address, answer):
+def test_what_is_no_answer_of_a_hub_is_one_line(model, out, call, address, answer):
     model.odd = address, answer
-    (tmp_path / "config.json").write_text("{}")
-    monkeypatch.setenv("HF_TOKEN", TOKEN)
     with refused(r"^(--|hf).*: what answered is no hub \(.*\)\. Open a page .*T\.$", Exit.MACHINE):
-        CALLS[call](out, tmp_path)
+        CALLS[call](out)
 
 
 def test_a_list_of_files_without_an_end_is_given_up(model, out, monkeypatch):
