@@ -76,7 +76,7 @@ class Signals:
         self._previous: dict[int, Any] = {}
 
     def on_stop(self, stopping: Callable[[], str], at_risk: Callable[[], AtRisk]) -> None:
-        """From now on a first signal is answered with stopping(), and a second one ends the process and prints at_risk().
+        """From now on the first signal is answered with stopping(); a second one prints at_risk() and ends the process.
 
         Both functions are called in another thread, at the time of the signal.
         """

@@ -239,7 +239,8 @@ class Checkpointer:
         """What a process that ends now loses, and what is safe; changes nothing, so that any thread may ask."""
         step, saved = self._run.state.step, self._written_step
         if saved is None:
-            return AtRisk(f"the {several(step - self._first_step, 'step')} of this run, which has saved nothing yet", "")
+            steps = several(step - self._first_step, "step")
+            return AtRisk(f"the {steps} of this run, which has saved nothing yet", "")
         return AtRisk(f"the {several(step - saved, 'step')} since checkpoint-{saved}",
                      f"checkpoint-{saved}, from which --resume_from {shell_word(self.output_dir)} goes on")
 

@@ -177,7 +177,8 @@ def open_output(run: Run, argv: Sequence[str], settings: Settings, checkpointer:
     flags_now = Layer("", settings["flags"]["given"], settings["flags"]["decided"])
     out.keep_in(output_dir / "log.txt", heading(shell_line(["python", "train.py", *argv]), state.step),
                 appends=bool(state.step or args.resume_from))
-    setup.runtime.signals.on_stop(lambda: f"stopping; the state is saved first (now: {out.doing})", checkpointer.at_risk)
+    setup.runtime.signals.on_stop(lambda: f"stopping; the state is saved first (now: {out.doing})",
+                                  checkpointer.at_risk)
     if is_first:
         if args.overwrite:
             delete_other_runs(output_dir, folder, state.step, out)
