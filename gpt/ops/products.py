@@ -20,6 +20,7 @@ FUSED: dict[Activation | None, tuple[str, str]] = {
     None: ("none", ""), gelu_tanh: ("gelu", "tanh"), F.gelu: ("gelu", "none")}
 PACKED_ROWS = 4  # fewer rows are filled up to this number: oneDNN's product is faster with 4 rows than with 1, 2 or 3
 INT8_ROWS = 32  # up to this number of rows 8-bit weights are multiplied as they are; with more, they are widened first
+INT8_INPUTS = 16  # a multiple of it is all that PyTorch's 8-bit product for the CPU reads rightly: it has no tail
 LAYOUT_ROWS = 64  # the number of rows that oneDNN is told to expect when it chooses the layout
 LOOP_ROWS = 4  # up to this number of rows a GPU's compiled loop reads 8-bit weights once; widening them is 5 times that
 
@@ -113,7 +114,8 @@ class Int8(Dense):
             y = one_row_product(x, self.weight) * self.scale
         elif is_compiling_rows(x, "cuda", LOOP_ROWS):
             y = few_rows_product(x, self.weight) * self.scale.float()
-        elif x.device.type == "cpu" and x.dtype == torch.bfloat16 and len(x) <= INT8_ROWS:
+        elif (x.device.type == "cpu" and x.dtype == torch.bfloat16 and len(x) <= INT8_ROWS
+              and x.size(1) % INT8_INPUTS == 0):
             y = torch._weight_int8pack_mm(x, self.weight, self.scale)  # type: ignore[attr-defined]
         elif self.dtype == torch.float16:  # sums of unscaled integers would pass its largest number, 65,504
             y = F.linear(x.to(self.dtype), self.weight.to(self.dtype) * self.scale.to(self.dtype)[:, None]).to(x.dtype)

@@ -1,8 +1,10 @@
 """gpt/ops/products.py: weights in 8 bits are as near as 8 bits can be, and a CPU takes the layout that it can."""
 
+import pytest
 import torch
 
 from gpt.ops.products import Dense, Int8, Packed, fastest_kind, few_rows_product, quantize
+from tests.helpers.decoding import KINDS, largest_difference, skip_unless_possible
 
 
 def test_eight_bits_are_within_half_a_step():
@@ -36,3 +38,19 @@ def test_eight_bits_in_fp16_do_not_pass_its_largest_number():
     product = Int8(weight, None, torch.float16)
     found = product(torch.ones(1, 2000, dtype=torch.float16))  # 2,000 times 127 is 254,000
     torch.testing.assert_close(found.float(), torch.full((1, 3), 40.0), rtol=0.01, atol=0)
+
+
+@pytest.mark.parametrize("num_inputs", [1, 15, 16, 17, 72, 100, 200])
+@pytest.mark.parametrize(("dtype", "kind"), KINDS)
+def test_a_product_of_any_shape_is_that_of_the_weight_it_holds(dtype, kind, num_inputs):
+    skip_unless_possible(dtype, kind)
+    torch.manual_seed(num_inputs)
+    for num_rows, num_outputs in ((1, 1), (2, 7), (5, 33), (40, 101)):
+        weight_OC, bias_O = torch.randn(num_outputs, num_inputs), torch.randn(num_outputs).to(dtype)
+        x_NC = torch.randn(num_rows, num_inputs).to(dtype)
+        product = kind(weight_OC, bias_O, dtype)
+        held_OC = weight_OC.to(dtype).double()
+        if isinstance(product, Int8):
+            held_OC = product.weight.double() * product.scale.double()[:, None]
+        expected = x_NC.double() @ held_OC.t() + bias_O.double()
+        assert largest_difference(product(x_NC).double(), expected) < (1e-5 if dtype == torch.float32 else 0.02)
