@@ -35,6 +35,7 @@ PROGRAM, COMPILER, COMPILED_BLOCK = 400 * 2**20, 55 * 2**20, 5 * 2**20
 COMPILED_HOLES, EAGER_HOLES, MOST_WITH_HOLES = 0.65, 0.35, 2**29
 WORKSPACES = 64 * 2**20  # PyTorch's on a GPU
 NCCL_BUFFERS = 2**29  # of several processes on GPUs, assumed
+PASSING = ("activations", "logits", "gradients")  # parts that come and go within a step
 LEAST_TOKENS = 4_096  # of a micro-batch that a copy of the whole model must leave room for, or the model is sharded
 
 
@@ -201,8 +202,12 @@ def peak_bytes(parts: dict[str, int], setting: MemorySetting) -> int:
     there from the start, as are DDP's buckets.
     """
     passing = parts["activations"] + parts["logits"]
-    passing = passing + parts["gradients"] if setting.keeps_gradients else max(passing, parts["gradients"])
-    return passing + sum(parts.get(name, 0) for name in ("weights", "optimizer", "copy", "gathered", "program"))
+    if setting.keeps_gradients:
+        passing += parts["gradients"]
+    else:
+        passing = max(passing, parts["gradients"])
+    held = sum(num_bytes for name, num_bytes in parts.items() if name not in PASSING)
+    return held + passing
 
 
 def largest_micro_batch(config: ModelConfig, setting: MemorySetting, room: float, most: int = 2**20) -> int:

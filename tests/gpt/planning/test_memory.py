@@ -87,6 +87,12 @@ def test_a_copy_of_the_state_counts_where_it_lies_in_the_same_memory():
         assert with_copy - without == copied
 
 
+def test_the_weights_of_a_teacher_count_at_the_peak_and_make_the_micro_batch_smaller():
+    taught = replace(HALF, teacher_bytes=6 * GIB)
+    assert predicted_peak(CONFIG, 8, taught) == predicted_peak(CONFIG, 8, HALF) + 6 * GIB
+    assert largest_micro_batch(CONFIG, taught, 16 * GIB) < largest_micro_batch(CONFIG, HALF, 16 * GIB)
+
+
 def test_the_words_have_every_part_and_the_peak():
     words = describe_memory(CONFIG, 64, FULL)
     assert words.startswith(f"{predicted_peak(CONFIG, 64, FULL) / GIB:.1f} GiB predicted at the peak; weights 513.5")
