@@ -19,9 +19,9 @@ from gpt.checkpoint.recorded import recorded_flags
 from gpt.common import flags
 from gpt.common.errors import Exit, UserError, guard
 from gpt.common.ranks import world_size
+from gpt.optimizers.table import OPTIMIZERS
 from gpt.planning.contradictions import contradictions
 from gpt.planning.early import TRIAL, before_torch, in_tokens, make_tokens
-from gpt.training.table import OPTIMIZERS
 
 # ---------------------------------------------------------------- flags
 
@@ -270,7 +270,7 @@ from gpt.planning.plan import say_first, say_rest
 from gpt.planning.setup import answer_trial, choose_setup
 from gpt.training import recovery
 from gpt.training.checkpointing import Checkpointer
-from gpt.training.overfit_test import learn_by_heart
+from gpt.training.overfit import overfit_batches
 from gpt.training.starting import forget_best_on_other_tokens, open_output, settings_of, start
 from gpt.training.state import FAST, Parts, Run, Runtime, StepResult, TrainState, build_run
 from gpt.training.validation import Validator
@@ -328,7 +328,7 @@ def train(run: Run, pace: Pace, deadline: Deadline, validator: Validator, argv: 
         if setup.args.dry_run:
             return dry_run(run, pace)
         if setup.args.overfit:
-            return learn_by_heart(run, take_step)
+            return overfit_batches(run, take_step)
         with open_output(run, argv, settings, checkpointer) as monitor:
             setup.processes.watch(signals, lambda: run.decisions.num_asked, lambda: checkpointer.is_busy, pace.step)
             loop(run, pace, deadline, validator, checkpointer, monitor)

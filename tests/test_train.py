@@ -25,11 +25,11 @@ import train
 from gpt.checkpoint.find import steps_in
 from gpt.checkpoint.verify import verify
 from gpt.common.errors import Exit, UserError
+from gpt.optimizers.build import parameter_groups
+from gpt.optimizers.table import OPTIMIZERS
 from gpt.tokens.layouts import Part
 from gpt.tokens.stream import TokenStream
-from gpt.training.optimizers import parameter_groups
 from gpt.training.state import Run
-from gpt.training.table import OPTIMIZERS
 from gpt.training.validation import Validator, sum_losses
 from gpt.watching.monitor import Monitor
 from model import GPT, Options

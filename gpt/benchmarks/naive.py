@@ -16,8 +16,8 @@ import data
 import train
 from gpt.machine.backends import backend_of
 from gpt.ops.attention import Context
+from gpt.optimizers.build import AdamWForMPS
 from gpt.tokens.stream import DTYPES
-from gpt.training.optimizers import HostDecides
 from gpt.training.state import FAST
 
 FIRST_RECORDED, NUM_RECORDED = 15, 6  # batches
@@ -56,7 +56,7 @@ def naive_attention(q_BHTK: torch.Tensor, k_BHTK: torch.Tensor, v_BHTK: torch.Te
     return torch.nn.functional.dropout(weights_BHTT, context.dropout) @ v_BHTK
 
 
-class NaiveAdamW(HostDecides):
+class NaiveAdamW(AdamWForMPS):
     """torch.optim.AdamW one tensor at a time, some ten kernels for each, after reading whether to step at all."""
 
     def __init__(self, *args: Any, **kwargs: Any):

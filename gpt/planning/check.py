@@ -15,12 +15,12 @@ from gpt.common.words import count
 from gpt.machine.backends import NVIDIA
 from gpt.machine.cards import TYPICAL, find_card
 from gpt.machine.device import Machine
+from gpt.optimizers.build import state_bytes
+from gpt.optimizers.table import largest
 from gpt.planning.memory import CUDA_CONTEXT, GIB, MARGIN, MemorySetting, predicted_peak
 from gpt.planning.plan import describe_machine, figure
 from gpt.planning.recipe import LOSS_CHUNK, choose_config, choose_options
-from gpt.training.optimizers import state_bytes
 from gpt.training.state import FAST
-from gpt.training.table import largest
 from model import SIZES, Options
 
 VOCAB_SIZE = 50_257  # GPT-2's, where --vocab_size does not say otherwise

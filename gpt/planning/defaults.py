@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
-from gpt.training.table import OPTIMIZERS
+from gpt.optimizers.table import OPTIMIZERS
 from model import INIT_STD
 
 if TYPE_CHECKING:

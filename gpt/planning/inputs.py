@@ -27,12 +27,12 @@ from gpt.machine import device
 from gpt.machine.backends import CPU, NVIDIA, gpu_in_use
 from gpt.machine.device import Machine
 from gpt.machine.processes import Processes, joined, of_environment
+from gpt.planning.cooldown import choose_cooldown
 from gpt.planning.recipe import choose_config
 from gpt.planning.sizing import Sizing, choose_sizing
 from gpt.tokens.corpus import Corpus, open_corpus
 from gpt.tokens.mixture import check_lengths, in_words, mix
 from gpt.tokens.shares import folders_of
-from gpt.training.cooldown import choose_cooldown
 from gpt.training.mirror import is_same_folder, prepare_mirror
 from gpt.training.teacher import choose_teacher
 

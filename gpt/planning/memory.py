@@ -19,9 +19,9 @@ from gpt.common.words import size
 from gpt.machine.backends import BACKENDS
 from gpt.machine.device import Machine
 from gpt.machine.processes import ALONE, Processes
+from gpt.optimizers.build import state_bytes
+from gpt.optimizers.table import OPTIMIZERS, largest
 from gpt.planning.sizing import Sizing
-from gpt.training.optimizers import state_bytes
-from gpt.training.table import OPTIMIZERS, largest
 from model import Options
 
 GIB = 2**30

@@ -20,10 +20,10 @@ from gpt.common.progress import Progress
 from gpt.common.signals import Signals
 from gpt.common.words import printable, several, size
 from gpt.machine.memory import available_ram
+from gpt.optimizers.build import state_bytes
 from gpt.planning.early import TRIAL
 from gpt.planning.memory import MARGIN, MemorySetting, largest_micro_batch
 from gpt.planning.recipe import Recipe
-from gpt.training.optimizers import state_bytes
 from gpt.training.state import Runtime
 from model import Options
 

@@ -12,6 +12,7 @@ from gpt.common.words import count, duration, percent, printable, several, size
 from gpt.machine import device
 from gpt.machine.device import Machine
 from gpt.ops.attention import attends_in_blocks
+from gpt.optimizers.table import OPTIMIZERS
 from gpt.planning.defaults import most_passes
 from gpt.planning.forecast import describe_forecast
 from gpt.planning.memory import MemorySetting, describe_memory, predicted_peak
@@ -20,7 +21,6 @@ from gpt.planning.schedules import describe_schedule
 from gpt.tokens.mixture import share_in_words
 from gpt.training.checkpointing import SavingPlan, most_checkpoints
 from gpt.training.state import Setup
-from gpt.training.table import OPTIMIZERS
 from model import SIZES, Options
 
 MIN_VAL_TOKENS = 1000

@@ -6,12 +6,14 @@ A sample is one sequence of T tokens, a step is one optimizer step.
 from __future__ import annotations
 
 import math
+from argparse import Namespace
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
 
 import data
+from gpt.architectures.fields import shown
 from gpt.architectures.table import ARCHITECTURES, DEFAULT, ModelConfig
 from gpt.checkpoint.load import starting_config
 from gpt.common.errors import Exit, UserError
@@ -19,10 +21,10 @@ from gpt.common.flags import Flags, FlagsOfGroup
 from gpt.common.words import count, several
 from gpt.machine.device import Machine
 from gpt.ops.attention import Attention
+from gpt.optimizers.table import MUON_PAYS, OPTIMIZERS
 from gpt.planning import defaults
 from gpt.planning.schedules import Cooldown, Schedule, cooldown_of
 from gpt.planning.sizing import DEFAULT_SIZE, Sizing, shape_of
-from gpt.training.optimizers import choose_optimizer
 from model import INIT_STD, Options
 
 LEAST_EVAL_TOKENS, MOST_EVAL_TOKENS = 2**14, 2**19
@@ -169,6 +171,36 @@ def choose_options(recompute: bool, has_weights: bool, machine: Machine, attenti
     return Options(rounded_to=machine.dtype if rounds else None, recompute=recompute, attention=attention,
                    residual_dtype=None if stays_wide or machine.precision == "fp32" else machine.dtype,
                    loss_chunk=LOSS_CHUNK if machine.on_gpu or machine.compile else 0)
+
+
+# ---------------------------------------------------------------- the optimizer
+
+ADAMWS_OWN = ("learning_rate", "beta1", "beta2")  # figures that were found for AdamW, if somebody gives them
+
+
+def choose_optimizer(args: Namespace, config: ModelConfig, samples_per_step: int, stored: Mapping[str, Any],
+                     ) -> tuple[str, str]:
+    """The optimizer's name, and why where --optimizer auto decides; stored is the checkpoint to resume from, or empty.
+
+    Raises UserError (exit 4) for another one than the checkpoint's, whose moments it could not use.
+    """
+    if stored:
+        name = str((stored.get("settings") or {}).get("optimizer", "adamw"))  # an older program named none
+        if args.optimizer not in ("auto", name) or name not in OPTIMIZERS:
+            raise UserError(Exit.CHECKPOINT, f"--optimizer {args.optimizer}: the checkpoint has the moments of "
+                                             f"{shown(name)}, which it cannot use. Drop the flag, or give --init_from "
+                                             "to start from its weights alone.")
+        return name, ""
+    if args.optimizer != "auto":
+        return args.optimizer, ""
+    if args.init_from:
+        return "adamw", "trained weights go on with AdamW, which most were trained with"
+    if given := [f"--{flag}" for flag in ADAMWS_OWN if flag in args.config.given]:
+        return "adamw", f"{', '.join(given)} given, as one does for AdamW"
+    tokens = samples_per_step * config.seq_length
+    # Muon takes about 200 C^3 FLOP a layer and step: 2.8 C / tokens of the blocks' own.
+    return "muon" if tokens >= MUON_PAYS * config.n_embd else "adamw", (
+        f"Muon adds {2.8 * config.n_embd / tokens:.1%} to the blocks' FLOPs, and up to {2.8 / MUON_PAYS:.0%} pays")
 
 
 # ---------------------------------------------------------------- the recipe

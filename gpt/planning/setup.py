@@ -15,6 +15,7 @@ from gpt.common.signals import Signals
 from gpt.machine.device import Machine, without_cudnn_attention
 from gpt.machine.memory import available_ram
 from gpt.machine.processes import ALONE, Processes
+from gpt.optimizers.build import state_bytes
 from gpt.planning import defaults
 from gpt.planning.forecast import is_told, text_of
 from gpt.planning.inputs import Inputs, Session, choose_inputs, choose_machine
@@ -26,7 +27,6 @@ from gpt.planning.recipe import Recipe, choose_options, choose_recipe
 from gpt.planning.sizing import SHARE_OF_PEAK, UNKNOWN_PEAK, assumed_steps
 from gpt.tokens.corpus import Corpus
 from gpt.training.checkpointing import plan_saving
-from gpt.training.optimizers import state_bytes
 from gpt.training.recovery import compile_run
 from gpt.training.starting import in_common
 from gpt.training.state import FAST, Parts, Runtime, Setup, TrainState, build_run

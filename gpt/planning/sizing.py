@@ -14,9 +14,9 @@ from gpt.architectures.table import ARCHITECTURES, DEFAULT, ModelConfig, create
 from gpt.common.errors import Exit, UserError
 from gpt.common.flags import FlagsOfGroup
 from gpt.machine.backends import CPU, gpu_in_use
+from gpt.optimizers.table import MUON_PAYS
 from gpt.planning.defaults import USUAL_PASSES, WITH_TEACHER, most_passes
 from gpt.tokens.corpus import Corpus
-from gpt.training.table import MUON_PAYS
 from model import SIZES, Options
 
 FLOPS_PER_THREAD = 25e9  # per second while it trains in fp32, assumed: below what laptops were seen to reach

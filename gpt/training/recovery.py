@@ -18,10 +18,10 @@ from gpt.common.words import duration, several, size
 from gpt.machine import device
 from gpt.machine.device import Machine
 from gpt.machine.kernels import compile_again_where_unfinished
+from gpt.optimizers.build import compile_optimizer, expected_state
 from gpt.planning.micro_batch import divisors, remember_too_many
 from gpt.tokens.watch import TokensChanged
 from gpt.training.checkpointing import Checkpointer
-from gpt.training.optimizers import compile_optimizer, expected_state
 from gpt.training.state import Run
 from gpt.watching.monitor import TooManySkipped
 

@@ -22,11 +22,11 @@ from gpt.common.transcript import heading
 from gpt.common.words import printable, shell_line, shell_word
 from gpt.hub.names import as_recorded
 from gpt.machine.device import name_of_dtype
+from gpt.optimizers.build import expected_state
 from gpt.planning.inputs import tokenizer_in
 from gpt.planning.schedules import schedule_of
 from gpt.tokens.tokenizer import load_tokenizer
 from gpt.training.mirror import delete_other_runs, take_mirror
-from gpt.training.optimizers import expected_state
 from gpt.training.state import Run, Settings, Setup
 from gpt.watching.monitor import Monitor
 from gpt.watching.starts import recorded_start

@@ -20,7 +20,7 @@ from gpt.machine.processes import Processes
 from gpt.machine.timing import Gauge, TrainingClock
 from gpt.ops.attention import Attention, causal_attention
 from gpt.ops.loss import Taught
-from gpt.training.optimizers import adamw_for, build_optimizer, dtype_of_products, parameter_groups, set_groups
+from gpt.optimizers.build import adamw_for, build_optimizer, dtype_of_products, parameter_groups, set_groups
 from gpt.training.parallel import Alone, Decisions, build
 from gpt.training.teacher import Teacher, load_teacher
 

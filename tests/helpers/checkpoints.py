@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from gpt.common.files import sha256_of
-from gpt.training.optimizers import kept_by_adamw
+from gpt.optimizers.build import kept_by_adamw
 
 ADAMW_STATE = kept_by_adamw
 

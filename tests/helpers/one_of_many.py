@@ -17,7 +17,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from gpt.architectures.table import ModelConfig
 from gpt.machine import device
 from gpt.machine.processes import Processes
-from gpt.training.optimizers import build_optimizer, parameter_groups
+from gpt.optimizers.build import build_optimizer, parameter_groups
 from gpt.training.parallel import build
 from model import Options
 from tests.helpers.training import run_of

@@ -16,8 +16,8 @@ from gpt.common.signals import Signals
 from gpt.machine import device
 from gpt.machine.device import Machine
 from gpt.machine.processes import ALONE
+from gpt.optimizers.build import build_optimizer, parameter_groups
 from gpt.planning.recipe import Recipe
-from gpt.training.optimizers import build_optimizer, parameter_groups
 from gpt.training.parallel import Alone, Decisions
 from gpt.training.state import Run, Runtime, Setup, TrainState
 from model import GPT, GPTConfig

@@ -22,7 +22,7 @@ import pytest
 from gpt.architectures.table import ARCHITECTURES
 from gpt.checkpoint.find import steps_in
 from gpt.checkpoint.folder import owned
-from gpt.training.table import OPTIMIZERS
+from gpt.optimizers.table import OPTIMIZERS
 from tests.helpers.commands import ROOT
 from tests.helpers.forks import Raised
 from tests.helpers.training import metrics_of

@@ -23,7 +23,8 @@ FLOORS = (
     ("tokens",),
     ("data",),
     ("checkpoint", "generation", "pretokenization", "trackers"),
-    ("planning", "training", "watching", "evaluation"),
+    ("optimizers", "evaluation"),
+    ("planning", "training", "watching"),
     ("train", "pretokenize", "generate", "evaluate", "export", "plot"),
     ("benchmarks",),
 )

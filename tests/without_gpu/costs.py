@@ -51,12 +51,12 @@ def measure(capability: int, flags: list[str]) -> dict[str, Any]:
     import train
     from gpt.architectures.table import architecture_of
     from gpt.machine.device import Machine
+    from gpt.optimizers.build import build_optimizer, dtype_of_products, parameter_groups, state_bytes
+    from gpt.optimizers.table import largest
     from gpt.planning.memory import MemorySetting, memory_parts, predicted_peak
     from gpt.planning.recipe import choose_config, choose_options
-    from gpt.training.optimizers import build_optimizer, dtype_of_products, parameter_groups, state_bytes
     from gpt.training.parallel import Alone
     from gpt.training.recovery import compiles_in_parts
-    from gpt.training.table import largest
     from tests.helpers.training import run_of
 
     card = CARDS[capability]

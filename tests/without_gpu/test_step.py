@@ -8,7 +8,7 @@ import json
 import pytest
 
 from gpt.architectures.table import ARCHITECTURES
-from gpt.training.table import OPTIMIZERS
+from gpt.optimizers.table import OPTIMIZERS
 from tests.without_gpu import NEEDS
 from tests.without_gpu.pretended import CARDS
 

@@ -10,8 +10,8 @@ from gpt.checkpoint.contents import Tensors, tensor_files, text_files
 from gpt.checkpoint.load import load_model, load_training, load_weights, start_from, starting_config
 from gpt.checkpoint.save import save
 from gpt.common.errors import Exit, InvalidCheckpoint
+from gpt.optimizers.build import kept_by
 from gpt.tokens.tokenizer import load_tokenizer
-from gpt.training.optimizers import kept_by
 from tests.helpers.checkpoints import ADAMW_STATE, edit, hugging_face_folder, no_warning, seal
 from tests.helpers.refusals import refused
 

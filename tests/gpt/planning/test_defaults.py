@@ -4,8 +4,8 @@ import itertools
 
 import pytest
 
+from gpt.optimizers.table import OPTIMIZERS
 from gpt.planning.defaults import Usual, default_beta2, rate_by_compute, rate_by_parameters, usual_rates
-from gpt.training.table import OPTIMIZERS
 from model import SIZES, GPTConfig
 
 STEPS = (2**10, 2**14, 2**19)  # tokens

@@ -44,7 +44,7 @@ def test_the_interval_holds_on_texts_that_the_fit_has_not_seen():
 def short(monkeypatch):
     """Forecasts of texts and runs as short as those of tests."""
     for name in ("gpt.planning.forecast.LEAST_TOKENS", "gpt.planning.forecast.LEAST_SEEN",
-                 "gpt.training.optimizers.MUON_PAYS"):
+                 "gpt.planning.recipe.MUON_PAYS"):
         monkeypatch.setattr(name, 1)
 
 

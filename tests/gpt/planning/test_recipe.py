@@ -5,9 +5,9 @@ import torch
 
 import train
 from gpt.machine.device import Machine
+from gpt.optimizers.build import dtype_of_products
 from gpt.planning.defaults import default_decay, usual_rates
 from gpt.planning.recipe import Recipe, choose_options, choose_recipe
-from gpt.training.optimizers import dtype_of_products
 from model import GPTConfig
 
 NUM_TOKENS = 8 * 4001

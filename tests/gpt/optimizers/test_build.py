@@ -8,16 +8,16 @@ import torch
 import train
 from gpt.checkpoint.contents import StateTensor
 from gpt.common.errors import Exit
-from gpt.training.optimizers import (
-    HostDecides,
+from gpt.optimizers.build import (
+    AdamWForMPS,
     adamw_for,
-    choose_optimizer,
     expected_state,
     parameter_groups,
     state_bytes,
 )
+from gpt.optimizers.table import OPTIMIZERS
+from gpt.planning.recipe import choose_optimizer
 from gpt.training.state import Run
-from gpt.training.table import OPTIMIZERS
 from model import GPT, GPTConfig
 from tests.helpers import apple
 from tests.helpers.training import run_of, small_batch, small_model
@@ -60,7 +60,7 @@ def test_the_state_that_is_declared_is_the_state_the_optimizer_makes(name):
 
 
 def test_what_is_kept_may_depend_on_the_matrices_that_are_stacked(monkeypatch):
-    monkeypatch.setattr("gpt.training.muon.Muon.kept", lambda parameter, rows: {  # as of Shampoo, a factor for each
+    monkeypatch.setattr("gpt.optimizers.muon.Muon.kept", lambda parameter, rows: {  # as of Shampoo, a factor for each
         str(number): StateTensor((each, each), torch.float32) for number, each in enumerate(rows)})
     run, c = run_of(model := small_model(vocab_size=128), name="muon"), model.config
     assert len(expected_state(run.optimizer, model.get_parameter("transformer.h.0.attn.c_attn.weight"))) == 3
@@ -119,7 +119,7 @@ def test_the_moments_of_another_optimizer_are_refused(run):
 
 def test_only_apples_gpu_needs_the_host():
     assert adamw_for(torch.optim.AdamW, torch.device("cpu")) is torch.optim.AdamW
-    assert adamw_for(torch.optim.AdamW, apple.GPU) is HostDecides
+    assert adamw_for(torch.optim.AdamW, apple.GPU) is AdamWForMPS
     assert adamw_for(torch.optim.Adam, apple.GPU) is torch.optim.Adam  # a benchmark's own
 
 
@@ -127,7 +127,7 @@ def test_scaled_and_skipped_steps_are_those_of_the_kernel_bit_for_bit():
     torch.manual_seed(1)
     start, found = torch.randn(40, 8), []
     gradients, scales, infinite = torch.randn(6, 40, 8), [1.0, 3.7, 1.0, 2.2, 1.9, 1.0], [1, 0, 0, 1, 0, 0]
-    for kind in (torch.optim.AdamW, HostDecides):
+    for kind in (torch.optim.AdamW, AdamWForMPS):
         weight = torch.nn.Parameter(start.clone())
         optimizer: Any = kind([weight], 1e-2, (0.9, 0.95), fused=True)
         for gradient, scale, is_infinite in zip(gradients, scales, infinite, strict=True):

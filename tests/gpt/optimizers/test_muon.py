@@ -4,8 +4,8 @@
 import pytest
 import torch
 
-from gpt.training import muon
-from gpt.training.muon import Muon
+from gpt.optimizers import muon
+from gpt.optimizers.muon import Muon
 from tests.helpers.training import run_of, small_batch, small_model
 
 ROWS = ((16,), (16, 16, 16), (64,), (16,))

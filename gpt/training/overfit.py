@@ -20,7 +20,7 @@ LIMIT_STEPS, LIMIT_PASSES = 1000, 100  # without --max_steps: whichever takes lo
 NEAR = 0.05  # nats above the least that is possible
 
 
-def learn_by_heart(run: Run, take_step: Callable[[Run], StepResult]) -> int:
+def overfit_batches(run: Run, take_step: Callable[[Run], StepResult]) -> int:
     """Trains on the batches until their loss is near the least possible; says so and returns Exit.DONE.
 
     Raises UserError (exit 6) with what to try if the loss does not get there.

@@ -9,7 +9,7 @@ import data
 import train
 from gpt.architectures.table import ARCHITECTURES
 from gpt.common.errors import Exit
-from gpt.training.table import OPTIMIZERS
+from gpt.optimizers.table import OPTIMIZERS
 
 LEARNS = ["--overfit", "1", "--learning_rate", "0.03", "--weight_decay", "0"]
 

@@ -6,8 +6,8 @@ import pytest
 import torch
 from safetensors import safe_open
 
-from gpt.training import adamw8bit
-from gpt.training.adamw8bit import AdamW8bit, split
+from gpt.optimizers import adamw8bit
+from gpt.optimizers.adamw8bit import AdamW8bit, split
 
 BETAS = (0.9, 0.95)
 fused = partial(torch.optim.AdamW, lr=1e-2, betas=BETAS, fused=True)

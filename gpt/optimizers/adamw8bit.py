@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 import torch
 
 from gpt.checkpoint.contents import StateTensor
-from gpt.training.beside_adamw import BesideAdamW, Rows
+from gpt.optimizers.beside_adamw import BesideAdamW, Rows
 
 BLOCK = 256  # elements that share a scale
 SIGNED, POSITIVE = 127, 255  # the largest codes

@@ -1,26 +1,23 @@
-"""How an optimizer is built, its groups of parameters, what it keeps; gpt/training/table.py has the optimizers by name.
+"""Builds an optimizer: its groups of parameters, and the state that it keeps for each.
 
 Every optimizer here takes what the step decides on the device, so that the host waits for nothing: found_inf, fp32 [],
 1 where the step must change nothing; grad_scale, fp32 [], by which it divides the gradients. PyTorch's fused optimizers
 read both as attributes.
 """
 
-import argparse
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
 from typing import Any, TypeAlias
 
 import torch
 
-from gpt.architectures.fields import shown
 from gpt.architectures.table import ModelConfig, architecture_of
 from gpt.checkpoint.contents import StateTensor
-from gpt.common.errors import Exit, UserError
 from gpt.machine.backends import backend_of
 from gpt.machine.device import Machine
 from gpt.ops.options import Options
-from gpt.training.beside_adamw import Rows, zeros_of
-from gpt.training.table import MUON_PAYS, OPTIMIZERS
+from gpt.optimizers.beside_adamw import Rows, zeros_of
+from gpt.optimizers.table import OPTIMIZERS
 
 MakesAdamW: TypeAlias = Callable[..., torch.optim.Optimizer]
 
@@ -104,43 +101,13 @@ def compile_optimizer(optimizer: Any) -> None:
         optimizer.found_inf = None
 
 
-# ---------------------------------------------------------------- which one
-
-ADAMWS_OWN = ("learning_rate", "beta1", "beta2")  # figures that were found for AdamW, if somebody gives them
+# ---------------------------------------------------------------- AdamW for Apple's GPU
 
 
-def choose_optimizer(args: argparse.Namespace, config: ModelConfig, samples_per_step: int, stored: Mapping[str, Any],
-                     ) -> tuple[str, str]:
-    """The optimizer's name, and why where --optimizer auto decides; stored is the checkpoint to resume from, or empty.
+class AdamWForMPS(torch.optim.AdamW):
+    """Fused AdamW for kernels that ignore found_inf and grad_scale: the host applies them first.
 
-    Raises UserError (exit 4) for another one than the checkpoint's, whose moments it could not use.
-    """
-    if stored:
-        name = str((stored.get("settings") or {}).get("optimizer", "adamw"))  # an older program named none
-        if args.optimizer not in ("auto", name) or name not in OPTIMIZERS:
-            raise UserError(Exit.CHECKPOINT, f"--optimizer {args.optimizer}: the checkpoint has the moments of "
-                                             f"{shown(name)}, which it cannot use. Drop the flag, or give --init_from "
-                                             "to start from its weights alone.")
-        return name, ""
-    if args.optimizer != "auto":
-        return args.optimizer, ""
-    if args.init_from:
-        return "adamw", "trained weights go on with AdamW, which most were trained with"
-    if given := [f"--{flag}" for flag in ADAMWS_OWN if flag in args.config.given]:
-        return "adamw", f"{', '.join(given)} given, as one does for AdamW"
-    tokens = samples_per_step * config.seq_length
-    # Muon takes about 200 C^3 FLOP a layer and step: 2.8 C / tokens of the blocks' own.
-    return "muon" if tokens >= MUON_PAYS * config.n_embd else "adamw", (
-        f"Muon adds {2.8 * config.n_embd / tokens:.1%} to the blocks' FLOPs, and up to {2.8 / MUON_PAYS:.0%} pays")
-
-
-# ---------------------------------------------------------------- the optimizers
-
-
-class HostDecides(torch.optim.AdamW):
-    """AdamW by the fused kernel, of which the host makes what found_inf and grad_scale ask for.
-
-    It waits for the device once a step, to read found_inf: with 1 nothing changes, not even a moment.
+    The host waits for the device once a step, to read found_inf; with 1 nothing changes, not even a moment.
     """
 
     found_inf: torch.Tensor | None = None
@@ -166,7 +133,7 @@ class HostDecides(torch.optim.AdamW):
 def adamw_for(adamw: MakesAdamW, device: torch.device) -> MakesAdamW:
     """The fused AdamW for the device. Apple's kernel read neither tensor before PyTorch's pull request 186360 (2026).
     """
-    return adamw if backend_of(device).fused_adamw_obeys or adamw is not torch.optim.AdamW else HostDecides
+    return adamw if backend_of(device).fused_adamw_obeys or adamw is not torch.optim.AdamW else AdamWForMPS
 
 
 def dtype_of_products(machine: Machine) -> torch.dtype:

@@ -1,6 +1,6 @@
 """The optimizers by name, as --optimizer, --help and the plan read them, before torch is imported.
 
-To add one, write its class in a file like gpt/training/muon.py, and enter it in OPTIMIZERS.
+To add one, write its class in a file like gpt/optimizers/muon.py, and enter it in OPTIMIZERS.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
-    from gpt.training.beside_adamw import BesideAdamW
+    from gpt.optimizers.beside_adamw import BesideAdamW
 
 
 class OptimizerRow(NamedTuple):
@@ -27,13 +27,13 @@ class OptimizerRow(NamedTuple):
 
 
 def _muon() -> type[BesideAdamW]:
-    from gpt.training.muon import Muon
+    from gpt.optimizers.muon import Muon
 
     return Muon
 
 
 def _adamw8bit() -> type[BesideAdamW]:
-    from gpt.training.adamw8bit import AdamW8bit
+    from gpt.optimizers.adamw8bit import AdamW8bit
 
     return AdamW8bit
 

@@ -14,7 +14,7 @@ import torch
 from gpt.checkpoint.contents import StateTensor
 from gpt.ops.orthogonal import orthogonalized
 from gpt.ops.shards import all_gathered, in_shares, like, local
-from gpt.training.beside_adamw import BesideAdamW, Rows
+from gpt.optimizers.beside_adamw import BesideAdamW, Rows
 
 MOMENTUM = 0.95
 UPDATE_SIZE = 0.2  # root mean square of an update's elements, as AdamW's are seen to have
