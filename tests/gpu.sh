@@ -313,7 +313,7 @@ part() { # NAME
         longest=100000 item run '^step [0-9]' "$python" train.py "$where" --data_dir "$CORPUS" "${model[@]:0:2}" \
             --use_amp --max_minutes "$minutes" --epochs 1000 --output_dir "$runs/run" --resume_from auto \
             --log_interval 20 || return
-        item run-curve validation "$python" plot.py "$runs/run" --text
+        item run-curve val_loss grep val_loss "$runs/run/metrics.jsonl"
         item run-text 'tok/s' "$python" generate.py --ckpt "$runs/run" "$where" --max_new_tokens 200
         ;;
     tuned) longest=540 bench "tuned-${shapes[0]}" "${shapes[0]}" '[0-9]x$' --rungs 7 ;; # it compiles for minutes

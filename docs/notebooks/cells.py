@@ -1,4 +1,4 @@
-"""What the cells of train.ipynb call: a machine's packages and folders, commands with live output, a curve below.
+"""What the cells of train.ipynb call: a machine's packages and folders, commands with live output.
 
 A command runs in a process of its own. The stop button stops it as Ctrl-C does, and waits: a notebook's own "!" kills
 it half a second later, before the state of a large model is saved.
@@ -21,7 +21,7 @@ from pathlib import Path
 from gpt.common.errors import UserError, require
 
 ROOT = Path(__file__).resolve().parents[2]
-ROWS = 20  # of a command's lines above the curve, while it runs
+ROWS = 20  # of a command's lines, while it runs
 PASSING = r"\.\.\. |step |.* left$"  # lines of which the latest is enough
 PLAN = r"(size|time|tokens |memory|cost|warning|error|\.\.\.)"
 INSTEAD = {  # of commands and flags, what the notebook has
@@ -114,11 +114,11 @@ def flags_of(place: Place, model_size: str, max_minutes: float, use_gpu: str, mo
             *{"yes": ["--use_gpu"], "no": ["--no-use_gpu"]}.get(use_gpu, []), *shlex.split(more_flags)]
 
 
-def watch(script: str, *words: object, only: str = "", out: Path | None = None) -> None:
-    """Runs a command as run does, its lines in one place that is drawn anew, below them the curve of the run in out.
+def watch(script: str, *words: object, only: str = "") -> None:
+    """Runs a command as run does, and shows its lines in one output area that is redrawn.
 
-    Flags and commands in them are in the notebook's words. Of steps and of waiting the latest line is shown, every
-    ten seconds. Lines that do not begin with the pattern only are left out.
+    Flags and commands in the lines are replaced by the notebook's words. Lines of a step or of waiting follow each
+    other at the bottom, one every ten seconds. Lines that do not begin with the pattern `only` are left out.
     """
     ipython = importlib.import_module("IPython.display")  # there is one where there are cells
     handle = ipython.display({"text/plain": ""}, raw=True, display_id=True)
@@ -141,22 +141,12 @@ def watch(script: str, *words: object, only: str = "", out: Path | None = None) 
         draw(ROWS)
 
     def draw(rows: int = 0) -> None:
-        handle.update({"text/plain": "\n".join([*lines[-rows:], latest, curve_of(out) if out else ""])}, raw=True)
+        handle.update({"text/plain": "\n".join([*lines[-rows:], latest])}, raw=True)
 
     try:
         run(script, *words, show=add)
     finally:
         draw()
-
-
-def curve_of(out: Path) -> str:
-    """A run's curve as characters, if there is something to draw yet."""
-    import plot  # which needs packages
-
-    try:
-        return "\n".join(plot.chart(plot.drawing_of(plot.read_flags([]), [plot.read_run(str(out))]), 70))
-    except (OSError, UserError):
-        return ""
 
 
 def run(script: str, *words: object, show: Callable[[str], object] = print) -> None:

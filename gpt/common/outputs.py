@@ -9,8 +9,6 @@ from gpt.common.errors import Exit, UserError, writing
 from gpt.common.files import write_whole
 from gpt.common.words import printable
 
-PICTURES = (".png", ".svg", ".pdf")
-
 
 class Output:
     """One file that a flag names. To make one is to try it, which should happen before any work.

@@ -174,7 +174,7 @@ def test_the_laptop_recipe_of_the_readme_runs_and_its_outcome_can_be_used_as_the
     assert all(use in shown for use in uses)
     uses[-1] = ["train.py", "--init_from", "out", "--dropout", "0.1", "--epochs", "1", "--output_dir", "tuned"]
     small = {"--max_minutes": "0.1", "--vocab_size": "300"}
-    for script, *words in [*recipe, *uses, ["plot.py", "out", "--text"]]:
+    for script, *words in [*recipe, *uses]:
         done = forks.run([script, *made_small(words, small)], cwd=tmp_path)
         assert done.code == 0, done.stderr
     assert (tmp_path / "my-gpt2/model.safetensors").exists()
