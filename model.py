@@ -7,7 +7,7 @@ Shapes: B batch, T time, C width, H heads, K head size (C / H), V vocabulary, P 
 """
 
 import math
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -39,11 +39,7 @@ SIZES = {  # n_layer, n_head, n_embd
 
 @dataclass(frozen=True)
 class Config:
-    """What the configs of all architectures have.
-
-    A field of our own, unknown to transformers, is written here alone, keyword-only, with a default that leaves it out
-    of the model: the flag of its name sets it, and config.json holds it where it differs from the default.
-    """
+    """The fields that the configs of all architectures have."""
 
     vocab_size: int
     seq_length: int
@@ -54,11 +50,6 @@ class Config:
     @property
     def padded_vocab_size(self) -> int:
         return -(-self.vocab_size // VOCAB_MULTIPLE) * VOCAB_MULTIPLE
-
-    @classmethod
-    def own_fields(cls) -> dict[str, Any]:
-        """The fields of our own with their defaults."""
-        return {field.name: field.default for field in fields(cls) if field.kw_only}
 
 
 @dataclass(frozen=True)
@@ -169,7 +160,6 @@ class LanguageModel(nn.Module):
 
     TRUNK, EMBEDDING, BLOCKS, NORM = "transformer", "wte", "h", "ln_f"  # all but the output layer, and its parts
     RESIDUAL = ("c_proj",)  # the matrices whose products are added to the residual stream
-    LOSSES: tuple[str, ...] = ("loss",)  # what forward gives back in training, by the names in metrics.jsonl
 
     def __init__(self, config: Any, options: Options, trunk: dict[str, nn.Module]):
         super().__init__()
@@ -247,8 +237,6 @@ class LanguageModel(nn.Module):
         """The mean loss in nats, fp32 [], over targets that are not IGNORED; without targets the logits, [B, T, V].
 
         taught is what a teacher makes of the same ids.
-
-        A network of several LOSSES gives back all of them in training, fp32 [n], each as it counts in their sum.
         """
         return self.output(self.trunk(idx_BT), self.head_weight, targets_BT, taught)
 

@@ -422,26 +422,25 @@ def take_step(run: Run, num_micro_batches: int | None = None) -> StepResult:
 def try_step(run: Run, batches: Iterable[tuple[torch.Tensor, torch.Tensor]], num: int) -> StepResult:
     """Forward, backward, clip, update on num micro-batches; nothing changes where a loss or the norm is not finite.
 
-    All have the same number of targets, so the mean of their losses is that of the step. It descends the sum of the
-    losses that the network names.
+    All have the same number of targets, so the mean of their losses is that of the step.
     """
     setup, parallel, optimizer, scaler = run.setup, run.parallel, run.optimizer, run.scaler
     run.model.round_weights()
-    mean_losses = torch.zeros(len(run.model.LOSSES), device=setup.machine.device)
+    mean_loss = torch.zeros((), device=setup.machine.device)
 
     # Forward and backward, micro-batch by micro-batch; the gradients add up.
     for number, (inputs_BT, targets_BT) in enumerate(batches, 1):
         with parallel.adding_gradients(is_last=number == num):
             with setup.machine.autocast():
-                losses = parallel.forward(inputs_BT, targets_BT, run.taught(inputs_BT)) / num
-            scaler.scale(losses).backward(torch.ones_like(losses))  # the gradient of their sum
-        mean_losses += losses.detach()
+                loss = parallel.forward(inputs_BT, targets_BT, run.taught(inputs_BT)) / num
+            scaler.scale(loss).backward()
+        mean_loss += loss.detach()
 
     # Clip: the fused optimizer divides by grad_scale on its way, and does nothing where found_inf is 1.
     scaler.unscale_(optimizer)
     gradients = [p.grad for p in run.model.parameters() if p.grad is not None]
-    mean_losses, norm = parallel.losses_and_norm(mean_losses, gradients)
-    skipped = optimizer.found_inf = (~(norm + mean_losses.sum()).isfinite()).float()  # type: ignore[attr-defined]
+    mean_loss, norm = parallel.loss_and_norm(mean_loss, gradients)
+    skipped = optimizer.found_inf = (~(norm + mean_loss).isfinite()).float()  # type: ignore[attr-defined]
     if setup.recipe.grad_clip:
         optimizer.grad_scale = (norm / setup.recipe.grad_clip).clamp(min=1.0)  # type: ignore[attr-defined]
 
@@ -449,8 +448,7 @@ def try_step(run: Run, batches: Iterable[tuple[torch.Tensor, torch.Tensor]], num
     optimizer.step()
     scaler.update()
     optimizer.zero_grad(set_to_none=not parallel.keeps_gradients)
-    loss, *others = mean_losses
-    return StepResult(loss, norm, skipped, dict(zip(run.model.LOSSES[1:], others, strict=True)))
+    return StepResult(mean_loss, norm, skipped)
 
 
 def validate_first(run: Run, validator: Validator, checkpointer: Checkpointer, monitor: Monitor) -> None:

@@ -1,7 +1,7 @@
 """model.py: GPT-2's own numbers, Hugging Face's logits, causality by gradients, a padding that does nothing."""
 
 import math
-from dataclasses import field, make_dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,14 +10,11 @@ import torch.nn.functional as F
 
 from gpt.architectures.gpt2 import GPT2
 from gpt.architectures.table import Network
-from gpt.checkpoint.load import load_model, load_weights, read_config
-from gpt.common.errors import InvalidCheckpoint
-from gpt.common.flags import Group, real
+from gpt.checkpoint.load import load_model, load_weights
 from gpt.ops.attention import attention_in_blocks, causal_attention
 from gpt.ops.loss import IGNORED, TEACHERS_SHARE
 from model import GPT, SIZES, GPTConfig, Options
 from tests.helpers.decoding import largest_difference
-from tests.helpers.training import metrics_of
 
 GPT2_COUNTS = {"gpt2_small": 124_439_808, "gpt2_medium": 354_823_168, "gpt2_large": 774_030_080,
                "gpt2_xl": 1_557_611_200}
@@ -274,42 +271,3 @@ def test_on_a_gpu_each_saving_gives_the_plain_gradients(make_model, compiled, ch
         model.compile(dynamic=False, fullgraph=True)
     for found, expected in zip(loss_and_gradients(model, ids, ids, dtype=dtype), exact, strict=True):
         assert (found - expected).norm() < (0.05 if dtype == torch.bfloat16 else 1e-4) * expected.norm()
-
-
-OWN_FIELD = ("second_weight", float, field(default=0.0, kw_only=True))
-OwnConfig = make_dataclass("OwnConfig", [OWN_FIELD], bases=(GPTConfig,), frozen=True)
-
-
-class TwoLosses(GPT):
-    LOSSES = ("loss", "second_loss")
-
-    def forward(self, *batch):  # type: ignore[override]
-        loss = super().forward(*batch)
-        return torch.stack([loss, self.config.second_weight * loss]) if self.training else loss
-
-
-def test_a_network_with_a_second_loss_and_a_field_of_its_own_is_trained_recorded_and_resumed(run, monkeypatch):
-    run("--max_steps", "2", "--log_interval", "1", out="plain")
-    for name, new in {"GPTConfig": OwnConfig, "GPT2.Config": OwnConfig, "GPT2.Network": TwoLosses}.items():
-        monkeypatch.setattr(f"gpt.architectures.gpt2.{name}", new)
-    switch = Group.switch
-
-    def with_own_flag(group: Group, name: str, *rest, **more):
-        switch(group, name, *rest, **more)
-        if name == "--tie_weights":
-            group.flag("--second_weight", real(0, 9), 0.0, "of the second loss")
-
-    monkeypatch.setattr(Group, "switch", with_own_flag)
-
-    _, text = run("--max_steps", "2", "--log_interval", "1", "--second_weight", "2")
-    rows, plain = metrics_of(run.folder / "out"), metrics_of(run.folder / "plain")
-    assert f"second_loss {2 * rows[1]['loss']:.4g}" in text
-    assert rows[0]["grad_norm"] == pytest.approx(3 * plain[0]["grad_norm"])
-    assert run("--max_steps", "3", "--resume_from", "auto")[0] == 0
-    assert [row["second_loss"] / row["loss"] for row in metrics_of(run.folder / "out") if "loss" in row] == [2.0] * 3
-    assert run("--max_steps", "3", "--resume_from", "auto", out="plain")[0] == 0  # from before this field
-    assert "2.0 in the checkpoint and 1.0 here" in str(run("--resume_from", "auto", "--second_weight", "1")[0])
-    file = run.folder / "out/checkpoint-3/config.json"
-    file.write_text(file.read_text().replace('"second_weight": 2.0', '"second_weight": "2"'))
-    with pytest.raises(InvalidCheckpoint, match=r"second_weight is '2', not a value like 0.0"):
-        read_config(file.parent)

@@ -33,8 +33,7 @@ def architecture_of(config: ModelConfig) -> Architecture:
 
 def by_flags(config: ModelConfig) -> tuple[str, ...]:
     """The fields of a config that flags of their names set."""
-    return ("n_layer", "n_head", "n_embd", "seq_length", "dropout", "tie_weights", *architecture_of(config).FLAGS,
-            *config.own_fields())
+    return ("n_layer", "n_head", "n_embd", "seq_length", "dropout", "tie_weights", *architecture_of(config).FLAGS)
 
 
 def name_of(config: ModelConfig) -> str:

@@ -108,9 +108,8 @@ def text_files(step: int, config: ModelConfig, state: Mapping[str, Any], tokeniz
 
     state is what trainer_state.json holds besides step and model, JSON values.
     """
-    own = {name: value for name, usual in config.own_fields().items() if (value := getattr(config, name)) != usual}
     files = {
-        CONFIG: _json({**architecture_of(config).to_hf_config(config, end_of_text_id), **own}),
+        CONFIG: _json(architecture_of(config).to_hf_config(config, end_of_text_id)),
         # Without max_new_tokens transformers adds 256, and a model of fewer positions ends in an IndexError. Half of T
         # leaves room for a prompt.
         GENERATION: _json({"bos_token_id": end_of_text_id, "eos_token_id": end_of_text_id,

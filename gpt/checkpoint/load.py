@@ -6,14 +6,13 @@ Which fields and tensors there must be is known to the folder's architecture (gp
 import contextlib
 from collections import UserDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
 
-from gpt.architectures.fields import check_field, check_whole
+from gpt.architectures.fields import check_whole
 from gpt.architectures.table import ModelConfig, Network, architecture_of, by_model_type
 from gpt.checkpoint.contents import DTYPES, WHAT_OPENS, StateSchema
 from gpt.checkpoint.find import resolve
@@ -35,12 +34,7 @@ def read_config(folder: Path) -> ModelConfig:
     Raises InvalidCheckpoint, naming the field, for a model that is not computed here exactly.
     """
     fields = read_json(folder / CONFIG)
-    config = by_model_type(fields.get("model_type")).from_hf_config(fields)
-    for name, usual in config.own_fields().items():
-        value = fields.get(name, usual)
-        check_field(type(value) is type(usual), name, value, f"a value like {usual!r}")
-        config = replace(config, **{name: value})
-    return config
+    return by_model_type(fields.get("model_type")).from_hf_config(fields)
 
 
 def end_ids(folder: Path, vocab_size: int) -> tuple[int, ...]:

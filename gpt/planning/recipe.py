@@ -138,9 +138,8 @@ def choose_config(flags: FlagsOfGroup, vocab_size: int, num_tokens: int, sizing:
     seq_length = flags.seq_length or (sizing.seq_length if sizing else DEFAULT_SEQ_LENGTH)
     architecture = ARCHITECTURES[sizing.arch if sizing else flags.arch or DEFAULT]
     others = {name: getattr(flags, name) for name in architecture.FLAGS if getattr(flags, name) is not None}
-    config = architecture.sized(shape, vocab_size, min(seq_length, num_tokens - 1), flags.dropout or 0.0,
-                                flags.tie_weights, **others)
-    return replace(config, **{name: getattr(flags, name) for name in config.own_fields()})
+    return architecture.sized(shape, vocab_size, min(seq_length, num_tokens - 1), flags.dropout or 0.0,
+                              flags.tie_weights, **others)
 
 
 def _config_of_weights(flags: FlagsOfGroup, vocab_size: int, num_tokens: int) -> ModelConfig:

@@ -47,10 +47,10 @@ class Alone:
         """The context of a forward and backward pass; in the last one of a step gradients are averaged."""
         return nullcontext()
 
-    def losses_and_norm(self, losses: torch.Tensor, gradients: Sequence[torch.Tensor],
-                        ) -> tuple[torch.Tensor, torch.Tensor]:
-        """The mean losses, fp32 [n], and the norm of the gradient, fp32 [], of all processes."""
-        return losses, torch.nn.utils.get_total_norm(gradients, foreach=True)
+    def loss_and_norm(self, loss: torch.Tensor, gradients: Sequence[torch.Tensor],
+                      ) -> tuple[torch.Tensor, torch.Tensor]:
+        """The mean loss and the norm of the gradient of all processes, fp32 [] each."""
+        return loss, torch.nn.utils.get_total_norm(gradients, foreach=True)
 
 
 class InGraphs(Alone):
@@ -72,7 +72,7 @@ class InGraphs(Alone):
 
 
 class _Shared(Alone):
-    """Several processes: blocks are compiled one by one, and one all-reduce a step takes losses and norm.
+    """Several processes: blocks are compiled one by one, and one all-reduce a step takes loss and norm.
 
     Gradients are averaged while the backward pass goes on: with one graph for the whole model all of them would come at
     its end. copies: so many processes hold the same gradients.
@@ -84,12 +84,12 @@ class _Shared(Alone):
         super().__init__(model)
         self._processes, self._copies = processes, copies
 
-    def losses_and_norm(self, losses: torch.Tensor, gradients: Sequence[torch.Tensor],
-                        ) -> tuple[torch.Tensor, torch.Tensor]:
+    def loss_and_norm(self, loss: torch.Tensor, gradients: Sequence[torch.Tensor],
+                      ) -> tuple[torch.Tensor, torch.Tensor]:
         norm = torch.nn.utils.get_total_norm([local(gradient) for gradient in gradients], foreach=True)
-        numbers = torch.stack([*losses, norm * norm])
+        numbers = torch.stack([loss, norm * norm])
         dist.all_reduce(numbers)
-        return numbers[:-1] / self._processes.world_size, (numbers[-1] / self._copies).sqrt()
+        return numbers[0] / self._processes.world_size, (numbers[1] / self._copies).sqrt()
 
 
 class DataParallel(_Shared):

@@ -5,8 +5,8 @@ Functions that decide nothing and change nothing take the part that they read; w
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -171,7 +171,7 @@ class Run:
 
 @dataclass(frozen=True)
 class StepResult:
-    """What a step gives back, fp32 [] each, on the device; extra has the network's LOSSES but the first, by name.
+    """What a step gives back, fp32 [] each, on the device.
 
     loss is the mean loss, norm the gradient's before clipping, skipped 1 if the step was skipped. Each is shown by its
     name in the log line and in metrics.jsonl.
@@ -180,11 +180,10 @@ class StepResult:
     loss: torch.Tensor
     norm: torch.Tensor
     skipped: torch.Tensor
-    extra: Mapping[str, torch.Tensor] = field(default_factory=dict)
 
     def by_name(self) -> dict[str, torch.Tensor]:
         """All of it by the names in metrics.jsonl."""
-        return {"loss": self.loss, "grad_norm": self.norm, "skipped": self.skipped, **self.extra}
+        return {"loss": self.loss, "grad_norm": self.norm, "skipped": self.skipped}
 
 
 # ---------------------------------------------------------------- how it is put together

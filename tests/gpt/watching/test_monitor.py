@@ -215,7 +215,7 @@ def test_on_a_gpu_a_step_is_logged_when_the_next_one_has_been_given_to_it(monkey
     on_gpu, on_cpu = monitor_on("cuda"), monitor_on("cpu")
     for step in (1, 2, 3, 4):
         state.step = step
-        result = StepResult(*torch.tensor([step, 0.5, step == 2]), extra={"entropy": torch.tensor(2.0 * step)})
+        result = StepResult(*torch.tensor([step, 0.5, step == 2]))
         for monitor in (on_gpu, on_cpu):
             monitor.add(result)
         on_cpu.log()
@@ -225,7 +225,7 @@ def test_on_a_gpu_a_step_is_logged_when_the_next_one_has_been_given_to_it(monkey
         state.skipped_steps = 0
         on_gpu.log(at_once=step == 4)
         assert len(set(SlowMark.waited)) == len(logged)
-        figures = [(step, ("loss", step), ("grad_norm", 0.5), ("entropy", 2 * step), step == 2, step == 2)
+        figures = [(step, ("loss", step), ("grad_norm", 0.5), step == 2, step == 2)
                    for step in (1, 2, 3, 4)]
         assert logged == {1: [], 2: figures[:1], 3: figures[1:2], 4: figures[2:]}[step]
         logged.clear()
