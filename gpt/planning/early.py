@@ -1,9 +1,10 @@
 """What train.py does before the seconds that importing torch takes: packages, and tokens of the texts it is given."""
 
+import importlib.util
 import json
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,6 @@ from gpt.common.ranks import is_main, is_one_of_several
 from gpt.common.signals import Signals
 from gpt.common.words import printable, shell_line
 from gpt.hub.names import check_package
-from gpt.trackers.tracker import requested_trackers, require_packages
 
 TRIAL = "trial"  # the first word of the command line of a child process that tries something
 
@@ -31,6 +31,23 @@ def before_torch(init_from: str | None, flags: FlagsOfGroup) -> None:
     require("torch", "numpy", "tokenizers", "tqdm", "safetensors")
     check_package(init_from)
     require_packages(requested_trackers(flags))
+
+
+# ---------------------------------------------------------------- trackers
+
+
+def requested_trackers(flags: FlagsOfGroup) -> list[str]:
+    """Returns the names at --tracker, each once."""
+    return [name for name in dict.fromkeys(in_list(flags.tracker)) if name != "none"]
+
+
+def require_packages(names: Sequence[str]) -> None:
+    """Raises UserError (exit 5) if the package of a tracker, which has the tracker's name, is not installed."""
+    for name in names:
+        spec = importlib.util.find_spec(name)
+        if spec is None or spec.origin is None:  # a folder of that name, such as the one that wandb writes
+            raise UserError(Exit.MACHINE, f"--tracker {name}: not installed. Run: {os.path.basename(sys.executable)} "
+                                          f"-m pip install {name}, or give --tracker none.")
 
 
 # ---------------------------------------------------------------- texts

@@ -19,8 +19,9 @@ from gpt.checkpoint import contents, find, save
 from gpt.checkpoint.folder import Keeping, prune
 from gpt.checkpoint.tensors import NotFinite
 from gpt.common.errors import UserError
-from gpt.common.files import why_not_written
+from gpt.common.files import sync, why_not_written
 from gpt.common.flags import FlagsOfGroup, steps_and_minutes
+from gpt.common.names import METRICS
 from gpt.common.signals import AtRisk
 from gpt.common.words import printable, several, shell_line, shell_word, size
 from gpt.hub.names import DATASET, MODEL, is_on_hub, repo_of
@@ -29,7 +30,6 @@ from gpt.planning.recipe import Recipe
 from gpt.tokens.mixture import in_words, share_in_words
 from gpt.training.mirror import Mirror, yield_the_cores
 from gpt.training.state import Run, Settings
-from gpt.watching.trackers import sync_metrics
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -144,7 +144,8 @@ class Checkpointer:
         waited = time.perf_counter() - started
 
         def write() -> float:
-            sync_metrics(self.output_dir)  # with the checkpoint, a power cut leaves the rows that led to it
+            with contextlib.suppress(OSError):  # after a power cut the rows that led to the checkpoint are there too
+                sync(self.output_dir / METRICS)
             texts = contents.text_files(step, config, fields, self._tokenizer_json,
                                         self._run.setup.corpus.end_of_text_id, card)
             save.save(self.output_dir, step, contents.tensor_files(config, tensors), texts)

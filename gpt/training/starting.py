@@ -29,8 +29,8 @@ from gpt.tokens.tokenizer import load_tokenizer
 from gpt.training.mirror import delete_other_runs, take_mirror
 from gpt.training.state import Run, Settings, Setup
 from gpt.watching.monitor import Monitor
+from gpt.watching.recorder import Recorder
 from gpt.watching.starts import recorded_start
-from gpt.watching.trackers import Trackers
 from model import SIZES
 
 if TYPE_CHECKING:
@@ -190,11 +190,11 @@ def open_output(run: Run, argv: Sequence[str], settings: Settings, checkpointer:
     checkpointer.start(folder)
 
     told = {**flags_now.values, **settings["environment"], "parameters": setup.config.num_parameters}
-    trackers = Trackers(args.output, output_dir, state, out, told, is_silent=not is_first)
-    checkpointer.validations += [(row["step"], row["val_loss"], row.get("bits_per_byte")) for row in trackers.rows
+    recorder = Recorder(args.output, output_dir, state, out, told, is_silent=not is_first)
+    checkpointer.validations += [(row["step"], row["val_loss"], row.get("bits_per_byte")) for row in recorder.rows
                                  if is_number(row.get("val_loss"))]
     if recipe.cooldown and not checkpointer.is_on_disk:
         checkpointer.save(stays=False)  # in another folder it has no checkpoint yet that --resume_from would find
     gc.freeze()  # so that the collector does not look through all there is again and again
-    with Monitor(run, trackers) as monitor, recorded_start(run):
+    with Monitor(run, recorder) as monitor, recorded_start(run):
         yield monitor

@@ -22,7 +22,7 @@ from gpt.training.validation import ValidationLoss
 from gpt.watching.curve import LossCurve
 from gpt.watching.history import BITS_OF, VAL_LOSS_OF
 from gpt.watching.overfitting import OverfittingWatch
-from gpt.watching.trackers import Fields, Trackers
+from gpt.watching.recorder import Fields, Recorder
 from gpt.watching.verdict import FRESH, verdict
 from model import SIZES
 
@@ -63,11 +63,11 @@ class _Noted:
 class Monitor:
     """Prints and records a run, every warning and piece of advice once; counts its skipped steps."""
 
-    def __init__(self, run: Run, trackers: Trackers):
+    def __init__(self, run: Run, recorder: Recorder):
         setup, runtime = run.setup, run.setup.runtime
         self.state, self._run = run.state, run
         self._args, self._config = setup.args, setup.config
-        self._trackers, self._runtime = trackers, runtime
+        self._recorder, self._runtime = recorder, runtime
         self._machine, self._out, self._clock, self._gauge = runtime.machine, runtime.out, runtime.clock, runtime.gauge
         self._gpu = runtime.machine.name if runtime.machine.on_gpu else None
         self._curve = LossCurve(math.log(setup.config.vocab_size))
@@ -80,14 +80,14 @@ class Monitor:
         self._on_the_way: deque[_Noted] = deque()  # oldest first
         self._said: set[str] = set()
         if run.state.best_val_loss is not None:  # else they are of another validation text
-            self._recall(trackers.rows)
+            self._recall(recorder.rows)
 
     @property
     def _recipe(self) -> Recipe:
         return self._run.setup.recipe
 
     def __enter__(self) -> Monitor:
-        self._out.on_warning = lambda message: self._trackers.log(self.state.step, time=time.time(), advice=message)
+        self._out.on_warning = lambda message: self._recorder.log(self.state.step, time=time.time(), advice=message)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -96,7 +96,7 @@ class Monitor:
 
     def _close_trackers(self) -> None:
         """Ends the run for all trackers, with less patience after a signal."""
-        self._trackers.close(PATIENCE_SECONDS if self._runtime.signals.number is None else PATIENCE_AFTER_SIGNAL)
+        self._recorder.close(PATIENCE_SECONDS if self._runtime.signals.number is None else PATIENCE_AFTER_SIGNAL)
 
     # ---- steps
 
@@ -152,7 +152,7 @@ class Monitor:
         lr, self._last_loss = recipe.learning_rate_at(step), figures["loss"]
         tokens_per_second = recipe.samples_per_step * T / seconds
         share, held = mfu(tokens_per_second, self._config, self._runtime), self._machine.backend.peak_memory()
-        self._trackers.log(step, time=time.time(), lr=lr, **figures, tokens=noted.samples_seen * T, seconds=seconds,
+        self._recorder.log(step, time=time.time(), lr=lr, **figures, tokens=noted.samples_seen * T, seconds=seconds,
                            tokens_per_second=tokens_per_second, mfu=share, memory_bytes=held, gpu=self._gpu)
 
         epochs = min(recipe.epochs, math.ceil(recipe.passes))
@@ -220,7 +220,7 @@ class Monitor:
         self._bits_per_byte = bits
         shares = {f"{VAL_LOSS_OF}{name}": share.nats for name, share in loss.shares.items()}
         shares |= {f"{BITS_OF}{name}": share.bits_per_byte for name, share in loss.shares.items()}
-        self._trackers.log(step, time=time.time(), val_loss=loss.nats, perplexity=loss.perplexity, bits_per_byte=bits,
+        self._recorder.log(step, time=time.time(), val_loss=loss.nats, perplexity=loss.perplexity, bits_per_byte=bits,
                            **shares)
         self._out.say(f"validation at step {step:,} | loss {loss.nats:.4f} | perplexity {loss.perplexity:,.2f} | bits "
                       f"per byte {'n/a' if bits is None else f'{bits:.4f}'}"
@@ -232,7 +232,7 @@ class Monitor:
     def show_sample(self, text: str | None) -> None:
         """Prints and records a sample of the model's text, if there is one."""
         if text is not None:
-            self._trackers.log(self.state.step, time=time.time(), sample=text)
+            self._recorder.log(self.state.step, time=time.time(), sample=text)
             lines = text.replace("\n", "\n  | ")
             self._out.say(f"sample at step {self.state.step:,}\n  | {lines}")
 

@@ -22,7 +22,7 @@ FLOORS = (
     ("architectures",),
     ("tokens",),
     ("data",),
-    ("checkpoint", "generation", "pretokenization", "trackers"),
+    ("checkpoint", "generation", "pretokenization"),
     ("optimizers", "evaluation"),
     ("planning", "training", "watching"),
     ("train", "pretokenize", "generate", "evaluate", "export", "plot"),

@@ -1,12 +1,16 @@
-"""Texts on the command line of train.py: made tokens once, and found again as long as they are the same."""
+"""Texts on the command line of train.py: made tokens once, and found again as long as they are the same; trackers."""
 
+import importlib.util
+import json
 import os
 
 import pytest
 
 import train
 from gpt.common.errors import Exit, UserError
+from gpt.planning.early import requested_trackers, require_packages
 from tests.helpers.commands import run
+from tests.helpers.refusals import refused
 from tests.helpers.training import TINY
 
 MAKE = "pretokenize.py texts --output_dir texts.tokens"
@@ -59,3 +63,40 @@ def test_a_text_that_is_not_there_is_named_by_pretokenize(place, capfd):
     assert ended.value.code == Exit.DATA
     assert "error: none: No such file" in capfd.readouterr().err
     assert not (place / "none.tokens").exists()
+
+
+# ---------------------------------------------------------------- trackers
+
+
+def requested(*flags: str) -> list[str]:
+    return requested_trackers(train.read_flags(flags).output)
+
+
+def test_the_flag_takes_several_names_each_once():
+    assert requested() == requested("--tracker", "none") == []
+    assert requested("--tracker", "wandb", "tensorboard", "wandb") == ["wandb", "tensorboard"]
+    assert requested("--tensorboard", "--tracker", "tensorboard", "wandb") == ["tensorboard", "wandb"]
+    for words, why in ((("none", "wandb"), "--tracker none: not with"), (("comet",), "must be one of tensorboard")):
+        with refused(why, Exit.FLAGS):
+            requested("--tracker", *words)
+
+
+def test_a_run_goes_on_with_its_trackers_unless_others_are_named(tmp_path):
+    folder = tmp_path / "checkpoint-1"
+    folder.mkdir()
+    for name in ("manifest.json", "trainer_state.json"):
+        (folder / name).write_text(json.dumps({}))
+    for recorded, names in (("tensorboard = true", ["tensorboard"]), ('tracker = "wandb"', ["wandb"]),
+                            ('tracker = ["wandb", "tensorboard"]', ["wandb", "tensorboard"])):
+        (tmp_path / "config.toml").write_text(recorded)
+        assert requested("--resume_from", str(tmp_path)) == names
+        assert requested("--resume_from", str(tmp_path), "--tracker", "none") == []
+
+
+def test_a_missing_package_ends_the_command_with_the_line_that_installs_it(tmp_path, monkeypatch):
+    (tmp_path / "no_such_tracker").mkdir()  # a folder that a run of wandb leaves in the current one looks like this
+    monkeypatch.syspath_prepend(tmp_path)
+    assert importlib.util.find_spec("no_such_tracker"), "a folder without files can be imported"
+    cure = r"Run: \S+ -m pip install no_such_tracker, or give --tracker none\.$"
+    with refused(cure, Exit.MACHINE):
+        require_packages(["json", "no_such_tracker"])

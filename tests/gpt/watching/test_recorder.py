@@ -1,4 +1,4 @@
-"""Trackers: metrics.jsonl never holds a step twice, and a line that cannot be written does not stop a run."""
+"""metrics.jsonl never holds a step twice, and a line that cannot be written does not stop a run."""
 
 import errno
 import json
@@ -9,7 +9,7 @@ import train
 from gpt.checkpoint import folder
 from gpt.common.progress import Progress
 from gpt.training.state import TrainState
-from gpt.watching.trackers import MetricsFile, Trackers
+from gpt.watching.recorder import MetricsFile, Recorder
 from tests.helpers.training import metrics_of
 
 
@@ -42,8 +42,8 @@ def test_metrics_are_cut_back_to_the_step_resumed_from(tmp_path):
 
 
 def test_what_is_not_finite_is_null(tmp_path):
-    trackers = Trackers(train.read_flags([]).output, tmp_path, TrainState(), Progress())
-    trackers.log(1, loss=float("nan"), norm=float("inf"), lr=1e-5, bits_per_byte=None)
+    recorder = Recorder(train.read_flags([]).output, tmp_path, TrainState(), Progress())
+    recorder.log(1, loss=float("nan"), norm=float("inf"), lr=1e-5, bits_per_byte=None)
     expected = {"step": 1, "loss": None, "norm": None, "lr": 1e-5, "bits_per_byte": None}
     assert lines(tmp_path / "metrics.jsonl") == [expected]
 

@@ -1,7 +1,4 @@
-"""Where the rows that monitor.py makes are recorded: metrics.jsonl always, which the requested trackers read.
-
-To add a tracker, see gpt/trackers/follow.py.
-"""
+"""Where a run is recorded: always in metrics.jsonl, which the requested trackers read."""
 
 import contextlib
 import json
@@ -12,42 +9,40 @@ from pathlib import Path
 from typing import Any
 
 from gpt.common.errors import warn
-from gpt.common.files import append_line, read_text, sync, write_whole
+from gpt.common.files import append_line, read_text, write_whole
 from gpt.common.flags import FlagsOfGroup
 from gpt.common.names import METRICS
 from gpt.common.progress import Progress
-from gpt.trackers.tracker import RecordedRun, Tracker, requested_trackers
+from gpt.planning.early import requested_trackers
 from gpt.training.state import TrainState
 from gpt.watching.history import Row, rows_in
+from gpt.watching.tracker import Tracker
+from gpt.watching.tracker_process import RecordedRun
 
-Fields = dict[str, Any]  # numbers, None where one is not finite or not known, and texts
-IDENTITY = "trackers.json"  # holds the id under which trackers know the run
-
-
-def sync_metrics(output_dir: Path) -> None:
-    """Waits until the lines of metrics.jsonl that were written so far are on the disk, where that can be done."""
-    with contextlib.suppress(OSError):
-        sync(output_dir / METRICS)
+Fields = dict[str, Any]  # numbers and texts; None for a number that is not finite or not known
+RUN_ID = "trackers.json"  # the file with the run's id
 
 
 class MetricsFile:
-    """metrics.jsonl: one JSON object a line. A full disk costs the line, not the run."""
+    """metrics.jsonl, one JSON object a line. A full disk costs the line, not the run."""
 
     def __init__(self, path: Path, state: TrainState):
-        """Opens the file, cut back to the step resumed from, so that it never holds a step twice.
+        """Opens the file and cuts it back to the resumed step, so that it never holds a step twice.
 
-        rows holds what stays of an earlier run.
+        rows are the lines that it keeps.
         """
         self._path = path
         self._lock = threading.Lock()  # a warning may come from another thread
         self.rows: list[Row] = []
         if path.exists() and state.step:
-            self.rows = [row for row in rows_in(path.read_bytes())
-                         if row["step"] <= (state.validated_step if "val_loss" in row else state.step)]
+            for row in rows_in(path.read_bytes()):
+                last_step = state.validated_step if "val_loss" in row else state.step
+                if row["step"] <= last_step:
+                    self.rows.append(row)
         write_whole(path, "".join(json.dumps(row) + "\n" for row in self.rows))
 
     def log(self, step: int, fields: Fields) -> None:
-        """Appends one line; the folder may have been deleted meanwhile."""
+        """Appends one line; a folder that was deleted meanwhile is made again."""
         try:
             with self._lock:
                 append_line(self._path, json.dumps({"step": step, **fields}).encode())
@@ -56,35 +51,37 @@ class MetricsFile:
 
 
 def run_id(output_dir: Path, is_resumed: bool) -> str:
-    """The id under which trackers know the run in a folder: a new one unless it is resumed there."""
-    path, new = output_dir / IDENTITY, secrets.token_hex(4)
+    """Returns the id under which trackers know the run in a folder; a run that is not resumed gets a new one."""
+    path, new_id = output_dir / RUN_ID, secrets.token_hex(4)
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
         if not is_resumed or not path.exists():
-            write_whole(path, json.dumps({"id": new}) + "\n")
+            write_whole(path, json.dumps({"id": new_id}) + "\n")
         return str(json.loads(read_text(path))["id"])
-    return new
+    return new_id
 
 
-class Trackers:
-    """metrics.jsonl and the trackers that read it; rows is what the file kept of an earlier run.
+class Recorder:
+    """Records a run in metrics.jsonl and in its trackers; rows are the lines kept of an earlier start.
 
-    settings are what the trackers are told of the run. With is_silent nothing is recorded, as in all but the first of
-    several processes.
+    config is what the trackers show of the run. A silent recorder, as in all processes but the main one, records
+    nothing.
     """
 
     def __init__(self, flags: FlagsOfGroup, output_dir: Path, state: TrainState, out: Progress,
-                 settings: Fields | None = None, is_silent: bool = False):
+                 config: Fields | None = None, is_silent: bool = False):
         self._metrics = None if is_silent else MetricsFile(output_dir / METRICS, state)
         self.rows = self._metrics.rows if self._metrics else []
         self._trackers: list[Tracker] = []
         self._out = out
-        if not is_silent and (names := requested_trackers(flags)):
+        names = [] if is_silent else requested_trackers(flags)
+        if names:
             number, name = run_id(output_dir, bool(state.step or flags.resume_from)), output_dir.resolve().name
-            self._trackers = [Tracker(each, RecordedRun(number, name, state.step, settings or {},
-                                                        str(output_dir / each)), out) for each in names]
+            for tracker in names:
+                run = RecordedRun(number, name, state.step, config or {}, str(output_dir / tracker))
+                self._trackers.append(Tracker(tracker, run, out))
 
     def log(self, step: int, **fields: Any) -> None:
-        """Records what there is to say of a step, what is not finite as None.
+        """Records the figures and texts of a step; a number that is not finite becomes None.
 
         A logged step has the field loss, a validation val_loss, a sample of text sample, a warning or advice advice.
         """
@@ -93,7 +90,7 @@ class Trackers:
                                      for name, value in fields.items()})
 
     def close(self, seconds: float) -> None:
-        """Ends the run for all trackers, and waits for each of them up to some seconds."""
+        """Tells all trackers that the run has ended, and waits for each of them up to this many seconds."""
         for tracker in self._trackers:
             tracker.end()
         for tracker in self._trackers:

@@ -1,4 +1,4 @@
-"""The process of a tracker: rows as they come, and who is taken to have logged in to wandb."""
+"""tracker_process.py: rows are read as they come, and a run of wandb is online only after a login."""
 
 import json
 import os
@@ -7,24 +7,20 @@ import types
 
 import pytest
 
-from gpt.trackers.follow import rows, wandb
-from gpt.trackers.tracker import RecordedRun
+from gpt.watching.tracker_process import RecordedRun, rows, wandb
 
 
 def test_rows_are_read_as_they_come_whole_and_to_the_last_one(tmp_path):
-    path, ends = tmp_path / "metrics.jsonl", [False, False, False, True]
+    path, ends = tmp_path / "metrics.jsonl", [False, False, True]
     path.write_text('{"step": 1, "gpu": "H100", "mfu": null}\n{"step": 2, "lo')
 
     def has_ended() -> bool:
-        if len(ends) == 3:
+        if len(ends) == 2:
             with path.open("a") as file:
                 file.write('ss": 2.0}\n')
-        elif len(ends) == 2:  # the folder was deleted: the trainer makes a new file
-            path.unlink()
-            path.write_text('{"step": 3}\n')
         return ends.pop(0)
 
-    assert list(rows(path, has_ended)) == [{"step": 1}, {"step": 2, "loss": 2.0}, {"step": 3}]
+    assert list(rows(path, has_ended)) == [{"step": 1}, {"step": 2, "loss": 2.0}]
 
 
 @pytest.fixture
@@ -44,7 +40,8 @@ def test_wandb_goes_on_after_the_resumed_step_online_and_begins_again_offline(li
     (old := tmp_path / "wandb/offline-run-1-id").mkdir(parents=True)
     (other := tmp_path / "wandb/offline-run-1-other").mkdir()
     assert wandb(run)[2:] == (f"to upload: wandb sync {tmp_path}/wandb/offline-run-2-id", -1)
-    assert (old.exists(), other.exists()) == (False, True)
+    assert not old.exists()
+    assert other.exists()
     os.environ.pop("WANDB_MODE")
     (tmp_path / "netrc").write_text("machine api.wandb.ai\n  login user\n  password key\n")
     assert wandb(run)[2:] == ("wandb: https://wandb.example/1", 7)
