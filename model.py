@@ -17,7 +17,7 @@ from torch.utils.checkpoint import checkpoint
 
 from gpt.ops.attention import Context
 from gpt.ops.linear import ACTIVATIONS, Embedding, Linear
-from gpt.ops.loss import OutputLayer, Taught
+from gpt.ops.loss import OutputLayer, TeacherOutput
 from gpt.ops.options import PLAIN, Options
 from gpt.ops.shards import fill
 
@@ -232,13 +232,13 @@ class LanguageModel(nn.Module):
                 x = block(x, context)
         return self.part(self.NORM)(x)
 
-    def forward(self, idx_BT: torch.Tensor, targets_BT: torch.Tensor | None = None, taught: Taught | None = None,
-                ) -> torch.Tensor:
+    def forward(self, idx_BT: torch.Tensor, targets_BT: torch.Tensor | None = None,
+                teacher_output: TeacherOutput | None = None) -> torch.Tensor:
         """The mean loss in nats, fp32 [], over targets that are not IGNORED; without targets the logits, [B, T, V].
 
-        taught is what a teacher makes of the same ids.
+        teacher_output is what a teacher computes from the same ids.
         """
-        return self.output(self.trunk(idx_BT), self.head_weight, targets_BT, taught)
+        return self.output(self.trunk(idx_BT), self.head_weight, targets_BT, teacher_output)
 
 
 class GPT(LanguageModel):

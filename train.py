@@ -432,7 +432,7 @@ def try_step(run: Run, batches: Iterable[tuple[torch.Tensor, torch.Tensor]], num
     for number, (inputs_BT, targets_BT) in enumerate(batches, 1):
         with parallel.adding_gradients(is_last=number == num):
             with setup.machine.autocast():
-                loss = parallel.forward(inputs_BT, targets_BT, run.taught(inputs_BT)) / num
+                loss = parallel.forward(inputs_BT, targets_BT, run.teacher_output(inputs_BT)) / num
             scaler.scale(loss).backward()
         mean_loss += loss.detach()
 

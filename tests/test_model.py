@@ -140,38 +140,41 @@ def test_every_weight_starts_as_its_name_says(deviation):
 # ---------------------------------------------------------------- the loss
 
 
-@pytest.mark.parametrize("is_taught", [False, True])
+@pytest.mark.parametrize("has_teacher", [False, True])
 @pytest.mark.parametrize("tie_weights", [True, False])
-def test_garbage_in_the_padding_changes_neither_loss_nor_gradients(make_model, tie_weights, is_taught):
+def test_garbage_in_the_padding_changes_neither_loss_nor_gradients(make_model, tie_weights, has_teacher):
     model = make_model(tie_weights=tie_weights, vocab_size=300)
     ids, targets = random_ids(model), random_ids(model)
-    taught = random_taught(model) if is_taught else None
-    clean = loss_and_gradients(model, ids, targets, taught)
+    teacher_output = random_teacher_output(model) if has_teacher else None
+    clean = loss_and_gradients(model, ids, targets, teacher_output)
     with torch.no_grad():
         model.transformer["wte"].weight[300:] = 1e3
         model.head_weight[300:] = 1e3
-    for before, after in zip(clean, loss_and_gradients(model, ids, targets, taught), strict=True):
+    for before, after in zip(clean, loss_and_gradients(model, ids, targets, teacher_output), strict=True):
         assert torch.equal(before, after)
     gradient = model.head_weight.grad
     assert gradient is not None
     assert (gradient[300:] == 0).all()
 
 
-@pytest.mark.parametrize("is_taught", [False, True])
-def test_the_loss_is_the_cross_entropy_over_the_vocabulary_alone(make_model, is_taught):
+@pytest.mark.parametrize("has_teacher", [False, True])
+def test_the_loss_is_the_cross_entropy_over_the_vocabulary_alone(make_model, has_teacher):
     model = make_model(vocab_size=300)
     ids, targets = random_ids(model), random_ids(model)
     logits = model(ids)
     assert logits.shape == (2, 16, 300)
     targets[:, 5:] = IGNORED
     wanted = F.one_hot(targets[:, :5], 300).float()
-    if taught := random_taught(model) if is_taught else None:
-        wanted = (1 - TEACHERS_SHARE) * wanted + TEACHERS_SHARE * (taught[0] @ taught[1].T)[:, :5, :300].softmax(-1)
+    teacher_output = random_teacher_output(model) if has_teacher else None
+    if teacher_output:
+        hidden, head = teacher_output
+        expected_by_teacher = (hidden @ head.T)[:, :5, :300].softmax(-1)
+        wanted = (1 - TEACHERS_SHARE) * wanted + TEACHERS_SHARE * expected_by_teacher
     expected = F.cross_entropy(logits[:, :5].flatten(0, 1), wanted.flatten(0, 1))
-    torch.testing.assert_close(model(ids, targets, taught), expected, atol=1e-6, rtol=0)
+    torch.testing.assert_close(model(ids, targets, teacher_output), expected, atol=1e-6, rtol=0)
 
 
-def random_taught(model: GPT) -> tuple[torch.Tensor, torch.Tensor]:
+def random_teacher_output(model: GPT) -> tuple[torch.Tensor, torch.Tensor]:
     """What a narrow teacher of as many ids says of two sequences."""
     return torch.randn(2, 16, 8), torch.randn(len(model.head_weight), 8)
 
@@ -179,30 +182,30 @@ def random_taught(model: GPT) -> tuple[torch.Tensor, torch.Tensor]:
 # ---------------------------------------------------------------- how training spends memory
 
 
-def loss_and_gradients(model: GPT, ids: torch.Tensor, targets: torch.Tensor, taught: Any = None,
+def loss_and_gradients(model: GPT, ids: torch.Tensor, targets: torch.Tensor, teacher_output: Any = None,
                        dtype: torch.dtype = torch.float32) -> list[torch.Tensor]:
     model.zero_grad()
     torch.manual_seed(0)
     with torch.autocast(ids.device.type, dtype, enabled=dtype != torch.float32):
-        loss = model(ids, targets, taught)
+        loss = model(ids, targets, teacher_output)
     (3 * loss).backward()
     return [loss.detach(), *(p.grad.clone() for p in model.parameters() if p.grad is not None)]
 
 
 @pytest.mark.parametrize("chunk", [1, 7, 16, 31])
-@pytest.mark.parametrize("is_taught", [False, True])
+@pytest.mark.parametrize("has_teacher", [False, True])
 @pytest.mark.parametrize("tie_weights", [True, False])
-def test_the_loss_in_chunks_and_its_gradients_are_those_of_all_logits(make_model, tie_weights, is_taught, chunk):
+def test_the_loss_in_chunks_and_its_gradients_are_those_of_all_logits(make_model, tie_weights, has_teacher, chunk):
     model = make_model(tie_weights=tie_weights, vocab_size=300).train()
     ids, targets = random_ids(model), random_ids(model)
     targets[0, 3:9] = IGNORED
-    taught = random_taught(model) if is_taught else None
-    plain = loss_and_gradients(model, ids, targets, taught)
+    teacher_output = random_teacher_output(model) if has_teacher else None
+    plain = loss_and_gradients(model, ids, targets, teacher_output)
     model.output.chunk_rows = chunk
-    for found, expected in zip(loss_and_gradients(model, ids, targets, taught), plain, strict=True):
+    for found, expected in zip(loss_and_gradients(model, ids, targets, teacher_output), plain, strict=True):
         assert largest_difference(found, expected) < 2e-6
     with torch.no_grad():
-        assert largest_difference(model(ids, targets, taught), plain[0]) < 2e-6
+        assert largest_difference(model(ids, targets, teacher_output), plain[0]) < 2e-6
         assert model(ids, targets).grad_fn is None
 
 

@@ -74,7 +74,7 @@ class Tensors:
             training[f"rng.{device.type}"] = backend_of(device).api.get_rng_state()
         return Tensors({name: tensor.detach() for name, tensor in model.state_dict().items()}, training)
 
-    def ask(self) -> None:
+    def join_gather(self) -> None:
         """Takes part in gathering the tensors of which each process has some rows, for the process that keeps them."""
         for tensor in (*self.model.values(), *self.training.values()):
             full_tensor(tensor)

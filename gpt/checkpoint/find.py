@@ -167,7 +167,7 @@ def find_resume(requested: str, output_dir: Path, overwrite: bool, warn: Callabl
     path, state = _locate(Path(requested), warn, to_train=True, home=output_dir)
     if state is None:
         raise _refusal(f"{printable(path)} has no {MANIFEST}. Only a checkpoint of train.py can be resumed.")
-    if not overwrite and (others := not_leading_to(output_dir, path, state["step"])):
+    if not overwrite and (others := checkpoints_of_other_runs(output_dir, path, state["step"])):
         names = printable(", ".join(other.name for other in others[:3]))
         raise _refusal(f"--output_dir {printable(output_dir)} holds checkpoints that do not lead to "
                        f"{printable(path.name)}: {names}. Give another --output_dir, or --overwrite, which deletes "
@@ -182,7 +182,7 @@ def held_by_another_run(flag: str, folder: Path, last_step: int) -> UserError:
                     "which deletes them.")
 
 
-def not_leading_to(output_dir: Path, resumed: Path | None, step: int) -> list[Path]:
+def checkpoints_of_other_runs(output_dir: Path, resumed: Path | None, step: int) -> list[Path]:
     """The checkpoints in output_dir that do not belong to the resumed run's past.
 
     Those are the ones after the step if the run resumes from a checkpoint in this folder, otherwise all.

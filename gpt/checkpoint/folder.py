@@ -86,7 +86,7 @@ def sweep(output_dir: Path) -> None:
 
 
 @contextlib.contextmanager
-def appearing(output_dir: Path, name: str) -> Iterator[Path]:
+def atomic_folder(output_dir: Path, name: str) -> Iterator[Path]:
     """A new folder to write a checkpoint into, which gets its name once it verifies: nobody sees it before.
 
     An older, or damaged, checkpoint of the same step is put aside for that moment. Raises InvalidCheckpoint if what
@@ -129,7 +129,7 @@ def put_back(replaced: Path, final: Path) -> None:
             rename(replaced, final)
 
 
-class Keeping(NamedTuple):
+class Retention(NamedTuple):
     """Which checkpoints stay once that of step `saved` is there: the arguments of prune."""
 
     saved: int

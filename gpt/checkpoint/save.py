@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 
 from gpt.checkpoint.contents import Tensors, aligned, manifest_text
-from gpt.checkpoint.folder import appearing
+from gpt.checkpoint.folder import atomic_folder
 from gpt.checkpoint.tensors import write_file, write_tensors
 from gpt.common.errors import InvalidCheckpoint
 from gpt.common.names import MANIFEST
@@ -63,7 +63,7 @@ def save(output_dir: Path, step: int, tensors: Mapping[str, Mapping[str, torch.T
     """
     output_dir.mkdir(parents=True, exist_ok=True)
     try:
-        with appearing(output_dir, f"checkpoint-{step}") as folder:
+        with atomic_folder(output_dir, f"checkpoint-{step}") as folder:
             with ThreadPoolExecutor(len(tensors)) as writers:  # the disk and the hash wait less for each other
                 written = writers.map(lambda name: write_tensors(folder / name, tensors[name]), tensors)
             entries = dict(zip(tensors, written, strict=True))

@@ -21,18 +21,21 @@ IGNORED = -1  # a target that takes no part in the loss
 TEACHERS_SHARE = 0.5  # of a target
 FP16_FACTOR = 512.0  # on gradients of logits in fp16, which cannot tell most of a softmax from zero
 
-Taught: TypeAlias = tuple[torch.Tensor, torch.Tensor]  # a teacher's final hidden states [B, T, D], its head [P, D]
+# A teacher's final hidden states, [B, T, D], and its output matrix, [P, D].
+TeacherOutput: TypeAlias = tuple[torch.Tensor, torch.Tensor]
 
 
-def cross_entropy(logits_NV: torch.Tensor, targets_N: torch.Tensor, taught_NV: torch.Tensor | None = None,
+def cross_entropy(logits_NV: torch.Tensor, targets_N: torch.Tensor, teacher_logits_NV: torch.Tensor | None = None,
                   ) -> torch.Tensor:
-    """The mean loss in nats, fp32 [], over targets that are not IGNORED: PyTorch's own; taught_NV: a teacher's logits.
+    """The mean loss in nats, fp32 [], over targets that are not IGNORED, by PyTorch's own function.
+
+    With a teacher's logits, TEACHERS_SHARE of each target is the teacher's softmax.
     """
     loss = F.cross_entropy(logits_NV.float(), targets_N.long(), ignore_index=IGNORED)
-    if taught_NV is None:
+    if teacher_logits_NV is None:
         return loss
     kept = targets_N != IGNORED
-    to_teacher = F.cross_entropy(logits_NV.float(), taught_NV.float().softmax(-1), reduction="none")
+    to_teacher = F.cross_entropy(logits_NV.float(), teacher_logits_NV.float().softmax(-1), reduction="none")
     return (1 - TEACHERS_SHARE) * loss + TEACHERS_SHARE * torch.where(kept, to_teacher, 0.0).sum() / kept.sum()
 
 
@@ -50,20 +53,20 @@ class OutputLayer(nn.Module):
         self.register_buffer("rounded", None, persistent=False)
 
     def forward(self, x_BTC: torch.Tensor, weight_PC: torch.Tensor, targets_BT: torch.Tensor | None = None,
-                taught: Taught | None = None) -> torch.Tensor:
+                teacher_output: TeacherOutput | None = None) -> torch.Tensor:
         """The mean loss, fp32 []; without targets the logits, [B, T, V]. The padding is no choice, here or anywhere."""
         if targets_BT is not None and 0 < self.chunk_rows < targets_BT.numel():
-            return linear_cross_entropy(x_BTC.flatten(0, 1), weight_PC, targets_BT.flatten(), self.vocab_size, taught,
-                                        self.chunk_rows, self.rounded)
+            return linear_cross_entropy(x_BTC.flatten(0, 1), weight_PC, targets_BT.flatten(), self.vocab_size,
+                                        teacher_output, self.chunk_rows, self.rounded)
         logits_BTV = linear(x_BTC, weight_PC)[..., :self.vocab_size]
         if targets_BT is None:
             return logits_BTV
-        taught_NV = linear(*taught)[..., :self.vocab_size].flatten(0, 1) if taught else None
-        return cross_entropy(logits_BTV.flatten(0, 1), targets_BT.flatten(), taught_NV)
+        teacher_logits_NV = linear(*teacher_output)[..., :self.vocab_size].flatten(0, 1) if teacher_output else None
+        return cross_entropy(logits_BTV.flatten(0, 1), targets_BT.flatten(), teacher_logits_NV)
 
 
 def linear_cross_entropy(x_NC: torch.Tensor, weight_PC: torch.Tensor, targets_N: torch.Tensor, vocab_size: int,
-                         taught: Taught | None, chunk_rows: int, rounded_PC: torch.Tensor | None = None,
+                         teacher_output: TeacherOutput | None, chunk_rows: int, rounded_PC: torch.Tensor | None = None,
                          ) -> torch.Tensor:
     """cross_entropy of the logits x weight' without their padding, with only chunk_rows rows of logits at a time.
 
@@ -74,7 +77,7 @@ def linear_cross_entropy(x_NC: torch.Tensor, weight_PC: torch.Tensor, targets_N:
     is_mixed = torch.is_autocast_enabled(x_NC.device.type)
     dtype = torch.get_autocast_dtype(x_NC.device.type) if is_mixed else torch.float32
     rule = (vocab_size, chunk_rows, torch.is_grad_enabled())
-    theirs = (taught[0].flatten(0, 1).to(dtype), taught[1].to(dtype)) if taught else ()
+    theirs = (teacher_output[0].flatten(0, 1).to(dtype), teacher_output[1].to(dtype)) if teacher_output else ()
     with torch.autocast(x_NC.device.type, enabled=False):  # each product below has the dtype that it says
         return _LinearCrossEntropy.apply(  # type: ignore[return-value]
             x_NC, weight_PC, weight_PC.to(dtype) if rounded_PC is None else rounded_PC, targets_N, rule, *theirs)
@@ -84,9 +87,9 @@ class _LinearCrossEntropy(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x_NC: torch.Tensor, weight_PC: torch.Tensor,  # type: ignore[override]
                 rounded_PC: torch.Tensor, targets_N: torch.Tensor, rule: tuple[int, int, bool],
-                *taught: torch.Tensor) -> torch.Tensor:
+                *teacher_output: torch.Tensor) -> torch.Tensor:
         dtype = rounded_PC.dtype
-        loss, dx_NC, dw_PC = head_in_chunks(x_NC.to(dtype), rounded_PC, targets_N, taught, *rule)
+        loss, dx_NC, dw_PC = head_in_chunks(x_NC.to(dtype), rounded_PC, targets_N, teacher_output, *rule)
         # After the chunks: before them, the compiler would join this sum with the division, and compute all chunks'
         # logits for it first.
         num_targets = (targets_N != IGNORED).sum()
@@ -119,7 +122,7 @@ def add_product_(sum_PC: torch.Tensor, a_PN: torch.Tensor, b_NC: torch.Tensor) -
 
 
 def add_product_in_16_bits_(sum_PC: torch.Tensor, a_PN: torch.Tensor, b_NC: torch.Tensor) -> None:
-    """The same for cards of before Ampere: Liger Kernel, too, asks for Ampere where 16 bits are multiplied into fp32.
+    """The same for pre-Ampere cards: Liger Kernel, too, asks for Ampere where 16 bits are multiplied into fp32.
 
     The product is in fp16, of b made smaller, so that a sum over some thousand rows does not overflow.
     """
@@ -142,8 +145,8 @@ def _shapes_of_overwrite_(x_NC: torch.Tensor, y_NC: torch.Tensor) -> None:
     pass
 
 
-def head_in_chunks(x_NC: torch.Tensor, weight_PC: torch.Tensor, targets_N: torch.Tensor, taught: Sequence[torch.Tensor],
-                   vocab_size: int, chunk_rows: int, needs_gradients: bool,
+def head_in_chunks(x_NC: torch.Tensor, weight_PC: torch.Tensor, targets_N: torch.Tensor,
+                   teacher_output: Sequence[torch.Tensor], vocab_size: int, chunk_rows: int, needs_gradients: bool,
                    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """The sum of the losses of all rows, fp32 [], and its gradients: [N, C], and fp32 [P, C].
 
@@ -157,7 +160,7 @@ def head_in_chunks(x_NC: torch.Tensor, weight_PC: torch.Tensor, targets_N: torch
         x_NC = x_NC.clone()  # for its gradient; compiled with what makes x, it takes neither time nor memory
     column_P = torch.arange(len(weight_PC), device=weight_PC.device)
     is_id_P = column_P < vocab_size
-    on_target = 1 - TEACHERS_SHARE if taught else 1.0
+    on_target = 1 - TEACHERS_SHARE if teacher_output else 1.0
 
     loss = torch.zeros((), device=weight_PC.device)
     dx_parts = []
@@ -174,9 +177,9 @@ def head_in_chunks(x_NC: torch.Tensor, weight_PC: torch.Tensor, targets_N: torch
         z_target = torch.where(is_target, z, 0.0).sum(-1, keepdim=True)
         loss_N1 = lse - on_target * z_target
         expected = None
-        if taught:
-            z_taught = linear(taught[0][row:row + chunk_rows], taught[1]).float()
-            expected = TEACHERS_SHARE * torch.where(is_id_P, z_taught, -torch.inf).softmax(-1)
+        if teacher_output:
+            z_teacher = linear(teacher_output[0][row:row + chunk_rows], teacher_output[1]).float()
+            expected = TEACHERS_SHARE * torch.where(is_id_P, z_teacher, -torch.inf).softmax(-1)
             loss_N1 = loss_N1 - (expected * torch.where(is_id_P, z, 0.0)).sum(-1, keepdim=True)
         loss = loss + torch.where(kept, loss_N1, 0.0).sum()
 

@@ -163,7 +163,7 @@ def choose_options(recompute: bool, has_weights: bool, machine: Machine, attenti
     """
     # Trained weights can make activations beyond the largest number of fp16, 65,504. A run goes on as it began.
     stays_wide = machine.precision == "fp16" and (has_weights or began_with.get("residual") == "fp32")
-    # Cards of before Ampere only emulate bf16. torch 2.11 keeps the results of own operations that are to be computed
+    # Pre-Ampere cards only emulate bf16. torch 2.11 keeps the results of own operations that are to be computed
     # again.
     is_half = machine.precision == "fp16" or (machine.precision == "bf16" and machine.backend.has_bf16())
     rounds = machine.backend.sums_in_fp32 and is_half and not recompute

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from gpt.architectures.table import ModelConfig
 from gpt.checkpoint import contents, find, save
-from gpt.checkpoint.folder import Keeping, prune
+from gpt.checkpoint.folder import Retention, prune
 from gpt.checkpoint.tensors import NotFinite
 from gpt.common.errors import UserError
 from gpt.common.files import sync, why_not_written
@@ -101,7 +101,7 @@ class Checkpointer:
         if resumed is not None and find.is_inside(resumed, self.output_dir):
             self._written_step = self._run.state.step
             if self.mirror is not None:  # a killed run may have left it behind
-                self.mirror.wants(self._keeping(self._written_step, self.best_step))
+                self.mirror.wants(self._retention(self._written_step, self.best_step))
         if self._snapshot is not None:  # the first save would wait for new pages longer than for its copy
             self._snapshot.reserve(self.plan.checkpoint_bytes, self._runtime.machine.backend.runs_ahead)
 
@@ -140,7 +140,7 @@ class Checkpointer:
             if is_first:
                 tensors = self._snapshot.take(tensors) if self._snapshot else tensors.gathered()
             else:
-                tensors.ask()
+                tensors.join_gather()
         waited = time.perf_counter() - started
 
         def write() -> float:
@@ -149,14 +149,14 @@ class Checkpointer:
             texts = contents.text_files(step, config, fields, self._tokenizer_json,
                                         self._run.setup.corpus.end_of_text_id, card)
             save.save(self.output_dir, step, contents.tensor_files(config, tensors), texts)
-            self._written_step, self.best_step, keeping = step, best, self._keeping(step, best)
-            prune(self.output_dir, *keeping)
+            self._written_step, self.best_step, retention = step, best, self._retention(step, best)
+            prune(self.output_dir, *retention)
             seconds = time.perf_counter() - started
             if not self.save_seconds:
                 self._runtime.out.say(f"saved checkpoint-{step}: {size(self.plan.checkpoint_bytes)} in {seconds:.2f} "
                                       f"s, of which training waited {waited if self._snapshot else seconds:.2f} s")
             if self.mirror is not None:
-                self.mirror.wants(keeping)
+                self.mirror.wants(retention)
             return seconds
 
         if is_first:
@@ -164,10 +164,10 @@ class Checkpointer:
         if not self.plan.copies:
             self._settle_all()
 
-    def _keeping(self, step: int, best: int) -> Keeping:
+    def _retention(self, step: int, best: int) -> Retention:
         """Which checkpoints stay after that of this step: the last ones, the best, and what the mirror is copying."""
         protected = frozenset((best, self._run.setup.recipe.plateau_end or 0))
-        return Keeping(step, self._args.keep_checkpoints, protected | (self.mirror.held if self.mirror else set()))
+        return Retention(step, self._args.keep_checkpoints, protected | (self.mirror.held if self.mirror else set()))
 
     def settle(self, wait: bool) -> None:
         """Notes the end of the save in flight, with wait waits for it; warns of one that failed, as on a full disk.

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from gpt.checkpoint import find
 from gpt.checkpoint.find import steps_in
-from gpt.checkpoint.folder import Keeping, appearing, check_place, outdated, prune, sweep
+from gpt.checkpoint.folder import Retention, atomic_folder, check_place, outdated, prune, sweep
 from gpt.checkpoint.recorded import read_mark, write_mark
 from gpt.checkpoint.verify import manifest_entries, read_state, verify
 from gpt.common.errors import Exit, InvalidCheckpoint, UserError
@@ -43,7 +43,7 @@ def copy_checkpoint(source: Path, folder: Path) -> None:
     """
     names = {*manifest_entries(source), MANIFEST}
     try:
-        with appearing(folder, source.name) as temporary:
+        with atomic_folder(folder, source.name) as temporary:
             for path in source.iterdir():
                 if path.name in names:
                     copy_file(path, temporary / path.name)
@@ -87,7 +87,7 @@ class Mirror:
         self.held: frozenset[int] = frozenset()  # the step that is being copied, which must not be pruned meanwhile
         self._shown, self._out = printable(root), out
         self._mark: dict[str, str] = {}  # what says in the folder that this run uses it; empty until it is written
-        self._keeping: Keeping | None = None  # what was asked for last
+        self._retention: Retention | None = None  # what was asked for last
         self._thread, self._turn = threading.Thread(), threading.Lock()
         self._trouble = ""  # what is wrong; said when it begins
 
@@ -101,22 +101,22 @@ class Mirror:
         sweep(self.root)
         self._mark = mark
 
-    def wants(self, keeping: Keeping) -> None:
+    def wants(self, retention: Retention) -> None:
         """Asks for a copy of what the run's folder holds now; returns at once."""
-        self._keeping = keeping
-        self._thread = threading.Thread(target=self._work, args=(keeping,), daemon=True, name="mirror")
+        self._retention = retention
+        self._thread = threading.Thread(target=self._work, args=(retention,), daemon=True, name="mirror")
         self._thread.start()  # a daemon: a disk that hangs ends no run
 
     def finish(self) -> None:
         """Waits for the last copy, and says whether it is there."""
-        if self._keeping is None:
+        if self._retention is None:
             return
-        last, until = self.output_dir / f"checkpoint-{self._keeping.saved}", time.monotonic() + LONGEST_WAIT_SECONDS
-        self.wants(self._keeping)  # once more where it failed, and with the last lines of the logs
+        last, until = self.output_dir / f"checkpoint-{self._retention.saved}", time.monotonic() + LONGEST_WAIT_SECONDS
+        self.wants(self._retention)  # once more where it failed, and with the last lines of the logs
         with self._out.phase(f"copying to the mirror {self._shown}"):
             while self._thread.is_alive() and time.monotonic() < until:
                 self._thread.join(0.2)
-        self._keeping = None
+        self._retention = None
         if not self._thread.is_alive() and is_copied(last, self.root / last.name):
             self._out.say(f"mirror      {last.name} is in {self._shown}, verified")
             return
@@ -125,12 +125,12 @@ class Mirror:
 
     # ---- the thread
 
-    def _work(self, keeping: Keeping) -> None:
+    def _work(self, retention: Retention) -> None:
         yield_the_cores()
         with self._turn:
             try:
-                if keeping is self._keeping:  # else another thread has been asked since
-                    self._bring_in_line(keeping)
+                if retention is self._retention:  # else another thread has been asked since
+                    self._bring_in_line(retention)
             except Exception as error:  # a thread that ends by a bug would end the mirror without a word
                 is_said = bool(self._trouble)
                 self._trouble = printable(getattr(error, "strerror", None) or str(error))[:200]
@@ -139,7 +139,7 @@ class Mirror:
                                    "and each save tries again.")
             self.held = frozenset()
 
-    def _bring_in_line(self, keeping: Keeping) -> None:
+    def _bring_in_line(self, retention: Retention) -> None:
         """Copies what the mirror lacks, and deletes from it what the run's folder does not keep either."""
         if not self._mark:  # its disk was away when the run began
             self.take()
@@ -149,17 +149,17 @@ class Mirror:
         for path in run_files(self.output_dir):  # before the checkpoint: metrics.jsonl has the rows that led to it
             copy_file(path, self.root / PART)
             rename(self.root / PART, self.root / path.name)
-        passed_over, damaged = outdated(self.output_dir, *keeping), ""
+        passed_over, damaged = outdated(self.output_dir, *retention), ""
         for step, path in steps_in(self.output_dir).items():
-            if step > keeping.saved or path in passed_over or is_copied(path, self.root / path.name):
+            if step > retention.saved or path in passed_over or is_copied(path, self.root / path.name):
                 continue
             self.held = frozenset((step,))
             try:
                 copy_checkpoint(path, self.root)
             except InvalidCheckpoint as error:
                 damaged = f"{path.name} is damaged and is not copied: {error}" if path.exists() else damaged
-            prune(self.root, *keeping)
-            if keeping is not self._keeping:  # the newest first
+            prune(self.root, *retention)
+            if retention is not self._retention:  # the newest first
                 return
         if damaged:
             raise OSError(damaged)
@@ -269,6 +269,6 @@ def is_same_folder(path: str | Path, other: str | Path) -> bool:
 
 def delete_other_runs(output_dir: Path, resumed: Path | None, step: int, out: Progress) -> None:
     """Deletes the checkpoints of other runs in the output folder, as --overwrite requests."""
-    for other in find.not_leading_to(output_dir, resumed, step):
+    for other in find.checkpoints_of_other_runs(output_dir, resumed, step):
         out.say(f"overwrite   deleting {printable(other)}")
         shutil.rmtree(other, ignore_errors=True)

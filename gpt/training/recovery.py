@@ -122,8 +122,8 @@ def _run_compiled(run: Run, inputs_BT: torch.Tensor, targets_BT: torch.Tensor) -
     is_whole_step = run.accumulation == 1 and run.setup.processes.world_size == 1
     with run.parallel.adding_gradients(is_last=is_whole_step):
         with machine.autocast():
-            losses = run.parallel.forward(inputs_BT, targets_BT, run.taught(inputs_BT))
-        run.scaler.scale(losses).backward(torch.ones_like(losses))
+            loss = run.parallel.forward(inputs_BT, targets_BT, run.teacher_output(inputs_BT))
+        run.scaler.scale(loss).backward()
     compile_optimizer(run.optimizer)
     machine.backend.synchronize()
 

@@ -19,7 +19,7 @@ from gpt.machine.device import Machine
 from gpt.machine.processes import Processes
 from gpt.machine.timing import Gauge, TrainingClock
 from gpt.ops.attention import Attention, causal_attention
-from gpt.ops.loss import Taught
+from gpt.ops.loss import TeacherOutput
 from gpt.optimizers.build import adamw_for, build_optimizer, dtype_of_products, parameter_groups, set_groups
 from gpt.training.parallel import Alone, Decisions, build
 from gpt.training.teacher import Teacher, load_teacher
@@ -159,7 +159,7 @@ class Run:
         setup = self.setup
         return setup.recipe.samples_per_step // (self.batches.batch_size * setup.processes.world_size)
 
-    def taught(self, inputs_BT: torch.Tensor) -> Taught | None:
+    def teacher_output(self, inputs_BT: torch.Tensor) -> TeacherOutput | None:
         """What the teacher makes of these ids; None where there is none."""
         return self.teacher and self.teacher(inputs_BT)
 

@@ -15,7 +15,7 @@ from gpt.common.files import named_in
 from gpt.common.progress import Progress
 from gpt.common.words import printable
 from gpt.machine.device import Machine
-from gpt.ops.loss import Taught
+from gpt.ops.loss import TeacherOutput
 from gpt.ops.options import Options
 
 
@@ -36,7 +36,7 @@ class Teacher:
         self._trunk = self._model.trunk
 
     @torch.no_grad()
-    def __call__(self, inputs_BT: torch.Tensor) -> Taught:
+    def __call__(self, inputs_BT: torch.Tensor) -> TeacherOutput:
         """What a student's loss takes besides its targets: from these, its probabilities follow."""
         return self._trunk(inputs_BT), self._model.head_weight
 

@@ -12,8 +12,8 @@ import torch
 
 from gpt.checkpoint.find import (
     check_same,
+    checkpoints_of_other_runs,
     find_resume,
-    not_leading_to,
     read_checkpoint,
     resolve,
     steps_in,
@@ -138,9 +138,9 @@ def test_a_path_is_resumed_where_no_other_run_is_overwritten(folder, sound, tmp_
         assert found is not None
         assert found[0] == requested
         assert found[1]["step"] == 900
-    assert [p.name for p in not_leading_to(folder, folder / "checkpoint-900", 900)] == ["checkpoint-1000"]
-    assert len(not_leading_to(folder, sound / "checkpoint-1000", 1000)) == 2
-    assert len(not_leading_to(folder, None, 0)) == 2
+    assert [p.name for p in checkpoints_of_other_runs(folder, folder / "checkpoint-900", 900)] == ["checkpoint-1000"]
+    assert len(checkpoints_of_other_runs(folder, sound / "checkpoint-1000", 1000)) == 2
+    assert len(checkpoints_of_other_runs(folder, None, 0)) == 2
     for step in (1001, 1002, 1003):
         shutil.copytree(folder / "checkpoint-900", folder / f"checkpoint-{step}")
     with refused(r": checkpoint-1003, checkpoint-1002, checkpoint-1001\. .*--overwrite, which deletes 4 checkpoints"):

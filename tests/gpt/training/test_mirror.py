@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from gpt.checkpoint.find import steps_in
-from gpt.checkpoint.folder import Keeping
+from gpt.checkpoint.folder import Retention
 from gpt.checkpoint.recorded import read_mark, write_mark
 from gpt.checkpoint.verify import verify
 from gpt.common.errors import Exit, InvalidCheckpoint
@@ -95,13 +95,13 @@ def mirror(tmp_path, drive, printed, capsys):
         made.finish()
 
 
-def keeping(saved, keep=3, protected=()):
-    return Keeping(saved, keep, frozenset(protected))
+def retention(saved, keep=3, protected=()):
+    return Retention(saved, keep, frozenset(protected))
 
 
 def copied(mirror, step, **rest):
     """Asks for a copy and lets the thread do all of it."""
-    mirror.wants(keeping(step, **rest))
+    mirror.wants(retention(step, **rest))
     mirror._thread.join(60)
     assert not mirror._thread.is_alive()
 
@@ -135,11 +135,11 @@ def test_while_the_disk_hangs_the_run_asks_and_goes_on_and_what_is_copied_is_not
 
     monkeypatch.setattr(room, "copy_checkpoint", hanging)
     numbered(1)
-    mirror.wants(keeping(1, keep=1))
+    mirror.wants(retention(1, keep=1))
     assert begun.wait(60)
     assert mirror.held == {1}
     numbered(2, 3)
-    mirror.wants(keeping(2, keep=1))
+    mirror.wants(retention(2, keep=1))
     assert list(steps_in(mirror.root)) == []
     goes_on.set()
     copied(mirror, 3, keep=1)
@@ -152,7 +152,7 @@ def test_the_last_copy_is_waited_for_so_long_and_no_longer(mirror, numbered, mon
     monkeypatch.setattr(room, "copy_checkpoint", lambda *rest: goes_on.wait(60))
     monkeypatch.setattr(room, "LONGEST_WAIT_SECONDS", 0.4)
     numbered(7)
-    mirror.wants(keeping(7))
+    mirror.wants(retention(7))
     mirror.finish()
     said = capsys.readouterr().err
     assert "lacks checkpoint-7: too slow. Copy it by hand: cp -r " in said
@@ -174,7 +174,7 @@ def test_a_folder_that_is_gone_is_said_once_not_made_anew_and_used_again_when_it
     mirror.root.rmdir()
     (tmp_path / "unplugged").rename(mirror.root)
     numbered(2)
-    mirror.wants(keeping(2))
+    mirror.wants(retention(2))
     mirror.finish()
     assert f"checkpoint-2 is in {mirror.root}, verified" in printed.getvalue()
     assert list(steps_in(mirror.root)) == [2, 1]

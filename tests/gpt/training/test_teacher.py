@@ -1,4 +1,4 @@
-"""A model that is taught by a finished one: what it descends, how it is refused, stopped and resumed."""
+"""A model that is distilled from a finished one: its loss, how it is refused, stopped and resumed."""
 
 import dataclasses
 from pathlib import Path
@@ -19,15 +19,15 @@ STEPS = ["--max_steps", "8", "--log_interval", "1", "--eval_interval", "4"]
 
 
 @pytest.fixture
-def taught(run):
-    """The runner of train.main, in whose folder are a teacher, and what it has taught."""
+def with_teacher(run):
+    """The runner of train.main, with a teacher and a model that was distilled from it in its folder."""
     run.ok(*STEPS, "--arch", "qwen3", "--n_embd", "32", "--seed", "3", out="first")
     run.ok(*STEPS, "--teacher", str(run.folder / "first"), "--dropout", "0.1", out="second")
     return run
 
 
-def test_half_of_each_target_is_what_the_teacher_expects(taught):
-    teacher, student = (load_model(taught.folder / name / "checkpoint-8", torch.device("cpu")).eval()
+def test_half_of_each_target_is_what_the_teacher_expects(with_teacher):
+    teacher, student = (load_model(with_teacher.folder / name / "checkpoint-8", torch.device("cpu")).eval()
                         for name in ("first", "second"))
     ids = torch.randint(student.config.vocab_size, (2, 9))
     with torch.no_grad():
@@ -41,43 +41,43 @@ def test_half_of_each_target_is_what_the_teacher_expects(taught):
     assert all(torch.equal(tensor, before[name]) for name, tensor in teacher.state_dict().items())
 
 
-def test_a_teacher_whose_weights_are_kept_in_bf16_expects_the_same(taught):
+def test_a_teacher_whose_weights_are_kept_in_bf16_expects_the_same(with_teacher):
     machine, ids = dataclasses.replace(on_cpu(), dtype=torch.bfloat16), torch.randint(99, (2, 8))
     with machine.autocast():
-        found, expected = (load_teacher(str(taught.folder / "first" / "checkpoint-8"), Options(rounded_to=dtype),
+        found, expected = (load_teacher(str(with_teacher.folder / "first" / "checkpoint-8"), Options(rounded_to=dtype),
                                         machine)(ids)[0] for dtype in (torch.bfloat16, None))  # type: ignore[misc]
     assert torch.equal(found, expected)
 
 
-def test_a_taught_run_that_was_stopped_ends_with_the_same_bytes(taught):
-    shown = str(taught.folder / "first" / "checkpoint-8")
+def test_a_distilling_run_that_was_stopped_ends_with_the_same_bytes(with_teacher):
+    shown = str(with_teacher.folder / "first" / "checkpoint-8")
     flags = [*STEPS, "--teacher", shown, "--dropout", "0.1", "--warmup_steps", "1", "--lr_schedule", "constant"]
-    taught.ok(*flags, "--max_steps", "4", out="whole")
-    resume = ["--resume_from", str(taught.folder / "whole"), "--max_steps", "8"]
-    moved = (taught.folder / "first").rename(taught.folder / "moved")  # after the run recorded where it is
-    assert "where it is now" in taught.refused(Exit.CHECKPOINT, *resume, out="whole")
-    assert f"teacher     {moved}" in taught.ok(*resume, "--teacher", str(moved), out="whole")
-    moved.rename(taught.folder / "first")
-    taught.ok(*flags, out="again")
-    assert same_tensors(taught.folder / "whole" / "checkpoint-8", taught.folder / "again" / "checkpoint-8")
+    with_teacher.ok(*flags, "--max_steps", "4", out="whole")
+    resume = ["--resume_from", str(with_teacher.folder / "whole"), "--max_steps", "8"]
+    moved = (with_teacher.folder / "first").rename(with_teacher.folder / "moved")  # after the run recorded where it is
+    assert "where it is now" in with_teacher.refused(Exit.CHECKPOINT, *resume, out="whole")
+    assert f"teacher     {moved}" in with_teacher.ok(*resume, "--teacher", str(moved), out="whole")
+    moved.rename(with_teacher.folder / "first")
+    with_teacher.ok(*flags, out="again")
+    assert same_tensors(with_teacher.folder / "whole" / "checkpoint-8", with_teacher.folder / "again" / "checkpoint-8")
 
 
-def test_a_validation_is_of_the_text_alone(taught):
+def test_a_validation_is_of_the_text_alone(with_teacher):
     flags = [*STEPS, "--learning_rate", "1e-30", "--min_lr", "0"]
-    taught.ok(*flags, "--teacher", str(taught.folder / "first"), out="taught")
-    taught.ok(*flags, out="alone")
-    (taught_rows, rows) = (metrics_of(taught.folder / name) for name in ("taught", "alone"))
-    assert [row.get("val_loss") for row in taught_rows] == [row.get("val_loss") for row in rows]
-    assert [row.get("loss") for row in taught_rows] != [row.get("loss") for row in rows]
+    with_teacher.ok(*flags, "--teacher", str(with_teacher.folder / "first"), out="distilled")
+    with_teacher.ok(*flags, out="alone")
+    (distilled, rows) = (metrics_of(with_teacher.folder / name) for name in ("distilled", "alone"))
+    assert [row.get("val_loss") for row in distilled] == [row.get("val_loss") for row in rows]
+    assert [row.get("loss") for row in distilled] != [row.get("loss") for row in rows]
 
 
-def test_what_is_no_teacher_is_refused(taught, corpus):
-    first = str(taught.folder / "first")
-    assert "Give one of the same tokenizer" in taught.refused(
-        Exit.DATA, "--teacher", first, "--bin_file", f"{corpus}/train.bin", "--vocab_size", "4000", out="other")
-    assert "Give as many at most" in taught.refused(Exit.FLAGS, "--teacher", first, "--seq_length", "64", out="other")
-    assert "nowhere" in taught.refused(Exit.CHECKPOINT, "--teacher", "nowhere", out="other")
-    assert "would delete" in taught.refused(Exit.FLAGS, "--teacher", first, "--overwrite", out="first")
+def test_what_is_no_teacher_is_refused(with_teacher, corpus):
+    first, refused = str(with_teacher.folder / "first"), with_teacher.refused
+    other_ids = ["--bin_file", f"{corpus}/train.bin", "--vocab_size", "4000"]
+    assert "4,000" in refused(Exit.DATA, "--teacher", first, *other_ids, out="other")
+    assert "--seq_length 64" in refused(Exit.FLAGS, "--teacher", first, "--seq_length", "64", out="other")
+    assert "--teacher nowhere" in refused(Exit.CHECKPOINT, "--teacher", "nowhere", out="other")
+    assert "--overwrite" in refused(Exit.FLAGS, "--teacher", first, "--overwrite", out="first")
     assert steps_in(Path(first))
 
 
