@@ -28,7 +28,7 @@ from gpt.common.words import printable, size
 from gpt.machine.pinned import on_its_way
 from gpt.machine.processes import ALONE, Processes
 from gpt.ops.loss import IGNORED
-from gpt.tokens.corpus import Share
+from gpt.tokens.corpus import Component
 from gpt.tokens.layouts import Part
 from gpt.tokens.stream import DTYPES, TokenStream, bound_of, check_ids
 from gpt.tokens.watch import Watch
@@ -319,11 +319,12 @@ class CorpusWindows:
     """
 
     def __init__(self, stream: TokenStream, where: str, seq_length: int, seed: int, device: torch.device,
-                 shares: Sequence[Share] = ()):
-        """shares are those of a mixture, whose tokens the stream holds one after the other; none for one corpus."""
+                 components: Sequence[Component] = ()):
+        """components are those of a mixture, whose tokens the stream holds one after the other; none for one corpus."""
         self.stream = stream
-        self.order = WindowOrder(stream.length, seq_length, seed) if not shares else MixtureOrder(
-            [share.corpus.train.length for share in shares], [share.parts for share in shares], seq_length, seed)
+        self.order = WindowOrder(stream.length, seq_length, seed) if not components else MixtureOrder(
+            [component.corpus.train.length for component in components],
+            [component.parts for component in components], seq_length, seed)
         self.windows_per_epoch = self.order.windows_per_epoch
         self.seq_length = seq_length
         self.dtype = stream.dtype
@@ -412,7 +413,7 @@ def _as_batch(rows: Rows, dtype: str, device: torch.device) -> Batch:
 # ---------------------------------------------------------------- validation
 
 
-def shared_windows(num_tokens: Sequence[int], seq_length: int, most: int) -> list[int]:
+def divide_windows(num_tokens: Sequence[int], seq_length: int, most: int) -> list[int]:
     """How many windows a validation measures of each of several corpora, one at least, `most` together: an equal share
     of each, or all that it has."""
     there = [-(-(num - 1) // seq_length) for num in num_tokens]

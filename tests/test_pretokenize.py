@@ -15,7 +15,7 @@ from gpt.common.errors import Exit
 from gpt.common.files import sha256_of
 from gpt.common.signals import Signals
 from gpt.pretokenization import commit, store, vocabulary
-from gpt.pretokenization.blocks import SAFE_PLACE, Limits, Reading, parts_of
+from gpt.pretokenization.blocks import SAFE_CUT, Limits, Reading, parts_of
 from gpt.pretokenization.vocabulary import sampled, tokenizer_json
 from gpt.tokens.metadata import METADATA_FORMAT, METADATA_VERSION
 from gpt.tokens.stream import DTYPES
@@ -66,7 +66,7 @@ def test_the_ids_are_gpt2s_wherever_the_parts_are_cut():
             parts = [part.decode() for part in parts_of(content.encode(), reading)]
             assert "".join(parts) == content
             ends = np.cumsum([len(part) for part in parts])[:-1].tolist()
-            if all(SAFE_PLACE.match(content, end - 1) for end in ends):  # no cut was a hard one
+            if all(SAFE_CUT.match(content, end - 1) for end in ends):  # no cut was a hard one
                 assert [i for part in parts for i in tokenizer.encode(part, add_special_tokens=False).ids] == whole
                 num_cuts += len(ends)
     assert num_cuts > 500

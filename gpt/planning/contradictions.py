@@ -8,7 +8,7 @@ import os.path
 
 from gpt.common.ranks import world_size
 from gpt.hub import names as hub
-from gpt.tokens.shares import problems_with
+from gpt.tokens.data_dirs import problems_with
 
 
 def contradictions(args: argparse.Namespace) -> list[str]:

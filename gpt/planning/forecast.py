@@ -30,7 +30,7 @@ from gpt.common.names import METADATA, RUN_CONFIG, TOKENIZER
 from gpt.planning.defaults import most_passes
 from gpt.planning.sizing import USUAL_MINUTES, sizing_for
 from gpt.tokens.corpus import Corpus, open_corpus
-from gpt.tokens.ngrams import copied_share, ngram_bits
+from gpt.tokens.ngrams import copied_fraction, ngram_bits
 from gpt.tokens.tokenizer import bytes_per_id, load_tokenizer
 from gpt.watching.history import read_run
 
@@ -117,7 +117,7 @@ def text_of(corpus: Corpus) -> Text | None:
     """What n-grams tell of a corpus; None of one unlike those of the fit: long, very short, mixed, without validation.
     """
     train, val, path = corpus.train, corpus.val, corpus.tokenizer_path
-    if val is None or path is None or corpus.shares:
+    if val is None or path is None or corpus.components:
         return None
     if train.length < LEAST_TOKENS or max(train.length, val.length) > MOST_TOKENS:
         return None
@@ -127,7 +127,7 @@ def text_of(corpus: Corpus) -> Text | None:
         return None
     every_other = seen[np.arange(len(seen)) // PIECE % 2 == 0]
     by = partial(ngram_bits, val=unseen, vocab_size=corpus.vocab_size)
-    return Text(len(seen), int(lengths[unseen].sum()), copied_share(seen, unseen), by(seen), by(every_other),
+    return Text(len(seen), int(lengths[unseen].sum()), copied_fraction(seen, unseen), by(seen), by(every_other),
                 by(seen, order=2), by(seen, order=3))
 
 

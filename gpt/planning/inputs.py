@@ -31,8 +31,8 @@ from gpt.planning.cooldown import choose_cooldown
 from gpt.planning.recipe import choose_config
 from gpt.planning.sizing import Sizing, choose_sizing
 from gpt.tokens.corpus import Corpus, open_corpus
-from gpt.tokens.mixture import check_lengths, in_words, mix
-from gpt.tokens.shares import folders_of
+from gpt.tokens.data_dirs import folders_of
+from gpt.tokens.mixture import check_lengths, mix, mixture_in_words
 from gpt.training.mirror import is_same_folder, prepare_mirror
 from gpt.training.teacher import choose_teacher
 
@@ -169,7 +169,7 @@ def _check(args: Flags, at: Session) -> Inputs:
         if resumed and corpus and config:
             config = with_what_no_flag_says(config, resumed[0])
             find.check_same(resumed, config, corpus.identity, corpus.tokenizer_sha256, args.allow_new_data,
-                            in_words(corpus.shares))
+                            mixture_in_words(corpus.components))
     problems.stop()
     assert corpus
     assert config

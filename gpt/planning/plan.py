@@ -18,7 +18,7 @@ from gpt.planning.forecast import describe_forecast
 from gpt.planning.memory import MemorySetting, describe_memory, predicted_peak
 from gpt.planning.recipe import DEFAULT_SEQ_LENGTH, Recipe
 from gpt.planning.schedules import describe_schedule
-from gpt.tokens.mixture import share_in_words
+from gpt.tokens.mixture import weight_percent
 from gpt.training.checkpointing import SavingPlan, most_checkpoints
 from gpt.training.state import Setup
 from model import SIZES, Options
@@ -127,10 +127,10 @@ def say_rest(setup: Setup, pace: Pace, steps_done: int) -> None:
 def describe_sharing(setup: Setup) -> list[str]:
     """The folders of a mixture, the processes that share the model, the GPUs that are idle, as far as there are any."""
     plan, corpus, processes, lines = setup.plan, setup.corpus, setup.processes, []
-    if corpus.shares:
+    if corpus.components:
         tokens = plan.recipe.total_steps * plan.tokens_per_step
-        said = [f"{share.name} {share_in_words(share.weight)}, "
-                f"{in_epochs(share.weight * tokens / share.corpus.train.length)}" for share in corpus.shares]
+        said = [f"{share.name} {weight_percent(share.weight)}, "
+                f"{in_epochs(share.weight * tokens / share.corpus.train.length)}" for share in corpus.components]
         lines.append(f"mixture     {'; '.join(said)}")
     if processes.world_size > 1:
         held = size(predicted_peak(plan.config, plan.at_a_time, plan.memory))

@@ -19,7 +19,7 @@ from gpt.pretokenization.files import MARK, Source
 # Latin letter, digit, kana or Chinese character and a punctuation mark (scripts without spaces need the latter).
 # Whatever stands around such a place, the two pieces have the same ids as the whole. Python's \S is stricter than the
 # pre-tokenizer's, which is the safe side.
-SAFE_PLACE = re.compile("\\S(?=[ \n])|[0-9A-Za-z\u3041-\u3096\u30a1-\u30fa\u4e00-\u9fa5]"
+SAFE_CUT = re.compile("\\S(?=[ \n])|[0-9A-Za-z\u3041-\u3096\u30a1-\u30fa\u4e00-\u9fa5]"
                         "(?=[.,;:!?\u3001\u3002\uff01\uff0c\uff1a\uff1b\uff1f])")
 # Other pre-tokenizers let a punctuation mark take the newlines after it; hardly any lets a token run on over a space.
 SPACE = re.compile(r"\S(?= )")
@@ -54,7 +54,7 @@ class Reading:
     @property
     def places(self) -> re.Pattern[str]:
         """The places where a document may be cut without changing its ids."""
-        return SPACE if self.any_tokenizer else SAFE_PLACE
+        return SPACE if self.any_tokenizer else SAFE_CUT
 
 
 @dataclass(frozen=True)
@@ -129,7 +129,7 @@ def after_mark(file: BinaryIO) -> int:
     return len(MARK) if window(file, 0, len(MARK)) == MARK else 0
 
 
-def end_after(file: BinaryIO, what: bytes, at: int, most: int, length: int) -> int:
+def find_end(file: BinaryIO, what: bytes, at: int, most: int, length: int) -> int:
     """Where the first what that begins from place at on ends, searched length bytes at a time; else the text's end.
 
     Or a place after most, where it is given up.
@@ -163,7 +163,7 @@ def begun_character(content: bytes) -> int:
     return len(decoder.getstate()[0])
 
 
-def last_place(content: bytes, places: re.Pattern[str] = SAFE_PLACE) -> int:
+def last_place(content: bytes, places: re.Pattern[str] = SAFE_CUT) -> int:
     """The last place where UTF-8 may be cut without changing its ids; 0 if there is none."""
     width = FIRST_WIDTH
     while True:

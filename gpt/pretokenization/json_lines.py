@@ -5,7 +5,7 @@ import re
 from collections.abc import Iterator
 
 from gpt.common.words import printable
-from gpt.pretokenization.blocks import Findings, Kind, Reading, TextBlock, after_mark, end_after, refuse_long
+from gpt.pretokenization.blocks import Findings, Kind, Reading, TextBlock, after_mark, find_end, refuse_long
 from gpt.pretokenization.files import MARK, STDIN, Source
 
 JSON_ENDINGS = (".jsonl", ".ndjson")
@@ -18,7 +18,7 @@ def line_blocks(source: Source, reading: Reading) -> Iterator[TextBlock]:
         start = after_mark(file)
         while start < source.text_bytes:
             at = start + limits.block_bytes - 1
-            end = end_after(file, b"\n", at, at + limits.document_bytes, limits.window_bytes)
+            end = find_end(file, b"\n", at, at + limits.document_bytes, limits.window_bytes)
             end = min(end, source.text_bytes)
             refuse_long(source, start, end - at, reading)
             yield TextBlock(start, end - start)

@@ -9,7 +9,7 @@ from gpt.pretokenization.blocks import (
     Reading,
     TextBlock,
     after_mark,
-    end_after,
+    find_end,
     part_end,
     refuse_long,
     window,
@@ -31,7 +31,7 @@ def text_blocks(source: Source, reading: Reading) -> Iterator[TextBlock]:
                 if stop < end:
                     stop -= len(content.split(separator)[-1])  # the document that this block's aim cuts
                 if stop == start:  # it is longer than a block
-                    stop = end_after(file, separator, start, start + limits.document_bytes, limits.window_bytes)
+                    stop = find_end(file, separator, start, start + limits.document_bytes, limits.window_bytes)
                     refuse_long(source, start, stop - start - len(separator), reading)
                 yield TextBlock(start, stop - start)
                 start = stop

@@ -1,10 +1,10 @@
-"""Token files and the tokenizer that they were made with. Read in this order:
+"""Token files and their tokenizer. Read in this order:
 
-layouts    how each layout of token files, ours and other programs', is recognised and read
-files      which files a folder or a pattern means, and which of them are for validation
+layouts    recognises and reads each layout of token files, ours and other programs'
+files      finds the token files of a folder or a pattern, for training and for validation
 stream     several files as one stream of tokens; the check that reads every token once
-tokenizer  opening a tokenizer safely; the end of a text, the size of a vocabulary
-metadata   what a metadata.json records, checked field by field
-ngrams     how well a text predicts itself, without a network
-corpus     all of it together: what train.py trains on
+tokenizer  opens a tokenizer safely; its end of text, its vocabulary size
+metadata   reads metadata.json and checks it field by field
+corpus     opens all of these together: everything that train.py trains on
+mixture    several corpora as one, by the weights that data_dirs reads from --data_dir
 """

@@ -1,4 +1,4 @@
-"""Does a tokenizer give back every text it encodes? What it loses, the model can never learn."""
+"""Checks that a tokenizer decodes every text to itself: a model can never learn characters that the tokenizer loses."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 NOT_NFC = "composes characters as Unicode's NFC does: e and an accent, two characters, come back as one"
 ADDS_BLANK = "adds a blank before each document"
-MARK = "\u2581"  # by which SentencePiece writes a blank
+MARK = "\u2581"  # stands for a blank in SentencePiece
 TAKES_MARK_FOR_BLANK = "gives the character U+2581 back as a blank, as SentencePiece does"
 PROBES = (
     "Hello World, it's the SAME text: don't change it!",
@@ -27,39 +27,41 @@ PROBES = (
     "\u4f60\u597d\uff0c\u4e16\u754c\u3002 \u3053\u3093\u306b\u3061\u306f \uc548\ub155",
     "\u0645\u0631\u062d\u0628\u0627 \u0939\u093f\u0928\u094d\u0926\u0940 \u0e44\u0e17\u0e22",
     "\U0001f468\u200d\U0001f469\u200d\U0001f467 \U0001f1eb\U0001f1f7 \U00020000 \u200f\u202e",
-    "cafe\u0301 \u212b \u1100\u1161",  # not as in NFC
+    "cafe\u0301 \u212b \u1100\u1161",  # not in the form NFC
 )
-PATTERN = re.compile(r'"pattern": {"String": ("(?:[^"\\]|\\.)*")}')  # of a rule that looks for a text
-MOST_ADDED_TOKENS = 500  # are tried
+PATTERN = re.compile(r'"pattern": {"String": ("(?:[^"\\]|\\.)*")}')  # in a rule that replaces a fixed text
+MAX_ADDED_TOKENS = 500  # that are tried
 SHOWN_CHARACTERS = 16
 
 
-def refuse_uncertain_ids(tokenizer: Tokenizer, what: str, ids: Mapping[str, int]) -> None:
-    """Raises UserError (exit 3) if the tokenizer gives a text other ids each time, or one id to two tokens.
+def refuse_uncertain_ids(tokenizer: Tokenizer, name: str, ids: Mapping[str, int]) -> None:
+    """Raises UserError (exit 3) if the tokenizer encodes at random, or gives one id to two tokens.
 
-    ids are those of its get_vocab(with_added_tokens=True).
+    ids is the tokenizer's get_vocab(with_added_tokens=True); name stands for the tokenizer in messages.
     """
-    if dropout := getattr(tokenizer.model, "dropout", None):
-        raise UserError(Exit.DATA, f"{what}: its BPE has a dropout of {dropout:g}, so that the same text gets other "
+    dropout = getattr(tokenizer.model, "dropout", None)
+    if dropout:
+        raise UserError(Exit.DATA, f"{name}: its BPE has a dropout of {dropout:g}, so the same text gets different "
                                    "ids each time. Set \"dropout\" to null in the file.")
     if len({*ids.values()}) < len(ids):
-        raise UserError(Exit.DATA, f"{what}: an id stands for two tokens. Give one in which each has its own id.")
+        raise UserError(Exit.DATA, f"{name}: an id stands for two tokens. Give a tokenizer in which each token has its "
+                                   "own id.")
 
 
 def probes_of(tokenizer: Tokenizer) -> list[str]:
-    """Texts that a tokenizer may change: the common ones, and whatever its own rules name."""
+    """Texts that a tokenizer may change: common ones, and ones made from its own rules and added tokens."""
     fields = json.loads(tokenizer.to_str())
     rules = json.dumps([fields["normalizer"], fields["pre_tokenizer"], fields["decoder"]])
     patterns = sorted({json.loads(text) for text in PATTERN.findall(rules)})
     added = [token["content"] for token in fields["added_tokens"] if not token["special"]]
     return [*PROBES, *(f"a{pattern}b {pattern} c" for pattern in patterns),
-            *(f"a  {token}  b" for token in added[:MOST_ADDED_TOKENS])]
+            *(f"a  {token}  b" for token in added[:MAX_ADDED_TOKENS])]
 
 
-def refuse_changes(tokenizer: Tokenizer, what: str, texts: Sequence[str]) -> str:
-    """What the tokenizer changes in these texts, if that does little harm, in words; '' if nothing.
+def refuse_changes(tokenizer: Tokenizer, name: str, texts: Sequence[str]) -> str:
+    """Encodes and decodes texts; describes a harmless change, '' without any. name stands for it in messages.
 
-    Raises UserError (exit 3) if a text does not come back from its ids.
+    Raises UserError (exit 3) for a text that decodes to another one.
     """
     change = ""
     for text in texts:
@@ -74,9 +76,10 @@ def refuse_changes(tokenizer: Tokenizer, what: str, texts: Sequence[str]) -> str
         elif back.removeprefix(" ") == text.replace(MARK, " ").removeprefix(" "):
             change = change or TAKES_MARK_FOR_BLANK
         else:
-            at = next((at for at, (a, b) in enumerate(zip(text, back, strict=False)) if a != b), len(back))
-            start = max(0, min(at, len(text)) - 4)
-            raise UserError(Exit.DATA, f"{what}: the tokenizer changes text, {_shown(text[start:])} comes back as "
+            pairs = enumerate(zip(text, back, strict=False))
+            first = next((index for index, (before, after) in pairs if before != after), len(back))
+            start = max(0, min(first, len(text)) - 4)
+            raise UserError(Exit.DATA, f"{name}: the tokenizer changes text, {_shown(text[start:])} comes back as "
                                        f"{_shown(back[start:])}. Give a byte-level tokenizer, or leave out "
                                        "--tokenizer_file.")
     return change

@@ -1,7 +1,7 @@
-"""A tokenizer as llama.cpp stores it in a GGUF file: the tokens with their kinds, the merges, how text is split.
+"""Converts a tokenizer to llama.cpp's fields of a GGUF file: tokens with their types, merges, the pre-tokenizer.
 
-llama.cpp splits text into words by rules of its own, which a file names. A rule is named here only where it is that of
-the tokenizer; any other tokenizer is refused.
+llama.cpp has its own pre-tokenizers, and a file only names one. Here a file names one only if it splits text exactly
+as the tokenizer does; any other tokenizer is refused.
 """
 
 from __future__ import annotations
@@ -16,8 +16,7 @@ from gpt.tokens.tokenizer import end_of_text_id, is_byte_level_bpe, opening_ids
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-# How words are found before merging, by llama.cpp's name for it: those of GPT-2's, SmolLM's, Qwen's and Llama 3's
-# tokenizer.json.
+# The pre-tokenizers in the tokenizer.json of GPT-2, SmolLM, Qwen and Llama 3, by llama.cpp's names.
 CASED = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+"
 REST = r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 
@@ -36,26 +35,26 @@ STEPS = {
     "qwen2": [_split(r"\p{N}"), _byte_level(False)],
     "llama-bpe": [_split(r"\p{N}{1,3}"), _byte_level(False)],
 }
-WHOLE_WORDS_FIRST = {"llama-bpe"}  # rules by which llama.cpp takes a word that is a token without merging it
+WHOLE_WORDS_FIRST = {"llama-bpe"}  # with these, llama.cpp does not merge a word that is a token by itself
 
 
 def gguf_vocabulary(tokenizer: Tokenizer, vocab_size: int, end_ids: tuple[int, ...] = ()) -> dict[str, Any]:
-    """The tokenizer by the names of gguf.GGUFWriter's add_ methods; the types of tokens are names of gguf.TokenType.
+    """The tokenizer's values by the names of gguf.GGUFWriter's add_ methods; token types are names of gguf.TokenType.
 
-    Its vocabulary is filled up to the model's with unused ids as convert_hf_to_gguf.py does. end_ids are the ids that
-    the model's folder names; the first of them is the one that ends a text. Raises UserError (exit 3) for a tokenizer
-    that llama.cpp would not imitate exactly.
+    As convert_hf_to_gguf.py does, unused tokens fill the vocabulary up to the model's vocab_size. end_ids are the
+    end-of-text ids that the model's folder names; the first one ends a text. Raises UserError (exit 3) for a
+    tokenizer that llama.cpp cannot imitate exactly.
     """
     fields = json.loads(tokenizer.to_str())
-    splits_as = rule_of(fields)
-    if splits_as is None:
+    name = pre_tokenizer_name(fields)
+    if name is None:
         raise UserError(Exit.DATA, "the tokenizer is not a byte-level BPE that splits text as GPT-2's, Qwen's, Llama "
                                    "3's or SmolLM's does, so llama.cpp would split text differently. Give --format "
                                    "huggingface.")
     end_of_text, opening = end_of_text_id(tokenizer), opening_ids(tokenizer)
     end_id = end_ids[0] if end_ids else end_of_text
     if end_id is None:
-        raise UserError(Exit.DATA, "the tokenizer has no end-of-text token, and llama.cpp would never end a text. Give "
+        raise UserError(Exit.DATA, "the tokenizer has no end-of-text token, so llama.cpp would never end a text. Give "
                                    "--format huggingface.")
 
     tokens = [f"[PAD{index}]" for index in range(vocab_size)]
@@ -63,24 +62,25 @@ def gguf_vocabulary(tokenizer: Tokenizer, vocab_size: int, end_ids: tuple[int, .
     for token, index in fields["model"]["vocab"].items():
         tokens[index], kinds[index] = token, "NORMAL"
     for token in fields["added_tokens"]:
-        tokens[token["id"]], kinds[token["id"]] = token["content"], "CONTROL" if token["special"] else "USER_DEFINED"
+        tokens[token["id"]] = token["content"]
+        kinds[token["id"]] = "CONTROL" if token["special"] else "USER_DEFINED"
     if fields["normalizer"] is not None:
-        warn("llama.cpp does not bring text to Unicode's form NFC, as this tokenizer does: text in another form gets "
-             "other ids.")
-    return {"tokenizer_model": "gpt2", "tokenizer_pre": splits_as, "token_list": tokens, "token_types": kinds,
+        warn("this tokenizer converts text to Unicode's form NFC, llama.cpp does not: text in another form gets other "
+             "ids there.")
+    return {"tokenizer_model": "gpt2", "tokenizer_pre": name, "token_list": tokens, "token_types": kinds,
             "token_merges": [" ".join(merge) for merge in fields["model"]["merges"]],
             "bos_token_id": opening[0] if opening else end_id if end_of_text is None else end_of_text,
             "eos_token_id": end_id, "add_bos_token": bool(opening)}
 
 
-def rule_of(fields: Mapping[str, Any]) -> str | None:
-    """llama.cpp's name for the way in which a tokenizer.json splits text; None if llama.cpp has no such way."""
-    model, added = fields["model"], fields["added_tokens"]
-    strips = any(token[name] for token in added for name in ("single_word", "lstrip", "rstrip"))
+def pre_tokenizer_name(fields: Mapping[str, Any]) -> str | None:
+    """llama.cpp's name for the pre-tokenizer in a tokenizer.json; None if llama.cpp lacks it."""
+    model = fields["model"]
+    strips = any(token[name] for token in fields["added_tokens"] for name in ("single_word", "lstrip", "rstrip"))
     if strips or not is_byte_level_bpe(model):
         return None
     pre = fields["pre_tokenizer"] or {}
-    steps = [{key: value for key, value in step.items() if key != "trim_offsets"}  # which moves no word's end
+    steps = [{key: value for key, value in step.items() if key != "trim_offsets"}  # changes no split
              for step in pre.get("pretokenizers", [pre])]
     name = next((name for name, known in STEPS.items() if known == steps), None)
     if bool(model.get("ignore_merges")) != (name in WHOLE_WORDS_FIRST):

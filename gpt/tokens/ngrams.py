@@ -6,18 +6,18 @@ techniques for language modeling, section 4.1).
 
 import numpy as np
 
-COPY = 32  # tokens of a passage that no text has twice by chance
-PLACES = 400  # in a text that are looked at
-ORDER = 8  # the longest n-gram; longer ones gain a hundredth of the bits at most, but in text that repeats whole pages
+COPIED_TOKENS = 32  # no text has a passage of this length twice by chance
+NUM_PASSAGES = 400  # of the validation tokens that are searched for
+ORDER = 8  # the longest n-gram; longer ones gain at most 1% of the bits, except where whole pages repeat
 
 
 def ngram_bits(train: np.ndarray, val: np.ndarray, vocab_size: int, order: int = ORDER) -> np.ndarray:
-    """The bits that each validation token takes, float64 [len(val)], by n-grams of the training ids alone.
+    """Predicts each validation token by n-grams of the training ids; returns its bits, float64 [len(val)].
 
-    Both are ids of a vocabulary of vocab_size. The first validation tokens follow the last training tokens.
+    All ids are below vocab_size. The first validation tokens follow the last training tokens.
     """
     tokens = np.concatenate([train, val]).astype(np.int64)
-    # For each n the number of the n-gram that begins at a token, and where each number occurs first.
+    # For each n: the number of the n-gram that begins at each token, and each n-gram's first position.
     numbers, firsts = [np.zeros(len(tokens) + 1, np.int64)], [np.zeros(1, np.int64)]
     for n in range(1, order + 1):
         keys = numbers[-1][:-1] * vocab_size + tokens[n - 1:]
@@ -27,7 +27,7 @@ def ngram_bits(train: np.ndarray, val: np.ndarray, vocab_size: int, order: int =
 
     p = np.full(len(val), 1 / vocab_size)
     for n in range(1, order + 1):
-        # How often each n-gram occurs, but of all except the longest after how many different tokens.
+        # The longest n-grams count by their occurrences, shorter ones by the different tokens before them.
         if n == order:
             seen = numbers[n][:len(train) - n + 1]
         else:
@@ -35,27 +35,31 @@ def ngram_bits(train: np.ndarray, val: np.ndarray, vocab_size: int, order: int =
             seen = numbers[n][longer[longer < len(train) - n] + 1]
         counts = np.bincount(seen, minlength=len(firsts[n]))
         discounts = _discounts(counts)[np.minimum(counts, 3)]
-        before = numbers[n - 1][firsts[n]]
-        total = np.bincount(before, counts, len(firsts[n - 1]))
-        withheld = np.bincount(before, discounts, len(firsts[n - 1]))
+        contexts = numbers[n - 1][firsts[n]]
+        total = np.bincount(contexts, counts, len(firsts[n - 1]))
+        withheld = np.bincount(contexts, discounts, len(firsts[n - 1]))
 
         starts = np.arange(len(train), len(tokens)) - n + 1
-        here, context = numbers[n][starts], numbers[n - 1][starts]
+        ngram, context = numbers[n][starts], numbers[n - 1][starts]
         known = total[context] > 0
-        higher = counts[here] - discounts[here] + withheld[context] * p
-        p[known] = higher[known] / total[context][known]
+        mass = counts[ngram] - discounts[ngram] + withheld[context] * p
+        p[known] = mass[known] / total[context][known]
     return -np.log2(p)
 
 
-def copied_share(train: np.ndarray, val: np.ndarray) -> float:
-    """The share of the validation ids that stand in the training ids word for word, COPY of them; both of one dtype."""
-    whole, starts = train.tobytes(), np.linspace(0, max(0, len(val) - COPY), PLACES).astype(int)
-    return float(np.mean([val[start:start + COPY].tobytes() in whole for start in starts]))
+def copied_fraction(train: np.ndarray, val: np.ndarray) -> float:
+    """Estimates the fraction of the validation passages that also stand in the training ids.
+
+    Compares up to NUM_PASSAGES passages of COPIED_TOKENS; both arrays have the same dtype.
+    """
+    training_bytes = train.tobytes()
+    starts = np.linspace(0, max(0, len(val) - COPIED_TOKENS), NUM_PASSAGES).astype(int)
+    return float(np.mean([val[start:start + COPIED_TOKENS].tobytes() in training_bytes for start in starts]))
 
 
 def _discounts(counts: np.ndarray) -> np.ndarray:
-    """What is taken from n-grams that occur 0, 1, 2, and 3 times or more, float64 [4]."""
+    """The discounts of n-grams that occur 0, 1, 2, and 3 or more times, float64 [4]."""
     ones, twos, threes, fours = (max(1, int((counts == times).sum())) for times in (1, 2, 3, 4))
-    share = ones / (ones + 2 * twos)
-    found = [0, 1 - 2 * share * twos / ones, 2 - 3 * share * threes / twos, 3 - 4 * share * fours / threes]
-    return np.clip(found, [0, 0.1, 0.1, 0.1], [0, 1, 2, 3])
+    y = ones / (ones + 2 * twos)  # the paper's Y
+    estimates = [0, 1 - 2 * y * twos / ones, 2 - 3 * y * threes / twos, 3 - 4 * y * fours / threes]
+    return np.clip(estimates, [0, 0.1, 0.1, 0.1], [0, 1, 2, 3])

@@ -11,15 +11,15 @@ from gpt.common.errors import Exit, UserError
 from gpt.common.words import printable
 from gpt.tokens.layouts import DTYPES, Part, token_file_error
 
-SCANNED_TOKENS = 2**22  # read and checked at a time
+SCANNED_TOKENS = 2**22  # that are read and checked at a time
 
 
 @dataclass(frozen=True)
 class TokenStream:
-    """The tokens of one or more parts, one after the other as if they were one file.
+    """Joins the tokens of one or more parts as if they were one file.
 
-    vocab_size is what every id must be below; whoever reads the tokens checks it again, because a file that was found
-    sound may have changed since. Raises UserError (exit 3) for parts of different types.
+    Every id must be below vocab_size; each reader checks this again, because a file may have changed since the last
+    check. Raises UserError (exit 3) for parts of different dtypes.
     """
 
     parts: tuple[Part, ...]
@@ -46,15 +46,15 @@ class TokenStream:
 
     @property
     def name(self) -> str:
-        """The name of the first file, and how many more there are."""
+        """The name of the first file, and the number of the others."""
         first, *others = self.parts
         return printable(first.path.name) + (f" and {len(others):,} more" if others else "")
 
     def slice(self, start: int, length: int) -> TokenStream:
-        """The stream of length tokens from token start on."""
+        """Returns the stream of the tokens from start to start + length."""
         assert 0 <= start < start + length <= self.length
         kept = []
-        first = 0  # token of the part
+        first = 0  # position of the part's first token in the stream
         for part in self.parts:
             low = max(start - first, 0)
             high = min(start + length - first, part.length)
@@ -66,12 +66,12 @@ class TokenStream:
 
 
 def as_unsigned(ids: np.ndarray) -> np.ndarray:
-    """The same bits as numbers without a sign, so that a negative id becomes a large one: one bound tells both."""
+    """Views the bits as unsigned integers: a negative id becomes a large one, so one bound checks both ends."""
     return ids.view(f"<u{ids.itemsize}")
 
 
 def bound_of(dtype: str, vocab_size: int) -> int:
-    """What the ids of as_unsigned must be below: the vocabulary's size, and the numbers without a sign bit."""
+    """The bound of valid ids after as_unsigned: the vocabulary size, or the dtype's largest id plus 1."""
     return min(vocab_size, 2**31, np.iinfo(dtype).max + 1)
 
 
@@ -79,17 +79,17 @@ def check_ids(ids: np.ndarray, first: int, part: Part, vocab_size: int) -> None:
     """Raises UserError (exit 3) for an id outside the vocabulary; first is the position of ids[0] in the part."""
     bound = bound_of(part.dtype, vocab_size)
     if len(ids) and as_unsigned(ids).max() >= bound:
-        at = int(np.flatnonzero(as_unsigned(ids) >= bound)[0])
+        index = int(np.flatnonzero(as_unsigned(ids) >= bound)[0])
         raise token_file_error(
-            part.path, f"holds id {int(ids[at]):,} at position {first + at:,}, outside the vocabulary of "
+            part.path, f"holds id {int(ids[index]):,} at position {first + index:,}, outside the vocabulary of "
             f"{vocab_size:,} ids. Give the tokenizer or metadata that the file was made with, or run "
             "pretokenize.py again.")
 
 
 def scan(part: Part, vocab_size: int) -> str:
-    """Reads a whole file once: its sha256.
+    """Reads a whole file once, checks every id, and returns the file's sha256.
 
-    Raises UserError (exit 3) at the first id outside the vocabulary, and for a file whose size has changed meanwhile.
+    Raises UserError (exit 3) for an id outside the vocabulary, and if the file's size changes meanwhile.
     """
     digest = hashlib.sha256()
     seen = 0

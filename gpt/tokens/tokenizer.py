@@ -1,4 +1,4 @@
-"""Tokenizers, opened so that text can never become a special id, and what the programs ask of them."""
+"""Opens tokenizers so that text can never become a special id, and answers questions about them."""
 
 from __future__ import annotations
 
@@ -20,13 +20,16 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
 END_OF_TEXT = "<|endoftext|>"
-ENDS_OF_TEXT = (END_OF_TEXT, "</s>", "<|end_of_text|>", "<eos>")  # what tokenizers call the end of a document
-MAX_VOCAB_SIZE = 2**24  # the same bound holds for the checkpoints that can be opened
+ENDS_OF_TEXT = (END_OF_TEXT, "</s>", "<|end_of_text|>", "<eos>")  # tokenizers' names for the end of a document
+MAX_VOCAB_SIZE = 2**24  # checkpoints have the same bound
 MAX_TOKENIZER_BYTES = 256 * 2**20
 
 
 def tokenizer_of(folder: Path, given: str | None, vocab_size: int) -> Tokenizer:
-    """The tokenizer given, else the one in a model's folder. Raises UserError (exit 3), also if it has too many ids."""
+    """Opens the given tokenizer, or without one the tokenizer in a model's folder.
+
+    Raises UserError (exit 3), also for a tokenizer with more ids than the model.
+    """
     if given is None and not (folder / TOKENIZER).exists():
         raise UserError(Exit.DATA, f"{printable(folder)} has no {TOKENIZER}. Give the model's --tokenizer_file.")
     tokenizer, num_ids = load_with_size(Path(given or folder))
@@ -37,15 +40,12 @@ def tokenizer_of(folder: Path, given: str | None, vocab_size: int) -> Tokenizer:
 
 
 def load_tokenizer(path: str | Path) -> Tokenizer:
-    """Reads a tokenizer.json, or that of a folder. Text can never become a special id through it.
-
-    Raises UserError (exit 3) for a file that is not a tokenizer.
-    """
+    """Opens a tokenizer.json, or a folder's, so that text never becomes a special id. Raises UserError (exit 3)."""
     return load_with_size(Path(path))[0]
 
 
 def load_with_size(path: Path) -> tuple[Tokenizer, int]:
-    """The tokenizer of load_tokenizer and its vocab_size_of, which takes 20 ms for GPT-2's."""
+    """Returns load_tokenizer's result and its vocabulary size, which takes 20 ms to count for GPT-2's."""
     from tokenizers import Tokenizer
 
     if path.is_dir():
@@ -53,7 +53,7 @@ def load_with_size(path: Path) -> tuple[Tokenizer, int]:
     name = f"tokenizer {printable(path)}"
     try:
         tokenizer = _for_text(Tokenizer.from_buffer(read_bytes(path, MAX_TOKENIZER_BYTES)))
-        # Some broken files panic only when they are first used. A text without ids in the vocabulary does not.
+        # Some broken files panic at their first use. A text that the vocabulary cannot encode is no such panic.
         with contextlib.suppress(Exception):
             tokenizer.decode(tokenizer.encode("a \u00e9\n").ids)
     except OSError as error:
@@ -66,20 +66,21 @@ def load_with_size(path: Path) -> tuple[Tokenizer, int]:
                                    "transformers saves with AutoTokenizer.") from error
     num_ids = vocab_size_of(tokenizer)
     if not 1 <= num_ids <= MAX_VOCAB_SIZE:
-        raise UserError(Exit.DATA, f"{name} has {num_ids:,} ids, not 1 to {MAX_VOCAB_SIZE:,}. Give another.")
+        raise UserError(Exit.DATA, f"{name} has {num_ids:,} ids, not 1 to {MAX_VOCAB_SIZE:,}. Give another "
+                                   "tokenizer.")
     return tokenizer, num_ids
 
 
 def parse(content: str) -> Tokenizer:
-    """The tokenizer that a tokenizer.json of ours holds. Text can never become a special id through it."""
+    """Parses the content of a tokenizer.json of ours, so that text never becomes a special id."""
     from tokenizers import Tokenizer
 
     return _for_text(Tokenizer.from_str(content))
 
 
 def _for_text(tokenizer: Tokenizer) -> Tokenizer:
-    """Makes a tokenizer encode every text whole, and as nothing but text."""
-    tokenizer.no_truncation()  # some tokenizer.json cut every text to a length, or fill it up to one
+    """Makes a tokenizer encode every text whole, without special ids."""
+    tokenizer.no_truncation()  # some tokenizer.json cut or pad every text to a fixed length
     tokenizer.no_padding()
     tokenizer.encode_special_tokens = True
     return tokenizer
@@ -91,25 +92,26 @@ def vocab_size_of(tokenizer: Tokenizer) -> int:
 
 
 def end_of_text_id(tokenizer: Tokenizer) -> int | None:
-    """The id of the token that ends a document, by the names that tokenizers use for it; None if there is none."""
-    return next((found for name in ENDS_OF_TEXT if (found := tokenizer.token_to_id(name)) is not None), None)
+    """The id of the token that ends a document, by its usual names; None without such a token."""
+    ids = map(tokenizer.token_to_id, ENDS_OF_TEXT)
+    return next((number for number in ids if number is not None), None)
 
 
 def opening_ids(tokenizer: Tokenizer) -> list[int]:
-    """The special ids that the tokenizer itself puts before every text: <|begin_of_text|> of Llama 3, none of GPT-2."""
-    with contextlib.suppress(Exception):  # from a vocabulary of words that has no token for unknown ones
+    """The special ids that the tokenizer puts before every text: <|begin_of_text|> for Llama 3, none for GPT-2."""
+    with contextlib.suppress(Exception):  # a vocabulary of words may have no token for unknown words
         encoding = tokenizer.encode("a")
         return encoding.ids[:encoding.special_tokens_mask.index(0)]
     return []
 
 
 def bytes_per_id(tokenizer: Tokenizer, vocab_size: int) -> np.ndarray | None:
-    """The bytes of text that each id stands for, int64 [V], special ids 0; None if the tokenizer is not byte-level."""
+    """The number of bytes of text for each id, int64 [V], special ids 0; None unless the tokenizer is byte-level."""
     import numpy as np
     from tokenizers import decoders
 
-    if not isinstance(tokenizer.decoder, decoders.ByteLevel):  # else each character of a token stands for one byte
-        return None
+    if not isinstance(tokenizer.decoder, decoders.ByteLevel):
+        return None  # only in a byte-level tokenizer does each character of a token stand for one byte
     lengths = np.zeros(vocab_size, np.int64)
     for token, index in tokenizer.get_vocab(with_added_tokens=False).items():
         lengths[index] = len(token)
@@ -126,7 +128,7 @@ def byte_alphabet() -> list[str]:
 
 
 def is_byte_level_bpe(model: Mapping[str, Any]) -> bool:
-    """True for the model of a tokenizer.json that is a plain BPE over the 256 bytes."""
+    """True if the model of a tokenizer.json is a plain BPE over the 256 bytes."""
     unusual = ("dropout", "byte_fallback", "continuing_subword_prefix", "end_of_word_suffix")
     return (model["type"] == "BPE" and not any(model.get(name) for name in unusual)
             and {*byte_alphabet()} <= model["vocab"].keys())
@@ -136,20 +138,20 @@ def is_byte_level_bpe(model: Mapping[str, Any]) -> bool:
 class Vocabulary:
     """A tokenizer with the facts that encoding documents depends on."""
 
-    content: str  # its tokenizer.json
+    content: str  # of its tokenizer.json
     size: int  # one more than the largest id
-    end_id: int  # the end of a document
-    end: str
+    end_id: int  # the id that ends a document
+    end: str  # the token of end_id
     splits_as_gpt2: bool  # no normalizer, no added words, ByteLevel with GPT-2's pattern
-    is_known_kind: bool  # GPT-2's kind: byte-level BPE, which all encoding engines treat alike
+    is_known_kind: bool  # GPT-2's kind of byte-level BPE: all encoding engines give the same ids
     tokenizer: Tokenizer = field(compare=False, repr=False)
 
 
 def vocabulary_of(tokenizer: Tokenizer) -> Vocabulary:
-    """The facts about a tokenizer. Raises UserError (exit 3) for one without an end of text."""
+    """Collects the facts about a tokenizer. Raises UserError (exit 3) if it has no end-of-text token."""
     end_id = end_of_text_id(tokenizer)
     if end_id is None:
-        raise UserError(Exit.DATA, "the tokenizer has no end-of-text token. Documents could not be told apart. Add "
+        raise UserError(Exit.DATA, "the tokenizer has no end-of-text token, which must separate documents. Add "
                                    f"{END_OF_TEXT} to it, or leave out --tokenizer_file.")
     content = tokenizer.to_str(pretty=True)
     fields = json.loads(content)
@@ -159,14 +161,14 @@ def vocabulary_of(tokenizer: Tokenizer) -> Vocabulary:
 
 
 def _splits_as_gpt2(fields: dict[str, Any]) -> bool:
-    """True if a tokenizer.json cuts text into words where GPT-2's does."""
+    """True if a tokenizer.json splits text into words as GPT-2's does."""
     pre = fields["pre_tokenizer"] or {}
     return (fields["normalizer"] is None and pre.get("type") == "ByteLevel" and not pre["add_prefix_space"]
             and pre.get("use_regex", True) and all(token["special"] for token in fields["added_tokens"]))
 
 
 def _merges_as_gpt2(model: dict[str, Any]) -> bool:
-    """True for a plain BPE over the 256 bytes whose merges are in the order of the ids that they make."""
+    """True for a plain BPE over the 256 bytes with its merges in the order of the ids that they make."""
     if not is_byte_level_bpe(model) or model.get("ignore_merges"):
         return False
     results = [model["vocab"].get(left + right, -1) for left, right in model["merges"]]

@@ -1,4 +1,4 @@
-"""Notices when token files that lie in a memory map change while they are read."""
+"""Notices when memory-mapped token files change while they are read."""
 
 import os
 import time
@@ -9,54 +9,56 @@ from gpt.common.errors import Exit, UserError
 from gpt.common.words import printable
 from gpt.tokens.layouts import Part
 
-SECONDS_BETWEEN_LOOKS = 0.001  # a look takes one or two microseconds, and any step of training longer than this
+SECONDS_BETWEEN_LOOKS = 0.001  # a look takes 1 to 2 microseconds, and a training step takes longer than this
 
 
 class TokensChanged(UserError):
-    """A token file was rewritten or cut while it was read (exit 3)."""
+    """A token file was rewritten or truncated while it was read (exit 3)."""
 
 
 class Watch:
-    """The files of parts that are mapped, as they were when the watch began.
+    """Compares the files of memory-mapped parts with their state when the watch began.
 
-    A file that was deleted, or replaced by another of its name, is not watched any more: its map keeps the tokens.
+    A deleted file, or one replaced by another of its name, counts as unchanged: its map keeps the tokens.
     """
 
     def __init__(self, parts: Sequence[Part]):
         self._parts = parts
         self._seen = [_status_of(part) for part in parts]
-        self._look_at = 0.0  # by time.monotonic()
+        self._next_look = 0.0  # by time.monotonic()
         bus_errors.add(self)
 
     @property
     def is_due(self) -> bool:
         """True once SECONDS_BETWEEN_LOOKS have passed since the last look."""
-        return time.monotonic() >= self._look_at
+        return time.monotonic() >= self._next_look
 
-    def look(self, which: Iterable[int]) -> None:
-        """Raises TokensChanged if one of these parts has changed; which are their numbers."""
-        for at in {*which}:
-            if change := self._change_of(at):
-                raise TokensChanged(Exit.DATA, f"{change} while it was read. Put back what pretokenize.py wrote.")
-        self._look_at = time.monotonic() + SECONDS_BETWEEN_LOOKS
+    def look(self, indices: Iterable[int]) -> None:
+        """Raises TokensChanged if one of the parts with these indices has changed."""
+        for index in {*indices}:
+            change = self._change_of(index)
+            if change:
+                raise TokensChanged(Exit.DATA, f"{change} while it was read. Restore the file that pretokenize.py "
+                                               "wrote.")
+        self._next_look = time.monotonic() + SECONDS_BETWEEN_LOOKS
 
-    def _change_of(self, at: int) -> str:
-        """What happened to a part's file, in words; '' if nothing did."""
-        seen, now = self._seen[at], _status_of(self._parts[at])
+    def _change_of(self, index: int) -> str:
+        """Describes the change of a part's file; '' if it has not changed."""
+        seen, now = self._seen[index], _status_of(self._parts[index])
         if seen is None or now is None or now == seen or now[:2] != seen[:2]:
             return ""
-        name = printable(self._parts[at].path)
+        name = printable(self._parts[index].path)
         return f"token file {name} was written to or cut ({seen[2]:,} bytes before, {now[2]:,} now)"
 
     def explain(self) -> str:
-        """Which file became shorter, for the last words of a process that read beyond its end."""
+        """Names the file that became shorter, as the last message of a process that read beyond its end."""
         change = next(filter(None, map(self._change_of, range(len(self._parts)))), "")
-        return change and (f"{change} while its tokens were read from a memory map. What was saved is safe. Make sure "
-                           "that nothing writes to it, and resume from the last checkpoint.")
+        return change and (f"{change} while its tokens were read from a memory map. The checkpoints are safe. Make "
+                           "sure that nothing writes to the file, and resume from the last checkpoint.")
 
 
 def _status_of(part: Part) -> tuple[int, int, int, int] | None:
-    """Device, inode, bytes and time of a part's file, which tell whether it has changed; None if it is gone."""
+    """Device, inode, size and time of a part's file, which change with it; None if the file was removed."""
     try:
         status = os.stat(part.path)
     except OSError:

@@ -27,7 +27,7 @@ from gpt.common.words import printable, several, shell_line, shell_word, size
 from gpt.hub.names import DATASET, MODEL, is_on_hub, repo_of
 from gpt.machine.memory import available_ram
 from gpt.planning.recipe import Recipe
-from gpt.tokens.mixture import in_words, share_in_words
+from gpt.tokens.mixture import mixture_in_words, weight_percent
 from gpt.training.mirror import Mirror, yield_the_cores
 from gpt.training.state import Run, Settings
 
@@ -206,7 +206,7 @@ class Checkpointer:
         hashes = {"train_sha256": corpus.identity, "val_sha256": corpus.val_identity,
                   "tokenizer_sha256": corpus.tokenizer_sha256}
         return {**asdict(self._run.state), **self.settings, "stays": stays, "scaler": self._run.scaler.state_dict(),
-                "data": {**hashes, "mixture": in_words(corpus.shares)} if corpus.shares else hashes}
+                "data": {**hashes, "mixture": mixture_in_words(corpus.components)} if corpus.components else hashes}
 
     def _card(self) -> str:
         config, corpus, state = self._run.model.config, self._run.setup.corpus, self._run.state
@@ -217,8 +217,8 @@ class Checkpointer:
             **({"weights at the start": printable(state.init_from)} if state.init_from else {}),
             "training tokens": f"{corpus.train.length:,}, sha256 {corpus.identity}",
             **({"text": printable(", ".join(corpus.origins))} if corpus.origins else {}),
-            **{f"{share_in_words(share.weight)} from {share.name}": f"{share.corpus.train.length:,} training tokens, "
-               f"sha256 {share.corpus.identity}" for share in corpus.shares}}
+            **{f"{weight_percent(share.weight)} from {share.name}": f"{share.corpus.train.length:,} training tokens, "
+               f"sha256 {share.corpus.identity}" for share in corpus.components}}
         on_hub = {"base_model": [repo_of(state.init_from, MODEL)],
                   "datasets": [repo_of(origin, DATASET) for origin in corpus.origins]}
         command = command_for_card(self.settings["flags"]["given"])

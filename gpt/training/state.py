@@ -216,7 +216,7 @@ def build_run(setup: Setup, parts: Parts, state: TrainState) -> Run:
         scaler = torch.amp.GradScaler(machine.device.type, enabled=machine.precision == "fp16")
     with setup.out.phase("loading the tokens"):
         windows = data.CorpusWindows(corpus.train, plan.where, plan.config.seq_length, args.seed, machine.device,
-                                     corpus.shares)
+                                     corpus.components)
         batches = parts.batches(windows, plan.at_a_time, machine.device, setup.processes)
     return Run(setup, model, optimizer, scaler, parallel, Decisions(setup.processes), batches, state,
                teacher)

@@ -17,7 +17,7 @@ from gpt.common.words import printable_text
 from gpt.generation.sampling import sample
 from gpt.ops.loss import IGNORED
 from gpt.ops.shards import reshard
-from gpt.tokens.corpus import Share
+from gpt.tokens.corpus import Component
 from gpt.tokens.tokenizer import bytes_per_id, load_tokenizer
 from gpt.training.state import Run
 
@@ -57,7 +57,7 @@ class LossSums:
         return ValidationLoss(self.nats / self.num_tokens, bits / self.num_bytes if self.num_bytes else None)
 
 
-def mean_by_weight(shares: Sequence[tuple[Share, LossSums]]) -> ValidationLoss:
+def mean_by_weight(shares: Sequence[tuple[Component, LossSums]]) -> ValidationLoss:
     """The loss of a mixture in which every share has its weight of the tokens, whatever was measured of it."""
     total = LossSums()
     for share, sums in shares:
@@ -114,7 +114,7 @@ class Validator:
         """
         run, setup, T = self._run, self._run.setup, self._run.setup.config.seq_length
         signals, machine, processes = setup.runtime.signals, setup.machine, setup.processes
-        windows = data.shared_windows([tokens.length for tokens in self._tokens], T,
+        windows = data.divide_windows([tokens.length for tokens in self._tokens], T,
                                       num_windows or setup.recipe.eval_windows(setup.config))
         measured: list[LossSums] = []
         with setup.out.phase("validating"), setup.runtime.clock.pause():
@@ -126,7 +126,7 @@ class Validator:
                 if sums is None:
                     return None
                 measured.append(LossSums(*processes.total(list(astuple(sums)))))
-        if shares := [share for share in setup.corpus.shares if share.corpus.val]:
+        if shares := [share for share in setup.corpus.components if share.corpus.val]:
             return mean_by_weight(list(zip(shares, measured, strict=True)))
         return measured[0].mean() if measured else None
 

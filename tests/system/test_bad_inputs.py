@@ -215,7 +215,7 @@ TRAIN_ROWS = [
         ("a folder without a tokenizer", "--tokenizer_file gpt2", "tokenizer gpt2/tokenizer.json: No such",
          drop("gpt2/tokenizer.json"))),
     *rows("train.py", BIN, DATA,
-        ("tokens without a vocabulary", f"--bin_file {IDS}", "comes without its vocabulary"),
+        ("tokens without a vocabulary", f"--bin_file {IDS}", "or --vocab_size"),
         ("a single token", "--bin_file one.bin --vocab_size 400", "the corpus has 1 token,",
          write("one.bin", b"\1\0"))),
     *rows("train.py resumes", "train.py --resume_from out", FLAGS,

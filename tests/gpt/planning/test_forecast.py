@@ -9,7 +9,7 @@ import pytest
 
 import train
 from gpt.planning.forecast import DEVIATIONS, Fit, finished_runs, line_of
-from gpt.tokens.ngrams import copied_share, ngram_bits
+from gpt.tokens.ngrams import copied_fraction, ngram_bits
 from tests.helpers.training import metrics_of
 
 
@@ -70,7 +70,7 @@ def test_a_run_tells_its_end_before_it_begins_and_beside_what_it_is(short, corpu
 
 def test_validation_tokens_that_stand_in_the_training_text_are_counted():
     ids = np.arange(500)
-    assert copied_share(ids, np.concatenate([ids[7:263], ids[:256] + 1000])) == pytest.approx(0.5, abs=0.1)
+    assert copied_fraction(ids, np.concatenate([ids[7:263], ids[:256] + 1000])) == pytest.approx(0.5, abs=0.1)
 
 
 def test_a_run_that_flags_make_another_is_told_nothing(short, corpus, tmp_path, monkeypatch, capsys):

@@ -2,7 +2,7 @@
 
 import random
 
-from gpt.pretokenization.blocks import SAFE_PLACE, SPACE, Limits, Reading, begun_character, last_place, parts_of
+from gpt.pretokenization.blocks import SAFE_CUT, SPACE, Limits, Reading, begun_character, last_place, parts_of
 from tests.helpers.texts import ALPHABET
 
 
@@ -19,7 +19,7 @@ def test_the_last_place_is_the_last_one_wherever_it_stands():
     for _ in range(300):
         whole = "".join(rng.choices(ALPHABET, k=rng.randint(0, 30)))
         whole += rng.choice("ab\u00e9\u0301 ") * rng.randint(0, 700)
-        for places in (SAFE_PLACE, SPACE):
+        for places in (SAFE_CUT, SPACE):
             ends = [found.end() for found in places.finditer(whole)]
             assert last_place(whole.encode(), places) == (len(whole[: ends[-1]].encode()) if ends else 0)
 

@@ -1,7 +1,6 @@
 """tokens/corpus.py and metadata.py: token files are what their metadata says, or are refused in one line that says why.
 """
 
-import hashlib
 import json
 import os
 from pathlib import Path
@@ -13,7 +12,7 @@ from gpt.common.errors import Exit, UserError
 from gpt.common.files import sha256_of
 from gpt.tokens.corpus import Corpus, open_corpus
 from tests.helpers.refusals import refused
-from tests.helpers.token_files import ids_in, raw_stream, write_llmc, write_raw
+from tests.helpers.token_files import ids_in, raw_stream, write_llmc
 
 
 def open_folder(folder: Path) -> Corpus:
@@ -106,7 +105,11 @@ BAD_CORPORA = {
     "end text": (lambda folder: change(folder, end_of_text_id="x"), "end_of_text_id is 'x'"),
     "end outside": (lambda folder: change(folder, end_of_text_id=400), "end_of_text_id is 400, not .* to 399"),
     "dtype unknown": (lambda folder: change(folder, dtype="float32"), "dtype is 'float32', not one of int16"),
+    "dtype missing": (lambda folder: change(folder, dtype=None), "dtype is 'None', not one of int16"),
+    "other layout": (lambda folder: change(folder, layout="llmc"), "layout is 'llmc', not one of native"),
     "no splits": (lambda folder: change(folder, splits=None), "splits is None, not an object"),
+    "split a number": (lambda folder: change(folder, splits={"train": 5}), "splits.train is 5, not an object"),
+    "tokens text": (lambda folder: change(folder, splits={"train": {"tokens": "9"}}), "tokens is '9', not a whole"),
     "small vocab": (lambda folder: change(folder, vocab_size=100), "ids, metadata .* says 100"),
 }
 
@@ -148,84 +151,11 @@ def test_one_changed_bit_of_the_metadata_never_changes_the_tokens_and_a_cut_is_r
     assert refused > len(sound) // 3
 
 
-# ---------------------------------------------------------------- several files
-
-
-def sharded(folder: Path, layout: str = "native", cuts: tuple[int, ...] = (400, 401)) -> Path:
-    """Turns a corpus folder into one of shards as pretokenize.py once wrote them."""
-    metadata = json.loads((folder / "metadata.json").read_text())
-    dtype = "int16" if layout == "native" else "uint16"
-    metadata |= {"layout": layout, "dtype": dtype}
-    for split, record in metadata["splits"].items():
-        values = np.fromfile(folder / f"{split}.bin", "<i2")
-        (folder / f"{split}.bin").unlink()
-        files = []
-        for at, piece in enumerate(np.split(values, cuts if split == "train" else ())):
-            path = folder / f"{'tokens_' * (layout == 'llmc')}{split}_{at:06}.bin"
-            (write_raw if layout == "native" else write_llmc)(path, piece, dtype)
-            files.append({"name": path.name, "tokens": len(piece), "file_bytes": path.stat().st_size,
-                          "modified_ns": path.stat().st_mtime_ns, "sha256": sha256_of(path)})
-        metadata["splits"][split] = {"tokens": record["tokens"], "files": files}
-    (folder / "metadata.json").write_text(json.dumps(metadata))
-    return folder
-
-
-def open_shards(folder: Path, **more) -> Corpus:
-    return open_corpus(folder, None, folder / "metadata.json", folder / "tokenizer.json", **more)
-
-
-@pytest.mark.parametrize("layout", ["native", "llmc"])
-def test_our_shards_are_one_stream_and_trusted(corpus_folder, layout):
-    whole = open_folder(corpus_folder)
-    expected = ids_in(whole.train), ids_in(whole.val)
-    corpus_folder = sharded(corpus_folder, layout)
-    recorded = json.loads((corpus_folder / "metadata.json").read_text())["splits"]["train"]["files"]
-    corpus = open_shards(corpus_folder)
-    assert (ids_in(corpus.train), ids_in(corpus.val)) == expected
-    assert [part.path.name for part in corpus.train.parts] == [file["name"] for file in recorded]
-    assert corpus.identity == hashlib.sha256("".join(file["sha256"] for file in recorded).encode()).hexdigest()
-    assert corpus.notes == ()
-    for path in corpus_folder.glob("*.bin"):
-        os.utime(path, ns=(0, 0))  # copied, say: read again, and found to be the same
-    assert open_shards(corpus_folder).identity == corpus.identity
-
-
-def damage_files(split: str, **fields):
-    """A function that changes the record of a split's first file, or of the split itself."""
-    def damage(folder: Path) -> None:
-        splits = json.loads((folder / "metadata.json").read_text())["splits"]
-        (splits[split] if "files" in fields else splits[split]["files"][0]).update(fields)
-        change(folder, splits=splits)
-    return damage
-
-
-def named(name: object) -> tuple:
-    return damage_files("train", name=name), r"splits.train.files\[0\].name is .*not a name like train_000000.bin"
-
-
-BAD_SHARDS = {
-    **{f"name {name!r}": named(name) for name in (
-        "../train_000000.bin", "/etc/passwd", "val_000000.bin", "", None, "train_000000.bin\n", "train_00000\u0661.bin",
-        ["train_000000.bin"], "\x1b[2Jtrain_000000.bin", "x" * 5000)},
-    "name twice": (damage_files("train", name="train_000001.bin"), "not a name like .*, which stands there once"),
-    "no files": (damage_files("train", files=[]), r"splits.train.files is \[\], not a list of files"),
-    "files a text": (damage_files("train", files="train_000000.bin"), "not a list of files"),
-    "tokens of a file": (damage_files("train", tokens=401), "train_000000.bin holds 400 tokens, metadata .* says 401"),
-    "tokens text": (damage_files("val", tokens="100"), "tokens is '100', not a whole number"),
-    "a shard is missing": (lambda folder: (folder / "train_000001.bin").unlink(), "train_000001.bin is missing"),
-    "a shard is shorter": (write("train_000002.bin", tokens([1] * 598)), "train_000002.bin holds 598 tokens"),
-    "layout": (lambda folder: change(folder, layout="zip"), "layout is 'zip', not one of native, nanogpt, "),
-    "layout of others": (lambda folder: change(folder, layout="llmc"), "llm.c's header with 20240520"),
-}
-
-
-@pytest.mark.parametrize(("opened", "damage", "reason"), [
-    *((open_folder, *row) for row in BAD_CORPORA.values()), *((open_shards, *row) for row in BAD_SHARDS.values())],
-    ids=[*BAD_CORPORA, *BAD_SHARDS])
-def test_a_bad_corpus_is_refused_in_one_line_that_says_why(corpus_folder, opened, damage, reason):
-    damage(sharded(corpus_folder) if opened is open_shards else corpus_folder)
+@pytest.mark.parametrize(("damage", "reason"), BAD_CORPORA.values(), ids=BAD_CORPORA)
+def test_a_bad_corpus_is_refused_in_one_line_that_says_why(corpus_folder, damage, reason):
+    damage(corpus_folder)
     with refused(reason, Exit.DATA) as caught:
-        opened(corpus_folder)
+        open_folder(corpus_folder)
     assert str(caught.value).isprintable()
     assert len(str(caught.value)) < 500
 

@@ -7,7 +7,7 @@ import pytest
 from tokenizers import Regex, Tokenizer, normalizers, pre_tokenizers, processors
 
 from gpt.common.errors import Exit, UserError
-from gpt.tokens.llama_cpp import CASED, REST, gguf_vocabulary, rule_of
+from gpt.tokens.llama_cpp import CASED, REST, gguf_vocabulary, pre_tokenizer_name
 
 
 def split(digits: str) -> pre_tokenizers.PreTokenizer:
@@ -36,7 +36,7 @@ def test_a_way_of_splitting_has_llama_cpps_name_for_it(tokenizer, pre_tokenizer,
         tokenizer.normalizer = normalizer
     fields = json.loads(tokenizer.to_str())
     fields["model"]["ignore_merges"] = whole_words_first
-    assert rule_of(fields) == name
+    assert pre_tokenizer_name(fields) == name
 
 
 @pytest.mark.parametrize("change", [
@@ -49,8 +49,8 @@ def test_what_merges_otherwise_has_no_name(tokenizer, change):
     fields["added_tokens"][0].update(change.get("added", {}))
     if "pre_tokenizer" in change:
         fields["pre_tokenizer"] = None
-    assert rule_of(before) == "gpt-2"
-    assert rule_of(fields) is None
+    assert pre_tokenizer_name(before) == "gpt-2"
+    assert pre_tokenizer_name(fields) is None
 
 
 def test_the_ids_that_begin_and_end_a_text_are_the_folders(tokenizer):

@@ -1,4 +1,4 @@
-"""Mixtures: what their folders must have in common, and runs of train.py on them."""
+"""Mixtures: the checks that their folders fit together, and runs of train.py on them."""
 
 import json
 import shutil
@@ -40,29 +40,31 @@ def edit(folder: str, **fields) -> None:
     path.write_text(json.dumps({**json.loads(path.read_text()), **fields}))
 
 
-# ---------------------------------------------------------------- what is mixed
+# ---------------------------------------------------------------- mixing
 
 
 def test_a_mixture_holds_the_tokens_of_its_folders_in_their_order(folders):
     corpus, prose, code = opened("prose:3", "code:1"), opened("prose"), opened("code")
     assert ids_in(corpus.train) == ids_in(prose.train) + ids_in(code.train)
     assert ids_in(corpus.val) == ids_in(prose.val) + ids_in(code.val)
-    assert [(share.name, share.parts, share.weight) for share in corpus.shares] == [
-        ("prose", 3, 0.75), ("code", 1, 0.25)]
-    assert [share.corpus for share in corpus.shares] == [prose, code]
-    assert (corpus.vocab_size, corpus.end_of_text_id, corpus.notes) == (400, 0, ())
-    assert [share.weight for share in opened("prose", "code").shares] == [1000 / 1300, 300 / 1300]
-    assert prose.shares == ()
+    assert [component.name for component in corpus.components] == ["prose", "code"]
+    assert [component.parts for component in corpus.components] == [3, 1]
+    assert [component.weight for component in corpus.components] == [0.75, 0.25]
+    assert [component.corpus for component in corpus.components] == [prose, code]
+    assert corpus.vocab_size == 400
+    assert corpus.notes == ()
+    assert [component.weight for component in opened("prose", "code").components] == [1000 / 1300, 300 / 1300]
+    assert prose.components == ()
 
 
-def test_a_mixture_is_known_by_its_folders_their_order_and_their_weights(folders):
+def test_the_identity_of_a_mixture_depends_on_folders_order_and_weights(folders):
     first = opened("prose:3", "code:1").identity
     assert first == opened("prose:0.75", "code:.25").identity
     assert len({first, opened("prose:2", "code:1").identity, opened("code:1", "prose:3").identity,
                 opened("prose", "code").identity, opened("prose").identity}) == 5
 
 
-def test_folders_of_another_tokenizer_vocabulary_end_or_type_are_refused_by_name(folders):
+def test_folders_that_do_not_fit_together_are_refused_by_name(folders):
     tokenizer = json.loads(Path("code/tokenizer.json").read_text())
     edit("code", end_of_text_id=1)
     assert "prose and code have different ids for the end of a text: 0 and 1" in refusal("prose", "code")
@@ -79,8 +81,8 @@ def test_folders_of_another_tokenizer_vocabulary_end_or_type_are_refused_by_name
 # ---------------------------------------------------------------- losses
 
 
-def test_the_loss_of_a_mixture_is_the_mean_by_weight_whatever_was_measured_of_each(folders):
-    prose, code = opened("prose:3", "code:1").shares
+def test_the_loss_of_a_mixture_is_the_weighted_mean_of_its_components(folders):
+    prose, code = opened("prose:3", "code:1").components
     found = mean_by_weight([(prose, LossSums(nats=200.0, num_tokens=100, num_bytes=400)),
                             (code, LossSums(nats=30.0, num_tokens=10, num_bytes=20))])
     assert found.nats == pytest.approx(0.75 * 2 + 0.25 * 3)
@@ -88,11 +90,11 @@ def test_the_loss_of_a_mixture_is_the_mean_by_weight_whatever_was_measured_of_ea
     assert {name: share.nats for name, share in found.shares.items()} == {"prose": 2.0, "code": 3.0}
 
 
-@pytest.mark.parametrize(("num_tokens", "most", "expected"), [
+@pytest.mark.parametrize(("num_tokens", "limit", "expected"), [
     ([801, 81], 1000, [100, 10]), ([801, 801], 10, [5, 5]), ([801, 17], 10, [8, 2]), ([17, 801, 801], 20, [2, 9, 9]),
     ([801] * 3, 2, [1, 1, 1]), ([2, 10**9], 1000, [1, 999])])
-def test_a_validation_measures_as_many_windows_of_each_corpus_as_there_are(num_tokens, most, expected):
-    assert data.shared_windows(num_tokens, 8, most) == expected
+def test_validation_windows_are_divided_equally_among_corpora(num_tokens, limit, expected):
+    assert data.divide_windows(num_tokens, 8, limit) == expected
 
 
 # ---------------------------------------------------------------- runs
@@ -112,7 +114,7 @@ def run_on(folders, capsys):
 MIXED = ["--data_dir", "prose:0.7", "code:0.3"]
 
 
-def test_a_resumed_mixture_equals_one_that_was_not_stopped_in_ram_and_in_a_memory_map(run_on):
+def test_a_resumed_mixture_equals_an_undisturbed_run_in_ram_and_in_a_memory_map(run_on):
     flags = ["--epochs", "9", "--max_steps", "8", "--dropout", "0.1", "--eval_interval", "4"]
     code, text = run_on(*MIXED, *flags, "--checkpoint_every_steps", "3", out="whole")
     assert code == 0

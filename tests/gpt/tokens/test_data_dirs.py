@@ -4,7 +4,7 @@ from fractions import Fraction
 
 import pytest
 
-from gpt.tokens.shares import MOST_PARTS, DataDir, folders_of, problems_with, whole_parts
+from gpt.tokens.data_dirs import MAX_PARTS, DataDir, folders_of, problems_with, whole_parts
 
 
 @pytest.fixture(autouse=True)
@@ -15,13 +15,13 @@ def _place(tmp_path, monkeypatch):
         (tmp_path / name).mkdir()
 
 
-def test_one_folder_is_a_folder_whatever_colons_its_name_has():
+def test_a_single_folder_may_have_colons_in_its_name():
     for word in ("a", "c:3", "nowhere", "nowhere:3", "C:\\data", "C:/data", "C:", "a:b", "https://a/b"):
         assert folders_of(word) == folders_of([word]) == [DataDir(word, None)]
         assert not problems_with(word)
 
 
-def test_what_stands_behind_the_last_colon_is_the_weight():
+def test_the_text_after_the_last_colon_is_the_weight():
     words = ["a:0.7", "c:3:0.25", "D:\\x y:1/3", "nowhere:2e-3", "C:/data:.5", "c:3"]
     assert folders_of(words) == [
         DataDir("a", Fraction(7, 10)), DataDir("c:3", Fraction(1, 4)), DataDir("D:\\x y", Fraction(1, 3)),
@@ -34,15 +34,15 @@ def test_what_stands_behind_the_last_colon_is_the_weight():
     ("a:inf b:1", "a:inf: the weight must be"), ("a: b:1", "a:: the weight must be"),
     ("a:1e999 b:1", "a:1e999: the weight must be"), ("a:1/0 b:1", "a:1/0: the"), ("a:70% b:30%", "a:70%: the weight"),
     ("a:0.7 b", "b has no weight"), ("a b:1 c:3", "a has no weight"),
-    ("a a", "a is there twice. Name it once"), ("a:1 b:2 ./a/:3", "./a/ is there twice. Name it once"),
+    ("a a", "--data_dir: a "), ("a:1 b:2 ./a/:3", "--data_dir: ./a/ "),
 ])
-def test_a_weight_that_is_none_is_refused_in_one_line(words, says):
-    found = problems_with(words.split())
-    assert len(found) == 1
-    assert says in found[0]
+def test_an_invalid_weight_is_refused_in_one_line(words, says):
+    problems = problems_with(words.split())
+    assert len(problems) == 1
+    assert says in problems[0]
 
 
-def test_weights_become_whole_numbers_in_their_exact_proportion():
+def test_weights_become_integers_in_exact_proportion():
     def parts_of(*words: str) -> list[int]:
         return whole_parts(folders_of(words), [1000] * len(words))
 
@@ -58,6 +58,6 @@ def test_weights_that_are_far_apart_stay_above_0_and_within_the_limit(weights, s
     parts = whole_parts([DataDir(str(at), Fraction(weight) if weight else None) for at, weight in enumerate(weights)],
                         sizes)
     assert min(parts) >= 1
-    assert sum(parts) <= MOST_PARTS
+    assert sum(parts) <= MAX_PARTS
     values = [float(Fraction(weight)) if weight else size for weight, size in zip(weights, sizes, strict=True)]
     assert max(abs(part / sum(parts) - value / sum(values)) for part, value in zip(parts, values, strict=True)) < 1e-11

@@ -1,0 +1,91 @@
+"""The folders and weights that --data_dir names: one folder of tokens, or several, as in a:0.7 b:0.3.
+
+A word that names an existing folder means this folder, whatever colons its name has (on Windows, a drive's letter has
+one too). In any other word the text after the last colon is the weight. Only the standard library is used, so that a
+wrong weight is answered before torch is imported.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+from gpt.common.words import printable
+
+if TYPE_CHECKING:
+    from fractions import Fraction
+
+MAX_PARTS = 2**40  # sum of all weights as integers: their products with sample numbers fit into 64 bits
+NUMBER = r"(\d{1,15}(\.\d{0,15})?|\.\d{1,15})(e[+-]?\d{1,2})?|\d{1,15}/\d{1,15}"
+
+
+class DataDir(NamedTuple):
+    """A folder of tokens and its weight, exactly as given; None without a weight."""
+
+    path: str
+    weight: Fraction | None
+
+
+def folders_of(words: str | Sequence[str]) -> list[DataDir]:
+    """Parses the words of --data_dir. Raises ValueError, with a sentence for the user, for an invalid weight."""
+    given = [words] if isinstance(words, str) else list(words)
+    return [_folder_of(word, is_alone=len(given) == 1) for word in given]
+
+
+def problems_with(words: str | Sequence[str]) -> list[str]:
+    """Checks the words of --data_dir; returns at most one problem, as a line for the user."""
+    try:
+        folders = folders_of(words)
+    except ValueError as error:
+        return [f"--data_dir {error}"]
+    unweighted = [folder for folder in folders if folder.weight is None]
+    if 0 < len(unweighted) < len(folders):
+        return [f"--data_dir: {printable(unweighted[0].path)} has no weight. Give every folder one, or none of them."]
+    places = [os.path.realpath(folder.path) for folder in folders]
+    for index, folder in enumerate(folders):
+        if places[index] in places[:index]:
+            return [f"--data_dir: {printable(folder.path)} is named twice. Name it once."]
+    return []
+
+
+def _folder_of(word: str, is_alone: bool) -> DataDir:
+    """Parses one word. Raises ValueError for an invalid weight."""
+    path, _, weight = word.rpartition(":")
+    is_weight = bool(re.fullmatch(NUMBER, weight))
+    exists = bool(path) and os.path.isdir(path)
+    if not path or os.path.isdir(word) or not (is_weight or exists) or (is_alone and not (is_weight and exists)):
+        return DataDir(word, None)  # the colon belongs to the name; a missing folder is reported later
+    return DataDir(path, _weight(weight, word))
+
+
+def _weight(text: str, word: str) -> Fraction:
+    """Parses a weight, which must be above 0. Raises ValueError."""
+    from fractions import Fraction  # imports decimal, which takes longer than all other imports of this file
+
+    if re.fullmatch(NUMBER, text):
+        with contextlib.suppress(ZeroDivisionError):
+            value = Fraction(text)
+            if value > 0:
+                return value
+    raise ValueError(f"{printable(word)}: the weight must be a number above 0, such as 0.7.")
+
+
+def whole_parts(folders: Sequence[DataDir], num_tokens: Sequence[int]) -> list[int]:
+    """Scales the folders' weights to integers in the same proportion, MAX_PARTS or less together.
+
+    A folder without a weight counts by its tokens.
+    """
+    import math
+    from fractions import Fraction
+
+    weights = [Fraction(num) if folder.weight is None else folder.weight
+               for folder, num in zip(folders, num_tokens, strict=True)]
+    denominator = math.lcm(*(weight.denominator for weight in weights))
+    parts = [int(weight * denominator) for weight in weights]
+    divisor, total = math.gcd(*parts), sum(parts)
+    if total // divisor > MAX_PARTS:
+        return [max(1, part * (MAX_PARTS - len(parts)) // total) for part in parts]
+    return [part // divisor for part in parts]
