@@ -25,7 +25,7 @@ import torch
 
 from gpt.common.errors import Exit, UserError
 from gpt.common.words import printable, size
-from gpt.machine.pinned import on_its_way
+from gpt.machine.pinned import to_device
 from gpt.machine.processes import ALONE, Processes
 from gpt.ops.loss import IGNORED
 from gpt.tokens.corpus import Component
@@ -86,7 +86,7 @@ class Tokens:
     def rows(self, starts: np.ndarray, width: int) -> Rows:
         """As stored, [B, width]: row i holds the width tokens from starts[i] on; starts is int64 [B]."""
         if self._on_gpu is not None:
-            where = on_its_way(torch.from_numpy(starts), self._on_gpu.device)
+            where = to_device(torch.from_numpy(starts), self._on_gpu.device)
             return self._on_gpu.unfold(0, width, 1).index_select(0, where)
         if self._watch is not None and self._watch.is_due:
             self._watch.look(self._part_of(start + at) for start in starts.tolist() for at in (0, width - 1))
@@ -403,7 +403,7 @@ def _as_batch(rows: Rows, dtype: str, device: torch.device) -> Batch:
             # By numpy: PyTorch would wake its other threads to widen these few bytes, and takes longer to cut them.
             wide = rows.astype(np.int32)
             return torch.from_numpy(wide[:, :-1]), torch.from_numpy(wide[:, 1:])
-        rows = on_its_way(torch.from_numpy(rows.view(f"<i{rows.itemsize}")), device)
+        rows = to_device(torch.from_numpy(rows.view(f"<i{rows.itemsize}")), device)
     ids = rows.int()
     if dtype == "uint16":
         ids = ids & 0xFFFF  # the GPU holds uint16 as int16: above 32,767 the sign has been extended

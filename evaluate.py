@@ -86,7 +86,7 @@ def measure_everything(args: argparse.Namespace, out: Progress, signals: Signals
     if args.use_gpu and (reason := device.why_no_gpu()):
         raise UserError(Exit.MACHINE, f"--use_gpu: {reason}, or drop the flag.")
     machine = device.choose(args.use_gpu, args.use_amp, "auto", False)
-    device.without_cudnn_attention()
+    device.disable_cudnn_attention()
 
     args = with_models_here(args, ["ckpt"], out, signals.look)
     with out.phase("loading the model"):

@@ -101,7 +101,7 @@ from gpt.generation.streaming import Sample, converse, write_samples
 from gpt.hub.download import with_models_here
 from gpt.machine import device
 from gpt.machine.device import Machine
-from gpt.machine.kernels import compile_again_where_unfinished
+from gpt.machine.kernels import with_sound_kernels
 from gpt.ops.products import INT8_ROWS, fastest_kind
 from gpt.tokens.tokenizer import tokenizer_of
 
@@ -145,7 +145,7 @@ def main(argv: Sequence[str]) -> int:
 def load_decoder(args: argparse.Namespace, folder: Path, num_rows: int) -> Decoder:
     """The model, laid out for decoding on the chosen device. Raises UserError (exit 4, 5)."""
     machine = device.choose(args.use_gpu, args.use_amp, args.amp_dtype, False)
-    device.without_cudnn_attention()
+    device.disable_cudnn_attention()
     on_cpu, quantized = not machine.on_gpu, args.quantize == "int8"
     if quantized and on_cpu:
         num_rows = min(num_rows, INT8_ROWS)  # more rows are multiplied in another way, which rounds differently
@@ -179,12 +179,12 @@ def why_no_compile(machine: Machine, num_rows: int) -> str | None:
 
 def compile_step(decoder: Decoder, machine: Machine) -> None:
     """Compiles the decoder's step, its kernels kept between runs; warns if that fails, and the step stays eager."""
-    device.keep_kernels_in(cache_folder() / "compiled")
+    device.set_kernel_folder(cache_folder() / "compiled")
     try:
-        compile_again_where_unfinished(lambda: decoder.compile(in_graphs=machine.backend.compiles),
+        with_sound_kernels(lambda: decoder.compile(in_graphs=machine.backend.compiles),
                                        lambda line: print(line, file=sys.stderr))
     except Exception as error:  # each version of the compiler has errors of its own
-        warn(f"--compile: failed, running eagerly: {device.compiler_complaint(error)}")
+        warn(f"--compile: failed, running eagerly: {device.describe_compile_error(error)}")
 
 
 if __name__ == "__main__":

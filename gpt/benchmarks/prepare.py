@@ -21,7 +21,7 @@ from gpt.tokens.metadata import METADATA_FORMAT, METADATA_VERSION
 
 def look_at_machine(use_gpu: bool | None) -> device.Machine:
     """The machine; None takes a GPU where there is one. Raises UserError (exit 5) if use_gpu and there is none."""
-    if use_gpu and (reason := NVIDIA.why_not()):
+    if use_gpu and (reason := NVIDIA.why_unavailable()):
         raise UserError(Exit.MACHINE, f"--use_gpu: {reason}, or drop the flag to time the CPU.")
     return device.choose(use_gpu, True, "auto", True)
 

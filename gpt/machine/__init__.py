@@ -1,10 +1,11 @@
-"""What a command runs on.
+"""The machine: its device, memory, clocks, and the processes of one run.
 
-device     the GPU or the CPU, its precision, whether to compile, each with the reason
-cards      data sheets of GPUs: peaks, of which MFU is a share
-kernels    compiled files that a killed compiler left unfinished
-memory     bytes there are, and bytes that were held; the error that says there are none left is in common/errors
-timing     seconds of training alone, and how busy the device is
-pinned     memory of the host that a GPU copies to directly
-processes  rank and world size, and how processes agree
+device     chooses the GPU or the CPU, its precision, and whether to compile; gives the reasons
+backends   the kinds of devices (CPU, Apple's GPUs, NVIDIA's GPUs) and their abilities
+cards      data sheets of GPUs: the peak FLOP/s of which MFU is a fraction
+kernels    removes compiled files that a killed compiler left unfinished
+memory     available and peak memory; common/errors recognizes the error "out of memory"
+timing     seconds of training alone, and the load of the device
+pinned     pinned host memory, and asynchronous copies
+processes  rank and world size, and decisions that all processes share
 """

@@ -1,6 +1,6 @@
-"""The kinds of devices: what each can do and how it is asked. The rest of the program asks these, never for a name.
+"""The kinds of devices, one class each, with their abilities; the rest of the program never tests a device's name.
 
-A kind is added as one class, its place in BACKENDS, and in gpu_of_this_system.
+A new kind needs a class, an entry in BACKENDS, and a line in gpu_of_this_system.
 """
 
 import contextlib
@@ -19,27 +19,27 @@ import torch
 
 from gpt.common.ranks import world_size
 from gpt.common.words import printable
-from gpt.machine.memory import ask_glibc, available_ram, peak_resident
+from gpt.machine.memory import available_ram, call_glibc, peak_resident
 
-# The last CUDA with kernels for GPUs from before 2018 and for old drivers; there are no such builds from torch 2.15 on.
+# CUDA 12.6 is the last with kernels for GPUs from before 2018 and for old drivers; torch 2.15 has no such build.
 OLDER_CUDA_BUILD = 'pip install --force-reinstall "torch<2.15" --index-url https://download.pytorch.org/whl/cu126'
 
 
 class Backend:
-    """A kind of device, as a CPU answers; methods are about the device that this process uses."""
+    """A kind of device; this class is the CPU. Its methods describe the device that this process uses."""
 
-    type = "cpu"  # torch.device's
+    type = "cpu"  # as in torch.device
     is_gpu = False
-    has_own_memory = False  # apart from the RAM: tokens and copies may lie in either, and the host's side is pinned
-    runs_ahead = False  # the host need not wait: it marks points in the device's time, and copies arrive later
+    has_own_memory = False  # apart from the RAM: tokens can lie in either, and copies go through pinned memory
+    runs_ahead = False  # kernels and copies are asynchronous, and events mark points in the device's time
     compiles = False  # by default; PyTorch calls its compiler for Apple's GPU a prototype
     is_exact = True  # the same steps give the same bits without --deterministic
     has_float64 = True
     has_fused_attention = True  # with a backward pass
-    sums_in_fp32 = False  # gives products of matrices of bf16 in fp32
-    fused_adamw_obeys = True  # in every release, to the loss scale and to the decision to skip a step
-    busy_tokens = 4_096  # in a micro-batch: more keep the device no busier
-    matmul_width = 2048  # of square matrices whose product is as fast as the device can
+    sums_in_fp32 = False  # a matrix product of bf16 can have an fp32 result
+    fused_adamw_takes_scaler = True  # fused AdamW heeds grad_scale and found_inf in every supported release
+    busy_tokens = 4_096  # a larger micro-batch does not use the device better
+    matmul_width = 2048  # square matrices of this width are multiplied at the device's full speed
     collectives = "gloo"
 
     @property
@@ -51,12 +51,12 @@ class Backend:
         """The device that this process uses."""
         return torch.device(self.type)
 
-    def why_not(self) -> str | None:
-        """Why it cannot be used here, with the one thing to do; None if it can."""
+    def why_unavailable(self) -> str | None:
+        """Explains why this device cannot be used here, with the cure; None if it can."""
         return None
 
     def num_devices(self) -> int:
-        """How many of them this machine has, each for one process."""
+        """The number of such devices in this machine; each serves one process."""
         return self.api.device_count()
 
     def name(self) -> str:
@@ -65,36 +65,36 @@ class Backend:
         return found[1] if found else platform.processor() or platform.machine()
 
     def has_bf16(self) -> bool:
-        """True if it multiplies bf16 in hardware (a CPU by AVX512-BF16, AMX, or Arm's BF16) instead of emulating it."""
+        """True if the hardware multiplies bf16 (a CPU: by AVX512-BF16, AMX, or Arm's BF16) instead of emulating it."""
         return bool(re.search("avx512_bf16|amx_bf16| bf16", _cpu_info()))
 
-    def gains_by_16_bits(self) -> bool:
-        """True for a GPU whose products in 16 bits, with sums in fp32, are faster than those in fp32."""
+    def is_faster_in_16_bits(self) -> bool:
+        """True if 16-bit matrix products with fp32 sums are faster than fp32 products on this GPU."""
         return True
 
-    def attends_well_by_cudnn(self, num_kv_heads: int) -> bool:
-        """False where cuDNN's attention is known to be wrong for so few heads of keys and values."""
+    def has_sound_cudnn_attention(self, num_kv_heads: int) -> bool:
+        """False if cuDNN's attention is known to be wrong on this GPU for this number of key and value heads."""
         return True
 
     def why_no_compile(self) -> str | None:
-        """Why torch.compile cannot work; None if nothing is known to prevent it."""
+        """Explains why torch.compile cannot work; None if nothing is known to prevent it."""
         compilers = [os.environ["CXX"]] if os.environ.get("CXX") else ["g++", "clang++", "cl"]
         if any(map(shutil.which, compilers)):
             return why_no_headers()
         return f"no C++ compiler found ({', '.join(compilers)})"
 
     def synchronize(self) -> None:
-        """Waits until the device has done all it was given."""
+        """Waits until the device has finished its queued work."""
         self.api.synchronize()
 
     def event(self) -> Any:
-        """A point in the device's time, with synchronize and elapsed_time; None where the host's clock will do."""
+        """Records an event with synchronize() and elapsed_time(); None if the host's clock measures the same."""
         return None
 
     # ---------------------------------------------------------------- memory
 
     def total_memory(self) -> int:
-        """Bytes the device has: the GPU's memory, or on a CPU the RAM that this process may still take."""
+        """Bytes of the GPU's memory, or on a CPU of the RAM that this process may still take."""
         return available_ram()
 
     def free_memory(self) -> int | None:
@@ -102,38 +102,38 @@ class Backend:
         return None
 
     def peak_memory(self) -> int:
-        """The most bytes held so far: on the GPU by PyTorch, on a CPU by the process (resident)."""
+        """The most bytes held so far: by PyTorch on a GPU, by the process (resident) on a CPU."""
         return peak_resident()
 
-    def forget_peak(self) -> None:
-        """Gives back what the compiler left behind, and lets peak_memory of a GPU start again from here."""
+    def reset_peak_memory(self) -> None:
+        """Releases unused memory, and makes a GPU's peak_memory() start again from here."""
         self.release_memory()
 
     def release_memory(self) -> None:
-        """Gives back what a failed step or the compiler left behind."""
+        """Returns memory to the system that a failed step or the compiler left behind."""
         gc.collect()
         if self.is_gpu:
             self.api.empty_cache()
         else:
-            ask_glibc("malloc_trim", 0)
+            call_glibc("malloc_trim", 0)
 
 
 class MPS(Backend):
-    """Apple's GPU, which shares the RAM."""
+    """Apple's GPUs, which share the RAM."""
 
     type = "mps"
     is_gpu = True
     is_exact = False
     has_float64 = False
     has_fused_attention = False
-    fused_adamw_obeys = False  # not before PyTorch's pull request 186360 of June 2026
+    fused_adamw_takes_scaler = False  # not before PyTorch's pull request 186360 of June 2026
     busy_tokens = 8_192
     matmul_width = 4096
 
     def device(self) -> torch.device:
         return torch.device("mps", 0)
 
-    def why_not(self) -> str | None:
+    def why_unavailable(self) -> str | None:
         if not torch.backends.mps.is_available():
             return (f"torch {torch.__version__} finds no Apple GPU that it can use. Take an Apple processor with macOS "
                     "14 or newer, and the build for it: pip install --force-reinstall torch")
@@ -148,10 +148,10 @@ class MPS(Backend):
         return torch.backends.mps.is_macos_or_newer(14, 0)
 
     def why_no_compile(self) -> str | None:
-        return None  # Metal compiles what inductor writes
+        return None  # Metal's own compiler reads inductor's kernels
 
     def event(self) -> Any:
-        self.synchronize()  # a run marks logged steps alone, whose figures the host awaits anyway
+        self.synchronize()  # only logged steps are marked, and the host waits for their figures anyway
 
     def total_memory(self) -> int:
         return torch.mps.recommended_max_memory()  # of the RAM
@@ -160,7 +160,7 @@ class MPS(Backend):
         return min(self.total_memory() - torch.mps.driver_allocated_memory(), available_ram())
 
     def peak_memory(self) -> int:
-        # Nothing records the most: it is what Metal holds now, with the freed memory that PyTorch keeps.
+        # No peak is recorded. Metal's present memory includes the freed blocks that PyTorch keeps.
         return torch.mps.driver_allocated_memory()
 
 
@@ -177,10 +177,11 @@ class CUDA(Backend):
     def device(self) -> torch.device:
         return torch.device("cuda", torch.cuda.current_device())
 
-    def why_not(self) -> str | None:
+    def why_unavailable(self) -> str | None:
         if torch.cuda.is_available():
             return _why_this_card_cannot_be_used()
-        driver = "NVIDIA's driver" + " in Windows, never one inside WSL" * ("microsoft" in platform.release().lower())
+        is_wsl = "microsoft" in platform.release().lower()
+        driver = "NVIDIA's driver in Windows, never one inside WSL" if is_wsl else "NVIDIA's driver"
         if sys.platform == "linux" and not any(map(os.path.exists, ("/dev/nvidiactl", "/dev/dxg"))):  # dxg: WSL
             return (f"no NVIDIA driver is loaded. Install {driver}, or choose a machine with a GPU "
                     "(on Colab: Runtime, Change runtime type)")
@@ -197,10 +198,11 @@ class CUDA(Backend):
     def has_bf16(self) -> bool:
         return torch.cuda.is_bf16_supported(including_emulation=False)
 
-    def gains_by_16_bits(self) -> bool:
-        return torch.cuda.get_device_capability() >= (7, 0)  # Pascal has no tensor cores; GTX 10xx: 1/64 of fp32's rate
+    def is_faster_in_16_bits(self) -> bool:
+        # Pascal has no tensor cores; a GTX 10xx multiplies fp16 at 1/64 of the speed of fp32.
+        return torch.cuda.get_device_capability() >= (7, 0)
 
-    def attends_well_by_cudnn(self, num_kv_heads: int) -> bool:
+    def has_sound_cudnn_attention(self, num_kv_heads: int) -> bool:
         return num_kv_heads >= 8 or torch.cuda.get_device_capability()[0] != 10  # B200: PyTorch's issue 193893
 
     def why_no_compile(self) -> str | None:
@@ -223,7 +225,7 @@ class CUDA(Backend):
     def peak_memory(self) -> int:
         return torch.cuda.max_memory_reserved()
 
-    def forget_peak(self) -> None:
+    def reset_peak_memory(self) -> None:
         self.release_memory()
         torch.cuda.reset_peak_memory_stats()
 
@@ -233,25 +235,25 @@ BACKENDS = {backend.type: backend for backend in (CPU, APPLE, NVIDIA)}
 
 
 def backend_of(place: torch.device | torch.Tensor) -> Backend:
-    """The kind of a device, or of the device that a tensor lies on."""
+    """The kind of a device, or of a tensor's device."""
     return BACKENDS[(place.device if isinstance(place, torch.Tensor) else place).type]
 
 
 def gpu_of_this_system() -> Backend:
-    """The kind of GPU that this system has, or would have: its why_not() says whether there is one."""
+    """The kind of GPU that this system can have; its why_unavailable() tells whether it has one."""
     return APPLE if sys.platform == "darwin" or torch.backends.mps.is_available() else NVIDIA
 
 
 def gpu_in_use(use_gpu: bool | None) -> Backend | None:
-    """The kind of GPU that is used, None for the CPU; use_gpu is the flag, None where it was not given."""
+    """The kind of GPU that the run uses, None for the CPU; use_gpu is the flag, None if it was not given."""
     gpu = gpu_of_this_system()
-    return gpu if use_gpu is not False and gpu.why_not() is None else None
+    return gpu if use_gpu is not False and gpu.why_unavailable() is None else None
 
 
 def why_no_headers() -> str | None:
-    """Why no C or C++ that calls Python can be compiled, with the one thing to do; None if nothing prevents it.
+    """Explains why C++ code cannot include Python.h, with the cure; None if nothing prevents it.
 
-    Linux distributions have the headers in a package of their own, and compilers report their absence in many lines.
+    Linux distributions ship the headers in a separate package, and a compiler needs many lines to report their absence.
     """
     folder = Path(sysconfig.get_path("include"))
     is_elsewhere = sys.platform == "darwin" or any(map(os.environ.get, ("CPATH", "CPLUS_INCLUDE_PATH")))
@@ -262,31 +264,37 @@ def why_no_headers() -> str | None:
 
 
 def _newest_cuda_build() -> str:
-    """What installs it. On Windows PyPI's torch is the build for the processor."""
-    is_windows = sys.platform == "win32"
-    return "pip install --force-reinstall torch" + " --index-url https://download.pytorch.org/whl/cu130" * is_windows
+    """The command that installs it. PyPI's torch for Windows is the CPU build."""
+    command = "pip install --force-reinstall torch"
+    if sys.platform == "win32":
+        command += " --index-url https://download.pytorch.org/whl/cu130"
+    return command
 
 
 def _cpu_info() -> str:
-    """What Linux says of the processors; empty on other systems."""
+    """The content of Linux's /proc/cpuinfo; empty on other systems."""
     with contextlib.suppress(OSError):
         return Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
     return ""
 
 
 def _why_this_card_cannot_be_used() -> str | None:
+    """Explains why torch cannot use the card that CUDA sees, with the cure; None if it can."""
     try:
-        major, minor = torch.cuda.get_device_capability()
+        capability = torch.cuda.get_device_capability()
     except RuntimeError as error:
         return f"the GPU refuses: {str(error).splitlines()[0]}. Check with nvidia-smi which process uses it"
     # Machine code (sm_80) runs on the same major and a higher minor capability, PTX (compute_80) on every higher one.
     # Source: CUDA C++ Programming Guide, compute capabilities and binary compatibility.
-    found = re.findall(r"\b(sm|compute)_(\d+)(\d)", " ".join(torch.cuda.get_arch_list()))
-    built_for = [(kind, int(its_major), int(its_minor)) for kind, its_major, its_minor in found]
-    if not built_for or any((its_major, its_minor) <= (major, minor) and (its_major == major or kind == "compute")
-                            for kind, its_major, its_minor in built_for):
+    built_for = []
+    for kind, major, minor in re.findall(r"\b(sm|compute)_(\d+)(\d)", " ".join(torch.cuda.get_arch_list())):
+        built = (int(major), int(minor))
+        built_for.append(built)
+        if built <= capability and (kind == "compute" or built[0] == capability[0]):
+            return None
+    if not built_for:
         return None
-    is_newer = major > min(its_major for _, its_major, _ in built_for)
+    is_newer = capability[0] > min(built_for)[0]
     build = f"the build for the newest CUDA: {_newest_cuda_build()}" if is_newer else OLDER_CUDA_BUILD
-    return (f"torch {torch.__version__} has no kernels for this GPU's compute capability {major}.{minor}. Install a "
-            f"build that has them, if there is one: {build}")
+    return (f"torch {torch.__version__} has no kernels for this GPU's compute capability "
+            f"{capability[0]}.{capability[1]}. Install a build that has them, if there is one: {build}")

@@ -1,19 +1,21 @@
-"""Data sheets of GPUs: a card is added as one entry of CARDS."""
+"""Data sheets of GPUs; a new card is one entry of CARDS."""
 
 import re
 from dataclasses import dataclass
 
-# The memory that cards come with, in GB, for which plans say what would fit, and a common card that has it.
-TYPICAL = {8: "RTX 4060", 12: "RTX 3060", 16: "T4", 24: "RTX 4090", 40: "A100", 48: "L40S", 80: "H100", 141: "H200"}
+# GB of memory, each with a common card of that size: --check names the model that would fit each of them.
+TYPICAL_GPUS = {
+    8: "RTX 4060", 12: "RTX 3060", 16: "T4", 24: "RTX 4090", 40: "A100", 48: "L40S", 80: "H100", 141: "H200",
+}
 
 
 @dataclass(frozen=True)
 class Card:
     """The data sheet of a GPU: peaks in TFLOP/s for dense matrices. No bandwidth is recorded.
 
-    pattern is found, as whole words, in the name that CUDA gives the card. half_tflops is the peak in bf16 or fp16
-    with sums in fp32; GeForce cards do half of what they do with sums in fp16. fp32_tflops is that of plain fp32.
-    With bf16 came TF32, in Ampere: fp32 matrices rounded to it take twice the time of bf16.
+    pattern matches whole words of CUDA's name for the card. half_tflops is the peak in bf16 or fp16 with fp32 sums,
+    which is half of a GeForce card's peak with fp16 sums. fp32_tflops is the peak in plain fp32. Ampere brought bf16
+    together with TF32: fp32 matrices rounded to TF32 take twice the time of bf16.
     """
 
     pattern: str
@@ -22,11 +24,11 @@ class Card:
     has_bf16: bool = True
 
 
-# From NVIDIA's data sheets, numbers with sparsity halved; of GeForce cards and the A6000 from the white papers on GA102
-# (version 2, appendices A and C), Ada and RTX Blackwell (appendix A), or by 512 FLOP per clock and multiprocessor.
-# The first pattern that is found counts, so "H200 NVL" stands before "H200".
+# Source: NVIDIA's data sheets; a number with sparsity is halved. GeForce cards and the A6000: the white papers on GA102
+# (version 2, appendices A and C), on Ada and on RTX Blackwell (appendix A), or 512 FLOP per clock and multiprocessor.
+# The first match counts, so "H200 NVL" stands before "H200".
 CARDS = (
-    # Blackwell. Of the B200 and GB200 the sheet has a table of single GPUs.
+    # Blackwell. The figures of B200 and GB200 are from the sheet's table of single GPUs.
     Card("GB200", 2500, 80),
     Card("B200", 2250, 75),
     Card("RTX 5090", 209.5, 104.8),
@@ -41,7 +43,7 @@ CARDS = (
     Card("L40S", 362, 91.6),
     Card("L40", 181, 90.5),
     Card("L4", 121, 30.3),
-    Card("RTX 6000 Ada", 364.2, 91.1),  # a quarter, an eighth of its 1,457 in FP8 with sparsity
+    Card("RTX 6000 Ada", 364.2, 91.1),  # a quarter and a sixteenth of its 1,457 in FP8 with sparsity
     Card("RTX 4090", 165.2, 82.6),
     Card("RTX 4080", 97.5, 48.7),
     Card("RTX 4070", 58.3, 29.1),  # 46 multiprocessors, 2.475 GHz
@@ -49,14 +51,14 @@ CARDS = (
     # Ampere.
     Card("A100", 312, 19.5),
     Card("A40", 149.7, 37.4),
-    Card("A10G", 70, 35),  # by AWS, for its g5 instances
+    Card("A10G", 70, 35),  # source: AWS, g5 instances
     Card("A10", 125, 31.2),
     Card("RTX A6000", 154.8, 38.7),
     Card("RTX 3090", 71, 35.6),
     Card("RTX 3080", 59.5, 29.8),
     Card("RTX 3070", 40.6, 20.3),
     Card("RTX 3060", 25.5, 12.7),  # 28 multiprocessors, 1.777 GHz
-    # Turing, Volta, Pascal: no TF32. The P100 has no tensor cores, and with sums in fp32 it is as fast as in fp32.
+    # Turing, Volta, Pascal: no TF32. The P100 has no tensor cores: with fp32 sums, fp16 is no faster than fp32.
     Card("T4", 65, 8.1, False),
     Card("V100S-PCIE", 130, 16.4, False),
     Card("V100-PCIE", 112, 14, False),
@@ -65,12 +67,12 @@ CARDS = (
     Card("P100-SXM2", 10.6, 10.6, False),
 )
 
-# A name with one of these words contains a card's name, but its chip has another peak, or is a slice of one.
+# These words in a name mean another chip than the card's, or a slice of it, with another peak.
 VARIANTS = r"\b(Laptop|Ti|SUPER|D|Max-Q|MIG)\b"
 
 
 def find_card(name: str) -> Card | None:
-    """The data sheet of the card that CUDA calls by this name; None if it is not in CARDS."""
+    """Looks up CUDA's name of a card in CARDS; None if the card is unknown."""
     if re.search(VARIANTS, name, re.IGNORECASE):
         return None
     return next((card for card in CARDS if re.search(rf"\b{card.pattern}\b", name)), None)

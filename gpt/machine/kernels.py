@@ -1,4 +1,4 @@
-"""Compiled kernels on the disk: files that a killed compiler left unfinished are deleted, and compiled again."""
+"""Deletes compiled kernels that a killed compiler left unfinished on the disk, so that they are compiled again."""
 
 import contextlib
 import os
@@ -14,29 +14,29 @@ from gpt.common.words import printable
 ELF_HEADER_BYTES = 64
 
 
-def compile_again_where_unfinished(attempt: Callable[[], None], say: Callable[[str], None]) -> None:
-    """Makes the attempt, which compiles, without unfinished files in the compiler's cache; again if it meets one."""
+def with_sound_kernels(run: Callable[[], None], say: Callable[[str], None]) -> None:
+    """Removes unfinished kernels, then calls run, which compiles; calls it again if it met an unfinished kernel."""
     remove_unfinished_kernels(say)
     try:
-        attempt()
+        run()
     except Exception:  # each version of the compiler has errors of its own
-        if not remove_unfinished_kernels(say):  # what another process, killed meanwhile, has left
+        if not remove_unfinished_kernels(say):  # another process may have been killed meanwhile
             raise
         torch.compiler.reset()
-        attempt()
+        run()
 
 
 def remove_unfinished_kernels(say: Callable[[str], None]) -> int:
-    """Deletes the libraries in the compiler's cache that were not written to their end; returns how many.
+    """Deletes unfinished libraries in the compiler's cache; returns their number.
 
-    The compiler takes any file that is there for a finished one: of an empty one every later compile fails ("file too
-    short"), one that is cut short kills the process that loads it (SIGBUS), and if the file is a test of what the CPU
-    can do, the kernels are slow ever after. One that another process is writing now, under its lock, stays.
+    The compiler takes any existing file for a finished one. An empty file makes every later compile fail ("file too
+    short"). A truncated one kills the process that loads it (SIGBUS). If the file is the compiler's test of the CPU's
+    instructions, all later kernels are slow. A file that another process is writing, under its lock, stays.
     """
     folder = Path(os.environ.get("TORCHINDUCTOR_CACHE_DIR") or os.devnull)
     num_removed = 0
     for path in sorted(folder.glob("*/*.so")):
-        with contextlib.suppress(OSError):  # deleted meanwhile, or not ours to delete
+        with contextlib.suppress(OSError):  # deleted meanwhile, or another user's file
             lock = folder / "locks" / f"{path.name.split('.')[0]}.lock"
             if not is_whole_library(path) and not _is_locked(lock):
                 path.unlink()
@@ -46,9 +46,9 @@ def remove_unfinished_kernels(say: Callable[[str], None]) -> int:
 
 
 def is_whole_library(path: Path) -> bool:
-    """False for a shared library that is empty, or shorter than its own header says. Raises OSError.
+    """False for a shared library that is empty, or shorter than its header says. Raises OSError.
 
-    The table of sections is the last thing in what GNU's and LLVM's linkers write (64-bit ELF; others pass).
+    GNU's and LLVM's linkers write the table of sections last. Only 64-bit ELF files are measured; others pass.
     """
     with path.open("rb") as file:
         header = file.read(ELF_HEADER_BYTES)
@@ -56,7 +56,7 @@ def is_whole_library(path: Path) -> bool:
     if len(header) < ELF_HEADER_BYTES:
         return False
     if header[:5] != b"\x7fELF\x02":
-        return any(header)  # zeros are what a power cut leaves
+        return any(header)  # a power cut leaves zeros
     order = "<" if header[5] == 1 else ">"
     (table,) = struct.unpack_from(f"{order}Q", header, 40)
     entry_bytes, num_entries = struct.unpack_from(f"{order}HH", header, 58)
@@ -64,7 +64,7 @@ def is_whole_library(path: Path) -> bool:
 
 
 def _is_locked(path: Path) -> bool:
-    """True if a process holds the lock, as the compiler does while it writes."""
+    """True if a process holds the lock; the compiler holds it while it writes."""
     with contextlib.suppress(FileNotFoundError), path.open("rb+") as file:
         return not try_lock(file.fileno())
     return False

@@ -1,4 +1,4 @@
-"""Seconds of training alone, and how busy the device is."""
+"""Measures the seconds of training alone, and the load of the device."""
 
 from __future__ import annotations
 
@@ -10,26 +10,26 @@ from typing import Any, Literal
 
 from gpt.machine.device import Machine
 
-# Of the training time. A host that waits longer for the GPU is ahead of it; one that is late finds what it reads, the
-# figures of the step before, there already.
-WAITING_SHARE = 0.01
+# A host that waits for the GPU during more than this fraction of the training time is ahead of it. A host that is late
+# does not wait: the figures of the step before have already arrived.
+MIN_WAIT_FRACTION = 0.01
 
 
 @dataclass(frozen=True)
 class Mark:
-    """A point in the device's time, which a GPU may have to reach yet, and the seconds before it that do not count."""
+    """A point in the device's time, which a GPU may not have reached yet."""
 
     host: float  # time.perf_counter()
     event: Any  # machine.backend.event()
-    uncounted: float
+    uncounted: float  # seconds before this point that are not training
 
     def wait(self) -> None:
-        """Waits until the device has got there."""
+        """Waits until the device has reached this point."""
         if self.event is not None:
             self.event.synchronize()
 
     def seconds_since(self, earlier: Mark) -> float:
-        """Counted seconds between two marks that the device has reached."""
+        """Seconds of training between two marks that the device has reached."""
         seconds = self.host - earlier.host
         if self.event is not None and earlier.event is not None:
             seconds = earlier.event.elapsed_time(self.event) / 1000
@@ -37,10 +37,10 @@ class Mark:
 
 
 class TrainingClock:
-    """Seconds of training alone: neither what happens inside pause(), nor the time in which the process stood still.
+    """Measures the seconds of training, without the time inside pause() and the time when the process was suspended.
 
-    stopped returns the seconds that the process has stood still so far (Progress.stopped_seconds). began is when the
-    clock was started last, by time.perf_counter().
+    stopped returns the seconds of suspension so far (Progress.stopped_seconds). began is the last start of the clock,
+    by time.perf_counter().
     """
 
     def __init__(self, machine: Machine, stopped: Callable[[], float] = lambda: 0.0):
@@ -49,14 +49,14 @@ class TrainingClock:
         self.start()
 
     def start(self) -> None:
-        """Starts to count from here, for example once compiling is done."""
+        """Starts the clock at zero, for example after compiling."""
         self.began = time.perf_counter()
         self._paused = 0.0
         self._lap_began = self.mark()
 
     @contextlib.contextmanager
     def pause(self) -> Iterator[None]:
-        """Stops the clock while inside; on entry it waits until the device has done the training it was given."""
+        """Stops the clock inside the context; waits on entry until the device has finished its queued steps."""
         self._machine.backend.synchronize()
         started = time.perf_counter()
         try:
@@ -66,20 +66,21 @@ class TrainingClock:
             self._paused += time.perf_counter() - started
 
     def mark(self) -> Mark:
-        """The point in the device's time at which it has done all it was given. Only Apple's GPU is waited for."""
+        """Marks the end of the device's queued work; waits for that end on Apple's GPUs alone."""
         event = self._machine.backend.event()
         return Mark(time.perf_counter(), event, self._paused + self._stopped())
 
     def lap(self, end: Mark | None = None) -> float:
-        """Seconds of training from the end of the last lap to this one's: a mark, or once the device has done all."""
+        """Seconds of training since the last lap, up to the mark or to the end of the device's queued work."""
         end = end or self.mark()
         end.wait()
-        seconds, self._lap_began = end.seconds_since(self._lap_began), end
+        seconds = end.seconds_since(self._lap_began)
+        self._lap_began = end
         return seconds
 
 
 class Gauge:
-    """How busy the device is, by seconds: trained, and waited for data and for the device by the host."""
+    """Measures the load of the device: seconds of training, and seconds that the host waited for data and device."""
 
     def __init__(self, machine: Machine):
         self.waited = {"data": 0.0, "device": 0.0}
@@ -88,13 +89,13 @@ class Gauge:
 
     @contextlib.contextmanager
     def waiting(self, what: Literal["data", "device"]) -> Iterator[None]:
-        """Counts the seconds inside as the host waiting for data, or for the device to finish what it was given."""
+        """Counts the seconds inside the context as waiting for data, or for the device's queued work."""
         started = time.perf_counter()
         yield
         self.waited[what] += time.perf_counter() - started
 
-    def forget(self) -> None:
-        """Begins again, after steps that were no training."""
+    def reset_waits(self) -> None:
+        """Sets the waits to zero, after steps that were no training."""
         self.waited = dict.fromkeys(self.waited, 0.0)
 
     def lap(self, seconds: float) -> None:
@@ -103,10 +104,10 @@ class Gauge:
 
     @property
     def host_is_late(self) -> bool:
-        """False if the host is known to be ahead of the device, having waited for it; only seen with CUDA."""
-        return not self._machine.backend.runs_ahead or self.waited["device"] < WAITING_SHARE * self.trained
+        """False if the host has waited for the device, hence was ahead of it; always True without CUDA."""
+        return not self._machine.backend.runs_ahead or self.waited["device"] < MIN_WAIT_FRACTION * self.trained
 
     @property
-    def wait_share(self) -> float:
-        """The share of the training time that was spent waiting for data."""
+    def data_wait_fraction(self) -> float:
+        """The fraction of the training time that the host waited for data."""
         return self.waited["data"] / self.trained if self.trained else 0.0

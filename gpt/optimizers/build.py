@@ -133,7 +133,7 @@ class AdamWForMPS(torch.optim.AdamW):
 def adamw_for(adamw: MakesAdamW, device: torch.device) -> MakesAdamW:
     """The fused AdamW for the device. Apple's kernel read neither tensor before PyTorch's pull request 186360 (2026).
     """
-    return adamw if backend_of(device).fused_adamw_obeys or adamw is not torch.optim.AdamW else AdamWForMPS
+    return adamw if backend_of(device).fused_adamw_takes_scaler or adamw is not torch.optim.AdamW else AdamWForMPS
 
 
 def dtype_of_products(machine: Machine) -> torch.dtype:

@@ -13,7 +13,7 @@ from gpt.common.flags import Flags, having
 from gpt.common.progress import Progress
 from gpt.common.words import count
 from gpt.machine.backends import NVIDIA
-from gpt.machine.cards import TYPICAL, find_card
+from gpt.machine.cards import TYPICAL_GPUS, find_card
 from gpt.machine.device import Machine
 from gpt.optimizers.build import state_bytes
 from gpt.optimizers.table import largest
@@ -94,7 +94,7 @@ def table(models: dict[str, ModelConfig], machine: Machine, options: Options, op
                              (1 - MARGIN) * machine.backend.total_memory(), share * products)}
     if price and not machine.on_gpu:
         rows.clear()
-    for gigabytes, name in TYPICAL.items():
+    for gigabytes, name in TYPICAL_GPUS.items():
         card = find_card(name)
         assert card
         dtype = torch.bfloat16 if card.has_bf16 else torch.float16

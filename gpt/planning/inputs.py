@@ -81,7 +81,7 @@ def _check_device(flags: FlagsOfGroup, dropout: float | None) -> None:
     """Raises UserError (exit 5) for what the device cannot do."""
     if flags.use_gpu and (reason := device.why_no_gpu()):
         raise UserError(Exit.MACHINE, f"--use_gpu: {reason}, or give --no-use_gpu to train on the CPU.")
-    if flags.compile_mode == "reduce-overhead" and (reason := NVIDIA.why_not()):
+    if flags.compile_mode == "reduce-overhead" and (reason := NVIDIA.why_unavailable()):
         raise UserError(Exit.MACHINE, f"--compile_mode reduce-overhead: {reason}, or drop the flag.")
     gpu = gpu_in_use(flags.use_gpu)
     if flags.activation_checkpointing and dropout and gpu and not gpu.has_own_memory:  # it would drop others again

@@ -94,7 +94,7 @@ def _measure_step(run: Run, take_step: TakeStep, whole: bool, at_least: float) -
     run.optimizer.state.clear()
     run.scaler.load_state_dict(scaler)
     machine.set_rng_state(rng)
-    runtime.gauge.forget()
+    runtime.gauge.reset_waits()
     warm = sorted(runtime.processes.agree(lambda: seconds[1:] or seconds))
     return warm[len(warm) // 4] * run.accumulation / few
 

@@ -12,7 +12,7 @@ from gpt.common.errors import Exit, UserError, is_out_of_memory
 from gpt.common.flags import Flags, having
 from gpt.common.progress import Progress
 from gpt.common.signals import Signals
-from gpt.machine.device import Machine, without_cudnn_attention
+from gpt.machine.device import Machine, disable_cudnn_attention
 from gpt.machine.memory import available_ram
 from gpt.machine.processes import ALONE, Processes
 from gpt.optimizers.build import state_bytes
@@ -48,8 +48,8 @@ def choose_setup(inputs: Inputs, runtime: Runtime, parts: Parts, deadline: Deadl
     dropout = processes.agree(lambda: _choose_dropout(inputs, options, runtime, deadline))
     config = replace(inputs.config, dropout=dropout)
     # Some of cuDNN's kernels know a probability in sixteenths only (PyTorch's PR 174245).
-    if config.dropout or not machine.backend.attends_well_by_cudnn(config.n_kv_head):
-        without_cudnn_attention()
+    if config.dropout or not machine.backend.has_sound_cudnn_attention(config.n_kv_head):
+        disable_cudnn_attention()
     strategy, why_strategy, most = processes.agree(
         lambda: choose_sharing(args, inputs.sizing, config, options, machine, processes))
     choose = partial(choose_recipe, args, config, corpus.train.length, most, inputs.sizing, stored)

@@ -17,7 +17,7 @@ from gpt.common.errors import Exit, UserError, is_out_of_memory
 from gpt.common.words import duration, several, size
 from gpt.machine import device
 from gpt.machine.device import Machine
-from gpt.machine.kernels import compile_again_where_unfinished
+from gpt.machine.kernels import with_sound_kernels
 from gpt.optimizers.build import compile_optimizer, expected_state
 from gpt.planning.micro_batch import divisors, remember_too_many
 from gpt.tokens.watch import TokensChanged
@@ -100,7 +100,7 @@ def compile_run(run: Run) -> None:
     batch = run.batches.get(run.state.samples_seen, 0)
     try:
         with out.phase("compiling, a minute or two the first time"):
-            compile_again_where_unfinished(lambda: _run_compiled(run, *batch), out.say)
+            with_sound_kernels(lambda: _run_compiled(run, *batch), out.say)
         run.compile_seconds = time.perf_counter() - started
         out.say(f"compiled    in {duration(run.compile_seconds)}")
     except Exception as error:
@@ -108,7 +108,7 @@ def compile_run(run: Run) -> None:
             _fall_back_to_eager(run, error)
     run.optimizer.zero_grad(set_to_none=True)
     machine.set_rng_state(rng)
-    machine.backend.forget_peak()
+    machine.backend.reset_peak_memory()
 
 
 def _run_compiled(run: Run, inputs_BT: torch.Tensor, targets_BT: torch.Tensor) -> None:
@@ -136,8 +136,8 @@ def _fall_back_to_eager(run: Run, error: Exception) -> None:
         run.teacher.run_eagerly()
     for module in run.model.modules():
         module._compiled_call_impl = None  # what module.compile() set; there is no public way back
-    run.setup.out.warn(f"torch.compile failed, running eagerly: {device.compiler_complaint(error)}. If its folder is "
-                       "full or does not allow execution, set TORCHINDUCTOR_CACHE_DIR to another one.")
+    run.setup.out.warn(f"torch.compile failed, running eagerly: {device.describe_compile_error(error)}. If its folder "
+                       "is full or does not allow execution, set TORCHINDUCTOR_CACHE_DIR to another one.")
 
 
 def compiles_in_parts(mode: str | None, machine: Machine) -> bool:

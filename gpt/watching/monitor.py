@@ -182,9 +182,9 @@ class Monitor:
         """Says what holds the device back, after `seconds` more of training."""
         gauge = self._gauge
         gauge.lap(seconds)
-        if gauge.host_is_late and gauge.wait_share > 0.05 and gauge.waited["data"] > WATCHED_SECONDS:
-            self.warn_once("loader", f"the loader holds the device back: {gauge.wait_share:.0%} of the time is spent "
-                                     "waiting for data. Give --preload ram, or put the tokens on a faster disk.")
+        if gauge.host_is_late and gauge.data_wait_fraction > 0.05 and gauge.waited["data"] > WATCHED_SECONDS:
+            self.warn_once("loader", f"the loader holds the device back: {gauge.data_wait_fraction:.0%} of the time is "
+                                     "spent waiting for data. Give --preload ram, or put the tokens on a faster disk.")
 
         is_short = step_seconds * batch_size / self._recipe.samples_per_step < SHORT_MICRO_BATCH
         is_idle = is_short and gauge.trained > WATCHED_SECONDS and gauge.host_is_late

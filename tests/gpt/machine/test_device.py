@@ -61,7 +61,7 @@ def test_every_choice_on_a_cpu_follows_the_flags_and_has_a_reason(use_amp, amp_d
 
 @no_cuda
 def test_without_cuda_the_reason_says_what_to_do():
-    reason = NVIDIA.why_not()
+    reason = NVIDIA.why_unavailable()
     assert reason
     assert reason.count(". ") == 1
 
@@ -95,10 +95,11 @@ def test_without_pythons_headers_nothing_is_compiled_and_the_cure_is_said(monkey
     monkeypatch.setattr(sysconfig, "get_path", lambda name: str(tmp_path))
     missing = f"Python.h is missing in {tmp_path}. Run: apt-get install python3"
     assert device.choose(False, False, "auto", True).compile_reason.startswith(missing)
-    assert device.compiler_complaint(RuntimeError("exit status 1\nand so on")).startswith(f"exit status 1; {missing}")
+    error = RuntimeError("exit status 1\nand so on")
+    assert device.describe_compile_error(error).startswith(f"exit status 1; {missing}")
     (tmp_path / "Python.h").touch()
     assert device.choose(False, False, "auto", True).compile
-    assert device.compiler_complaint(RuntimeError()) == "RuntimeError"
+    assert device.describe_compile_error(RuntimeError()) == "RuntimeError"
 
 
 # ---------------------------------------------------------------- on a GPU that is not there
@@ -135,7 +136,7 @@ def test_pascal_trains_in_fp32_unless_fp16_is_named(a_gpu, capability, use_amp, 
     ((10, 0), 4, False), ((10, 0), 8, True), ((9, 0), 4, True)])
 def test_a_b200_leaves_out_cudnns_attention_for_few_heads_of_keys(a_gpu, capability, heads, is_right):
     a_gpu("NVIDIA B200", True, capability)
-    assert NVIDIA.attends_well_by_cudnn(heads) == is_right
+    assert NVIDIA.has_sound_cudnn_attention(heads) == is_right
 
 
 @pytest.mark.parametrize(("system", "release", "files", "is_built", "says"), [
@@ -154,7 +155,7 @@ def test_the_cure_is_that_of_the_system(system, release, files, is_built, says, 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(torch.backends.cuda, "is_built", lambda: is_built)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    reason = str(NVIDIA.why_not())
+    reason = str(NVIDIA.why_unavailable())
     assert reason.endswith(says) if "pip" in says else says in reason
 
 
@@ -176,7 +177,7 @@ CU132 = ("sm_75", "sm_80", "sm_86", "sm_90a", "sm_100", "sm_120", "compute_120")
      ((9, 0), ("gfx90a",), "")])
 def test_a_gpu_for_which_this_torch_has_no_kernels_is_not_used(a_gpu, capability, built_for, cure):
     a_gpu("A card", True, capability, built_for)
-    reason = NVIDIA.why_not()
+    reason = NVIDIA.why_unavailable()
     assert bool(reason) == bool(cure)
     assert device.choose(None, None, "auto", None).device.type == ("cpu" if cure else "cuda")
     if reason:
@@ -190,7 +191,7 @@ def test_a_gpu_that_refuses_is_not_used(a_gpu, monkeypatch):
 
     a_gpu()
     monkeypatch.setattr(torch.cuda, "get_device_capability", refuse)
-    assert NVIDIA.why_not() == ("the GPU refuses: CUDA error: all CUDA-capable devices are busy. Check with "
+    assert NVIDIA.why_unavailable() == ("the GPU refuses: CUDA error: all CUDA-capable devices are busy. Check with "
                                     "nvidia-smi which process uses it")
 
 

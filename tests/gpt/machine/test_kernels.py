@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gpt.machine.kernels import compile_again_where_unfinished, is_whole_library, remove_unfinished_kernels
+from gpt.machine.kernels import is_whole_library, remove_unfinished_kernels, with_sound_kernels
 from tests.helpers.commands import run
 from tests.helpers.training import TINY
 
@@ -71,7 +71,7 @@ def test_an_attempt_that_comes_upon_an_unfinished_file_is_made_again(cache):
             cache("ba1.main.so", b"")
             raise RuntimeError("file too short")
 
-    compile_again_where_unfinished(attempt, said.append)
+    with_sound_kernels(attempt, said.append)
     assert len(attempts) == 2
     assert "ba1.main.so, which a killed compiler left unfinished" in said[0]
 
@@ -81,7 +81,7 @@ def test_another_error_is_raised(cache):
         raise RuntimeError("no such kernel")
 
     with pytest.raises(RuntimeError, match="no such kernel"):
-        compile_again_where_unfinished(attempt, lambda line: None)
+        with_sound_kernels(attempt, lambda line: None)
 
 
 @pytest.mark.slow

@@ -46,7 +46,7 @@ def test_a_size_that_flags_name_is_gpt2s_and_one_that_is_chosen_qwen3s(flags, ar
 
 
 def test_with_a_gpu_gpt2_small_stays_the_default(monkeypatch):
-    monkeypatch.setattr(NVIDIA, "why_not", lambda: None)
+    monkeypatch.setattr(NVIDIA, "why_unavailable", lambda: None)
     assert choose_sizing(train.read_flags([]).model, None, None, None) is None  # type: ignore[arg-type]
 
 
