@@ -70,7 +70,7 @@ from gpt.tokens.tokenizer import end_of_text_id, tokenizer_of
 def main(argv: Sequence[str]) -> int:
     """The command; returns the exit code."""
     args = read_flags(argv)
-    with (contextlib.closing(Progress()) as out, Signals(out.note, USUALLY_SECONDS) as signals,
+    with (Progress() as out, Signals(out.note, USUALLY_SECONDS) as signals,
           contextlib.suppress(Stopped)):
         signals.at_once = "before anything was measured"
         measure_everything(args, out, signals)

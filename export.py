@@ -114,7 +114,7 @@ DTYPES = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
 def main(argv: Sequence[str]) -> int:
     """The command; returns the exit code."""
     args = read_flags(argv)
-    with contextlib.closing(Progress()) as out, Signals(out.note, USUALLY_SECONDS) as signals:
+    with Progress() as out, Signals(out.note, USUALLY_SECONDS) as signals:
         try:
             export(args, signals, out)
         except Stopped:

@@ -83,7 +83,6 @@ def answer_early(argv: Sequence[str]) -> int:
 if __name__ == "__main__":
     guard(answer_early)
 
-import contextlib
 import sys
 
 import torch
@@ -93,7 +92,8 @@ from gpt.checkpoint.load import end_ids, open_model
 from gpt.common.errors import Exit, UserError, warn
 from gpt.common.files import cache_folder
 from gpt.common.progress import Progress
-from gpt.common.signals import USUALLY_SECONDS, Signals, print_line
+from gpt.common.signals import USUALLY_SECONDS, Signals
+from gpt.common.terminal import print_line
 from gpt.common.words import several
 from gpt.generation.decoder import Decoder
 from gpt.generation.prompts import Language, encode_prompt, read_prompt_file, without_surrogates
@@ -116,7 +116,7 @@ def main(argv: Sequence[str]) -> int:
     prompt = args.prompt if args.prompt_file is None else read_prompt_file(args.prompt_file)
     num_rows = 1 if args.interactive else min(args.batch_size, args.num_samples)
 
-    with contextlib.closing(Progress(sys.stderr)) as out:
+    with Progress(sys.stderr) as out:
         args = with_models_here(args, ["ckpt"], out)
         # A training run may delete the folder meanwhile; then the next one is tried.
         with out.phase("loading and compiling the model" if args.compile else "loading the model"):

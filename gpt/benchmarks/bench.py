@@ -12,7 +12,6 @@ above it adds one lever. All are timed by train.py itself, each in a process of 
 """
 
 import argparse
-import contextlib
 import json
 import tempfile
 from collections.abc import Sequence
@@ -145,7 +144,7 @@ def main(argv: Sequence[str]) -> int:
     args = read_flags(argv)
     require("torch", "numpy", "tokenizers", "tqdm", "safetensors")
     file = Output("--json", args.json) if args.json else None
-    with (contextlib.closing(Progress()) as out, Signals(out.note, USUALLY_SECONDS) as signals,
+    with (Progress() as out, Signals(out.note, USUALLY_SECONDS) as signals,
           tempfile.TemporaryDirectory(prefix="bench-", ignore_cleanup_errors=True) as folder):
         bench = set_up_bench(args, out, signals, Path(folder))
         try:

@@ -18,7 +18,8 @@ from typing import Any
 from gpt.common.children import leave_out_current_folder
 from gpt.common.files import IS_WINDOWS, why_not_written
 from gpt.common.ranks import is_main, is_one_of_several
-from gpt.common.signals import STOPPING, print_line, signal_name
+from gpt.common.signals import STOPPING, signal_name
+from gpt.common.terminal import print_line
 from gpt.common.words import first_line, printable
 
 MESSAGE_LINES = 5  # the most lines that one error takes

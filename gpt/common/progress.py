@@ -1,54 +1,61 @@
-"""All that a command prints while it works: a bar on a terminal, whole lines in a notebook and elsewhere."""
+"""All that a command prints while it works: a bar on a terminal, whole lines elsewhere, and a copy in log.txt."""
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import Any, TextIO
 
+from gpt.common.errors import UserError
+from gpt.common.files import append_line
 from gpt.common.ranks import is_main
-from gpt.common.terminal import STDERR_LOCK, columns_of, folded, in_notebook
+from gpt.common.terminal import LISTENERS, columns_of, folded, in_notebook, print_line
 from gpt.common.words import duration
 
-if TYPE_CHECKING:
-    from gpt.common.transcript import Transcript
-
-HEARTBEAT_SECONDS = 8.0  # never silent for more than 10
+HEARTBEAT_SECONDS = 8.0  # the longest silence; the contract allows 10
 STANDSTILL_SECONDS = 3  # a heartbeat this much too late: the whole process stood still
-METER_SECONDS, BAR_SECONDS = 5.0, 0.1  # between lines of bytes done, and between redraws of the bar that shows them
-NARROWEST_BAR = 60  # columns; a terminal with fewer gets whole lines
-BAR = "{percentage:3.0f}%|{bar:10}| {desc}"  # which is cut at the edge of the terminal
+METER_SECONDS = 5.0  # between two lines of a Meter
+BAR_SECONDS = 0.1  # between two redraws of a Meter's bar
+NARROWEST_BAR = 60  # columns; a narrower terminal gets whole lines
+BAR = "{percentage:3.0f}%|{bar:10}| {desc}"  # is cut at the edge of the terminal
 
 
 class Progress:
-    """All that a command prints: a tqdm bar on a terminal, whole flushed lines elsewhere, never silent for 10 seconds.
+    """Prints a tqdm bar on a terminal and whole flushed lines elsewhere, and is never silent for 10 seconds.
 
-    A daemon thread, the heartbeat, says what the command waits for (the phase) whenever nothing else was printed for a
-    while. If the reader of stdout goes away, the printing ends, but not the work. Of several processes that train
-    together the first one alone prints.
+    The heartbeat, a daemon thread, prints the current phase whenever nothing else was printed for a while. When the
+    reader of stdout goes away, printing ends and the work goes on. Of several processes the main one alone prints.
 
-    on_terminal is True where the bar can be drawn: not in a notebook, though its cells look like a terminal.
-    doing is what the heartbeat would say now, for example 'step 12'; any thread may read it.
-    stopped_seconds counts the time in which the whole process stood still: Ctrl-Z, or a suspended machine.
+    As a context manager it also keeps every line for write_log: lines of print_line too, and at the end the error that
+    ends the command, with the traceback of a bug.
+
+    on_terminal is True where a bar can be drawn: not in a notebook, though its cells look like a terminal.
+    doing is the current phase, for example 'step 12'; any thread may read it.
+    stopped_seconds is the time in which the whole process stood still: after Ctrl-Z, or on a suspended machine.
+    on_warning is called with every warning.
     """
 
-    def __init__(self, stream: TextIO | None = None, heartbeat_seconds: float = HEARTBEAT_SECONDS,
-                 transcript: Transcript | None = None):
+    def __init__(self, stream: TextIO | None = None, heartbeat_seconds: float = HEARTBEAT_SECONDS):
         self._is_silent = not is_main()
         self.stream = open(os.devnull, "w") if self._is_silent else stream or sys.stdout  # noqa: SIM115
         is_drawable = os.environ.get("TERM") != "dumb" and (columns_of(self.stream) or 0) >= NARROWEST_BAR
         self.on_terminal = is_drawable and not in_notebook()
         self.stopped_seconds = 0.0
-        self._transcript = transcript
         self.on_warning: Callable[[str], None] | None = None
 
+        self._log: Path | None = None
+        self._unwritten: list[str] = []  # lines from before write_log
+        self._has_lost_lines = False
+
         self._bar: Any = None
-        self._figures = ""  # its text
+        self._bar_text = ""
         self._lock = threading.RLock()
         self.now("")
         self._last_printed = self._phase_began
@@ -56,10 +63,25 @@ class Progress:
         self._closed = threading.Event()
         threading.Thread(target=self._beat, daemon=True, name="heartbeat").start()
 
+    def __enter__(self) -> Progress:
+        LISTENERS.append(self._record)
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, UserError):
+            self._record(f"error: {error}")
+        elif isinstance(error, Exception):
+            self._record("".join(traceback.format_exception(error)).rstrip())
+        LISTENERS.remove(self._record)
+        self.close()
+
     def say(self, line: str = "") -> None:
         """Prints one or more whole lines, above the bar if there is one."""
+        if self._is_silent:
+            return
         with self._lock:
             self._last_printed = time.monotonic()
+            self._record(line)
             try:
                 if self._bar is not None:
                     self._bar.clear()
@@ -71,14 +93,6 @@ class Progress:
                 self.stream = open(os.devnull, "w")  # noqa: SIM115
                 self._bar = None
 
-    def keep_in(self, path: Path, heading: str, appends: bool) -> None:
-        """Has the transcript, if there is one, write to a file all that was printed and will be.
-
-        It has the lines too that a bar shows for a moment only.
-        """
-        if self._transcript:
-            self._transcript.begin(path, heading, appends)
-
     def warn(self, message: str) -> None:
         """Prints one warning line to stderr, above the bar, and passes it to on_warning."""
         self.note(f"warning: {message}")
@@ -89,13 +103,51 @@ class Progress:
         """Prints one line to stderr, above the bar; may be called by any thread."""
         if self._is_silent:
             return
-        with STDERR_LOCK, self._lock, contextlib.suppress(OSError, ValueError):  # a closed stderr is no reason to stop
+        with self._lock:
             if self._bar is not None:
-                self._bar.clear()
-            print(folded(message, sys.stderr), file=sys.stderr, flush=True)
+                with contextlib.suppress(OSError, ValueError):
+                    self._bar.clear()
+            print_line(message)
+
+    # ---------------------------------------------------------------- log.txt
+
+    def write_log(self, path: Path, command: str, step: int, appends: bool) -> None:
+        """Writes a heading and all lines so far to a file, and from here on every line, at once.
+
+        The heading has the time, the command and the step after which it resumes. A line that cannot be written is
+        lost; the first one costs a warning. The file may be no symbolic link: it could lead out of the output folder.
+        """
+        if self._is_silent:
+            return
+        now = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime())
+        start = f"resumed after step {step:,}" if step else "from the beginning"
+        with self._lock:
+            if not appends and not path.is_symlink():
+                with contextlib.suppress(OSError):  # _record prints the reason
+                    path.unlink(missing_ok=True)
+            self._log = path
+            self._record("\n".join([f"==== {now}, {start}: {command}", *self._unwritten]))
+            self._unwritten.clear()
+
+    def _record(self, line: str) -> None:
+        """Appends one or more whole lines to the log, or keeps them for it."""
+        with self._lock:
+            if self._log is None:
+                self._unwritten.append(line)
+                return
+            try:
+                if self._log.is_symlink():
+                    raise OSError(errno.ELOOP, "it is a symbolic link")
+                append_line(self._log, line.encode("utf-8", "backslashreplace"))
+            except OSError as error:
+                if not self._has_lost_lines:
+                    self._has_lost_lines = True
+                    self.note(f"warning: {self._log.name}: {error.strerror}; lines are lost")
+
+    # ---------------------------------------------------------------- the bar
 
     def bar(self, total: int, done: int) -> None:
-        """Starts the bar, if this is a terminal. The text given to at() has the figures."""
+        """Starts the bar, on a terminal alone. at() gives it its text."""
         if self.on_terminal:
             from tqdm import tqdm
 
@@ -103,33 +155,44 @@ class Progress:
                              bar_format=BAR)
 
     def at(self, done: int, line: str = "", fields: Sequence[str] = ()) -> None:
-        """Moves the bar to done, with the line as its text. Without a bar the line, if any, is printed.
+        """Moves the bar to done, and records the line. Without a bar the line, if any, is printed.
 
-        fields say the same for a bar, the most important first after one that says how far it is, which a bar shows.
+        fields are the parts of the line in the bar's text: first the position, which the bar shows last, then the
+        others, the most important one first.
         """
-        if self._bar is not None:
-            with self._lock:
-                self._last_printed = time.monotonic()
-                self._figures = " | ".join([*fields[1:], *fields[:1]]) or line
-                self._draw(self._figures)
-                self._bar.update(done - self._bar.n)
-            if line and self._transcript:
-                self._transcript.add(line)
-        elif line:
-            self.say(line)
+        if self._bar is None:
+            if line:
+                self.say(line)
+            return
+        with self._lock:
+            self._last_printed = time.monotonic()
+            self._bar_text = " | ".join([*fields[1:], *fields[:1]]) or line
+            self._draw(self._bar_text)
+            self._bar.update(done - self._bar.n)
+            if line:
+                self._record(line)
 
     def _draw(self, text: str) -> None:
-        """Sets the bar's text."""
-        self._bar.ncols = (columns_of(self.stream) or NARROWEST_BAR) - 1  # the last would begin a new line
+        """Sets the bar's text, which the next refresh shows."""
+        self._bar.ncols = (columns_of(self.stream) or NARROWEST_BAR) - 1  # the last column would begin a new line
         self._bar.set_description_str(text, refresh=False)
 
+    def end_bar(self) -> None:
+        """Removes the bar, if there is one."""
+        with self._lock:
+            if self._bar is not None:
+                self._bar.close()
+                self._bar = None
+
+    # ---------------------------------------------------------------- phases and the heartbeat
+
     def now(self, doing: str) -> None:
-        """From here on the heartbeat says that it waits for this, as 'step 12', and for how long from now on."""
+        """Begins a phase, for example 'step 12', which the heartbeat prints with its duration."""
         self.doing, self._phase_began = doing, time.monotonic()
 
     @contextlib.contextmanager
     def phase(self, doing: str) -> Iterator[None]:
-        """While inside, the heartbeat says that it waits for this, for example 'compiling' or 'saving'."""
+        """A phase, for example 'compiling' or 'saving', that ends with the block; then the one before goes on."""
         outer = self.doing, self._phase_began
         self.now(doing)
         try:
@@ -137,20 +200,13 @@ class Progress:
         finally:
             self.doing, self._phase_began = outer
 
-    def end_bar(self) -> None:
-        """Takes the bar away, if there is one: what it counted is done."""
-        with self._lock:
-            if self._bar is not None:
-                self._bar.close()
-                self._bar = None
-
     def close(self) -> None:
         """Ends the bar and the heartbeat."""
         self._closed.set()
         self.end_bar()
 
     def _beat(self) -> None:
-        """The heartbeat's thread: speaks after every silence, and notices when the process stood still."""
+        """The heartbeat's thread: prints the phase after every silence, and measures stopped_seconds."""
         pause = min(1.0, self._heartbeat_seconds / 4)
         woke = time.monotonic()
         while not self._closed.wait(pause):
@@ -168,28 +224,32 @@ class Progress:
                 self.say(line)
             else:
                 self._last_printed = now
-                self._draw(" | ".join(filter(None, (line, self._figures))))
+                self._draw(f"{line} | {self._bar_text}" if self._bar_text else line)
                 self._bar.refresh()
 
 
 class Meter:
-    """Bytes done out of a total: starts a bar and moves it, or prints a line every few seconds."""
+    """Shows how many bytes of a total are done: by a bar on a terminal, elsewhere by a line every few seconds."""
 
     def __init__(self, progress: Progress, doing: str, total_bytes: int):
-        self.progress = progress
-        self.doing = doing
-        self.total = max(1, total_bytes)
-        self.pause = BAR_SECONDS if progress.on_terminal else METER_SECONDS
-        self.began = time.monotonic()
-        self.next = self.began + self.pause
-        progress.bar(self.total, 0)
+        self._progress = progress
+        self._doing = doing
+        self._total_bytes = max(1, total_bytes)
+        self._pause_seconds = BAR_SECONDS if progress.on_terminal else METER_SECONDS
+        self._began = time.monotonic()
+        self._next = self._began + self._pause_seconds
+        progress.bar(self._total_bytes, 0)
 
-    def at(self, done: int) -> None:
-        """So many bytes are done."""
+    def at(self, done_bytes: int) -> None:
+        """Shows the number of bytes done, unless it was shown a moment ago."""
         now = time.monotonic()
-        if now >= self.next:
-            self.next = now + self.pause
-            per_second = max(1.0, done / (now - self.began))
-            fields = [f"{self.doing} {done / 1e6:,.1f} of {self.total / 1e6:,.1f} MB",
-                      f"{duration(max(0.0, self.total - done) / per_second)} left", f"{per_second / 1e6:.1f} MB/s"]
-            self.progress.at(done, " | ".join(fields), fields)
+        if now < self._next:
+            return
+        self._next = now + self._pause_seconds
+        bytes_per_second = max(1.0, done_bytes / (now - self._began))
+        seconds_left = max(0.0, self._total_bytes - done_bytes) / bytes_per_second
+        fields = [f"{self._doing} {done_bytes / 1e6:,.1f} of {self._total_bytes / 1e6:,.1f} MB",
+                  f"{duration(seconds_left)} left",
+                  f"{bytes_per_second / 1e6:.1f} MB/s"]
+        line = "" if self._progress.on_terminal else " | ".join(fields)  # ten redraws a second are not worth recording
+        self._progress.at(done_bytes, line, fields)

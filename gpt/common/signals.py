@@ -5,14 +5,13 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 from gpt.common.ranks import is_one_of_several
-from gpt.common.terminal import STDERR_LOCK, folded, in_notebook
+from gpt.common.terminal import in_notebook, print_line
 
 STOPPING = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGBREAK") if hasattr(signal, name))
 SAVING = getattr(signal, "SIGUSR1", None)
@@ -34,12 +33,6 @@ class AtRisk(NamedTuple):
 
 
 NOTHING = AtRisk("", "")
-
-
-def print_line(message: str) -> None:
-    """Prints a message to stderr; one that is closed is no reason to stop."""
-    with STDERR_LOCK, contextlib.suppress(OSError, ValueError):
-        print(folded(message, sys.stderr), file=sys.stderr, flush=True)
 
 
 def signal_name(number: int) -> str:

@@ -1,27 +1,31 @@
-"""Where lines appear: on a terminal of some width, in a notebook's cell, or in a pipe."""
+"""Where lines are printed: on a terminal of some width, in a notebook's cell, or to a pipe."""
 
 import contextlib
 import os
 import re
+import sys
+import textwrap
 import threading
+from collections.abc import Callable
 from typing import Any
 
-STDERR_LOCK = threading.RLock()  # held while a line is printed: those of two threads do not mix
+STDERR_LOCK = threading.RLock()  # held while a line is printed, so that lines of two threads do not mix
+LISTENERS: list[Callable[[str], None]] = []  # each is called with every line that print_line prints
 
-USUAL_COLUMNS = 80  # where a terminal does not tell
+USUAL_COLUMNS = 80  # of a terminal that does not report its width
 
-# Set by Jupyter for each kernel, by Colab and by Kaggle for all that runs on their machines.
+# Jupyter sets the first one for each kernel; Colab and Kaggle set theirs for every process of their machines.
 NOTEBOOK_VARIABLES = ("JPY_PARENT_PID", "COLAB_RELEASE_TAG", "COLAB_GPU", "KAGGLE_KERNEL_RUN_TYPE")
 
 
 def in_notebook() -> bool:
-    """True for the command of a notebook's cell. It sees a terminal of 80 columns, but its lines cannot be redrawn."""
-    by_kernel = "inline" in os.environ.get("MPLBACKEND", "")  # of ipykernel, which VS Code starts without Jupyter
-    return by_kernel or any(os.environ.get(name) for name in NOTEBOOK_VARIABLES)
+    """True for a command in a notebook's cell: it sees a terminal of 80 columns, but cannot redraw a line."""
+    has_inline_plots = "inline" in os.environ.get("MPLBACKEND", "")  # ipykernel's, which VS Code starts without Jupyter
+    return has_inline_plots or any(os.environ.get(name) for name in NOTEBOOK_VARIABLES)
 
 
 def columns_of(stream: Any) -> int | None:
-    """The width of the terminal that the stream writes to; None for a pipe, a file, or no stream at all."""
+    """The width of the terminal that a stream writes to; None for a pipe, a file, or no stream at all."""
     if stream is None or stream.closed or not stream.isatty():
         return None
     with contextlib.suppress(OSError, ValueError):  # a stream of a test has no file descriptor
@@ -30,17 +34,31 @@ def columns_of(stream: Any) -> int | None:
 
 
 def folded(text: str, stream: Any) -> str:
-    """The text as it is printed to the stream: on a terminal its lines break between words, beside a label.
+    """The text as it is printed to a stream: on a terminal, lines break between words and align beside their label.
 
-    A command (python ..., torchrun ...) keeps its lines, to be copied. A notebook breaks lines itself.
+    A command (python ..., torchrun ...) keeps its lines, so that it can be copied. A notebook breaks lines itself.
     """
     columns = columns_of(stream)
     if columns is None or in_notebook():
         return text
-    import textwrap  # some milliseconds of --help
+    # A command's spaces become another character, at which textwrap does not break.
+    commands = r"(?<!\S)(python|torchrun)(.*\\\n)*.*"
+    text = re.sub(commands, lambda command: command[0].replace(" ", "\0"), text)
+    folded_lines = []
+    for line in text.split("\n"):
+        indent = ""
+        if line.startswith("  | "):
+            indent = "  | "
+        elif line[10:12] == "  ":
+            indent = " " * 12
+        folded_lines.append(textwrap.fill(line, columns, subsequent_indent=indent, break_long_words=False,
+                                          break_on_hyphens=False))
+    return "\n".join(folded_lines).replace("\0", " ")
 
-    lines = re.sub(r"(?<!\S)(python|torchrun)(.*\\\n)*.*", lambda found: found[0].replace(" ", "\0"), text).split("\n")
-    indents = ("  | " if line.startswith("  | ") else " " * 12 * (line[10:12] == "  ") for line in lines)
-    return "\n".join(textwrap.fill(line, columns, subsequent_indent=indent, break_long_words=False,
-                                   break_on_hyphens=False) for line, indent in zip(
-                                       lines, indents, strict=True)).replace("\0", " ")
+
+def print_line(message: str) -> None:
+    """Prints a message to stderr and passes it to the listeners. A closed stderr does not stop the command."""
+    with STDERR_LOCK, contextlib.suppress(OSError, ValueError):
+        print(folded(message, sys.stderr), file=sys.stderr, flush=True)
+    for listener in tuple(LISTENERS):
+        listener(message)

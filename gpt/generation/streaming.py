@@ -11,7 +11,8 @@ from typing import Any
 from tokenizers import Tokenizer
 from tokenizers.decoders import DecodeStream
 
-from gpt.common.signals import USUALLY_SECONDS, Signals, print_line
+from gpt.common.signals import USUALLY_SECONDS, Signals
+from gpt.common.terminal import print_line
 from gpt.common.words import printable_text, several
 from gpt.generation.continuation import Continuation, Sampling
 from gpt.generation.decoder import Decoder

@@ -23,7 +23,8 @@ from torch.distributed.rendezvous import rendezvous
 from gpt.common import ranks
 from gpt.common.errors import ENDED, Exit, UserError
 from gpt.common.ranks import MEETING, PLACE, is_one_of_several
-from gpt.common.signals import Signals, print_line
+from gpt.common.signals import Signals
+from gpt.common.terminal import print_line
 from gpt.machine.backends import CPU, gpu_in_use
 
 # How long one process may wait for another: as long as a save from a process without RAM for a copy may take. One that

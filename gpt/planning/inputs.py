@@ -18,9 +18,7 @@ from gpt.common.files import cache_folder
 from gpt.common.flags import Flags, FlagsOfGroup, having
 from gpt.common.names import METADATA, TOKENIZER
 from gpt.common.progress import Progress
-from gpt.common.ranks import is_main
 from gpt.common.signals import Signals
-from gpt.common.transcript import Transcript
 from gpt.common.words import printable
 from gpt.hub.download import with_models_here
 from gpt.machine import device
@@ -56,8 +54,7 @@ def session(use_gpu: bool | None) -> Iterator[Session]:
     """While inside, what is printed is kept, signals are heard, and processes can speak with each other."""
     processes = of_environment()
     with contextlib.ExitStack() as held:
-        transcript = held.enter_context(Transcript()) if is_main() else None
-        out = held.enter_context(contextlib.closing(Progress(transcript=transcript)))
+        out = held.enter_context(Progress())
         signals = held.enter_context(Signals(out.note, can_save=True))
         signals.at_once = NOTHING_LOST
         held.enter_context(joined(processes, use_gpu))

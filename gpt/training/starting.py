@@ -17,8 +17,7 @@ from gpt.architectures.table import by_flags, name_of
 from gpt.checkpoint import load
 from gpt.common.config import Layer, write_toml
 from gpt.common.errors import Exit, UserError
-from gpt.common.names import RUN_CONFIG
-from gpt.common.transcript import heading
+from gpt.common.names import LOG, RUN_CONFIG
 from gpt.common.words import printable, shell_line, shell_word
 from gpt.hub.names import as_recorded
 from gpt.machine.device import name_of_dtype
@@ -175,8 +174,8 @@ def open_output(run: Run, argv: Sequence[str], settings: Settings, checkpointer:
     args, recipe, out, is_first = setup.args, setup.recipe, setup.out, setup.processes.is_first
     folder, output_dir = setup.resumed[0] if setup.resumed else None, Path(args.output_dir)
     flags_now = Layer("", settings["flags"]["given"], settings["flags"]["decided"])
-    out.keep_in(output_dir / "log.txt", heading(shell_line(["python", "train.py", *argv]), state.step),
-                appends=bool(state.step or args.resume_from))
+    out.write_log(output_dir / LOG, shell_line(["python", "train.py", *argv]), state.step,
+                  appends=bool(state.step or args.resume_from))
     setup.runtime.signals.on_stop(lambda: f"stopping; the state is saved first (now: {out.doing})",
                                   checkpointer.at_risk)
     if is_first:

@@ -1,11 +1,13 @@
-"""Progress: whole lines in a pipe, a bar on a terminal, and a heartbeat that is never silent for long."""
+"""Progress: whole lines in a pipe, a bar on a terminal, a heartbeat that is never silent for long, and log.txt."""
 
 import io
 import re
 import threading
+from pathlib import Path
 
 import pytest
 
+from gpt.common.errors import Exit, UserError, warn
 from gpt.common.progress import Meter, Progress
 from tests.helpers.terminals import drawn, terminal
 
@@ -100,3 +102,64 @@ def test_bytes_done_move_a_bar_on_a_terminal(monkeypatch):
         out.close()
         assert any(re.match(r" 25%\|.{10}\| 0 s left \| \d.* MB/s \| encoding 1\.0 of 4\.0 MB", line)
                    for line in drawn(opened.close()))
+
+
+def run_until(error: Exception, path: Path, command: str, step: int) -> None:
+    """A command that prints on both streams, before and after it knows its folder, and ends with an error."""
+    with Progress(io.StringIO()) as out:
+        out.say("the plan")
+        out.warn("slow")
+        out.write_log(path, command, step, appends=step > 0)
+        out.stream.close()  # the reader of stdout goes away
+        out.say("a step")
+        warn("one file is damaged")
+        assert path.read_text().endswith(
+            f": {command}\nthe plan\nwarning: slow\na step\nwarning: one file is damaged\n")
+        raise error
+
+
+def test_log_txt_has_every_line_of_each_start_and_the_error_that_ended_it(tmp_path):
+    path = tmp_path / "log.txt"
+    with pytest.raises(UserError):
+        run_until(UserError(Exit.DIVERGED, "the loss is not finite"), path, "train.py --use_gpu", 0)
+    with pytest.raises(ZeroDivisionError):
+        run_until(ZeroDivisionError("division by zero"), path, "train.py --resume_from auto", 1)
+    lines = path.read_text().splitlines()
+    assert lines[0].endswith("from the beginning: train.py --use_gpu")
+    assert lines[5] == "error: the loss is not finite"
+    assert lines[6].endswith("resumed after step 1: train.py --resume_from auto")
+    assert lines[11].startswith("Traceback")
+    assert lines[-1] == "ZeroDivisionError: division by zero"
+
+
+def test_log_txt_has_the_lines_of_a_bar_and_none_of_its_redraws(tmp_path, monkeypatch):
+    path = tmp_path / "log.txt"
+    with terminal(70, monkeypatch) as opened, Progress(opened.stream) as out:
+        out.write_log(path, "train.py", 0, appends=False)
+        out.bar(3, 0)
+        out.at(1, "step 1/3 | loss 2", ["step 1/3", "loss 2"])
+        out.say("validation " * 10)
+        out.at(2, "step 2/3 | loss 1", ["step 2/3", "loss 1"])
+        out.end_bar()
+        assert "\r" in opened.close()
+    assert path.read_text().splitlines()[1:] == ["step 1/3 | loss 2", "validation " * 10, "step 2/3 | loss 1"]
+
+
+def test_log_txt_is_never_written_through_a_link_and_lines_lost_cost_one_warning(tmp_path, capsys):
+    path = tmp_path / "log.txt"
+    target = tmp_path / "of somebody else"
+    target.write_text("as before")
+    path.symlink_to(target)
+    with Progress() as out:
+        out.write_log(path, "train.py", 0, appends=False)
+        out.say("one")
+        path.unlink()
+        path.mkdir()
+        out.say("two")
+        path.rmdir()
+        out.say("three")
+    assert target.read_text() == "as before"
+    assert path.read_text() == "three\n"
+    captured = capsys.readouterr()
+    assert captured.out == "one\ntwo\nthree\n"
+    assert captured.err == "warning: log.txt: it is a symbolic link; lines are lost\n"
