@@ -15,7 +15,7 @@ import torch.nn as nn
 import torch.nn.functional as F
 from torch.utils.checkpoint import checkpoint
 
-from gpt.ops.attention import Context
+from gpt.ops.attention import Context, attends_in_blocks, attention_in_blocks
 from gpt.ops.linear import ACTIVATIONS, Embedding, Linear
 from gpt.ops.loss import OutputLayer, TeacherOutput
 from gpt.ops.options import PLAIN, Options
@@ -109,9 +109,9 @@ class GPTConfig(Config):
 
 
 class CausalSelfAttention(nn.Module):
-    def __init__(self, config: GPTConfig, options: Options):
+    def __init__(self, config: GPTConfig):
         super().__init__()
-        self.n_head, self.dropout, self.attention = config.n_head, config.dropout, options.attention
+        self.n_head, self.dropout = config.n_head, config.dropout
         self.c_attn = Linear(config.n_embd, 3 * config.n_embd, config.bias)
         self.c_proj = Linear(config.n_embd, config.n_embd, config.bias)
 
@@ -119,13 +119,16 @@ class CausalSelfAttention(nn.Module):
         B, T, C = x.shape
         q_BHTK, k_BHTK, v_BHTK = (part.view(B, T, self.n_head, C // self.n_head).transpose(1, 2)
                                   for part in self.c_attn(x).split(C, dim=2))
-        y_BHTK = self.attention(q_BHTK, k_BHTK, v_BHTK, context)
+        if attends_in_blocks(x.device.type, q_BHTK.dtype, T):  # on a CPU in bf16, where that is faster
+            y_BHTK = attention_in_blocks(q_BHTK, k_BHTK, v_BHTK, context.dropout)
+        else:
+            y_BHTK = F.scaled_dot_product_attention(q_BHTK, k_BHTK, v_BHTK, is_causal=True, dropout_p=context.dropout)
         y = self.c_proj(y_BHTK.transpose(1, 2).reshape(B, T, C))
         return F.dropout(y, self.dropout, self.training)
 
 
 class MLP(nn.Module):
-    def __init__(self, config: GPTConfig, options: Options):
+    def __init__(self, config: GPTConfig):
         super().__init__()
         self.dropout, self.activation = config.dropout, ACTIVATIONS[config.activation]
         self.c_fc = Linear(config.n_embd, 4 * config.n_embd, config.bias)
@@ -137,12 +140,12 @@ class MLP(nn.Module):
 
 
 class Block(nn.Module):
-    def __init__(self, config: GPTConfig, options: Options):
+    def __init__(self, config: GPTConfig):
         super().__init__()
         self.ln_1 = nn.LayerNorm(config.n_embd, config.layer_norm_epsilon, bias=config.bias)
-        self.attn = CausalSelfAttention(config, options)
+        self.attn = CausalSelfAttention(config)
         self.ln_2 = nn.LayerNorm(config.n_embd, config.layer_norm_epsilon, bias=config.bias)
-        self.mlp = MLP(config, options)
+        self.mlp = MLP(config)
 
     def forward(self, x: torch.Tensor, context: Context) -> torch.Tensor:
         x = x + self.attn(self.ln_1(x), context)
@@ -248,7 +251,7 @@ class GPT(LanguageModel):
         super().__init__(config, options, {
             "wte": Embedding(config.padded_vocab_size, config.n_embd),
             "wpe": Embedding(config.seq_length, config.n_embd),
-            "h": nn.ModuleList(Block(config, options) for _ in range(config.n_layer)),
+            "h": nn.ModuleList(Block(config) for _ in range(config.n_layer)),
             "ln_f": nn.LayerNorm(config.n_embd, config.layer_norm_epsilon, bias=config.bias),
         })
 

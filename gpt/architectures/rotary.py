@@ -17,7 +17,7 @@ import torch
 import torch.nn as nn
 import torch.nn.functional as F
 
-from gpt.ops.attention import Context
+from gpt.ops.attention import Context, attends_in_blocks, attention_in_blocks
 from gpt.ops.linear import Embedding, Linear, swiglu
 from gpt.ops.norm import RMSNorm
 from gpt.ops.options import Options
@@ -69,11 +69,11 @@ class RotaryConfig(Config):
 
 
 class RotaryAttention(nn.Module):
-    """Projections and rotation; what is attended to is decided by causal_attention, and by the decoder's mask."""
+    """Causal attention over rotated queries and keys; groups of query heads share the keys and values of one head."""
 
-    def __init__(self, config: RotaryConfig, options: Options):
+    def __init__(self, config: RotaryConfig):
         super().__init__()
-        self.config, self.attention = config, options.attention
+        self.config = config
         self.qkv_proj = Linear(config.n_embd, sum(config.qkv_rows), False)
         self.o_proj = Linear(config.n_head * config.head_dim, config.n_embd, False)
         if config.qk_norm:
@@ -89,13 +89,18 @@ class RotaryAttention(nn.Module):
             q_BTHK, k_BTHK = self.q_norm(q_BTHK), self.k_norm(k_BTHK)
         q_BTHK, k_BTHK = rotate(q_BTHK, *context.rotation), rotate(k_BTHK, *context.rotation)
 
-        y_BHTK = self.attention(q_BTHK.transpose(1, 2), k_BTHK.transpose(1, 2), v_BTHK.transpose(1, 2), context)
+        q_BHTK, k_BHTK, v_BHTK = (heads.transpose(1, 2) for heads in (q_BTHK, k_BTHK, v_BTHK))
+        if attends_in_blocks(x.device.type, q_BHTK.dtype, T):  # on a CPU in bf16, where that is faster
+            y_BHTK = attention_in_blocks(q_BHTK, k_BHTK, v_BHTK, context.dropout)
+        else:
+            y_BHTK = F.scaled_dot_product_attention(q_BHTK, k_BHTK, v_BHTK, is_causal=True, dropout_p=context.dropout,
+                                                    enable_gqa=config.n_kv_head != config.n_head)
         y = self.o_proj(y_BHTK.transpose(1, 2).reshape(B, T, -1))
         return F.dropout(y, config.dropout, self.training)
 
 
 class GatedMLP(nn.Module):
-    def __init__(self, config: RotaryConfig, options: Options):
+    def __init__(self, config: RotaryConfig):
         super().__init__()
         self.dropout = config.dropout
         self.gate_up_proj = Linear(config.n_embd, 2 * config.n_inner, False)
@@ -106,12 +111,12 @@ class GatedMLP(nn.Module):
 
 
 class RotaryBlock(nn.Module):
-    def __init__(self, config: RotaryConfig, options: Options):
+    def __init__(self, config: RotaryConfig):
         super().__init__()
         self.input_layernorm = RMSNorm(config.n_embd, config.rms_norm_epsilon)
-        self.self_attn = RotaryAttention(config, options)
+        self.self_attn = RotaryAttention(config)
         self.post_attention_layernorm = RMSNorm(config.n_embd, config.rms_norm_epsilon)
-        self.mlp = GatedMLP(config, options)
+        self.mlp = GatedMLP(config)
 
     def forward(self, x: torch.Tensor, context: Context) -> torch.Tensor:
         x = x + self.self_attn(self.input_layernorm(x), context)
@@ -127,7 +132,7 @@ class RotaryTransformer(LanguageModel):
     def __init__(self, config: RotaryConfig, options: Options):
         super().__init__(config, options, {
             "embed_tokens": Embedding(config.padded_vocab_size, config.n_embd),
-            "layers": nn.ModuleList(RotaryBlock(config, options) for _ in range(config.n_layer)),
+            "layers": nn.ModuleList(RotaryBlock(config) for _ in range(config.n_layer)),
             "norm": RMSNorm(config.n_embd, config.rms_norm_epsilon),
         })
         for name, table in zip(("cos_TK2", "sin_TK2"), config.rotation(), strict=True):

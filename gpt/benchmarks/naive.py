@@ -3,19 +3,22 @@
 B batch, T time.
 """
 
+import contextlib
 import re
 from collections.abc import Sequence
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch.profiler import profile
 
 import data
 import train
 from gpt.machine.backends import backend_of
-from gpt.ops.attention import Context
 from gpt.optimizers.build import AdamWForMPS
 from gpt.tokens.stream import DTYPES
 from gpt.training.state import FAST
@@ -46,14 +49,16 @@ class NaiveBatches(data.Batches):
         return torch.stack(inputs).to(self._device), torch.stack(targets).to(self._device)
 
 
-def naive_attention(q_BHTK: torch.Tensor, k_BHTK: torch.Tensor, v_BHTK: torch.Tensor, context: Context) -> torch.Tensor:
-    """causal_attention as the paper writes it (Vaswani et al. 2017, section 3.2): all scores, the future masked."""
+def naive_attention(q_BHTK: torch.Tensor, k_BHTK: torch.Tensor, v_BHTK: torch.Tensor, is_causal: bool,
+                    dropout_p: float) -> torch.Tensor:
+    """F.scaled_dot_product_attention as the paper writes it (Vaswani et al. 2017, section 3.2), the future masked."""
+    assert is_causal
     _called.add("attention")
     T, K = q_BHTK.shape[-2:]
     future_TT = torch.ones(T, T, dtype=torch.bool, device=q_BHTK.device).triu(1)
     scores_BHTT = (q_BHTK @ k_BHTK.transpose(-2, -1)) / K**0.5
     weights_BHTT = scores_BHTT.masked_fill(future_TT, -torch.inf).softmax(-1)
-    return torch.nn.functional.dropout(weights_BHTT, context.dropout) @ v_BHTK
+    return F.dropout(weights_BHTT, dropout_p) @ v_BHTK
 
 
 class NaiveAdamW(AdamWForMPS):
@@ -101,13 +106,18 @@ def print_kernels(events: Any, on_gpu: bool) -> None:
 
 
 # The names of Parts, and what takes their place.
-NAIVE = {"loader": ("batches", NaiveBatches), "attention": ("attention", naive_attention),
-         "optimizer": ("adamw", NaiveAdamW), "profiler": ("batches", ProfiledBatches)}
+NAIVE = {"loader": ("batches", NaiveBatches), "optimizer": ("adamw", NaiveAdamW),
+         "profiler": ("batches", ProfiledBatches)}
 
 
 def train_naively(parts: Sequence[str], flags: Sequence[str]) -> int:
     """Runs train.py's main with the naive parts of these names; returns its exit code."""
     _called.clear()
-    code = train.main(flags, replace(FAST, **dict(NAIVE[name] for name in parts)))
+    with contextlib.ExitStack() as patches:
+        if "attention" in parts:
+            functions = SimpleNamespace(**{**vars(F), "scaled_dot_product_attention": naive_attention})
+            patches.enter_context(patch("model.F", functions))
+            patches.enter_context(patch("model.attends_in_blocks", lambda *shape: False))
+        code = train.main(flags, replace(FAST, **dict(NAIVE[name] for name in parts if name in NAIVE)))
     assert code or set(parts) == _called, f"train.py never called the naive {set(parts) - _called}"
     return code

@@ -5,8 +5,7 @@ k and v may have fewer heads than q, each shared by a group of queries' heads (A
 Shapes: B batch, H heads, T time, K head size.
 """
 
-from collections.abc import Callable
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -25,24 +24,8 @@ class Context(NamedTuple):
     rotation: tuple[torch.Tensor, ...] = ()
 
 
-Attention: TypeAlias = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, Context], torch.Tensor]
-
-
-def causal_attention(q_BHTK: torch.Tensor, k_BHTK: torch.Tensor, v_BHTK: torch.Tensor, context: Context,
-                     ) -> torch.Tensor:
-    """softmax(q k' / sqrt(K)) v over the past, [B, H, T, K]; q, k and v have the same T.
-
-    By PyTorch's fused kernel (Dao et al. 2022, FlashAttention, on a GPU), or matrix products in blocks where those are
-    faster. Both are training's mask; that of decoding is in gpt/generation/decoder.py.
-    """
-    if attends_in_blocks(q_BHTK.device.type, q_BHTK.dtype, q_BHTK.size(2)):
-        return attention_in_blocks(q_BHTK, k_BHTK, v_BHTK, context)
-    return F.scaled_dot_product_attention(q_BHTK, k_BHTK, v_BHTK, is_causal=True, dropout_p=context.dropout,
-                                          enable_gqa=k_BHTK.size(1) != q_BHTK.size(1))
-
-
 def attends_in_blocks(device_type: str, dtype: torch.dtype, seq_length: int) -> bool:
-    """True where causal_attention multiplies matrices in blocks of rows instead of calling PyTorch's fused kernel.
+    """True where attention_in_blocks is faster than F.scaled_dot_product_attention: on a CPU in bf16.
 
     On a CPU in bf16 the blocks take a third of the fused kernel's time at T 64 to 128 and half at T 512 (forward and
     backward, 2 cores with AVX512-BF16, torch 2.13). Beyond T 512 the stored probabilities cost too much memory.
@@ -67,9 +50,12 @@ def attention_bytes(device_type: str, dtype: torch.dtype, num_heads: int, seq_le
     return 4.0 * num_heads
 
 
-def attention_in_blocks(q_BHTK: torch.Tensor, k_BHTK: torch.Tensor, v_BHTK: torch.Tensor, context: Context,
+def attention_in_blocks(q_BHTK: torch.Tensor, k_BHTK: torch.Tensor, v_BHTK: torch.Tensor, dropout: float = 0.0,
                         block_rows: int = BLOCK_ROWS) -> torch.Tensor:
-    """causal_attention by matrix products, block_rows queries at a time."""
+    """softmax(q k' / sqrt(K)) v over the past, [B, H, T, K], by matrix products of block_rows queries at a time.
+
+    The result is that of F.scaled_dot_product_attention with is_causal and, where k and v have fewer heads, enable_gqa.
+    """
     B, H, T, K = q_BHTK.shape
     KV = k_BHTK.size(1)
     groups = H // KV
@@ -82,7 +68,7 @@ def attention_in_blocks(q_BHTK: torch.Tensor, k_BHTK: torch.Tensor, v_BHTK: torc
         future = torch.full((end - start, end), -torch.inf, dtype=q.dtype).triu(start + 1).repeat(groups, 1)
         queries = q[:, :, start:end].reshape(B * KV, -1, K)
         scores = torch.baddbmm(future, queries, k[:, :end].transpose(1, 2), alpha=K**-0.5)
-        found = torch.bmm(F.dropout(scores.softmax(-1), context.dropout), v[:, :end])
-        rows.append(found.view(B * KV, groups, end - start, K))
+        attended = torch.bmm(F.dropout(scores.softmax(-1), dropout), v[:, :end])
+        rows.append(attended.view(B * KV, groups, end - start, K))
 
     return torch.cat(rows, 2).view(B, H, T, K)

@@ -4,8 +4,6 @@ from dataclasses import dataclass
 
 import torch
 
-from gpt.ops.attention import Attention, causal_attention
-
 
 @dataclass(frozen=True)
 class Options:
@@ -19,7 +17,6 @@ class Options:
     residual_dtype: torch.dtype | None = None
     recompute: bool = False
     loss_chunk: int = 0
-    attention: Attention = causal_attention
     rounded_to: torch.dtype | None = None
 
 

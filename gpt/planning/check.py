@@ -20,7 +20,6 @@ from gpt.optimizers.table import largest
 from gpt.planning.memory import CUDA_CONTEXT, GIB, MARGIN, MemorySetting, predicted_peak
 from gpt.planning.plan import describe_machine, figure
 from gpt.planning.recipe import LOSS_CHUNK, choose_config, choose_options
-from gpt.training.state import FAST
 from model import SIZES, Options
 
 VOCAB_SIZE = 50_257  # GPT-2's, where --vocab_size does not say otherwise
@@ -56,7 +55,7 @@ def check_machine(args: Flags, machine: Machine, out: Progress) -> int:
     out.say(f"\nThe {what} of {TOKENS_PER_PARAMETER} tokens per parameter, T {config.seq_length:,}, "
             f"{config.vocab_size:,} ids, by the products above and {SHARE_OF_PEAK:.0%} of a card's peak.\n"
             "-: does not fit. With your tokens, --dry_run measures.")
-    options = choose_options(args.activation_checkpointing, False, machine, FAST.attention, {})
+    options = choose_options(args.activation_checkpointing, False, machine, {})
     out.say("\n".join(table(models, machine, options, largest(args.optimizer), products, price)))
     return Exit.DONE
 

@@ -20,7 +20,6 @@ from gpt.common.errors import Exit, UserError
 from gpt.common.flags import Flags, FlagsOfGroup
 from gpt.common.words import count, several
 from gpt.machine.device import Machine
-from gpt.ops.attention import Attention
 from gpt.optimizers.table import MUON_PAYS, OPTIMIZERS
 from gpt.planning import defaults
 from gpt.planning.schedules import Cooldown, Schedule, cooldown_of
@@ -155,8 +154,7 @@ def _config_of_weights(flags: FlagsOfGroup, vocab_size: int, num_tokens: int) ->
     return replace(config, seq_length=seq_length, dropout=flags.dropout or 0.0)
 
 
-def choose_options(recompute: bool, has_weights: bool, machine: Machine, attention: Attention,
-                   began_with: Mapping[str, Any]) -> Options:
+def choose_options(recompute: bool, has_weights: bool, machine: Machine, began_with: Mapping[str, Any]) -> Options:
     """How the model is computed while it trains; began_with is the environment that a resumed run's state records.
 
     has_weights is True for a run that starts from weights.
@@ -167,7 +165,7 @@ def choose_options(recompute: bool, has_weights: bool, machine: Machine, attenti
     # again.
     is_half = machine.precision == "fp16" or (machine.precision == "bf16" and machine.backend.has_bf16())
     rounds = machine.backend.sums_in_fp32 and is_half and not recompute
-    return Options(rounded_to=machine.dtype if rounds else None, recompute=recompute, attention=attention,
+    return Options(rounded_to=machine.dtype if rounds else None, recompute=recompute,
                    residual_dtype=None if stays_wide or machine.precision == "fp32" else machine.dtype,
                    loss_chunk=LOSS_CHUNK if machine.on_gpu or machine.compile else 0)
 

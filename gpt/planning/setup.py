@@ -43,7 +43,7 @@ def choose_setup(inputs: Inputs, runtime: Runtime, parts: Parts, deadline: Deadl
     """
     args, corpus, stored = inputs.args, inputs.corpus, inputs.stored
     machine, processes = runtime.machine, runtime.processes
-    options = choose_options(args.activation_checkpointing, bool(args.init_from), machine, parts.attention,
+    options = choose_options(args.activation_checkpointing, bool(args.init_from), machine,
                              stored.get("environment", {}))
     dropout = processes.agree(lambda: _choose_dropout(inputs, options, runtime, deadline))
     config = replace(inputs.config, dropout=dropout)

@@ -18,7 +18,6 @@ from gpt.common.signals import Signals
 from gpt.machine.device import Machine
 from gpt.machine.processes import Processes
 from gpt.machine.timing import Gauge, TrainingClock
-from gpt.ops.attention import Attention, causal_attention
 from gpt.ops.loss import TeacherOutput
 from gpt.optimizers.build import adamw_for, build_optimizer, dtype_of_products, parameter_groups, set_groups
 from gpt.training.parallel import Alone, Decisions, build
@@ -194,7 +193,6 @@ class Parts:
     """What a benchmark may replace by naive parts, each called like its default; every user's run has the defaults."""
 
     batches: type[Any] = data.Batches
-    attention: Attention = causal_attention
     adamw: Callable[..., torch.optim.Optimizer] = torch.optim.AdamW
 
 

@@ -64,7 +64,8 @@ def measure(capability: int, flags: list[str]) -> dict[str, Any]:
     machine = Machine(torch.device("cuda", 0), card.name, "", half, "", True, "", ())
     args = train.read_flags(flags)
     config = choose_config(args.model, VOCABULARY, 10**9)
-    options = choose_options(args.activation_checkpointing, False, machine, fused_attention(half), {})
+    options = choose_options(args.activation_checkpointing, False, machine, {})
+    torch.nn.functional.scaled_dot_product_attention = fused_attention(half)
     name = largest(args.optimizer)
     B, T = args.batch_size, config.seq_length
 

@@ -10,7 +10,6 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from gpt.ops.attention import Context
 from tests.without_gpu.compiling import Compiler, Ledger, fused_attention
 from tests.without_gpu.costs import milliseconds_by_card, watched
 from tests.without_gpu.pretended import CARDS, pretend
@@ -20,8 +19,7 @@ def measure(capability: int, n_layer: int, batch_size: int) -> dict[str, Any]:
     """The milliseconds of the second step, by card."""
     nanogpt: Any = __import__("model")
     half, ledger = torch.bfloat16 if capability >= 80 else torch.float16, Ledger()
-    attention = fused_attention(half)
-    torch.nn.functional.scaled_dot_product_attention = lambda q, k, v, **options: attention(q, k, v, Context(0.0))
+    torch.nn.functional.scaled_dot_product_attention = fused_attention(half)
     with FakeTensorMode(allow_non_fake_inputs=True) as fake, torch.device("cuda"):
         Compiler(fake, ledger)
         model = nanogpt.GPT(nanogpt.GPTConfig(n_layer=n_layer, vocab_size=50304, dropout=0.0, bias=True))

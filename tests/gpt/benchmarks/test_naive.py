@@ -9,9 +9,9 @@ import pytest
 import torch
 
 import data
+import model
 import train
 from gpt.benchmarks import naive
-from gpt.ops.attention import Context
 from gpt.tokens.layouts import Part
 from gpt.tokens.stream import TokenStream
 
@@ -58,7 +58,8 @@ def test_the_naive_optimizer_takes_the_fused_ones_step_or_none(found_inf):
 def test_a_naive_part_that_was_passed_over_is_a_bug(monkeypatch):
     def only_attend(argv, parts):
         q = torch.ones(1, 1, 2, 4)
-        parts.attention(q, q, q, Context())
+        assert not model.attends_in_blocks("cpu", torch.bfloat16, 2)
+        model.F.scaled_dot_product_attention(q, q, q, is_causal=True, dropout_p=0.0)
         return 0
 
     monkeypatch.setattr(train, "main", only_attend)

@@ -1,12 +1,15 @@
 """Causal attention: every form against the paper's."""
 
+from functools import partial
+
 import pytest
 import torch
+import torch.nn.functional as F
 
-from gpt.ops.attention import Context, attends_in_blocks, attention_in_blocks, causal_attention
+from gpt.ops.attention import attends_in_blocks, attention_in_blocks
 
 
-def plain_attention(q, k, v, context):
+def plain_attention(q, k, v):
     """As Vaswani et al. (2017) write it in section 3.2.1."""
     k, v = (x.repeat_interleave(q.size(1) // x.size(1), 1) for x in (k, v))
     scores = (q @ k.transpose(-2, -1)) / q.size(-1)**0.5
@@ -19,7 +22,7 @@ def outputs_and_gradients(attention, seq_length: int, num_heads: int = 3, num_kv
     torch.manual_seed(0)
     qkv = [torch.randn(2, heads, seq_length, 8, requires_grad=True)
            for heads in (num_heads, num_kv_heads, num_kv_heads)]
-    y_BHTK = attention(*qkv, Context())
+    y_BHTK = attention(*qkv)
     direction = torch.randn(2, num_heads, seq_length, 8)
     return [y_BHTK, *torch.autograd.grad((y_BHTK * direction).sum(), qkv)]
 
@@ -28,12 +31,8 @@ def outputs_and_gradients(attention, seq_length: int, num_heads: int = 3, num_kv
 @pytest.mark.parametrize("heads", [(3, 3), (4, 2), (3, 1)], ids=str)
 def test_attention_by_the_fused_kernel_and_in_blocks_is_the_plain_one(seq_length, heads):
     plain = outputs_and_gradients(plain_attention, seq_length, *heads)
-    assert not attends_in_blocks("cpu", torch.float32, seq_length)
-
-    def in_blocks_of_five(q, k, v, context):
-        return attention_in_blocks(q, k, v, context, block_rows=5)
-
-    for attention in (causal_attention, in_blocks_of_five):
+    fused = partial(F.scaled_dot_product_attention, is_causal=True, enable_gqa=True)
+    for attention in (fused, partial(attention_in_blocks, block_rows=5)):
         for found, expected in zip(outputs_and_gradients(attention, seq_length, *heads), plain, strict=True):
             torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
 
@@ -42,17 +41,16 @@ def test_in_bf16_on_a_cpu_short_sequences_are_attended_in_blocks():
     assert attends_in_blocks("cpu", torch.bfloat16, 512)
     assert not attends_in_blocks("cpu", torch.bfloat16, 513)
     assert not attends_in_blocks("cuda", torch.bfloat16, 64)
+    assert not attends_in_blocks("cpu", torch.float32, 64)
     q, k, v = (torch.randn(1, 2, 200, 8).bfloat16() for _ in range(3))
-    expected = plain_attention(q.float(), k.float(), v.float(), Context())
-    assert (causal_attention(q, k, v, Context()) - expected).abs().max() < 0.02
-    assert causal_attention(q, k, v, Context()).equal(attention_in_blocks(q, k, v, Context()))
+    expected = plain_attention(q.float(), k.float(), v.float())
+    assert (attention_in_blocks(q, k, v) - expected).abs().max() < 0.02
 
 
-@pytest.mark.parametrize("attention", [causal_attention, attention_in_blocks])
-def test_dropout_drops_weights_and_keeps_their_mean(attention):
+def test_dropout_drops_weights_and_keeps_their_mean():
     torch.manual_seed(0)
     q, k = torch.zeros(1, 1, 64, 4), torch.zeros(1, 1, 64, 4)
-    rows = [attention(q, k, torch.ones(1, 1, 64, 4), Context(0.5))[0, 0, -1, 0] for _ in range(300)]
+    rows = [attention_in_blocks(q, k, torch.ones(1, 1, 64, 4), 0.5)[0, 0, -1, 0] for _ in range(300)]
     found = torch.stack(rows)
     assert found.mean() == pytest.approx(1.0, abs=0.03)
     assert found.std() > 0.05

@@ -121,5 +121,5 @@ def test_embeddings_have_a_rate_of_their_own(flags, rate):
 def test_products_have_the_dtype_that_the_device_is_fast_in(monkeypatch, device, dtype, is_native, is_rounded, of_muon):
     machine = Machine(torch.device(device), "", "", getattr(torch, dtype), "", True, "", ())
     monkeypatch.setattr(type(machine.backend), "has_bf16", lambda self: is_native)
-    rounded_to = [choose_options(it, False, machine, lambda q, k, v, c: q, {}).rounded_to for it in (False, True)]
+    rounded_to = [choose_options(it, False, machine, {}).rounded_to for it in (False, True)]
     assert (*rounded_to, dtype_of_products(machine)) == (is_rounded and machine.dtype, None, getattr(torch, of_muon))
