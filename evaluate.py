@@ -21,13 +21,13 @@ def read_flags(argv: Sequence[str]) -> argparse.Namespace:
     """The flags as a namespace. Raises UserError (exit 2) that lists every problem."""
     text, parser = flags.text, flags.Parser("evaluate.py", "Measures how well a model predicts any text.")
     g = parser.group("what is measured, and where")
-    g.flag("--ckpt", text(), "out", ANY_MODEL, called=ALSO_CKPT)
+    g.flag("--ckpt", text(), "out", ANY_MODEL, aliases=ALSO_CKPT)
     files = flags.one_or_more(text("FILE"))
     g.flag("--text", files, None, "text as pretokenize.py takes it: files, folders, globs", "none")
     g.flag("--tokens", files, None, "token files in any layout that train.py reads, of the model's tokenizer", "none")
     g.switch("--use_gpu", None, "require a GPU; exit 5 when there is none", "a GPU when there is one")
     g.switch("--use_amp", None, "16-bit arithmetic", "on with a GPU, off on a CPU")
-    g.flag("--json", text(), None, "file for all figures", "none", called="output output_path out")
+    g.flag("--json", text(), None, "file for all figures", "none", aliases="output output_path out")
     g.switch("--debug", False, "show the traceback of an error")
     return parser.read(argv, check)
 

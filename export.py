@@ -27,22 +27,22 @@ def read_flags(argv: Sequence[str]) -> argparse.Namespace:
     path, one_of = flags.text, flags.one_of
     parser = flags.Parser("export.py", "Exports a checkpoint as a GGUF file, or as a Hugging Face folder to publish.")
     g = parser.group("what is exported")
-    g.flag("--ckpt", path(), "out", ANY_MODEL, called=ALSO_CKPT)
+    g.flag("--ckpt", path(), "out", ANY_MODEL, aliases=ALSO_CKPT)
     g.flag("--from_nanogpt", path("FILE"), None, "instead of --ckpt a ckpt.pt of nanoGPT or build-nanogpt, or a state "
-           "dict with their names, read as tensors and numbers alone", "none", against="ckpt")
+           "dict with their names, read as tensors and numbers alone", "none", conflicts="ckpt")
     g.flag("--n_head", flags.whole(1, 1024), None, "heads of the model in --from_nanogpt", "what the file records",
-           needs="from_nanogpt")
+           requires="from_nanogpt")
     g.flag("--tokenizer_file", path(), None, "tokenizer.json, for gguf and --from_nanogpt", "the checkpoint's")
     g = parser.group("what is written")
     g.flag("--output", path(), None, "file to write, or folder with --format huggingface",
-           "required", called="out outfile output_dir output_file")
+           "required", aliases="out outfile output_dir output_file")
     g.flag("--format", one_of("gguf", "huggingface"), None, "gguf needs the package gguf",
-           "gguf; huggingface with --prune and --from_nanogpt", called="outformat output_format")
+           "gguf; huggingface with --prune and --from_nanogpt", aliases="outformat output_format")
     g.flag("--dtype", one_of("f32", "f16", "bf16"), "f32", "of matrices; in gguf norms, biases and positions stay f32",
-           called="outtype")
+           aliases="outtype")
     g.switch("--overwrite", False, "replace an earlier export")
     g.flag("--prune", flags.real(0, 1, above=True, below=True), None, "set this share of each block's matrices, the "
-           "smallest weights, to zero", "none", against="format gguf")
+           "smallest weights, to zero", "none", conflicts="format gguf")
     g.switch("--debug", False, "show the traceback of an error")
     return parser.read(argv, check)
 

@@ -28,22 +28,22 @@ def read_flags(argv: Sequence[str]) -> argparse.Namespace:
     whole, real, text, one_of = flags.whole, flags.real, flags.text, flags.one_of
     parser = flags.Parser("generate.py", "Continues a text with a trained model.")
     g = parser.group("what to continue")
-    g.flag("--ckpt", text(), "out", ANY_MODEL, called=ALSO_CKPT)
+    g.flag("--ckpt", text(), "out", ANY_MODEL, aliases=ALSO_CKPT)
     g.flag("--prompt", flags.ValueKind(str, "text", "TEXT"), None, "text to continue; empty: a new document",
-           "a newline", called="start text input_text")
+           "a newline", aliases="start text input_text")
     g.flag("--prompt_file", text(), None, "file whose whole text is continued; - is standard input", "none")
-    g.switch("--interactive", False, "continue what you type, line by line; /help lists the commands", called="chat")
+    g.switch("--interactive", False, "continue what you type, line by line; /help lists the commands", aliases="chat")
     g = parser.group("how far and how often")
     g.flag("--num_samples", whole(1, 1_000_000), 1, "continuations of the prompt",
-           called="num_return_sequences n_samples samples")
+           aliases="num_return_sequences n_samples samples")
     g.flag("--batch_size", whole(1, 1024), 8, "continuations made at once; does not change any text")
     g.flag("--max_new_tokens", whole(1, 1_000_000), 256, "tokens to add; an end-of-text id ends it sooner",
-           called="max_tokens n_predict num_tokens n")
+           aliases="max_tokens n_predict num_tokens n")
     g.flag("--seed", whole(0, 2**63 - 1), 0, "the same seed gives the same text; sample i of several takes seed + i")
     g = parser.group("sampling, in this order")
     g.flag("--temperature", real(0, 100), DEFAULTS.temperature,
-           "0: always the likeliest token; 1: the model's own probabilities", called="temp t")
-    g.flag("--top_k", whole(0), DEFAULTS.top_k, "only the k likeliest tokens; 0: all", called="topk")
+           "0: always the likeliest token; 1: the model's own probabilities", aliases="temp t")
+    g.flag("--top_k", whole(0), DEFAULTS.top_k, "only the k likeliest tokens; 0: all", aliases="topk")
     g.flag("--top_p", real(0, 1, above=True), DEFAULTS.top_p,
            "only the likeliest tokens that together hold this share of the probability")
     g = parser.group("output, machine")
@@ -52,7 +52,7 @@ def read_flags(argv: Sequence[str]) -> argparse.Namespace:
     g.switch("--use_amp", None, "16-bit weights and arithmetic", "on with a GPU, off on a CPU")
     g.flag("--amp_dtype", one_of("auto", "bf16", "fp16"), "auto", "auto: bf16 where the hardware has it, else fp16")
     g.flag("--quantize", one_of("none", "int8"), "none", "int8: 8-bit weights; on a GPU faster only with --compile",
-           called="quant")
+           aliases="quant")
     g.switch("--compile", False, "compile the step, half a minute the first time; on a CPU for one continuation at a "
                                  "time")
     g.switch("--debug", False, "show the traceback of an error")

@@ -63,7 +63,7 @@ def read_flags(argv: Sequence[str]) -> argparse.Namespace:
     g.flag("--y_max", flags.real(0, 1000, above=True), None, "upper end of the loss axis; lower it where the steep "
            "beginning hides the rest", "the largest loss")
     g = parser.group("where")
-    g.flag("--output", flags.text(), "plot.png", "picture to write: .png, .svg or .pdf", called="out output_file png")
+    g.flag("--output", flags.text(), "plot.png", "picture to write: .png, .svg or .pdf", aliases="out output_file png")
     g.switch("--debug", False, "show the traceback of an error")
     return parser.read(argv, check)
 

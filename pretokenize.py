@@ -40,43 +40,43 @@ def read_flags(argv: Sequence[str]) -> Namespace:
     text.switch("--demo", False, "use the Python standard library's own sources, without its tests, at most 12 MB")
     text.flag("--text_field", flags.text("NAME"), "text",
               "field of a JSON line, or column of a table, that holds the document",
-              called="text_key json_key json_keys text_column")
+              aliases="text_key json_key json_keys text_column")
     text.flag("--document_separator", flags.escaped(), None,
               r"text that stands between the documents of a text file; \n is a newline, \t a tab, \\ a backslash",
-              "each file is one document", called="separator delimiter doc_separator")
+              "each file is one document", aliases="separator delimiter doc_separator")
     text.flag("--encoding", flags.encoding(), None,
               "encoding of all the text, such as cp1251, shift_jis or utf-16; it is decoded strictly", "utf-8",
-              against="demo")
+              conflicts="demo")
     text.switch("--strict_utf8", False,
                 "stop at bytes that are not UTF-8, naming their offset and line, instead of replacing them",
-                against="encoding")
+                conflicts="encoding")
     text.flag("--val_fraction", flags.real(0, 1, below=True), None,
               "share of the text for validation: whole documents by their hash, or the end of a single document; "
               "0 writes no val.bin", "0.005; of a small text 64 KiB, at most a tenth; of a few files the end of each",
-              called="val_split val_ratio validation_split val_size")
+              aliases="val_split val_ratio validation_split val_size")
 
     tokenizer = parser.group("the tokenizer, a byte-level BPE")
     tokenizer.flag("--vocab_size", flags.auto_or(flags.whole(257)), "auto",
                    "number of ids; auto: 32,000 from 100 MB of training text on, fewer for less",
-                   called="vocab n_vocab", against="tokenizer_file")
+                   aliases="vocab n_vocab", conflicts="tokenizer_file")
     tokenizer.flag("--min_frequency", flags.whole(1), 2,
                    "a pair of tokens is merged only if it occurs at least this often",
-                   against="tokenizer_file")
+                   conflicts="tokenizer_file")
     tokenizer.flag("--train_sample_bytes", flags.whole(1, 10**9, "BYTES"), 200_000_000,
                    "train the tokenizer on at most this much text, spread evenly; 200 MB take 1.5 GB of memory",
-                   against="tokenizer_file")
+                   conflicts="tokenizer_file")
     tokenizer.flag("--tokenizer_file", flags.text(), None,
                    "use this tokenizer.json, or that of a model, hf://OWNER/NAME", "train a new tokenizer",
-                   called="tokenizer tokenizer_name tokenizer_path tokenizer_dir")
+                   aliases="tokenizer tokenizer_name tokenizer_path tokenizer_dir")
     tokenizer.flag("--engine", flags.one_of("auto", "tokenizers", "gigatoken"), "auto",
                    "library that encodes; auto: gigatoken where it is installed and gives the same ids as tokenizers")
 
     output = parser.group("the output")
-    output.flag("--output_dir", flags.text(), "data", "folder to write to", called="out_dir out output outdir")
+    output.flag("--output_dir", flags.text(), "data", "folder to write to", aliases="out_dir out output outdir")
     output.switch("--overwrite", False, "replace the token files that are in the folder")
     output.flag("--num_workers", flags.whole(1, 1024), None,
                 "number of processes; the ids do not depend on it", "all cores",
-                called="workers num_proc nproc n_workers")
+                aliases="workers num_proc nproc n_workers")
 
     looking = parser.group("looking inside")
     looking.flag("--verify", flags.text("DIR"), None,

@@ -22,6 +22,7 @@ from gpt.common.ranks import world_size
 from gpt.optimizers.table import OPTIMIZERS
 from gpt.planning.contradictions import contradictions
 from gpt.planning.early import TRIAL, before_torch, in_tokens, make_tokens
+from gpt.planning.relations import RELATIONS
 
 # ---------------------------------------------------------------- flags
 
@@ -41,207 +42,156 @@ def without_smoothing(share: float, asked: Mapping[str, Any]) -> dict[str, Any]:
     return {}
 
 
-def read_flags(argv: Sequence[str]) -> flags.Flags:
+def read_flags(argv: Sequence[str]) -> flags.Namespace:
     """The flags as a namespace. Raises UserError (exit 2) with every problem found."""
     whole, real, text, one_of = flags.whole, flags.real, flags.text, flags.one_of
-    parser = flags.Parser("train.py", "Trains a language model. A step is one optimizer step; losses are in nats.")
+    parser = flags.Parser("train.py", "Trains a language model. A step is one optimizer step; losses are in nats.",
+                          RELATIONS)
 
     parser.own.flag("--config", text("FILE"), None, "TOML file of flags, name = value on each line; the command line "
-                    "wins", "none", of="call")
+                    "wins", "none")
     g = parser.group("data")
     g.flag("texts", flags.one_or_more(text("TEXT")), None, "texts, made tokens first, in NAME.tokens beside them",
-           "none", of="call")
+           "none")
     parser.becomes["texts"] = in_tokens
     g.flag("--data_dir", flags.one_or_more(text("DIR[:WEIGHT]")), "data", "folder of token files, which the next four "
-           "flags override; several, as in a:0.7 b:0.3, are mixed by weights in tokens, without weights by their sizes",
-           called="data dataset data_path dataset_path train_data",
-           replaces="texts bin_file val_bin_file tokenizer_file metadata_file vocab_size")
-    g.flag("--bin_file", text(), None, "training tokens: a file, a folder or a glob of shards", "those in --data_dir",
-           called="train_bin train_file")
+           "flags override; several, as in a:0.7 b:0.3, are mixed by weights in tokens, without weights by their sizes")
+    g.flag("--bin_file", text(), None, "training tokens: a file, a folder or a glob of shards", "those in --data_dir")
     g.flag("--val_bin_file", text(), None, "validation tokens: a file, a folder or a glob of shards",
-           "those beside the training tokens, else the tail of --bin_file", called="val_bin validation_file")
-    g.flag("--tokenizer_file", text(), None, "the tokenizer of the tokens", "tokenizer.json in --data_dir",
-           called="tokenizer tokenizer_name tokenizer_path")
-    g.flag("--metadata_file", text(), None, "the metadata of the tokens", "metadata.json in --data_dir", called="meta")
+           "those beside the training tokens, else the tail of --bin_file")
+    g.flag("--tokenizer_file", text(), None, "the tokenizer of the tokens", "tokenizer.json in --data_dir")
+    g.flag("--metadata_file", text(), None, "the metadata of the tokens", "metadata.json in --data_dir")
     g.flag("--vocab_size", whole(1, 2**24), None, "number of ids, where neither metadata nor tokenizer says",
            "from those", hidden=True)
     g.flag("--preload", one_of("auto", "gpu", "ram", "mmap"), "auto", "where the tokens live; auto: the fastest that "
-           "fits", of="machine", against="gpu: no-use_gpu")
-    g.switch("--allow_new_data", False, "resume on other tokens than the checkpoint was trained on", of="call",
-             needs="resume_from, cooldown_from", hidden=True)
+           "fits")
+    g.switch("--allow_new_data", False, "resume on other tokens than the checkpoint was trained on", hidden=True)
 
-    follows = "min_lr warmup_steps weight_decay dropout eval_interval sample_interval log_interval"
-    recipe = "epochs init_std optimizer learning_rate embedding_learning_rate"
     g = parser.group("model")
     g.flag("--arch", one_of("gpt2", "qwen3", "llama"), None, "the network", "gpt2; qwen3 with a size that "
-           "is chosen without a GPU", replaces="bias", against="init_from")
+           "is chosen without a GPU")
     g.flag("--model_size", one_of("tiny", "mini", "gpt2_small", "gpt2_medium", "gpt2_large", "gpt2_xl"), None,
            "layers, heads, width: 4 4 128, 6 6 384, 12 12 768, 24 16 1024, 36 20 1280, 48 25 1600; the next flags "
-           "override them", "gpt2_small; without a GPU what fits the corpus and --max_minutes or 15",
-           called="size model model_name", replaces="n_layer n_head n_embd n_kv_head n_inner",
-           redecides=f"{recipe} {follows}", against="init_from")
+           "override them", "gpt2_small; without a GPU what fits the corpus and --max_minutes or 15")
     g.flag("--init_from", text("PATH"), None, "weights to start from: a checkpoint, a folder of them, out/best, a "
            "Hugging Face folder of GPT-2, Qwen3 or Llama, or hf://OWNER/NAME@REVISION on the hub; the model takes "
-           "their shape", "random weights", called="model_name_or_path initial_checkpoint_dir")
+           "their shape", "random weights")
     g.flag("--teacher", text("PATH"), None, "a finished model of the same tokenizer, out say, whose probabilities are "
-           "half of each target: a small text then teaches a larger model, or more passes, more", "none",
-           called="teacher_model distill_from",
-           redecides=f"{recipe} {follows}")
-    g.flag("--n_layer", whole(1, 1024), None, "number of blocks", "by size", called="depth n_layers num_layers "
-           "num_hidden_layers", against="init_from")
-    g.flag("--n_head", whole(1, 1024), None, "number of attention heads, a divisor of the width", "by size",
-           called="num_heads num_attention_heads", redecides="n_kv_head n_inner", against="init_from")
-    g.flag("--n_embd", whole(1, 2**16), None, "width of the residual stream", "by size",
-           called="d_model dim n_embed hidden_size", redecides="n_inner init_std", against="init_from")
+           "half of each target: a small text then teaches a larger model, or more passes, more", "none")
+    g.flag("--n_layer", whole(1, 1024), None, "number of blocks", "by size")
+    g.flag("--n_head", whole(1, 1024), None, "number of attention heads, a divisor of the width", "by size")
+    g.flag("--n_embd", whole(1, 2**16), None, "width of the residual stream", "by size")
     g.flag("--seq_length", whole(1, 2**20), None, "tokens of a sequence, T", "1024, without a GPU 256, or what the "
-           "corpus allows",
-           called="block_size max_seq_len max_seq_length seq_len context_length n_ctx")
+           "corpus allows")
     g.flag("--dropout", real(0, 1, below=True), None, "share of activations dropped; other sizes of micro-batches draw "
-           "other masks", "0.1 where Muon reads a small text 6 times or more, else 0",
-           called="drop dropout_rate resid_pdrop attn_pdrop")
-    g.switch("--bias", None, "biases in linear layers and norms", "on for gpt2; the others have none",
-             against="arch qwen3|llama, init_from")
+           "other masks", "0.1 where Muon reads a small text 6 times or more, else 0")
+    g.switch("--bias", None, "biases in linear layers and norms", "on for gpt2; the others have none")
     g.flag("--n_kv_head", whole(1, 1024), None, "heads of keys and values in qwen3 and llama", "a third of --n_head, "
-           "or half", redecides="n_inner", needs="arch qwen3|llama", against="init_from", hidden=True)
+           "or half", hidden=True)
     g.flag("--n_inner", whole(1, 2**20), None, "width inside the MLP in qwen3 and llama", "blocks as large as gpt2's",
-           needs="arch qwen3|llama", against="init_from", hidden=True)
+           hidden=True)
     g.flag("--rope_theta", real(1, 1e9, above=True), None, "base of the rotary frequencies in qwen3 and llama", "10000",
-           needs="arch qwen3|llama", against="init_from", hidden=True)
-    g.switch("--tie_weights", True, "one matrix for the embedding and the output layer", called="weight_tying "
-             "tie_embeddings tie_word_embeddings", against="init_from")
+           hidden=True)
+    g.switch("--tie_weights", True, "one matrix for the embedding and the output layer")
 
     g = parser.group("horizon")
     g.flag("--batch_size", flags.auto_or(whole(1, 2**20)), None, "sequences per device per forward pass; auto: the "
            "largest that is found to fit, with the tokens of a step unchanged",
-           "what fits: up to 16,384 tokens on a GPU, 512 to 4,096 without",
-           called="per_device_train_batch_size device_batch_size micro_batch_size",
-           against="auto: model_parallel fsdp|hsdp",
-           redecides="gradient_accumulation_steps learning_rate embedding_learning_rate min_lr beta2")
+           "what fits: up to 16,384 tokens on a GPU, 512 to 4,096 without")
     g.flag("--gradient_accumulation_steps", whole(1, 2**20), world_size(), "micro-batches a step, of all processes "
-           "together; double it to halve --batch_size", "one for each process",
-           called="grad_accum_steps accumulate_grad_batches",
-           redecides="learning_rate embedding_learning_rate min_lr beta2")
+           "together; double it to halve --batch_size", "one for each process")
     g.flag("--epochs", whole(1), None, "passes over the tokens", "as many as --max_steps needs, else 1 to 10, "
-           "more of a small text with Muon",
-           called="num_train_epochs max_epochs", against="cooldown_from",
-           replaces="max_steps max_minutes cooldown_from", redecides=follows)
-    g.flag("--max_steps", whole(1), None, "steps after which the run ends, if that is sooner than --epochs", "no limit",
-           called="max_iters num_iterations", against="cooldown_from",
-           replaces="epochs max_minutes cooldown_from", redecides=follows)
+           "more of a small text with Muon")
+    g.flag("--max_steps", whole(1), None, "steps after which the run ends, if that is sooner than --epochs", "no limit")
     g.flag("--max_minutes", real(0, 1e6, above=True, unit="MINUTES"), None, "minutes after which the run ends, all "
-           "included; --epochs and --max_steps stay upper limits", "no limit",
-           replaces="epochs max_steps", redecides=f"learning_rate embedding_learning_rate {follows}")
+           "included; --epochs and --max_steps stay upper limits", "no limit")
     g.flag("--cooldown_from", text("PATH"), None, "a checkpoint to go on from while the learning rate falls from where "
-           "it is to --min_lr", "off", redecides="min_lr",
-           replaces="epochs max_steps max_minutes cooldown", against="init_from")
+           "it is to --min_lr", "off")
     g.flag("--cooldown", flags.share_or_steps(), None, "the share, 0.2, or the number, 500, of the steps in which the "
-           "rate falls", "0.2", hidden=True, needs="lr_schedule wsd, cooldown_from")
-    g.flag("--patience", whole(1), None, "validations without a new best after which the run ends", "off",
-           called="early_stopping_patience")
+           "rate falls", "0.2", hidden=True)
+    g.flag("--patience", whole(1), None, "validations without a new best after which the run ends", "off")
 
-    g = parser.group("optimizer: decay on matrices and embeddings only", "updates")
+    g = parser.group("optimizer: decay on matrices and embeddings only")
     each = OPTIMIZERS.items()
     g.flag("--optimizer", one_of("auto", *OPTIMIZERS), "auto", "; ".join(f"{name}: {row.words}" for name, row in each)
            + "; auto: muon for steps of many tokens, adamw for trained weights and where --learning_rate, --beta1 or "
-           "--beta2 is given", called="optim opt", redecides="learning_rate min_lr embedding_learning_rate init_std",
-           against=", ".join(f"{name}: {row.against}" for name, row in each if row.against))
-    g.flag("--learning_rate", real(0, 10, above=True), None, "peak; halve it when the loss jumps", "by size and batch",
-           called="lr max_lr peak_lr matrix_lr", redecides="min_lr embedding_learning_rate init_std")
+           "--beta2 is given")
+    g.flag("--learning_rate", real(0, 10, above=True), None, "peak; halve it when the loss jumps", "by size and batch")
     g.flag("--embedding_learning_rate", real(0, 10, above=True), None, "peak of all that is not in a block's matrices",
            "--learning_rate where that is given", hidden=True)
     g.flag("--init_std", real(0, 1, above=True), None, "deviation of the normal initial weights", "0.02, more for "
-           "AdamW at its default rate in models narrower than 1,000", against="init_from", hidden=True)
+           "AdamW at its default rate in models narrower than 1,000", hidden=True)
     g.flag("--lr_schedule", one_of("linear", "cosine", "wsd", "constant"), None, "how it falls after the warm-up; wsd: "
-           "constant, and at the end in a line", "linear", called="decay_lr lr_scheduler_type schedule "
-           "lr_decay_style",
-           replaces="cooldown", redecides="min_lr warmup_steps")
-    g.flag("--min_lr", real(0, 10), None, "learning rate at the end", "0, with cosine a hundredth of the peak",
-           called="min_learning_rate end_lr final_lr lr_min")
-    g.flag("--warmup_steps", whole(0), None, "steps of linear warm-up", "10%, at most 2,000; none with constant",
-           called="warmup_iters lr_warmup_steps num_warmup_steps")
+           "constant, and at the end in a line", "linear")
+    g.flag("--min_lr", real(0, 10), None, "learning rate at the end", "0, with cosine a hundredth of the peak")
+    g.flag("--warmup_steps", whole(0), None, "steps of linear warm-up", "10%, at most 2,000; none with constant")
     g.old("--decay_share", real(0, 1, above=True), lambda share, asked: {"cooldown": share})
     g.old("--cooldown_steps", whole(1), lambda steps, asked: {"cooldown": steps})
     g.old("--use_lr_scheduler", flags.SWITCH, schedule_of_switch)
     g.flag("--weight_decay", real(0, 10), None, "decoupled, per step and learning rate",
-           "0.1, with Muon more over a small text, by passes and the model's size", called="wd")
-    g.flag("--beta1", real(0, 1, below=True), 0.9, "decay of the running mean of gradients", called="adam_beta1")
+           "0.1, with Muon more over a small text, by passes and the model's size")
+    g.flag("--beta1", real(0, 1, below=True), 0.9, "decay of the running mean of gradients")
     g.flag("--beta2", real(0, 1, below=True), None, "decay of the running mean of squared gradients",
-           "0.95 at 0.5M tokens a step to 0.99 at fewer than 0.1M", called="adam_beta2")
-    g.flag("--grad_clip", real(0, 1e6), None, "largest norm of the gradient; 0: not clipped", "1",
-           called="max_norm max_grad_norm clip gradient_clip_val")
+           "0.95 at 0.5M tokens a step to 0.99 at fewer than 0.1M")
+    g.flag("--grad_clip", real(0, 1e6), None, "largest norm of the gradient; 0: not clipped", "1")
     g.old("--label_smoothing", real(0, 1, below=True), without_smoothing)
-    g.flag("--seed", whole(0, 2**63 - 1), 1337, "of weights, data order and dropout", called="random_seed")
+    g.flag("--seed", whole(0, 2**63 - 1), 1337, "of weights, data order and dropout")
 
-    g = parser.group("machine", of="machine")
-    g.switch("--use_gpu", None, "require a GPU, NVIDIA's or Apple's; exit 5 where there is none", "if there is one",
-             called="device accelerator cuda gpu gpus cpu no_cuda use_cpu")
+    g = parser.group("machine")
+    g.switch("--use_gpu", None, "require a GPU, NVIDIA's or Apple's; exit 5 where there is none", "if there is one")
     g.switch("--use_amp", None, "mixed precision", "on with a GPU; off on a CPU, but for "
-             "a size that is chosen where it has bf16", called="amp mixed_precision fp16")
+             "a size that is chosen where it has bf16")
     g.flag("--model_parallel", one_of("auto", "ddp", "fsdp", "hsdp"), "auto", "how several processes share a model; "
-           "ddp: each has all; fsdp: each a shard; hsdp: each machine all; auto: ddp where that fits", of="run")
+           "ddp: each has all; fsdp: each a shard; hsdp: each machine all; auto: ddp where that fits")
     g.flag("--amp_dtype", one_of("auto", "bf16", "fp16"), "auto", "auto: bf16 where it is native, else fp16 with loss "
-           "scaling", against="bf16: no-use_amp, fp16: no-use_amp", called="dtype precision torch_dtype")
-    g.switch("--compile", None, "torch.compile, or eager with a warning where it fails", "on with CUDA",
-             called="torch_compile use_compile")
-    graphs = "reduce-overhead"  # CUDA graphs; against: what they cannot do, or has not been shown with them
-    g.flag("--compile_mode", one_of("default", "blocks", graphs, "max-autotune-no-cudagraphs"), None,
+           "scaling")
+    g.switch("--compile", None, "torch.compile, or eager with a warning where it fails", "on with CUDA")
+    g.flag("--compile_mode", one_of("default", "blocks", "reduce-overhead", "max-autotune-no-cudagraphs"), None,
            "default: the whole model; blocks: block by block, compiled in seconds, about 1% slower; reduce-overhead: "
            "CUDA graphs, for small models; autotuning: compiles longer and may run faster",
-           "default; blocks for GPUs without bf16, and of several processes",
-           against="no-compile, max-autotune-no-cudagraphs: deterministic, " + ", ".join(
-               f"{graphs}: {other}" for other in (
-                   "no-use_gpu", "deterministic", "activation_checkpointing", "batch_size auto", "dropout",
-                   "teacher")))
+           "default; blocks for GPUs without bf16, and of several processes")
     g.old("--compile_blocks", flags.SWITCH, lambda is_on, asked: {"compile_mode": "blocks" if is_on else "default"})
     g.switch("--deterministic", False, "only kernels whose results do not depend on timing: slower on a GPU, where a "
-             "resumed run then equals one that was never stopped", called="full_determinism")
+             "resumed run then equals one that was never stopped")
     g.switch("--activation_checkpointing", False, "recompute blocks in the backward pass: a third of the memory, 1.3 "
-             "times as long", called="gradient_checkpointing")
+             "times as long")
 
     g = parser.group("output")
-    g.flag("--output_dir", text("DIR"), "out", "folder of checkpoints and metrics.jsonl", of="call",
-           called="out_dir out save_dir checkpoint_dir log_dir run_dir")
-    g.flag("--checkpoint_interval", whole(1), 1, "epochs between checkpoints; those stay", called="save_strategy")
+    g.flag("--output_dir", text("DIR"), "out", "folder of checkpoints and metrics.jsonl")
+    g.flag("--checkpoint_interval", whole(1), 1, "epochs between checkpoints; those stay")
     g.flag("--checkpoint_every", flags.one_or_more(flags.cadence()), "10m", "steps, 500, or minutes, 10m, between "
-           "rolling checkpoints; or both; 0: off", called="save_interval save_steps")
+           "rolling checkpoints; or both; 0: off")
     g.old("--checkpoint_every_steps", whole(1), lambda steps, asked: flags.with_cadence(asked, steps, ""))
     g.old("--checkpoint_every_minutes", real(0, 1e6), lambda minutes, asked: flags.with_cadence(asked, minutes, "m"))
-    g.flag("--keep_checkpoints", whole(1), 3, "rolling checkpoints that stay, besides the best by validation",
-           called="save_total_limit keep_last")
+    g.flag("--keep_checkpoints", whole(1), 3, "rolling checkpoints that stay, besides the best by validation")
     g.flag("--mirror_to", text("DIR"), None, "folder on another disk, to which checkpoints are copied beside training; "
-           "--resume_from auto goes on from there where --output_dir is empty", "none", of="call")
+           "--resume_from auto goes on from there where --output_dir is empty", "none")
     g.flag("--resume_from", text("PATH|auto"), None, "a checkpoint, a folder of them (newest), or auto: newest in "
-           "--output_dir, else a new run", "a new run", of="call", called="resume resume_from_checkpoint ckpt")
-    g.switch("--overwrite", False, "delete the checkpoints that another run left in --output_dir", of="call",
-             called="overwrite_output_dir force", against="resume_from auto", hidden=True)
-    g.flag("--eval_interval", whole(1), None, "steps between validations", "ten over the run, at most 1,000 apart",
-           called="eval_every eval_steps val_interval validation_interval")
+           "--output_dir, else a new run", "a new run")
+    g.switch("--overwrite", False, "delete the checkpoints that another run left in --output_dir", hidden=True)
+    g.flag("--eval_interval", whole(1), None, "steps between validations", "ten over the run, at most 1,000 apart")
     g.flag("--eval_tokens", whole(1), None, "tokens of a validation, always the same ones; all if there are fewer",
            "a hundredth of the run's, 16,384 to 524,288")
-    g.flag("--eval_batches", whole(1), None, "the same in batches of --batch_size", "off", called="eval_iters",
-           hidden=True, of="call", against="eval_tokens", replaces="eval_tokens")
-    g.flag("--sample_interval", whole(0), None, "steps between samples of text; 0: none", "five over the run",
-           called="sample_every")
-    g.flag("--sample_prompt", flags.escaped(), None, "text that samples continue", "a newline",
-           against="sample_interval 0")
-    g.flag("--log_interval", whole(1), None, "steps between log lines", "100 over the run, at most 20 apart",
-           called="logging_steps log_every")
+    g.flag("--eval_batches", whole(1), None, "the same in batches of --batch_size", "off",
+           hidden=True)
+    g.flag("--sample_interval", whole(0), None, "steps between samples of text; 0: none", "five over the run")
+    g.flag("--sample_prompt", flags.escaped(), None, "text that samples continue", "a newline")
+    g.flag("--log_interval", whole(1), None, "steps between log lines", "100 over the run, at most 20 apart")
     g.flag("--tracker", flags.one_or_more(one_of("tensorboard", "wandb", "none")), None,
            "where the figures, samples and advice of metrics.jsonl go besides; needs the package of its name",
-           "none", called="trackers report_to log_with logger wandb wandb_log", of="machine")
+           "none")
     g.old("--tensorboard", flags.SWITCH, lambda is_on, asked: {
         "tracker": ["tensorboard", *flags.in_list(asked.get("tracker"))]} if is_on else {})
 
-    g = parser.group("plan", of="call")
+    g = parser.group("plan")
     g.switch("--check", False, "what this machine can do, and the hours of each size, here and on common cards; "
              "reads no data, trains nothing")
     g.switch("--verbose", False, "print the whole plan, not only size, time and disk", hidden=True)
     g.switch("--dry_run", False, "print the plan, run four steps, write nothing")
     g.flag("--overfit", whole(1), None, "batches to learn by heart: can this set-up learn? exit 6 if not; writes "
-           "nothing", "off", called="overfit_batches",
-           against="check, dry_run, resume_from, cooldown_from, max_minutes, patience")
+           "nothing", "off")
     g.flag("--gpu_cost_per_hour", real(0, 1e6, unit="PRICE"), None, "price of a GPU's hour, with --dry_run or --check",
-           "no cost shown", needs="dry_run, check")
+           "no cost shown")
     g.switch("--debug", False, "show the traceback of an error")
     return parser.read(argv, contradictions, recorded_flags)
 
@@ -249,9 +199,9 @@ def read_flags(argv: Sequence[str]) -> flags.Flags:
 def answer_early(argv: Sequence[str]) -> int:
     """Checks flags and packages before the seconds that importing torch takes; has texts made tokens."""
     args = read_flags(argv[3:] if argv[:1] == [TRIAL] else argv)
-    before_torch(args.init_from, args.output)
+    before_torch(args.init_from, args)
     if args.texts and not args.check and argv[:1] != [TRIAL]:
-        make_tokens(args.of_one_call, args.data_dir)
+        make_tokens(args, args.data_dir)
     return 0
 
 
@@ -286,11 +236,11 @@ def main(argv: Sequence[str], parts: Parts = FAST) -> int:
     began, args = time.monotonic(), read_flags(argv)
     with session(args.use_gpu) as at:
         if args.check:
-            return check_machine(args, choose_machine(args.machine), at.out)
+            return check_machine(args, choose_machine(args), at.out)
 
         # What is there: tokens, the model's shape, a checkpoint to resume from, the machine.
         inputs = choose_inputs(args, at)
-        machine = choose_machine(args.machine, inputs.prefers_bf16)
+        machine = choose_machine(args, inputs.prefers_bf16)
         runtime = Runtime.of(machine, at.processes, at.out, at.signals)
 
         # What will be trained and how, each default with its reason.

@@ -55,9 +55,9 @@ def read_flags(argv: Sequence[str]) -> argparse.Namespace:
                             lambda numbers: 0 <= numbers[0] <= numbers[-1] < NUM_RUNGS)
     g.flag("--rungs", rungs, None, "rungs of the ladder", "all, the tuned one on a GPU only")
     g.flag("--peer", text("DIR"), None, "nanoGPT's folder: a step of it beside ours", "none")
-    g.switch("--kernels", False, "each product of a step alone, beside its rivals", against="peer, quality")
+    g.switch("--kernels", False, "each product of a step alone, beside its rivals", conflicts="peer, quality")
     g.switch("--quality", False, "the loss that recipes reach on the tokens of --data_dir, each with several seeds",
-             against="peer")
+             conflicts="peer")
     g = parser.group("on what")
     shape = flags.ValueKind(parse_shape, f"{', '.join(SHAPES)}, or SIZE,T,B or SIZE,T,B,IDS, such as mini,256,8,8192, "
                             "with an even B", "SHAPE")
@@ -67,13 +67,13 @@ def read_flags(argv: Sequence[str]) -> argparse.Namespace:
     g.flag("--steps", whole(1, 100_000), None, "steps that are timed", "50 on a GPU, 12 on a CPU")
     g.switch("--use_gpu", None, "require CUDA, exit 5 when there is none", "a GPU when there is one")
     g = parser.group("of --quality")
-    g.flag("--recipes", recipes(), None, "recipes in docs/quality.md by name", "all", needs="quality")
-    g.flag("--seeds", whole(1, 1000), 2, "runs of each recipe, each with a seed of its own", needs="quality")
-    g.flag("--tokens", whole(1, 10**15), None, "tokens of a run", "20 per parameter", needs="quality")
+    g.flag("--recipes", recipes(), None, "recipes in docs/quality.md by name", "all", requires="quality")
+    g.flag("--seeds", whole(1, 1000), 2, "runs of each recipe, each with a seed of its own", requires="quality")
+    g.flag("--tokens", whole(1, 10**15), None, "tokens of a run", "20 per parameter", requires="quality")
     g.flag("--passes", flags.one_or_more(whole(1, 10**6)), None, "instead of --tokens: passes over those of "
-           "--data_dir, each number of them a run", "none", needs="quality", against="tokens")
+           "--data_dir, each number of them a run", "none", requires="quality", conflicts="tokens")
     g.flag("--quality_dir", text("DIR"), "quality", "folder of the runs: what is complete there is not repeated, what "
-           "was interrupted is resumed", needs="quality")
+           "was interrupted is resumed", requires="quality")
     g = parser.group("output")
     g.flag("--json", text(), None, "file for all figures, flags and losses", "none")
     g.switch("--debug", False, "show the traceback of an error")

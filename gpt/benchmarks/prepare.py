@@ -28,7 +28,7 @@ def look_at_machine(use_gpu: bool | None) -> device.Machine:
 
 def corpus_in(data_dir: str, seq_length: int) -> Corpus:
     """What a folder of pretokenize.py holds. Raises UserError (exit 3) for tokens that no run could train on."""
-    corpus = find_corpus(train.read_flags(["--data_dir", data_dir]).data)
+    corpus = find_corpus(train.read_flags(["--data_dir", data_dir]))
     if corpus.train.length <= seq_length:
         raise UserError(Exit.DATA, f"--data_dir {printable(data_dir)}: too few tokens. Give a shorter --shape.")
     return corpus

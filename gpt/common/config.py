@@ -7,7 +7,8 @@
 """
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,24 +18,24 @@ from gpt.common.words import first_line, is_utf8, printable, printable_text
 DECIDED = "decided"
 
 
-class Row(NamedTuple):
-    """A flag's life, but for the kind of its value and its help.
+@dataclass(frozen=True)
+class Relations:
+    """How a flag relates to other flags.
 
-    of says whether it belongs to one "call", to the "machine" (recorded where somebody gave it) or to the "run". The
-    rest are names of flags with blanks between, or conditions with commas between, as "no-compile, arch qwen3|llama".
-    Where a condition of against holds in a layer, the flag of a lower layer gives way.
+    aliases, overrides and invalidates are names with blanks between; requires and conflicts are conditions with commas
+    between: "compile" (the flag is set), "no-compile" (it is off), "arch qwen3|llama" (it has one of these values).
     """
 
-    default: Any = None
-    of: str = "run"
-    called: str = ""  # what other programs call it
-    replaces: str = ""  # flags of a lower layer that say the same in other words, or make no sense beside its new value
-    redecides: str = ""  # what the program decided from it before, and decides again from its new value
-    needs: str = ""  # conditions of which one must hold
-    against: str = ""  # conditions under which it is wrong; "auto: dropout" is one for its value auto
+    scope: str = "run"  # a "run" records the flag, a "machine" only where somebody gave it, a "call" never
+    aliases: str = ""  # names of the flag in other programs
+    overrides: str = ""  # flags of a lower layer that are dropped beside a new value: other words for it, or senseless
+    invalidates: str = ""  # values that the program chose from the old value, and chooses again from a new one
+    requires: str = ""  # conditions; one of them must hold
+    conflicts: str = ""  # conditions that must not hold; "auto: dropout" concerns the flag's value auto alone
 
 
-Rows = Mapping[str, Row]  # by name of flag
+RelationsByFlag = Mapping[str, Relations]
+NO_RELATIONS = Relations()
 
 
 class Layer(NamedTuple):
@@ -69,43 +70,66 @@ class Origin(NamedTuple):
 # ---------------------------------------------------------------- layers
 
 
-def holds(condition: str, values: Mapping[str, Any], rows: Rows) -> bool:
-    """Whether flags are as a condition says: `no-compile` is off, `arch qwen3|llama` has a value, `dropout` is set."""
-    name, _, wanted = condition.partition(" ")
-    value = values.get(name.removeprefix("no-"))
-    if name.startswith("no-"):
-        return value is False
-    if wanted:
-        return str(value) in wanted.split("|")
-    return value is not None and value is not False and value != rows[name].default
+@dataclass(frozen=True)
+class Rules:
+    """The relations between the flags of one command, and the defaults that conditions compare with, by flag."""
 
+    relations: RelationsByFlag
+    defaults: Mapping[str, Any]
 
-def against(name: str, own: Any, values: Mapping[str, Any], rows: Rows) -> list[str]:
-    """What a flag with this value does not go with, as the rest of the sentence that begins with its name."""
-    pairs = [condition.rpartition(": ") for condition in rows[name].against.split(", ") if condition]
-    return [f"{' ' + only if only else ''}: not with --{condition}" for only, _, condition in pairs
-            if only in ("", str(own)) and holds(condition, values, rows)]
+    def of(self, name: str) -> Relations:
+        """The relations of a flag; those of a flag without any if the table does not name it."""
+        return self.relations.get(name, NO_RELATIONS)
 
+    def holds(self, condition: str, values: Mapping[str, Any]) -> bool:
+        """True if the values meet a condition of Relations."""
+        name, _, accepted = condition.partition(" ")
+        if name.startswith("no-"):
+            return values.get(name.removeprefix("no-")) is False
+        value = values.get(name)
+        if accepted:
+            return str(value) in accepted.split("|")
+        return value is not None and value is not False and value != self.defaults[name]
 
-def needed(name: str, values: Mapping[str, Any], rows: Rows) -> bool:
-    """Whether one of the conditions without which a flag has no effect holds, if it has such."""
-    conditions = rows[name].needs.split(", ") if rows[name].needs else []
-    return not conditions or any(holds(condition, values, rows) for condition in conditions)
+    def conflicts(self, name: str, value: Any, values: Mapping[str, Any]) -> list[str]:
+        """The conflicts of a flag of this value with other flags; a message about one begins with the flag's name."""
+        found = []
+        for rule in filter(None, self.of(name).conflicts.split(", ")):
+            only, _, condition = rule.rpartition(": ")
+            if only in ("", str(value)) and self.holds(condition, values):
+                found.append(f"{' ' if only else ''}{only}: not with --{condition}")
+        return found
 
+    def has_effect(self, name: str, values: Mapping[str, Any]) -> bool:
+        """True if one of the conditions holds that a flag requires, or if it requires none."""
+        conditions = self.of(name).requires
+        return not conditions or any(self.holds(condition, values) for condition in conditions.split(", "))
 
-def laid_over(lower: Layer, upper: Layer, rows: Rows) -> Layer:
-    """The flags of two layers together: where both have a flag the upper one wins, and with it what its row says."""
-    changed = [rows[name] for name, value in upper.given.items() if lower.values.get(name) != value]
-    out = {name for row in changed for name in row.replaces.split()}.union(upper.values)
-    again = {name for row in changed for name in row.redecides.split()}
-    out |= {name for name, value in lower.given.items() if against(name, value, upper.given, rows)}
-    left = {name: value for name, value in lower.values.items() if name not in out} | upper.given
-    out |= {name for name in lower.values if not needed(name, left, rows) and needed(name, lower.values, rows)}
-    given = {name: value for name, value in lower.given.items() if name not in out} | upper.given
-    decided = {name: value for name, value in lower.decided.items() if name not in out | again} | upper.decided
-    decided = {name: value for name, value in decided.items()
-               if name not in given and not against(name, value, given, rows)}
-    return Layer(upper.source, given, decided)
+    def merge(self, lower: Layer, upper: Layer) -> Layer:
+        """The flags of two layers. The upper one wins; its new values drop what they override, or invalidate."""
+        changed = [self.of(name) for name, value in upper.given.items() if lower.values.get(name) != value]
+        invalidated = {name for relations in changed for name in relations.invalidates.split()}
+        dropped = {name for relations in changed for name in relations.overrides.split()}.union(upper.values)
+        dropped |= {name for name, value in lower.given.items() if self.conflicts(name, value, upper.given)}
+        left = {name: value for name, value in lower.values.items() if name not in dropped} | upper.given
+        dropped |= {name for name in lower.values
+                    if self.has_effect(name, lower.values) and not self.has_effect(name, left)}
+
+        given = {name: value for name, value in lower.given.items() if name not in dropped} | upper.given
+        decided = {name: value for name, value in lower.decided.items() if name not in dropped | invalidated}
+        decided = {name: value for name, value in {**decided, **upper.decided}.items()
+                   if name not in given and not self.conflicts(name, value, given)}
+        return Layer(upper.source, given, decided)
+
+    def problems(self, values: Mapping[str, Any]) -> Iterator[str]:
+        """A line for each flag that has no effect beside the others, or conflicts with them."""
+        for name, default in self.defaults.items():
+            value = values[name]
+            if value is None or value == default:
+                continue
+            if value is not False and not self.has_effect(name, values):
+                yield f"--{name}: has no effect without --{self.of(name).requires.replace(', ', ' or --')}"
+            yield from (f"--{name}{conflict}" for conflict in self.conflicts(name, value, values))
 
 
 def changes(lower: Layer, upper: Layer, settled: Layer) -> tuple[str, ...]:

@@ -11,11 +11,12 @@ import copy
 import difflib
 import re
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from argparse import Namespace
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn, TypeVar
 
-from gpt.common.config import Layer, Origin, Row, against, changes, laid_over, needed, read_toml
+from gpt.common.config import Layer, Origin, Relations, RelationsByFlag, Rules, changes, read_toml
 from gpt.common.errors import MESSAGE_LINES, Exit, UserError, warn
 from gpt.common.terminal import USUAL_COLUMNS
 from gpt.common.words import printable
@@ -144,44 +145,7 @@ def _wrong_value(kind: ValueKind, value: str) -> str:
     return f"{printable(repr(value[:SHOWN_CHARACTERS]))}: must be {kind.words}"
 
 
-# ---------------------------------------------------------------- the flags, all of them and by groups
-
-
-class Flags(argparse.Namespace):
-    """The flags of a command by name, args.epochs, and by the groups of --help, args.horizon.epochs: one storage.
-
-    Iterating over args.of_one_call and args.of_the_machine yields the names of the flags that a run does not record,
-    and of those that it records only where somebody gave them.
-    """
-
-    __slots__ = ("_groups",)  # not in vars(), which holds flags alone
-
-    def __init__(self, groups: Mapping[str, frozenset[str]], values: Mapping[str, Any]):
-        super().__init__(**values)
-        self._groups = groups
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("_") or name not in self._groups:
-            raise AttributeError(f"no flag or group of flags is called {name}")
-        return FlagsOfGroup(self, self._groups[name])
-
-
-class FlagsOfGroup:
-    """The flags of one group: a view. A flag of another group is an AttributeError."""
-
-    def __init__(self, flags: Flags, names: frozenset[str]):
-        self._flags, self._names = flags, names
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._names)
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("_") or name not in self._names:
-            raise AttributeError(f"--{name} is not a flag of this group")
-        return getattr(self._flags, name)
-
-
-Args = TypeVar("Args", bound=argparse.Namespace)
+Args = TypeVar("Args", bound=Namespace)
 
 
 def having(args: Args, **values: Any) -> Args:
@@ -195,16 +159,16 @@ def having(args: Args, **values: Any) -> Args:
 
 
 class Group:
-    """Flags that stand together in --help; of is that of their rows."""
+    """Flags that stand together in --help."""
 
-    def __init__(self, parser: Parser, group: argparse._ArgumentGroup, names: set[str], of: str):
-        self.parser, self.group, self.names, self.of = parser, group, names, of
+    def __init__(self, parser: Parser, group: argparse._ArgumentGroup):
+        self.parser, self.group = parser, group
 
     def flag(self, name: str, kind: ValueKind, default: Any, words: str, unset: str = "", hidden: bool = False,
-             **row: str) -> None:
+             **relations: str) -> None:
         """Declares a flag with a value; without dashes before its name, words that stand behind no flag.
 
-        unset is shown as the default where there is none: what happens then; row holds fields of Row.
+        unset is shown as the default where there is none: what happens then; relations holds fields of Relations.
         """
 
         def convert(value: str) -> Any:
@@ -218,28 +182,29 @@ class Group:
         words = argparse.SUPPRESS if hidden else _help(words, unset if default is None else default)
         self.group.add_argument(name, type=convert, default=argparse.SUPPRESS, metavar=kind.metavar, help=words,
                                 nargs=("+" if name[0] == "-" else "*") if kind.has_several else None)
-        self._enter(name.lstrip("-"), kind, default, row)
+        self._enter(name.lstrip("-"), kind, default, relations)
 
     def switch(self, name: str, default: bool | None, words: str, unset: str = "", hidden: bool = False,
-               **row: str) -> None:
+               **relations: str) -> None:
         """Declares a flag that is on or off, and its --no- form."""
         words = argparse.SUPPRESS if hidden else _help(words, unset if default is None else "on" if default else "off")
         action = self.group.add_argument(name, action=argparse.BooleanOptionalAction, help=words)
         action.default = argparse.SUPPRESS  # given before, argparse until Python 3.12 would add it to the help text
-        self._enter(name[2:], SWITCH, default, row)
+        self._enter(name[2:], SWITCH, default, relations)
 
     def old(self, name: str, kind: ValueKind, becomes: Callable[[Any, dict[str, Any]], dict[str, Any]]) -> None:
         """Declares an old spelling: becomes returns the flags that it means, by its value and the other flags given."""
         if kind is SWITCH:
-            self.switch(name, None, "", hidden=True, of="old")
+            self.switch(name, None, "", hidden=True)
         else:
-            self.flag(name, kind, None, "", hidden=True, of="old")
+            self.flag(name, kind, None, "", hidden=True)
         self.parser.becomes[name[2:]] = becomes
 
-    def _enter(self, name: str, kind: ValueKind, default: Any, row: dict[str, str]) -> None:
+    def _enter(self, name: str, kind: ValueKind, default: Any, relations: dict[str, str]) -> None:
         self.parser.kinds[name] = kind
-        self.parser.rows[name] = Row(default, **{"of": self.of, **row})
-        self.names.add(name)
+        self.parser.defaults[name] = default
+        if relations:
+            self.parser.relations[name] = Relations(**relations)
 
 
 def _help(words: str, default: Any) -> str:
@@ -249,7 +214,7 @@ def _help(words: str, default: Any) -> str:
 class Parser(argparse.ArgumentParser):
     """An argparse parser that takes no abbreviations and reports all problems together, with 'did you mean'."""
 
-    def __init__(self, prog: str, description: str):
+    def __init__(self, prog: str, description: str, relations: RelationsByFlag | None = None):
         width = min(130, shutil.get_terminal_size((USUAL_COLUMNS, 24)).columns)
         super().__init__(prog=f"python {prog}", usage=f"python {prog} [flags]", description=description,
                          allow_abbrev=False, formatter_class=lambda prog: argparse.HelpFormatter(prog, 2, 34, width))
@@ -258,17 +223,17 @@ class Parser(argparse.ArgumentParser):
         self.problems: list[str] = []
         self.command = prog.removesuffix(".py").split(".")[-1]
         self.kinds: dict[str, ValueKind] = {}
-        self.rows: dict[str, Row] = {}
+        self.defaults: dict[str, Any] = {}
+        self.relations = {**(relations or {})}
         self.becomes: dict[str, Callable[[Any, dict[str, Any]], dict[str, Any]]] = {}  # of old spellings
-        self.groups: dict[str, set[str]] = {}  # the names of the flags, by group
-        self.own = Group(self, self._optionals, set(), "call")
+        self.own = Group(self, self._optionals)
 
-    def group(self, title: str, name: str = "", of: str = "run") -> Group:
-        """A new group of flags; name, or else title, is the attribute of the parsed flags that holds the group."""
-        return Group(self, self.add_argument_group(title), self.groups.setdefault(name or title, set()), of)
+    def group(self, title: str) -> Group:
+        """A new group of flags."""
+        return Group(self, self.add_argument_group(title))
 
-    def read(self, argv: Sequence[str], check: Callable[[Flags], list[str]],
-             recorded: Callable[[Mapping[str, Any]], Layer | None] = lambda asked: None) -> Flags:
+    def read(self, argv: Sequence[str], check: Callable[[Namespace], list[str]],
+             recorded: Callable[[Mapping[str, Any]], Layer | None] = lambda asked: None) -> Namespace:
         """Parses argv and the file of --config, then asks check(args) for combinations that are not possible.
 
         recorded(values) finds the flags of the run that these values want to resume. The command line wins over the
@@ -276,30 +241,28 @@ class Parser(argparse.ArgumentParser):
         Origin. Raises UserError (exit 2) with all problems.
         """
         self.problems = []
+        rules = Rules(self.relations, self.defaults)
         line, unknown = self.parse_known_intermixed_args([self._as_switch(word) for word in argv])
         self.problems += self._explain_unknown(unknown)
         asked = Layer("the command line", {}, {})
         words: dict[str, Any] = {}  # those of no flag
         for name, value in vars(line).items():
             has_one = name in self.kinds and self.kinds[name].has_several and len(value) == 1
-            (asked.given if name in self.rows else words)[name] = value[0] if has_one else value
+            (asked.given if name in self.defaults else words)[name] = value[0] if has_one else value
         for action in self._get_positional_actions() if unknown else ():  # their words may be values of those
             asked.given.pop(action.dest, None)
         self._in_new_words(asked)
         if path := asked.given.pop("config", None):
-            asked = laid_over(self._checked(read_toml(Path(path))), asked, self.rows)
+            asked = rules.merge(self._checked(read_toml(Path(path))), asked)
         there = self._checked((not self.problems and recorded(asked.values)) or Layer("", {}, {}))
-        settled = laid_over(there, asked, self.rows)
+        settled = rules.merge(there, asked)
         origin = Origin(frozenset(settled.given), there.source, changes(there, asked, settled))
 
-        rows = {name: row for name, row in self.rows.items() if row.of != "old"}
-        groups = {title: frozenset(names & rows.keys()) for title, names in self.groups.items()}
-        for title, of in (("of_one_call", "call"), ("of_the_machine", "machine")):
-            groups[title] = frozenset(name for name, row in rows.items() if row.of == of)
-        args = Flags(groups, {**{name: row.default for name, row in rows.items()}, **words, **settled.values,
-                              "config": origin})
+        old = self.becomes.keys() - {"texts"}
+        defaults = {name: default for name, default in self.defaults.items() if name not in old}
+        args = Namespace(**{**defaults, **words, **settled.values, "config": origin})
         if not self.problems:
-            self.problems = [*check(args), *self._contradictions(vars(args))]
+            self.problems = [*check(args), *Rules(self.relations, defaults).problems(vars(args))]
         if self.problems:
             self.stop()
         return args
@@ -310,16 +273,6 @@ class Parser(argparse.ArgumentParser):
         spelt = {"true": "--", "false": "--no-"}.get(value.lower())
         is_switch = name.startswith("--") and self.kinds.get(name[2:]) is SWITCH
         return spelt + name[2:] if spelt and is_switch else word
-
-    def _contradictions(self, values: Mapping[str, Any]) -> Iterator[str]:
-        """What does not go together by the rows of the flags that are set, a line each."""
-        for name, row in self.rows.items():
-            value = values.get(name)
-            if value is None or value == row.default:
-                continue
-            if value is not False and not needed(name, values, self.rows):
-                yield f"--{name}: has no effect without --{row.needs.replace(', ', ' or --')}"
-            yield from (f"--{name}{problem}" for problem in against(name, value, values, self.rows))
 
     def _in_new_words(self, layer: Layer) -> None:
         """Replaces old spellings of flags in a layer."""
@@ -366,7 +319,7 @@ class Parser(argparse.ArgumentParser):
             raise ValueError(f"{what}: is a table. Write flags at the top of the file, without tables.")
         if name in ON_THE_LINE_ALONE:
             raise ValueError(f"{what}: has no effect in a file. Give --{name} on the command line.")
-        if name not in self.rows:
+        if name not in self.defaults:
             raise ValueError(f"{what}: no such flag. {self._suggest(f'--{name}')}")
         kind = self.kinds[name]
         words = value if isinstance(value, list) and value and kind.has_several else [value]
@@ -414,7 +367,8 @@ class Parser(argparse.ArgumentParser):
         called so by another program."""
         from gpt.common.synonyms import explain_flag  # a table that only errors need
 
-        if said := explain_flag(self.command, name, {flag: row.called for flag, row in self.rows.items()}):
+        aliases = {flag: relations.aliases for flag, relations in self.relations.items()}
+        if said := explain_flag(self.command, name, aliases):
             return said
         known = [option for action in self._actions for option in action.option_strings if option.startswith("--")]
         near = [option for option in known if len(name) > 4 and option.startswith(name)]

@@ -2,6 +2,7 @@
 
 import math
 import time
+from argparse import Namespace
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
@@ -9,7 +10,7 @@ import torch
 
 from gpt.architectures.table import ModelConfig
 from gpt.common.errors import Exit
-from gpt.common.flags import Flags, having
+from gpt.common.flags import having
 from gpt.common.progress import Progress
 from gpt.common.words import count
 from gpt.machine.backends import NVIDIA
@@ -32,13 +33,13 @@ SHARE_OF_PEAK, FULL_WIDTH = 0.35, 768
 SHARE_ON_GPU, SHARE_COMPILED, SHARE_EAGER = 0.45, 0.75, 0.55  # of the products
 
 
-def check_machine(args: Flags, machine: Machine, out: Progress) -> int:
+def check_machine(args: Namespace, machine: Machine, out: Progress) -> int:
     """Prints what the machine is, and the hours or the price of each size here and on common cards.
 
     Returns the exit code. Raises UserError (exit 2) for a width that the heads do not divide.
     """
     is_described = any(value is not None for value in (args.model_size, args.n_layer, args.n_head, args.n_embd))
-    models = {name or "your shape": choose_config(having(args, init_from=None, model_size=name).model,
+    models = {name or "your shape": choose_config(having(args, init_from=None, model_size=name),
                                                   args.vocab_size or VOCAB_SIZE, 2**62)
               for name in ([args.model_size] if is_described else SIZES)}
     config = next(iter(models.values()))

@@ -1,18 +1,18 @@
 """A decay that begins at a checkpoint (--cooldown_from)."""
 
+from argparse import Namespace
 from pathlib import Path
 
 from gpt.checkpoint import find
 from gpt.checkpoint.find import Found
 from gpt.common.errors import Exit, UserError
-from gpt.common.flags import FlagsOfGroup
 from gpt.common.names import MANIFEST
 from gpt.common.progress import Progress
 from gpt.common.words import printable
 from gpt.planning.schedules import schedule_of
 
 
-def choose_cooldown(args: FlagsOfGroup, requested: str, min_lr: float, out: Progress) -> Found:
+def choose_cooldown(args: Namespace, requested: str, min_lr: float, out: Progress) -> Found:
     """The checkpoint that a run with --cooldown_from goes on from: of its cooldown, or the one at which that begins.
 
     With --resume_from the cooldown goes on, if it has a checkpoint. Raises UserError: exit 4 as find_resume does, exit

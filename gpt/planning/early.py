@@ -4,6 +4,7 @@ import importlib.util
 import json
 import os
 import sys
+from argparse import Namespace
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ from typing import Any
 from gpt.common.children import PROGRAM, ask
 from gpt.common.errors import Exit, UserError, require
 from gpt.common.files import read_text
-from gpt.common.flags import FlagsOfGroup, in_list
+from gpt.common.flags import in_list
 from gpt.common.memory import let_segments_grow
 from gpt.common.names import METADATA
 from gpt.common.ranks import is_main, is_one_of_several
@@ -22,7 +23,7 @@ from gpt.hub.names import check_package
 TRIAL = "trial"  # the first word of the command line of a child process that tries something
 
 
-def before_torch(init_from: str | None, flags: FlagsOfGroup) -> None:
+def before_torch(init_from: str | None, flags: Namespace) -> None:
     """Raises UserError (exit 5) for a package that is missing or unfit; and sets what torch reads when it is loaded."""
     # A thread that spins while it waits takes the processor from the one it waits for, if other work is there: without
     # this a step beside other work took up to ten times as long. GNU's OpenMP reads it when torch is loaded.
@@ -36,7 +37,7 @@ def before_torch(init_from: str | None, flags: FlagsOfGroup) -> None:
 # ---------------------------------------------------------------- trackers
 
 
-def requested_trackers(flags: FlagsOfGroup) -> list[str]:
+def requested_trackers(flags: Namespace) -> list[str]:
     """Returns the names at --tracker, each once."""
     return [name for name in dict.fromkeys(in_list(flags.tracker)) if name != "none"]
 
@@ -67,7 +68,7 @@ def in_tokens(texts: Any, asked: Mapping[str, Any]) -> dict[str, Any]:
     return {"texts": texts, "data_dir": str(folder) if os.access(first.parent, os.W_OK) else folder.name}
 
 
-def make_tokens(flags: FlagsOfGroup, data_dir: str) -> None:
+def make_tokens(flags: Namespace, data_dir: str) -> None:
     """Has pretokenize.py fill the folder data_dir with the tokens of the texts, unless it holds them.
 
     Raises UserError: exit 3 for texts that are not those of which the tokens were made, exit 2 in a run that makes no

@@ -35,7 +35,8 @@ from gpt.tokens.tokenizer import bytes_per_id, load_tokenizer
 from gpt.watching.history import read_run
 
 if TYPE_CHECKING:
-    from gpt.common.flags import Flags
+    from argparse import Namespace
+
     from gpt.planning.plan import Pace
     from gpt.training.state import Setup
 
@@ -47,6 +48,12 @@ OF_STEPS = 0.9  # of a run's time; the rest is of validations, samples and saves
 DOUBLED = 0.77  # twice the text gains so much, on a logarithmic scale, of what the text gained over its half
 REPEATS = 0.05  # of a text from which on most of the variance is due to that: what of it is learned differs
 FEW_PASSES = 2.4  # at which outcomes vary twice as much as at many: texts differ most while learning begins
+# Flags that make a recipe other than the default one, which the forecast was fitted to.
+OTHER_RECIPES = frozenset((
+    "arch", "model_size", "init_from", "teacher", "n_layer", "n_head", "n_embd", "seq_length", "dropout", "bias",
+    "n_kv_head", "n_inner", "rope_theta", "tie_weights", "optimizer", "learning_rate", "embedding_learning_rate",
+    "init_std", "lr_schedule", "min_lr", "warmup_steps", "weight_decay", "beta1", "beta2", "grad_clip", "batch_size",
+    "gradient_accumulation_steps", "cooldown_from"))
 DEVIATIONS = 1.65  # to either side, 90% of the outcomes
 
 
@@ -192,10 +199,9 @@ class Forecast:
         return f"{self.bits:.2f} bits per byte at the end, {self.low:.2f} to {self.high:.2f} nine times in ten"
 
 
-def is_told(args: Flags) -> bool:
+def is_told(args: Namespace) -> bool:
     """Whether a run's end can be told: by the default recipe alone, which no flag makes another."""
-    others = {*args.model, *args.updates, "batch_size", "gradient_accumulation_steps", "cooldown_from"} - {"seed"}
-    return not (args.config.given & others or args.overfit)
+    return not (args.config.given & OTHER_RECIPES or args.overfit)
 
 
 def forecast_of(setup: Setup) -> Forecast | None:

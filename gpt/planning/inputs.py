@@ -4,6 +4,7 @@ All of it is checked before anything is decided; problems that do not depend on 
 """
 
 import contextlib
+from argparse import Namespace
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,7 +16,7 @@ from gpt.checkpoint.folder import owned
 from gpt.checkpoint.verify import manifest_sha256
 from gpt.common.errors import Exit, InvalidCheckpoint, Problems, UserError
 from gpt.common.files import cache_folder
-from gpt.common.flags import Flags, FlagsOfGroup, having
+from gpt.common.flags import having
 from gpt.common.names import METADATA, TOKENIZER
 from gpt.common.progress import Progress
 from gpt.common.signals import Signals
@@ -61,7 +62,7 @@ def session(use_gpu: bool | None) -> Iterator[Session]:
         yield Session(out, signals, processes, held)
 
 
-def choose_machine(flags: FlagsOfGroup, prefers_bf16: bool = False) -> Machine:
+def choose_machine(flags: Namespace, prefers_bf16: bool = False) -> Machine:
     """The device, its precision and whether to compile, set up for the whole process.
 
     prefers_bf16 means a processor that multiplies it in hardware, where no flag says the precision. Raises UserError
@@ -74,7 +75,7 @@ def choose_machine(flags: FlagsOfGroup, prefers_bf16: bool = False) -> Machine:
     return machine
 
 
-def _check_device(flags: FlagsOfGroup, dropout: float | None) -> None:
+def _check_device(flags: Namespace, dropout: float | None) -> None:
     """Raises UserError (exit 5) for what the device cannot do."""
     if flags.use_gpu and (reason := device.why_no_gpu()):
         raise UserError(Exit.MACHINE, f"--use_gpu: {reason}, or give --no-use_gpu to train on the CPU.")
@@ -95,7 +96,7 @@ class Inputs:
     args are the flags, in which models of the hub are the folders that they were fetched to.
     """
 
-    args: Flags
+    args: Namespace
     corpus: Corpus
     sizing: Sizing | None
     config: ModelConfig
@@ -113,7 +114,7 @@ class Inputs:
         return self.resumed[1] if self.resumed else {}
 
 
-def choose_inputs(args: Flags, at: Session) -> Inputs:
+def choose_inputs(args: Namespace, at: Session) -> Inputs:
     """Checks what the run is given: in the first process, and then in the others what it has found.
 
     The output folder stays locked until the session ends. Raises one UserError with all problems.
@@ -134,12 +135,12 @@ def choose_inputs(args: Flags, at: Session) -> Inputs:
         return checked[0]
     args = having(args, teacher=teacher)
     with at.processes.errors_of_this_rank():
-        corpus = find_corpus(args.data, args.init_from)
-        config = choose_config(args.model, corpus.vocab_size, corpus.train.length, sizing)
+        corpus = find_corpus(args, args.init_from)
+        config = choose_config(args, corpus.vocab_size, corpus.train.length, sizing)
         return _follow(Inputs(args, corpus, sizing, config, None), resumed)
 
 
-def _check(args: Flags, at: Session) -> Inputs:
+def _check(args: Namespace, at: Session) -> Inputs:
     """What the first process does."""
     problems, corpus, sizing, config, resumed = Problems(), None, None, None, None
     out, writes = at.out, not (args.dry_run or args.overfit)
@@ -147,21 +148,21 @@ def _check(args: Flags, at: Session) -> Inputs:
         but = f"; on the command line {', '.join(args.config.changed)}" if args.config.changed else ""
         out.say(f"resume      with the flags in {args.config.recorded}{but}")
     with problems.catch():
-        _check_device(args.machine, args.dropout)
+        _check_device(args, args.dropout)
     with problems.catch():
         if writes:
             at.held.enter_context(owned(Path(args.output_dir)))
-            prepare_mirror(args.output, args.resume_from or args.cooldown_from, out)
+            prepare_mirror(args, args.resume_from or args.cooldown_from, out)
     with problems.catch(), out.phase("checking the tokens"):
-        corpus = find_corpus(args.data, args.init_from)
-        sizing = choose_sizing(args.model, corpus, args.use_gpu, args.max_minutes, args.use_amp)
-        config = choose_config(args.model, corpus.vocab_size, corpus.train.length, sizing)
+        corpus = find_corpus(args, args.init_from)
+        sizing = choose_sizing(args, corpus, args.use_gpu, args.max_minutes, args.use_amp)
+        config = choose_config(args, corpus.vocab_size, corpus.train.length, sizing)
         check_lengths(corpus, config.seq_length)
         if args.teacher:
             args = having(args, teacher=choose_teacher(args.teacher, config, out))
     with problems.catch():
         if writes or args.resume_from or args.cooldown_from:
-            resumed = choose_resume(args.output, args.horizon.cooldown_from, args.min_lr,
+            resumed = choose_resume(args, args.cooldown_from, args.min_lr,
                                     [args.init_from, args.teacher], writes, out)
         if resumed and corpus and config:
             config = with_what_no_flag_says(config, resumed[0])
@@ -198,7 +199,7 @@ def with_what_no_flag_says(config: ModelConfig, folder: Path) -> ModelConfig:
     return config
 
 
-def choose_resume(output: FlagsOfGroup, cooldown_from: str | None, min_lr: float | None, models: Sequence[str | None],
+def choose_resume(output: Namespace, cooldown_from: str | None, min_lr: float | None, models: Sequence[str | None],
                   writes: bool, out: Progress) -> find.Found | None:
     """The verified checkpoint to resume from and its state, or None for a new run. Raises UserError (exit 4).
 
@@ -240,7 +241,7 @@ def _check_no_stranger(output_dir: Path) -> None:
 # ---------------------------------------------------------------- the tokens
 
 
-def find_corpus(flags: FlagsOfGroup, init_from: str | None = None) -> Corpus:
+def find_corpus(flags: Namespace, init_from: str | None = None) -> Corpus:
     """The token files that the flags mean, several folders as a mixture.
 
     With --bin_file the other files of --data_dir are another corpus's. Raises UserError (exit 3).
@@ -258,7 +259,7 @@ def tokenizer_in(folder: Path) -> Path | None:
     return folder / TOKENIZER if (folder / TOKENIZER).is_file() else None
 
 
-def _find_one(flags: FlagsOfGroup, init_from: str | None, data_dir: str) -> Corpus:
+def _find_one(flags: Namespace, init_from: str | None, data_dir: str) -> Corpus:
     """The corpus of one folder. Raises UserError (exit 3)."""
     folder, shown = Path(data_dir), printable(data_dir)
     if flags.bin_file is None and not folder.is_dir():

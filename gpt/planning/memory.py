@@ -6,6 +6,7 @@ N is a micro-batch's tokens (B T), C the width, P the padded vocabulary. All siz
 from __future__ import annotations
 
 import functools
+from argparse import Namespace
 from bisect import bisect_right
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,7 +15,6 @@ import torch
 
 from gpt.architectures.table import ModelConfig, architecture_of
 from gpt.checkpoint.load import read_config
-from gpt.common.flags import Flags
 from gpt.common.words import size
 from gpt.machine.backends import BACKENDS
 from gpt.machine.device import Machine
@@ -215,7 +215,7 @@ def largest_micro_batch(config: ModelConfig, setting: MemorySetting, room: float
     return bisect_right(range(1, most + 1), room, key=lambda n: predicted_peak(config, n, setting))
 
 
-def choose_sharing(args: Flags, sizing: Sizing | None, config: ModelConfig, options: Options, machine: Machine,
+def choose_sharing(args: Namespace, sizing: Sizing | None, config: ModelConfig, options: Options, machine: Machine,
                    processes: Processes = ALONE) -> tuple[str, str, int]:
     """The strategy by which processes share the model, why, and the default micro-batch with it.
 

@@ -8,6 +8,7 @@ import contextlib
 import json
 import math
 import sys
+from argparse import Namespace
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -15,7 +16,6 @@ from gpt.architectures.table import ModelConfig
 from gpt.common.children import PROGRAM, ask
 from gpt.common.errors import Exit, UserError
 from gpt.common.files import write_whole
-from gpt.common.flags import Flags
 from gpt.common.progress import Progress
 from gpt.common.signals import Signals
 from gpt.common.words import printable, several, size
@@ -63,7 +63,7 @@ def largest_that_fits(candidates: Sequence[int], first: int, fits: Callable[[int
     return candidates[at]
 
 
-def find_micro_batch(args: Flags, config: ModelConfig, options: Options, recipe: Recipe, runtime: Runtime,
+def find_micro_batch(args: Namespace, config: ModelConfig, options: Options, recipe: Recipe, runtime: Runtime,
                      argv: Sequence[str]) -> int:
     """The largest micro-batch that leaves MARGIN of the memory free.
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from argparse import Namespace
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -11,7 +12,6 @@ from dataclasses import replace
 from typing import Any
 
 from gpt.common.errors import Exit
-from gpt.common.flags import Flags
 from gpt.common.words import percent, several, shell_word, size
 from gpt.planning.plan import Pace, Plan
 from gpt.planning.recipe import Recipe, eval_interval_of, eval_tokens_of
@@ -99,7 +99,7 @@ def _measure_step(run: Run, take_step: TakeStep, whole: bool, at_least: float) -
     return warm[len(warm) // 4] * run.accumulation / few
 
 
-def recipe_within(seconds: float, args: Flags, plan: Plan, pace: Pace, steps_done: int) -> Recipe:
+def recipe_within(seconds: float, args: Namespace, plan: Plan, pace: Pace, steps_done: int) -> Recipe:
     """The plan's recipe for as many steps as fit into the seconds by Pace.seconds, one more than is done at least.
 
     The recipe's horizon stays the upper limit. A validation has a hundredth of the tokens of the run, unless its tokens

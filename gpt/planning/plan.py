@@ -111,7 +111,7 @@ def say_rest(setup: Setup, pace: Pace, steps_done: int) -> None:
               *describe_forecast(setup, pace), *describe_sharing(setup)]
     objections = doubts(setup)
     if not args.dry_run:
-        most = most_checkpoints(args.output, recipe)
+        most = most_checkpoints(args, recipe)
         needed, free = most * plan.saving.checkpoint_bytes, shutil.disk_usage(args.output_dir).free
         lines.append(f"disk        {size(needed)} at most in {printable(args.output_dir)}, for "
                      f"{several(most, 'checkpoint')}; {size(free)} free")

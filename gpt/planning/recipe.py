@@ -17,7 +17,6 @@ from gpt.architectures.fields import shown
 from gpt.architectures.table import ARCHITECTURES, DEFAULT, ModelConfig
 from gpt.checkpoint.load import starting_config
 from gpt.common.errors import Exit, UserError
-from gpt.common.flags import Flags, FlagsOfGroup
 from gpt.common.words import count, several
 from gpt.machine.device import Machine
 from gpt.optimizers.table import MUON_PAYS, OPTIMIZERS
@@ -120,7 +119,7 @@ class Recipe(Schedule):
 # ---------------------------------------------------------------- the model
 
 
-def choose_config(flags: FlagsOfGroup, vocab_size: int, num_tokens: int, sizing: Sizing | None = None,
+def choose_config(flags: Namespace, vocab_size: int, num_tokens: int, sizing: Sizing | None = None,
                   ) -> ModelConfig:
     """The model's shape from the flags, --init_from or the sizing; T is shorter than requested where the corpus is.
 
@@ -141,7 +140,7 @@ def choose_config(flags: FlagsOfGroup, vocab_size: int, num_tokens: int, sizing:
                               flags.tie_weights, **others)
 
 
-def _config_of_weights(flags: FlagsOfGroup, vocab_size: int, num_tokens: int) -> ModelConfig:
+def _config_of_weights(flags: Namespace, vocab_size: int, num_tokens: int) -> ModelConfig:
     """The shape of --init_from's model, with the T and the dropout of the flags."""
     _, config = starting_config(flags.init_from, lambda said: None)
     if vocab_size > config.vocab_size:
@@ -207,7 +206,7 @@ def choose_optimizer(args: Namespace, config: ModelConfig, samples_per_step: int
 class _Values:
     """The values of flags: what was given, else a default, of which reasons keeps why."""
 
-    args: Flags
+    args: Namespace
     reasons: dict[str, str]
 
     def of(self, name: str, default: Any, why: str = "") -> Any:
@@ -218,7 +217,7 @@ class _Values:
         return default
 
 
-def choose_recipe(args: Flags, config: ModelConfig, num_tokens: int, most_batch_size: int,
+def choose_recipe(args: Namespace, config: ModelConfig, num_tokens: int, most_batch_size: int,
                   sizing: Sizing | None = None, stored: Mapping[str, Any] = MappingProxyType({}),
                   horizon: int | None = None) -> Recipe:
     """Decides what the flags leave open, with reasons. A resumed run keeps its optimizer, peak, warm-up and cooldown.
@@ -243,7 +242,7 @@ def choose_recipe(args: Flags, config: ModelConfig, num_tokens: int, most_batch_
     cooldown = cooldown_of(settings) if args.cooldown_from else None  # else the flags have left it
 
     # The horizon; on resume it counts on from what has been seen.
-    most_steps = _most_steps(args.horizon, settings, cooldown)
+    most_steps = _most_steps(args, settings, cooldown)
     steps_done, samples_seen, last_step = stored.get("step", 0), stored.get("samples_seen", 0), most_steps or horizon
     if last_step and not args.epochs:
         samples = samples_seen + max(0, last_step - steps_done) * samples_per_step
@@ -295,7 +294,7 @@ def epochs_of(samples: int, samples_per_step: int, windows: int) -> int:
     return max(1, -(-(samples - samples_per_step + 1) // windows))
 
 
-def _most_steps(horizon: FlagsOfGroup, settings: Mapping[str, Any], cooldown: Cooldown | None) -> int | None:
+def _most_steps(horizon: Namespace, settings: Mapping[str, Any], cooldown: Cooldown | None) -> int | None:
     """The step at which the run ends whatever its epochs: of a cooldown, of --max_steps; None if there is none."""
     if cooldown:
         fall = horizon.cooldown or defaults.DECAY_SHARE

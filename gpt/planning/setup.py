@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+from argparse import Namespace
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
@@ -9,7 +10,7 @@ from pathlib import Path
 
 import data
 from gpt.common.errors import Exit, UserError, is_out_of_memory
-from gpt.common.flags import Flags, having
+from gpt.common.flags import having
 from gpt.common.progress import Progress
 from gpt.common.signals import Signals
 from gpt.machine.device import Machine, disable_cudnn_attention
@@ -140,13 +141,13 @@ def choose_place(requested: str, corpus: Corpus, machine: Machine, processes: Pr
 # ---------------------------------------------------------------- a trial, in a child process
 
 
-def answer_trial(args: Flags, batch_size: int, accumulation: int, take_step: TakeStep) -> int:
+def answer_trial(args: Namespace, batch_size: int, accumulation: int, take_step: TakeStep) -> int:
     """Prints the bytes that two steps hold at their peak; returns OUT_OF_MEMORY if they are too many.
 
     take_step is that of train.py.
     """
     out, signals = Progress(open(os.devnull, "w")), Signals()  # noqa: SIM115
-    machine = choose_machine(args.machine)
+    machine = choose_machine(args)
     args = having(args, batch_size=batch_size, gradient_accumulation_steps=accumulation, dry_run=True, overfit=None,
                   resume_from=None, cooldown_from=None)
     inputs = choose_inputs(args, Session(out, signals, ALONE, contextlib.ExitStack()))

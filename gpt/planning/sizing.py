@@ -5,6 +5,7 @@ that is announced before the first step is that of measured steps. A resumed run
 """
 
 import time
+from argparse import Namespace
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -12,7 +13,6 @@ import torch
 
 from gpt.architectures.table import ARCHITECTURES, DEFAULT, ModelConfig, create
 from gpt.common.errors import Exit, UserError
-from gpt.common.flags import FlagsOfGroup
 from gpt.machine.backends import CPU, gpu_in_use
 from gpt.optimizers.table import MUON_PAYS
 from gpt.planning.defaults import USUAL_PASSES, WITH_TEACHER, most_passes
@@ -58,7 +58,7 @@ class Sizing:
     reasons: Mapping[str, str]
 
 
-def choose_sizing(flags: FlagsOfGroup, corpus: Corpus, use_gpu: bool | None, max_minutes: float | None,
+def choose_sizing(flags: Namespace, corpus: Corpus, use_gpu: bool | None, max_minutes: float | None,
                   use_amp: bool | None = None) -> Sizing | None:
     """The sizing for a corpus and this processor, or for an Apple GPU, which is a laptop's too.
 
@@ -97,7 +97,7 @@ def assumed_steps(minutes: float, speed: float, config: ModelConfig, tokens: int
     return int(60 * minutes * speed / (config.flops_per_token * tokens))
 
 
-def shape_of(flags: FlagsOfGroup, name: str) -> Shape:
+def shape_of(flags: Namespace, name: str) -> Shape:
     """Layers, heads and width: of the flags, where they say nothing those of the size.
 
     Raises UserError (exit 2) for a width that the heads do not divide.

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import time
+from argparse import Namespace
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
@@ -20,7 +21,7 @@ from gpt.checkpoint.folder import Retention, prune
 from gpt.checkpoint.tensors import NotFinite
 from gpt.common.errors import UserError
 from gpt.common.files import sync, why_not_written
-from gpt.common.flags import FlagsOfGroup, steps_and_minutes
+from gpt.common.flags import steps_and_minutes
 from gpt.common.names import METRICS
 from gpt.common.signals import AtRisk
 from gpt.common.words import printable, several, shell_line, shell_word, size
@@ -48,7 +49,7 @@ class SavingPlan:
     copies: bool
 
 
-def most_checkpoints(args: FlagsOfGroup, recipe: Recipe) -> int:
+def most_checkpoints(args: Namespace, recipe: Recipe) -> int:
     """How many checkpoints there may be in the folder at once."""
     # The rolling ones, the best, one being written, that of the plateau, and those of the ends of epochs.
     num_epochs = int(recipe.passes) // args.checkpoint_interval
@@ -75,7 +76,7 @@ class Checkpointer:
 
     def __init__(self, run: Run, settings: Settings, tokenizer: Tokenizer | None):
         setup = run.setup
-        self.plan, self._args, self._run, self._runtime = setup.plan.saving, setup.args.output, run, setup.runtime
+        self.plan, self._args, self._run, self._runtime = setup.plan.saving, setup.args, run, setup.runtime
         self.output_dir, is_first = Path(self._args.output_dir), setup.processes.is_first
         self.best_step = 0  # the best by validation that is on the disk
         self.save_seconds = 0.0  # that the last save took, until it was on the disk

@@ -12,6 +12,7 @@ import shutil
 import threading
 import time
 import uuid
+from argparse import Namespace
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -22,7 +23,6 @@ from gpt.checkpoint.recorded import read_mark, write_mark
 from gpt.checkpoint.verify import manifest_entries, read_state, verify
 from gpt.common.errors import Exit, InvalidCheckpoint, UserError
 from gpt.common.files import read_bytes, rename
-from gpt.common.flags import FlagsOfGroup
 from gpt.common.names import MANIFEST, MIRROR
 from gpt.common.outputs import place_of
 from gpt.common.progress import Progress
@@ -175,7 +175,7 @@ def yield_the_cores() -> None:
 # ---------------------------------------------------------------- before the run
 
 
-def prepare_mirror(args: FlagsOfGroup, asked: str | None, out: Progress) -> None:
+def prepare_mirror(args: Namespace, asked: str | None, out: Progress) -> None:
     """Tries the mirror before any work, and copies from it the checkpoint that the run's own folder lacks.
 
     asked is the checkpoint to go on from. Raises UserError: exit 5 if the mirror cannot be written, exit 4 if it is a
@@ -250,7 +250,7 @@ def bring_back(here: Mapping[int, Path], there: Mapping[int, Path], output_dir: 
 # ---------------------------------------------------------------- as the run begins
 
 
-def take_mirror(args: FlagsOfGroup, mirror: Mirror, resumed: Path | None, step: int, out: Progress) -> None:
+def take_mirror(args: Namespace, mirror: Mirror, resumed: Path | None, step: int, out: Progress) -> None:
     """Makes the folder this run's own mirror, with what --overwrite asks for done there too."""
     root, shown = mirror.root, printable(mirror.root)
     with contextlib.suppress(OSError):  # of which the first copy tells more

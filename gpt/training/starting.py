@@ -23,6 +23,7 @@ from gpt.hub.names import as_recorded
 from gpt.machine.device import name_of_dtype
 from gpt.optimizers.build import expected_state
 from gpt.planning.inputs import tokenizer_in
+from gpt.planning.relations import flags_of_scope
 from gpt.planning.schedules import schedule_of
 from gpt.tokens.tokenizer import load_tokenizer
 from gpt.training.mirror import delete_other_runs, take_mirror
@@ -44,7 +45,7 @@ if TYPE_CHECKING:
 def flags_of_run(setup: Setup) -> Layer:
     """The flags of the run as they were decided: those that somebody gave, and those that the program chose."""
     args, config, corpus = setup.args, setup.config, setup.corpus
-    left_out = {*args.of_one_call, "config"}
+    left_out = {*flags_of_scope("call"), "config"}
     values = {name: value for name, value in vars(args).items() if value is not None and name not in left_out}
     shape = {"arch": name_of(config), **{name: getattr(config, name) for name in by_flags(config)}}
     decided = {**values, **shape, **setup.recipe.flags()}
@@ -62,7 +63,7 @@ def flags_of_run(setup: Setup) -> Layer:
 
     given = {name: value for name, value in values.items() if name in args.config.given
              and decided.get(name, value) == value}
-    left_out = {*given, *args.of_the_machine}
+    left_out = {*given, *flags_of_scope("machine")}
     return Layer("", given, {name: value for name, value in decided.items() if name not in left_out})
 
 
@@ -185,11 +186,11 @@ def open_output(run: Run, argv: Sequence[str], settings: Settings, checkpointer:
             write_toml(output_dir / RUN_CONFIG, flags_now, "The flags of the run in this folder. To continue it:\n"
                        f"    python train.py --resume_from {shell_word(output_dir)}", recipe.reasons)
     if checkpointer.mirror:
-        take_mirror(args.output, checkpointer.mirror, folder, state.step, out)
+        take_mirror(args, checkpointer.mirror, folder, state.step, out)
     checkpointer.start(folder)
 
     told = {**flags_now.values, **settings["environment"], "parameters": setup.config.num_parameters}
-    recorder = Recorder(args.output, output_dir, state, out, told, is_silent=not is_first)
+    recorder = Recorder(args, output_dir, state, out, told, is_silent=not is_first)
     checkpointer.validations += [(row["step"], row["val_loss"], row.get("bits_per_byte")) for row in recorder.rows
                                  if is_number(row.get("val_loss"))]
     if recipe.cooldown and not checkpointer.is_on_disk:

@@ -24,8 +24,9 @@ from gpt.training.parallel import Alone, Decisions, build
 from gpt.training.teacher import Teacher, load_teacher
 
 if TYPE_CHECKING:  # gpt/planning/ decides what these hold, and takes a Setup or a Run itself
+    from argparse import Namespace
+
     from gpt.checkpoint.find import Found
-    from gpt.common.flags import Flags
     from gpt.planning.forecast import Text
     from gpt.planning.plan import Plan
     from gpt.planning.recipe import Recipe
@@ -63,7 +64,7 @@ class Setup:
     forecast can be made of them.
     """
 
-    args: Flags
+    args: Namespace
     runtime: Runtime
     corpus: Corpus
     sizing: Sizing | None

@@ -5,12 +5,12 @@ import json
 import math
 import secrets
 import threading
+from argparse import Namespace
 from pathlib import Path
 from typing import Any
 
 from gpt.common.errors import warn
 from gpt.common.files import append_line, read_text, write_whole
-from gpt.common.flags import FlagsOfGroup
 from gpt.common.names import METRICS
 from gpt.common.progress import Progress
 from gpt.planning.early import requested_trackers
@@ -67,7 +67,7 @@ class Recorder:
     nothing.
     """
 
-    def __init__(self, flags: FlagsOfGroup, output_dir: Path, state: TrainState, out: Progress,
+    def __init__(self, flags: Namespace, output_dir: Path, state: TrainState, out: Progress,
                  config: Fields | None = None, is_silent: bool = False):
         self._metrics = None if is_silent else MetricsFile(output_dir / METRICS, state)
         self.rows = self._metrics.rows if self._metrics else []

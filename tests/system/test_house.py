@@ -173,20 +173,13 @@ def declared_flags(tree: ast.Module) -> list[str]:
             and node.func.attr in ("flag", "switch", "add_argument") and isinstance(node.args[0], ast.Constant)]
 
 
-GROUPS = {"data", "model", "horizon", "updates", "machine", "output", "plan", "of_one_call", "of_the_machine"}
-
-
 def used_flags(tree: ast.Module) -> tuple[set[str], set[str]]:
-    """The fields of every `args`, or of one of its groups, that a file reads, and those that it sets or deletes."""
-    read, assigned, groups = set(), set(), GROUPS - set(declared_flags(tree))
+    """The fields of every `args` that a file reads, and those that it sets or deletes."""
+    read, assigned = set(), set()
     for node in ast.walk(tree):
-        if isinstance(node, ast.Attribute):
-            owners = ast.unparse(node.value).split(".")
-            if owners[-1] in groups:
-                del owners[-1]
-            if owners and owners[-1].lstrip("_") == "args":
-                (read if isinstance(node.ctx, ast.Load) else assigned).add(node.attr)
-    return read - groups, assigned
+        if isinstance(node, ast.Attribute) and ast.unparse(node.value).split(".")[-1].lstrip("_") == "args":
+            (read if isinstance(node.ctx, ast.Load) else assigned).add(node.attr)
+    return read, assigned
 
 
 def file_of(command: str) -> str:
@@ -208,7 +201,7 @@ def test_each_flag_is_declared_once_and_read(command):
     declared = declared_flags(sources()[file_of(command)])
     assert len(declared) == len(set(declared))
     read = {node.attr for file in rooms_of(command) for node in ast.walk(sources()[file])
-            if isinstance(node, ast.Attribute)}  # a function may have one group of the flags alone
+            if isinstance(node, ast.Attribute)}
     assert set(declared) - read <= {"debug"}  # common.errors.guard reads that one
 
 

@@ -63,7 +63,7 @@ def measure(capability: int, flags: list[str]) -> dict[str, Any]:
     half = torch.bfloat16 if capability >= 80 else torch.float16
     machine = Machine(torch.device("cuda", 0), card.name, "", half, "", True, "", ())
     args = train.read_flags(flags)
-    config = choose_config(args.model, VOCABULARY, 10**9)
+    config = choose_config(args, VOCABULARY, 10**9)
     options = choose_options(args.activation_checkpointing, False, machine, {})
     torch.nn.functional.scaled_dot_product_attention = fused_attention(half)
     name = largest(args.optimizer)

@@ -55,7 +55,7 @@ def compile_step(card: Card, arch: str, optimizer_name: str) -> dict[str, Any]:
     half = torch.bfloat16 if card.capability >= 80 else torch.float16
     machine = Machine(torch.device("cuda", 0), card.name, "", half, "", True, "", ())
     args = train.read_flags(["--arch", arch, "--model_size", "gpt2_small", "--n_layer", str(LAYERS)])
-    config = choose_config(args.model, VOCABULARY, 10**6)
+    config = choose_config(args, VOCABULARY, 10**6)
     options = choose_options(False, False, machine, {})
     torch.nn.functional.scaled_dot_product_attention = fused_attention(half)
     waits = Waits()

@@ -1,8 +1,6 @@
 """Flags: each message says what is wrong with which value, and all problems are reported together."""
 
-import copy
 import os
-import pickle
 
 import pytest
 
@@ -126,19 +124,6 @@ def test_help_shows_every_default_and_ends_with_0(capsys, monkeypatch):
     for shown in ("(default: 8)", "(default: by size)", "(default: auto)", "(default: data)", "(default: on with CUDA)",
                   "(default: on)", "(default: off)", "100% of them", "--compile, --no-compile", "auto|gpu"):
         assert shown in text
-
-
-def test_the_flags_of_a_group_are_a_view_of_all_flags() -> None:
-    parser = flags.Parser("train.py", "")
-    parser.group("data").flag("--bin_file", flags.text(), None, "tokens")
-    parser.group("optimizer: AdamW", "updates").flag("--beta1", flags.real(0, 1), 0.9, "decay")
-    args = parser.read(["--beta1", "0.5"], lambda args: [])
-    for same in (args, copy.deepcopy(args), pickle.loads(pickle.dumps(args)), flags.having(args, bin_file=None)):
-        assert (same.updates.beta1, same.beta1, same.data.bin_file) == (0.5, 0.5, None)
-        assert same == args
-        assert set(vars(same)) == {"bin_file", "beta1", "config"}
-    with pytest.raises(AttributeError):
-        args.data.beta1  # noqa: B018
 
 
 @pytest.mark.parametrize(("words", "cadence"), [

@@ -44,21 +44,22 @@ def test_every_flag_that_is_suggested_exists(known):
         assert value or f"--{flag}" not in known[command]
 
 
-def test_a_row_names_flags_that_exist_and_conditions_that_can_hold(parsers):
+def test_relations_name_flags_that_exist_and_conditions_that_can_hold(parsers):
     for parser in parsers.values():
-        for row in parser.rows.values():
-            conditions = [part.rpartition(": ")[2] for part in f"{row.needs}, {row.against}".split(", ") if part]
-            names = [condition.split(" ")[0].removeprefix("no-") for condition in conditions]
-            assert {*row.replaces.split(), *row.redecides.split(), *names} <= set(parser.rows)
-            for condition in conditions:
-                kind = parser.kinds[condition.split(" ")[0].removeprefix("no-")]
-                for value in filter(None, condition.partition(" ")[2].split("|")):
-                    kind.parse(value)
+        assert parser.relations.keys() <= parser.kinds.keys()
+        for relations in parser.relations.values():
+            rules = [*relations.requires.split(", "), *relations.conflicts.split(", ")]
+            conditions = [rule.rpartition(": ")[2].partition(" ") for rule in rules if rule]
+            names = {name.removeprefix("no-") for name, _, _ in conditions}
+            assert {*relations.overrides.split(), *relations.invalidates.split(), *names} <= parser.kinds.keys()
+            for name, _, values in conditions:
+                for value in filter(None, values.split("|")):
+                    parser.kinds[name.removeprefix("no-")].parse(value)
 
 
-def test_no_name_of_others_is_a_flag_of_ours_and_none_stands_twice(parsers, known):
+def test_no_alias_is_a_flag_of_ours_and_none_stands_twice(parsers, known):
     for command, parser in parsers.items():
-        names = [name for row in parser.rows.values() for name in row.called.split()]
+        names = [name for relations in parser.relations.values() for name in relations.aliases.split()]
         assert len(names) == len(set(names)), sorted(name for name in names if names.count(name) > 1)
         assert not {f"--{name}" for name in names} & known[command]
 

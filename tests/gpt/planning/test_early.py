@@ -69,7 +69,7 @@ def test_a_text_that_is_not_there_is_named_by_pretokenize(place, capfd):
 
 
 def requested(*flags: str) -> list[str]:
-    return requested_trackers(train.read_flags(flags).output)
+    return requested_trackers(train.read_flags(flags))
 
 
 def test_the_flag_takes_several_names_each_once():

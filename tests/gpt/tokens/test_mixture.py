@@ -26,7 +26,7 @@ def folders(make_corpus, tmp_path, monkeypatch) -> list[str]:
 
 
 def opened(*words: str) -> Corpus:
-    return find_corpus(train.read_flags(["--data_dir", *words]).data)
+    return find_corpus(train.read_flags(["--data_dir", *words]))
 
 
 def refusal(*words: str) -> str:

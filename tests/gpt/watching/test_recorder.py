@@ -42,7 +42,7 @@ def test_metrics_are_cut_back_to_the_step_resumed_from(tmp_path):
 
 
 def test_what_is_not_finite_is_null(tmp_path):
-    recorder = Recorder(train.read_flags([]).output, tmp_path, TrainState(), Progress())
+    recorder = Recorder(train.read_flags([]), tmp_path, TrainState(), Progress())
     recorder.log(1, loss=float("nan"), norm=float("inf"), lr=1e-5, bits_per_byte=None)
     expected = {"step": 1, "loss": None, "norm": None, "lr": 1e-5, "bits_per_byte": None}
     assert lines(tmp_path / "metrics.jsonl") == [expected]
