@@ -1,7 +1,7 @@
-"""GPT-2 (Radford et al. 2019, section 2.3), and LanguageModel, which all networks share: forward pass and losses.
+"""GPT-2 (Radford et al. 2019, section 2.3), and LanguageModel, the forward pass and loss of all networks.
 
-How the operations are computed fast is in gpt/ops/. What else the program must know of this architecture, its
-Hugging Face folder say, is in gpt/architectures/gpt2.py. Parameters have GPT-2's own names.
+Parameters have GPT-2's own names. gpt/ops/ has the fast forms of the operations. gpt/architectures/gpt2.py
+has the rest of this architecture: Hugging Face folders, memory, decoding, GGUF.
 
 Shapes: B batch, T time, C width, H heads, K head size (C / H), V vocabulary, P vocabulary padded.
 """
@@ -21,8 +21,8 @@ from gpt.ops.loss import OutputLayer, TeacherOutput
 from gpt.ops.options import PLAIN, Options
 from gpt.ops.shards import fill
 
-INIT_STD = 0.02  # of initial matrices (Radford et al. 2018, section 4.1)
-VOCAB_MULTIPLE = 128  # matrix kernels are fastest when the width of the output layer is a multiple of this
+INIT_STD = 0.02  # standard deviation of initial matrices (Radford et al. 2018, section 4.1)
+VOCAB_MULTIPLE = 128  # matrix kernels are fastest with an output layer whose width is a multiple of this
 
 SIZES = {  # n_layer, n_head, n_embd
     "tiny": (4, 4, 128),
@@ -54,7 +54,7 @@ class Config:
 
 @dataclass(frozen=True)
 class GPTConfig(Config):
-    """What the model is: all that decides its parameters and the function it computes."""
+    """The shape of a GPT-2: all that decides its parameters and the function that it computes."""
 
     vocab_size: int = 50257
     seq_length: int = 1024
@@ -69,12 +69,12 @@ class GPTConfig(Config):
 
     @property
     def n_inner(self) -> int:
-        """The width inside the MLP."""
+        """Width inside the MLP."""
         return 4 * self.n_embd
 
     @property
     def n_kv_head(self) -> int:
-        """The heads of keys and values."""
+        """Number of heads of keys and values."""
         return self.n_head
 
     @property
@@ -83,23 +83,26 @@ class GPTConfig(Config):
 
     @property
     def num_block_weights(self) -> int:
-        """Weights of the blocks' matrices, 12 L C^2: c_attn 3, c_proj 1, c_fc 4 and the MLP's c_proj 4."""
+        """Weights in the blocks' matrices, 12 L C^2: c_attn 3, c_proj 1, c_fc 4 and the MLP's c_proj 4."""
         return 12 * self.n_layer * self.n_embd**2
 
     @property
     def num_parameters(self) -> int:
         """Parameters without the padding of the vocabulary; a tied output layer counts once."""
-        vectors = 13 if self.bias else 2  # of a block: 2 norms; with biases 2 more, and c_attn 3, c_fc 4, two c_proj 2
+        # Vectors of a block: 2 norms; with biases 2 more for the norms, 3 for c_attn, 4 for c_fc, 2 for two
+        # c_proj.
+        vectors = 13 if self.bias else 2
         tables = self.vocab_size * (1 if self.tie_weights else 2) + self.seq_length
         rows = self.n_layer * vectors + (2 if self.bias else 1) + tables
         return self.num_block_weights + rows * self.n_embd
 
     @property
     def flops_per_token(self) -> int:
-        """Floating-point operations of a training step per token, forward and backward: 6 (12 L C^2 + V C) + 12 L C T.
+        """Floating-point operations per token of a training step: 6 (12 L C^2 + V C) + 12 L C T.
 
-        Only matrix products count; the last term is attention's, without a deduction for causality or for keys and
-        values that heads share (Chowdhery et al. 2022, PaLM, appendix B).
+        They count the matrix products of the forward and backward pass. The last term is attention's,
+        without a deduction for causality or for shared keys and values (Chowdhery et al. 2022, PaLM,
+        appendix B).
         """
         matrices = self.num_block_weights + self.vocab_size * self.n_embd
         return 6 * matrices + 12 * self.n_layer * self.n_head * self.head_dim * self.seq_length
@@ -122,7 +125,8 @@ class CausalSelfAttention(nn.Module):
         if attends_in_blocks(x.device.type, q_BHTK.dtype, T):  # on a CPU in bf16, where that is faster
             y_BHTK = attention_in_blocks(q_BHTK, k_BHTK, v_BHTK, context.dropout)
         else:
-            y_BHTK = F.scaled_dot_product_attention(q_BHTK, k_BHTK, v_BHTK, is_causal=True, dropout_p=context.dropout)
+            y_BHTK = F.scaled_dot_product_attention(q_BHTK, k_BHTK, v_BHTK, is_causal=True,
+                                                    dropout_p=context.dropout)
         y = self.c_proj(y_BHTK.transpose(1, 2).reshape(B, T, C))
         return F.dropout(y, self.dropout, self.training)
 
@@ -156,13 +160,14 @@ class Block(nn.Module):
 
 
 class LanguageModel(nn.Module):
-    """From ids to the loss: what GPT-2 shares with the networks of gpt/architectures/, which set the names below.
+    """A decoder-only transformer from ids to the loss: GPT-2 and the networks of gpt/architectures/.
 
-    Rows of the embedding and of the output layer beyond the vocabulary are padding: they are zero and stay zero.
+    A subclass sets the names of its parts. The rows of the embedding and of the output layer beyond the
+    vocabulary are padding: they are zero and stay zero.
     """
 
-    TRUNK, EMBEDDING, BLOCKS, NORM = "transformer", "wte", "h", "ln_f"  # all but the output layer, and its parts
-    RESIDUAL = ("c_proj",)  # the matrices whose products are added to the residual stream
+    TRUNK, EMBEDDING, BLOCKS, NORM = "transformer", "wte", "h", "ln_f"  # the trunk is all but the output layer
+    RESIDUAL = ("c_proj",)  # matrices whose products are added to the residual stream
 
     def __init__(self, config: Any, options: Options, trunk: dict[str, nn.Module]):
         super().__init__()
@@ -177,9 +182,10 @@ class LanguageModel(nn.Module):
 
     @torch.no_grad()
     def init_weights(self, std: float = INIT_STD) -> Any:
-        """normal(0, std), residual projections / sqrt(2 L); norms 1, biases 0 (Radford et al. 2019, section 2.3).
+        """Draws the initial weights: normal(0, std), with norms 1 and biases 0.
 
-        Drawn on the CPU, so that a seed is the same model on every device.
+        Residual projections are divided by sqrt(2 L) (Radford et al. 2019, section 2.3). The weights are
+        drawn on the CPU, so that a seed gives the same model on every device.
         """
         for name, parameter in self.named_parameters():
             owner, kind = name.split(".")[-2:]
@@ -189,11 +195,13 @@ class LanguageModel(nn.Module):
                 nn.init.normal_(weights, std=std / math.sqrt(2 * self.config.n_layer) if is_residual else std)
             elif kind == "weight":
                 nn.init.ones_(weights)
-            fill(parameter, weights[:self.config.vocab_size] if owner in (self.EMBEDDING, "lm_head") else weights)
+            if owner in (self.EMBEDDING, "lm_head"):
+                weights = weights[:self.config.vocab_size]
+            fill(parameter, weights)  # the rows that pad the vocabulary become zero
         return self
 
     def part(self, name: str) -> Any:
-        """The embedding, the blocks or the final norm, by its name."""
+        """The embedding, the blocks or the final norm, by name."""
         return getattr(self, self.TRUNK)[name]
 
     @property
@@ -206,19 +214,19 @@ class LanguageModel(nn.Module):
         return (self.part(self.EMBEDDING) if self.config.tie_weights else self.lm_head).weight
 
     def _products(self) -> list[tuple[Any, torch.Tensor]]:
-        """The modules that multiply by a matrix, with it."""
+        """The modules that multiply by a matrix, each with its matrix."""
         linears = [module for module in self.blocks.modules() if isinstance(module, Linear)]
         return [*((module, module.weight) for module in linears), (self.output, self.head_weight)]
 
     @torch.no_grad()
     def round_weights(self) -> None:
-        """Rounds again what products read in 16 bits: before the first forward pass with weights that have changed."""
+        """Rounds the products' weights to 16 bits; call this whenever the weights have changed."""
         if self.options.rounded_to:
             modules, weights = zip(*self._products(), strict=True)
-            torch._foreach_copy_([one.rounded for one in modules], weights)  # type: ignore[attr-defined]
+            torch._foreach_copy_([module.rounded for module in modules], weights)  # type: ignore[attr-defined]
 
     def enter(self, idx_BT: torch.Tensor, dropout: float) -> tuple[torch.Tensor, Context]:
-        """The residual stream before the blocks, [B, T, C], and what their attention depends on besides it."""
+        """The residual stream before the blocks, [B, T, C], and the Context of their attention."""
         raise NotImplementedError
 
     def trunk(self, idx_BT: torch.Tensor) -> torch.Tensor:
@@ -237,15 +245,16 @@ class LanguageModel(nn.Module):
 
     def forward(self, idx_BT: torch.Tensor, targets_BT: torch.Tensor | None = None,
                 teacher_output: TeacherOutput | None = None) -> torch.Tensor:
-        """The mean loss in nats, fp32 [], over targets that are not IGNORED; without targets the logits, [B, T, V].
+        """The mean loss in nats, fp32 [], over targets that are not IGNORED; without targets the logits.
 
-        teacher_output is what a teacher computes from the same ids.
+        Logits are [B, T, V]. With a teacher's output for the same ids, half of each target is the teacher's
+        prediction.
         """
         return self.output(self.trunk(idx_BT), self.head_weight, targets_BT, teacher_output)
 
 
 class GPT(LanguageModel):
-    """GPT-2."""
+    """GPT-2: learned positions, LayerNorm, GELU."""
 
     def __init__(self, config: GPTConfig, options: Options = PLAIN):
         super().__init__(config, options, {

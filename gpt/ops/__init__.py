@@ -1,11 +1,12 @@
-"""The operations a model is made of: fast ones, each beside the plain form it is tested against.
+"""The operations of a model: fast forms, each beside the plain form that tests compare it with.
 
-options    what every layer of a network sees: how it is computed
-attention  causal attention
-linear     matrix products with a weight, activations, and the layers that hold the weights
-orthogonal the nearest orthogonal matrix, for Muon
-loss       cross-entropy, whole and in chunks
-norm       RMSNorm
-rotary     rotary position embedding
-products   products with weights laid out for decoding: as they are, packed for the CPU, in 8 bits
+options     how a network is computed while it trains
+attention   causal attention in blocks of rows, for a CPU
+linear      matrix products, activations, and the layers that hold the weights
+orthogonal  the nearest orthogonal matrix, for Muon
+loss        cross-entropy, whole and in chunks
+norm        RMSNorm
+rotary      rotary position embedding
+products    products for decoding, with weights as they are, packed for the CPU, or in 8 bits
+shards      the same functions for whole tensors and for shards
 """

@@ -1,6 +1,6 @@
-"""Causal attention by F.scaled_dot_product_attention, or in blocks; what a card can: gpt/machine/backends.py.
+"""Causal attention in blocks of rows, which a CPU computes faster in bf16 than F.scaled_dot_product_attention.
 
-k and v may have fewer heads than q, each shared by a group of queries' heads (Ainslie et al. 2023, GQA, section 2.2).
+A head of k and v may serve several heads of q (Ainslie et al. 2023, GQA, section 2.2).
 
 Shapes: B batch, H heads, T time, K head size.
 """
@@ -10,14 +10,14 @@ from typing import NamedTuple
 import torch
 import torch.nn.functional as F
 
-BLOCK_ROWS = 128  # queries in a block, where attention is computed in blocks
+BLOCK_ROWS = 128  # queries in a block
 
 
 class Context(NamedTuple):
-    """What attention depends on besides q, k and v, the same in all blocks of a forward pass, whose enter makes it.
+    """The inputs of attention besides q, k and v, the same in all blocks of a forward pass.
 
-    dropout is the probability that a weight of attention is dropped, 0 outside of training. rotation holds the cosines
-    and sines of the positions, [T, K/2] each, where queries and keys are rotated.
+    dropout is the probability that an attention weight is dropped, 0 outside of training. rotation holds
+    the cosines and sines of the positions, [T, K/2] each, of a network that rotates queries and keys.
     """
 
     dropout: float = 0.0
@@ -27,18 +27,20 @@ class Context(NamedTuple):
 def attends_in_blocks(device_type: str, dtype: torch.dtype, seq_length: int) -> bool:
     """True where attention_in_blocks is faster than F.scaled_dot_product_attention: on a CPU in bf16.
 
-    On a CPU in bf16 the blocks take a third of the fused kernel's time at T 64 to 128 and half at T 512 (forward and
-    backward, 2 cores with AVX512-BF16, torch 2.13). Beyond T 512 the stored probabilities cost too much memory.
+    The blocks take a third of the fused kernel's time at T 64 to 128 and half at T 512: forward and
+    backward, 2 cores with AVX512-BF16, torch 2.13. Beyond T 512 the stored probabilities cost too much
+    memory.
     """
     return device_type == "cpu" and dtype == torch.bfloat16 and seq_length <= 512
 
 
-def attention_bytes(device_type: str, dtype: torch.dtype, num_heads: int, seq_length: int, drops: bool) -> float:
-    """Bytes per token that autograd keeps of the attention matrix of one layer, besides q, k, v and the result.
+def attention_bytes(device_type: str, dtype: torch.dtype, num_heads: int, seq_length: int,
+                    drops: bool) -> float:
+    """Bytes per token that autograd keeps of one layer's attention matrix, besides q, k, v and the result.
 
-    The probabilities of the past where they are multiplied out in blocks of rows, else one number for each row (Dao et
-    al. 2022). Dropout adds the dropped probabilities and their mask; PyTorch's fused kernel for the CPU has no dropout,
-    and whole matrices are kept instead. So they are for Apple's GPU, in fp32: its fused kernel has no backward pass.
+    Attention in blocks keeps the probabilities of the past, and dropout adds the dropped ones and a mask. A
+    fused kernel keeps one number for each row (Dao et al. 2022). Two cases keep whole matrices: dropout on
+    a CPU, whose fused kernel has none, and Apple's GPU, in fp32, whose fused kernel has no backward pass.
     """
     probability_bytes = 2 * dtype.itemsize + 1 if drops else dtype.itemsize
     if attends_in_blocks(device_type, dtype, seq_length):
@@ -52,9 +54,9 @@ def attention_bytes(device_type: str, dtype: torch.dtype, num_heads: int, seq_le
 
 def attention_in_blocks(q_BHTK: torch.Tensor, k_BHTK: torch.Tensor, v_BHTK: torch.Tensor, dropout: float = 0.0,
                         block_rows: int = BLOCK_ROWS) -> torch.Tensor:
-    """softmax(q k' / sqrt(K)) v over the past, [B, H, T, K], by matrix products of block_rows queries at a time.
+    """softmax(q k' / sqrt(K)) v over the past, [B, H, T, K], by products of block_rows queries at a time.
 
-    The result is that of F.scaled_dot_product_attention with is_causal and, where k and v have fewer heads, enable_gqa.
+    The plain form is F.scaled_dot_product_attention with is_causal and enable_gqa.
     """
     B, H, T, K = q_BHTK.shape
     KV = k_BHTK.size(1)

@@ -1,5 +1,6 @@
-"""Linear layers, embeddings, activations and SwiGLU: PyTorch's, computed faster on a CPU. The plain forms are F.linear,
-F.gelu and plain_swiglu.
+"""Linear layers, embeddings, activations and SwiGLU, computed faster on a CPU than PyTorch's own.
+
+The plain forms are F.linear, F.gelu and plain_swiglu.
 
 Shapes: I inputs, O outputs, N rows.
 """
@@ -12,13 +13,14 @@ import torch
 import torch.nn as nn
 import torch.nn.functional as F
 
-ONEDNN_IS_FASTER = torch.backends.mkldnn.is_available() and torch.backends.cpu.get_cpu_capability()[:6] == "AVX512"
+ONEDNN_IS_FASTER = (torch.backends.mkldnn.is_available()
+                    and torch.backends.cpu.get_cpu_capability().startswith("AVX512"))
 
 
 class Linear(nn.Linear):
     """nn.Linear whose weights the model draws.
 
-    rounded is None, or the weight in autocast's 16 bits; the model says when it is rounded again.
+    rounded holds the weight in autocast's 16 bits, or None; the model rounds the weight again once a step.
     """
 
     rounded: torch.Tensor | None
@@ -28,10 +30,10 @@ class Linear(nn.Linear):
         self.register_buffer("rounded", None, persistent=False)
 
     def reset_parameters(self) -> None:
-        """Does nothing: the model draws all weights. PyTorch's own takes a second, or two on the meta device."""
+        """Does nothing, as the model draws all weights; PyTorch's method would take one or two seconds."""
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
-        """input weight' + bias. Compiled on a CPU, the bias joins the loop that follows, not the matrix product."""
+        """input weight' + bias; compiled on a CPU, the bias is added by the loop after the matrix product."""
         if self.rounded is not None:
             return linear_in_half(input, self.weight, self.bias, self.rounded)
         if self.bias is None or not is_compiling_for_cpu(input):
@@ -48,9 +50,9 @@ class Embedding(nn.Embedding):
 
 
 def gelu_tanh(x: torch.Tensor) -> torch.Tensor:
-    """GELU (Hendrycks and Gimpel 2016) by tanh, as GPT-2 has it.
+    """GELU (Hendrycks and Gimpel 2016) in the approximation by tanh of GPT-2.
 
-    Compiled on a CPU it is a sigmoid, which the compiler's loops compute faster.
+    Compiled on a CPU it is written with a sigmoid, which the compiler's loops compute faster.
     """
     if not is_compiling_for_cpu(x):
         return F.gelu(x, approximate="tanh")
@@ -69,7 +71,7 @@ def plain_swiglu(gate_up: torch.Tensor) -> torch.Tensor:
 
 
 def swiglu(gate_up: torch.Tensor) -> torch.Tensor:
-    """plain_swiglu, of which autograd keeps the input alone, as the compiler does by itself."""
+    """plain_swiglu with only the input kept for the backward pass, eager as well as compiled."""
     if torch.compiler.is_compiling():
         return plain_swiglu(gate_up)
     return _SwiGLU.apply(gate_up)  # type: ignore[return-value]
@@ -94,17 +96,18 @@ def is_compiling_for_cpu(x: torch.Tensor) -> bool:
 
 
 def linear(x: torch.Tensor, weight_OI: torch.Tensor, bias_O: torch.Tensor | None = None) -> torch.Tensor:
-    """F.linear: x [..., I] weight' + bias, [..., O]. In fp32 on a CPU by oneDNN where that is faster than MKL."""
-    is_fp32_on_cpu = x.device.type == "cpu" and x.dtype == torch.float32 and not torch.is_autocast_enabled("cpu")
-    if ONEDNN_IS_FASTER and is_fp32_on_cpu:
+    """F.linear: x [..., I] weight' + bias, [..., O]; in fp32 on a CPU by oneDNN where that beats MKL."""
+    is_fp32 = x.dtype == torch.float32 and not torch.is_autocast_enabled("cpu")
+    if ONEDNN_IS_FASTER and x.device.type == "cpu" and is_fp32:
         return OneDNNLinear.apply(x, weight_OI, bias_O)  # type: ignore[return-value]
     return F.linear(x, weight_OI, bias_O)
 
 
 def linear_in_half(x: torch.Tensor, weight_OI: torch.Tensor, bias_O: torch.Tensor | None,
                    rounded_OI: torch.Tensor) -> torch.Tensor:
-    """F.linear in 16 bits by the rounded weight; the gradient of the weight, fp32, is not rounded where a product can
-    be given in fp32.
+    """F.linear in 16 bits by the rounded weight, with the weight's gradient in fp32.
+
+    The gradient is not rounded to 16 bits on a device whose products can be written in fp32.
     """
     return _LinearInHalf.apply(x, weight_OI, bias_O, rounded_OI)  # type: ignore[return-value]
 
@@ -129,15 +132,15 @@ class _LinearInHalf(torch.autograd.Function):
             dw = torch.mm(dy_ON, x_NI, out_dtype=torch.float32)
         else:
             dw = (dy_ON @ x_NI).float()
-        # By sequences first: the compiler joins this sum, and no other, with the loop that makes dy.
+        # By sequences first: the compiler fuses only this sum with the loop that computes dy.
         db = dy.sum(-2, dtype=torch.float32).view(-1, len(dy_ON)).sum(0) if ctx.has_bias else None
         return dx, dw, db, None
 
 
 class OneDNNLinear(torch.autograd.Function):
-    """F.linear in fp32 on a CPU by oneDNN instead of MKL: a step takes 4 to 14% less time (2 cores of AMD Zen 4).
+    """F.linear in fp32 on a CPU by oneDNN instead of MKL: steps are 4 to 14% shorter (2 cores of AMD Zen 4).
 
-    The gradient of the weight, a product of two transposed matrices, stays with MKL, which is as fast there.
+    MKL computes the weight's gradient, a product of two transposed matrices, as fast as oneDNN.
     """
 
     @staticmethod
@@ -162,11 +165,12 @@ class OneDNNLinear(torch.autograd.Function):
 def onednn_linear(x: torch.Tensor, weight_OI: torch.Tensor, bias_O: torch.Tensor | None) -> torch.Tensor:
     """x [..., I] weight' + bias by oneDNN, in fp32 on a CPU; the weight may be a transposed view.
 
-    An operator of its own, because the compiler cannot trace oneDNN's.
+    It is a custom operator because the compiler cannot trace oneDNN's.
     """
     return torch.ops.mkldnn._linear_pointwise(x, weight_OI, bias_O, "none", [], "")
 
 
 @onednn_linear.register_fake
-def _shape_of_onednn_linear(x: torch.Tensor, weight_OI: torch.Tensor, bias_O: torch.Tensor | None) -> torch.Tensor:
+def _shape_of_onednn_linear(x: torch.Tensor, weight_OI: torch.Tensor, bias_O: torch.Tensor | None,
+                            ) -> torch.Tensor:
     return x.new_empty(*x.shape[:-1], len(weight_OI))

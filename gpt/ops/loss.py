@@ -1,11 +1,10 @@
-"""The mean cross-entropy of an output layer: plainly from all logits, and in chunks that never hold all of them.
+"""The mean cross-entropy of an output layer, from all logits at once or in chunks of rows.
 
-The plain form is cross_entropy of the logits. The chunks are written for the compiler. With a teacher, a target is not
-one token but a distribution: half of it is what the teacher expects (Hinton et al. 2015, Distilling the Knowledge in a
-Neural Network, with temperature 1).
+The plain form is cross_entropy of the logits. The chunks are written for the compiler and never hold all
+logits. With a teacher each target is a distribution: half the corpus's token, half the teacher's prediction
+(Hinton et al. 2015, Distilling the Knowledge in a Neural Network, with temperature 1).
 
-Shapes: N tokens, C width, D width of the teacher, V vocabulary, P vocabulary padded to a multiple that matrix kernels
-like.
+Shapes: N tokens, C width, D width of the teacher, V vocabulary, P vocabulary padded for the matrix kernels.
 """
 
 from collections.abc import Sequence
@@ -18,15 +17,15 @@ import torch.nn.functional as F
 from gpt.ops.linear import linear
 
 IGNORED = -1  # a target that takes no part in the loss
-TEACHERS_SHARE = 0.5  # of a target
-FP16_FACTOR = 512.0  # on gradients of logits in fp16, which cannot tell most of a softmax from zero
+TEACHERS_SHARE = 0.5  # fraction of each target
+FP16_FACTOR = 512.0  # scales gradients of logits in fp16, where most of a softmax would underflow to zero
 
 # A teacher's final hidden states, [B, T, D], and its output matrix, [P, D].
 TeacherOutput: TypeAlias = tuple[torch.Tensor, torch.Tensor]
 
 
-def cross_entropy(logits_NV: torch.Tensor, targets_N: torch.Tensor, teacher_logits_NV: torch.Tensor | None = None,
-                  ) -> torch.Tensor:
+def cross_entropy(logits_NV: torch.Tensor, targets_N: torch.Tensor,
+                  teacher_logits_NV: torch.Tensor | None = None) -> torch.Tensor:
     """The mean loss in nats, fp32 [], over targets that are not IGNORED, by PyTorch's own function.
 
     With a teacher's logits, TEACHERS_SHARE of each target is the teacher's softmax.
@@ -40,9 +39,10 @@ def cross_entropy(logits_NV: torch.Tensor, targets_N: torch.Tensor, teacher_logi
 
 
 class OutputLayer(nn.Module):
-    """The output layer with its loss: a module of its own, to be compiled alone. The weight is the model's.
+    """The output layer with its loss, a module of its own so that it can be compiled alone.
 
-    Of more than chunk_rows rows the loss is computed in chunks, with 0 never. rounded is as that of Linear.
+    The weight belongs to the model. With more rows than chunk_rows the loss is computed in chunks;
+    chunk_rows 0 means never. rounded holds the weight in 16 bits, as in Linear.
     """
 
     rounded: torch.Tensor | None
@@ -54,33 +54,38 @@ class OutputLayer(nn.Module):
 
     def forward(self, x_BTC: torch.Tensor, weight_PC: torch.Tensor, targets_BT: torch.Tensor | None = None,
                 teacher_output: TeacherOutput | None = None) -> torch.Tensor:
-        """The mean loss, fp32 []; without targets the logits, [B, T, V]. The padding is no choice, here or anywhere."""
+        """The mean loss, fp32 []; without targets the logits, [B, T, V], both without the padding."""
         if targets_BT is not None and 0 < self.chunk_rows < targets_BT.numel():
             return linear_cross_entropy(x_BTC.flatten(0, 1), weight_PC, targets_BT.flatten(), self.vocab_size,
                                         teacher_output, self.chunk_rows, self.rounded)
         logits_BTV = linear(x_BTC, weight_PC)[..., :self.vocab_size]
         if targets_BT is None:
             return logits_BTV
-        teacher_logits_NV = linear(*teacher_output)[..., :self.vocab_size].flatten(0, 1) if teacher_output else None
+        teacher_logits_NV = None
+        if teacher_output:
+            teacher_logits_NV = linear(*teacher_output)[..., :self.vocab_size].flatten(0, 1)
         return cross_entropy(logits_BTV.flatten(0, 1), targets_BT.flatten(), teacher_logits_NV)
 
 
 def linear_cross_entropy(x_NC: torch.Tensor, weight_PC: torch.Tensor, targets_N: torch.Tensor, vocab_size: int,
-                         teacher_output: TeacherOutput | None, chunk_rows: int, rounded_PC: torch.Tensor | None = None,
-                         ) -> torch.Tensor:
-    """cross_entropy of the logits x weight' without their padding, with only chunk_rows rows of logits at a time.
+                         teacher_output: TeacherOutput | None, chunk_rows: int,
+                         rounded_PC: torch.Tensor | None = None) -> torch.Tensor:
+    """cross_entropy of the logits x weight' without their padding, on chunk_rows rows of logits at a time.
 
-    Matrix products have autocast's dtype, sums over chunks are in fp32. The gradients are computed together with the
-    loss (Hsu et al. 2024, Liger Kernel, section 3.2), so that nothing of size [N, P] is kept and nothing is computed
-    twice.
+    Matrix products have autocast's dtype; sums over chunks are in fp32. The forward pass computes the
+    gradients together with the loss (Hsu et al. 2024, Liger Kernel, section 3.2): no tensor of size [N, P]
+    is kept, and no product is computed twice.
     """
     is_mixed = torch.is_autocast_enabled(x_NC.device.type)
     dtype = torch.get_autocast_dtype(x_NC.device.type) if is_mixed else torch.float32
     rule = (vocab_size, chunk_rows, torch.is_grad_enabled())
-    theirs = (teacher_output[0].flatten(0, 1).to(dtype), teacher_output[1].to(dtype)) if teacher_output else ()
-    with torch.autocast(x_NC.device.type, enabled=False):  # each product below has the dtype that it says
+    theirs = ()
+    if teacher_output:
+        theirs = (teacher_output[0].flatten(0, 1).to(dtype), teacher_output[1].to(dtype))
+    with torch.autocast(x_NC.device.type, enabled=False):  # each product below has its operands' dtype
+        rounded_PC = weight_PC.to(dtype) if rounded_PC is None else rounded_PC
         return _LinearCrossEntropy.apply(  # type: ignore[return-value]
-            x_NC, weight_PC, weight_PC.to(dtype) if rounded_PC is None else rounded_PC, targets_N, rule, *theirs)
+            x_NC, weight_PC, rounded_PC, targets_N, rule, *theirs)
 
 
 class _LinearCrossEntropy(torch.autograd.Function):
@@ -90,8 +95,8 @@ class _LinearCrossEntropy(torch.autograd.Function):
                 *teacher_output: torch.Tensor) -> torch.Tensor:
         dtype = rounded_PC.dtype
         loss, dx_NC, dw_PC = head_in_chunks(x_NC.to(dtype), rounded_PC, targets_N, teacher_output, *rule)
-        # After the chunks: before them, the compiler would join this sum with the division, and compute all chunks'
-        # logits for it first.
+        # After the chunks: before them, the compiler would fuse this sum with the division and compute the
+        # logits of all chunks first.
         num_targets = (targets_N != IGNORED).sum()
         if rule[-1]:
             ctx.save_for_backward(dx_NC, dw_PC, num_targets)
@@ -107,9 +112,10 @@ class _LinearCrossEntropy(torch.autograd.Function):
 
 @torch.library.custom_op("gpt::add_product_", mutates_args=("sum_PC",))
 def add_product_(sum_PC: torch.Tensor, a_PN: torch.Tensor, b_NC: torch.Tensor) -> None:
-    """Adds a b to an fp32 matrix, within the product where the device can.
+    """Adds the product a b to an fp32 matrix, within the matrix kernel where the device can.
 
-    An operator of its own, because the compiler would keep the products of all chunks to add them up in one loop.
+    It is a custom operator because the compiler would keep the products of all chunks and add them in one
+    loop.
     """
     if a_PN.dtype == torch.float32:
         sum_PC.addmm_(a_PN, b_NC)
@@ -122,9 +128,9 @@ def add_product_(sum_PC: torch.Tensor, a_PN: torch.Tensor, b_NC: torch.Tensor) -
 
 
 def add_product_in_16_bits_(sum_PC: torch.Tensor, a_PN: torch.Tensor, b_NC: torch.Tensor) -> None:
-    """The same for pre-Ampere cards: Liger Kernel, too, asks for Ampere where 16 bits are multiplied into fp32.
+    """add_product_ for pre-Ampere cards, which cannot multiply 16 bits into fp32.
 
-    The product is in fp16, of b made smaller, so that a sum over some thousand rows does not overflow.
+    The product is in fp16. b is scaled down first, so that a sum over some thousand rows does not overflow.
     """
     sum_PC.add_(a_PN @ (b_NC * 2.0**-10), alpha=2.0**10)
 
@@ -136,7 +142,7 @@ def _shapes_of_add_product_(sum_PC: torch.Tensor, a_PN: torch.Tensor, b_NC: torc
 
 @torch.library.custom_op("gpt::overwrite_", mutates_args=("x_NC",))
 def overwrite_(x_NC: torch.Tensor, y_NC: torch.Tensor) -> None:
-    """Writes y over x, rows of a larger matrix. An operator of its own: the compiler would write the whole matrix."""
+    """Writes y over x, some rows of a larger matrix; the compiler alone would write the whole matrix."""
     x_NC.copy_(y_NC)
 
 
@@ -146,18 +152,18 @@ def _shapes_of_overwrite_(x_NC: torch.Tensor, y_NC: torch.Tensor) -> None:
 
 
 def head_in_chunks(x_NC: torch.Tensor, weight_PC: torch.Tensor, targets_N: torch.Tensor,
-                   teacher_output: Sequence[torch.Tensor], vocab_size: int, chunk_rows: int, needs_gradients: bool,
-                   ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """The sum of the losses of all rows, fp32 [], and its gradients: [N, C], and fp32 [P, C].
+                   teacher_output: Sequence[torch.Tensor], vocab_size: int, chunk_rows: int,
+                   needs_gradients: bool) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """The sum of all rows' losses, fp32 [], its gradients by x, [N, C], and by the weight, fp32 [P, C].
 
-    x and weight are in the dtype of the products; in fp16 the gradients are FP16_FACTOR times as large. They are empty
-    where they are not needed.
+    x and weight are in the dtype of the products. In fp16 the gradients are FP16_FACTOR times as large.
+    Gradients that are not needed are empty.
     """
     factor = FP16_FACTOR if x_NC.dtype == torch.float16 else 1.0
-    # In fp16 the sum over rows could overflow. A CPU adds up faster in loops of the compiler's.
+    # In fp16 the sum over rows could overflow. A CPU adds faster in the compiler's loops.
     in_place = x_NC.device.type == "cuda" or x_NC.dtype == torch.float16
     if needs_gradients and in_place:
-        x_NC = x_NC.clone()  # for its gradient; compiled with what makes x, it takes neither time nor memory
+        x_NC = x_NC.clone()  # for its gradient; fused with the kernel that computes x, it costs nothing
     column_P = torch.arange(len(weight_PC), device=weight_PC.device)
     is_id_P = column_P < vocab_size
     on_target = 1 - TEACHERS_SHARE if teacher_output else 1.0
@@ -170,7 +176,8 @@ def head_in_chunks(x_NC: torch.Tensor, weight_PC: torch.Tensor, targets_N: torch
         x, targets = x_NC[row:row + chunk_rows], targets_N[row:row + chunk_rows]
         kept = (targets != IGNORED)[:, None]
 
-        # The loss of a row: log-sum-exp minus the target's logit, with a teacher minus the mean of what it expects.
+        # The loss of a row: log-sum-exp minus the target's logit, or minus the logits' mean over its
+        # distribution.
         z = torch.where(is_id_P, linear(x, weight_PC).float(), -torch.inf)
         lse = z.logsumexp(-1, keepdim=True)
         is_target = column_P == targets[:, None]

@@ -1,4 +1,4 @@
-"""RMSNorm, which divides by the root mean square. The plain form is plain_rms_norm."""
+"""RMSNorm, which divides by the root mean square; the plain form is plain_rms_norm."""
 
 from typing import Any
 
@@ -29,9 +29,9 @@ def plain_rms_norm(x: torch.Tensor, weight: torch.Tensor, epsilon: float) -> tor
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, epsilon: float) -> torch.Tensor:
-    """plain_rms_norm, of which autograd keeps the input alone: eager it would keep five tensors of that size.
+    """plain_rms_norm with only the input kept for the backward pass.
 
-    The compiler finds out by itself what need not be kept.
+    Eager PyTorch would keep five tensors of the input's size; the compiler saves them by itself.
     """
     if torch.compiler.is_compiling():
         return plain_rms_norm(x, weight, epsilon)

@@ -1,4 +1,4 @@
-"""How a network is computed while it trains: memory and speed, not the function."""
+"""Choices between memory and speed that do not change the function that a network computes."""
 
 from dataclasses import dataclass
 
@@ -7,11 +7,12 @@ import torch
 
 @dataclass(frozen=True)
 class Options:
-    """Choices that every layer of a network sees.
+    """How a network is computed while it trains.
 
-    residual_dtype is that of the residual stream; None leaves it as autocast makes it, fp32. With recompute a block's
-    activations are computed again in the backward pass (Chen et al. 2016). Logits of loss_chunk tokens exist at a time,
-    0: of all. The weights of products are kept in rounded_to, too: rounded once a step, not for each micro-batch.
+    residual_dtype is the dtype of the residual stream; None leaves the stream in autocast's fp32. recompute
+    computes a block's activations again in the backward pass (Chen et al. 2016). loss_chunk is the number
+    of tokens whose logits exist at a time, 0 for all. rounded_to is the 16-bit dtype of a second copy of
+    the weights that products read: the weights are rounded once a step, not for each micro-batch.
     """
 
     residual_dtype: torch.dtype | None = None

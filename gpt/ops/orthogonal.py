@@ -1,30 +1,34 @@
-"""The nearest orthogonal matrix, nearly: four Newton-Schulz iterations, for many matrices of one shape at a time.
+"""The nearest orthogonal matrices, approximately: four Newton-Schulz iterations on matrices of one shape.
 
-The plain form is U V' of the singular value decomposition U S V'. Shapes: N matrices of R rows and C columns.
+The plain form is U V' of the singular value decomposition U S V'.
+
+Shapes: N matrices of R rows and C columns.
 """
 
 import torch
 
-# An iteration makes (a1 + a3 G + a5 G^2) X of X, with G = X X'. Chosen so that small singular values grow fastest: all
-# end between about 0.7 and 1.2 (Jordan et al. 2024).
+# An iteration replaces X by (a1 + a3 G + a5 G^2) X, with G = X X'. These factors make small singular values
+# grow fastest; all singular values end between about 0.7 and 1.2 (Jordan et al. 2024).
 A1, A3, A5 = 3.4445, -4.7750, 2.0315
-WIDE = 1.5  # columns for a row, from which two iterations on G take fewer FLOP than two on X
+WIDE = 1.5  # columns per row from which two iterations on G take fewer FLOP than two on X
 
 
 def orthogonalized(matrices_NRC: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Each matrix with its singular values near 1; one of zeros stays zero. Same shape, in the dtype of the products.
+    """Each matrix with singular values near 1, [N, R, C] in dtype, which is the dtype of the products.
 
-    Matrices of more rows than columns are transposed on the way, as that is cheaper.
+    A matrix of zeros stays zero. Matrices of more rows than columns are transposed on the way, which is
+    cheaper.
     """
     R, C = matrices_NRC.shape[-2:]
     if C < R:
         return orthogonalized(matrices_NRC.mT, dtype).mT
-    # Of norm R^(1/4) first: the norm of G^2 then lies between 1 / sqrt(R) and R, where fp16 can hold it.
+    # First scale X to norm R^(1/4): the norm of G^2 then lies between 1 / sqrt(R) and R, within fp16's
+    # range.
     norm_N11 = torch.linalg.matrix_norm(matrices_NRC, keepdim=True)
     x_NRC = (matrices_NRC * (R**0.25 / norm_N11.clamp(min=1e-7)).to(matrices_NRC.dtype)).to(dtype)
 
-    # Then of a largest singular value of 1 at most, and hardly less: that of G^2, its fourth power, is no more than the
-    # norm. Where only the norm of X was 1, it took an iteration more to grow as far.
+    # Then scale X to a largest singular value just below 1, whose fourth power is at most the norm of G^2.
+    # Scaled by its own norm instead, X would need one more iteration.
     gram_NRR = x_NRC @ x_NRC.mT
     square_NRR = gram_NRR @ gram_NRR
     norm_N11 = torch.linalg.matrix_norm(square_NRR, dtype=torch.float32, keepdim=True)
@@ -39,7 +43,7 @@ def orthogonalized(matrices_NRC: torch.Tensor, dtype: torch.dtype) -> torch.Tens
 
 
 def flop_of(R: int, C: int) -> int:
-    """Of the products for a matrix of R rows and C columns, R <= C."""
+    """The FLOP of the products for a matrix of R rows and C columns, R <= C."""
     return 8 * R**2 * C + 20 * R**3 if C >= WIDE * R else 16 * R**2 * C + 8 * R**3
 
 
@@ -49,11 +53,11 @@ def polynomial(gram_NRR: torch.Tensor) -> torch.Tensor:
 
 
 def two_iterations(x_NRC: torch.Tensor, gram_NRR: torch.Tensor, first_NRR: torch.Tensor) -> torch.Tensor:
-    """X after two iterations, of its G and the first one's polynomial of that.
+    """X after two iterations, from X, its G and the first iteration's polynomial of G.
 
-    A wide X is multiplied once, by both of P = a1 + a3 G + a5 G^2, as the next G is P G P (Zhang et al. 2026, Gram
-    Newton-Schulz). No more than two at once: in bf16 P G P drifts from what it stands for. a1 is no part of the
-    polynomials, on whose diagonals it would cost them digits.
+    A wide X is multiplied only once, by the product of both polynomials P = a1 + a3 G + a5 G^2, since the
+    next G is P G P (Zhang et al. 2026, Gram Newton-Schulz). More than two iterations at once drift in bf16.
+    The polynomials are stored without a1, which would cost their diagonals digits.
     """
     if x_NRC.size(-1) < WIDE * x_NRC.size(-2):
         x_NRC = torch.baddbmm(x_NRC, first_NRR, x_NRC, beta=A1)

@@ -1,6 +1,6 @@
-"""Sharded tensors (PyTorch's DTensor: each process holds some rows) and whole ones, by the same functions.
+"""Functions for whole tensors and for sharded ones: PyTorch's DTensors, whose rows several processes share.
 
-What only sharded tensors need is imported where there are some: it takes half a second.
+PyTorch's package for DTensor takes half a second to import, so only functions on sharded tensors import it.
 """
 
 from __future__ import annotations
@@ -16,33 +16,33 @@ if TYPE_CHECKING:
 
 
 def is_sharded(tensor: torch.Tensor) -> TypeGuard[DTensor]:
-    """True for a tensor of which this process holds a shard."""
+    """True for a DTensor, whose rows several processes share."""
     return hasattr(tensor, "placements")
 
 
 def local(tensor: torch.Tensor) -> torch.Tensor:
-    """This process's shard; of a whole tensor all of it."""
+    """This process's shard, or the whole tensor where it is not sharded."""
     return tensor.to_local() if is_sharded(tensor) else tensor
 
 
 def full_tensor(tensor: torch.Tensor) -> torch.Tensor:
-    """All of it, on the same device; a sharded one is all-gathered, so all processes must call."""
+    """The whole tensor on its device; all processes must call this, as a sharded one is all-gathered."""
     return tensor.full_tensor() if is_sharded(tensor) else tensor
 
 
 def reshard(model: torch.nn.Module) -> None:
-    """Shards again what a forward pass gathered without a backward pass: else the parameters are other objects."""
-    if isinstance(again := getattr(model, "reshard", None), Callable):
-        again()
+    """Shards the parameters again after a forward pass without a backward pass, which leaves them gathered."""
+    if hasattr(model, "reshard"):
+        model.reshard()  # type: ignore[operator]
 
 
 def full_tensors(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """full_tensor() of each."""
+    """full_tensor() of each tensor."""
     return {name: full_tensor(tensor) for name, tensor in tensors.items()}
 
 
 def like(tensor: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-    """A whole tensor on the device of the target and sharded like it; every process has the whole."""
+    """Moves a whole tensor, which every process holds, to the target's device and shards it like the target."""
     tensor = tensor.to(target.device)
     if not is_sharded(target) or tensor.shape != target.shape:
         return tensor
@@ -52,7 +52,7 @@ def like(tensor: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
 
 
 def fill(target: torch.Tensor, tensor: torch.Tensor) -> None:
-    """Copies a whole tensor into the first rows of the target; the rows behind them become zero."""
+    """Copies a whole tensor into the first rows of the target and sets the other rows to zero."""
     if not is_sharded(target):
         target[:len(tensor)] = tensor.to(target.device, target.dtype)
         target[len(tensor):] = 0.0
@@ -62,7 +62,7 @@ def fill(target: torch.Tensor, tensor: torch.Tensor) -> None:
 
 
 def all_gathered(rows: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-    """All-gathers this process's rows into the full tensor, sharded like the other one, in the dtype of rows."""
+    """All-gathers this process's rows, sharded as the tensor `like` is, into the full tensor."""
     if not is_sharded(like):
         return rows
     from torch.distributed.tensor import DTensor
@@ -72,16 +72,16 @@ def all_gathered(rows: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
 
 
 def in_shares(function: Callable[[torch.Tensor], torch.Tensor], items: torch.Tensor) -> torch.Tensor:
-    """function(items), [N, ...] to [N, ...] item by item; of several processes each computes some of the items."""
-    everybody = dist.group.WORLD if dist.is_initialized() else None
-    if everybody is None or (world_size := dist.get_world_size()) == 1:
+    """function(items), [N, ...]; each process computes some of the items and gathers the others."""
+    world_size = dist.get_world_size() if dist.is_initialized() else 1
+    if world_size == 1:
         return function(items)
     from torch.distributed import _functional_collectives as collectives
 
-    gather: Any = getattr(collectives, "all_gather_single", None) or collectives.all_gather_tensor  # before torch 2.13
-    num = len(items)
-    each = -(-num // world_size)
-    mine = items[dist.get_rank() * each:][:each]
-    missing = items.new_zeros(each - len(mine), *items.shape[1:])
-    done = function(mine) if len(mine) else mine
-    return gather(torch.cat([done, missing]), 0, everybody)[:num]
+    gather: Any = getattr(collectives, "all_gather_single", None)
+    gather = gather or collectives.all_gather_tensor  # before torch 2.13
+    share = -(-len(items) // world_size)
+    mine = items[dist.get_rank() * share:][:share]
+    padding = items.new_zeros(share - len(mine), *items.shape[1:])
+    results = function(mine) if len(mine) else mine
+    return gather(torch.cat([results, padding]), 0, dist.group.WORLD)[:len(items)]

@@ -1,7 +1,7 @@
-"""The teacher of a run: a finished model, whose probabilities are half of each target (--teacher).
+"""The teacher of a run (--teacher): a finished model whose prediction is half of each target.
 
-What it has learned besides the token that came, that others could have come too, keeps a network from learning a small
-text by heart. Source: Furlanello et al. 2018, Born Again Neural Networks, section 3.
+A teacher's prediction says which other tokens could have followed, which keeps a student from memorizing a
+small text. Source: Furlanello et al. 2018, Born Again Neural Networks, section 3.
 """
 
 from pathlib import Path
@@ -20,7 +20,7 @@ from gpt.ops.options import Options
 
 
 class Teacher:
-    """A model that is only read."""
+    """A finished model that predicts for a student and is never changed."""
 
     def __init__(self, model: Network):
         self._model = model.eval().requires_grad_(False)
@@ -28,7 +28,7 @@ class Teacher:
         self._trunk = model.trunk
 
     def compile(self) -> None:
-        """Compiles its forward pass for the shape of a micro-batch."""
+        """Compiles the forward pass for the shape of a micro-batch."""
         self._trunk = torch.compile(self._model.trunk, dynamic=False)
 
     def run_eagerly(self) -> None:
@@ -37,7 +37,7 @@ class Teacher:
 
     @torch.no_grad()
     def __call__(self, inputs_BT: torch.Tensor) -> TeacherOutput:
-        """What a student's loss takes besides its targets: from these, its probabilities follow."""
+        """The teacher's final hidden states and output matrix, for a student's loss."""
         return self._trunk(inputs_BT), self._model.head_weight
 
 
@@ -61,7 +61,7 @@ def choose_teacher(requested: str, config: ModelConfig, out: Progress) -> str:
 
 
 def load_teacher(path: str | None, options: Options, machine: Machine) -> Teacher | None:
-    """The teacher of a checkpoint, computed as its student is. Raises UserError (exit 4)."""
+    """Loads the teacher of a checkpoint, with the options of its student. Raises UserError (exit 4)."""
     if path is None:
         return None
     with load.opening(f"--teacher {printable(path)}"):
