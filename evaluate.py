@@ -1,11 +1,11 @@
-"""How well a model predicts: perplexity and bits per byte of any text.
+"""Measures how well a model predicts a text: perplexity and bits per byte.
 
     python evaluate.py --ckpt out --text held-out.txt other.jsonl       the newest checkpoint of train.py's folder
-    python evaluate.py --ckpt ~/gpt2 --text book.txt                    GPT-2, Qwen3, Llama of Hugging Face
+    python evaluate.py --ckpt ~/gpt2 --text book.txt                    a GPT-2, Qwen3 or Llama of Hugging Face
     python evaluate.py --ckpt out --tokens data nanogpt/val.bin         token files: the validation tokens of a folder
 
-Every token of a document is scored once, the first one after an end-of-text id. A window of T tokens moves on by
-half of them, so beyond the document's first T tokens each one has at least T / 2 tokens of context.
+Every token of a document is scored once, the first token after an end-of-text id. A window of T tokens moves on
+by T / 2 tokens, so that each token beyond the document's first T has at least T / 2 tokens of context.
 """
 
 import argparse
@@ -18,13 +18,14 @@ from gpt.hub.names import ALSO_CKPT, ANY_MODEL, as_recorded, check_package, prob
 
 
 def read_flags(argv: Sequence[str]) -> argparse.Namespace:
-    """The flags as a namespace. Raises UserError (exit 2) that lists every problem."""
-    text, parser = flags.text, flags.Parser("evaluate.py", "Measures how well a model predicts any text.")
+    """Parses the command line. Raises UserError (exit 2) that lists every problem."""
+    text = flags.text
+    parser = flags.Parser("evaluate.py", "Measures how well a model predicts any text.")
     g = parser.group("what is measured, and where")
     g.flag("--ckpt", text(), "out", ANY_MODEL, aliases=ALSO_CKPT)
     files = flags.one_or_more(text("FILE"))
-    g.flag("--text", files, None, "text as pretokenize.py takes it: files, folders, globs", "none")
-    g.flag("--tokens", files, None, "token files in any layout that train.py reads, of the model's tokenizer", "none")
+    g.flag("--text", files, None, "files, folders or globs, as for pretokenize.py", "none")
+    g.flag("--tokens", files, None, "token files of the model's tokenizer, in any layout that train.py reads", "none")
     g.switch("--use_gpu", None, "require a GPU; exit 5 when there is none", "a GPU when there is one")
     g.switch("--use_amp", None, "16-bit arithmetic", "on with a GPU, off on a CPU")
     g.flag("--json", text(), None, "file for all figures", "none", aliases="output output_path out")
@@ -33,13 +34,15 @@ def read_flags(argv: Sequence[str]) -> argparse.Namespace:
 
 
 def check(args: argparse.Namespace) -> list[str]:
-    """The flags that are missing or have no effect."""
-    nothing = [] if args.text or args.tokens else ["--text: nothing to measure; give it files, or give --tokens"]
-    return [*problems_with_name("--ckpt", args.ckpt), *nothing]
+    """The problems that argparse does not see, one line each."""
+    problems = problems_with_name("--ckpt", args.ckpt)
+    if not args.text and not args.tokens:
+        problems.append("--text: nothing to measure; give it files, or give --tokens")
+    return problems
 
 
 def answer_early(argv: Sequence[str]) -> int:
-    """Checks flags and packages before the second that importing torch takes."""
+    """Checks flags and packages before torch is imported, which takes a second."""
     args = read_flags(argv)
     require("torch", "numpy", "tokenizers", "tqdm", "safetensors")
     check_package(args.ckpt)
@@ -68,7 +71,7 @@ from gpt.tokens.tokenizer import end_of_text_id, tokenizer_of
 
 
 def main(argv: Sequence[str]) -> int:
-    """The command; returns the exit code."""
+    """Runs the command; returns the exit code."""
     args = read_flags(argv)
     with (Progress() as out, Signals(out.note, USUALLY_SECONDS) as signals,
           contextlib.suppress(Stopped)):
@@ -78,12 +81,14 @@ def main(argv: Sequence[str]) -> int:
 
 
 def measure_everything(args: argparse.Namespace, out: Progress, signals: Signals) -> None:
-    """Loads the model, measures everything requested, and prints it.
+    """Loads the model, measures every requested text, and prints the figures.
 
-    --json holds what was finished, even if a signal or an error ends the rest. Raises UserError, Stopped at a signal.
+    --json gets the finished figures even if a signal or an error ends the rest. Raises UserError, and Stopped at a
+    signal.
     """
     figures = Output("--json", args.json) if args.json else None
-    if args.use_gpu and (reason := device.why_no_gpu()):
+    reason = device.why_no_gpu() if args.use_gpu else None
+    if reason:
         raise UserError(Exit.MACHINE, f"--use_gpu: {reason}, or drop the flag.")
     machine = device.choose(args.use_gpu, args.use_amp, "auto", False)
     device.disable_cudnn_attention()

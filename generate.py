@@ -1,14 +1,14 @@
-"""Continue texts with a trained model.
+"""Continues a text with a trained model.
 
     python generate.py --ckpt out                                    the newest checkpoint of train.py's output folder
-    python generate.py --ckpt out/best                               the best of them by validation
+    python generate.py --ckpt out/best                               the checkpoint with the best validation
     python generate.py --ckpt out/checkpoint-1200 --prompt "Once upon a time" --num_samples 3
-    python generate.py --ckpt ~/gpt2 --temperature 0                 GPT-2, Qwen3, Llama of Hugging Face; greedy
+    python generate.py --ckpt ~/gpt2 --temperature 0                 a GPT-2, Qwen3 or Llama of Hugging Face; greedy
     python generate.py --prompt_file story.txt --json                a JSON object per sample
-    python generate.py --interactive --quantize int8                 a line, its continuation, and so on
+    python generate.py --interactive --quantize int8                 continues each line that you type
 
-Text goes to stdout as it is made, never half a character; one line of timing goes to stderr. gpt/generation/ holds what
-this command is made of.
+The text goes to stdout while it is generated, in whole characters; one line about the speed goes to stderr. The parts
+are in gpt/generation/.
 """
 
 import argparse
@@ -24,43 +24,43 @@ from gpt.hub.names import ALSO_CKPT, ANY_MODEL, check_package, problems_with_nam
 
 
 def read_flags(argv: Sequence[str]) -> argparse.Namespace:
-    """The flags as a namespace. Raises UserError (exit 2) that lists every problem."""
+    """Parses the command line. Raises UserError (exit 2) that lists every problem."""
     whole, real, text, one_of = flags.whole, flags.real, flags.text, flags.one_of
     parser = flags.Parser("generate.py", "Continues a text with a trained model.")
     g = parser.group("what to continue")
     g.flag("--ckpt", text(), "out", ANY_MODEL, aliases=ALSO_CKPT)
-    g.flag("--prompt", flags.ValueKind(str, "text", "TEXT"), None, "text to continue; empty: a new document",
+    g.flag("--prompt", flags.ValueKind(str, "text", "TEXT"), None, "text to continue; empty for a new document",
            "a newline", aliases="start text input_text")
-    g.flag("--prompt_file", text(), None, "file whose whole text is continued; - is standard input", "none")
+    g.flag("--prompt_file", text(), None, "file with the text to continue; - is standard input", "none")
     g.switch("--interactive", False, "continue what you type, line by line; /help lists the commands", aliases="chat")
     g = parser.group("how far and how often")
     g.flag("--num_samples", whole(1, 1_000_000), 1, "continuations of the prompt",
            aliases="num_return_sequences n_samples samples")
-    g.flag("--batch_size", whole(1, 1024), 8, "continuations made at once; does not change any text")
-    g.flag("--max_new_tokens", whole(1, 1_000_000), 256, "tokens to add; an end-of-text id ends it sooner",
+    g.flag("--batch_size", whole(1, 1024), 8, "continuations generated at once; changes no text")
+    g.flag("--max_new_tokens", whole(1, 1_000_000), 256, "new tokens; an end-of-text token ends a text sooner",
            aliases="max_tokens n_predict num_tokens n")
-    g.flag("--seed", whole(0, 2**63 - 1), 0, "the same seed gives the same text; sample i of several takes seed + i")
+    g.flag("--seed", whole(0, 2**63 - 1), 0, "the same seed gives the same text; sample i has the seed N + i")
     g = parser.group("sampling, in this order")
     g.flag("--temperature", real(0, 100), DEFAULTS.temperature,
            "0: always the likeliest token; 1: the model's own probabilities", aliases="temp t")
     g.flag("--top_k", whole(0), DEFAULTS.top_k, "only the k likeliest tokens; 0: all", aliases="topk")
     g.flag("--top_p", real(0, 1, above=True), DEFAULTS.top_p,
-           "only the likeliest tokens that together hold this share of the probability")
+           "only the likeliest tokens with this probability in total; 1: all")
     g = parser.group("output, machine")
-    g.switch("--json", False, "a JSON object per continuation: text, ids, log-probabilities, why it ended")
+    g.switch("--json", False, "a JSON object per continuation: text, ids, log-probabilities, reason of its end")
     g.switch("--use_gpu", None, "require a GPU; exit 5 when there is none", "a GPU when there is one")
     g.switch("--use_amp", None, "16-bit weights and arithmetic", "on with a GPU, off on a CPU")
     g.flag("--amp_dtype", one_of("auto", "bf16", "fp16"), "auto", "auto: bf16 where the hardware has it, else fp16")
     g.flag("--quantize", one_of("none", "int8"), "none", "int8: 8-bit weights; on a GPU faster only with --compile",
            aliases="quant")
-    g.switch("--compile", False, "compile the step, half a minute the first time; on a CPU for one continuation at a "
-                                 "time")
+    g.switch("--compile", False, "compile the step, which takes half a minute the first time; on a CPU with "
+             "--batch_size 1 alone")
     g.switch("--debug", False, "show the traceback of an error")
     return parser.read(argv, check)
 
 
 def check(args: argparse.Namespace) -> list[str]:
-    """The flags that contradict each other."""
+    """The problems that argparse does not see, one line each."""
     problems = problems_with_name("--ckpt", args.ckpt)
     if args.prompt is not None and args.prompt_file is not None:
         problems.append("--prompt and --prompt_file: give one of them")
@@ -73,7 +73,7 @@ def check(args: argparse.Namespace) -> list[str]:
 
 
 def answer_early(argv: Sequence[str]) -> int:
-    """Checks flags and packages before the second that importing torch takes."""
+    """Checks flags and packages before torch is imported, which takes a second."""
     args = read_flags(argv)
     require("torch", "numpy", "tokenizers", "safetensors")
     check_package(args.ckpt)
@@ -109,22 +109,23 @@ from gpt.tokens.tokenizer import tokenizer_of
 
 
 def main(argv: Sequence[str]) -> int:
-    """The command; returns the exit code."""
+    """Runs the command; returns the exit code."""
     args = read_flags(argv)
-    if args.use_gpu and (reason := device.why_no_gpu()):
+    reason = device.why_no_gpu() if args.use_gpu else None
+    if reason:
         raise UserError(Exit.MACHINE, f"--use_gpu: {reason}, or drop the flag.")
     prompt = args.prompt if args.prompt_file is None else read_prompt_file(args.prompt_file)
     num_rows = 1 if args.interactive else min(args.batch_size, args.num_samples)
 
     with Progress(sys.stderr) as out:
         args = with_models_here(args, ["ckpt"], out)
-        # A training run may delete the folder meanwhile; then the next one is tried.
+        # If a training run deletes the folder meanwhile, the next one is loaded.
         with out.phase("loading and compiling the model" if args.compile else "loading the model"):
             folder, decoder = read_checkpoint(Path(args.ckpt), warn,
                                               lambda folder: (folder, load_decoder(args, folder, num_rows)))
     vocab_size = decoder.config.vocab_size
     tokenizer = tokenizer_of(folder, None, vocab_size)
-    tokenizer.encode_special_tokens = True  # as text
+    tokenizer.encode_special_tokens = True  # a prompt with <|endoftext|> means these characters, not the token
     language = Language.of(tokenizer, vocab_size, end_ids(folder, vocab_size))
     sampling = Sampling(args.temperature, args.top_k, args.top_p)
     if args.interactive:
@@ -143,17 +144,19 @@ def main(argv: Sequence[str]) -> int:
 
 
 def load_decoder(args: argparse.Namespace, folder: Path, num_rows: int) -> Decoder:
-    """The model, laid out for decoding on the chosen device. Raises UserError (exit 4, 5)."""
+    """Loads the model for decoding on the chosen device. Raises UserError (exit 4, 5)."""
     machine = device.choose(args.use_gpu, args.use_amp, args.amp_dtype, False)
     device.disable_cudnn_attention()
-    on_cpu, quantized = not machine.on_gpu, args.quantize == "int8"
+    on_cpu = not machine.on_gpu
+    quantized = args.quantize == "int8"
     if quantized and on_cpu:
-        num_rows = min(num_rows, INT8_ROWS)  # more rows are multiplied in another way, which rounds differently
+        num_rows = min(num_rows, INT8_ROWS)  # products with more rows round differently
     compiles = args.compile
-    if reason := why_no_compile(machine, num_rows) if compiles else None:
+    reason = why_no_compile(machine, num_rows) if compiles else None
+    if reason:
         warn(f"--compile: running eagerly: {reason}.")
         compiles = False
-    weight_dtype = torch.bfloat16 if quantized and on_cpu else machine.dtype  # what the CPU's 8-bit product takes
+    weight_dtype = torch.bfloat16 if quantized and on_cpu else machine.dtype  # the CPU's 8-bit product needs bf16
     dtype = torch.float32 if compiles and on_cpu else weight_dtype  # compiled loops would convert bf16 at each use
 
     try:
@@ -171,18 +174,19 @@ def load_decoder(args: argparse.Namespace, folder: Path, num_rows: int) -> Decod
 
 
 def why_no_compile(machine: Machine, num_rows: int) -> str | None:
-    """Why the step of --compile cannot be compiled; None if it can."""
+    """Explains why --compile cannot compile the step; None if it can."""
     if not machine.on_gpu and num_rows > 1:
-        return f"a CPU compiles one continuation at a time, {num_rows} are made at once. Give --batch_size 1 to compile"
+        return (f"on a CPU the compiled step makes one continuation at a time, not {num_rows}. Give --batch_size 1 to "
+                "compile")
     return machine.backend.why_no_compile()
 
 
 def compile_step(decoder: Decoder, machine: Machine) -> None:
-    """Compiles the decoder's step, its kernels kept between runs; warns if that fails, and the step stays eager."""
+    """Compiles the decoder's step, with kernels stored for later runs; if that fails, warns and leaves it eager."""
     device.set_kernel_folder(cache_folder() / "compiled")
     try:
         with_sound_kernels(lambda: decoder.compile(in_graphs=machine.backend.compiles),
-                                       lambda line: print(line, file=sys.stderr))
+                           lambda line: print(line, file=sys.stderr))
     except Exception as error:  # each version of the compiler has errors of its own
         warn(f"--compile: failed, running eagerly: {device.describe_compile_error(error)}")
 

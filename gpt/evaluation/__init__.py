@@ -1,9 +1,9 @@
-"""How well a model predicts; evaluate.py is the command.
+"""Measures how well a model predicts; evaluate.py is the command.
 
-A folder of its own: it stands above gpt/pretokenization/, whose documents it reads, and gpt/training/ does without it.
+It has a folder of its own because it reads gpt/pretokenization/'s documents, which gpt/training/ does without.
 
-scoring      the log-probability that a model gives to documents, window by window: begin here
-texts        perplexity and bits per byte of files of text
-token_files  the same of files of tokens, in any layout
-pruning      the smallest weights set to zero
+scoring      perplexity and bits per byte of documents, window by window: begin here
+texts        documents from text files
+token_files  documents from token files, in any layout
+pruning      sets a model's smallest weights to zero
 """

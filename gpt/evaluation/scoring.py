@@ -1,4 +1,4 @@
-"""The log-probability that a model gives to documents, and the figures made of it.
+"""Scores documents with a model: the loss of each token, and perplexity and bits per byte.
 
 Shapes: B batch, T window, C width, N scored tokens, V vocabulary.
 """
@@ -22,35 +22,37 @@ from gpt.common.signals import Signals
 from gpt.generation.sampling import NOT_FINITE
 from gpt.machine.device import Machine
 
-READ_AHEAD = 1024  # windows among which those of similar length are put together
+READ_AHEAD = 1024  # windows that are sorted by length before they are batched
 UNSCORED = -100
 LOGIT_ROWS = 1024  # tokens whose logits exist at once: 206 MB in fp32 for GPT-2's vocabulary
 
 
-Document = tuple[np.ndarray, int]  # ids, all but the first are scored; the bytes of text that those stand for
-Window = tuple[np.ndarray, int]  # at most T + 1 ids, and how many of the last ones are predicted
+Document = tuple[np.ndarray, int]  # the ids, of which the first is context alone; the bytes of the scored text
+Window = tuple[np.ndarray, int]  # at most T + 1 ids, and the number of scored ids at its end
 
 
 def windows_of(ids: np.ndarray, seq_length: int) -> Iterator[Window]:
-    """Windows that score each id except the first once: those of the first T + 1 together, then T / 2 at a time."""
-    num_done, end = 0, min(seq_length, len(ids) - 1)
-    while num_done < end:
-        yield ids[max(0, end - seq_length):end + 1], end - num_done
-        num_done, end = end, min(end + (seq_length + 1) // 2, len(ids) - 1)
+    """Cuts ids into windows that score each id but the first once: T in the first window, T / 2 in each later one."""
+    num_scored = 0
+    end = min(seq_length, len(ids) - 1)
+    while num_scored < end:
+        yield ids[max(0, end - seq_length):end + 1], end - num_scored
+        num_scored = end
+        end = min(end + (seq_length + 1) // 2, len(ids) - 1)
 
 
 def batches_of(windows: Iterator[Window], tokens_per_batch: int) -> Iterator[list[Window]]:
-    """Batches of windows of similar length, with at most tokens_per_batch tokens each, padding included."""
-    while held := sorted(itertools.islice(windows, READ_AHEAD), key=lambda window: -len(window[0])):
-        while held:
-            num_rows = max(1, tokens_per_batch // max(1, len(held[0][0]) - 1))
-            yield held[:num_rows]
-            held = held[num_rows:]
+    """Batches windows of similar length, at most tokens_per_batch tokens with the padding."""
+    while waiting := sorted(itertools.islice(windows, READ_AHEAD), key=lambda window: -len(window[0])):
+        while waiting:
+            num_rows = max(1, tokens_per_batch // max(1, len(waiting[0][0]) - 1))
+            yield waiting[:num_rows]
+            waiting = waiting[num_rows:]
 
 
 @dataclass
 class Figures:
-    """The figures of some text: what was scored, and its loss in nats."""
+    """The loss of a text in nats, and the numbers of its scored tokens, bytes and documents."""
 
     nats: float = 0.0
     num_tokens: int = 0
@@ -58,7 +60,7 @@ class Figures:
     num_documents: int = 0
 
     def fields(self) -> dict[str, Any]:
-        """The figures by their names in --json; null where there is no text to compute them from."""
+        """The figures by their names in --json; without a token or byte to divide by, a figure is None."""
         loss = self.nats / self.num_tokens if self.num_tokens else None
         return {"documents": self.num_documents, "tokens": self.num_tokens, "bytes": self.num_bytes,
                 "nats_per_token": loss, "perplexity": None if loss is None else math.exp(min(loss, 700.0)),
@@ -67,7 +69,7 @@ class Figures:
 
 @dataclass(frozen=True)
 class Scorer:
-    """A model on a machine with its tokenizer; the id that ends a document is None if the tokenizer has none."""
+    """A model on a machine, with its tokenizer; end_of_text_id is None for a tokenizer without an end-of-text token."""
 
     model: Network
     tokenizer: Tokenizer
@@ -77,9 +79,9 @@ class Scorer:
     signals: Signals
 
     def measure(self, documents: Iterable[Document], name: str) -> Figures:
-        """The figures of all documents, which are printed.
+        """Scores all documents, prints their figures, and returns them.
 
-        Raises Stopped at a signal, and UserError: exit 5 if memory does not suffice, 6 for logits that are not finite.
+        Raises Stopped at a signal, and UserError: exit 5 if the memory is too small, 6 if logits are not finite.
         """
         figures = Figures()
 
@@ -94,21 +96,22 @@ class Scorer:
             for batch in batches_of(windows(), self.machine.backend.busy_tokens):
                 self.signals.look()
                 figures.nats += score_batch(self.model, batch, self.machine)
-        said = (f"{key.replace('_', ' ')} {'n/a' if value is None else f'{value:,.6g}'}"
-                for key, value in figures.fields().items())
-        self.out.say(f"{name}\n  {' | '.join(said)}")
+        shown = (f"{key.replace('_', ' ')} {'n/a' if value is None else f'{value:,.6g}'}"
+                 for key, value in figures.fields().items())
+        self.out.say(f"{name}\n  {' | '.join(shown)}")
         return figures
 
 
 @torch.inference_mode()
 def score_batch(model: Network, batch: Sequence[Window], machine: Machine) -> float:
-    """The loss of all scored ids together, in nats. Raises UserError (exit 6) for logits that are not finite."""
+    """Sums the loss of all scored ids, in nats. Raises UserError (exit 6) if the logits are not finite."""
     windows = [(torch.from_numpy(ids.astype(np.int64)), num_scored) for ids, num_scored in batch]
-    # Padding stands behind, where no scored id sees it.
+    # The padding is at the end, so that no scored id attends to it.
     ids_BT = pad_sequence([ids[:-1] for ids, _ in windows], True).to(model.head_weight.device)
     targets_BT = pad_sequence([ids[1:].index_fill(0, torch.arange(len(ids) - 1 - num_scored), UNSCORED)
                                for ids, num_scored in windows], True, UNSCORED).to(ids_BT.device)
-    is_scored_BT, nats = targets_BT != UNSCORED, 0.0
+    is_scored_BT = targets_BT != UNSCORED
+    nats = 0.0
     with machine.autocast():
         x_NC = model.trunk(ids_BT)[is_scored_BT]
         for x, targets in zip(x_NC.split(LOGIT_ROWS), targets_BT[is_scored_BT].split(LOGIT_ROWS), strict=True):

@@ -1,4 +1,4 @@
-"""Files of text, read as pretokenize.py reads them, as documents to score."""
+"""Reads documents to score from text files, as pretokenize.py does."""
 
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -16,9 +16,9 @@ from gpt.tokens.tokenizer import opening_ids, vocabulary_of
 
 
 def texts_of(words: Sequence[str], scorer: Scorer) -> Iterator[tuple[str, Iterator[Document]]]:
-    """The name and the documents of each file that the words of --text name.
+    """Yields the name and the documents of each file of --text.
 
-    Raises UserError (exit 3) for what cannot be read; Stopped at a signal.
+    Raises UserError (exit 3) for an unreadable file, and Stopped at a signal.
     """
     for source in find_sources(words, scorer.out.say, {}):
         with tempfile.TemporaryDirectory() as folder:
@@ -27,21 +27,23 @@ def texts_of(words: Sequence[str], scorer: Scorer) -> Iterator[tuple[str, Iterat
 
 
 def documents_in(source: Source, scorer: Scorer) -> Iterator[Document]:
-    """The documents of a file, read block by block. Where a long one may be cut depends on the tokenizer.
+    """Reads the documents of a file, block by block; the tokenizer decides where a long document may be cut.
 
-    Without an id before texts the first token of each is context for all others, never scored. Raises UserError (exit
-    3) for what cannot be read, has changed since it was found, or is not UTF-8; Stopped at a signal.
+    A document begins with the tokenizer's opening id (Llama's has one) or the end-of-text id. If the tokenizer has
+    neither, the document's first token is context and never scored. Raises Stopped at a signal, and UserError (exit 3)
+    for a file that is unreadable, changed, or not UTF-8.
     """
-    tokenizer, found = scorer.tokenizer, Findings()
-    # The id before a text: what the tokenizer itself puts there (Llama's), else the end of the one before.
+    tokenizer = scorer.tokenizer
+    found = Findings()
     start_ids = opening_ids(tokenizer)[-1:] or ([] if scorer.end_of_text_id is None else [scorer.end_of_text_id])
-    ids, num_bytes = [], 0
+    ids = []
+    num_bytes = 0
     reading = Reading(any_tokenizer=scorer.end_of_text_id is None or not vocabulary_of(tokenizer).splits_as_gpt2)
     for block in blocks_of(source, reading):
         texts = documents_of(block, [source], reading, found)
         refuse_undecodable(source, found)
         for text in texts:
-            for part in parts_of(text.encode(), reading):  # of a long document there are many
+            for part in parts_of(text.encode(), reading):  # a long document has many parts
                 scorer.signals.look()
                 num_bytes += len(part)
                 ids.append(np.array(tokenizer.encode(part.decode(), add_special_tokens=False).ids, np.int32))
@@ -51,7 +53,8 @@ def documents_in(source: Source, scorer: Scorer) -> Iterator[Document]:
             if not start_ids:
                 num_bytes -= len(tokenizer.decode(ids_N[:1].tolist(), skip_special_tokens=False).encode())
             yield ids_N, num_bytes
-            ids, num_bytes = [], 0
+            ids = []
+            num_bytes = 0
     refuse_changed([source])
     if found.bad_lines or found.replaced:
         scorer.out.warn(f"{source.shown}: {several(found.bad_lines, found.unit)} without a document skipped, "

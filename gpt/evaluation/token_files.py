@@ -1,4 +1,4 @@
-"""Files of tokens, in any layout that train.py reads, as documents to score."""
+"""Reads documents to score from token files, in any layout that train.py reads."""
 
 import itertools
 from collections.abc import Iterator, Sequence
@@ -14,32 +14,33 @@ from gpt.evaluation.scoring import Document, Scorer
 from gpt.tokens.corpus import Corpus, open_tokens
 from gpt.tokens.tokenizer import bytes_per_id, load_tokenizer
 
-BLOCK_TOKENS = 2**20  # searched for the ends of documents at a time
+BLOCK_TOKENS = 2**20  # tokens to read at once in search of the documents' ends
 
 
 def token_files_of(words: Sequence[str], scorer: Scorer) -> Iterator[tuple[str, Iterator[Document]]]:
-    """The name and the documents of the token files that each word of --tokens names.
+    """Yields the name and the documents of each word of --tokens.
 
-    Raises UserError (exit 3) for what cannot be read or was made with another tokenizer, Stopped at a signal.
+    Raises Stopped at a signal, and UserError (exit 3) for files that are unreadable or of another tokenizer.
     """
     for word in dict.fromkeys(words):
         with scorer.out.phase(f"checking {printable(word)}"):
-            found = open_tokens(Path(word), scorer.model.config.vocab_size)
-        if found.tokenizer_path is None:
-            scorer.out.warn(f"{found.train.name}: without a tokenizer.json beside it, the model's is assumed.")
-        elif load_tokenizer(found.tokenizer_path).get_vocab() != scorer.tokenizer.get_vocab():
-            raise UserError(Exit.DATA, f"{printable(found.tokenizer_path)} is another tokenizer than the model's. "
-                                       "Give tokens made with the model's.")
-        yield printable(word), documents_of_tokens(found, scorer)
+            corpus = open_tokens(Path(word), scorer.model.config.vocab_size)
+        if corpus.tokenizer_path is None:
+            scorer.out.warn(f"{corpus.train.name}: without a tokenizer.json beside it, the model's is assumed.")
+        elif load_tokenizer(corpus.tokenizer_path).get_vocab() != scorer.tokenizer.get_vocab():
+            raise UserError(Exit.DATA, f"{printable(corpus.tokenizer_path)} is another tokenizer than the model's. "
+                                       "Give token files of the model's tokenizer.")
+        yield printable(word), documents_of_tokens(corpus, scorer)
 
 
-def documents_of_tokens(found: Corpus, scorer: Scorer) -> Iterator[Document]:
-    """The documents of token files that are not empty.
+def documents_of_tokens(corpus: Corpus, scorer: Scorer) -> Iterator[Document]:
+    """Splits token files into their documents, without empty ones.
 
-    One ends at an end-of-text id, which is not scored, and which is the context of the first id of the next; without
-    one in the tokenizer the first id is context alone.
+    A document ends at an end-of-text id, which is not scored; the id before a document is the context of its first
+    token. If the tokenizer has no end-of-text id, the first token of the files is context alone.
     """
-    tokens, end_id = Tokens(found.train, "mmap", torch.device("cpu")), scorer.end_of_text_id
+    tokens = Tokens(corpus.train, "mmap", torch.device("cpu"))
+    end_id = scorer.end_of_text_id
     byte_lengths_V = bytes_per_id(scorer.tokenizer, scorer.model.config.vocab_size)
     prefix = [] if end_id is None else [end_id]
     behind_ends = [first + 1 + np.flatnonzero(tokens.read(first, min(BLOCK_TOKENS, tokens.length - first)) == end_id)

@@ -1,8 +1,8 @@
-"""From a model and a prompt to text; generate.py is the command.
+"""Generates text from a model and a prompt; generate.py is the command.
 
-continuation  the settings of sampling, and one text in the making
-decoder       a model one token at a time, its weights laid out for that
-sampling      the loop that makes several texts, and the distribution that ids are drawn from
-prompts       the texts to continue, and their ids
-streaming     ids as text while they come; generate.py --interactive
+continuation  the settings of sampling, and the state of one text
+decoder       runs a model one token at a time, with weights laid out for it
+sampling      the loop that generates several texts, and the distribution of the next id
+prompts       reads the prompt and encodes it
+streaming     prints text while it is generated; generate.py --interactive
 """

@@ -1,4 +1,4 @@
-"""How the next token is chosen (the settings and their defaults), and one text in the making. Needs no torch."""
+"""The settings of sampling with their defaults, and the state of one text. Needs no torch."""
 
 import random
 from collections.abc import Sequence
@@ -7,10 +7,9 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Sampling:
-    """The distribution that ids are drawn from; the rules apply in transformers' order.
+    """The distribution of the next id: temperature, top_k and top_p, applied in this order, as in transformers.
 
-    First the temperature (0: always the likeliest id), then top_k (0: off) and top_p (1: off). The defaults here are
-    also those of generate.py's flags.
+    Temperature 0 always takes the likeliest id; top_k 0 and top_p 1 are off. generate.py has the same defaults.
     """
 
     temperature: float = 0.8
@@ -22,9 +21,9 @@ DEFAULTS = Sampling()
 
 
 class Continuation:
-    """One text in the making: the ids read and made, and the log-probabilities of those made.
+    """The state of one text: the prompt's ids, the new ids and their log-probabilities.
 
-    finish says why it ended and is empty before: 'length' or 'end_of_text', or what a caller sets to end it. The
+    finish_reason is empty until the text ends: 'length', 'end_of_text', or any word with which a caller ends it. The
     random numbers are a pure function of the seed.
     """
 
@@ -33,17 +32,17 @@ class Continuation:
         self.num_prompt = len(prompt)
         self.max_new_tokens = max_new_tokens
         self.log_probabilities: list[float] = []
-        self.finish = ""
+        self.finish_reason = ""
         self.random = random.Random(seed)
 
     @property
     def new_ids(self) -> list[int]:
-        """The ids made so far."""
+        """The ids generated so far."""
         return self.ids[self.num_prompt:]
 
     def add(self, new_id: int, log_probability: float) -> None:
-        """Takes in one more id; the last one of max_new_tokens ends the text."""
+        """Appends an id; the text ends when it has max_new_tokens new ids."""
         self.ids.append(new_id)
         self.log_probabilities.append(log_probability)
         if len(self.log_probabilities) >= self.max_new_tokens:
-            self.finish = "length"
+            self.finish_reason = "length"

@@ -1,11 +1,11 @@
-"""A model one token at a time: several sequences share one pass over the weights, each with its keys and values.
+"""Runs a model one token at a time: several sequences, each with its keys and values, share one pass over the weights.
 
-Each sequence is computed as if it were alone: a prompt is read in a pass of its own, the rows of a batch never mix, and
-attention sums over a number of slots that does not depend on the other rows. On a CPU with one thread it has the same
-bits then; with several, the library of matrix products may round by the thread.
+Each sequence is computed as if it were alone. A prompt is read in a pass of its own, the rows of a batch never mix, and
+attention sums over a number of slots that does not depend on the other rows. On a CPU with one thread a sequence
+therefore has the same bits alone and in a batch; with several threads, the matrix products may round differently.
 
-Shapes: B rows decoded at once, N tokens read in one pass, C width, H heads, G heads of keys and values, q queries that
-share them (H / G), K head size, T window, S slots of it in use, R rows that are computed (B or more), V vocabulary.
+Shapes: B rows decoded at once, N tokens read in one pass, C width, H heads, G heads of keys and values, q queries for
+each of them (H / G), K head size, T window, S its slots in use, R computed rows (B or more), V vocabulary.
 """
 
 import math
@@ -23,59 +23,60 @@ from gpt.architectures.table import ModelConfig, architecture_of
 from gpt.machine.backends import backend_of
 from gpt.ops.products import PACKED_ROWS, Dense, Packed
 
-SLOTS = 64  # attention looks at a multiple of this, so that a row's sums do not depend on its neighbours' lengths
+SLOTS = 64  # attention reads a multiple of this, so that a row's sums do not depend on its neighbours' lengths
 
 
 class Decoder:
-    """A model, and the keys and values of num_rows sequences. A step takes rows 0 to n - 1.
+    """A model with the keys and values of num_rows sequences; a step continues the rows 0 to n - 1.
 
-    weights are those of the network's state_dict(), on any device; the vocabulary's padding may be missing. Dense keeps
-    them as they are if device and dtype are its own; other kinds copy them. Matrices are multiplied in weight_dtype
-    (dtype if None), everything else is computed in dtype.
+    weights is the network's state_dict(), on any device; the vocabulary's padding may be missing. The kind Dense shares
+    weights that have the right device and dtype; other kinds copy them. Matrices are multiplied in weight_dtype (dtype
+    if None), everything else is computed in dtype.
     """
 
     def __init__(self, config: ModelConfig, weights: Mapping[str, torch.Tensor], num_rows: int,
                  device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32, kind: type[Dense] = Dense,
                  weight_dtype: torch.dtype | None = None):
-        self.config, self.num_rows, self.dtype = config, num_rows, dtype
+        self.config = config
+        self.num_rows = num_rows
+        self.dtype = dtype
         self.device = torch.device(device)
         self.architecture = architecture_of(config)
         self._lay_out(weights, kind, weight_dtype or dtype)
 
         self.window = config.seq_length
         self.lengths = [0] * num_rows  # slots in use
-        self.filled: list[list[int]] = [[] for _ in range(num_rows)]  # the ids that fill read last
-        num_slots = _whole_slots(self.window) + 1  # one is never used: taking all would compile another graph
+        self.filled: list[list[int]] = [[] for _ in range(num_rows)]  # the ids of each row's last fill()
+        num_slots = _whole_slots(self.window) + 1  # one stays unused: a slice of all slots would compile another graph
         shape = (num_rows, 2, config.n_kv_head, num_slots, config.head_dim)
-        if self.device.type == "cpu":  # where a page takes no memory before it is written to
+        if self.device.type == "cpu":  # a mapped page takes no memory before it is written to
             self.caches = [torch.frombuffer(mmap.mmap(-1, math.prod(shape) * dtype.itemsize), dtype=dtype).view(shape)
                            for _ in self.blocks]
         else:
             self.caches = [torch.zeros(shape, dtype=dtype, device=self.device) for _ in self.blocks]
 
         self.compiled = self.in_graphs = False
-        self._compute_logits = self._logits  # or what the compiler made of it
+        self._compute_logits = self._logits  # compile() replaces it
 
     def compile(self, in_graphs: bool) -> None:
-        """Compiles the step for num_rows rows, once for all lengths. Raises whatever the compiler raises.
+        """Compiles the step for num_rows rows, once for all lengths. Raises any exception of the compiler.
 
-        in_graphs: a step is launched whole, as one CUDA graph. It does the same at the same addresses each time, so
-        attention looks at all slots.
+        With in_graphs a step is one CUDA graph. A graph has fixed addresses and shapes, so attention reads all slots.
         """
         if in_graphs:
-            held = tree_leaves([self.caches, self.ends, self.blocks, self.embedding, self.head])
-            for tensor in tree_leaves([vars(part) if isinstance(part, Dense) else part for part in held]):
-                if isinstance(tensor, torch.Tensor):  # else each step would copy it to where the graph reads
+            parts = tree_leaves([self.caches, self.ends, self.blocks, self.embedding, self.head])
+            for tensor in tree_leaves([vars(part) if isinstance(part, Dense) else part for part in parts]):
+                if isinstance(tensor, torch.Tensor):  # otherwise each step would copy it to the graph's address
                     torch._dynamo.mark_static_address(tensor)
             run = torch.compile(self._logits, mode="reduce-overhead", dynamic=False, fullgraph=True)
         else:
             run = torch.compile(self._logits, dynamic=False, fullgraph=True, options={
-                "realize_opcount_threshold": 8,  # the input of a product is computed once, not again in its loop
-                "cpp.threads": torch.get_num_threads()})  # which a kernel from the compiler's cache keeps
+                "realize_opcount_threshold": 8,  # a product's input is computed once, not again in its loop
+                "cpp.threads": torch.get_num_threads()})  # part of the cache's key: a kernel keeps its thread count
 
         def compute_logits(ids_B: torch.Tensor, positions_B: torch.Tensor, mask_B11S: torch.Tensor) -> torch.Tensor:
             if in_graphs:
-                torch.compiler.cudagraph_mark_step_begin()  # the logits of the step before may be overwritten
+                torch.compiler.cudagraph_mark_step_begin()  # it may overwrite the last step's logits
             else:
                 torch._dynamo.mark_dynamic(mask_B11S, 3)
             return run(ids_B, positions_B, mask_B11S)
@@ -85,15 +86,17 @@ class Decoder:
         with torch.inference_mode():
             for _ in range(3 if in_graphs else 1):  # a graph is recorded in the second call
                 compute_logits(ids_B, positions_B, mask_B11S)
-        self.compiled, self.in_graphs, self._compute_logits = True, in_graphs, compute_logits
+        self.compiled = True
+        self.in_graphs = in_graphs
+        self._compute_logits = compute_logits
 
     # ---------------------------------------------------------------- rows
 
     @torch.inference_mode()
     def fill(self, row: int, ids: Sequence[int]) -> None:
-        """Makes the row hold the keys and values of these ids alone, at most T.
+        """Replaces the row's keys and values by those of these ids, at most T.
 
-        If another row was filled with the same ids, its keys and values are copied instead of computed.
+        They are copied, not computed, if another row was filled with the same ids.
         """
         ids = list(ids)
         if ids in self.filled:
@@ -104,14 +107,14 @@ class Decoder:
 
     @torch.inference_mode()
     def move(self, source: int, target: int) -> None:
-        """Copies what one row holds to another."""
+        """Copies one row's keys and values to another row."""
         length = self.lengths[source]
         for kv in self.caches:
             kv[target, :, :, :length] = kv[source, :, :, :length]
         self.lengths[target], self.filled[target] = length, self.filled[source]
 
     def _read(self, row: int, ids: list[int]) -> None:
-        """Computes the keys and values of ids in one pass."""
+        """Computes the keys and values of all ids in one pass."""
         num_ids = len(ids)
 
         def attend(layer: int, q_NHK: torch.Tensor, kv_N2GK: torch.Tensor) -> torch.Tensor:
@@ -128,9 +131,9 @@ class Decoder:
 
     @torch.inference_mode()
     def step(self, ids: Sequence[int]) -> torch.Tensor:
-        """Adds one id to each of the rows 0 to len(ids) - 1; fp32 logits [B, V] of what follows."""
+        """Appends one id to each of the rows 0 to len(ids) - 1; returns the fp32 logits [B, V] of the next ids."""
         B = self.num_rows if self.compiled else len(ids)
-        for row in range(len(ids), B):  # rows that only fill the compiled shape
+        for row in range(len(ids), B):  # unused rows of the compiled shape
             self.lengths[row], self.filled[row] = 0, []
         assert max(self.lengths[:B]) < self.window, "more tokens than positions"
 
@@ -142,23 +145,24 @@ class Decoder:
         return logits_BV[:len(ids)]
 
     def _mask(self, positions_B: torch.Tensor, num_slots: int) -> torch.Tensor:
-        """[B, 1, 1, S]: 0 for the slots up to a row's position, -inf for those behind it."""
+        """The attention mask [B, 1, 1, S]: 0 for the slots up to a row's position, -inf for later slots."""
         is_used_BS = torch.arange(num_slots, device=self.device) <= positions_B[:, None]
         return torch.where(is_used_BS, 0.0, -torch.inf).to(self.dtype)[:, None, None]
 
     def _logits(self, ids_B: torch.Tensor, positions_B: torch.Tensor, mask_B11S: torch.Tensor) -> torch.Tensor:
-        """fp32 [B, V] after one more id in each row, whose keys and values go to the slots positions_B.
+        """The fp32 logits [B, V] after one more id in each row; its keys and values go to the slots positions_B.
 
-        On a CPU a product with one row may round in another order than one with several. So that a row has the same
-        bits alone and in a batch, packed weights are never multiplied with fewer than PACKED_ROWS rows (the last row
-        is repeated), and keys with an even number of queries: MKL rounds 1 or 3 by where a thread's memory begins.
+        On a CPU a product with one row may round in another order than a product with several. Two measures give a row
+        the same bits alone and in a batch. Packed weights are multiplied with at least PACKED_ROWS rows: the last row
+        is repeated. Keys are multiplied with an even number of queries: for 1 or 3 queries, MKL's rounding depends on
+        the address of a thread's memory.
         """
         B = len(ids_B)
         S = mask_B11S.size(-1)
         row_B = torch.arange(B, device=ids_B.device)
         num_rows = max(B, PACKED_ROWS) if isinstance(self.head, Packed) else B
         from_R = torch.arange(num_rows).clamp_(max=B - 1) if num_rows > B else slice(None)
-        num_sharing = self.config.n_head // self.config.n_kv_head  # heads of queries that share one of keys and values
+        num_sharing = self.config.n_head // self.config.n_kv_head  # query heads for each head of keys and values
         adds_query = num_sharing % 2 and self.device.type == "cpu" and not torch.compiler.is_compiling()
 
         def attend(layer: int, q_NHK: torch.Tensor, kv_N2GK: torch.Tensor) -> torch.Tensor:
@@ -176,7 +180,7 @@ class Decoder:
 
     def _trunk(self, ids_N: torch.Tensor, positions_N: torch.Tensor, attend: Callable[..., torch.Tensor],
                ) -> torch.Tensor:
-        """What the output layer multiplies, [N, C]. attend is given the layer besides what Attend is given."""
+        """Computes the output layer's input [N, C]. attend takes the layer's number, then Attend's arguments."""
         architecture, config = self.architecture, self.config
         x, places = architecture.enter(config, self.ends, self.embedding.rows(ids_N).to(self.dtype), positions_N)
         for layer, parts in enumerate(self.blocks):
@@ -186,7 +190,7 @@ class Decoder:
     # ---------------------------------------------------------------- the weights
 
     def _lay_out(self, tensors: Mapping[str, torch.Tensor], kind: type[Dense], weight_dtype: torch.dtype) -> None:
-        """Sets embedding, blocks, ends and head, which is the embedding where they share a matrix and a layout."""
+        """Sets embedding, blocks, ends and head; the head is the embedding if they share a matrix and a layout."""
         architecture, device = self.architecture, self.device
         matrices = architecture.hidden_matrices(self.config)
 
@@ -210,7 +214,7 @@ class Decoder:
             return {name.removeprefix(prefix).removesuffix(".weight"): part(name)
                     for name in tensors if name.startswith(prefix)}
 
-        with ThreadPoolExecutor(2) as pool:  # PyTorch transposes a matrix with one thread
+        with ThreadPoolExecutor(2) as pool:  # PyTorch transposes a matrix in one thread
             blocks = pool.map(block, range(self.config.n_layer))
             self.embedding = table(architecture.EMBEDDING, Dense if kind is Packed else kind)  # rows cannot be packed
             self.head = self.embedding
@@ -223,5 +227,5 @@ class Decoder:
 
 
 def _whole_slots(length: int) -> int:
-    """The least multiple of SLOTS that is not below length."""
+    """Rounds a length up to a multiple of SLOTS."""
     return -(-length // SLOTS) * SLOTS

@@ -1,4 +1,4 @@
-"""The text to continue, from the command line, a file or standard input, and its ids."""
+"""Reads the prompt from the command line, a file or standard input, and encodes it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ MAX_PROMPT_BYTES = 2**20
 
 
 def without_surrogates(text: str) -> str:
-    """The text with ? for lone surrogates, which no tokenizer takes: bytes of the shell that are not UTF-8."""
+    """Replaces lone surrogates by ?: the shell's invalid UTF-8 becomes surrogates, which no tokenizer accepts."""
     return text.encode(errors="replace").decode()
 
 
@@ -26,7 +26,7 @@ def check_stdin(flag: str) -> None:
 
 
 def read_prompt_file(name: str) -> str:
-    """The text of a file, which may be a pipe; - is standard input. Raises UserError (exit 3)."""
+    """Reads the text of a file or pipe; - is standard input. Raises UserError (exit 3)."""
     flag = f"--prompt_file {printable(name)}"
     if name == "-":
         check_stdin(flag)
@@ -41,38 +41,41 @@ def read_prompt_file(name: str) -> str:
         text = content.decode("utf-8-sig")
     except UnicodeDecodeError:
         text = "\0"
-    if "\0" in text:  # in token files, weights, UTF-16; in text never
+    if "\0" in text:  # token files, weights and UTF-16 have zeros, text has none
         raise UserError(Exit.DATA, f"{flag} is not text in UTF-8. Give a text file, or convert it with iconv.")
     return text
 
 
 @dataclass(frozen=True)
 class Language:
-    """What a model reads and writes: its tokenizer, the number of its ids, and how a text begins and ends in them."""
+    """A model's tokenizer, the size of its vocabulary, and the ids that begin and end a text."""
 
     tokenizer: Tokenizer
     vocab_size: int
-    opening_ids: list[int]  # before every text, as the tokenizer puts them there
-    empty_id: int | None  # what stands for a text of nothing, where nothing opens one
+    opening_ids: list[int]  # the tokenizer puts them before every text
+    empty_id: int | None  # the prompt of an empty text if there are no opening ids
     end_ids: tuple[int, ...]  # each of them ends a text
 
     @classmethod
     def of(cls, tokenizer: Tokenizer, vocab_size: int, end_ids: tuple[int, ...]) -> Language:
-        """The language of a tokenizer; end_ids are those that the model's folder names, if it names any."""
-        end = end_of_text_id(tokenizer)
-        ends = end_ids or (() if end is None else (end,))
-        return cls(tokenizer, vocab_size, opening_ids(tokenizer), ends[0] if end is None and ends else end, ends)
+        """Makes a Language from a tokenizer and the end ids in the model's folder, which may be none."""
+        end_id = end_of_text_id(tokenizer)
+        if not end_ids and end_id is not None:
+            end_ids = (end_id,)
+        if end_id is None and end_ids:
+            end_id = end_ids[0]
+        return cls(tokenizer, vocab_size, opening_ids(tokenizer), end_id, end_ids)
 
 
 def encode_prompt(prompt: str, language: Language, opens: bool = True) -> list[int]:
-    """The ids of a prompt, at least one, all below vocab_size. An empty prompt starts a new document.
+    """Encodes a prompt to at least one id, all below vocab_size; an empty prompt starts a new document.
 
-    opens: the prompt begins a text, instead of going on with one. Raises UserError (exit 3).
+    With opens the prompt begins a text; without, it continues one. Raises UserError (exit 3).
     """
     cure = "Put the model's own tokenizer.json into its folder, or change --prompt."
     try:
         ids = language.tokenizer.encode(prompt, add_special_tokens=False).ids
-    except Exception as error:  # from a vocabulary of words that has no token for unknown ones
+    except Exception as error:  # a vocabulary of words without a token for unknown words
         raise UserError(Exit.DATA, f"the tokenizer has no ids for the prompt ({printable(error)[:120]}). {cure}",
                         ) from error
     if opens:

@@ -1,4 +1,4 @@
-"""The loop that makes several texts in the rows of one decoder, and the distribution that their ids are drawn from.
+"""The loop that generates several texts in the rows of one decoder, and the draw of their next ids.
 
 Shapes: B rows, V vocabulary, M candidates of a row.
 """
@@ -16,22 +16,22 @@ from gpt.ops.shards import full_tensors
 
 NOT_FINITE = ("the model's logits are not finite: it diverged, or overflows in fp16. Give an earlier checkpoint, or "
               "--no-use_amp.")
-CANDIDATES = 512  # the number of likeliest ids among which a nucleus is looked for before the vocabulary is sorted
+CANDIDATES = 512  # likeliest ids to search for the nucleus before the whole vocabulary is sorted
 
 
 def decode(decoder: Decoder, continuations: Iterable[Continuation], sampling: Sampling, end_ids: Container[int | None],
            ) -> Iterator[Continuation]:
-    """Makes the texts, several at a time in the decoder's rows; yields a text each time it got an id or ended.
+    """Generates the texts, several at a time in the decoder's rows; yields a text after each new id and at its end.
 
-    A text ends after max_new_tokens, at one of end_ids, which is not added, or when the caller sets finish. The
-    next one is taken from continuations when a row is free. When a window of T positions is full, its older half is
-    dropped and the newer half is read again. Raises UserError (exit 6) for logits that are not finite.
+    A text ends after max_new_tokens, at one of end_ids, which is not added, or when the caller sets finish_reason. A
+    free row takes the next text of continuations. When a window of T positions is full, its older half is dropped and
+    the newer half is read again. Raises UserError (exit 6) if the logits are not finite.
     """
     waiting = iter(continuations)
     active: list[Continuation] = []  # the text in each row
     while True:
         for row in reversed(range(len(active))):
-            if active[row].finish:  # the last row takes its place
+            if active[row].finish_reason:  # the last row takes its place
                 last = active.pop()
                 if row < len(active):
                     active[row] = last
@@ -49,7 +49,7 @@ def decode(decoder: Decoder, continuations: Iterable[Continuation], sampling: Sa
         new_ids, log_probabilities = _next_ids(decoder, active, sampling)
         for text, new_id, log_probability in zip(list(active), new_ids, log_probabilities, strict=True):
             if new_id in end_ids:
-                text.finish = "end_of_text"
+                text.finish_reason = "end_of_text"
             else:
                 text.add(new_id, log_probability)
             yield text
@@ -57,9 +57,9 @@ def decode(decoder: Decoder, continuations: Iterable[Continuation], sampling: Sa
 
 @torch.inference_mode()
 def _next_ids(decoder: Decoder, active: Sequence[Continuation], sampling: Sampling) -> tuple[list[int], list[float]]:
-    """The next id of each text, and its log-probability in the model's own distribution."""
+    """Draws the next id of each text, with its log-probability in the model's own distribution."""
     logits_BV = decoder.step([text.ids[-1] for text in active])
-    if not backend_of(logits_BV).has_float64:  # in which ids are drawn
+    if not backend_of(logits_BV).has_float64:  # draw() needs it
         logits_BV = logits_BV.cpu()
     total_B = logits_BV.logsumexp(-1)
     if not total_B.isfinite().all():
@@ -71,9 +71,9 @@ def _next_ids(decoder: Decoder, active: Sequence[Continuation], sampling: Sampli
 
 def sample(model: Network, prompt: Sequence[int], max_new_tokens: int, seed: int, end_of_text_id: int | None,
            sampling: Sampling = DEFAULTS, should_stop: Callable[[], bool] = lambda: False) -> list[int]:
-    """Up to max_new_tokens ids that continue the prompt, computed with the model's weights where they are.
+    """Continues a prompt by up to max_new_tokens ids, on the device of the model's weights.
 
-    should_stop() ends it after any of them. Raises UserError (exit 6) for logits that are not finite.
+    should_stop() is asked after each id. Raises UserError (exit 6) if the logits are not finite.
     """
     text = Continuation(prompt, max_new_tokens, seed)
     decoder = Decoder(model.config, full_tensors(model.state_dict()), 1, next(model.parameters()).device)
@@ -84,8 +84,8 @@ def sample(model: Network, prompt: Sequence[int], max_new_tokens: int, seed: int
 
 
 def draw(logits_BV: torch.Tensor, sampling: Sampling, uniforms: Sequence[float]) -> torch.Tensor:
-    """One id for each row of fp32 logits, int64 [B]: the likeliest if greedy, else chosen by a number in [0, 1)."""
-    if sampling.temperature < 1e-6:  # as good as 0, and dividing would overflow
+    """Draws one id, int64 [B], for each row of fp32 logits: by a number in [0, 1), or the likeliest if greedy."""
+    if sampling.temperature < 1e-6:  # a division would overflow
         return logits_BV.argmax(-1)
     values_BM, ids_BM = candidates(logits_BV / sampling.temperature, sampling)
     cumulative_BM = values_BM.double().softmax(-1).cumsum(-1)
@@ -95,16 +95,16 @@ def draw(logits_BV: torch.Tensor, sampling: Sampling, uniforms: Sequence[float])
 
 
 def candidates(logits_BV: torch.Tensor, sampling: Sampling) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """The logits that may be drawn, likeliest first, and their ids, [B, M] each; those that are not kept have -inf.
+    """The logits of the likeliest ids in descending order, and the ids, [B, M] each; excluded ids have -inf.
 
-    Kept are the k likeliest, and of these the nucleus, which is the smallest set of likeliest ids that holds at least
-    top_p (Holtzman et al. 2019, section 3.1). Where every id may be drawn, none is sorted: ids are None.
+    The k likeliest ids are kept, then the nucleus among them: the smallest set of likeliest ids with a probability of
+    at least top_p (Holtzman et al. 2019, section 3.1). If every id is kept, nothing is sorted: the ids are None.
     """
     V, k = logits_BV.size(-1), sampling.top_k
     if k == 0 and sampling.top_p == 1:
         return logits_BV, None
     k = min(k or V, V)
-    # Each rule keeps the first of the sorted ids, so few of them are enough where the last one of them is not kept.
+    # Each rule keeps the first of the sorted ids. So a few sorted ids are enough if the last one of them is excluded.
     for num in (min(V, k + 32 if k < V else CANDIDATES), V):
         values_BM, ids_BM = logits_BV.topk(num)
         kept_BM = values_BM >= values_BM[:, :k][:, -1:]

@@ -1,4 +1,4 @@
-"""Ids as text while they come: whole characters only, several samples in their order, and how fast they come."""
+"""Prints samples while they are generated: whole characters only, several samples in order, and the speed."""
 
 import contextlib
 import json
@@ -20,9 +20,9 @@ from gpt.generation.prompts import Language, check_stdin, encode_prompt, without
 from gpt.generation.sampling import decode
 
 SEPARATOR = "\n" + "-" * 40 + "\n"
-HELP = """/reset  start again from nothing
-/quit   leave, as does the end of the input
-Anything else is added to the text so far as a line of its own, and the model continues it; Ctrl-C stops that early."""
+HELP = """/reset  start a new text
+/quit   leave; the end of the input leaves, too
+Any other line is appended to the text, and the model continues the text. Ctrl-C stops the continuation."""
 
 
 def show(piece: str) -> None:
@@ -32,22 +32,25 @@ def show(piece: str) -> None:
 
 
 class Sample(Continuation):
-    """One of the continuations that generate.py writes; number is its place among all."""
+    """One text that generate.py writes; its number is its place in the output, from 0 on."""
 
     def __init__(self, number: int, prompt: str, prompt_ids: Sequence[int], max_new_tokens: int, seed: int,
                  tokenizer: Tokenizer):
         super().__init__(prompt_ids, max_new_tokens, seed)
-        self.number, self.prompt, self.seed = number, prompt, seed
-        self.text = ""  # of the new ids, as far as it is in whole characters
-        self.pending = f"{SEPARATOR if number else ''}{prompt}"  # what was not shown yet
-        self._tokenizer, self._stream = tokenizer, DecodeStream(skip_special_tokens=True)
+        self.number = number
+        self.prompt = prompt
+        self.seed = seed
+        self.text = ""  # the whole characters of the new ids
+        self.pending = SEPARATOR + prompt if number else prompt  # text to print next
+        self._tokenizer = tokenizer
+        self._stream = DecodeStream(skip_special_tokens=True)
 
     def add(self, new_id: int, log_probability: float) -> None:
         super().add(new_id, log_probability)
         self._take(self._stream.step(self._tokenizer, new_id) or "")
 
     def end(self) -> None:
-        """Takes the rest of the text; an unfinished character is U+FFFD."""
+        """Appends the rest of the text; an incomplete character becomes U+FFFD."""
         self._take(self._tokenizer.decode(self.new_ids, skip_special_tokens=True)[len(self.text):])
 
     def _take(self, piece: str) -> None:
@@ -55,21 +58,21 @@ class Sample(Continuation):
         self.pending += piece
 
     def record(self) -> dict[str, Any]:
-        """The fields of --json."""
+        """The sample as the object of --json."""
         return {"prompt": self.prompt, "sample": self.number, "seed": self.seed, "text": self.text,
                 "ids": self.new_ids, "log_probabilities": self.log_probabilities,
-                "finish_reason": self.finish or "interrupted"}
+                "finish_reason": self.finish_reason or "interrupted"}
 
 
-def write_begun(begun: deque[Sample], as_json: bool, interrupted: bool = False) -> None:
-    """Shows what is new, in the order in which samples were begun, and takes out those that are written whole.
+def write_started(started: deque[Sample], as_json: bool, interrupted: bool = False) -> None:
+    """Prints the new text of the started samples in their order, and removes the samples that are complete.
 
-    As text, the first that is not finished appears as it comes. As JSON, each is a line once its turn is over.
-    interrupted: ends, too, what has not finished; as text the sample that is being shown, as JSON all.
+    As text, the first unfinished sample is printed while it grows. As JSON, each finished sample is one line.
+    interrupted ends unfinished samples as well: as text the sample on the screen, as JSON all of them.
     """
-    while begun:
-        sample = begun[0]
-        is_over = interrupted or bool(sample.finish)
+    while started:
+        sample = started[0]
+        is_over = interrupted or bool(sample.finish_reason)
         if is_over:
             sample.end()
         if not as_json:
@@ -78,56 +81,57 @@ def write_begun(begun: deque[Sample], as_json: bool, interrupted: bool = False) 
         if not is_over:
             return
         show((json.dumps(sample.record()) if as_json else "") + "\n")
-        begun.popleft()
+        started.popleft()
         if interrupted and not as_json:
             return
 
 
 def write_samples(decoder: Decoder, samples: Iterable[Sample], sampling: Sampling, language: Language, as_json: bool,
                   signals: Signals) -> None:
-    """Makes the samples and writes them in their order, then the line of timing to stderr.
+    """Generates the samples, writes them in their order, and prints their speed to stderr.
 
-    A signal ends the work; what is there is written.
+    A signal ends the work after the current ids, which are still written.
     """
-    begun: deque[Sample] = deque()
-    num_later, started = -1, time.perf_counter()  # ids after the first one
-    first_at = started
+    started: deque[Sample] = deque()
+    num_ids = 0
+    start_time = first_id_time = time.perf_counter()
 
-    def begin() -> Iterator[Sample]:
+    def start_samples() -> Iterator[Sample]:
         for sample in samples:
-            begun.append(sample)
-            write_begun(begun, as_json)
+            started.append(sample)
+            write_started(started, as_json)
             yield sample
 
-    for sample in decode(decoder, begin(), sampling, language.end_ids):
-        if sample.finish != "end_of_text":
-            num_later += 1
-            first_at = first_at if num_later else time.perf_counter()
-        write_begun(begun, as_json)
+    for sample in decode(decoder, start_samples(), sampling, language.end_ids):
+        if sample.finish_reason != "end_of_text":
+            num_ids += 1
+            if num_ids == 1:
+                first_id_time = time.perf_counter()
+        write_started(started, as_json)
         if signals.number:
             break
-    write_begun(begun, as_json, interrupted=True)
+    write_started(started, as_json, interrupted=True)
 
-    num_later = max(0, num_later)
-    seconds = time.perf_counter() - first_at if num_later else 0.0
+    num_later = max(0, num_ids - 1)
+    seconds = time.perf_counter() - first_id_time if num_later else 0.0
     rate = f"{num_later / seconds:.1f}" if num_later else "n/a"
-    print_line(f"first token {first_at - started:.3f} s, then {several(num_later, 'new token')} in {seconds:.2f} s, "
-               f"{rate} tok/s")
+    print_line(f"first token {first_id_time - start_time:.3f} s, then {several(num_later, 'new token')} in "
+               f"{seconds:.2f} s, {rate} tok/s")
 
 
 def converse(decoder: Decoder, sampling: Sampling, language: Language, seed: int, max_new_tokens: int) -> None:
-    """Reads lines from stdin and continues the text that they make, until /quit or the end of the input.
+    """Reads lines from stdin, and continues the growing text after each, until /quit or the end of the input.
 
-    The seed grows by 1 with each line. Raises UserError (exit 3) if there is no stdin.
+    The seed grows by 1 with each line. Raises UserError (exit 3) if stdin is closed.
     """
     check_stdin("--interactive")
-    sign = "> " if sys.stdin.isatty() else ""
+    prompt_sign = "> " if sys.stdin.isatty() else ""
     with contextlib.suppress(ImportError):  # Windows
         import readline  # noqa: F401 - gives input() line editing
-    ids: list[int] = []  # what was said so far
+    ids: list[int] = []  # of the text so far
     while True:
         try:
-            line = without_surrogates(input(sign))
+            line = without_surrogates(input(prompt_sign))
         except (EOFError, KeyboardInterrupt):
             return
         if line == "/quit":
@@ -137,8 +141,9 @@ def converse(decoder: Decoder, sampling: Sampling, language: Language, seed: int
         elif line.startswith("/"):
             print(HELP, file=sys.stderr)
         else:
-            added = encode_prompt(("\n" if ids else "") + line, language, opens=not ids)
-            answer = Sample(0, "", ids + added, max_new_tokens, seed, language.tokenizer)
+            line_ids = encode_prompt(("\n" if ids else "") + line, language, opens=not ids)
+            answer = Sample(0, "", ids + line_ids, max_new_tokens, seed, language.tokenizer)
             with Signals(patience=USUALLY_SECONDS) as signals:
                 write_samples(decoder, [answer], sampling, language, False, signals)
-            ids, seed = answer.ids, seed + 1
+            ids = answer.ids
+            seed += 1

@@ -71,7 +71,7 @@ def test_texts_do_not_depend_on_how_many_are_made_at_once(make_model, one_thread
         texts = [Continuation(*job) for job in jobs]
         for _ in decode(decoder_of(model, num_rows, dtype, kind), texts, Sampling(1.0, 50), (17,)):
             pass
-        return [(text.ids, text.log_probabilities, text.finish) for text in texts]
+        return [(text.ids, text.log_probabilities, text.finish_reason) for text in texts]
 
     expected = made_by(4)
     for num in num_rows:
@@ -87,7 +87,7 @@ def test_log_probabilities_are_the_models_own(make_model):
         all_BTV = model(torch.tensor([text.ids])).log_softmax(-1)
     expected = [float(all_BTV[0, 2 + i, new]) for i, new in enumerate(text.new_ids)]
     assert text.log_probabilities == pytest.approx(expected, abs=1e-4)
-    assert text.finish == "length"
+    assert text.finish_reason == "length"
 
 
 def test_it_ends_at_the_end_of_text(make_model):
@@ -97,7 +97,7 @@ def test_it_ends_at_the_end_of_text(make_model):
     yielded = list(decode(decoder_of(model, 1), [text], GREEDY, (399, ids[4])))
     assert text.new_ids == ids[:ids.index(ids[4])]
     assert len(yielded) == len(text.new_ids) + 1
-    assert text.finish == "end_of_text"
+    assert text.finish_reason == "end_of_text"
 
 
 def test_logits_that_are_not_finite_end_it(make_model):

@@ -10,7 +10,7 @@ from functools import partial
 
 import pytest
 
-from gpt.generation.streaming import SEPARATOR, Sample, show, write_begun
+from gpt.generation.streaming import SEPARATOR, Sample, show, write_started
 from gpt.tokens.tokenizer import vocab_size_of
 
 
@@ -81,7 +81,7 @@ def say(write: Callable[[], None], sample: Sample, tokenizer, text: str) -> None
 
 def test_samples_are_written_in_their_order_the_current_one_as_it_comes(sample_of, tokenizer, capsys):
     begun: deque[Sample] = deque()
-    write = partial(write_begun, begun, False)
+    write = partial(write_started, begun, False)
     samples = [sample_of(number) for number in range(3)]
     for sample in samples:
         begun.append(sample)
@@ -90,10 +90,10 @@ def test_samples_are_written_in_their_order_the_current_one_as_it_comes(sample_o
     say(write, samples[1], tokenizer, "the dog")
     say(write, samples[0], tokenizer, "the cat")
     assert capsys.readouterr().out == "the cat"
-    samples[1].finish = "length"
+    samples[1].finish_reason = "length"
     write()
     assert capsys.readouterr().out == ""
-    samples[0].finish = "length"
+    samples[0].finish_reason = "length"
     write()
     assert capsys.readouterr().out == f"\n{SEPARATOR}p1the dog\n{SEPARATOR}p2"
     say(write, samples[2], tokenizer, "sea")
@@ -105,13 +105,13 @@ def test_samples_are_written_in_their_order_the_current_one_as_it_comes(sample_o
 
 def test_samples_that_are_interrupted_are_each_a_line_of_json(sample_of, tokenizer, capsys):
     begun: deque[Sample] = deque()
-    write = partial(write_begun, begun, True)
+    write = partial(write_started, begun, True)
     samples = [sample_of(number) for number in range(2)]
     for sample in samples:
         begun.append(sample)
         write()
         say(write, sample, tokenizer, "the cat")
-    samples[1].finish = "length"
+    samples[1].finish_reason = "length"
     write()
     assert capsys.readouterr().out == ""
     write(interrupted=True)
