@@ -8,11 +8,12 @@ from collections.abc import Iterator, Set
 from pathlib import Path
 from typing import NamedTuple
 
-from gpt.checkpoint.find import steps_in
+from gpt.checkpoint.find import checkpoints_of_other_runs, steps_in
 from gpt.checkpoint.verify import read_json, verify
 from gpt.common.errors import Exit, InvalidCheckpoint, UserError, writing
 from gpt.common.files import rename, sync, try_lock
 from gpt.common.names import MANIFEST, METRICS, RUN_CONFIG, STATE
+from gpt.common.progress import Progress
 from gpt.common.words import is_utf8, printable, shell_word
 
 LOCK = ".lock"
@@ -143,10 +144,22 @@ def prune(output_dir: Path, saved: int, keep: int, protected: Set[int]) -> None:
     Those marked to stay, those of the protected steps, and later ones, which the run has not come to yet, are kept.
     """
     for path in outdated(output_dir, saved, keep, protected):
-        discarded = path.with_name(f"{TEMPORARY}{path.name}-{os.getpid()}-old")  # nobody sees it half-deleted
-        with contextlib.suppress(OSError):
-            rename(path, discarded)
-            shutil.rmtree(discarded, ignore_errors=True)
+        discard(path)
+
+
+def discard(path: Path) -> None:
+    """Deletes a checkpoint under another name, so that no reader sees half of it; an error leaves it."""
+    discarded = path.with_name(f"{TEMPORARY}{path.name}-{os.getpid()}-old")
+    with contextlib.suppress(OSError):
+        rename(path, discarded)
+        shutil.rmtree(discarded, ignore_errors=True)
+
+
+def delete_other_runs(output_dir: Path, resumed: Path | None, step: int, out: Progress) -> None:
+    """Deletes the checkpoints that do not lead to the resumed one, as --overwrite requests; all in a new run."""
+    for path in checkpoints_of_other_runs(output_dir, resumed, step):
+        out.say(f"overwrite   deleting {printable(path)}")
+        shutil.rmtree(path, ignore_errors=True)
 
 
 def outdated(output_dir: Path, saved: int, keep: int, protected: Set[int]) -> list[Path]:

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from gpt.common.config import TOML, Layer, read_toml
-from gpt.common.files import named_in, read_text, write_whole
-from gpt.common.names import MANIFEST, MIRROR, RUN_CONFIG, STATE
+from gpt.common.files import named_in, read_text
+from gpt.common.names import MANIFEST, RUN_CONFIG, STATE
 from gpt.common.words import printable
 
 CURE = "Correct it, or empty it: the checkpoints hold the run's flags too."
@@ -45,25 +45,18 @@ def recorded_flags(asked: Mapping[str, Any]) -> Layer | None:
         return None
     if checkpoints:
         layer.given.pop("init_from", None)  # a resumed run does not begin at other weights
-    mark = read_mark(folder)
-    if "output_dir" in mark:  # a mirror, whose run goes on in a folder like its own
-        layer.decided.update(output_dir=mark["output_dir"], mirror_to=str(folder))
-    elif (folder / RUN_CONFIG).exists() and str(folder) != asked.get("mirror_to"):
+    mirror_to = {**layer.values, **asked}.get("mirror_to")
+    is_mirror = mirror_to and is_same_folder(str(mirror_to), folder)
+    if (folder / RUN_CONFIG).exists() and not is_mirror:
         layer.decided["output_dir"] = str(folder)
-    if "mirror_to" in mark and Path(asked.get("output_dir", folder)).resolve() == folder.resolve():
-        layer.decided["mirror_to"] = mark["mirror_to"]
+    if not is_mirror and not is_same_folder(asked.get("output_dir", folder), folder):
+        layer.given.pop("mirror_to", None)  # a run in another folder needs a mirror of its own
     return layer
 
 
-def read_mark(folder: Path) -> dict[str, str]:
-    """What mirror.json in a folder says; {} where there is none that can be read."""
-    mark = _object_in(folder / MIRROR)
-    return mark if all(isinstance(value, str) for value in mark.values()) else {}
-
-
-def write_mark(folder: Path, mark: Mapping[str, str]) -> None:
-    """Writes mirror.json into a folder. Raises OSError."""
-    write_whole(folder / MIRROR, json.dumps(mark, indent=2) + "\n")
+def is_same_folder(path: str | Path, other: str | Path) -> bool:
+    """Returns True for two names of one folder, which need not exist."""
+    return Path(path).resolve() == Path(other).resolve()
 
 
 def _checkpoints_of(requested: str, output_dir: Path) -> tuple[Path, list[Path]]:

@@ -8,9 +8,6 @@ OPTIMIZER, STATE, MANIFEST = "optimizer.safetensors", "trainer_state.json", "man
 
 # In an output folder, beside the checkpoints.
 METRICS, LOG, STARTS, RUN_CONFIG = "metrics.jsonl", "log.txt", "starts.jsonl", "config.toml"
-# In output_dir the folder of --mirror_to, in that folder the output_dir whose mirror it is. It belongs to the folder
-# and not to the run's flags: another run by the same flags, in another folder, must not write into this one's mirror.
-MIRROR = "mirror.json"
 RECIPE = "recipe.json"  # the flags of a run of bench.py --quality, whose folder is called NAME-SEED
 
 # In a folder of tokens: written last, so that it makes the set complete.

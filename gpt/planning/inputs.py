@@ -13,6 +13,8 @@ from typing import Any
 from gpt.architectures.table import ModelConfig, by_flags
 from gpt.checkpoint import find, load
 from gpt.checkpoint.folder import owned
+from gpt.checkpoint.mirror import prepare_mirror
+from gpt.checkpoint.recorded import is_same_folder
 from gpt.checkpoint.verify import manifest_sha256
 from gpt.common.errors import Exit, InvalidCheckpoint, Problems, UserError
 from gpt.common.files import cache_folder
@@ -32,7 +34,6 @@ from gpt.planning.sizing import Sizing, choose_sizing
 from gpt.tokens.corpus import Corpus, open_corpus
 from gpt.tokens.data_dirs import folders_of
 from gpt.tokens.mixture import check_lengths, mix, mixture_in_words
-from gpt.training.mirror import is_same_folder, prepare_mirror
 from gpt.training.teacher import choose_teacher
 
 NOTHING_LOST = "before the first step; nothing was lost"
@@ -152,7 +153,8 @@ def _check(args: Namespace, at: Session) -> Inputs:
     with problems.catch():
         if writes:
             at.held.enter_context(owned(Path(args.output_dir)))
-            prepare_mirror(args, args.resume_from or args.cooldown_from, out)
+            if args.mirror_to:
+                prepare_mirror(args.mirror_to, Path(args.output_dir), args.resume_from, out)
     with problems.catch(), out.phase("checking the tokens"):
         corpus = find_corpus(args, args.init_from)
         sizing = choose_sizing(args, corpus, args.use_gpu, args.max_minutes, args.use_amp)
@@ -221,9 +223,8 @@ def choose_resume(output: Namespace, cooldown_from: str | None, min_lr: float | 
             _check_no_stranger(output_dir)
         return found
     _check_no_stranger(output_dir)
-    folders = (output_dir, Path(output.mirror_to or output_dir))
     for model in filter(None, models):
-        if output.overwrite and any(find.is_inside(Path(model), folder) for folder in folders):
+        if output.overwrite and find.is_inside(Path(model), output_dir):
             raise UserError(Exit.FLAGS, f"--overwrite: would delete {printable(model)}, which the run begins with. "
                                         "Give another --output_dir.")
     if (there := find.steps_in(output_dir)) and not output.overwrite:

@@ -99,7 +99,7 @@ RELATIONS = {
     "checkpoint_interval": Relations(aliases="save_strategy"),
     "checkpoint_every": Relations(aliases="save_interval save_steps"),
     "keep_checkpoints": Relations(aliases="save_total_limit keep_last"),
-    "mirror_to": Relations("call"),
+    "mirror_to": Relations("machine"),
     "resume_from": Relations("call", aliases="resume resume_from_checkpoint ckpt"),
     "overwrite": Relations("call", aliases="overwrite_output_dir force", conflicts="resume_from auto"),
     "eval_interval": Relations(aliases="eval_every eval_steps val_interval validation_interval"),

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from gpt.architectures.table import ModelConfig
 from gpt.checkpoint import contents, find, save
 from gpt.checkpoint.folder import Retention, prune
+from gpt.checkpoint.mirror import Mirror, yield_the_cores
 from gpt.checkpoint.tensors import NotFinite
 from gpt.common.errors import UserError
 from gpt.common.files import sync, why_not_written
@@ -29,7 +30,6 @@ from gpt.hub.names import DATASET, MODEL, is_on_hub, repo_of
 from gpt.machine.memory import available_ram
 from gpt.planning.recipe import Recipe
 from gpt.tokens.mixture import mixture_in_words, weight_percent
-from gpt.training.mirror import Mirror, yield_the_cores
 from gpt.training.state import Run, Settings
 
 if TYPE_CHECKING:
@@ -102,7 +102,7 @@ class Checkpointer:
         if resumed is not None and find.is_inside(resumed, self.output_dir):
             self._written_step = self._run.state.step
             if self.mirror is not None:  # a killed run may have left it behind
-                self.mirror.wants(self._retention(self._written_step, self.best_step))
+                self.mirror.update(self._retention(self._written_step, self.best_step))
         if self._snapshot is not None:  # the first save would wait for new pages longer than for its copy
             self._snapshot.reserve(self.plan.checkpoint_bytes, self._runtime.machine.backend.runs_ahead)
 
@@ -157,7 +157,7 @@ class Checkpointer:
                 self._runtime.out.say(f"saved checkpoint-{step}: {size(self.plan.checkpoint_bytes)} in {seconds:.2f} "
                                       f"s, of which training waited {waited if self._snapshot else seconds:.2f} s")
             if self.mirror is not None:
-                self.mirror.wants(retention)
+                self.mirror.update(retention)
             return seconds
 
         if is_first:
@@ -167,8 +167,9 @@ class Checkpointer:
 
     def _retention(self, step: int, best: int) -> Retention:
         """Which checkpoints stay after that of this step: the last ones, the best, and what the mirror is copying."""
-        protected = frozenset((best, self._run.setup.recipe.plateau_end or 0))
-        return Retention(step, self._args.keep_checkpoints, protected | (self.mirror.held if self.mirror else set()))
+        copying_step = self.mirror.copying_step if self.mirror else 0
+        protected = frozenset((best, self._run.setup.recipe.plateau_end or 0, copying_step))
+        return Retention(step, self._args.keep_checkpoints, protected)
 
     def settle(self, wait: bool) -> None:
         """Notes the end of the save in flight, with wait waits for it; warns of one that failed, as on a full disk.

@@ -15,6 +15,7 @@ import torch
 from gpt.architectures.fields import is_number
 from gpt.architectures.table import by_flags, name_of
 from gpt.checkpoint import load
+from gpt.checkpoint.folder import delete_other_runs
 from gpt.common.config import Layer, write_toml
 from gpt.common.errors import Exit, UserError
 from gpt.common.names import LOG, RUN_CONFIG
@@ -26,7 +27,6 @@ from gpt.planning.inputs import tokenizer_in
 from gpt.planning.relations import flags_of_scope
 from gpt.planning.schedules import schedule_of
 from gpt.tokens.tokenizer import load_tokenizer
-from gpt.training.mirror import delete_other_runs, take_mirror
 from gpt.training.state import Run, Settings, Setup
 from gpt.watching.monitor import Monitor
 from gpt.watching.recorder import Recorder
@@ -185,8 +185,6 @@ def open_output(run: Run, argv: Sequence[str], settings: Settings, checkpointer:
         with contextlib.suppress(OSError):  # the checkpoints hold the flags too
             write_toml(output_dir / RUN_CONFIG, flags_now, "The flags of the run in this folder. To continue it:\n"
                        f"    python train.py --resume_from {shell_word(output_dir)}", recipe.reasons)
-    if checkpointer.mirror:
-        take_mirror(args, checkpointer.mirror, folder, state.step, out)
     checkpointer.start(folder)
 
     told = {**flags_now.values, **settings["environment"], "parameters": setup.config.num_parameters}

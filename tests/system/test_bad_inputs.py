@@ -239,7 +239,7 @@ TRAIN_ROWS = [
         ("the mirror is a checkpoint", f"new --mirror_to {HERE}",
          f"--mirror_to {HERE} is a checkpoint itself, and a run would write into it. Give its folder, out"),
         ("the mirror holds another run", "new --mirror_to out", "--mirror_to out holds the checkpoints of another run, "
-         "the last one of step 2. Give --resume_from auto to continue that run")),
+         "the last one of step 2")),
     *rows("train.py", START, MACHINE,
         ("output_dir is a file", "text.txt", "--output_dir text.txt"),
         ("output_dir is a link to nowhere", "l", "--output_dir l", link("l", "nowhere/x")),

@@ -83,9 +83,3 @@ def test_an_emptied_config_leaves_the_flags_to_the_checkpoint_and_the_run_in_its
     checkpoint(place / "runs/a", 5, flags={"decided": {"n_layer": 4}})
     (place / "runs/a/config.toml").touch()
     assert flags_for(resume_from="runs/a").decided == {"n_layer": 4, "output_dir": "runs/a"}
-
-
-@pytest.mark.parametrize("content", ["{", "[]", '{"mirror_to": 3}'])
-def test_a_mark_that_cannot_be_read_says_nothing(place, content):
-    (place / "mirror.json").write_text(content)
-    assert recorded.read_mark(place) == {}

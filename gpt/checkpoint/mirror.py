@@ -1,0 +1,211 @@
+"""The mirror of a run (--mirror_to): a folder on another disk with verified copies of the run's checkpoints.
+
+A thread copies beside training, which never waits for it: a mirror that fails costs one warning, and each save tries
+again. On a new machine, where the output folder is empty, --resume_from auto brings the newest checkpoint back.
+"""
+
+import contextlib
+import os
+import shutil
+import threading
+import time
+from pathlib import Path
+
+from gpt.checkpoint.find import steps_in
+from gpt.checkpoint.folder import Retention, atomic_folder, check_place, discard, outdated, prune, sweep
+from gpt.checkpoint.recorded import is_same_folder
+from gpt.checkpoint.verify import manifest_entries
+from gpt.common.errors import Exit, InvalidCheckpoint, UserError, writing
+from gpt.common.files import write_whole
+from gpt.common.names import MANIFEST, METRICS
+from gpt.common.outputs import place_of
+from gpt.common.progress import Progress
+from gpt.common.words import first_line, printable, shell_word
+
+LONGEST_WAIT_SECONDS = 1200.0  # for the last copy; the other processes of a run wait at most 30 minutes
+
+
+# ---------------------------------------------------------------- copies
+
+
+def copy_checkpoint(source: Path, folder: Path) -> None:
+    """Copies a checkpoint into a folder, where it gets its name after every file was read back and verified.
+
+    Raises InvalidCheckpoint if the copy does not verify, and OSError.
+    """
+    names = {*manifest_entries(source), MANIFEST}
+    with atomic_folder(folder, source.name) as temporary:
+        for path in source.iterdir():
+            if path.name not in names:
+                continue
+            with path.open("rb") as reader, (temporary / path.name).open("wb") as writer:
+                shutil.copyfileobj(reader, writer, 2**20)
+                writer.flush()
+                os.fsync(writer.fileno())
+                if hasattr(os, "posix_fadvise"):  # reading back then reads the disk, not the cache
+                    os.posix_fadvise(writer.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+
+
+def copy_run_files(source: Path, target: Path) -> None:
+    """Copies the files beside the checkpoints: metrics.jsonl, config.toml, logs. Raises OSError."""
+    for path in source.iterdir():
+        if path.is_file() and not path.is_symlink() and not path.name.startswith("."):
+            write_whole(target / path.name, path.read_bytes())
+
+
+def is_copied(source: Path, copy: Path) -> bool:
+    """Returns True if two checkpoints have the same manifest, and so the same sha256 of every file."""
+    try:
+        return (source / MANIFEST).read_bytes() == (copy / MANIFEST).read_bytes()
+    except OSError:
+        return False
+
+
+def holds_another_run(root: Path, output_dir: Path) -> bool:
+    """Returns True if a mirror holds checkpoints, and they are not of the run in output_dir.
+
+    They are of this run if one of them is equal to one there, or if metrics.jsonl has the same first line, which holds
+    the time of the run's first logged step.
+    """
+    if not steps_in(root) or any(is_copied(path, root / path.name) for path in steps_in(output_dir).values()):
+        return False
+    first_lines = []
+    for folder in (root, output_dir):
+        with contextlib.suppress(OSError), (folder / METRICS).open("rb") as file:
+            first_lines.append(file.readline())
+    return len(first_lines) < 2 or first_lines[0] != first_lines[1] or not first_lines[0]
+
+
+# ---------------------------------------------------------------- before the run
+
+
+def prepare_mirror(mirror_to: str, output_dir: Path, resume_from: str | None, out: Progress) -> None:
+    """Tries the mirror before any work, and brings its newest checkpoint back where the output folder has none.
+
+    Raises UserError: exit 5 if the mirror cannot be written, exit 4 if it is a checkpoint itself or holds another
+    run's. A run that resumes from its own folder goes on without the mirror, with a warning.
+    """
+    root, shown = Path(mirror_to), f"--mirror_to {printable(mirror_to)}"
+    check_place("--mirror_to", root)
+    has_own = bool(steps_in(output_dir))
+    try:
+        with out.phase("looking at the mirror"), writing(shown, root):
+            place_of(str(root / METRICS))
+    except UserError as error:
+        if not (resume_from and has_own):
+            raise
+        out.warn(f"{error} Training goes on, and each save tries again.")
+        return
+    copies = steps_in(root)
+    if copies and not has_own and resume_from and (resume_from == "auto" or is_same_folder(resume_from, root)):
+        with writing(f"--output_dir {printable(output_dir)}", output_dir):
+            bring_back(root, output_dir, out)
+    elif copies and not (resume_from and not holds_another_run(root, output_dir)):
+        raise UserError(Exit.CHECKPOINT, f"{shown} holds the checkpoints of another run, the last one of step "
+                                         f"{max(copies):,}. Give --resume_from auto to continue that run, or another "
+                                         "--mirror_to.")
+    out.say(f"mirror      each checkpoint is copied to {printable(mirror_to)} beside training")
+
+
+def bring_back(root: Path, output_dir: Path, out: Progress) -> None:
+    """Copies the newest sound checkpoint of a mirror, and the run's other files, into the output folder.
+
+    Raises UserError (exit 4) if all are damaged, and OSError.
+    """
+    copy_run_files(root, output_dir)
+    for path in steps_in(root).values():
+        try:
+            with out.phase("copying from the mirror"):
+                copy_checkpoint(path, output_dir)
+        except InvalidCheckpoint as error:
+            out.warn(f"{printable(path)} is damaged and was skipped: {error}")
+        else:
+            out.say(f"resume      {path.name} was copied from the mirror {printable(root)}")
+            return
+    raise UserError(Exit.CHECKPOINT, f"--mirror_to {printable(root)}: every checkpoint there is damaged. Give another "
+                                     "--mirror_to to begin a new run.")
+
+
+# ---------------------------------------------------------------- beside the run
+
+
+class Mirror:
+    """Copies a run's checkpoints to a folder on another disk, and deletes old ones there by the run's own rule."""
+
+    def __init__(self, root: Path, output_dir: Path, out: Progress):
+        self.copying_step = 0  # the step of the checkpoint being copied, which must not be pruned meanwhile
+        self._root, self._output_dir, self._out = root, output_dir, out
+        self._latest: Retention | None = None  # the last request
+        self._thread = threading.Thread()
+        self._lock = threading.Lock()  # one thread copies at a time
+        self._is_ours = False  # whether the folder is known to hold no other run
+        self._problem = ""  # why the last request failed; printed once
+
+    def update(self, retention: Retention) -> None:
+        """Starts copying what the output folder holds now, the newest checkpoint first; returns at once."""
+        self._latest = retention
+        self._thread = threading.Thread(target=self._work, args=(retention,), daemon=True, name="mirror")
+        self._thread.start()  # a daemon: a disk that hangs does not keep the process alive
+
+    def finish(self) -> None:
+        """Waits for the copy of the last checkpoint, and prints whether it is in the mirror."""
+        if self._latest is None:
+            return
+        last, deadline = self._output_dir / f"checkpoint-{self._latest.saved}", time.monotonic() + LONGEST_WAIT_SECONDS
+        self.update(self._latest)  # again: a copy may have failed, and the logs have grown
+        shown = printable(self._root)
+        with self._out.phase(f"copying to the mirror {shown}"):
+            while self._thread.is_alive() and time.monotonic() < deadline:
+                self._thread.join(0.2)
+        self._latest = None
+        if not self._thread.is_alive() and is_copied(last, self._root / last.name):
+            self._out.say(f"mirror      {last.name} is in {shown}, verified")
+        else:
+            self._out.warn(f"the mirror {shown} lacks {last.name}: {self._problem or 'too slow'}. Copy it by hand: "
+                           f"cp -r {shell_word(last)} {shell_word(self._root)}/")
+
+    def _work(self, retention: Retention) -> None:
+        yield_the_cores()
+        with self._lock:
+            try:
+                if retention is self._latest:  # else a newer request waits
+                    self._copy(retention)
+                    self._problem = ""
+            except Exception as error:  # a bug too: it must not end the mirror silently
+                is_known, self._problem = bool(self._problem), first_line(error)
+                if not is_known:
+                    self._out.warn(f"--mirror_to {printable(self._root)}: {self._problem}. Look at that disk. Training "
+                                   "goes on, and each save tries again.")
+            self.copying_step = 0
+
+    def _copy(self, retention: Retention) -> None:
+        """Prunes the mirror, then copies what it lacks. Raises OSError, and InvalidCheckpoint for a damaged one."""
+        root, output_dir = self._root, self._output_dir
+        if not self._is_ours:
+            if holds_another_run(root, output_dir):
+                raise OSError("it holds the checkpoints of another run")
+            root.mkdir(parents=True, exist_ok=True)
+            sweep(root)
+            self._is_ours = True
+        own, to_be_pruned = steps_in(output_dir), outdated(output_dir, *retention)
+        prune(root, *retention)
+        for step, path in steps_in(root).items():
+            if step > retention.saved and step not in own:  # the run has gone back behind this step
+                discard(path)
+        copy_run_files(output_dir, root)  # before the checkpoint: metrics.jsonl has the rows that led to it
+        for step, path in own.items():
+            if step <= retention.saved and path not in to_be_pruned and not is_copied(path, root / path.name):
+                self.copying_step = step
+                try:
+                    copy_checkpoint(path, root)
+                except (OSError, InvalidCheckpoint) as error:
+                    if path.exists():  # else it was pruned meanwhile
+                        raise OSError(f"{path.name} was not copied: {first_line(error)}") from error
+                if retention is not self._latest:  # the newest first
+                    return
+
+
+def yield_the_cores() -> None:
+    """Lowers the calling thread's priority, on Linux: training's threads run first."""
+    with contextlib.suppress(OSError, AttributeError):
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 10)

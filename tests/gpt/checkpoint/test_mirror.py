@@ -1,0 +1,256 @@
+"""mirror.py: copies are there whole or not at all, training never waits for them, and a run goes on from them."""
+
+import contextlib
+import errno
+import io
+import shutil
+import threading
+from pathlib import Path
+
+import pytest
+
+from gpt.checkpoint import mirror as room
+from gpt.checkpoint.find import steps_in
+from gpt.checkpoint.folder import Retention
+from gpt.checkpoint.mirror import Mirror, copy_checkpoint, is_copied
+from gpt.checkpoint.verify import verify
+from gpt.common.errors import Exit, InvalidCheckpoint
+from gpt.common.progress import Progress
+from tests.helpers.checkpoints import edit, flip, names_in, seal
+from tests.helpers.training import metrics_of
+
+
+@pytest.fixture(scope="module")
+def sound(make_checkpoint, tmp_path_factory):
+    return make_checkpoint(tmp_path_factory.mktemp("sound"), 900)[0]
+
+
+@pytest.fixture
+def numbered(sound, tmp_path):
+    """A function: makes sound checkpoints of these steps in the run's folder, and returns the last."""
+
+    def make(*steps):
+        path = sound
+        for step in steps:
+            path = Path(shutil.copytree(sound, tmp_path / "out" / f"checkpoint-{step}"))
+            edit(path / "trainer_state.json", step=step, best_step=0, stays=False)
+            seal(path)
+        return path
+
+    return make
+
+
+@pytest.fixture
+def drive(tmp_path):
+    return tmp_path / "drive"
+
+
+# ---------------------------------------------------------------- copies
+
+
+def test_another_copy_of_its_step_takes_the_place_of_a_copy(numbered, drive):
+    drive.mkdir()
+    source = numbered(9)
+    for validated in (0, 9):
+        edit(source / "trainer_state.json", validated_step=validated)
+        seal(source)
+        assert not is_copied(source, drive / source.name)
+        copy_checkpoint(source, drive)
+        assert is_copied(source, drive / source.name)
+        assert names_in(drive) == ["checkpoint-9"]
+
+
+@pytest.mark.parametrize("where", ["source", "copy"])
+def test_a_copy_that_does_not_verify_does_not_appear(numbered, drive, monkeypatch, where):
+    drive.mkdir()
+    source, real = numbered(1), shutil.copyfileobj
+    if where == "source":
+        flip(source / "model.safetensors")
+    else:
+        monkeypatch.setattr(shutil, "copyfileobj", lambda reader, writer, size: (
+            real(reader, writer, size), writer.write(b"?")))
+    with pytest.raises(InvalidCheckpoint):
+        copy_checkpoint(source, drive)
+    assert names_in(drive) == []
+
+
+# ---------------------------------------------------------------- the thread
+
+
+@pytest.fixture
+def printed():
+    return io.StringIO()
+
+
+@pytest.fixture
+def mirror(tmp_path, drive, printed, capsys):
+    (tmp_path / "out").mkdir()
+    with contextlib.closing(Progress(printed)) as out:
+        made = Mirror(drive, tmp_path / "out", out)
+        yield made
+        made.finish()
+
+
+def retention(saved, keep=3, protected=()):
+    return Retention(saved, keep, frozenset(protected))
+
+
+def update(mirror, step, **rest):
+    """Requests an update of the mirror and waits for its end."""
+    mirror.update(retention(step, **rest))
+    mirror._thread.join(60)
+    assert not mirror._thread.is_alive()
+
+
+def test_the_mirror_holds_what_the_run_keeps_copied_newest_first_after_the_rows(mirror, numbered, drive, monkeypatch):
+    order, real = [], copy_checkpoint
+
+    def watched(path, *rest):
+        order.append((path.name, (drive / "metrics.jsonl").read_text()))
+        real(path, *rest)
+
+    monkeypatch.setattr(room, "copy_checkpoint", watched)
+    out = numbered(1, 2, 3, 4, 5).parent
+    (out / "metrics.jsonl").write_text("rows")
+    update(mirror, 5, keep=2, protected=(1,))
+    assert order == [(f"checkpoint-{step}", "rows") for step in (5, 4, 1)]
+    numbered(6, 7)  # the run has not asked for the later one yet
+    update(mirror, 6, keep=2, protected=(1,))
+    update(mirror, 6, keep=2, protected=(1,))
+    assert names_in(drive) == ["checkpoint-1", "checkpoint-5", "checkpoint-6", "metrics.jsonl"]
+    for path in steps_in(drive).values():
+        verify(path)
+    for step in (6, 7):
+        shutil.rmtree(out / f"checkpoint-{step}")
+    update(mirror, 5, keep=2, protected=(1,))
+    assert list(steps_in(drive)) == [5, 4, 1], "the run has gone back to step 5"
+
+
+def test_a_disk_that_hangs_holds_up_neither_the_run_nor_its_end(mirror, numbered, drive, monkeypatch, capsys):
+    begun, goes_on, real = threading.Event(), threading.Event(), copy_checkpoint
+
+    def hanging(path, *rest):
+        begun.set()
+        assert goes_on.wait(60)
+        return real(path, *rest)
+
+    monkeypatch.setattr(room, "copy_checkpoint", hanging)
+    monkeypatch.setattr(room, "LONGEST_WAIT_SECONDS", 0.4)
+    numbered(1)
+    mirror.update(retention(1, keep=1))
+    assert begun.wait(60)
+    assert mirror.copying_step == 1
+    numbered(2, 3)
+    mirror.update(retention(3, keep=1))
+    assert list(steps_in(drive)) == []
+    mirror.finish()
+    assert "lacks checkpoint-3: too slow. Copy it by hand: cp -r " in capsys.readouterr().err
+    goes_on.set()
+    update(mirror, 3, keep=1)
+    assert max(steps_in(drive)) == 3
+    assert mirror.copying_step == 0
+
+
+def test_a_mirror_that_fails_costs_one_warning_and_is_used_again(mirror, numbered, drive, tmp_path, printed, capsys):
+    update(mirror, numbered(1) and 1)
+    drive.rename(tmp_path / "unplugged")
+    numbered(2)
+    for _ in range(3):
+        update(mirror, 2)
+    assert not drive.exists(), "it may be where a disk is mounted"
+    said = capsys.readouterr().err
+    assert said.count("warning: --mirror_to") == 1
+    assert "No such file or directory" in said
+    (tmp_path / "unplugged").rename(drive)
+    mirror.update(retention(2))
+    mirror.finish()
+    assert f"checkpoint-2 is in {drive}, verified" in printed.getvalue()
+    assert list(steps_in(drive)) == [2, 1]
+
+
+def test_a_damaged_checkpoint_is_named_and_the_newest_is_copied(mirror, numbered, drive, capsys):
+    flip(numbered(1) / "model.safetensors")
+    numbered(2)
+    for _ in range(2):
+        update(mirror, 2)
+    assert list(steps_in(drive)) == [2]
+    assert capsys.readouterr().err.count("checkpoint-1 was not copied: ") == 1
+
+
+def test_of_two_runs_that_start_with_one_mirror_the_second_leaves_it_alone(mirror, numbered, drive, sound, capsys):
+    shutil.copytree(sound, drive / "checkpoint-900")  # another run's, since this one has started
+    numbered(1)
+    update(mirror, 1)
+    assert names_in(drive) == ["checkpoint-900"]
+    assert "it holds the checkpoints of another run" in capsys.readouterr().err
+
+
+# ---------------------------------------------------------------- runs
+
+SAVING = ("--max_steps", "6", "--checkpoint_every_steps", "2", "--log_interval", "1", "--lr_schedule", "constant")
+
+
+@pytest.fixture
+def finished(run, drive):
+    """The run's folder, whose mirror is drive."""
+    run.ok(*SAVING, "--mirror_to", str(drive))
+    return run.folder / "out"
+
+
+def test_a_run_and_its_mirror_hold_the_same(run, drive):
+    text = run.ok(*SAVING, "--mirror_to", str(drive), "--keep_checkpoints", "1", "--eval_interval", "3")
+    out = run.folder / "out"
+    assert steps_in(drive).keys() == steps_in(out).keys() > {6}
+    for step, path in steps_in(drive).items():
+        assert verify(path) == verify(steps_in(out)[step]), "the validation of the last step is recorded in both"
+    for name in ("metrics.jsonl", "config.toml"):
+        assert (drive / name).read_bytes() == (out / name).read_bytes()
+    assert f"mirror      checkpoint-6 is in {drive}, verified" in text
+    run.ok("--resume_from", str(out), "--max_steps", "8")
+    assert max(steps_in(drive)) == 8, "a resumed run keeps its mirror"
+
+
+def test_on_a_new_machine_the_same_line_goes_on_from_the_mirror(run, finished, drive):
+    shutil.rmtree(finished)
+    flip(drive / "checkpoint-6/model.safetensors")
+    same = ("--resume_from", "auto", "--mirror_to", str(drive), "--checkpoint_every_steps", "2")
+    text = run.ok(*same, "--max_steps", "8")
+    assert "checkpoint-6 is damaged and was skipped" in text
+    assert f"resume      checkpoint-4 was copied from the mirror {drive}" in text
+    assert "resume      from checkpoint-4, step 4 of 8" in text
+    assert list(steps_in(drive)) == [*steps_in(finished), 2] == [8, 6, 4, 2]
+    assert [row["step"] for row in metrics_of(finished) if "loss" in row] == list(range(1, 9))
+    shutil.rmtree(finished)
+    text = run.ok("--resume_from", str(drive), "--max_steps", "9")
+    assert max(steps_in(finished)) == max(steps_in(drive)) == 9, "the mirror's name alone is enough"
+
+
+def test_the_checkpoints_of_another_run_are_neither_mixed_with_nor_deleted(run, finished, drive):
+    before = names_in(drive)
+    for flags in ((), ("--overwrite",), ("--resume_from", str(finished / "checkpoint-4"))):
+        said = run.refused(Exit.CHECKPOINT, *SAVING, "--mirror_to", str(drive), *flags, out="again")
+        assert "holds the checkpoints of another run, the last one of step 6" in said
+    run.ok(*SAVING, out="again")
+    said = run.refused(Exit.CHECKPOINT, *SAVING, "--mirror_to", str(drive), "--resume_from", "auto", out="again")
+    assert "holds the checkpoints of another run" in said
+    assert names_in(drive) == before
+
+
+def test_a_run_whose_mirror_has_fallen_behind_still_knows_it(run, finished, drive):
+    for path in (finished / "checkpoint-2", finished / "checkpoint-4", drive / "checkpoint-6"):
+        shutil.rmtree(path)
+    run.ok("--resume_from", str(finished), "--max_steps", "8")
+    assert max(steps_in(drive)) == 8
+
+
+def test_an_unwritable_mirror_ends_a_new_run_but_not_a_resumed_one(run, finished, drive, tmp_path, monkeypatch):
+    def read_only(root):
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    monkeypatch.setattr(room, "place_of", read_only)
+    said = run.refused(Exit.MACHINE, *SAVING, "--mirror_to", str(tmp_path / "gone"), out="new")
+    assert "cannot be written: Read-only file system" in said
+    assert not (tmp_path / "gone").exists()
+    text = run.ok("--resume_from", str(finished), "--max_steps", "8")
+    assert "warning: --mirror_to" in text
+    assert 8 in steps_in(finished)
