@@ -167,7 +167,7 @@ def pretokenize(args: Namespace, folder: Folder, signals: Signals, progress: Pro
     dtype = native_dtype(vocabulary.size)
     encode_text(job, vocabulary, dtype)
     with folder.writing(), progress.phase("writing to the disk"):
-        refuse_nothing(job)
+        refuse_empty(job)
         job.report.say(progress)
         metadata = commit(job, dtype, vocabulary, trained_here=given is None)
     summarise(job, metadata, time.monotonic() - began)
@@ -209,10 +209,10 @@ def say_what_is_read(job: Job) -> None:
         job.progress.warn(f"--text_field {printable(args.text_field)} has no effect: no .jsonl file is read")
 
 
-def refuse_nothing(job: Job) -> None:
+def refuse_empty(job: Job) -> None:
     """Raises UserError (exit 3) if nothing is left for training."""
     train, val = job.totals["train"], job.totals["val"]
-    job.report.refuse_nothing(train["bytes"] + val["bytes"])
+    job.report.refuse_empty(train["bytes"] + val["bytes"])
     if not train["documents"]:
         raise UserError(Exit.DATA, f"all {several(val['documents'], 'document')} would be for validation. Give a "
                                    "smaller --val_fraction.")

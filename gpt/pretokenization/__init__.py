@@ -1,8 +1,13 @@
-"""Text to token files, in the order that the text takes; start with pretokenize.py, which calls the stages.
+"""Text to token files, in the order that the text takes. Start with pretokenize.py, which calls the stages.
 
-files > blocks > text_files, json_lines, parquet > sources: one file's text; what all kinds of input share; one file for
-    each kind of input; which files are read (the table KINDS is in sources.py)
-engines > store > workers > passes > vocabulary: text becomes ids; the output folder with its journal; processes that
-    read blocks; the passes over the text; the tokenizer, given or trained
-commit, verify: the token files committed; looking inside a finished folder
+files         holds one input file and its text, unpacked and decoded.
+blocks        is the base of all kinds of input: text_files, json_lines and parquet.
+sources       finds the input files and recognises their kind, by its table KINDS.
+engines       encodes text into ids.
+store         holds the output folder while it is filled.
+workers       reads, samples and encodes blocks in several processes.
+passes        makes the passes over the text, and settles the validation split.
+vocabulary    opens or trains the tokenizer.
+commit        gives the token files their final names.
+verify        looks inside a finished folder.
 """

@@ -1,8 +1,8 @@
-"""What all kinds of input share: blocks, the findings of reading one, and the places where text may be cut.
+"""The base of all kinds of input: blocks, the findings in them, and the places where text may be cut.
 
 A block is a few megabytes of one source: whole lines of JSON, whole documents of a text file, rows of a table, or a
-part of a document whose end is kept for validation. Blocks depend on the text alone, never on which process reads them
-or on how many there are. They hold no text, only the place where it lies; those of a table hold its rows.
+part of a document whose end is kept for validation. Blocks depend on the text alone, not on the number of processes.
+A block of a table holds its rows; any other block only says where its text lies.
 """
 
 import codecs
@@ -15,27 +15,27 @@ from gpt.common.errors import Exit, UserError
 from gpt.common.words import size
 from gpt.pretokenization.files import MARK, Source
 
-# GPT-2's pre-tokenizer always splits between a character that is no whitespace and a space or newline, and between a
-# Latin letter, digit, kana or Chinese character and a punctuation mark (scripts without spaces need the latter).
-# Whatever stands around such a place, the two pieces have the same ids as the whole. Python's \S is stricter than the
-# pre-tokenizer's, which is the safe side.
+# GPT-2's pre-tokenizer always splits between a character that is not whitespace and a space or newline. It also splits
+# between a Latin letter, digit, kana or Chinese character and a punctuation mark, which scripts without spaces need.
+# In any context, the two pieces have the same ids as the whole. Python's \S is stricter than the pre-tokenizer's,
+# which is the safe side.
 SAFE_CUT = re.compile("\\S(?=[ \n])|[0-9A-Za-z\u3041-\u3096\u30a1-\u30fa\u4e00-\u9fa5]"
-                        "(?=[.,;:!?\u3001\u3002\uff01\uff0c\uff1a\uff1b\uff1f])")
-# Other pre-tokenizers let a punctuation mark take the newlines after it; hardly any lets a token run on over a space.
-SPACE = re.compile(r"\S(?= )")
-FIRST_WIDTH = 256  # of the tail that is searched for a place to cut; then 16 times more
+                      "(?=[.,;:!?\u3001\u3002\uff01\uff0c\uff1a\uff1b\uff1f])")
+# Some other pre-tokenizers join a punctuation mark and the newlines after it; hardly any joins text across a space.
+SPACE_CUT = re.compile(r"\S(?= )")
+FIRST_TAIL_BYTES = 256  # the tail that is searched first for a cut; each next one is 16 times longer
 
 
 @dataclass(frozen=True)
 class Limits:
-    """From which sizes on text is cut. Other limits, such as the smaller ones of tests, give the same ids."""
+    """The sizes from which text is cut. Other limits, such as smaller ones in tests, give the same ids."""
 
     block_bytes: int = 2**22
-    part_bytes: int = 2**20  # a longer document is cut into parts, each ending where the cut changes no id
-    window_bytes: int = 2**16  # read at a time when looking for the end of a line or document
-    document_bytes: int = 2**30  # of a document that is held whole: a line of JSON, or one that its hash sorts
-    survey_bytes: int = 2**25  # smaller files are read once before they are encoded with a given tokenizer
-    fast_sample_bytes: int = 10_000_000  # the smallest sample of which gigatoken trains a tokenizer
+    part_bytes: int = 2**20  # a longer document is encoded in parts, cut where no id changes
+    window_bytes: int = 2**16  # read at a time to find the end of a line or document
+    document_bytes: int = 2**30  # the longest document that is held whole: a line of JSON, or one split by its hash
+    survey_bytes: int = 2**25  # with a given tokenizer, only smaller texts are read once before they are encoded
+    fast_sample_bytes: int = 10_000_000  # the smallest sample on which gigatoken trains a tokenizer
 
 
 LIMITS = Limits()
@@ -43,7 +43,7 @@ LIMITS = Limits()
 
 @dataclass(frozen=True)
 class Reading:
-    """How text is to be read: what the flags say about it, and where documents may be cut."""
+    """How to read the text: the flags about it, and where documents may be cut."""
 
     text_field: str = "text"
     separator: str | None = None
@@ -52,51 +52,54 @@ class Reading:
     limits: Limits = LIMITS
 
     @property
-    def places(self) -> re.Pattern[str]:
-        """The places where a document may be cut without changing its ids."""
-        return SPACE if self.any_tokenizer else SAFE_CUT
+    def cut_pattern(self) -> re.Pattern[str]:
+        """Matches the last character before each place where a cut changes no id."""
+        return SPACE_CUT if self.any_tokenizer else SAFE_CUT
 
 
 @dataclass(frozen=True)
 class TextBlock:
-    """A run of bytes of a source's text, or of its rows: whole documents, or a part of one document."""
+    """A run of bytes or rows of one source: whole documents, or a part of one document."""
 
-    offset: int
+    offset: int  # for a table only approximate
     length: int
-    rows: list[Any] | None = None  # of a table, offset tells about where; None: the bytes lie in the file
-    last: bool = True  # of a part: the document ends with it
-    in_val: bool | None = None  # of a part: whether it is for validation; None: whole documents, whose hashes decide
+    rows: list[Any] | None = None  # of a table; None: the bytes are in the file
+    last: bool = True  # the document ends with this part
+    in_val: bool | None = None  # whether this part is for validation; None: whole documents, split by their hashes
     source: int = 0  # the index of the source
 
 
 @dataclass
 class Findings:
-    """What reading one block brought up; places are relative to the block."""
+    """Counts of one block; positions are relative to the block."""
 
-    unit: str = "line"  # what the text is counted in: line or row
+    unit: str = "line"  # or row
     newlines: int = 0
     separators: int = 0
     replaced: int = 0
-    undecodable: int = 0  # of those replaced: bytes that are not UTF-8, not half a character that JSON spells
-    first_replaced: tuple[int, int, str] | None = None  # byte, line, why
+    undecodable: int = 0  # replaced bytes that are not UTF-8; the other replaced ones are lone surrogates in JSON
+    first_replaced: tuple[int, int, str] | None = None  # byte, line, reason
     bad_lines: int = 0
-    first_bad_line: tuple[int, str] | None = None  # line, why
-    has_text: bool = False  # more than blanks
+    first_bad_line: tuple[int, str] | None = None  # line, reason
+    has_text: bool = False  # more than whitespace
 
     def bad_line(self, number: int, why: str) -> None:
-        """Counts a line of JSON, or a row, that holds no document."""
+        """Counts a line of JSON, or a row, without a document."""
         self.bad_lines += 1
         self.first_bad_line = self.first_bad_line or (number, why)
 
-    def replace(self, content: bytes, error: UnicodeDecodeError, at: int, line: int) -> str:
-        """The text of bytes that are not all UTF-8: invalid ones become U+FFFD and are counted."""
-        why = f"0x{content[error.start]:02x} ({error.reason})"
-        self.first_replaced = self.first_replaced or (
-            at + error.start, line + content.count(b"\n", 0, error.start), why)
+    def decode(self, content: bytes, offset: int, line: int) -> str:
+        """Decodes UTF-8; invalid bytes become U+FFFD and are counted. content begins at offset, in line."""
+        try:
+            return content.decode()
+        except UnicodeDecodeError as error:
+            why = f"0x{content[error.start]:02x} ({error.reason})"
+            self.first_replaced = self.first_replaced or (
+                offset + error.start, line + content.count(b"\n", 0, error.start), why)
         text = content.decode(errors="replace")
-        number = text.count("\ufffd") - content.count("\ufffd".encode())
-        self.replaced += number
-        self.undecodable += number
+        num_replaced = text.count("\ufffd") - content.count("\ufffd".encode())
+        self.replaced += num_replaced
+        self.undecodable += num_replaced
         return text
 
 
@@ -104,92 +107,93 @@ class Findings:
 class Kind:
     """A kind of input: an entry of sources.KINDS, with its functions in a file of its own.
 
-    recognises: whether a file is of this kind, by its name in lower case without a packed file's ending, and by its
-    first bytes, unpacked. Raises UserError (exit 3) for one that is broken.
-    blocks: the blocks of a source.
-    documents: the documents of a block, of which it gets the bytes or the rows; of a part of a document, its text.
+    recognises(source, name, head): is a file of this kind? name is its lower-case name without the ending of a packed
+    file, head its first unpacked bytes. Raises UserError (exit 3) for a broken file.
+    blocks(source, reading): cuts a source into blocks.
+    documents(block, content, reading, findings): the documents of a block, from its bytes or rows; the text of the
+    part if the block is a part of a document.
     """
 
     recognises: Callable[[Source, str, bytes], bool]
     blocks: Callable[[Source, Reading], Iterator[TextBlock]]
     documents: Callable[[TextBlock, Any, Reading, Findings], list[str]]
-    endings: tuple[str, ...] = ()  # of the names that are taken from a folder
-    is_text: bool = True  # a file must be UTF-8: then UTF-16, pictures, archives and the like are refused
-    has_fields: bool = True  # --text_field names where a document lies; else a file is one document without a separator
+    endings: tuple[str, ...] = ()  # of the file names that are taken from a folder
+    is_text: bool = True  # the file must be UTF-8: UTF-16, pictures, archives and the like are refused
+    has_fields: bool = True  # --text_field names the document; False: a file without separators is one document
 
 
-def window(file: BinaryIO, start: int, length: int) -> bytes:
-    """Up to length bytes of a file from start on."""
+def read_at(file: BinaryIO, start: int, length: int) -> bytes:
+    """Reads up to length bytes of a file from start on."""
     file.seek(start)
     return file.read(length)
 
 
-def after_mark(file: BinaryIO) -> int:
-    """Where the text begins: after the byte order mark, if there is one."""
-    return len(MARK) if window(file, 0, len(MARK)) == MARK else 0
+def text_start(file: BinaryIO) -> int:
+    """The offset of the text, after the byte order mark if there is one."""
+    return len(MARK) if read_at(file, 0, len(MARK)) == MARK else 0
 
 
-def find_end(file: BinaryIO, what: bytes, at: int, most: int, length: int) -> int:
-    """Where the first what that begins from place at on ends, searched length bytes at a time; else the text's end.
+def find_end(file: BinaryIO, marker: bytes, start: int, limit: int, step: int) -> int:
+    """The offset just after the first marker at or after start, or the end of the file without a marker.
 
-    Or a place after most, where it is given up.
+    Reads step bytes at a time. Gives up beyond limit and returns the offset reached.
     """
-    length += len(what)
+    step += len(marker)
     while True:
-        content = window(file, at, length)
-        found = content.find(what)
-        if found >= 0:
-            return at + found + len(what)
-        if len(content) < length or at > most:
-            return at + len(content)
-        at += len(content) - len(what) + 1
+        content = read_at(file, start, step)
+        index = content.find(marker)
+        if index >= 0:
+            return start + index + len(marker)
+        if len(content) < step or start > limit:
+            return start + len(content)
+        start += len(content) - len(marker) + 1
 
 
 def refuse_long(source: Source, start: int, num_bytes: int, reading: Reading) -> None:
-    """Raises UserError (exit 3) for a document of so many bytes that is too long to be held in memory."""
-    most = reading.limits.document_bytes
-    if num_bytes > most:
-        raise UserError(Exit.DATA, f"{source.shown}: from byte {start:,} on there is a document of more than "
-                                   f"{size(most)}, too long to hold. Cut it into several.")
+    """Raises UserError (exit 3) for a document of num_bytes that is too long to be held in memory."""
+    limit = reading.limits.document_bytes
+    if num_bytes > limit:
+        raise UserError(Exit.DATA, f"{source.shown}: the document at byte {start:,} is longer than {size(limit)}, too "
+                                   "long to hold in memory. Cut it into several.")
 
 
 # ---------------------------------------------------------------- cutting a long document
 
 
-def begun_character(content: bytes) -> int:
-    """How many bytes at the end may begin a character that goes on in the next block: 0 to 3."""
+def incomplete_bytes(content: bytes) -> int:
+    """The number of bytes at the end that may begin a character completed by the next block: 0 to 3."""
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
     decoder.decode(content[-3:])
     return len(decoder.getstate()[0])
 
 
-def last_place(content: bytes, places: re.Pattern[str] = SAFE_CUT) -> int:
-    """The last place where UTF-8 may be cut without changing its ids; 0 if there is none."""
-    width = FIRST_WIDTH
+def last_cut(content: bytes, pattern: re.Pattern[str] = SAFE_CUT) -> int:
+    """The last offset at which UTF-8 may be cut without changing its ids; 0 without such an offset."""
+    width = FIRST_TAIL_BYTES
     while True:
         start = max(0, len(content) - width)
         while start and start < len(content) and content[start] & 0xC0 == 0x80:
             start += 1
         tail = content[start:].decode(errors="surrogateescape")
-        found = 0
-        for match in places.finditer(tail):
-            found = match.end()
-        if found or start == 0:
-            return start * bool(found) + len(tail[:found].encode(errors="surrogateescape"))
+        matches = list(pattern.finditer(tail))
+        if matches:
+            return start + len(tail[:matches[-1].end()].encode(errors="surrogateescape"))
+        if start == 0:
+            return 0
         width *= 16
 
 
-def part_end(content: bytes, places: re.Pattern[str]) -> int:
-    """Where a part that begins with this content ends: at the last safe place, else between two characters."""
-    return last_place(content, places) or len(content) - begun_character(content)
+def part_end(content: bytes, pattern: re.Pattern[str]) -> int:
+    """The length of the part that begins with this content: up to the last cut, else between two characters."""
+    return last_cut(content, pattern) or len(content) - incomplete_bytes(content)
 
 
 def parts_of(content: bytes, reading: Reading) -> list[bytes]:
-    """A whole document, in UTF-8, as parts of at most limits.part_bytes."""
+    """Cuts a whole document, in UTF-8, into parts of at most limits.part_bytes."""
     part_bytes = reading.limits.part_bytes
     parts, start = [], 0
     while len(content) - start > part_bytes:
-        end = start + part_end(content[start:start + part_bytes], reading.places)
+        end = start + part_end(content[start:start + part_bytes], reading.cut_pattern)
         parts.append(content[start:end])
         start = end
     return [*parts, content[start:]]

@@ -1,4 +1,4 @@
-"""The token files of a run committed, metadata.json written last; and the closing words."""
+"""Commits the token files of a run, with metadata.json last, and prints the summary."""
 
 import sys
 import time
@@ -18,9 +18,9 @@ MAX_SOURCES_LISTED = 1000
 
 
 def commit(job: Job, dtype: str, vocabulary: Vocabulary, trained_here: bool) -> dict[str, Any]:
-    """Reads all files back, gives them their names, and writes metadata.json; returns it.
+    """Reads all token files back, gives them their final names, writes metadata.json and returns its fields.
 
-    Raises UserError (exit 3) for an id that reads back differently from what was written, and for a file that does.
+    Raises UserError (exit 3) if a file has an id outside the vocabulary or a size other than written.
     """
     splits = {}
     for split, totals in job.totals.items():
@@ -50,25 +50,25 @@ def commit(job: Job, dtype: str, vocabulary: Vocabulary, trained_here: bool) -> 
         "tokenizer": {"trained_here": trained_here, "sha256": sha256_of(job.folder.work / "tokenizer.json")},
         "sources": sources[:MAX_SOURCES_LISTED],
         "num_sources": len(sources),
-        **({"origins": origins} if origins else {}),  # datasets of the hub, each with its commit
+        **({"origins": origins} if origins else {}),  # datasets of the Hugging Face hub, each with its commit
         "split_rule": job.split.rule,
         **({"encoding": job.args.encoding} if job.args.encoding else {}),
         "created": time.strftime("%Y-%m-%d", time.gmtime()),
     }
-    job.folder.commit(["tokenizer.json", *(f"{split}.{ending}" for split in splits for ending in ("bin", "idx"))],
-                      metadata)
+    names = [f"{split}.{ending}" for split in splits for ending in ("bin", "idx")]
+    job.folder.commit(["tokenizer.json", *names], metadata)
     return metadata
 
 
 def summarise(job: Job, metadata: Mapping[str, Any], seconds: float) -> None:
-    """The closing block: counts, seconds, and the command to type next."""
+    """Prints the counts, the seconds, and the command to type next."""
     say, splits = job.progress.say, metadata["splits"]
     sums = {key: sum(split[key] for split in splits.values()) for key in ("documents", "bytes", "tokens")}
-    share = f"{100 * splits['val']['bytes'] / sums['bytes']:.2g}% of the text" if "val" in splits else "no val.bin"
-    say(f"validation: {share}: {job.split.rule}")
+    fraction = f"{100 * splits['val']['bytes'] / sums['bytes']:.2g}% of the text" if "val" in splits else "no val.bin"
+    say(f"validation: {fraction}: {job.split.rule}")
     for key, value in sums.items():
         say(f"{key}: {value:,} ({', '.join(f'{split} {splits[split][key]:,}' for split in splits)})")
     say(f"vocabulary: {metadata['vocab_size']:,} ids ({metadata['dtype']})\n"
         f"bytes per token: {sums['bytes'] / max(1, sums['tokens']):.3f}\nseconds: {seconds:.1f}")
-    where = "" if str(job.folder.path) == "data" else f" --data_dir {shell_word(job.folder.path)}"
-    say(f"next: python train.py{where}")
+    data_dir = "" if str(job.folder.path) == "data" else f" --data_dir {shell_word(job.folder.path)}"
+    say(f"next: python train.py{data_dir}")

@@ -1,19 +1,19 @@
-"""Text that is not UTF-8 is refused: nothing is decoded by a guess, the user gives --encoding."""
+"""Refuses text that is not UTF-8: no encoding is guessed, the user gives --encoding."""
 
 from gpt.common.errors import Exit, UserError
 from gpt.common.words import several
 from gpt.pretokenization.blocks import Findings
 from gpt.pretokenization.files import MARK, Source
 
-MOST_UNDECODABLE = 0.01  # of a file's bytes; below, such bytes are replaced and counted
-ALWAYS_REPLACED = 3  # places, whatever their share: a stray byte in a short file is no other encoding
+MAX_UNDECODABLE = 0.01  # of a file's bytes; fewer are replaced and counted
+ALWAYS_REPLACED = 3  # places in any file: a stray byte in a short file is no sign of another encoding
 MARKS = {b"\xff\xfe\0\0": "utf-32", b"\0\0\xfe\xff": "utf-32", b"\xff\xfe": "utf-16", b"\xfe\xff": "utf-16"}
 CONTROLS = bytes({*range(32), 127} - {*b"\b\t\n\v\f\r\x1b"})
-MOST_CONTROLS = 0.05  # of a text's first bytes; of random bytes one in nine is a control character
+MAX_CONTROLS = 0.05  # of a text's first bytes; one in nine random bytes is a control character
 
 
 def refuse_encoding(shown: str, head: bytes, encoding: str) -> None:
-    """Raises UserError (exit 3) if a text's first bytes are clearly in another encoding than this one ('': UTF-8)."""
+    """Raises UserError (exit 3) if a text's first bytes are clearly not in this encoding ('': UTF-8)."""
     seen = next((name for mark, name in MARKS.items() if head.startswith(mark)), "")
     if seen and not encoding.startswith(("utf-16", "utf-32")):
         raise UserError(Exit.DATA, f"{shown} is {seen.upper()}, not {(encoding or 'UTF-8').upper()}, as its mark "
@@ -25,14 +25,14 @@ def refuse_encoding(shown: str, head: bytes, encoding: str) -> None:
 
 
 def has_controls(content: bytes) -> bool:
-    """True if there are far more control characters than in any text: token files, weights, packed or random bytes."""
+    """True if control characters are too many for text, as in token files, weights, archives and random bytes."""
     num_controls = len(content) - len(content.translate(None, CONTROLS))
-    return num_controls >= 16 and num_controls > MOST_CONTROLS * len(content)
+    return num_controls >= 16 and num_controls > MAX_CONTROLS * len(content)
 
 
-def refuse_undecodable(source: Source, found: Findings) -> None:
-    """Raises UserError (exit 3) if more places than 1% of a file's bytes are not UTF-8."""
-    num_places = found.undecodable
-    if found.first_replaced and num_places > max(ALWAYS_REPLACED, MOST_UNDECODABLE * source.text_bytes):
+def refuse_undecodable(source: Source, findings: Findings) -> None:
+    """Raises UserError (exit 3) if more than 1% of a file's bytes are not UTF-8."""
+    num_places = findings.undecodable
+    if findings.first_replaced and num_places > max(ALWAYS_REPLACED, MAX_UNDECODABLE * source.text_bytes):
         raise source.error(f"is not UTF-8: {several(num_places, 'place')} cannot be decoded, from byte "
-                           f"{found.first_replaced[0]:,} on. Give its --encoding, such as cp1251 or shift_jis.")
+                           f"{findings.first_replaced[0]:,} on. Give its --encoding, such as cp1251 or shift_jis.")

@@ -13,47 +13,47 @@ ROWS_AT_ONCE = 64
 
 
 def is_parquet(source: Source, name: str, head: bytes) -> bool:
-    """True for a file that begins as a table. Raises UserError (exit 3) for one that only its name calls so."""
+    """True for a file that begins as a table. Raises UserError (exit 3) if only its name says so."""
     if name.endswith(".parquet") and not head.startswith(MAGIC):
         raise source.error("is not a Parquet file: its first bytes are not PAR1. Give a complete one.")
     return head.startswith(MAGIC)
 
 
 def table_blocks(source: Source, reading: Reading) -> Iterator[TextBlock]:
-    """Blocks of rows. Raises UserError (exit 3) for a damaged file or a missing column."""
+    """Cuts a table into blocks of rows. Raises UserError (exit 3) for a damaged file or a missing column."""
     parquet = optional("pyarrow.parquet", source.shown)
     try:
-        file = parquet.ParquetFile(source.text_path)  # mapped, one that is cut meanwhile would kill us
+        file = parquet.ParquetFile(source.text_path)  # not memory-mapped: truncating the file would kill this process
         names = list(file.schema_arrow.names)
         if reading.text_field not in names:
             raise source.error(f"has no column {reading.text_field!r}, it has {printable(', '.join(names))[:200]}. "
                                "Give --text_field.")
-        num_rows, held, held_bytes = 0, [], 0
         row_bytes = source.text_bytes / max(1, file.metadata.num_rows)
-        for batch in file.iter_batches(ROWS_AT_ONCE, columns=[reading.text_field]):
-            for value in batch.column(0).to_pylist():
-                num_rows += 1
-                held.append(value)
-                held_bytes += len(value) if isinstance(value, str) else 0
-                if held_bytes >= reading.limits.block_bytes:
-                    yield TextBlock(int(num_rows * row_bytes), 0, held)
-                    held, held_bytes = [], 0
-        yield TextBlock(source.text_bytes, 0, held)
+        batches = file.iter_batches(ROWS_AT_ONCE, columns=[reading.text_field])
+        values = (value for batch in batches for value in batch.column(0).to_pylist())
+        rows, num_bytes = [], 0
+        for num_rows, value in enumerate(values, 1):
+            rows.append(value)
+            num_bytes += len(value) if isinstance(value, str) else 0
+            if num_bytes >= reading.limits.block_bytes:
+                yield TextBlock(int(num_rows * row_bytes), 0, rows)
+                rows, num_bytes = [], 0
+        yield TextBlock(source.text_bytes, 0, rows)
     except (OSError, ValueError) as error:  # pyarrow's own errors are subclasses of these
         raise source.error(f"is damaged: {printable(error)[:120].rstrip('.')}. Give a complete copy.") from error
 
 
-def row_documents(block: TextBlock, content: list[Any], reading: Reading, found: Findings) -> list[str]:
-    """The texts of some rows; a row without one is counted."""
-    found.unit = "row"
-    found.newlines = len(content)
+def row_documents(block: TextBlock, content: list[Any], reading: Reading, findings: Findings) -> list[str]:
+    """Returns the texts of rows, and counts the rows without one."""
+    findings.unit = "row"
+    findings.newlines = len(content)
     texts = []
     for number, value in enumerate(content):
         if isinstance(value, str):
             texts.append(value)
         else:
             what = "null" if value is None else type(value).__name__
-            found.bad_line(number, f"has no text in column {reading.text_field!r}: it is {what}")
+            findings.bad_line(number, f"has no text in column {reading.text_field!r}: it is {what}")
     return texts
 
 

@@ -1,6 +1,6 @@
-"""One run: what it reads, and the passes over the text: a survey where sizes do not tell the split, a sample, the ids.
+"""One run and its passes over the text: a survey if file sizes do not settle the split, a sample, the encoding.
 
-Worker processes read the blocks and answer for each; this process puts the answers together, in order.
+Worker processes read the blocks; this process puts their answers together, in order.
 """
 
 import itertools
@@ -22,14 +22,15 @@ from gpt.pretokenization.files import Source, refuse_changed
 from gpt.pretokenization.report import Report
 from gpt.pretokenization.sources import KINDS, blocks_of
 from gpt.pretokenization.split import VAL_FRACTION, Split, default_fraction, split_by_hash, split_of_files
-from gpt.pretokenization.store import SPLITS, Folder, TokenWriter
+from gpt.pretokenization.store import Folder, TokenWriter
 from gpt.pretokenization.workers import Reader, WorkerAnswer, Workers
+from gpt.tokens.metadata import SPLITS
 from gpt.tokens.tokenizer import Vocabulary
 
 
 @dataclass
 class Job:
-    """One run: its flags, what it reads and how that is split, and where it writes."""
+    """One run: its flags, its input, the validation split, and its output folder."""
 
     args: Namespace
     sources: list[Source]
@@ -39,12 +40,12 @@ class Job:
     signals: Signals
     progress: Progress
     split: Split = field(init=False)
-    totals: dict[str, dict[str, int]] = field(init=False)  # by split: what was written
+    totals: dict[str, dict[str, int]] = field(init=False)  # by split: counts of the written tokens
     report: Report = field(init=False)  # of the last pass over the text
 
     @property
     def text_bytes(self) -> int:
-        """Bytes of the text, as far as files tell: a table's are those of its file."""
+        """The size of the text in bytes; for a table, the size of its file."""
         return sum(source.text_bytes for source in self.sources)
 
     @property
@@ -53,20 +54,21 @@ class Job:
         return any(KINDS[source.kind].has_fields for source in self.sources)
 
     def answers(self, doing: str, **setup: Any) -> Iterator[WorkerAnswer]:
-        """One pass over the text: what workers say of its blocks, in order; the findings go into a new report.
+        """Makes one pass over the text; yields the workers' answers for its blocks, in order.
 
-        Raises UserError (exit 3) if a file has changed since the run began: that is then the reason for whatever else
-        seems to be wrong with the text.
+        The findings go into a new report. Raises UserError (exit 3) if a file has changed since the run began: this
+        explains any other error in the text.
         """
         reader = partial(Reader, self.sources, self.reading, self.split.threshold, **setup)
         blocks = (replace(block, source=index) for index, source in enumerate(self.sources)
                   for block in blocks_of(source, self.reading))
         before = [0, *itertools.accumulate(source.text_bytes for source in self.sources)]
-        meter, self.report = Meter(self.progress, doing, self.text_bytes), Report(self.sources, self.reading)
+        meter = Meter(self.progress, doing, self.text_bytes)
+        self.report = Report(self.sources, self.reading)
         try:
             with self.progress.phase(doing), Workers(self.num_workers, reader, self.signals) as workers:
                 for block, answer in workers.answers(blocks, lambda block: block.rows is not None):
-                    self.report.add(block, answer.found)
+                    self.report.add(block, answer.findings)
                     meter.at(before[block.source] + block.offset + block.length)
                     yield answer
         except (UserError, OSError) as error:
@@ -78,15 +80,14 @@ class Job:
         refuse_changed(self.sources)
 
 
-# ---------------------------------------------------------------- before the encoding: the split is settled once
+# ---------------------------------------------------------------- the split, settled once before the encoding
 
 
 def settle_split(job: Job, needs_size: bool) -> int:
-    """Sets the split, by which all ids will be written; returns the bytes of text for training, 0 if not known.
+    """Sets job.split for the whole run; returns the size of the training text in bytes, 0 if unknown.
 
-    Text files that are one document each are cut where their sizes say; other documents are sorted by their hash. How
-    many of them are for validation depends on how much text there is: a text of survey_bytes or more is read for that
-    only if needs_size.
+    Text files of one document each are cut by their sizes; other documents are split by their hashes. To know its
+    size, which the default fraction depends on, the text is read once: if needs_size, or if it is below survey_bytes.
     """
     fraction, reading = job.args.val_fraction, job.reading
     by_size = not (job.has_fields or reading.separator) and split_of_files(job.sources, fraction)
@@ -101,24 +102,24 @@ def settle_split(job: Job, needs_size: bool) -> int:
         for part in answer.splits.values():
             hashes.append(part.hashes)
             sizes += part.sizes
-    job.report.refuse_nothing(sum(sizes))
+    job.report.refuse_empty(sum(sizes))
     if reading.separator and len(sizes) == len(job.sources) == 1 and not job.report.separators:
-        job.report.say(job.progress)  # that there is no separator: the text is a single document
+        job.report.say(job.progress)  # warns that the separator does not occur: the text is a single document
         job.reading = replace(reading, separator=None)
         return settle_split(job, needs_size)
-    found = np.concatenate(hashes)
-    job.split = split_by_hash(default_fraction(sum(sizes)) if fraction is None else fraction, int(found.min()),
-                              int(found.max()))
-    return int(np.array(sizes)[found >= np.uint64(job.split.threshold)].sum())
+    all_hashes = np.concatenate(hashes)
+    job.split = split_by_hash(default_fraction(sum(sizes)) if fraction is None else fraction,
+                              int(all_hashes.min()), int(all_hashes.max()))
+    return int(np.array(sizes)[all_hashes >= np.uint64(job.split.threshold)].sum())
 
 
 # ---------------------------------------------------------------- encoding
 
 
 def encode(job: Job, vocabulary: Vocabulary, engine: str, dtype: str) -> str:
-    """Writes the ids of each split into the work folder.
+    """Encodes the text and writes the ids of each split into the work folder.
 
-    Ends early, and returns the text, if the engine gives other ids for some text than tokenizers; else returns ''.
+    Returns '', or stops and returns a text to which the engine gives other ids than tokenizers.
     """
     writers = {split: TokenWriter(job.folder.work, split) for split in SPLITS}
     try:
@@ -135,11 +136,12 @@ def encode(job: Job, vocabulary: Vocabulary, engine: str, dtype: str) -> str:
 
 
 def encode_text(job: Job, vocabulary: Vocabulary, dtype: str) -> None:
-    """Writes the ids of all the text into the work folder, by the fastest engine that proves equal to tokenizers."""
-    chosen = choose_engine(job.args.engine, vocabulary, job.progress.say)
-    job.progress.say(f"encoding with {vocabulary.size:,} ids, {dtype}, by {chosen}")
+    """Encodes the whole text with the fastest engine that gives the same ids as tokenizers."""
+    engine = choose_engine(job.args.engine, vocabulary, job.progress.say)
+    job.progress.say(f"encoding with {vocabulary.size:,} ids, {dtype}, by {engine}")
     with job.folder.writing():
-        if difference := encode(job, vocabulary, chosen, dtype):
-            job.progress.warn(f"{chosen} gives other ids than tokenizers for {printable(difference)}. Everything is "
-                              "encoded again by tokenizers.")
+        difference = encode(job, vocabulary, engine, dtype)
+        if difference:
+            job.progress.warn(f"{engine} gives other ids than tokenizers to {printable(difference)}. tokenizers "
+                              "encodes everything again.")
             encode(job, vocabulary, "tokenizers", dtype)

@@ -1,4 +1,4 @@
-"""What reading a text brought up: counted while it is read, judged as it comes, said at the end."""
+"""Adds up the findings of all blocks, refuses unusable text at once, and prints warnings at the end."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -13,7 +13,7 @@ from gpt.pretokenization.files import Source
 
 @dataclass
 class Report:
-    """The findings of all blocks so far, in order, with names and places as the user knows them."""
+    """The findings of all blocks so far, with positions in the user's files."""
 
     sources: Sequence[Source]
     reading: Reading
@@ -23,38 +23,39 @@ class Report:
     bad_lines: int = 0
     first_bad_line: str = ""
     separators: int = 0
-    now_source: int = -1
-    now: Findings = field(default_factory=Findings)  # of this source
+    source_index: int = -1
+    in_source: Findings = field(default_factory=Findings)  # in the blocks of this source so far
 
-    def add(self, block: TextBlock, found: Findings) -> None:
+    def add(self, block: TextBlock, findings: Findings) -> None:
         """Counts the findings of the next block.
 
-        Raises UserError (exit 3) for bytes that are not UTF-8 if strict, and as soon as there are too many of them.
+        Raises UserError (exit 3) for bytes that are not UTF-8: for the first ones if strict, else for too many.
         """
-        if block.source != self.now_source:
-            self.now_source, self.now = block.source, Findings()
-        source, now = self.sources[block.source], self.now
-        if found.first_replaced:
-            byte, line, why = found.first_replaced
-            place = f"byte {byte:,}, {found.unit} {now.newlines + line + 1:,} of {source.shown}"
+        if block.source != self.source_index:
+            self.source_index, self.in_source = block.source, Findings()
+        source, in_source = self.sources[block.source], self.in_source
+        if findings.first_replaced:
+            byte, line, why = findings.first_replaced
+            place = f"byte {byte:,}, {findings.unit} {in_source.newlines + line + 1:,} of {source.shown}"
             if self.reading.strict:
                 raise UserError(Exit.DATA, f"not UTF-8: {why} at {place}. Correct the text, or leave out --strict_utf8 "
                                            "to have such bytes replaced.")
             self.first_replaced = self.first_replaced or f"{place}, {why}"
-            now.first_replaced = now.first_replaced if now.undecodable else found.first_replaced
-        if found.first_bad_line and not self.first_bad_line:
-            line, why = found.first_bad_line
-            self.first_bad_line = f"{found.unit} {now.newlines + line + 1:,} of {source.shown} {why}"
-        self.has_text |= found.has_text
-        self.replaced += found.replaced
-        self.bad_lines += found.bad_lines
-        self.separators += found.separators
-        now.newlines += found.newlines
-        now.undecodable += found.undecodable
-        refuse_undecodable(source, now)
+            if not in_source.undecodable:
+                in_source.first_replaced = findings.first_replaced
+        if findings.first_bad_line and not self.first_bad_line:
+            line, why = findings.first_bad_line
+            self.first_bad_line = f"{findings.unit} {in_source.newlines + line + 1:,} of {source.shown} {why}"
+        self.has_text |= findings.has_text
+        self.replaced += findings.replaced
+        self.bad_lines += findings.bad_lines
+        self.separators += findings.separators
+        in_source.newlines += findings.newlines
+        in_source.undecodable += findings.undecodable
+        refuse_undecodable(source, in_source)
 
     def say(self, progress: Progress) -> None:
-        """Prints what was replaced or skipped in the text."""
+        """Warns of replaced bytes, skipped records, and a separator that does not occur."""
         if self.replaced:
             progress.warn(f"not UTF-8 and replaced by U+FFFD: {several(self.replaced, 'place')}, the first: "
                           f"{self.first_replaced}")
@@ -64,11 +65,11 @@ class Report:
         if self.reading.separator and not self.separators:
             progress.warn(f"--document_separator {self.reading.separator!r} does not occur in any text file")
 
-    def refuse_nothing(self, num_bytes: int) -> None:
-        """Raises UserError (exit 3) if the documents found, of so many bytes, are nothing to train on."""
+    def refuse_empty(self, num_bytes: int) -> None:
+        """Raises UserError (exit 3) if the documents, num_bytes long, hold no text to train on."""
         if num_bytes >= 2 and self.has_text:
             return
-        why = "Apart from blanks it holds less than 2 bytes. Give a file with text."
+        why = "It holds less than 2 bytes of text besides whitespace. Give a file with text."
         if self.bad_lines:
             why = (f"{several(self.bad_lines, 'record')} skipped, the first: {self.first_bad_line}. Give --text_field, "
                    "or a file with one JSON object on each line.")
@@ -77,4 +78,5 @@ class Report:
 
 def names_of(sources: Sequence[Source]) -> str:
     """The names of the first three files."""
-    return ", ".join(source.shown.rpartition("/")[2] for source in sources[:3]) + ", ..." * (len(sources) > 3)
+    names = [source.shown.rpartition("/")[2] for source in sources[:3]]
+    return ", ".join([*names, "..."] if len(sources) > 3 else names)

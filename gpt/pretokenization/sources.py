@@ -1,4 +1,4 @@
-"""Which files are read: found by name, recognised by their first bytes, cut into blocks.
+"""Finds input files by name, recognises them by their first bytes, and cuts them into blocks.
 
 KINDS is the table of the kinds of input.
 """
@@ -15,20 +15,20 @@ from pathlib import Path
 from gpt.common.errors import Exit, UserError
 from gpt.common.words import printable, several, shell_word
 from gpt.hub.download import Fetched
-from gpt.pretokenization.blocks import Findings, Reading, TextBlock, window
+from gpt.pretokenization.blocks import Findings, Reading, TextBlock, read_at
 from gpt.pretokenization.encodings import has_controls, refuse_encoding
 from gpt.pretokenization.files import HEAD_BYTES, PACKED_ENDINGS, PACKINGS, Source, head_of, stamp_of
 from gpt.pretokenization.json_lines import JSON_LINES
 from gpt.pretokenization.parquet import PARQUET
 from gpt.pretokenization.text_files import TEXT_FILES
 
-# Asked in this order which of them recognises a file.
+# The first kind that recognises a file is taken.
 KINDS = {
     "parquet": PARQUET,
     "lines": JSON_LINES,
     "text": TEXT_FILES,
 }
-CURES = "If it holds tokens: train.py takes it with --bin_file, evaluate.py with --tokens. If UTF-16: --encoding."
+CURES = "If it holds tokens, give it to train.py --bin_file or evaluate.py --tokens. If it is UTF-16, give --encoding."
 DEMO_BYTES = 12_000_000
 DEMO_SKIPS = {"test", "tests", "idle_test", "idlelib", "lib2to3", "site-packages", "dist-packages", "__pycache__"}
 
@@ -38,20 +38,20 @@ DEMO_SKIPS = {"test", "tests", "idle_test", "idlelib", "lib2to3", "site-packages
 
 def find_sources(words: Sequence[str], say: Callable[[str], None], fetched: Mapping[str, Sequence[Fetched]],
                  encoding: str = "") -> list[Source]:
-    """Files, folders and globs as files in the order given, sorted within each, none twice.
+    """Finds the files of the command line's words, in their order, sorted within a folder or glob, none twice.
 
-    fetched holds the files of the words that name none: datasets of the hub, and '-'. encoding is that of all text,
-    UTF-8 if it is empty. Raises UserError (exit 3) for a file that is missing or does not hold text.
+    fetched holds the files of words that name no local file: datasets of the Hugging Face hub, and '-'. encoding is
+    the encoding of all text, '' for UTF-8. Raises UserError (exit 3) for a file that is missing or not text.
     """
-    once: dict[str, Fetched] = {}
+    files: dict[str, Fetched] = {}
     for word in words:
         for file in fetched.get(word) or [Fetched(Path(name), printable(name), "") for name in files_of(word, say)]:
-            once.setdefault(os.path.realpath(file.path), file)
-    return [replace(examine(file.path, file.shown, encoding), origin=file.origin) for file in once.values()]
+            files.setdefault(os.path.realpath(file.path), file)
+    return [replace(examine(file.path, file.shown, encoding), origin=file.origin) for file in files.values()]
 
 
 def files_of(word: str, say: Callable[[str], None]) -> Iterator[str]:
-    """The files that one word of the command line names. Raises UserError (exit 3) if there are none."""
+    """Yields the files that one word of the command line names. Raises UserError (exit 3) if it names none."""
     members = [word]
     if not os.path.lexists(word) and glob.has_magic(word):
         members = sorted(glob.glob(word, recursive=True))
@@ -62,16 +62,16 @@ def files_of(word: str, say: Callable[[str], None]) -> Iterator[str]:
 
 
 def bare_name(name: str) -> str:
-    """A name in lower case without the ending of a packed file."""
+    """The name in lower case, without the ending of a packed file."""
     name = name.lower()
     return os.path.splitext(name)[0] if name.endswith(PACKED_ENDINGS) else name
 
 
 def files_in_folder(folder: str, say: Callable[[str], None]) -> list[str]:
-    """The input files of a folder and its subfolders, sorted, without hidden ones.
+    """Finds the input files of a folder and its subfolders, sorted, without hidden ones.
 
-    Their names end in .txt, .md, .jsonl, .parquet and the like, also packed. A .json is taken only where it is packed:
-    as a rule plain ones are settings. Raises UserError (exit 3) if there are none.
+    Input files have the endings in KINDS, also packed, or are packed .json: a plain .json usually holds settings.
+    Raises UserError (exit 3) for a folder without input files.
     """
     chosen, others = [], []
     endings = tuple(ending for kind in reversed(KINDS.values()) for ending in kind.endings)
@@ -90,19 +90,21 @@ def files_in_folder(folder: str, say: Callable[[str], None]) -> list[str]:
         raise UserError(Exit.DATA, f"{printable(folder)} holds no {', '.join(endings)} file. Name the files "
                                    "themselves.")
     if others:
-        say(f"{printable(folder)}: {several(len(chosen), 'text file')}; left out: {printable(min(others))}"
-            + f" and {len(others) - 1:,} more" * (len(others) > 1))
+        more = f" and {len(others) - 1:,} more" if len(others) > 1 else ""
+        say(f"{printable(folder)}: {several(len(chosen), 'text file')}; left out: {printable(min(others))}{more}")
     return sorted(chosen)
 
 
 def demo_sources() -> list[Source]:
-    """The standard library's modules, without tests: sorted by path, the first 12 MB."""
+    """The standard library's modules without tests, sorted by path, up to 12 MB."""
     root = Path(sysconfig.get_path("stdlib"))
-    chosen, total = [], 0
+    chosen, num_bytes = [], 0
     for path in sorted(root.rglob("*.py")):
-        status = path.stat()
-        if DEMO_SKIPS.isdisjoint(path.relative_to(root).parts) and (total := total + status.st_size) <= DEMO_BYTES:
-            chosen.append(Source(path, str(path.relative_to(root)), status.st_size, stamp_of(status)))
+        if DEMO_SKIPS.isdisjoint(path.relative_to(root).parts):
+            status = path.stat()
+            num_bytes += status.st_size
+            if num_bytes <= DEMO_BYTES:
+                chosen.append(Source(path, str(path.relative_to(root)), status.st_size, stamp_of(status)))
     return chosen
 
 
@@ -110,12 +112,12 @@ def demo_sources() -> list[Source]:
 
 
 def examine(path: Path, shown: str, encoding: str = "") -> Source:
-    """Looks at a file's first bytes: how it is packed, which kind of input it is.
+    """Reads a file's first bytes to find its packing and its kind of input.
 
-    Raises UserError (exit 3) for what does not hold text, or text that is clearly in another encoding.
+    Raises UserError (exit 3) for a file that is not text, or clearly in another encoding.
     """
     try:
-        status = path.stat()  # before it is opened: opening a fifo waits for its writer
+        status = path.stat()  # before opening: opening a fifo waits for its writer
         if not stat.S_ISREG(status.st_mode):
             raise UserError(Exit.DATA, f"{shown} is not a regular file. Pipe it in: "
                                        f"cat {shell_word(path)} | python pretokenize.py -")
@@ -151,31 +153,31 @@ def kind_of(source: Source, name: str, head: bytes) -> str:
 
 
 def blocks_of(source: Source, reading: Reading) -> Iterator[TextBlock]:
-    """The blocks of a source. Raises UserError (exit 3) for what cannot be read."""
+    """Cuts a source into blocks. Raises UserError (exit 3) if it cannot be read."""
     with readable(source):
         yield from KINDS[source.kind].blocks(source, reading)
 
 
 @contextlib.contextmanager
 def readable(source: Source) -> Iterator[None]:
-    """While inside, an error of the system becomes a UserError (exit 3) that names the file."""
+    """Turns a system error into a UserError (exit 3) that names the file."""
     try:
         yield
     except OSError as error:
-        raise UserError(Exit.DATA, f"{source.shown}: {error.strerror} while it was read. Run the command again when it "
-                                   "can be read.") from error
+        raise UserError(Exit.DATA, f"{source.shown}: {error.strerror} while it was read. Run the command again when "
+                                   "the file can be read.") from error
 
 
-def documents_of(block: TextBlock, sources: Sequence[Source], reading: Reading, found: Findings) -> list[str]:
-    """The documents of a block; of a part of a document, its text alone.
+def documents_of(block: TextBlock, sources: Sequence[Source], reading: Reading, findings: Findings) -> list[str]:
+    """Returns the documents of a block; for a part of a document, only its text.
 
-    Raises UserError (exit 3) for a file that became shorter since the block was cut.
+    Raises UserError (exit 3) if the file became shorter after the block was cut.
     """
     source, content = sources[block.source], block.rows
     if content is None:
         with readable(source), source.text_path.open("rb", buffering=0) as file:
-            content = window(file, block.offset, block.length)
+            content = read_at(file, block.offset, block.length)
         if len(content) != block.length:
             raise source.error("became shorter while it was read. Run the command again when nothing writes to the "
                                "file.")
-    return KINDS[source.kind].documents(block, content, reading, found)
+    return KINDS[source.kind].documents(block, content, reading, findings)

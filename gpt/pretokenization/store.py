@@ -1,11 +1,10 @@
-"""The output folder while it is filled: token files in a work folder, and one commit."""
+"""The output folder while it is filled: token files in a work folder, then one commit."""
 
 from __future__ import annotations
 
 import contextlib
 import json
 import os
-import re
 import shutil
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -18,16 +17,14 @@ from gpt.common.files import IS_WINDOWS, rename, sync, try_lock, write_whole
 from gpt.common.names import METADATA
 from gpt.common.words import printable
 
-WORK = ".pretokenize"  # the work folder, in the output folder while it is filled
+WORK = ".pretokenize"  # the work folder inside the output folder
 LOCK = ".pretokenize.lock"
-LOCK_FLAGS = os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0)  # never the file that a link points to
-SPLITS = ("train", "val")
-# The last ones are of sets in other layouts, and in several files, which this program once wrote.
-OUTPUTS = re.compile(r"tokenizer\.json|(train|val)\.(bin|idx)|(tokens_)?(train|val)_\d{6}\.bin")
+LOCK_FLAGS = os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0)  # never opens a link's target
+OUTPUTS = (METADATA, "tokenizer.json", "train.bin", "train.idx", "val.bin", "val.idx")
 
 
 class TokenWriter:
-    """One split while it is written: its ids, and the ends of its documents. totals is what it holds."""
+    """Writes one split: its ids and its documents' ends. totals counts them."""
 
     def __init__(self, folder: Path, split: str):
         self.totals = {"tokens": 0, "documents": 0, "bytes": 0, "largest_id": -1}
@@ -35,7 +32,7 @@ class TokenWriter:
         self.ends = (folder / f"{split}.idx").open("wb", buffering=2**20)
 
     def add(self, ids: np.ndarray, ends: np.ndarray, num_bytes: int) -> None:
-        """Appends the ids of so many bytes of text; ends are those of the documents, counted from the first of them."""
+        """Appends the ids of num_bytes of text; ends are the documents' ends, counted from the first of these ids."""
         totals = self.totals
         self.ids.write(ids.tobytes())
         self.ends.write((ends + totals["tokens"]).astype("<u8").tobytes())
@@ -51,9 +48,9 @@ class TokenWriter:
 
 
 class Folder:
-    """The output folder while it is filled: one run at a time, all files in a work folder, one commit.
+    """The output folder of one run at a time; files go into a work folder until commit moves them.
 
-    A context manager. A run that was killed leaves the work folder, which the next run empties.
+    A context manager. A killed run leaves its work folder, which the next run empties.
     """
 
     def __init__(self, path: Path):
@@ -63,7 +60,7 @@ class Folder:
         self.was_made = not path.exists()
         with self.writing():
             path.mkdir(parents=True, exist_ok=True)
-            if self.work.is_symlink():  # what it points to would be deleted
+            if self.work.is_symlink():  # its target would be deleted
                 raise UserError(Exit.MACHINE, f"--output_dir {self.shown}: {WORK} in it is a link. Delete the link.")
             self.lock = os.fdopen(os.open(path / LOCK, LOCK_FLAGS, 0o666), "w")
             if not try_lock(self.lock.fileno()):
@@ -76,7 +73,7 @@ class Folder:
         return self
 
     def __exit__(self, *_: object) -> None:
-        if IS_WINDOWS:  # where an open file cannot be deleted
+        if IS_WINDOWS:  # cannot delete an open file
             self.lock.close()
         with contextlib.suppress(OSError):
             self._clean()
@@ -86,25 +83,25 @@ class Folder:
         self.lock.close()
 
     def _clean(self) -> None:
-        """Deletes the work folder and, of a commit that was killed between two renames, what had its name already."""
+        """Deletes the work folder, and the files that a commit had renamed before it was killed."""
         if (self.work / METADATA).exists() and not (self.path / METADATA).exists():
             for path in self.outputs():
                 path.unlink()
         shutil.rmtree(self.work, ignore_errors=True)
 
     def outputs(self) -> list[Path]:
-        """The outputs that are in the folder."""
-        return sorted(path for path in self.path.iterdir() if path.name == METADATA or OUTPUTS.fullmatch(path.name))
+        """The paths of the output files that exist."""
+        return [self.path / name for name in OUTPUTS if os.path.lexists(self.path / name)]
 
     def refuse_old(self, overwrite: bool) -> None:
-        """Raises UserError (exit 3) if there are finished outputs, which may not be replaced."""
-        there = [path.name for path in self.outputs()]
-        if there and not overwrite:
-            raise UserError(Exit.DATA, f"--output_dir {self.shown} already holds {', '.join(there[:4])}. Give "
+        """Raises UserError (exit 3) if the folder has output files and overwrite is not set."""
+        names = [path.name for path in self.outputs()]
+        if names and not overwrite:
+            raise UserError(Exit.DATA, f"--output_dir {self.shown} already holds {', '.join(names[:4])}. Give "
                                        "--overwrite to replace them, or another --output_dir.")
 
     def refuse_replaced(self, paths: Iterable[Path]) -> None:
-        """Raises UserError (exit 3) if a file of the text lies where an output will be written."""
+        """Raises UserError (exit 3) if an output would replace one of these input files."""
         outputs = {path.resolve() for path in self.outputs()}
         for path in paths:
             if path.resolve() in outputs:
@@ -112,14 +109,14 @@ class Folder:
                                            "Give another --output_dir.")
 
     def writing(self) -> contextlib.AbstractContextManager[None]:
-        """What common.errors.writing does, for this folder."""
+        """Turns a system error into a UserError for this folder, as common.errors.writing does."""
         return writing(f"--output_dir {self.shown}", self.path)
 
     def commit(self, names: Sequence[str], metadata: Mapping[str, Any]) -> None:
         """Moves these files of the work folder to the output folder, metadata.json last.
 
-        From the removal of the old mark on, the output folder holds no complete set until the new mark is there. The
-        new mark waits in the work folder meanwhile: if the run is killed, it tells the next one to delete the rest.
+        Between the removal of the old metadata.json and the arrival of the new one, the folder holds no complete set.
+        Meanwhile the new one is in the work folder: after a kill, it tells the next run to delete the renamed files.
         """
         for name in names:
             sync(self.work / name)
@@ -127,7 +124,7 @@ class Folder:
         (self.path / METADATA).unlink(missing_ok=True)
         sync(self.path)
         for path in self.outputs():
-            if path.name not in names:  # a val.bin of the set that is replaced
+            if path.name not in names:  # such as the old val.bin of a new set without one
                 path.unlink()
         for name in (*names, METADATA):
             rename(self.work / name, self.path / name)

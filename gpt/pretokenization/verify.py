@@ -1,4 +1,4 @@
-"""Looking inside a finished folder: --verify checks everything that it records, --peek shows its first documents."""
+"""Looks inside a finished folder: --verify checks all of its metadata, --peek shows its first documents."""
 
 from pathlib import Path
 
@@ -20,36 +20,33 @@ SHOWN_CHARACTERS = 400
 
 
 def open_folder(folder: Path) -> Corpus:
-    """The token files of a finished folder. Raises UserError (exit 3)."""
+    """Opens the token files of a finished folder. Raises UserError (exit 3)."""
     return open_corpus(folder, None, folder / METADATA, folder / "tokenizer.json")
 
 
 def verify_folder(folder: Path, signals: Signals, progress: Progress) -> None:
-    """Checks everything that a finished folder records. Raises UserError (exit 3) at the first difference."""
+    """Checks a finished folder against its metadata. Raises UserError (exit 3) at the first difference."""
     corpus, metadata = open_folder(folder), read_metadata(folder / METADATA)
     path = folder / "tokenizer.json"
     if metadata.get("format") != METADATA_FORMAT or corpus.vocab_size != vocab_size_of(load_tokenizer(path)):
-        raise _differs(folder / METADATA, "its vocab_size is not that of the tokenizer beside it")
+        raise _differs(folder / METADATA, "its vocab_size does not fit the tokenizer beside it")
     if (metadata.get("tokenizer") or {}).get("sha256") != corpus.tokenizer_sha256:
         raise _differs(path, "its sha256 is not recorded in metadata.json")
     for split, stream in (("train", corpus.train), ("val", corpus.val)):
         if stream is None:
             continue
-        recorded = metadata["splits"][split]
-        number = recorded.get("documents")
+        recorded, part = metadata["splits"][split], stream.parts[0]
+        num_documents = recorded.get("documents")
         with progress.phase(f"reading {split}"):
             signals.look()
-            for part, of_file in zip(stream.parts, recorded.get("files") or [recorded], strict=True):
-                if scan(part, corpus.vocab_size) != of_file.get("sha256"):
-                    raise _differs(part.path, "its sha256 is not the one in metadata.json")
-            if metadata.get("layout", "native") == "native" and "files" not in recorded:
-                part = stream.parts[0]
-                ends = document_ends(part.path, part.length)
-                tokens = np.memmap(part.path, DTYPES[part.dtype], "r", part.offset_bytes, (part.length,))
-                if len(ends) != number or (tokens[ends.astype(np.int64) - 1] != corpus.end_of_text_id).any():
-                    raise _differs(folder / f"{split}.idx", f"it has not the ends of {number} documents")
-        progress.say(f"{split}: {stream.length:,} tokens, {several(number, 'document')}: sizes, sha256, ids, ends of "
-                     "documents as recorded")
+            if scan(part, corpus.vocab_size) != recorded.get("sha256"):
+                raise _differs(part.path, "its sha256 is not the one in metadata.json")
+            ends = document_ends(part.path, part.length)
+            tokens = np.memmap(part.path, DTYPES[part.dtype], "r", part.offset_bytes, (part.length,))
+            if len(ends) != num_documents or (tokens[ends.astype(np.int64) - 1] != corpus.end_of_text_id).any():
+                raise _differs(folder / f"{split}.idx", f"it does not hold the ends of {num_documents} documents")
+        progress.say(f"{split}: {stream.length:,} tokens, {several(num_documents, 'document')}: sizes, sha256, ids, "
+                     "ends of documents as recorded")
     progress.say(f"tokenizer: {corpus.vocab_size:,} ids, sha256 as recorded")
 
 
@@ -58,12 +55,13 @@ def _differs(path: Path, what: str) -> UserError:
 
 
 def peek(folder: Path, number: int, progress: Progress) -> None:
-    """Shows the first documents of a finished folder as text, each up to 400 characters."""
+    """Prints the first documents of a finished folder, up to 400 characters of each."""
     corpus, tokenizer = open_folder(folder), load_tokenizer(folder / "tokenizer.json")
     part = corpus.train.parts[0]
     ids = np.fromfile(part.path, DTYPES[part.dtype], min(part.length, PEEKED_TOKENS), offset=part.offset_bytes)
     ends = np.flatnonzero(ids == corpus.end_of_text_id)[:number].tolist() or [len(ids)]
     for count, (start, end) in enumerate(zip([-1, *ends], ends, strict=False), 1):
         text = tokenizer.decode(ids[start + 1:end][:SHOWN_CHARACTERS].tolist(), skip_special_tokens=False)
+        more = "..." if len(text) > SHOWN_CHARACTERS else ""
         progress.say(f"document {count}, {several(end - start - 1, 'token')}: "
-                     f"{printable_text(text[:SHOWN_CHARACTERS])}" + "..." * (len(text) > SHOWN_CHARACTERS))
+                     f"{printable_text(text[:SHOWN_CHARACTERS])}{more}")

@@ -1,6 +1,6 @@
-"""The tokenizer a run encodes with: an existing one, or one trained on a sample of the text.
+"""The tokenizer of a run: an existing one, or one trained on a sample of the text.
 
-Two libraries train the same tokenizer: tokenizers, and gigatoken where that is certain.
+tokenizers trains it, or gigatoken if it certainly gives the same tokenizer.
 """
 
 import os
@@ -18,49 +18,51 @@ from gpt.pretokenization.workers import SEPARATOR, in_child
 from gpt.tokens.faithful import probes_of, refuse_changes, refuse_uncertain_ids
 from gpt.tokens.tokenizer import END_OF_TEXT, Vocabulary, byte_alphabet, load_tokenizer, parse, vocabulary_of
 
-FAST_BYTES_PER_ID = 1000  # of the sample, below which gigatoken is not used to train
-NUM_FIRST_IDS = 257  # the end of text and the 256 bytes; each merge adds one
+FAST_BYTES_PER_ID = 1000  # gigatoken trains only on samples with more bytes for each id
+NUM_FIRST_IDS = 257  # the end of text and the 256 bytes; each merge adds one id
 
 
-# ---------------------------------------------------------------- for one run
+# ---------------------------------------------------------------- the tokenizer of one run
 
 
 def given_vocabulary(path: str, warn: Callable[[str], None]) -> Vocabulary:
-    """An existing tokenizer, with a warning of what it changes in text. Raises UserError (exit 3)."""
-    what = f"--tokenizer_file {printable(path)}"
+    """Opens an existing tokenizer, and warns if it changes text. Raises UserError (exit 3)."""
+    name = f"--tokenizer_file {printable(path)}"
     with without_collector():
         tokenizer = load_tokenizer(path)
         vocabulary = vocabulary_of(tokenizer)
-        refuse_uncertain_ids(tokenizer, what, tokenizer.get_vocab(with_added_tokens=True))
-    if change := refuse_changes(tokenizer, what, probes_of(tokenizer)):
-        warn(f"{what} {change}.")
+        refuse_uncertain_ids(tokenizer, name, tokenizer.get_vocab(with_added_tokens=True))
+    change = refuse_changes(tokenizer, name, probes_of(tokenizer))
+    if change:
+        warn(f"{name} {change}.")
     return vocabulary
 
 
 def new_vocabulary(job: Job, train_bytes: int) -> Vocabulary:
-    """A tokenizer trained on a sample of the training part, of which there are so many bytes, evenly spread over it.
+    """Trains a tokenizer on a sample spread evenly over the train_bytes of training text.
 
     Raises UserError (exit 3) if there is no text.
     """
     args, progress = job.args, job.progress
     sample_bytes = min(train_bytes, args.train_sample_bytes)
-    is_auto = args.vocab_size == "auto"
-    requested = auto_vocab_size(train_bytes) if is_auto else args.vocab_size
-    progress.say(f"training a tokenizer of {requested:,} ids{' (32,000 from 100 MB of text on)' * is_auto} on "
-                 f"{sample_bytes:,} of {train_bytes:,} bytes")
-    if (old := job.folder.path / "tokenizer.json").exists():
-        progress.warn(f"a new tokenizer replaces that of {job.folder.shown}, which checkpoints need. "
-                      f"--tokenizer_file {shell_word(old)} keeps it.")
+    requested, why = args.vocab_size, ""
+    if requested == "auto":
+        requested, why = auto_vocab_size(train_bytes), " (32,000 from 100 MB of text on)"
+    progress.say(f"training a tokenizer of {requested:,} ids{why} on {sample_bytes:,} of {train_bytes:,} bytes")
+    old = job.folder.path / "tokenizer.json"
+    if old.exists():
+        progress.warn(f"a new tokenizer replaces the one in {job.folder.shown}, which checkpoints trained on it need. "
+                      f"To keep it, give --tokenizer_file {shell_word(old)}.")
 
     path = job.folder.work / "sample"
     with job.folder.writing(), path.open("wb", buffering=2**22) as file:
-        answers = job.answers("sampling", share=sample_bytes / max(1, train_bytes))
+        answers = job.answers("sampling", sample_fraction=sample_bytes / max(1, train_bytes))
         sample_bytes = sum(file.write(answer.sample) for answer in answers)
-    job.report.refuse_nothing(job.text_bytes)
-    possible = min(requested, NUM_FIRST_IDS + sample_bytes)  # a byte brings one merge at most
+    job.report.refuse_empty(job.text_bytes)
+    possible = min(requested, NUM_FIRST_IDS + sample_bytes)  # each byte of the sample allows one merge at most
     with progress.phase("training the tokenizer"):
         content = ""
-        # With many ties, as in a small sample, gigatoken's trainer may be the slower one.
+        # On a small sample, with many ties, gigatoken may train more slowly than tokenizers.
         is_large = sample_bytes >= max(job.reading.limits.fast_sample_bytes, FAST_BYTES_PER_ID * possible)
         if args.engine != "tokenizers" and is_large and is_compared():
             content = in_child(job.signals, train_fast, path, possible, args.min_frequency,
@@ -70,7 +72,7 @@ def new_vocabulary(job: Job, train_bytes: int) -> Vocabulary:
 
     vocabulary = vocabulary_of(parse(content))
     if vocabulary.size < requested:
-        progress.say(f"the text supports {vocabulary.size:,} ids, not {requested:,}: no other pair occurs "
+        progress.say(f"the text supports {vocabulary.size:,} ids, not {requested:,}: no other pair of tokens occurs "
                      f"{args.min_frequency:,} times")
     return vocabulary
 
@@ -84,7 +86,7 @@ def auto_vocab_size(train_bytes: int) -> int:
 
 
 def byte_level(model: models.BPE) -> Tokenizer:
-    """A tokenizer of this model with GPT-2's pre-tokenizer."""
+    """Makes a tokenizer from a model and GPT-2's pre-tokenizer."""
     tokenizer = Tokenizer(model)
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)  # type: ignore[assignment]
     tokenizer.decoder = decoders.ByteLevel()  # type: ignore[assignment]
@@ -92,28 +94,31 @@ def byte_level(model: models.BPE) -> Tokenizer:
 
 
 def train_tokenizer(sample: Path, vocab_size: int, min_frequency: int) -> str:
-    """A byte-level BPE with GPT-2's pre-tokenizer, as JSON: id 0 ends a document, no byte is ever unknown."""
+    """Trains a byte-level BPE with GPT-2's pre-tokenizer; returns its JSON. Id 0 ends a document.
+
+    Its vocabulary has all 256 bytes, so it encodes every text.
+    """
     os.environ["TOKENIZERS_PARALLELISM"] = "true"
     tokenizer = byte_level(models.BPE())
     trainer = trainers.BpeTrainer(vocab_size=vocab_size, min_frequency=min_frequency, show_progress=False,
                                   special_tokens=[END_OF_TEXT],
                                   initial_alphabet=pre_tokenizers.ByteLevel.alphabet())
-    tokenizer.train_from_iterator((text.decode() for text in sampled(sample)), trainer)
+    tokenizer.train_from_iterator((text.decode() for text in read_sample(sample)), trainer)
     return tokenizer.to_str(pretty=True)
 
 
 def train_fast(sample: Path, vocab_size: int, min_frequency: int) -> str:
-    """The same by gigatoken: what train_tokenizer() would return, or an empty string where that is not certain.
+    """Trains the tokenizer of train_tokenizer with gigatoken; returns '' if the result is not certainly the same.
 
-    gigatoken has no least frequency and does not know when to stop. But counts fall from merge to merge, so if the
-    last pair occurs often enough, all do.
+    gigatoken has no min_frequency. But counts fall from merge to merge, so if the last pair occurs often enough, all
+    pairs do.
     """
     import gigatoken
 
     quiet = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(quiet, 1)  # gigatoken prints; this process has nothing to say
+    os.dup2(quiet, 1)  # gigatoken prints, and this process has no output of its own
     os.dup2(quiet, 2)
-    if any(map(Fence().holds, sampled(sample))):
+    if any(map(Fence().holds, read_sample(sample))):
         return ""
     _, merges = gigatoken.train_bpe(str(sample), vocab_size, [END_OF_TEXT], "huggingface", SEPARATOR)
     if not len({left + right for left, right in merges}) == len(merges) == vocab_size - NUM_FIRST_IDS:
@@ -121,17 +126,17 @@ def train_fast(sample: Path, vocab_size: int, min_frequency: int) -> str:
 
     content = tokenizer_json(merges)
     encoder = Encoder(vocabulary_of(parse(content)), "gigatoken")
-    num_found = 0
-    for text in sampled(sample):
+    count = 0  # of the last merge's id
+    for text in read_sample(sample):
         ids, _ = encoder.encode_by_gigatoken([text], [False])
-        num_found += int(np.count_nonzero(ids == vocab_size - 1))
-        if num_found >= min_frequency:
+        count += int(np.count_nonzero(ids == vocab_size - 1))
+        if count >= min_frequency:
             return content
     return ""
 
 
 def tokenizer_json(merges: Sequence[tuple[bytes, bytes]]) -> str:
-    """What tokenizers' BpeTrainer writes for these merges: ids for the end of text, the 256 bytes, then each merge."""
+    """The JSON that tokenizers' BpeTrainer writes for these merges: the end of text, the 256 bytes, each merge."""
     alphabet = byte_alphabet()
     pairs = [("".join([alphabet[byte] for byte in left]), "".join([alphabet[byte] for byte in right]))
              for left, right in merges]
@@ -141,10 +146,10 @@ def tokenizer_json(merges: Sequence[tuple[bytes, bytes]]) -> str:
     return tokenizer.to_str(pretty=True)
 
 
-def sampled(path: Path) -> Iterator[bytes]:
-    """The texts of a sample, in UTF-8."""
-    held = b""
+def read_sample(path: Path) -> Iterator[bytes]:
+    """Yields the texts of a sample, in UTF-8."""
+    rest = b""
     with path.open("rb") as file:
         while block := file.read(2**20):
-            *texts, held = (held + block).split(SEPARATOR)
+            *texts, rest = (rest + block).split(SEPARATOR)
             yield from texts

@@ -1,5 +1,4 @@
-"""Worker processes: how questions reach them and answers come back, in order; and what they do with a block of text.
-"""
+"""Worker processes: questions go to them and answers come back, in order; each reads, samples or encodes blocks."""
 
 from __future__ import annotations
 
@@ -23,19 +22,19 @@ from gpt.common.children import start_process
 from gpt.common.errors import Exit, UserError
 from gpt.common.signals import Signals
 from gpt.common.words import first_line
-from gpt.pretokenization.blocks import Findings, Reading, TextBlock, last_place, parts_of
+from gpt.pretokenization.blocks import Findings, Reading, TextBlock, last_cut, parts_of
 from gpt.pretokenization.engines import encoder_for
 from gpt.pretokenization.files import Source
 from gpt.pretokenization.sources import documents_of
 from gpt.tokens.stream import DTYPES
 from gpt.tokens.tokenizer import Vocabulary
 
-ON_THE_WAY = 4  # questions for each worker
-MOST_AT_ONCE = 2  # questions that one worker has: it begins with the next while its answer is read
-SEPARATOR = b"\xff"  # after each text of a sample: no UTF-8 holds this byte
-LONGEST_RUN = 1000
+MAX_UNREAD = 4  # questions and answers on the way, for each worker
+MAX_QUEUED = 2  # questions of one worker: it begins the second while this process reads its first answer
+SEPARATOR = b"\xff"  # ends each text of a sample; UTF-8 never holds this byte
+RUN_BYTES = 1000
 ADVICE = "Run the command again with fewer --num_workers, or a smaller --train_sample_bytes."
-START_METHOD = "fork" if sys.platform == "linux" else "spawn"  # a fork is spared its imports; elsewhere it is not safe
+START_METHOD = "fork" if sys.platform == "linux" else "spawn"  # a fork needs no imports, but is safe only here
 IS_BLANK = np.isin(np.arange(256), list(b" \t\n\r\v\f"))
 
 
@@ -43,23 +42,24 @@ IS_BLANK = np.isin(np.arange(256), list(b" \t\n\r\v\f"))
 
 
 class Workers:
-    """Processes that answer questions; a single one is this process itself, unless it is fresh. A context manager.
+    """Processes that answer questions; a single worker is this process itself, unless is_fresh. A context manager.
 
-    A fresh process is not forked: a fork has the locks of a library's threads, but not the threads.
+    make is called once in each process and returns the function that answers. Fresh processes are spawned, not
+    forked: a fork inherits the locks of a library's threads, but not the threads.
     """
 
     def __init__(self, number: int, make: Callable[[], Callable[[Any], Any]], signals: Signals, is_fresh: bool = False):
-        self.make = make  # called in each process: what answers there
+        self.make = make
         self.signals = signals
         context = multiprocessing.get_context("spawn" if is_fresh else START_METHOD)
-        self.processes: dict[Any, Any] = {}  # by the pipe where its answers come out
-        self.to: dict[Any, Any] = {}  # where the questions for the worker that answers there go in
+        self.processes: dict[Any, Any] = {}  # by the pipe of their answers
+        self.questions: dict[Any, Any] = {}  # the pipe of a worker's questions, by the pipe of its answers
         for _ in range(number if number > 1 or is_fresh else 0):
             their_questions, questions = context.Pipe(duplex=False)
-            answers, their_answers = context.Pipe(duplex=False)  # two pipes are faster than one that goes both ways
-            not_theirs = [*self.processes, *self.to.values(), questions, answers]
+            answers, their_answers = context.Pipe(duplex=False)  # two pipes are faster than a duplex one
+            not_theirs = [*self.processes, *self.questions.values(), questions, answers]
             self.processes[answers] = start_process(context, _serve, their_questions, their_answers, make, not_theirs)
-            self.to[answers] = questions
+            self.questions[answers] = questions
             their_questions.close()
             their_answers.close()
 
@@ -67,7 +67,7 @@ class Workers:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for pipe in (*self.processes, *self.to.values()):
+        for pipe in (*self.processes, *self.questions.values()):
             pipe.close()
         for process in self.processes.values():
             process.terminate()
@@ -75,10 +75,10 @@ class Workers:
 
     def answers(self, questions: Iterable[Any], is_heavy: Callable[[Any], bool],
                 seconds: float = math.inf) -> Iterator[tuple[Any, Any]]:
-        """The questions with their answers, in order; at most four for each worker are on their way.
+        """Yields the questions with their answers, in order; stops after this many seconds.
 
-        A heavy question goes to an idle worker only: if both ends of a pipe wrote at once, both would wait for ever.
-        Ends after so many seconds. Raises Stopped after a signal, UserError (exit 5) when a worker dies.
+        A heavy question goes only to an idle worker: if both ends of a pipe wrote at once, both would wait forever.
+        Raises Stopped after a signal, UserError (exit 5) when a worker dies.
         """
         if not self.processes:
             answer = self.make()
@@ -87,48 +87,48 @@ class Workers:
                 yield question, answer(question)
             return
 
-        until = time.monotonic() + seconds
-        order: deque[list[Any]] = deque()  # a question alone, and later its answer
-        asked: dict[Any, deque[list[Any]]] = {pipe: deque() for pipe in self.processes}  # what each has yet to answer
+        deadline = time.monotonic() + seconds
+        unread: deque[list[Any]] = deque()  # entries of a question, and later its answer
+        queues: dict[Any, deque[list[Any]]] = {pipe: deque() for pipe in self.processes}  # each worker's open entries
         source = iter(questions)
         question = next(source, None)
-        while (question is not None or order) and time.monotonic() < until:
+        while (question is not None or unread) and time.monotonic() < deadline:
             pipe = None
             try:
                 # send
-                while question is not None and len(order) < ON_THE_WAY * len(asked):
-                    pipe = min(asked, key=lambda pipe: len(asked[pipe]))
-                    if len(asked[pipe]) >= (1 if is_heavy(question) else MOST_AT_ONCE):
+                while question is not None and len(unread) < MAX_UNREAD * len(queues):
+                    pipe = min(queues, key=lambda pipe: len(queues[pipe]))
+                    if len(queues[pipe]) >= (1 if is_heavy(question) else MAX_QUEUED):
                         break
-                    order.append([question])
-                    asked[pipe].append(order[-1])
-                    self.to[pipe].send(question)
+                    unread.append([question])
+                    queues[pipe].append(unread[-1])
+                    self.questions[pipe].send(question)
                     question = next(source, None)
 
                 # receive
-                for pipe in connection.wait([pipe for pipe in asked if asked[pipe]], 0.1):
+                for pipe in connection.wait([pipe for pipe in queues if queues[pipe]], 0.1):
                     answer, error = pipe.recv()  # type: ignore[union-attr]
                     if error:
                         raise UserError(*error) if error[0] else RuntimeError(error[1])
-                    asked[pipe].popleft().append(answer)
+                    queues[pipe].popleft().append(answer)
             except (EOFError, OSError) as cause:
                 self.processes[pipe].join(5)
-                raise UserError(Exit.MACHINE, f"a worker process died (exit {self.processes[pipe].exitcode}); -9 means "
-                                              f"that the system ended it for lack of memory. {ADVICE}") from cause
+                raise UserError(Exit.MACHINE, f"a worker process died (exit {self.processes[pipe].exitcode}); after -9 "
+                                              f"the system lacked memory. {ADVICE}") from cause
 
             # hand out in order
             self.signals.look()
-            while order and len(order[0]) == 2:
-                first, answer = order.popleft()
-                yield first, answer
+            while unread and len(unread[0]) == 2:
+                answered, answer = unread.popleft()
+                yield answered, answer
 
 
 def _serve(questions: Any, answers: Any, make: Callable[[], Callable[[Any], Any]], not_ours: Sequence[Any]) -> None:
-    """A worker process: answers questions until their pipe is closed. Signals are the parent's, which ends it."""
+    """The worker process: answers questions until their pipe is closed. The parent handles signals and ends it."""
     for number in (signal.SIGINT, getattr(signal, "SIGHUP", signal.SIGINT)):
         signal.signal(number, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    for other in not_ours:  # if this process held them open it would not end with the parent
+    for other in not_ours:  # an open end here would keep this process alive after the parent's death
         other.close()
     answer = None
     try:
@@ -137,7 +137,7 @@ def _serve(questions: Any, answers: Any, make: Callable[[], Callable[[Any], Any]
             try:
                 answer = answer or make()
                 reply = answer(question), None
-            except BaseException as error:  # a panic of a Rust library is no Exception
+            except BaseException as error:  # a panic of a Rust library is not an Exception
                 reply = None, _sendable(error)
             answers.send(reply)
     except (EOFError, OSError):
@@ -145,7 +145,7 @@ def _serve(questions: Any, answers: Any, make: Callable[[], Callable[[Any], Any]
 
 
 def _sendable(error: BaseException) -> tuple[Exit | None, str]:
-    """An error as it goes through a pipe: the code and message of a UserError, the traceback of a bug."""
+    """Converts an error for the pipe: the code and message of a UserError, the traceback of a bug."""
     if isinstance(error, UserError):
         return error.code, str(error)
     if isinstance(error, OSError | MemoryError):
@@ -159,44 +159,44 @@ def _caller() -> Callable[[Any], Any]:
 
 
 def in_child(signals: Signals, work: Callable[..., Any], *arguments: Any, seconds: float = math.inf) -> Any:
-    """Runs work that cannot look for signals itself in a process, which can be ended and whose memory ends with it.
+    """Runs a function in a fresh process, so that a signal can end it and its memory is freed afterwards.
 
-    Returns what the work returns; None if it takes longer than these seconds. Raises Stopped after a signal.
+    Returns its result; None if it takes longer than this many seconds. Raises Stopped after a signal.
     """
     with Workers(1, _caller, signals, is_fresh=True) as workers:
         return next((answer for _, answer in workers.answers([(work, arguments)], lambda _: True, seconds)), None)
 
 
-# ---------------------------------------------------------------- what a worker does with a block
+# ---------------------------------------------------------------- reading a block
 
 
 class SplitAnswer(NamedTuple):
-    """What one split has of a block: its documents' bytes and hashes (uint64), their ids and where they end there."""
+    """The documents of a block that belong to one split."""
 
-    sizes: list[int]
-    hashes: np.ndarray
+    sizes: list[int]  # bytes of each document
+    hashes: np.ndarray  # uint64
     ids: np.ndarray
-    ends: np.ndarray
+    ends: np.ndarray  # of the documents, in these ids
 
 
 @dataclass
 class WorkerAnswer:
-    """The findings of a block, and what was asked for."""
+    """The findings of a block, its splits, and its sample if one is requested."""
 
-    found: Findings
+    findings: Findings
     splits: dict[str, SplitAnswer] = field(default_factory=dict)
     sample: bytes = b""
-    difference: str = ""  # text for which the engine gave other ids than tokenizers
+    difference: str = ""  # a text to which the engine gave other ids than tokenizers
 
 
 @dataclass
 class Reader:
-    """What each worker process does with a block: it reads it, and samples or encodes its documents."""
+    """Reads a block in a worker process, and samples or encodes its documents."""
 
     sources: Sequence[Source]
     reading: Reading
-    threshold: int = 0  # documents whose hash is below it are for validation
-    share: float = 0.0  # of the training text, for a sample
+    threshold: int = 0  # documents with a hash below it are for validation
+    sample_fraction: float = 0.0  # of the training text
     vocabulary: Vocabulary | None = None  # to encode with
     engine: str = "tokenizers"
     dtype: str = "uint16"
@@ -206,9 +206,9 @@ class Reader:
 
     def __call__(self, block: TextBlock) -> WorkerAnswer:
         answer = WorkerAnswer(Findings())
-        texts = documents_of(block, self.sources, self.reading, answer.found)
+        texts = documents_of(block, self.sources, self.reading, answer.findings)
         with_text = [text for text in texts if text and not text.isspace()]
-        answer.found.has_text = bool(with_text)
+        answer.findings.has_text = bool(with_text)
         if block.in_val is not None:  # a part of a document, which may be blank
             contents = [texts[0].encode()]
             hashes, in_val = np.zeros(1, np.uint64), np.full(1, block.in_val)
@@ -222,7 +222,7 @@ class Reader:
             mine = list(itertools.compress(contents, is_mine))
             ids = ends = np.zeros(0, np.int64)
             if self.encoder and mine:
-                pieces, lasts = [], []  # of at most limits.part_bytes, and which of them end a document
+                pieces, lasts = [], []  # parts of at most limits.part_bytes, and whether each ends its document
                 for content in mine:
                     parts = parts_of(content, self.reading)
                     pieces += parts
@@ -230,39 +230,41 @@ class Reader:
                 lasts[-1] = block.last
                 ids, ends, difference = self.encoder.encode(pieces, lasts)
                 answer.difference = answer.difference or difference
-            answer.splits[split] = SplitAnswer(list(map(len, mine)), hashes[is_mine], ids.astype(DTYPES[self.dtype]),
-                                               ends)
-            if self.share and split == "train":
-                answer.sample = sample_of(mine, self.share, self.reading)
+            ids = ids.astype(DTYPES[self.dtype])
+            answer.splits[split] = SplitAnswer(list(map(len, mine)), hashes[is_mine], ids, ends)
+            if self.sample_fraction and split == "train":
+                answer.sample = sample_of(mine, self.sample_fraction, self.reading)
         return answer
 
 
-def sample_of(contents: list[bytes], share: float, reading: Reading) -> bytes:
-    """The first share of a block's training text: as blocks are small, all samples together are evenly spread.
+def sample_of(contents: list[bytes], fraction: float, reading: Reading) -> bytes:
+    """Samples the first fraction of a block's training text; a document that fills a block is sampled in each part.
 
-    Of a document that is a block of its own, the first share of each part.
+    Blocks and parts are small, so all samples together are spread evenly.
     """
-    if len(contents) == 1 and len(parts := parts_of(contents[0], reading)) > 1:
-        return b"".join(sample_of([part], share, reading) for part in parts)
-    owed, chosen = sum(map(len, contents)) * share, []
+    parts = parts_of(contents[0], reading) if len(contents) == 1 else []
+    if len(parts) > 1:
+        return b"".join(sample_of([part], fraction, reading) for part in parts)
+    budget, chosen = sum(map(len, contents)) * fraction, []
     for content in contents:
-        if len(content) > owed:
-            chosen.append(content[:last_place(content[:int(owed)], reading.places)])
+        if len(content) > budget:
+            chosen.append(content[:last_cut(content[:int(budget)], reading.cut_pattern)])
             break
         chosen.append(content)
-        owed -= len(content)
-    return b"".join(short_runs(content) for content in chosen if content)
+        budget -= len(content)
+    return b"".join(without_long_runs(content) for content in chosen if content)
 
 
-def short_runs(content: bytes) -> bytes:
-    """A text and a SEPARATOR; a text with a very long run in slices, with a SEPARATOR after each.
+def without_long_runs(content: bytes) -> bytes:
+    """Returns a text and a SEPARATOR; a text with a very long run is sliced, with a SEPARATOR after each slice.
 
-    A trainer's time grows with the square of a run without blanks, or of blanks. A run is noticed if it covers
-    LONGEST_RUN bytes counted from the front: from twice that length on it always does.
+    A trainer's time grows with the square of a run of whitespace, or of a run without it. A run is found if it fills
+    RUN_BYTES counted in multiples from the front, as each run of twice that length does.
     """
-    aligned = len(content) // LONGEST_RUN * LONGEST_RUN
-    blank = IS_BLANK[np.frombuffer(content, np.uint8, aligned)].reshape(-1, LONGEST_RUN)
+    aligned = len(content) // RUN_BYTES * RUN_BYTES
+    blank = IS_BLANK[np.frombuffer(content, np.uint8, aligned)].reshape(-1, RUN_BYTES)
     if (blank.any(1) & ~blank.all(1)).all():
         return content + SEPARATOR
     text = content.decode()
-    return b"".join(text[at:at + LONGEST_RUN].encode() + SEPARATOR for at in range(0, len(text), LONGEST_RUN))
+    slices = [text[start:start + RUN_BYTES] for start in range(0, len(text), RUN_BYTES)]
+    return b"".join(piece.encode() + SEPARATOR for piece in slices)

@@ -1,30 +1,30 @@
-"""blocks.py: documents are cut where no id changes; what was found in them is counted and placed."""
+"""blocks.py: documents are cut where no id changes."""
 
 import random
 
-from gpt.pretokenization.blocks import SAFE_CUT, SPACE, Limits, Reading, begun_character, last_place, parts_of
+from gpt.pretokenization.blocks import SAFE_CUT, SPACE_CUT, Limits, Reading, incomplete_bytes, last_cut, parts_of
 from tests.helpers.texts import ALPHABET
 
 
-def test_begun_characters_are_measured_at_every_place():
+def test_incomplete_characters_are_measured_at_every_place():
     content = "a\u00e9\u6f22\U0001f600z".encode()
     for end in range(len(content) + 1):
         whole = content[:end].decode(errors="ignore").encode()
-        assert begun_character(content[:end]) == end - len(whole)
-    assert begun_character(b"\x80\x80\x80\x80") == begun_character(b"a\x80") == begun_character(b"") == 0
+        assert incomplete_bytes(content[:end]) == end - len(whole)
+    assert incomplete_bytes(b"\x80\x80\x80\x80") == incomplete_bytes(b"a\x80") == incomplete_bytes(b"") == 0
 
 
-def test_the_last_place_is_the_last_one_wherever_it_stands():
+def test_the_last_cut_is_found_wherever_it_is():
     rng = random.Random(2)
     for _ in range(300):
         whole = "".join(rng.choices(ALPHABET, k=rng.randint(0, 30)))
         whole += rng.choice("ab\u00e9\u0301 ") * rng.randint(0, 700)
-        for places in (SAFE_CUT, SPACE):
-            ends = [found.end() for found in places.finditer(whole)]
-            assert last_place(whole.encode(), places) == (len(whole[: ends[-1]].encode()) if ends else 0)
+        for pattern in (SAFE_CUT, SPACE_CUT):
+            ends = [match.end() for match in pattern.finditer(whole)]
+            assert last_cut(whole.encode(), pattern) == (len(whole[: ends[-1]].encode()) if ends else 0)
 
 
-def test_parts_end_at_safe_places_and_a_run_without_one_is_cut_at_its_own_multiples():
+def test_parts_end_at_safe_cuts_and_a_run_without_any_at_its_own_multiples():
     reading = Reading(limits=Limits(part_bytes=50))
     for before in range(1, 60):
         begin = "w" * before + " "

@@ -140,7 +140,7 @@ def test_text_behind_the_fence_goes_to_tokenizers_and_only_that(both, monkeypatc
         return inner(encoder, pieces, lasts)
 
     monkeypatch.setattr(Encoder, "encode_by_tokenizers", slow)
-    monkeypatch.setattr(Encoder, "_chosen", lambda *_: iter(()))
+    monkeypatch.setattr(Encoder, "_samples", lambda *_: iter(()))
     behind = [f"a{chr(low)}1 {chr(high)}b".encode() for low, high in NEWER]
     plain = [f"plain {number} \u6f22\u5b57".encode() for number in range(50)]
     same(both, behind)
@@ -179,13 +179,13 @@ def test_the_fast_engine_is_chosen_where_it_proves_equal(vocabulary, content, mo
     for requested in ("auto", "gigatoken"):
         assert choose_engine(requested, vocabulary, said.append) == "gigatoken"
         assert choose_engine(requested, changed(content, ignore_merges=True), said.append) == "tokenizers"
-        assert said.pop() == "gigatoken is not used: this tokenizer is not of GPT-2's kind"
+        assert "gigatoken is not used" in said.pop()
     assert choose_engine("tokenizers", vocabulary, said.append) == "tokenizers"
     assert said == []
     with monkeypatch.context() as patch:
         lying(patch, b"\xc2\xbd")
         assert choose_engine("auto", vocabulary, said.append) == "tokenizers"
-        assert said.pop() == "gigatoken is not used: it gives other ids for hard text"
+        assert "gigatoken is not used" in said.pop()
     for name in COMPARED:
         installed = {**COMPARED, name: "9.9"}
         assert choose_engine("auto", vocabulary, said.append) == "tokenizers"
@@ -202,7 +202,7 @@ def run(*argv: str, output_dir: str) -> dict[str, bytes]:
 
 
 @pytest.mark.parametrize("num_workers", ["1", "2"])
-def test_a_difference_that_shows_within_a_run_is_said_and_all_is_done_again(num_workers, content, monkeypatch, capsys):
+def test_a_difference_within_a_run_is_reported_and_all_is_encoded_again(num_workers, content, monkeypatch, capsys):
     pytest.importorskip("gigatoken")
     Path("tokenizer.json").write_text(content, "utf-8")
     parts = [language(2000, seed).encode("ascii", "ignore").decode() for seed in range(60)]
@@ -216,8 +216,8 @@ def test_a_difference_that_shows_within_a_run_is_said_and_all_is_done_again(num_
     assert run(*argv, output_dir="lied") == expected
     captured = capsys.readouterr()
     assert "by gigatoken" in captured.out
-    assert "gigatoken gives other ids than tokenizers for" in captured.err
-    assert "Everything is encoded again by tokenizers" in captured.err
+    assert "gigatoken gives other ids" in captured.err
+    assert "encodes everything again" in captured.err
 
 
 # ---------------------------------------------------------------- the real libraries

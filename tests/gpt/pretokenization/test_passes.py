@@ -77,7 +77,7 @@ def test_after_a_run_that_was_killed_anywhere_the_next_one_writes_the_same_bytes
     expected, metadata = written("whole"), metadata_of("whole")
     for last in itertools.count(1 + step // 2, step):
         shutil.rmtree("data", ignore_errors=True)
-        for old in ("train.bin", "val.bin", "val_000007.bin", "tokenizer.json", "metadata.json") * overwrite:
+        for old in ("train.bin", "val.bin", "val.idx", "tokenizer.json", "metadata.json") * overwrite:
             write(f"data/{old}", "old")
         finished = False
         with monkeypatch.context() as patch:

@@ -3,7 +3,7 @@
 import pytest
 
 from gpt.pretokenization.split import (
-    LEAST_VAL_BYTES,
+    MIN_VAL_BYTES,
     VAL_FRACTION,
     Split,
     default_fraction,
@@ -11,12 +11,12 @@ from gpt.pretokenization.split import (
     split_of_one,
 )
 
-SMALL_BYTES = int(LEAST_VAL_BYTES / VAL_FRACTION)  # a larger text has always the same share
+SMALL_BYTES = int(MIN_VAL_BYTES / VAL_FRACTION)  # a larger text has always the same share
 
 
 def test_a_small_text_keeps_enough_to_measure_and_never_more_than_a_tenth():
     assert default_fraction(0) == default_fraction(1000) == default_fraction(600_000) == 0.1
-    assert 1_115_394 * default_fraction(1_115_394) == pytest.approx(LEAST_VAL_BYTES)
+    assert 1_115_394 * default_fraction(1_115_394) == pytest.approx(MIN_VAL_BYTES)
     assert default_fraction(SMALL_BYTES + 1) == default_fraction(10**12) == 0.005
     fractions = [default_fraction(num_bytes) for num_bytes in range(1, 2 * SMALL_BYTES, 99_999)]
     assert fractions == sorted(fractions, reverse=True)

@@ -5,8 +5,8 @@ import json
 import pytest
 
 from gpt.pretokenization.engines import NEWER
-from gpt.pretokenization.vocabulary import auto_vocab_size, sampled, tokenizer_json, train_fast, train_tokenizer
-from gpt.pretokenization.workers import SEPARATOR, short_runs
+from gpt.pretokenization.vocabulary import auto_vocab_size, read_sample, tokenizer_json, train_fast, train_tokenizer
+from gpt.pretokenization.workers import SEPARATOR, without_long_runs
 from gpt.tokens.tokenizer import byte_alphabet, parse, vocabulary_of
 from tests.helpers.training_texts import each_in_child, in_child, language, sample
 
@@ -68,7 +68,7 @@ def test_the_fast_trainer_knows_the_exact_least_frequency():
 def test_long_runs_are_sliced_whatever_they_are_made_of(length, num_slices):
     for char in ("a", " ", "\n", "="):
         content = (char * length).encode()
-        parts = short_runs(content).split(SEPARATOR)
+        parts = without_long_runs(content).split(SEPARATOR)
         assert parts.pop() == b""
         assert b"".join(parts) == content
         assert len(parts) == num_slices
@@ -79,5 +79,5 @@ def test_a_sample_is_read_back_text_by_text_across_the_borders_of_blocks():
     sizes = ([block - 1], [block], [block + 1], [0, 0, 3], [block - 2, 0, 0, 5], [3 * block, 1, block - 3, 2 * block])
     for lengths in sizes:
         texts = [bytes([97 + number]) * length for number, length in enumerate(lengths)]
-        assert list(sampled(sample(*texts))) == texts
-    assert list(sampled(sample())) == []
+        assert list(read_sample(sample(*texts))) == texts
+    assert list(read_sample(sample())) == []
