@@ -65,7 +65,7 @@ from gpt.common.words import printable
 from gpt.evaluation.scoring import Scorer
 from gpt.evaluation.texts import texts_of
 from gpt.evaluation.token_files import token_files_of
-from gpt.hub.download import with_models_here
+from gpt.hub.download import download_models
 from gpt.machine import device
 from gpt.tokens.tokenizer import end_of_text_id, tokenizer_of
 
@@ -93,7 +93,7 @@ def measure_everything(args: argparse.Namespace, out: Progress, signals: Signals
     machine = device.choose(args.use_gpu, args.use_amp, "auto", False)
     device.disable_cudnn_attention()
 
-    args = with_models_here(args, ["ckpt"], out, signals.look)
+    args = download_models(args, ["ckpt"], out, signals.look)
     with out.phase("loading the model"):
         folder, model = read_checkpoint(Path(args.ckpt), out.warn, lambda folder: (
             folder, load_model(folder, machine.device).eval()))

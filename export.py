@@ -1,4 +1,4 @@
-"""Exports a checkpoint: a GGUF file (its keys: gpt/architectures/, gpt/tokens/llama_cpp.py), or a Hugging Face folder.
+"""Exports a checkpoint as a GGUF file, or as a Hugging Face folder to publish.
 
     python export.py --ckpt out --output model.gguf                              for llama.cpp and programs built on it
     python export.py --ckpt out --output model.gguf --dtype f16                  half the size
@@ -7,8 +7,9 @@
     python export.py --from_nanogpt ckpt.pt --output my-gpt2 --tokenizer_file gpt2/tokenizer.json
 
 llama.cpp's own converter recognizes a tokenizer by a hash of some ids, so it refuses every newly trained one. This
-program writes the file directly, with the names and types that the converter uses. The Hugging Face folder is
-the checkpoint without the files that only resuming needs. Either is written under a temporary name and then renamed.
+program writes the GGUF file directly, with the converter's names and types (see gpt/architectures/).
+The Hugging Face folder is the checkpoint without its training state. An export is written under a temporary name and
+then renamed.
 """
 
 import argparse
@@ -23,14 +24,14 @@ from gpt.hub.names import ALSO_CKPT, ANY_MODEL, as_recorded, check_package, prob
 
 
 def read_flags(argv: Sequence[str]) -> argparse.Namespace:
-    """The flags as a namespace. Raises UserError (exit 2) with every problem found."""
+    """Parses the command line. Raises UserError (exit 2) that lists every problem."""
     path, one_of = flags.text, flags.one_of
     parser = flags.Parser("export.py", "Exports a checkpoint as a GGUF file, or as a Hugging Face folder to publish.")
     g = parser.group("what is exported")
     g.flag("--ckpt", path(), "out", ANY_MODEL, aliases=ALSO_CKPT)
-    g.flag("--from_nanogpt", path("FILE"), None, "instead of --ckpt a ckpt.pt of nanoGPT or build-nanogpt, or a state "
-           "dict with their names, read as tensors and numbers alone", "none", conflicts="ckpt")
-    g.flag("--n_head", flags.whole(1, 1024), None, "heads of the model in --from_nanogpt", "what the file records",
+    g.flag("--from_nanogpt", path("FILE"), None, "instead of --ckpt: a ckpt.pt of nanoGPT or build-nanogpt, or a "
+           "state dict with their names; only tensors and numbers are read", "none", conflicts="ckpt")
+    g.flag("--n_head", flags.whole(1, 1024), None, "attention heads of the model in --from_nanogpt", "as in the file",
            requires="from_nanogpt")
     g.flag("--tokenizer_file", path(), None, "tokenizer.json, for gguf and --from_nanogpt", "the checkpoint's")
     g = parser.group("what is written")
@@ -38,11 +39,11 @@ def read_flags(argv: Sequence[str]) -> argparse.Namespace:
            "required", aliases="out outfile output_dir output_file")
     g.flag("--format", one_of("gguf", "huggingface"), None, "gguf needs the package gguf",
            "gguf; huggingface with --prune and --from_nanogpt", aliases="outformat output_format")
-    g.flag("--dtype", one_of("f32", "f16", "bf16"), "f32", "of matrices; in gguf norms, biases and positions stay f32",
+    g.flag("--dtype", one_of("f32", "f16", "bf16"), "f32", "type of the matrices; the rest of a gguf stays f32",
            aliases="outtype")
     g.switch("--overwrite", False, "replace an earlier export")
-    g.flag("--prune", flags.real(0, 1, above=True, below=True), None, "set this share of each block's matrices, the "
-           "smallest weights, to zero", "none", conflicts="format gguf")
+    g.flag("--prune", flags.real(0, 1, above=True, below=True), None, "set this fraction of each matrix in the blocks, "
+           "the smallest weights, to zero", "none", conflicts="format gguf")
     g.switch("--debug", False, "show the traceback of an error")
     return parser.read(argv, check)
 
@@ -58,12 +59,12 @@ def check(args: argparse.Namespace) -> list[str]:
 
 
 def form_of(args: argparse.Namespace) -> str:
-    """The format to write."""
+    """The format of the export."""
     return args.format or ("huggingface" if args.prune or args.from_nanogpt else "gguf")
 
 
 def answer_early(argv: Sequence[str]) -> int:
-    """Checks flags and packages before torch is imported, which takes seconds."""
+    """Checks flags and packages before torch is imported, which takes a second."""
     args = read_flags(argv)
     require("torch", "numpy", "tokenizers", "safetensors")
     if form_of(args) == "gguf":
@@ -101,7 +102,7 @@ from gpt.common.progress import Progress
 from gpt.common.signals import USUALLY_SECONDS, Signals, Stopped
 from gpt.common.words import printable, several
 from gpt.evaluation.pruning import prune_blocks
-from gpt.hub.download import with_models_here
+from gpt.hub.download import download_models
 from gpt.tokens.llama_cpp import gguf_vocabulary
 from gpt.tokens.tokenizer import tokenizer_of
 
@@ -112,7 +113,7 @@ DTYPES = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
 
 
 def main(argv: Sequence[str]) -> int:
-    """The command; returns the exit code."""
+    """Runs the command; returns the exit code."""
     args = read_flags(argv)
     with Progress() as out, Signals(out.note, USUALLY_SECONDS) as signals:
         try:
@@ -123,15 +124,15 @@ def main(argv: Sequence[str]) -> int:
 
 
 def export(args: argparse.Namespace, signals: Signals, out: Progress) -> None:
-    """Writes one file or folder under a temporary name and renames it. Raises UserError, OSError, Stopped."""
-    with contextlib.ExitStack() as held:
+    """Exports one model, and prints where it is. Raises UserError, OSError, Stopped."""
+    with contextlib.ExitStack() as temporary:
         target = choose_target(args.output, form_of(args), args.overwrite)
-        args = with_models_here(args, ["ckpt"], out, signals.look)
-        with writing(f"--output {printable(args.output)}", target, SafetensorError):  # either may be a full disk
+        args = download_models(args, ["ckpt"], out, signals.look)
+        with writing(f"--output {printable(args.output)}", target, SafetensorError):  # which may be a full disk
             target.parent.mkdir(parents=True, exist_ok=True)
             if args.from_nanogpt:
-                place = held.enter_context(tempfile.TemporaryDirectory(prefix=".nanogpt-", dir=target.parent))
-                source = Path(place) / Path(args.from_nanogpt).stem
+                folder = temporary.enter_context(tempfile.TemporaryDirectory(prefix=".nanogpt-", dir=target.parent))
+                source = Path(folder) / Path(args.from_nanogpt).stem
                 with out.phase("reading the file"):
                     out.say(convert(Path(args.from_nanogpt), source, args.tokenizer_file, args.n_head, out.warn))
             else:
@@ -146,7 +147,7 @@ def export(args: argparse.Namespace, signals: Signals, out: Progress) -> None:
 
 
 def write_export(args: argparse.Namespace, source: Path, target: Path, signals: Signals) -> int:
-    """Writes the file or folder before it gets its name; returns the number of tensors."""
+    """Writes the file or folder under a temporary name, then renames it; returns the number of tensors."""
     temporary = target.with_name(f".export-{os.getpid()}.tmp")
     config, weights = open_model(source)
     try:
@@ -162,14 +163,17 @@ def write_export(args: argparse.Namespace, source: Path, target: Path, signals: 
         sync(target.parent)
         return num_tensors
     finally:
-        shutil.rmtree(temporary, ignore_errors=True) if temporary.is_dir() else temporary.unlink(missing_ok=True)
+        if temporary.is_dir():
+            shutil.rmtree(temporary, ignore_errors=True)
+        else:
+            temporary.unlink(missing_ok=True)
 
 
 def choose_target(output: str, form: str, overwrite: bool) -> Path:
-    """The path to write, links followed, once its folder proved writable.
+    """Resolves links in the output's path, and checks that the path can be written.
 
-    Raises UserError: exit 2 if it exists, unless it is an earlier export and overwrite is on; exit 5 if nothing can be
-    written there.
+    Raises UserError: exit 2 if the path exists, unless it is an earlier export and overwrite is on; exit 5 if it cannot
+    be written.
     """
     target = Path(output)
     with writing(f"--output {printable(output)}", target):
@@ -184,13 +188,13 @@ def choose_target(output: str, form: str, overwrite: bool) -> Path:
 
 
 def in_dtype(tensor: torch.Tensor, dtype: str, name: str) -> torch.Tensor:
-    """The tensor in the type. Raises UserError: exit 6 for a value not finite, exit 2 for one that is too large."""
-    found = tensor.to(DTYPES[dtype])
-    if not found.isfinite().all():
+    """Converts a tensor. Raises UserError: exit 6 for a value that is not finite, exit 2 for a value that overflows."""
+    converted = tensor.to(DTYPES[dtype])
+    if not converted.isfinite().all():
         code = Exit.FLAGS if tensor.isfinite().all() else Exit.DIVERGED
         raise UserError(code, f"{name} reaches {tensor.abs().max():,.0f}, which --dtype {dtype} cannot hold. Give "
                               "--dtype bf16; after NaN or infinity an earlier checkpoint.")
-    return found
+    return converted
 
 
 # ---------------------------------------------------------------- GGUF
@@ -198,27 +202,35 @@ def in_dtype(tensor: torch.Tensor, dtype: str, name: str) -> torch.Tensor:
 
 def write_gguf(args: argparse.Namespace, config: ModelConfig, weights: Mapping[str, torch.Tensor], source: Path,
                path: Path, name: str) -> int:
-    """Writes the file, the model's name in it; returns the number of tensors.
+    """Writes a GGUF file with the given model name; returns the number of tensors.
 
     Matrices are stored in the requested type. Vectors and positions stay f32, as in convert_hf_to_gguf.py, because
-    llama.cpp's kernels add them to f32. A tied output layer is not stored: where output.weight is missing, llama.cpp
-    uses the embedding. Raises OSError, and UserError: exit 4 for a model that llama.cpp would compute differently, exit
-    3 for a tokenizer that it would read differently, and as in_dtype.
+    llama.cpp's kernels add them to f32. A tied output layer is not stored: without output.weight, llama.cpp uses the
+    embedding. Raises OSError, and UserError: exit 4 for a model that llama.cpp would compute differently, exit 3 for a
+    tokenizer that it would read differently, and in_dtype's errors.
     """
-    gguf, architecture = optional("gguf", "--format gguf"), architecture_of(config)
-    if reason := architecture.why_no_gguf(config):
+    gguf = optional("gguf", "--format gguf")
+    architecture = architecture_of(config)
+    reason = architecture.why_no_gguf(config)
+    if reason:
         raise UserError(Exit.CHECKPOINT, f"{reason}. Give --format huggingface.")
     tokenizer = tokenizer_of(source, args.tokenizer_file, config.vocab_size)
     vocabulary = gguf_vocabulary(tokenizer, config.vocab_size, end_ids(source, config.vocab_size))
-    kind, types = gguf.MODEL_ARCH[architecture.GGUF_ARCHITECTURE], gguf.LlamaFileType
+    kind = gguf.MODEL_ARCH[architecture.GGUF_ARCHITECTURE]
+    file_types = gguf.LlamaFileType
 
     writer = gguf.GGUFWriter(path, gguf.MODEL_ARCH_NAMES[kind])
-    for field, value in {
-        "type": gguf.GGUFType.MODEL, "name": name, **architecture.gguf_fields(config),
-        "file_type": {"f32": types.ALL_F32, "f16": types.MOSTLY_F16, "bf16": types.MOSTLY_BF16}[args.dtype],
-        **vocabulary, "token_types": [gguf.TokenType[kind] for kind in vocabulary["token_types"]],
+    fields = {
+        "type": gguf.GGUFType.MODEL,
+        "name": name,
+        **architecture.gguf_fields(config),
+        "file_type": {"f32": file_types.ALL_F32, "f16": file_types.MOSTLY_F16,
+                      "bf16": file_types.MOSTLY_BF16}[args.dtype],
+        **vocabulary,
+        "token_types": [gguf.TokenType[token_type] for token_type in vocabulary["token_types"]],
         "quantization_version": gguf.GGML_QUANT_VERSION,
-    }.items():
+    }
+    for field, value in fields.items():
         getattr(writer, f"add_{field}")(value)
     names = gguf.get_tensor_name_map(kind, config.n_layer)
     tensors = architecture.to_gguf_tensors(config, weights)
@@ -240,9 +252,9 @@ def write_gguf(args: argparse.Namespace, config: ModelConfig, weights: Mapping[s
 
 
 def write_folder(args: argparse.Namespace, config: ModelConfig, source: Path, folder: Path) -> int:
-    """Copies a checkpoint without its training state, its weights to one file; returns the number of tensors.
+    """Copies a checkpoint without its training state, with all weights in one file; returns the number of tensors.
 
-    Its model card says what was pruned. Raises UserError, OSError.
+    Prunes the weights with --prune, and notes that in the model card. Raises UserError, OSError.
     """
     folder.mkdir()
     stored = stored_tensors(source)
@@ -261,7 +273,7 @@ def write_folder(args: argparse.Namespace, config: ModelConfig, source: Path, fo
     path = folder / WEIGHTS
     tensors = {name: in_dtype(tensor, args.dtype, name).contiguous() for name, tensor in stored.items()}
     save_file(tensors, path, metadata={"format": "pt"})
-    path.chmod(stat.S_IMODE((folder / CONFIG).stat().st_mode))  # safetensors lets the owner alone read its files
+    path.chmod(stat.S_IMODE((folder / CONFIG).stat().st_mode))  # safetensors makes files that only the owner can read
     for written in folder.iterdir():
         sync(written)
     sync(folder)

@@ -98,7 +98,7 @@ from gpt.common.words import several
 from gpt.generation.decoder import Decoder
 from gpt.generation.prompts import Language, encode_prompt, read_prompt_file, without_surrogates
 from gpt.generation.streaming import Sample, converse, write_samples
-from gpt.hub.download import with_models_here
+from gpt.hub.download import download_models
 from gpt.machine import device
 from gpt.machine.device import Machine
 from gpt.machine.kernels import with_sound_kernels
@@ -118,7 +118,7 @@ def main(argv: Sequence[str]) -> int:
     num_rows = 1 if args.interactive else min(args.batch_size, args.num_samples)
 
     with Progress(sys.stderr) as out:
-        args = with_models_here(args, ["ckpt"], out)
+        args = download_models(args, ["ckpt"], out)
         # If a training run deletes the folder meanwhile, the next one is loaded.
         with out.phase("loading and compiling the model" if args.compile else "loading the model"):
             folder, decoder = read_checkpoint(Path(args.ckpt), warn,

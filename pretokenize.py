@@ -127,7 +127,7 @@ from gpt.common.progress import Progress
 from gpt.common.signals import USUALLY_SECONDS, AtRisk, Signals, Stopped
 from gpt.common.waiting import in_thread
 from gpt.common.words import printable, several, size
-from gpt.hub.download import Fetched, fetch_dataset, with_tokenizer_here
+from gpt.hub.download import DatasetFile, download_dataset, download_tokenizer
 from gpt.pretokenization.blocks import LIMITS, Limits, Reading
 from gpt.pretokenization.commit import commit, summarise
 from gpt.pretokenization.files import STDIN, Source, refuse_changed, unpacked
@@ -178,12 +178,12 @@ def read_names(args: Namespace, folder: Folder, signals: Signals, progress: Prog
     """
     if args.demo:
         return demo_sources()
-    fetched = {word: fetch_dataset(word, progress, signals.look) for word in args.files if is_on_hub(word)}
+    fetched = {word: download_dataset(word, progress, signals.look) for word in args.files if is_on_hub(word)}
     if "-" in args.files:
         path = folder.work / STDIN
         with progress.phase("reading stdin"), folder.writing():
             in_thread(lambda: spool_stdin(path), signals.look)
-        fetched["-"] = [Fetched(path, STDIN, "")]
+        fetched["-"] = [DatasetFile(path, STDIN, "")]
     return find_sources(args.files, progress.say, fetched, args.encoding or "")
 
 
@@ -231,7 +231,7 @@ def run(args: Namespace, signals: Signals, progress: Progress, limits: Limits) -
     if args.verify is not None:
         verify_folder(Path(args.verify), signals, progress)
     elif args.files or args.demo:
-        args = with_tokenizer_here(args, progress, signals.look)
+        args = download_tokenizer(args, progress, signals.look)
         with Folder(Path(args.output_dir)) as folder:
             signals.on_stop(lambda: f"stopping (now: {progress.doing or 'looking at the text'})",
                             lambda: AtRisk("the work so far", ""))

@@ -1,4 +1,4 @@
-"""evaluate.py: what it prints and writes, refuses, and keeps when it is interrupted."""
+"""evaluate.py: its figures, its refusals, and its output after an interruption."""
 
 import json
 import os

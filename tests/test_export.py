@@ -1,4 +1,4 @@
-"""export.py: others open what it writes and compute the same from it."""
+"""export.py: other programs open its exports and compute the same."""
 
 import itertools
 import json
@@ -180,10 +180,10 @@ def test_the_published_folder_opens_in_transformers(folder, texts, tokenizer, tm
     with torch.no_grad():
         torch.testing.assert_close(theirs.float()(ids).logits, ours.float()(ids), rtol=0, atol=1e-5)
     assert AutoTokenizer.from_pretrained(tmp_path / "mine")(texts[1])["input_ids"] == tokenizer.encode(texts[1]).ids
-    run(tmp_path / "mine", tmp_path / "again", "--format", "huggingface")  # what it wrote is a --ckpt itself
+    run(tmp_path / "mine", tmp_path / "again", "--format", "huggingface")  # an export is a --ckpt, too
 
 
-# ---------------------------------------------------------------- what is there, what is left
+# ---------------------------------------------------------------- earlier exports and failures
 
 
 def test_an_export_is_replaced_only_on_request_and_nothing_else_ever_is(folder, tmp_path):

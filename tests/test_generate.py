@@ -147,7 +147,7 @@ def test_a_step_that_cannot_be_compiled_is_said_and_runs_eagerly(call, monkeypat
 
 @pytest.fixture
 def talk(folder, monkeypatch, capsys):
-    """Runs a conversation of the given lines; returns what was said and the timing and messages."""
+    """A function: runs a conversation of the given lines; returns the lines of stdout, and stderr."""
 
     def conversation(*lines: str, flags=()) -> tuple[list[str], str]:
         monkeypatch.setattr(sys, "stdin", io.StringIO("".join(line + "\n" for line in lines)))

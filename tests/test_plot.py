@@ -1,4 +1,4 @@
-"""plot.py: a picture of the logged losses that says what a reader must know."""
+"""plot.py: the picture shows the logged losses, tells the runs apart, and names its units."""
 
 import itertools
 import json
@@ -17,7 +17,7 @@ from tests.helpers.refusals import refused
 def make_run(tmp_path):
     """A function: writes an output folder's metrics.jsonl, 40 logged steps of 1,000 tokens; returns the folder.
 
-    Validation every 10 steps is half a nat above training, is lowest at step 20, and takes so many bits per nat.
+    Validation every 10 steps is half a nat above training, is lowest at step 20, and has bits_per_nat.
     """
 
     def make(name: str, slope: float = 0.1, extra: str = "", bits_per_nat: float | None = 0.4):

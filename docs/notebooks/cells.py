@@ -1,7 +1,7 @@
-"""What the cells of train.ipynb call: a machine's packages and folders, commands with live output.
+"""The functions of train.ipynb: they install packages, find folders, and run commands with live output.
 
-A command runs in a process of its own. The stop button stops it as Ctrl-C does, and waits: a notebook's own "!" kills
-it half a second later, before the state of a large model is saved.
+A command runs in a process of its own. The stop button acts as Ctrl-C and waits for the command; a notebook's own "!"
+would kill it after half a second, before the state of a large model is saved.
 """
 
 import contextlib
@@ -22,9 +22,9 @@ from gpt.common.errors import UserError, require
 
 ROOT = Path(__file__).resolve().parents[2]
 ROWS = 20  # of a command's lines, while it runs
-PASSING = r"\.\.\. |step |.* left$"  # lines of which the latest is enough
+PASSING = r"\.\.\. |step |.* left$"  # each of these lines replaces the one before
 PLAN = r"(size|time|tokens |memory|cost|warning|error|\.\.\.)"
-INSTEAD = {  # of commands and flags, what the notebook has
+INSTEAD = {  # the notebook's words for commands and flags
     "python generate.*": "cell 7",
     "python pretokenize.* MORE .*": "more in corpus, another run_name",
     r"python train.* --model_size (\w+).*": r"model_size \1, another run_name",
@@ -40,7 +40,7 @@ INSTEAD = {  # of commands and flags, what the notebook has
 
 
 class CellFailed(Exception):
-    """Ends a cell, and those that wait for it, with one line instead of a traceback."""
+    """Ends a cell, and "Run all", with one line instead of a traceback."""
 
     def _render_traceback_(self) -> list[str]:
         return [str(self)]
@@ -48,29 +48,31 @@ class CellFailed(Exception):
 
 @dataclass(frozen=True)
 class Place:
-    """Where things lie: tokens and the run on the machine's own disk, its mirror on one that stays; None without."""
+    """The folders of a run."""
 
-    tokens: Path
+    tokens: Path  # on the machine's own disk, as is the run
     out: Path
-    mirror: Path | None
+    mirror: Path | None  # on a disk that outlives the machine
     exported: Path
 
 
 def pip_command(use_gpu: str) -> str:
-    """What installs the packages; says whether there is a GPU. Raises CellFailed where use_gpu is yes and none is.
+    """The command that installs the packages. Raises CellFailed if use_gpu is yes and the machine has no GPU.
 
-    A torch that is new enough stays. Another one is the build for the driver: one for CUDA 12.6 runs with any of CUDA
-    12, one for 13.0 with any of 13 (NVIDIA, CUDA Compatibility, minor version compatibility).
+    An installed torch that is new enough stays. Otherwise the driver decides the build: a build for CUDA 12.6 runs with
+    every driver for CUDA 12, a build for 13.0 with every driver for 13 (NVIDIA, CUDA minor version compatibility).
     """
-    cuda, torch, pip = 0, "", f'"{sys.executable}" -m pip install -q'
+    cuda = 0
+    torch = ""
+    pip = f'"{sys.executable}" -m pip install -q'
     with contextlib.suppress(OSError):
-        said = subprocess.run("nvidia-smi", capture_output=True, text=True).stdout
-        cuda = max(map(int, re.findall(r"CUDA[\w ]* Version: *(\d+)", said)), default=0)
+        answer = subprocess.run("nvidia-smi", capture_output=True, text=True).stdout
+        cuda = max(map(int, re.findall(r"CUDA[\w ]* Version: *(\d+)", answer)), default=0)
     if not cuda and sys.platform != "darwin":
         how = "Runtime > Change runtime type > T4 (Colab), Settings > Accelerator (Kaggle)"
         if use_gpu == "yes":
             raise CellFailed(f"No GPU here: {how}. Or set use_gpu to auto.")
-        print(f"no GPU: it trains what fits a CPU. For a GPU: {how}")
+        print(f"no GPU: the plan is for the CPU. For a GPU: {how}")
 
     with contextlib.suppress(UserError):  # missing, or too old
         require("torch")
@@ -84,9 +86,9 @@ def pip_command(use_gpu: str) -> str:
 
 
 def find_place(run_name: str, corpus: str, keep_in: str, work_in: str = "") -> Place:
-    """The folders of a run, and says where they are. The mirror is in keep_in, empty for none.
+    """Chooses the folders of a run, and prints them. The mirror is in keep_in; without keep_in there is no mirror.
 
-    On Colab the Drive is mounted, and keep_in is a folder in it.
+    On Colab keep_in is a folder of the Drive, which is mounted.
     """
     work = Path(work_in or ROOT).expanduser()
     kept = Path(keep_in).expanduser() if keep_in else None
@@ -102,31 +104,39 @@ def find_place(run_name: str, corpus: str, keep_in: str, work_in: str = "") -> P
 
 
 def words_of(corpus: str) -> list[str]:
-    """What pretokenize.py is told of a corpus: demo, or files and names of the hub, with flags."""
+    """The arguments of pretokenize.py for a corpus: demo, or files and names of the hub, with flags."""
     return shlex.split("--demo --val_fraction 0.03" if corpus == "demo" else corpus)
 
 
 def flags_of(place: Place, model_size: str, max_minutes: float, use_gpu: str, more_flags: str) -> list[object]:
-    """The flags of train.py by the form: the same for a new run and for one that goes on."""
-    given = {"--mirror_to": place.mirror, "--model_size": model_size.replace("auto", ""), "--max_minutes": max_minutes}
-    return ["--data_dir", place.tokens, "--output_dir", place.out, "--resume_from", "auto",
-            *(word for pair in given.items() if pair[1] for word in pair),
-            *{"yes": ["--use_gpu"], "no": ["--no-use_gpu"]}.get(use_gpu, []), *shlex.split(more_flags)]
+    """The flags of train.py from the notebook's form; a new run and a continued run have the same."""
+    flags = ["--data_dir", place.tokens, "--output_dir", place.out, "--resume_from", "auto"]
+    if place.mirror:
+        flags += ["--mirror_to", place.mirror]
+    if model_size != "auto":
+        flags += ["--model_size", model_size]
+    if max_minutes:
+        flags += ["--max_minutes", max_minutes]
+    if use_gpu != "auto":
+        flags += ["--use_gpu" if use_gpu == "yes" else "--no-use_gpu"]
+    return flags + shlex.split(more_flags)
 
 
 def watch(script: str, *words: object, only: str = "") -> None:
     """Runs a command as run does, and shows its lines in one output area that is redrawn.
 
-    Flags and commands in the lines are replaced by the notebook's words. Lines of a step or of waiting follow each
-    other at the bottom, one every ten seconds. Lines that do not begin with the pattern `only` are left out.
+    Flags and commands in the lines become the notebook's words. The last line shows the latest step or wait, every ten
+    seconds. Lines that do not begin with the pattern `only` are left out.
     """
-    ipython = importlib.import_module("IPython.display")  # there is one where there are cells
+    ipython = importlib.import_module("IPython.display")  # every notebook has it
     handle = ipython.display({"text/plain": ""}, raw=True, display_id=True)
-    lines, latest, due = [], "", 0.0
+    lines = []
+    latest = ""
+    due = 0.0  # when the next passing line may be drawn, by time.monotonic()
 
     def add(line: str) -> None:
         nonlocal latest, due
-        if not line.startswith("  | "):  # of a sample
+        if not line.startswith("  | "):  # a line of a sample stays as it is
             for pattern, instead in INSTEAD.items():
                 line = re.sub(pattern, instead, line)
         if not re.match(only, line):
@@ -150,10 +160,10 @@ def watch(script: str, *words: object, only: str = "") -> None:
 
 
 def run(script: str, *words: object, show: Callable[[str], object] = print) -> None:
-    """Runs one of the program's commands, and shows its lines until it ends.
+    """Runs one of the program's commands, and shows its lines until it ends. Raises CellFailed if it fails.
 
-    The stop button becomes the command's Ctrl-C, which it answers; pressed again, its second one. On Linux the command
-    gets one too when the kernel ends, which nobody else would send. Raises CellFailed.
+    Each press of the stop button is a Ctrl-C for the command. On Linux the end of the kernel is a Ctrl-C, too; without
+    it the command would go on unseen.
     """
     command = [sys.executable, str(ROOT / script), *map(str, words)]
     library = ctypes.CDLL(None) if sys.platform == "linux" else None

@@ -1,8 +1,8 @@
-"""Models and datasets of the Hugging Face hub, by names such as hf://openai-community/gpt2. Needs huggingface_hub.
+"""Downloads models and datasets of the Hugging Face hub, by names such as hf://openai-community/gpt2.
 
-names       what stands behind hf://, and back from a folder of the cache to the name with its commit
-library     the package huggingface_hub; its errors as one line each
-download    models and datasets, downloaded by the library into its cache
+names       parses hf:// names, and turns a folder of the cache back into a name with its commit
+library     the package huggingface_hub, and its errors in one line each
+download    models and datasets, downloaded by the package into its cache
 
-Nothing here but names is imported unless a flag names the hub.
+Only names is imported by a command whose flags do not name the hub.
 """

@@ -1,6 +1,6 @@
-"""The package huggingface_hub, which downloads; its errors as one line each, with the cure.
+"""Loads the package huggingface_hub, and turns its errors into one line each, with the cure.
 
-Its settings are those that every program of the hub has: HF_ENDPOINT, HF_TOKEN, HF_HOME, HF_HUB_CACHE, HF_HUB_OFFLINE.
+The package reads its usual settings: HF_ENDPOINT, HF_TOKEN, HF_HOME, HF_HUB_CACHE, HF_HUB_OFFLINE.
 """
 
 import contextlib
@@ -13,31 +13,31 @@ from gpt.common.words import first_line, printable
 from gpt.hub.names import DATASET, HubName
 
 TOKEN = "give your token: hf auth login, or HF_TOKEN in the environment"
-WRONG = {  # what the library's errors about a repository mean
+REPOSITORY_ERRORS = {  # the package's errors about a repository, and their meaning
     "GatedRepoError": f"is gated. Accept its terms on its page, and {TOKEN}",
     "RevisionNotFoundError": "has no such revision. Give a branch, a tag or a commit of it",
-    "RepositoryNotFoundError": f"is not there, or it is private. Check the name, or {TOKEN}",
+    "RepositoryNotFoundError": f"does not exist, or it is private. Check the name, or {TOKEN}",
 }
-# How the library fails at what no hub answers, such as a network's page for its login.
-NO_ANSWER = (ValueError, LookupError, TypeError, AttributeError, AssertionError)
+# The package raises these if the answer is not a hub's, but for example the login page of a network.
+BAD_ANSWER = (ValueError, LookupError, TypeError, AttributeError, AssertionError)
 LOG_IN = "Open a page in a browser, to log in to the network, or check HF_ENDPOINT."
 
 
 def library(purpose: str) -> Any:
-    """The package. Raises UserError (exit 5) where it is missing."""
+    """Imports the package. Raises UserError (exit 5) if it is missing."""
     return optional("huggingface_hub", purpose)
 
 
-def refusal(asked: str, name: HubName, what: str) -> UserError:
-    """The error of something that the hub does not have, or does not give: exit 3 for datasets, 4 for models."""
-    return UserError(Exit.DATA if name.kind == DATASET else Exit.CHECKPOINT, f"{asked}: {printable(what)}.")
+def hub_error(flag: str, name: HubName, problem: str) -> UserError:
+    """The error for a missing or forbidden file or repository: exit 3 for datasets, 4 for models."""
+    return UserError(Exit.DATA if name.kind == DATASET else Exit.CHECKPOINT, f"{flag}: {printable(problem)}.")
 
 
 @contextlib.contextmanager
-def explaining(asked: str, name: HubName) -> Iterator[None]:
-    """While inside, every error of the library becomes a UserError: exit 3 or 4 for names, exit 5 for the rest.
+def explained_errors(flag: str, name: HubName) -> Iterator[None]:
+    """Turns every error of the package into a UserError: exit 3 or 4 for a wrong name, exit 5 for the rest.
 
-    asked is the flag with its value, with which a message begins.
+    Messages begin with flag, which is a flag with its value.
     """
     try:
         yield
@@ -48,13 +48,14 @@ def explaining(asked: str, name: HubName) -> Iterator[None]:
         while (cause := chain[-1].__cause__ or chain[-1].__context__) is not None:
             chain.append(cause)
         kinds = {kind.__name__ for each in chain for kind in type(each).__mro__}
-        for kind, what in WRONG.items():
+        for kind, problem in REPOSITORY_ERRORS.items():
             if kind in kinds:
-                raise refusal(asked, name, f"{name.repo} {what}") from error
+                raise hub_error(flag, name, f"{name.repo} {problem}") from error
         why = first_line(chain[-1]).rstrip(".")
         cure = (f"Check the network and the disk, and {TOKEN}; or download on another machine and give the folder: "
                 f"hf download {printable(name.repo)} --repo-type {name.kind} --local-dir FOLDER")
-        is_odd = isinstance(error, NO_ANSWER) and not isinstance(error, OSError)
-        if is_odd or kinds & {"JSONDecodeError", "FileMetadataError"}:
-            why, cure = f"what answered is no hub ({first_line(error)})", LOG_IN
-        raise UserError(Exit.MACHINE, f"{asked}: {why}. {cure}") from error
+        is_bad_answer = isinstance(error, BAD_ANSWER) and not isinstance(error, OSError)
+        if is_bad_answer or kinds & {"JSONDecodeError", "FileMetadataError"}:
+            why = f"the answer is not from a hub ({first_line(error)})"
+            cure = LOG_IN
+        raise UserError(Exit.MACHINE, f"{flag}: {why}. {cure}") from error

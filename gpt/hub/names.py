@@ -1,6 +1,6 @@
-"""Names of what lies on the hub: hf://OWNER/NAME, hf://datasets/OWNER/NAME, each with @REVISION; datasets with a path.
+"""Names of models and datasets on the hub: hf://OWNER/NAME[@REVISION], hf://datasets/OWNER/NAME[@REVISION][/PATH].
 
-Only the standard library is needed, so that a wrong name is answered as fast as any other wrong flag.
+This file needs the standard library alone, so that a wrong name is reported as fast as any other wrong flag.
 """
 
 import re
@@ -13,22 +13,22 @@ from gpt.common.words import printable
 SCHEME = "hf://"
 MODEL, DATASET = "model", "dataset"
 PART = r"[A-Za-z0-9][\w.-]*"
-# Some revisions of the hub hold slashes: those that it makes itself, and pull requests.
+# The hub's own revisions and pull requests have slashes in their names.
 NAME = re.compile(rf"{SCHEME}(?P<datasets>datasets/)?(?P<repo>{PART}/{PART})"
                   r"(?:@(?P<revision>refs/(?:convert|pr)/[\w.-]+|[\w.-]+))?(?:/(?P<path>.+))?")
 SNAPSHOT = re.compile(r".*/(?P<kind>model|dataset)s--(?P<owner>[^/]+?)--(?P<name>[^/]+)"
                       r"/snapshots/(?P<commit>[0-9a-f]{40})")
-BAD = ("..", "--", "//")  # within a name
+BAD = ("..", "--", "//")  # not allowed in a name
 FORMS = {MODEL: "hf://OWNER/NAME or hf://OWNER/NAME@REVISION",
          DATASET: "hf://datasets/OWNER/NAME, with @REVISION or /PATH behind it"}
-# The help of --ckpt, and what other programs call that flag.
+# The help of --ckpt, and the names of that flag in other programs.
 ANY_MODEL = ("a checkpoint, a folder of them (newest) or out/best, a Hugging Face folder of GPT-2, Qwen3 or Llama, or "
              "such a model on the hub: hf://OWNER/NAME")
 ALSO_CKPT = "checkpoint checkpoint_dir out_dir model model_path ckpt_path"
 
 
 class HubName(NamedTuple):  # a dataclass would cost every --help 10 ms
-    """A repository of the hub at a revision. path is what is meant of a dataset: a file, folder or glob."""
+    """A repository of the hub at a revision. path is a file, folder or glob of a dataset, or empty."""
 
     kind: str
     repo: str
@@ -36,27 +36,29 @@ class HubName(NamedTuple):  # a dataclass would cost every --help 10 ms
     path: str = ""
 
     def __str__(self) -> str:
-        """As it is typed."""
-        at = "" if self.revision == "main" else f"@{self.revision}"
-        return f"{SCHEME}{'datasets/' * (self.kind == DATASET)}{self.repo}{at}{'/' * bool(self.path)}{self.path}"
+        """The name as a user types it."""
+        folder = "datasets/" if self.kind == DATASET else ""
+        revision = "" if self.revision == "main" else f"@{self.revision}"
+        path = f"/{self.path}" if self.path else ""
+        return f"{SCHEME}{folder}{self.repo}{revision}{path}"
 
 
 def is_on_hub(word: str | None) -> TypeGuard[str]:
-    """True for what begins with hf://, right or wrong."""
+    """True for a name that begins with hf://, valid or not."""
     return word is not None and word.startswith(SCHEME)
 
 
 def parse_name(word: str, kind: str) -> HubName:
-    """What a word that is on the hub names. Raises ValueError, as the end of a sentence, for what is no such name."""
-    found = NAME.fullmatch(word.rstrip("/"))
-    is_form = found and bool(found["datasets"]) == (kind == DATASET) and (kind == DATASET or not found["path"])
-    if not found or not is_form or any(bad in word.removeprefix(SCHEME) for bad in BAD):
+    """Parses a name with hf:// of the given kind. Raises ValueError with the end of a sentence if it is invalid."""
+    match = NAME.fullmatch(word.rstrip("/"))
+    if (not match or bool(match["datasets"]) != (kind == DATASET) or (match["path"] and kind == MODEL)
+            or any(bad in word.removeprefix(SCHEME) for bad in BAD)):
         raise ValueError(f"must be {FORMS[kind]}")
-    return HubName(kind, found["repo"], found["revision"] or "main", found["path"] or "")
+    return HubName(kind, match["repo"], match["revision"] or "main", match["path"] or "")
 
 
 def problems_with_name(flag: str, word: str | None, kind: str = MODEL) -> list[str]:
-    """What is wrong with the value of a flag that may name something on the hub; nothing for a path."""
+    """The problem with a flag's value if it is an invalid hf:// name, in a list; an empty list otherwise."""
     if is_on_hub(word):
         try:
             parse_name(word, kind)
@@ -66,7 +68,7 @@ def problems_with_name(flag: str, word: str | None, kind: str = MODEL) -> list[s
 
 
 def repo_of(recorded: str, kind: str) -> str | None:
-    """OWNER/NAME of what a run recorded, if that is of the hub and of this kind."""
+    """OWNER/NAME of a recorded name if it is on the hub and of this kind, else None."""
     try:
         return parse_name(recorded, kind).repo
     except ValueError:
@@ -74,14 +76,15 @@ def repo_of(recorded: str, kind: str) -> str | None:
 
 
 def check_package(*words: str | None) -> None:
-    """Raises UserError (exit 5) if one of these words is on the hub and the library is not installed."""
+    """Raises UserError (exit 5) if one of the words is an hf:// name and huggingface_hub is not installed."""
     for word in words:
         if is_on_hub(word):
             optional("huggingface_hub", printable(word))
 
 
 def as_recorded(folder: str) -> str:
-    """A folder as a run records it: a snapshot in the library's cache by name and commit, so that any machine finds it.
-    """
-    found = SNAPSHOT.fullmatch(Path(folder).as_posix())
-    return str(HubName(found["kind"], f"{found['owner']}/{found['name']}", found["commit"])) if found else folder
+    """The name of a folder in records: a snapshot of the hub's cache gets its hf:// name with the commit."""
+    match = SNAPSHOT.fullmatch(Path(folder).as_posix())
+    if not match:
+        return folder
+    return str(HubName(match["kind"], f"{match['owner']}/{match['name']}", match["commit"]))

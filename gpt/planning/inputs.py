@@ -23,7 +23,7 @@ from gpt.common.names import METADATA, TOKENIZER
 from gpt.common.progress import Progress
 from gpt.common.signals import Signals
 from gpt.common.words import printable
-from gpt.hub.download import with_models_here
+from gpt.hub.download import download_models
 from gpt.machine import device
 from gpt.machine.backends import CPU, NVIDIA, gpu_in_use
 from gpt.machine.device import Machine
@@ -122,7 +122,7 @@ def choose_inputs(args: Namespace, at: Session) -> Inputs:
     """
     if args.overfit:  # without what keeps a training loss away from zero on purpose
         args = having(args, dropout=0.0, teacher=None)
-    args = with_models_here(args, ["init_from"], at.out)
+    args = download_models(args, ["init_from"], at.out)
     checked: list[Inputs] = []  # in the first process
 
     def first_finds() -> tuple[Sizing | None, str | None, tuple[str, dict[str, Any], str] | None]:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from gpt.common.errors import Exit, UserError
 from gpt.common.words import printable, several, shell_word
-from gpt.hub.download import Fetched
+from gpt.hub.download import DatasetFile
 from gpt.pretokenization.blocks import Findings, Reading, TextBlock, read_at
 from gpt.pretokenization.encodings import has_controls, refuse_encoding
 from gpt.pretokenization.files import HEAD_BYTES, PACKED_ENDINGS, PACKINGS, Source, head_of, stamp_of
@@ -36,16 +36,16 @@ DEMO_SKIPS = {"test", "tests", "idle_test", "idlelib", "lib2to3", "site-packages
 # ---------------------------------------------------------------- finding files
 
 
-def find_sources(words: Sequence[str], say: Callable[[str], None], fetched: Mapping[str, Sequence[Fetched]],
+def find_sources(words: Sequence[str], say: Callable[[str], None], fetched: Mapping[str, Sequence[DatasetFile]],
                  encoding: str = "") -> list[Source]:
     """Finds the files of the command line's words, in their order, sorted within a folder or glob, none twice.
 
     fetched holds the files of words that name no local file: datasets of the Hugging Face hub, and '-'. encoding is
     the encoding of all text, '' for UTF-8. Raises UserError (exit 3) for a file that is missing or not text.
     """
-    files: dict[str, Fetched] = {}
+    files: dict[str, DatasetFile] = {}
     for word in words:
-        for file in fetched.get(word) or [Fetched(Path(name), printable(name), "") for name in files_of(word, say)]:
+        for file in fetched.get(word) or [DatasetFile(Path(name), printable(name), "") for name in files_of(word, say)]:
             files.setdefault(os.path.realpath(file.path), file)
     return [replace(examine(file.path, file.shown, encoding), origin=file.origin) for file in files.values()]
 

@@ -1,4 +1,4 @@
-"""docs/notebooks/cells.py: commands in a cell, what the stop button does, the folders of each kind of machine."""
+"""docs/notebooks/cells.py: commands in a cell, the stop button, and the folders on each kind of machine."""
 
 import os
 import subprocess
@@ -124,12 +124,12 @@ def test_pip_takes_the_build_for_the_driver_and_leaves_a_torch_that_serves(drive
             cells.pip_command("yes")
 
 
-# ---------------------------------------------------------------- what a cell shows
+# ---------------------------------------------------------------- the lines in a cell
 
 
 @pytest.fixture
 def watch(tmp_path, monkeypatch):
-    """Watches a command that prints these lines, and returns what is drawn in turn."""
+    """A function: watches a command that prints the given lines, and returns the drawn texts in turn."""
     drawn = []
     handle = types.SimpleNamespace(update=lambda data, **_: drawn.append(*data.values()))
     monkeypatch.setitem(sys.modules, "IPython.display", types.SimpleNamespace(display=lambda *_, **more: handle))

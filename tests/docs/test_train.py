@@ -58,7 +58,7 @@ def client_of(notebook):
 
 
 def shown(notebook) -> list[str]:
-    """What each cell shows, as text."""
+    """The output of each cell, as text."""
     return ["".join(output.get("text", "") or "\n".join(output.get("traceback", [])) or output["data"]["text/plain"]
                     for output in cell.outputs) if cell.cell_type == "code" else "" for cell in notebook.cells]
 

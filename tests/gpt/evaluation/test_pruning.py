@@ -1,4 +1,4 @@
-"""export.py --prune: which weights become zero, and what the folder is afterwards."""
+"""export.py --prune: the smallest weights become zero, and the folder opens in transformers."""
 
 import pytest
 import torch
@@ -11,8 +11,7 @@ CPU = torch.device("cpu")
 
 
 @pytest.mark.parametrize("arch", ["gpt2", "llama"])
-def test_the_pruned_folder_has_the_smallest_weights_at_zero_and_opens_in_transformers(make_any, write_folder, tmp_path,
-                                                                                      arch):
+def test_a_pruned_folder_has_zeros_for_its_smallest_weights_and_opens_elsewhere(make_any, write_folder, tmp_path, arch):
     from transformers import AutoModelForCausalLM
 
     source = write_folder(tmp_path / "model", make_any(arch))

@@ -1,4 +1,4 @@
-"""gpt/evaluation/token_files.py: the figures of token files are those of the text that they were made from."""
+"""gpt/evaluation/token_files.py: token files have the same figures as their text."""
 
 import json
 

@@ -25,14 +25,17 @@ def test_a_text_begins_and_ends_as_its_tokenizer_and_its_folder_say(tokenizer):
 
     plain = tokenizer.encode("the cat").ids
     gpt2 = Language.of(tokenizer, 400, ())
-    assert (gpt2.opening_ids, gpt2.empty_id, gpt2.end_ids) == ([], 0, (0,))
+    assert gpt2.opening_ids == []
+    assert gpt2.empty_id == 0
+    assert gpt2.end_ids == (0,)
     assert encode_prompt("the cat", gpt2) == plain
 
     tokenizer.add_special_tokens(["<bos>"])
     bos = tokenizer.token_to_id("<bos>")
     tokenizer.post_processor = TemplateProcessing("<bos> $A", special_tokens=[("<bos>", bos)])
     llama = Language.of(tokenizer, 500, (7, 8))
-    assert (llama.opening_ids, llama.end_ids) == ([bos], (7, 8))
+    assert llama.opening_ids == [bos]
+    assert llama.end_ids == (7, 8)
     assert encode_prompt("the cat", llama) == [bos, *plain]
     assert encode_prompt("the cat", llama, opens=False) == plain
     assert encode_prompt("", llama) == [bos]

@@ -1,4 +1,4 @@
-"""gpt/generation/sampling.py: the same texts, whatever the number of them made at once."""
+"""gpt/generation/sampling.py: the same texts, however many are generated at once."""
 
 import random
 

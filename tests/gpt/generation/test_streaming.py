@@ -26,7 +26,7 @@ def sample_of(tokenizer):
 
 @pytest.fixture
 def pieces_of(sample_of):
-    """A function: what a sample takes in, id by id, and at its end."""
+    """A function: the pieces of text that a sample prints, id by id and at its end."""
 
     def pieces(ids: list[int]) -> list[str]:
         sample, found = sample_of(0), []

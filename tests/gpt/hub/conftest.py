@@ -1,4 +1,4 @@
-"""A hub on this machine, for which the tests of this folder take huggingface.co."""
+"""A hub on this machine, which stands in for huggingface.co."""
 
 import io
 import threading
@@ -25,7 +25,7 @@ def hub(tmp_path, monkeypatch):
 
 @pytest.fixture
 def out():
-    """What a command prints, as text: out.stream.getvalue()."""
+    """A Progress that prints into out.stream.getvalue()."""
     progress = Progress(io.StringIO())
     yield progress
     progress.close()

@@ -1,4 +1,4 @@
-"""gpt/hub/names.py: what stands behind hf://, and the way back from the library's cache."""
+"""gpt/hub/names.py: hf:// names are parsed, and a folder of the cache becomes a name again."""
 
 import pytest
 
@@ -20,7 +20,7 @@ COMMIT = "607a30d783dfa663caf39e06633721c8d4cfcd7e"
 ])
 def test_a_name_has_a_repository_a_revision_and_for_datasets_a_path(word, kind, expected):
     found = parse_name(word, kind)
-    assert (found.repo, found.revision, found.path) == expected
+    assert found[1:] == expected
     assert parse_name(str(found), kind) == found
 
 

@@ -229,7 +229,7 @@ def test_autocast_does_nothing_in_fp32_and_its_work_in_bf16():
         assert (x @ x).dtype == torch.bfloat16
 
 
-def test_the_block_of_every_start_says_device_precision_attention_compile_and_software():
+def test_every_start_prints_device_precision_attention_compile_and_software():
     lines = device.describe(device.choose(False, None, "auto", None), 2**33, "flash")
     assert [line.split()[0] for line in lines] == ["device", "precision", "attention", "compile", "software"]
     assert all("()" not in line for line in lines)
@@ -246,4 +246,4 @@ def test_kernels_are_kept_in_the_folder_where_that_can_be_written(tmp_path, monk
         assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == str(tmp_path / "compiled")
         assert list((tmp_path / "compiled").iterdir()) == []
     finally:
-        os.environ.pop("TORCHINDUCTOR_CACHE_DIR", None)  # monkeypatch puts back what was there
+        os.environ.pop("TORCHINDUCTOR_CACHE_DIR", None)  # monkeypatch restores the earlier value

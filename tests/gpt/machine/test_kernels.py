@@ -1,4 +1,4 @@
-"""Kernels: what a killed compiler left unfinished in its cache is deleted; what is whole, or being written, stays."""
+"""Kernels: unfinished files in the compiler's cache are deleted; whole files, and files being written, stay."""
 
 import shutil
 import sys
@@ -87,7 +87,7 @@ def test_another_error_is_raised(cache):
 @pytest.mark.slow
 @pytest.mark.skipif(shutil.which("g++") is None, reason="needs a C++ compiler")
 def test_a_run_compiles_again_what_a_killed_compiler_left_unfinished(corpus, tmp_path):
-    """An empty kernel, of which the compile would fail, and one cut short, of which the process would die."""
+    """An empty kernel would make the compile fail, and a truncated one would kill the process."""
     words = ["--data_dir", corpus, "--output_dir", tmp_path / "out", "--overwrite", "--no-use_gpu", *TINY, "--compile",
              "--max_steps", "2", "--sample_interval", "0"]
     assert run("train", *words, XDG_CACHE_HOME=str(tmp_path)).returncode == 0

@@ -1,4 +1,4 @@
-"""Memory: what is measured is plausible, and an error that means 'no memory left' is recognised."""
+"""Memory: the measured numbers are plausible, and an out-of-memory error is recognized."""
 
 import sys
 from pathlib import Path
