@@ -1,7 +1,7 @@
-"""The processes that train one model together: which of them this one is, and how they agree.
+"""The processes that train one model together: their ranks, and the decisions that they share.
 
-torchrun starts them and says in the environment who is who. A process on its own is ALONE, for which every method here
-is a no-op: the same line of train.py serves both.
+torchrun starts them, with their ranks in the environment. A single process is ALONE: every method does nothing for it,
+so that train.py has the same lines for one process and for several.
 """
 
 import contextlib
@@ -27,20 +27,21 @@ from gpt.common.signals import Signals
 from gpt.common.terminal import print_line
 from gpt.machine.backends import CPU, gpu_in_use
 
-# How long one process may wait for another: as long as a save from a process without RAM for a copy may take. One that
-# dies is noticed at once, by its closed connections and by torchrun.
+# The longest wait of one process for another: a save takes so long if the RAM is too small for a copy. The death of a
+# process is noticed at once, by its closed connections and by torchrun.
 PATIENCE = timedelta(minutes=30)
 WATCH_SECONDS = 1.0
 ANSWER_SECONDS = 0.05
-STANDSTILL_SECONDS, STANDSTILL_STEPS = 20.0, 3  # after a signal: so long, and as many steps
+STANDSTILL_SECONDS = 20.0  # the wait after a signal is this time
+STANDSTILL_STEPS = 3  # and the time of this number of steps
 T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class Processes:
-    """The place of this process among those that train one model together.
+    """The place of this process among the processes of one run.
 
-    rank counts from 0 to world_size - 1, local_rank the same on one machine.
+    rank is from 0 to world_size - 1; local_rank counts the processes of one machine in the same way.
     """
 
     rank: int = 0
@@ -64,32 +65,32 @@ class Processes:
         """
         if self.world_size == 1:
             return decide()
-        told: list[Any] = [None, UserError(Exit.BUG, "it ended without a message")]  # the value, or an error
+        outcome: list[Any] = [None, UserError(Exit.BUG, "it ended without a message")]  # the value, or an error
         try:
             if self.is_first:
-                told = [decide(), None]
+                outcome = [decide(), None]
         except (UserError, SystemExit) as error:
-            told = [None, error]
+            outcome = [None, error]
             raise
         finally:
-            dist.broadcast_object_list(told, device=CPU.device())
-        if told[1] is not None:
-            raise told[1]
-        return told[0]
+            dist.broadcast_object_list(outcome, device=CPU.device())
+        if outcome[1] is not None:
+            raise outcome[1]
+        return outcome[0]
 
     def any(self, here: bool) -> bool:
-        """True in all processes if it is true in one of them."""
+        """True in all processes if here is true in one of them."""
         return self.total([here])[0] > 0
 
     def total(self, numbers: Sequence[float], largest: bool = False) -> list[float]:
-        """Each of the numbers added up over all processes, or the largest of them all."""
-        found = torch.tensor(numbers, dtype=torch.float64)
+        """Sums each number over all processes, or takes the largest."""
+        totals = torch.tensor(numbers, dtype=torch.float64)
         if self.world_size > 1:
-            dist.all_reduce(found, dist.ReduceOp.MAX if largest else dist.ReduceOp.SUM)
-        return found.tolist()
+            dist.all_reduce(totals, dist.ReduceOp.MAX if largest else dist.ReduceOp.SUM)
+        return totals.tolist()
 
     def largest(self, number: float) -> float:
-        """The largest of all processes' numbers."""
+        """The largest number of all processes."""
         return self.total([number], largest=True)[0]
 
     def check_same(self, facts: Mapping[str, Any]) -> None:
@@ -103,7 +104,7 @@ class Processes:
 
     @contextlib.contextmanager
     def errors_of_this_rank(self) -> Iterator[None]:
-        """While inside, a UserError is taken for one of this process alone: it is printed with the process's number."""
+        """Makes a UserError inside the context an error of this process alone, printed with the process's number."""
         try:
             yield
         except UserError as error:
@@ -113,9 +114,9 @@ class Processes:
 
     def watch(self, signals: Signals, beat: Callable[[], object], is_busy: Callable[[], bool],
               step_seconds: float) -> None:
-        """Starts the watchdog, where there is somebody to wait for.
+        """Starts the watchdog if there is more than one process.
 
-        beat() changes while there is progress; is_busy() says that something is under way that may take long.
+        beat() changes with each progress of the run; is_busy() is true during work that may take long.
         """
         if self.world_size > 1:
             patience = STANDSTILL_SECONDS + STANDSTILL_STEPS * step_seconds
@@ -126,39 +127,45 @@ ALONE = Processes()
 
 
 def of_environment() -> Processes:
-    """What torchrun says in the environment, ALONE without it. Raises UserError (exit 5) for what makes no sense."""
+    """Reads this process's place from torchrun's environment; ALONE without torchrun.
+
+    Raises UserError (exit 5) for values that contradict each other.
+    """
     if not is_one_of_several():
         return ALONE
     with contextlib.suppress(ValueError):
         rank, world_size, local_rank, local_world_size = (int(os.environ[name]) for name in PLACE)
         if 0 <= rank < world_size and 0 <= local_rank < local_world_size <= world_size:
             return Processes(rank, world_size, local_rank, local_world_size)
-    found = ", ".join(f"{name}={os.environ[name]}" for name in (*PLACE, *MEETING))
-    raise UserError(Exit.MACHINE, f"the environment speaks of several processes, but {found} makes no sense. Start "
-                                  "them by torchrun, or unset RANK to train in one.")
+    values = ", ".join(f"{name}={os.environ[name]}" for name in (*PLACE, *MEETING))
+    raise UserError(Exit.MACHINE, f"the environment describes several processes, but {values} makes no sense. Start "
+                                  "them by torchrun, or unset RANK to train in one process.")
 
 
 @contextlib.contextmanager
 def joined(processes: Processes, use_gpu: bool | None) -> Iterator[None]:
-    """While inside, the processes can speak with each other: by gloo, and on GPUs, of which each has one, by NCCL too.
+    """Connects the processes while inside: by gloo, and by NCCL too if each has a GPU.
 
-    use_gpu is the flag. On an error nothing is taken down in order, which would wait for processes that may be gone.
-    Raises UserError (exit 5) for more processes than GPUs, and where one of them is lost or cannot be reached.
+    use_gpu is the flag. After an error the connections are not closed in order, because that would wait for processes
+    that may be dead. Raises UserError (exit 5) if a machine has fewer GPUs than processes, and if a process is lost or
+    cannot be reached.
     """
     if processes is ALONE:
         yield
         return
     threading.Thread(target=_stop_without_torchrun, daemon=True, name="parent").start()
-    gpu, here = gpu_in_use(use_gpu), None
+    gpu = gpu_in_use(use_gpu)
+    device = None
     if gpu:
-        if processes.local_world_size > (num := gpu.num_devices()):
+        num_gpus = gpu.num_devices()
+        if processes.local_world_size > num_gpus:
             raise UserError(Exit.MACHINE, f"{processes.local_world_size} processes were started on a machine with "
-                                          f"{num} GPUs. Give torchrun --nproc_per_node {num}.")
-        here = torch.device(gpu.type, processes.local_rank)
-        gpu.api.set_device(here)
+                                          f"{num_gpus} GPUs. Give torchrun --nproc_per_node {num_gpus}.")
+        device = torch.device(gpu.type, processes.local_rank)
+        gpu.api.set_device(device)
     try:
         store, rank, world_size = next(rendezvous("env://", timeout=PATIENCE))
-        dist.init_process_group((gpu or CPU).collectives, timeout=PATIENCE, device_id=here,
+        dist.init_process_group((gpu or CPU).collectives, timeout=PATIENCE, device_id=device,
                                 store=_store_of_this_start(store, rank, world_size), rank=rank, world_size=world_size)
         yield
     except RuntimeError as error:
@@ -168,55 +175,55 @@ def joined(processes: Processes, use_gpu: bool | None) -> Iterator[None]:
                                       "saved is safe. Start again with --resume_from auto; torchrun --max_restarts 3 "
                                       "does that by itself.") from error
     dist.destroy_process_group()
-    ENDED.append(True)  # gloo may leave a thread, and C++'s destructors abort where one runs
+    ENDED.append(True)  # gloo may leave a thread running, and C++'s destructors abort then
 
 
 def _store_of_this_start(store: Store, rank: int, world_size: int) -> Store:
-    """The part of torchrun's store that belongs to this start of the processes.
+    """Returns the part of torchrun's store that belongs to this start of the processes.
 
-    torchrun keeps the store when it restarts them: there they would find addresses of processes that have died. Its
-    count of restarts may differ between machines. So process 0 names the start, and answers each that asks under
-    that name; one that finds the name of an earlier start gets no answer.
+    torchrun keeps the store after a restart, with the addresses of dead processes in it, and its count of restarts may
+    differ between machines. So process 0 stores a name for the start, and answers every process that writes under that
+    name. A process that reads the name of an earlier start gets no answer and reads again.
     """
-    mine = uuid.uuid4().hex
+    own_name = uuid.uuid4().hex
     if rank == 0:
-        store.set("start", mine)
-        part = PrefixStore(mine, store)
+        store.set("start", own_name)
+        part = PrefixStore(own_name, store)
         for other in range(1, world_size):
             part.set(part.get(f"process {other}").decode(), "")
         return part
     while True:
         part = PrefixStore(store.get("start").decode(), store)
-        part.set(f"process {rank}", mine)
-        if part.check([mine]):
+        part.set(f"process {rank}", own_name)
+        if part.check([own_name]):
             return part
         time.sleep(ANSWER_SECONDS)
 
 
 def _stop_without_torchrun() -> None:
-    """Asks this process to stop once torchrun is gone: nobody would end it when another process is lost."""
+    """Stops this process after torchrun has ended: a process without torchrun would wait for lost ones forever."""
     while os.getppid() == ranks.STARTED_BY:
         time.sleep(WATCH_SECONDS)
     os.kill(os.getpid(), signal.SIGTERM)
 
 
 def is_of_lost_process(error: RuntimeError) -> bool:
-    """True for what a collective raises when the connection to another process is gone."""
+    """True for a collective's error after the connection to another process was lost."""
     words = ("gloo", "Connection closed by peer", "Connection reset by peer")
     return isinstance(error, dist.DistError) or any(word in str(error) for word in words)
 
 
 def _end_when_stuck(signals: Signals, beat: Callable[[], object], is_busy: Callable[[], bool], patience: float) -> None:
-    """Ends this process when it was asked to stop but has to wait, for more than patience seconds, for another one.
+    """Ends this process if it has to stop but waits for another process for more than patience seconds.
 
-    A collective on a GPU does not notice that the other one is gone.
+    A collective on a GPU does not notice the loss of another process.
     """
-    seen, since = beat(), time.monotonic()
+    last_beat, since = beat(), time.monotonic()
     while True:
         time.sleep(WATCH_SECONDS)
-        now = beat()
-        if now != seen or is_busy() or signals.number is None:
-            seen, since = now, time.monotonic()
+        current_beat = beat()
+        if current_beat != last_beat or is_busy() or signals.number is None:
+            last_beat, since = current_beat, time.monotonic()
         elif time.monotonic() - since > patience:
             print_line(f"error: stopped by {signals.name}, but another process has not answered for {patience:.0f} s. "
                        "What was saved is safe. Start again with --resume_from auto.")
