@@ -33,7 +33,6 @@ class Backend:
     has_own_memory = False  # apart from the RAM: tokens can lie in either, and copies go through pinned memory
     runs_ahead = False  # kernels and copies are asynchronous, and events mark points in the device's time
     compiles = False  # by default; PyTorch calls its compiler for Apple's GPU a prototype
-    is_exact = True  # the same steps give the same bits without --deterministic
     has_float64 = True
     has_fused_attention = True  # with a backward pass
     sums_in_fp32 = False  # a matrix product of bf16 can have an fp32 result
@@ -123,7 +122,6 @@ class MPS(Backend):
 
     type = "mps"
     is_gpu = True
-    is_exact = False
     has_float64 = False
     has_fused_attention = False
     fused_adamw_takes_scaler = False  # not before PyTorch's pull request 186360 of June 2026
@@ -169,7 +167,6 @@ class CUDA(Backend):
 
     type = "cuda"
     is_gpu = has_own_memory = runs_ahead = compiles = sums_in_fp32 = True
-    is_exact = False
     busy_tokens = 16_384
     matmul_width = 8192
     collectives = "cpu:gloo,cuda:nccl"
