@@ -1,4 +1,4 @@
-"""Checks of values in a file that somebody else may have written; each refusal names the field and shows the value."""
+"""Checks of values in JSON files of other programs; each error names the field and shows the value."""
 
 import math
 from collections.abc import Mapping
@@ -10,7 +10,7 @@ from gpt.common.words import printable
 
 
 def shown(value: Any) -> str:
-    """A value from a file as a message may show it: printable, at most 60 characters."""
+    """A value from a file for a message: printable, at most 60 characters."""
     return printable(repr(value))[:60]
 
 
@@ -32,21 +32,25 @@ def check_whole(file: str, key: str, value: Any, low: int, high: int) -> None:
 
 
 def check_values(fields: Mapping[str, Any], allowed: Mapping[str, tuple[Any, ...]]) -> None:
-    """Raises InvalidCheckpoint for a field of a config.json with another value than the allowed ones."""
+    """Raises InvalidCheckpoint for a field of a config.json whose value is not allowed.
+
+    An absent field counts as the first allowed value.
+    """
     for key, values in allowed.items():
         if fields.get(key, values[0]) not in values:
-            raise InvalidCheckpoint(f"config.json: {key} is {shown(fields[key])}; only {values[0]!r} is supported")
+            raise InvalidCheckpoint(f"config.json: {key} is {shown(fields[key])}; only {values[0]!r} is "
+                                    "supported")
 
 
 def fraction_of(fields: Mapping[str, Any], key: str, default: float) -> float:
-    """A field of a config.json that is at least 0 and below 1. Raises InvalidCheckpoint."""
+    """Reads a number of at least 0 and below 1 from a config.json. Raises InvalidCheckpoint."""
     value = fields.get(key, default)
     check_field(is_number(value) and 0 <= value < 1, key, value, "a number from 0 to 1")
     return float(value)
 
 
 def truth_of(fields: Mapping[str, Any], key: str, default: bool) -> bool:
-    """A field of a config.json that is true or false. Raises InvalidCheckpoint."""
+    """Reads true or false from a config.json. Raises InvalidCheckpoint."""
     value = fields.get(key, default)
     check_field(isinstance(value, bool), key, value, "true or false")
     return value

@@ -1,7 +1,7 @@
-"""GPT-2 (Radford et al. 2019) for the program around the network: files of others, memory, decoding.
+"""GPT-2 (Radford et al. 2019) around its network, model.py: files of transformers, memory, decoding, GGUF.
 
-The network is model.py, which has GPT-2's own parameter names. transformers' GPT2LMHeadModel has them too, so that
-translating a checkpoint takes a few transposes.
+The network and transformers' GPT2LMHeadModel both have GPT-2's own parameter names, so translating a
+checkpoint takes a few transposes.
 
 Shapes: C width, H heads, T window, O and I outputs and inputs of a linear layer.
 """
@@ -21,11 +21,11 @@ from model import GPT, GPTConfig
 
 POSITIONS = "transformer.wpe.weight"
 
-# Of config.json, in the order of GPTConfig: bounds that any real GPT-2 is within, so that a hostile file cannot ask for
-# all of the machine's memory.
+# The largest numbers in config.json, in the order of GPTConfig. Any real GPT-2 is smaller; a hostile file
+# cannot make the program take all of the machine's memory.
 NUMBERS = {"vocab_size": 2**24, "n_positions": 2**20, "n_layer": 1024, "n_head": 1024, "n_embd": 2**16}
 TRANSPOSED = ("c_attn.weight", "c_proj.weight", "c_fc.weight")  # transformers' Conv1D stores [I, O]
-STALE_MASKS = (".attn.bias", ".attn.masked_bias")  # buffers that old versions of transformers stored
+STALE_MASKS = (".attn.bias", ".attn.masked_bias")  # buffers of old versions of transformers
 
 
 class GPT2(Architecture):
@@ -37,20 +37,21 @@ class GPT2(Architecture):
     EMBEDDING, BLOCKS = "transformer.wte", "transformer.h"
     GGUF_ARCHITECTURE = "GPT2"
     GGUF_FIELDS: ClassVar[dict[str, str]] = {"layer_norm_eps": "layer_norm_epsilon"}
-    GGUF_KEPT_IN_F32 = (POSITIONS,)  # besides vectors: llama.cpp adds them to f32
+    GGUF_KEPT_IN_F32 = (POSITIONS,)  # llama.cpp adds them to f32
 
-    def sized(self, layers_heads_width: tuple[int, int, int], vocab_size: int, seq_length: int, dropout: float = 0.0,
-              tie_weights: bool = True, bias: bool = True) -> GPTConfig:
+    def sized(self, layers_heads_width: tuple[int, int, int], vocab_size: int, seq_length: int,
+              dropout: float = 0.0, tie_weights: bool = True, bias: bool = True) -> GPTConfig:
         return GPTConfig(vocab_size, seq_length, *layers_heads_width, dropout, bias, tie_weights)
 
     def block_matrices(self, config: GPTConfig) -> dict[str, tuple[int, ...]]:
         C = config.n_embd
         return {"attn.c_attn": (C, C, C), "attn.c_proj": (C,), "mlp.c_fc": (4 * C,), "mlp.c_proj": (C,)}
 
-    def block_bytes(self, config: GPTConfig, device_type: str, dtype: torch.dtype, residual_bytes: int) -> float:
-        # In units of C are kept: the inputs of both norms (residual stream), then e times 2 outputs of norms, 3 of q, k
-        # and v, 1 of attention, 4 + 4 around the activation. To these come the norms' statistics, and what attention
-        # keeps of its matrix. Dropout adds two masks of a byte an element.
+    def block_bytes(self, config: GPTConfig, device_type: str, dtype: torch.dtype, residual_bytes: int,
+                    ) -> float:
+        # Autograd keeps the inputs of both norms in the residual stream's dtype and 14 C elements in
+        # autocast's: 2 C outputs of norms, 3 C of q, k and v, C of attention, 8 C around the activation. 16
+        # bytes are the norms' statistics. Dropout adds two masks with a byte per element.
         e = dtype.itemsize
         C, H, T = config.n_embd, config.n_head, config.seq_length
         drops = config.dropout > 0
@@ -65,8 +66,8 @@ class GPT2(Architecture):
             **{name: getattr(config, name) for name in ("n_embd", "n_layer", "n_head")},
             "n_inner": None,
             **dict.fromkeys(("attn_pdrop", "embd_pdrop", "resid_pdrop"), config.dropout),
-            "layer_norm_epsilon": config.layer_norm_epsilon, "initializer_range": 0.02, "scale_attn_weights": True,
-            "scale_attn_by_inverse_layer_idx": False, "reorder_and_upcast_attn": False,
+            "layer_norm_epsilon": config.layer_norm_epsilon, "initializer_range": 0.02,
+            "scale_attn_weights": True, "scale_attn_by_inverse_layer_idx": False, "reorder_and_upcast_attn": False,
             **shared_fields(config, end_of_text_id),
         }
 
@@ -76,8 +77,9 @@ class GPT2(Architecture):
         C, H = fields["n_embd"], fields["n_head"]
         if C % H:
             raise InvalidCheckpoint(f"config.json: n_embd {C} is not a multiple of n_head {H}")
-        check_values(fields, {"n_inner": (4 * C, None), "scale_attn_weights": (True,), "add_cross_attention": (False,),
-                              "reorder_and_upcast_attn": (False,), "scale_attn_by_inverse_layer_idx": (False,)})
+        check_values(fields, {
+            "n_inner": (4 * C, None), "scale_attn_weights": (True,), "add_cross_attention": (False,),
+            "reorder_and_upcast_attn": (False,), "scale_attn_by_inverse_layer_idx": (False,)})
         activation = fields.get("activation_function", "gelu_new")
         is_known = isinstance(activation, str) and activation in ACTIVATIONS
         check_field(is_known, "activation_function", activation, f"one of {', '.join(ACTIVATIONS)}")
@@ -86,24 +88,26 @@ class GPT2(Architecture):
                          layer_norm_epsilon=fraction_of(fields, "layer_norm_epsilon", 1e-5))
 
     def unpadded_tensors(self, config: GPTConfig, tensors: Tensors) -> dict[str, torch.Tensor]:
-        found = super().unpadded_tensors(config, tensors)
-        for name in list(found) if not config.bias else ():
+        unpadded = super().unpadded_tensors(config, tensors)
+        if config.bias:
+            return unpadded
+        for name in list(unpadded):
             if name != POSITIONS and not self.has_vocabulary_rows(name):
                 zeros = torch.zeros(len(tensors[name]), dtype=tensors[name].dtype)
-                found[f"{name.removesuffix('.weight')}.bias"] = zeros
-        return found
+                unpadded[f"{name.removesuffix('.weight')}.bias"] = zeros
+        return unpadded
 
     def to_hf_tensors(self, config: GPTConfig, tensors: Tensors) -> dict[str, torch.Tensor]:
         return {name: tensor.t() if name.endswith(TRANSPOSED) else tensor
                 for name, tensor in self.unpadded_tensors(config, tensors).items()}
 
     def from_hf_tensors(self, config: GPTConfig, stored: Tensors) -> StackedParts:
-        """As Architecture says; a shorter seq_length takes the first positions.
+        """Architecture.from_hf_tensors; a shorter seq_length takes the first positions.
 
-        The names of the Hub's first uploads, which lack the prefix, and their mask buffers are understood. A tied head
-        and, in a model without biases, biases of zeros are left out.
+        The Hub's first uploads, with names without the prefix and with mask buffers, are read as well. A
+        tied output layer is left out, and so are biases of zeros for a model without biases.
         """
-        found = {}
+        parts = {}
         for key, tensor in stored.items():
             name = key if key.startswith(("transformer.", "lm_head.")) else f"transformer.{key}"
             is_tied_head = config.tie_weights and name == "lm_head.weight"
@@ -114,8 +118,8 @@ class GPT2(Architecture):
                 tensor = tensor.mT
             if name == POSITIONS and tensor.dim() == 2:
                 tensor = tensor[:config.seq_length]
-            found[name] = (tensor,)
-        return found
+            parts[name] = (tensor,)
+        return parts
 
     def enter(self, config: GPTConfig, ends: LaidOut, x: torch.Tensor, positions_N: torch.Tensor,
               ) -> tuple[torch.Tensor, None]:

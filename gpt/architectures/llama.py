@@ -1,8 +1,10 @@
-"""Llama (Touvron et al. 2023; Grattafiori et al. 2024) and Qwen3 (Yang et al. 2025, section 2) for the program around
-their network, rotary.py: files of others, memory, decoding. Qwen3 is Llama with norms of queries and keys.
+"""Llama and Qwen3 around their network, rotary.py: files of transformers, memory, decoding, GGUF.
 
-Shapes: C width, H heads, KV or G heads of keys and values, K head size, F width inside the MLP, T window, N rows of the
-residual stream.
+Qwen3 is Llama with norms of queries and keys. Sources: Touvron et al. 2023 and Grattafiori et al. 2024 for
+Llama; Yang et al. 2025, section 2, for Qwen3.
+
+Shapes: C width, H heads, KV or G heads of keys and values, K head size, F width inside the MLP, T window, N
+rows of the residual stream.
 """
 
 from collections.abc import Iterator, Mapping
@@ -13,7 +15,15 @@ import torch
 import torch.nn.functional as F
 
 from gpt.architectures.architecture import Architecture, Attend, LaidOut, StackedParts, Tensors, shared_fields
-from gpt.architectures.fields import check_field, check_values, check_whole, fraction_of, is_number, shown, truth_of
+from gpt.architectures.fields import (
+    check_field,
+    check_values,
+    check_whole,
+    fraction_of,
+    is_number,
+    shown,
+    truth_of,
+)
 from gpt.architectures.rotary import RotaryConfig, RotaryTransformer
 from gpt.common.errors import Exit, InvalidCheckpoint, UserError
 from gpt.ops.attention import attends_in_blocks, attention_bytes
@@ -22,20 +32,21 @@ from gpt.ops.rotary import RotaryScaling, rotary_frequencies, rotate
 
 Rotation = tuple[torch.Tensor, torch.Tensor]  # cosines and sines of the positions, [N, K/2] each
 
-FUSED = {  # a matrix here: those of a Hugging Face folder that are stacked in it
+FUSED = {  # a matrix of the network: the matrices of a Hugging Face folder that are stacked in it
     "self_attn.qkv_proj": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
     "mlp.gate_up_proj": ("mlp.gate_proj", "mlp.up_proj"),
 }
-STALE_TABLES = ".rotary_emb.inv_freq"  # buffers that old versions of transformers stored
+STALE_TABLES = ".rotary_emb.inv_freq"  # buffers of old versions of transformers
 
-# Of config.json: the field of RotaryConfig, and a bound that any real model is within, so that a hostile file cannot
-# ask for all of the machine's memory.
+# The numbers in config.json: the field of RotaryConfig, and the largest value. Any real model is smaller; a
+# hostile file cannot make the program take all of the machine's memory.
 NUMBERS = {
     "vocab_size": ("vocab_size", 2**24), "max_position_embeddings": ("seq_length", 2**24),
-    "hidden_size": ("n_embd", 2**16), "intermediate_size": ("n_inner", 2**20), "num_hidden_layers": ("n_layer", 1024),
-    "num_attention_heads": ("n_head", 1024), "num_key_value_heads": ("n_kv_head", 1024), "head_dim": ("head_dim", 4096),
+    "hidden_size": ("n_embd", 2**16), "intermediate_size": ("n_inner", 2**20),
+    "num_hidden_layers": ("n_layer", 1024), "num_attention_heads": ("n_head", 1024),
+    "num_key_value_heads": ("n_kv_head", 1024), "head_dim": ("head_dim", 4096),
 }
-# Of rope_type llama3, in the order of RotaryScaling's fields.
+# The fields of rope_type llama3, in the order of RotaryScaling.
 SCALING_FIELDS = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
 MOST_ANGLES = 2**28  # positions x head size: their cosines and sines take 1 GiB
 
@@ -58,31 +69,33 @@ class Llama(Architecture):
     """The functions of architecture.py for Llama."""
 
     NAME = "Llama"
-    MODEL_TYPE, CLASS = "llama", "LlamaForCausalLM"  # of transformers
+    MODEL_TYPE, CLASS = "llama", "LlamaForCausalLM"  # in transformers
     Config, Network = LlamaConfig, RotaryTransformer
     FLAGS = ("n_kv_head", "n_inner", "rope_theta")
     EMBEDDING, BLOCKS = "model.embed_tokens", "model.layers"
     GGUF_ARCHITECTURE = "LLAMA"
     GGUF_FIELDS: ClassVar[dict[str, str]] = {
         "head_count_kv": "n_kv_head", "key_length": "head_dim", "value_length": "head_dim",
-        "rope_dimension_count": "head_dim", "rope_freq_base": "rope_theta", "layer_norm_rms_eps": "rms_norm_epsilon"}
-    HEAD_DIM: int | None = None  # of a config.json without it; None: the width of the model divided by the heads
-    # Fields of its own; those that are False must be so in every config.json.
+        "rope_dimension_count": "head_dim", "rope_freq_base": "rope_theta",
+        "layer_norm_rms_eps": "rms_norm_epsilon"}
+    HEAD_DIM: int | None = None  # the head size where config.json has none; None: width divided by heads
+    # This architecture's own fields of config.json; a field that is False here must be False in every file.
     OTHER_FIELDS: ClassVar[dict[str, Any]] = {"mlp_bias": False, "pretraining_tp": 1}
 
-    def sized(self, layers_heads_width: tuple[int, int, int], vocab_size: int, seq_length: int, dropout: float = 0.0,
-              tie_weights: bool = True, **flags: Any) -> RotaryConfig:
-        """The config of a size: what is not given makes the blocks as large as GPT-2's, 12 L C^2 weights.
+    def sized(self, layers_heads_width: tuple[int, int, int], vocab_size: int, seq_length: int,
+              dropout: float = 0.0, tie_weights: bool = True, **flags: Any) -> RotaryConfig:
+        """The config of a size, by default with as many weights in its blocks as GPT-2, 12 L C^2.
 
-        Keys and values have a third of the heads where 3 divides them, else half of them. Raises UserError (exit 2) for
-        heads that cannot be shared or rotated.
+        Keys and values have a third of the heads where 3 divides them, else half. Raises UserError (exit 2)
+        for heads that cannot be shared or rotated.
         """
         L, H, C = layers_heads_width
         KV = flags.get("n_kv_head") or next((H // group for group in (3, 2) if H % group == 0), H)
         K = C // H
         if H % KV or K % 2:
-            raise UserError(Exit.FLAGS, f"--n_head {H}, --n_kv_head {KV}: heads of {K} dimensions are rotated in "
-                                        "pairs, and shared by a divisor of their number. Give others.")
+            raise UserError(Exit.FLAGS, f"--n_head {H} and --n_kv_head {KV} do not fit: --n_kv_head must "
+                                        f"divide --n_head, and the {K} dimensions of a head must be even. "
+                                        "Give other numbers.")
         multiple = 64 if C >= 256 else 16
         of_equal_size = (12 * C - 2 * K * (H + KV)) / 3
         F = flags.get("n_inner") or max(1, round(of_equal_size / multiple)) * multiple
@@ -93,17 +106,18 @@ class Llama(Architecture):
         return {"self_attn.qkv_proj": config.qkv_rows, "mlp.gate_up_proj": (config.n_inner, config.n_inner),
                 "self_attn.o_proj": (config.n_embd,), "mlp.down_proj": (config.n_embd,)}
 
-    def block_bytes(self, config: RotaryConfig, device_type: str, dtype: torch.dtype, residual_bytes: int) -> float:
-        # Kept are the inputs of both norms (residual stream), then e times: 2 C outputs of norms; q, k and v as made by
-        # qkv_proj, which their norms need and v is a part of; q and k rotated, and v where it is copied into blocks;
-        # H K of attention; 2 F of gate and up, F of their product. To these come the norms' statistics, and what
-        # attention keeps of its matrix. Dropout adds two masks of a byte an element.
+    def block_bytes(self, config: RotaryConfig, device_type: str, dtype: torch.dtype, residual_bytes: int,
+                    ) -> float:
+        # Autograd keeps the inputs of both norms in the residual stream's dtype. In autocast's dtype it
+        # keeps 2 C outputs of norms; the output of qkv_proj, for norms of q and k or as v; q and k rotated,
+        # and a copy of v for attention in blocks; H K of attention; 2 F of gate and up, F of their product.
+        # The norms' statistics have 4 bytes each. Dropout adds two masks with a byte per element.
         e = dtype.itemsize
         C, F, T = config.n_embd, config.n_inner, config.seq_length
         q, k, v = config.qkv_rows
         copies_v = attends_in_blocks(device_type, dtype, T)
-        made = q + k + v if config.qk_norm or not copies_v else 0
-        kept = 2 * C * residual_bytes + e * (2 * C + made + q + k + (v if copies_v else 0) + q + 3 * F)
+        projected = q + k + v if config.qk_norm or not copies_v else 0
+        kept = 2 * C * residual_bytes + e * (2 * C + projected + q + k + (v if copies_v else 0) + q + 3 * F)
         kept += 4 * (2 + (config.n_head + config.n_kv_head if config.qk_norm else 0))
         drops = config.dropout > 0
         return kept + attention_bytes(device_type, dtype, config.n_head, T, drops) + (2 * C if drops else 0)
@@ -124,21 +138,25 @@ class Llama(Architecture):
                               "quantization_config": (None,),
                               **{key: (False,) for key, value in self.OTHER_FIELDS.items() if value is False}})
         rope_theta, rope_scaling = _rope(fields)
-        return self.Config(**{name: numbers[key] for key, (name, _) in NUMBERS.items()},
-                           dropout=fraction_of(fields, "attention_dropout", 0.0),
-                           tie_weights=truth_of(fields, "tie_word_embeddings", False), rope_theta=rope_theta,
-                           rms_norm_epsilon=fraction_of(fields, "rms_norm_eps", 1e-6), rope_scaling=rope_scaling)
+        return self.Config(
+            **{name: numbers[key] for key, (name, _) in NUMBERS.items()},
+            dropout=fraction_of(fields, "attention_dropout", 0.0),
+            tie_weights=truth_of(fields, "tie_word_embeddings", False),
+            rope_theta=rope_theta,
+            rms_norm_epsilon=fraction_of(fields, "rms_norm_eps", 1e-6),
+            rope_scaling=rope_scaling)
 
     def to_hf_tensors(self, config: RotaryConfig, tensors: Tensors) -> dict[str, torch.Tensor]:
-        found = self.unpadded_tensors(config, tensors)
+        named = self.unpadded_tensors(config, tensors)
         for fused, parts in self._fused(config):
-            found |= zip(parts, found.pop(fused).split(list(parts.values())), strict=True)
-        return found
+            named |= zip(parts, named.pop(fused).split(list(parts.values())), strict=True)
+        return named
 
     def from_hf_tensors(self, config: RotaryConfig, stored: Tensors) -> StackedParts:
-        """As Architecture says. Raises InvalidCheckpoint for a part of several that is missing or of another shape.
+        """Architecture.from_hf_tensors. Raises InvalidCheckpoint for a missing or misshapen stacked part.
 
-        A tied head and buffers of old versions are left out; a folder of the network without its head lacks the prefix.
+        A tied output layer and buffers of old versions are left out. A folder without an output layer may
+        lack the prefix of the names.
         """
         named: StackedParts = {
             name if name.startswith(("model.", "lm_head.")) else f"model.{name}": (tensor,)
@@ -156,7 +174,7 @@ class Llama(Architecture):
         return named
 
     def _fused(self, config: RotaryConfig) -> Iterator[tuple[str, dict[str, int]]]:
-        """Each matrix here that is several in a Hugging Face folder: their names and rows."""
+        """The names of stacked matrices, each with the names and rows of its parts in a Hugging Face folder."""
         for layer in range(config.n_layer):
             for fused, names in FUSED.items():
                 parts = zip(names, self.block_matrices(config)[fused], strict=True)
@@ -165,7 +183,7 @@ class Llama(Architecture):
 
     def prepare(self, config: RotaryConfig, ends: LaidOut, blocks: list[LaidOut]) -> None:
         ends["rotation"] = tuple(table.to(ends["model.norm"].device) for table in config.rotation())
-        for parts in blocks if config.qk_norm else ():  # queries and keys are normed together, as heads of one
+        for parts in blocks if config.qk_norm else ():  # one norm takes the heads of queries and keys together
             q, k = (parts.pop(f"self_attn.{name}_norm") for name in "qk")
             parts["qk_norm"] = torch.cat([q.expand(config.n_head, -1), k.expand(config.n_kv_head, -1)])
 
@@ -191,20 +209,20 @@ class Llama(Architecture):
         return _norm(config, ends["model.norm"], x)
 
     def to_gguf_tensors(self, config: RotaryConfig, tensors: Tensors) -> dict[str, torch.Tensor]:
-        """The tensors of transformers, with the rows of queries and keys in the order of the paper on rotary positions.
+        """The tensors of transformers, with the rows of queries and keys in the order of the rotary paper.
 
-        llama.cpp turns the pairs of dimensions 2 i and 2 i + 1 of a Llama's heads, transformers i and i + K/2. What it
-        divides the frequencies by, if they are scaled, is a tensor more, rope_freqs.weight.
+        llama.cpp rotates the pairs of dimensions 2 i and 2 i + 1 of a Llama's heads, transformers i and i +
+        K/2. The divisors of scaled frequencies become one more tensor, rope_freqs.weight.
         """
-        found = self.to_hf_tensors(config, tensors)
-        for name, tensor in found.items():
+        named = self.to_hf_tensors(config, tensors)
+        for name, tensor in named.items():
             if name.endswith(("q_proj.weight", "k_proj.weight")):
                 halves_H2KC = tensor.view(-1, 2, config.head_dim // 2, config.n_embd)
-                found[name] = halves_H2KC.transpose(1, 2).reshape(tensor.shape)
+                named[name] = halves_H2KC.transpose(1, 2).reshape(tensor.shape)
         if config.rope_scaling:
             plain_K2 = rotary_frequencies(config.head_dim, config.rope_theta)
-            found["rope.freqs.weight"] = plain_K2 / config.rope_scaling.of(plain_K2)
-        return found
+            named["rope.freqs.weight"] = plain_K2 / config.rope_scaling.of(plain_K2)
+        return named
 
 
 class Qwen3(Llama):
@@ -232,15 +250,15 @@ class Qwen3(Llama):
 
 
 def _norm(config: RotaryConfig, weight: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-    """RMSNorm as in gpt/ops/norm.py, with a weight that may differ from head to head.
+    """RMSNorm in fp32 with a weight that may differ from head to head.
 
-    Without gradients PyTorch's own norm is the shorter way: one call instead of five. It is computed in fp32.
+    Without gradients PyTorch's norm takes one call, not the five of gpt/ops/norm.py.
     """
     return (F.rms_norm(x.float(), x.shape[-1:], None, config.rms_norm_epsilon) * weight).to(x.dtype)
 
 
 def _numbers(fields: Mapping[str, Any], head_dim: int | None) -> dict[str, int]:
-    """The whole numbers of the config, each within its bounds; a head size and shared heads that are null follow."""
+    """The whole numbers of a config.json within their bounds, with defaults for head_dim and shared heads."""
     numbers: dict[str, Any] = {key: fields.get(key) for key in NUMBERS}
     for key in ("hidden_size", "num_attention_heads"):
         check_whole("config.json", key, numbers[key], 1, NUMBERS[key][1])
@@ -250,23 +268,27 @@ def _numbers(fields: Mapping[str, Any], head_dim: int | None) -> dict[str, int]:
     if numbers["head_dim"] is None:
         numbers["head_dim"] = head_dim or C // H
         if C % H and not head_dim:
-            raise InvalidCheckpoint(f"config.json: hidden_size {C} is not a multiple of num_attention_heads {H}")
+            raise InvalidCheckpoint(f"config.json: hidden_size {C} is not a multiple of num_attention_heads "
+                                    f"{H}")
 
     for key, (_, high) in NUMBERS.items():
         check_whole("config.json", key, numbers[key], 1, high)
     T, KV, K = (numbers[key] for key in ("max_position_embeddings", "num_key_value_heads", "head_dim"))
-    problems = {
-        f"num_attention_heads {H} is not a multiple of num_key_value_heads {KV}": H % KV,
-        f"max_position_embeddings {T:,} with head_dim {K:,} needs tables of more than 1 GiB": T * K > MOST_ANGLES,
-        f"head_dim is {K}, and an odd number of dimensions cannot be rotated in pairs": K % 2}
-    if found := [problem for problem, is_there in problems.items() if is_there]:
-        raise InvalidCheckpoint(f"config.json: {found[0]}")
+    if H % KV:
+        raise InvalidCheckpoint(f"config.json: num_attention_heads {H} is not a multiple of num_key_value_heads {KV}")
+    if T * K > MOST_ANGLES:
+        raise InvalidCheckpoint(f"config.json: max_position_embeddings {T:,} with head_dim {K:,} needs tables of more "
+                                "than 1 GiB")
+    if K % 2:
+        raise InvalidCheckpoint(f"config.json: head_dim is {K}, and an odd number of dimensions cannot be rotated in "
+                                "pairs")
     return numbers
 
 
 def _rope_fields(config: RotaryConfig) -> dict[str, Any]:
-    """The fields of the rotary frequencies, for transformers 4 (rope_theta, rope_scaling) and 5 (rope_parameters)."""
-    scaling, kind = config.rope_scaling, {"rope_type": "default"}
+    """The fields of the frequencies for transformers 4 (rope_theta, rope_scaling) and 5 (rope_parameters)."""
+    scaling = config.rope_scaling
+    kind: dict[str, Any] = {"rope_type": "default"}
     if scaling is not None:
         kind = {"rope_type": "llama3", **dict(zip(SCALING_FIELDS, astuple(scaling), strict=True))}
     return {"rope_theta": config.rope_theta, "rope_scaling": kind if scaling else None,
@@ -274,36 +296,39 @@ def _rope_fields(config: RotaryConfig) -> dict[str, Any]:
 
 
 def _rope(fields: Mapping[str, Any]) -> tuple[float, RotaryScaling | None]:
-    """The base of the rotary frequencies and how they are scaled, from the fields that _rope_fields writes.
+    """The base and the scaling of the rotary frequencies, from the fields that _rope_fields writes.
 
-    Raises InvalidCheckpoint for another scaling than llama3's, and where only a part of a head is rotated.
+    Raises InvalidCheckpoint for another scaling than llama3's, and for heads that are rotated in part.
     """
-    theta, found = fields.get("rope_theta", 10_000.0), set()
+    theta = fields.get("rope_theta", 10_000.0)
+    scalings = set()
     check_values(fields, {"partial_rotary_factor": (1.0, None)})
     for key in ("rope_scaling", "rope_parameters"):
         if rope := fields.get(key):
-            found.add(_scaling(key, rope))
+            scalings.add(_scaling(key, rope))
             theta = rope.get("rope_theta", theta)
-    if len(found) > 1:
+    if len(scalings) > 1:
         raise InvalidCheckpoint("config.json: rope_scaling and rope_parameters scale differently")
     check_field(is_number(theta) and 1 < theta < 1e12, "rope_theta", theta, "a number above 1")
-    return float(theta), found.pop() if found else None
+    return float(theta), scalings.pop() if scalings else None
 
 
 def _scaling(key: str, rope: Any) -> RotaryScaling | None:
-    """What rope_scaling or rope_parameters says, None for frequencies as they are. Raises InvalidCheckpoint."""
+    """The scaling in rope_scaling or rope_parameters; None for none. Raises InvalidCheckpoint."""
     kind = rope.get("rope_type", rope.get("type", "default")) if isinstance(rope, dict) else None
     names = SCALING_FIELDS if kind == "llama3" else ()
-    check_field(kind in ("default", "llama3") and rope.get("partial_rotary_factor") in (None, 1) and not (
-        rope.keys() - {"rope_type", "type", "rope_theta", "partial_rotary_factor", *names}),
-        key, rope, "of rope_type 'default' or 'llama3' for all dimensions")
+    known = {"rope_type", "type", "rope_theta", "partial_rotary_factor", *names}
+    is_supported = (kind in ("default", "llama3") and rope.get("partial_rotary_factor") in (None, 1)
+                    and rope.keys() <= known)
+    check_field(is_supported, key, rope, "of rope_type 'default' or 'llama3' for all dimensions")
     if not names:
         return None
 
     numbers: list[Any] = [rope.get(name) for name in names]
     factor, low, high, positions = numbers
     if not all(is_number(number) and 1e-6 <= number <= 1e6 for number in (factor, low, high)) or low >= high:
-        raise InvalidCheckpoint(f"config.json: {key} has factors {shown((factor, low, high))}, not three numbers from "
-                                "0.000001 to 1,000,000 with low_freq_factor below high_freq_factor")
-    check_whole("config.json", f"{key}.{SCALING_FIELDS[-1]}", positions, 1, NUMBERS["max_position_embeddings"][1])
+        raise InvalidCheckpoint(f"config.json: {key} has factors {shown((factor, low, high))}, not three numbers "
+                                "from 0.000001 to 1,000,000 with low_freq_factor below high_freq_factor")
+    most_positions = NUMBERS["max_position_embeddings"][1]
+    check_whole("config.json", f"{key}.{SCALING_FIELDS[-1]}", positions, 1, most_positions)
     return RotaryScaling(float(factor), float(low), float(high), positions)

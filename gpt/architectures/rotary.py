@@ -1,11 +1,11 @@
-"""The network of today's language models: rotary positions, RMSNorm, SwiGLU, grouped-query attention, no biases.
+"""The network of Llama and Qwen3: rotary positions, RMSNorm, SwiGLU, grouped-query attention, no biases.
 
-Qwen3 and Llama are this network with and without norms of queries and keys; what the program must know of each besides
-the network is in llama.py. Parameters have the names of Hugging Face's models, except that q, k and v are
-one matrix, qkv_proj, and gate and up another, gate_up_proj: fewer and wider products are faster.
+Qwen3 has norms of queries and keys, Llama has none; llama.py has the rest of both architectures. Parameters
+have the names of Hugging Face's models, except for two stacked matrices: qkv_proj of q, k and v, and
+gate_up_proj of gate and up. Fewer and wider products are faster.
 
-Shapes: B batch, T time, C width, H heads, KV heads of keys and values, K head size, F width inside the MLP, V
-vocabulary, P vocabulary padded.
+Shapes: B batch, T time, C width, H heads, KV heads of keys and values, K head size, F width inside the MLP,
+V vocabulary, P vocabulary padded.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from model import INIT_STD, Config, GPTConfig, LanguageModel
 
 @dataclass(frozen=True)
 class RotaryConfig(Config):
-    """What the model is: all that decides its parameters and the function it computes.
+    """The shape of a Llama or Qwen3: all that decides its parameters and the function that it computes.
 
-    qk_norm says whether each head's queries and keys pass an RMSNorm before they are rotated (Henry et al. 2020).
+    With qk_norm each head's queries and keys pass an RMSNorm before their rotation (Henry et al. 2020).
     """
 
     n_kv_head: int
@@ -51,12 +51,12 @@ class RotaryConfig(Config):
 
     @property
     def qkv_rows(self) -> tuple[int, int, int]:
-        """The rows of qkv_proj that make queries, keys and values."""
+        """The rows of qkv_proj for queries, keys and values."""
         return self.n_head * self.head_dim, self.n_kv_head * self.head_dim, self.n_kv_head * self.head_dim
 
     @property
     def num_block_weights(self) -> int:
-        """Weights of the blocks' matrices: qkv_proj and o_proj of attention, gate_up_proj and down_proj of the MLP."""
+        """Weights in the blocks' matrices: qkv_proj, o_proj, gate_up_proj and down_proj."""
         attention = sum(self.qkv_rows) + self.n_head * self.head_dim
         return self.n_layer * self.n_embd * (attention + 3 * self.n_inner)
 
@@ -69,7 +69,7 @@ class RotaryConfig(Config):
 
 
 class RotaryAttention(nn.Module):
-    """Causal attention over rotated queries and keys; groups of query heads share the keys and values of one head."""
+    """Causal attention with rotated queries and keys, whose heads may serve several heads of queries."""
 
     def __init__(self, config: RotaryConfig):
         super().__init__()
@@ -93,7 +93,8 @@ class RotaryAttention(nn.Module):
         if attends_in_blocks(x.device.type, q_BHTK.dtype, T):  # on a CPU in bf16, where that is faster
             y_BHTK = attention_in_blocks(q_BHTK, k_BHTK, v_BHTK, context.dropout)
         else:
-            y_BHTK = F.scaled_dot_product_attention(q_BHTK, k_BHTK, v_BHTK, is_causal=True, dropout_p=context.dropout,
+            y_BHTK = F.scaled_dot_product_attention(q_BHTK, k_BHTK, v_BHTK, is_causal=True,
+                                                    dropout_p=context.dropout,
                                                     enable_gqa=config.n_kv_head != config.n_head)
         y = self.o_proj(y_BHTK.transpose(1, 2).reshape(B, T, -1))
         return F.dropout(y, config.dropout, self.training)
@@ -124,7 +125,7 @@ class RotaryBlock(nn.Module):
 
 
 class RotaryTransformer(LanguageModel):
-    """The language model."""
+    """The language model of Llama and Qwen3."""
 
     TRUNK, EMBEDDING, BLOCKS, NORM = "model", "embed_tokens", "layers", "norm"
     RESIDUAL = ("o_proj", "down_proj")
@@ -145,7 +146,7 @@ class RotaryTransformer(LanguageModel):
         return super().init_weights(std)
 
     def enter(self, idx_BT: torch.Tensor, dropout: float) -> tuple[torch.Tensor, Context]:
-        """The residual stream, [B, T, C], and the Context of the attention of all blocks."""
+        """The residual stream before the blocks, [B, T, C], and the Context of their attention."""
         T = idx_BT.size(1)
         rotation = (self.cos_TK2[:T], self.sin_TK2[:T])  # type: ignore[index]
         return self.part("embed_tokens")(idx_BT), Context(dropout, rotation)

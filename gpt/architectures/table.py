@@ -1,4 +1,4 @@
-"""The architectures by config.json's model_type; to add one, write its class in a file like llama.py."""
+"""The architectures by config.json's model_type; a new one is a class in a file like llama.py."""
 
 from typing import Any, TypeAlias
 
@@ -12,7 +12,7 @@ from gpt.architectures.rotary import RotaryConfig
 from gpt.ops.options import Options
 from model import INIT_STD, GPTConfig, LanguageModel
 
-ModelConfig: TypeAlias = GPTConfig | RotaryConfig  # of any architecture
+ModelConfig: TypeAlias = GPTConfig | RotaryConfig
 Network: TypeAlias = LanguageModel
 
 ARCHITECTURES: dict[str, Architecture] = {"gpt2": GPT2(), "qwen3": Qwen3(), "llama": Llama()}
@@ -32,18 +32,19 @@ def architecture_of(config: ModelConfig) -> Architecture:
 
 
 def by_flags(config: ModelConfig) -> tuple[str, ...]:
-    """The fields of a config that flags of their names set."""
-    return ("n_layer", "n_head", "n_embd", "seq_length", "dropout", "tie_weights", *architecture_of(config).FLAGS)
+    """The fields of a config that have a flag of the same name."""
+    own_flags = architecture_of(config).FLAGS
+    return ("n_layer", "n_head", "n_embd", "seq_length", "dropout", "tie_weights", *own_flags)
 
 
 def name_of(config: ModelConfig) -> str:
-    """The name of a config's architecture: its model_type, and the value of --arch."""
-    return next(name for name, found in ARCHITECTURES.items() if isinstance(config, found.Config))
+    """The name of a config's architecture: config.json's model_type and the value of --arch."""
+    return next(name for name, each in ARCHITECTURES.items() if isinstance(config, each.Config))
 
 
 def create(config: ModelConfig, device: torch.device | str, options: Options, std: float = INIT_STD) -> Network:
-    """A network with its initial weights, drawn on the CPU so that a seed is the same model on every device.
+    """A network with initial weights, the same for a seed on every device.
 
-    std is the deviation of the matrices, of residual projections before they are scaled down by the depth.
+    std is the standard deviation of the matrices; residual projections are then scaled down by the depth.
     """
     return architecture_of(config).build(config, options).init_weights(std).to(device)
