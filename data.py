@@ -1,8 +1,8 @@
 """From token files to batches: a sample is a pure function of (seed, number), for any number of processes.
 
-WindowOrder says where the window of each sample starts, Tokens holds the tokens in memory, in a memory map or on the
-GPU, CorpusWindows gathers the windows of a corpus or, by a MixtureOrder, of several, and Batches turns them into
-inputs and targets.
+WindowOrder gives each sample the start of its window; MixtureOrder does so for several corpora. Tokens holds the
+tokens in memory, in a memory map or on the GPU. CorpusWindows gathers windows from them, and Batches turns windows
+into inputs and targets.
 
 B is the number of rows in a batch, T the length of a window in tokens.
 """
@@ -10,7 +10,6 @@ B is the number of rows in a batch, T the length of a window in tokens.
 from __future__ import annotations
 
 import bisect
-import collections
 import heapq
 import itertools
 import os
@@ -33,22 +32,23 @@ from gpt.tokens.layouts import Part
 from gpt.tokens.stream import DTYPES, TokenStream, bound_of, check_ids
 from gpt.tokens.watch import Watch
 
-PLANNED_WINDOWS = 16_384  # starts worked out in one call, which takes about four times as long as 64 of them would
-COLD_SECONDS = 1e-3  # a gather that takes longer has waited for a disk
+PLANNED_WINDOWS = 16_384  # starts computed in one call, in about four times the time of 64
+COLD_SECONDS = 1e-3  # reading a batch takes longer only if it waits for a disk
 BLOCK_TOKENS = 2**23  # tokens copied at a time into memory or to the GPU
 
 Rows = np.ndarray | torch.Tensor  # tokens as stored: from the host an array, from the GPU a tensor
 Batch = tuple[torch.Tensor, torch.Tensor]  # inputs and targets, int32 [B, T] each, on the device
 
 
-# ---------------------------------------------------------------- where the tokens live
+# ---------------------------------------------------------------- the tokens in memory
 
 
 def choose_preload(requested: str, num_bytes: int, gpu_free_bytes: int | None, ram_free_bytes: int) -> tuple[str, str]:
-    """Where the tokens live ('gpu', 'ram' or 'mmap') and the reason, for --preload; gpu_free_bytes is None on a CPU.
+    """Chooses the place of the tokens for --preload; returns 'gpu', 'ram' or 'mmap' and the reason.
 
-    auto takes the fastest place that leaves room: a tenth of the free GPU memory, else half of the free RAM, else the
-    memory map, which needs none. ram that does not fit becomes mmap. Refusing gpu without a GPU is the caller's job.
+    auto takes the GPU if the tokens fit in a tenth of its free memory. Otherwise it takes RAM if they fit in half of
+    the free RAM, or a memory map, which needs no room. ram that does not fit becomes mmap. Without a GPU,
+    gpu_free_bytes must be None, and the caller must refuse gpu.
     """
     tokens, free = size(num_bytes), f"half of the {size(ram_free_bytes)} of free RAM"
     if requested == "auto" and num_bytes <= (gpu_free_bytes or 0) // 10:
@@ -61,16 +61,16 @@ def choose_preload(requested: str, num_bytes: int, gpu_free_bytes: int | None, r
 
 
 class Tokens:
-    """The tokens of a stream where training reads them: in one array, in a memory map of each part, or on the GPU.
+    """Holds the tokens of a stream for training: in one array, in a memory map of each part, or on the GPU.
 
-    They stay as they are stored; a GPU holds the bits of uint16 as int16. What is read does not depend on how the
-    stream is divided into parts. No id outside the stream's vocabulary gets out, whatever was in the files when they
-    were checked: what is copied is checked once, what lies in a memory map each time it is read. Raises UserError
-    (exit 3) for such an id and for a file that is shorter than its part says, TokensChanged for one that changes.
+    Tokens keep the dtype of the file; a GPU holds the bits of uint16 as int16. Reads do not depend on the stream's
+    division into parts. Every id returned is inside the vocabulary, even if a file changes after its first check:
+    copied tokens are checked once, memory-mapped ones at each read. Raises UserError (exit 3) for an id outside the
+    vocabulary and for a file shorter than its part, TokensChanged for a file that changes.
     """
 
     def __init__(self, stream: TokenStream, where: str, device: torch.device):
-        """where is 'gpu' (the device then holds them), 'ram' or 'mmap'."""
+        """Opens the tokens in the place where: 'gpu' (the memory of device), 'ram' or 'mmap'."""
         self.length = stream.length
         self._stream = stream
         self._kind = DTYPES[stream.dtype]
@@ -78,62 +78,64 @@ class Tokens:
         self._bound = 2**32 if stream.vocab_size is None else bound_of(stream.dtype, stream.vocab_size)
         self._watch = Watch(stream.parts) if where == "mmap" else None
         self._on_gpu = _copied(stream, device) if where == "gpu" else None
-        self._pieces = [_mapped(part) for part in stream.parts] if where == "mmap" else [] if where == "gpu" else [
-            _copied(stream, torch.device("cpu")).numpy().view(self._kind)]
-        self._firsts = list(itertools.accumulate(map(len, self._pieces[:-1]), initial=0))  # of each piece
+        if where == "ram":
+            self._pieces = [_copied(stream, torch.device("cpu")).numpy().view(self._kind)]
+        else:
+            self._pieces = [_mapped(part) for part in stream.parts] if where == "mmap" else []
+        self._firsts = list(itertools.accumulate(map(len, self._pieces[:-1]), initial=0))  # first token of each piece
         self._every_row = np.empty(0, "V1")  # a view of the only piece: element i is the row that starts at token i
 
     def rows(self, starts: np.ndarray, width: int) -> Rows:
-        """As stored, [B, width]: row i holds the width tokens from starts[i] on; starts is int64 [B]."""
+        """Gathers rows of tokens, [B, width]: row i begins at token starts[i]; starts is int64 [B]."""
         if self._on_gpu is not None:
-            where = to_device(torch.from_numpy(starts), self._on_gpu.device)
-            return self._on_gpu.unfold(0, width, 1).index_select(0, where)
+            starts_on_gpu = to_device(torch.from_numpy(starts), self._on_gpu.device)
+            return self._on_gpu.unfold(0, width, 1).index_select(0, starts_on_gpu)
         if self._watch is not None and self._watch.is_due:
-            self._watch.look(self._part_of(start + at) for start in starts.tolist() for at in (0, width - 1))
+            self._watch.look(self._part_of(start + offset) for start in starts.tolist() for offset in (0, width - 1))
         if len(self._pieces) > 1:
             flat = np.concatenate([run for start in starts.tolist() for run in self._runs(start, width)])
         else:
             piece, row_bytes = self._pieces[0], width * self._kind.itemsize
             if self._every_row.itemsize != row_bytes:
                 self._every_row = np.ndarray(len(piece) - width + 1, f"V{row_bytes}", piece, 0, piece.strides)
-            flat = self._every_row[starts].view(self._kind)  # numpy copies such whole rows fastest
+            flat = self._every_row[starts].view(self._kind)  # numpy copies whole rows of void type fastest
         return self._checked(flat).reshape(len(starts), width)
 
     def read(self, start: int, length: int) -> np.ndarray:
-        """As stored: the tokens from start to start + length. Not for tokens on the GPU."""
+        """Reads the tokens from start to start + length. Not for tokens on the GPU."""
         if self._watch is not None:
             self._watch.look(map(self._part_of, (start, start + length - 1)))
         return self._checked(np.concatenate([*self._runs(start, length)]))
 
     def _checked(self, ids: np.ndarray) -> np.ndarray:
-        """The ids, which are copies by now that nothing changes any more. Raises UserError (exit 3) for invalid ones.
-        """
+        """Checks ids copied from a memory map, and returns them. Raises UserError (exit 3) for an invalid id."""
         if self._watch is not None:
             unsigned = ids.view(self._unsigned)
             if unsigned[unsigned.argmax()] >= self._bound:  # argmax has half the overhead of max
-                self._watch.look(range(len(self._pieces)))  # a file that has just changed is the reason
-                collections.deque(_blocks(self._stream), 0)  # raises, with the file and the position
+                self._watch.look(range(len(self._pieces)))  # raises if a file has just changed
+                for _ in _blocks(self._stream):  # raises, with the file and the position
+                    pass
                 raise AssertionError
         return ids
 
     def _part_of(self, position: int) -> int:
-        """The number of the piece that a token lies in."""
+        """The index of the piece that holds a token."""
         return bisect.bisect_right(self._firsts, position) - 1
 
     def _runs(self, start: int, length: int) -> Iterator[np.ndarray]:
-        """As stored: the tokens from start to start + length, one run from each piece that they lie in."""
-        which = self._part_of(start)
-        low = start - self._firsts[which]
+        """Yields the tokens from start to start + length, one run from each piece that holds some of them."""
+        index = self._part_of(start)
+        low = start - self._firsts[index]
         while length:
-            run = self._pieces[which][low:low + length]
+            run = self._pieces[index][low:low + length]
             yield run
             length -= len(run)
-            which += 1
+            index += 1
             low = 0
 
 
 def _copied(stream: TokenStream, device: torch.device) -> torch.Tensor:
-    """The tokens of a stream in the device's memory, copied block by block: the host never holds a second copy."""
+    """Copies the tokens of a stream to the device, block by block, so that the host never holds a second copy."""
     tokens = torch.empty(stream.length, dtype=_signed(stream.dtype), device=device)
     for first, block in _blocks(stream):
         tokens[first:first + len(block)].copy_(torch.from_numpy(block.view(f"<i{block.itemsize}")))
@@ -141,25 +143,25 @@ def _copied(stream: TokenStream, device: torch.device) -> torch.Tensor:
 
 
 def _signed(dtype: str) -> torch.dtype:
-    """The type in which torch holds these bits."""
+    """The torch dtype for the bits of these tokens: signed, because torch has few operations on unsigned ones."""
     return torch.int16 if DTYPES[dtype].itemsize == 2 else torch.int32
 
 
 def _mapped(part: Part) -> np.ndarray:
-    """The tokens of a part in a private memory map of its file."""
+    """Maps the tokens of a part privately into memory."""
     dtype = DTYPES[part.dtype]
     first = part.offset_bytes // dtype.itemsize
     path: str = os.fsencode(part.path)  # type: ignore[assignment]  # as bytes: a name need not be UTF-8
     if os.stat(path).st_size < (first + part.length) * dtype.itemsize:
         raise _became_shorter(part)
-    # Not numpy's map: it keeps its file open, and a thousand shards would reach the usual limit of open files.
+    # numpy's map would keep its file open, and a thousand shards would reach the usual limit of open files.
     whole = torch.from_file(path, shared=False, size=first + part.length, dtype=_signed(part.dtype))
     return whole.numpy().view(dtype)[first:]
 
 
 def _blocks(stream: TokenStream) -> Iterator[tuple[int, np.ndarray]]:
-    """The tokens of a stream block by block, each with the position of its first token."""
-    at = 0
+    """Yields the tokens of a stream block by block, each with the position of its first token."""
+    position = 0
     for part in stream.parts:
         with part.path.open("rb") as file:
             file.seek(part.offset_bytes)
@@ -170,8 +172,8 @@ def _blocks(stream: TokenStream) -> Iterator[tuple[int, np.ndarray]]:
                     raise _became_shorter(part)
                 if stream.vocab_size is not None:
                     check_ids(block, first, part, stream.vocab_size)
-                yield at, block
-                at += num
+                yield position, block
+                position += num
 
 
 def _became_shorter(part: Part) -> UserError:
@@ -193,10 +195,10 @@ def scrambled(value: int) -> int:
 
 
 def permute(positions: np.ndarray, n: int, key: int) -> np.ndarray:
-    """A bijection of 0..n-1 that the key chooses, in O(1) memory: positions [N] to images [N], uint32 or uint64.
+    """Applies a bijection of 0..n-1, chosen by the key, to positions [N] in O(1) memory; returns uint32 or uint64 [N].
 
-    Rounds of multiply-add and xorshift permute 0..2^k - 1, the next power of two. An image outside 0..n-1 goes through
-    the rounds again until it is inside (cycle walking: Black and Rogaway 2002, section 3).
+    Rounds of multiply-add and xorshift permute 0..2^k - 1, where 2^k is the next power of two. An image outside
+    0..n-1 goes through the rounds again until it is inside (cycle walking: Black and Rogaway 2002, section 3).
     """
     bits = (n - 1).bit_length()
     whole = np.uint32 if bits <= 32 else np.uint64  # the low bits of a product depend on low bits alone
@@ -223,10 +225,11 @@ def permute(positions: np.ndarray, n: int, key: int) -> np.ndarray:
 
 @dataclass(frozen=True)
 class WindowOrder:
-    """The endless series of windows of T tokens, blind to documents: sample s's start is a pure function of (seed, s).
+    """The endless order of windows of T tokens; the start of sample s is a pure function of (seed, s).
 
-    Each epoch cuts the tokens into consecutive windows from an offset of its own and visits each of them once, in an
-    order of its own. The offset leaves out up to 2 T - 2 tokens at the two ends, different ones in each epoch.
+    Each epoch cuts the tokens into consecutive windows from its own offset and visits each window once, in its own
+    order. The offset leaves out up to 2 T - 2 tokens at the two ends, other ones in each epoch. Windows ignore the
+    ends of documents.
     """
 
     num_tokens: int
@@ -238,7 +241,7 @@ class WindowOrder:
         return max(1, (self.num_tokens - self.seq_length) // self.seq_length)
 
     def starts(self, first: int, num: int) -> np.ndarray:
-        """The first token of the windows of num samples from sample first on: int64 [num]."""
+        """The first token of each window for num samples from sample first on: int64 [num]."""
         windows = self.windows_per_epoch
         slack = self.num_tokens - 1 - windows * self.seq_length
         starts = np.empty(num, np.int64)
@@ -246,11 +249,11 @@ class WindowOrder:
         while done < num:  # one epoch at a time
             epoch, position = divmod(first + done, windows)
             key = scrambled(self.seed) ^ scrambled(epoch + 0x5851F42D4C957F2D)
-            here = starts[done:done + windows - position]
-            here[:] = permute(np.arange(position, position + len(here)), windows, key)
-            here *= self.seq_length
-            here += scrambled(key) % (slack + 1)
-            done += len(here)
+            of_epoch = starts[done:done + windows - position]
+            of_epoch[:] = permute(np.arange(position, position + len(of_epoch)), windows, key)
+            of_epoch *= self.seq_length
+            of_epoch += scrambled(key) % (slack + 1)
+            done += len(of_epoch)
         return starts
 
 
@@ -258,40 +261,41 @@ class WindowOrder:
 
 
 class _Fork(NamedTuple):
-    """Two branches of a mixture, each a fork again or the number of a corpus; left has so many of all parts."""
+    """A fork in the tree of a mixture; each branch is another fork or the index of a corpus."""
 
     left: _Fork | int
     right: _Fork | int
-    left_parts: int
-    parts: int
+    left_parts: int  # the integer weight of the left branch
+    parts: int  # of both branches
 
 
 class MixtureOrder:
-    """The endless series of windows of several corpora that lie one after the other, each drawn by its parts of all.
+    """The endless order of windows of several corpora, drawn by weight; the corpora are joined into one stream.
 
-    Which corpus a sample comes from is a pure function of the sample: after any number of samples each of two or three
-    corpora has had its share to within one sample, each of more to within two. The windows of a corpus come in the
-    WindowOrder of a seed of its own, epoch by epoch, and none reaches into another corpus. An epoch of the mixture has
-    as many windows as all its tokens would have as one corpus.
+    The corpus of a sample is a pure function of the sample. At any time, the samples drawn from a corpus differ from
+    its weight by at most one sample; by at most two if there are more than three corpora. The windows of a corpus
+    come in a WindowOrder with a seed of its own, and no window reaches into another corpus. An epoch of the mixture
+    has as many windows as all its tokens would have in one corpus.
     """
 
     def __init__(self, num_tokens: Sequence[int], parts: Sequence[int], seq_length: int, seed: int):
-        """Each corpus has more than seq_length tokens; the parts, whole numbers, are 2^40 together at most."""
+        """Each corpus has more than seq_length tokens; parts are the integer weights, together at most 2^40."""
         self.windows_per_epoch = WindowOrder(sum(num_tokens), seq_length, seed).windows_per_epoch
-        seeds = (scrambled(seed ^ scrambled(at)) for at in range(len(num_tokens)))
-        self._orders = [WindowOrder(num, seq_length, own) for num, own in zip(num_tokens, seeds, strict=True)]
-        self._firsts = list(itertools.accumulate(num_tokens[:-1], initial=0))  # tokens of the stream
+        self._orders = [WindowOrder(num, seq_length, scrambled(seed ^ scrambled(index)))
+                        for index, num in enumerate(num_tokens)]
+        self._firsts = list(itertools.accumulate(num_tokens[:-1], initial=0))  # first token of each corpus
 
-        # As Huffman's tree: the heaviest corpora are the fewest forks away, whose roundings add up.
-        branches: list[tuple[int, int, _Fork | int]] = [(part, number, number) for number, part in enumerate(parts)]
+        # Huffman's tree: the roundings of forks add up, and the heaviest corpora are the fewest forks away.
+        branches: list[tuple[int, int, _Fork | int]] = [(weight, index, index) for index, weight in enumerate(parts)]
         heapq.heapify(branches)
         while len(branches) > 1:
-            (light, _, right), (heavy, number, left) = heapq.heappop(branches), heapq.heappop(branches)
-            heapq.heappush(branches, (light + heavy, number, _Fork(left, right, heavy, light + heavy)))
+            light, _, right = heapq.heappop(branches)
+            heavy, index, left = heapq.heappop(branches)
+            heapq.heappush(branches, (light + heavy, index, _Fork(left, right, heavy, light + heavy)))
         self._root = branches[0][2]
 
     def starts(self, first: int, num: int) -> np.ndarray:
-        """The first token, in the stream of all corpora, of the windows of num samples from first on: int64 [num]."""
+        """The first token of each window, in the joined stream, for num samples from first on: int64 [num]."""
         starts = np.empty(num, np.int64)
         todo = [(self._root, first, np.arange(num))]
         while todo:
@@ -299,12 +303,13 @@ class MixtureOrder:
             if isinstance(branch, int):
                 starts[places] = self._firsts[branch] + self._orders[branch].starts(first, len(places))
                 continue
-            # How many of the fork's samples before each go left: the left branch's share of them, rounded. The parts
-            # times num must be below 2^61.
+            # The number of the fork's samples before each that go left is their number times the left branch's
+            # weight, rounded. parts times num must be below 2^61.
             left, whole = 2 * branch.left_parts, 2 * branch.parts
             done, rest = divmod(left * first + branch.parts, whole)
             num_left = done + (rest + left * np.arange(len(places) + 1, dtype=np.int64)) // whole
-            goes_left, before = num_left[1:] > num_left[:-1], int(num_left[0])
+            goes_left = num_left[1:] > num_left[:-1]
+            before = int(num_left[0])
             todo += [(branch.left, before, places[goes_left]), (branch.right, first - before, places[~goes_left])]
         return starts
 
@@ -313,14 +318,14 @@ class MixtureOrder:
 
 
 class CorpusWindows:
-    """What batches are drawn from: windows in an order that is chosen here, a WindowOrder, a MixtureOrder, or another.
+    """The windows of a corpus, in a WindowOrder, or of a mixture, in a MixtureOrder.
 
-    where says where its tokens live, as choose_preload does; dtype is how they are stored, a key of DTYPES.
+    where is the place of the tokens, as choose_preload returns it; dtype is the tokens' dtype, a key of DTYPES.
     """
 
     def __init__(self, stream: TokenStream, where: str, seq_length: int, seed: int, device: torch.device,
                  components: Sequence[Component] = ()):
-        """components are those of a mixture, whose tokens the stream holds one after the other; none for one corpus."""
+        """The stream joins the components of a mixture; a single corpus has no components."""
         self.stream = stream
         self.order = WindowOrder(stream.length, seq_length, seed) if not components else MixtureOrder(
             [component.corpus.train.length for component in components],
@@ -330,27 +335,27 @@ class CorpusWindows:
         self.dtype = stream.dtype
         self.may_wait_for_disk = where == "mmap"
         self._tokens = Tokens(stream, where, device)
-        self._planned = (0, np.empty(0, np.int64))  # a sample, and the starts of the windows from it on
+        self._planned = (0, np.empty(0, np.int64))  # a sample, and the window starts from this sample on
 
     def rows(self, first: int, num: int) -> Rows:
-        """The windows of samples first to first + num - 1, as stored: [num, T + 1]. A thread may call it as well."""
-        planned_from, starts = self._planned  # read and replaced as one: the thread that reads ahead comes here too
+        """Gathers the windows of samples first to first + num - 1: [num, T + 1]. Threads may call this too."""
+        planned_from, starts = self._planned  # read and replaced as one, because the read-ahead thread calls this
         if not planned_from <= first <= planned_from + len(starts) - num:
             planned_from = first
             starts = self.order.starts(first, max(num, min(PLANNED_WINDOWS, self.windows_per_epoch)))
             self._planned = (planned_from, starts)
-        at = first - planned_from
-        return self._tokens.rows(starts[at:at + num], self.seq_length + 1)
+        offset = first - planned_from
+        return self._tokens.rows(starts[offset:offset + num], self.seq_length + 1)
 
 
 # ---------------------------------------------------------------- batches
 
 
 class Batches:
-    """Training batches; from a cold disk the next one is read ahead. Micro-batch m after n samples is always the same.
+    """Training batches; micro-batch m after n samples is always the same.
 
-    Rows from the host go to a GPU through pinned memory, and nothing waits for the copy. Where the windows come from
-    a disk and its pages are cold, a thread reads the next batch ahead, so that the step need not wait for it.
+    Rows are copied from the host to a GPU asynchronously, through pinned memory. If reading waits for a cold disk, a
+    thread reads the next batch ahead, so that the step need not wait.
     """
 
     def __init__(self, windows: CorpusWindows, batch_size: int, device: torch.device, processes: Processes = ALONE):
@@ -359,22 +364,22 @@ class Batches:
         self._device = device
         self._processes = processes
         self._reader = ThreadPoolExecutor(1, "read-ahead") if windows.may_wait_for_disk else None
-        self._next: tuple[int, Future[tuple[Rows, float]]] | None = None  # a first sample and its batch, read ahead
+        self._next: tuple[int, Future[tuple[Rows, float]]] | None = None  # first sample and batch read ahead
 
     def resize(self, batch_size: int) -> None:
-        """Makes all micro-batches from now on of batch_size rows."""
+        """Sets the number of rows of all later micro-batches."""
         self.batch_size = batch_size
-        self._next = None  # it has the old size
+        self._next = None  # has the old size
 
     def first_sample(self, samples_seen: int, micro: int) -> int:
-        """The number of the first sample of this process in the micro-th micro-batch after samples_seen samples."""
+        """The first sample of this process in the micro-th micro-batch after samples_seen samples."""
         processes = self._processes
         return samples_seen + (micro * processes.world_size + processes.rank) * self.batch_size
 
     def get(self, samples_seen: int, micro: int) -> Batch:
-        """The inputs and targets of this process in the micro-th micro-batch after samples_seen samples.
+        """Returns this process's inputs and targets of the micro-th micro-batch after samples_seen samples.
 
-        int32 [B, T] each, views of the same ids one token apart: an embedding takes int32, half the bytes of int64.
+        int32 [B, T] each, views of the same ids one token apart. Embeddings accept int32, half the bytes of int64.
         """
         first = self.first_sample(samples_seen, micro)
         if self._next is not None and self._next[0] == first:
@@ -390,62 +395,62 @@ class Batches:
         return _as_batch(rows, self._windows.dtype, self._device)
 
     def _timed_rows(self, first: int, num: int) -> tuple[Rows, float]:
-        """The windows of num samples from first on, as stored, [B, T + 1], and the seconds that gathering took."""
+        """Gathers the windows of num samples from first on, [B, T + 1]; returns the seconds this took too."""
         started = time.perf_counter()
         rows = self._windows.rows(first, num)
         return rows, time.perf_counter() - started
 
 
 def _as_batch(rows: Rows, dtype: str, device: torch.device) -> Batch:
-    """Inputs and targets on the device, of rows as stored, [B, T + 1]: two views of them, one token apart."""
+    """Makes inputs and targets on the device from rows [B, T + 1]: two views of the rows, one token apart."""
     if isinstance(rows, np.ndarray):
         if device.type == "cpu":
-            # By numpy: PyTorch would wake its other threads to widen these few bytes, and takes longer to cut them.
+            # numpy is faster here: PyTorch would wake its other threads to convert these few bytes.
             wide = rows.astype(np.int32)
             return torch.from_numpy(wide[:, :-1]), torch.from_numpy(wide[:, 1:])
         rows = to_device(torch.from_numpy(rows.view(f"<i{rows.itemsize}")), device)
     ids = rows.int()
     if dtype == "uint16":
-        ids = ids & 0xFFFF  # the GPU holds uint16 as int16: above 32,767 the sign has been extended
+        ids = ids & 0xFFFF  # the GPU holds uint16 as int16, and int() has extended the sign above 32,767
     return ids[:, :-1], ids[:, 1:]
 
 
 # ---------------------------------------------------------------- validation
 
 
-def divide_windows(num_tokens: Sequence[int], seq_length: int, most: int) -> list[int]:
-    """How many windows a validation measures of each of several corpora, one at least, `most` together: an equal share
-    of each, or all that it has."""
-    there = [-(-(num - 1) // seq_length) for num in num_tokens]
-    shares = [0] * len(there)
-    for done, number in enumerate(sorted(range(len(there)), key=there.__getitem__)):
-        shares[number] = min(there[number], max(1, (most - sum(shares)) // (len(there) - done)))
-    return shares
+def divide_windows(num_tokens: Sequence[int], seq_length: int, limit: int) -> list[int]:
+    """Divides up to limit validation windows among several corpora: equally, or all windows of a smaller corpus.
 
-
-def spread_windows(num_tokens: int, seq_length: int, most: int) -> np.ndarray:
-    """The numbers of all windows, int64 [num], or of so many spread evenly; window w begins at token w T."""
-    there = -(-(num_tokens - 1) // seq_length)
-    return np.arange(there) if there <= most else np.arange(most) * there // most
-
-
-def validation_batches(tokens: Tokens, seq_length: int, batch_size: int, most_windows: int,
-                       processes: Processes = ALONE) -> Iterator[Batch]:
-    """The inputs and targets of all windows, or of most_windows spread evenly, on the CPU, the same ones every time.
-
-    Windows do not overlap, and the last one may be shorter than T.
-
-    The processes share the windows, and each gets the same number of batches. All batches have the same shape, so that
-    a compiled model is compiled once: what is missing in the last window and in the last batch is filled up with
-    targets IGNORED, of which a whole batch may consist.
+    Each corpus gets at least one window.
     """
-    chosen = spread_windows(tokens.length, seq_length, most_windows)
+    available = [-(-(num - 1) // seq_length) for num in num_tokens]
+    windows = [0] * len(available)
+    for done, index in enumerate(sorted(range(len(available)), key=available.__getitem__)):
+        windows[index] = min(available[index], max(1, (limit - sum(windows)) // (len(available) - done)))
+    return windows
+
+
+def spread_windows(num_tokens: int, seq_length: int, limit: int) -> np.ndarray:
+    """The numbers of all windows, or of limit windows spread evenly, int64 [num]; window w begins at token w T."""
+    num_windows = -(-(num_tokens - 1) // seq_length)
+    return np.arange(num_windows) if num_windows <= limit else np.arange(limit) * num_windows // limit
+
+
+def validation_batches(tokens: Tokens, seq_length: int, batch_size: int, max_windows: int,
+                       processes: Processes = ALONE) -> Iterator[Batch]:
+    """Yields inputs and targets, on the CPU, of all windows or of max_windows spread evenly, always the same.
+
+    Windows do not overlap, and the last one may be shorter than T. The processes share the windows and get equally
+    many batches. All batches have one shape, so that a compiled model is compiled once: targets IGNORED fill the last
+    window and the last batch, and a whole batch may consist of them.
+    """
+    chosen = spread_windows(tokens.length, seq_length, max_windows)
     mine = chosen[processes.rank::processes.world_size]
     num_batches = -(-len(chosen) // (batch_size * processes.world_size))
 
     for first in range(0, num_batches * batch_size, batch_size):
         ids_BT = np.full((batch_size, seq_length + 1), IGNORED, np.int32)
         for row, start in zip(ids_BT, (mine[first:first + batch_size] * seq_length).tolist(), strict=False):
-            run = tokens.read(start, min(seq_length + 1, tokens.length - start))
-            row[:len(run)] = run
+            ids = tokens.read(start, min(seq_length + 1, tokens.length - start))
+            row[:len(ids)] = ids
         yield torch.from_numpy(ids_BT[:, :-1].clip(min=0)), torch.from_numpy(ids_BT[:, 1:].copy())

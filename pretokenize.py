@@ -4,13 +4,13 @@
     python pretokenize.py books/ 'more/*.jsonl.zst' --vocab_size 16000    # a document is a file, a line or a row
     curl ... | python pretokenize.py - --output_dir data              # anything that can write to a pipe
     python pretokenize.py corpus.txt --tokenizer_file tokenizer.json  # with an existing vocabulary
-    python pretokenize.py --verify data --peek 3                      # is everything as it was written? what is in it?
+    python pretokenize.py --verify data --peek 3                      # checks a folder, and shows three documents
     python pretokenize.py --demo                                      # Python's own sources, about 11 MB
     python pretokenize.py hf://datasets/roneneldan/TinyStories        # a dataset of the Hugging Face hub
 
-Worker processes read blocks of the text and encode them; this process writes their answers, in order, so that the
-result is the same for any number of workers. No file gets its final name before all files are on the disk, and
-metadata.json is last: a folder without it is not complete. After a run that was killed the next one starts clean.
+Worker processes read and encode blocks of the text; this process writes their answers in order, so the result is the
+same for any number of workers. No file gets its final name before all files are on the disk, and metadata.json is
+last: a folder without it is incomplete. After a killed run the next one starts clean.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 def read_flags(argv: Sequence[str]) -> Namespace:
-    """The flags as a namespace. Raises UserError (exit 2) with every problem found."""
+    """Parses the flags. Raises UserError (exit 2) with all problems."""
     parser = flags.Parser("pretokenize.py", "Text to tokens: tokenizer.json, train.bin, val.bin, metadata.json.")
     text = parser.group("the text")
     text.group.add_argument("files", nargs="*", metavar="FILE",
@@ -45,35 +45,36 @@ def read_flags(argv: Sequence[str]) -> Namespace:
               r"text that stands between the documents of a text file; \n is a newline, \t a tab, \\ a backslash",
               "each file is one document", aliases="separator delimiter doc_separator")
     text.flag("--encoding", flags.encoding(), None,
-              "encoding of all the text, such as cp1251, shift_jis or utf-16; it is decoded strictly", "utf-8",
+              "encoding of the whole text, such as cp1251, shift_jis or utf-16; invalid bytes are errors", "utf-8",
               conflicts="demo")
     text.switch("--strict_utf8", False,
-                "stop at bytes that are not UTF-8, naming their offset and line, instead of replacing them",
+                "stop at the first bytes that are not UTF-8 and show their position, instead of replacing them",
                 conflicts="encoding")
     text.flag("--val_fraction", flags.real(0, 1, below=True), None,
-              "share of the text for validation: whole documents by their hash, or the end of a single document; "
-              "0 writes no val.bin", "0.005; of a small text 64 KiB, at most a tenth; of a few files the end of each",
+              "fraction of the text for validation: whole documents by their hash, or the end of a single document; "
+              "0 writes no val.bin", "0.005; more of a small text, to keep 64 KiB, at most a tenth; of few files, "
+              "the end of each",
               aliases="val_split val_ratio validation_split val_size")
 
     tokenizer = parser.group("the tokenizer, a byte-level BPE")
     tokenizer.flag("--vocab_size", flags.auto_or(flags.whole(257)), "auto",
-                   "number of ids; auto: 32,000 from 100 MB of training text on, fewer for less",
+                   "number of ids; auto: 32,000 for 100 MB of training text or more, fewer for less text",
                    aliases="vocab n_vocab", conflicts="tokenizer_file")
     tokenizer.flag("--min_frequency", flags.whole(1), 2,
-                   "a pair of tokens is merged only if it occurs at least this often",
+                   "merge a pair of tokens only if it occurs at least this often",
                    conflicts="tokenizer_file")
     tokenizer.flag("--train_sample_bytes", flags.whole(1, 10**9, "BYTES"), 200_000_000,
-                   "train the tokenizer on at most this much text, spread evenly; 200 MB take 1.5 GB of memory",
+                   "train the tokenizer on a sample of at most this size, spread evenly; 200 MB need 1.5 GB of memory",
                    conflicts="tokenizer_file")
     tokenizer.flag("--tokenizer_file", flags.text(), None,
-                   "use this tokenizer.json, or that of a model, hf://OWNER/NAME", "train a new tokenizer",
+                   "use this tokenizer.json, or a model's from the hub, hf://OWNER/NAME", "train a new tokenizer",
                    aliases="tokenizer tokenizer_name tokenizer_path tokenizer_dir")
     tokenizer.flag("--engine", flags.one_of("auto", "tokenizers", "gigatoken"), "auto",
-                   "library that encodes; auto: gigatoken where it is installed and gives the same ids as tokenizers")
+                   "library that encodes; auto: gigatoken if it is installed and gives the same ids as tokenizers")
 
     output = parser.group("the output")
     output.flag("--output_dir", flags.text(), "data", "folder to write to", aliases="out_dir out output outdir")
-    output.switch("--overwrite", False, "replace the token files that are in the folder")
+    output.switch("--overwrite", False, "replace the token files in the folder")
     output.flag("--num_workers", flags.whole(1, 1024), None,
                 "number of processes; the ids do not depend on it", "all cores",
                 aliases="workers num_proc nproc n_workers")
@@ -82,32 +83,32 @@ def read_flags(argv: Sequence[str]) -> Namespace:
     looking.flag("--verify", flags.text("DIR"), None,
                  "check a finished folder: sizes, hashes, ids, document ends, tokenizer", "off")
     looking.flag("--peek", flags.whole(1, 1000), None,
-                 "show this many documents of the result; without FILE, of the folder of --verify or --output_dir",
+                 "show this many documents of the result; without FILE, of the --verify or --output_dir folder",
                  "off")
     looking.switch("--debug", False, "show the traceback of an error")
     return parser.read(argv, find_conflicts)
 
 
 def find_conflicts(args: Namespace) -> list[str]:
-    """What is wrong with flags that are each valid."""
+    """Finds contradictions between flags that are valid by themselves; returns one line for each."""
     problems = []
     if args.verify is not None and (args.files or args.demo):
-        problems.append("--verify: takes no FILE or --demo beside it")
+        problems.append("--verify: does not go with FILE or --demo")
     elif args.files and args.demo:
-        problems.append("--demo: takes no FILE beside it")
+        problems.append("--demo: does not go with FILE")
     elif not (args.files or args.demo or args.verify or args.peek):
         problems.append("FILE: none given. Name a text file, a folder, - for stdin, or give --demo")
     problems += [problem for word in args.files for problem in problems_with_name("FILE", word, DATASET)]
     problems += problems_with_name("--tokenizer_file", args.tokenizer_file)
     if "" in args.files:
-        problems.append("FILE '': must be text that is not empty")
+        problems.append("FILE '': must not be empty")
     return problems
 
 
 def answer_early(argv: Sequence[str]) -> int:
     """Answers --help, wrong flags and missing packages before anything slow is imported."""
     args = read_flags(argv)
-    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # nothing here multiplies; its threads take 0.05 s to start
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # its threads take 0.05 s to start and would be idle
     require("numpy", "tokenizers", "tqdm")
     check_package(*args.files, args.tokenizer_file)
     return 0
@@ -116,6 +117,7 @@ def answer_early(argv: Sequence[str]) -> int:
 if __name__ == "__main__":
     guard(answer_early)
 
+import contextlib
 import shutil
 import sys
 import time
@@ -143,7 +145,7 @@ from gpt.tokens.layouts import native_dtype
 
 
 def pretokenize(args: Namespace, folder: Folder, signals: Signals, progress: Progress, limits: Limits) -> None:
-    """Text to a committed set of token files."""
+    """Converts text to a committed set of token files."""
     began = time.monotonic()
     folder.refuse_old(args.overwrite)
     given = None if args.tokenizer_file is None else given_vocabulary(args.tokenizer_file, progress.warn)
@@ -158,7 +160,7 @@ def pretokenize(args: Namespace, folder: Folder, signals: Signals, progress: Pro
     job = Job(args, sources, reading, folder, args.num_workers or num_cores(), signals, progress)
     say_what_is_read(job)
 
-    # How much text there is decides what is for validation, and how large a new vocabulary is.
+    # The size of the text decides the validation split and the size of a new vocabulary.
     train_bytes = settle_split(job, needs_size=given is None)
     vocabulary = given or new_vocabulary(job, train_bytes)
     with folder.writing():
@@ -174,8 +176,7 @@ def pretokenize(args: Namespace, folder: Folder, signals: Signals, progress: Pro
 
 
 def read_names(args: Namespace, folder: Folder, signals: Signals, progress: Progress) -> list[Source]:
-    """The files to read; what comes from the hub, or through stdin, becomes files first. Raises UserError (exit 3, 5).
-    """
+    """Finds the files to read; datasets of the hub and stdin become local files first. Raises UserError (exit 3, 5)."""
     if args.demo:
         return demo_sources()
     fetched = {word: download_dataset(word, progress, signals.look) for word in args.files if is_on_hub(word)}
@@ -188,9 +189,9 @@ def read_names(args: Namespace, folder: Folder, signals: Signals, progress: Prog
 
 
 def spool_stdin(path: Path) -> None:
-    """Copies stdin into a file, so that it can be read several times.
+    """Copies stdin into a file, which can be read several times.
 
-    Unbuffered, because a thread that is left waiting for input must hold no lock.
+    stdin is unbuffered: after a signal, the thread is left waiting for input and must hold no lock.
     """
     if sys.stdin is None:
         raise UserError(Exit.DATA, "stdin is closed. Pipe text into it, or name a file.")
@@ -199,22 +200,22 @@ def spool_stdin(path: Path) -> None:
 
 
 def say_what_is_read(job: Job) -> None:
-    """Names the files, and the flags that have no effect on them."""
+    """Prints the names of the files, and warns of flags without an effect on them."""
     args, sources = job.args, job.sources
     num_bytes = sum(source.num_bytes for source in sources)
     job.progress.say(f"reading {names_of(sources)} ({several(len(sources), 'file')}, {size(num_bytes)})")
     if args.encoding and not any(source.encoding for source in sources):
-        job.progress.warn("--encoding has no effect: no text file and no .jsonl file is read")
+        job.progress.warn("--encoding has no effect: there is no text file and no .jsonl file")
     if args.text_field != "text" and not job.has_fields:
-        job.progress.warn(f"--text_field {printable(args.text_field)} has no effect: no .jsonl file is read")
+        job.progress.warn(f"--text_field {printable(args.text_field)} has no effect: there is no .jsonl file")
 
 
 def refuse_empty(job: Job) -> None:
-    """Raises UserError (exit 3) if nothing is left for training."""
+    """Raises UserError (exit 3) if there is no text for training."""
     train, val = job.totals["train"], job.totals["val"]
     job.report.refuse_empty(train["bytes"] + val["bytes"])
     if not train["documents"]:
-        raise UserError(Exit.DATA, f"all {several(val['documents'], 'document')} would be for validation. Give a "
+        raise UserError(Exit.DATA, f"all {several(val['documents'], 'document')} would go to validation. Give a "
                                    "smaller --val_fraction.")
 
 
@@ -222,12 +223,12 @@ def refuse_empty(job: Job) -> None:
 
 
 def num_cores() -> int:
-    """The cores that this process may use."""
+    """The number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def run(args: Namespace, signals: Signals, progress: Progress, limits: Limits) -> None:
-    """Does what the flags ask for."""
+    """Verifies a folder, converts text, or shows documents, as the flags say."""
     if args.verify is not None:
         verify_folder(Path(args.verify), signals, progress)
     elif args.files or args.demo:
@@ -243,18 +244,14 @@ def run(args: Namespace, signals: Signals, progress: Progress, limits: Limits) -
 def main(argv: Sequence[str], limits: Limits = LIMITS) -> int:
     """The whole command; returns the exit code."""
     args = read_flags(argv)
-    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # there is a process for each core
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # each core has a process already
     os.environ["RAYON_NUM_THREADS"] = str(args.num_workers or num_cores())
-    progress = Progress()
-    try:
-        with Signals(progress.note, USUALLY_SECONDS) as signals:
-            try:
-                run(args, signals, progress, limits)
-            except Stopped:
-                progress.warn(f"stopped by {signals.name}, no token file was written to {printable(args.output_dir)}")
-                return 128 + (signals.number or 0)
-    finally:
-        progress.close()
+    with contextlib.closing(Progress()) as progress, Signals(progress.note, USUALLY_SECONDS) as signals:
+        try:
+            run(args, signals, progress, limits)
+        except Stopped:
+            progress.warn(f"stopped by {signals.name}, no token file was written to {printable(args.output_dir)}")
+            return 128 + (signals.number or 0)
     return 0
 
 

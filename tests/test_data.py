@@ -85,7 +85,7 @@ def deviation(parts: list[int], num: int = 4000) -> float:
     return np.abs(counts - np.arange(1, num + 1)[:, None] * np.array(parts) / sum(parts)).max()
 
 
-def test_after_any_number_of_samples_each_corpus_has_had_its_share():
+def test_after_any_number_of_samples_each_corpus_was_drawn_by_its_weight():
     rng = np.random.default_rng(0)
     for parts in ([7, 3], [1, 1], [999, 1], [1, 10**6]):
         assert deviation(parts) <= 0.5
@@ -96,7 +96,7 @@ def test_after_any_number_of_samples_each_corpus_has_had_its_share():
     assert deviation([int(100 * 1.618**n) for n in range(20)]) < 2
 
 
-def test_the_windows_of_each_corpus_come_in_its_own_order_and_reach_into_no_other():
+def test_the_windows_of_each_corpus_have_their_own_order_and_stay_inside_it():
     num_tokens, parts = [400, 90, 1000], [5, 3, 2]
     order = MixtureOrder(num_tokens, parts, 16, 7)
     starts, which = order.starts(0, 3000), drawn_from(order, num_tokens, 0, 3000)
@@ -113,7 +113,7 @@ def test_the_windows_of_each_corpus_come_in_its_own_order_and_reach_into_no_othe
     assert len(seeds) == 3
 
 
-def test_a_sample_of_a_mixture_does_not_depend_on_those_asked_for_with_it():
+def test_a_sample_of_a_mixture_does_not_depend_on_the_request():
     order = MixtureOrder([400, 90, 1000], [5, 3, 2], 16, 7)
     alone = [int(order.starts(sample, 1)[0]) for sample in range(300)]
     assert order.starts(0, 300).tolist() == alone
@@ -160,13 +160,13 @@ def test_a_batch_is_a_pure_function_whatever_was_asked_before(counting, where):
         assert inputs_BT.dtype == targets_BT.dtype == torch.int32
 
 
-def test_rows_that_lie_on_the_device_become_inputs_and_targets_one_token_apart():
+def test_rows_on_the_device_become_inputs_and_targets_one_token_apart():
     inputs_BT, targets_BT = data._as_batch(torch.tensor([[1, 2, -1]], dtype=torch.int16), "uint16", torch.device("cpu"))
     assert (inputs_BT.tolist(), targets_BT.tolist()) == ([[1, 2]], [[2, 65_535]])
 
 
 @pytest.mark.parametrize("world_size", range(1, 9))
-def test_one_to_eight_processes_see_the_samples_of_one_in_any_micro_batches_from_any_step(counting, world_size):
+def test_one_to_eight_processes_see_the_samples_of_one(counting, world_size):
     """A step has 840 samples, which all of these divide, an epoch 499 windows; any step, as after a resume."""
     samples, file, rng = 840, counting(8000), np.random.default_rng(world_size)
     sizes = [size for size in range(1, samples // world_size + 1) if samples // world_size % size == 0]
@@ -277,7 +277,7 @@ def test_a_mapped_file_that_changes_is_noticed_before_it_is_read(counting, chang
     tokens = Tokens(TokenStream(tuple(parts)), "mmap", CPU)
     tokens.rows(np.array([0, 90]), 17)
     change(parts[-1].path)
-    tokens._watch._look_at = 0.0  # type: ignore[union-attr]  # time passes
+    tokens._watch._next_look = 0.0  # type: ignore[union-attr]  # time passes
     last = 200 * num_parts - 30
     for read in (lambda: tokens.rows(np.array([0, last]), 17), lambda: tokens.read(last, 20)):
         with pytest.raises(TokensChanged, match=f"{parts[-1].path.name} {what}.* while it was read") as caught:
@@ -295,7 +295,7 @@ def test_a_mapped_file_that_is_replaced_or_deleted_stays_as_it_was(counting, cha
 
 
 @pytest.mark.skipif(not hasattr(os, "fork") or not hasattr(signal, "SIGBUS"), reason="there is no SIGBUS")
-def test_a_read_beyond_the_end_of_a_cut_file_ends_the_process_with_a_message(counting, tmp_path):
+def test_a_read_beyond_the_end_of_a_truncated_file_ends_with_a_message(counting, tmp_path):
     """The file is cut between the look at it and the read, which the system answers with SIGBUS."""
     stream = counting(100_000)
     child = os.fork()
@@ -305,7 +305,7 @@ def test_a_read_beyond_the_end_of_a_cut_file_ends_the_process_with_a_message(cou
             bus_errors._explaining.clear()  # of the tests before this one
             tokens = Tokens(stream, "mmap", CPU)
             tokens.rows(np.array([0]), 17)
-            tokens._watch._look_at = math.inf  # type: ignore[union-attr]  # no look comes between
+            tokens._watch._next_look = math.inf  # type: ignore[union-attr]  # no look comes between
             os.truncate(stream.parts[0].path, 64)
             tokens.rows(np.array([90_000]), 17)
         finally:

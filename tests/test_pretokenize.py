@@ -150,7 +150,7 @@ def test_the_same_documents_in_any_form_give_the_same_bytes(is_trained, monkeypa
     assert documents("val") == [content for content in texts if hash_share(content) < 0.2]
 
 
-def test_any_number_of_workers_and_any_sizes_give_what_tokenizers_gives_for_each_document(tokenizer_file):
+def test_any_workers_and_block_sizes_give_the_ids_of_tokenizers(tokenizer_file):
     texts, tokenizer = corpus(), load_tokenizer(tokenizer_file)
     write("a.jsonl", lines(texts))
     write("a.txt", "<->".join(texts))
@@ -206,7 +206,7 @@ def test_a_byte_that_the_encoding_does_not_have_is_placed(tokenizer_file):
 # ---------------------------------------------------------------- the split
 
 
-def test_a_small_text_keeps_64_kib_for_validation_if_that_is_no_more_than_a_tenth(capsys, tokenizer_file):
+def test_a_small_text_keeps_64_kib_for_validation_but_at_most_a_tenth(capsys, tokenizer_file):
     given = ("--tokenizer_file", str(tokenizer_file))
     write("a.txt", words(1000) * 1000)
     assert run("a.txt", *given)["splits"]["val"]["bytes"] == 65_536
@@ -266,7 +266,7 @@ def test_a_single_document_gives_its_tail_cut_at_a_character(content, fraction, 
         assert metadata["splits"]["val"]["bytes"] == len(val.encode())
 
 
-def test_without_validation_no_val_bin_is_written_and_an_old_one_goes(capsys, tokenizer_file):
+def test_without_validation_no_val_bin_is_written_and_an_old_one_is_removed(capsys, tokenizer_file):
     write("a.txt", words(3000))
     how = ("--tokenizer_file", str(tokenizer_file))
     run("a.txt", *how)
@@ -295,7 +295,7 @@ def test_the_tokenizer_is_trained_on_the_training_part_alone():
 # ---------------------------------------------------------------- the vocabulary
 
 
-def test_a_tokenizer_that_is_there_is_replaced_with_a_warning_and_kept_when_it_is_named(capsys):
+def test_an_old_tokenizer_is_replaced_with_a_warning_and_kept_when_named(capsys):
     write("a.txt", words(9000))
     write("more.txt", words(9000, 5))
     run("a.txt", "--vocab_size", "400")
@@ -371,7 +371,7 @@ def test_bytes_that_are_not_utf8_are_replaced_and_said_or_stop_the_run(num_worke
 # ---------------------------------------------------------------- the output folder
 
 
-def test_metadata_tells_what_was_written():
+def test_metadata_records_the_written_files():
     write("deep/folder/a.txt", words(5000))
     metadata = run("deep/folder/a.txt")
     assert (metadata["format"], metadata["version"]) == (METADATA_FORMAT, METADATA_VERSION)
@@ -408,7 +408,7 @@ def test_a_disk_that_is_full_at_the_end_leaves_the_old_set_or_none(monkeypatch, 
 # ---------------------------------------------------------------- what is printed
 
 
-def test_help_and_wrong_flags_answer_without_the_slow_imports_and_a_run_without_torch():
+def test_help_and_wrong_flags_need_no_slow_import_and_a_run_needs_no_torch():
     done = run_command("pretokenize", "--help", PYTHONPROFILEIMPORTTIME="1")
     assert done.returncode == 0
     assert "--val_fraction" in done.stdout

@@ -137,8 +137,7 @@ def _unpacked(file: BinaryIO, source: Source) -> Iterator[bytes]:
                 raise _damaged(source, first_line(error)) from error
             if piece:
                 yield piece
-            is_inside = not stream.eof
-            packed = stream.unused_data
+            is_inside, packed = not stream.eof, stream.unused_data
             if not is_inside:
                 stream = new_stream()
     if is_inside:

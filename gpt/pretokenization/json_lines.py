@@ -13,9 +13,8 @@ JSON_ENDINGS = (".jsonl", ".ndjson")
 
 def is_json_lines(source: Source, name: str, head: bytes) -> bool:
     """True for the names of JSON lines, and for standard input that begins with an object."""
-    if name == STDIN:
-        return re.match(rb'{\s*["}]', head.removeprefix(MARK)) is not None
-    return name.endswith((*JSON_ENDINGS, ".json"))
+    begins_as_object = re.match(rb'{\s*["}]', head.removeprefix(MARK)) is not None
+    return name.endswith((*JSON_ENDINGS, ".json")) or (name == STDIN and begins_as_object)
 
 
 def line_blocks(source: Source, reading: Reading) -> Iterator[TextBlock]:

@@ -26,7 +26,7 @@ def test_a_text_of_which_more_than_a_hundredth_is_not_utf8_is_refused(form):
         assert caught.value.code == Exit.DATA
 
 
-def test_a_stray_byte_in_a_short_text_and_half_characters_that_json_spells_stop_nothing():
+def test_a_stray_byte_in_a_short_text_and_lone_surrogates_in_json_stop_nothing():
     write("a.txt", b"short \xff text \xff\xff")
     assert read("a.txt")[1].replaced == 3
     write("b.jsonl", lines(["\ud83d" * 9] * 9))

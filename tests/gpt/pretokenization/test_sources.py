@@ -53,7 +53,7 @@ def test_a_file_is_known_by_its_first_bytes_and_then_by_its_name(name, content, 
     ("a.txt.gz", gzip.compress("text".encode("utf-16")), r"--encoding utf-16\."),
     ("two words.pdf", b"%PDF-1.4", r"pdftotext 'two words\.pdf'"),
     ("a.gz", gzip.compress(bytes(99)), "full of control characters")])
-def test_what_is_no_text_is_refused_with_the_cure(name, content, reason):
+def test_a_file_that_is_not_text_is_refused_with_the_cure(name, content, reason):
     if content is not None:
         write(name, content)
     if reason is None:  # too short to tell

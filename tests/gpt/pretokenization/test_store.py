@@ -42,13 +42,13 @@ def test_a_folder_belongs_to_one_run_at_a_time_and_leaves_nothing():
     assert os.listdir("data") == ["notes.txt"]
 
 
-def test_a_write_that_fails_is_said_with_its_cure():
+def test_a_failed_write_is_reported_with_its_cure():
     with Folder(Path("data")) as folder, refused(r"data cannot .*limit"), folder.writing():
         raise OSError(errno.EFBIG, os.strerror(errno.EFBIG))
 
 
 @pytest.mark.parametrize("name", ["metadata.json", "tokenizer.json", "val.idx"])
-def test_what_is_there_is_refused_unless_it_may_be_replaced(name):
+def test_existing_output_is_refused_unless_it_may_be_replaced(name):
     Path("data").mkdir()
     Path("data", name).write_text("x")
     with Folder(Path("data")) as folder:
@@ -60,7 +60,7 @@ def test_what_is_there_is_refused_unless_it_may_be_replaced(name):
         folder.refuse_old(False)
 
 
-def test_after_a_commit_that_is_killed_anywhere_the_old_set_is_there_or_none_or_the_new_one(monkeypatch):
+def test_a_commit_killed_anywhere_leaves_the_old_set_or_none_or_the_new_one(monkeypatch):
     """Every call that changes the folder is made the last one, in turn."""
     names, metadata = ["train.bin", "train.idx", "tokenizer.json"], {"a": 1}
     old = {"metadata.json", "train.bin", "val.bin", "val.idx", "tokenizer.json"}

@@ -153,7 +153,7 @@ def test_a_signal_ends_the_wait_for_a_child_and_for_a_thread():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("method", ["spawn", "forkserver"])
-def test_workers_that_are_not_forked_as_on_macos_and_windows_write_the_same_files(tmp_path, method):
+def test_workers_that_are_spawned_write_the_same_files(tmp_path, method):
     (tmp_path / "sitecustomize.py").write_text(
         "import multiprocessing\n"
         "get = multiprocessing.get_context\n"

@@ -138,7 +138,7 @@ def test_one_changed_bit_of_any_token_or_a_cut_anywhere_is_refused(corpus_folder
     assert len(outcome(corpus_folder)) == 2
 
 
-def test_one_changed_bit_of_the_metadata_never_changes_the_tokens_and_a_cut_is_refused(corpus_folder):
+def test_a_flipped_bit_or_a_cut_of_the_metadata_never_changes_the_tokens(corpus_folder):
     path, expected = corpus_folder / "metadata.json", outcome(corpus_folder)
     sound, refused = path.read_bytes(), 0
     for at in range(len(sound)):
@@ -193,7 +193,7 @@ def test_a_raw_file_with_a_vocabulary_is_nanogpts_and_its_tail_is_for_validation
     assert big.val == raw_stream(corpus_folder / "train.bin", "uint16", 200, 800)
 
 
-def test_training_tokens_named_alone_have_the_validation_tokens_beside_them_or_their_tail(corpus_folder):
+def test_a_training_file_alone_is_validated_on_val_bin_beside_it_or_on_its_tail(corpus_folder):
     named_alone = (corpus_folder / "train.bin", None, corpus_folder / "metadata.json", None)
     assert open_corpus(*named_alone).val == open_folder(corpus_folder).val
     (corpus_folder / "val.bin").unlink()

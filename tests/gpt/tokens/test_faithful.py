@@ -40,14 +40,14 @@ def test_a_byte_level_tokenizer_gives_everything_back(changed, tokenizer):
     refuse_uncertain_ids(tokenizer, "x", tokenizer.get_vocab())
 
 
-def test_little_changes_are_told_in_words(changed):
+def test_harmless_changes_are_described(changed):
     assert changed(normalizer={"type": "NFC"}) == NOT_NFC
     assert changed(["composed: caf\u00e9"], normalizer={"type": "NFC"}) == ""
     assert changed(pre_tokenizer={"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True,
                                   "use_regex": True}) == ADDS_BLANK
 
 
-def test_a_tokenizer_of_sentencepiece_is_taken_though_it_writes_a_blank_as_a_mark():
+def test_a_sentencepiece_tokenizer_that_writes_a_blank_as_a_mark_is_accepted():
     from tokenizers import Tokenizer, decoders, models, normalizers
 
     vocabulary = {f"<0x{byte:02X}>": byte for byte in range(256)} | {"<unk>": 256, "\u2581": 257}

@@ -42,7 +42,7 @@ def test_a_way_of_splitting_has_llama_cpps_name_for_it(tokenizer, pre_tokenizer,
 @pytest.mark.parametrize("change", [
     {"model": {"type": "WordPiece"}}, {"model": {"byte_fallback": True}}, {"model": {"dropout": 0.1}},
     {"model": {"vocab": {"a": 0}}}, {"added": {"lstrip": True}}, {"pre_tokenizer": None}], ids=str)
-def test_what_merges_otherwise_has_no_name(tokenizer, change):
+def test_another_way_of_merging_has_no_name(tokenizer, change):
     fields = json.loads(tokenizer.to_str())
     before = copy.deepcopy(fields)
     fields["model"].update(change.get("model", {}))
