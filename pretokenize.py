@@ -101,7 +101,7 @@ def find_conflicts(args: Namespace) -> list[str]:
     problems += [problem for word in args.files for problem in problems_with_name("FILE", word, DATASET)]
     problems += problems_with_name("--tokenizer_file", args.tokenizer_file)
     if "" in args.files:
-        problems.append("FILE '': must not be empty")
+        problems.append("FILE '': must be text that is not empty")
     return problems
 
 

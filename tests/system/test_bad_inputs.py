@@ -259,7 +259,7 @@ TRAIN_ROWS = [
 PRETOKENIZE_ROWS = [
     *rows("pretokenize.py", PRETOKENIZE, FLAGS,
         ("no text", "FILE: none given"),
-        ("text beside the demonstration", "text.txt --demo", "--demo: takes no FILE beside it"),
+        ("text beside the demonstration", "text.txt --demo", "--demo: does not go with FILE"),
         ("a model for a dataset", "hf://someone/tales", "FILE hf://someone/tales: must be hf://datasets/"),
         ("an empty name", "''", "FILE '': must be text"),
         ("a size for a tokenizer that exists", "text.txt --tokenizer_file x.json", "--vocab_size: not with"),
@@ -270,7 +270,7 @@ PRETOKENIZE_ROWS = [
         ("a pattern that matches nothing", "'*.none'", "matches no file"),
         ("a link to nowhere", "x.txt", "x.txt: No such file", link("x.txt", "nowhere")),
         ("an empty file", "x.txt", "nothing to train on in x.txt", write("x.txt", "")),
-        ("token ids", IDS, "If it holds tokens: train.py takes it with --bin_file"),
+        ("token ids", IDS, "--bin_file"),
         ("a text that the output would replace", f"{TOKENIZER} --output_dir corpus --overwrite",
          f"{TOKENIZER} would be replaced by the output of the same name"),
         ("a gigabyte of zeros", "x.txt", "full of control characters", sparse("x.txt")),
