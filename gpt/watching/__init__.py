@@ -1,5 +1,6 @@
-"""What is said and recorded while a run trains, and how that is read back.
+"""Prints and records a run while it trains, and reads the records back.
 
-The log line, advice and closing block (monitor); metrics.jsonl and the trackers beside it (trackers); a run's figures
-read back for plots and reports (history).
+monitor    the log line, warnings and the closing block, by curve, overfitting and verdict
+recorder   metrics.jsonl and its trackers; tracker starts tracker_process, which calls the library; starts.jsonl: starts
+history    reads metrics.jsonl back for plots and reports
 """

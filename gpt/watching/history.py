@@ -1,7 +1,6 @@
-"""What a run logged, read back from its metrics.jsonl, whatever the file's state: the one reader of that file.
+"""Reads a run's metrics.jsonl back, for plots, reports and a resumed run; nothing else reads that file.
 
-A run that is still going, was killed in the middle of a line, or logged values that were not finite can be read: what
-is no number is left out.
+The run may be still going, or killed in the middle of a line; values that are not finite numbers are left out.
 """
 
 import json
@@ -18,68 +17,68 @@ from gpt.common.words import printable
 
 MOST_BYTES = 2**30  # of a metrics.jsonl; a line takes about 150
 MOST_STEPS = 2**62
-LARGEST = 1e100  # of a number: sums and products of such numbers are finite
-VAL_LOSS_OF, BITS_OF = "val_loss/", "bits_per_byte/"  # before the name of a mixture's folder: its own validation
+LARGEST_VALUE = 1e100  # sums and products of such values are finite
+VAL_LOSS_OF, BITS_OF = "val_loss/", "bits_per_byte/"  # prefixes of the validations of a mixture's folders
 
-Row = dict[str, Any]  # a line of metrics.jsonl: numbers, None and texts by their names
+Row = dict[str, Any]  # a line of metrics.jsonl: numbers, None and texts by name
 
 
 def rows_in(content: bytes) -> list[Row]:
-    """The whole lines that have a step, from 0 on; the last line of a running or killed run may be cut short."""
-    found = []
+    """Returns the whole lines with a step; the last line of a running or killed run may be cut short."""
+    rows = []
     for line in content.decode("utf-8", "replace").splitlines():
         try:
             row = json.loads(line)
         except (ValueError, RecursionError):
             continue
         if isinstance(row, dict) and type(row.get("step")) is int and 0 <= row["step"] <= MOST_STEPS:
-            found.append(row)
-    return found
+            rows.append(row)
+    return rows
 
 
 def read_lines(path: Path) -> list[Row]:
-    """The lines of a metrics.jsonl in the order of steps. Raises UserError (exit 3) where there are none."""
+    """Returns the rows of a metrics.jsonl in the order of steps. Raises UserError (exit 3) if it has none."""
     try:
-        found = rows_in(read_bytes(path, MOST_BYTES))
+        rows = rows_in(read_bytes(path, MOST_BYTES))
     except OSError as error:
         raise UserError(Exit.DATA, f"{printable(path)}: {error.strerror}. Give an --output_dir of "
                                    "train.py.") from error
-    if not found:
+    if not rows:
         raise UserError(Exit.DATA, f"{printable(path)} holds no logged step yet. Wait for the first one, or give "
                                    "another folder.")
-    return sorted(found, key=lambda row: row["step"])
+    return sorted(rows, key=lambda row: row["step"])
 
 
-def numbers_of(lines: Iterable[Row]) -> list[dict[str, float]]:
-    """The lines as far as they are finite numbers."""
+def numbers_of(rows: Iterable[Row]) -> list[dict[str, float]]:
+    """Returns the finite numbers of each row."""
     return [{name: float(value) for name, value in row.items()
-             if type(value) in (int, float) and abs(value) <= LARGEST} for row in lines]
+             if type(value) in (int, float) and abs(value) <= LARGEST_VALUE} for row in rows]
 
 
 @dataclass(frozen=True)
 class Curve:
-    """Values over steps, tokens or hours, which ascend."""
+    """Values ys over steps, tokens or hours xs, in ascending order."""
 
     xs: list[float]
     ys: list[float]
 
     @property
     def last_x(self) -> float:
-        """Where it ends; 0 without a value."""
+        """The last x; 0 for an empty curve."""
         return self.xs[-1] if self.xs else 0.0
 
     @property
     def lowest(self) -> tuple[float, float] | None:
-        """Where it is lowest, and how low; None without a value."""
-        return min(zip(self.xs, self.ys, strict=True), key=lambda at: at[1], default=None)
+        """The point (x, y) with the lowest y; None for an empty curve."""
+        return min(zip(self.xs, self.ys, strict=True), key=lambda point: point[1], default=None)
 
 
 @dataclass(frozen=True)
 class LoggedRun:
-    """What one metrics.jsonl holds: a curve over steps for each name in it.
+    """A run, read from its metrics.jsonl: a curve over steps for each name in it.
 
-    Of these `seconds` are those since the run's first step, of training alone. bits_per_nat turns nats per token into
-    bits per byte of the validation text; None where no validation recorded both.
+    The curve `seconds` is the training time since the run's first step. bits_per_nat converts nats per token into bits
+    per byte of the validation text; None if no validation recorded both.
     """
 
     name: str
@@ -91,20 +90,21 @@ class LoggedRun:
 
 
 def read_run(word: str) -> LoggedRun:
-    """The run of an output folder, or of a metrics.jsonl itself. Raises UserError (exit 3)."""
+    """Reads the run of an output folder, or of a metrics.jsonl itself. Raises UserError (exit 3)."""
     path = Path(word)
     rows = numbers_of(read_lines(path / METRICS if path.is_dir() else path))
-    values: dict[str, dict[float, float]] = {}
+    by_step: dict[str, dict[float, float]] = {}
     for row in rows:
         for name, value in row.items():
-            values.setdefault(name, {})[row["step"]] = value  # of two values at a step the last one counts
-    curves = {name: Curve(list(found), list(found.values())) for name, found in values.items()}
+            by_step.setdefault(name, {})[row["step"]] = value  # the last of two values of a step counts
+    curves = {name: Curve(list(values), list(values.values())) for name, values in by_step.items()}
 
-    if "seconds" in curves:  # a line has the mean seconds of a step since the line before
-        last, total, elapsed = 0.0, 0.0, []
-        for step, seconds in values["seconds"].items():
-            total += (step - last) * seconds
-            last = step
+    if "seconds" in curves:  # a row has the mean seconds of a step since the row before
+        last_step = total = 0.0
+        elapsed = []
+        for step, seconds in by_step["seconds"].items():
+            total += (step - last_step) * seconds
+            last_step = step
             elapsed.append(total)
         curves["seconds"] = Curve(curves["seconds"].xs, elapsed)
     ratios = [row["bits_per_byte"] / row["val_loss"] for row in rows

@@ -1,4 +1,4 @@
-"""What a run prints and records while it trains: the line of a logged step, advice, the closing block."""
+"""Prints and records a run while it trains: the line of a logged step, warnings, validations, the closing block."""
 
 from __future__ import annotations
 
@@ -23,63 +23,66 @@ from gpt.watching.curve import LossCurve
 from gpt.watching.history import BITS_OF, VAL_LOSS_OF
 from gpt.watching.overfitting import OverfittingWatch
 from gpt.watching.recorder import Fields, Recorder
-from gpt.watching.verdict import FRESH, verdict
+from gpt.watching.verdict import FRESH, LONGER, MORE_TEXT, verdict
 from model import SIZES
 
-SHORT_MICRO_BATCH = 0.005  # seconds; a GPU is then likely to wait for the host
-PATIENCE_SECONDS, PATIENCE_AFTER_SIGNAL = 20.0, 5.0  # for trackers, at the end of a run
-MOST_SKIPPED_IN_A_ROW = 10  # fp16's loss scale finds its place within a few steps
-WATCHED_SECONDS = 10  # of training, before anything is said about who waits for whom
-# The parts of a step's line for where there is no room for all of them.
+SHORT_MICRO_BATCH_SECONDS = 0.005  # after a shorter one a GPU is likely to wait for the host
+TRACKER_SECONDS = 20.0  # the longest wait for trackers at the end of a run
+TRACKER_SECONDS_AFTER_SIGNAL = 5.0
+MOST_SKIPPED_IN_A_ROW = 10  # fp16's loss scale is found within a few steps
+WATCHED_SECONDS = 10  # of training, or of waiting for data, before a warning
+# The parts of a step's line; a narrow terminal leaves out the last ones.
 BY_IMPORTANCE = ("step", "left", "loss", "skipped", "speed", "mfu", "memory", "epoch", "lr", "norm", "time")
 
 
 def mfu(tokens_per_second: float, config: ModelConfig, runtime: Runtime) -> float | None:
-    """The model FLOPs utilization of all devices together (Chowdhery et al. 2022, PaLM, section 4.1).
+    """Returns the model FLOPs utilization of all devices together (Chowdhery et al. 2022, PaLM, section 4.1).
 
-    None where the peak is unknown.
+    None if the device's peak is unknown.
     """
     peak = runtime.machine.peak_flops
     return tokens_per_second * config.flops_per_token / (peak * runtime.processes.world_size) if peak else None
 
 
 class TooManySkipped(Exception):
-    """So many steps in a row were not finite that nothing is learned any more."""
+    """The loss or gradient of MOST_SKIPPED_IN_A_ROW steps in a row was not finite: the run has diverged."""
 
 
 @dataclass(frozen=True)
-class _Noted:
-    """Figures of steps, [steps, names], which are on the host once the device has reached the mark."""
+class _Enqueued:
+    """The figures of some steps, [steps, names]; the host can read them once the device has reached the mark."""
 
     names: list[str]
-    numbers: torch.Tensor
-    num_counted: int  # of the steps, whose skipped ones were counted before
-    step: int  # the last one
+    figures: torch.Tensor
+    num_counted: int  # the first steps, whose skipped ones are in the state already
+    step: int  # the last of these steps
     samples_seen: int
-    batch_size: int
+    micro_batch: int
     end: Mark
 
 
 class Monitor:
-    """Prints and records a run, every warning and piece of advice once; counts its skipped steps."""
+    """Prints and records a run while it trains; each kind of warning once."""
 
     def __init__(self, run: Run, recorder: Recorder):
         setup, runtime = run.setup, run.setup.runtime
         self.state, self._run = run.state, run
         self._args, self._config = setup.args, setup.config
         self._recorder, self._runtime = recorder, runtime
-        self._machine, self._out, self._clock, self._gauge = runtime.machine, runtime.out, runtime.clock, runtime.gauge
+        self._machine, self._out = runtime.machine, runtime.out
+        self._clock, self._gauge = runtime.clock, runtime.gauge
         self._gpu = runtime.machine.name if runtime.machine.on_gpu else None
         self._curve = LossCurve(math.log(setup.config.vocab_size))
         self._overfitting = OverfittingWatch()
         self._first_step = self._last_logged = run.state.step
-        self._last_loss, self._bits_per_byte = math.nan, None
-        self._results: list[StepResult] = []  # since the last logged step
-        self._num_counted = 0  # of them, by count_skipped
+        self._last_loss = math.nan
+        self._bits_per_byte: float | None = None  # of the last validation
+        self._results: list[StepResult] = []  # of the steps since the last logged one
+        self._num_counted = 0  # the first of these, which count_skipped has counted
         self._skipped_in_a_row = 0
-        self._on_the_way: deque[_Noted] = deque()  # oldest first
-        self._said: set[str] = set()
-        if run.state.best_val_loss is not None:  # else they are of another validation text
+        self._enqueued: deque[_Enqueued] = deque()  # oldest first
+        self._warned: set[str] = set()  # the kinds of the printed warnings
+        if run.state.best_val_loss is not None:  # else an earlier start validated on other text
             self._recall(recorder.rows)
 
     @property
@@ -95,8 +98,8 @@ class Monitor:
         self._out.on_warning = None
 
     def _close_trackers(self) -> None:
-        """Ends the run for all trackers, with less patience after a signal."""
-        self._recorder.close(PATIENCE_SECONDS if self._runtime.signals.number is None else PATIENCE_AFTER_SIGNAL)
+        is_stopped = self._runtime.signals.number is not None
+        self._recorder.close(TRACKER_SECONDS_AFTER_SIGNAL if is_stopped else TRACKER_SECONDS)
 
     # ---- steps
 
@@ -105,104 +108,109 @@ class Monitor:
         self._out.bar(self._recipe.total_steps, self.state.step)
 
     def add(self, result: StepResult) -> None:
-        """Takes the figures of the step just done, for log() to record; nobody waits for the device."""
+        """Takes the figures of the step just enqueued; at a logged step, enqueues their copy to the host."""
         self._results.append(result)
         step, recipe = self.state.step, self._recipe
-        if step % recipe.log_interval == 0 or step in (1, recipe.total_steps):  # the same ones in a resumed run
+        if step % recipe.log_interval == 0 or step in (1, recipe.total_steps):  # the same steps in a resumed run
             figures = [figure for each in self._results for figure in each.by_name().values()]
-            numbers = to_host(torch.stack(figures).view(len(self._results), -1))
-            self._on_the_way.append(_Noted(list(result.by_name()), numbers, self._num_counted, step,
-                                           self.state.samples_seen, self._run.batch_size, self._clock.mark()))
-            self._results, self._num_counted = [], 0
+            on_host = to_host(torch.stack(figures).view(len(self._results), -1))
+            self._enqueued.append(_Enqueued(list(result.by_name()), on_host, self._num_counted, step,
+                                            self.state.samples_seen, self._run.batch_size, self._clock.mark()))
+            self._results = []
+            self._num_counted = 0
 
     def count_skipped(self) -> None:
-        """Adds the skipped steps since the last logged one to the state's, before it is saved; waits for the device."""
-        new, self._num_counted = self._results[self._num_counted:], len(self._results)
-        self.state.skipped_steps += int(sum(result.skipped.item() for result in new))
+        """Adds the skipped steps since the last logged one to the state, before it is saved; waits for the device."""
+        uncounted = self._results[self._num_counted:]
+        self._num_counted = len(self._results)
+        self.state.skipped_steps += int(sum(result.skipped.item() for result in uncounted))
 
     def log(self, at_once: bool = False) -> None:
-        """Prints and records what has arrived. Raises TooManySkipped after MOST_SKIPPED_IN_A_ROW steps not finite.
+        """Prints and records the logged steps that the device has finished.
 
-        That is all, but on a device that runs ahead the steps before the last one: then it has the next step to do
-        while the host reads. at_once waits for all of them. Of what every step calls, only this waits for the device.
+        On a device that runs ahead, the last step is left to the next call: the device then works while the host reads.
+        at_once waits for it. Raises TooManySkipped after MOST_SKIPPED_IN_A_ROW steps that were not finite.
         """
-        is_late = at_once or not self._machine.backend.runs_ahead
-        while self._on_the_way and (is_late or self._on_the_way[0].step < self.state.step):
-            noted = self._on_the_way.popleft()
+        is_for_all = at_once or not self._machine.backend.runs_ahead
+        while self._enqueued and (is_for_all or self._enqueued[0].step < self.state.step):
+            logged = self._enqueued.popleft()
             with self._gauge.waiting("device"):
-                noted.end.wait()
-            seconds = self._clock.lap(noted.end)
-            figures = dict(zip(noted.names, noted.numbers.T.tolist(), strict=True))
+                logged.end.wait()
+            seconds = self._clock.lap(logged.end)
+            figures = dict(zip(logged.names, logged.figures.T.tolist(), strict=True))
             skipped = figures.pop("skipped")
-            self.state.skipped_steps += int(sum(skipped[noted.num_counted:]))
+            self.state.skipped_steps += int(sum(skipped[logged.num_counted:]))
             for is_skipped in skipped:
                 self._skipped_in_a_row = self._skipped_in_a_row + 1 if is_skipped else 0
             step_seconds = seconds / len(skipped)
-            self._log(noted, {name: values[-1] for name, values in figures.items()}, step_seconds)
-            self._watch(seconds, step_seconds, noted.batch_size)
-            self._read_curve(figures["loss"], noted.step)
-            self._last_logged = noted.step
+            self._log(logged, {name: values[-1] for name, values in figures.items()}, step_seconds)
+            self._watch(seconds, step_seconds, logged.micro_batch)
+            self._read_curve(figures["loss"], logged.step)
+            self._last_logged = logged.step
             if self._skipped_in_a_row >= MOST_SKIPPED_IN_A_ROW:
                 raise TooManySkipped(f"loss or gradient not finite in {self._skipped_in_a_row} steps in a row up to "
-                                     f"step {noted.step:,}; none was applied")
+                                     f"step {logged.step:,}; none was applied")
 
-    def _log(self, noted: _Noted, figures: dict[str, float], seconds: float) -> None:
-        """Prints the line of a logged step and records it; seconds are those of one step."""
-        step, recipe, T = noted.step, self._recipe, self._config.seq_length
-        lr, self._last_loss = recipe.learning_rate_at(step), figures["loss"]
-        tokens_per_second = recipe.samples_per_step * T / seconds
-        share, held = mfu(tokens_per_second, self._config, self._runtime), self._machine.backend.peak_memory()
-        self._recorder.log(step, time=time.time(), lr=lr, **figures, tokens=noted.samples_seen * T, seconds=seconds,
-                           tokens_per_second=tokens_per_second, mfu=share, memory_bytes=held, gpu=self._gpu)
+    def _log(self, logged: _Enqueued, figures: dict[str, float], step_seconds: float) -> None:
+        """Prints and records one logged step."""
+        step, recipe, T = logged.step, self._recipe, self._config.seq_length
+        lr = recipe.learning_rate_at(step)
+        self._last_loss = figures["loss"]
+        tokens_per_second = recipe.samples_per_step * T / step_seconds
+        utilization = mfu(tokens_per_second, self._config, self._runtime)
+        memory_bytes = self._machine.backend.peak_memory()
+        self._recorder.log(step, time=time.time(), lr=lr, **figures, tokens=logged.samples_seen * T,
+                           seconds=step_seconds, tokens_per_second=tokens_per_second, mfu=utilization,
+                           memory_bytes=memory_bytes, gpu=self._gpu)
 
         epochs = min(recipe.epochs, math.ceil(recipe.passes))
-        epoch = min(epochs, (noted.samples_seen - 1) // recipe.windows_per_epoch + 1)
-        per_step = (time.perf_counter() - self._clock.began) / (step - self._first_step)
-        said = {"step": f"step {step:,}/{recipe.total_steps:,}", "epoch": f"epoch {epoch}/{epochs}",
-                "loss": f"loss {figures.pop('loss'):.4f}", "lr": f"lr {lr:.2e}",
-                "norm": f"norm {figures.pop('grad_norm'):.2f}",
-                **{name: f"{name} {value:.4g}" for name, value in figures.items()},
-                "time": f"{seconds * 1000:.1f} ms", "speed": f"{tokens_per_second:,.0f} tok/s",
-                **({"mfu": f"mfu {percent(share)}"} if self._gpu or share else {}), "memory": f"{held / 2**30:.1f} GiB",
-                "left": f"{duration(per_step * (recipe.total_steps - step))} left"}
-        if self.state.skipped_steps:
-            said["skipped"] = f"{self.state.skipped_steps} skipped"
-        by_importance = [said[name] for name in (*BY_IMPORTANCE, *figures) if name in said]
-        self._out.at(step, " | ".join(said.values()), by_importance)
+        epoch = min(epochs, (logged.samples_seen - 1) // recipe.windows_per_epoch + 1)
+        wall_seconds = (time.perf_counter() - self._clock.began) / (step - self._first_step)  # a step, all included
+        parts = {"step": f"step {step:,}/{recipe.total_steps:,}", "epoch": f"epoch {epoch}/{epochs}",
+                 "loss": f"loss {figures.pop('loss'):.4f}", "lr": f"lr {lr:.2e}",
+                 "norm": f"norm {figures.pop('grad_norm'):.2f}",
+                 **{name: f"{name} {value:.4g}" for name, value in figures.items()},
+                 "time": f"{step_seconds * 1000:.1f} ms", "speed": f"{tokens_per_second:,.0f} tok/s",
+                 "mfu": f"mfu {percent(utilization)}" if self._gpu or utilization else "",
+                 "memory": f"{memory_bytes / 2**30:.1f} GiB",
+                 "left": f"{duration(wall_seconds * (recipe.total_steps - step))} left",
+                 "skipped": f"{self.state.skipped_steps} skipped" if self.state.skipped_steps else ""}
+        by_importance = [parts[name] for name in (*BY_IMPORTANCE, *figures)]
+        self._out.at(step, " | ".join(filter(None, parts.values())), list(filter(None, by_importance)))
 
     # ---- warnings and advice
 
     def warn_once(self, kind: str, message: str) -> None:
-        """Prints a warning unless one of its kind was printed before."""
-        if kind not in self._said:
-            self._said.add(kind)
+        """Prints a warning, unless one of its kind was printed before."""
+        if kind not in self._warned:
+            self._warned.add(kind)
             self._out.warn(message)
 
-    def _watch(self, seconds: float, step_seconds: float, batch_size: int) -> None:
-        """Says what holds the device back, after `seconds` more of training."""
+    def _watch(self, seconds: float, step_seconds: float, micro_batch: int) -> None:
+        """Warns of a device that waits for data or for the host; seconds is the training time since the last call."""
         gauge = self._gauge
         gauge.lap(seconds)
         if gauge.host_is_late and gauge.data_wait_fraction > 0.05 and gauge.waited["data"] > WATCHED_SECONDS:
             self.warn_once("loader", f"the loader holds the device back: {gauge.data_wait_fraction:.0%} of the time is "
                                      "spent waiting for data. Give --preload ram, or put the tokens on a faster disk.")
 
-        is_short = step_seconds * batch_size / self._recipe.samples_per_step < SHORT_MICRO_BATCH
-        is_idle = is_short and gauge.trained > WATCHED_SECONDS and gauge.host_is_late
-        if is_idle and self._machine.backend.runs_ahead:
-            self.warn_once("batch", "the GPU waits for the host: its micro-batches are too small. Give more than "
-                                    f"--batch_size {batch_size}, or --batch_size auto.")
+        micro_batch_seconds = step_seconds * micro_batch / self._recipe.samples_per_step
+        is_idle = gauge.host_is_late and gauge.trained > WATCHED_SECONDS
+        if is_idle and micro_batch_seconds < SHORT_MICRO_BATCH_SECONDS and self._machine.backend.runs_ahead:
+            self.warn_once("batch", "the GPU waits for the host: its micro-batches are too small. Give a larger "
+                                    f"--batch_size than {micro_batch}, or --batch_size auto.")
 
     def _recall(self, rows: Sequence[Fields]) -> None:
-        """Takes in what a resumed run has recorded; what was said of it then is not said again."""
+        """Reads the recorded losses of earlier starts; a warning that they led to is not printed again."""
         for row in rows:
             loss, val_loss = row.get("loss"), row.get("val_loss")
             if isinstance(loss, float):
                 self._overfitting.add_losses([loss])
             if isinstance(val_loss, float) and self._overfitting.add_validation(row["step"], val_loss):
-                self._said.add("overfitting")
+                self._warned.add("overfitting")
 
     def _read_curve(self, losses: Sequence[float], last_step: int) -> None:
-        """Says what the losses of the steps since the last logged one show."""
+        """Warns of spikes and of a bad shape of the loss curve, by the losses since the last logged step."""
         self._overfitting.add_losses(losses)
         for step, loss in enumerate(losses, self._last_logged + 1):
             if spike := self._curve.add(step, loss):
@@ -216,18 +224,17 @@ class Monitor:
 
     def log_validation(self, loss: ValidationLoss, is_best: bool) -> None:
         """Prints and records a validation."""
-        step, bits = self.state.step, loss.bits_per_byte
+        step, bits, shares = self.state.step, loss.bits_per_byte, loss.shares.items()
         self._bits_per_byte = bits
-        shares = {f"{VAL_LOSS_OF}{name}": share.nats for name, share in loss.shares.items()}
-        shares |= {f"{BITS_OF}{name}": share.bits_per_byte for name, share in loss.shares.items()}
         self._recorder.log(step, time=time.time(), val_loss=loss.nats, perplexity=loss.perplexity, bits_per_byte=bits,
-                           **shares)
-        self._out.say(f"validation at step {step:,} | loss {loss.nats:.4f} | perplexity {loss.perplexity:,.2f} | bits "
-                      f"per byte {'n/a' if bits is None else f'{bits:.4f}'}"
-                      + "".join(f" | {name} {share.nats:.4f}" for name, share in loss.shares.items())
-                      + " | best so far" * is_best)
-        if advice := self._overfitting.add_validation(step, loss.nats):
-            self.warn_once("overfitting", advice)
+                           **{f"{VAL_LOSS_OF}{name}": share.nats for name, share in shares},
+                           **{f"{BITS_OF}{name}": share.bits_per_byte for name, share in shares})
+        parts = [f"validation at step {step:,}", f"loss {loss.nats:.4f}", f"perplexity {loss.perplexity:,.2f}",
+                 f"bits per byte {'n/a' if bits is None else f'{bits:.4f}'}",
+                 *(f"{name} {share.nats:.4f}" for name, share in shares), "best so far" if is_best else ""]
+        self._out.say(" | ".join(filter(None, parts)))
+        if warning := self._overfitting.add_validation(step, loss.nats):
+            self.warn_once("overfitting", warning)
 
     def show_sample(self, text: str | None) -> None:
         """Prints and records a sample of the model's text, if there is one."""
@@ -240,7 +247,7 @@ class Monitor:
 
     @property
     def seconds(self) -> float:
-        """Since the first step began, everything included."""
+        """The seconds since the first step began, everything included."""
         return time.perf_counter() - self._clock.began
 
     def close(self, seconds: float, is_saved: bool) -> None:
@@ -260,40 +267,48 @@ class Monitor:
             "forecast": f"{forecast}; it is {self._bits_per_byte:.2f}" if forecast and self._bits_per_byte else "",
             "skipped": several(state.skipped_steps, "step") if state.skipped_steps else "",
             "checkpoint": f"{printable(self._args.output_dir)}/checkpoint-{state.step}" if is_saved else "none"}
-        self._out.say("\n".join(f"{key:<12}{value}" for key, value in closing.items() if value))
+        self._out.say("\n".join(f"{name:<12}{value}" for name, value in closing.items() if value))
 
     def say_what_next(self, best_step: int) -> None:
-        """Prints the command to type next: to generate, and what leads to a better model; after a signal to continue.
+        """Prints the next command, to generate or after a signal to continue, and how to improve.
 
-        best_step is that of the best checkpoint by validation on the disk, 0 where there is none.
+        best_step is the step of the best checkpoint on the disk, or 0.
         """
         signals, folder = self._runtime.signals, shell_word(self._args.output_dir)
         if signals.number is not None:
             self._out.say(f"stopped by {signals.name}; to continue: python train.py --resume_from {folder}")
             return
-        best = "" if best_step in (0, self.state.step) else (
-            f"/best\n      the best by validation, step {best_step:,}; {folder} alone is the last one")
-        self._out.say(f"next: python generate.py --ckpt {folder}{best}")
+        best, note = folder, ""
+        if best_step not in (0, self.state.step):
+            best = f"{folder}/best"
+            note = f"\n      the best by validation, step {best_step:,}; {folder} alone is the last one"
+        self._out.say(f"next: python generate.py --ckpt {best}{note}")
         if self._overfitting.validations:
-            self._say_what_pays(folder, f"{folder}/best" if best else folder)
+            self._say_how_to_improve(folder, best)
 
-    def _say_what_pays(self, folder: str, teacher: str) -> None:
-        """Prints whether a longer run, a larger model, more text or a teacher pays, why, and the commands; if the
-        figures tell.
-        """
-        state, config, watch, corpus = self.state, self._config, self._overfitting, self._run.setup.corpus
+    def _say_how_to_improve(self, folder: str, best: str) -> None:
+        """Prints what leads to a better model, why, and the commands, if the run's figures show it."""
+        args, state, config, corpus = self._args, self.state, self._config, self._run.setup.corpus
         sizes = {name: architecture_of(config).sized(shape, config.vocab_size, config.seq_length).num_parameters
                  for name, shape in SIZES.items() if not state.init_from}
-        found = verdict(watch.validations, watch.losses[-1][0], state.samples_seen * config.seq_length,
-                        corpus.train.length, config.num_parameters, sizes)
-        if found and corpus.tokenizer_path:
-            what, why = found
-            roads = {"longer": f"python train.py --resume_from {folder} --max_steps {2 * state.step}",
-                     "more text": with_more_text(folder, corpus.tokenizer_path, state.seconds)}
-            command = roads.get(what, f"python train.py --config {folder}/config.toml \\\n"
-                                      f"    --model_size {what} --output_dir {folder}-{what}")
-            self._out.say(f"{what} pays: {why}\n{command}")
-            if what == "more text" and self._recipe.overfits and self._recipe.passes > FRESH and not self._args.teacher:
-                self._out.say("a teacher pays: another model learns more from the text and this one\n"
-                              f"python train.py --config {folder}/config.toml --teacher {teacher} \\\n"
-                              f"    --seed {self._args.seed + 1} --output_dir {folder}-taught")
+        improvement = verdict(self._overfitting.validations, self._overfitting.losses[-1][0],
+                              state.samples_seen * config.seq_length, corpus.train.length, config.num_parameters, sizes)
+        if not improvement or not corpus.tokenizer_path:
+            return
+        how, why = improvement
+        twice = f"--max_minutes {2 * args.max_minutes:g}" if args.max_minutes else f"--max_steps {2 * state.step}"
+        actions = {LONGER: ("train longer", f"python train.py --resume_from {folder} {twice}"),
+                   MORE_TEXT: ("add text", with_more_text(folder, corpus.tokenizer_path, state.seconds))}
+        action, command = actions.get(how) or (
+            f"train a larger model, {how}", self._new_run(folder, f"--model_size {how}", how))
+        self._out.say(f"To improve: {action} ({why})\n{command}")
+        if how == MORE_TEXT and self._recipe.overfits and self._recipe.passes > FRESH and not args.teacher:
+            command = self._new_run(folder, f"--teacher {best} --seed {args.seed + 1}", "distilled")
+            self._out.say(f"To improve: distil this model into a new one\n{command}")
+
+    def _new_run(self, folder: str, flags: str, name: str) -> str:
+        """Returns the command of another run by this one's flags and these, into a folder named after this one's."""
+        mirror_to = self._args.mirror_to
+        mirror = f" --mirror_to {shell_word(mirror_to)}-{name}" if mirror_to else ""
+        return (f"python train.py --config {folder}/config.toml \\\n"
+                f"    {flags} --output_dir {folder}-{name}{mirror}")

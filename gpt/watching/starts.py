@@ -1,6 +1,6 @@
-"""The starts of a run and how each ended, in starts.jsonl, whose last line a job script reads.
+"""Records each start of a run, and how it ended, in starts.jsonl; a job script reads the last line.
 
-A start at step 0, or from a checkpoint of another folder, begins the file again. A start without an end was killed.
+A start at step 0, or from a checkpoint of another folder, empties the file. A start without an end was killed.
 """
 
 import contextlib
@@ -20,16 +20,16 @@ from gpt.training.state import Run
 
 @contextlib.contextmanager
 def recorded_start(run: Run) -> Iterator[None]:
-    """Records that the run starts, and when the block is left how it ended. A full disk costs a line, not the run.
+    """Records the start of a run, and its end when the context is left; in the main process alone.
 
-    Only the first of several processes writes.
+    A full disk costs the line, not the run.
     """
-    setup, state = run.setup, run.state
-    signals, output_dir = setup.runtime.signals, Path(setup.args.output_dir)
-    file = output_dir / STARTS
+    setup, state, signals = run.setup, run.state, run.setup.runtime.signals
     if not setup.processes.is_first:
         yield
         return
+    output_dir = Path(setup.args.output_dir)
+    file = output_dir / STARTS
     if not (setup.resumed and state.step > 0 and is_inside(setup.resumed[0], output_dir)):
         with contextlib.suppress(OSError):
             file.unlink(missing_ok=True)
@@ -49,4 +49,4 @@ def _append(path: Path, **fields: Any) -> None:
     try:
         append_line(path, json.dumps({"time": time.time(), **fields}).encode())
     except OSError as error:
-        warn(f"{path.name}: {error.strerror}; it will lack this {fields['event']}")
+        warn(f"{path.name}: {error.strerror}; the line of this {fields['event']} is lost")

@@ -1,32 +1,35 @@
-"""What leads to a better model after a run: more text, more steps or a larger model, by the run's own figures."""
+"""What leads to a better model after a run: more steps, a larger model or more text, by the run's own figures."""
 
-FEWEST_STEPS = 100  # of a run that shows anything
-RISEN, FALLING = 0.01, 0.005  # shares of the validation loss
-WIDE_GAP = 0.15  # nats from the training to the validation loss
-FRESH = 4  # passes over a text, which are nearly as good as new text (Muennighoff et al. 2023)
-ENOUGH = 20  # tokens per parameter, at which a larger model and more text pay equally (Hoffmann et al. 2022)
+LONGER, MORE_TEXT = "longer", "more text"  # the verdicts besides the name of a size
+FEWEST_STEPS = 100  # of a run whose figures show anything
+RISEN, FALLING = 0.01, 0.005  # fractions of the validation loss
+WIDE_GAP = 0.15  # nats between the training and the validation loss
+FRESH = 4  # passes over a text that are nearly as good as new text (Muennighoff et al. 2023)
+ENOUGH = 20  # tokens per parameter, from which a larger model and more text help equally (Hoffmann et al. 2022)
 
 
-def verdict(validations: list[tuple[float, int]], loss: float, seen: int, num_tokens: int, parameters: int,
-            sizes: dict[str, int]) -> tuple[str, str] | None:
-    """What pays, "more text", "longer" or the name of a size, and why; None where nobody can tell.
+def verdict(validations: list[tuple[float, int]], train_loss: float, tokens_seen: int, num_tokens: int,
+            num_parameters: int, sizes: dict[str, int]) -> tuple[str, str] | None:
+    """Returns LONGER, MORE_TEXT or the name of a larger size, with the reason; None if the figures show nothing.
 
-    validations are losses with their steps, up to the last one, loss is the training loss near that. Of the text's
-    num_tokens so many were seen, again and again. sizes are the parameters of the models there are, smallest first.
+    validations are losses with their steps; train_loss is the one near the last of them. num_tokens is the length of
+    the text. sizes are the numbers of parameters of the named sizes, smallest first.
     """
-    (last, steps), (best, best_step) = validations[-1], min(validations)
-    before = [loss for loss, step in validations if step <= 0.75 * steps]
-    if steps < FEWEST_STEPS or not before:
+    last, last_step = validations[-1]
+    best, best_step = min(validations)
+    before = [loss for loss, step in validations if step <= 0.75 * last_step]
+    if last_step < FEWEST_STEPS or not before:
         return None
-    passes, gained = seen / num_tokens, before[-1] - last
+    passes = tokens_seen / num_tokens
     if last - best > RISEN * best:
-        return "more text", (f"validation {last:.2f} is {last - best:.2f} above its best, at step {best_step:,} of "
-                             f"{steps:,}")
-    if last - loss > WIDE_GAP and passes > FRESH:
-        return "more text", f"validation {last:.2f}, training {loss:.2f} after {passes:.0f} passes"
-    why = (f"{seen / parameters:.1f} of {ENOUGH} tokens a parameter in {passes:.1f} passes, last quarter "
-           f"{-gained:+.2f} nats")
-    if seen < ENOUGH * parameters and gained > FALLING * last:
-        return "longer", why
-    larger = [name for name, size in sizes.items() if parameters < size <= num_tokens * FRESH / ENOUGH]
-    return [*larger, "more text"][0], why
+        return MORE_TEXT, (f"the validation loss, {last:.2f}, is {last - best:.2f} above its best, at step "
+                           f"{best_step:,} of {last_step:,}")
+    if last - train_loss > WIDE_GAP and passes > FRESH:
+        return MORE_TEXT, f"validation loss {last:.2f}, training loss {train_loss:.2f} after {passes:.0f} passes"
+    gain = before[-1] - last
+    reason = (f"{tokens_seen / num_parameters:.1f} of {ENOUGH} tokens per parameter so far, in {passes:.1f} passes; "
+              f"{-gain:+.2f} nats in the last quarter")
+    if tokens_seen < ENOUGH * num_parameters and gain > FALLING * last:
+        return LONGER, reason
+    larger = [name for name, size in sizes.items() if num_parameters < size <= num_tokens * FRESH / ENOUGH]
+    return [*larger, MORE_TEXT][0], reason

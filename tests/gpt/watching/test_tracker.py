@@ -32,7 +32,7 @@ def test_a_library_that_fails_or_hangs_costs_one_warning_and_never_the_run(run, 
     started = []
     end = Tracker.end
     monkeypatch.setattr(Tracker, "end", lambda tracker: (started.append(tracker._child), end(tracker)))
-    monkeypatch.setattr("gpt.watching.monitor.PATIENCE_SECONDS", 30.0 if "failed" in warning else 0.5)
+    monkeypatch.setattr("gpt.watching.monitor.TRACKER_SECONDS", 30.0 if "failed" in warning else 0.5)
     monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     monkeypatch.syspath_prepend(tmp_path)
