@@ -13,23 +13,30 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from gpt.common import flags
+from gpt.common.config import Relations
 from gpt.common.errors import guard, require
 from gpt.hub.names import ALSO_CKPT, ANY_MODEL, as_recorded, check_package, problems_with_name
+
+RELATIONS = {
+    "ckpt": Relations(aliases=ALSO_CKPT),
+    "json": Relations(aliases="output output_path out"),
+}
 
 
 def read_flags(argv: Sequence[str]) -> argparse.Namespace:
     """Parses the command line. Raises UserError (exit 2) that lists every problem."""
     text = flags.text
-    parser = flags.Parser("evaluate.py", "Measures how well a model predicts any text.")
-    g = parser.group("what is measured, and where")
-    g.flag("--ckpt", text(), "out", ANY_MODEL, aliases=ALSO_CKPT)
-    files = flags.one_or_more(text("FILE"))
-    g.flag("--text", files, None, "files, folders or globs, as for pretokenize.py", "none")
-    g.flag("--tokens", files, None, "token files of the model's tokenizer, in any layout that train.py reads", "none")
-    g.switch("--use_gpu", None, "require a GPU; exit 5 when there is none", "a GPU when there is one")
-    g.switch("--use_amp", None, "16-bit arithmetic", "on with a GPU, off on a CPU")
-    g.flag("--json", text(), None, "file for all figures", "none", aliases="output output_path out")
-    g.switch("--debug", False, "show the traceback of an error")
+    parser = flags.Parser("evaluate.py", "Measures how well a model predicts any text.", RELATIONS)
+    g = parser.add_argument_group("what is measured, and where")
+    g.add_argument("--ckpt", type=text(), default="out", help=ANY_MODEL)
+    g.add_argument("--text", nargs="+", type=text("FILE"), help="files, folders or globs, as for pretokenize.py "
+                   "(default: none)")
+    g.add_argument("--tokens", nargs="+", type=text("FILE"), help="token files of the model's tokenizer, in any "
+                   "layout that train.py reads (default: none)")
+    g.add_argument("--use_gpu", action=flags.Switch, help="require a GPU; exit 5 when there is none (default: a GPU "
+                   "when there is one)")
+    g.add_argument("--use_amp", action=flags.Switch, help="16-bit arithmetic (default: on with a GPU, off on a CPU)")
+    g.add_argument("--json", type=text(), help="file for all figures (default: none)")
     return parser.read(argv, check)
 
 

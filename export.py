@@ -16,6 +16,7 @@ import argparse
 from collections.abc import Sequence
 
 from gpt.common import flags
+from gpt.common.config import Relations
 from gpt.common.errors import Exit, UserError, guard, optional, require, writing
 from gpt.common.names import CARD, CONFIG, WEIGHTS
 from gpt.hub.names import ALSO_CKPT, ANY_MODEL, as_recorded, check_package, problems_with_name
@@ -23,28 +24,41 @@ from gpt.hub.names import ALSO_CKPT, ANY_MODEL, as_recorded, check_package, prob
 # ---------------------------------------------------------------- flags
 
 
+RELATIONS = {
+    "ckpt": Relations(aliases=ALSO_CKPT),
+    "from_nanogpt": Relations(conflicts="ckpt"),
+    "n_head": Relations(requires="from_nanogpt"),
+    "output": Relations(aliases="out outfile output_dir output_file"),
+    "format": Relations(aliases="outformat output_format"),
+    "dtype": Relations(aliases="outtype"),
+    "prune": Relations(conflicts="format gguf"),
+}
+
+
 def read_flags(argv: Sequence[str]) -> argparse.Namespace:
     """Parses the command line. Raises UserError (exit 2) that lists every problem."""
     path, one_of = flags.text, flags.one_of
-    parser = flags.Parser("export.py", "Exports a checkpoint as a GGUF file, or as a Hugging Face folder to publish.")
-    g = parser.group("what is exported")
-    g.flag("--ckpt", path(), "out", ANY_MODEL, aliases=ALSO_CKPT)
-    g.flag("--from_nanogpt", path("FILE"), None, "instead of --ckpt: a ckpt.pt of nanoGPT or build-nanogpt, or a "
-           "state dict with their names; only tensors and numbers are read", "none", conflicts="ckpt")
-    g.flag("--n_head", flags.whole(1, 1024), None, "attention heads of the model in --from_nanogpt", "as in the file",
-           requires="from_nanogpt")
-    g.flag("--tokenizer_file", path(), None, "tokenizer.json, for gguf and --from_nanogpt", "the checkpoint's")
-    g = parser.group("what is written")
-    g.flag("--output", path(), None, "file to write, or folder with --format huggingface",
-           "required", aliases="out outfile output_dir output_file")
-    g.flag("--format", one_of("gguf", "huggingface"), None, "gguf needs the package gguf",
-           "gguf; huggingface with --prune and --from_nanogpt", aliases="outformat output_format")
-    g.flag("--dtype", one_of("f32", "f16", "bf16"), "f32", "type of the matrices; the rest of a gguf stays f32",
-           aliases="outtype")
-    g.switch("--overwrite", False, "replace an earlier export")
-    g.flag("--prune", flags.real(0, 1, above=True, below=True), None, "set this fraction of each matrix in the blocks, "
-           "the smallest weights, to zero", "none", conflicts="format gguf")
-    g.switch("--debug", False, "show the traceback of an error")
+    parser = flags.Parser("export.py", "Exports a checkpoint as a GGUF file, or as a Hugging Face folder to publish.",
+                          RELATIONS)
+    g = parser.add_argument_group("what is exported")
+    g.add_argument("--ckpt", type=path(), default="out", help=ANY_MODEL)
+    g.add_argument("--from_nanogpt", type=path("FILE"), help="instead of --ckpt: a ckpt.pt of nanoGPT or "
+                   "build-nanogpt, or a state dict with their names; only tensors and numbers are read (default: "
+                   "none)")
+    g.add_argument("--n_head", type=flags.whole(1, 1024), help="attention heads of the model in --from_nanogpt "
+                   "(default: as in the file)")
+    g.add_argument("--tokenizer_file", type=path(), help="tokenizer.json, for gguf and --from_nanogpt (default: the "
+                   "checkpoint's)")
+    g = parser.add_argument_group("what is written")
+    g.add_argument("--output", type=path(), help="file to write, or folder with --format huggingface (default: "
+                   "required)")
+    g.add_argument("--format", type=one_of("gguf", "huggingface"), help="gguf needs the package gguf (default: gguf; "
+                   "huggingface with --prune and --from_nanogpt)")
+    g.add_argument("--dtype", type=one_of("f32", "f16", "bf16"), default="f32", help="type of the matrices; the rest "
+                   "of a gguf stays f32")
+    g.add_argument("--overwrite", action=flags.Switch, default=False, help="replace an earlier export")
+    g.add_argument("--prune", type=flags.real(0, 1, above=True, below=True), help="set this fraction of each matrix "
+                   "in the blocks, the smallest weights, to zero (default: none)")
     return parser.read(argv, check)
 
 

@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from gpt.common import flags
+from gpt.common.config import Relations
 from gpt.common.errors import guard, is_out_of_memory, require
 from gpt.generation.continuation import DEFAULTS, Sampling
 from gpt.hub.names import ALSO_CKPT, ANY_MODEL, check_package, problems_with_name
@@ -23,39 +24,57 @@ from gpt.hub.names import ALSO_CKPT, ANY_MODEL, check_package, problems_with_nam
 # ---------------------------------------------------------------- flags
 
 
+RELATIONS = {
+    "ckpt": Relations(aliases=ALSO_CKPT),
+    "prompt": Relations(aliases="start text input_text"),
+    "interactive": Relations(aliases="chat"),
+    "num_samples": Relations(aliases="num_return_sequences n_samples samples"),
+    "max_new_tokens": Relations(aliases="max_tokens n_predict num_tokens n"),
+    "temperature": Relations(aliases="temp t"),
+    "top_k": Relations(aliases="topk"),
+    "quantize": Relations(aliases="quant"),
+}
+
+
 def read_flags(argv: Sequence[str]) -> argparse.Namespace:
     """Parses the command line. Raises UserError (exit 2) that lists every problem."""
     whole, real, text, one_of = flags.whole, flags.real, flags.text, flags.one_of
-    parser = flags.Parser("generate.py", "Continues a text with a trained model.")
-    g = parser.group("what to continue")
-    g.flag("--ckpt", text(), "out", ANY_MODEL, aliases=ALSO_CKPT)
-    g.flag("--prompt", flags.ValueKind(str, "text", "TEXT"), None, "text to continue; empty for a new document",
-           "a newline", aliases="start text input_text")
-    g.flag("--prompt_file", text(), None, "file with the text to continue; - is standard input", "none")
-    g.switch("--interactive", False, "continue what you type, line by line; /help lists the commands", aliases="chat")
-    g = parser.group("how far and how often")
-    g.flag("--num_samples", whole(1, 1_000_000), 1, "continuations of the prompt",
-           aliases="num_return_sequences n_samples samples")
-    g.flag("--batch_size", whole(1, 1024), 8, "continuations generated at once; changes no text")
-    g.flag("--max_new_tokens", whole(1, 1_000_000), 256, "new tokens; an end-of-text token ends a text sooner",
-           aliases="max_tokens n_predict num_tokens n")
-    g.flag("--seed", whole(0, 2**63 - 1), 0, "the same seed gives the same text; sample i has the seed N + i")
-    g = parser.group("sampling, in this order")
-    g.flag("--temperature", real(0, 100), DEFAULTS.temperature,
-           "0: always the likeliest token; 1: the model's own probabilities", aliases="temp t")
-    g.flag("--top_k", whole(0), DEFAULTS.top_k, "only the k likeliest tokens; 0: all", aliases="topk")
-    g.flag("--top_p", real(0, 1, above=True), DEFAULTS.top_p,
-           "only the likeliest tokens with this probability in total; 1: all")
-    g = parser.group("output, machine")
-    g.switch("--json", False, "a JSON object per continuation: text, ids, log-probabilities, reason of its end")
-    g.switch("--use_gpu", None, "require a GPU; exit 5 when there is none", "a GPU when there is one")
-    g.switch("--use_amp", None, "16-bit weights and arithmetic", "on with a GPU, off on a CPU")
-    g.flag("--amp_dtype", one_of("auto", "bf16", "fp16"), "auto", "auto: bf16 where the hardware has it, else fp16")
-    g.flag("--quantize", one_of("none", "int8"), "none", "int8: 8-bit weights; on a GPU faster only with --compile",
-           aliases="quant")
-    g.switch("--compile", False, "compile the step, which takes half a minute the first time; on a CPU with "
-             "--batch_size 1 alone")
-    g.switch("--debug", False, "show the traceback of an error")
+    parser = flags.Parser("generate.py", "Continues a text with a trained model.", RELATIONS)
+    g = parser.add_argument_group("what to continue")
+    g.add_argument("--ckpt", type=text(), default="out", help=ANY_MODEL)
+    g.add_argument("--prompt", type=flags.ValueKind(str, "text", "TEXT"), help="text to continue; empty for a new "
+                   "document (default: a newline)")
+    g.add_argument("--prompt_file", type=text(), help="file with the text to continue; - is standard input (default: "
+                   "none)")
+    g.add_argument("--interactive", action=flags.Switch, default=False, help="continue what you type, line by line; "
+                   "/help lists the commands")
+    g = parser.add_argument_group("how far and how often")
+    g.add_argument("--num_samples", type=whole(1, 1_000_000), default=1, help="continuations of the prompt")
+    g.add_argument("--batch_size", type=whole(1, 1024), default=8, help="continuations generated at once; changes no "
+                   "text")
+    g.add_argument("--max_new_tokens", type=whole(1, 1_000_000), default=256, help="new tokens; an end-of-text token "
+                   "ends a text sooner")
+    g.add_argument("--seed", type=whole(0, 2**63 - 1), default=0, help="the same seed gives the same text; sample i "
+                   "has the seed N + i")
+    g = parser.add_argument_group("sampling, in this order")
+    g.add_argument("--temperature", type=real(0, 100), default=DEFAULTS.temperature, help="0: always the likeliest "
+                   "token; 1: the model's own probabilities")
+    g.add_argument("--top_k", type=whole(0), default=DEFAULTS.top_k, help="only the k likeliest tokens; 0: all")
+    g.add_argument("--top_p", type=real(0, 1, above=True), default=DEFAULTS.top_p, help="only the likeliest tokens "
+                   "with this probability in total; 1: all")
+    g = parser.add_argument_group("output, machine")
+    g.add_argument("--json", action=flags.Switch, default=False, help="a JSON object per continuation: text, ids, "
+                   "log-probabilities, reason of its end")
+    g.add_argument("--use_gpu", action=flags.Switch, help="require a GPU; exit 5 when there is none (default: a GPU "
+                   "when there is one)")
+    g.add_argument("--use_amp", action=flags.Switch, help="16-bit weights and arithmetic (default: on with a GPU, "
+                   "off on a CPU)")
+    g.add_argument("--amp_dtype", type=one_of("auto", "bf16", "fp16"), default="auto", help="auto: bf16 where the "
+                   "hardware has it, else fp16")
+    g.add_argument("--quantize", type=one_of("none", "int8"), default="none", help="int8: 8-bit weights; on a GPU "
+                   "faster only with --compile")
+    g.add_argument("--compile", action=flags.Switch, default=False, help="compile the step, which takes half a "
+                   "minute the first time; on a CPU with --batch_size 1 alone")
     return parser.read(argv, check)
 
 

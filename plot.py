@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 
 from gpt.common import flags
+from gpt.common.config import Relations
 from gpt.common.errors import Exit, UserError, guard, optional, warn
 from gpt.common.names import RECIPE
 from gpt.common.outputs import Output
@@ -48,23 +49,29 @@ SAME_TEXT = 1e-3  # relative difference of bits per nat up to which two runs hav
 # ---------------------------------------------------------------- flags
 
 
+RELATIONS = {
+    "output": Relations(aliases="out output_file png"),
+}
+
+
 def read_flags(argv: Sequence[str]) -> argparse.Namespace:
     """Parses the command line. Raises UserError (exit 2) that lists every problem."""
-    parser = flags.Parser("plot.py", "Draws the losses of one run or several.")
-    g = parser.group("which runs")
-    g.group.add_argument("runs", nargs="*", metavar="OUT", help="output folders of train.py, or metrics.jsonl files "
-                                                                "(default: out)")
-    g.flag("--names", flags.text("NAME,NAME,..."), None, "a name for each run; runs with the same name are seeds, "
-           "drawn as mean and standard error", "the folders; for runs of bench.py --quality the recipe")
-    g = parser.group("what is drawn")
-    g.flag("--x", flags.one_of(*X_AXES), "steps", "horizontal axis; hours count training alone")
-    g.flag("--y", flags.one_of(*Y_LABELS), "nats", "loss in nats per token, or in bits per byte, which compares "
-           "runs with different vocabularies")
-    g.flag("--y_max", flags.real(0, 1000, above=True), None, "upper end of the loss axis; lower it where the steep "
-           "beginning hides the rest", "the largest loss")
-    g = parser.group("where")
-    g.flag("--output", flags.text(), "plot.png", "picture to write: .png, .svg or .pdf", aliases="out output_file png")
-    g.switch("--debug", False, "show the traceback of an error")
+    parser = flags.Parser("plot.py", "Draws the losses of one run or several.", RELATIONS)
+    g = parser.add_argument_group("which runs")
+    g.add_argument("runs", nargs="*", type=flags.text("OUT"), default=[], help="output folders of train.py, or "
+                   "metrics.jsonl files (default: out)")
+    g.add_argument("--names", type=flags.text("NAME,NAME,..."), help="a name for each run; runs with the same name "
+                   "are seeds, drawn as mean and standard error (default: the folders; for runs of bench.py "
+                   "--quality the recipe)")
+    g = parser.add_argument_group("what is drawn")
+    g.add_argument("--x", type=flags.one_of(*X_AXES), default="steps", help="horizontal axis; hours count training "
+                   "alone")
+    g.add_argument("--y", type=flags.one_of(*Y_LABELS), default="nats", help="loss in nats per token, or in bits per "
+                   "byte, which compares runs with different vocabularies")
+    g.add_argument("--y_max", type=flags.real(0, 1000, above=True), help="upper end of the loss axis; lower it where "
+                   "the steep beginning hides the rest (default: the largest loss)")
+    g = parser.add_argument_group("where")
+    g.add_argument("--output", type=flags.text(), default="plot.png", help="picture to write: .png, .svg or .pdf")
     return parser.read(argv, check)
 
 

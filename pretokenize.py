@@ -20,6 +20,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from gpt.common import flags
+from gpt.common.config import Relations
 from gpt.common.errors import guard, require
 from gpt.hub.names import DATASET, check_package, is_on_hub, problems_with_name
 
@@ -30,62 +31,70 @@ if TYPE_CHECKING:
 # ---------------------------------------------------------------- flags
 
 
+RELATIONS = {
+    "text_field": Relations(aliases="text_key json_key json_keys text_column"),
+    "document_separator": Relations(aliases="separator delimiter doc_separator"),
+    "encoding": Relations(conflicts="demo"),
+    "strict_utf8": Relations(conflicts="encoding"),
+    "val_fraction": Relations(aliases="val_split val_ratio validation_split val_size"),
+    "vocab_size": Relations(aliases="vocab n_vocab", conflicts="tokenizer_file"),
+    "min_frequency": Relations(conflicts="tokenizer_file"),
+    "train_sample_bytes": Relations(conflicts="tokenizer_file"),
+    "tokenizer_file": Relations(aliases="tokenizer tokenizer_name tokenizer_path tokenizer_dir"),
+    "output_dir": Relations(aliases="out_dir out output outdir"),
+    "num_workers": Relations(aliases="workers num_proc nproc n_workers"),
+}
+
+
 def read_flags(argv: Sequence[str]) -> Namespace:
     """Parses the flags. Raises UserError (exit 2) with all problems."""
-    parser = flags.Parser("pretokenize.py", "Text to tokens: tokenizer.json, train.bin, val.bin, metadata.json.")
-    text = parser.group("the text")
-    text.group.add_argument("files", nargs="*", metavar="FILE",
-                            help="text files, .jsonl or .parquet, text also packed as .gz .zst .bz2 .xz; folders; "
-                                 "globs; - for stdin; hf://datasets/OWNER/NAME, with @REVISION or /PATH behind it")
-    text.switch("--demo", False, "use the Python standard library's own sources, without its tests, at most 12 MB")
-    text.flag("--text_field", flags.text("NAME"), "text",
-              "field of a JSON line, or column of a table, that holds the document",
-              aliases="text_key json_key json_keys text_column")
-    text.flag("--document_separator", flags.escaped(), None,
-              r"text that stands between the documents of a text file; \n is a newline, \t a tab, \\ a backslash",
-              "each file is one document", aliases="separator delimiter doc_separator")
-    text.flag("--encoding", flags.encoding(), None,
-              "encoding of the whole text, such as cp1251, shift_jis or utf-16; invalid bytes are errors", "utf-8",
-              conflicts="demo")
-    text.switch("--strict_utf8", False,
-                "stop at the first bytes that are not UTF-8 and show their position, instead of replacing them",
-                conflicts="encoding")
-    text.flag("--val_fraction", flags.real(0, 1, below=True), None,
-              "fraction of the text for validation: whole documents by their hash, or the end of a single document; "
-              "0 writes no val.bin", "0.005; more of a small text, to keep 64 KiB, at most a tenth; of few files, "
-              "the end of each",
-              aliases="val_split val_ratio validation_split val_size")
+    parser = flags.Parser("pretokenize.py", "Text to tokens: tokenizer.json, train.bin, val.bin, metadata.json.",
+                          RELATIONS)
+    text = parser.add_argument_group("the text")
+    text.add_argument("files", nargs="*", type=flags.text("FILE"), default=[],
+                      help="text files, .jsonl or .parquet, text also packed as .gz .zst .bz2 .xz; folders; "
+                      "globs; - for stdin; hf://datasets/OWNER/NAME, with @REVISION or /PATH behind it")
+    text.add_argument("--demo", action=flags.Switch, default=False, help="use the Python standard library's own "
+                      "sources, without its tests, at most 12 MB")
+    text.add_argument("--text_field", type=flags.text("NAME"), default="text", help="field of a JSON line, or column "
+                      "of a table, that holds the document")
+    text.add_argument("--document_separator", type=flags.escaped(), help=r"text that stands between the documents of "
+                      r"a text file; \n is a newline, \t a tab, \\ a backslash (default: each file is one document)")
+    text.add_argument("--encoding", type=flags.encoding(), help="encoding of the whole text, such as cp1251, "
+                      "shift_jis or utf-16; invalid bytes are errors (default: utf-8)")
+    text.add_argument("--strict_utf8", action=flags.Switch, default=False, help="stop at the first bytes that are "
+                      "not UTF-8 and show their position, instead of replacing them")
+    text.add_argument("--val_fraction", type=flags.fraction(), help="fraction of the text for "
+                      "validation: whole documents by their hash, or the end of a single document; 0 writes no "
+                      "val.bin (default: 0.005; more of a small text, to keep 64 KiB, at most a tenth; of few files, "
+                      "the end of each)")
 
-    tokenizer = parser.group("the tokenizer, a byte-level BPE")
-    tokenizer.flag("--vocab_size", flags.auto_or(flags.whole(257)), "auto",
-                   "number of ids; auto: 32,000 for 100 MB of training text or more, fewer for less text",
-                   aliases="vocab n_vocab", conflicts="tokenizer_file")
-    tokenizer.flag("--min_frequency", flags.whole(1), 2,
-                   "merge a pair of tokens only if it occurs at least this often",
-                   conflicts="tokenizer_file")
-    tokenizer.flag("--train_sample_bytes", flags.whole(1, 10**9, "BYTES"), 200_000_000,
-                   "train the tokenizer on a sample of at most this size, spread evenly; 200 MB need 1.5 GB of memory",
-                   conflicts="tokenizer_file")
-    tokenizer.flag("--tokenizer_file", flags.text(), None,
-                   "use this tokenizer.json, or a model's from the hub, hf://OWNER/NAME", "train a new tokenizer",
-                   aliases="tokenizer tokenizer_name tokenizer_path tokenizer_dir")
-    tokenizer.flag("--engine", flags.one_of("auto", "tokenizers", "gigatoken"), "auto",
-                   "library that encodes; auto: gigatoken if it is installed and gives the same ids as tokenizers")
+    tokenizer = parser.add_argument_group("the tokenizer, a byte-level BPE")
+    tokenizer.add_argument("--vocab_size", type=flags.auto_or(flags.whole(257)), default="auto",
+                           help="number of ids; auto: 32,000 for 100 MB of training text or more, fewer for less text")
+    tokenizer.add_argument("--min_frequency", type=flags.whole(1), default=2, help="merge a pair of tokens only if "
+                           "it occurs at least this often")
+    tokenizer.add_argument("--train_sample_bytes", type=flags.whole(1, 10**9, "BYTES"), default=200_000_000,
+                           help="train the tokenizer on a sample of at most this size, spread evenly; 200 MB need "
+                           "1.5 GB of memory")
+    tokenizer.add_argument("--tokenizer_file", type=flags.text(), help="use this tokenizer.json, or a model's from "
+                           "the hub, hf://OWNER/NAME (default: train a new tokenizer)")
+    tokenizer.add_argument("--engine", type=flags.one_of("auto", "tokenizers", "gigatoken"), default="auto",
+                           help="library that encodes; auto: gigatoken if it is installed and gives the same ids as "
+                           "tokenizers")
 
-    output = parser.group("the output")
-    output.flag("--output_dir", flags.text(), "data", "folder to write to", aliases="out_dir out output outdir")
-    output.switch("--overwrite", False, "replace the token files in the folder")
-    output.flag("--num_workers", flags.whole(1, 1024), None,
-                "number of processes; the ids do not depend on it", "all cores",
-                aliases="workers num_proc nproc n_workers")
+    output = parser.add_argument_group("the output")
+    output.add_argument("--output_dir", type=flags.text(), default="data", help="folder to write to")
+    output.add_argument("--overwrite", action=flags.Switch, default=False, help="replace the token files in the "
+                        "folder")
+    output.add_argument("--num_workers", type=flags.whole(1, 1024), help="number of processes; the ids do not depend "
+                        "on it (default: all cores)")
 
-    looking = parser.group("looking inside")
-    looking.flag("--verify", flags.text("DIR"), None,
-                 "check a finished folder: sizes, hashes, ids, document ends, tokenizer", "off")
-    looking.flag("--peek", flags.whole(1, 1000), None,
-                 "show this many documents of the result; without FILE, of the --verify or --output_dir folder",
-                 "off")
-    looking.switch("--debug", False, "show the traceback of an error")
+    looking = parser.add_argument_group("looking inside")
+    looking.add_argument("--verify", type=flags.text("DIR"), help="check a finished folder: sizes, hashes, ids, "
+                         "document ends, tokenizer (default: off)")
+    looking.add_argument("--peek", type=flags.whole(1, 1000), help="show this many documents of the result; without "
+                         "FILE, of the --verify or --output_dir folder (default: off)")
     return parser.read(argv, find_conflicts)
 
 
@@ -100,8 +109,6 @@ def find_conflicts(args: Namespace) -> list[str]:
         problems.append("FILE: none given. Name a text file, a folder, - for stdin, or give --demo")
     problems += [problem for word in args.files for problem in problems_with_name("FILE", word, DATASET)]
     problems += problems_with_name("--tokenizer_file", args.tokenizer_file)
-    if "" in args.files:
-        problems.append("FILE '': must be text that is not empty")
     return problems
 
 

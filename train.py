@@ -12,187 +12,139 @@ machinery in gpt/: planning/ decides before the run, training/ is what a step is
 step is one optimizer step over accumulated micro-batches of B sequences of T tokens.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from argparse import SUPPRESS, Namespace
+from collections.abc import Iterable, Sequence
 
 from gpt.checkpoint.recorded import recorded_flags
-from gpt.common import flags
 from gpt.common.errors import Exit, UserError, guard
+from gpt.common.flags import Parser, Switch, auto_or, escaped, fraction, one_of, positive, real, steps, text, whole
 from gpt.common.ranks import world_size
 from gpt.optimizers.table import OPTIMIZERS
-from gpt.planning.contradictions import contradictions
-from gpt.planning.early import TRIAL, before_torch, in_tokens, make_tokens
+from gpt.planning.contradictions import contradictions, expand_shorthands
+from gpt.planning.early import TRIAL, before_torch, make_tokens
 from gpt.planning.relations import RELATIONS
 
 # ---------------------------------------------------------------- flags
 
 
-def schedule_of_switch(is_on: bool, asked: Mapping[str, Any]) -> dict[str, Any]:
-    """What --use_lr_scheduler, or --no-use_lr_scheduler, is as --lr_schedule. Raises ValueError beside another one."""
-    name = asked.get("lr_schedule", "cosine" if is_on else "constant")
-    if (name == "constant") == is_on:
-        raise ValueError(f"--lr_schedule {name}: not with --{'' if is_on else 'no-'}use_lr_scheduler")
-    return {"lr_schedule": name}
+def read_flags(argv: Sequence[str]) -> Namespace:
+    """Returns the flags. Raises UserError (exit 2) with all problems. planning/relations.py says how flags relate."""
+    parser = Parser("train.py", "Trains a language model. A step is one optimizer step; losses are in nats.",
+                    RELATIONS, expand_shorthands)
+    parser.add_argument("--config", type=text("FILE"), help="TOML file of flags; the command line wins (default: none)")
 
+    g = parser.add_argument_group("data")
+    g.add_argument("texts", nargs="*", type=text("TEXT"), help="texts, tokenized first, to NAME.tokens beside them")
+    g.add_argument("--data_dir", nargs="+", type=text("DIR[:WEIGHT]"), default="data", help="folder of token files, "
+                   "which the next four flags override; several are mixed: a:0.7 b:0.3 by tokens, a b by their sizes")
+    g.add_argument("--bin_file", type=text(), help="training tokens: file, folder or glob (default: in --data_dir)")
+    g.add_argument("--val_bin_file", type=text(), help="validation tokens: file, folder or glob (default: beside the "
+                   "training tokens, else the tail of --bin_file)")
+    g.add_argument("--tokenizer_file", type=text(), help="their tokenizer (default: tokenizer.json in --data_dir)")
+    g.add_argument("--metadata_file", type=text(), help="their metadata (default: metadata.json in --data_dir)")
+    g.add_argument("--vocab_size", type=whole(1, 2**24), help=SUPPRESS)  # where neither metadata nor tokenizer says it
+    g.add_argument("--preload", type=one_of("auto", "gpu", "ram", "mmap"), default="auto", help="where the tokens "
+                   "are kept; auto: the fastest place that fits")
+    g.add_argument("--allow_new_data", action=Switch, default=False, help=SUPPRESS)  # resume on other tokens
 
-def without_smoothing(share: float, asked: Mapping[str, Any]) -> dict[str, Any]:
-    """--label_smoothing 0, which older runs recorded. Raises ValueError for more: a teacher stands in its place."""
-    if share:
-        raise ValueError(f"--label_smoothing {share:g}: went out. Drop it, or give a --teacher")
-    return {}
+    g = parser.add_argument_group("model")
+    g.add_argument("--arch", type=one_of("gpt2", "qwen3", "llama"), help="architecture (default: gpt2; qwen3 where "
+                   "the size is chosen without a GPU)")
+    g.add_argument("--model_size", type=one_of("tiny", "mini", "gpt2_small", "gpt2_medium", "gpt2_large", "gpt2_xl"),
+                   help="layers, heads, width: 4 4 128, 6 6 384, 12 12 768, 24 16 1024, 36 20 1280, 48 25 1600; the "
+                   "next flags override them (default: gpt2_small; without a GPU by corpus and --max_minutes or 15)")
+    g.add_argument("--init_from", type=text(), help="pretrained weights to start from, and their shape: a checkpoint, "
+                   "a folder of them, a Hugging Face folder of GPT-2, Qwen3 or Llama, or hf://OWNER/NAME@REVISION")
+    g.add_argument("--teacher", type=text(), help="trained model with the same tokenizer to distil from: half of each "
+                   "target is its prediction (default: none)")
+    g.add_argument("--n_layer", type=whole(1, 1024), help="number of blocks (default: by size)")
+    g.add_argument("--n_head", type=whole(1, 1024), help="attention heads; they divide the width (default: by size)")
+    g.add_argument("--n_embd", type=whole(1, 2**16), help="width of the residual stream (default: by size)")
+    g.add_argument("--seq_length", type=whole(1, 2**20), help="tokens per sequence (default: 1024, without a GPU 256)")
+    g.add_argument("--dropout", type=fraction(), help="fraction of activations dropped; the masks depend on "
+                   "--batch_size (default: 0.1 where Muon reads a small text 6 times or more, else 0)")
+    g.add_argument("--bias", action=Switch, help="biases in linear layers and norms (default: on for gpt2, else none)")
+    g.add_argument("--n_kv_head", type=whole(1, 1024), help=SUPPRESS)  # of qwen3, llama: a third or half of --n_head
+    g.add_argument("--n_inner", type=whole(1, 2**20), help=SUPPRESS)  # width of their MLP: blocks as large as gpt2's
+    g.add_argument("--rope_theta", type=real(1, 1e9, above=True), help=SUPPRESS)  # their rotary base: 10000
+    g.add_argument("--tie_weights", action=Switch, default=True, help="embedding and output layer are one matrix")
 
+    g = parser.add_argument_group("length")
+    g.add_argument("--batch_size", type=auto_or(whole(1, 2**20)), help="sequences per device per forward pass; auto: "
+                   "the largest that fits (default: what fits: up to 16,384 tokens on a GPU, 512 to 4,096 without)")
+    g.add_argument("--gradient_accumulation_steps", type=whole(1, 2**20), default=world_size(), help="micro-batches "
+                   "per step over all processes; double it to halve --batch_size (default: one for each process)")
+    g.add_argument("--epochs", type=whole(1), help="passes over the tokens (default: by --max_steps, or size and text)")
+    g.add_argument("--max_steps", type=whole(1), help="steps that end the run, if --epochs do not (default: no limit)")
+    g.add_argument("--max_minutes", type=positive(1e6, "MINUTES"), help="minutes that end the run, all included; "
+                   "--epochs and --max_steps stay upper limits (default: no limit)")
+    g.add_argument("--cooldown_from", type=text(), help="checkpoint after which the learning rate falls to --min_lr")
+    g.add_argument("--cooldown", type=steps(), help=SUPPRESS)  # length of the fall: 0.2 of the steps
+    g.add_argument("--patience", type=whole(1), help="validations without a new best that end the run (default: off)")
 
-def read_flags(argv: Sequence[str]) -> flags.Namespace:
-    """The flags as a namespace. Raises UserError (exit 2) with every problem found."""
-    whole, real, text, one_of = flags.whole, flags.real, flags.text, flags.one_of
-    parser = flags.Parser("train.py", "Trains a language model. A step is one optimizer step; losses are in nats.",
-                          RELATIONS)
+    g = parser.add_argument_group("optimizer: decay on matrices and embeddings only")
+    g.add_argument("--optimizer", type=one_of("auto", *OPTIMIZERS), default="auto", help="; ".join(
+        [f"{name}: {row.words}" for name, row in OPTIMIZERS.items()]) + "; auto: muon for steps of many tokens, "
+        "adamw for pretrained weights and where --learning_rate, --beta1 or --beta2 is given")
+    g.add_argument("--learning_rate", type=positive(10), help="peak; halve it if losses jump (default: by size, batch)")
+    g.add_argument("--embedding_learning_rate", type=positive(10), help=SUPPRESS)  # of all but the blocks' matrices
+    g.add_argument("--init_std", type=positive(1), help=SUPPRESS)  # deviation of the initial weights: 0.02 or more
+    g.add_argument("--lr_schedule", type=one_of("linear", "cosine", "wsd", "constant"), help="learning rate after the "
+                   "warm-up; wsd: constant, then a line down (default: linear)")
+    g.add_argument("--min_lr", type=real(0, 10), help="learning rate at the end (default: 0; with cosine peak / 100)")
+    g.add_argument("--warmup_steps", type=whole(0), help="steps of linear warm-up (default: 10%%, at most 2,000)")
+    g.add_argument("--use_lr_scheduler", action=Switch, help=SUPPRESS)  # --lr_schedule cosine; with --no-: constant
+    g.add_argument("--weight_decay", type=real(0, 10), help="decoupled (default: 0.1; more with Muon on a small text)")
+    g.add_argument("--beta1", type=fraction(), default=0.9, help="decay of the running mean of gradients")
+    g.add_argument("--beta2", type=fraction(), help="decay of that of their squares (default: 0.95 to 0.99, by batch)")
+    g.add_argument("--grad_clip", type=real(0, 1e6), help="largest norm of the gradient; 0: no clipping (default: 1)")
+    g.add_argument("--label_smoothing", type=fraction(), help=SUPPRESS)  # 0 alone
+    g.add_argument("--seed", type=whole(0, 2**63 - 1), default=1337, help="of weights, data order and dropout")
 
-    parser.own.flag("--config", text("FILE"), None, "TOML file of flags, name = value on each line; the command line "
-                    "wins", "none")
-    g = parser.group("data")
-    g.flag("texts", flags.one_or_more(text("TEXT")), None, "texts, made tokens first, in NAME.tokens beside them",
-           "none")
-    parser.becomes["texts"] = in_tokens
-    g.flag("--data_dir", flags.one_or_more(text("DIR[:WEIGHT]")), "data", "folder of token files, which the next four "
-           "flags override; several, as in a:0.7 b:0.3, are mixed by weights in tokens, without weights by their sizes")
-    g.flag("--bin_file", text(), None, "training tokens: a file, a folder or a glob of shards", "those in --data_dir")
-    g.flag("--val_bin_file", text(), None, "validation tokens: a file, a folder or a glob of shards",
-           "those beside the training tokens, else the tail of --bin_file")
-    g.flag("--tokenizer_file", text(), None, "the tokenizer of the tokens", "tokenizer.json in --data_dir")
-    g.flag("--metadata_file", text(), None, "the metadata of the tokens", "metadata.json in --data_dir")
-    g.flag("--vocab_size", whole(1, 2**24), None, "number of ids, where neither metadata nor tokenizer says",
-           "from those", hidden=True)
-    g.flag("--preload", one_of("auto", "gpu", "ram", "mmap"), "auto", "where the tokens live; auto: the fastest that "
-           "fits")
-    g.switch("--allow_new_data", False, "resume on other tokens than the checkpoint was trained on", hidden=True)
+    g = parser.add_argument_group("machine")
+    g.add_argument("--use_gpu", action=Switch, help="require a GPU, NVIDIA's or Apple's, or exit 5 (default: if any)")
+    g.add_argument("--use_amp", action=Switch, help="mixed precision (default: on with a GPU; on a CPU with bf16 where "
+                   "the size is chosen)")
+    g.add_argument("--amp_dtype", type=one_of("auto", "bf16", "fp16"), default="auto", help="auto: bf16 where it is "
+                   "native, else fp16 with loss scaling")
+    g.add_argument("--model_parallel", type=one_of("auto", "ddp", "fsdp", "hsdp"), default="auto", help="how processes "
+                   "share a model; ddp: each has all; fsdp: each a shard; hsdp: each machine all; auto: ddp if it fits")
+    g.add_argument("--compile", action=Switch, help="torch.compile; eager where it fails (default: on with CUDA)")
+    g.add_argument("--compile_mode", type=one_of("default", "blocks", "reduce-overhead", "max-autotune-no-cudagraphs"),
+                   help="blocks: compiles in seconds, 1%% slower; reduce-overhead: CUDA graphs, for small models; "
+                   "autotuning: compiles longer, may run faster (default: default; blocks without bf16 or distributed)")
+    g.add_argument("--deterministic", action=Switch, default=False, help="use deterministic kernels: slower on a GPU")
+    g.add_argument("--activation_checkpointing", action=Switch, default=False, help="recompute blocks in the backward "
+                   "pass: a third of the memory, 1.3 times the time")
 
-    g = parser.group("model")
-    g.flag("--arch", one_of("gpt2", "qwen3", "llama"), None, "the network", "gpt2; qwen3 with a size that "
-           "is chosen without a GPU")
-    g.flag("--model_size", one_of("tiny", "mini", "gpt2_small", "gpt2_medium", "gpt2_large", "gpt2_xl"), None,
-           "layers, heads, width: 4 4 128, 6 6 384, 12 12 768, 24 16 1024, 36 20 1280, 48 25 1600; the next flags "
-           "override them", "gpt2_small; without a GPU what fits the corpus and --max_minutes or 15")
-    g.flag("--init_from", text("PATH"), None, "weights to start from: a checkpoint, a folder of them, out/best, a "
-           "Hugging Face folder of GPT-2, Qwen3 or Llama, or hf://OWNER/NAME@REVISION on the hub; the model takes "
-           "their shape", "random weights")
-    g.flag("--teacher", text("PATH"), None, "a finished model of the same tokenizer, out say, whose probabilities are "
-           "half of each target: a small text then teaches a larger model, or more passes, more", "none")
-    g.flag("--n_layer", whole(1, 1024), None, "number of blocks", "by size")
-    g.flag("--n_head", whole(1, 1024), None, "number of attention heads, a divisor of the width", "by size")
-    g.flag("--n_embd", whole(1, 2**16), None, "width of the residual stream", "by size")
-    g.flag("--seq_length", whole(1, 2**20), None, "tokens of a sequence, T", "1024, without a GPU 256, or what the "
-           "corpus allows")
-    g.flag("--dropout", real(0, 1, below=True), None, "share of activations dropped; other sizes of micro-batches draw "
-           "other masks", "0.1 where Muon reads a small text 6 times or more, else 0")
-    g.switch("--bias", None, "biases in linear layers and norms", "on for gpt2; the others have none")
-    g.flag("--n_kv_head", whole(1, 1024), None, "heads of keys and values in qwen3 and llama", "a third of --n_head, "
-           "or half", hidden=True)
-    g.flag("--n_inner", whole(1, 2**20), None, "width inside the MLP in qwen3 and llama", "blocks as large as gpt2's",
-           hidden=True)
-    g.flag("--rope_theta", real(1, 1e9, above=True), None, "base of the rotary frequencies in qwen3 and llama", "10000",
-           hidden=True)
-    g.switch("--tie_weights", True, "one matrix for the embedding and the output layer")
+    g = parser.add_argument_group("output")
+    g.add_argument("--output_dir", type=text("DIR"), default="out", help="folder of checkpoints and metrics.jsonl")
+    g.add_argument("--checkpoint_interval", type=whole(1), default=1, help="epochs between permanent checkpoints")
+    g.add_argument("--checkpoint_every_steps", type=whole(0), default=0, help="steps between rolling ones; 0: off")
+    g.add_argument("--checkpoint_every_minutes", type=real(0, 1e6), default=10, help="minutes between them; 0: off")
+    g.add_argument("--keep_checkpoints", type=whole(1), default=3, help="rolling checkpoints kept, besides the best")
+    g.add_argument("--mirror_to", type=text("DIR"), help="folder on another disk to copy checkpoints to; --resume_from "
+                   "auto continues from it where --output_dir is empty (default: none)")
+    g.add_argument("--resume_from", type=text("PATH|auto"), help="a checkpoint, a folder of them (newest), or auto: "
+                   "newest in --output_dir, else a new run (default: a new run)")
+    g.add_argument("--overwrite", action=Switch, default=False, help=SUPPRESS)  # delete another run's checkpoints
+    g.add_argument("--eval_interval", type=whole(1), help="steps between validations (default: a tenth, at most 1,000)")
+    g.add_argument("--eval_tokens", type=whole(1), help="tokens of a validation, always the same (default: a hundredth "
+                   "of the run's, 16,384 to 524,288; all if there are fewer)")
+    g.add_argument("--eval_batches", type=whole(1), help=SUPPRESS)  # --eval_tokens in batches of --batch_size
+    g.add_argument("--sample_interval", type=whole(0), help="steps between samples; 0: none (default: a fifth)")
+    g.add_argument("--sample_prompt", type=escaped(), help="text that samples continue (default: a newline)")
+    g.add_argument("--log_interval", type=whole(1), help="steps between log lines (default: a hundredth, at most 20)")
+    g.add_argument("--tracker", nargs="+", type=one_of("tensorboard", "wandb", "none"), help="program that shows "
+                   "metrics.jsonl, samples and advice besides; needs the package of its name (default: none)")
 
-    g = parser.group("horizon")
-    g.flag("--batch_size", flags.auto_or(whole(1, 2**20)), None, "sequences per device per forward pass; auto: the "
-           "largest that is found to fit, with the tokens of a step unchanged",
-           "what fits: up to 16,384 tokens on a GPU, 512 to 4,096 without")
-    g.flag("--gradient_accumulation_steps", whole(1, 2**20), world_size(), "micro-batches a step, of all processes "
-           "together; double it to halve --batch_size", "one for each process")
-    g.flag("--epochs", whole(1), None, "passes over the tokens", "as many as --max_steps needs, else 1 to 10, "
-           "more of a small text with Muon")
-    g.flag("--max_steps", whole(1), None, "steps after which the run ends, if that is sooner than --epochs", "no limit")
-    g.flag("--max_minutes", real(0, 1e6, above=True, unit="MINUTES"), None, "minutes after which the run ends, all "
-           "included; --epochs and --max_steps stay upper limits", "no limit")
-    g.flag("--cooldown_from", text("PATH"), None, "a checkpoint to go on from while the learning rate falls from where "
-           "it is to --min_lr", "off")
-    g.flag("--cooldown", flags.share_or_steps(), None, "the share, 0.2, or the number, 500, of the steps in which the "
-           "rate falls", "0.2", hidden=True)
-    g.flag("--patience", whole(1), None, "validations without a new best after which the run ends", "off")
-
-    g = parser.group("optimizer: decay on matrices and embeddings only")
-    each = OPTIMIZERS.items()
-    g.flag("--optimizer", one_of("auto", *OPTIMIZERS), "auto", "; ".join(f"{name}: {row.words}" for name, row in each)
-           + "; auto: muon for steps of many tokens, adamw for trained weights and where --learning_rate, --beta1 or "
-           "--beta2 is given")
-    g.flag("--learning_rate", real(0, 10, above=True), None, "peak; halve it when the loss jumps", "by size and batch")
-    g.flag("--embedding_learning_rate", real(0, 10, above=True), None, "peak of all that is not in a block's matrices",
-           "--learning_rate where that is given", hidden=True)
-    g.flag("--init_std", real(0, 1, above=True), None, "deviation of the normal initial weights", "0.02, more for "
-           "AdamW at its default rate in models narrower than 1,000", hidden=True)
-    g.flag("--lr_schedule", one_of("linear", "cosine", "wsd", "constant"), None, "how it falls after the warm-up; wsd: "
-           "constant, and at the end in a line", "linear")
-    g.flag("--min_lr", real(0, 10), None, "learning rate at the end", "0, with cosine a hundredth of the peak")
-    g.flag("--warmup_steps", whole(0), None, "steps of linear warm-up", "10%, at most 2,000; none with constant")
-    g.old("--decay_share", real(0, 1, above=True), lambda share, asked: {"cooldown": share})
-    g.old("--cooldown_steps", whole(1), lambda steps, asked: {"cooldown": steps})
-    g.old("--use_lr_scheduler", flags.SWITCH, schedule_of_switch)
-    g.flag("--weight_decay", real(0, 10), None, "decoupled, per step and learning rate",
-           "0.1, with Muon more over a small text, by passes and the model's size")
-    g.flag("--beta1", real(0, 1, below=True), 0.9, "decay of the running mean of gradients")
-    g.flag("--beta2", real(0, 1, below=True), None, "decay of the running mean of squared gradients",
-           "0.95 at 0.5M tokens a step to 0.99 at fewer than 0.1M")
-    g.flag("--grad_clip", real(0, 1e6), None, "largest norm of the gradient; 0: not clipped", "1")
-    g.old("--label_smoothing", real(0, 1, below=True), without_smoothing)
-    g.flag("--seed", whole(0, 2**63 - 1), 1337, "of weights, data order and dropout")
-
-    g = parser.group("machine")
-    g.switch("--use_gpu", None, "require a GPU, NVIDIA's or Apple's; exit 5 where there is none", "if there is one")
-    g.switch("--use_amp", None, "mixed precision", "on with a GPU; off on a CPU, but for "
-             "a size that is chosen where it has bf16")
-    g.flag("--model_parallel", one_of("auto", "ddp", "fsdp", "hsdp"), "auto", "how several processes share a model; "
-           "ddp: each has all; fsdp: each a shard; hsdp: each machine all; auto: ddp where that fits")
-    g.flag("--amp_dtype", one_of("auto", "bf16", "fp16"), "auto", "auto: bf16 where it is native, else fp16 with loss "
-           "scaling")
-    g.switch("--compile", None, "torch.compile, or eager with a warning where it fails", "on with CUDA")
-    g.flag("--compile_mode", one_of("default", "blocks", "reduce-overhead", "max-autotune-no-cudagraphs"), None,
-           "default: the whole model; blocks: block by block, compiled in seconds, about 1% slower; reduce-overhead: "
-           "CUDA graphs, for small models; autotuning: compiles longer and may run faster",
-           "default; blocks for GPUs without bf16, and of several processes")
-    g.old("--compile_blocks", flags.SWITCH, lambda is_on, asked: {"compile_mode": "blocks" if is_on else "default"})
-    g.switch("--deterministic", False, "only kernels whose results do not depend on timing: slower on a GPU, where a "
-             "resumed run then equals one that was never stopped")
-    g.switch("--activation_checkpointing", False, "recompute blocks in the backward pass: a third of the memory, 1.3 "
-             "times as long")
-
-    g = parser.group("output")
-    g.flag("--output_dir", text("DIR"), "out", "folder of checkpoints and metrics.jsonl")
-    g.flag("--checkpoint_interval", whole(1), 1, "epochs between checkpoints; those stay")
-    g.flag("--checkpoint_every", flags.one_or_more(flags.cadence()), "10m", "steps, 500, or minutes, 10m, between "
-           "rolling checkpoints; or both; 0: off")
-    g.old("--checkpoint_every_steps", whole(1), lambda steps, asked: flags.with_cadence(asked, steps, ""))
-    g.old("--checkpoint_every_minutes", real(0, 1e6), lambda minutes, asked: flags.with_cadence(asked, minutes, "m"))
-    g.flag("--keep_checkpoints", whole(1), 3, "rolling checkpoints that stay, besides the best by validation")
-    g.flag("--mirror_to", text("DIR"), None, "folder on another disk, to which checkpoints are copied beside training; "
-           "--resume_from auto goes on from there where --output_dir is empty", "none")
-    g.flag("--resume_from", text("PATH|auto"), None, "a checkpoint, a folder of them (newest), or auto: newest in "
-           "--output_dir, else a new run", "a new run")
-    g.switch("--overwrite", False, "delete the checkpoints that another run left in --output_dir", hidden=True)
-    g.flag("--eval_interval", whole(1), None, "steps between validations", "ten over the run, at most 1,000 apart")
-    g.flag("--eval_tokens", whole(1), None, "tokens of a validation, always the same ones; all if there are fewer",
-           "a hundredth of the run's, 16,384 to 524,288")
-    g.flag("--eval_batches", whole(1), None, "the same in batches of --batch_size", "off",
-           hidden=True)
-    g.flag("--sample_interval", whole(0), None, "steps between samples of text; 0: none", "five over the run")
-    g.flag("--sample_prompt", flags.escaped(), None, "text that samples continue", "a newline")
-    g.flag("--log_interval", whole(1), None, "steps between log lines", "100 over the run, at most 20 apart")
-    g.flag("--tracker", flags.one_or_more(one_of("tensorboard", "wandb", "none")), None,
-           "where the figures, samples and advice of metrics.jsonl go besides; needs the package of its name",
-           "none")
-    g.old("--tensorboard", flags.SWITCH, lambda is_on, asked: {
-        "tracker": ["tensorboard", *flags.in_list(asked.get("tracker"))]} if is_on else {})
-
-    g = parser.group("plan")
-    g.switch("--check", False, "what this machine can do, and the hours of each size, here and on common cards; "
-             "reads no data, trains nothing")
-    g.switch("--verbose", False, "print the whole plan, not only size, time and disk", hidden=True)
-    g.switch("--dry_run", False, "print the plan, run four steps, write nothing")
-    g.flag("--overfit", whole(1), None, "batches to learn by heart: can this set-up learn? exit 6 if not; writes "
-           "nothing", "off")
-    g.flag("--gpu_cost_per_hour", real(0, 1e6, unit="PRICE"), None, "price of a GPU's hour, with --dry_run or --check",
-           "no cost shown")
-    g.switch("--debug", False, "show the traceback of an error")
+    g = parser.add_argument_group("plan")
+    g.add_argument("--check", action=Switch, default=False, help="what this machine can do, and the hours of each "
+                   "size, here and on common cards; reads no data, trains nothing")
+    g.add_argument("--verbose", action=Switch, default=False, help=SUPPRESS)  # print the whole plan
+    g.add_argument("--dry_run", action=Switch, default=False, help="print the plan, run four steps, write nothing")
+    g.add_argument("--overfit", type=whole(1), help="overfit N batches, write nothing; exit 6 if that fails")
+    g.add_argument("--gpu_cost_per_hour", type=real(0, 1e6, unit="PRICE"), help="of one GPU, for --dry_run and --check")
     return parser.read(argv, contradictions, recorded_flags)
 
 

@@ -41,7 +41,7 @@ if [ -n "${SMALL:-}" ]; then
     minutes=0.4
 fi
 
-steps=(--learning_rate 0.0003 --log_interval 5 --eval_interval 99999 --sample_interval 0 --checkpoint_every 0
+steps=(--learning_rate 0.0003 --log_interval 5 --eval_interval 99999 --sample_interval 0 --checkpoint_every_minutes 0
     --max_steps 60)
 
 # ---------------------------------------------------------------- what is kept
@@ -196,7 +196,7 @@ raise SystemExit(not is_good)"
 }
 
 killed() { # kill -9 after a save, and a resumed run beside one that was never stopped
-    local flags=(--deterministic --checkpoint_every 10 --log_interval 1 --optimizer adamw) waited=0 child
+    local flags=(--deterministic --checkpoint_every_steps 10 --log_interval 1 --optimizer adamw) waited=0 child
     stepped saving-whole "${flags[@]}" --overwrite || return
     if [ ! -f "$figures/saving-killed.status" ] || [ -n "${FORCE:-}${RETRY:-}" ]; then
         rm -rf "$runs/saving-killed"

@@ -129,7 +129,8 @@ VARIANTS = {
     "--beta2": "0.5", "--grad_clip": "0.01", "--teacher": "nowhere", "--seed": "2", "--use_gpu": "",
     "--use_amp": "", "--amp_dtype": "fp16 | --use_amp", "--compile": "", "--activation_checkpointing": "",
     "--output_dir": "{tmp}/elsewhere", "--checkpoint_interval": "3 | --batch_size 50 --epochs 3",
-    "--checkpoint_every": "1", "--keep_checkpoints": "1 | --checkpoint_every_steps 1", "--mirror_to": "{tmp}/mirror",
+    "--checkpoint_every_steps": "1", "--keep_checkpoints": "1 | --checkpoint_every_steps 1",
+    "--mirror_to": "{tmp}/mirror",
     "--resume_from": "auto", "--init_from": "nowhere", "--eval_interval": "1", "--eval_tokens": "24",
     "--eval_batches": "1", "--sample_interval": "1",
     "--sample_prompt": "def | --sample_interval 2", "--log_interval": "2", "--dry_run": "", "--overfit": "2",
@@ -137,7 +138,8 @@ VARIANTS = {
 }
 # Tested in gpt/common/, gpt/planning/ and system/, with a resumed run, with a real compile, or on a GPU.
 ELSEWHERE = ["--config", "--texts", "--check", "--model_size", "--allow_new_data", "--overwrite", "--tracker",
-             "--compile_mode", "--verbose", "--deterministic", "--model_parallel", "--debug"]
+             "--compile_mode", "--verbose", "--deterministic", "--model_parallel", "--debug",
+             "--checkpoint_every_minutes", "--label_smoothing", "--use_lr_scheduler"]
 CLOCKS = re.compile(r"[\d.]+ (ms|GiB|MiB|s\b|min|free)|[\d,]+ tok/s|seconds: \S+|step_seconds: .*|\S*_second: .*|"
                     r"time: .*|\.\.\. .*\n|hours\S+ .*|cost: [\d.]+|budget: f.*|memory\S*:.*|out-\d+")
 

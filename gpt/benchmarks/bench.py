@@ -21,6 +21,7 @@ from pathlib import Path
 from gpt.benchmarks.ladder import NUM_RUNGS, SHAPES, Bench, Shape, time_ladder
 from gpt.benchmarks.quality import RECIPES, TOKENS_PER_PARAMETER, compare_recipes, recipes, whole_steps
 from gpt.common import flags
+from gpt.common.config import Relations
 from gpt.common.errors import Exit, guard, require
 from gpt.common.outputs import Output
 from gpt.common.progress import Progress
@@ -44,39 +45,52 @@ def parse_shape(text: str) -> Shape:
     return Shape(model_size, vocab_size, seq_length, batch_size)
 
 
+RELATIONS = {
+    "kernels": Relations(conflicts="peer, quality"),
+    "quality": Relations(conflicts="peer"),
+    "recipes": Relations(requires="quality"),
+    "seeds": Relations(requires="quality"),
+    "tokens": Relations(requires="quality"),
+    "passes": Relations(requires="quality", conflicts="tokens"),
+    "quality_dir": Relations(requires="quality"),
+}
+
+
 def read_flags(argv: Sequence[str]) -> argparse.Namespace:
     """The flags as a namespace. Raises UserError (exit 2) with every problem found."""
     whole, text = flags.whole, flags.text
     parser = flags.Parser("-m gpt.benchmarks.bench", "Times train.py's levers, its kernels, or a step beside "
-                          "nanoGPT's; or compares what recipes learn.")
-    g = parser.group("what is timed: the ladder, or")
+                          "nanoGPT's; or compares what recipes learn.", RELATIONS)
+    g = parser.add_argument_group("what is timed: the ladder, or")
     rungs = flags.ValueKind(lambda value: sorted(map(int, value.split(","))),
                             f"numbers from 0 to {NUM_RUNGS - 1} with commas between", "N,N,...",
                             lambda numbers: 0 <= numbers[0] <= numbers[-1] < NUM_RUNGS)
-    g.flag("--rungs", rungs, None, "rungs of the ladder", "all, the tuned one on a GPU only")
-    g.flag("--peer", text("DIR"), None, "nanoGPT's folder: a step of it beside ours", "none")
-    g.switch("--kernels", False, "each product of a step alone, beside its rivals", conflicts="peer, quality")
-    g.switch("--quality", False, "the loss that recipes reach on the tokens of --data_dir, each with several seeds",
-             conflicts="peer")
-    g = parser.group("on what")
+    g.add_argument("--rungs", type=rungs, help="rungs of the ladder (default: all, the tuned one on a GPU only)")
+    g.add_argument("--peer", type=text("DIR"), help="nanoGPT's folder: a step of it beside ours (default: none)")
+    g.add_argument("--kernels", action=flags.Switch, default=False, help="each product of a step alone, beside its "
+                   "rivals")
+    g.add_argument("--quality", action=flags.Switch, default=False, help="the loss that recipes reach on the tokens "
+                   "of --data_dir, each with several seeds")
+    g = parser.add_argument_group("on what")
     shape = flags.ValueKind(parse_shape, f"{', '.join(SHAPES)}, or SIZE,T,B or SIZE,T,B,IDS, such as mini,256,8,8192, "
                             "with an even B", "SHAPE")
-    g.flag("--shape", shape, None, "mini: T 256, B 8, 8,192 ids; A, B: GPT-2 Small, T 512, B 32, 32,000 "
-           "ids, or T 1024, B 16, 50,304 ids; or SIZE,T,B or SIZE,T,B,IDS", "mini")
-    g.flag("--data_dir", text("DIR"), None, "pretokenize.py's output folder", "tokens made up for the purpose")
-    g.flag("--steps", whole(1, 100_000), None, "steps that are timed", "50 on a GPU, 12 on a CPU")
-    g.switch("--use_gpu", None, "require CUDA, exit 5 when there is none", "a GPU when there is one")
-    g = parser.group("of --quality")
-    g.flag("--recipes", recipes(), None, "recipes in docs/quality.md by name", "all", requires="quality")
-    g.flag("--seeds", whole(1, 1000), 2, "runs of each recipe, each with a seed of its own", requires="quality")
-    g.flag("--tokens", whole(1, 10**15), None, "tokens of a run", "20 per parameter", requires="quality")
-    g.flag("--passes", flags.one_or_more(whole(1, 10**6)), None, "instead of --tokens: passes over those of "
-           "--data_dir, each number of them a run", "none", requires="quality", conflicts="tokens")
-    g.flag("--quality_dir", text("DIR"), "quality", "folder of the runs: what is complete there is not repeated, what "
-           "was interrupted is resumed", requires="quality")
-    g = parser.group("output")
-    g.flag("--json", text(), None, "file for all figures, flags and losses", "none")
-    g.switch("--debug", False, "show the traceback of an error")
+    g.add_argument("--shape", type=shape, help="mini: T 256, B 8, 8,192 ids; A, B: GPT-2 Small, T 512, B 32, 32,000 "
+                   "ids, or T 1024, B 16, 50,304 ids; or SIZE,T,B or SIZE,T,B,IDS (default: mini)")
+    g.add_argument("--data_dir", type=text("DIR"), help="pretokenize.py's output folder (default: tokens made up for "
+                   "the purpose)")
+    g.add_argument("--steps", type=whole(1, 100_000), help="steps that are timed (default: 50 on a GPU, 12 on a CPU)")
+    g.add_argument("--use_gpu", action=flags.Switch, help="require CUDA, exit 5 when there is none (default: a GPU "
+                   "when there is one)")
+    g = parser.add_argument_group("of --quality")
+    g.add_argument("--recipes", type=recipes(), help="recipes in docs/quality.md by name (default: all)")
+    g.add_argument("--seeds", type=whole(1, 1000), default=2, help="runs of each recipe, each with a seed of its own")
+    g.add_argument("--tokens", type=whole(1, 10**15), help="tokens of a run (default: 20 per parameter)")
+    g.add_argument("--passes", nargs="+", type=whole(1, 10**6), help="instead of --tokens: passes over those of "
+                   "--data_dir, each number of them a run (default: none)")
+    g.add_argument("--quality_dir", type=text("DIR"), default="quality", help="folder of the runs: what is complete "
+                   "there is not repeated, what was interrupted is resumed")
+    g = parser.add_argument_group("output")
+    g.add_argument("--json", type=text(), help="file for all figures, flags and losses (default: none)")
     return parser.read(argv, check)
 
 

@@ -175,7 +175,7 @@ def run_rung(bench: Bench, rung: Rung) -> Timed:
         answer = bench.run([*words, *as_flags({
             **bench.flags, "output_dir": folder, "max_steps": bench.warmup + bench.steps,
             "learning_rate": LEARNING_RATE, "lr_schedule": "constant", "optimizer": "adamw", "seed": SEED,
-            "eval_interval": 10**9, "eval_batches": 1, "checkpoint_every": 0, **rung.flags})])
+            "eval_interval": 10**9, "eval_batches": 1, "checkpoint_every_minutes": 0, **rung.flags})])
         went_on = (line.removeprefix("warning: ") for line in answer.complaints.splitlines()
                    if "torch.compile failed" in line or "out of memory in step" in line)
         if problem := problem_of(answer) or next(went_on, ""):

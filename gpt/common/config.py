@@ -34,7 +34,6 @@ class Relations:
     conflicts: str = ""  # conditions that must not hold; "auto: dropout" concerns the flag's value auto alone
 
 
-RelationsByFlag = Mapping[str, Relations]
 NO_RELATIONS = Relations()
 
 
@@ -74,7 +73,7 @@ class Origin(NamedTuple):
 class Rules:
     """The relations between the flags of one command, and the defaults that conditions compare with, by flag."""
 
-    relations: RelationsByFlag
+    relations: Mapping[str, Relations]
     defaults: Mapping[str, Any]
 
     def of(self, name: str) -> Relations:
@@ -170,7 +169,19 @@ def read_toml(path: Path, cure: str = "Give a file with name = value on each lin
     if not isinstance(decided, dict):
         fields[DECIDED], decided = decided, {}
     decided = {name: value for name, value in decided.items() if name not in fields}
-    return Layer(shown, fields, decided, may_be_edited=True)
+    return Layer(shown, with_present_names(fields), with_present_names(decided), may_be_edited=True)
+
+
+def with_present_names(recorded: dict[str, Any]) -> dict[str, Any]:
+    """Returns recorded flags by their present names: older runs recorded checkpoint_every = ["500", "10m"]."""
+    if "checkpoint_every" not in recorded:
+        return recorded
+    value = recorded["checkpoint_every"]
+    words = [str(word) for word in (value if isinstance(value, list) else [value])]
+    present = {name: value for name, value in recorded.items() if name != "checkpoint_every"}
+    present["checkpoint_every_steps"] = ([word for word in words if not word.endswith("m")] or [0])[-1]
+    present["checkpoint_every_minutes"] = ([word[:-1] for word in words if word.endswith("m")] or [0])[-1]
+    return present
 
 
 # ---------------------------------------------------------------- writing

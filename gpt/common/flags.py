@@ -1,6 +1,12 @@
-"""The parser of every command: kinds of values, groups, and all problems of its flags reported together.
+"""The command-line parser of every command: argparse, but with all problems reported together.
 
-The flags come from the command line, from the TOML file of --config, and for a resumed run from what it recorded.
+    parser = Parser("train.py", "Trains a language model.", relations)
+    group = parser.add_argument_group("optimizer")
+    group.add_argument("--beta1", type=real(0, 1), default=0.9, help="decay of the running mean of gradients")
+    group.add_argument("--compile", action=Switch, help="torch.compile (default: on with CUDA)")
+    args = parser.read(argv, check)
+
+Flags come from the command line, from the TOML file of --config, and for a resumed run from its records.
 """
 
 from __future__ import annotations
@@ -13,41 +19,50 @@ import re
 import shutil
 from argparse import Namespace
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, NoReturn, TypeVar
+from typing import Any, NoReturn, TypeVar
 
-from gpt.common.config import Layer, Origin, Relations, RelationsByFlag, Rules, changes, read_toml
-from gpt.common.errors import MESSAGE_LINES, Exit, UserError, warn
+from gpt.common.config import Layer, Origin, Relations, Rules, changes, read_toml
+from gpt.common.errors import MESSAGE_LINES, Exit, UserError
 from gpt.common.terminal import USUAL_COLUMNS
 from gpt.common.words import printable
 
 MAX_WHOLE = 2**31 - 1
-SHOWN_CHARACTERS = 80  # of a value that is quoted in a message
-MOST_PROBLEMS = 20  # of a file: looking for similar names takes half a millisecond each
-ON_THE_LINE_ALONE = ("config", "debug")  # flags that a file cannot set
+SHOWN_CHARACTERS = 80  # of a value that a message quotes
+MOST_PROBLEMS = 20  # of a file: the search for similar names takes half a millisecond each
+COMMAND_LINE_ONLY = ("config", "debug")  # flags that a file cannot set
+NOT_GIVEN = object()
 
-# ---------------------------------------------------------------- kinds of values
+# ---------------------------------------------------------------- types of values
 
 
-class ValueKind(NamedTuple):
-    """How the text of a flag becomes its value.
+@dataclass(frozen=True)
+class ValueKind:
+    """A type for add_argument: converts the text of a value, and refuses text that does not fit.
 
-    The value is what convert makes of it, where that fits; words completes the sentence "must be ..."; metavar stands
-    for the value in --help. A flag with several values has a list of them, and a single one as itself.
+    words completes the sentence "must be ..."; metavar stands for the value in --help.
     """
 
     convert: Callable[[str], Any]
     words: str
     metavar: str
     fits: Callable[[Any], object] = lambda value: True
-    has_several: bool = False
 
-    def parse(self, text: str) -> Any:
-        """The value. Raises ValueError or LookupError for text that is none."""
-        value = self.convert(text)
-        if not self.fits(value):
-            raise ValueError(text)
+    def __call__(self, text: str) -> Any:
+        """Returns the value of a text. Raises ArgumentTypeError."""
+        try:
+            value = self.convert(text)
+            is_fit = self.fits(value)
+        except (ValueError, LookupError):
+            raise argparse.ArgumentTypeError(self.refusal(text)) from None
+        if not is_fit:
+            raise argparse.ArgumentTypeError(self.refusal(text))
         return value
+
+    def refusal(self, text: str) -> str:
+        """The message about a wrong value, without the name of its flag."""
+        return f"{printable(repr(text[:SHOWN_CHARACTERS]))}: must be {self.words}"
 
 
 def whole(low: int, high: int = MAX_WHOLE, unit: str = "N") -> ValueKind:
@@ -64,15 +79,25 @@ def real(low: float, high: float, above: bool = False, below: bool = False, unit
         (above and value == low) or (below and value == high)))
 
 
+def positive(high: float, unit: str = "X") -> ValueKind:
+    """A number above 0, and at most high."""
+    return real(0, high, above=True, unit=unit)
+
+
+def fraction() -> ValueKind:
+    """A number from 0 to 1; 1 itself is excluded."""
+    return real(0, 1, below=True)
+
+
 def one_of(*names: str) -> ValueKind:
-    """One of the given words."""
+    """One of these words."""
     return ValueKind(str, "one of " + ", ".join(names), "|".join(names), names.__contains__)
 
 
 def auto_or(kind: ValueKind) -> ValueKind:
-    """The word auto, or what the other kind takes."""
-    return ValueKind(lambda text: text if text == "auto" else kind.parse(text), f"auto or {kind.words}",
-                     f"auto|{kind.metavar}")
+    """The word auto, or a value of another kind."""
+    return ValueKind(lambda text: text if text == "auto" else kind.convert(text), f"auto or {kind.words}",
+                     f"auto|{kind.metavar}", lambda value: value == "auto" or kind.fits(value))
 
 
 def text(unit: str = "PATH") -> ValueKind:
@@ -83,73 +108,47 @@ def text(unit: str = "PATH") -> ValueKind:
 def escaped(unit: str = "TEXT") -> ValueKind:
     r"""Text that is not empty, in which \n, \t and \\ stand for a newline, a tab and a backslash."""
     characters = {"n": "\n", "t": "\t", "\\": "\\"}
-    return text(unit)._replace(convert=lambda value: re.sub(r"\\([nt\\])", lambda found: characters[found[1]], value))
+    return ValueKind(lambda value: re.sub(r"\\([nt\\])", lambda found: characters[found[1]], value),
+                     "text that is not empty", unit, text().fits)
 
 
 def encoding() -> ValueKind:
-    """The name of a text encoding, as Python's own name of it; None for UTF-8."""
+    """The name of a text encoding, as Python spells it; None for UTF-8."""
 
     def convert(value: str) -> str | None:
         name = codecs.lookup(value).name
         codecs.getincrementaldecoder(name)
-        "".encode(name)  # LookupError for what is no text, such as base64
+        "".encode(name)  # LookupError for codecs that are no text encodings, such as base64
         return None if name in ("utf-8", "utf-8-sig") else name
 
     return ValueKind(convert, "an encoding that Python knows, such as cp1251, shift_jis or utf-16", "NAME")
 
 
-def one_or_more(kind: ValueKind) -> ValueKind:
-    """One value of the other kind, or more of them with blanks between; in a file a list."""
-    return kind._replace(has_several=True)
-
-
-def share_or_steps() -> ValueKind:
-    """A share below 1, or a whole number of steps."""
+def steps() -> ValueKind:
+    """A whole number of steps, or a fraction of all steps, below 1."""
     return ValueKind(lambda text: float(text) if 0 < float(text) < 1 else int(text),
-                     "a share between 0 and 1, or a whole number of steps", "SHARE|N",
+                     "a fraction between 0 and 1, or a whole number of steps", "FRACTION|N",
                      lambda value: 0 < value <= MAX_WHOLE)
 
 
-def cadence() -> ValueKind:
-    """A number of steps, 500, or of minutes, 10m."""
-    return ValueKind(lambda text: text.replace(",", "").replace("_", ""),
-                     "a whole number of steps, such as 500, or minutes, such as 10m", "N|Nm",
-                     re.compile(r"\d{1,9}|\d{1,6}(\.\d+)?m").fullmatch)
+class Switch(argparse.BooleanOptionalAction):
+    """A flag that is on or off: --NAME and --no-NAME."""
 
-
-def steps_and_minutes(values: Any) -> tuple[int, float]:
-    """The steps and the minutes among the values of a flag with a cadence; 0 where there are none."""
-    steps = [int(value) for value in in_list(values) if not value.endswith("m")]
-    minutes = [float(value[:-1]) for value in in_list(values) if value.endswith("m")]
-    return max(steps, default=0), max(minutes, default=0.0)
-
-
-def with_cadence(asked: Mapping[str, Any], number: float, unit: str) -> dict[str, Any]:
-    """--checkpoint_every with so many steps (unit "") or minutes ("m") in place of its own; 10m is its default."""
-    others = [value for value in in_list(asked.get("checkpoint_every", "10m")) if value.endswith("m") == (unit == "")]
-    values = [*others, *([f"{number:.12g}{unit}"] if number else [])]
-    return {"checkpoint_every": values if values[1:] else [*values, "0"][0]}
+    def __init__(self, option_strings: Sequence[str], dest: str, default: bool | None = None, help: str | None = None):
+        super().__init__(option_strings, dest, help=help)
+        self.default = default  # given before, argparse until Python 3.12 would add it to the help text
 
 
 def in_list(value: Any) -> list[Any]:
-    """The values of a flag that may have several."""
+    """The values of a flag that takes several, one of which stands alone."""
     return value if isinstance(value, list) else [] if value is None else [value]
-
-
-SWITCH = ValueKind({"True": True, "False": False}.__getitem__, "true or false", "")
-WRONG = (ValueError, LookupError)  # what a kind raises for text that it does not take
-
-
-def _wrong_value(kind: ValueKind, value: str) -> str:
-    """The end of the sentence about a value that a flag does not take."""
-    return f"{printable(repr(value[:SHOWN_CHARACTERS]))}: must be {kind.words}"
 
 
 Args = TypeVar("Args", bound=Namespace)
 
 
 def having(args: Args, **values: Any) -> Args:
-    """A copy of the flags with other values of some."""
+    """A copy of the flags with other values for some of them."""
     changed = copy.copy(args)
     vars(changed).update(values)
     return changed
@@ -158,200 +157,159 @@ def having(args: Args, **values: Any) -> Args:
 # ---------------------------------------------------------------- the parser
 
 
-class Group:
-    """Flags that stand together in --help."""
-
-    def __init__(self, parser: Parser, group: argparse._ArgumentGroup):
-        self.parser, self.group = parser, group
-
-    def flag(self, name: str, kind: ValueKind, default: Any, words: str, unset: str = "", hidden: bool = False,
-             **relations: str) -> None:
-        """Declares a flag with a value; without dashes before its name, words that stand behind no flag.
-
-        unset is shown as the default where there is none: what happens then; relations holds fields of Relations.
-        """
-
-        def convert(value: str) -> Any:
-            try:
-                return kind.parse(value)
-            except WRONG:
-                # Recorded, not raised: argparse goes on, and all problems are reported together.
-                self.parser.problems.append(f"{name} {_wrong_value(kind, value)}")
-                return default
-
-        words = argparse.SUPPRESS if hidden else _help(words, unset if default is None else default)
-        self.group.add_argument(name, type=convert, default=argparse.SUPPRESS, metavar=kind.metavar, help=words,
-                                nargs=("+" if name[0] == "-" else "*") if kind.has_several else None)
-        self._enter(name.lstrip("-"), kind, default, relations)
-
-    def switch(self, name: str, default: bool | None, words: str, unset: str = "", hidden: bool = False,
-               **relations: str) -> None:
-        """Declares a flag that is on or off, and its --no- form."""
-        words = argparse.SUPPRESS if hidden else _help(words, unset if default is None else "on" if default else "off")
-        action = self.group.add_argument(name, action=argparse.BooleanOptionalAction, help=words)
-        action.default = argparse.SUPPRESS  # given before, argparse until Python 3.12 would add it to the help text
-        self._enter(name[2:], SWITCH, default, relations)
-
-    def old(self, name: str, kind: ValueKind, becomes: Callable[[Any, dict[str, Any]], dict[str, Any]]) -> None:
-        """Declares an old spelling: becomes returns the flags that it means, by its value and the other flags given."""
-        if kind is SWITCH:
-            self.switch(name, None, "", hidden=True)
-        else:
-            self.flag(name, kind, None, "", hidden=True)
-        self.parser.becomes[name[2:]] = becomes
-
-    def _enter(self, name: str, kind: ValueKind, default: Any, relations: dict[str, str]) -> None:
-        self.parser.kinds[name] = kind
-        self.parser.defaults[name] = default
-        if relations:
-            self.parser.relations[name] = Relations(**relations)
-
-
-def _help(words: str, default: Any) -> str:
-    return f"{words} (default: {default})".replace("%", "%%")  # argparse formats the text with %
-
-
 class Parser(argparse.ArgumentParser):
-    """An argparse parser that takes no abbreviations and reports all problems together, with 'did you mean'."""
+    """An argparse parser that takes no abbreviations and reports all problems together, with 'did you mean'.
 
-    def __init__(self, prog: str, description: str, relations: RelationsByFlag | None = None):
+    relations are those of the flags, by name. expand returns the given flags with shorthands replaced by the flags that
+    they stand for, and raises ValueError with the problem of a shorthand that conflicts with another flag.
+    """
+
+    def __init__(self, prog: str, description: str, relations: Mapping[str, Relations] | None = None,
+                 expand: Callable[[dict[str, Any]], dict[str, Any]] = lambda given: given):
         width = min(130, shutil.get_terminal_size((USUAL_COLUMNS, 24)).columns)
         super().__init__(prog=f"python {prog}", usage=f"python {prog} [flags]", description=description,
                          allow_abbrev=False, formatter_class=lambda prog: argparse.HelpFormatter(prog, 2, 34, width))
         # argparse's own expression takes -1 for a value, but -1e-3, -inf and -nan for flags.
         self._negative_number_matcher = re.compile(r"-(\d|\.\d|inf|nan)", re.IGNORECASE)
+        self.relations = relations or {}
+        self.expand = expand
         self.problems: list[str] = []
-        self.command = prog.removesuffix(".py").split(".")[-1]
-        self.kinds: dict[str, ValueKind] = {}
-        self.defaults: dict[str, Any] = {}
-        self.relations = {**(relations or {})}
-        self.becomes: dict[str, Callable[[Any, dict[str, Any]], dict[str, Any]]] = {}  # of old spellings
-        self.own = Group(self, self._optionals)
-
-    def group(self, title: str) -> Group:
-        """A new group of flags."""
-        return Group(self, self.add_argument_group(title))
+        self.flags: dict[str, argparse.Action] = {}
+        self.add_argument("--debug", action=Switch, default=False, help="show the traceback of an error")
 
     def read(self, argv: Sequence[str], check: Callable[[Namespace], list[str]],
-             recorded: Callable[[Mapping[str, Any]], Layer | None] = lambda asked: None) -> Namespace:
-        """Parses argv and the file of --config, then asks check(args) for combinations that are not possible.
+             recorded: Callable[[Mapping[str, Any]], Layer | None] = lambda given: None) -> Namespace:
+        """Returns the flags: of argv, else of the file of --config, else of the run that is resumed, else the defaults.
 
-        recorded(values) finds the flags of the run that these values want to resume. The command line wins over the
-        file, and that over what was recorded. check is called only if each value is in its range. args.config is an
-        Origin. Raises UserError (exit 2) with all problems.
+        check(args) returns the problems of a combination of flags that are each valid; recorded(given) returns the
+        flags of the run to resume, if there is one. args.config is an Origin. Raises UserError (exit 2) with all
+        problems.
         """
         self.problems = []
-        rules = Rules(self.relations, self.defaults)
-        line, unknown = self.parse_known_intermixed_args([self._as_switch(word) for word in argv])
-        self.problems += self._explain_unknown(unknown)
-        asked = Layer("the command line", {}, {})
-        words: dict[str, Any] = {}  # those of no flag
-        for name, value in vars(line).items():
-            has_one = name in self.kinds and self.kinds[name].has_several and len(value) == 1
-            (asked.given if name in self.defaults else words)[name] = value[0] if has_one else value
-        for action in self._get_positional_actions() if unknown else ():  # their words may be values of those
-            asked.given.pop(action.dest, None)
-        self._in_new_words(asked)
+        self.flags = {action.dest: action for action in self._actions if action.dest != "help"}
+        for action in self.flags.values():
+            _complete_help(action)
+        rules = Rules(self.relations, {name: action.default for name, action in self.flags.items()})
+
+        asked = self._command_line(argv)
         if path := asked.given.pop("config", None):
             asked = rules.merge(self._checked(read_toml(Path(path))), asked)
-        there = self._checked((not self.problems and recorded(asked.values)) or Layer("", {}, {}))
-        settled = rules.merge(there, asked)
-        origin = Origin(frozenset(settled.given), there.source, changes(there, asked, settled))
+        resumed = None if self.problems else recorded(asked.values)
+        lower = self._checked(resumed) if resumed else Layer("", {}, {})
+        merged = rules.merge(lower, asked)
 
-        old = self.becomes.keys() - {"texts"}
-        defaults = {name: default for name, default in self.defaults.items() if name not in old}
-        args = Namespace(**{**defaults, **words, **settled.values, "config": origin})
+        origin = Origin(frozenset(merged.given), lower.source, changes(lower, asked, merged))
+        args = Namespace(**{**rules.defaults, **merged.values, "config": origin})
         if not self.problems:
-            self.problems = [*check(args), *Rules(self.relations, defaults).problems(vars(args))]
+            self.problems = [*check(args), *rules.problems(vars(args))]
         if self.problems:
             self.stop()
         return args
 
-    def _as_switch(self, word: str) -> str:
-        """--compile=False, as nanoGPT spells it, as --no-compile; other words as they are."""
-        name, _, value = word.partition("=")
-        spelt = {"true": "--", "false": "--no-"}.get(value.lower())
-        is_switch = name.startswith("--") and self.kinds.get(name[2:]) is SWITCH
-        return spelt + name[2:] if spelt and is_switch else word
+    # ---- the command line
 
-    def _in_new_words(self, layer: Layer) -> None:
-        """Replaces old spellings of flags in a layer."""
-        for values in (layer.given, layer.decided):
-            for name in [name for name in self.becomes if name in values]:
-                try:
-                    values.update(self.becomes[name](values.pop(name), values))
-                except ValueError as problem:
-                    self.problems.append(str(problem))
+    def _command_line(self, argv: Sequence[str]) -> Layer:
+        """The flags that the command line gives."""
+        words = [self._as_switch(word) for word in argv]
+        line, unknown = self.parse_known_intermixed_args(words, Namespace(**dict.fromkeys(self.flags, NOT_GIVEN)))
+        self.problems += self._explain_unknown(unknown)
+        given = {}
+        for name, value in vars(line).items():
+            is_positional = not self.flags[name].option_strings
+            if value is NOT_GIVEN or value == [] or (is_positional and unknown):  # maybe the value of an unknown flag
+                continue
+            is_single = isinstance(value, list) and len(value) == 1 and not is_positional
+            given[name] = value[0] if is_single else value
+        return Layer("the command line", self._expanded(given), {})
+
+    def _as_switch(self, word: str) -> str:
+        """Rewrites --compile=False, as nanoGPT spells it, to --no-compile."""
+        name, _, value = word.removeprefix("--").partition("=")
+        prefix = {"true": "--", "false": "--no-"}.get(value.lower())
+        is_switch = word.startswith("--") and isinstance(self.flags.get(name), Switch)
+        return prefix + name if prefix and is_switch else word
+
+    def _expanded(self, given: dict[str, Any]) -> dict[str, Any]:
+        """The given flags with shorthands replaced. Only valid values are: expand relies on them."""
+        try:
+            return given if self.problems else self.expand(given)
+        except ValueError as problem:
+            self.problems.append(str(problem))
+            return given
+
+    def _get_value(self, action: argparse.Action, arg_string: str) -> Any:
+        """Converts one value for argparse. Records the problem of a wrong one, and lets argparse go on."""
+        try:
+            return super()._get_value(action, arg_string)
+        except argparse.ArgumentError as error:
+            self.problems.append(f"{error.argument_name} {error.message}")
+            return None
+
+    # ---- files
 
     def _checked(self, layer: Layer) -> Layer:
-        """A layer of a file with the values that flags have. What a person may correct in it becomes a problem."""
-        found = Layer(layer.source, {}, {})
-        for fields, values in ((layer.given, found.given), (layer.decided, found.decided)):
+        """Converts the values of a file. A wrong one is a problem if a person may correct it, else it is left out."""
+        checked = Layer(layer.source, {}, {})
+        for fields, values in ((layer.given, checked.given), (layer.decided, checked.decided)):
             for name, value in fields.items():
                 if len(self.problems) >= MOST_PROBLEMS:
                     break
                 try:
-                    if not self._is_gone(name, value, layer.source, fields is layer.decided):
-                        values[name] = self._value_in_file(name, value, layer.source)
+                    values[name] = self._value_in_file(name, value, layer.source)
                 except ValueError as problem:
-                    self.problems += [str(problem)] if layer.may_be_edited else []
-        self._in_new_words(found)
-        return found
-
-    def _is_gone(self, name: str, value: Any, source: str, is_decided: bool) -> bool:
-        """Whether a flag of a file, or its value, is one that there was: at its default, or as a program decided it, it
-        says nothing, else a value is left out with a warning. Raises ValueError for a flag at another value."""
-        from gpt.common.synonyms import GONE
-
-        for word in in_list(value):
-            if gone := GONE.get(f"{self.command} {name} {word}"):
-                warn(f"{name} {word} ({source}): is gone. {gone[1]}")
-                return True
-        default, answer = GONE.get(f"{self.command} {name}", (None, ""))
-        if answer and not is_decided and value != default:
-            raise ValueError(f"{name} ({source}): is gone. {answer}")
-        return bool(answer)
+                    if layer.may_be_edited:
+                        self.problems.append(str(problem))
+        return checked._replace(given=self._expanded(checked.given))
 
     def _value_in_file(self, name: str, value: Any, source: str) -> Any:
-        """The value of a flag in a file. Raises ValueError with what is wrong with the key or its value."""
-        what = f"{printable(name)[:SHOWN_CHARACTERS]} ({source})"
+        """Converts the value of a flag in a file. Raises ValueError with the problem of the name or the value."""
+        place = f"{printable(name)[:SHOWN_CHARACTERS]} ({source})"
         if isinstance(value, dict):
-            raise ValueError(f"{what}: is a table. Write flags at the top of the file, without tables.")
-        if name in ON_THE_LINE_ALONE:
-            raise ValueError(f"{what}: has no effect in a file. Give --{name} on the command line.")
-        if name not in self.defaults:
-            raise ValueError(f"{what}: no such flag. {self._suggest(f'--{name}')}")
-        kind = self.kinds[name]
-        words = value if isinstance(value, list) and value and kind.has_several else [value]
+            raise ValueError(f"{place}: is a table. Write flags at the top of the file, without tables.")
+        if name in COMMAND_LINE_ONLY:
+            raise ValueError(f"{place}: has no effect in a file. Give --{name} on the command line.")
+        if name not in self.flags:
+            raise ValueError(f"{place}: no such flag. {self._suggest(f'--{name}')}")
+        action = self.flags[name]
+        if isinstance(action, Switch):
+            if not isinstance(value, bool):
+                raise ValueError(f"{place} {printable(repr(str(value)))[:SHOWN_CHARACTERS]}: must be true or false")
+            return value
+        words = value if isinstance(value, list) and value and action.nargs else [value]
+        assert isinstance(action.type, ValueKind)
+        if any(isinstance(word, list | bool) for word in words):
+            raise ValueError(f"{place} {action.type.refusal(str(value))}")
         try:
-            if any(isinstance(word, list) or isinstance(word, bool) != (kind is SWITCH) for word in words):
-                raise ValueError(name)
-            parsed = [kind.parse(str(word)) for word in words]
-        except WRONG:
-            raise ValueError(f"{what} {_wrong_value(kind, str(value))}") from None
-        return parsed if len(parsed) > 1 else parsed[0]
+            values = [action.type(str(word)) for word in words]
+        except argparse.ArgumentTypeError as error:
+            raise ValueError(f"{place} {error}") from None
+        return values if len(values) > 1 else values[0]
+
+    # ---- problems
 
     def error(self, message: str) -> NoReturn:
-        """Called by argparse for a problem it cannot go on after, for example a flag without its value."""
+        """Called by argparse for a problem after which it cannot go on, for example a flag without its value."""
         if "ignored explicit argument" in message:  # as in --compile=0
             message = f"{message.split(':')[0]}: takes no value. --NAME turns it on, --no-NAME off."
         self.problems.append(message.removeprefix("argument "))
         self.stop()
 
     def stop(self) -> NoReturn:
-        """Raises one UserError (exit 2) with a line for each problem; the fifth line sums up what does not fit.
+        """Raises one UserError (exit 2) with a line for each problem.
 
-        What has an answer in its line comes last then."""
-        shown = self.problems
-        if len(shown) > MESSAGE_LINES:
-            shown = sorted(shown, key=lambda problem: "Did you mean" in problem or "Here it is called" in problem)
-            rest = [problem.split(" ")[0].rstrip(":") for problem in shown[MESSAGE_LINES - 1:]]
-            shown = [*shown[:MESSAGE_LINES - 1], f"and {len(rest)} more: {', '.join(rest)}"]
-        raise UserError(Exit.FLAGS, "\nerror: ".join(shown))
+        At most five lines; lines that carry their own fix are the first to be summed up.
+        """
+        lines = self.problems
+        if len(lines) > MESSAGE_LINES:
+            lines = sorted(lines, key=lambda line: "Did you mean" in line or "Here it is called" in line)
+            names = [line.split(" ")[0].rstrip(":") for line in lines[MESSAGE_LINES - 1:]]
+            lines = [*lines[:MESSAGE_LINES - 1], f"and {len(names)} more: {', '.join(names)}"]
+        raise UserError(Exit.FLAGS, "\nerror: ".join(lines))
 
     def _explain_unknown(self, words: Iterable[str]) -> list[str]:
         """A problem for each word that argparse left over, except for the values of unknown flags."""
-        problems, may_be_a_value = [], False
+        problems = []
+        may_be_a_value = False
         for word in words:
             if word.startswith("-") and len(word) > 1:
                 name = word.split("=")[0]
@@ -363,16 +321,24 @@ class Parser(argparse.ArgumentParser):
         return problems
 
     def _suggest(self, name: str) -> str:
-        """What to give instead: 'Did you mean --batch_size?' for a flag that is misspelt, shortened, hyphenated, or
-        called so by another program."""
-        from gpt.common.synonyms import explain_flag  # a table that only errors need
-
-        aliases = {flag: relations.aliases for flag, relations in self.relations.items()}
-        if said := explain_flag(self.command, name, aliases):
-            return said
+        """The flag to give instead of one that is misspelt, shortened, hyphenated, or has this name elsewhere."""
+        plain = name.lstrip("-").lower().replace("-", "_").replace(".", "_")
+        for flag, relations in self.relations.items():
+            if {plain, plain.removeprefix("train_")} & {*relations.aliases.split()}:  # litgpt's --train.max_steps
+                return f"Here it is called --{flag}."
         known = [option for action in self._actions for option in action.option_strings if option.startswith("--")]
         near = [option for option in known if len(name) > 4 and option.startswith(name)]
         if not near:
             spelt = "--" + re.sub(r"^no_", "no-", name.lstrip("-").replace("-", "_"))
             near = difflib.get_close_matches(spelt, known, 1, 0.7)
         return f"Did you mean {near[0]}?" if near else "See --help."
+
+
+def _complete_help(action: argparse.Action) -> None:
+    """Adds to the help of a flag the form of its value, and its default where the text does not name it."""
+    if isinstance(action.type, ValueKind) and action.metavar is None:
+        action.metavar = action.type.metavar
+    if action.default in (None, []) or action.help in (None, argparse.SUPPRESS) or "(default" in action.help:
+        return
+    default = {"True": "on", "False": "off"}.get(str(action.default), action.default)
+    action.help += f" (default: {default})"

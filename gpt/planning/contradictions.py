@@ -1,38 +1,65 @@
-"""Flags of train.py that contradict each other by their values; those that do so by their names say it in their rows.
+"""Flags of train.py that contradict each other by their values, and shorthands for other flags.
 
-The standard library is enough, so that they are answered before torch is imported.
+The contradictions of flags by their names stand in relations.py. Both are answered before torch is imported.
 """
 
 import argparse
 import os.path
+from typing import Any
 
 from gpt.common.ranks import world_size
 from gpt.hub import names as hub
+from gpt.planning.early import in_tokens
 from gpt.tokens.data_dirs import problems_with
 
 
+def expand_shorthands(given: dict[str, Any]) -> dict[str, Any]:
+    """Returns flags with those that TEXT and --use_lr_scheduler stand for: --data_dir, --lr_schedule.
+
+    Raises ValueError with the problem of a shorthand that conflicts with another flag.
+    """
+    given = dict(given)
+    if "texts" in given:
+        given.update(in_tokens(given.pop("texts"), given))
+    if "use_lr_scheduler" in given:
+        is_on = given.pop("use_lr_scheduler")
+        schedule = given.setdefault("lr_schedule", "cosine" if is_on else "constant")
+        if (schedule == "constant") == is_on:
+            raise ValueError(f"--lr_schedule {schedule}: not with --{'' if is_on else 'no-'}use_lr_scheduler")
+    return given
+
+
 def contradictions(args: argparse.Namespace) -> list[str]:
-    """What does not fit together, one line each."""
-    goes_on = args.cooldown_from or args.config.recorded  # where a recorded --min_lr is for the end of a cooldown
-    is_constant = args.lr_schedule == "constant" and not goes_on
-    mirror, own = (os.path.join(os.path.realpath(path or ""), "") for path in (args.mirror_to, args.output_dir))
-    no_hub = "the hub has weights, no state of training; give --init_from"
-    table = {
-        **{f"--{name}: not with several folders in --data_dir: each of them has its own":
-           vars(args)[name] is not None and isinstance(args.data_dir, list)
-           for name in ("bin_file", "val_bin_file", "metadata_file")},
-        **{f"--{name}: {no_hub}": hub.is_on_hub(vars(args)[name]) for name in ("resume_from", "cooldown_from")},
-        "--min_lr: is above --learning_rate": args.learning_rate and (args.min_lr or 0) > args.learning_rate,
-        "--min_lr: has no effect with a constant learning rate": args.min_lr is not None and is_constant,
-        "--warmup_steps: ends after --max_steps": (args.warmup_steps or 0) >= (args.max_steps or 2**62),
-        "--n_embd: is not a multiple of --n_head": args.n_embd and args.n_head and args.n_embd % args.n_head,
-        "--init_std: the weights are those of the checkpoint; drop it": any(
-            change.startswith("init_std ") for change in args.config.changed),
-        "--compile_mode reduce-overhead: is for one process; start it without torchrun": (
-            args.compile_mode == "reduce-overhead" and world_size() > 1),
-        "--tracker none: not with the names of trackers": isinstance(args.tracker, list) and "none" in args.tracker,
-        "--mirror_to: lies in --output_dir, or holds it; give a folder on another disk": (
-            args.mirror_to and (mirror.startswith(own) or own.startswith(mirror))),
-    }
-    return [*problems_with(args.data_dir), *hub.problems_with_name("--init_from", args.init_from),
-            *(message for message, is_wrong in table.items() if is_wrong)]
+    """Returns the problems of flags that are each valid, one line each."""
+    problems = [*problems_with(args.data_dir), *hub.problems_with_name("--init_from", args.init_from)]
+    if isinstance(args.data_dir, list):
+        problems += [f"--{name}: not with several folders in --data_dir: each of them has its own"
+                     for name in ("bin_file", "val_bin_file", "metadata_file") if vars(args)[name] is not None]
+    for name in ("resume_from", "cooldown_from"):
+        if hub.is_on_hub(vars(args)[name]):
+            problems.append(f"--{name}: the hub has weights, no state of training; give --init_from")
+
+    continues = args.cooldown_from or args.config.recorded  # where a recorded --min_lr is for the end of a cooldown
+    if args.learning_rate and (args.min_lr or 0) > args.learning_rate:
+        problems.append("--min_lr: is above --learning_rate")
+    if args.min_lr is not None and args.lr_schedule == "constant" and not continues:
+        problems.append("--min_lr: has no effect with a constant learning rate")
+    if args.max_steps and (args.warmup_steps or 0) >= args.max_steps:
+        problems.append("--warmup_steps: ends after --max_steps")
+    if args.label_smoothing:
+        problems.append("--label_smoothing: can only be 0. Drop it, or distil from a --teacher")
+    if args.n_embd and args.n_head and args.n_embd % args.n_head:
+        problems.append("--n_embd: is not a multiple of --n_head")
+    if any(change.startswith("init_std ") for change in args.config.changed):
+        problems.append("--init_std: the weights are those of the checkpoint; drop it")
+
+    if args.compile_mode == "reduce-overhead" and world_size() > 1:
+        problems.append("--compile_mode reduce-overhead: is for one process; start it without torchrun")
+    if isinstance(args.tracker, list) and "none" in args.tracker:
+        problems.append("--tracker none: not with the names of trackers")
+    if args.mirror_to:
+        mirror = os.path.join(os.path.realpath(args.mirror_to), "")
+        output_dir = os.path.join(os.path.realpath(args.output_dir), "")
+        if mirror.startswith(output_dir) or output_dir.startswith(mirror):
+            problems.append("--mirror_to: lies in --output_dir, or holds it; give a folder on another disk")
+    return problems

@@ -59,11 +59,12 @@ def in_tokens(texts: Any, asked: Mapping[str, Any]) -> dict[str, Any]:
 
     A folder of tokens stays one. Raises ValueError beside a flag that names tokens, or weights, which bring theirs.
     """
-    first = Path(in_list(texts)[0])
+    texts = in_list(texts)
+    first = Path(texts[0])
     if others := asked.keys() & {"data_dir", "bin_file", "vocab_size", "init_from"}:
         raise ValueError(f"{printable(first)}: not with --{min(others)}")
-    if all((Path(word) / METADATA).exists() for word in in_list(texts)):
-        return {"data_dir": texts}
+    if all((Path(word) / METADATA).exists() for word in texts):
+        return {"data_dir": texts if texts[1:] else texts[0]}
     folder = first.parent / f"{first.resolve().name}.tokens"
     return {"texts": texts, "data_dir": str(folder) if os.access(first.parent, os.W_OK) else folder.name}
 

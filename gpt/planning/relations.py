@@ -75,10 +75,12 @@ RELATIONS = {
         invalidates="min_lr warmup_steps"),
     "min_lr": Relations(aliases="min_learning_rate end_lr final_lr lr_min"),
     "warmup_steps": Relations(aliases="warmup_iters lr_warmup_steps num_warmup_steps"),
+    "use_lr_scheduler": Relations("call"),
     "weight_decay": Relations(aliases="wd"),
     "beta1": Relations(aliases="adam_beta1"),
     "beta2": Relations(aliases="adam_beta2"),
     "grad_clip": Relations(aliases="max_norm max_grad_norm clip gradient_clip_val"),
+    "label_smoothing": Relations("call"),
     "seed": Relations(aliases="random_seed"),
 
     # ---- machine
@@ -97,7 +99,7 @@ RELATIONS = {
     # ---- output
     "output_dir": Relations("call", aliases="out_dir out save_dir checkpoint_dir log_dir run_dir"),
     "checkpoint_interval": Relations(aliases="save_strategy"),
-    "checkpoint_every": Relations(aliases="save_interval save_steps"),
+    "checkpoint_every_steps": Relations(aliases="save_interval save_steps"),
     "keep_checkpoints": Relations(aliases="save_total_limit keep_last"),
     "mirror_to": Relations("machine"),
     "resume_from": Relations("call", aliases="resume resume_from_checkpoint ckpt"),
@@ -107,7 +109,7 @@ RELATIONS = {
     "sample_interval": Relations(aliases="sample_every"),
     "sample_prompt": Relations(conflicts="sample_interval 0"),
     "log_interval": Relations(aliases="logging_steps log_every"),
-    "tracker": Relations("machine", aliases="trackers report_to log_with logger wandb wandb_log"),
+    "tracker": Relations("machine", aliases="trackers report_to log_with logger wandb wandb_log tensorboard"),
 
     # ---- plan
     "check": Relations("call"),

@@ -22,7 +22,6 @@ from gpt.checkpoint.mirror import Mirror, yield_the_cores
 from gpt.checkpoint.tensors import NotFinite
 from gpt.common.errors import UserError
 from gpt.common.files import sync, why_not_written
-from gpt.common.flags import steps_and_minutes
 from gpt.common.names import METRICS
 from gpt.common.signals import AtRisk
 from gpt.common.words import printable, several, shell_line, shell_word, size
@@ -84,7 +83,6 @@ class Checkpointer:
         self.validations: list[tuple[int, float, float | None]] = []  # step, nats, bits per byte: for the model card
         self._written_step: int | None = None  # of the last save that succeeded, or of the resumed one in this folder
         self._first_step, self._begun_at = run.state.step, time.monotonic()
-        self._every, self._minutes = steps_and_minutes(self._args.checkpoint_every)
         self._is_waiting = False  # for a save, here or in the first process
         self.settings, self._tokenizer_json = settings, tokenizer.to_str() if tokenizer else None
         self._thread, self._pending = ThreadPoolExecutor(1, "saver", yield_the_cores), None
@@ -108,13 +106,15 @@ class Checkpointer:
 
     def is_due(self) -> bool:
         """True if a rolling checkpoint is due by its step."""
-        return bool(self._every and self._run.state.step % self._every == 0)
+        steps = self._args.checkpoint_every_steps
+        return steps > 0 and self._run.state.step % steps == 0
 
     def is_wanted(self) -> bool:
         """True if a rolling checkpoint is due by the first process's clock, or somebody has asked for one by a signal.
         """
         seconds = time.monotonic() - self._begun_at
-        is_late = self._runtime.processes.is_first and self._minutes and seconds >= 60 * self._minutes
+        minutes = self._args.checkpoint_every_minutes
+        is_late = self._runtime.processes.is_first and minutes and seconds >= 60 * minutes
         return bool(is_late or self._runtime.signals.asks_to_save)
 
     def stays(self) -> bool:

@@ -49,7 +49,7 @@ class Trainer:
         return self.compare_lengths(words, num_seeds, {"": steps})
 
     def compare_lengths(self, words: str, num_seeds: int, lengths: dict[str, int]) -> bool:
-        return compare_recipes(self.bench, recipes().parse(words), num_seeds, lengths, self.folder / "runs")
+        return compare_recipes(self.bench, recipes()(words), num_seeds, lengths, self.folder / "runs")
 
     @property
     def said(self) -> list[list[str]]:

@@ -5,27 +5,31 @@ from pathlib import Path
 import pytest
 
 from gpt.common import config, flags
-from gpt.common.config import Layer
+from gpt.common.config import Layer, Relations
 from gpt.common.errors import Exit
 from tests.helpers.refusals import refused
 
+RELATIONS = {
+    "learning_rate": Relations(aliases="lr", invalidates="min_lr"),
+    "epochs": Relations(overrides="max_steps"),
+    "max_steps": Relations(overrides="epochs"),
+}
+
 
 def parser() -> flags.Parser:
-    made = flags.Parser("train.py", "A command.")
-    made.own.flag("--config", flags.text("FILE"), None, "file", "none")
-    group = made.group("all")
-    group.flag("--batch_size", flags.auto_or(flags.whole(1)), None, "rows", "what fits")
-    group.flag("--n_layer", flags.whole(1), None, "blocks", "by size")
-    group.flag("--learning_rate", flags.real(0, 10, above=True), 0.01, "peak", invalidates="min_lr", aliases="lr")
-    group.flag("--min_lr", flags.real(0, 10), None, "end", "a hundredth")
-    group.flag("--epochs", flags.whole(1), None, "passes", "1", overrides="max_steps")
-    group.flag("--max_steps", flags.whole(1), None, "steps", "no limit", overrides="epochs")
-    group.flag("--mode", flags.one_of("auto", "gpu"), "auto", "where")
-    group.flag("--data_dir", flags.text("DIR"), "data", "folder")
-    group.switch("--bias", True, "biases")
-    group.switch("--compile", None, "compile", "on with CUDA")
-    group.switch("--overwrite", False, "replace")
-    group.switch("--debug", False, "traceback")
+    made = flags.Parser("train.py", "A command.", RELATIONS)
+    made.add_argument("--config", type=flags.text("FILE"))
+    made.add_argument("--batch_size", type=flags.auto_or(flags.whole(1)))
+    made.add_argument("--n_layer", type=flags.whole(1))
+    made.add_argument("--learning_rate", type=flags.positive(10), default=0.01)
+    made.add_argument("--min_lr", type=flags.real(0, 10))
+    made.add_argument("--epochs", type=flags.whole(1))
+    made.add_argument("--max_steps", type=flags.whole(1))
+    made.add_argument("--mode", type=flags.one_of("auto", "gpu"), default="auto")
+    made.add_argument("--data_dir", type=flags.text("DIR"), default="data")
+    made.add_argument("--bias", action=flags.Switch, default=True)
+    made.add_argument("--compile", action=flags.Switch)
+    made.add_argument("--overwrite", action=flags.Switch, default=False)
     return made
 
 
@@ -130,6 +134,13 @@ def test_a_flag_that_is_changed_takes_what_follows_from_it_along(words, expected
 def test_what_an_unreadable_record_says_is_left_out():
     args = read(recorded=recorded({"epochs": "two", "unknown": 1}, batch_size=-1, n_layer=3))
     assert (args.epochs, args.batch_size, args.n_layer) == (None, None, 3)
+
+
+@pytest.mark.parametrize(("recorded", "steps", "minutes"), [
+    ("10m", 0, "10"), ("0", "0", 0), ("500", "500", 0), (["500", "2.5m"], "500", "2.5")])
+def test_checkpoint_every_of_older_runs_is_read_as_the_two_present_flags(recorded, steps, minutes):
+    assert config.with_present_names({"seed": 1, "checkpoint_every": recorded}) == {
+        "seed": 1, "checkpoint_every_steps": steps, "checkpoint_every_minutes": minutes}
 
 
 # ---------------------------------------------------------------- writing

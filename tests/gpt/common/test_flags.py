@@ -4,22 +4,21 @@ import os
 
 import pytest
 
-import train
 from gpt.common import flags
 from gpt.common.errors import Exit, UserError
 
 
 def parser() -> flags.Parser:
     made = flags.Parser("x.py", "A command.")
-    group = made.group("all")
-    group.flag("--batch_size", flags.whole(1), 8, "rows; 100% of them, and each row is a window of the text")
-    group.flag("--learning_rate", flags.real(0, 10, above=True), None, "peak", "by size")
-    group.flag("--beta", flags.real(0, 1, below=True), 0.9, "decay")
-    group.flag("--mode", flags.one_of("auto", "gpu"), "auto", "where")
-    group.flag("--data_dir", flags.text("DIR"), "data", "folder")
-    group.switch("--compile", None, "compile", "on with CUDA")
-    group.switch("--bias", True, "biases")
-    group.switch("--use_amp", False, "mixed precision")
+    group = made.add_argument_group("all")
+    group.add_argument("--batch_size", type=flags.whole(1), default=8, help="rows; 100%% of them, each a window")
+    group.add_argument("--learning_rate", type=flags.positive(10), help="peak (default: by size)")
+    group.add_argument("--beta", type=flags.fraction(), default=0.9, help="decay")
+    group.add_argument("--mode", type=flags.one_of("auto", "gpu"), default="auto", help="where")
+    group.add_argument("--data_dir", type=flags.text("DIR"), default="data", help="folder")
+    group.add_argument("--compile", action=flags.Switch, help="compile (default: on with CUDA)")
+    group.add_argument("--bias", action=flags.Switch, default=True, help="biases")
+    group.add_argument("--use_amp", action=flags.Switch, default=False, help="mixed precision")
     return made
 
 
@@ -124,12 +123,3 @@ def test_help_shows_every_default_and_ends_with_0(capsys, monkeypatch):
     for shown in ("(default: 8)", "(default: by size)", "(default: auto)", "(default: data)", "(default: on with CUDA)",
                   "(default: on)", "(default: off)", "100% of them", "--compile, --no-compile", "auto|gpu"):
         assert shown in text
-
-
-@pytest.mark.parametrize(("words", "cadence"), [
-    ("", (0, 10.0)), ("--checkpoint_every 500", (500, 0)), ("--checkpoint_every 2.5m", (0, 2.5)),
-    ("--checkpoint_every 1,000 5m", (1000, 5.0)), ("--checkpoint_every 0", (0, 0)),
-    ("--checkpoint_every_steps 7", (7, 10.0)), ("--checkpoint_every_minutes 0", (0, 0)),
-    ("--checkpoint_every_steps 7 --checkpoint_every_minutes 0.5", (7, 0.5))])
-def test_a_cadence_is_in_steps_or_minutes_and_has_two_old_spellings(words, cadence):
-    assert flags.steps_and_minutes(train.read_flags(words.split()).checkpoint_every) == cadence

@@ -75,7 +75,7 @@ def plateau(run):
     pytest.param("elsewhere", (21,), id="elsewhere, before its first checkpoint", marks=pytest.mark.slow)])
 def test_a_cooldown_that_was_killed_and_resumed_equals_one_that_was_not(run, killed, plateau, out, kills):
     shutil.copytree(plateau, run.folder / "whole")
-    cool = ["--cooldown_steps", "8"]
+    cool = ["--cooldown", "8"]
     assert run("--cooldown_from", str(run.folder / "whole/checkpoint-20"), *cool, out="whole")[0] == 0
     begin, again = ["--cooldown_from", str(plateau / "checkpoint-20"), *cool], ["--resume_from", "auto"]
     for start, kill in enumerate(kills):
@@ -106,7 +106,7 @@ def test_a_cooldown_begins_at_any_checkpoint_at_the_rate_of_that_step(run, flags
 
 @pytest.mark.slow
 def test_a_run_goes_on_from_its_plateau_after_a_cooldown(run, plateau):
-    assert run("--cooldown_from", str(plateau), "--cooldown_steps", "4")[0] == 0
+    assert run("--cooldown_from", str(plateau), "--cooldown", "4")[0] == 0
     _, text = run("--resume_from", "auto")
     assert "already at step 24 of 24; cooled down; resume from checkpoint-20 with --overwrite to train on" in text
     run.ok("--resume_from", str(plateau / "checkpoint-20"), "--max_steps", "30", "--overwrite")

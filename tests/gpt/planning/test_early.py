@@ -75,7 +75,6 @@ def requested(*flags: str) -> list[str]:
 def test_the_flag_takes_several_names_each_once():
     assert requested() == requested("--tracker", "none") == []
     assert requested("--tracker", "wandb", "tensorboard", "wandb") == ["wandb", "tensorboard"]
-    assert requested("--tensorboard", "--tracker", "tensorboard", "wandb") == ["tensorboard", "wandb"]
     for words, why in ((("none", "wandb"), "--tracker none: not with"), (("comet",), "must be one of tensorboard")):
         with refused(why, Exit.FLAGS):
             requested("--tracker", *words)
@@ -86,7 +85,7 @@ def test_a_run_goes_on_with_its_trackers_unless_others_are_named(tmp_path):
     folder.mkdir()
     for name in ("manifest.json", "trainer_state.json"):
         (folder / name).write_text(json.dumps({}))
-    for recorded, names in (("tensorboard = true", ["tensorboard"]), ('tracker = "wandb"', ["wandb"]),
+    for recorded, names in (('tracker = "wandb"', ["wandb"]),
                             ('tracker = ["wandb", "tensorboard"]', ["wandb", "tensorboard"])):
         (tmp_path / "config.toml").write_text(recorded)
         assert requested("--resume_from", str(tmp_path)) == names

@@ -44,7 +44,7 @@ def test_the_minutes_to_a_rolling_checkpoint_begin_at_the_last_save(run, monkeyp
     clock = itertools.count(0, 10)  # seconds, at each look
     fake = SimpleNamespace(monotonic=lambda: next(clock), perf_counter=float)
     monkeypatch.setattr("gpt.training.checkpointing.time", fake)
-    run("--max_steps", "20", "--checkpoint_every", "1m", "--keep_checkpoints", "9", "--eval_interval", "99")
+    run("--max_steps", "20", "--checkpoint_every_minutes", "1", "--keep_checkpoints", "9", "--eval_interval", "99")
     assert [*steps_in(run.folder / "out")] == [20, 18, 12, 6]
 
 
@@ -92,7 +92,7 @@ def test_a_slow_disk_changes_nothing_in_what_a_save_prunes(run, monkeypatch):
         prune(folder, *rest), kept.append([*steps_in(folder)])))
     monkeypatch.setattr("gpt.training.validation.Validator.measure", lambda _, windows=None: (
         ValidationLoss(1.0 if windows else next(losses), None)))
-    run("--max_steps", "6", "--eval_interval", "2", "--checkpoint_every", "3", "--keep_checkpoints", "1")
+    run("--max_steps", "6", "--eval_interval", "2", "--checkpoint_every_steps", "3", "--keep_checkpoints", "1")
     assert kept == [[2], [3, 2], [4, 3], [6, 4]]
 
 
@@ -140,7 +140,7 @@ def test_the_plan_counts_the_checkpoints_that_are_there_at_once(run, monkeypatch
     monkeypatch.setattr("gpt.training.validation.Validator.measure", lambda _, windows=None: (
         ValidationLoss(1.0 if windows else next(losses), None)))
     monkeypatch.setattr("gpt.training.checkpointing.prune", counted)
-    text = run.ok("--epochs", "5", "--batch_size", "50", "--eval_interval", "2", "--checkpoint_every", "1",
+    text = run.ok("--epochs", "5", "--batch_size", "50", "--eval_interval", "2", "--checkpoint_every_steps", "1",
                   "--keep_checkpoints", "1", "--lr_schedule", "constant")
     assert max(most) <= int(re.search(r"^disk .* for (\d+) checkpoints;", text, re.M)[1])  # type: ignore[index]
     stays = [verify(path)["stays"] for path in steps_in(run.folder / "out").values()]

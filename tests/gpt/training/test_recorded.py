@@ -11,7 +11,6 @@ import pytest
 
 import train
 from gpt.common.config import read_toml
-from gpt.common.errors import UserError
 from gpt.watching.monitor import Monitor
 from tests.helpers.training import metrics_of, same_tensors
 
@@ -125,14 +124,11 @@ def test_the_file_makes_another_run_alike(place):
     assert same_tensors(place / "out/checkpoint-4", place / "again/checkpoint-4")
 
 
-def test_flags_that_are_gone_say_nothing_at_their_default_and_stop_the_run_at_another_value(stopped, capsys):
+def test_a_run_with_the_checkpoint_every_of_older_versions_goes_on(stopped):
     stopped(FEW)
-    path, recorded = Path("parts/config.toml"), Path("parts/config.toml").read_text()
-    path.write_text('tracker = "mlflow"\n' + recorded)
-    assert train.read_flags(["--resume_from", "parts"]).tracker is None
-    assert "warning: tracker mlflow (parts/config.toml): is gone. Give --tracker wandb" in capsys.readouterr().err
-    path.write_text("keep_epochs = 2\n" + recorded)
-    with pytest.raises(UserError, match=r"^keep_epochs \(parts/config.toml\): is gone\. All of epochs'"):
-        train.read_flags(["--resume_from", "parts"])
-    with pytest.raises(UserError, match=r"^--keep_epochs: no such flag\. All of epochs' checkpoints stay"):
-        train.read_flags(["--keep_epochs", "2"])
+    path = Path("parts/config.toml")
+    recorded = path.read_text()
+    assert "checkpoint_every_minutes = " in recorded
+    path.write_text('checkpoint_every = ["7", "10m"]\n' + recorded.replace("checkpoint_every_", "# "))
+    args = train.read_flags(["--resume_from", "parts"])
+    assert (args.checkpoint_every_steps, args.checkpoint_every_minutes) == (7, 10)
