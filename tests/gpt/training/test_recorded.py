@@ -97,8 +97,8 @@ def test_what_the_command_line_changes_is_said_in_one_line(stopped, capsys):
     assert re.search(r"step \d+ of 11; before, of 20\nresume      the learning rate was \S+e-0\d, is now ", out)
     assert out.partition("resume      changed: ")[2].startswith("learning_rate ")
     lines = [line for line in out.splitlines() if line.startswith("resume      with")]
-    assert lines == [f"resume      with the flags in parts/config.toml; on the command line learning_rate {rate!r} -> "
-                     "0.001, max_steps 20 -> 11"]
+    assert lines == ["resume      with the flags in parts/config.toml; on the command line max_steps 20 -> 11, "
+                     f"learning_rate {rate!r} -> 0.001"]
     there = read_toml(Path("parts/config.toml"))
     assert (there.given["learning_rate"], there.given["max_steps"]) == (0.001, 11)
 
