@@ -1,7 +1,7 @@
-"""SIGBUS: what a process gets that reads a memory map beyond the end of its file, because the file was cut meanwhile.
+"""SIGBUS: a process reads a memory map beyond the end of its file, because another program has cut the file.
 
-The system's answer is to kill the process, which then leaves without a word. Python's own handlers are no help: they
-run after the instruction that was interrupted, and this one is repeated for ever. So the handler is a C function.
+Without a handler the process dies without a message. A Python handler does not help: it runs after the interrupted
+instruction, and this instruction is repeated for ever. So the handler is a C function.
 """
 
 import ctypes
@@ -12,30 +12,33 @@ from typing import Any
 
 from gpt.common.errors import Exit
 
-UNKNOWN = "a file in a memory map became shorter while it was read. Run the command again."
+UNKNOWN = "a file became shorter while it was read. Run the command again."
 
 _explaining: weakref.WeakSet[Any] = weakref.WeakSet()
-_handlers: list[Any] = []  # held here, or it would be freed while C still calls it
+_handlers: list[Any] = []  # a reference: a freed callback would crash the process
 
 
 def add(explaining: Any) -> None:
-    """From now on a SIGBUS ends the process with exit code 3 and the first explanation of those that were added.
+    """Makes a SIGBUS end the process with exit code 3 and the message of explaining.explain().
 
-    explaining.explain() returns the words that follow "error: ", or ''; it is asked for as long as it lives. Where
-    there is no SIGBUS (Windows) nothing happens.
+    explain() returns the words after "error: ", or '' if the object has no part in it. Objects are held weakly, and the
+    first one with a message wins. Does nothing on Windows, which has no SIGBUS.
     """
     _explaining.add(explaining)
     if not _handlers and hasattr(signal, "SIGBUS"):
-        libc, handler = ctypes.CDLL(None), ctypes.CFUNCTYPE(None, ctypes.c_int)
-        libc.signal.argtypes, libc.signal.restype = [ctypes.c_int, handler], ctypes.c_void_p
-        _handlers.append(handler(_leave))
+        libc = ctypes.CDLL(None)
+        handler_type = ctypes.CFUNCTYPE(None, ctypes.c_int)
+        libc.signal.argtypes = [ctypes.c_int, handler_type]
+        libc.signal.restype = ctypes.c_void_p
+        _handlers.append(handler_type(_leave))
         libc.signal(signal.SIGBUS, _handlers[0])
 
 
 def _leave(_number: int) -> None:
-    """Runs on the thread that read the map, in the middle of a copy of bytes, where no lock is held."""
+    """The handler: it runs in the thread that read the map, in the middle of a copy, where no lock is held."""
     try:
-        said = next(filter(None, (one.explain() for one in list(_explaining))), UNKNOWN)
-        os.write(2, f"\nerror: {said}\n".encode())
+        messages = (explaining.explain() for explaining in list(_explaining))
+        message = next(filter(None, messages), UNKNOWN)
+        os.write(2, f"\nerror: {message}\n".encode())
     finally:
         os._exit(Exit.DATA)

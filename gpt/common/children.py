@@ -1,7 +1,7 @@
-"""Child processes in which a signal.py or torch.py that lies in the current folder is never imported.
+"""Child processes that never import a module from the current folder, such as a signal.py or a torch.py.
 
-`python -c` and `python -m` look in the current folder first. multiprocessing starts its processes in the first way, as
-does torch's compiler some of its own; and every nanoGPT folder has a model.py.
+`python -c` and `python -m` search the current folder first. multiprocessing and torch's compiler start processes by
+`python -c`, and every nanoGPT folder has a model.py.
 """
 
 import contextlib
@@ -21,25 +21,24 @@ from gpt.common.signals import Signals, keyboard_held_back
 from gpt.common.words import printable
 
 PROGRAM = Path(__file__).resolve().parents[2]
-SAFE_PATH = "PYTHONSAFEPATH"  # Python knows it from 3.11 on
+SAFE_PATH = "PYTHONSAFEPATH"  # since Python 3.11
 
 
 def leave_out_current_folder() -> None:
-    """From here on neither this process nor a Python process that it starts looks for modules in the current folder.
+    """Removes the current folder from the module path of this process and of the Python processes that it starts.
 
-    The children of Python 3.10 know no such setting: see outside_current_folder. A folder that PYTHONPATH names stays
-    on the path, whichever it is.
+    Python 3.10 does not know this setting for children: see outside_current_folder. Folders in PYTHONPATH stay.
     """
     os.environ[SAFE_PATH] = "1"
     is_module = getattr(sys.modules["__main__"], "__spec__", None) is not None
     if is_module and not getattr(sys.flags, "safe_path", False):
         with contextlib.suppress(OSError):  # the current folder has been deleted
-            if sys.path[0] == os.getcwd() != str(PROGRAM):  # `python -m train` has put it there
+            if sys.path[0] == os.getcwd() != str(PROGRAM):  # `python -m train` puts it first
                 del sys.path[0]
 
 
 class Answer(NamedTuple):
-    """What a child process that was asked printed on stdout and stderr; code is None where it was given up."""
+    """The exit code of a child process and its output on stdout and stderr; code is None after a timeout."""
 
     code: int | None
     printed: str
@@ -47,53 +46,58 @@ class Answer(NamedTuple):
 
     @property
     def reason(self) -> str:
-        """The last line of its complaints, or its exit code."""
-        return printable((self.complaints.strip().splitlines() or [f"exit code {self.code}"])[-1])[:300]
+        """The last line of stderr, or the exit code if stderr is empty."""
+        lines = self.complaints.strip().splitlines() or [f"exit code {self.code}"]
+        return printable(lines[-1])[:300]
 
 
 def ask(command: Sequence[str], signals: Signals, seconds: float = math.inf,
         env: Mapping[str, str] = MappingProxyType({}), grace_seconds: float = 0.0, shows: bool = False) -> Answer:
-    """Runs a script of ours until it has answered or the seconds are over; then it is killed with all it has started.
+    """Runs a script of this program, at most for some seconds; then kills it with all its child processes.
 
-    With grace_seconds it is asked to stop before, and given that long; it must not print much then. With shows it
-    prints where this process does, and the answer holds nothing of that. Raises SystemExit after a signal. On Linux, if
-    a process has to die where memory runs out, it is the child.
+    Before that, grace_seconds give it time to stop after SIGTERM, while it must print little. With shows it prints to
+    this process's own stdout and stderr, and the answer holds no output. Raises SystemExit after a signal.
     """
-    # A script of ours runs alone, and its own folder must be on its path.
-    env = {**{name: value for name, value in without_torchrun(os.environ).items() if name != SAFE_PATH}, **env}
-    before, signals.at_once = signals.at_once, ""  # leaving at once would leave the child behind
-    ends_at, is_over, pipe = time.monotonic() + seconds, False, None if shows else subprocess.PIPE
-    with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=pipe, stderr=pipe, text=True,
-                          errors="replace", env=env, start_new_session=os.name == "posix") as child:
-        with contextlib.suppress(OSError):
+    inherited = without_torchrun(os.environ)
+    inherited.pop(SAFE_PATH, None)  # the script's own folder must stay on its module path
+    at_once = signals.at_once
+    signals.at_once = ""  # a signal that ended this process at once would leave the child running
+    ends_at = time.monotonic() + seconds
+    is_late = False
+    pipe = None if shows else subprocess.PIPE
+    with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=pipe, stderr=pipe, text=True, errors="replace",
+                          env={**inherited, **env}, start_new_session=os.name == "posix") as child:
+        with contextlib.suppress(OSError):  # where memory runs out, Linux shall kill the child and not this process
             Path(f"/proc/{child.pid}/oom_score_adj").write_text("1000")
         while True:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 printed, complaints = child.communicate(timeout=0.2)
                 break
-            is_over = time.monotonic() > ends_at
-            if (signals.number is not None or is_over) and grace_seconds:
+            is_late = time.monotonic() > ends_at
+            if not is_late and signals.number is None:
+                continue
+            if grace_seconds:
                 child.terminate()
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     child.wait(grace_seconds)
-            if (signals.number is not None or is_over) and child.poll() is None:
+            if child.poll() is None:
                 os.killpg(child.pid, signal.SIGKILL) if os.name == "posix" else child.kill()
     if signals.number is not None:
         raise SystemExit(128 + signals.number)
-    signals.at_once = before
-    return Answer(None if is_over else child.returncode, printed, complaints)
+    signals.at_once = at_once
+    return Answer(None if is_late else child.returncode, printed, complaints)
 
 
 def start_process(context: Any, target: Callable[..., Any], *arguments: Any) -> Any:
-    """Starts a daemon process of a multiprocessing context that calls the target, and returns it.
+    """Starts and returns a daemon process that calls the target; context is one of multiprocessing.
 
-    Ctrl-C does not reach it, not even while it starts: it is for the parent to end it.
+    Ctrl-C never reaches the process, not even while it starts: its parent ends it.
     """
     with outside_current_folder() as here:
         if context.get_start_method() == "spawn" and os.name == "posix":
             from multiprocessing import resource_tracker
 
-            resource_tracker.ensure_running()  # now: on its start it would let signals through again
+            resource_tracker.ensure_running()  # before the signals are blocked: its start unblocks them
         with keyboard_held_back():
             process = context.Process(target=_call_in, args=(here, target, arguments), daemon=True)
             process.start()
@@ -108,10 +112,10 @@ def _call_in(folder: str, target: Callable[..., Any], arguments: tuple[Any, ...]
 
 @contextlib.contextmanager
 def outside_current_folder() -> Iterator[str]:
-    """While inside, Python processes that are started do not look for modules in the current folder, which is yielded.
+    """Yields the current folder and keeps Python processes started in the block from importing modules from it.
 
-    Python 3.10 goes to the program's folder meanwhile, where no module has the name of one of Python's: no other thread
-    may use relative paths. Yields "" where the current folder has been deleted.
+    Under Python 3.10 this process works in the program's folder meanwhile, where no module has a name of Python's own:
+    no other thread may use relative paths. Yields "" if the current folder was deleted.
     """
     try:
         here = os.getcwd()

@@ -1,4 +1,4 @@
-"""Settings of memory: PyTorch's of a GPU's, made before torch is imported, and Python's garbage collector."""
+"""Settings of PyTorch's allocator for GPUs, made before torch is imported, and of Python's garbage collector."""
 
 import contextlib
 import gc
@@ -11,10 +11,10 @@ GROWING = "expandable_segments:True"
 
 
 def let_segments_grow() -> None:
-    """Lets a GPU's segments of memory grow in place: less is lost between blocks of different sizes.
+    """Makes PyTorch's segments of GPU memory grow in place, which loses less between blocks of different sizes.
 
-    Whoever has set PyTorch's variable has decided. Only on Linux: the system of Windows, WSL and Jetson boards does not
-    know, or refuses, the mapping that it takes (PyTorch's issue 192330).
+    A user's own setting stays. On Linux alone: Windows, WSL and Jetson boards lack or refuse the mapping that growing
+    needs (PyTorch's issue 192330).
     """
     if sys.platform != "linux" or any(word in os.uname().release.lower() for word in ("microsoft", "tegra")):
         return
@@ -24,11 +24,11 @@ def let_segments_grow() -> None:
 
 @contextlib.contextmanager
 def without_collector() -> Iterator[None]:
-    """While inside, nothing is searched for cycles: for a file of 50,000 short lists it costs as much as reading it."""
-    was_on = gc.isenabled()
+    """Switches the garbage collector off in the block: over 50,000 short lists it costs as much as reading them."""
+    was_enabled = gc.isenabled()
     gc.disable()
     try:
         yield
     finally:
-        if was_on:
+        if was_enabled:
             gc.enable()

@@ -1,6 +1,6 @@
 """The names of the files that several rooms write or read."""
 
-# In a checkpoint, and in a model's folder of others.
+# In a checkpoint, and in a Hugging Face folder.
 CONFIG, GENERATION, CARD = "config.json", "generation_config.json", "README.md"
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"  # one file, or the index of several
 TOKENIZER, TOKENIZER_CONFIG = "tokenizer.json", "tokenizer_config.json"
@@ -8,7 +8,7 @@ OPTIMIZER, STATE, MANIFEST = "optimizer.safetensors", "trainer_state.json", "man
 
 # In an output folder, beside the checkpoints.
 METRICS, LOG, STARTS, RUN_CONFIG = "metrics.jsonl", "log.txt", "starts.jsonl", "config.toml"
-RECIPE = "recipe.json"  # the flags of a run of bench.py --quality, whose folder is called NAME-SEED
+RECIPE = "recipe.json"  # the flags of a run of bench.py --quality, in its folder NAME-SEED
 
-# In a folder of tokens: written last, so that it makes the set complete.
+# In a folder of tokens: it is written last and marks the folder as complete.
 METADATA = "metadata.json"

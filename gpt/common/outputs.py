@@ -1,4 +1,4 @@
-"""Files that a flag such as --json names: tried before any work, and written without harm to what lies there."""
+"""Output files of flags such as --json: checked before any work, and replaced as a whole or not at all."""
 
 import errno
 import os
@@ -11,36 +11,40 @@ from gpt.common.words import printable
 
 
 class Output:
-    """One file that a flag names. To make one is to try it, which should happen before any work.
+    """The output file of a flag; the constructor checks that it can be written, before any work.
 
-    A regular file is written whole or not at all; a link to one stays. A device and a pipe take the bytes as they come.
-    Raises UserError: exit 2 for a folder, exit 5 where none can be written.
+    A regular file is written as a whole or not at all, a link to it stays. A device and a pipe are written directly.
+    Raises UserError: exit 2 for a folder, exit 5 if the file cannot be written.
     """
 
     def __init__(self, flag: str, path: str):
-        self.path, self._shown = path, f"{flag} {printable(path)}"
+        self.path = path
+        self._shown = f"{flag} {printable(path)}"
         if Path(path).is_dir():
             raise UserError(Exit.FLAGS, f"{self._shown}: is a folder. Name a file.")
         with writing(self._shown, Path(path)):
-            self._place = place_of(path)
+            self._target = place_of(path)
 
     @property
     def ending(self) -> str:
-        """What follows the last dot of the name, in small letters: 'png'."""
+        """The extension of the file in small letters, without its dot: 'png'."""
         return self.path.rsplit(".", 1)[-1].lower()
 
     def write(self, content: bytes) -> None:
-        """Writes the content, in place of what was written before. Raises UserError (exit 5) if that fails."""
-        with writing(self._shown, self._place):
-            self._place.parent.mkdir(parents=True, exist_ok=True)
-            is_stream = self._place.exists() and not self._place.is_file()
-            self._place.write_bytes(content) if is_stream else write_whole(self._place, content)
+        """Replaces the file's content. Raises UserError (exit 5) if that fails."""
+        with writing(self._shown, self._target):
+            self._target.parent.mkdir(parents=True, exist_ok=True)
+            is_stream = self._target.exists() and not self._target.is_file()
+            if is_stream:
+                self._target.write_bytes(content)
+            else:
+                write_whole(self._target, content)
 
 
 def place_of(path: str) -> Path:
-    """Where a file or folder of this name is to be written, links followed, once a file could be made near it.
+    """The path behind all links, after a check that a file or folder can be written there.
 
-    Its parent may be missing still, but then it can be created. Raises OSError.
+    Its parent may be missing, if it can be created. Raises OSError.
     """
     target = Path(os.path.realpath(path))
     if target.is_symlink():
@@ -52,5 +56,5 @@ def place_of(path: str) -> Path:
             return target
     nearest = next(folder for folder in target.parents if folder.exists())
     with tempfile.TemporaryFile(dir=nearest, buffering=0) as probe:
-        probe.write(b"\n")  # a full disk takes files, but no byte
+        probe.write(b"\n")  # a full disk still takes empty files
     return target

@@ -1,22 +1,22 @@
-"""What torchrun says in the environment of the processes it starts. How they speak is in gpt/machine/processes.py."""
+"""The place of this process among those of torchrun, from the environment. Collectives: gpt/machine/processes.py."""
 
 import os
 from collections.abc import Mapping
 
-STARTED_BY = os.getppid()  # torchrun, as long as it is there
+STARTED_BY = os.getppid()  # torchrun's process; another parent later means that it has ended
 PLACE = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
 MEETING = ("MASTER_ADDR", "MASTER_PORT")
 THEIRS = (*PLACE, *MEETING, "GROUP_RANK", "GROUP_WORLD_SIZE", "ROLE_RANK", "ROLE_WORLD_SIZE", "ROLE_NAME",
-          "LOCAL_ADDR")  # and all that begins with TORCHELASTIC_
+          "LOCAL_ADDR")  # and every name that begins with TORCHELASTIC_
 
 
 def is_one_of_several() -> bool:
-    """True for a process that torchrun has started."""
+    """True for a process that torchrun started."""
     return all(name in os.environ for name in (*PLACE, *MEETING))
 
 
 def world_size() -> int:
-    """How many processes train together; 1 as well where the environment makes no sense, of which others complain."""
+    """The number of processes of the run; 1 if WORLD_SIZE is no number, an error that of_environment() reports."""
     number = os.environ["WORLD_SIZE"] if is_one_of_several() else "1"
     return max(1, int(number)) if number.isdigit() else 1
 

@@ -1,4 +1,4 @@
-"""Ctrl-C and the signals like it: the first ends what can lose nothing, else is remembered; SIGUSR1 saves."""
+"""Ctrl-C, SIGTERM and their like: the first one stops a command without loss, the second one at once."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from gpt.common.terminal import in_notebook, print_line
 STOPPING = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGBREAK") if hasattr(signal, name))
 SAVING = getattr(signal, "SIGUSR1", None)
 END = b"\0"  # no signal has this number
-ONE_STOP_SECONDS = 1.0  # in a notebook, or under torchrun, signals within this time are one wish to stop
-ANSWER_SECONDS = 1.0  # that printing may take before the process ends anyway
-USUALLY_SECONDS = 0.5  # in which most work ends after a signal: until then there is nothing to say
+ONE_STOP_SECONDS = 1.0  # in a notebook, or under torchrun, signals within this time count as one
+ANSWER_SECONDS = 1.0  # the longest wait for a last message to be printed
+USUALLY_SECONDS = 0.5  # most work ends within this time after a signal, and needs no message
 
 
 class Stopped(Exception):
-    """A signal asked the command to stop."""
+    """Ends the work of a command after a signal."""
 
 
 class AtRisk(NamedTuple):
@@ -36,31 +36,31 @@ NOTHING = AtRisk("", "")
 
 
 def signal_name(number: int) -> str:
-    """A signal by the name that people know: 'Ctrl-C', 'SIGTERM'."""
+    """The name of a signal as people know it: 'Ctrl-C', 'SIGTERM'."""
     return "Ctrl-C" if number == signal.SIGINT else signal.Signals(number).name
 
 
 class Signals:
-    """The first signal of STOPPING: at first it ends the process, later loops see it and a second one ends it.
+    """Records the first signal of STOPPING for loops to read; a second one ends the process at once.
 
-    number is the first signal, None before it; at is when it came, by time.monotonic(). As long as nothing can be lost,
-    a command sets at_once to the words that follow "stopped by SIGTERM": then the first signal ends the process.
-    Otherwise it is answered at once, by tell, as on_stop() says; or, for a command that as a rule ends sooner, after
-    patience seconds. In one of several processes only a second Ctrl-C ends it at once. With can_save SIGUSR1 sets
-    asks_to_save, which the command takes back, and nothing else.
+    number is the first signal, None before it. While nothing can be lost, a command sets at_once to the words that
+    follow "stopped by SIGTERM": then the first signal ends the process. Otherwise answer prints the message of
+    on_stop(), after patience_seconds, in which a quick command has ended. In one of several processes only a second
+    Ctrl-C ends it at once. With can_save, SIGUSR1 sets asks_to_save, which the command resets.
 
-    On POSIX a thread takes the signals. Python would run a handler only after the operation that the main thread is in,
-    and a step or a save can take minutes. A signal that the parent ignores (nohup) stays ignored. Use as a context
-    manager, in the main thread.
+    On POSIX a thread receives the signals. Python runs a handler only between two operations of the main thread, and a
+    step or a save can take minutes. A signal that the parent ignores (nohup) stays ignored. Use as a context manager,
+    in the main thread.
     """
 
-    def __init__(self, tell: Callable[[str], None] = print_line, patience: float = 0.0, can_save: bool = False):
+    def __init__(self, answer: Callable[[str], None] = print_line, patience_seconds: float = 0.0,
+                 can_save: bool = False):
         self.number: int | None = None
         self.asks_to_save = False
-        self.at = 0.0
         self.at_once = ""
-        self._tell = tell
-        self._patience = patience
+        self._received_at = 0.0  # of the first signal, by time.monotonic()
+        self._print_answer = answer
+        self._patience_seconds = patience_seconds
         self._listened = (*STOPPING, SAVING) if can_save and SAVING is not None else STOPPING
         self._stopping: Callable[[], str] = lambda: "stopping"
         self._at_risk: Callable[[], AtRisk] = lambda: NOTHING
@@ -77,9 +77,9 @@ class Signals:
         self._stopping, self._at_risk = stopping, at_risk
 
     def __enter__(self) -> Signals:
-        # Beside the thread a handler is still needed, or Python's own would raise KeyboardInterrupt. It remembers the
-        # signal, in case a loop looks before the thread has had its turn.
-        handler = self._remember if os.name == "posix" else self._receive
+        # Without a handler Python's own would raise KeyboardInterrupt. This one records the signal as well, in case a
+        # loop reads it before the thread has run.
+        handler = self._record if os.name == "posix" else self._receive
         for number in self._listened:
             if signal.getsignal(number) is not signal.SIG_IGN:
                 self._previous[number] = signal.signal(number, handler)
@@ -94,18 +94,18 @@ class Signals:
         if os.name == "posix":
             signal.set_wakeup_fd(-1)
             with contextlib.suppress(BlockingIOError):
-                # Closing the pipe would not end the thread while a forked process has it open too.
+                # Closing the pipe does not end the thread while a forked process has the pipe open too.
                 os.write(self._write_end, END)
             os.close(self._write_end)
             self._thread.join()
 
     def hear(self, number: int) -> None:
-        """Takes a signal that another of several processes got for one of its own; 0: there was none."""
+        """Records a signal that another process of the run received; 0 stands for none."""
         if number:
-            self._remember(number)
+            self._record(number)
 
     def look(self) -> None:
-        """Raises Stopped after a signal."""
+        """Raises Stopped if a signal was received."""
         if self.number is not None:
             raise Stopped
 
@@ -129,63 +129,68 @@ class Signals:
                 self._receive(byte[0])
         os.close(read_end)
 
-    def _remember(self, number: int, _frame: object = None) -> None:
+    def _record(self, number: int, _frame: object = None) -> None:
         if number == SAVING:
             self.asks_to_save = True
         elif self.number is None:
-            self.at, self.number = time.monotonic(), number  # the time first: whoever sees the number may use it
+            self._received_at = time.monotonic()  # before the number, which other threads read first
+            self.number = number
 
     def _receive(self, number: int, _frame: object = None) -> None:
         if number == SAVING:
             self._answer(lambda: f"{signal_name(number)}: saving after this step, and going on")
             return
-        is_repeated = self._num_received > 0 and time.monotonic() - self.at < ONE_STOP_SECONDS
+        is_repeated = self._num_received > 0 and time.monotonic() - self._received_at < ONE_STOP_SECONDS
         if is_repeated and (in_notebook() or is_one_of_several()):
-            return  # a notebook's stop button sends three, and kills the process after the last; torchrun adds its own
+            return  # a notebook's stop button sends three signals before it kills the process; torchrun adds its own
         if self._num_received > 0 and is_one_of_several() and number != signal.SIGINT and not self.at_once:
-            return  # Slurm sends one to every process, and torchrun, which gets it too, another one after it
+            return  # Slurm sends a signal to every process; torchrun receives one too, and sends another to each
         self._num_received += 1
-        self._remember(number)
-        at_once = self.at_once  # the command goes on beside this, and may take it back before the answer is printed
+        self._record(number)
+        at_once = self.at_once  # the command runs on meanwhile, and may reset it before the answer is printed
         if self._num_received == 1 and not at_once:
             self._answer(self._first_words)
         else:
             thread = self._answer(lambda: self._last_words(signal_name(number), at_once))
-            for _ in range(10):  # on a busy machine all of the process may stand still during one of the waits
+            for _ in range(10):  # not one long wait: on a busy machine the whole process may stand still during it
                 thread.join(ANSWER_SECONDS / 10)
             os._exit(128 + number)
 
     def _answer(self, words: Callable[[], str]) -> threading.Thread:
-        """Prints the words, if any, in a thread of its own.
-
-        A terminal that stands still (Ctrl-S), a full pipe or a slow disk must not keep the next signal waiting.
-        """
+        """Prints the words, if any, in a new thread: a paused terminal (Ctrl-S) or a full pipe delays no signal."""
         def run() -> None:
-            if line := words():
-                self._tell(line)
+            line = words()
+            if line:
+                self._print_answer(line)
 
         thread = threading.Thread(target=run, daemon=True, name="answer")
         thread.start()
         return thread
 
     def _first_words(self) -> str:
-        if self._patience and self._ended.wait(self._patience):
+        if self._patience_seconds and self._ended.wait(self._patience_seconds):
             return ""
         lost = self._at_risk().lost
-        return f"{self.name}: {self._stopping()}. Ctrl-C now ends it at once{f' and loses {lost}' if lost else ''}."
+        loss = f" and loses {lost}" if lost else ""
+        return f"{self.name}: {self._stopping()}. Ctrl-C now ends it at once{loss}."
 
     def _last_words(self, name: str, at_once: str) -> str:
         if at_once:
             return f"stopped by {name} {at_once}"
         lost, safe = self._at_risk()
-        return f"{name}: ended at once{f'. Lost: {lost}' if lost else ''}{f'. Safe: {safe}' if safe else ''}."
+        sentences = [f"{name}: ended at once."]
+        if lost:
+            sentences.append(f"Lost: {lost}.")
+        if safe:
+            sentences.append(f"Safe: {safe}.")
+        return " ".join(sentences)
 
 
 @contextlib.contextmanager
 def keyboard_held_back() -> Iterator[None]:
-    """While inside, Ctrl-C and the hang-up wait. A process that is started here never gets them.
+    """Blocks SIGINT and SIGHUP for the duration of the block, and for ever in processes that are started in it.
 
-    A terminal sends them to all of its processes: one that is still starting would end with a traceback.
+    A terminal sends both to all of its processes: a child that is still starting would end with a traceback.
     """
     if not hasattr(signal, "pthread_sigmask"):  # Windows
         yield
@@ -198,6 +203,6 @@ def keyboard_held_back() -> Iterator[None]:
 
 
 def _leave_the_pipe() -> None:
-    """In a forked child: its signals must not be written to the parent's pipe."""
+    """Stops a forked child from writing its signals to the parent's pipe."""
     with contextlib.suppress(ValueError):  # not in the main thread
         signal.set_wakeup_fd(-1)

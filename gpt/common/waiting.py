@@ -1,4 +1,4 @@
-"""Waiting for a library. A signal ends it."""
+"""Waits for work that cannot look for signals itself."""
 
 import threading
 from collections.abc import Callable
@@ -7,20 +7,20 @@ from typing import Any
 
 
 def in_thread(work: Callable[[], Any], look: Callable[[], None]) -> Any:
-    """Runs work that cannot look for signals itself: while the main thread is in a library, Python's handlers wait.
+    """Runs work in a thread and calls look every 0.1 s, so that a signal ends even a call into a library.
 
-    Returns what the work returns, raises what it raises, and what look raises.
+    Returns the result of work. Raises the errors of work and of look.
     """
-    answer: Future[Any] = Future()
+    result: Future[Any] = Future()
 
     def run() -> None:
         try:
-            answer.set_result(work())
+            result.set_result(work())
         except BaseException as error:
-            answer.set_exception(error)
+            result.set_exception(error)
 
     threading.Thread(target=run, daemon=True).start()
-    while not answer.done():
-        wait([answer], 0.1)
+    while not result.done():
+        wait([result], 0.1)
         look()
-    return answer.result()
+    return result.result()

@@ -3,30 +3,30 @@
 import shlex
 from collections.abc import Iterable
 
-# Ends of lines beyond ASCII, and marks that make a terminal show what follows from right to left.
+# Line separators beyond ASCII, and marks that change the direction of writing.
 ONE_LINE_ONLY = "\u2028\u2029\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069"
 
 
 def printable(text: object) -> str:
-    """A text or a path on one line that cannot drive a terminal: for names, and for what stands in a file of others.
+    """A text or a path on one line that cannot control a terminal: for names, and for the content of foreign files.
 
-    Control characters, ends of lines and marks that turn the direction of writing become escapes.
+    Control characters, line separators and marks that change the direction of writing become escapes.
     """
     return "".join(c if _is_harmless(c) and c not in ONE_LINE_ONLY else repr(c)[1:-1] for c in str(text))
 
 
 def first_line(error: BaseException) -> str:
-    """The beginning of what an error says, on one line."""
+    """The first line of an error's message, at most 200 characters; its type if it has no message."""
     return printable((str(error).strip().splitlines() or [type(error).__name__])[0][:200])
 
 
 def printable_text(text: str) -> str:
-    """What printable returns, for text of several lines: newlines, tabs and marks of direction stay."""
+    """printable() for text of several lines: newlines, tabs and marks of direction stay."""
     return "".join(c if c in "\n\t" or _is_harmless(c) else repr(c)[1:-1] for c in text)
 
 
 def _is_harmless(character: str) -> bool:
-    """True for what any terminal shows. Spaces such as U+00A0 are not printable to Python, but they are harmless."""
+    """True for a character that cannot control a terminal; U+00A0 is one, though it is not isprintable()."""
     is_surrogate = 0xD800 <= ord(character) < 0xE000  # cannot be encoded
     return character.isprintable() or (ord(character) > 159 and not is_surrogate)
 
@@ -37,19 +37,27 @@ def is_utf8(text: str) -> bool:
 
 
 def shell_word(text: object) -> str:
-    """A text or a path as one word of a command that may be printed, copied and typed into a shell (bash, zsh, ksh).
+    """A text or a path quoted as one word of a command, safe to print, copy and paste into bash, zsh or ksh.
 
-    What a terminal would not show as itself is written by its bytes in octal, as in $'two\\012lines'.
+    Unprintable characters become octal bytes, as in $'two\\012lines'.
     """
-    if (text := str(text)).isprintable():
+    text = str(text)
+    if text.isprintable():
         return shlex.quote(text)
-    # A byte of a file name that is not UTF-8 is one of 128 surrogates; others cannot be in a name, only in JSON.
-    return "$'" + "".join(c if c.isprintable() and c not in "\\'" else "".join(f"\\{byte:03o}" for byte in c.encode(
-        "utf-8", "surrogateescape" if "\udc80" <= c <= "\udcff" else "surrogatepass")) for c in text) + "'"
+    quoted = ""
+    for character in text:
+        if character.isprintable() and character not in "\\'":
+            quoted += character
+            continue
+        # 128 surrogates stand for the bytes of a name that is not UTF-8. The others occur in JSON alone.
+        is_raw_byte = "\udc80" <= character <= "\udcff"
+        encoded = character.encode("utf-8", "surrogateescape" if is_raw_byte else "surrogatepass")
+        quoted += "".join(f"\\{byte:03o}" for byte in encoded)
+    return f"$'{quoted}'"
 
 
 def shell_line(words: Iterable[str]) -> str:
-    """The words of a command as one line for a shell, each as shell_word writes it."""
+    """The words of a command as one line for a shell, each quoted by shell_word()."""
     return " ".join(map(shell_word, words))
 
 
@@ -81,10 +89,11 @@ def count(number: float) -> str:
 
 def several(number: int, noun: str) -> str:
     """A number with its noun: '1 file', '2,000 files', '3 micro-batches'."""
-    plural = "es" if noun.endswith(("tch", "sh", "s", "x")) else "s"
-    return f"{number:,} {noun}{plural * (number != 1)}"
+    if number != 1:
+        noun += "es" if noun.endswith(("tch", "sh", "s", "x")) else "s"
+    return f"{number:,} {noun}"
 
 
-def percent(share: float | None) -> str:
-    """A share in words: '48.2%', or 'n/a'."""
-    return "n/a" if share is None else f"{share:.1%}"
+def percent(fraction: float | None) -> str:
+    """A fraction as '48.2%', or 'n/a' for None."""
+    return "n/a" if fraction is None else f"{fraction:.1%}"

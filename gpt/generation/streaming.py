@@ -143,7 +143,7 @@ def converse(decoder: Decoder, sampling: Sampling, language: Language, seed: int
         else:
             line_ids = encode_prompt(("\n" if ids else "") + line, language, opens=not ids)
             answer = Sample(0, "", ids + line_ids, max_new_tokens, seed, language.tokenizer)
-            with Signals(patience=USUALLY_SECONDS) as signals:
+            with Signals(patience_seconds=USUALLY_SECONDS) as signals:
                 write_samples(decoder, [answer], sampling, language, False, signals)
             ids = answer.ids
             seed += 1

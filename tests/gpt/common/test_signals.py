@@ -49,7 +49,8 @@ def test_the_first_signal_is_answered_while_the_main_thread_is_busy_and_the_seco
 
 
 def test_a_command_that_ends_within_its_patience_says_nothing():
-    code = ("import os, signal, time\nfrom gpt.common.signals import Signals\nwith Signals(patience=0.3) as signals:\n"
+    code = ("import os, signal, time\nfrom gpt.common.signals import Signals\n"
+            "with Signals(patience_seconds=0.3) as signals:\n"
             "    os.kill(os.getpid(), signal.SIGINT)\n    time.sleep({})\n")
     assert run_python(code.format(0)).stderr == ""
     assert run_python(code.format(0.8)).stderr == "Ctrl-C: stopping. Ctrl-C now ends it at once.\n"
