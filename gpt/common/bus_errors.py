@@ -1,7 +1,7 @@
 """SIGBUS: a process reads a memory map beyond the end of its file, because another program has cut the file.
 
-Without a handler the process dies without a message. A Python handler does not help: it runs after the interrupted
-instruction, and this instruction is repeated for ever. So the handler is a C function.
+Without a handler the process dies without a message. A Python handler does not help: it runs after the
+interrupted instruction, and this instruction is repeated for ever. So the handler is a C function.
 """
 
 import ctypes
@@ -21,8 +21,8 @@ _handlers: list[Any] = []  # a reference: a freed callback would crash the proce
 def add(explaining: Any) -> None:
     """Makes a SIGBUS end the process with exit code 3 and the message of explaining.explain().
 
-    explain() returns the words after "error: ", or '' if the object has no part in it. Objects are held weakly, and the
-    first one with a message wins. Does nothing on Windows, which has no SIGBUS.
+    explain() returns the words after "error: ", or '' if the object has no part in it. Objects are held
+    weakly, and the first one with a message wins. Does nothing on Windows, which has no SIGBUS.
     """
     _explaining.add(explaining)
     if not _handlers and hasattr(signal, "SIGBUS"):
@@ -35,7 +35,7 @@ def add(explaining: Any) -> None:
 
 
 def _leave(_number: int) -> None:
-    """The handler: it runs in the thread that read the map, in the middle of a copy, where no lock is held."""
+    """The handler: it runs in the thread that read the map, in the middle of a copy, which holds no lock."""
     try:
         messages = (explaining.explain() for explaining in list(_explaining))
         message = next(filter(None, messages), UNKNOWN)

@@ -1,7 +1,7 @@
 """Child processes that never import a module from the current folder, such as a signal.py or a torch.py.
 
-`python -c` and `python -m` search the current folder first. multiprocessing and torch's compiler start processes by
-`python -c`, and every nanoGPT folder has a model.py.
+`python -c` and `python -m` search the current folder first. multiprocessing and torch's compiler start
+processes by `python -c`, and every nanoGPT folder has a model.py.
 """
 
 import contextlib
@@ -25,9 +25,10 @@ SAFE_PATH = "PYTHONSAFEPATH"  # since Python 3.11
 
 
 def leave_out_current_folder() -> None:
-    """Removes the current folder from the module path of this process and of the Python processes that it starts.
+    """Removes the current folder from the module path of this process and of its Python children.
 
-    Python 3.10 does not know this setting for children: see outside_current_folder. Folders in PYTHONPATH stay.
+    Python 3.10 does not know this setting for children: see outside_current_folder. Folders in PYTHONPATH
+    stay.
     """
     os.environ[SAFE_PATH] = "1"
     is_module = getattr(sys.modules["__main__"], "__spec__", None) is not None
@@ -38,7 +39,7 @@ def leave_out_current_folder() -> None:
 
 
 class Answer(NamedTuple):
-    """The exit code of a child process and its output on stdout and stderr; code is None after a timeout."""
+    """The exit code of a child process, missing (None) after a timeout, and its output on stdout and stderr."""
 
     code: int | None
     printed: str
@@ -55,8 +56,9 @@ def ask(command: Sequence[str], signals: Signals, seconds: float = math.inf,
         env: Mapping[str, str] = MappingProxyType({}), grace_seconds: float = 0.0, shows: bool = False) -> Answer:
     """Runs a script of this program, at most for some seconds; then kills it with all its child processes.
 
-    Before that, grace_seconds give it time to stop after SIGTERM, while it must print little. With shows it prints to
-    this process's own stdout and stderr, and the answer holds no output. Raises SystemExit after a signal.
+    Before that, grace_seconds give it time to stop after SIGTERM, while it must print little. With shows it
+    prints to this process's own stdout and stderr, and the answer holds no output. Raises SystemExit after
+    a signal.
     """
     inherited = without_torchrun(os.environ)
     inherited.pop(SAFE_PATH, None)  # the script's own folder must stay on its module path
@@ -67,7 +69,7 @@ def ask(command: Sequence[str], signals: Signals, seconds: float = math.inf,
     pipe = None if shows else subprocess.PIPE
     with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=pipe, stderr=pipe, text=True, errors="replace",
                           env={**inherited, **env}, start_new_session=os.name == "posix") as child:
-        with contextlib.suppress(OSError):  # where memory runs out, Linux shall kill the child and not this process
+        with contextlib.suppress(OSError):  # out of memory, Linux then kills the child and not this process
             Path(f"/proc/{child.pid}/oom_score_adj").write_text("1000")
         while True:
             with contextlib.suppress(subprocess.TimeoutExpired):
@@ -114,8 +116,8 @@ def _call_in(folder: str, target: Callable[..., Any], arguments: tuple[Any, ...]
 def outside_current_folder() -> Iterator[str]:
     """Yields the current folder and keeps Python processes started in the block from importing modules from it.
 
-    Under Python 3.10 this process works in the program's folder meanwhile, where no module has a name of Python's own:
-    no other thread may use relative paths. Yields "" if the current folder was deleted.
+    Under Python 3.10 this process works in the program's folder meanwhile, where no module has a name of
+    Python's own: no other thread may use relative paths. Yields "" if the current folder was deleted.
     """
     try:
         here = os.getcwd()

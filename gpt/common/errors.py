@@ -22,16 +22,16 @@ from gpt.common.signals import STOPPING, signal_name
 from gpt.common.terminal import print_line
 from gpt.common.words import first_line, printable
 
-MESSAGE_LINES = 5  # the most lines that one error takes
-ENDED: list[bool] = []  # not empty where a group of processes has ended: the process then ends at once
+MESSAGE_LINES = 5  # of one error, at most
+ENDED: list[bool] = []  # not empty after the end of a process group: the process then skips Python's shutdown
 
-
-# The oldest release of each that works: torch 2.10 gives NaN with torch.compile on an A100.
+# The oldest release of each package that works: torch 2.10 gives NaN with torch.compile on an A100.
 PACKAGES = {"torch": "2.11", "numpy": "1.26", "tokenizers": "0.21", "tqdm": "4.60", "safetensors": "0.4.3"}
 NEWEST_TESTED = {"torch": "2.15"}
 PIP = f"{os.path.basename(sys.executable)} -m pip install"
 
-# Errors that are no OutOfMemoryError, but say the same: of the CPU's allocator, cuBLAS, C++, CUDA, Triton.
+# Messages of other errors than OutOfMemoryError with the same cause: the CPU's allocator, cuBLAS, C++,
+# CUDA, Triton.
 OUT_OF_MEMORY = (
     "DefaultCPUAllocator: can't allocate memory",
     "STATUS_ALLOC_FAILED",
@@ -40,12 +40,12 @@ OUT_OF_MEMORY = (
     "CUDA driver error: out of memory",
     "Error [CUDA]: out of memory",
     "MPS backend out of memory",
-    "Invalid buffer size",  # Metal's, for one tensor that is larger than all a GPU may hold
+    "Invalid buffer size",  # Metal's, for a tensor larger than the GPU's whole memory
 )
 
 
 class Exit(enum.IntEnum):
-    """The exit codes of every command; 128 + n means: stopped by signal n, after saving."""
+    """The exit codes of every command; 128 + n stands for signal n, after saving."""
 
     DONE = 0
     FLAGS = 2
@@ -58,10 +58,10 @@ class Exit(enum.IntEnum):
 
 
 class UserError(Exception):
-    """An error the user can fix. The message says what is wrong, why in numbers, and the one thing to do.
+    """An error the user can fix. The message has the problem, its cause in numbers, and the one thing to do.
 
-    The command ends with the exit code. An error that every process of a run raises (on_all_ranks) is printed by the
-    main process alone.
+    The command ends with the exit code. An error that every process of a run raises (on_all_ranks) is
+    printed by the main process alone.
     """
 
     def __init__(self, code: Exit, message: str, on_all_ranks: bool = True):
@@ -74,9 +74,9 @@ class UserError(Exception):
 
 
 class InvalidCheckpoint(Exception):
-    """A folder cannot be opened as a checkpoint. The message says why; the caller knows which folder it is.
+    """A folder cannot be opened as a checkpoint; the message is the reason without the folder's name.
 
-    cure is the one thing to do, a sentence, where that is not to give another folder.
+    cure is a sentence with the one thing to do, unless that is to give another folder.
     """
 
     def __init__(self, why: str, cure: str = ""):
@@ -88,28 +88,32 @@ class Problems:
     """Collects the UserErrors of checks that do not depend on each other, so that one run reports them all."""
 
     def __init__(self) -> None:
-        self.found: list[UserError] = []
+        self._errors: list[UserError] = []
 
     @contextlib.contextmanager
     def catch(self) -> Iterator[None]:
-        """Keeps a UserError that is raised inside, for stop()."""
+        """Keeps a UserError of the block for stop()."""
         try:
             yield
         except UserError as error:
-            self.found.append(error)
+            self._errors.append(error)
 
     def stop(self) -> None:
-        """Raises one UserError that lists the errors kept, five at most, with the exit code of the first.
+        """Raises one UserError with the messages of at most five errors and the exit code of the first one.
 
-        Does nothing if there are none.
+        Does nothing if no error was kept.
         """
-        if self.found:
-            raise UserError(self.found[0].code, "\nerror: ".join(str(error) for error in self.found[:MESSAGE_LINES]))
+        if self._errors:
+            messages = "\nerror: ".join(map(str, self._errors[:MESSAGE_LINES]))
+            raise UserError(self._errors[0].code, messages)
 
 
 @contextlib.contextmanager
 def writing(shown: str, folder: Path, *others: type[Exception]) -> Iterator[None]:
-    """Turns an error of the system, or others, into a UserError (exit 5) with its cure; shown names the folder."""
+    """Turns an OSError of the block, or one of the others, into a UserError (exit 5) with a cure.
+
+    shown is the folder as the message names it.
+    """
     try:
         yield
     except (OSError, *others) as error:
@@ -118,7 +122,7 @@ def writing(shown: str, folder: Path, *others: type[Exception]) -> Iterator[None
 
 
 def warn(message: str) -> None:
-    """Prints one warning line to stderr, in the first of several processes."""
+    """Prints one warning line to stderr, in the main process alone."""
     if is_main():
         print_line(f"warning: {message}")
 
@@ -127,20 +131,20 @@ def warn(message: str) -> None:
 
 
 def _version_of(text: str) -> tuple[int, ...]:
-    """The numbers of a version: '2.13.0+cpu' is (2, 13, 0)."""
+    """The numbers of a version: (2, 13, 0) for '2.13.0+cpu'."""
     return tuple(map(int, re.findall(r"\d+", text.partition("+")[0])))
 
 
 def require(*names: str) -> None:
-    """Checks Python and the named packages before the slow imports.
+    """Checks Python, the current folder and the named packages before the slow imports.
 
-    A release newer than the newest tested one gets a warning. Raises UserError (exit 5) with the pip command for
-    packages that are missing or too old.
+    Warns about a release newer than the newest tested one. Raises UserError (exit 5); for packages that are
+    missing or too old, its message has the pip command.
     """
-    from importlib import metadata  # 25 of the 60 ms in which --help answers, where nothing is required
+    from importlib import metadata  # takes 25 of the 60 ms of --help, which requires no package
 
     try:
-        os.getcwd()  # torch's own libraries would end the process without a word
+        os.getcwd()  # without a current folder torch's libraries end the process without a message
     except OSError:
         raise UserError(Exit.MACHINE, "the current folder has been deleted. Go to one that exists: cd ~") from None
     if sys.version_info < (3, 10):
@@ -152,38 +156,39 @@ def require(*names: str) -> None:
         except metadata.PackageNotFoundError:
             problems.append(f"{name} is not installed")
             continue
+        newest = NEWEST_TESTED.get(name, installed)
         if _version_of(installed) < _version_of(PACKAGES[name]):
             problems.append(f"{name} {installed} is older than {PACKAGES[name]}")
-        elif _version_of(installed)[:2] > _version_of(newest := NEWEST_TESTED.get(name, installed)):
+        elif _version_of(installed)[:2] > _version_of(newest):
             warn(f"{name} {installed} is newer than the newest tested release, {newest}.")
     if problems:
         raise UserError(Exit.MACHINE, f"{'; '.join(problems)}. Run: {PIP} -r requirements.txt")
 
 
 def optional(package: str, purpose: str) -> Any:
-    """Imports an optional package and returns it.
+    """Imports and returns an optional package; purpose is the flag or the file that needs it.
 
-    Raises UserError (exit 5) with the pip command if it is not installed; purpose is the flag or file that needs it.
+    Raises UserError (exit 5) with the pip command if it is not installed.
     """
     try:
         return importlib.import_module(package)
     except ImportError as error:
-        raise UserError(Exit.MACHINE, f"{purpose} needs the package {package}, which is not installed. Run: {PIP} "
-                                      f"{package}") from error
+        raise UserError(Exit.MACHINE, f"{purpose} needs the package {package}, which is not installed. "
+                                      f"Run: {PIP} {package}") from error
 
 
 # ---------------------------------------------------------------- how a command ends
 
 
 def guard(main: Callable[[Sequence[str]], int]) -> None:
-    """Runs main on the command line and ends the process as every command ends.
+    """Calls main with the command line's words; ends the process with its exit code if that is not 0.
 
-    An error is one line, a bug is one line and a crash log; --debug shows the traceback. The exit code is what main
-    returns, or the Exit of the error, or 128 + the signal's number.
+    An error is printed as one line, a bug as one line with the path of a crash log; --debug shows the
+    traceback. The exit code is then the Exit of the error, or 128 + the signal's number.
 
-    If main returns 0, the process goes on. A command calls guard twice: first with a function that answers flag errors
-    at once, then, after the slow imports, with its main. Those imports run without the garbage collector, which costs a
-    tenth of their time.
+    If main returns 0, the process goes on. A command calls guard twice: first with a function that answers
+    flag errors at once, then, after the slow imports, with its main. Between them the garbage collector is
+    off: it would cost a tenth of the imports' time.
     """
     gc.enable()
     gc.freeze()
@@ -199,7 +204,7 @@ def guard(main: Callable[[Sequence[str]], int]) -> None:
         code = 128 + signal.SIGINT
     except (SystemExit, GeneratorExit):
         raise
-    except BaseException as error:  # a panic in a Rust library is not an Exception
+    except BaseException as error:  # a panic of a Rust library is not an Exception
         code = _report(error)
 
     if ENDED and is_one_of_several():
@@ -207,14 +212,14 @@ def guard(main: Callable[[Sequence[str]], int]) -> None:
         os._exit(int(code))
     if code:
         raise SystemExit(int(code))
-    sys.excepthook = lambda kind, error, trace: os._exit(_report(error))  # of the imports between two guards
+    sys.excepthook = lambda kind, error, trace: os._exit(_report(error))  # for the imports between two guards
     gc.disable()
 
 
 def _leave_at_a_signal() -> None:
-    """Until main installs its own handlers (Signals), a signal ends the process at once, without a traceback."""
+    """Makes a signal end the process at once, without a traceback, until main installs Signals."""
     def leave(number: int, _: object) -> None:
-        with contextlib.suppress(OSError):  # not print: a handler may interrupt one
+        with contextlib.suppress(OSError):  # not print(), which this handler may interrupt
             if is_main():
                 os.write(2, f"stopped by {signal_name(number)}; nothing was lost\n".encode())
         os._exit(128 + number)
@@ -225,24 +230,24 @@ def _leave_at_a_signal() -> None:
 
 
 def _make_streams_safe() -> None:
-    """Makes stdout and stderr take any text, also where the shell has closed them."""
+    """Makes stdout and stderr accept any text, even if the shell has closed them."""
     for name in ("stdout", "stderr"):
         stream: Any = getattr(sys, name)
         if stream is None:
-            # The shell closed it. The null device takes its number, which no file of ours must get.
+            # The null device takes the number of the closed stream, which no other file may get.
             setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115
         elif hasattr(stream, "reconfigure"):
-            # Windows would give a file or a pipe the code page of the system, in which most texts cannot be written.
-            is_codepage = IS_WINDOWS and not stream.isatty() and not os.environ.get("PYTHONIOENCODING")
-            stream.reconfigure(encoding="utf-8" if is_codepage else None, errors="backslashreplace")
+            # Windows gives a file or a pipe the system's code page, which lacks most characters.
+            has_codepage = IS_WINDOWS and not stream.isatty() and not os.environ.get("PYTHONIOENCODING")
+            stream.reconfigure(encoding="utf-8" if has_codepage else None, errors="backslashreplace")
 
 
 def _report(error: BaseException) -> int:
-    """Prints the one message that the user sees, and returns the exit code."""
+    """Prints an error's message and returns its exit code."""
     if "--debug" in sys.argv:
         traceback.print_exception(error)
     if isinstance(error, BrokenPipeError):
-        with contextlib.suppress(OSError):  # or the flush at exit would fail again
+        with contextlib.suppress(OSError):  # the flush at exit would fail again
             os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         return 128 + 13  # SIGPIPE
     code, message = _explain(error)
@@ -252,20 +257,20 @@ def _report(error: BaseException) -> int:
 
 
 def _explain(error: BaseException) -> tuple[Exit, str]:
-    """The exit code and the message for an error; for a bug, after writing the crash log that the message names."""
+    """The exit code and the message of an error; writes the crash log of a bug."""
     if isinstance(error, UserError):
         return error.code, str(error)
     if isinstance(error, MemoryError):
         return Exit.MACHINE, "out of memory on the host. End other programs, or raise the limit (ulimit -v)."
     if is_out_of_memory(error):
         return Exit.MACHINE, "out of memory. Halve --batch_size, or look with nvidia-smi who else uses the GPU."
-    if isinstance(error, ImportError):  # numpy says the cause at the end of a page of advice
+    if isinstance(error, ImportError):  # numpy's message is a page of advice with the cause at its end
         why = first_line(ImportError(str(error).rpartition("Original error was: ")[2]))
         return Exit.MACHINE, f"a package cannot be loaded: {why}. Run: {PIP} --force-reinstall -r requirements.txt"
     if isinstance(error, RuntimeError) and "can't start new thread" in str(error):
         return Exit.MACHINE, "a thread could not be started. Raise the limits (ulimit -u, ulimit -v)."
-    if isinstance(error, OSError) and not isinstance(error, ValueError):  # io.UnsupportedOperation is both: a bug
-        why = error.strerror or first_line(error)  # numpy's, on a full disk, has its text alone
+    if isinstance(error, OSError) and not isinstance(error, ValueError):  # io.UnsupportedOperation, a bug, is both
+        why = error.strerror or first_line(error)  # numpy's on a full disk has no strerror
         place = f": {printable(error.filename)[:200]}" if error.filename else ""
         return Exit.MACHINE, (f"{why}{place}. Check that the path exists, that you may access it, and that the disk "
                               "has free space (or for too many open files: ulimit -n 1024).")
@@ -274,13 +279,13 @@ def _explain(error: BaseException) -> tuple[Exit, str]:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """True if the error says that the device, or the host, has no memory left; PyTorch's class is known by its name."""
-    is_by_class = isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
-    return is_by_class or any(words in str(error) for words in OUT_OF_MEMORY)
+    """True if an error reports that the device or the host has no memory left."""
+    has_its_type = isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"  # without torch
+    return has_its_type or any(words in str(error) for words in OUT_OF_MEMORY)
 
 
 def _write_crash_log(error: BaseException) -> str:
-    """Writes the traceback to a file in the temporary folder and returns its path, or why there is no file."""
+    """Writes the traceback to a file in the temporary folder; returns its path, or the reason without one."""
     try:
         handle, path = tempfile.mkstemp(prefix="crash-", suffix=".log", text=True)
         with os.fdopen(handle, "w", errors="backslashreplace") as log:

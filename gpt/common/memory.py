@@ -1,4 +1,4 @@
-"""Settings of PyTorch's allocator for GPUs, made before torch is imported, and of Python's garbage collector."""
+"""Settings of PyTorch's allocator for GPUs, which precede its import, and of the garbage collector."""
 
 import contextlib
 import gc
@@ -13,8 +13,8 @@ GROWING = "expandable_segments:True"
 def let_segments_grow() -> None:
     """Makes PyTorch's segments of GPU memory grow in place, which loses less between blocks of different sizes.
 
-    A user's own setting stays. On Linux alone: Windows, WSL and Jetson boards lack or refuse the mapping that growing
-    needs (PyTorch's issue 192330).
+    A user's own setting stays. On Linux alone: Windows, WSL and Jetson boards lack or refuse the mapping
+    that growing needs (PyTorch's issue 192330).
     """
     if sys.platform != "linux" or any(word in os.uname().release.lower() for word in ("microsoft", "tegra")):
         return
@@ -24,7 +24,7 @@ def let_segments_grow() -> None:
 
 @contextlib.contextmanager
 def without_collector() -> Iterator[None]:
-    """Switches the garbage collector off in the block: over 50,000 short lists it costs as much as reading them."""
+    """Switches the garbage collector off in the block: it doubles the time to read 50,000 short lists."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:

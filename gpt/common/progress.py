@@ -1,4 +1,4 @@
-"""All that a command prints while it works: a bar on a terminal, whole lines elsewhere, and a copy in log.txt."""
+"""The output of a command: a bar on a terminal, whole lines elsewhere, and a copy of every line in log.txt."""
 
 from __future__ import annotations
 
@@ -30,15 +30,16 @@ BAR = "{percentage:3.0f}%|{bar:10}| {desc}"  # is cut at the edge of the termina
 class Progress:
     """Prints a tqdm bar on a terminal and whole flushed lines elsewhere, and is never silent for 10 seconds.
 
-    The heartbeat, a daemon thread, prints the current phase whenever nothing else was printed for a while. When the
-    reader of stdout goes away, printing ends and the work goes on. Of several processes the main one alone prints.
+    The heartbeat, a daemon thread, prints the current phase whenever nothing else was printed for a while.
+    When the reader of stdout goes away, printing ends and the work goes on. Of several processes the main
+    one alone prints.
 
-    As a context manager it also keeps every line for write_log: lines of print_line too, and at the end the error that
-    ends the command, with the traceback of a bug.
+    As a context manager it also keeps every line for write_log: lines of print_line too, and at the end the
+    error that ends the command, with the traceback of a bug.
 
     on_terminal is True where a bar can be drawn: not in a notebook, though its cells look like a terminal.
     doing is the current phase, for example 'step 12'; any thread may read it.
-    stopped_seconds is the time in which the whole process stood still: after Ctrl-Z, or on a suspended machine.
+    stopped_seconds is how long the whole process stood still: after Ctrl-Z, or on a suspended machine.
     on_warning is called with every warning.
     """
 
@@ -114,8 +115,9 @@ class Progress:
     def write_log(self, path: Path, command: str, step: int, appends: bool) -> None:
         """Writes a heading and all lines so far to a file, and from here on every line, at once.
 
-        The heading has the time, the command and the step after which it resumes. A line that cannot be written is
-        lost; the first one costs a warning. The file may be no symbolic link: it could lead out of the output folder.
+        The heading has the time, the command and the step after which it resumes. A line that cannot be
+        written is lost; the first one costs a warning. The file may be no symbolic link: it could lead out
+        of the output folder.
         """
         if self._is_silent:
             return
@@ -157,8 +159,8 @@ class Progress:
     def at(self, done: int, line: str = "", fields: Sequence[str] = ()) -> None:
         """Moves the bar to done, and records the line. Without a bar the line, if any, is printed.
 
-        fields are the parts of the line in the bar's text: first the position, which the bar shows last, then the
-        others, the most important one first.
+        fields are the parts of the line in the bar's text: first the position, which the bar shows last,
+        then the others, the most important one first.
         """
         if self._bar is None:
             if line:
@@ -192,7 +194,7 @@ class Progress:
 
     @contextlib.contextmanager
     def phase(self, doing: str) -> Iterator[None]:
-        """A phase, for example 'compiling' or 'saving', that ends with the block; then the one before goes on."""
+        """A phase, for example 'compiling', that lasts for the block; then the one before it goes on."""
         outer = self.doing, self._phase_began
         self.now(doing)
         try:
@@ -229,7 +231,7 @@ class Progress:
 
 
 class Meter:
-    """Shows how many bytes of a total are done: by a bar on a terminal, elsewhere by a line every few seconds."""
+    """Shows the bytes done of a total: by a bar on a terminal, elsewhere by a line every few seconds."""
 
     def __init__(self, progress: Progress, doing: str, total_bytes: int):
         self._progress = progress
@@ -251,5 +253,6 @@ class Meter:
         fields = [f"{self._doing} {done_bytes / 1e6:,.1f} of {self._total_bytes / 1e6:,.1f} MB",
                   f"{duration(seconds_left)} left",
                   f"{bytes_per_second / 1e6:.1f} MB/s"]
-        line = "" if self._progress.on_terminal else " | ".join(fields)  # ten redraws a second are not worth recording
+        # log.txt needs no line of each redraw of the bar.
+        line = "" if self._progress.on_terminal else " | ".join(fields)
         self._progress.at(done_bytes, line, fields)

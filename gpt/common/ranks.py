@@ -1,4 +1,4 @@
-"""The place of this process among those of torchrun, from the environment. Collectives: gpt/machine/processes.py."""
+"""The rank of this process under torchrun, from its environment. Collectives: gpt/machine/processes.py."""
 
 import os
 from collections.abc import Mapping
@@ -16,7 +16,7 @@ def is_one_of_several() -> bool:
 
 
 def world_size() -> int:
-    """The number of processes of the run; 1 if WORLD_SIZE is no number, an error that of_environment() reports."""
+    """The number of processes of the run; 1 if WORLD_SIZE is no number, which of_environment() refuses."""
     number = os.environ["WORLD_SIZE"] if is_one_of_several() else "1"
     return max(1, int(number)) if number.isdigit() else 1
 

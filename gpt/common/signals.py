@@ -13,7 +13,8 @@ from typing import Any, NamedTuple
 from gpt.common.ranks import is_one_of_several
 from gpt.common.terminal import in_notebook, print_line
 
-STOPPING = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGBREAK") if hasattr(signal, name))
+STOPPING = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGBREAK")
+                 if hasattr(signal, name))  # Windows has no SIGHUP, and alone has SIGBREAK
 SAVING = getattr(signal, "SIGUSR1", None)
 END = b"\0"  # no signal has this number
 ONE_STOP_SECONDS = 1.0  # in a notebook, or under torchrun, signals within this time count as one
@@ -43,14 +44,15 @@ def signal_name(number: int) -> str:
 class Signals:
     """Records the first signal of STOPPING for loops to read; a second one ends the process at once.
 
-    number is the first signal, None before it. While nothing can be lost, a command sets at_once to the words that
-    follow "stopped by SIGTERM": then the first signal ends the process. Otherwise answer prints the message of
-    on_stop(), after patience_seconds, in which a quick command has ended. In one of several processes only a second
-    Ctrl-C ends it at once. With can_save, SIGUSR1 sets asks_to_save, which the command resets.
+    number is the first signal, None before it. While nothing can be lost, a command sets at_once to the
+    words that follow "stopped by SIGTERM": then the first signal ends the process. Otherwise answer prints
+    the message of on_stop(), unless the command ends within patience_seconds. In one of several processes
+    only a second Ctrl-C ends it at once. With can_save, SIGUSR1 sets asks_to_save, which the command
+    resets.
 
-    On POSIX a thread receives the signals. Python runs a handler only between two operations of the main thread, and a
-    step or a save can take minutes. A signal that the parent ignores (nohup) stays ignored. Use as a context manager,
-    in the main thread.
+    On POSIX a thread receives the signals. Python runs a handler only between two operations of the main
+    thread, and a step or a save can take minutes. A signal that the parent ignores (nohup) stays ignored.
+    Use as a context manager, in the main thread.
     """
 
     def __init__(self, answer: Callable[[str], None] = print_line, patience_seconds: float = 0.0,
@@ -69,7 +71,7 @@ class Signals:
         self._previous: dict[int, Any] = {}
 
     def on_stop(self, stopping: Callable[[], str], at_risk: Callable[[], AtRisk]) -> None:
-        """From now on the first signal is answered with stopping(); a second one prints at_risk() and ends the process.
+        """Makes the first signal print stopping(), and a second one print at_risk() and end the process.
 
         Both functions are called in another thread, at the time of the signal.
         """
@@ -77,8 +79,8 @@ class Signals:
         self._stopping, self._at_risk = stopping, at_risk
 
     def __enter__(self) -> Signals:
-        # Without a handler Python's own would raise KeyboardInterrupt. This one records the signal as well, in case a
-        # loop reads it before the thread has run.
+        # Without a handler Python's own would raise KeyboardInterrupt. This one records the signal as well,
+        # in case a loop reads it before the thread has run.
         handler = self._record if os.name == "posix" else self._receive
         for number in self._listened:
             if signal.getsignal(number) is not signal.SIG_IGN:
@@ -142,9 +144,9 @@ class Signals:
             return
         is_repeated = self._num_received > 0 and time.monotonic() - self._received_at < ONE_STOP_SECONDS
         if is_repeated and (in_notebook() or is_one_of_several()):
-            return  # a notebook's stop button sends three signals before it kills the process; torchrun adds its own
+            return  # a notebook's stop button sends three signals; torchrun adds one of its own
         if self._num_received > 0 and is_one_of_several() and number != signal.SIGINT and not self.at_once:
-            return  # Slurm sends a signal to every process; torchrun receives one too, and sends another to each
+            return  # Slurm signals every process and torchrun, which signals each one again
         self._num_received += 1
         self._record(number)
         at_once = self.at_once  # the command runs on meanwhile, and may reset it before the answer is printed
@@ -152,12 +154,12 @@ class Signals:
             self._answer(self._first_words)
         else:
             thread = self._answer(lambda: self._last_words(signal_name(number), at_once))
-            for _ in range(10):  # not one long wait: on a busy machine the whole process may stand still during it
+            for _ in range(10):  # a busy machine may suspend the whole process during one long wait
                 thread.join(ANSWER_SECONDS / 10)
             os._exit(128 + number)
 
     def _answer(self, words: Callable[[], str]) -> threading.Thread:
-        """Prints the words, if any, in a new thread: a paused terminal (Ctrl-S) or a full pipe delays no signal."""
+        """Prints the words, if any, in a new thread: a paused terminal or a full pipe delays no signal."""
         def run() -> None:
             line = words()
             if line:

@@ -20,7 +20,7 @@ NOTEBOOK_VARIABLES = ("JPY_PARENT_PID", "COLAB_RELEASE_TAG", "COLAB_GPU", "KAGGL
 
 def in_notebook() -> bool:
     """True for a command in a notebook's cell: it sees a terminal of 80 columns, but cannot redraw a line."""
-    has_inline_plots = "inline" in os.environ.get("MPLBACKEND", "")  # ipykernel's, which VS Code starts without Jupyter
+    has_inline_plots = "inline" in os.environ.get("MPLBACKEND", "")  # by ipykernel; VS Code needs no Jupyter
     return has_inline_plots or any(os.environ.get(name) for name in NOTEBOOK_VARIABLES)
 
 
@@ -34,9 +34,10 @@ def columns_of(stream: Any) -> int | None:
 
 
 def folded(text: str, stream: Any) -> str:
-    """The text as it is printed to a stream: on a terminal, lines break between words and align beside their label.
+    """Folds a text to the width of a stream's terminal: lines break between words and align beside their label.
 
-    A command (python ..., torchrun ...) keeps its lines, so that it can be copied. A notebook breaks lines itself.
+    A command (python ..., torchrun ...) keeps its lines, so that it can be copied. A notebook breaks lines
+    itself.
     """
     columns = columns_of(stream)
     if columns is None or in_notebook():

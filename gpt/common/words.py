@@ -8,9 +8,10 @@ ONE_LINE_ONLY = "\u2028\u2029\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2
 
 
 def printable(text: object) -> str:
-    """A text or a path on one line that cannot control a terminal: for names, and for the content of foreign files.
+    """A text or a path on one line that cannot control a terminal.
 
-    Control characters, line separators and marks that change the direction of writing become escapes.
+    For names, and for the content of foreign files. Control characters, line separators and marks that
+    change the direction of writing become escapes.
     """
     return "".join(c if _is_harmless(c) and c not in ONE_LINE_ONLY else repr(c)[1:-1] for c in str(text))
 

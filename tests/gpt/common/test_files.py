@@ -32,7 +32,7 @@ def test_a_failed_write_leaves_the_old_file_whole(tmp_path, monkeypatch, owner, 
 
 @pytest.mark.parametrize(("name", "free_inodes", "cure"), [
     ("ENOSPC", 99, "Free some space."), ("EDQUOT", 0, "Free some space."), ("ENOSPC", 9, "files, small ones too."),
-    ("EACCES", 5, "that you may write to."), ("EROFS", 5, "that you may write to."), ("ENOENT", 5, "or make it again."),
+    ("EACCES", 5, "that you may write to."), ("EROFS", 5, "that you may write to."), ("ENOENT", 5, "it again."),
     ("EFBIG", 5, "or choose another file system."), ("EMFILE", 5, "-n 1024."), ("EIO", 5, "error.")])
 def test_what_keeps_a_file_from_being_written_is_said_with_its_own_cure(tmp_path, monkeypatch, name, free_inodes, cure):
     monkeypatch.setattr(os, "statvfs", lambda _: SimpleNamespace(f_files=999, f_favail=free_inodes), raising=False)
@@ -47,8 +47,8 @@ def test_what_keeps_a_file_from_being_written_is_said_with_its_own_cure(tmp_path
 def test_on_windows_a_file_that_another_program_has_open_is_renamed_once_it_lets_go(tmp_path, monkeypatch, is_windows,
                                                                                    refusals, succeeds):
     monkeypatch.setattr(files, "IS_WINDOWS", is_windows)
-    monkeypatch.setattr(files, "BETWEEN_SECONDS", 0.001)
-    monkeypatch.setattr(files, "PATIENCE", 3)
+    monkeypatch.setattr(files, "RETRY_SECONDS", 0.001)
+    monkeypatch.setattr(files, "RENAME_TRIES", 3)
     calls, replace = [], os.replace
 
     def busy(source, target):
