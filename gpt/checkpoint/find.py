@@ -175,11 +175,11 @@ def find_resume(requested: str, output_dir: Path, overwrite: bool, warn: Callabl
     return path, state
 
 
-def held_by_another_run(flag: str, folder: Path, last_step: int) -> UserError:
-    """The refusal of a flag's folder that holds the checkpoints of another run."""
-    return _refusal(f"{flag} {printable(folder)} holds the checkpoints of another run, the last one of step "
-                    f"{last_step:,}. Give --resume_from auto to continue that run, another {flag}, or --overwrite, "
-                    "which deletes them.")
+def held_by_another_run(output_dir: Path, last_step: int) -> UserError:
+    """The refusal of an output folder that holds the checkpoints of another run."""
+    return _refusal(f"--output_dir {printable(output_dir)} holds the checkpoints of another run, the last one of step "
+                    f"{last_step:,}. Give --resume_from auto to continue that run, another --output_dir, or "
+                    "--overwrite, which deletes them.")
 
 
 def checkpoints_of_other_runs(output_dir: Path, resumed: Path | None, step: int) -> list[Path]:

@@ -62,18 +62,22 @@ def is_copied(source: Path, copy: Path) -> bool:
 
 
 def holds_another_run(root: Path, output_dir: Path) -> bool:
-    """Returns True if a mirror holds checkpoints, and they are not of the run in output_dir.
+    """Returns True if a mirror holds checkpoints of another run than output_dir.
 
-    They are of this run if one of them is equal to one there, or if metrics.jsonl has the same first line, which holds
+    Two folders hold the same run if they share a checkpoint, or if their metrics.jsonl begin with the same row: it has
     the time of the run's first logged step.
     """
     if not steps_in(root) or any(is_copied(path, root / path.name) for path in steps_in(output_dir).values()):
         return False
-    first_lines = []
-    for folder in (root, output_dir):
-        with contextlib.suppress(OSError), (folder / METRICS).open("rb") as file:
-            first_lines.append(file.readline())
-    return len(first_lines) < 2 or first_lines[0] != first_lines[1] or not first_lines[0]
+    row = first_row(root)
+    return not row or row != first_row(output_dir)
+
+
+def first_row(folder: Path) -> bytes:
+    """Returns the first line of a folder's metrics.jsonl; nothing if there is no such file."""
+    with contextlib.suppress(OSError), (folder / METRICS).open("rb") as file:
+        return file.readline()
+    return b""
 
 
 # ---------------------------------------------------------------- before the run
@@ -87,20 +91,21 @@ def prepare_mirror(mirror_to: str, output_dir: Path, resume_from: str | None, ou
     """
     root, shown = Path(mirror_to), f"--mirror_to {printable(mirror_to)}"
     check_place("--mirror_to", root)
-    has_own = bool(steps_in(output_dir))
+    has_checkpoints = bool(steps_in(output_dir))
     try:
         with out.phase("looking at the mirror"), writing(shown, root):
             place_of(str(root / METRICS))
     except UserError as error:
-        if not (resume_from and has_own):
+        if not (resume_from and has_checkpoints):
             raise
         out.warn(f"{error} Training goes on, and each save tries again.")
         return
     copies = steps_in(root)
-    if copies and not has_own and resume_from and (resume_from == "auto" or is_same_folder(resume_from, root)):
+    is_meant = bool(resume_from) and (resume_from == "auto" or is_same_folder(resume_from, root))
+    if copies and is_meant and not has_checkpoints:
         with writing(f"--output_dir {printable(output_dir)}", output_dir):
             bring_back(root, output_dir, out)
-    elif copies and not (resume_from and not holds_another_run(root, output_dir)):
+    elif copies and (not resume_from or holds_another_run(root, output_dir)):
         raise UserError(Exit.CHECKPOINT, f"{shown} holds the checkpoints of another run, the last one of step "
                                          f"{max(copies):,}. Give --resume_from auto to continue that run, or another "
                                          "--mirror_to.")
@@ -142,7 +147,7 @@ class Mirror:
         self._problem = ""  # why the last request failed; printed once
 
     def update(self, retention: Retention) -> None:
-        """Starts copying what the output folder holds now, the newest checkpoint first; returns at once."""
+        """Copies new checkpoints in a thread, the newest first; returns at once."""
         self._latest = retention
         self._thread = threading.Thread(target=self._work, args=(retention,), daemon=True, name="mirror")
         self._thread.start()  # a daemon: a disk that hangs does not keep the process alive
@@ -168,18 +173,18 @@ class Mirror:
         yield_the_cores()
         with self._lock:
             try:
-                if retention is self._latest:  # else a newer request waits
+                if retention is self._latest:  # no newer request waits
                     self._copy(retention)
                     self._problem = ""
             except Exception as error:  # a bug too: it must not end the mirror silently
-                is_known, self._problem = bool(self._problem), first_line(error)
-                if not is_known:
-                    self._out.warn(f"--mirror_to {printable(self._root)}: {self._problem}. Look at that disk. Training "
-                                   "goes on, and each save tries again.")
+                if not self._problem:
+                    self._out.warn(f"--mirror_to {printable(self._root)}: {first_line(error)}. Look at that disk. "
+                                   "Training goes on, and each save tries again.")
+                self._problem = first_line(error)
             self.copying_step = 0
 
     def _copy(self, retention: Retention) -> None:
-        """Prunes the mirror, then copies what it lacks. Raises OSError, and InvalidCheckpoint for a damaged one."""
+        """Prunes the mirror, then copies the missing checkpoints. Raises OSError, also for a damaged checkpoint."""
         root, output_dir = self._root, self._output_dir
         if not self._is_ours:
             if holds_another_run(root, output_dir):
@@ -199,7 +204,7 @@ class Mirror:
                 try:
                     copy_checkpoint(path, root)
                 except (OSError, InvalidCheckpoint) as error:
-                    if path.exists():  # else it was pruned meanwhile
+                    if path.exists():  # not pruned meanwhile
                         raise OSError(f"{path.name} was not copied: {first_line(error)}") from error
                 if retention is not self._latest:  # the newest first
                     return

@@ -228,7 +228,7 @@ def choose_resume(output: Namespace, cooldown_from: str | None, min_lr: float | 
             raise UserError(Exit.FLAGS, f"--overwrite: would delete {printable(model)}, which the run begins with. "
                                         "Give another --output_dir.")
     if (there := find.steps_in(output_dir)) and not output.overwrite:
-        raise find.held_by_another_run("--output_dir", output_dir, max(there))
+        raise find.held_by_another_run(output_dir, max(there))
     return None
 
 

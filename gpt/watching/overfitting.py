@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from statistics import fmean, variance
 
 WORSE_VALIDATIONS = 3  # the last ones, whose mean is compared
-WORSE_FRACTION = 0.01  # of the best loss: so much higher is their mean than the losses around the best
+WORSE_FRACTION = 0.01  # of the best loss: the smallest rise of their mean above the losses around the best
 
 
 class OverfittingWatch:

@@ -63,7 +63,7 @@ def run_id(output_dir: Path, is_resumed: bool) -> str:
 class Recorder:
     """Records a run in metrics.jsonl and in its trackers; rows are the lines kept of an earlier start.
 
-    config is what the trackers show of the run. A silent recorder, as in all processes but the main one, records
+    config has the run's settings, for the trackers. A silent recorder, as in all processes but the main one, records
     nothing.
     """
 

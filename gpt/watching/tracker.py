@@ -14,7 +14,7 @@ from gpt.watching.tracker_process import RecordedRun
 
 
 class Tracker:
-    """The child process of one tracker; a thread prints what it says."""
+    """The child process of one tracker; a thread prints its lines."""
 
     def __init__(self, name: str, run: RecordedRun, out: Progress):
         """Starts the process; a failure is a warning."""

@@ -39,7 +39,7 @@ class RecordedRun(NamedTuple):
 
 
 class Recording(NamedTuple):
-    """A library that has begun to record; log and close may raise what the library raises."""
+    """A library that has begun to record; log and close may raise the library's errors."""
 
     log: Callable[[int, float, dict[str, Any]], None]  # the step, its time in seconds since 1970, its numbers and texts
     close: Callable[[], None]
