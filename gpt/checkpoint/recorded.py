@@ -1,7 +1,7 @@
-"""The checkpoints of a folder, and the flags that a run recorded, found before torch is imported.
+"""Finds the checkpoints of a folder, and the flags that a run recorded, before torch is imported.
 
-output_dir/config.toml holds them, which may be edited, and so does the trainer_state.json of every checkpoint, which
-is enough where a checkpoint was copied away from its folder.
+A run records its flags in output_dir/config.toml, for people to edit. The trainer_state.json of every checkpoint holds
+a copy, so that a checkpoint can be moved to another folder.
 """
 
 import contextlib
@@ -21,12 +21,11 @@ CURE = "Correct it, or empty it: the checkpoints hold the run's flags too."
 
 
 def recorded_flags(asked: Mapping[str, Any]) -> Layer | None:
-    """The flags of the run that --resume_from means, or else --cooldown_from; asked holds those of the command line and
-    of --config.
+    """Returns the recorded flags of the run at --resume_from or --cooldown_from; None if there is no such run.
 
-    They are looked for beside the checkpoints, then in the checkpoint. A run goes on in its own folder unless asked
-    names another. A run that was killed before its first checkpoint has a config.toml alone; auto begins a new one.
-    None if there is nothing to resume. Raises UserError (exit 2) for a config.toml that is not TOML.
+    asked holds the flags of the command line and of --config. The config.toml beside the checkpoints comes first, then
+    the newest readable checkpoint. A run continues in its own folder unless asked names another. A run that was killed
+    before its first checkpoint has only a config.toml; --resume_from auto then begins a new run. Raises UserError (exit 2) for a config.toml that is not TOML.
     """
     output_dir = Path(asked.get("output_dir", "out"))
     requested = [path for name in ("resume_from", "cooldown_from") if (path := asked.get(name))]

@@ -1,9 +1,9 @@
-"""Flags in files: read from TOML, laid under the command line, and written as a run decided them.
+"""Flags in TOML files, the merge of several sources of flags, and the relations that the merge applies.
 
-    learning_rate = 1e-3        a flag by its name without --, at the top level: somebody gave it
+    learning_rate = 1e-3        at the top level: a flag that a person gave, by its name without --
     use_amp = true              a flag that is on or off
-    [decided]                   below this line: values that a program chose, which follow when what they were
-    min_lr = 1e-5               chosen from is changed
+    [decided]                   below this line: values that the program chose; it chooses them again where a person
+    min_lr = 1e-5               changes the flag that they depend on
 """
 
 import sys
@@ -38,10 +38,10 @@ NO_RELATIONS = Relations()
 
 
 class Layer(NamedTuple):
-    """The flags of one source by name: those that somebody gave, and those that a program decided.
+    """The flags of one source, by name: given by a person, or decided by the program.
 
-    source is how messages call it. What is wrong in a file that a person may have edited is an error; in another
-    source it is left out.
+    source is its name in messages. A wrong value is an error in a file that a person may have edited, and is left out
+    elsewhere.
     """
 
     source: str
@@ -55,10 +55,10 @@ class Layer(NamedTuple):
 
 
 class Origin(NamedTuple):
-    """Where the values of a command's flags came from: the value of args.config.
+    """The origin of a command's flags: the value of args.config.
 
-    given names those that a person gave. recorded is the file with the flags of the run that is resumed, or ""; changed
-    says which of those the command line changes.
+    given names the flags that a person gave. recorded is the file with the flags of the resumed run, or "". changed
+    describes, one by one, the recorded flags that the command line changes.
     """
 
     given: frozenset[str]
@@ -77,7 +77,7 @@ class Rules:
     defaults: Mapping[str, Any]
 
     def of(self, name: str) -> Relations:
-        """The relations of a flag; those of a flag without any if the table does not name it."""
+        """The relations of a flag; empty ones if the table does not name the flag."""
         return self.relations.get(name, NO_RELATIONS)
 
     def holds(self, condition: str, values: Mapping[str, Any]) -> bool:
@@ -105,7 +105,7 @@ class Rules:
         return not conditions or any(self.holds(condition, values) for condition in conditions.split(", "))
 
     def merge(self, lower: Layer, upper: Layer) -> Layer:
-        """The flags of two layers. The upper one wins; its new values drop what they override, or invalidate."""
+        """Merges two layers. The upper one wins, and drops the flags that its new values override or invalidate."""
         changed = [self.of(name) for name, value in upper.given.items() if lower.values.get(name) != value]
         invalidated = {name for relations in changed for name in relations.invalidates.split()}
         dropped = {name for relations in changed for name in relations.overrides.split()}.union(upper.values)
@@ -131,16 +131,14 @@ class Rules:
             yield from (f"--{name}{conflict}" for conflict in self.conflicts(name, value, values))
 
 
-def changes(lower: Layer, upper: Layer, settled: Layer) -> tuple[str, ...]:
-    """In words, the flags that the upper layer gives another value than the lower one has, and those given in the lower
-    one that the settled one has no longer.
-
-    auto says nothing else than what was decided then.
-    """
-    there = lower.values
-    return (*(f"{name} {printable(str(there[name]))[:60]} -> {printable(str(value))[:60]}"
-              for name, value in upper.given.items() if value != "auto" and name in there and there[name] != value),
-            *(f"without {name}" for name in lower.given if name not in settled.values))
+def changes(lower: Layer, upper: Layer, merged: Layer) -> tuple[str, ...]:
+    """Describes the flags whose values the upper layer changes, and the given flags that the merge dropped."""
+    described = []
+    for name, value in upper.given.items():
+        if value != "auto" and lower.values.get(name, value) != value:  # auto keeps the value of the lower layer
+            before, after = (printable(str(shown))[:60] for shown in (lower.values[name], value))
+            described.append(f"{name} {before} -> {after}")
+    return (*described, *(f"without {name}" for name in lower.given if name not in merged.values))
 
 
 # ---------------------------------------------------------------- reading
@@ -150,9 +148,9 @@ TOML = "tomllib" if sys.version_info >= (3, 11) else "tomli"
 
 
 def read_toml(path: Path, cure: str = "Give a file with name = value on each line, and text in quotes.") -> Layer:
-    """The flags in a TOML file, their values as TOML has them. cure ends the message about one that is none.
+    """Reads the flags in a TOML file, with TOML's own values. cure ends the message about a wrong file.
 
-    Raises UserError: exit 2 for a file that is not there or not TOML, exit 5 on Python 3.10 without the package tomli.
+    Raises UserError: exit 2 for a file that is missing or not TOML, exit 5 on Python 3.10 without the package tomli.
     """
     from gpt.common.files import read_text  # hashlib, which that imports, takes longer than the rest of --help
 

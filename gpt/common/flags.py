@@ -106,7 +106,7 @@ def text(unit: str = "PATH") -> ValueKind:
 
 
 def escaped(unit: str = "TEXT") -> ValueKind:
-    r"""Text that is not empty, in which \n, \t and \\ stand for a newline, a tab and a backslash."""
+    r"""Text that is not empty; \n, \t and \\ become a newline, a tab and a backslash."""
     characters = {"n": "\n", "t": "\t", "\\": "\\"}
     return ValueKind(lambda value: re.sub(r"\\([nt\\])", lambda found: characters[found[1]], value),
                      "text that is not empty", unit, text().fits)
@@ -140,7 +140,7 @@ class Switch(argparse.BooleanOptionalAction):
 
 
 def in_list(value: Any) -> list[Any]:
-    """The values of a flag that takes several, one of which stands alone."""
+    """Returns the values of a flag that takes several: a list, a single value, or None."""
     return value if isinstance(value, list) else [] if value is None else [value]
 
 
@@ -160,8 +160,8 @@ def having(args: Args, **values: Any) -> Args:
 class Parser(argparse.ArgumentParser):
     """An argparse parser that takes no abbreviations and reports all problems together, with 'did you mean'.
 
-    relations are those of the flags, by name. expand returns the given flags with shorthands replaced by the flags that
-    they stand for, and raises ValueError with the problem of a shorthand that conflicts with another flag.
+    relations maps names of flags to their Relations. expand(given) replaces shorthands by other flags, and raises
+    ValueError with a problem where a shorthand conflicts with another flag.
     """
 
     def __init__(self, prog: str, description: str, relations: Mapping[str, Relations] | None = None,
@@ -179,7 +179,7 @@ class Parser(argparse.ArgumentParser):
 
     def read(self, argv: Sequence[str], check: Callable[[Namespace], list[str]],
              recorded: Callable[[Mapping[str, Any]], Layer | None] = lambda given: None) -> Namespace:
-        """Returns the flags: of argv, else of the file of --config, else of the run that is resumed, else the defaults.
+        """Parses argv. Flags missing there come from the file of --config, the resumed run, or the defaults.
 
         check(args) returns the problems of a combination of flags that are each valid; recorded(given) returns the
         flags of the run to resume, if there is one. args.config is an Origin. Raises UserError (exit 2) with all
@@ -248,7 +248,7 @@ class Parser(argparse.ArgumentParser):
     # ---- files
 
     def _checked(self, layer: Layer) -> Layer:
-        """Converts the values of a file. A wrong one is a problem if a person may correct it, else it is left out."""
+        """Converts the values of a file. A wrong value is a problem where a person can correct it; else it is left out."""
         checked = Layer(layer.source, {}, {})
         for fields, values in ((layer.given, checked.given), (layer.decided, checked.decided)):
             for name, value in fields.items():

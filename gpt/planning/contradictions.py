@@ -14,7 +14,7 @@ from gpt.tokens.data_dirs import problems_with
 
 
 def expand_shorthands(given: dict[str, Any]) -> dict[str, Any]:
-    """Returns flags with those that TEXT and --use_lr_scheduler stand for: --data_dir, --lr_schedule.
+    """Replaces the shorthands TEXT and --use_lr_scheduler by --data_dir and --lr_schedule.
 
     Raises ValueError with the problem of a shorthand that conflicts with another flag.
     """

@@ -1,4 +1,4 @@
-"""Flags in TOML files: what is read, what wins, what is refused with its line, and that nothing written is lost."""
+"""Flags in TOML files: reading, merging, errors with their place, and writing without loss."""
 
 from pathlib import Path
 

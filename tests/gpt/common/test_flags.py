@@ -1,4 +1,4 @@
-"""Flags: each message says what is wrong with which value, and all problems are reported together."""
+"""Flags: each message names the flag and its value, and all problems are reported together."""
 
 import os
 

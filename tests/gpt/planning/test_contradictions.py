@@ -1,4 +1,4 @@
-"""Flags that contradict each other: what is said, and that nothing is said of flags that go together."""
+"""Flags that contradict each other: each pair has a message, and flags that fit together have none."""
 
 import pytest
 

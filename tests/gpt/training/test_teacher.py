@@ -79,8 +79,3 @@ def test_what_is_no_teacher_is_refused(with_teacher, corpus):
     assert "--teacher nowhere" in refused(Exit.CHECKPOINT, "--teacher", "nowhere", out="other")
     assert "--overwrite" in refused(Exit.FLAGS, "--teacher", first, "--overwrite", out="first")
     assert steps_in(Path(first))
-
-
-def test_a_smoothing_of_targets_went_out(run):
-    assert "give a --teacher" in run.refused(Exit.FLAGS, "--label_smoothing", "0.1")
-    run.ok("--label_smoothing", "0", "--max_steps", "1")
