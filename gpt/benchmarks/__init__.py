@@ -1,7 +1,7 @@
-"""What bench.py runs; no user's run imports it.
+"""The benchmarks of bench.py, and the demo; no training run imports them.
 
-ladder     the rungs, how each is run and compared, and the table; quality: recipes beside each other
-naive      parts of train.py as first written, for the lowest rungs; batches that profile
-kernels    the products of a step, alone; peers: a step of nanoGPT's beside ours
-prepare    the machine, and the tokens
+ladder     the rungs, their runs and their table; quality: recipes compared
+naive      naive parts of train.py for the lowest rungs, and a profiler
+kernels    each product of a step alone; peers: nanoGPT's step beside ours
+prepare    the machine and the tokens
 """

@@ -1,14 +1,14 @@
-"""How fast is this machine, and what makes it so? Times the ladder, one rung at a time, on this machine in one run.
+"""Times train.py on this machine: the ladder of its speed-ups, its kernels, nanoGPT's step, recipes.
 
     python -m gpt.benchmarks.bench                                                the ladder, some minutes on a CPU
     python -m gpt.benchmarks.bench --shape B --use_gpu --json ladder.json         on a GPU
     python -m gpt.benchmarks.bench --rungs 0,4,6                                  three of its rungs
     python -m gpt.benchmarks.bench --kernels --shape B                            each matrix product beside its rivals
     python -m gpt.benchmarks.bench --peer ~/nanoGPT                               a step of its train.py beside ours
-    python -m gpt.benchmarks.bench --quality --data_dir data --shape tiny,256,16  what a model learns, recipe by recipe
+    python -m gpt.benchmarks.bench --quality --data_dir data --shape tiny,256,16  the loss of each recipe
 
-The first rung is train.py with all that can be naive: Python loops for batches, plain attention, fp32, eager. Each rung
-above it adds one lever. All are timed by train.py itself, each in a process of its own (gpt/benchmarks/ladder.py).
+The first rung is the naive train.py: Python loops for batches, plain attention, fp32, eager. Each rung above adds
+one speed-up. train.py itself times each of them, in a process of its own (gpt/benchmarks/ladder.py).
 """
 
 import argparse
@@ -103,7 +103,7 @@ def check(args: argparse.Namespace) -> list[str]:
 
 
 def set_up_bench(args: argparse.Namespace, out: Progress, signals: Signals, folder: Path) -> Bench:
-    """The machine and the tokens, which are made up in the folder without --data_dir. Raises UserError (exit 3, 5)."""
+    """Chooses the machine and the tokens, which it makes up without --data_dir. Raises UserError (exit 3, 5)."""
     from gpt.benchmarks import prepare
     from gpt.machine.device import describe
 
@@ -123,7 +123,7 @@ def set_up_bench(args: argparse.Namespace, out: Progress, signals: Signals, fold
 
 
 def carry_out(args: argparse.Namespace, bench: Bench) -> bool:
-    """What is asked for; False if something failed, or computed something else than it should. Raises Stopped."""
+    """Runs the requested benchmark; returns False after a failure or a wrong result. Raises Stopped."""
     if args.quality:
         from gpt.benchmarks.prepare import corpus_in
         from model import SIZES, GPTConfig
@@ -166,8 +166,8 @@ def main(argv: Sequence[str]) -> int:
         except Stopped:
             return 128 + (signals.number or 0)
         finally:
-            if file:  # what was found before a signal or an error too
-                file.write(json.dumps({"argv": argv, **bench.found}, indent=1).encode() + b"\n")
+            if file:  # the figures from before a signal or an error too
+                file.write(json.dumps({"argv": argv, **bench.figures}, indent=1).encode() + b"\n")
 
 
 if __name__ == "__main__":

@@ -1,11 +1,11 @@
-"""Text to a model that talks, on any machine with Python: Linux, macOS, Windows.
+"""From a text to a model that talks, on any machine with Python: Linux, macOS, Windows.
 
     python gpt/benchmarks/demo.py
 
-Installs what is needed in .venv, unless it runs in a virtual environment or finds all of it (in an image), then runs
-the three commands below: two minutes on any machine, as the training has a budget of time. They write to demo/ beside
-this file, or in the current folder where that one is read-only. The text is Python's own standard library; nothing else
-is downloaded.
+Installs the packages, in .venv unless a virtual environment is active, and runs the three commands below. They
+take two minutes on any machine, because the training has a budget of time. They write to demo/ beside train.py,
+or in the current folder if that one is read-only. The text is Python's own standard library: nothing else is
+downloaded.
 """
 
 import os
@@ -26,7 +26,7 @@ python generate.py --ckpt demo/out --prompt "def read_" --max_new_tokens 200
 
 
 def main() -> int:
-    """Everything in order; returns the exit code of the first command that fails."""
+    """Installs the packages and runs the commands; returns the exit code of the first one that fails."""
     if sys.version_info < (3, 10):
         print(f"error: Python {sys.version.split()[0]} is too old. Start this with Python 3.10 to 3.14, such as: "
               "python3.13 gpt/benchmarks/demo.py")
@@ -38,24 +38,23 @@ def main() -> int:
             run_command([python, str(HERE / script), *flags])
     except subprocess.CalledProcessError as error:
         return error.returncode
-    except KeyboardInterrupt:  # the command that was running has said what it did
+    except KeyboardInterrupt:  # the command has printed its own message
         return 130
     return 0
 
 
 def python_with_packages() -> str:
-    """This interpreter if it has the packages, else that of the active environment, or of .venv, after installing them.
-    """
+    """The path of a Python with the packages: this one, or the one in .venv; installs them if necessary."""
     python = sys.executable
     if succeeds([python, "-c", HAS_PACKAGES], HERE):
         return python
     if sys.prefix == sys.base_prefix:
-        folder = place() / ".venv"
+        folder = work_folder() / ".venv"
         python = str(interpreter_in(folder))
         if not interpreter_in(folder).exists():
             run_command([sys.executable, "-m", "venv", str(folder)])
-    if succeeds([python, "-c", "import pip"]):  # an environment of uv has none, and the packages already
-        # An installed torch is kept; where there is none, pip takes the release that the tests ran on last.
+    if succeeds([python, "-c", "import pip"]):  # an environment of uv has the packages and no pip
+        # An installed torch stays. Otherwise pip installs the release of the last tests.
         has_torch = succeeds([python, "-m", "pip", "show", "-q", "torch"])
         constraint = [] if has_torch else ["-c", str(HERE / "constraints.txt")]
         run_command([python, "-m", "pip", "install", "-q", "-r", str(HERE / "requirements.txt"), *constraint])
@@ -63,22 +62,22 @@ def python_with_packages() -> str:
 
 
 def interpreter_in(folder: Path, system: str = os.name) -> Path:
-    """Where a virtual environment has its Python."""
+    """The path of Python in a virtual environment."""
     return folder / ("Scripts/python.exe" if system == "nt" else "bin/python")
 
 
-def place() -> Path:
-    """The folder in which .venv and demo/ are made: that of this file, or the current one where it is read-only."""
+def work_folder() -> Path:
+    """The folder of .venv and demo/: the program's own, or the current one if that is read-only."""
     return HERE if os.access(HERE, os.W_OK) else Path.cwd()
 
 
 def run_command(words: Sequence[str]) -> None:
-    """Runs a command in the place. Raises CalledProcessError if it fails."""
-    subprocess.run(words, cwd=place(), check=True)
+    """Runs a command in the work folder. Raises CalledProcessError if it fails."""
+    subprocess.run(words, cwd=work_folder(), check=True)
 
 
 def succeeds(words: Sequence[str], folder: Path | None = None) -> bool:
-    """True if the command ends with 0; it prints nothing."""
+    """Runs a command without its output; returns True if its exit code is 0."""
     return subprocess.run(words, cwd=folder, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL).returncode == 0
 
 

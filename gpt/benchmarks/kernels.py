@@ -1,6 +1,7 @@
-"""The products, the attention and the Newton-Schulz of a training step, each alone and beside what may take its place.
+"""Times the products, the attention and the Newton-Schulz iterations of a step, each beside its alternatives.
 
-Shapes: B batch, T time, H heads, K head size; x [N, I], w [O, I] and dy [N, O] of a layer; M matrices of R rows.
+Shapes: B batch, T time, H heads, K head size; x [N, I], w [O, I] and dy [N, O] of a layer; M matrices of R
+rows.
 """
 
 import contextlib
@@ -21,27 +22,29 @@ from model import GPT, SIZES, GPTConfig
 
 
 def time_kernels(bench: Bench) -> bool:
-    """Prints microseconds of what a step of GPT-2 is made of, and its T(FLOP or bytes)/s; False if nothing ran."""
+    """Prints the microseconds of each kernel of a step, and its T(FLOP or bytes)/s; False if none ran."""
     shape, machine = bench.shape, bench.machine
-    found = bench.found["seconds"] = {}
+    timings = bench.figures["seconds"] = {}
     draw = partial(torch.randn, device=machine.device, dtype=machine.dtype)
     config = GPTConfig(shape.vocab_size, shape.seq_length, *SIZES[shape.model_size])
     for name, work, amount in rows_of_a_step(config, shape.batch_size, draw):
         try:
-            seconds = found[name] = Timer("work()", globals={"work": work}).timeit(30 if machine.on_gpu else 3).mean
-            said = f"{1e6 * seconds:>12,.1f} us{amount / seconds / 1e12:>9.2f} T/s"
-        except RuntimeError as error:  # of a device that has no such kernel
-            said = f" not here: {str(error).splitlines()[0][:70]}"
-        bench.out.say(f"{name:<48}{said}")
-    return bool(found)
+            seconds = Timer("work()", globals={"work": work}).timeit(30 if machine.on_gpu else 3).mean
+            timings[name] = seconds
+            result = f"{1e6 * seconds:>12,.1f} us{amount / seconds / 1e12:>9.2f} T/s"
+        except RuntimeError as error:  # the device has no such kernel
+            result = f" not here: {str(error).splitlines()[0][:70]}"
+        bench.out.say(f"{name:<48}{result}")
+    return bool(timings)
 
 
 def rows_of_a_step(config: GPTConfig, B: int, draw: Any) -> Iterator[Any]:
-    """A copy, then a step of B sequences: the name of each work, the work, and its FLOP, or the bytes that it moves.
+    """Yields the kernels of a copy and of a step of B sequences: name, function, and its FLOP or moved bytes.
 
     draw makes a random tensor of a shape on the device.
     """
-    large, N = draw(2**26), B * config.seq_length
+    large = draw(2**26)
+    N = B * config.seq_length
     yield "copy", large.clone, 2.0 * large.nbytes
     with torch.device("meta"):
         model = GPT(config)
@@ -50,13 +53,14 @@ def rows_of_a_step(config: GPTConfig, B: int, draw: Any) -> Iterator[Any]:
             yield from rows_of_a_layer(name, min(N, LOSS_CHUNK) if name == "head" else N, weight, draw)
     yield from rows_of_attention(B, config.seq_length, config.n_head, config.head_dim, draw)
     for M, C in ((4, config.n_embd), (2, config.n_inner)):  # of a block, c_attn's three and c_proj, and the MLP's
-        x_MRC = draw(M * config.n_layer, R := config.n_embd, C)
+        R = config.n_embd
+        x_MRC = draw(M * config.n_layer, R, C)
         flop = float(len(x_MRC) * flop_of(R, C))
         yield f"Newton-Schulz {len(x_MRC)}x{R}x{C}", partial(orthogonalized, x_MRC, x_MRC.dtype), flop
 
 
 def rows_of_a_layer(name: str, N: int, weight: torch.Tensor, draw: Any) -> Iterator[Any]:
-    """The products of a layer, and what may take their place."""
+    """Yields the products of a layer and their alternatives."""
     O, I = weight.shape  # noqa: E741
     x, w, b, dy = draw(N, I), draw(O, I), draw(O), draw(N, O)
     dw = torch.zeros_like(w, dtype=torch.float32)
@@ -69,7 +73,7 @@ def rows_of_a_layer(name: str, N: int, weight: torch.Tensor, draw: Any) -> Itera
 
 
 def rows_of_attention(B: int, T: int, H: int, K: int, draw: Any) -> Iterator[Any]:
-    """Causal attention by the kernel that PyTorch takes, and by each that it could take."""
+    """Yields causal attention by PyTorch's choice of a kernel, then by each kernel."""
     q, k, v = (part.view(B, T, H, K).transpose(1, 2).detach().requires_grad_()
                for part in draw(B, T, 3 * H * K).chunk(3, 2))
     dy = torch.ones_like(q)

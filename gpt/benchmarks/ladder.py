@@ -1,7 +1,8 @@
-"""The ladder: what a rung is, running it, and whether it computes what the first one does.
+"""The ladder: its rungs, their runs, and a check of their losses against the first rung.
 
-A rung is a set of train.py's flags. It is run by train.py in a process of its own, and read from its metrics.jsonl.
-What the first rungs do slowly train.py cannot: gpt/benchmarks/naive.py has it, and train.py's own loop runs with it.
+A rung is a set of train.py's flags; train.py runs it in a process of its own, and its metrics.jsonl has the
+times. The lowest rungs replace parts of train.py by the naive ones of gpt/benchmarks/naive.py; its loop
+stays the same.
 """
 
 import itertools
@@ -20,25 +21,25 @@ from gpt.common.signals import Signals
 from gpt.common.words import percent, printable, size
 from gpt.watching.history import read_lines
 
-if TYPE_CHECKING:  # it imports torch, and bench.py answers flags before
+if TYPE_CHECKING:  # it imports torch, and bench.py reports flag errors before that
     from gpt.machine.device import Machine
 
 LEARNING_RATE = 3e-4  # constant
 SEED = 1337  # train.py's default
 GPU_LOG_INTERVAL = 5  # steps, from rung 5 on: reading a loss waits for the GPU
-LOSS_STEPS = 20  # in which losses are compared: after them, rounding has grown into another run
-LIMIT_SECONDS = 900.0  # after which a rung is given up
-TUNED = 7  # the rung whose compiling takes minutes
+LOSS_STEPS = 20  # losses are compared up to this step: later, rounding errors have grown too large
+LIMIT_SECONDS = 900.0  # of a rung
+TUNED = 7  # the number of the rung with minutes of compiling
 NUM_RUNGS = 8
 TOLERANCES = {"fp32": 1e-4, "tf32": 2e-3, "bf16": 1e-2, "fp16": 1e-2}  # of losses, relative to the first rung's
 ROW = "{:>4}  {:<30}{:>9}{:>10}{:>7}{:>11}{:>7}"  # 78 columns
 
-Losses = dict[int, float | None]  # by step; None is not a finite number
+Losses = dict[int, float | None]  # by step; None stands for one that is not finite
 
 
 @dataclass(frozen=True)
 class Shape:
-    """What is trained; a step takes batch_size sequences."""
+    """The size of the model and of its batches; a step takes batch_size sequences."""
 
     model_size: str
     vocab_size: int
@@ -59,9 +60,9 @@ SHAPES = {
 
 @dataclass(frozen=True)
 class Bench:
-    """What every benchmark works with: where it prints, a temporary folder, and what its figures are about.
+    """The setting of every benchmark: its output, a temporary folder, the shape, the machine and the tokens.
 
-    So many steps are timed after those of the warm-up. found is what --json writes.
+    A run has warmup steps, then steps that are timed. figures is the content of the --json file.
     """
 
     out: Progress
@@ -72,22 +73,22 @@ class Bench:
     data_dir: str
     steps: int
     warmup: int
-    found: dict[str, Any] = field(default_factory=dict)
+    figures: dict[str, Any] = field(default_factory=dict)
 
     @property
     def flags(self) -> dict[str, Any]:
-        """The flags that all runs of train.py have in common."""
+        """The flags of every run of train.py."""
         shape = self.shape
         return {"data_dir": self.data_dir, "model_size": shape.model_size, "seq_length": shape.seq_length,
                 "batch_size": shape.batch_size, "use_gpu": self.machine.on_gpu, "sample_interval": 0}
 
     def run(self, words: Sequence[str], seconds: float = LIMIT_SECONDS, grace_seconds: float = 0.0) -> Answer:
-        """Runs python with these words.
+        """Runs Python with these words, at most for some seconds.
 
-        The limit or a signal (SystemExit) ends it; before, it has the grace, in which train.py saves. Raises UserError
-        (exit 3) for tokens that no run can train on.
+        Before it is killed, train.py has grace_seconds to save. Raises SystemExit after a signal, and
+        UserError (exit 3) for tokens that no run can train on.
         """
-        environment = {SAFE_PATH: "1", "PYTHONPATH": str(PROGRAM)}  # the current folder is not searched
+        environment = {SAFE_PATH: "1", "PYTHONPATH": str(PROGRAM)}  # no module comes from the current folder
         answer = ask([sys.executable, *words], self.signals, seconds, environment, grace_seconds)
         if answer.code == Exit.DATA:
             raise UserError(Exit.DATA, problem_of(answer))
@@ -95,9 +96,11 @@ class Bench:
 
 
 def problem_of(answer: Answer) -> str:
-    """Why a child failed, in a line: its error, else the signal or the last thing that it said; '' if it did not."""
-    if not answer.code:
-        return "" if answer.code == 0 else "not done in time"
+    """Why a child process failed, in one line: its error, its signal, or its last line; '' after a success."""
+    if answer.code == 0:
+        return ""
+    if answer.code is None:
+        return "not done in time"
     error = next((line for line in answer.complaints.splitlines() if line.startswith("error: ")), "")
     killed = f"killed by signal {-answer.code}" if answer.code < 0 else answer.reason
     return printable(error.removeprefix("error: ")) or killed
@@ -108,7 +111,7 @@ def problem_of(answer: Answer) -> str:
 
 @dataclass(frozen=True)
 class Rung:
-    """Flags of train.py, and the parts of it that are replaced by naive ones."""
+    """A run of the ladder: the flags of train.py, and the parts of it that naive ones replace."""
 
     number: int
     name: str
@@ -118,9 +121,9 @@ class Rung:
 
 
 def ladder(shape: Shape, machine: "Machine") -> list[Rung]:
-    """The rungs from naive to best: each has what the ones below it brought, a naive part less or other flags."""
+    """The rungs from naive to best: each one drops a naive part or changes flags of the one below."""
     table = (
-        # name, the naive part that goes, the flags that change
+        # name, the naive part that it drops, the flags that it changes
         ("naive: Python loops, fp32", "", {
             "preload": "mmap", "use_amp": False, "compile": False, "batch_size": shape.batch_size // 2,
             "gradient_accumulation_steps": 2, "log_interval": 1}),
@@ -153,7 +156,7 @@ def as_flags(values: dict[str, Any]) -> list[str]:
 
 @dataclass(frozen=True)
 class Timed:
-    """What a run measured, the median of the timed steps; mfu is None where it is not known."""
+    """The figures of a run: medians of the timed steps, memory, losses; mfu if it is known."""
 
     ms_median: float
     tokens_per_second: float
@@ -163,7 +166,7 @@ class Timed:
 
 
 class RungFailed(UserError):
-    """A rung could not be run, or ran as another one; the message says why."""
+    """A rung failed, or train.py fell back to other settings; the message has the reason."""
 
 
 def run_rung(bench: Bench, rung: Rung) -> Timed:
@@ -176,15 +179,16 @@ def run_rung(bench: Bench, rung: Rung) -> Timed:
             **bench.flags, "output_dir": folder, "max_steps": bench.warmup + bench.steps,
             "learning_rate": LEARNING_RATE, "lr_schedule": "constant", "optimizer": "adamw", "seed": SEED,
             "eval_interval": 10**9, "eval_batches": 1, "checkpoint_every_minutes": 0, **rung.flags})])
-        went_on = (line.removeprefix("warning: ") for line in answer.complaints.splitlines()
-                   if "torch.compile failed" in line or "out of memory in step" in line)
-        if problem := problem_of(answer) or next(went_on, ""):
+        fallbacks = (line.removeprefix("warning: ") for line in answer.complaints.splitlines()
+                     if "torch.compile failed" in line or "out of memory in step" in line)
+        problem = problem_of(answer) or next(fallbacks, "")
+        if problem:
             raise RungFailed(Exit.MACHINE, problem)
         rows = [row for row in read_lines(folder / "metrics.jsonl") if "loss" in row]
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
-    # A line's seconds are the mean since the line before, which must not lie within the warm-up.
+    # The seconds of a line are a mean since the line before it, which must come after the warm-up.
     timed = [row["seconds"] for before, row in itertools.pairwise(rows) if before["step"] >= bench.warmup]
     if not timed:
         raise RungFailed(Exit.MACHINE, "no step was logged after the warm-up")
@@ -194,7 +198,7 @@ def run_rung(bench: Bench, rung: Rung) -> Timed:
 
 
 def loss_difference(losses: Losses, others: Losses) -> float:
-    """The largest relative difference in the first LOSS_STEPS steps that both logged; infinite if one is None."""
+    """The largest relative difference within LOSS_STEPS; infinite if a loss is not finite or no step is in both."""
     pairs = [(losses[step], others[step]) for step in losses.keys() & others.keys() if step <= LOSS_STEPS]
     differences = [float("inf") if a is None or b is None else abs(a - b) / abs(b) for a, b in pairs]
     return max(differences, default=float("inf"))
@@ -204,15 +208,16 @@ def loss_difference(losses: Losses, others: Losses) -> float:
 
 
 def time_ladder(bench: Bench, numbers: Sequence[int] | None) -> bool:
-    """Runs the rungs in turn, with a line for each; False if one failed or computed something else than the first.
+    """Runs the rungs of these numbers and prints a line for each; False if one failed or its losses differ.
 
-    By default all are run, but without a GPU not the one that is minutes compiling.
+    By default it runs all, without a GPU all but the one with minutes of compiling.
     """
-    shape, say, is_good = bench.shape, bench.out.say, True
+    shape, say = bench.shape, bench.out.say
+    is_good = True
     say(f"shape     {shape.model_size}, {shape.vocab_size:,} ids, B {shape.batch_size}, T {shape.seq_length:,}: "
         f"{shape.tokens_per_step:,} tokens a step; medians of {bench.steps} steps")
     say(ROW.format("rung", "name", "ms", "tok/s", "mfu", "memory", "gain"))
-    results = bench.found.setdefault("rungs", [])
+    results = bench.figures.setdefault("rungs", [])
     first = None
     for rung in ladder(shape, bench.machine):
         if rung.number not in (numbers or range(NUM_RUNGS if bench.machine.on_gpu else TUNED)):
@@ -226,12 +231,13 @@ def time_ladder(bench: Bench, numbers: Sequence[int] | None) -> bool:
             results.append({**asdict(rung), "failed": str(error)})
             continue
         first = first or timed
-        difference, gain = loss_difference(timed.losses, first.losses), first.ms_median / timed.ms_median
+        difference = loss_difference(timed.losses, first.losses)
+        gain = first.ms_median / timed.ms_median
         is_same = difference <= TOLERANCES[rung.precision]
         is_good &= is_same
         results.append({**asdict(rung), **asdict(timed), "speedup": gain, "loss_difference": difference,
                         "loss_ok": is_same})
-        say(ROW.format(
-            rung.number, rung.name, f"{timed.ms_median:,.1f}", f"{timed.tokens_per_second:,.0f}", percent(timed.mfu),
-            size(timed.peak_memory_bytes), f"{gain:.2f}x") + f"  losses DIFFER, by {difference:.1e}" * (not is_same))
+        line = ROW.format(rung.number, rung.name, f"{timed.ms_median:,.1f}", f"{timed.tokens_per_second:,.0f}",
+                          percent(timed.mfu), size(timed.peak_memory_bytes), f"{gain:.2f}x")
+        say(line if is_same else f"{line}  losses DIFFER, by {difference:.1e}")
     return is_good

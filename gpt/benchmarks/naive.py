@@ -1,4 +1,4 @@
-"""train.py run with other parts: as they are first written, for the ladder's first rungs, or with a profiler in them.
+"""Runs train.py with naive parts, for the lowest rungs of the ladder, or with a profiler.
 
 B batch, T time.
 """
@@ -24,19 +24,19 @@ from gpt.tokens.stream import DTYPES
 from gpt.training.state import FAST
 
 FIRST_RECORDED, NUM_RECORDED = 15, 6  # batches
-GROUPS = {  # of kernels, by what is in their names
+GROUPS = {  # of kernels, with a pattern of their names
     "attention": "fmha|flash|sdp|attention", "products": r"gemm|nvjet|cutlass|cublas|gemv|splitk|mm\b",
     "optimizer": "multi_tensor|adam|lpnorm", "compiled": "triton_|compiled", "other": ""}
 
-# Names of the naive parts that have really been called: a rung whose naive part is passed over would show nothing.
+# The naive parts that were called: a rung whose naive part is never called would be a wrong measurement.
 _called: set[str] = set()
 
 
 class NaiveBatches(data.Batches):
-    """data.Batches as first written: a memory map for each row, a Python loop over the rows, one copy after another."""
+    """A naive data.Batches: a memory map for each row, a Python loop over the rows, a copy of each batch."""
 
     def get(self, samples_seen: int, micro: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Inputs and targets, int32 [B, T] each, the same as those of data.Batches."""
+        """Inputs and targets, int32 [B, T] each, equal to data.Batches."""
         _called.add("loader")
         inputs, targets = [], []
         for i in range(self.batch_size):
@@ -62,7 +62,7 @@ def naive_attention(q_BHTK: torch.Tensor, k_BHTK: torch.Tensor, v_BHTK: torch.Te
 
 
 class NaiveAdamW(AdamWForMPS):
-    """torch.optim.AdamW one tensor at a time, some ten kernels for each, after reading whether to step at all."""
+    """torch.optim.AdamW with some ten kernels for each tensor; the host waits for found_inf before a step."""
 
     def __init__(self, *args: Any, **kwargs: Any):
         super().__init__(*args, **{**kwargs, "fused": False, "foreach": False})
@@ -74,12 +74,12 @@ class NaiveAdamW(AdamWForMPS):
 
 
 class ProfiledBatches(data.Batches):
-    """The program's own batches; the kernels of some steps of one batch each are recorded, summed up and printed."""
+    """data.Batches that record the kernels of some steps, of one batch each, and print their sums."""
 
     calls = 0
 
     def get(self, samples_seen: int, micro: int) -> data.Batch:
-        """As data.Batches does. The first batches are taken to compile, to measure and to warm up."""
+        """The batch of data.Batches. The first ones serve to compile, to measure and to warm up."""
         self.calls += 1
         if self.calls == FIRST_RECORDED:
             backend_of(self._device).synchronize()
@@ -93,7 +93,7 @@ class ProfiledBatches(data.Batches):
 
 
 def print_kernels(events: Any, on_gpu: bool) -> None:
-    """Milliseconds and launches a step of each group of kernels, then of each kernel; of operators on a CPU."""
+    """Prints milliseconds and launches per step of each group of kernels, then of each kernel (CPU: operator)."""
     sums = {group: torch.zeros(2) for group in ("a step", *GROUPS)}
     for event in events:
         if (str(event.device_type) != "DeviceType.CPU") == on_gpu and not event.is_user_annotation:

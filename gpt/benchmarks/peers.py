@@ -1,4 +1,4 @@
-"""A step of nanoGPT's train.py as it stands, and one of ours."""
+"""Times a step of nanoGPT's unchanged train.py beside one of ours."""
 
 import re
 import statistics
@@ -9,13 +9,13 @@ from gpt.benchmarks.ladder import LEARNING_RATE, TUNED, Bench, RungFailed, ladde
 from gpt.common.errors import Exit
 from model import SIZES
 
-# nanoGPT's train.py reads its configurator.py from the current folder, and all its arguments in there.
+# nanoGPT's train.py executes configurator.py of the current folder, which reads its arguments.
 IN_ITS_FOLDER = ("import os, runpy, sys; os.chdir(sys.argv.pop(1)); sys.path.insert(0, os.getcwd()); "
                  "runpy.run_path('train.py', run_name='__main__')")
 
 
 def time_step(bench: Bench, peer_dir: str) -> None:
-    """Seconds of a step of nanoGPT's train.py as it stands, and of our best rung, in the same precision."""
+    """Prints the seconds of a step of nanoGPT's train.py and of our best rung, in the same precision."""
     shape, on_gpu = bench.shape, bench.machine.on_gpu
     best = ladder(shape, bench.machine)[TUNED - 1]
     ours = replace(best, flags={**best.flags, "use_amp": on_gpu})  # on a CPU nanoGPT knows fp32 alone
@@ -40,7 +40,7 @@ def time_step(bench: Bench, peer_dir: str) -> None:
             raise RungFailed(Exit.MACHINE, f"nanoGPT: {problem}")
         return statistics.median(float(ms) / 1e3 for step, ms in steps if int(step) >= bench.warmup)
 
-    bench.found["seconds"] = seconds = {}
+    bench.figures["seconds"] = seconds = {}
     for name, way in (("nanoGPT", theirs), ("ours", lambda: run_rung(bench, ours).ms_median / 1e3)):
         with bench.out.phase(name):
             seconds[name] = way()

@@ -1,4 +1,4 @@
-"""What is known before anything is timed: the machine, and the tokens, which are made up where none are given."""
+"""The preparation of a benchmark: the machine, and tokens, given or made up."""
 
 import json
 from pathlib import Path
@@ -20,14 +20,14 @@ from gpt.tokens.metadata import METADATA_FORMAT, METADATA_VERSION
 
 
 def look_at_machine(use_gpu: bool | None) -> device.Machine:
-    """The machine; None takes a GPU where there is one. Raises UserError (exit 5) if use_gpu and there is none."""
-    if use_gpu and (reason := NVIDIA.why_unavailable()):
-        raise UserError(Exit.MACHINE, f"--use_gpu: {reason}, or drop the flag to time the CPU.")
+    """Chooses the machine; None prefers a GPU. Raises UserError (exit 5) if use_gpu and no GPU is available."""
+    if use_gpu and NVIDIA.why_unavailable():
+        raise UserError(Exit.MACHINE, f"--use_gpu: {NVIDIA.why_unavailable()}, or drop the flag to time the CPU.")
     return device.choose(use_gpu, True, "auto", True)
 
 
 def corpus_in(data_dir: str, seq_length: int) -> Corpus:
-    """What a folder of pretokenize.py holds. Raises UserError (exit 3) for tokens that no run could train on."""
+    """Opens the tokens of a folder. Raises UserError (exit 3) if they are damaged or too few for one sequence."""
     corpus = find_corpus(train.read_flags(["--data_dir", data_dir]))
     if corpus.train.length <= seq_length:
         raise UserError(Exit.DATA, f"--data_dir {printable(data_dir)}: too few tokens. Give a shorter --shape.")
@@ -35,9 +35,9 @@ def corpus_in(data_dir: str, seq_length: int) -> Corpus:
 
 
 def synthesise(folder: Path, vocab_size: int, num_tokens: int) -> None:
-    """Writes train.bin with so many tokens, whose frequencies follow Zipf's law, and metadata.json."""
+    """Writes train.bin, with tokens whose frequencies follow Zipf's law, and metadata.json."""
     dtype = native_dtype(vocab_size)
-    # Log-uniform: the frequency of an id is as 1 / rank.
+    # Log-uniform: the frequency of an id is proportional to 1 / rank.
     tokens = vocab_size ** np.random.default_rng(SEED).random(num_tokens) - 1
     tokens.astype(np.dtype(dtype).newbyteorder("<")).tofile(folder / "train.bin")
     fields = {"format": METADATA_FORMAT, "version": METADATA_VERSION, "vocab_size": vocab_size, "dtype": dtype,

@@ -49,7 +49,7 @@ def test_outside_an_environment_one_is_made_and_used(calls, monkeypatch, tmp_pat
     assert [Path(words[1]).name for words in calls[-3:]] == ["pretokenize.py", "train.py", "generate.py"]
 
 
-def test_where_all_packages_are_nothing_is_made_and_a_read_only_folder_stays_as_it_is(calls, monkeypatch, tmp_path):
+def test_with_all_packages_nothing_is_installed_and_a_read_only_folder_stays(calls, monkeypatch, tmp_path):
     """As in an image, whose program belongs to root."""
     monkeypatch.setattr(sys, "prefix", sys.base_prefix)
     monkeypatch.setattr(demo.os, "access", lambda *_: False)

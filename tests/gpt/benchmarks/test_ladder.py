@@ -73,7 +73,7 @@ def test_a_failed_rung_says_why_and_the_others_go_on(tmp_path):
     assert said["1"].endswith("failed: torch.compile failed, running eagerly: x")
     assert said["2"].endswith("failed: out of luck. Try again.")
     assert said["6"].endswith("failed: killed by signal 9")
-    assert ["failed" in rung for rung in bench.found["rungs"]][:3] == [False, True, True]
+    assert ["failed" in rung for rung in bench.figures["rungs"]][:3] == [False, True, True]
 
 
 @pytest.mark.parametrize(("share", "wrong"), [(0.015, [4, 5, 6]), (0.005, [])])
@@ -81,12 +81,12 @@ def test_a_rung_that_computes_something_else_is_found_out(tmp_path, share, wrong
     out = io.StringIO()
     bench = make_bench(tmp_path, lambda words: leave_a_run(words, lose=share * ("--compile" in words)), out)
     assert time_ladder(bench, None) == (not wrong)
-    assert [rung["number"] for rung in bench.found["rungs"] if rung.get("loss_ok") is False] == wrong
+    assert [rung["number"] for rung in bench.figures["rungs"] if rung.get("loss_ok") is False] == wrong
     assert out.getvalue().count("losses DIFFER, by 1.5e-02") == len(wrong)
     assert max(len(line) for line in out.getvalue().splitlines() if line.endswith("x")) <= 80
 
 
-def test_a_process_that_hangs_is_ended_with_its_children_and_damaged_tokens_end_the_ladder(tmp_path):
+def test_a_hanging_process_is_killed_with_its_children_and_bad_tokens_end_the_ladder(tmp_path):
     run = Bench(**vars(make_bench(tmp_path, leave_a_run))).run
     code = "import subprocess, sys; subprocess.run([sys.executable, '-c', 'import time; time.sleep(60)'])"
     started = time.monotonic()

@@ -10,7 +10,7 @@ from gpt.tokens.corpus import open_corpus
 from tests.helpers.refusals import refused
 
 
-def test_made_up_tokens_are_a_corpus_that_follows_zipfs_law_and_no_run_trains_on_too_few_or_damaged_ones(tmp_path):
+def test_made_up_tokens_follow_zipfs_law_and_too_few_or_damaged_ones_are_refused(tmp_path):
     synthesise(tmp_path, 300, 100_000)
     corpus = open_corpus(tmp_path, None, tmp_path / "metadata.json", None)
     assert (corpus.vocab_size, corpus.train.length) == (300, 100_000)

@@ -69,7 +69,7 @@ def test_every_recipe_is_run_with_every_seed_and_compared_with_the_first(trainer
     assert table == {
         "nanogpt": ["2", "5.0500", "0.0500", "5.0500", "100.0", "100.0%", "100.0%"],
         "ours": ["2", "4.0500", "0.0500", "4.0500", "120.0", f"{share:.1%}", f"{1.2 * share:.1%}"]}
-    found = trainer.bench.found["recipes"]["ours"]
+    found = trainer.bench.figures["recipes"]["ours"]
     assert found["share_of_tokens"] == pytest.approx(share)
     assert len(found["val_losses"][1]) == 20
 

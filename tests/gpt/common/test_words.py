@@ -22,7 +22,7 @@ def test_printable_text_keeps_its_lines_and_the_direction_of_writing():
 
 
 @pytest.mark.skipif(shutil.which("bash") is None, reason="needs bash")
-def test_a_command_that_is_suggested_is_one_printable_line_and_means_the_same_to_a_shell():
+def test_a_suggested_command_is_one_printable_line_and_means_the_same_to_a_shell():
     names = ["out", "my run", "it's", "$(reboot)", "", "a\nb\tc", "\x1b[31mred\x07\\'", "caf\u00e9", "\udce9.txt",
              "\u202etxt.exe", "a\u00a0b", "`x`!"]
     line = shell_line(["printf", "%s\\0", *names])
