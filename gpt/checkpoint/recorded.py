@@ -25,7 +25,9 @@ def recorded_flags(asked: Mapping[str, Any]) -> Layer | None:
 
     asked holds the flags of the command line and of --config. The config.toml beside the checkpoints comes first, then
     the newest readable checkpoint. A run continues in its own folder unless asked names another. A run that was killed
-    before its first checkpoint has only a config.toml; --resume_from auto then begins a new run. Raises UserError (exit 2) for a config.toml that is not TOML.
+    before its first checkpoint has only a config.toml; --resume_from auto then begins a new run.
+
+    Raises UserError (exit 2) for a config.toml that is not TOML.
     """
     output_dir = Path(asked.get("output_dir", "out"))
     requested = [path for name in ("resume_from", "cooldown_from") if (path := asked.get(name))]

@@ -248,7 +248,7 @@ class Parser(argparse.ArgumentParser):
     # ---- files
 
     def _checked(self, layer: Layer) -> Layer:
-        """Converts the values of a file. A wrong value is a problem where a person can correct it; else it is left out."""
+        """Converts the values of a file. A wrong value is a problem if a person can correct it, else left out."""
         checked = Layer(layer.source, {}, {})
         for fields, values in ((layer.given, checked.given), (layer.decided, checked.decided)):
             for name, value in fields.items():
