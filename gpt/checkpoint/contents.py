@@ -1,4 +1,4 @@
-"""What a checkpoint holds, decided here alone: the files of the folder, and where the content of each comes from.
+"""The files of a checkpoint and their content, decided here alone.
 
     config.json  model.safetensors  generation_config.json  tokenizer.json  tokenizer_config.json    for transformers
     optimizer.safetensors  trainer_state.json                                                        for resuming
@@ -22,8 +22,8 @@ from gpt.common.names import CARD, CONFIG, GENERATION, OPTIMIZER, STATE, TOKENIZ
 from gpt.machine.backends import backend_of
 from gpt.ops.shards import full_tensor, full_tensors
 
-NEEDED = (WEIGHTS, OPTIMIZER, STATE)  # without one of these a manifest is not a checkpoint's
-# What is published of a model besides its weights: ours, and what folders of others have.
+NEEDED = (WEIGHTS, OPTIMIZER, STATE)  # the manifest of a checkpoint lists all of these
+# The files that are published with a model's weights, of this program and of other folders.
 PUBLISHED = (CONFIG, GENERATION, TOKENIZER, TOKENIZER_CONFIG, "vocab.json", "merges.txt",
              "special_tokens_map.json", "added_tokens.json", CARD, "LICENSE")
 
@@ -31,8 +31,10 @@ WHAT_OPENS = "a checkpoint of train.py or a Hugging Face folder of GPT-2, Qwen3 
 
 STATE_FORMAT = "gpt-trainer"
 STATE_VERSION = 1
-DTYPES = {torch.float32: "F32", torch.int8: "I8", torch.uint8: "U8"}  # safetensors' names of the types that are written
-ALIGNMENT = 64  # bytes, of a tensor in a copy of the state
+# The types that are written, by safetensors' names.
+DTYPES = {torch.float32: "F32", torch.int8: "I8", torch.uint8: "U8"}
+ALIGNMENT = 64  # bytes, of each tensor in a snapshot
+
 
 @dataclass(frozen=True)
 class StateTensor:
@@ -46,7 +48,7 @@ class StateTensor:
         return math.prod(self.shape) * self.dtype.itemsize
 
 
-# For each parameter, the tensors that are kept for it by their names.
+# Maps a parameter to the tensors that the optimizer keeps for it, by name.
 StateSchema: TypeAlias = Callable[[torch.Tensor], dict[str, StateTensor]]
 
 
@@ -54,8 +56,9 @@ StateSchema: TypeAlias = Callable[[torch.Tensor], dict[str, StateTensor]]
 class Tensors:
     """The tensors of a checkpoint, by name.
 
-    model is the network's state dict. training holds the optimizer's state, 'exp_avg.transformer.wte.weight' for
-    example, and the states of the random-number generators, 'rng.cpu' and that of the GPU by its kind.
+    model is the network's state dict. training holds the optimizer's state, such as
+    'exp_avg.transformer.wte.weight', and the states of the random-number generators, 'rng.cpu' and
+    'rng.cuda' or 'rng.mps'.
     """
 
     model: dict[str, torch.Tensor]
@@ -63,7 +66,7 @@ class Tensors:
 
     @staticmethod
     def of(model: Network, optimizer: torch.optim.Optimizer) -> Tensors:
-        """The tensors themselves, on their device; only the states of the generators are copies."""
+        """The tensors on their device, without copies except for the states of the generators."""
         training = {}
         for name, parameter in model.named_parameters():
             for key, value in optimizer.state[parameter].items():
@@ -75,17 +78,17 @@ class Tensors:
         return Tensors({name: tensor.detach() for name, tensor in model.state_dict().items()}, training)
 
     def join_gather(self) -> None:
-        """Takes part in gathering the tensors of which each process has some rows, for the process that keeps them."""
+        """Joins the all-gathers of sharded tensors, for the process that saves them."""
         for tensor in (*self.model.values(), *self.training.values()):
             full_tensor(tensor)
 
     def gathered(self) -> Tensors:
-        """The same tensors, whole."""
+        """The same tensors, with the sharded ones all-gathered."""
         return Tensors(*map(full_tensors, (self.model, self.training)))
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of a copy, each tensor aligned."""
+        """Bytes of a snapshot, in which each tensor is aligned."""
         return sum(aligned(tensor.nbytes) for part in (self.model, self.training) for tensor in part.values())
 
 
@@ -104,14 +107,14 @@ def tensor_files(config: ModelConfig, tensors: Tensors) -> dict[str, dict[str, t
 
 def text_files(step: int, config: ModelConfig, state: Mapping[str, Any], tokenizer_json: str | None,
                end_of_text_id: int | None, card: str) -> dict[str, str]:
-    """All other files by name but the manifest, which lists the sizes and hashes of all files.
+    """The text of all other files except the manifest, by name.
 
-    state is what trainer_state.json holds besides step and model, JSON values.
+    state holds the JSON values of trainer_state.json besides step and model.
     """
     files = {
         CONFIG: _json(architecture_of(config).to_hf_config(config, end_of_text_id)),
-        # Without max_new_tokens transformers adds 256, and a model of fewer positions ends in an IndexError. Half of T
-        # leaves room for a prompt.
+        # Without max_new_tokens transformers generates 256, and a model of fewer positions raises an
+        # IndexError. Half of T leaves room for a prompt.
         GENERATION: _json({"bos_token_id": end_of_text_id, "eos_token_id": end_of_text_id,
                            "max_new_tokens": min(256, max(1, config.seq_length // 2))}),
         STATE: _json({"format": STATE_FORMAT, "version": STATE_VERSION, "step": step, "arch": name_of(config),
@@ -125,7 +128,7 @@ def text_files(step: int, config: ModelConfig, state: Mapping[str, Any], tokeniz
 
 
 def manifest_text(files: Mapping[str, Mapping[str, Any]]) -> str:
-    """The text of manifest.json, of the entries that write_file returned."""
+    """The text of manifest.json from the entries that write_file returned."""
     return _json({"version": STATE_VERSION, "files": dict(sorted(files.items()))})
 
 
@@ -134,7 +137,7 @@ def _json(fields: Mapping[str, Any]) -> str:
 
 
 def _tokenizer_config(tokenizer_json: str, end_of_text_id: int | None, seq_length: int) -> dict[str, Any]:
-    """What AutoTokenizer of transformers 4 and 5 needs beside tokenizer.json."""
+    """The fields that AutoTokenizer of transformers 4 and 5 needs besides tokenizer.json."""
     names = {token["id"]: token["content"] for token in json.loads(tokenizer_json).get("added_tokens", [])}
     fields: dict[str, Any] = {
         "tokenizer_class": "PreTrainedTokenizerFast",
@@ -148,12 +151,13 @@ def _tokenizer_config(tokenizer_json: str, end_of_text_id: int | None, seq_lengt
 
 def model_card(config: ModelConfig, facts: Mapping[str, str], curve: Sequence[tuple[int, float, float | None]] = (),
                command: str = "", on_hub: Mapping[str, Sequence[str | None]] | None = None) -> str:
-    """README.md: the model's shape, facts about its training, its validation curve, and how to open it.
+    """The text of README.md: the model's shape, facts about its training, its validation curve, how to open it.
 
-    A point of the curve is (step, loss in nats, bits per byte or None). on_hub names the repositories of the hub that
-    the model was made of, by the field in which the hub looks for them.
+    A point of the curve is (step, loss in nats, bits per byte or None). on_hub maps a field of the hub's
+    metadata to the repositories from which the model was made.
     """
-    shared = f" ({config.n_kv_head} of keys and values)" if config.n_kv_head != config.n_head else ""
+    has_shared_heads = config.n_kv_head != config.n_head
+    shared = f" ({config.n_kv_head} of keys and values)" if has_shared_heads else ""
     named = {field: list(dict.fromkeys(filter(None, repos))) for field, repos in (on_hub or {}).items()}
     rows = [f"| {step:,} | {loss:.4f} | {'n/a' if bits is None else f'{bits:.4f}'} |" for step, loss, bits in curve]
     table = ["", "| step | validation loss in nats | bits per byte |", "| --- | --- | --- |", *rows] if rows else []

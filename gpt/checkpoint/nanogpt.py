@@ -1,6 +1,7 @@
-"""A checkpoint of nanoGPT or build-nanogpt, or a plain state dict with their names, as a Hugging Face folder of GPT-2.
+"""Converts a checkpoint of nanoGPT or build-nanogpt, or its plain state dict, to a Hugging Face folder of GPT-2.
 
-Such a .pt file is a pickle, which can name any function to call. torch's reader of plain tensors refuses to.
+Such a .pt file is a pickle, which can name any function to call; torch's reader for plain tensors refuses
+those.
 """
 
 import re
@@ -26,15 +27,15 @@ PREFIXES = re.compile(r"^((_orig_mod|module|model)\.)+")  # of torch.compile, of
 
 
 class SavedConfig:
-    """Stands for build-nanogpt's GPTConfig, an object: its fields become attributes, and it has no methods to run."""
+    """A stand-in for build-nanogpt's GPTConfig: its fields become attributes, and it has no methods."""
 
 
 def convert(path: Path, folder: Path, tokenizer_file: str | None, n_head: int | None, warn: Callable[[str], None],
             ) -> str:
-    """Writes the file's model as a new folder; returns what was found in words.
+    """Writes the file's model as a new folder; returns a description of the model.
 
-    Its activation is what nanoGPT (exact GELU) or build-nanogpt (tanh) compute. Raises UserError: exit 3 for a
-    tokenizer that is not the model's, exit 4 for a file that is not read; OSError.
+    The activation is exact GELU for nanoGPT and its tanh form for build-nanogpt. Raises UserError: exit 3
+    for a tokenizer of another model, exit 4 for a file that cannot be read; and OSError.
     """
     try:
         weights, facts = _read(path)
@@ -73,7 +74,7 @@ def convert(path: Path, folder: Path, tokenizer_file: str | None, n_head: int | 
 
 
 def _read(path: Path) -> tuple[dict[str, torch.Tensor], Mapping[str, Any]]:
-    """The weights, fp32, and all that the file holds. Raises InvalidCheckpoint."""
+    """The weights in fp32, and the file's whole content. Raises InvalidCheckpoint."""
     known: list[Any] = [(SavedConfig, f"{module}.GPTConfig") for module in ("__main__", "model", "train_gpt2")]
     try:
         with torch.serialization.safe_globals(known):
@@ -82,14 +83,14 @@ def _read(path: Path) -> tuple[dict[str, torch.Tensor], Mapping[str, Any]]:
         stored = next((place for place in inside if isinstance(place, Mapping)), found)
         return {PREFIXES.sub("", name): tensor.detach().float() for name, tensor in stored.items()
                 if not name.endswith(STALE_MASKS)}, found
-    except Exception as error:  # there is no end to what may be wrong with a pickle
+    except Exception as error:  # a broken pickle can raise any error
         unknown = re.search(r"GLOBAL '?([\w.]+)", str(error))
         why = f"it names {unknown[1]}" if unknown else getattr(error, "strerror", None) or type(error).__name__
         raise InvalidCheckpoint(f"it cannot be read as names with tensors and numbers alone ({why})") from error
 
 
 def _config(weights: dict[str, torch.Tensor], n_head: int | None, activation: str) -> GPTConfig:
-    """The model's shape by its tensors, which do not tell the heads. Raises InvalidCheckpoint, KeyError, IndexError."""
+    """The config from the tensors and the number of heads. Raises InvalidCheckpoint, KeyError, IndexError."""
     embedding, positions = weights["transformer.wte.weight"], weights["transformer.wpe.weight"]
     width, head = embedding.shape[1], weights.get("lm_head.weight")
     if not n_head or width % n_head:

@@ -1,7 +1,7 @@
-"""The tensors of a folder, in safetensors files: here alone they are written and read.
+"""Writes and reads the safetensors files of a folder.
 
-Large models come in several files and an index, model.safetensors.index.json, whose weight_map names the file of each
-tensor. Files are mapped into memory: a tensor is read from the disk when it is used.
+Large models come in several files and an index, model.safetensors.index.json, whose weight_map names the
+file of each tensor. Files are mapped into memory: a tensor is read from the disk when it is used.
 """
 
 import hashlib
@@ -25,7 +25,7 @@ from gpt.common.files import write_all
 from gpt.common.names import INDEX, WEIGHTS
 from gpt.common.words import printable
 
-BLOCK_BYTES = 2**24  # written, and hashed meanwhile, at a time
+BLOCK_BYTES = 2**24  # written at a time, while a thread hashes them
 FILE_NAME = re.compile(r"[^/\\\0]+\.safetensors")
 COPY_WHOLE = "Download the model again, or copy all of its files."
 
@@ -35,10 +35,10 @@ class NotFinite(Exception):
 
 
 def stored_tensors(folder: Path) -> dict[str, torch.Tensor]:
-    """All tensors of the folder's weights by the names that they have there, as views of the mapped files.
+    """All tensors of the folder's weights by their names in the files, as views of the mapped files.
 
-    Where model.safetensors exists, an index beside it is not read, as in transformers. Raises InvalidCheckpoint for
-    weights that are not there, for a file that is damaged, and for an index that is not true of its files.
+    An index beside model.safetensors is ignored, as in transformers. Raises InvalidCheckpoint for missing
+    weights, a damaged file, and an index that differs from its files.
     """
     if os.path.isfile(folder / WEIGHTS):
         return mapped(folder / WEIGHTS)
@@ -62,22 +62,22 @@ def mapped(path: Path) -> dict[str, torch.Tensor]:
     """All tensors of one file. Raises InvalidCheckpoint."""
     try:
         with safe_open(path, framework="pt") as file:
-            return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - it is not a mapping
+            return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - the file is no mapping
     except (SafetensorError, OSError, ValueError) as error:  # a name that is not UTF-8 is a ValueError
         raise InvalidCheckpoint(f"{path.name} cannot be read ({printable(error)[:100]})", COPY_WHOLE) from error
 
 
 def said(problems: list[str]) -> str:
-    """The first three problems, and how many there are besides."""
+    """The first three problems, and the number of further ones."""
     rest = [f"and {len(problems) - 3} more"] if len(problems) > 3 else []
     return "; ".join([*problems[:3], *rest])
 
 
 def write_tensors(path: Path, tensors: Mapping[str, torch.Tensor]) -> dict[str, Any]:
-    """Writes a safetensors file, one contiguous tensor at a time, and waits for the disk; returns its manifest entry.
+    """Writes a safetensors file and waits for the disk; returns the file's entry in the manifest.
 
-    The bytes are those of safetensors' own save_file, which would need all tensors contiguous in memory at once. Raises
-    OSError, and NotFinite before it writes a tensor with NaN or infinity.
+    safetensors' own save_file writes the same bytes, but needs all tensors contiguous in memory at once.
+    Raises OSError, and NotFinite before it writes a tensor with NaN or infinity.
     """
     names = sorted(tensors, key=lambda name: (-tensors[name].element_size(), name))  # the library's own order
 
@@ -85,7 +85,7 @@ def write_tensors(path: Path, tensors: Mapping[str, torch.Tensor]) -> dict[str, 
         yield _header(tensors, names)
         for name in names:
             tensor = tensors[name].detach().cpu().contiguous()
-            if tensor.is_floating_point() and not tensor.sum().isfinite():  # a sum costs a pass over it, not a copy
+            if tensor.is_floating_point() and not tensor.sum().isfinite():  # one pass over the tensor, no copy
                 raise NotFinite(name)
             yield tensor.view(-1).view(torch.uint8).numpy().data
 
@@ -93,7 +93,7 @@ def write_tensors(path: Path, tensors: Mapping[str, torch.Tensor]) -> dict[str, 
 
 
 def _header(tensors: Mapping[str, torch.Tensor], names: Iterable[str]) -> bytes:
-    """The first bytes of a safetensors file: the header's length and the header, padded to a multiple of 8 bytes."""
+    """The first bytes of a safetensors file: the length of the header, and the header in whole 8 bytes."""
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     offset = 0
     for name in names:
@@ -107,7 +107,7 @@ def _header(tensors: Mapping[str, torch.Tensor], names: Iterable[str]) -> bytes:
 
 
 def write_file(path: Path, content: Iterable[memoryview | bytes]) -> dict[str, Any]:
-    """Writes a new file, waits for the disk; returns what the manifest records of it: its bytes and sha256."""
+    """Writes a new file and waits for the disk; returns its entry in the manifest: bytes and sha256."""
     digest, num_bytes = hashlib.sha256(), 0
     handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0), 0o666)
     try:
@@ -118,7 +118,7 @@ def write_file(path: Path, content: Iterable[memoryview | bytes]) -> dict[str, A
                     hashed = hasher.submit(digest.update, block)
                     write_all(handle, block)
                     hashed.result()
-                    if hasattr(os, "posix_fadvise"):  # starts writing to the disk, so that less is left for fsync
+                    if hasattr(os, "posix_fadvise"):  # starts early what fsync waits for
                         os.posix_fadvise(handle, num_bytes + start, BLOCK_BYTES, os.POSIX_FADV_DONTNEED)
                 num_bytes += len(part)
         os.fsync(handle)
