@@ -21,7 +21,7 @@ from gpt.common.flags import Parser, Switch, auto_or, escaped, fraction, one_of,
 from gpt.common.ranks import world_size
 from gpt.optimizers.table import OPTIMIZERS
 from gpt.planning.contradictions import contradictions, expand_shorthands
-from gpt.planning.early import TRIAL, before_torch, make_tokens
+from gpt.planning.early import before_torch, make_tokens
 from gpt.planning.relations import RELATIONS
 
 # ---------------------------------------------------------------- flags
@@ -150,10 +150,10 @@ def read_flags(argv: Sequence[str]) -> Namespace:
 
 def answer_early(argv: Sequence[str]) -> int:
     """Checks flags and packages before the seconds that importing torch takes; has texts made tokens."""
-    args = read_flags(argv[3:] if argv[:1] == [TRIAL] else argv)
-    before_torch(args.init_from, args)
-    if args.texts and not args.check and argv[:1] != [TRIAL]:
-        make_tokens(args, args.data_dir)
+    args = read_flags(argv)
+    before_torch(args)
+    if args.texts and not args.check:
+        make_tokens(args)
     return 0
 
 
@@ -165,74 +165,112 @@ import time
 
 import torch
 
+import data
+from gpt.machine.runtime import open_runtime
+from gpt.optimizers.build import adamw_for, build_optimizer, dtype_of_products, parameter_groups
 from gpt.planning.check import check_machine
-from gpt.planning.inputs import choose_inputs, choose_machine, session
-from gpt.planning.pace import Deadline, Pace, dry_run, keep_to_minutes, measure_pace, with_horizon
+from gpt.planning.deadline import Deadline, with_length
+from gpt.planning.decided import Pace, Setup
+from gpt.planning.inputs import choose_inputs, choose_machine
 from gpt.planning.plan import say_first, say_rest
-from gpt.planning.setup import answer_trial, choose_setup
+from gpt.planning.setup import choose_setup
 from gpt.training import recovery
 from gpt.training.checkpointing import Checkpointer
+from gpt.training.compiling import compiles_blocks, try_to_compile
+from gpt.training.due import due_after_step, is_out_of_patience
+from gpt.training.micro_batches import ENDS_THE_RUN, Abandoned, micro_batches
 from gpt.training.overfit import overfit_batches
-from gpt.training.starting import forget_best_on_other_tokens, open_output, settings_of, start
-from gpt.training.state import FAST, Parts, Run, Runtime, StepResult, TrainState, build_run
+from gpt.training.pacing import dry_run, measure_pace, move_end
+from gpt.training.starting import forget_best_on_other_tokens, start
+from gpt.training.state import Run, StepResult
+from gpt.training.strategies import Decisions, build_model
+from gpt.training.teacher import load_teacher
 from gpt.training.validation import Validator
 from gpt.watching.monitor import Monitor
+from gpt.watching.output import open_output
 
 # ---------------------------------------------------------------- main, in the order of events
 
 
-def main(argv: Sequence[str], parts: Parts = FAST) -> int:
+def main(argv: Sequence[str]) -> int:
     """Checks all that the run needs, then trains; returns the exit code."""
-    if argv[:1] == [TRIAL]:
-        return answer_trial(read_flags(argv[3:]), int(argv[1]), int(argv[2]), take_step)
     began, args = time.monotonic(), read_flags(argv)
-    with session(args.use_gpu) as at:
+    with open_runtime(args.use_gpu) as runtime:
         if args.check:
-            return check_machine(args, choose_machine(args), at.out)
+            return check_machine(args, choose_machine(args), runtime.out)
 
-        # What is there: tokens, the model's shape, a checkpoint to resume from, the machine.
-        inputs = choose_inputs(args, at)
-        machine = choose_machine(args, inputs.prefers_bf16)
-        runtime = Runtime.of(machine, at.processes, at.out, at.signals)
+        # What there is: tokens, the model's shape, a checkpoint to resume from, the machine (TF32 is on from here).
+        inputs = choose_inputs(args, runtime)
+        runtime.use(choose_machine(args, inputs.prefers_bf16))
 
         # What will be trained and how, each default with its reason.
         deadline = Deadline(args.max_minutes, inputs.stored, began)
-        setup = choose_setup(inputs, runtime, parts, deadline, argv)
+        setup = choose_setup(inputs, runtime, deadline)
         if setup is None:  # a resumed run that has nothing left to do
             return Exit.DONE
         say_first(setup)
 
-        # The model, its optimizer, its batches. Steps are measured and undone; they fix the horizon of --max_minutes.
-        run = build_run(setup, parts, TrainState.from_stored(inputs.stored))
+        # The model, its optimizer, its batches. Steps are measured and undone: with --max_minutes they give the length.
+        run = build_run(setup)
         validator = Validator(run)
         with recovery.explaining_memory(run):
-            if run.state.step < setup.recipe.total_steps:
-                recovery.compile_run(run)
+            if run.state.step < run.recipe.total_steps:
+                compile_run(run)
             pace = measure_pace(run, take_step, validator, deadline)
-        run.follow(with_horizon(deadline, setup, pace, run.state.step))
+        run.adopt(with_length(deadline, run.setup, pace, run.state.step))
         return train(run, pace, deadline, validator, argv)
 
 
+def build_run(setup: Setup) -> Run:
+    """The model with the weights that the seed draws, its optimizer and loss scaler, and its batches."""
+    args, recipe, runtime, machine = setup.args, setup.recipe, setup.runtime, setup.runtime.machine
+    with runtime.out.phase("building the model"):
+        torch.manual_seed(args.seed)
+        in_graphs = machine.compile and args.compile_mode == "reduce-overhead"
+        model, strategy = build_model(setup.config, setup.options, setup.memory.strategy, runtime.processes, machine,
+                                      recipe.init_std, in_graphs)
+        groups = parameter_groups(model, recipe.optimizer, recipe.weight_decay, recipe.lr_scale)
+        optimizer = build_optimizer(recipe.optimizer, groups, recipe.learning_rate, (args.beta1, recipe.beta2),
+                                    adamw_for(machine.device), dtype_of_products(machine))
+        scaler = torch.amp.GradScaler(machine.device.type, enabled=machine.precision == "fp16")
+        teacher = load_teacher(args.teacher, setup.options, machine)
+    with runtime.out.phase("loading the tokens"):
+        windows = data.CorpusWindows(setup.corpus.train, setup.token_place, setup.config.seq_length, args.seed,
+                                     machine.device, setup.corpus.components)
+        batches = data.Batches(windows, setup.micro_batch, machine.device, runtime.processes)
+    decisions = Decisions(runtime.processes)
+    return Run(setup, model, optimizer, scaler, strategy, decisions, batches, setup.state, teacher)
+
+
+def compile_run(run: Run) -> None:
+    """torch.compile for the model, in place, so that it keeps its name; eager with a warning where that fails."""
+    machine, mode = run.setup.runtime.machine, run.setup.args.compile_mode
+
+    def compile_model() -> None:
+        for part in run.strategy.parts_to_compile(compiles_blocks(mode, machine)):
+            part.compile(dynamic=False, mode=None if mode == "blocks" else mode)  # torch.compile(part), in place
+
+    if machine.compile:
+        try_to_compile(run, compile_model)
+
+
 def train(run: Run, pace: Pace, deadline: Deadline, validator: Validator, argv: Sequence[str]) -> int:
-    """Trains from random weights, those of --init_from, or a checkpoint; returns the exit code."""
-    setup, signals = run.setup, run.setup.runtime.signals
+    """Trains from random or pretrained weights, or from a checkpoint; returns the exit code."""
+    args, runtime = run.setup.args, run.setup.runtime
     forget_best_on_other_tokens(run)
-    if not setup.args.overfit:
-        say_rest(setup, pace, run.state.step)
+    if not args.overfit:
+        say_rest(run.setup, pace, run.state.step)
+    checkpointer = Checkpointer(run, validator.tokenizer)
+    start(run, validator.tokenizer)
 
-    # The start.
-    settings = settings_of(setup)
-    checkpointer = Checkpointer(run, settings, validator.tokenizer)
-    start(run, settings, validator.tokenizer)
-
-    # The run.
     with recovery.explaining_memory(run), recovery.explaining_the_end(run, checkpointer):
-        if setup.args.dry_run:
+        if args.dry_run:
             return dry_run(run, pace)
-        if setup.args.overfit:
+        if args.overfit:
             return overfit_batches(run, take_step)
-        with open_output(run, argv, settings, checkpointer) as monitor:
-            setup.processes.watch(signals, lambda: run.decisions.num_asked, lambda: checkpointer.is_busy, pace.step)
+        with open_output(run, argv, checkpointer) as monitor:
+            runtime.processes.watch(runtime.signals, lambda: run.decisions.num_votes, lambda: checkpointer.is_busy,
+                                    pace.step)
             loop(run, pace, deadline, validator, checkpointer, monitor)
             return save_and_close(run, checkpointer, monitor)
 
@@ -242,157 +280,145 @@ def train(run: Run, pace: Pace, deadline: Deadline, validator: Validator, argv: 
 
 def loop(run: Run, pace: Pace, deadline: Deadline, validator: Validator, checkpointer: Checkpointer,
          monitor: Monitor) -> None:
-    """Trains from the state's step to the horizon, a signal, the end of --max_minutes, or the end of patience."""
-    args, recipe, runtime = run.setup.args, run.setup.recipe, run.setup.runtime
-    state, decisions, out, signals = run.state, run.decisions, runtime.out, runtime.signals
-
+    """Trains until the last step, a signal, the end of --max_minutes, or the end of patience."""
+    runtime, state, signals = run.setup.runtime, run.state, run.setup.runtime.signals
     validate_first(run, validator, checkpointer, monitor)
     runtime.clock.start()
-    deadline.start(state)
+    deadline.start(state.step, state.seconds)
 
-    while state.step < recipe.total_steps and not decisions.agree("stop", signals.number is not None):
-        # Learning rate: a pure function of the step.
-        out.now(f"step {state.step + 1:,}")
+    while state.step < run.recipe.total_steps and not run.decisions.any_said("stop", signals.number is not None):
+        # Learning rate: warm-up, then decay, a pure function of the step.
+        runtime.out.now(f"step {state.step + 1:,}")
         for group in run.optimizer.param_groups:
-            group["lr"] = group["lr_scale"] * recipe.learning_rate_at(state.step + 1)
+            group["lr"] = group["lr_scale"] * run.recipe.learning_rate_at(state.step + 1)
 
-        # Forward, backward, clip, update; again in smaller micro-batches where memory runs out.
+        # Forward, backward, clip, update.
         try:
             result = take_step(run)
-        except recovery.Abandoned:  # a resumed run replays the step from its first micro-batch
+        except Abandoned:  # a resumed run repeats the step from its first micro-batch
             break
-
-        # Count.
         state.step += 1
-        state.samples_seen += recipe.samples_per_step
-        state.seconds = deadline.used
+        state.samples_seen += run.recipe.samples_per_step
+        state.seconds = deadline.seconds_used
 
-        # Log what the device has done: of a GPU a step later, when it has more to do.
+        # Log what the device has done: on a GPU a step later, while it has more to do.
         monitor.add(result)
         monitor.log()
 
-        # Save, validate, sample: at their intervals, and after the last step.
-        is_late = deadline.is_near(pace.ending(recipe, checkpointer.save_seconds))
-        is_too_late = decisions.agree("end", is_late and runtime.processes.is_first)
-        is_last = is_too_late or state.step == recipe.total_steps
-        stays = is_last or checkpointer.stays()
-        saves = decisions.agree("save", checkpointer.is_wanted()) or stays or checkpointer.is_due()
-        validates = is_last or state.step % recipe.eval_interval == 0
-        samples = recipe.sample_interval > 0 and (is_last or state.step % recipe.sample_interval == 0)
-        if saves or validates or samples:
-            monitor.log(at_once=True)
-        if saves or validates:
-            monitor.count_skipped()
+        # Validate, save, sample: at their intervals, and after the last step.
+        due = due_after_step(run, checkpointer, deadline, pace)
+        if due.save or due.validate or due.sample:
+            monitor.catch_up()
         checkpointer.settle(wait=False)
-        is_best = validates and validate(run, validator, checkpointer, monitor)
-        if validates and not is_last and keep_to_minutes(run, deadline, pace.ending(recipe, checkpointer.save_seconds)):
-            recipe, checkpointer.settings, saves = run.setup.recipe, settings_of(run.setup), True
-        if saves or is_best:
-            checkpointer.save(stays)
-        if samples:
+        is_best = due.validate and validate(run, validator, checkpointer, monitor)
+        end_moved = due.validate and not due.is_last and move_end(
+            run, deadline, pace.ending(run.recipe, checkpointer.save_seconds))
+        if due.save or is_best or end_moved:
+            checkpointer.save(due.permanent)
+        if due.sample:
             monitor.show_sample(validator.sample())
-        if args.patience and state.validations_without_gain >= args.patience:
-            out.say(f"patience    {args.patience} validations without a new best: the run ends here")
+        if due.is_last or is_out_of_patience(run):
             break
-        if is_too_late and state.step < recipe.total_steps:
-            out.say(deadline.describe_end(state, recipe, args.output_dir))
-            break
-    monitor.log(at_once=True)
+    monitor.catch_up()
 
 
 def take_step(run: Run, num_micro_batches: int | None = None) -> StepResult:
-    """One optimizer step by try_step, again in smaller micro-batches where memory runs out; the loop counts it.
+    """Takes one optimizer step on the next samples, and again in smaller micro-batches where memory runs out.
 
-    It takes the next samples, unless fewer micro-batches are given, at the rates of the optimizer's groups. The host
-    waits for no device. Raises Abandoned, and the out-of-memory error where a single sequence at a time is too much, or
-    others wait.
+    The loop counts the step. Fewer micro-batches than a step has are for measuring. The host waits for no device.
+    Raises Abandoned after a signal, and the out-of-memory error where a single sequence is too much or others wait.
     """
-    rng = run.setup.machine.rng_state()
+    rng = run.setup.runtime.machine.rng_state()
     while True:
-        num = num_micro_batches or run.accumulation
+        num = num_micro_batches or run.num_micro_batches
         try:
-            return try_step(run, recovery.micro_batches(run, num), num)
-        except recovery.GIVEN_UP:
-            recovery.undo(run, rng)
+            return try_step(run, micro_batches(run, num), num)
+        except ENDS_THE_RUN:
+            recovery.undo_step(run, rng)
             raise
         except (RuntimeError, MemoryError) as error:
-            if not recovery.can_shrink(run, error):
+            if not recovery.can_halve(run, error):
                 raise
-        recovery.shrink(run, rng)  # not in the except clause: there the error holds the tensors of the failed step
+        recovery.halve_micro_batch(run, rng)  # not in the except clause: there the error holds the step's tensors
+        with run.setup.runtime.clock.pause():
+            compile_run(run)
 
 
 def try_step(run: Run, batches: Iterable[tuple[torch.Tensor, torch.Tensor]], num: int) -> StepResult:
     """Forward, backward, clip, update on num micro-batches; nothing changes where a loss or the norm is not finite.
 
-    All have the same number of targets, so the mean of their losses is that of the step.
+    All micro-batches have the same number of targets, so the mean of their losses is the step's loss.
     """
-    setup, parallel, optimizer, scaler = run.setup, run.parallel, run.optimizer, run.scaler
+    machine, strategy, optimizer, scaler = run.setup.runtime.machine, run.strategy, run.optimizer, run.scaler
     run.model.round_weights()
-    mean_loss = torch.zeros((), device=setup.machine.device)
+    mean_loss = torch.zeros((), device=machine.device)
 
     # Forward and backward, micro-batch by micro-batch; the gradients add up.
     for number, (inputs_BT, targets_BT) in enumerate(batches, 1):
-        with parallel.adding_gradients(is_last=number == num):
-            with setup.machine.autocast():
-                loss = parallel.forward(inputs_BT, targets_BT, run.teacher_output(inputs_BT)) / num
+        with strategy.accumulating(is_last=number == num):
+            with machine.autocast():
+                loss = strategy.forward(inputs_BT, targets_BT, run.teacher_output(inputs_BT)) / num
             scaler.scale(loss).backward()
         mean_loss += loss.detach()
 
     # Clip: the fused optimizer divides by grad_scale on its way, and does nothing where found_inf is 1.
     scaler.unscale_(optimizer)
     gradients = [p.grad for p in run.model.parameters() if p.grad is not None]
-    mean_loss, norm = parallel.loss_and_norm(mean_loss, gradients)
+    mean_loss, norm = strategy.loss_and_norm(mean_loss, gradients)
     skipped = optimizer.found_inf = (~(norm + mean_loss).isfinite()).float()  # type: ignore[attr-defined]
-    if setup.recipe.grad_clip:
-        optimizer.grad_scale = (norm / setup.recipe.grad_clip).clamp(min=1.0)  # type: ignore[attr-defined]
+    if run.recipe.grad_clip:
+        optimizer.grad_scale = (norm / run.recipe.grad_clip).clamp(min=1.0)  # type: ignore[attr-defined]
 
     # Update.
     optimizer.step()
     scaler.update()
-    optimizer.zero_grad(set_to_none=not parallel.keeps_gradients)
+    optimizer.zero_grad(set_to_none=not strategy.keeps_gradients)
     return StepResult(mean_loss, norm, skipped)
 
 
 def validate_first(run: Run, validator: Validator, checkpointer: Checkpointer, monitor: Monitor) -> None:
-    """Before the first step: the loss of the weights of --init_from, or the validation that a run ended without."""
-    state, recipe, out = run.state, run.setup.recipe, run.setup.out
-    if run.setup.args.init_from and state.step == 0 and (found := validator.measure()):
-        out.say(f"validation before the first step | loss {found.nats:.4f}")
+    """Before the first step: validates the weights of --init_from, or does the validation that a run ended without."""
+    state, recipe = run.state, run.recipe
+    if run.setup.args.init_from and state.step == 0 and (measured := validator.measure()):
+        run.setup.runtime.out.say(f"validation before the first step | loss {measured.nats:.4f}")
     monitor.show_bar()
-    if state.validated_step < state.step and (
-            state.step % recipe.eval_interval == 0 or state.step == recipe.total_steps):
+    is_due = state.step % recipe.eval_interval == 0 or state.step == recipe.total_steps
+    if is_due and state.validated_step < state.step:
         validate(run, validator, checkpointer, monitor)
         if state.validated_step == state.step:  # a checkpoint never changes: a new one takes its place
-            checkpointer.save(checkpointer.stays())
+            checkpointer.save(checkpointer.is_permanent())
 
 
 def validate(run: Run, validator: Validator, checkpointer: Checkpointer, monitor: Monitor) -> bool:
-    """Measures the validation loss and counts it; true if it is the best so far."""
+    """Measures the validation loss and records it; true if it is the best so far."""
     state = run.state
-    found = validator.measure()
-    if found is None:  # without validation tokens; or after a signal, and a resumed run validates this step
+    measured = validator.measure()
+    if measured is None:  # without validation tokens; or after a signal, and a resumed run validates this step
         return False
-    is_best = math.isfinite(found.nats) and (state.best_val_loss is None or found.nats < state.best_val_loss)
-    monitor.log_validation(found, is_best)
-    checkpointer.validations.append((state.step, found.nats, found.bits_per_byte))
+    is_best = math.isfinite(measured.nats) and (state.best_val_loss is None or measured.nats < state.best_val_loss)
+    monitor.log_validation(measured, is_best)
+    checkpointer.validations.append((state.step, measured.nats, measured.bits_per_byte))
     state.validated_step = state.step
     state.validations_without_gain = 0 if is_best else state.validations_without_gain + 1
     if is_best:
-        state.best_val_loss, state.best_step = found.nats, state.step
+        state.best_val_loss, state.best_step = measured.nats, state.step
     return is_best
 
 
 def save_and_close(run: Run, checkpointer: Checkpointer, monitor: Monitor) -> int:
-    """The last save and the closing block; returns the exit code. Raises UserError (exit 5) if nothing was saved."""
-    seconds, signals = monitor.seconds, run.setup.runtime.signals
-    signals.hear(int(run.setup.processes.largest(signals.number or 0)))
+    """Saves the last state and prints the closing block; returns the exit code.
+
+    Raises UserError (exit 5) if the last state could not be saved.
+    """
+    runtime, seconds = run.setup.runtime, monitor.seconds
+    runtime.signals.hear(int(runtime.processes.largest(runtime.signals.number or 0)))
     is_saved = checkpointer.finish()
     monitor.close(seconds, is_saved)
     if run.state.step and not is_saved:
         raise UserError(Exit.MACHINE, f"the last state could not be saved. {checkpointer.last_good()} when "
                                       f"{run.setup.args.output_dir} has {checkpointer.plan.checkpoint_bytes:,} bytes.")
     monitor.say_what_next(checkpointer.best_step)
-    return Exit.DONE if signals.number is None else 128 + signals.number
+    return Exit.DONE if runtime.signals.number is None else 128 + runtime.signals.number
 
 
 if __name__ == "__main__":

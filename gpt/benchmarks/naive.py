@@ -6,7 +6,6 @@ B batch, T time.
 import contextlib
 import re
 from collections.abc import Sequence
-from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
@@ -21,7 +20,6 @@ import train
 from gpt.machine.backends import backend_of
 from gpt.optimizers.build import AdamWForMPS
 from gpt.tokens.stream import DTYPES
-from gpt.training.state import FAST
 
 FIRST_RECORDED, NUM_RECORDED = 15, 6  # batches
 GROUPS = {  # of kernels, with a pattern of their names
@@ -105,9 +103,9 @@ def print_kernels(events: Any, on_gpu: bool) -> None:
         print(f"profile {ms:>10,.3f} ms{launches:>7,.0f} x  {name}", flush=True)
 
 
-# The names of Parts, and what takes their place.
-NAIVE = {"loader": ("batches", NaiveBatches), "optimizer": ("adamw", NaiveAdamW),
-         "profiler": ("batches", ProfiledBatches)}
+# The name that each naive part takes the place of; attention takes the place of two.
+NAIVE = {"loader": ("data.Batches", NaiveBatches), "profiler": ("data.Batches", ProfiledBatches),
+         "optimizer": ("train.adamw_for", lambda device: NaiveAdamW)}
 
 
 def train_naively(parts: Sequence[str], flags: Sequence[str]) -> int:
@@ -118,6 +116,9 @@ def train_naively(parts: Sequence[str], flags: Sequence[str]) -> int:
             functions = SimpleNamespace(**{**vars(F), "scaled_dot_product_attention": naive_attention})
             patches.enter_context(patch("model.F", functions))
             patches.enter_context(patch("model.attends_in_blocks", lambda *shape: False))
-        code = train.main(flags, replace(FAST, **dict(NAIVE[name] for name in parts if name in NAIVE)))
+        for name in parts:
+            if name in NAIVE:
+                patches.enter_context(patch(*NAIVE[name]))
+        code = train.main(flags)
     assert code or set(parts) == _called, f"train.py never called the naive {set(parts) - _called}"
     return code

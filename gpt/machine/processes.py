@@ -58,10 +58,10 @@ class Processes:
         """True for the one process that prints and saves."""
         return self.rank == 0
 
-    def agree(self, decide: Callable[[], T]) -> T:
-        """What decide() returns in the first process, in all of them; the others do not call it.
+    def from_first(self, decide: Callable[[], T]) -> T:
+        """Broadcasts what decide() returns in the main process; the other processes do not call it.
 
-        Its UserError is raised in all of them. Whatever else it raises ends the others with exit 70.
+        Its UserError is raised in all processes. Any other error ends the others with exit 70.
         """
         if self.world_size == 1:
             return decide()
@@ -95,7 +95,7 @@ class Processes:
 
     def check_same(self, facts: Mapping[str, Any]) -> None:
         """Raises UserError (exit 5) in a process in which one of the facts is another one than in the first."""
-        theirs = self.agree(lambda: {name: str(fact) for name, fact in facts.items()})
+        theirs = self.from_first(lambda: {name: str(fact) for name, fact in facts.items()})
         with self.errors_of_this_rank():
             for name, fact in facts.items():
                 if str(fact) != theirs[name]:

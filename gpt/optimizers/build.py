@@ -130,10 +130,9 @@ class AdamWForMPS(torch.optim.AdamW):
         self.found_inf, self.grad_scale = found_inf, grad_scale
 
 
-def adamw_for(adamw: MakesAdamW, device: torch.device) -> MakesAdamW:
-    """The fused AdamW for the device. Apple's kernel read neither tensor before PyTorch's pull request 186360 (2026).
-    """
-    return adamw if backend_of(device).fused_adamw_takes_scaler or adamw is not torch.optim.AdamW else AdamWForMPS
+def adamw_for(device: torch.device) -> MakesAdamW:
+    """The fused AdamW for the device. Apple's kernel ignored both tensors before PyTorch's pull request 186360."""
+    return torch.optim.AdamW if backend_of(device).fused_adamw_takes_scaler else AdamWForMPS
 
 
 def dtype_of_products(machine: Machine) -> torch.dtype:

@@ -20,26 +20,24 @@ from gpt.common.signals import Signals
 from gpt.common.words import printable, shell_line
 from gpt.hub.names import check_package
 
-TRIAL = "trial"  # the first word of the command line of a child process that tries something
 
-
-def before_torch(init_from: str | None, flags: Namespace) -> None:
+def before_torch(args: Namespace) -> None:
     """Raises UserError (exit 5) for a package that is missing or unfit; and sets what torch reads when it is loaded."""
     # A thread that spins while it waits takes the processor from the one it waits for, if other work is there: without
     # this a step beside other work took up to ten times as long. GNU's OpenMP reads it when torch is loaded.
     os.environ.setdefault("GOMP_SPINCOUNT", "1000")
     let_segments_grow()
     require("torch", "numpy", "tokenizers", "tqdm", "safetensors")
-    check_package(init_from)
-    require_packages(requested_trackers(flags))
+    check_package(args.init_from)
+    require_packages(requested_trackers(args))
 
 
 # ---------------------------------------------------------------- trackers
 
 
-def requested_trackers(flags: Namespace) -> list[str]:
+def requested_trackers(args: Namespace) -> list[str]:
     """Returns the names at --tracker, each once."""
-    return [name for name in dict.fromkeys(in_list(flags.tracker)) if name != "none"]
+    return [name for name in dict.fromkeys(in_list(args.tracker)) if name != "none"]
 
 
 def require_packages(names: Sequence[str]) -> None:
@@ -69,15 +67,15 @@ def in_tokens(texts: Any, asked: Mapping[str, Any]) -> dict[str, Any]:
     return {"texts": texts, "data_dir": str(folder) if os.access(first.parent, os.W_OK) else folder.name}
 
 
-def make_tokens(flags: Namespace, data_dir: str) -> None:
-    """Has pretokenize.py fill the folder data_dir with the tokens of the texts, unless it holds them.
+def make_tokens(args: Namespace) -> None:
+    """Has pretokenize.py fill the folder --data_dir with the tokens of the texts, unless it holds them.
 
     Raises UserError: exit 3 for texts that are not those of which the tokens were made, exit 2 in a run that makes no
     tokens. Raises SystemExit where pretokenize.py fails.
     """
-    texts, shown, folder = in_list(flags.texts), printable(data_dir), Path(data_dir)
+    texts, shown, folder = in_list(args.texts), printable(args.data_dir), Path(args.data_dir)
     mark = folder / METADATA
-    make = ["pretokenize.py", *texts, "--output_dir", data_dir]
+    make = ["pretokenize.py", *texts, "--output_dir", args.data_dir]
     if mark.exists():
         from gpt.pretokenization.sources import files_of  # which imports numpy
 
@@ -87,11 +85,11 @@ def make_tokens(flags: Namespace, data_dir: str) -> None:
                if not os.path.exists(file) or os.path.getmtime(file) > os.path.getmtime(mark)]
         if new or [Path(printable(file)).name for file in files][:1000] != before:
             make += ["--overwrite", "--tokenizer_file", str(folder / "tokenizer.json")]
-            resume = "" if flags.resume_from else " --resume_from auto"
+            resume = "" if args.resume_from else " --resume_from auto"
             raise UserError(Exit.DATA, f"{shown} holds the tokens of {printable(', '.join(before))[:80]}"
                                        f"{''.join(new[:1])}. Type:\n    python {shell_line(make)}\n    python "
                                        f"{shell_line(sys.argv)}{resume} --allow_new_data")
-    elif is_one_of_several() or flags.dry_run or flags.overfit:
+    elif is_one_of_several() or args.dry_run or args.overfit:
         raise UserError(Exit.FLAGS, f"{printable(texts[0])} has no tokens yet. Type first: python "
                                     f"{shell_line(make)}")
     else:

@@ -4,7 +4,7 @@ What is particular to a text shows in how well its own n-grams predict its valid
 far a network of the default recipe gets beyond them follows from its steps and passes. The relation is a
 least-squares fit to the runs in forecast.csv, whose lines are printed by
 
-    python -m gpt.planning.forecast OUT [OUT ...]
+    python -m gpt.benchmarks.forecast OUT [OUT ...]
 
 for the output folders of finished runs.
 """
@@ -13,9 +13,9 @@ from __future__ import annotations
 
 import csv
 import math
-import sys
+from argparse import Namespace
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import dataclass, fields, replace
 from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -25,20 +25,14 @@ import torch
 
 import data
 from gpt.architectures.table import ARCHITECTURES, ModelConfig
-from gpt.common.config import read_toml
-from gpt.common.names import METADATA, RUN_CONFIG, TOKENIZER
 from gpt.planning.defaults import most_passes
 from gpt.planning.sizing import USUAL_MINUTES, sizing_for
-from gpt.tokens.corpus import Corpus, open_corpus
+from gpt.tokens.corpus import Corpus
 from gpt.tokens.ngrams import copied_fraction, ngram_bits
 from gpt.tokens.tokenizer import bytes_per_id, load_tokenizer
-from gpt.watching.history import read_run
 
 if TYPE_CHECKING:
-    from argparse import Namespace
-
-    from gpt.planning.plan import Pace
-    from gpt.training.state import Setup
+        from gpt.planning.decided import Pace, Setup
 
 RUNS = Path(__file__).with_suffix(".csv")
 LEAST_TOKENS, MOST_TOKENS, LEAST_SEEN = 100_000, 1_000_000, 300_000  # of a text, in a run: about those of the fit
@@ -48,13 +42,14 @@ OF_STEPS = 0.9  # of a run's time; the rest is of validations, samples and saves
 DOUBLED = 0.77  # twice the text gains so much, on a logarithmic scale, of what the text gained over its half
 REPEATS = 0.05  # of a text from which on most of the variance is due to that: what of it is learned differs
 FEW_PASSES = 2.4  # at which outcomes vary twice as much as at many: texts differ most while learning begins
+DEVIATIONS = 1.65  # to either side, 90% of the outcomes
+
 # Flags that make a recipe other than the default one, which the forecast was fitted to.
 OTHER_RECIPES = frozenset((
     "arch", "model_size", "init_from", "teacher", "n_layer", "n_head", "n_embd", "seq_length", "dropout", "bias",
     "n_kv_head", "n_inner", "rope_theta", "tie_weights", "optimizer", "learning_rate", "embedding_learning_rate",
     "init_std", "lr_schedule", "min_lr", "warmup_steps", "weight_decay", "beta1", "beta2", "grad_clip", "batch_size",
     "gradient_accumulation_steps", "cooldown_from"))
-DEVIATIONS = 1.65  # to either side, 90% of the outcomes
 
 
 # ---------------------------------------------------------------- what a forecast rests on
@@ -97,7 +92,7 @@ class Evidence:
 
 
 @dataclass(frozen=True)
-class Text:
+class NgramStatistics:
     """What n-grams tell of a text: the bits of each validation token, float64 [num], as in Evidence; its bytes.
 
     copied is the share of them that stand in the training text word for word.
@@ -120,7 +115,7 @@ class Text:
         return Evidence(self.tokens, seen, config.num_parameters, *bits)
 
 
-def text_of(corpus: Corpus) -> Text | None:
+def ngram_statistics(corpus: Corpus) -> NgramStatistics | None:
     """What n-grams tell of a corpus; None of one unlike those of the fit: long, very short, mixed, without validation.
     """
     train, val, path = corpus.train, corpus.val, corpus.tokenizer_path
@@ -134,32 +129,32 @@ def text_of(corpus: Corpus) -> Text | None:
         return None
     every_other = seen[np.arange(len(seen)) // PIECE % 2 == 0]
     by = partial(ngram_bits, val=unseen, vocab_size=corpus.vocab_size)
-    return Text(len(seen), int(lengths[unseen].sum()), copied_fraction(seen, unseen), by(seen), by(every_other),
-                by(seen, order=2), by(seen, order=3))
+    return NgramStatistics(len(seen), int(lengths[unseen].sum()), copied_fraction(seen, unseen), whole=by(seen),
+                           half=by(every_other), pairs=by(seen, order=2), threes=by(seen, order=3))
 
 
 # ---------------------------------------------------------------- the fit
 
 
 @dataclass(frozen=True)
-class Finished(Evidence):
+class FinishedRun(Evidence):
     """A finished run: its evidence, its text's name, the bits that a validation token took at its end."""
 
     text: str
     bits: float
 
 
-def finished_runs() -> list[Finished]:
+def finished_runs() -> list[FinishedRun]:
     """The runs of the fit."""
     with RUNS.open(encoding="utf-8") as file:
-        return [Finished(**{field.name: row[field.name] if field.type == "str" else float(row[field.name])
-                            for field in fields(Finished)}) for row in csv.DictReader(file)]  # type: ignore[arg-type]
+        return [FinishedRun(**{field.name: row[field.name] if field.type == "str" else float(row[field.name])
+                            for field in fields(FinishedRun)}) for row in csv.DictReader(file)]  # type: ignore[arg-type]
 
 
 class Fit:
     """Weighted least squares over finished runs: those on a text that repeats itself say less."""
 
-    def __init__(self, runs: Sequence[Finished]):
+    def __init__(self, runs: Sequence[FinishedRun]):
         x_RF = np.array([run.features() for run in runs])
         y_R = np.array([run.bits / run.whole for run in runs])
         root_R = np.sqrt([1 / run.variance for run in runs])
@@ -199,7 +194,7 @@ class Forecast:
         return f"{self.bits:.2f} bits per byte at the end, {self.low:.2f} to {self.high:.2f} nine times in ten"
 
 
-def is_told(args: Namespace) -> bool:
+def can_forecast(args: Namespace) -> bool:
     """Whether a run's end can be told: by the default recipe alone, which no flag makes another."""
     return not (args.config.given & OTHER_RECIPES or args.overfit)
 
@@ -207,13 +202,13 @@ def is_told(args: Namespace) -> bool:
 def forecast_of(setup: Setup) -> Forecast | None:
     """The forecast for the run; None where there is no text for it, or nothing like the run was fitted."""
     recipe, text, config = setup.recipe, setup.text, setup.config
-    seen = recipe.total_steps * setup.plan.tokens_per_step
+    seen = recipe.total_steps * setup.tokens_per_step
     if text is None or seen < LEAST_SEEN or recipe.optimizer != "muon":
         return None
-    return _told(text.evidence(config, recipe.eval_windows(config), seen), len(text.whole) / text.val_bytes)
+    return predict(text.evidence(config, recipe.eval_windows(config), seen), len(text.whole) / text.val_bytes)
 
 
-def _told(evidence: Evidence, tokens_per_byte: float) -> Forecast:
+def predict(evidence: Evidence, tokens_per_byte: float) -> Forecast:
     bits, deviation = fitted().bits(evidence)
     low, middle, high = ((bits + side * DEVIATIONS * deviation) * tokens_per_byte for side in (-1, 0, 1))
     return Forecast(middle, low, high, evidence, tokens_per_byte)
@@ -225,7 +220,7 @@ def describe_forecast(setup: Setup, pace: Pace) -> list[str]:
     if forecast is None or sizing is None:
         return []
     evidence, minutes, config = forecast.evidence, setup.args.max_minutes or USUAL_MINUTES, setup.config
-    flops = OF_STEPS * setup.plan.tokens_per_step / pace.step * config.flops_per_token
+    flops = OF_STEPS * setup.tokens_per_step / pace.step * config.flops_per_token
 
     def end(evidence: Evidence, minutes: float) -> float:  # no higher than the run's: fresh text, or time, hurts nobody
         another = sizing_for(config.vocab_size, evidence.tokens, sizing.speed, minutes, None, (sizing.arch, None))
@@ -234,34 +229,10 @@ def describe_forecast(setup: Setup, pace: Pace) -> list[str]:
         most = most_passes(evidence.tokens, larger.num_parameters) * evidence.tokens
         seen = max(1, min(most, int(60 * minutes * flops / larger.flops_per_token)))
         longer = replace(evidence, seen=seen, parameters=larger.num_parameters)
-        return min(forecast.bits, _told(longer, forecast.tokens_per_byte).bits)
+        return min(forecast.bits, predict(longer, forecast.tokens_per_byte).bits)
 
     gained = (evidence.whole / evidence.half)**DOUBLED
     doubled = replace(evidence, tokens=2 * evidence.tokens, whole=gained * evidence.whole)
     return [f"forecast    {forecast} ({evidence.by_repeats:.0%} of it by how much the text repeats)",
             f"            in twice the time {end(evidence, 2 * minutes):.2f}; of twice the text, in this time, "
             f"{end(doubled, minutes):.2f}"]
-
-
-# ---------------------------------------------------------------- a line of the table
-
-
-def line_of(folder: Path) -> dict[str, object]:
-    """The line of forecast.csv for a finished run, by its config.toml and metrics.jsonl. Raises UserError."""
-    flags, curve = read_toml(folder / RUN_CONFIG).values, read_run(str(folder))
-    tokens, validations = Path(flags["data_dir"]), curve["val_loss"]
-    corpus = open_corpus(tokens, None, tokens / METADATA, tokens / TOKENIZER)
-    text, T, steps = text_of(corpus), flags["seq_length"], int(validations.last_x)
-    assert text, f"{tokens}: no text that a forecast can be made of"
-    shape = (flags["n_layer"], flags["n_head"], flags["n_embd"])
-    config = ARCHITECTURES[flags["arch"]].sized(shape, corpus.vocab_size, T)
-    seen = steps * T * flags["batch_size"] * flags["gradient_accumulation_steps"]
-    evidence = text.evidence(config, flags["eval_tokens"] // T, seen)
-    return {"text": tokens.name, **asdict(evidence), "bits": validations.ys[-1] / math.log(2)}
-
-
-if __name__ == "__main__":
-    lines = [line_of(Path(folder)) for folder in sys.argv[1:]]
-    table = csv.DictWriter(sys.stdout, [field.name for field in fields(Finished)], lineterminator="\n")
-    table.writeheader()
-    table.writerows(lines)

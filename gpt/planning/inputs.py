@@ -5,7 +5,7 @@ All of it is checked before anything is decided; problems that do not depend on 
 
 import contextlib
 from argparse import Namespace
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -15,52 +15,27 @@ from gpt.checkpoint import find, load
 from gpt.checkpoint.folder import owned
 from gpt.checkpoint.mirror import prepare_mirror
 from gpt.checkpoint.recorded import is_same_folder
+from gpt.checkpoint.state import TrainState
 from gpt.checkpoint.verify import manifest_sha256
 from gpt.common.errors import Exit, InvalidCheckpoint, Problems, UserError
-from gpt.common.files import cache_folder
+from gpt.common.files import cache_folder, named_in
 from gpt.common.flags import having
 from gpt.common.names import METADATA, TOKENIZER
 from gpt.common.progress import Progress
-from gpt.common.signals import Signals
 from gpt.common.words import printable
 from gpt.hub.download import download_models
 from gpt.machine import device
 from gpt.machine.backends import CPU, NVIDIA, gpu_in_use
 from gpt.machine.device import Machine
-from gpt.machine.processes import Processes, joined, of_environment
+from gpt.machine.runtime import Runtime
 from gpt.planning.cooldown import choose_cooldown
 from gpt.planning.recipe import choose_config
 from gpt.planning.sizing import Sizing, choose_sizing
 from gpt.tokens.corpus import Corpus, open_corpus
 from gpt.tokens.data_dirs import folders_of
 from gpt.tokens.mixture import check_lengths, mix, mixture_in_words
-from gpt.training.teacher import choose_teacher
 
-NOTHING_LOST = "before the first step; nothing was lost"
-
-# ---------------------------------------------------------------- what a run stands on
-
-
-@dataclass(frozen=True)
-class Session:
-    """The terminal, the signals and the processes of a run; what is held is let go of at its end."""
-
-    out: Progress
-    signals: Signals
-    processes: Processes
-    held: contextlib.ExitStack
-
-
-@contextlib.contextmanager
-def session(use_gpu: bool | None) -> Iterator[Session]:
-    """While inside, what is printed is kept, signals are heard, and processes can speak with each other."""
-    processes = of_environment()
-    with contextlib.ExitStack() as held:
-        out = held.enter_context(Progress())
-        signals = held.enter_context(Signals(out.note, can_save=True))
-        signals.at_once = NOTHING_LOST
-        held.enter_context(joined(processes, use_gpu))
-        yield Session(out, signals, processes, held)
+# ---------------------------------------------------------------- the machine
 
 
 def choose_machine(flags: Namespace, prefers_bf16: bool = False) -> Machine:
@@ -92,9 +67,10 @@ def _check_device(flags: Namespace, dropout: float | None) -> None:
 
 @dataclass(frozen=True)
 class Inputs:
-    """The corpus, the model's size where no flag names it, its shape, the checkpoint to resume from with its state.
+    """What a run is given: flags, tokens, the model's shape, the checkpoint to resume from.
 
-    args are the flags, in which models of the hub are the folders that they were fetched to.
+    args has the local folders of models that came from the hub. sizing is the program's choice of a size, None where
+    flags or pretrained weights decide it.
     """
 
     args: Namespace
@@ -114,37 +90,42 @@ class Inputs:
         """The trainer_state.json of the checkpoint, {} for a new run."""
         return self.resumed[1] if self.resumed else {}
 
+    @property
+    def state(self) -> TrainState:
+        """The counters of the checkpoint, all zero for a new run."""
+        return TrainState.from_stored(self.stored)
 
-def choose_inputs(args: Namespace, at: Session) -> Inputs:
-    """Checks what the run is given: in the first process, and then in the others what it has found.
 
-    The output folder stays locked until the session ends. Raises one UserError with all problems.
+def choose_inputs(args: Namespace, runtime: Runtime) -> Inputs:
+    """Checks what the run is given, in the main process; the other processes take its findings.
+
+    The output folder stays locked until the runtime closes. Raises one UserError with all problems.
     """
     if args.overfit:  # without what keeps a training loss away from zero on purpose
         args = having(args, dropout=0.0, teacher=None)
-    args = download_models(args, ["init_from"], at.out)
+    args = download_models(args, ["init_from"], runtime.out)
     checked: list[Inputs] = []  # in the first process
 
     def first_finds() -> tuple[Sizing | None, str | None, tuple[str, dict[str, Any], str] | None]:
-        checked.append(_check(args, at))
+        checked.append(_check(args, runtime))
         found, resumed = checked[0], checked[0].resumed
         return found.sizing, found.args.teacher, resumed and (
             str(resumed[0]), resumed[1], manifest_sha256(resumed[0]))
 
-    sizing, teacher, resumed = at.processes.agree(first_finds)
+    sizing, teacher, resumed = runtime.processes.from_first(first_finds)
     if checked:
         return checked[0]
     args = having(args, teacher=teacher)
-    with at.processes.errors_of_this_rank():
+    with runtime.processes.errors_of_this_rank():
         corpus = find_corpus(args, args.init_from)
         config = choose_config(args, corpus.vocab_size, corpus.train.length, sizing)
         return _follow(Inputs(args, corpus, sizing, config, None), resumed)
 
 
-def _check(args: Namespace, at: Session) -> Inputs:
-    """What the first process does."""
+def _check(args: Namespace, runtime: Runtime) -> Inputs:
+    """The inputs, checked by the main process. Raises one UserError with all problems."""
     problems, corpus, sizing, config, resumed = Problems(), None, None, None, None
-    out, writes = at.out, not (args.dry_run or args.overfit)
+    out, writes = runtime.out, not (args.dry_run or args.overfit)
     if args.config.recorded:
         but = f"; on the command line {', '.join(args.config.changed)}" if args.config.changed else ""
         out.say(f"resume      with the flags in {args.config.recorded}{but}")
@@ -152,7 +133,7 @@ def _check(args: Namespace, at: Session) -> Inputs:
         _check_device(args, args.dropout)
     with problems.catch():
         if writes:
-            at.held.enter_context(owned(Path(args.output_dir)))
+            runtime.held.enter_context(owned(Path(args.output_dir)))
             if args.mirror_to:
                 prepare_mirror(args.mirror_to, Path(args.output_dir), args.resume_from, out)
     with problems.catch(), out.phase("checking the tokens"):
@@ -237,6 +218,25 @@ def _check_no_stranger(output_dir: Path) -> None:
     if strangers := [path for path, why in find.numbered_in(output_dir).values() if why]:
         raise UserError(Exit.CHECKPOINT, f"{printable(strangers[0])} has a checkpoint's name but no manifest.json,"
                                          " and a run would replace it. Move it away, or give another --output_dir.")
+
+
+def choose_teacher(requested: str, config: ModelConfig, out: Progress) -> str:
+    """The checkpoint that --teacher means. Raises UserError: exit 4 if it is no model, 3 if it has other ids than the
+    student, 2 if it has too few positions.
+    """
+    if not named_in(Path(requested), Path("out"))[0].exists():  # out/best names a folder too
+        raise UserError(Exit.CHECKPOINT, f"--teacher {printable(requested)} does not exist. Give --teacher with the "
+                                         "folder where it is now.")
+    folder = find.resolve(Path(requested), out.warn, to_train=False)
+    with load.opening(f"--teacher {printable(requested)}"):
+        theirs = load.read_config(folder)
+    if theirs.vocab_size != config.vocab_size:
+        raise UserError(Exit.DATA, f"--teacher {printable(requested)} has {theirs.vocab_size:,} ids, the corpus "
+                                   f"{config.vocab_size:,}. Give one of the same tokenizer.")
+    if theirs.seq_length < config.seq_length:
+        raise UserError(Exit.FLAGS, f"--seq_length {config.seq_length}: --teacher has {theirs.seq_length} positions. "
+                                    "Give as many at most.")
+    return str(folder)
 
 
 # ---------------------------------------------------------------- the tokens

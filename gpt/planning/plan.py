@@ -1,7 +1,6 @@
-"""The plan of a run: everything decided before the first step, how it is printed, what speaks against it."""
+"""The plan of a run in words: its size, time and disk, with --verbose every decision, and objections to it."""
 
 import shutil
-from dataclasses import dataclass
 
 import torch
 from torch.nn.attention import SDPBackend
@@ -13,74 +12,18 @@ from gpt.machine import device
 from gpt.machine.device import Machine
 from gpt.ops.attention import attends_in_blocks
 from gpt.optimizers.table import OPTIMIZERS
+from gpt.planning.decided import Pace, Setup
 from gpt.planning.defaults import most_passes
 from gpt.planning.forecast import describe_forecast
-from gpt.planning.memory import MemorySetting, describe_memory, predicted_peak
-from gpt.planning.recipe import DEFAULT_SEQ_LENGTH, Recipe
+from gpt.planning.memory import describe_memory, predicted_peak
+from gpt.planning.recipe import DEFAULT_SEQ_LENGTH
+from gpt.planning.saving import most_checkpoints
 from gpt.planning.schedules import describe_schedule
 from gpt.tokens.mixture import weight_percent
-from gpt.training.checkpointing import SavingPlan, most_checkpoints
-from gpt.training.state import Setup
-from model import SIZES, Options
+from model import SIZES
 
 MIN_VAL_TOKENS = 1000
 MANY_COPIES = 0.1  # of the validation tokens
-
-
-@dataclass(frozen=True)
-class Plan:
-    """What a run will train, and how: each decision made once.
-
-    where says where the tokens live ('gpu', 'ram' or 'mmap'), why_there why. at_a_time is the micro-batch of each
-    process, why_strategy why several share the model by the strategy of the memory's setting.
-    """
-
-    config: ModelConfig
-    options: Options
-    recipe: Recipe
-    memory: MemorySetting
-    saving: SavingPlan
-    where: str
-    why_there: str
-    at_a_time: int
-    why_strategy: str = ""
-
-    @property
-    def tokens_per_step(self) -> int:
-        return self.recipe.samples_per_step * self.config.seq_length
-
-
-@dataclass(frozen=True)
-class Pace:
-    """Seconds of a step, of a token of validation, of a sample, of a save as training waits for it, of the last save.
-
-    Those of saves are derived from the bytes of a checkpoint, the others are measured. val_tokens are all there are.
-    """
-
-    step: float
-    val_token: float
-    val_tokens: int
-    sample: float
-    save: float
-    last_save: float
-
-    def validation(self, recipe: Recipe) -> float:
-        """Of one validation."""
-        return self.val_token * min(self.val_tokens, recipe.eval_tokens)
-
-    def ending(self, recipe: Recipe, save_seconds: float) -> float:
-        """From any step to the end, where the last save takes save_seconds or what is assumed: a step may have begun.
-        """
-        return 2 * self.step + self.validation(recipe) + self.sample + max(self.last_save, save_seconds)
-
-    def seconds(self, recipe: Recipe, steps_done: int = 0) -> float:
-        """From the steps done to the end of the run. Each validation may save a new best, each epoch saves."""
-        steps = recipe.total_steps - steps_done
-        validations, samples = (recipe.num_times(every, steps_done) for every in (
-            recipe.eval_interval, recipe.sample_interval))
-        epochs = steps * recipe.samples_per_step // recipe.windows_per_epoch
-        between_steps = validations * (self.validation(recipe) + self.save) + samples * self.sample + epochs * self.save
-        return steps * self.step + between_steps + self.last_save
 
 
 # ---------------------------------------------------------------- in three lines
@@ -88,20 +31,20 @@ class Pace:
 
 def say_first(setup: Setup) -> None:
     """Prints what will be trained and on what, before the seconds that building and compiling take."""
-    config, sizing, machine = setup.config, setup.sizing, setup.machine
+    config, sizing, machine = setup.config, setup.sizing, setup.runtime.machine
     chosen, mine = bool(sizing and sizing.shape), (config.n_layer, config.n_head, config.n_embd)
     name = next((name for name, shape in SIZES.items() if shape == mine), f"{config.n_layer} x {config.n_embd}")
     why = f"for {count(setup.corpus.train.length)} tokens" if chosen else f"with T {config.seq_length:,}"
     where = f" in {machine.precision} on {machine.name}" if machine.on_gpu else " on a CPU" * (not chosen)
-    setup.out.say(f"size        {name}: {count(config.num_parameters)} parameters {why}{where}"
+    setup.runtime.out.say(f"size        {name}: {count(config.num_parameters)} parameters {why}{where}"
                   + ", or --model_size" * chosen)
     for line in (*machine.warnings, *setup.corpus.notes):
-        setup.out.warn(line)
+        setup.runtime.out.warn(line)
 
 
 def say_rest(setup: Setup, pace: Pace, steps_done: int) -> None:
     """Prints how long the run will take and what it will write, with --verbose the whole plan; and objections to it."""
-    args, plan, recipe = setup.args, setup.plan, setup.recipe
+    args, recipe = setup.args, setup.recipe
     steps = recipe.total_steps - steps_done
     epochs = in_epochs(steps * recipe.samples_per_step / recipe.windows_per_epoch)
     within = f" of {args.max_minutes:g} min" if args.max_minutes else ""
@@ -112,31 +55,31 @@ def say_rest(setup: Setup, pace: Pace, steps_done: int) -> None:
     objections = doubts(setup)
     if not args.dry_run:
         most = most_checkpoints(args, recipe)
-        needed, free = most * plan.saving.checkpoint_bytes, shutil.disk_usage(args.output_dir).free
+        needed, free = most * setup.saving.checkpoint_bytes, shutil.disk_usage(args.output_dir).free
         lines.append(f"disk        {size(needed)} at most in {printable(args.output_dir)}, for "
                      f"{several(most, 'checkpoint')}; {size(free)} free")
         if free < needed:
             objections.append("--output_dir has too little free for all checkpoints. Free some space, or give a larger "
                               "--checkpoint_interval.")
     for line in lines:
-        setup.out.say(line)
+        setup.runtime.out.say(line)
     for line in objections:
-        setup.out.warn(line)
+        setup.runtime.out.warn(line)
 
 
 def describe_sharing(setup: Setup) -> list[str]:
     """The folders of a mixture, the processes that share the model, the GPUs that are idle, as far as there are any."""
-    plan, corpus, processes, lines = setup.plan, setup.corpus, setup.processes, []
+    corpus, processes, lines = setup.corpus, setup.runtime.processes, []
     if corpus.components:
-        tokens = plan.recipe.total_steps * plan.tokens_per_step
+        tokens = setup.recipe.total_steps * setup.tokens_per_step
         said = [f"{share.name} {weight_percent(share.weight)}, "
                 f"{in_epochs(share.weight * tokens / share.corpus.train.length)}" for share in corpus.components]
         lines.append(f"mixture     {'; '.join(said)}")
     if processes.world_size > 1:
-        held = size(predicted_peak(plan.config, plan.at_a_time, plan.memory))
-        how = f"{plan.memory.strategy}: {plan.why_strategy}"
+        held = size(predicted_peak(setup.config, setup.micro_batch, setup.memory))
+        how = f"{setup.memory.strategy}: {setup.why_strategy}"
         lines.append(f"processes   {processes.world_size}, {how}; {held} of memory for each")
-    num_gpus = setup.machine.backend.num_devices()
+    num_gpus = setup.runtime.machine.backend.num_devices()
     if num_gpus > 1 and processes.world_size == 1 and not is_one_of_several():
         lines.append(f"GPUs        1 of {num_gpus} is used. All, by: torchrun --nproc_per_node gpu train.py ...")
     return lines
@@ -157,23 +100,23 @@ def in_epochs(number: float) -> str:
 
 def describe_plan(setup: Setup) -> list[str]:
     """The lines that say on what, what and for how long the run will train, and why so."""
-    args, machine, plan, corpus = setup.args, setup.machine, setup.plan, setup.corpus
-    config, recipe = plan.config, plan.recipe
+    args, machine, corpus = setup.args, setup.runtime.machine, setup.corpus
+    config, recipe = setup.config, setup.recipe
     decided = {**vars(args), **recipe.flags(), **{name: getattr(config, name) for name in by_flags(config)},
                "arch": name_of(config)}
     rows = [
         ("model", f"{architecture_of(config).NAME}, {count(config.num_parameters)} parameters: "
                   f"{several(config.n_layer, 'layer')}, {several(config.n_head, 'head')}, "
                   f"width {config.n_embd}, T {config.seq_length}, {config.vocab_size:,} ids"),
-        ("memory", describe_memory(config, plan.at_a_time, plan.memory) + ", recomputed" * plan.options.recompute),
+        ("memory", describe_memory(config, setup.micro_batch, setup.memory) + ", recomputed" * setup.options.recompute),
         ("tokens", f"{count(corpus.train.length)} for training, {count(corpus.val.length) if corpus.val else 'none'} "
-                   f"for validation; in {plan.where}: {plan.why_there}"),
-        ("step", f"{plan.tokens_per_step:,} tokens: {several(recipe.accumulation, 'micro-batch')} of "
+                   f"for validation; in {setup.token_place}: {setup.why_token_place}"),
+        ("step", f"{setup.tokens_per_step:,} tokens: {several(recipe.accumulation, 'micro-batch')} of "
                  f"{several(recipe.batch_size, 'sequence')}"),
         ("horizon", f"{several(recipe.total_steps, 'step')}, "
-                    f"{count(recipe.total_steps * plan.tokens_per_step)} tokens, {in_epochs(recipe.passes)}"),
+                    f"{count(recipe.total_steps * setup.tokens_per_step)} tokens, {in_epochs(recipe.passes)}"),
         ("validation", f"every {several(recipe.eval_interval, 'step')}: {recipe.eval_tokens:,} tokens at most"),
-        ("optimizer", f"{OPTIMIZERS[recipe.optimizer].words}; {plan.memory.optimizer_bytes:.3g} bytes of state a "
+        ("optimizer", f"{OPTIMIZERS[recipe.optimizer].words}; {setup.memory.optimizer_bytes:.3g} bytes of state a "
                       "parameter"),
         ("schedule", describe_schedule(recipe)),
         *(("default", f"{name} {f'{value:.3g}' if isinstance(value, float) else value}: {recipe.reasons[name]}")
@@ -205,8 +148,8 @@ def attention_of(config: ModelConfig, machine: Machine) -> str:
 
 def doubts(setup: Setup) -> list[str]:
     """What a practitioner would object to before the first step."""
-    args, plan, corpus, sizing = setup.args, setup.plan, setup.corpus, setup.sizing
-    config, recipe, num_tokens, found = plan.config, plan.recipe, setup.corpus.train.length, []
+    args, corpus, sizing = setup.args, setup.corpus, setup.sizing
+    config, recipe, num_tokens, found = setup.config, setup.recipe, setup.corpus.train.length, []
     wanted = args.seq_length or (sizing.seq_length if sizing else DEFAULT_SEQ_LENGTH)
     if config.seq_length < wanted and config.seq_length == num_tokens - 1:
         found.append(f"T is {config.seq_length:,}, not {wanted:,}: the corpus has {num_tokens:,} tokens.")

@@ -8,14 +8,12 @@ from __future__ import annotations
 
 import contextlib
 import time
-from argparse import Namespace
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gpt.architectures.table import ModelConfig
 from gpt.checkpoint import contents, find, save
 from gpt.checkpoint.folder import Retention, prune
 from gpt.checkpoint.mirror import Mirror, yield_the_cores
@@ -26,57 +24,21 @@ from gpt.common.names import METRICS
 from gpt.common.signals import AtRisk
 from gpt.common.words import printable, several, shell_line, shell_word, size
 from gpt.hub.names import DATASET, MODEL, is_on_hub, repo_of
-from gpt.machine.memory import available_ram
-from gpt.planning.recipe import Recipe
+from gpt.planning.recorded import flags_of_run, settings_of
 from gpt.tokens.mixture import mixture_in_words, weight_percent
-from gpt.training.state import Run, Settings
+from gpt.training.state import Run
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
-
-# ---------------------------------------------------------------- what saving will take
-
-
-@dataclass(frozen=True)
-class SavingPlan:
-    """How a run will save, decided once; checkpoint_bytes are of each checkpoint.
-
-    copies: training waits only for a copy in RAM, which a thread writes.
-    """
-
-    checkpoint_bytes: int
-    copies: bool
-
-
-def most_checkpoints(args: Namespace, recipe: Recipe) -> int:
-    """How many checkpoints there may be in the folder at once."""
-    # The rolling ones, the best, one being written, that of the plateau, and those of the ends of epochs.
-    num_epochs = int(recipe.passes) // args.checkpoint_interval
-    is_copied = args.mirror_to is not None  # one stays until its copy is done
-    most = args.keep_checkpoints + 2 + (recipe.plateau_end is not None) + is_copied + num_epochs
-    return min(most, max(1, recipe.total_steps))  # one a step
-
-
-def plan_saving(config: ModelConfig, optimizer_bytes: float, held_bytes: int) -> SavingPlan:
-    """Decides how the run will save. held_bytes is what the run will hold in RAM before its first step.
-
-    A checkpoint has fp32 weights, optimizer_bytes for each parameter (AdamW: two fp32), 1 MiB of text.
-    """
-    checkpoint_bytes = int((4 + optimizer_bytes) * config.num_parameters) + 2**20
-    # Besides the copy as much must be left as the optimizer's state and the gradients will take on a CPU.
-    return SavingPlan(checkpoint_bytes, copies=available_ram() > held_bytes + 2 * checkpoint_bytes)
-
-
-# ---------------------------------------------------------------- saving
 
 
 class Checkpointer:
     """Saves a run, one checkpoint at a time, and knows what is on the disk."""
 
-    def __init__(self, run: Run, settings: Settings, tokenizer: Tokenizer | None):
+    def __init__(self, run: Run, tokenizer: Tokenizer | None):
         setup = run.setup
-        self.plan, self._args, self._run, self._runtime = setup.plan.saving, setup.args, run, setup.runtime
-        self.output_dir, is_first = Path(self._args.output_dir), setup.processes.is_first
+        self.plan, self._args, self._run, self._runtime = setup.saving, setup.args, run, setup.runtime
+        self.output_dir, is_first = Path(self._args.output_dir), setup.runtime.processes.is_first
         self.best_step = 0  # the best by validation that is on the disk
         self.save_seconds = 0.0  # that the last save took, until it was on the disk
         self.begun_step = 0  # of the save in flight, or of the last one
@@ -84,11 +46,11 @@ class Checkpointer:
         self._written_step: int | None = None  # of the last save that succeeded, or of the resumed one in this folder
         self._first_step, self._begun_at = run.state.step, time.monotonic()
         self._is_waiting = False  # for a save, here or in the first process
-        self.settings, self._tokenizer_json = settings, tokenizer.to_str() if tokenizer else None
+        self._tokenizer_json = tokenizer.to_str() if tokenizer else None
         self._thread, self._pending = ThreadPoolExecutor(1, "saver", yield_the_cores), None
         self._snapshot = save.Snapshot() if is_first and self.plan.copies else None
         mirror_to = self._args.mirror_to if is_first else None
-        self.mirror = Mirror(Path(mirror_to), self.output_dir, setup.out) if mirror_to is not None else None
+        self.mirror = Mirror(Path(mirror_to), self.output_dir, setup.runtime.out) if mirror_to is not None else None
 
     # ---- when
 
@@ -117,21 +79,21 @@ class Checkpointer:
         is_late = self._runtime.processes.is_first and minutes and seconds >= 60 * minutes
         return bool(is_late or self._runtime.signals.asks_to_save)
 
-    def stays(self) -> bool:
-        """True if this step's checkpoint stays: of every checkpoint_interval-th epoch, the plateau, the last step."""
-        recipe, state = self._run.setup.recipe, self._run.state
+    def is_permanent(self) -> bool:
+        """True if this step's checkpoint is never deleted: an epoch's, the end of the plateau, the last step's."""
+        recipe, state = self._run.recipe, self._run.state
         windows = recipe.windows_per_epoch * self._args.checkpoint_interval
         return (state.samples_seen // windows > (state.samples_seen - recipe.samples_per_step) // windows
                 or state.step in (recipe.plateau_end, recipe.total_steps))
 
     # ---- saving
 
-    def save(self, stays: bool) -> None:
+    def save(self, permanent: bool) -> None:
         """Begins a save: training waits for the copy alone, where there is one."""
         self._settle_all()
         self._runtime.signals.asks_to_save = False
         self._begun_at, self.begun_step, started = time.monotonic(), self._run.state.step, time.perf_counter()
-        fields, card, is_first = self._fields(stays), self._card(), self._runtime.processes.is_first
+        fields, card, is_first = self._fields(permanent), self._card(), self._runtime.processes.is_first
         step, config = self.begun_step, self._run.model.config
         # Decided here: a slow disk must not change what is kept. The best so far stays until a better one is there.
         best = step if self._run.state.best_step == step else self.best_step
@@ -145,7 +107,7 @@ class Checkpointer:
         waited = time.perf_counter() - started
 
         def write() -> float:
-            with contextlib.suppress(OSError):  # after a power cut the rows that led to the checkpoint are there too
+            with contextlib.suppress(OSError):  # a power cut leaves the rows that led to the checkpoint
                 sync(self.output_dir / METRICS)
             texts = contents.text_files(step, config, fields, self._tokenizer_json,
                                         self._run.setup.corpus.end_of_text_id, card)
@@ -168,7 +130,7 @@ class Checkpointer:
     def _retention(self, step: int, best: int) -> Retention:
         """Which checkpoints stay after that of this step: the last ones, the best, and what the mirror is copying."""
         copying_step = self.mirror.copying_step if self.mirror else 0
-        protected = frozenset((best, self._run.setup.recipe.plateau_end or 0, copying_step))
+        protected = frozenset((best, self._run.recipe.plateau_end or 0, copying_step))
         return Retention(step, self._args.keep_checkpoints, protected)
 
     def settle(self, wait: bool) -> None:
@@ -197,23 +159,24 @@ class Checkpointer:
     def _while_others_wait(self, work: Callable[[], object]) -> None:
         """Does some work in the first process; the watchdogs of the others do not take it for gone."""
         self._is_waiting = True
-        self._runtime.processes.agree(work)
+        self._runtime.processes.from_first(work)
         self._is_waiting = False
 
     # ---- what a checkpoint says of its run
 
-    def _fields(self, stays: bool) -> dict[str, Any]:
+    def _fields(self, permanent: bool) -> dict[str, Any]:
         """What trainer_state.json holds besides its format, step and model."""
         corpus = self._run.setup.corpus
         hashes = {"train_sha256": corpus.identity, "val_sha256": corpus.val_identity,
                   "tokenizer_sha256": corpus.tokenizer_sha256}
-        return {**asdict(self._run.state), **self.settings, "stays": stays, "scaler": self._run.scaler.state_dict(),
+        return {**asdict(self._run.state), **settings_of(self._run.setup), "stays": permanent,
+                "scaler": self._run.scaler.state_dict(),
                 "data": {**hashes, "mixture": mixture_in_words(corpus.components)} if corpus.components else hashes}
 
     def _card(self) -> str:
         config, corpus, state = self._run.model.config, self._run.setup.corpus, self._run.state
         facts = {
-            "steps": f"{state.step:,} of {self._run.setup.recipe.total_steps:,}",
+            "steps": f"{state.step:,} of {self._run.recipe.total_steps:,}",
             "tokens seen": f"{state.samples_seen * config.seq_length:,}",
             "best validation loss in nats": state.best,
             **({"weights at the start": printable(state.init_from)} if state.init_from else {}),
@@ -223,7 +186,7 @@ class Checkpointer:
                f"sha256 {share.corpus.identity}" for share in corpus.components}}
         on_hub = {"base_model": [repo_of(state.init_from, MODEL)],
                   "datasets": [repo_of(origin, DATASET) for origin in corpus.origins]}
-        command = command_for_card(self.settings["flags"]["given"])
+        command = command_for_card(flags_of_run(self._run.setup).given)
         return contents.model_card(config, facts, self.validations, command, on_hub)
 
     # ---- what is on the disk
@@ -257,13 +220,13 @@ class Checkpointer:
 
     def finish(self) -> bool:
         """Saves the last state unless it is saved; True if it is on the disk. All processes take part."""
-        agree = self._runtime.processes.agree
+        from_first = self._runtime.processes.from_first
         self._settle_all()
-        if self._run.state.step and not agree(lambda: self.is_on_disk):
-            self.save(self.stays())
+        if self._run.state.step and not from_first(lambda: self.is_on_disk):
+            self.save(self.is_permanent())
             self._settle_all()
         self._while_others_wait(lambda: self.mirror and self.mirror.finish())
-        return agree(lambda: self.is_on_disk)
+        return from_first(lambda: self.is_on_disk)
 
     def close(self) -> None:
         """Waits for the save in flight and its copy, and gives the memory of the copy back."""

@@ -25,13 +25,13 @@ def overfit_batches(run: Run, take_step: Callable[[Run], StepResult]) -> int:
 
     Raises UserError (exit 6) with what to try if the loss does not get there.
     """
-    setup, state, recipe, out = run.setup, run.state, run.setup.recipe, run.setup.out
+    setup, state, recipe, out = run.setup, run.state, run.recipe, run.setup.runtime.out
     num, began, last = setup.args.overfit, time.monotonic(), math.inf
     setup.runtime.signals.at_once = "while it learned batches by heart, which writes nothing"
     most_steps, look = setup.args.max_steps or max(LIMIT_STEPS, LIMIT_PASSES * num), num * -(-LOOK_STEPS // num)
     # Windows that begin alike can be told apart only later: at most the logarithm of their number, once a window.
     near = NEAR + math.log(num * recipe.samples_per_step) / setup.config.seq_length
-    out.say(f"overfit     {several(num, 'batch')} of {setup.plan.tokens_per_step:,} tokens, at learning "
+    out.say(f"overfit     {several(num, 'batch')} of {setup.tokens_per_step:,} tokens, at learning "
             f"rate {recipe.learning_rate:.2e}, at most {several(most_steps, 'step')}; nothing is written")
 
     results: list[StepResult] = []  # since the last look

@@ -100,7 +100,7 @@ class Validator:
 
     def __init__(self, run: Run):
         setup = run.setup
-        corpus, device = setup.corpus, setup.machine.device
+        corpus, device = setup.corpus, setup.runtime.machine.device
         self.tokenizer: Tokenizer | None = load_tokenizer(corpus.tokenizer_path) if corpus.tokenizer_path else None
         self._run = run
         self._tokens = [data.Tokens(stream, "mmap", device) for stream in corpus.validations]
@@ -113,16 +113,16 @@ class Validator:
         The windows are those of the recipe, whatever the micro-batch is, or so many.
         """
         run, setup, T = self._run, self._run.setup, self._run.setup.config.seq_length
-        signals, machine, processes = setup.runtime.signals, setup.machine, setup.processes
+        signals, machine, processes = setup.runtime.signals, setup.runtime.machine, setup.runtime.processes
         windows = data.divide_windows([tokens.length for tokens in self._tokens], T,
                                       num_windows or setup.recipe.eval_windows(setup.config))
         measured: list[LossSums] = []
-        with setup.out.phase("validating"), setup.runtime.clock.pause():
+        with setup.runtime.out.phase("validating"), setup.runtime.clock.pause():
             for tokens, num in zip(self._tokens, windows, strict=True):
-                batches = data.validation_batches(tokens, T, run.batch_size, num, processes)
+                batches = data.validation_batches(tokens, T, run.micro_batch, num, processes)
                 on_device = ((x.to(machine.device), y.to(machine.device)) for x, y in batches)
                 sums = sum_losses(run.model, on_device, self._byte_lengths_V, machine.autocast,
-                                  lambda: run.decisions.agree_now("stop", signals.number is not None))
+                                  lambda: run.decisions.any_said_now("stop", signals.number is not None))
                 if sums is None:
                     return None
                 measured.append(LossSums(*processes.total(list(astuple(sums)))))
@@ -136,7 +136,7 @@ class Validator:
             return None
         model, setup, signals = self._run.model, self._run.setup, self._run.setup.runtime.signals
         prompt, ids = setup.args.sample_prompt or "\n", []
-        with setup.out.phase("sampling"), setup.runtime.clock.pause():
+        with setup.runtime.out.phase("sampling"), setup.runtime.clock.pause():
             model.eval()
             with contextlib.suppress(UserError):  # logits that are not finite: the steps themselves end such a run
                 ids += sample(model, self.tokenizer.encode(prompt, add_special_tokens=False).ids, num_tokens,

@@ -10,14 +10,16 @@ from dataclasses import dataclass
 
 import torch
 
-from gpt.architectures.table import ModelConfig, architecture_of
+from gpt.architectures.table import architecture_of
 from gpt.checkpoint.find import with_more_text
 from gpt.common.words import duration, percent, printable, several, shell_word
 from gpt.machine.pinned import to_host
 from gpt.machine.timing import Mark
 from gpt.planning.forecast import forecast_of
 from gpt.planning.recipe import Recipe
-from gpt.training.state import Run, Runtime, StepResult
+from gpt.training.pacing import mfu
+from gpt.training.recovery import TooManySkipped
+from gpt.training.state import Run, StepResult
 from gpt.training.validation import ValidationLoss
 from gpt.watching.curve import LossCurve
 from gpt.watching.history import BITS_OF, VAL_LOSS_OF
@@ -33,19 +35,6 @@ MOST_SKIPPED_IN_A_ROW = 10  # fp16's loss scale is found within a few steps
 WATCHED_SECONDS = 10  # of training, or of waiting for data, before a warning
 # The parts of a step's line; a narrow terminal leaves out the last ones.
 BY_IMPORTANCE = ("step", "left", "loss", "skipped", "speed", "mfu", "memory", "epoch", "lr", "norm", "time")
-
-
-def mfu(tokens_per_second: float, config: ModelConfig, runtime: Runtime) -> float | None:
-    """Returns the model FLOPs utilization of all devices together (Chowdhery et al. 2022, PaLM, section 4.1).
-
-    None if the device's peak is unknown.
-    """
-    peak = runtime.machine.peak_flops
-    return tokens_per_second * config.flops_per_token / (peak * runtime.processes.world_size) if peak else None
-
-
-class TooManySkipped(Exception):
-    """The loss or gradient of MOST_SKIPPED_IN_A_ROW steps in a row was not finite: the run has diverged."""
 
 
 @dataclass(frozen=True)
@@ -87,7 +76,7 @@ class Monitor:
 
     @property
     def _recipe(self) -> Recipe:
-        return self._run.setup.recipe
+        return self._run.recipe
 
     def __enter__(self) -> Monitor:
         self._out.on_warning = lambda message: self._recorder.log(self.state.step, time=time.time(), advice=message)
@@ -115,7 +104,7 @@ class Monitor:
             figures = [figure for each in self._results for figure in each.by_name().values()]
             on_host = to_host(torch.stack(figures).view(len(self._results), -1))
             self._enqueued.append(_Enqueued(list(result.by_name()), on_host, self._num_counted, step,
-                                            self.state.samples_seen, self._run.batch_size, self._clock.mark()))
+                                            self.state.samples_seen, self._run.micro_batch, self._clock.mark()))
             self._results = []
             self._num_counted = 0
 
@@ -124,6 +113,11 @@ class Monitor:
         uncounted = self._results[self._num_counted:]
         self._num_counted = len(self._results)
         self.state.skipped_steps += int(sum(result.skipped.item() for result in uncounted))
+
+    def catch_up(self) -> None:
+        """Logs and counts all steps so far, before something is saved or measured; waits for the device."""
+        self.log(at_once=True)
+        self.count_skipped()
 
     def log(self, at_once: bool = False) -> None:
         """Prints and records the logged steps that the device has finished.

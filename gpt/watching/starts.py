@@ -25,7 +25,7 @@ def recorded_start(run: Run) -> Iterator[None]:
     A full disk costs the line, not the run.
     """
     setup, state, signals = run.setup, run.state, run.setup.runtime.signals
-    if not setup.processes.is_first:
+    if not setup.runtime.processes.is_first:
         yield
         return
     output_dir = Path(setup.args.output_dir)

@@ -18,7 +18,7 @@ from gpt.architectures.table import ModelConfig
 from gpt.machine import device
 from gpt.machine.processes import Processes
 from gpt.optimizers.build import build_optimizer, parameter_groups
-from gpt.training.parallel import build
+from gpt.training.strategies import build_model
 from model import Options
 from tests.helpers.training import run_of
 from train import try_step
@@ -65,12 +65,12 @@ def stepper(config: ModelConfig, step: Step, processes: Processes) -> Callable[[
     """A function that trains for a step, after the first two."""
     torch.manual_seed(0)
     machine = device.choose(False, step.half, "bf16", False)
-    model, parallel = build(config, Options(), step.strategy, processes, machine, 0.02)
+    model, strategy = build_model(config, Options(), step.strategy, processes, machine, 0.02)
     if step.strategy == "ddp":  # the fake backend's all_reduce returns nothing
-        parallel.forward.register_comm_hook(None, _averaged_with_nobody)  # type: ignore[attr-defined]
+        strategy.forward.register_comm_hook(None, _averaged_with_nobody)  # type: ignore[attr-defined]
     groups = parameter_groups(model, step.optimizer, 0.1)
     optimizer = build_optimizer(step.optimizer, groups, 1e-3, (0.9, 0.95), dtype=torch.bfloat16)
-    run = run_of(model, machine=machine, optimizer=optimizer, parallel=parallel)
+    run = run_of(model, machine=machine, optimizer=optimizer, strategy=strategy)
     ids = torch.randint(0, config.vocab_size, (step.batch_size, config.seq_length))
 
     def train() -> None:

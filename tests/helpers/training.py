@@ -1,5 +1,6 @@
 """A tiny model, its batches, and what a run of train.py left behind."""
 
+import contextlib
 import io
 import json
 import types
@@ -10,16 +11,18 @@ import torch
 
 from data import Batch
 from gpt.architectures.table import Network
+from gpt.checkpoint.state import TrainState
 from gpt.common.errors import UserError
 from gpt.common.progress import Progress
 from gpt.common.signals import Signals
 from gpt.machine import device
 from gpt.machine.device import Machine
 from gpt.machine.processes import ALONE
+from gpt.machine.runtime import Runtime
 from gpt.optimizers.build import build_optimizer, parameter_groups
 from gpt.planning.recipe import Recipe
-from gpt.training.parallel import Alone, Decisions
-from gpt.training.state import Run, Runtime, Setup, TrainState
+from gpt.training.state import Run
+from gpt.training.strategies import Decisions, SingleProcess
 from model import GPT, GPTConfig
 
 TINY = ["--n_layer", "1", "--n_head", "2", "--n_embd", "16", "--seq_length", "8", "--batch_size", "4"]
@@ -71,18 +74,19 @@ def small_batch(rows: int, seed: int = 0) -> Batch:
 
 def run_of(model: Network, scaler: torch.amp.GradScaler | None = None, learning_rate: float = 1e-2,
            name: str = "adamw", machine: Machine | None = None, grad_clip: float = 1.0, **more: Any) -> Run:
-    """What train.try_step needs to train the model; more are an optimizer, a parallel, batches, a teacher."""
+    """What train.try_step needs to train the model; more are an optimizer, a strategy, batches, a teacher."""
     import train
 
     machine, optimizer = machine or on_cpu(), more.get("optimizer") or build_optimizer(
         name, parameter_groups(model, name, 0.1), learning_rate, (0.9, 0.95))
     args = train.read_flags(["--no-use_gpu"])
-    runtime = Runtime.of(machine, ALONE, Progress(io.StringIO()), Signals())
-    plan: Any = types.SimpleNamespace(recipe=recipe(batch_size=1, grad_clip=grad_clip), config=model.config)
-    nothing: Any = None
-    return Run(Setup(args, runtime, nothing, None, None, plan), model, optimizer,
-               scaler or torch.amp.GradScaler("cpu", enabled=False), more.get("parallel") or Alone(model),
-               Decisions(ALONE), more.get("batches"), TrainState(), more.get("teacher"))  # type: ignore[arg-type]
+    runtime = Runtime(Progress(io.StringIO()), Signals(), ALONE, contextlib.ExitStack())
+    runtime.use(machine)
+    setup: Any = types.SimpleNamespace(args=args, runtime=runtime, config=model.config,
+                                       recipe=recipe(batch_size=1, grad_clip=grad_clip))
+    return Run(setup, model, optimizer, scaler or torch.amp.GradScaler("cpu", enabled=False),
+               more.get("strategy") or SingleProcess(model), Decisions(ALONE), more.get("batches"),  # type: ignore[arg-type]
+               TrainState(), more.get("teacher"))
 
 
 def metrics_of(folder: Path) -> list[dict]:

@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 from gpt.checkpoint.find import newest_sound, steps_in
 from gpt.checkpoint.verify import verify
 from gpt.common.errors import Exit, InvalidCheckpoint
-from gpt.planning.pace import WARM_STEPS
+from gpt.training.pacing import WARM_STEPS
 from tests.helpers.forks import Ended, Forks, Raised
 from tests.helpers.training import metrics_of
 

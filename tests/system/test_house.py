@@ -24,11 +24,12 @@ FLOORS = (
     ("data",),
     ("checkpoint", "generation", "pretokenization"),
     ("optimizers", "evaluation"),
-    ("planning", "training", "watching"),
+    ("planning",),
+    ("training",),
+    ("watching",),
     ("train", "pretokenize", "generate", "evaluate", "export", "plot"),
     ("benchmarks",),
 )
-ONE_RUN = {"planning", "training", "watching"}  # before, during and beside the steps of a run: they share what it is
 LONGEST_FUNCTION = 70  # lines; read_flags, a line for each flag, may be longer
 COMMAND_NAMES = {"main", "read_flags", "check", "answer_early"}  # what every command has
 
@@ -45,8 +46,7 @@ def test_each_file_imports_its_own_folder_and_the_floors_below():
     for file, targets in import_graph().items():
         for target in targets:
             rooms = {room_of(file), room_of(target)}
-            is_same_room = len(rooms) == 1 or rooms <= ONE_RUN
-            assert is_same_room or floor_of(target) < floor_of(file), f"{file} imports {target}"
+            assert len(rooms) == 1 or floor_of(target) < floor_of(file), f"{file} imports {target}"
 
 
 def test_no_file_imports_itself_over_others():
@@ -100,8 +100,8 @@ def test_files_hold_definitions_and_nothing_that_acts():
             assert guarded or docstring or isinstance(node, allowed), f"{file}.py:{node.lineno}"
 
 
-def test_train_has_at_most_25_import_statements():
-    assert sum(isinstance(node, ast.Import | ast.ImportFrom) for node in ast.walk(sources()["train"])) <= 25
+def test_train_has_at_most_36_import_statements():
+    assert sum(isinstance(node, ast.Import | ast.ImportFrom) for node in ast.walk(sources()["train"])) <= 36
 
 
 def test_each_folder_says_what_lies_there():

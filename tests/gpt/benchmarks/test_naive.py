@@ -56,7 +56,7 @@ def test_the_naive_optimizer_takes_the_fused_ones_step_or_none(found_inf):
 
 
 def test_a_naive_part_that_was_passed_over_is_a_bug(monkeypatch):
-    def only_attend(argv, parts):
+    def only_attend(argv):
         q = torch.ones(1, 1, 2, 4)
         assert not model.attends_in_blocks("cpu", torch.bfloat16, 2)
         model.F.scaled_dot_product_attention(q, q, q, is_causal=True, dropout_p=0.0)
@@ -66,5 +66,5 @@ def test_a_naive_part_that_was_passed_over_is_a_bug(monkeypatch):
     assert naive.train_naively(["attention"], []) == 0
     with pytest.raises(AssertionError, match="never called the naive"):
         naive.train_naively(["loader", "attention"], [])
-    monkeypatch.setattr(train, "main", lambda argv, parts: 6)
+    monkeypatch.setattr(train, "main", lambda argv: 6)
     assert naive.train_naively([], []) == 6

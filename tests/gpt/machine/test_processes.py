@@ -48,7 +48,7 @@ for start in range(8):
 
 
 def test_one_process_agrees_with_itself():
-    assert ALONE.agree(lambda: (1, 2)) == (1, 2)
+    assert ALONE.from_first(lambda: (1, 2)) == (1, 2)
     assert ALONE.any(True)
     assert ALONE.total([1, 2]) == [1, 2]
     assert ALONE.largest(3.0) == 3.0

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 import train
-from gpt.planning.forecast import DEVIATIONS, Fit, finished_runs, line_of
+from gpt.benchmarks.forecast import line_of
+from gpt.planning.forecast import DEVIATIONS, Fit, finished_runs
 from gpt.tokens.ngrams import copied_fraction, ngram_bits
 from tests.helpers.training import metrics_of
 

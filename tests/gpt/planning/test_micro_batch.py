@@ -1,65 +1,39 @@
-"""The search for the micro-batch that fits."""
+"""The micro-batch: what --batch_size auto begins with, and what follows when one of several ran out of memory."""
 
 import io
 import re
-import sys
 
 import pytest
 
-import train
-from gpt.common.errors import Exit, UserError
+from gpt.common.errors import Exit
 from gpt.common.progress import Progress
-from gpt.common.signals import Signals
-from gpt.planning.micro_batch import (
-    FILE,
-    after_out_of_memory,
-    divisors,
-    largest_that_fits,
-    remember_too_many,
-    run_trial,
-)
-from tests.helpers.training import recipe
+from gpt.planning.micro_batch import FILE, after_out_of_memory, divisors, remember_too_many
+from tests.helpers.training import OUT_OF_MEMORY, forward_that_needs, recipe
 
 
-def test_batch_size_auto_keeps_the_samples_of_a_step_and_a_resumed_run_tries_nothing(run, monkeypatch):
+def test_batch_size_auto_keeps_the_samples_of_a_step(run, monkeypatch):
     monkeypatch.setattr("gpt.planning.micro_batch.MOST_TOKENS", 320)  # five sequences of 64
     flags = ["--seq_length", "64", "--batch_size", "auto", "--gradient_accumulation_steps", "3"]
     text = run.ok("--max_steps", "1", *flags)
-    found = re.findall(r"^batch_size  (\d+) x (\d+) micro-batches holds [\d.]+ MiB of .* \((.*)\)$", text, re.MULTILINE)
-    assert found == [("4", "6", "1 tried")]
-    monkeypatch.setattr("gpt.planning.micro_batch.run_trial", None)
+    assert re.findall(r"^batch_size  (\d+) x (\d+) micro-batches", text, re.MULTILINE) == [("4", "6")]
     text = run.ok("--max_steps", "2", *flags, "--resume_from", "auto")
-    assert not re.search(r"tried|changed: .*batch_size", text)
+    assert not re.search(r"^batch_size |changed: .*batch_size", text, re.MULTILINE)
     monkeypatch.setattr("gpt.planning.micro_batch.available_ram", lambda: 2**20)
     assert "not even one sequence" in run.refused(Exit.MACHINE, "--max_steps", "1", *flags, out="other")
 
 
-# ---------------------------------------------------------------- the search
+def test_batch_size_auto_is_halved_by_a_step_that_does_not_fit_and_a_resumed_run_begins_there(run, monkeypatch):
+    forward_that_needs(monkeypatch, 2, OUT_OF_MEMORY["cpu"])
+    flags = ["--batch_size", "auto", "--gradient_accumulation_steps", "1", "--eval_interval", "100"]
+    text = run.ok("--max_steps", "1", *flags)
+    assert "out of memory in step 1" in text
+    text = run.ok("--max_steps", "2", *flags, "--resume_from", "auto")
+    assert "out of memory" not in text
 
 
-@pytest.mark.parametrize("limit", [0, 1, 2, 3, 10, 12, 24, 48, 100, 120])
-@pytest.mark.parametrize("first", [1, 8, 120])
-def test_the_search_finds_the_largest_divisor_that_fits_and_tries_none_twice(limit, first):
-    candidates = divisors(120, 200)
-    assert candidates == [1, 2, 3, 4, 5, 6, 8, 10, 12, 15, 20, 24, 30, 40, 60, 120]
-    tried = []
-
-    def fits(batch_size):
-        assert batch_size not in tried
-        tried.append(batch_size)
-        return batch_size <= limit
-
-    found = largest_that_fits(candidates, first, fits)
-    assert found == max((n for n in candidates if n <= limit), default=None)
-
-
-def test_a_trial_that_fails_for_another_reason_is_an_error_with_the_cure():
-    command = [sys.executable, train.__file__, train.TRIAL, "3", "1", "--data_dir", "/nonexistent"]
-    with pytest.raises(UserError) as caught:
-        run_trial(command, 3, Signals())
-    assert caught.value.code == Exit.MACHINE
-    assert "/nonexistent does not exist" in str(caught.value)
-    assert "Give a number" in str(caught.value)
+def test_divisors_are_ascending_and_one_is_always_among_them():
+    assert divisors(120, 200) == [1, 2, 3, 4, 5, 6, 8, 10, 12, 15, 20, 24, 30, 40, 60, 120]
+    assert divisors(7, 0) == [1]
 
 
 # ---------------------------------------------------------------- after memory ran out

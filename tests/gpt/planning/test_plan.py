@@ -85,6 +85,7 @@ GPU = replace(CPU, device=torch.device("cuda"), dtype=torch.float16, compile=Tru
 
 def sharing(machine: Machine, processes: Processes, strategy: str = "ddp") -> list[str]:
     setting = MemorySetting.of(GPU, Options(), True, False, 8, strategy, processes)
-    plan = SimpleNamespace(config=GPTConfig(), memory=setting, at_a_time=8, why_strategy="asked for")
-    setup: Any = SimpleNamespace(plan=plan, corpus=SimpleNamespace(components=()), processes=processes, machine=machine)
+    setup: Any = SimpleNamespace(config=GPTConfig(), memory=setting, micro_batch=8, why_strategy="asked for",
+                                 corpus=SimpleNamespace(components=()),
+                                 runtime=SimpleNamespace(processes=processes, machine=machine))
     return describe_sharing(setup)

@@ -12,7 +12,8 @@ from gpt.checkpoint.save import Snapshot, save
 from gpt.checkpoint.tensors import write_tensors
 from gpt.checkpoint.verify import verify
 from gpt.common.errors import Exit
-from gpt.training.checkpointing import Checkpointer, plan_saving
+from gpt.planning.saving import plan_saving
+from gpt.training.checkpointing import Checkpointer
 from gpt.training.validation import ValidationLoss
 from model import GPTConfig
 from tests.helpers.training import metrics_of, same_tensors
@@ -52,14 +53,14 @@ def test_there_is_a_copy_where_ram_has_room_for_two_of_the_checkpoint(monkeypatc
     config = GPTConfig(300, 16, 2, 2, 16)
     size = plan_saving(config, 8, 0).checkpoint_bytes
     for free, copies in ((2 * size + 101, True), (2 * size + 100, False)):
-        monkeypatch.setattr("gpt.training.checkpointing.available_ram", lambda free=free: free)
+        monkeypatch.setattr("gpt.planning.saving.available_ram", lambda free=free: free)
         assert plan_saving(config, 8, held_bytes=100).copies == copies
 
 
 def test_without_memory_for_a_copy_training_waits_and_the_bytes_are_the_same(run, monkeypatch):
     flags = ("--max_steps", "4", "--checkpoint_every_steps", "2", "--eval_interval", "9", "--verbose")
     assert run(*flags)[0] == 0
-    monkeypatch.setattr("gpt.training.checkpointing.available_ram", lambda: 0)
+    monkeypatch.setattr("gpt.planning.saving.available_ram", lambda: 0)
     text = run.ok(*flags, out="waiting")
     assert re.search(r"in ([\d.]+) s, of which training waited \1 s", text)
     for step in (2, 4):

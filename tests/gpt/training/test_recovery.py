@@ -8,8 +8,8 @@ import torch
 import train
 from gpt.common.errors import Exit
 from gpt.machine.backends import Backend
-from gpt.planning.pace import MEASURED_MICRO_BATCHES, WARM_STEPS
-from gpt.training.recovery import Abandoned
+from gpt.training.micro_batches import Abandoned
+from gpt.training.pacing import MEASURED_MICRO_BATCHES, WARM_STEPS
 from model import GPT
 from tests.helpers.training import OUT_OF_MEMORY, forward_that_needs, metrics_of, run_of, small_batch, small_model
 

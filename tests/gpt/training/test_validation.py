@@ -95,9 +95,9 @@ def test_the_best_loss_counts_only_where_the_same_tokens_are_measured(settings, 
     corpus: Any = SimpleNamespace(val="tokens", validations=[SimpleNamespace(length=1000)], val_identity="a")
     stored = {"settings": settings, "data": {} if val_sha256 is None else {"val_sha256": val_sha256}}
     said: list[str] = []
-    setup: Any = SimpleNamespace(corpus=corpus, recipe=recipe(eval_tokens=40), config=GPTConfig(70, 8, 1, 2, 16),
-                                 stored=stored, out=SimpleNamespace(say=said.append))
-    run: Any = SimpleNamespace(setup=setup, state=state)
+    setup: Any = SimpleNamespace(corpus=corpus, config=GPTConfig(70, 8, 1, 2, 16), stored=stored,
+                                 runtime=SimpleNamespace(out=SimpleNamespace(say=said.append)))
+    run: Any = SimpleNamespace(setup=setup, state=state, recipe=recipe(eval_tokens=40))
     forget_best_on_other_tokens(run)
     assert (state.best_val_loss is None) == forgotten
     assert ("0.1000 at step 5,000, does not count any more" in "".join(said)) == forgotten

@@ -174,7 +174,7 @@ def test_what_holds_the_device_back_is_said_once(run, monkeypatch):
     _, text = run("--max_steps", "4", out="idle")
     assert re.search(r"\ntrained     4 steps, 128 .*\nloss  .*\nval loss  .*\ncheckpoint  .*\n", text)
     assert "holds the device back" not in text
-    monkeypatch.setattr("gpt.training.state.Gauge", Busy)
+    monkeypatch.setattr("gpt.machine.runtime.Gauge", Busy)
     text = run.ok("--max_steps", "6", "--log_interval", "1", out="busy")
     assert text.count("the loader holds the device back: 10% of the time") == 1
     assert "the GPU waits" not in text  # this is a CPU
@@ -204,7 +204,7 @@ def test_on_a_gpu_a_step_is_logged_when_the_next_one_has_been_given_to_it(monkey
         args: Any = SimpleNamespace()
         recipe: Any = SimpleNamespace(log_interval=1, total_steps=4)
         setup = SimpleNamespace(args=args, recipe=recipe, config=SimpleNamespace(vocab_size=9), runtime=runtime)
-        run: Any = SimpleNamespace(setup=setup, state=state, batch_size=7)
+        run: Any = SimpleNamespace(setup=setup, state=state, micro_batch=7, recipe=recipe)
         trackers: Any = SimpleNamespace(rows=[])
         return Monitor(run, trackers)
 

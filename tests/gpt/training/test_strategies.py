@@ -8,7 +8,7 @@ import torch.distributed as dist
 
 import train
 from gpt.machine.processes import ALONE, Processes
-from gpt.training.parallel import DELAY, Alone, DataParallel, Decisions, InGraphs
+from gpt.training.strategies import DELAY, CudaGraphs, DataParallel, Decisions, SingleProcess
 from tests.helpers.training import run_of, small_batch, small_model
 
 
@@ -29,16 +29,16 @@ def graphs(monkeypatch):
                     parameter.grad.fill_(torch.nan)
 
     models = []
-    monkeypatch.setattr("gpt.training.parallel.torch.zeros_like", zeros)
+    monkeypatch.setattr("gpt.training.strategies.torch.zeros_like", zeros)
     monkeypatch.setattr(torch.compiler, "cudagraph_mark_step_begin", begin)
     return models
 
 
-def weights_after(parallel_class, accumulations, models):
+def weights_after(strategy_class, accumulations, models):
     torch.manual_seed(0)
     model = small_model()
     models.append(model)
-    learner = run_of(model, parallel=parallel_class(model))
+    learner = run_of(model, strategy=strategy_class(model))
     ids = torch.randint(model.config.vocab_size, (8, 2, 2, model.config.seq_length))
     for accumulation in accumulations:
         batches = [(inputs, targets) for inputs, targets in ids[:accumulation]]
@@ -49,30 +49,36 @@ def weights_after(parallel_class, accumulations, models):
 
 @pytest.mark.parametrize("accumulations", [(1, 1, 1), (3, 3), (1, 4, 4, 1)])
 def test_gradients_in_graphs_are_used_up_or_added_up_elsewhere(graphs, accumulations):
-    expected = weights_after(Alone, accumulations, [])
+    expected = weights_after(SingleProcess, accumulations, [])
     assert expected.isfinite().all()
-    assert torch.equal(weights_after(InGraphs, accumulations, graphs), expected)
+    assert torch.equal(weights_after(CudaGraphs, accumulations, graphs), expected)
 
 
 def test_one_micro_batch_keeps_no_second_copy_of_the_gradients(graphs):
     model = small_model()
-    parallel = InGraphs(model)
-    with parallel.adding_gradients(is_last=True):
+    strategy = CudaGraphs(model)
+    with strategy.accumulating(is_last=True):
         assert all(parameter.grad is None for parameter in model.parameters())
-    assert not parallel.keeps_gradients
-    with parallel.adding_gradients(is_last=False):
+    assert not strategy.keeps_gradients
+    with strategy.accumulating(is_last=False):
         assert all(parameter.grad is not None for parameter in model.parameters())
-    assert parallel.keeps_gradients
+    assert strategy.keeps_gradients
 
 
 def test_a_block_is_one_graph_among_several_processes_too(tmp_path):
     dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
     try:
         model = small_model(n_embd=384)  # a block has more weights than the first bucket that DDP averages
-        parallel, graphs = DataParallel(model, Processes()), []
-        parallel.compile(True, backend=lambda graph, example: graphs.append(graph) or graph.forward)
-        with parallel.adding_gradients(is_last=False):
-            parallel.forward(*small_batch(2), 0.0).backward()
+        strategy, graphs = DataParallel(model, Processes()), []
+
+        def counted(graph, example):
+            graphs.append(graph)
+            return graph.forward
+
+        for part in strategy.parts_to_compile(blocks=True):
+            part.compile(dynamic=False, backend=counted)
+        with strategy.accumulating(is_last=False):
+            strategy.forward(*small_batch(2), 0.0).backward()
     finally:
         dist.destroy_process_group()
     assert len(graphs) == 2  # of blocks, which are alike, and of the output layer
@@ -83,9 +89,9 @@ def test_a_block_is_one_graph_among_several_processes_too(tmp_path):
 
 def test_one_process_decides_at_once():
     decisions = Decisions(ALONE)
-    assert not decisions.agree("save", False)
-    assert decisions.agree("save", True)
-    assert not decisions.agree("save", False)
+    assert not decisions.any_said("save", False)
+    assert decisions.any_said("save", True)
+    assert not decisions.any_said("save", False)
 
 
 def decided(monkeypatch, here, others):
@@ -101,7 +107,7 @@ def decided(monkeypatch, here, others):
 
     monkeypatch.setattr(dist, "all_reduce", add)
     decisions = Decisions(Processes(0, 2))
-    return [ask for ask in range(1, 10) if decisions.agree("save", ask in here)]
+    return [ask for ask in range(1, 10) if decisions.any_said("save", ask in here)]
 
 
 def test_a_wish_of_one_process_is_heard_in_all_two_steps_later(monkeypatch):
@@ -116,5 +122,5 @@ def test_a_wish_that_lasts_until_it_is_heard_is_fulfilled_once(monkeypatch):
 def test_what_is_agreed_upon_now_holds_from_then_on(monkeypatch):
     monkeypatch.setattr(Processes, "any", lambda self, here: True)
     decisions = Decisions(Processes(0, 2))
-    assert decisions.agree_now("stop", False)
-    assert decisions.agree("stop", False)
+    assert decisions.any_said_now("stop", False)
+    assert decisions.any_said("stop", False)

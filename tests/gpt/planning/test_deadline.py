@@ -11,10 +11,9 @@ import pytest
 
 import train
 from gpt.checkpoint.find import steps_in
-from gpt.planning.pace import Deadline, recipe_within
-from gpt.planning.plan import Pace
+from gpt.planning.deadline import Deadline, recipe_within
+from gpt.planning.decided import Pace
 from gpt.planning.recipe import Recipe
-from gpt.training.state import TrainState
 from gpt.watching.monitor import Monitor
 from model import GPTConfig
 from tests.helpers.training import metrics_of, recipe, same_tensors
@@ -39,8 +38,8 @@ def test_the_steps_planned_fill_the_time_and_one_more_would_be_too_long(seconds,
     open_end, config = recipe(total_steps=2**50, epochs=2**50, eval_tokens=50), GPTConfig(70, 8, 1, 2, 16)
 
     def planned_within(seconds: float, limit: Recipe) -> Recipe:
-        plan = types.SimpleNamespace(recipe=limit, config=config)
-        return recipe_within(seconds, args, plan, PACE, done)  # type: ignore[arg-type]
+        setup = types.SimpleNamespace(args=args, recipe=limit, config=config)
+        return recipe_within(seconds, setup, PACE, done)  # type: ignore[arg-type]
 
     def takes(steps: int) -> float:
         every = eval_interval or max(1, min(1000, steps // 10))
@@ -56,10 +55,10 @@ def test_the_steps_planned_fill_the_time_and_one_more_would_be_too_long(seconds,
 
 
 def test_validations_and_samples_take_a_tenth_of_the_minutes_and_each_is_in_the_hours():
-    args, plan = train.read_flags([]), types.SimpleNamespace(recipe=recipe(total_steps=2**50, eval_tokens=50),
-                                                             config=GPTConfig(70, 8, 1, 2, 16))
+    setup = types.SimpleNamespace(args=train.read_flags([]), recipe=recipe(total_steps=2**50, eval_tokens=50),
+                                  config=GPTConfig(70, 8, 1, 2, 16))
     slow = dataclasses.replace(PACE, val_token=0.06, sample=2.5)  # 6, half and 2.5 seconds
-    found = recipe_within(300, args, plan, slow, 0)  # type: ignore[arg-type]
+    found = recipe_within(300, setup, slow, 0)  # type: ignore[arg-type]
     assert [found.num_times(every) for every in (found.eval_interval, found.sample_interval)] == [3, 3]
     assert slow.seconds(found) == pytest.approx(found.total_steps * 2.5 + 3 * 9 + 2 + 0.5 * int(found.passes))
 
@@ -70,12 +69,12 @@ def planned(text: str) -> int:
 
 
 def test_a_run_of_some_minutes_that_was_stopped_has_the_schedule_of_one_that_was_not(run, monkeypatch):
-    flags = ["--max_minutes", "1", "--log_interval", "1", "--dropout", "0.1"]
+    flags = ["--max_minutes", "2", "--log_interval", "1", "--dropout", "0.1"]  # the text allows fewer steps
     monkeypatch.setattr(train, "measure_pace", lambda *_: PACE)
     code, text = run(*flags, out="whole")
     horizon = planned(text)
     assert (code, max(steps_in(run.folder / "whole")), horizon > 10) == (0, horizon, True)
-    assert re.search(r"^time        about \d\d s of 1 min, estimated: \d\d steps of 2\.5 s, ", text, re.MULTILINE)
+    assert re.search(r"^time .* of 2 min, estimated: \d\d steps of 2\.5 s, ", text, re.MULTILINE)
 
     log_step = Monitor.add
     monkeypatch.setattr(Monitor, "add", lambda monitor, *rest: (
@@ -97,7 +96,7 @@ def slower(request, monkeypatch):
     quick = dataclasses.replace(PACE, step=request.param, val_token=0.0, save=0.0, last_save=0.01)
     monkeypatch.setattr(train, "measure_pace", lambda *_: quick)
     ticks = itertools.count(0.0, 0.1)
-    for module in ("train", "gpt.planning.pace"):
+    for module in ("train", "gpt.planning.deadline"):
         monkeypatch.setattr(f"{module}.time", types.SimpleNamespace(monotonic=ticks.__next__))
 
 
@@ -105,7 +104,7 @@ def slower(request, monkeypatch):
 def test_the_schedule_of_slower_or_quicker_steps_ends_with_the_minutes(run, slower):
     flags = ["--max_minutes", "0.3", "--max_steps", "1000", "--log_interval", "1", "--warmup_steps", "5"]
     _, text = run(*flags, "--eval_interval", "5")
-    *_, step = re.findall(r"\ntime        steps take [a-z ]+ than before: (\d+) in 0.3 min, not [\d,]+\n", text)
+    *_, step = re.findall(r"\ntime .*: the run now has (\d+) steps, not [\d,]+\n", text)
     assert max(steps_in(run.folder / "out")) == int(step)
     assert (int(step) > planned(text)) == (planned(text) < 1000)
     assert "epochs" not in (run.folder / "out/config.toml").read_text()  # they would end a resumed run
@@ -135,19 +134,20 @@ def stored(step: int, **settings) -> dict:
     (1.0, {}, None), (None, stored(40), None)])
 def test_the_horizon_is_planned_once(minutes, state, horizon):
     deadline = Deadline(minutes, state, began=0.0)
-    assert deadline.horizon == horizon
+    assert deadline.length == horizon
     assert deadline.is_open == (minutes is not None and horizon is None)
 
 
 def test_a_resumed_run_has_the_minutes_that_are_left_and_its_start_does_not_count(monkeypatch):
     clock = [1000.0]
-    monkeypatch.setattr("gpt.planning.pace.time.monotonic", lambda: clock[0])
+    monkeypatch.setattr("gpt.planning.deadline.time.monotonic", lambda: clock[0])
     deadline = Deadline(1.0, stored(40), began=1000.0)
     clock[0] += 30  # loading and compiling
-    deadline.start(TrainState(step=40, seconds=50.0))
-    assert (deadline.used, deadline.is_near(9.9)) == (50, False)
+    deadline.start(step=40, seconds_before=50.0)
+    assert (deadline.seconds_used, deadline.is_within(9.9)) == (50, False)
     clock[0] += 1
-    assert deadline.is_near(9.9)
+    assert deadline.is_within(9.9)
     new = Deadline(1.0, {}, began=clock[0] - 20)
-    new.start(TrainState())
-    assert (new.used, Deadline(None, {}, 0.0).is_near(1e12)) == (20, False)
+    new.start(step=0, seconds_before=0.0)
+    assert new.seconds_used == 20
+    assert not Deadline(None, {}, 0.0).is_within(1e12)

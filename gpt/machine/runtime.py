@@ -1,0 +1,49 @@
+"""What a run runs on: the terminal, the signals and the processes, then the machine with its clock and its gauge."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from gpt.common.progress import Progress
+from gpt.common.signals import Signals
+from gpt.machine.device import Machine
+from gpt.machine.processes import Processes, joined, of_environment
+from gpt.machine.timing import Gauge, TrainingClock
+
+NOTHING_LOST = "before the first step; nothing was lost"
+
+
+@dataclass
+class Runtime:
+    """What a run runs on. The machine follows once the inputs are known: they decide its precision.
+
+    held closes at the end of the run what is entered into it, such as the lock of the output folder.
+    """
+
+    out: Progress
+    signals: Signals
+    processes: Processes
+    held: contextlib.ExitStack
+    machine: Machine = field(init=False)
+    clock: TrainingClock = field(init=False)
+    gauge: Gauge = field(init=False)
+
+    def use(self, machine: Machine) -> None:
+        """Takes the machine, with a new clock and gauge for the steps on it."""
+        self.machine = machine
+        self.clock = TrainingClock(machine, lambda: self.out.stopped_seconds)
+        self.gauge = Gauge(machine)
+
+
+@contextlib.contextmanager
+def open_runtime(use_gpu: bool | None) -> Iterator[Runtime]:
+    """The runtime of a command: while inside, output is recorded, signals are heard, and processes are connected."""
+    processes = of_environment()
+    with contextlib.ExitStack() as held:
+        out = held.enter_context(Progress())
+        signals = held.enter_context(Signals(out.note, can_save=True))
+        signals.at_once = NOTHING_LOST
+        held.enter_context(joined(processes, use_gpu))
+        yield Runtime(out, signals, processes, held)

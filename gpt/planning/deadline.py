@@ -1,0 +1,132 @@
+"""When a run with --max_minutes ends: the deadline, and the length of the schedule that fits before it."""
+
+from __future__ import annotations
+
+import math
+import time
+from bisect import bisect_right
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from gpt.common.words import shell_word
+from gpt.planning.decided import Pace, Setup
+from gpt.planning.recipe import Recipe, eval_interval_of, eval_tokens_of
+
+BETWEEN_FRACTION = 0.1  # of the minutes for validations, saves of the best and samples; one of each comes at the end
+SPARE = 0.03  # of the minutes that are left, for steps that turn out slower than the measured ones
+NUM_INTERVALS = 4  # between validations, that the pace is taken from: some have a sample, and some are short
+
+
+class Deadline:
+    """The end of --max_minutes, for all starts of a run together; without the flag there is none.
+
+    length is the last step of the schedule, None until it is planned. It is planned once, and again where the pace
+    changes (training/pacing.py). A resumed run reads it from its checkpoint, so a killed run has the schedule of one
+    that was never stopped; other minutes on a resume plan another length.
+    """
+
+    def __init__(self, minutes: float | None, stored: Mapping[str, Any], began: float):
+        """Takes the trainer_state.json of the checkpoint (empty for a new run), and the start of the command.
+
+        began is in seconds of time.monotonic().
+        """
+        settings = stored.get("settings") or {}
+        planned = settings.get("max_minutes")
+        self.minutes = minutes
+        self.length: int | None = None
+        self._began = began
+        self._laps: deque[tuple[int, float]] = deque(maxlen=NUM_INTERVALS)  # steps done, seconds used by then
+        self._is_resumed = minutes is not None and planned is not None
+        if minutes is not None and planned is not None:
+            self._began -= stored.get("seconds", 0.0)
+            if minutes == planned or (minutes < planned and stored["step"] >= settings["total_steps"]):
+                self.length = settings["total_steps"]
+
+    @property
+    def seconds_used(self) -> float:
+        """Seconds that count so far."""
+        return 0.0 if self.minutes is None else time.monotonic() - self._began
+
+    @property
+    def is_open(self) -> bool:
+        """True while the length has to be planned."""
+        return self.minutes is not None and self.length is None
+
+    def start(self, step: int, seconds_before: float) -> None:
+        """Marks the begin of the first step. A resumed run does not count its loading and compiling again.
+
+        seconds_before is what earlier starts of the run have used.
+        """
+        if self._is_resumed:
+            self._began = time.monotonic() - seconds_before
+        self._laps.append((step, self.seconds_used))
+
+    def is_within(self, seconds: float) -> bool:
+        """True if the deadline comes within this number of seconds."""
+        return self.minutes is not None and self.seconds_used + seconds > 60 * self.minutes
+
+    def last_step(self, step: int, recipe: Recipe, ending_seconds: float, most_steps: int) -> int:
+        """The last step, at most most_steps, that fits at the pace of the last NUM_INTERVALS intervals, with SPARE.
+
+        The pace includes what happens between steps. The first few steps of a start say nothing about it.
+        """
+        first_step, first_seconds = self._laps[0]
+        if step - first_step < recipe.eval_interval:
+            return recipe.total_steps
+        used = self.seconds_used
+        self._laps.append((step, used))
+        seconds_per_step = max(1e-9, (used - first_seconds) / (step - first_step))
+        left = (1 - SPARE) * (60 * (self.minutes or 0.0) - used - ending_seconds)
+        return min(most_steps, step + max(1, int(left / seconds_per_step)))
+
+    def describe_end(self, step: int, recipe: Recipe, folder: str) -> str:
+        """The line about a run that ends before its schedule does, with the command that finishes it."""
+        return (f"time        {self.minutes:g} min are over at step {step:,} of {recipe.total_steps:,}: "
+                f"steps took longer than measured. To finish: python train.py --resume_from {shell_word(folder)}"
+                f" --max_steps {recipe.total_steps}")
+
+
+# ---------------------------------------------------------------- the length that fits
+
+
+def with_length(deadline: Deadline, setup: Setup, pace: Pace, steps_done: int) -> Setup:
+    """The setup with the length that fits before the deadline, where the length is still to be planned."""
+    if not deadline.is_open:
+        return setup
+    minutes = deadline.minutes or 0.0
+    seconds = setup.runtime.processes.from_first(lambda: (1 - SPARE) * 60 * minutes - deadline.seconds_used)
+    fitting = recipe_within(seconds, setup, pace, steps_done)
+    recipe = setup.recipe_for(fitting.total_steps).with_micro_batch(fitting.batch_size)
+    return replace(setup, recipe=replace(recipe, eval_tokens=fitting.eval_tokens, eval_interval=fitting.eval_interval,
+                                         sample_interval=fitting.sample_interval))
+
+
+def recipe_within(seconds: float, setup: Setup, pace: Pace, steps_done: int) -> Recipe:
+    """The setup's recipe for the steps that fit into the seconds by Pace.seconds, one more than done at least.
+
+    The recipe's length stays the upper limit. A validation has a hundredth of the run's tokens, unless flags or an
+    earlier start decided them. There are fewer validations and samples where all would take more than BETWEEN_FRACTION.
+    """
+    args, recipe = setup.args, setup.recipe
+    is_decided = args.epochs or args.max_steps or args.eval_tokens or args.eval_batches or steps_done
+
+    def ending_at(step: int) -> Recipe:
+        eval_tokens = recipe.eval_tokens if is_decided else eval_tokens_of(
+            step * recipe.samples_per_step * setup.config.seq_length)
+        shorter = replace(recipe, total_steps=step, eval_tokens=eval_tokens)
+        seconds_each = pace.validation(shorter) + pace.save + pace.sample
+        most = max(1, BETWEEN_FRACTION * seconds // max(seconds_each, 1e-9))
+        least_interval = math.ceil((step - steps_done) / most)
+        sample_interval = args.sample_interval
+        if sample_interval is None:
+            sample_interval = max(least_interval, step // 5)
+        return replace(shorter, sample_interval=sample_interval,
+                       eval_interval=args.eval_interval or max(least_interval, eval_interval_of(None, step)))
+
+    def seconds_until(step: int) -> float:
+        return pace.seconds(ending_at(step), steps_done)
+
+    longer = range(steps_done + 2, recipe.total_steps + 1)
+    return ending_at(steps_done + 1 + bisect_right(longer, seconds, key=seconds_until))

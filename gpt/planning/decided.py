@@ -1,0 +1,76 @@
+"""What is decided before the first step (Setup), and how long its parts take (Pace)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from gpt.machine.runtime import Runtime
+from gpt.planning.inputs import Inputs
+from gpt.planning.memory import MemorySetting
+from gpt.planning.recipe import Recipe
+from gpt.planning.saving import SavingPlan
+from model import Options
+
+if TYPE_CHECKING:
+    from gpt.planning.forecast import NgramStatistics
+
+
+@dataclass(frozen=True)
+class Setup(Inputs):
+    """What a run trains, and how: its inputs, then every decision, each made once. config has the decided dropout.
+
+    micro_batch is the number of sequences that each process planned to take at a time. token_place is where the tokens
+    live: 'gpu', 'ram' or 'mmap'. recipe_for makes the recipe for another last step, or for the last step that flags and
+    text allow (None). text holds the n-gram statistics where a forecast is possible.
+    """
+
+    runtime: Runtime
+    options: Options
+    recipe: Recipe
+    memory: MemorySetting
+    saving: SavingPlan
+    token_place: str
+    why_token_place: str
+    micro_batch: int
+    why_strategy: str
+    recipe_for: Callable[[int | None], Recipe]
+    text: NgramStatistics | None = None
+
+    @property
+    def tokens_per_step(self) -> int:
+        return self.recipe.samples_per_step * self.config.seq_length
+
+
+@dataclass(frozen=True)
+class Pace:
+    """Seconds of a step, of a token of validation, of a sample, of a save while training waits, of the last save.
+
+    The seconds of saves follow from the bytes of a checkpoint, the others are measured. val_tokens is the number of
+    validation tokens.
+    """
+
+    step: float
+    val_token: float
+    val_tokens: int
+    sample: float
+    save: float
+    last_save: float
+
+    def validation(self, recipe: Recipe) -> float:
+        """Seconds of one validation."""
+        return self.val_token * min(self.val_tokens, recipe.eval_tokens)
+
+    def ending(self, recipe: Recipe, save_seconds: float) -> float:
+        """Seconds from any step to the end of the run, where the last save took save_seconds; a step may have begun."""
+        return 2 * self.step + self.validation(recipe) + self.sample + max(self.last_save, save_seconds)
+
+    def seconds(self, recipe: Recipe, steps_done: int = 0) -> float:
+        """Seconds from the steps done to the end of the run. Each validation may save a new best, each epoch saves."""
+        steps = recipe.total_steps - steps_done
+        validations = recipe.num_times(recipe.eval_interval, steps_done)
+        samples = recipe.num_times(recipe.sample_interval, steps_done)
+        epochs = steps * recipe.samples_per_step // recipe.windows_per_epoch
+        between_steps = validations * (self.validation(recipe) + self.save) + samples * self.sample + epochs * self.save
+        return steps * self.step + between_steps + self.last_save

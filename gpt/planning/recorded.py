@@ -1,0 +1,64 @@
+"""What a run records of its decisions: flags, settings and environment, for config.toml and each checkpoint."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+import torch
+
+from gpt.architectures.table import by_flags, name_of
+from gpt.common.config import Layer
+from gpt.hub.names import as_recorded
+from gpt.machine.device import name_of_dtype
+from gpt.planning.decided import Setup
+from gpt.planning.relations import flags_of_scope
+from model import SIZES
+
+
+def flags_of_run(setup: Setup) -> Layer:
+    """The flags of a run as they were decided: those that a person gave, and those that the program chose."""
+    args, config, corpus = setup.args, setup.config, setup.corpus
+    left_out = {*flags_of_scope("call"), "config"}
+    values = {name: value for name, value in vars(args).items() if value is not None and name not in left_out}
+    shape = {"arch": name_of(config), **{name: getattr(config, name) for name in by_flags(config)}}
+    decided = {**values, **shape, **setup.recipe.flags()}
+    if args.max_minutes and not args.epochs:
+        decided.pop("epochs", None)  # the epochs follow from the last step, which may move
+    if args.init_from:
+        values["init_from"] = decided["init_from"] = as_recorded(args.init_from)
+        for name in ("model_size", "init_std"):
+            decided.pop(name, None)
+        # A resumed run needs the vocabulary again, which the pretrained weights may have brought.
+        path = corpus.tokenizer_path
+        decided.update({"vocab_size": corpus.vocab_size} if path is None else {"tokenizer_file": str(path)})
+    elif SIZES.get(args.model_size) != (config.n_layer, config.n_head, config.n_embd):
+        decided.pop("model_size", None)
+
+    given = {name: value for name, value in values.items()
+             if name in args.config.given and decided.get(name, value) == value}
+    left_out = {*given, *flags_of_scope("machine")}
+    return Layer("", given, {name: value for name, value in decided.items() if name not in left_out})
+
+
+def settings_of(setup: Setup) -> dict[str, dict[str, Any]]:
+    """The settings of a run, the environment that decides the last digits of its losses, and its flags."""
+    args, machine = setup.args, setup.runtime.machine
+    flags = flags_of_run(setup)
+    # What losses depend on besides the recipe: a resume reports a change, and processes compare them.
+    chosen = {"dropout": setup.config.dropout, "beta1": args.beta1, "teacher": args.teacher, "seed": args.seed,
+              "max_minutes": args.max_minutes}
+    threads = {} if machine.on_gpu else {"threads": torch.get_num_threads()}
+    environment = {"torch": torch.__version__, "device": machine.name, **threads,
+                   "processes": setup.runtime.processes.world_size, "precision": machine.precision,
+                   "compile": machine.compile, "residual": name_of_dtype(setup.options.residual_dtype),
+                   "loss_chunk": setup.options.loss_chunk}
+    return {"settings": {**setup.recipe.settings(), **chosen}, "environment": environment,
+            "flags": {"given": flags.given, "decided": flags.decided}}
+
+
+def same_everywhere(setup: Setup) -> dict[str, Any]:
+    """The facts that all processes of a run must share, by name."""
+    recorded = settings_of(setup)
+    environment = {name: value for name, value in recorded["environment"].items() if name not in ("device", "threads")}
+    return {**environment, "training tokens": setup.corpus.identity, **asdict(setup.config), **recorded["settings"]}

@@ -1,0 +1,76 @@
+"""Compiles a step before the first one, on the next batch; where that fails, one warning, then eager."""
+
+import time
+from collections.abc import Callable
+
+import torch
+
+from gpt.common.errors import is_out_of_memory
+from gpt.common.words import duration
+from gpt.machine import device
+from gpt.machine.device import Machine
+from gpt.machine.kernels import with_sound_kernels
+from gpt.optimizers.build import compile_optimizer
+from gpt.training.state import Run
+
+
+def try_to_compile(run: Run, compile_model: Callable[[], None]) -> None:
+    """Compiles what a step runs, without a change to the run; falls back to eager with one warning.
+
+    compile_model marks the model's parts for torch.compile; the first call of each compiles it.
+    """
+    machine, out = run.setup.runtime.machine, run.setup.runtime.out
+    rng, started = machine.rng_state(), time.perf_counter()
+    batch = run.batches.get(run.state.samples_seen, 0)
+
+    def compile_all() -> None:
+        run.optimizer.zero_grad(set_to_none=True)  # an earlier attempt may have got half way
+        compile_model()
+        if run.teacher:
+            run.teacher.compile()
+        _forward_and_backward(run, *batch)
+        compile_optimizer(run.optimizer)
+        machine.backend.synchronize()
+
+    try:
+        with out.phase("compiling, a minute or two the first time"):
+            with_sound_kernels(compile_all, out.say)
+        run.compile_seconds = time.perf_counter() - started
+        out.say(f"compiled    in {duration(run.compile_seconds)}")
+    except Exception as error:
+        if not is_out_of_memory(error):  # otherwise the next step runs out of memory as well, and is halved
+            _fall_back_to_eager(run, error)
+    run.optimizer.zero_grad(set_to_none=True)
+    machine.set_rng_state(rng)
+    machine.backend.reset_peak_memory()
+
+
+def _forward_and_backward(run: Run, inputs_BT: torch.Tensor, targets_BT: torch.Tensor) -> None:
+    """One forward and one backward pass, which compile the model."""
+    is_whole_step = run.num_micro_batches == 1 and run.setup.runtime.processes.world_size == 1
+    with run.strategy.accumulating(is_last=is_whole_step):
+        with run.setup.runtime.machine.autocast():
+            loss = run.strategy.forward(inputs_BT, targets_BT, run.teacher_output(inputs_BT))
+        run.scaler.scale(loss).backward()
+
+
+def _fall_back_to_eager(run: Run, error: Exception) -> None:
+    """Undoes the compilation of model, teacher and optimizer, and warns."""
+    torch.compiler.reset()
+    if hasattr(run.optimizer, "run_eagerly"):
+        run.optimizer.run_eagerly()  # type: ignore[attr-defined]
+    if run.teacher:
+        run.teacher.run_eagerly()
+    for module in run.model.modules():
+        module._compiled_call_impl = None  # what module.compile() set; there is no public way back
+    run.setup.runtime.out.warn(f"torch.compile failed, running eagerly: {device.describe_compile_error(error)}. If its "
+                               "folder is full or does not allow execution, set TORCHINDUCTOR_CACHE_DIR to another.")
+
+
+def compiles_blocks(mode: str | None, machine: Machine) -> bool:
+    """True if the blocks are compiled one by one, not the whole model: by default on GPUs without bf16 (T4, V100).
+
+    These are rented machines with few CPU cores, where a whole model compiles for minutes and then runs 1% faster.
+    """
+    is_old = machine.backend.runs_ahead and machine.dtype == torch.float16
+    return mode == "blocks" or (mode is None and is_old)

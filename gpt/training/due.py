@@ -1,0 +1,47 @@
+"""What is due after a step: the one decision that the training loop follows."""
+
+from dataclasses import dataclass
+
+from gpt.planning.deadline import Deadline
+from gpt.planning.decided import Pace
+from gpt.training.checkpointing import Checkpointer
+from gpt.training.state import Run
+
+
+@dataclass(frozen=True)
+class Due:
+    """What is due after a step, the same in all processes.
+
+    is_last: the run ends here, at the end of its schedule or of its minutes. A permanent checkpoint is never deleted;
+    the other checkpoints are rolling ones.
+    """
+
+    is_last: bool
+    save: bool
+    permanent: bool
+    validate: bool
+    sample: bool
+
+
+def due_after_step(run: Run, checkpointer: Checkpointer, deadline: Deadline, pace: Pace) -> Due:
+    """Decides what is due after the step just done: intervals, the clock, a signal that asks for a save."""
+    step, recipe, decisions = run.state.step, run.recipe, run.decisions
+    near_deadline = deadline.is_within(pace.ending(recipe, checkpointer.save_seconds))
+    out_of_time = decisions.any_said("end", near_deadline and run.setup.runtime.processes.is_first)
+    if out_of_time and step < recipe.total_steps:
+        run.setup.runtime.out.say(deadline.describe_end(step, recipe, run.setup.args.output_dir))
+    is_last = out_of_time or step == recipe.total_steps
+    permanent = is_last or checkpointer.is_permanent()
+    is_wanted = decisions.any_said("save", checkpointer.is_wanted())
+    return Due(is_last, save=is_wanted or permanent or checkpointer.is_due(), permanent=permanent,
+               validate=is_last or step % recipe.eval_interval == 0,
+               sample=recipe.sample_interval > 0 and (is_last or step % recipe.sample_interval == 0))
+
+
+def is_out_of_patience(run: Run) -> bool:
+    """True, with a line that says so, after --patience validations without a new best."""
+    patience = run.setup.args.patience
+    if not patience or run.state.validations_without_gain < patience:
+        return False
+    run.setup.runtime.out.say(f"patience    {patience} validations without a new best: the run ends here")
+    return True

@@ -1,0 +1,39 @@
+"""The micro-batches of a step, each with its own seed for dropout."""
+
+import time
+from collections.abc import Iterator
+
+import torch
+
+import data
+from gpt.common.words import duration, several
+from gpt.tokens.watch import TokensChanged
+from gpt.training.state import Run
+
+REST_SECONDS = 2.0  # after a signal, a step whose rest would take longer is abandoned at its next micro-batch
+
+
+class Abandoned(Exception):
+    """A step was abandoned in its middle, as a signal came and the rest of the step would take too long."""
+
+
+ENDS_THE_RUN = (Abandoned, TokensChanged)  # raised in a step; once the step is undone, the run ends
+
+
+def micro_batches(run: Run, num: int) -> Iterator[data.Batch]:
+    """The first num micro-batches of the next step. Raises Abandoned between two of them where a signal would wait."""
+    runtime, state = run.setup.runtime, run.state
+    began = time.monotonic()
+    for micro in range(num):
+        if micro and runtime.processes.world_size == 1 and runtime.signals.number is not None:
+            rest = (num - micro) * (time.monotonic() - began) / micro
+            if rest > REST_SECONDS:
+                runtime.out.say(f"step {state.step + 1:,} is abandoned after {micro:,} of "
+                                f"{several(num, 'micro-batch')}: the rest would take {duration(rest)}")
+                raise Abandoned
+        with runtime.gauge.waiting("data"):
+            batch = run.batches.get(state.samples_seen, micro)
+        if run.setup.config.dropout:  # the masks follow from the samples, whatever the number of processes
+            first_sample = run.batches.first_sample(state.samples_seen, micro)
+            torch.manual_seed(data.scrambled(run.setup.args.seed ^ data.scrambled(first_sample)))
+        yield batch

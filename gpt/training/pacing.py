@@ -1,0 +1,157 @@
+"""Measures how long a step takes before the first one, and moves the schedule's end where the pace changes."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from gpt.architectures.table import ModelConfig
+from gpt.common.errors import Exit
+from gpt.common.words import percent, several, size
+from gpt.machine.runtime import Runtime
+from gpt.planning.deadline import SPARE, Deadline
+from gpt.planning.decided import Pace
+from gpt.training.state import Run, StepResult
+from gpt.training.validation import SAMPLE_TOKENS, Validator
+
+WARM_STEPS = 3  # measured at least, after a cold one
+MEASURING_FRACTION, MEASURING_SECONDS = 0.02, 20.0  # of --max_minutes for measuring, and at most
+LONG_SECONDS = 5.0  # one cold step that takes longer is enough
+MEASURED_MICRO_BATCHES = 2  # of a step, however many it has
+MEASURED_TOKENS = 8  # of a sample
+COPIED_BYTES, WRITTEN_BYTES = 1e9, 2e8  # a second, assumed, of a save: copied to the RAM, or written to a disk
+LATER, LEAST_LATER = 0.1, 0.02  # of the steps left, and of all: the end moves back only by more than both
+
+TakeStep = Callable[..., StepResult]  # train.py's take_step
+
+
+def mfu(tokens_per_second: float, config: ModelConfig, runtime: Runtime) -> float | None:
+    """The model FLOPs utilization of all devices together (Chowdhery et al. 2022, PaLM, section 4.1).
+
+    None where the peak is unknown.
+    """
+    peak = runtime.machine.peak_flops
+    return tokens_per_second * config.flops_per_token / (peak * runtime.processes.world_size) if peak else None
+
+
+# ---------------------------------------------------------------- before the first step
+
+
+def measure_pace(run: Run, take_step: TakeStep, validator: Validator, deadline: Deadline) -> Pace:
+    """Measures a step, a validation and a sample, and derives the seconds of a save; nothing of the run changes.
+
+    Where the length depends on a step's seconds, the step is measured for longer.
+    """
+    setup = run.setup
+    minutes = deadline.minutes or 0.0 if deadline.is_open else 0.0
+    least_seconds = min(MEASURING_FRACTION * 60 * minutes, MEASURING_SECONDS)
+    step = _measure_step(run, take_step, setup.args.dry_run, least_seconds)
+    written = setup.saving.checkpoint_bytes / WRITTEN_BYTES
+    copied = setup.saving.checkpoint_bytes / COPIED_BYTES if setup.saving.copies else written
+    val_tokens = setup.corpus.val.length if setup.corpus.val else 0
+    val_token, sample = _measure_between_steps(run, validator, val_tokens)
+    return Pace(step, val_token, val_tokens, sample, copied, written)
+
+
+def _measure_between_steps(run: Run, validator: Validator, val_tokens: int) -> tuple[float, float]:
+    """Seconds of a token of validation, where there are any, and of a sample."""
+    setup, processes = run.setup, run.setup.runtime.processes
+    windows = min(run.micro_batch * processes.world_size, run.recipe.eval_windows(setup.config))
+
+    def seconds_of(measure: Callable[[int], object], amount: int) -> float:
+        started = time.perf_counter()
+        measure(amount)
+        return time.perf_counter() - started
+
+    seconds_of(validator.measure, windows)  # the first time it compiles
+    validation = seconds_of(validator.measure, windows)
+    sample = seconds_of(validator.sample, MEASURED_TOKENS)
+    setup.runtime.machine.backend.release_memory()  # so that what is made next lies together
+    validation, sample = processes.from_first(lambda: (validation, sample))
+    tokens = min(val_tokens, windows * setup.config.seq_length)
+    has_samples = run.recipe.sample_interval > 0
+    return validation / max(1, tokens), sample * SAMPLE_TOKENS / MEASURED_TOKENS if has_samples else 0.0
+
+
+def _measure_step(run: Run, take_step: TakeStep, whole: bool, least_seconds: float) -> float:
+    """Seconds of a training step, measured for least_seconds while there is no optimizer state yet.
+
+    The lower quartile counts, the fastest of three: other programs make a step longer, never shorter. A learning rate
+    of 0 leaves the weights as they are, without the memory of a copy; optimizer, loss scale and random numbers are
+    restored, bit for bit. Unless whole, a long step is measured once, and a step of many micro-batches by some of them.
+    """
+    runtime = run.setup.runtime
+    machine, groups = runtime.machine, run.optimizer.param_groups
+    learning_rates = [group["lr"] for group in groups]
+    rng, scaler = machine.rng_state(), run.scaler.state_dict()
+    num_measured = run.num_micro_batches if whole else min(MEASURED_MICRO_BATCHES, run.num_micro_batches)
+    seconds: list[float] = []
+
+    def needs_another(seconds: Sequence[float]) -> bool:
+        if seconds and seconds[0] > LONG_SECONDS and not whole:
+            return False
+        return len(seconds) <= WARM_STEPS or sum(seconds) < least_seconds
+
+    for group in groups:
+        group["lr"] = 0.0
+    with runtime.out.phase("measuring how long a step takes"):
+        while runtime.processes.from_first(lambda: needs_another(seconds)):
+            runtime.clock.start()
+            take_step(run, num_measured)
+            seconds.append(runtime.clock.lap())
+
+    for group, learning_rate in zip(groups, learning_rates, strict=True):
+        group["lr"] = learning_rate
+    run.optimizer.state.clear()
+    run.scaler.load_state_dict(scaler)
+    machine.set_rng_state(rng)
+    runtime.gauge.reset_waits()
+    warm = sorted(runtime.processes.from_first(lambda: seconds[1:] or seconds))
+    return warm[len(warm) // 4] * run.num_micro_batches / num_measured
+
+
+def dry_run(run: Run, pace: Pace) -> int:
+    """Prints what was measured, and what the rest of the run will cost; writes nothing. Returns the exit code."""
+    setup, machine = run.setup, run.setup.runtime.machine
+    tokens_per_second = setup.tokens_per_step / pace.step
+    lines = [f"step_seconds: {pace.step:.4f}, the lower quartile of {WARM_STEPS} or more",
+             f"tokens_per_second: {tokens_per_second:.0f}",
+             f"validation_seconds: {pace.validation(run.recipe):.4f}, of every "
+             f"{several(run.recipe.eval_interval, 'step')}"]
+    if machine.on_gpu:
+        lines.append(f"mfu: {percent(mfu(tokens_per_second, setup.config, setup.runtime))}")
+    lines.append(f"peak_memory: {size(machine.backend.peak_memory())}")
+    cost = setup.args.gpu_cost_per_hour
+    if cost is not None and machine.on_gpu:
+        hours = pace.seconds(run.recipe, run.state.step) / 3600
+        lines.append(f"cost: {hours * cost * setup.runtime.processes.world_size:.2f}")
+    elif cost is not None:
+        lines.append(f"cost: n/a, these are a processor's hours. Cards: --check --gpu_cost_per_hour {cost:g}")
+    setup.runtime.out.say("\n".join(lines))
+    return Exit.DONE
+
+
+# ---------------------------------------------------------------- while it trains
+
+
+def move_end(run: Run, deadline: Deadline, ending_seconds: float) -> bool:
+    """Moves the schedule's end to the last step that fits, where the minutes would end long before or after it.
+
+    The learning rate then falls to its end beside other work as well, and a run whose steps were measured beside other
+    work uses all its minutes. ending_seconds is what the end of the run takes. True if the last step moved.
+    """
+    setup, recipe, step = run.setup, run.recipe, run.state.step
+    if deadline.minutes is None:
+        return False
+    most_steps = setup.recipe_for(None).total_steps
+    last = setup.runtime.processes.from_first(lambda: deadline.last_step(step, recipe, ending_seconds, most_steps))
+    total = recipe.total_steps
+    sooner = max(1, SPARE * (total - step))
+    later = max(1, LATER * (total - step), LEAST_LATER * total)
+    if -sooner <= last - total <= later:
+        return False
+    pace = "slower" if last < total else "faster"
+    setup.runtime.out.say(f"time        steps are {pace} than measured: the run now has {last:,} steps, not {total:,}")
+    run.adopt(replace(setup, recipe=recipe.until(last)))
+    return True

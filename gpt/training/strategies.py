@@ -1,0 +1,202 @@
+"""The strategies by which processes share a step, and the decisions that they take together.
+
+Every process has its own micro-batches of the step. With DataParallel each process holds the whole model, with
+FullySharded some rows of every weight. A step of a SingleProcess goes through the same lines.
+"""
+
+import warnings
+from collections import defaultdict, deque
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+from gpt.architectures.table import ModelConfig, Network, architecture_of, create
+from gpt.machine.device import Machine
+from gpt.machine.processes import Processes
+from gpt.ops.shards import local
+from model import Options
+
+DELAY = 2  # calls after which a vote of several processes is read: it has arrived by then, and no process waits
+BUCKET_MIB = 25  # of gradients that are averaged at a time
+
+
+class Strategy:
+    """How the processes of a run share a step: the forward pass, and what is summed over the processes.
+
+    forward is the model as it is called to train. keeps_gradients: the gradients stay in place from step to step, and
+    are set to zero. compiles_blocks: the blocks are compiled one by one, whatever the flags say.
+    """
+
+    keeps_gradients = False
+    compiles_blocks = False
+
+    def __init__(self, model: Network):
+        self._model = model
+        self.forward: Any = model
+
+    def parts_to_compile(self, blocks: bool) -> list[torch.nn.Module]:
+        """The whole model, or its blocks and its output layer: blocks are alike, and one is traced for all."""
+        torch._dynamo.config.optimize_ddp = False  # otherwise DDP's buckets cut each block in two
+        model = self._model
+        return [*model.blocks, model.output] if blocks or self.compiles_blocks else [model]
+
+    def accumulating(self, is_last: bool) -> AbstractContextManager[Any]:
+        """The context of a forward and backward pass; in the last one of a step gradients are averaged."""
+        return nullcontext()
+
+    def loss_and_norm(self, loss: torch.Tensor, gradients: Sequence[torch.Tensor],
+                      ) -> tuple[torch.Tensor, torch.Tensor]:
+        """The mean loss and the norm of the gradient over all processes, fp32 [] each."""
+        return loss, torch.nn.utils.get_total_norm(gradients, foreach=True)
+
+
+class SingleProcess(Strategy):
+    """One process, which shares nothing."""
+
+
+class CudaGraphs(SingleProcess):
+    """One process whose forward and backward passes are CUDA graphs (--compile_mode reduce-overhead).
+
+    A graph writes its outputs, the gradients among them, to the same memory each time. A step of one micro-batch uses
+    its gradients up before the next one; several micro-batches add theirs up in separate memory. A step keeps the
+    quotient of the loss, which no graph computes. Source: PyTorch, CUDAGraph Trees.
+    """
+
+    def accumulating(self, is_last: bool) -> AbstractContextManager[Any]:
+        torch.compiler.cudagraph_mark_step_begin()
+        missing = [parameter for parameter in self.forward.parameters() if parameter.grad is None]
+        if missing and not is_last:
+            for parameter in missing:
+                parameter.grad = torch.zeros_like(parameter)
+        self.keeps_gradients = not (missing and is_last)
+        return super().accumulating(is_last)
+
+
+class _Distributed(Strategy):
+    """Several processes: blocks are compiled one by one, and one all-reduce a step sums loss and norm.
+
+    Gradients are averaged while the backward pass goes on; with one graph for the whole model all gradients would
+    come at its end. copies is the number of processes that hold the same gradients.
+    """
+
+    compiles_blocks = True
+
+    def __init__(self, model: Network, processes: Processes, copies: int):
+        super().__init__(model)
+        self._processes, self._copies = processes, copies
+
+    def loss_and_norm(self, loss: torch.Tensor, gradients: Sequence[torch.Tensor],
+                      ) -> tuple[torch.Tensor, torch.Tensor]:
+        norm = torch.nn.utils.get_total_norm([local(gradient) for gradient in gradients], foreach=True)
+        sums = torch.stack([loss, norm * norm])
+        dist.all_reduce(sums)
+        return sums[0] / self._processes.world_size, (sums[1] / self._copies).sqrt()
+
+
+class DataParallel(_Distributed):
+    """Several processes, each with the whole model (Li et al. 2020, PyTorch Distributed)."""
+
+    keeps_gradients = True  # otherwise several micro-batches add up outside the buckets: twice the memory
+
+    def __init__(self, model: Network, processes: Processes):
+        super().__init__(model, processes, copies=processes.world_size)
+        self.forward = DistributedDataParallel(model, gradient_as_bucket_view=True, bucket_cap_mb=BUCKET_MIB)
+        self.forward.broadcast_buffers = False  # the buffers are tables that never change
+
+    def accumulating(self, is_last: bool) -> AbstractContextManager[Any]:
+        return nullcontext() if is_last else self.forward.no_sync()
+
+
+class FullySharded(_Distributed):
+    """Several processes, each with some rows of every weight, gradient and moment (Zhao et al. 2023, PyTorch FSDP).
+
+    A block's weights are gathered when the block is computed. Each group of processes, a machine for example, holds all
+    rows. No process ever holds the whole model: the model is built on the meta device and sharded before its weights
+    are drawn.
+    """
+
+    def __init__(self, model: Network, processes: Processes, machine: Machine, std: float, groups: int = 1):
+        from torch.distributed.device_mesh import init_device_mesh
+        from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
+        super().__init__(model, processes, copies=groups)
+        # The residual stream is returned by a block as it came, and nothing changes it in place.
+        warnings.filterwarnings("ignore", "FSDP2-wrapped module .* returned a view tensor")
+        shape = (groups, processes.world_size // groups)[groups == 1:]
+        mesh = init_device_mesh(machine.device.type, shape, mesh_dim_names=("replicate", "shard")[groups == 1:])
+        is_mixed = machine.dtype != torch.float32
+        policy = MixedPrecisionPolicy(machine.dtype, torch.float32) if is_mixed else MixedPrecisionPolicy()
+        for block in model.blocks:
+            fully_shard(block, mesh=mesh, mp_policy=policy)
+        self.forward = fully_shard(model, mesh=mesh, mp_policy=policy, reshard_after_forward=False)
+        model.to_empty(device=machine.device).init_weights(std)
+
+    def accumulating(self, is_last: bool) -> AbstractContextManager[Any]:
+        self.forward.set_requires_gradient_sync(is_last)
+        self.forward.set_is_last_backward(is_last)
+        return nullcontext()
+
+
+def build_model(config: ModelConfig, options: Options, strategy: str, processes: Processes, machine: Machine,
+                std: float, in_graphs: bool = False) -> tuple[Network, Strategy]:
+    """The model with its initial weights, the same for any number of processes, and the strategy that trains it.
+
+    strategy is 'ddp', 'fsdp' or 'hsdp' where there are several processes. std is the deviation of the initial matrices.
+    in_graphs: the passes of a single process are compiled to CUDA graphs.
+    """
+    if processes.world_size == 1:
+        model = create(config, machine.device, options, std).train()
+        return model, CudaGraphs(model) if in_graphs else SingleProcess(model)
+    if strategy == "ddp":
+        model = create(config, machine.device, options, std).train()
+        return model, DataParallel(model, processes)
+    with torch.device("meta"):
+        unrounded = replace(options, rounded_to=None)  # the shards are gathered in 16 bits
+        model = architecture_of(config).build(config, unrounded).train()
+    return model, FullySharded(model, processes, machine, std, processes.num_machines if strategy == "hsdp" else 1)
+
+
+# ---------------------------------------------------------------- what they decide together
+
+
+class Decisions:
+    """Votes that all processes of a run take in the same order. A single process decides for itself, at once."""
+
+    def __init__(self, processes: Processes):
+        self._processes = processes
+        self.num_votes = 0  # grows while the run makes progress
+        self._decided: set[str] = set()  # by any_said_now, for good
+        self._pending: defaultdict[str, deque[tuple[torch.Tensor, dist.Work]]] = defaultdict(deque)  # oldest first
+
+    def any_said(self, what: str, here: bool) -> bool:
+        """Logical OR over processes, DELAY calls late: the all-reduce overlaps with compute.
+
+        Keep voting yes until it returns True.
+        """
+        self.num_votes += 1
+        if self._processes.world_size == 1 or what in self._decided:
+            return here or what in self._decided
+        vote, pending = torch.tensor(float(here)), self._pending[what]
+        work = dist.all_reduce(vote, async_op=True)
+        assert work
+        pending.append((vote, work))
+        if len(pending) <= DELAY:
+            return False
+        vote, work = pending.popleft()
+        work.wait()
+        is_decided = vote.item() > 0
+        if is_decided:
+            pending.clear()  # the later votes are the same vote, which is decided now
+        return is_decided
+
+    def any_said_now(self, what: str, here: bool) -> bool:
+        """Logical OR over processes, at once and for good: all processes wait for each other, between steps."""
+        self.num_votes += 1
+        if self._processes.any(here):
+            self._decided.add(what)
+        return what in self._decided

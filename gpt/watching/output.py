@@ -1,0 +1,53 @@
+"""The output folder of a run: log.txt, config.toml, the mirror and metrics.jsonl, taken over before the first step."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from gpt.architectures.fields import is_number
+from gpt.checkpoint.folder import delete_other_runs
+from gpt.common.config import Layer, write_toml
+from gpt.common.names import LOG, RUN_CONFIG
+from gpt.common.words import shell_line, shell_word
+from gpt.planning.recorded import settings_of
+from gpt.training.checkpointing import Checkpointer
+from gpt.training.state import Run
+from gpt.watching.monitor import Monitor
+from gpt.watching.recorder import Recorder
+from gpt.watching.starts import recorded_start
+
+
+@contextlib.contextmanager
+def open_output(run: Run, argv: Sequence[str], checkpointer: Checkpointer) -> Iterator[Monitor]:
+    """Takes over the output folder and yields the Monitor that logs into it.
+
+    From here on there is something to save, and a signal waits for it.
+    """
+    setup, state, runtime = run.setup, run.state, run.setup.runtime
+    args, out, is_first = setup.args, runtime.out, runtime.processes.is_first
+    resumed, output_dir = setup.resumed[0] if setup.resumed else None, Path(args.output_dir)
+    recorded = settings_of(setup)
+    flags = Layer("", recorded["flags"]["given"], recorded["flags"]["decided"])
+    out.write_log(output_dir / LOG, shell_line(["python", "train.py", *argv]), state.step,
+                  appends=bool(state.step or args.resume_from))
+    runtime.signals.on_stop(lambda: f"stopping; the state is saved first (now: {out.doing})", checkpointer.at_risk)
+    if is_first:
+        if args.overwrite:
+            delete_other_runs(output_dir, resumed, state.step, out)
+        with contextlib.suppress(OSError):  # the checkpoints hold the flags too
+            write_toml(output_dir / RUN_CONFIG, flags, "The flags of the run in this folder. To continue it:\n"
+                       f"    python train.py --resume_from {shell_word(output_dir)}", run.recipe.reasons)
+    checkpointer.start(resumed)
+
+    facts = {**flags.values, **recorded["environment"], "parameters": setup.config.num_parameters}
+    recorder = Recorder(args, output_dir, state, out, facts, is_silent=not is_first)
+    checkpointer.validations += [(row["step"], row["val_loss"], row.get("bits_per_byte")) for row in recorder.rows
+                                 if is_number(row.get("val_loss"))]
+    if run.recipe.cooldown and not checkpointer.is_on_disk:
+        checkpointer.save(permanent=False)  # in another folder --resume_from would find no checkpoint yet
+    gc.freeze()  # the collector need not look through all these objects again and again
+    with Monitor(run, recorder) as monitor, recorded_start(run):
+        yield monitor
