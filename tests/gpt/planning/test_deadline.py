@@ -14,6 +14,7 @@ from gpt.checkpoint.find import steps_in
 from gpt.planning.deadline import Deadline, recipe_within
 from gpt.planning.decided import Pace
 from gpt.planning.recipe import Recipe
+from gpt.training.checkpointing import Checkpointer
 from gpt.watching.monitor import Monitor
 from model import GPTConfig
 from tests.helpers.training import metrics_of, recipe, same_tensors
@@ -95,6 +96,7 @@ def slower(request, monkeypatch):
     """Steps that turn out slower than measured: each look at the clock takes 0.1 s, however busy the machine is."""
     quick = dataclasses.replace(PACE, step=request.param, val_token=0.0, save=0.0, last_save=0.01)
     monkeypatch.setattr(train, "measure_pace", lambda *_: quick)
+    monkeypatch.setattr(Checkpointer, "save_seconds", property(lambda _: 0.0, lambda *_: None))  # of another clock
     ticks = itertools.count(0.0, 0.1)
     for module in ("train", "gpt.planning.deadline"):
         monkeypatch.setattr(f"{module}.time", types.SimpleNamespace(monotonic=ticks.__next__))
