@@ -79,11 +79,3 @@ def test_what_is_no_teacher_is_refused(with_teacher, corpus):
     assert "--teacher nowhere" in refused(Exit.CHECKPOINT, "--teacher", "nowhere", out="other")
     assert "--overwrite" in refused(Exit.FLAGS, "--teacher", first, "--overwrite", out="first")
     assert steps_in(Path(first))
-<<<<<<< HEAD
-=======
-
-
-def test_a_smoothing_of_targets_went_out(run):
-    assert "--label_smoothing" in run.refused(Exit.FLAGS, "--label_smoothing", "0.1")
-    run.ok("--label_smoothing", "0", "--max_steps", "1")
->>>>>>> df0b176 (The test of a moved end knows one clock alone; a test follows a message)
