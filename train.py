@@ -281,12 +281,12 @@ def train(run: Run, pace: Pace, deadline: Deadline, validator: Validator, argv: 
 def loop(run: Run, pace: Pace, deadline: Deadline, validator: Validator, checkpointer: Checkpointer,
          monitor: Monitor) -> None:
     """Trains until the last step, a signal, the end of --max_minutes, or the end of patience."""
-    runtime, state, signals = run.setup.runtime, run.state, run.setup.runtime.signals
+    runtime, state = run.setup.runtime, run.state
     validate_first(run, validator, checkpointer, monitor)
     runtime.clock.start()
     deadline.start(state.step, state.seconds)
 
-    while state.step < run.recipe.total_steps and not run.decisions.any_said("stop", signals.number is not None):
+    while state.step < run.recipe.total_steps and not run.is_stopped():
         # Learning rate: warm-up, then decay, a pure function of the step.
         runtime.out.now(f"step {state.step + 1:,}")
         for group in run.optimizer.param_groups:
@@ -311,8 +311,7 @@ def loop(run: Run, pace: Pace, deadline: Deadline, validator: Validator, checkpo
             monitor.catch_up()
         checkpointer.settle(wait=False)
         is_best = due.validate and validate(run, validator, checkpointer, monitor)
-        end_moved = due.validate and not due.is_last and move_end(
-            run, deadline, pace.ending(run.recipe, checkpointer.save_seconds))
+        end_moved = due.validate and not due.is_last and move_end(run, deadline, pace, checkpointer.save_seconds)
         if due.save or is_best or end_moved:
             checkpointer.save(due.permanent)
         if due.sample:

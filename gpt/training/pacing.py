@@ -135,16 +135,17 @@ def dry_run(run: Run, pace: Pace) -> int:
 # ---------------------------------------------------------------- while it trains
 
 
-def move_end(run: Run, deadline: Deadline, ending_seconds: float) -> bool:
+def move_end(run: Run, deadline: Deadline, pace: Pace, save_seconds: float) -> bool:
     """Moves the schedule's end to the last step that fits, where the minutes would end long before or after it.
 
     The learning rate then falls to its end beside other work as well, and a run whose steps were measured beside other
-    work uses all its minutes. ending_seconds is what the end of the run takes. True if the last step moved.
+    work uses all its minutes. save_seconds is what the last save took. True if the last step moved.
     """
     setup, recipe, step = run.setup, run.recipe, run.state.step
     if deadline.minutes is None:
         return False
     most_steps = setup.recipe_for(None).total_steps
+    ending_seconds = pace.ending(recipe, save_seconds)
     last = setup.runtime.processes.from_first(lambda: deadline.last_step(step, recipe, ending_seconds, most_steps))
     total = recipe.total_steps
     sooner = max(1, SPARE * (total - step))

@@ -54,6 +54,10 @@ class Run:
         """The teacher's prediction for these ids; None without a teacher."""
         return self.teacher and self.teacher(inputs_BT)
 
+    def is_stopped(self) -> bool:
+        """True once a signal has asked this process, or another one, to stop."""
+        return self.decisions.any_said("stop", self.setup.runtime.signals.number is not None)
+
     def adopt(self, setup: Setup) -> None:
         """Continues by another setup of the same model: one with another length."""
         self.setup = setup
