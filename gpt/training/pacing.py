@@ -152,7 +152,7 @@ def move_end(run: Run, deadline: Deadline, pace: Pace, save_seconds: float) -> b
     later = max(1, LATER * (total - step), LEAST_LATER * total)
     if -sooner <= last - total <= later:
         return False
-    pace = "slower" if last < total else "faster"
-    setup.runtime.out.say(f"time        steps are {pace} than measured: the run now has {last:,} steps, not {total:,}")
+    how = "slower" if last < total else "faster"
+    setup.runtime.out.say(f"time        steps are {how} than measured: the run now has {last:,} steps, not {total:,}")
     run.adopt(replace(setup, recipe=recipe.until(last)))
     return True
