@@ -4,7 +4,6 @@
     python plot.py out --output loss.pdf                       the same for a paper
     python plot.py out-a out-b --names wide,deep --x tokens    two runs on the same axes
     python plot.py a-1 a-2 b-1 b-2 --names a,a,b,b             runs with the same name are seeds: their mean with a band
-    python plot.py quality/*                                   the recipes of bench.py --quality, with their seeds
 
 A run that is still going can be drawn: a last line that is cut short, and values that are not finite, are skipped.
 """
@@ -14,7 +13,6 @@ import io
 import statistics
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,7 +20,6 @@ import numpy as np
 from gpt.common import flags
 from gpt.common.config import Relations
 from gpt.common.errors import Exit, UserError, guard, optional, warn
-from gpt.common.names import RECIPE
 from gpt.common.outputs import Output
 from gpt.common.words import printable, several
 from gpt.watching.history import Curve, LoggedRun, read_run
@@ -61,8 +58,7 @@ def read_flags(argv: Sequence[str]) -> argparse.Namespace:
     g.add_argument("runs", nargs="*", type=flags.text("OUT"), default=[], help="output folders of train.py, or "
                    "metrics.jsonl files (default: out)")
     g.add_argument("--names", type=flags.text("NAME,NAME,..."), help="a name for each run; runs with the same name "
-                   "are seeds, drawn as mean and standard error (default: the folders; for runs of bench.py "
-                   "--quality the recipe)")
+                   "are seeds, drawn as mean and standard error (default: the folders)")
     g = parser.add_argument_group("what is drawn")
     g.add_argument("--x", type=flags.one_of(*X_AXES), default="steps", help="horizontal axis; hours count training "
                    "alone")
@@ -111,10 +107,7 @@ def main(argv: Sequence[str]) -> int:
 
 def read_runs(folders: Sequence[str], names: str | None) -> list[LoggedRun]:
     """Reads the metrics of each run, and gives it its name. Raises UserError (exit 3) for a folder without metrics."""
-    if names:
-        chosen = names.split(",")
-    else:  # a run of bench.py --quality loses the number of its seed: quality/gpt2-1 is a gpt2
-        chosen = [word.rpartition("-")[0] if Path(word, RECIPE).is_file() else word for word in folders]
+    chosen = names.split(",") if names else folders
     return [replace(read_run(folder), name=printable(name)) for folder, name in zip(folders, chosen, strict=True)]
 
 

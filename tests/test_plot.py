@@ -3,7 +3,6 @@
 import itertools
 import json
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -122,15 +121,6 @@ def test_the_legend_covers_no_curve_and_no_axis(make_run, tmp_path):
         assert not axes.get_tightbbox().overlaps(legend.get_window_extent())
         assert legend.get_window_extent().y1 <= figure.bbox.y1
         assert axes.get_window_extent().height > 2 * figure.dpi, "the curves are two inches high at least"
-
-
-def test_runs_of_bench_are_named_by_their_recipe(make_run, tmp_path, capsys):
-    pytest.importorskip("matplotlib")
-    runs = [make_run("ours-1"), make_run("ours-2", 0.2), make_run("a-3")]
-    for run in runs[:2]:
-        Path(run, "recipe.json").touch()
-    plot.main([*runs, "--y_max", "9", "--output", str(tmp_path / "a.svg")])
-    assert capsys.readouterr().out.endswith(f"a.svg: {tmp_path}/ours, {runs[2]}\n")
 
 
 @pytest.mark.parametrize(("name", "head"), [("a.png", b"\x89PNG"), ("a.svg", b"<?xml"), ("a.pdf", b"%PDF")])

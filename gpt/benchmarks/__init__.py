@@ -1,6 +1,6 @@
 """The benchmarks of bench.py, and the demo; no training run imports them.
 
-ladder     the rungs, their runs and their table; quality: recipes compared
+ladder     the rungs, their runs and their table
 naive      naive parts of train.py for the lowest rungs, and a profiler
 kernels    each product of a step alone; peers: nanoGPT's step beside ours
 prepare    the machine and the tokens

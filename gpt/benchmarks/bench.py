@@ -1,11 +1,10 @@
-"""Times train.py on this machine: the ladder of its speed-ups, its kernels, nanoGPT's step, recipes.
+"""Times train.py on this machine: the ladder of its speed-ups, its kernels, nanoGPT's step.
 
-    python -m gpt.benchmarks.bench                                                the ladder, some minutes on a CPU
-    python -m gpt.benchmarks.bench --shape B --use_gpu --json ladder.json         on a GPU
-    python -m gpt.benchmarks.bench --rungs 0,4,6                                  three of its rungs
-    python -m gpt.benchmarks.bench --kernels --shape B                            each matrix product beside its rivals
-    python -m gpt.benchmarks.bench --peer ~/nanoGPT                               a step of its train.py beside ours
-    python -m gpt.benchmarks.bench --quality --data_dir data --shape tiny,256,16  the loss of each recipe
+    python -m gpt.benchmarks.bench                                           the ladder, some minutes on a CPU
+    python -m gpt.benchmarks.bench --shape B --use_gpu --json ladder.json    on a GPU
+    python -m gpt.benchmarks.bench --rungs 0,4,6                             three of its rungs
+    python -m gpt.benchmarks.bench --kernels --shape B                       each matrix product beside its rivals
+    python -m gpt.benchmarks.bench --peer ~/nanoGPT                          a step of its train.py beside ours
 
 The first rung is the naive train.py: Python loops for batches, plain attention, fp32, eager. Each rung above adds
 one speed-up. train.py itself times each of them, in a process of its own (gpt/benchmarks/ladder.py).
@@ -19,13 +18,12 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 from gpt.benchmarks.ladder import NUM_RUNGS, SHAPES, Bench, Shape, time_ladder
-from gpt.benchmarks.quality import RECIPES, TOKENS_PER_PARAMETER, compare_recipes, recipes, whole_steps
 from gpt.common import flags
 from gpt.common.config import Relations
 from gpt.common.errors import Exit, guard, require
 from gpt.common.outputs import Output
 from gpt.common.progress import Progress
-from gpt.common.signals import NOTHING, USUALLY_SECONDS, Signals, Stopped
+from gpt.common.signals import USUALLY_SECONDS, Signals, Stopped
 
 SLOW_EXIT = 1  # a rung or a run failed, or its losses are not the first rung's
 SIZES = ("tiny", "mini", "gpt2_small", "gpt2_medium", "gpt2_large", "gpt2_xl")
@@ -46,13 +44,7 @@ def parse_shape(text: str) -> Shape:
 
 
 RELATIONS = {
-    "kernels": Relations(conflicts="peer, quality"),
-    "quality": Relations(conflicts="peer"),
-    "recipes": Relations(requires="quality"),
-    "seeds": Relations(requires="quality"),
-    "tokens": Relations(requires="quality"),
-    "passes": Relations(requires="quality", conflicts="tokens"),
-    "quality_dir": Relations(requires="quality"),
+    "kernels": Relations(conflicts="peer"),
 }
 
 
@@ -60,7 +52,7 @@ def read_flags(argv: Sequence[str]) -> argparse.Namespace:
     """The flags as a namespace. Raises UserError (exit 2) with every problem found."""
     whole, text = flags.whole, flags.text
     parser = flags.Parser("-m gpt.benchmarks.bench", "Times train.py's levers, its kernels, or a step beside "
-                          "nanoGPT's; or compares what recipes learn.", RELATIONS)
+                          "nanoGPT's.", RELATIONS)
     g = parser.add_argument_group("what is timed: the ladder, or")
     rungs = flags.ValueKind(lambda value: sorted(map(int, value.split(","))),
                             f"numbers from 0 to {NUM_RUNGS - 1} with commas between", "N,N,...",
@@ -69,8 +61,6 @@ def read_flags(argv: Sequence[str]) -> argparse.Namespace:
     g.add_argument("--peer", type=text("DIR"), help="nanoGPT's folder: a step of it beside ours (default: none)")
     g.add_argument("--kernels", action=flags.Switch, default=False, help="each product of a step alone, beside its "
                    "rivals")
-    g.add_argument("--quality", action=flags.Switch, default=False, help="the loss that recipes reach on the tokens "
-                   "of --data_dir, each with several seeds")
     g = parser.add_argument_group("on what")
     shape = flags.ValueKind(parse_shape, f"{', '.join(SHAPES)}, or SIZE,T,B or SIZE,T,B,IDS, such as mini,256,8,8192, "
                             "with an even B", "SHAPE")
@@ -81,22 +71,9 @@ def read_flags(argv: Sequence[str]) -> argparse.Namespace:
     g.add_argument("--steps", type=whole(1, 100_000), help="steps that are timed (default: 50 on a GPU, 12 on a CPU)")
     g.add_argument("--use_gpu", action=flags.Switch, help="require CUDA, exit 5 when there is none (default: a GPU "
                    "when there is one)")
-    g = parser.add_argument_group("of --quality")
-    g.add_argument("--recipes", type=recipes(), help="recipes in docs/quality.md by name (default: all)")
-    g.add_argument("--seeds", type=whole(1, 1000), default=2, help="runs of each recipe, each with a seed of its own")
-    g.add_argument("--tokens", type=whole(1, 10**15), help="tokens of a run (default: 20 per parameter)")
-    g.add_argument("--passes", nargs="+", type=whole(1, 10**6), help="instead of --tokens: passes over those of "
-                   "--data_dir, each number of them a run (default: none)")
-    g.add_argument("--quality_dir", type=text("DIR"), default="quality", help="folder of the runs: what is complete "
-                   "there is not repeated, what was interrupted is resumed")
     g = parser.add_argument_group("output")
     g.add_argument("--json", type=text(), help="file for all figures, flags and losses (default: none)")
-    return parser.read(argv, check)
-
-
-def check(args: argparse.Namespace) -> list[str]:
-    """What cannot be together, one line each."""
-    return ["--quality: needs --data_dir, a folder of pretokenize.py"] * (args.quality and not args.data_dir)
+    return parser.read(argv, lambda args: [])
 
 
 # ---------------------------------------------------------------- the command, in the order of events
@@ -124,19 +101,6 @@ def set_up_bench(args: argparse.Namespace, out: Progress, signals: Signals, fold
 
 def carry_out(args: argparse.Namespace, bench: Bench) -> bool:
     """Runs the requested benchmark; returns False after a failure or a wrong result. Raises Stopped."""
-    if args.quality:
-        from gpt.benchmarks.prepare import corpus_in
-        from model import SIZES, GPTConfig
-
-        shape = bench.shape
-        model = GPTConfig(shape.vocab_size, shape.seq_length, *SIZES[shape.model_size])
-        bench.signals.on_stop(lambda: "stopping; a run saves its state first", lambda: NOTHING)
-        lengths = {"": args.tokens or TOKENS_PER_PARAMETER * model.num_parameters}
-        if args.passes:
-            num_tokens = corpus_in(args.data_dir, shape.seq_length).train.length
-            lengths = {f"-{passes}": passes * num_tokens for passes in args.passes}
-        steps = {name: whole_steps(tokens, shape.tokens_per_step) for name, tokens in lengths.items()}
-        return compare_recipes(bench, args.recipes or RECIPES, args.seeds, steps, Path(args.quality_dir))
     if args.kernels:
         from gpt.benchmarks.kernels import time_kernels
 

@@ -82,14 +82,13 @@ class Bench:
         return {"data_dir": self.data_dir, "model_size": shape.model_size, "seq_length": shape.seq_length,
                 "batch_size": shape.batch_size, "use_gpu": self.machine.on_gpu, "sample_interval": 0}
 
-    def run(self, words: Sequence[str], seconds: float = LIMIT_SECONDS, grace_seconds: float = 0.0) -> Answer:
+    def run(self, words: Sequence[str], seconds: float = LIMIT_SECONDS) -> Answer:
         """Runs Python with these words, at most for some seconds.
 
-        Before it is killed, train.py has grace_seconds to save. Raises SystemExit after a signal, and
-        UserError (exit 3) for tokens that no run can train on.
+        Raises SystemExit after a signal, and UserError (exit 3) for tokens that no run can train on.
         """
         environment = {SAFE_PATH: "1", "PYTHONPATH": str(PROGRAM)}  # no module comes from the current folder
-        answer = ask([sys.executable, *words], self.signals, seconds, environment, grace_seconds)
+        answer = ask([sys.executable, *words], self.signals, seconds, environment)
         if answer.code == Exit.DATA:
             raise UserError(Exit.DATA, problem_of(answer))
         return answer

@@ -8,7 +8,6 @@ OPTIMIZER, STATE, MANIFEST = "optimizer.safetensors", "trainer_state.json", "man
 
 # In an output folder, beside the checkpoints.
 METRICS, LOG, STARTS, RUN_CONFIG = "metrics.jsonl", "log.txt", "starts.jsonl", "config.toml"
-RECIPE = "recipe.json"  # the flags of a run of bench.py --quality, in its folder NAME-SEED
 
 # In a folder of tokens: it is written last and marks the folder as complete.
 METADATA = "metadata.json"
