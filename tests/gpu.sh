@@ -3,8 +3,8 @@
 # is done.
 #
 #     bash tests/gpu.sh                            all parts, two hours or less; the first five take ten minutes
-#     bash tests/gpu.sh facts kernels              some of: facts kernels profile tests peers graphs ladder saving
-#                                                  memory fp16 decode run tuned steps
+#     bash tests/gpu.sh facts profile              some of: facts profile tests peers graphs ladder saving memory
+#                                                  fp16 decode run tuned steps
 #     LIMIT=560 bash tests/gpu.sh                  stops after so many seconds; the same command goes on from there
 #     RETRY=1 bash tests/gpu.sh memory             what failed again; FORCE=1: what is done, too
 #     NANOGPT=~/nanoGPT bash tests/gpu.sh peers    nanoGPT's folder
@@ -25,7 +25,7 @@ figures=${FIGURES:-gpu-figures}
 runs=$figures/runs
 limit=${LIMIT:-$([ -n "${OUT:-}" ] && echo 560 || echo 100000)}
 longest=${ITEM:-240} # seconds of a command
-all=(facts kernels profile tests peers graphs ladder saving memory fp16 decode run tuned steps)
+all=(facts profile tests peers graphs ladder saving memory fp16 decode run tuned steps)
 failed=0 # 1: something failed; 75: stopped at LIMIT
 
 where=--use_gpu
@@ -267,7 +267,6 @@ part() { # NAME
             '$python' -m torch.utils.collect_env"
         item facts-check '^attention ' "$python" train.py "$where" --check
         ;;
-    kernels) bench kernels "${shapes[0]}" '[0-9] us' --kernels ;;
     profile)
         profiled adamw adamw
         profiled muon muon

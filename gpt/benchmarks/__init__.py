@@ -2,6 +2,6 @@
 
 ladder     the rungs, their runs and their table
 naive      naive parts of train.py for the lowest rungs, and a profiler
-kernels    each product of a step alone; peers: nanoGPT's step beside ours
+peers      nanoGPT's step beside ours
 prepare    the machine and the tokens
 """

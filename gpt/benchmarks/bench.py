@@ -1,9 +1,8 @@
-"""Times train.py on this machine: the ladder of its speed-ups, its kernels, nanoGPT's step.
+"""Times train.py on this machine: the ladder of its speed-ups, or its step beside nanoGPT's.
 
     python -m gpt.benchmarks.bench                                           the ladder, some minutes on a CPU
     python -m gpt.benchmarks.bench --shape B --use_gpu --json ladder.json    on a GPU
     python -m gpt.benchmarks.bench --rungs 0,4,6                             three of its rungs
-    python -m gpt.benchmarks.bench --kernels --shape B                       each matrix product beside its rivals
     python -m gpt.benchmarks.bench --peer ~/nanoGPT                          a step of its train.py beside ours
 
 The first rung is the naive train.py: Python loops for batches, plain attention, fp32, eager. Each rung above adds
@@ -19,7 +18,6 @@ from pathlib import Path
 
 from gpt.benchmarks.ladder import NUM_RUNGS, SHAPES, Bench, Shape, time_ladder
 from gpt.common import flags
-from gpt.common.config import Relations
 from gpt.common.errors import Exit, guard, require
 from gpt.common.outputs import Output
 from gpt.common.progress import Progress
@@ -43,24 +41,16 @@ def parse_shape(text: str) -> Shape:
     return Shape(model_size, vocab_size, seq_length, batch_size)
 
 
-RELATIONS = {
-    "kernels": Relations(conflicts="peer"),
-}
-
-
 def read_flags(argv: Sequence[str]) -> argparse.Namespace:
     """The flags as a namespace. Raises UserError (exit 2) with every problem found."""
     whole, text = flags.whole, flags.text
-    parser = flags.Parser("-m gpt.benchmarks.bench", "Times train.py's levers, its kernels, or a step beside "
-                          "nanoGPT's.", RELATIONS)
+    parser = flags.Parser("-m gpt.benchmarks.bench", "Times train.py's levers, or a step beside nanoGPT's.")
     g = parser.add_argument_group("what is timed: the ladder, or")
     rungs = flags.ValueKind(lambda value: sorted(map(int, value.split(","))),
                             f"numbers from 0 to {NUM_RUNGS - 1} with commas between", "N,N,...",
                             lambda numbers: 0 <= numbers[0] <= numbers[-1] < NUM_RUNGS)
     g.add_argument("--rungs", type=rungs, help="rungs of the ladder (default: all, the tuned one on a GPU only)")
     g.add_argument("--peer", type=text("DIR"), help="nanoGPT's folder: a step of it beside ours (default: none)")
-    g.add_argument("--kernels", action=flags.Switch, default=False, help="each product of a step alone, beside its "
-                   "rivals")
     g = parser.add_argument_group("on what")
     shape = flags.ValueKind(parse_shape, f"{', '.join(SHAPES)}, or SIZE,T,B or SIZE,T,B,IDS, such as mini,256,8,8192, "
                             "with an even B", "SHAPE")
@@ -99,20 +89,6 @@ def set_up_bench(args: argparse.Namespace, out: Progress, signals: Signals, fold
                  {"machine": about, "shape": asdict(shape), "steps": steps, "warmup": warmup})
 
 
-def carry_out(args: argparse.Namespace, bench: Bench) -> bool:
-    """Runs the requested benchmark; returns False after a failure or a wrong result. Raises Stopped."""
-    if args.kernels:
-        from gpt.benchmarks.kernels import time_kernels
-
-        return time_kernels(bench)
-    if args.peer is None:
-        return time_ladder(bench, args.rungs)
-    from gpt.benchmarks.peers import time_step
-
-    time_step(bench, args.peer)
-    return True
-
-
 def main(argv: Sequence[str]) -> int:
     """The command; returns the exit code."""
     if argv[:1] == ["naive"]:  # a lower rung's process
@@ -126,7 +102,12 @@ def main(argv: Sequence[str]) -> int:
           tempfile.TemporaryDirectory(prefix="bench-", ignore_cleanup_errors=True) as folder):
         bench = set_up_bench(args, out, signals, Path(folder))
         try:
-            return Exit.DONE if carry_out(args, bench) else SLOW_EXIT
+            if args.peer is None:
+                return Exit.DONE if time_ladder(bench, args.rungs) else SLOW_EXIT
+            from gpt.benchmarks.peers import time_step
+
+            time_step(bench, args.peer)
+            return Exit.DONE
         except Stopped:
             return 128 + (signals.number or 0)
         finally:

@@ -5,20 +5,18 @@ A model's config, tokenizer and safetensors are downloaded, never a pickle; from
 
 import glob
 import re
-import time
 from argparse import Namespace
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatch
 from pathlib import Path
 
-from gpt.common.errors import Exit, UserError
 from gpt.common.flags import Args, having
 from gpt.common.names import CONFIG, GENERATION, INDEX, TOKENIZER, TOKENIZER_CONFIG, WEIGHTS
 from gpt.common.progress import Progress
 from gpt.common.waiting import in_thread
 from gpt.common.words import printable, several
-from gpt.hub.library import LOG_IN, explained_errors, hub_error, library
+from gpt.hub.library import explained_errors, hub_error, library
 from gpt.hub.names import DATASET, MODEL, HubName, is_on_hub, parse_name
 
 OF_A_MODEL = (CONFIG, WEIGHTS, INDEX, "model-*-of-*.safetensors", TOKENIZER, GENERATION,
@@ -27,7 +25,6 @@ OF_A_MODEL = (CONFIG, WEIGHTS, INDEX, "model-*-of-*.safetensors", TOKENIZER, GEN
 FORMATS = (r"\.parquet$", r"\.(jsonl|ndjson)(\.(gz|zst|bz2|xz))?$|\.json\.(gz|zst|bz2|xz)$",
          r"\.(txt|text)(\.(gz|zst|bz2|xz))?$")
 MAX_NAMES = 8  # files or folders in a message
-LISTING_SECONDS = 600
 
 
 @dataclass(frozen=True)
@@ -46,28 +43,13 @@ def download(flag: str, name: HubName, patterns: Sequence[str], out: Progress, l
     """
     hub = library(flag)
     shown = printable(name)
-    has_list = False  # of the repository's files
-    deadline = time.monotonic() + LISTING_SECONDS
-    from huggingface_hub.utils import disable_progress_bars, tqdm
+    from huggingface_hub.utils import disable_progress_bars
 
     if not out.on_terminal:  # the heartbeat of Progress replaces the bars
         disable_progress_bars()
-
-    class Bar(tqdm):  # snapshot_download makes its first bar after it has the list
-        def __init__(self, *values, **named):
-            nonlocal has_list
-            has_list = True
-            super().__init__(*values, **named)
-
-    def look_at_list() -> None:
-        look()
-        if not has_list and time.monotonic() > deadline:
-            raise UserError(Exit.MACHINE, f"{flag}: no end of its list of files in {LISTING_SECONDS} s. {LOG_IN}")
-
     with explained_errors(flag, name), out.phase(f"downloading {shown}"):
         folder = in_thread(lambda: hub.snapshot_download(
-            name.repo, repo_type=name.kind, revision=name.revision, allow_patterns=list(patterns), tqdm_class=Bar),
-            look_at_list)
+            name.repo, repo_type=name.kind, revision=name.revision, allow_patterns=list(patterns)), look)
     out.say(f"hub         {shown}, in {printable(folder)}")
     return Path(folder)
 

@@ -42,11 +42,6 @@ def orthogonalized(matrices_NRC: torch.Tensor, dtype: torch.dtype) -> torch.Tens
     return two_iterations(x_NRC, gram_NRR, polynomial(gram_NRR))
 
 
-def flop_of(R: int, C: int) -> int:
-    """The FLOP of the products for a matrix of R rows and C columns, R <= C."""
-    return 8 * R**2 * C + 20 * R**3 if C >= WIDE * R else 16 * R**2 * C + 8 * R**3
-
-
 def polynomial(gram_NRR: torch.Tensor) -> torch.Tensor:
     """a3 G + a5 G^2."""
     return torch.baddbmm(gram_NRR, gram_NRR, gram_NRR, beta=A3, alpha=A5)

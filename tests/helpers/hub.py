@@ -43,7 +43,6 @@ class LocalHub:
         self.delay = 0.0  # seconds before each file
         self.status: int | None = None  # of every answer, if set
         self.odd: tuple[str, bytes] | None = None  # part of an address, and what is answered there with status 200
-        self.is_endless = False  # the list of files: each page names another one
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), type("Handler", (Handler,), {"hub": self}))
         self._server.handle_error = lambda request, client_address: None  # some tests break connections
         threading.Thread(target=self._server.serve_forever, args=(0.02,), daemon=True).start()
@@ -152,8 +151,7 @@ class Handler(BaseHTTPRequestHandler):
         sha = self._sha(repo, rest[1] if rest else "main")
         if rest[:1] == ["tree"]:  # all files, as snapshot_download asks for them
             self._json([{"type": "file", "oid": "0" * 40, "size": len(content), "path": path}
-                        for path, content in repo.commits[sha].items()],
-                       {"Link": f'<{self.hub.url}{self.path}>; rel="next"' * self.hub.is_endless})
+                        for path, content in repo.commits[sha].items()])
             return
         self._json({"_id": "0", "id": name, "sha": sha, "private": repo.is_private, "tags": [],
                     "siblings": [{"rfilename": path} for path in repo.commits[sha]]})

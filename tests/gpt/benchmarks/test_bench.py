@@ -46,8 +46,7 @@ def test_a_shape_has_a_name_or_is_written_out():
     (["--rungs", "0,8"], "--rungs '0,8': must be numbers from 0 to 7"),
     (["--rungs", "1,"], "--rungs '1,'"),
     *((["--shape", shape], f"--shape '{shape}'") for shape in ("C", "tiny", "tiny,64", "tiny,64,3", "x,64,4",
-                                                                       "tiny,a,4")),
-    (["--kernels", "--peer", "x"], "--kernels: not with --peer")])
+                                                                       "tiny,a,4")),])
 def test_impossible_flags_are_refused(flags, said):
     with refused(code=Exit.FLAGS) as caught:
         bench.main(flags)

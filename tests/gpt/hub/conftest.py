@@ -17,7 +17,7 @@ def hub(tmp_path, monkeypatch):
         pretend(monkeypatch, server, tmp_path)
         before = {*threading.enumerate()}
         yield server
-        server.is_endless, server.delay = False, 0.0
+        server.delay = 0.0
         for left in {*threading.enumerate()} - before:
             if left.name.endswith("(run)"):  # of in_thread: without a server the library closes what all tests share
                 left.join(10)

@@ -156,14 +156,6 @@ def test_what_is_no_answer_of_a_hub_is_one_line(model, out, call, address, answe
         CALLS[call](out)
 
 
-def test_a_list_of_files_without_an_end_is_given_up(model, out, monkeypatch):
-    monkeypatch.setattr("gpt.hub.download.LISTING_SECONDS", 0.2)
-    model.is_endless = True
-    code, message = refusal(out)
-    assert code == 5
-    assert "list of files" in message
-
-
 def test_a_request_to_stop_is_heard_at_once(model, out):
     heard = []
     model.delay = 0.5
