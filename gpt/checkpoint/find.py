@@ -6,12 +6,13 @@ from collections.abc import Callable
 from dataclasses import MISSING, asdict, fields
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from gpt.architectures.fields import shown
-from gpt.architectures.table import DEFAULT, ModelConfig, name_of
+from gpt.architectures.table import ModelConfig, name_of
 from gpt.checkpoint.contents import WHAT_OPENS
 from gpt.checkpoint.recorded import numbered_in, steps_in
+from gpt.checkpoint.stored import Found, Stored
 from gpt.checkpoint.verify import manifest_sha256, read_state, verify
 from gpt.common.errors import Exit, InvalidCheckpoint, UserError
 from gpt.common.files import BEST, named_in
@@ -22,7 +23,6 @@ NETWORK_SECONDS = 60.0  # after which a machine sees what another one has writte
 PICKLES = " (a pickle, such as a .pt file, can run code and is never opened)"
 T = TypeVar("T")
 
-Found = tuple[Path, dict[str, Any]]  # a verified checkpoint, and what its trainer_state.json holds
 
 
 def wait_until_here(folder: Path, sha256: str, seconds: float = NETWORK_SECONDS) -> None:
@@ -42,7 +42,7 @@ def wait_until_here(folder: Path, sha256: str, seconds: float = NETWORK_SECONDS)
 
 
 def newest_sound(folder: Path, warn: Callable[[str], None],
-                 reader: Callable[[Path], dict[str, Any]] = verify) -> Found | None:
+                 reader: Callable[[Path], Stored] = verify) -> Found | None:
     """The newest checkpoint of a folder that the reader accepts, with the state that it returns.
 
     Damaged ones are skipped with a warning. None if the folder holds no checkpoint. Raises UserError (exit 4) if all
@@ -52,7 +52,7 @@ def newest_sound(folder: Path, warn: Callable[[str], None],
     for path, why in numbered_in(folder).values():
         if why is None:
             try:
-                return path, reader(path)
+                return Found(path, reader(path))
             except InvalidCheckpoint as error:
                 why = str(error)
         if why and os.path.lexists(path):  # else a training run has deleted it since
@@ -77,7 +77,7 @@ def resolve(path: Path, warn: Callable[[str], None], to_train: bool = True) -> P
 
 
 def _locate(path: Path, warn: Callable[[str], None], to_train: bool, home: Path = Path("out"),
-            ) -> tuple[Path, dict[str, Any] | None]:
+            ) -> tuple[Path, Stored | None]:
     """As resolve, with the verified training state; None for a Hugging Face folder, which has no such state."""
     folder, name = named_in(path, home)
     shown = printable(folder)
@@ -96,7 +96,7 @@ def _locate(path: Path, warn: Callable[[str], None], to_train: bool, home: Path 
     return found
 
 
-def _verified(path: Path, to_train: bool, cure: str) -> dict[str, Any]:
+def _verified(path: Path, to_train: bool, cure: str) -> Stored:
     """The training state of a checkpoint that was named itself, which is not replaced by an older one."""
     try:
         return verify(path, to_train)
@@ -109,13 +109,14 @@ def _best_of(folder: Path, warn: Callable[[str], None], to_train: bool) -> Found
     newest = newest_sound(folder, warn, read_state)
     if newest is None:
         return None
-    path, state = newest
-    best, cure = folder / f"checkpoint-{state.get('best_step', 0)}", f"Give {shell_word(folder)} for the newest one."
-    is_recorded = state.get("best_val_loss") is not None
+    state = newest.stored.state
+    best = folder / f"checkpoint-{state.best_step}"
+    cure = f"Give {shell_word(folder)} for the newest one."
+    is_recorded = state.best_val_loss is not None
     if is_recorded and best in steps_in(folder).values():
-        return best, _verified(best, to_train, cure)
+        return Found(best, _verified(best, to_train, cure))
     why = f"it is {best.name}, which is not there any more" if is_recorded else "nothing of a validation"
-    raise _refusal(f"{printable(folder)} has no best checkpoint: {path.name} says {why}. {cure}")
+    raise _refusal(f"{printable(folder)} has no best checkpoint: {newest.folder.name} says {why}. {cure}")
 
 
 def _refusal(message: str) -> UserError:
@@ -164,15 +165,15 @@ def find_resume(requested: str, output_dir: Path, overwrite: bool, warn: Callabl
         if found is None and requested != "auto" and (name or not (output_dir / RUN_CONFIG).is_file()):
             raise _nothing_found(output_dir)
         return found
-    path, state = _locate(Path(requested), warn, to_train=True, home=output_dir)
-    if state is None:
+    path, stored = _locate(Path(requested), warn, to_train=True, home=output_dir)
+    if stored is None:
         raise _refusal(f"{printable(path)} has no {MANIFEST}. Only a checkpoint of train.py can be resumed.")
-    if not overwrite and (others := checkpoints_of_other_runs(output_dir, path, state["step"])):
+    if not overwrite and (others := checkpoints_of_other_runs(output_dir, path, stored.state.step)):
         names = printable(", ".join(other.name for other in others[:3]))
         raise _refusal(f"--output_dir {printable(output_dir)} holds checkpoints that do not lead to "
                        f"{printable(path.name)}: {names}. Give another --output_dir, or --overwrite, which deletes "
                        f"{several(len(others), 'checkpoint')}.")
-    return path, state
+    return Found(path, stored)
 
 
 def held_by_another_run(output_dir: Path, last_step: int) -> UserError:
@@ -203,23 +204,22 @@ def check_same(found: Found, config: ModelConfig, train_sha256: str, tokenizer_s
 
     mixture tells what the tokens are mixed of, as the checkpoint's field of this name does.
     """
-    folder, state = found
+    folder, stored = found
     more_text = "More text keeps the vocabulary:\n" + with_more_text(
-        shell_word(folder.parent), folder / TOKENIZER, state.get("seconds", 0))
-    model, data = (state[key] if isinstance(state.get(key), dict) else {} for key in ("model", "data"))
+        shell_word(folder.parent), folder / TOKENIZER, stored.state.seconds)
     # Older programs had no such field, or named no architecture: those had the default.
     usual = {field.name: field.default for field in fields(config) if field.default is not MISSING}
-    there = {**usual, **model, "arch": state.get("arch", DEFAULT)}
+    there = {**usual, **stored.model, "arch": stored.arch}
     for key, value in {"arch": name_of(config), **asdict(config)}.items():
         if key != "dropout" and there.get(key) != value:
             raise _refusal(f"the checkpoint holds another model: {key} is {shown(there.get(key))} in the checkpoint "
                            f"and {value} here. " + (more_text if key == "vocab_size" else
                            "Another shape is another run: leave out --resume_from, and give another --output_dir."))
 
-    compared = [("tokenizer", data.get("tokenizer_sha256"), tokenizer_sha256, more_text)]
+    compared = [("tokenizer", stored.data.get("tokenizer_sha256"), tokenizer_sha256, more_text)]
     if not allow_new_data:
-        before, cure = data.get("mixture") or "", "Give that data, or --allow_new_data to go on with these."
-        compared.append(("text", data.get("train_sha256"), train_sha256, cure) if before == mixture else
+        before, cure = stored.data.get("mixture") or "", "Give that data, or --allow_new_data to go on with these."
+        compared.append(("text", stored.data.get("train_sha256"), train_sha256, cure) if before == mixture else
                         ("mixture", before or "one folder", mixture or "one folder", cure))
     for what, before, here, cure in compared:
         if str(before) != str(here):

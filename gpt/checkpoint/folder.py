@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from gpt.checkpoint.find import checkpoints_of_other_runs, steps_in
+from gpt.checkpoint.stored import parse
 from gpt.checkpoint.verify import read_json, verify
 from gpt.common.errors import Exit, InvalidCheckpoint, UserError, writing
 from gpt.common.files import rename, sync, try_lock
@@ -169,9 +170,9 @@ def outdated(output_dir: Path, saved: int, keep: int, protected: Set[int]) -> li
         if step > saved:
             continue  # a damaged one, which a resumed run passed over
         try:
-            stays = bool(read_json(path / STATE).get("stays"))
+            permanent = parse(read_json(path / STATE)).permanent
         except InvalidCheckpoint:
             continue  # an unreadable one may be what somebody wants to rescue
-        if step not in protected and not stays:
+        if step not in protected and not permanent:
             rolling.append(path)
     return rolling[keep:]

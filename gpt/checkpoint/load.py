@@ -16,8 +16,9 @@ from gpt.architectures.fields import check_whole
 from gpt.architectures.table import ModelConfig, Network, architecture_of, by_model_type
 from gpt.checkpoint.contents import DTYPES, WHAT_OPENS, StateSchema
 from gpt.checkpoint.find import resolve
+from gpt.checkpoint.stored import MAX_COUNT
 from gpt.checkpoint.tensors import said, stored_tensors
-from gpt.checkpoint.verify import MAX_COUNT, read_json
+from gpt.checkpoint.verify import read_json
 from gpt.common.errors import Exit, InvalidCheckpoint, UserError
 from gpt.common.names import CONFIG, GENERATION, OPTIMIZER, WEIGHTS
 from gpt.common.words import first_line, printable

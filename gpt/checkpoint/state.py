@@ -1,7 +1,6 @@
 """The counters of a run, which a checkpoint keeps besides its tensors."""
 
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 
 @dataclass
@@ -21,11 +20,6 @@ class TrainState:
     validations_without_gain: int = 0
     seconds: float = 0.0
     init_from: str = ""
-
-    @staticmethod
-    def from_stored(stored: dict[str, Any]) -> "TrainState":
-        """The counters in a trainer_state.json; a counter that an older version did not store has its default."""
-        return TrainState(**{key: stored[key] for key in asdict(TrainState()) if key in stored})
 
     @property
     def best(self) -> str:

@@ -6,10 +6,9 @@ import math
 import time
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
 
+from gpt.checkpoint.stored import Stored
 from gpt.common.words import shell_word
 from gpt.planning.decided import Pace, Setup
 from gpt.planning.recipe import Recipe, eval_interval_of, eval_tokens_of
@@ -27,12 +26,12 @@ class Deadline:
     that was never stopped; other minutes on a resume plan another length.
     """
 
-    def __init__(self, minutes: float | None, stored: Mapping[str, Any], began: float):
-        """Takes the trainer_state.json of the checkpoint (empty for a new run), and the start of the command.
+    def __init__(self, minutes: float | None, stored: Stored, began: float):
+        """Takes the training state of the checkpoint, or NEW_RUN, and the start of the command.
 
         began is in seconds of time.monotonic().
         """
-        settings = stored.get("settings") or {}
+        settings = stored.settings
         planned = settings.get("max_minutes")
         self.minutes = minutes
         self.length: int | None = None
@@ -40,8 +39,8 @@ class Deadline:
         self._laps: deque[tuple[int, float]] = deque(maxlen=NUM_INTERVALS)  # steps done, seconds used by then
         self._is_resumed = minutes is not None and planned is not None
         if minutes is not None and planned is not None:
-            self._began -= stored.get("seconds", 0.0)
-            if minutes == planned or (minutes < planned and stored["step"] >= settings["total_steps"]):
+            self._began -= stored.state.seconds
+            if minutes == planned or (minutes < planned and stored.state.step >= settings["total_steps"]):
                 self.length = settings["total_steps"]
 
     @property

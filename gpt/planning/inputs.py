@@ -8,7 +8,6 @@ from argparse import Namespace
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from gpt.architectures.table import ModelConfig, by_flags
 from gpt.checkpoint import find, load
@@ -16,6 +15,7 @@ from gpt.checkpoint.folder import owned
 from gpt.checkpoint.mirror import prepare_mirror
 from gpt.checkpoint.recorded import is_same_folder
 from gpt.checkpoint.state import TrainState
+from gpt.checkpoint.stored import NEW_RUN, Found, Stored
 from gpt.checkpoint.verify import manifest_sha256
 from gpt.common.errors import Exit, InvalidCheckpoint, Problems, UserError
 from gpt.common.files import cache_folder, named_in
@@ -77,23 +77,24 @@ class Inputs:
     corpus: Corpus
     sizing: Sizing | None
     config: ModelConfig
-    resumed: find.Found | None
+    resumed: Found | None
 
     @property
     def prefers_bf16(self) -> bool:
         """True for a size that was chosen, and a run that goes on as it began."""
-        return self.stored.get("environment", {}).get("precision") == "bf16" if self.resumed else bool(
-            self.sizing and self.sizing.shape)
+        if self.resumed:
+            return self.stored.environment.get("precision") == "bf16"
+        return bool(self.sizing and self.sizing.shape)
 
     @property
-    def stored(self) -> dict[str, Any]:
-        """The trainer_state.json of the checkpoint, {} for a new run."""
-        return self.resumed[1] if self.resumed else {}
+    def stored(self) -> Stored:
+        """The training state of the checkpoint; NEW_RUN for a new run."""
+        return self.resumed.stored if self.resumed else NEW_RUN
 
     @property
     def state(self) -> TrainState:
-        """The counters of the checkpoint, all zero for a new run."""
-        return TrainState.from_stored(self.stored)
+        """A copy of the checkpoint's counters, all zero for a new run."""
+        return replace(self.stored.state)
 
 
 def choose_inputs(args: Namespace, runtime: Runtime) -> Inputs:
@@ -106,11 +107,11 @@ def choose_inputs(args: Namespace, runtime: Runtime) -> Inputs:
     args = download_models(args, ["init_from"], runtime.out)
     checked: list[Inputs] = []  # in the first process
 
-    def first_finds() -> tuple[Sizing | None, str | None, tuple[str, dict[str, Any], str] | None]:
+    def first_finds() -> tuple[Sizing | None, str | None, tuple[Found, str] | None]:
         checked.append(_check(args, runtime))
         found, resumed = checked[0], checked[0].resumed
         return found.sizing, found.args.teacher, resumed and (
-            str(resumed[0]), resumed[1], manifest_sha256(resumed[0]))
+            resumed, manifest_sha256(resumed.folder))
 
     sizing, teacher, resumed = runtime.processes.from_first(first_finds)
     if checked:
@@ -148,7 +149,7 @@ def _check(args: Namespace, runtime: Runtime) -> Inputs:
             resumed = choose_resume(args, args.cooldown_from, args.min_lr,
                                     [args.init_from, args.teacher], writes, out)
         if resumed and corpus and config:
-            config = with_what_no_flag_says(config, resumed[0])
+            config = with_what_no_flag_says(config, resumed.folder)
             find.check_same(resumed, config, corpus.identity, corpus.tokenizer_sha256, args.allow_new_data,
                             mixture_in_words(corpus.components))
     problems.stop()
@@ -157,13 +158,13 @@ def _check(args: Namespace, runtime: Runtime) -> Inputs:
     return Inputs(args, corpus, sizing, config, resumed)
 
 
-def _follow(inputs: Inputs, resumed: tuple[str, dict[str, Any], str] | None) -> Inputs:
-    """The same in another process, once the first one has checked it; resumed is folder, state, sha256."""
+def _follow(inputs: Inputs, resumed: tuple[Found, str] | None) -> Inputs:
+    """The same in another process, once the first one has checked it; resumed has the sha256 of the manifest."""
     if resumed is None:
         return inputs
-    folder, state = Path(resumed[0]), resumed[1]
-    find.wait_until_here(folder, resumed[2])
-    return replace(inputs, config=with_what_no_flag_says(inputs.config, folder), resumed=(folder, state))
+    found, sha256 = resumed
+    find.wait_until_here(found.folder, sha256)
+    return replace(inputs, config=with_what_no_flag_says(inputs.config, found.folder), resumed=found)
 
 
 # ---------------------------------------------------------------- the checkpoint
@@ -183,7 +184,7 @@ def with_what_no_flag_says(config: ModelConfig, folder: Path) -> ModelConfig:
 
 
 def choose_resume(output: Namespace, cooldown_from: str | None, min_lr: float | None, models: Sequence[str | None],
-                  writes: bool, out: Progress) -> find.Found | None:
+                  writes: bool, out: Progress) -> Found | None:
     """The verified checkpoint to resume from and its state, or None for a new run. Raises UserError (exit 4).
 
     The mirror's name stands for the run's own folder, into which it was copied.
@@ -200,7 +201,7 @@ def choose_resume(output: Namespace, cooldown_from: str | None, min_lr: float | 
                 found = find.find_resume(asked or "auto", output_dir, output.overwrite, out.warn)
         if found is None:
             out.say(f"resume      no checkpoint in {shown} yet: starting at step 0")
-        elif not find.is_inside(found[0], output_dir):
+        elif not find.is_inside(found.folder, output_dir):
             _check_no_stranger(output_dir)
         return found
     _check_no_stranger(output_dir)

@@ -2,11 +2,10 @@
 
 import contextlib
 import json
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from gpt.architectures.table import ModelConfig
+from gpt.checkpoint.stored import Stored
 from gpt.common.errors import Exit, UserError
 from gpt.common.files import write_whole
 from gpt.common.progress import Progress
@@ -39,14 +38,14 @@ def micro_batch_of(recipe: Recipe, world_size: int) -> int:
 
 
 def largest_batch_size(recipe: Recipe, config: ModelConfig, setting: MemorySetting, runtime: Runtime,
-                       stored: Mapping[str, Any]) -> int:
+                       stored: Stored) -> int:
     """The micro-batch that --batch_size auto begins with: the largest that is predicted to fit.
 
     It begins high on a GPU, without a margin, as a step that runs out of memory is repeated with half of it. On a
     processor it keeps the margin: running out of RAM would hurt other programs. A resumed run, whose state is stored,
     keeps its micro-batch. Raises UserError (exit 5) where not even one sequence fits.
     """
-    settings = stored.get("settings") or {}
+    settings = stored.settings
     if settings.get("batch_size", 0) * settings.get("accumulation", 0) == recipe.samples_per_step:
         return settings["batch_size"]
     backend, processes = runtime.machine.backend, runtime.processes

@@ -9,13 +9,13 @@ import math
 from argparse import Namespace
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from types import MappingProxyType
 from typing import Any
 
 import data
 from gpt.architectures.fields import shown
 from gpt.architectures.table import ARCHITECTURES, DEFAULT, ModelConfig
 from gpt.checkpoint.load import starting_config
+from gpt.checkpoint.stored import NEW_RUN, Stored
 from gpt.common.errors import Exit, UserError
 from gpt.common.words import count, several
 from gpt.machine.device import Machine
@@ -174,14 +174,14 @@ def choose_options(recompute: bool, has_weights: bool, machine: Machine, began_w
 ADAMWS_OWN = ("learning_rate", "beta1", "beta2")  # figures that were found for AdamW, if somebody gives them
 
 
-def choose_optimizer(args: Namespace, config: ModelConfig, samples_per_step: int, stored: Mapping[str, Any],
+def choose_optimizer(args: Namespace, config: ModelConfig, samples_per_step: int, stored: Stored,
                      ) -> tuple[str, str]:
-    """The optimizer's name, and why where --optimizer auto decides; stored is the checkpoint to resume from, or empty.
+    """The optimizer's name, and why where --optimizer auto decides; stored is what a resumed run had.
 
     Raises UserError (exit 4) for another one than the checkpoint's, whose moments it could not use.
     """
-    if stored:
-        name = str((stored.get("settings") or {}).get("optimizer", "adamw"))  # an older program named none
+    if not stored.is_new:
+        name = str(stored.settings.get("optimizer", "adamw"))  # an older program named none
         if args.optimizer not in ("auto", name) or name not in OPTIMIZERS:
             raise UserError(Exit.CHECKPOINT, f"--optimizer {args.optimizer}: the checkpoint has the moments of "
                                              f"{shown(name)}, which it cannot use. Drop the flag, or give --init_from "
@@ -218,16 +218,17 @@ class _Values:
 
 
 def choose_recipe(args: Namespace, config: ModelConfig, num_tokens: int, most_batch_size: int,
-                  sizing: Sizing | None = None, stored: Mapping[str, Any] = MappingProxyType({}),
+                  sizing: Sizing | None = None, stored: Stored = NEW_RUN,
                   horizon: int | None = None) -> Recipe:
     """Decides what the flags leave open, with reasons. A resumed run keeps its optimizer, peak, warm-up and cooldown.
 
-    most_batch_size is what fits the memory. stored is the trainer_state.json of the checkpoint to resume from. horizon
+    most_batch_size is what fits the memory. stored is the state of the checkpoint to resume from. horizon
     is the last step that --max_minutes allows, None while it is not known. Raises UserError: exit 2 for a warm-up
     longer than the run, or a min_lr above a learning rate that was not given, exit 4 for another optimizer than the
     checkpoint's.
     """
-    settings, values = stored.get("settings") or {}, _Values(args, {**sizing.reasons} if sizing and not stored else {})
+    settings = stored.settings
+    values = _Values(args, {**sizing.reasons} if sizing and stored.is_new else {})
     batch_size = values.of("batch_size", most_batch_size)
     samples_per_step = batch_size * args.gradient_accumulation_steps
     tokens_per_step = samples_per_step * config.seq_length
@@ -243,7 +244,8 @@ def choose_recipe(args: Namespace, config: ModelConfig, num_tokens: int, most_ba
 
     # The horizon; on resume it counts on from what has been seen.
     most_steps = _most_steps(args, settings, cooldown)
-    steps_done, samples_seen, last_step = stored.get("step", 0), stored.get("samples_seen", 0), most_steps or horizon
+    steps_done, samples_seen = stored.state.step, stored.state.samples_seen
+    last_step = most_steps or horizon
     if last_step and not args.epochs:
         samples = samples_seen + max(0, last_step - steps_done) * samples_per_step
         epochs = epochs_of(samples, samples_per_step, windows)

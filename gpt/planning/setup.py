@@ -34,7 +34,7 @@ def choose_setup(inputs: Inputs, runtime: Runtime, deadline: Deadline) -> Setup 
     """
     args, corpus, machine, processes = inputs.args, inputs.corpus, runtime.machine, runtime.processes
     options = choose_options(args.activation_checkpointing, bool(args.init_from), machine,
-                             inputs.stored.get("environment", {}))
+                             inputs.stored.environment)
     dropout = processes.from_first(lambda: _choose_dropout(inputs, options, runtime, deadline))
     config = replace(inputs.config, dropout=dropout)
     # Some of cuDNN's kernels know a probability in sixteenths only (PyTorch's PR 174245).

@@ -57,11 +57,11 @@ def resume(run: Run) -> None:
     """Restores weights, optimizer, loss scale and random-number generators, and says what differs from before."""
     setup, stored, say = run.setup, run.setup.stored, run.setup.runtime.out.say
     assert setup.resumed
-    folder, optimizer = setup.resumed[0], run.optimizer
+    folder, optimizer = setup.resumed.folder, run.optimizer
     notes = load.load_training(folder, run.model, optimizer, partial(expected_state, optimizer))
-    if run.scaler.is_enabled() and stored.get("scaler"):
-        run.scaler.load_state_dict(stored["scaler"])
-    before, step, total = stored.get("settings", {}), stored["step"], setup.recipe.total_steps
+    if run.scaler.is_enabled() and stored.scaler:
+        run.scaler.load_state_dict(dict(stored.scaler))
+    before, step, total = stored.settings, stored.state.step, setup.recipe.total_steps
     planned = before.get("total_steps", total)
     of = f"{total:,}" if planned == total else f"{total:,}; before, of {planned:,}"
     say(f"resume      from {folder.name}, step {step:,} of {of}")
@@ -72,8 +72,8 @@ def resume(run: Run) -> None:
             say(f"resume      the learning rate was {was:.2e}, is now {now:.2e}, ends at {end:.2e}")
     for note in notes:
         say(f"resume      {note}")
-    for kind, what in (("settings", "changed"), ("environment", "losses will differ in the last digits")):
-        before = stored.get(kind, {})
+    for kind, before, what in (("settings", stored.settings, "changed"),
+                               ("environment", stored.environment, "losses will differ in the last digits")):
         settings = settings_of(setup)
         changed = [f"{name} {printable(before[name])[:60]} -> {value}" for name, value in settings[kind].items()
                    if before.get(name, value) != value and name not in ("epochs", "total_steps", "max_minutes")]
@@ -84,7 +84,7 @@ def resume(run: Run) -> None:
 def forget_best_on_other_tokens(run: Run) -> None:
     """Forgets the best validation loss, and says so, if the resumed run measures other tokens."""
     setup, state, corpus, recipe = run.setup, run.state, run.setup.corpus, run.recipe
-    settings, hashes = setup.stored.get("settings", {}), setup.stored.get("data", {})
+    settings, hashes = setup.stored.settings, setup.stored.data
     is_same = (settings.get("eval_tokens", recipe.eval_tokens) == recipe.eval_tokens
                and hashes.get("val_sha256", corpus.val_identity) == corpus.val_identity)
     if corpus.val is not None and state.best_val_loss is not None and not is_same:

@@ -28,7 +28,7 @@ def open_output(run: Run, argv: Sequence[str], checkpointer: Checkpointer) -> It
     """
     setup, state, runtime = run.setup, run.state, run.setup.runtime
     args, out, is_first = setup.args, runtime.out, runtime.processes.is_first
-    resumed, output_dir = setup.resumed[0] if setup.resumed else None, Path(args.output_dir)
+    resumed, output_dir = setup.resumed.folder if setup.resumed else None, Path(args.output_dir)
     recorded = settings_of(setup)
     flags = Layer("", recorded["flags"]["given"], recorded["flags"]["decided"])
     out.write_log(output_dir / LOG, shell_line(["python", "train.py", *argv]), state.step,

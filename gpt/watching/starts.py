@@ -30,7 +30,7 @@ def recorded_start(run: Run) -> Iterator[None]:
         return
     output_dir = Path(setup.args.output_dir)
     file = output_dir / STARTS
-    if not (setup.resumed and state.step > 0 and is_inside(setup.resumed[0], output_dir)):
+    if not (setup.resumed and state.step > 0 and is_inside(setup.resumed.folder, output_dir)):
         with contextlib.suppress(OSError):
             file.unlink(missing_ok=True)
     _append(file, event="start", step=state.step)

@@ -117,14 +117,15 @@ def test_a_run_is_stopped_the_machine_is_gone_and_run_all_goes_on(nbformat, fiel
     assert is_stopped.is_set()
     assert "train.py was stopped. Run this cell again to go on." in trained
     assert "Traceback" not in trained
-    kept, state = newest_sound(tmp_path / "drive/first", print)  # type: ignore[misc]
+    kept, stored = newest_sound(tmp_path / "drive/first", print)  # type: ignore[misc]
+    step = stored.state.step
     assert f"mirror      {kept.name} is in" in trained
 
     shutil.rmtree(tmp_path / "machine")
-    fields["more_flags"] = f"{TINY} --max_steps {state['step'] + 100}"
+    fields["more_flags"] = f"{TINY} --max_steps {step + 100}"
     again = filled_in(nbformat, **fields)
     client_of(again).execute()
     trained = shown(again)[6]
     assert f"{kept.name} was copied from the mirror" in trained.replace("\n            ", " ")
     rows = [row["step"] for row in metrics_of(tmp_path / "machine/out/first") if "loss" in row]
-    assert rows == sorted({1, *range(20, state["step"] + 101, 20), state["step"] + 100}), "each step once"
+    assert rows == sorted({1, *range(20, step + 101, 20), step + 100}), "each step once"

@@ -98,7 +98,7 @@ class Trial:
     def newest(self, out: Path) -> int:
         """The step that a run would go on from; 0 for the start."""
         found = newest_sound(out, lambda message: None)
-        return found[1]["step"] if found else 0
+        return found.stored.state.step if found else 0
 
     def ends_exactly(self, out: Path, *flags: str, least: int = 0) -> list[str]:
         """Resumes to the end, from step least or later; in what losses, tensors, exit code or leftovers are others."""

@@ -20,6 +20,7 @@ from gpt.checkpoint.find import (
     wait_until_here,
 )
 from gpt.checkpoint.load import load_model
+from gpt.checkpoint.stored import Found
 from gpt.checkpoint.verify import manifest_sha256, verify
 from gpt.common.errors import Exit
 from model import GPTConfig
@@ -137,7 +138,7 @@ def test_a_path_is_resumed_where_no_other_run_is_overwritten(folder, sound, tmp_
         found = find_resume(str(requested), folder, True, no_warning)
         assert found is not None
         assert found[0] == requested
-        assert found[1]["step"] == 900
+        assert found.stored.state.step == 900
     assert [p.name for p in checkpoints_of_other_runs(folder, folder / "checkpoint-900", 900)] == ["checkpoint-1000"]
     assert len(checkpoints_of_other_runs(folder, sound / "checkpoint-1000", 1000)) == 2
     assert len(checkpoints_of_other_runs(folder, None, 0)) == 2
@@ -152,7 +153,7 @@ def test_a_run_resumes_from_best_and_last(ranked, tmp_path):
     for requested, output_dir, step in (("last", folder, 900), ("best", folder, 600), (str(folder / "best"), new, 600)):
         found = find_resume(requested, output_dir, True, no_warning)
         assert found is not None
-        assert found[1]["step"] == step
+        assert found.stored.state.step == step
     with refused("do not lead to checkpoint-600: checkpoint-900.*--overwrite"):
         find_resume("best", folder, False, no_warning)
     with refused("does not exist. Train one first"):
@@ -160,7 +161,7 @@ def test_a_run_resumes_from_best_and_last(ranked, tmp_path):
 
 
 def test_a_checkpoint_of_another_model_tokenizer_or_corpus_is_told_apart(sound, make_model):
-    found = sound / "checkpoint-900", verify(sound / "checkpoint-900")
+    found = Found(sound / "checkpoint-900", verify(sound / "checkpoint-900"))
     config, shallow = make_model().config, make_model(n_layer=1).config
     check_same(found, config, "a", "b", False)
     check_same(found, config, "other", "b", True)

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from gpt.checkpoint.find import newest_sound
-from gpt.checkpoint.verify import SCALER, check_state, verify
+from gpt.checkpoint.stored import SCALER, parse
+from gpt.checkpoint.verify import verify
 from gpt.common.errors import InvalidCheckpoint
 from tests.gpt.checkpoint.test_contents import FILES
 from tests.helpers.checkpoints import edit, flip
@@ -37,7 +38,7 @@ def test_damage_is_seen_named_and_skipped(folder, sound, name):
         found = newest_sound(folder, warnings.append)
         assert found is not None
         assert found[0].name == "checkpoint-900"
-        assert found[1]["step"] == 900
+        assert found.stored.state.step == 900
         if (path.parent / "manifest.json").is_file():
             assert len(warnings) == 1
             assert "checkpoint-1000 is damaged and was skipped" in warnings[0]
@@ -91,6 +92,6 @@ def test_a_checkpoint_under_another_steps_name_is_refused(folder):
     ({"scaler": dict.fromkeys(sorted(SCALER), 0)}, "is 0, not a number of 1.4013e-45 or more")], ids=str)
 def test_a_state_that_no_run_could_have_written_is_refused(fields, reason):
     sound = {"format": "gpt-trainer", "version": 1, "step": 7, "best_val_loss": 10**400}
-    check_state(sound)
+    parse(sound)
     with pytest.raises(InvalidCheckpoint, match=reason):
-        check_state({**sound, **fields})
+        parse({**sound, **fields})

@@ -7,6 +7,7 @@ import torch
 
 import train
 from gpt.checkpoint.contents import StateTensor
+from gpt.checkpoint.stored import NEW_RUN, Stored
 from gpt.common.errors import Exit
 from gpt.optimizers.build import (
     AdamWForMPS,
@@ -96,16 +97,16 @@ def test_the_gradient_is_divided_by_grad_scale(name):
     (["--optimizer", "muon", "--learning_rate", "1e-3"], 1024, "muon", ""),
     (["--optimizer", "adamw"], 2**19, "adamw", "")])
 def test_auto_takes_muon_where_it_pays_and_says_why(flags, tokens, expected, why):
-    chosen, reason = choose_optimizer(train.read_flags(flags), GPTConfig(), tokens // 1024, {})
+    chosen, reason = choose_optimizer(train.read_flags(flags), GPTConfig(), tokens // 1024, NEW_RUN)
     assert chosen == expected
     assert reason.startswith(why) if why.startswith("-") else why in reason
     assert bool(why) == bool(reason)
 
 
-@pytest.mark.parametrize("settings", [{}, {"settings": {"optimizer": "adamw"}}], ids=["names none", "names AdamW"])
+@pytest.mark.parametrize("settings", [{}, {"optimizer": "adamw"}], ids=["names none", "names AdamW"])
 def test_a_run_goes_on_with_the_optimizer_of_its_checkpoint_an_older_one_with_adamw(settings):
     args = train.read_flags(["--resume_from", "auto"])
-    assert choose_optimizer(args, GPTConfig(), 512, {"step": 3, **settings})[0] == "adamw"
+    assert choose_optimizer(args, GPTConfig(), 512, Stored(settings=settings))[0] == "adamw"
 
 
 def test_the_moments_of_another_optimizer_are_refused(run):

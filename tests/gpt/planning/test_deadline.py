@@ -11,6 +11,8 @@ import pytest
 
 import train
 from gpt.checkpoint.find import steps_in
+from gpt.checkpoint.state import TrainState
+from gpt.checkpoint.stored import NEW_RUN, Stored
 from gpt.planning.deadline import Deadline, recipe_within
 from gpt.planning.decided import Pace
 from gpt.planning.recipe import Recipe
@@ -122,8 +124,8 @@ def test_steps_that_turn_out_slower_end_in_time_and_say_what_finishes_the_schedu
     assert max(steps_in(run.folder / "out")) == int(step)
 
 
-def stored(step: int, **settings) -> dict:
-    return {"step": step, "seconds": 50.0, "settings": {"total_steps": 100, "max_minutes": 1.0, **settings}}
+def stored(step: int, **settings) -> Stored:
+    return Stored(TrainState(step, seconds=50.0), {"total_steps": 100, "max_minutes": 1.0, **settings})
 
 
 @pytest.mark.parametrize(("minutes", "state", "horizon"), [
@@ -133,7 +135,7 @@ def stored(step: int, **settings) -> dict:
     (1.0, stored(100), 100),  # finished
     (2.0, stored(100), None),  # more minutes after the end: a new one is planned
     (1.0, stored(40, max_minutes=None), None),  # the first run had no limit
-    (1.0, {}, None), (None, stored(40), None)])
+    (1.0, NEW_RUN, None), (None, stored(40), None)])
 def test_the_horizon_is_planned_once(minutes, state, horizon):
     deadline = Deadline(minutes, state, began=0.0)
     assert deadline.length == horizon
@@ -149,7 +151,7 @@ def test_a_resumed_run_has_the_minutes_that_are_left_and_its_start_does_not_coun
     assert (deadline.seconds_used, deadline.is_within(9.9)) == (50, False)
     clock[0] += 1
     assert deadline.is_within(9.9)
-    new = Deadline(1.0, {}, began=clock[0] - 20)
+    new = Deadline(1.0, NEW_RUN, began=clock[0] - 20)
     new.start(step=0, seconds_before=0.0)
     assert new.seconds_used == 20
-    assert not Deadline(None, {}, 0.0).is_within(1e12)
+    assert not Deadline(None, NEW_RUN, 0.0).is_within(1e12)

@@ -4,6 +4,8 @@ import pytest
 import torch
 
 import train
+from gpt.checkpoint.state import TrainState
+from gpt.checkpoint.stored import NEW_RUN, Stored
 from gpt.machine.device import Machine
 from gpt.optimizers.build import dtype_of_products
 from gpt.planning.defaults import default_decay, usual_rates
@@ -16,7 +18,9 @@ NUM_TOKENS = 8 * 4001
 def recipe(*flags: str, width: int = 16, num_tokens: int = NUM_TOKENS, **settings) -> Recipe:
     """What flags and the settings of a checkpoint make of a tiny model, four sequences of eight tokens a step."""
     args = train.read_flags(["--optimizer", "adamw", *flags])
-    stored = {"step": 100, "samples_seen": 400, "settings": {"optimizer": "adamw", **settings}} if settings else {}
+    stored = NEW_RUN
+    if settings:
+        stored = Stored(TrainState(100, samples_seen=400), {"optimizer": "adamw", **settings})
     return choose_recipe(args, GPTConfig(70, 8, 1, 2, width), num_tokens, 4, None, stored)
 
 

@@ -124,9 +124,11 @@ def test_a_checkpoint_knows_the_validation_of_its_step_and_is_never_changed(run,
     for step, loss, best in ((2, 3.0, 2), (4, 2.5, 4), (6, 2.5, 4)):
         path = run.folder / f"out/checkpoint-{step}"
         assert {file.name: (file.read_bytes(), file.stat().st_mtime_ns) for file in path.iterdir()} == renamed[step]
-        state = verify(path)
-        assert (state["best_val_loss"], state["best_step"], state["validated_step"]) == (loss, best, step)
-        assert state["stays"] == (step == 6)
+        stored = verify(path)
+        assert stored.state.best_val_loss == loss
+        assert stored.state.best_step == best
+        assert stored.state.validated_step == step
+        assert stored.permanent == (step == 6)
         assert f"best validation loss in nats: {loss:.4f} at step {best}" in (path / "README.md").read_text()
 
 
@@ -144,8 +146,7 @@ def test_the_plan_counts_the_checkpoints_that_are_there_at_once(run, monkeypatch
     text = run.ok("--epochs", "5", "--batch_size", "50", "--eval_interval", "2", "--checkpoint_every_steps", "1",
                   "--keep_checkpoints", "1", "--lr_schedule", "constant")
     assert max(most) <= int(re.search(r"^disk .* for (\d+) checkpoints;", text, re.M)[1])  # type: ignore[index]
-    stays = [verify(path)["stays"] for path in steps_in(run.folder / "out").values()]
-    assert sum(stays) == 5
+    assert sum(verify(path).permanent for path in steps_in(run.folder / "out").values()) == 5
 
 
 def test_a_disk_that_fills_up_costs_the_checkpoint_and_not_the_run(run, monkeypatch):
