@@ -1,4 +1,4 @@
-"""Which checkpoint is meant by a path, whether a run may go on from it, and the cure that a refusal names."""
+"""Finds the checkpoint that a path means, and checks whether a run may resume from it."""
 
 import os
 import time
@@ -19,22 +19,23 @@ from gpt.common.files import BEST, named_in
 from gpt.common.names import CONFIG, MANIFEST, OPTIMIZER, RUN_CONFIG, STATE, TOKENIZER
 from gpt.common.words import printable, several, shell_word
 
-NETWORK_SECONDS = 60.0  # after which a machine sees what another one has written to a network disk
+NETWORK_SECONDS = 60.0  # delay after which all machines see a new file on a network disk
 PICKLES = " (a pickle, such as a .pt file, can run code and is never opened)"
 T = TypeVar("T")
 
 
 
 def wait_until_here(folder: Path, sha256: str, seconds: float = NETWORK_SECONDS) -> None:
-    """Waits for the checkpoint that another process has verified, known by its manifest's sha256: network disks lag.
+    """Waits for a checkpoint that another machine wrote, known by its manifest's sha256, as network disks lag.
 
-    Raises UserError (exit 4) if it does not after so many seconds.
+    Raises UserError (exit 4) if the checkpoint is still missing after this number of seconds.
     """
     until = time.monotonic() + seconds
     while not (folder / MANIFEST).is_file() or manifest_sha256(folder) != sha256:
         if time.monotonic() > until:
-            raise UserError(Exit.CHECKPOINT, f"{printable(folder)} is not here as the first process sees it, "
-                                             f"after {seconds:.0f} s. All machines need the same disk at this path.")
+            raise UserError(Exit.CHECKPOINT, f"this machine does not see {printable(folder)} as the first "
+                                             f"process does, after {seconds:.0f} s. Mount the same disk here on "
+                                             "all machines.")
         time.sleep(min(1.0, seconds / 10))
 
 
@@ -43,10 +44,10 @@ def wait_until_here(folder: Path, sha256: str, seconds: float = NETWORK_SECONDS)
 
 def newest_sound(folder: Path, warn: Callable[[str], None],
                  reader: Callable[[Path], Stored] = verify) -> Found | None:
-    """The newest checkpoint of a folder that the reader accepts, with the state that it returns.
+    """The newest checkpoint of a folder that the reader accepts, with its training state.
 
-    Damaged ones are skipped with a warning. None if the folder holds no checkpoint. Raises UserError (exit 4) if all
-    are damaged, with the reasons.
+    Warns of each damaged checkpoint and skips it. None if the folder holds no checkpoint. Raises UserError
+    (exit 4) with the reasons if all checkpoints are damaged.
     """
     reasons = []
     for path, why in numbered_in(folder).values():
@@ -55,7 +56,7 @@ def newest_sound(folder: Path, warn: Callable[[str], None],
                 return Found(path, reader(path))
             except InvalidCheckpoint as error:
                 why = str(error)
-        if why and os.path.lexists(path):  # else a training run has deleted it since
+        if why and os.path.lexists(path):  # a training run may have deleted the checkpoint meanwhile
             reasons.append(f"{path.name}: {why}")
             warn(f"{printable(path)} is damaged and was skipped: {why}")
     if reasons:
@@ -68,17 +69,17 @@ def newest_sound(folder: Path, warn: Callable[[str], None],
 
 
 def resolve(path: Path, warn: Callable[[str], None], to_train: bool = True) -> Path:
-    """The folder to load a model from: a checkpoint, the newest sound one of a folder, or a Hugging Face folder.
+    """The folder that path means: a checkpoint, the newest sound one of a folder, or a Hugging Face folder.
 
-    folder/best is the best checkpoint of a folder by validation, folder/last the newest sound one. Raises UserError
-    (exit 4) for anything else, saying what it looks like.
+    folder/best is the best checkpoint of a folder by validation, folder/last the newest sound one. Raises
+    UserError (exit 4) for any other path.
     """
     return _locate(path, warn, to_train)[0]
 
 
 def _locate(path: Path, warn: Callable[[str], None], to_train: bool, home: Path = Path("out"),
             ) -> tuple[Path, Stored | None]:
-    """As resolve, with the verified training state; None for a Hugging Face folder, which has no such state."""
+    """resolve with the verified training state, which is None for a Hugging Face folder."""
     folder, name = named_in(path, home)
     shown = printable(folder)
     if folder.exists() and not folder.is_dir():
@@ -97,7 +98,7 @@ def _locate(path: Path, warn: Callable[[str], None], to_train: bool, home: Path 
 
 
 def _verified(path: Path, to_train: bool, cure: str) -> Stored:
-    """The training state of a checkpoint that was named itself, which is not replaced by an older one."""
+    """Verifies the checkpoint that the user named. Raises UserError (exit 4) with the cure."""
     try:
         return verify(path, to_train)
     except InvalidCheckpoint as error:
@@ -105,7 +106,7 @@ def _verified(path: Path, to_train: bool, cure: str) -> Stored:
 
 
 def _best_of(folder: Path, warn: Callable[[str], None], to_train: bool) -> Found | None:
-    """The best checkpoint by validation, as the newest one records it, verified; None if the folder holds none."""
+    """The best checkpoint by validation, as the newest one records; None for a folder without any."""
     newest = newest_sound(folder, warn, read_state)
     if newest is None:
         return None
@@ -115,7 +116,7 @@ def _best_of(folder: Path, warn: Callable[[str], None], to_train: bool) -> Found
     is_recorded = state.best_val_loss is not None
     if is_recorded and best in steps_in(folder).values():
         return Found(best, _verified(best, to_train, cure))
-    why = f"it is {best.name}, which is not there any more" if is_recorded else "nothing of a validation"
+    why = f"the best is {best.name}, which was deleted" if is_recorded else "there was no validation"
     raise _refusal(f"{printable(folder)} has no best checkpoint: {newest.folder.name} says {why}. {cure}")
 
 
@@ -124,7 +125,7 @@ def _refusal(message: str) -> UserError:
 
 
 def _nothing_found(path: Path) -> UserError:
-    """The refusal of a folder without checkpoints, or of one that does not exist."""
+    """The error for a folder without checkpoints, or for a folder that does not exist."""
     name = printable(path)
     command = "python train.py" if path == Path("out") else f"python train.py --output_dir {shell_word(path)}"
     found = f"holds no checkpoint and no {CONFIG}{PICKLES}" if path.is_dir() else "does not exist"
@@ -133,9 +134,9 @@ def _nothing_found(path: Path) -> UserError:
 
 
 def read_checkpoint(path: Path, warn: Callable[[str], None], reader: Callable[[Path], T]) -> T:
-    """reader(folder) for the folder that path resolves to; repeated if a training run deleted the folder meanwhile.
+    """reader(folder) for the folder that path means, repeated if a training run deletes the folder meanwhile.
 
-    Raises UserError (exit 4), and what reader raises.
+    Raises UserError (exit 4) and the errors of reader.
     """
     for _ in range(5):
         folder = resolve(path, warn, to_train=False)
@@ -152,12 +153,12 @@ def read_checkpoint(path: Path, warn: Callable[[str], None], reader: Callable[[P
 
 def find_resume(requested: str, output_dir: Path, overwrite: bool, warn: Callable[[str], None],
                 ) -> Found | None:
-    """The verified checkpoint that --resume_from means, with its state; None if 'auto', or the folder of a run
-    that was killed before its first checkpoint, holds none.
+    """The verified checkpoint that --resume_from means, with its training state.
 
-    requested is a checkpoint, a folder of them (the newest sound one is taken), best or last, alone or after a folder,
-    or 'auto' for output_dir. Raises UserError (exit 4) if there is none, or if output_dir holds checkpoints of another
-    run and overwrite is off.
+    requested is a checkpoint, a folder of checkpoints (for the newest sound one), 'best' or 'last', alone
+    or after a folder, or 'auto' for output_dir. None if 'auto', or the folder of a run that was killed
+    early, holds no checkpoint. Raises UserError (exit 4) for any other path without a checkpoint, and for
+    an output_dir with checkpoints of another run unless overwrite is on.
     """
     folder, name = named_in(Path(requested), output_dir)
     if requested == "auto" or (name != BEST and folder.resolve() == output_dir.resolve()):
@@ -177,42 +178,43 @@ def find_resume(requested: str, output_dir: Path, overwrite: bool, warn: Callabl
 
 
 def held_by_another_run(output_dir: Path, last_step: int) -> UserError:
-    """The refusal of an output folder that holds the checkpoints of another run."""
+    """The error for an output folder that holds checkpoints of another run."""
     return _refusal(f"--output_dir {printable(output_dir)} holds the checkpoints of another run, the last one of step "
                     f"{last_step:,}. Give --resume_from auto to continue that run, another --output_dir, or "
                     "--overwrite, which deletes them.")
 
 
 def checkpoints_of_other_runs(output_dir: Path, resumed: Path | None, step: int) -> list[Path]:
-    """The checkpoints in output_dir that do not belong to the resumed run's past.
+    """The checkpoints in output_dir that do not lead to the resumed one.
 
-    Those are the ones after the step if the run resumes from a checkpoint in this folder, otherwise all.
+    If the run resumes from a checkpoint in this folder, these are the checkpoints after its step, otherwise
+    all.
     """
     inside = resumed is not None and is_inside(resumed, output_dir)
     return [path for other, path in steps_in(output_dir).items() if not inside or other > step]
 
 
 def is_inside(path: Path, output_dir: Path) -> bool:
-    """True for output_dir, best or last of it, and what lies directly in it."""
+    """True for output_dir itself, for its best and last, and for a checkpoint directly in it."""
     folder, _ = named_in(path, output_dir)
     return output_dir.resolve() in (folder.resolve(), folder.resolve().parent)
 
 
 def check_same(found: Found, config: ModelConfig, train_sha256: str, tokenizer_sha256: str | None,
                allow_new_data: bool, mixture: str = "") -> None:
-    """Raises UserError if a checkpoint has another model (exit 4), another tokenizer or other tokens (exit 3).
+    """Raises UserError for a checkpoint of another model (exit 4), another tokenizer or other tokens (exit 3).
 
-    mixture tells what the tokens are mixed of, as the checkpoint's field of this name does.
+    mixture describes the components of mixed tokens, as the checkpoint's field of this name does.
     """
     folder, stored = found
     more_text = "More text keeps the vocabulary:\n" + with_more_text(
         shell_word(folder.parent), folder / TOKENIZER, stored.state.seconds)
-    # Older programs had no such field, or named no architecture: those had the default.
+    # A field that an older version did not store had its default.
     usual = {field.name: field.default for field in fields(config) if field.default is not MISSING}
-    there = {**usual, **stored.model, "arch": stored.arch}
+    saved = {**usual, **stored.model, "arch": stored.arch}
     for key, value in {"arch": name_of(config), **asdict(config)}.items():
-        if key != "dropout" and there.get(key) != value:
-            raise _refusal(f"the checkpoint holds another model: {key} is {shown(there.get(key))} in the checkpoint "
+        if key != "dropout" and saved.get(key) != value:
+            raise _refusal(f"the checkpoint holds another model: {key} is {shown(saved.get(key))} in the checkpoint "
                            f"and {value} here. " + (more_text if key == "vocab_size" else
                            "Another shape is another run: leave out --resume_from, and give another --output_dir."))
 
@@ -228,10 +230,10 @@ def check_same(found: Found, config: ModelConfig, train_sha256: str, tokenizer_s
 
 
 def with_more_text(folder: str, tokenizer: Path, seconds: float) -> str:
-    """The commands with which a run of so many seconds goes on with more text, as long again and 15 minutes.
+    """The commands that continue a run with more text, for as long again plus 15 minutes.
 
-    folder is a word of a shell.
+    folder is quoted for a shell; seconds is how long the run took so far.
     """
-    minutes = 15 + round(seconds / 30)  # those of --max_minutes count all starts together
+    minutes = 15 + round(seconds / 30)  # --max_minutes counts all starts of a run together
     return (f"python pretokenize.py MORE --output_dir more \\\n    --tokenizer_file {shell_word(tokenizer)}\n"
             f"python train.py --resume_from {folder} \\\n    --data_dir more --allow_new_data --max_minutes {minutes}")

@@ -1,4 +1,4 @@
-"""The output folder: its lock, checkpoints that appear whole or not at all, old ones deleted."""
+"""The output folder: its lock, checkpoints that are complete or absent, and the pruning of old ones."""
 
 import contextlib
 import os
@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from gpt.checkpoint.find import checkpoints_of_other_runs, steps_in
-from gpt.checkpoint.stored import parse
+from gpt.checkpoint.stored import parse_state
 from gpt.checkpoint.verify import read_json, verify
 from gpt.common.errors import Exit, InvalidCheckpoint, UserError, writing
 from gpt.common.files import rename, sync, try_lock
@@ -18,16 +18,16 @@ from gpt.common.progress import Progress
 from gpt.common.words import is_utf8, printable, shell_word
 
 LOCK = ".lock"
-SIGNED = "pid "  # how its content begins
+SIGNED = "pid "  # the begin of the lock file's content
 TEMPORARY = ".tmp-checkpoint-"
 REPLACED = ".tmp-replaced-"  # a checkpoint of the same step, put aside while the new one takes its name
 
 
 @contextlib.contextmanager
 def owned(output_dir: Path) -> Iterator[None]:
-    """Holds the lock of the folder, which is created if needed, and removes what a killed run left half-written.
+    """Creates the folder, holds its lock, and removes the half-written files of a killed run.
 
-    A new folder is removed again if a UserError ends the run. Raises UserError: exit 7 if another run holds the lock,
+    A UserError inside removes a new folder again. Raises UserError: exit 7 if another run holds the lock,
     exit 5 if the folder cannot be written, exit 4 if it is a checkpoint.
     """
     shown = f"--output_dir {printable(output_dir)}"
@@ -39,7 +39,7 @@ def owned(output_dir: Path) -> Iterator[None]:
         lock = os.fdopen(handle, "a+", encoding="utf-8", errors="replace")
     with lock:
         lock.seek(0)
-        if not SIGNED.startswith(lock.read(len(SIGNED))):  # a full disk may have cut it
+        if not SIGNED.startswith(lock.read(len(SIGNED))):  # a full disk may have cut the content
             raise UserError(Exit.MACHINE, f"{printable(output_dir / LOCK)} is another file, and was left alone. Delete "
                                           "it, or choose another --output_dir.")
         if not try_lock(lock.fileno()):
@@ -48,14 +48,15 @@ def owned(output_dir: Path) -> Iterator[None]:
                                        "for it, or choose another folder.")
         try:
             with writing(shown, output_dir):
-                lock.truncate(0)  # then the line of who holds it, which also proves that the disk takes writes
-                # Past the buffer, which would keep the line if the disk is full, and fail again at the close.
+                lock.truncate(0)
+                # The line names the holder and proves that the disk takes writes. It passes the buffer,
+                # which on a full disk would keep the line and fail again at the close.
                 started = time.strftime("%Y-%m-%d %H:%M:%S")
                 os.write(lock.fileno(), f"{SIGNED}{os.getpid()}, started {started}\n".encode())
             sweep(output_dir)
             yield
         except UserError:
-            if is_new:  # a run that never began leaves no folder behind
+            if is_new:  # a run that failed before its first step leaves no folder
                 with contextlib.suppress(OSError):
                     (output_dir / LOCK).unlink()
                     output_dir.rmdir()
@@ -63,19 +64,18 @@ def owned(output_dir: Path) -> Iterator[None]:
 
 
 def check_place(flag: str, folder: Path) -> None:
-    """Raises UserError if a folder of checkpoints has a name under which they could not be read again, or is one."""
+    """Raises UserError for a folder with an unreadable name (exit 2), and for a checkpoint (exit 4)."""
     shown = f"{flag} {printable(folder)}"
     if not is_utf8(str(folder)):
-        raise UserError(Exit.FLAGS, f"{shown} is a name with bytes that are not UTF-8, under which the checkpoints "
-                                    "could not be read again. Choose another name.")
+        raise UserError(Exit.FLAGS, f"{shown} has a name with bytes that are not UTF-8, and its checkpoints could "
+                                    "not be read again. Choose another name.")
     if (folder / MANIFEST).is_file():
         raise UserError(Exit.CHECKPOINT, f"{shown} is a checkpoint itself, and a run would write into it. Give its "
                                          f"folder, {shell_word(folder.parent)}, or another one.")
 
 
 def sweep(output_dir: Path) -> None:
-    """Deletes what a killed run left half written, and gives a finished checkpoint that was put aside its name again.
-    """
+    """Deletes the half-written files of a killed run and restores a finished checkpoint that was put aside."""
     for name in (METRICS, RUN_CONFIG):  # by common.files.write_whole, under a temporary name at first
         for leftover in output_dir.glob(f".{name}.*.tmp"):
             with contextlib.suppress(OSError):
@@ -89,10 +89,10 @@ def sweep(output_dir: Path) -> None:
 
 @contextlib.contextmanager
 def atomic_folder(output_dir: Path, name: str) -> Iterator[Path]:
-    """A new folder to write a checkpoint into, which gets its name once it verifies: nobody sees it before.
+    """Yields a temporary folder for a checkpoint, which gets its name only after its files verify.
 
-    An older, or damaged, checkpoint of the same step is put aside for that moment. Raises InvalidCheckpoint if what
-    was written does not verify, and OSError; nothing is then left of it.
+    An older or damaged checkpoint of the same step is put aside meanwhile. Raises InvalidCheckpoint if the
+    files do not verify, and OSError; the temporary folder is then removed.
     """
     final, replaced = output_dir / name, output_dir / f"{REPLACED}{name}"
     temporary = output_dir / f"{TEMPORARY}{name.partition('-')[2]}-{os.getpid()}"
@@ -110,14 +110,14 @@ def atomic_folder(output_dir: Path, name: str) -> Iterator[Path]:
 
 
 def put_in_place(temporary: Path, final: Path, replaced: Path) -> None:
-    """Gives a folder its name, and puts aside what has it."""
+    """Renames the folder to its final name and puts an older folder of this name aside."""
     if final.exists():
         shutil.rmtree(replaced, ignore_errors=True)
         rename(final, replaced)
     try:
         rename(temporary, final)
         sync(final.parent)
-    except OSError:  # the disk may not hold the new name: the new checkpoint must not be found under it
+    except OSError:  # without the fsync the new name may be lost: readers must not see it
         with contextlib.suppress(OSError):
             final.rename(temporary)
         put_back(replaced, final)
@@ -125,14 +125,14 @@ def put_in_place(temporary: Path, final: Path, replaced: Path) -> None:
 
 
 def put_back(replaced: Path, final: Path) -> None:
-    """Gives a checkpoint that was put aside its name again, unless another one has taken it."""
+    """Restores a checkpoint that was put aside, unless another one has taken its name."""
     with contextlib.suppress(OSError):
         if replaced.exists() and not final.exists():
             rename(replaced, final)
 
 
 class Retention(NamedTuple):
-    """Which checkpoints stay once that of step `saved` is there: the arguments of prune."""
+    """The arguments of prune, which decide the checkpoints that stay after the one of step `saved`."""
 
     saved: int
     keep: int
@@ -140,9 +140,10 @@ class Retention(NamedTuple):
 
 
 def prune(output_dir: Path, saved: int, keep: int, protected: Set[int]) -> None:
-    """After checkpoint `saved`: deletes the older rolling ones except for keep, which counts the one saved.
+    """Deletes all but the last `keep` rolling checkpoints up to step `saved`.
 
-    Those marked to stay, those of the protected steps, and later ones, which the run has not come to yet, are kept.
+    Permanent checkpoints, those of the protected steps, and later ones, which a resumed run has not reached
+    yet, stay.
     """
     for path in outdated(output_dir, saved, keep, protected):
         discard(path)
@@ -168,11 +169,11 @@ def outdated(output_dir: Path, saved: int, keep: int, protected: Set[int]) -> li
     rolling = []
     for step, path in steps_in(output_dir).items():
         if step > saved:
-            continue  # a damaged one, which a resumed run passed over
+            continue  # a damaged checkpoint, which the resumed run skipped
         try:
-            permanent = parse(read_json(path / STATE)).permanent
+            permanent = parse_state(read_json(path / STATE)).permanent
         except InvalidCheckpoint:
-            continue  # an unreadable one may be what somebody wants to rescue
+            continue  # somebody may want to rescue an unreadable checkpoint
         if step not in protected and not permanent:
             rolling.append(path)
     return rolling[keep:]

@@ -1,6 +1,6 @@
-"""What a folder holds, ours or transformers', as a config, weights, a model, or the whole state of a run.
+"""Loads a checkpoint or a Hugging Face folder: its config, its weights, a model, or the whole state of a run.
 
-Which fields and tensors there must be is known to the folder's architecture (gpt/architectures/).
+The folder's architecture (gpt/architectures/) decides which fields and tensors it must hold.
 """
 
 import contextlib
@@ -30,19 +30,18 @@ CURE = "--init_from starts a run from its weights alone"
 
 
 def read_config(folder: Path) -> ModelConfig:
-    """The model's shape from config.json.
+    """The model's config from config.json.
 
-    Raises InvalidCheckpoint, naming the field, for a model that is not computed here exactly.
+    Raises InvalidCheckpoint, with the field's name, for a model that this program does not compute exactly.
     """
     fields = read_json(folder / CONFIG)
     return by_model_type(fields.get("model_type")).from_hf_config(fields)
 
 
 def end_ids(folder: Path, vocab_size: int) -> tuple[int, ...]:
-    """The ids of which each ends a text, as transformers finds them; none if the folder names none.
+    """The end-of-text ids, from generation_config.json, else from config.json, as in transformers.
 
-    generation_config.json may name several, for models that were tuned to converse; config.json is asked after it.
-    Raises UserError (exit 4).
+    Models that were tuned to converse have several. Raises UserError (exit 4).
     """
     with opening(f"checkpoint {printable(folder)}"):
         for name in (GENERATION, CONFIG):
@@ -56,10 +55,10 @@ def end_ids(folder: Path, vocab_size: int) -> tuple[int, ...]:
 
 
 class Weights(UserDict[str, Any]):
-    """The weights of a folder by the names and shapes of the model's state_dict(), without the vocabulary's padding.
+    """The weights of a folder by the names and shapes of the model's state_dict(), without padding.
 
-    Most are views of a mapped file. A matrix that is several in the file is made each time that it is asked for, so
-    that what is read one by one takes the memory of one.
+    Most are views of a mapped file. A stacked matrix is concatenated at each access, so reading the weights
+    one by one takes the memory of one.
     """
 
     def __getitem__(self, name: str) -> torch.Tensor:
@@ -70,8 +69,9 @@ class Weights(UserDict[str, Any]):
 def weights_of(config: ModelConfig, tensors: Mapping[str, torch.Tensor]) -> Weights:
     """The weights of a model from the tensors of a folder.
 
-    Biases of zeros are left out for a model without biases, and a shorter seq_length takes the first positions. Raises
-    InvalidCheckpoint for tensors that are missing, too many, or of another shape or type; it names the first three.
+    A model without biases leaves out biases of zeros, and a shorter seq_length takes the first positions.
+    Raises InvalidCheckpoint with the first three tensors that are missing, unknown, or of another shape or
+    type.
     """
     architecture = architecture_of(config)
     expected = architecture.shapes(config)
@@ -92,7 +92,7 @@ def weights_of(config: ModelConfig, tensors: Mapping[str, torch.Tensor]) -> Weig
 
 
 def _shape(parts: Sequence[torch.Tensor]) -> list[int]:
-    """The shape of a tensor made of parts, one below the other."""
+    """The shape of stacked parts."""
     shape = list(parts[0].shape)
     return shape if len(parts) == 1 else [sum(map(len, parts)), *shape[1:]]
 
@@ -108,11 +108,11 @@ def load_weights(folder: Path, model: Network) -> None:
 def _copy(weights: Weights, model: Network) -> None:
     with torch.no_grad():
         for name, target in model.state_dict().items():
-            fill(target, weights[name])  # the rows that pad the vocabulary become zero
+            fill(target, weights[name])  # the vocabulary's padding becomes zero
 
 
 def open_model(folder: Path) -> tuple[ModelConfig, Weights]:
-    """Config and weights of a checkpoint or a Hugging Face folder, as weights_of. Raises UserError (exit 4)."""
+    """The config and weights of a checkpoint or a Hugging Face folder. Raises UserError (exit 4)."""
     with opening(f"checkpoint {printable(folder)}"):
         config = read_config(folder)
         return config, weights_of(config, stored_tensors(folder))
@@ -120,7 +120,7 @@ def open_model(folder: Path) -> tuple[ModelConfig, Weights]:
 
 @contextlib.contextmanager
 def opening(what: str) -> Iterator[None]:
-    """Raises UserError (exit 4) for a folder that cannot be opened in this block."""
+    """Turns an InvalidCheckpoint inside into a UserError (exit 4) that names what was opened."""
     try:
         yield
     except InvalidCheckpoint as error:
@@ -140,29 +140,29 @@ def load_model(folder: Path, device: torch.device) -> Network:
 
 
 def starting_config(requested: str, warn: Callable[[str], None]) -> tuple[Path, ModelConfig]:
-    """The folder that --init_from means and its model's config. Raises UserError (exit 4)."""
+    """The folder that --init_from means, and its config. Raises UserError (exit 4)."""
     folder = resolve(Path(requested), warn, to_train=False)
     with opening(f"--init_from {printable(requested)}"):
         config = read_config(folder)
-        weights_of(config, stored_tensors(folder))  # before their memory is taken
+        weights_of(config, stored_tensors(folder))  # checked before the model takes memory
         return folder, config
 
 
 def start_from(folder: Path, model: Network) -> None:
-    """Copies the weights of --init_from into the model. Raises UserError (exit 4), for NaN and infinity too."""
+    """Copies the weights of --init_from into the model. Raises UserError (exit 4), also for NaN or infinity."""
     with opening(f"--init_from {printable(folder)}"):
         load_weights(folder, model)
     _check_finite(folder / WEIGHTS, model.named_parameters())
 
 
 def _check_finite(place: Path, tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
-    """Raises UserError (exit 4) with the names of the place and of its first tensor that holds NaN or infinity.
+    """Raises UserError (exit 4) for a file with NaN or infinity, with the name of its first such tensor.
 
-    Training could neither use such a tensor nor save it, and would say so only at its first checkpoint.
+    Training could neither use such a tensor nor save it, and would fail only at its first checkpoint.
     """
     for name, tensor in tensors:
         tensor = local(tensor)
-        if tensor.sum().isfinite():  # a sum costs a pass over the tensor, but can overflow
+        if tensor.sum().isfinite():  # a sum is one pass over the tensor, but can overflow
             continue
         if bad := int((~tensor.isfinite()).sum()):
             raise UserError(Exit.CHECKPOINT, f"{printable(place)} cannot be trained on: {bad:,} of "
@@ -177,8 +177,9 @@ def load_training(folder: Path, model: Network, optimizer: torch.optim.Optimizer
                   ) -> list[str]:
     """Restores weights, optimizer state and random-number generators from a verified checkpoint.
 
-    schema names the tensors that the optimizer keeps for a parameter, with shapes and types. Returns in words what
-    was not restored. Raises UserError (exit 4) if the state belongs to another model, or holds NaN or infinity.
+    schema gives the tensors that the optimizer keeps for a parameter, with shapes and types. Returns notes
+    about state that was not restored. Raises UserError (exit 4) for the state of another model, and for NaN
+    or infinity.
     """
     try:
         load_weights(folder, model)
@@ -199,30 +200,36 @@ def load_training(folder: Path, model: Network, optimizer: torch.optim.Optimizer
 
 
 def _check_optimizer_state(file: Any, model: Network, schema: StateSchema) -> None:
-    """Raises InvalidCheckpoint unless each tensor is there in its type and shape, and each scalar is a count."""
-    stored, problems, scalars = set(file.keys()), [], []
+    """Raises InvalidCheckpoint unless each tensor has its type and shape, and each scalar is a count."""
+    stored = set(file.keys())
+    problems, scalars = [], []
     for parameter_name, parameter in model.named_parameters():
         for key, expected in schema(parameter).items():
             name, wanted = f"{key}.{parameter_name}", (DTYPES[expected.dtype], list(expected.shape))
-            there = file.get_slice(name) if name in stored else None
-            found = (there.get_dtype(), there.get_shape()) if there else "missing"
-            if found != wanted:
-                problems.append(f"{name} is {found}, the model's {wanted}")
+            tensor = file.get_slice(name) if name in stored else None
+            saved = (tensor.get_dtype(), tensor.get_shape()) if tensor else "missing"
+            if saved != wanted:
+                problems.append(f"{name} is {saved}, the model's {wanted}")
             elif not expected.shape:
                 scalars.append(name)
     if problems:
         raise InvalidCheckpoint(f"{OPTIMIZER}: {'; '.join(problems[:3])}; {CURE}")
     for name in scalars:  # AdamW divides by 1 - beta^step
-        if not 0 <= (count := float(file.get_tensor(name))) <= MAX_COUNT:
+        count = float(file.get_tensor(name))
+        if not 0 <= count <= MAX_COUNT:
             raise InvalidCheckpoint(f"{OPTIMIZER}: {name} is {count:g}, not 0 or more; {CURE}")
 
 
 def _restore_generators(file: Any, device: torch.device) -> list[str]:
-    """Sets the random-number generators; returns in words what was not restored. Raises InvalidCheckpoint."""
+    """Sets the random-number generators; returns notes about state that was not restored.
+
+    Raises InvalidCheckpoint.
+    """
     try:
         torch.set_rng_state(file.get_tensor("rng.cpu"))
         if device.type != "cpu":
-            if (name := f"rng.{device.type}") not in file.keys():  # noqa: SIM118 - it is not a mapping
+            name = f"rng.{device.type}"
+            if name not in file.keys():  # noqa: SIM118 - the file is no mapping
                 return ["the checkpoint was saved on another kind of device: dropout on this GPU starts a new random "
                         "sequence"]
             backend_of(device).api.set_rng_state(file.get_tensor(name))

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 class TrainState:
     """The counters of a run. All steps are optimizer steps.
 
-    seconds is what --max_minutes counts, of all starts of the run together. init_from names the pretrained weights of
-    the first start, with the commit of those from the hub; it is empty where the run began at random weights.
+    seconds is what --max_minutes counts, of all starts of the run together. init_from names the pretrained
+    weights of the first start, with the commit of those from the hub; it is empty where the run began at
+    random weights.
     """
 
     step: int = 0

@@ -13,17 +13,19 @@ from gpt.checkpoint.state import TrainState
 from gpt.common.names import STATE
 
 MAX_COUNT = 2**53  # of steps and samples: the largest whole number that every reader of JSON represents exactly
-SCALER = {"scale", "growth_factor", "backoff_factor", "growth_interval", "_growth_tracker"}  # of torch's GradScaler
+COUNTERS = tuple(each.name for each in fields(TrainState))
+# The keys of the state of torch's GradScaler.
+SCALER = {"scale", "growth_factor", "backoff_factor", "growth_interval", "_growth_tracker"}
 
 
 @dataclass(frozen=True)
 class Stored:
     """The training state that a checkpoint stores besides its tensors.
 
-    settings are the recipe's values and the other flags that losses depend on; environment holds the facts about the
-    machine that decide the last digits. scaler is the state of torch's GradScaler, empty without fp16. model holds the
-    fields of the config, data the sha256 of tokens and tokenizer. permanent marks a checkpoint that is never pruned.
-    Fields that an older version did not store have their defaults.
+    settings are the recipe's values and the other flags that losses depend on; environment holds the facts
+    about the machine that decide the last digits. scaler is the state of torch's GradScaler, empty without
+    fp16. model holds the fields of the config, data the sha256 of tokens and tokenizer. permanent marks a
+    checkpoint that is never pruned. Fields that an older version did not store have their defaults.
     """
 
     state: TrainState = field(default_factory=TrainState)
@@ -49,7 +51,7 @@ class Found(NamedTuple):
     stored: Stored
 
 
-def parse(content: Mapping[str, Any]) -> Stored:
+def parse_state(content: Mapping[str, Any]) -> Stored:
     """The training state from the fields of trainer_state.json.
 
     Raises InvalidCheckpoint for a value that no run of train.py could have written.
@@ -57,7 +59,7 @@ def parse(content: Mapping[str, Any]) -> Stored:
     _check(content)
     flags = _object(content.get("flags"))
     return Stored(
-        state=TrainState(**{each.name: content[each.name] for each in fields(TrainState) if each.name in content}),
+        state=TrainState(**{name: content[name] for name in COUNTERS if name in content}),
         settings=content.get("settings", {}),
         environment=content.get("environment", {}),
         flags_given=_object(flags.get("given")),
@@ -82,7 +84,8 @@ def check_version(file: str, content: Mapping[str, Any]) -> None:
 
 
 def _check(content: Mapping[str, Any]) -> None:
-    check_field(content.get("format") == STATE_FORMAT, "format", content.get("format"), repr(STATE_FORMAT), STATE)
+    kind = content.get("format")
+    check_field(kind == STATE_FORMAT, "format", kind, repr(STATE_FORMAT), STATE)
     check_version(STATE, content)
     for key in ("settings", "environment", "scaler"):
         check_field(isinstance(content.get(key, {}), dict), key, content.get(key), "an object", STATE)
@@ -96,8 +99,11 @@ def _check(content: Mapping[str, Any]) -> None:
     scaler = content.get("scaler", {})
     check_field(scaler.keys() in (set(), SCALER), "scaler", scaler, f"of {', '.join(sorted(SCALER))}", STATE)
     best = content.get("best_val_loss")
-    numbers = {"best_val_loss": (0 if best is None else best, -math.inf), "seconds": (content.get("seconds", 0), 0)}
+    _check_number("best_val_loss", 0 if best is None else best, -math.inf)
+    _check_number("seconds", content.get("seconds", 0), 0)
     for key, value in scaler.items():
-        numbers[f"scaler.{key}"] = (value, 0 if key == "_growth_tracker" else 2**-149)
-    for key, (value, low) in numbers.items():
-        check_field(is_number(value) and value >= low, key, value, f"a number of {low:g} or more", STATE)
+        _check_number(f"scaler.{key}", value, 0 if key == "_growth_tracker" else 2**-149)
+
+
+def _check_number(key: str, value: Any, low: float) -> None:
+    check_field(is_number(value) and value >= low, key, value, f"a number of {low:g} or more", STATE)

@@ -1,4 +1,4 @@
-"""Is a checkpoint whole, and could its training state have been written by a run?"""
+"""Compares the files of a checkpoint with its manifest."""
 
 import json
 import os
@@ -9,7 +9,7 @@ from typing import Any
 
 from gpt.architectures.fields import shown
 from gpt.checkpoint.contents import NEEDED
-from gpt.checkpoint.stored import Stored, check_version, parse
+from gpt.checkpoint.stored import Stored, check_version, parse_state
 from gpt.common.errors import InvalidCheckpoint
 from gpt.common.files import read_text, sha256_of
 from gpt.common.names import MANIFEST, OPTIMIZER, STATE
@@ -19,17 +19,18 @@ from gpt.common.words import printable
 def verify(folder: Path, to_train: bool = True) -> Stored:
     """Compares every file with the manifest and returns the training state.
 
-    Without to_train only the size of the optimizer's file is compared: it holds two thirds of the bytes, and a reader
-    of the weights does not need it. Raises InvalidCheckpoint with the reason.
+    Without to_train only the size of the optimizer's file is compared: the file holds two thirds of the
+    bytes, and readers of the weights do not need it. Raises InvalidCheckpoint with the reason.
     """
     entries = manifest_entries(folder)
     with ThreadPoolExecutor(min(4, os.cpu_count() or 1)) as hashers:
-        list(hashers.map(lambda name: _check_file(folder, name, entries[name], to_train or name != OPTIMIZER), entries))
+        list(hashers.map(lambda name: _check_file(folder, name, entries[name], to_train or name != OPTIMIZER),
+                         entries))
     return _parsed_state(folder)
 
 
 def manifest_sha256(folder: Path) -> str:
-    """By which a checkpoint is known: the manifest has the sha256 of every other file."""
+    """The sha256 of the manifest, which identifies a checkpoint as it covers every other file."""
     return sha256_of(folder / MANIFEST)
 
 
@@ -41,7 +42,7 @@ def read_state(folder: Path) -> Stored:
 
 def _parsed_state(folder: Path) -> Stored:
     """The training state of a folder whose name says the same step. Raises InvalidCheckpoint."""
-    stored = parse(read_json(folder / STATE))
+    stored = parse_state(read_json(folder / STATE))
     named = re.fullmatch(r"checkpoint-(\d+)", folder.name)
     if named and int(named[1]) != stored.state.step:
         raise InvalidCheckpoint(f"{STATE}: step is {stored.state.step:,}, the folder's name says {named[1]}")
@@ -71,7 +72,7 @@ def manifest_entries(folder: Path) -> dict[str, Any]:
 
 
 def _check_file(folder: Path, name: str, entry: Any, with_hash: bool) -> None:
-    """Raises InvalidCheckpoint if a file is not what the manifest's entry says."""
+    """Raises InvalidCheckpoint for a file that differs from its entry in the manifest."""
     path, shown_name = folder / name, printable(name)[:60]
     if path.parent != folder or not isinstance(entry, dict) or not isinstance(entry.get("sha256"), str):
         raise InvalidCheckpoint(f"{MANIFEST} holds an entry that does not name a file of this folder with its sha256")

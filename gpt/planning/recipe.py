@@ -218,14 +218,12 @@ class _Values:
 
 
 def choose_recipe(args: Namespace, config: ModelConfig, num_tokens: int, most_batch_size: int,
-                  sizing: Sizing | None = None, stored: Stored = NEW_RUN,
-                  horizon: int | None = None) -> Recipe:
+                  sizing: Sizing | None = None, stored: Stored = NEW_RUN, horizon: int | None = None) -> Recipe:
     """Decides what the flags leave open, with reasons. A resumed run keeps its optimizer, peak, warm-up and cooldown.
 
-    most_batch_size is what fits the memory. stored is the state of the checkpoint to resume from. horizon
-    is the last step that --max_minutes allows, None while it is not known. Raises UserError: exit 2 for a warm-up
-    longer than the run, or a min_lr above a learning rate that was not given, exit 4 for another optimizer than the
-    checkpoint's.
+    most_batch_size is what fits the memory. stored is the state of the checkpoint to resume from. horizon is the last
+    step that --max_minutes allows, None while it is not known. Raises UserError: exit 2 for a warm-up longer than the
+    run, or a min_lr above a learning rate that was not given, exit 4 for another optimizer than the checkpoint's.
     """
     settings = stored.settings
     values = _Values(args, {**sizing.reasons} if sizing and stored.is_new else {})

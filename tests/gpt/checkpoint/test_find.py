@@ -83,7 +83,7 @@ def test_a_checkpoint_of_another_machine_is_waited_for_until_all_of_it_is_here(f
     newest.rename(away)
     threading.Timer(0.2, away.rename, [newest]).start()
     wait_until_here(newest, sha256, seconds=5.0)
-    with refused("is not here as the first process sees it, after 0 s"):
+    with refused("after 0 s"):
         wait_until_here(newest, sha256[::-1], seconds=0.05)
 
 

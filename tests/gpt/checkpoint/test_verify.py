@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from gpt.checkpoint.find import newest_sound
-from gpt.checkpoint.stored import SCALER, parse
+from gpt.checkpoint.stored import SCALER, parse_state
 from gpt.checkpoint.verify import verify
 from gpt.common.errors import InvalidCheckpoint
 from tests.gpt.checkpoint.test_contents import FILES
@@ -92,6 +92,6 @@ def test_a_checkpoint_under_another_steps_name_is_refused(folder):
     ({"scaler": dict.fromkeys(sorted(SCALER), 0)}, "is 0, not a number of 1.4013e-45 or more")], ids=str)
 def test_a_state_that_no_run_could_have_written_is_refused(fields, reason):
     sound = {"format": "gpt-trainer", "version": 1, "step": 7, "best_val_loss": 10**400}
-    parse(sound)
+    parse_state(sound)
     with pytest.raises(InvalidCheckpoint, match=reason):
-        parse({**sound, **fields})
+        parse_state({**sound, **fields})
