@@ -317,7 +317,7 @@ part() { # NAME
         ;;
     tuned) longest=540 bench "tuned-${shapes[0]}" "${shapes[0]}" '[0-9]x$' --rungs 7 ;; # it compiles for minutes
     steps) for arch in $("$python" -c "from gpt.architectures.table import ARCHITECTURES; print(*ARCHITECTURES)"); do
-        for optimizer in $("$python" -c "from gpt.optimizers.build import OPTIMIZERS; print(*OPTIMIZERS)"); do
+        for optimizer in $("$python" -c "from gpt.optimizers.table import OPTIMIZERS; print(*OPTIMIZERS)"); do
             trained "steps-$arch-$optimizer" '^step_seconds: ' --arch "$arch" --optimizer "$optimizer" --verbose \
                 --dry_run
             trained "steps-overfit-$arch-$optimizer" '^step [0-9]|overfit' --arch "$arch" --optimizer "$optimizer" \

@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gpt.common.children import PROGRAM, SAFE_PATH, Answer, ask
+from gpt.common.children import PROGRAM, SAFE_PATH, Answer, run_child
 from gpt.common.errors import Exit, UserError
 from gpt.common.progress import Progress
 from gpt.common.signals import Signals
@@ -88,7 +88,7 @@ class Bench:
         Raises SystemExit after a signal, and UserError (exit 3) for tokens that no run can train on.
         """
         environment = {SAFE_PATH: "1", "PYTHONPATH": str(PROGRAM)}  # no module comes from the current folder
-        answer = ask([sys.executable, *words], self.signals, seconds, environment)
+        answer = run_child([sys.executable, *words], self.signals, seconds, environment)
         if answer.code == Exit.DATA:
             raise UserError(Exit.DATA, problem_of(answer))
         return answer
@@ -100,7 +100,7 @@ def problem_of(answer: Answer) -> str:
         return ""
     if answer.code is None:
         return "not done in time"
-    error = next((line for line in answer.complaints.splitlines() if line.startswith("error: ")), "")
+    error = next((line for line in answer.stderr.splitlines() if line.startswith("error: ")), "")
     killed = f"killed by signal {-answer.code}" if answer.code < 0 else answer.reason
     return printable(error.removeprefix("error: ")) or killed
 
@@ -178,7 +178,7 @@ def run_rung(bench: Bench, rung: Rung) -> Timed:
             **bench.flags, "output_dir": folder, "max_steps": bench.warmup + bench.steps,
             "learning_rate": LEARNING_RATE, "lr_schedule": "constant", "optimizer": "adamw", "seed": SEED,
             "eval_interval": 10**9, "eval_batches": 1, "checkpoint_every_minutes": 0, **rung.flags})])
-        fallbacks = (line.removeprefix("warning: ") for line in answer.complaints.splitlines()
+        fallbacks = (line.removeprefix("warning: ") for line in answer.stderr.splitlines()
                      if "torch.compile failed" in line or "out of memory in step" in line)
         problem = problem_of(answer) or next(fallbacks, "")
         if problem:

@@ -96,29 +96,30 @@ def print_kernels(events: Any, on_gpu: bool) -> None:
     for event in events:
         if (str(event.device_type) != "DeviceType.CPU") == on_gpu and not event.is_user_annotation:
             microseconds = event.self_device_time_total if on_gpu else event.self_cpu_time_total
-            for name in ("a step", next(group for group, has in GROUPS.items() if re.search(has, event.key.lower())),
-                         event.key[:90]):
+            group = next(group for group, pattern in GROUPS.items() if re.search(pattern, event.key.lower()))
+            for name in ("a step", group, event.key[:90]):
                 sums[name] = sums.get(name, 0) + torch.tensor([microseconds / 1e3, event.count]) / NUM_RECORDED
     for name, (ms, launches) in sums.items():
         print(f"profile {ms:>10,.3f} ms{launches:>7,.0f} x  {name}", flush=True)
 
 
-# The name that each naive part takes the place of; attention takes the place of two.
-NAIVE = {"loader": ("data.Batches", NaiveBatches), "profiler": ("data.Batches", ProfiledBatches),
-         "optimizer": ("train.adamw_for", lambda device: NaiveAdamW)}
+# The names that each naive part replaces.
+NAIVE: dict[str, dict[str, Any]] = {
+    "loader": {"data.Batches": NaiveBatches},
+    "profiler": {"data.Batches": ProfiledBatches},
+    "optimizer": {"train.adamw_for": lambda device: NaiveAdamW},
+    "attention": {"model.F": SimpleNamespace(**{**vars(F), "scaled_dot_product_attention": naive_attention}),
+                  "model.attends_in_blocks": lambda *shape: False},
+}
 
 
 def train_naively(parts: Sequence[str], flags: Sequence[str]) -> int:
-    """Runs train.py's main with the naive parts of these names; returns its exit code."""
+    """Runs train.py's main with these parts of NAIVE; returns its exit code."""
     _called.clear()
     with contextlib.ExitStack() as patches:
-        if "attention" in parts:
-            functions = SimpleNamespace(**{**vars(F), "scaled_dot_product_attention": naive_attention})
-            patches.enter_context(patch("model.F", functions))
-            patches.enter_context(patch("model.attends_in_blocks", lambda *shape: False))
-        for name in parts:
-            if name in NAIVE:
-                patches.enter_context(patch(*NAIVE[name]))
+        for part in parts:
+            for name, replacement in NAIVE[part].items():
+                patches.enter_context(patch(name, replacement))
         code = train.main(flags)
     assert code or set(parts) == _called, f"train.py never called the naive {set(parts) - _called}"
     return code

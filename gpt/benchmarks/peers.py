@@ -35,7 +35,7 @@ def time_step(bench: Bench, peer_dir: str) -> None:
 
     def theirs() -> float:
         answer = bench.run(["-c", IN_ITS_FOLDER, peer_dir, *(f"--{name}={value}" for name, value in flags.items())])
-        steps = re.findall(r"iter (\d+): .* time ([\d.]+)ms", answer.printed)
+        steps = re.findall(r"iter (\d+): .* time ([\d.]+)ms", answer.stdout)
         if problem := problem_of(answer):
             raise RungFailed(Exit.MACHINE, f"nanoGPT: {problem}")
         return statistics.median(float(ms) / 1e3 for step, ms in steps if int(step) >= bench.warmup)

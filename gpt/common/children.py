@@ -42,18 +42,19 @@ class Answer(NamedTuple):
     """The exit code of a child process, missing (None) after a timeout, and its output on stdout and stderr."""
 
     code: int | None
-    printed: str
-    complaints: str
+    stdout: str
+    stderr: str
 
     @property
     def reason(self) -> str:
         """The last line of stderr, or the exit code if stderr is empty."""
-        lines = self.complaints.strip().splitlines() or [f"exit code {self.code}"]
+        lines = self.stderr.strip().splitlines() or [f"exit code {self.code}"]
         return printable(lines[-1])[:300]
 
 
-def ask(command: Sequence[str], signals: Signals, seconds: float = math.inf,
-        env: Mapping[str, str] = MappingProxyType({}), grace_seconds: float = 0.0, shows: bool = False) -> Answer:
+def run_child(command: Sequence[str], signals: Signals, seconds: float = math.inf,
+              env: Mapping[str, str] = MappingProxyType({}), grace_seconds: float = 0.0,
+              shows: bool = False) -> Answer:
     """Runs a script of this program, at most for some seconds; then kills it with all its child processes.
 
     Before that, grace_seconds give it time to stop after SIGTERM, while it must print little. With shows it
@@ -69,11 +70,9 @@ def ask(command: Sequence[str], signals: Signals, seconds: float = math.inf,
     pipe = None if shows else subprocess.PIPE
     with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=pipe, stderr=pipe, text=True, errors="replace",
                           env={**inherited, **env}, start_new_session=os.name == "posix") as child:
-        with contextlib.suppress(OSError):  # out of memory, Linux then kills the child and not this process
-            Path(f"/proc/{child.pid}/oom_score_adj").write_text("1000")
         while True:
             with contextlib.suppress(subprocess.TimeoutExpired):
-                printed, complaints = child.communicate(timeout=0.2)
+                stdout, stderr = child.communicate(timeout=0.2)
                 break
             is_late = time.monotonic() > ends_at
             if not is_late and signals.number is None:
@@ -87,7 +86,7 @@ def ask(command: Sequence[str], signals: Signals, seconds: float = math.inf,
     if signals.number is not None:
         raise SystemExit(128 + signals.number)
     signals.at_once = at_once
-    return Answer(None if is_late else child.returncode, printed, complaints)
+    return Answer(None if is_late else child.returncode, stdout, stderr)
 
 
 def start_process(context: Any, target: Callable[..., Any], *arguments: Any) -> Any:

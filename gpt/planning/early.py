@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from gpt.common.children import PROGRAM, ask
+from gpt.common.children import PROGRAM, run_child
 from gpt.common.errors import Exit, UserError, require
 from gpt.common.files import read_text
 from gpt.common.flags import in_list
@@ -95,7 +95,8 @@ def make_tokens(args: Namespace) -> None:
     else:
         print(f"texts       become tokens: python {shell_line(make)}", flush=True)
         with Signals() as signals:
-            answer = ask([sys.executable, str(PROGRAM / make[0]), *make[1:]], signals, grace_seconds=5, shows=True)
+            command = [sys.executable, str(PROGRAM / make[0]), *make[1:]]
+            answer = run_child(command, signals, grace_seconds=5, shows=True)
         if answer.code:
             raise SystemExit(answer.code)
     if is_main():
