@@ -13,11 +13,10 @@ from gpt.checkpoint.stored import parse_state
 from gpt.checkpoint.verify import read_json, verify
 from gpt.common.errors import Exit, InvalidCheckpoint, UserError, writing
 from gpt.common.files import rename, sync, try_lock
-from gpt.common.names import MANIFEST, METRICS, RUN_CONFIG, STATE
+from gpt.common.names import LOCK, MANIFEST, METRICS, RUN_CONFIG, STATE
 from gpt.common.progress import Progress
 from gpt.common.words import is_utf8, printable, shell_word
 
-LOCK = ".lock"
 SIGNED = "pid "  # the begin of the lock file's content
 TEMPORARY = ".tmp-checkpoint-"
 REPLACED = ".tmp-replaced-"  # a checkpoint of the same step, put aside while the new one takes its name

@@ -2,6 +2,7 @@
 
 A thread copies beside training, which never waits for it: a mirror that fails costs one warning, and each save tries
 again. On a new machine, where the output folder is empty, --resume_from auto brings the newest checkpoint back.
+A mirror that a run recorded is used only if it already holds checkpoints of this run: a file names no other folder.
 """
 
 import contextlib
@@ -9,6 +10,7 @@ import os
 import shutil
 import threading
 import time
+from argparse import Namespace
 from pathlib import Path
 
 from gpt.checkpoint.find import steps_in
@@ -35,9 +37,7 @@ def copy_checkpoint(source: Path, folder: Path) -> None:
     """
     names = {*manifest_entries(source), MANIFEST}
     with atomic_folder(folder, source.name) as temporary:
-        for path in source.iterdir():
-            if path.name not in names:
-                continue
+        for path in [path for path in source.iterdir() if path.name in names]:
             with path.open("rb") as reader, (temporary / path.name).open("wb") as writer:
                 shutil.copyfileobj(reader, writer, 2**20)
                 writer.flush()
@@ -55,22 +55,21 @@ def copy_run_files(source: Path, target: Path) -> None:
 
 def is_copied(source: Path, copy: Path) -> bool:
     """Returns True if two checkpoints have the same manifest, and so the same sha256 of every file."""
-    try:
+    with contextlib.suppress(OSError):
         return (source / MANIFEST).read_bytes() == (copy / MANIFEST).read_bytes()
-    except OSError:
-        return False
+    return False
 
 
-def holds_another_run(root: Path, output_dir: Path) -> bool:
-    """Returns True if a mirror holds checkpoints of another run than output_dir.
+def holds_this_run(root: Path, output_dir: Path) -> bool:
+    """Returns True if a mirror holds checkpoints of the run in output_dir.
 
     Two folders hold the same run if they share a checkpoint, or if their metrics.jsonl begin with the same row: it has
     the time of the run's first logged step.
     """
-    if not steps_in(root) or any(is_copied(path, root / path.name) for path in steps_in(output_dir).values()):
-        return False
+    if any(is_copied(path, root / path.name) for path in steps_in(output_dir).values()):
+        return True
     row = first_row(root)
-    return not row or row != first_row(output_dir)
+    return bool(row and steps_in(root)) and row == first_row(output_dir)
 
 
 def first_row(folder: Path) -> bytes:
@@ -80,36 +79,47 @@ def first_row(folder: Path) -> bytes:
     return b""
 
 
+def is_typed(args: Namespace) -> bool:
+    """Returns True if --mirror_to was given for this start of the run, not recorded by an earlier one."""
+    return "mirror_to" in args.config.given
+
+
 # ---------------------------------------------------------------- before the run
 
 
-def prepare_mirror(mirror_to: str, output_dir: Path, resume_from: str | None, out: Progress) -> None:
+def prepare_mirror(args: Namespace, out: Progress) -> None:
     """Tries the mirror before any work, and brings its newest checkpoint back where the output folder has none.
 
     Raises UserError: exit 5 if the mirror cannot be written, exit 4 if it is a checkpoint itself or holds another
-    run's. A run that resumes from its own folder goes on without the mirror, with a warning.
+    run's. A run that resumes from its own folder goes on without the mirror, with a warning. A recorded mirror that
+    does not hold this run is left alone; each save looks again.
     """
-    root, shown = Path(mirror_to), f"--mirror_to {printable(mirror_to)}"
+    root, output_dir = Path(args.mirror_to), Path(args.output_dir)
+    resumed, shown = args.resume_from, f"--mirror_to {printable(args.mirror_to)}"
     check_place("--mirror_to", root)
-    has_checkpoints = bool(steps_in(output_dir))
+    with out.phase("looking at the mirror"):
+        copies, has_checkpoints = steps_in(root), bool(steps_in(output_dir))
+        is_own = holds_this_run(root, output_dir)
+    is_meant = bool(resumed) and (resumed == "auto" or is_same_folder(resumed, root))
+    comes_back = bool(copies) and is_meant and not has_checkpoints
+    if not (is_typed(args) or is_own or comes_back):
+        return  # the thread prints the reason
     try:
-        with out.phase("looking at the mirror"), writing(shown, root):
+        with out.phase("trying the mirror"), writing(shown, root):
             place_of(str(root / METRICS))
     except UserError as error:
-        if not (resume_from and has_checkpoints):
+        if not (resumed and has_checkpoints):
             raise
         out.warn(f"{error} Training goes on, and each save tries again.")
         return
-    copies = steps_in(root)
-    is_meant = bool(resume_from) and (resume_from == "auto" or is_same_folder(resume_from, root))
-    if copies and is_meant and not has_checkpoints:
+    if comes_back:
         with writing(f"--output_dir {printable(output_dir)}", output_dir):
             bring_back(root, output_dir, out)
-    elif copies and (not resume_from or holds_another_run(root, output_dir)):
+    elif copies and not (is_own and (resumed or args.cooldown_from)):
         raise UserError(Exit.CHECKPOINT, f"{shown} holds the checkpoints of another run, the last one of step "
                                          f"{max(copies):,}. Give --resume_from auto to continue that run, or another "
                                          "--mirror_to.")
-    out.say(f"mirror      each checkpoint is copied to {printable(mirror_to)} beside training")
+    out.say(f"mirror      each checkpoint is copied to {printable(args.mirror_to)} beside training")
 
 
 def bring_back(root: Path, output_dir: Path, out: Progress) -> None:
@@ -122,11 +132,10 @@ def bring_back(root: Path, output_dir: Path, out: Progress) -> None:
         try:
             with out.phase("copying from the mirror"):
                 copy_checkpoint(path, output_dir)
-        except InvalidCheckpoint as error:
-            out.warn(f"{printable(path)} is damaged and was skipped: {error}")
-        else:
             out.say(f"resume      {path.name} was copied from the mirror {printable(root)}")
             return
+        except InvalidCheckpoint as error:
+            out.warn(f"{printable(path)} is damaged and was skipped: {error}")
     raise UserError(Exit.CHECKPOINT, f"--mirror_to {printable(root)}: every checkpoint there is damaged. Give another "
                                      "--mirror_to to begin a new run.")
 
@@ -137,9 +146,10 @@ def bring_back(root: Path, output_dir: Path, out: Progress) -> None:
 class Mirror:
     """Copies a run's checkpoints to a folder on another disk, and deletes old ones there by the run's own rule."""
 
-    def __init__(self, root: Path, output_dir: Path, out: Progress):
+    def __init__(self, args: Namespace, out: Progress):
         self.copying_step = 0  # the step of the checkpoint being copied, which must not be pruned meanwhile
-        self._root, self._output_dir, self._out = root, output_dir, out
+        self._root, self._output_dir, self._out = Path(args.mirror_to), Path(args.output_dir), out
+        self._may_be_new = is_typed(args)  # a recorded mirror must hold this run already
         self._latest: Retention | None = None  # the last request
         self._thread = threading.Thread()
         self._lock = threading.Lock()  # one thread copies at a time
@@ -187,8 +197,7 @@ class Mirror:
         """Prunes the mirror, then copies the missing checkpoints. Raises OSError, also for a damaged checkpoint."""
         root, output_dir = self._root, self._output_dir
         if not self._is_ours:
-            if holds_another_run(root, output_dir):
-                raise OSError("it holds the checkpoints of another run")
+            self._check_owner()
             root.mkdir(parents=True, exist_ok=True)
             sweep(root)
             self._is_ours = True
@@ -208,6 +217,12 @@ class Mirror:
                         raise OSError(f"{path.name} was not copied: {first_line(error)}") from error
                 if retention is not self._latest:  # the newest first
                     return
+
+    def _check_owner(self) -> None:
+        """Raises OSError if the folder holds another run, or if it is a recorded one and does not hold this run."""
+        is_new = self._may_be_new and not steps_in(self._root)
+        if not (is_new or holds_this_run(self._root, self._output_dir)):
+            raise OSError("it does not hold the checkpoints of this run; --mirror_to chooses another folder")
 
 
 def yield_the_cores() -> None:

@@ -14,7 +14,7 @@ from typing import Any
 
 from gpt.common.config import TOML, Layer, read_toml, with_present_names
 from gpt.common.files import named_in, read_text
-from gpt.common.names import MANIFEST, RUN_CONFIG, STATE
+from gpt.common.names import LOCK, MANIFEST, RUN_CONFIG, STATE
 from gpt.common.words import printable
 
 CURE = "Correct it, or empty it: the checkpoints hold the run's flags too."
@@ -26,7 +26,8 @@ def recorded_flags(given: Mapping[str, Any]) -> Layer | None:
     given holds the flags of the command line and of --config. The recorded flags come from the config.toml
     beside the checkpoints, else from a checkpoint. A run continues in its own folder unless given names
     another. A run that was killed before its first checkpoint has only a config.toml, and 'auto' then
-    starts a new run. Raises UserError (exit 2) for a config.toml that is not TOML.
+    starts a new run. A mirror continues in the output folder of the command. The recorded mirror is a
+    decided flag: the run has to prove that it is its own. Raises UserError (exit 2) for a config.toml that is not TOML.
     """
     output_dir = Path(given.get("output_dir", "out"))
     requested = [given[name] for name in ("resume_from", "cooldown_from") if given.get(name)]
@@ -46,13 +47,25 @@ def recorded_flags(given: Mapping[str, Any]) -> Layer | None:
         return None
     if checkpoints:
         layer.given.pop("init_from", None)  # a resumed run does not start from other weights
-    mirror_to = {**layer.values, **given}.get("mirror_to")
-    is_mirror = mirror_to and is_same_folder(str(mirror_to), folder)
-    if (folder / RUN_CONFIG).exists() and not is_mirror:
+    has_config = (folder / RUN_CONFIG).exists()
+    mirror = given.get("mirror_to") or _pop_mirror(layer, folder)
+    # An output folder keeps its lock file, and no lock file is copied: without one the folder is a mirror, moved.
+    is_moved = mirror and "mirror_to" not in given and has_config and not (folder / LOCK).exists()
+    is_mirror = is_moved or (mirror and is_same_folder(mirror, folder))
+    if has_config and not is_mirror:
         layer.decided["output_dir"] = str(folder)
-    if not is_mirror and not is_same_folder(given.get("output_dir", folder), folder):
-        layer.given.pop("mirror_to", None)  # a run in another folder needs a mirror of its own
+    output_dir = given.get("output_dir") or layer.decided.get("output_dir", "out")
+    if is_mirror or (mirror and is_same_folder(output_dir, folder)):  # a run in another folder needs another mirror
+        layer.decided["mirror_to"] = str(folder) if is_mirror else mirror
     return layer
+
+
+def _pop_mirror(layer: Layer, folder: Path) -> str | None:
+    """Removes the mirror from the flags of the run in a folder, and returns it. Older runs kept it in mirror.json."""
+    mark = _object_in(folder / "mirror.json")
+    recorded = layer.given.pop("mirror_to", None) or layer.decided.pop("mirror_to", None)
+    mirror = recorded or (folder if "output_dir" in mark else mark.get("mirror_to"))  # a mirror's mark has output_dir
+    return mirror and str(mirror)
 
 
 def is_same_folder(path: str | Path, other: str | Path) -> bool:

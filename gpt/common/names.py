@@ -8,6 +8,7 @@ OPTIMIZER, STATE, MANIFEST = "optimizer.safetensors", "trainer_state.json", "man
 
 # In an output folder, beside the checkpoints.
 METRICS, LOG, STARTS, RUN_CONFIG = "metrics.jsonl", "log.txt", "starts.jsonl", "config.toml"
+LOCK = ".lock"  # held while a run writes into the folder, and never copied
 
 # In a folder of tokens: it is written last and marks the folder as complete.
 METADATA = "metadata.json"

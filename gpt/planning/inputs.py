@@ -136,7 +136,7 @@ def _check(args: Namespace, runtime: Runtime) -> Inputs:
         if writes:
             runtime.held.enter_context(owned(Path(args.output_dir)))
             if args.mirror_to:
-                prepare_mirror(args.mirror_to, Path(args.output_dir), args.resume_from, out)
+                prepare_mirror(args, out)
     with problems.catch(), out.phase("checking the tokens"):
         corpus = find_corpus(args, args.init_from)
         sizing = choose_sizing(args, corpus, args.use_gpu, args.max_minutes, args.use_amp)

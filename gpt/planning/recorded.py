@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import asdict
 from typing import Any
 
@@ -21,6 +22,8 @@ def flags_of_run(setup: Setup) -> Layer:
     args, config, corpus = setup.args, setup.config, setup.corpus
     left_out = {*flags_of_scope("call"), "config"}
     values = {name: value for name, value in vars(args).items() if value is not None and name not in left_out}
+    if args.mirror_to:
+        values["mirror_to"] = os.path.abspath(args.mirror_to)  # links stay: the mirror's disk may be mounted elsewhere
     shape = {"arch": name_of(config), **{name: getattr(config, name) for name in by_flags(config)}}
     decided = {**values, **shape, **setup.recipe.flags()}
     if args.max_minutes and not args.epochs:

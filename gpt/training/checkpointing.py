@@ -49,8 +49,7 @@ class Checkpointer:
         self._tokenizer_json = tokenizer.to_str() if tokenizer else None
         self._thread, self._pending = ThreadPoolExecutor(1, "saver", yield_the_cores), None
         self._snapshot = save.Snapshot() if is_first and self.plan.copies else None
-        mirror_to = self._args.mirror_to if is_first else None
-        self.mirror = Mirror(Path(mirror_to), self.output_dir, setup.runtime.out) if mirror_to is not None else None
+        self.mirror = Mirror(self._args, setup.runtime.out) if is_first and self._args.mirror_to else None
 
     # ---- when
 

@@ -3,8 +3,10 @@
 import contextlib
 import errno
 import io
+import json
 import shutil
 import threading
+from argparse import Namespace
 from pathlib import Path
 
 import pytest
@@ -14,10 +16,11 @@ from gpt.checkpoint.find import steps_in
 from gpt.checkpoint.folder import Retention
 from gpt.checkpoint.mirror import Mirror, copy_checkpoint, is_copied
 from gpt.checkpoint.verify import verify
+from gpt.common.config import Origin
 from gpt.common.errors import Exit, InvalidCheckpoint
 from gpt.common.progress import Progress
 from tests.helpers.checkpoints import edit, flip, names_in, seal
-from tests.helpers.training import metrics_of
+from tests.helpers.training import QUIET, metrics_of, trained
 
 
 @pytest.fixture(scope="module")
@@ -86,7 +89,9 @@ def printed():
 def mirror(tmp_path, drive, printed, capsys):
     (tmp_path / "out").mkdir()
     with contextlib.closing(Progress(printed)) as out:
-        made = Mirror(drive, tmp_path / "out", out)
+        args = Namespace(mirror_to=str(drive), output_dir=str(tmp_path / "out"),
+                         config=Origin(frozenset({"mirror_to"}), "", ()))
+        made = Mirror(args, out)
         yield made
         made.finish()
 
@@ -182,7 +187,7 @@ def test_of_two_runs_that_start_with_one_mirror_the_second_leaves_it_alone(mirro
     numbered(1)
     update(mirror, 1)
     assert names_in(drive) == ["checkpoint-900"]
-    assert "it holds the checkpoints of another run" in capsys.readouterr().err
+    assert "warning: --mirror_to" in capsys.readouterr().err
 
 
 # ---------------------------------------------------------------- runs
@@ -254,3 +259,78 @@ def test_an_unwritable_mirror_ends_a_new_run_but_not_a_resumed_one(run, finished
     text = run.ok("--resume_from", str(finished), "--max_steps", "8")
     assert "warning: --mirror_to" in text
     assert 8 in steps_in(finished)
+
+
+# ---------------------------------------------------------------- the mirror that a run recorded
+
+
+def resume(capsys, monkeypatch, folder, *flags):
+    """Resumes a run by a command typed in this folder, without --output_dir; returns what it printed."""
+    monkeypatch.chdir(folder)
+    code, text = trained(["--no-use_gpu", *QUIET, *flags], capsys)
+    assert code == 0, text
+    return text
+
+
+def test_a_relative_mirror_is_the_same_folder_from_everywhere(run, drive, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    run.ok(*SAVING, "--mirror_to", "drive")
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    resume(capsys, monkeypatch, elsewhere, "--resume_from", str(tmp_path / "out"), "--max_steps", "8")
+    resume(capsys, monkeypatch, elsewhere, "--resume_from", str(tmp_path / "out"), "--max_steps", "9")
+    assert max(steps_in(drive)) == 9
+    assert names_in(elsewhere) == []
+
+
+@pytest.mark.parametrize("place", ["drive", "moved"])
+def test_the_mirror_alone_continues_a_run_in_the_current_folder(run, finished, drive, place, capsys, monkeypatch):
+    shutil.rmtree(finished)
+    drive = drive.rename(drive.with_name(place))
+    before = names_in(drive)
+    elsewhere = drive.with_name("elsewhere")
+    elsewhere.mkdir()
+    resume(capsys, monkeypatch, elsewhere, "--resume_from", str(drive), "--max_steps", "8")
+    assert max(steps_in(elsewhere / "out")) == 8
+    assert max(steps_in(drive)) == 8
+    assert set(names_in(drive)) - set(before) == {"checkpoint-8"}, "no run takes the mirror for its own folder"
+
+
+def test_a_run_of_an_older_version_keeps_the_mirror_of_its_mirror_json(run, drive):
+    run.ok(*SAVING)
+    shutil.copytree(run.folder / "out", drive, ignore=shutil.ignore_patterns(".lock"))
+    (run.folder / "out/mirror.json").write_text(json.dumps({"mirror_to": str(drive)}))
+    run.ok("--resume_from", str(run.folder / "out"), "--max_steps", "8")
+    assert max(steps_in(drive)) == 8
+
+
+def test_a_mirror_of_an_older_version_is_known_by_its_mirror_json(run, drive, tmp_path, capsys, monkeypatch):
+    run.ok(*SAVING)
+    (tmp_path / "out").rename(drive)
+    (drive / "mirror.json").write_text(json.dumps({"output_dir": str(tmp_path / "out"), "taken_by": "1"}))
+    resume(capsys, monkeypatch, tmp_path, "--resume_from", str(drive), "--max_steps", "8")
+    assert max(steps_in(tmp_path / "out")) == max(steps_in(drive)) == 8
+
+
+@pytest.mark.parametrize("content", ["nothing", "an empty folder", "files", "another run"])
+def test_nothing_is_written_into_a_recorded_mirror_that_lacks_this_run(run, drive, tmp_path, sound, content):
+    out = run.folder / "out"
+    run.ok(*SAVING, "--mirror_to", str(drive))
+    recorded = tmp_path / "recorded"
+    if content != "nothing":
+        recorded.mkdir()
+    if content == "files":
+        (recorded / "metrics.jsonl").write_bytes((out / "metrics.jsonl").read_bytes())
+    if content == "another run":
+        shutil.copytree(sound, recorded / "checkpoint-900")
+    before = sorted(recorded.rglob("*"))
+    config = out / "config.toml"
+    config.write_text(config.read_text().replace(str(drive), str(recorded)))
+    text = run.ok("--resume_from", str(out), "--max_steps", "8")
+    assert text.count("warning: --mirror_to") == 1
+    assert sorted(recorded.rglob("*")) == before
+    assert recorded.exists() == (content != "nothing")
+    assert max(steps_in(drive)) == 6
+    if content == "nothing":
+        run.ok("--resume_from", str(out), "--max_steps", "9", "--mirror_to", str(recorded))
+        assert max(steps_in(recorded)) == 9, "the flag makes it"
