@@ -1,8 +1,8 @@
 """From token files to batches: a sample is a pure function of (seed, number), for any number of processes.
 
-WindowOrder gives each sample the start of its window; MixtureOrder does so for several corpora. Tokens holds the
-tokens in memory, in a memory map or on the GPU. CorpusWindows gathers windows from them, and Batches turns windows
-into inputs and targets.
+WindowOrder gives each sample the start of its window; MixtureOrder does so for several corpora. Tokens
+holds the tokens in memory, in a memory map or on the GPU. CorpusWindows gathers windows from them, and
+Batches turns windows into inputs and targets.
 
 B is the number of rows in a batch, T the length of a window in tokens.
 """
@@ -43,12 +43,13 @@ Batch = tuple[torch.Tensor, torch.Tensor]  # inputs and targets, int32 [B, T] ea
 # ---------------------------------------------------------------- the tokens in memory
 
 
-def choose_preload(requested: str, num_bytes: int, gpu_free_bytes: int | None, ram_free_bytes: int) -> tuple[str, str]:
+def choose_preload(requested: str, num_bytes: int, gpu_free_bytes: int | None,
+                   ram_free_bytes: int) -> tuple[str, str]:
     """Chooses the place of the tokens for --preload; returns 'gpu', 'ram' or 'mmap' and the reason.
 
-    auto takes the GPU if the tokens fit in a tenth of its free memory. Otherwise it takes RAM if they fit in half of
-    the free RAM, or a memory map, which needs no room. ram that does not fit becomes mmap. Without a GPU,
-    gpu_free_bytes must be None, and the caller must refuse gpu.
+    auto takes the GPU if the tokens fit in a tenth of its free memory. Otherwise it takes RAM if they fit
+    in half of the free RAM, or a memory map, which needs no room. ram that does not fit becomes mmap.
+    Without a GPU, gpu_free_bytes must be None, and the caller must refuse gpu.
     """
     tokens, free = size(num_bytes), f"half of the {size(ram_free_bytes)} of free RAM"
     if requested == "auto" and num_bytes <= (gpu_free_bytes or 0) // 10:
@@ -63,10 +64,11 @@ def choose_preload(requested: str, num_bytes: int, gpu_free_bytes: int | None, r
 class Tokens:
     """Holds the tokens of a stream for training: in one array, in a memory map of each part, or on the GPU.
 
-    Tokens keep the dtype of the file; a GPU holds the bits of uint16 as int16. Reads do not depend on the stream's
-    division into parts. Every id returned is inside the vocabulary, even if a file changes after its first check:
-    copied tokens are checked once, memory-mapped ones at each read. Raises UserError (exit 3) for an id outside the
-    vocabulary and for a file shorter than its part, TokensChanged for a file that changes.
+    Tokens keep the dtype of the file; a GPU holds the bits of uint16 as int16. Reads do not depend on the
+    stream's division into parts. Every id returned is inside the vocabulary, even if a file changes after
+    its first check: copied tokens are checked once, memory-mapped ones at each read. Raises UserError (exit
+    3) for an id outside the vocabulary and for a file shorter than its part, TokensChanged for a file that
+    changes.
     """
 
     def __init__(self, stream: TokenStream, where: str, device: torch.device):
@@ -82,8 +84,10 @@ class Tokens:
             self._pieces = [_copied(stream, torch.device("cpu")).numpy().view(self._kind)]
         else:
             self._pieces = [_mapped(part) for part in stream.parts] if where == "mmap" else []
-        self._firsts = list(itertools.accumulate(map(len, self._pieces[:-1]), initial=0))  # first token of each piece
-        self._every_row = np.empty(0, "V1")  # a view of the only piece: element i is the row that starts at token i
+        # First token of each piece.
+        self._firsts = list(itertools.accumulate(map(len, self._pieces[:-1]), initial=0))
+        # A view of the only piece: element i is the row that starts at token i.
+        self._every_row = np.empty(0, "V1")
 
     def rows(self, starts: np.ndarray, width: int) -> Rows:
         """Gathers rows of tokens, [B, width]: row i begins at token starts[i]; starts is int64 [B]."""
@@ -91,7 +95,8 @@ class Tokens:
             starts_on_gpu = to_device(torch.from_numpy(starts), self._on_gpu.device)
             return self._on_gpu.unfold(0, width, 1).index_select(0, starts_on_gpu)
         if self._watch is not None and self._watch.is_due:
-            self._watch.look(self._part_of(start + offset) for start in starts.tolist() for offset in (0, width - 1))
+            self._watch.look(self._part_of(start + offset) for start in starts.tolist()
+                             for offset in (0, width - 1))
         if len(self._pieces) > 1:
             flat = np.concatenate([run for start in starts.tolist() for run in self._runs(start, width)])
         else:
@@ -227,9 +232,9 @@ def permute(positions: np.ndarray, n: int, key: int) -> np.ndarray:
 class WindowOrder:
     """The endless order of windows of T tokens; the start of sample s is a pure function of (seed, s).
 
-    Each epoch cuts the tokens into consecutive windows from its own offset and visits each window once, in its own
-    order. The offset leaves out up to 2 T - 2 tokens at the two ends, other ones in each epoch. Windows ignore the
-    ends of documents.
+    Each epoch cuts the tokens into consecutive windows from its own offset and visits each window once, in
+    its own order. The offset leaves out up to 2 T - 2 tokens at the two ends, other ones in each epoch.
+    Windows ignore the ends of documents.
     """
 
     num_tokens: int
@@ -272,10 +277,10 @@ class _Fork(NamedTuple):
 class MixtureOrder:
     """The endless order of windows of several corpora, drawn by weight; the corpora are joined into one stream.
 
-    The corpus of a sample is a pure function of the sample. At any time, the samples drawn from a corpus differ from
-    its weight by at most one sample; by at most two if there are more than three corpora. The windows of a corpus
-    come in a WindowOrder with a seed of its own, and no window reaches into another corpus. An epoch of the mixture
-    has as many windows as all its tokens would have in one corpus.
+    The corpus of a sample is a pure function of the sample. At any time, the samples drawn from a corpus
+    differ from its weight by at most one sample; by at most two if there are more than three corpora. The
+    windows of a corpus come in a WindowOrder with a seed of its own, and no window reaches into another
+    corpus. An epoch of the mixture has as many windows as all its tokens would have in one corpus.
     """
 
     def __init__(self, num_tokens: Sequence[int], parts: Sequence[int], seq_length: int, seed: int):
@@ -286,7 +291,8 @@ class MixtureOrder:
         self._firsts = list(itertools.accumulate(num_tokens[:-1], initial=0))  # first token of each corpus
 
         # Huffman's tree: the roundings of forks add up, and the heaviest corpora are the fewest forks away.
-        branches: list[tuple[int, int, _Fork | int]] = [(weight, index, index) for index, weight in enumerate(parts)]
+        branches: list[tuple[int, int, _Fork | int]] = [(weight, index, index)
+                                                        for index, weight in enumerate(parts)]
         heapq.heapify(branches)
         while len(branches) > 1:
             light, _, right = heapq.heappop(branches)
@@ -310,7 +316,8 @@ class MixtureOrder:
             num_left = done + (rest + left * np.arange(len(places) + 1, dtype=np.int64)) // whole
             goes_left = num_left[1:] > num_left[:-1]
             before = int(num_left[0])
-            todo += [(branch.left, before, places[goes_left]), (branch.right, first - before, places[~goes_left])]
+            todo += [(branch.left, before, places[goes_left]),
+                     (branch.right, first - before, places[~goes_left])]
         return starts
 
 
@@ -339,7 +346,8 @@ class CorpusWindows:
 
     def rows(self, first: int, num: int) -> Rows:
         """Gathers the windows of samples first to first + num - 1: [num, T + 1]. Threads may call this too."""
-        planned_from, starts = self._planned  # read and replaced as one, because the read-ahead thread calls this
+        # Read and replaced as one, because the read-ahead thread calls this.
+        planned_from, starts = self._planned
         if not planned_from <= first <= planned_from + len(starts) - num:
             planned_from = first
             starts = self.order.starts(first, max(num, min(PLANNED_WINDOWS, self.windows_per_epoch)))
@@ -354,11 +362,12 @@ class CorpusWindows:
 class Batches:
     """Training batches; micro-batch m after n samples is always the same.
 
-    Rows are copied from the host to a GPU asynchronously, through pinned memory. If reading waits for a cold disk, a
-    thread reads the next batch ahead, so that the step need not wait.
+    Rows are copied from the host to a GPU asynchronously, through pinned memory. If reading waits for a
+    cold disk, a thread reads the next batch ahead, so that the step need not wait.
     """
 
-    def __init__(self, windows: CorpusWindows, batch_size: int, device: torch.device, processes: Processes = ALONE):
+    def __init__(self, windows: CorpusWindows, batch_size: int, device: torch.device,
+                 processes: Processes = ALONE):
         self.batch_size = batch_size
         self._windows = windows
         self._device = device
@@ -379,7 +388,8 @@ class Batches:
     def get(self, samples_seen: int, micro: int) -> Batch:
         """Returns this process's inputs and targets of the micro-th micro-batch after samples_seen samples.
 
-        int32 [B, T] each, views of the same ids one token apart. Embeddings accept int32, half the bytes of int64.
+        int32 [B, T] each, views of the same ids one token apart. Embeddings accept int32, half the bytes of
+        int64.
         """
         first = self.first_sample(samples_seen, micro)
         if self._next is not None and self._next[0] == first:
@@ -440,9 +450,9 @@ def validation_batches(tokens: Tokens, seq_length: int, batch_size: int, max_win
                        processes: Processes = ALONE) -> Iterator[Batch]:
     """Yields inputs and targets, on the CPU, of all windows or of max_windows spread evenly, always the same.
 
-    Windows do not overlap, and the last one may be shorter than T. The processes share the windows and get equally
-    many batches. All batches have one shape, so that a compiled model is compiled once: targets IGNORED fill the last
-    window and the last batch, and a whole batch may consist of them.
+    Windows do not overlap, and the last one may be shorter than T. The processes share the windows and get
+    equally many batches. All batches have one shape, so that a compiled model is compiled once: targets
+    IGNORED fill the last window and the last batch, and a whole batch may consist of them.
     """
     chosen = spread_windows(tokens.length, seq_length, max_windows)
     mine = chosen[processes.rank::processes.world_size]

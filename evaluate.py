@@ -29,13 +29,14 @@ def read_flags(argv: Sequence[str]) -> argparse.Namespace:
     parser = flags.Parser("evaluate.py", "Measures how well a model predicts any text.", RELATIONS)
     g = parser.add_argument_group("what is measured, and where")
     g.add_argument("--ckpt", type=text(), default="out", help=ANY_MODEL)
-    g.add_argument("--text", nargs="+", type=text("FILE"), help="files, folders or globs, as for pretokenize.py "
-                   "(default: none)")
-    g.add_argument("--tokens", nargs="+", type=text("FILE"), help="token files of the model's tokenizer, in any "
-                   "layout that train.py reads (default: none)")
-    g.add_argument("--use_gpu", action=flags.Switch, help="require a GPU; exit 5 when there is none (default: a GPU "
-                   "when there is one)")
-    g.add_argument("--use_amp", action=flags.Switch, help="16-bit arithmetic (default: on with a GPU, off on a CPU)")
+    g.add_argument("--text", nargs="+", type=text("FILE"), help="files, folders or globs, as for "
+                   "pretokenize.py (default: none)")
+    g.add_argument("--tokens", nargs="+", type=text("FILE"), help="token files of the model's tokenizer, "
+                   "in any layout that train.py reads (default: none)")
+    g.add_argument("--use_gpu", action=flags.Switch, help="require a GPU; exit 5 when there is none "
+                   "(default: a GPU when there is one)")
+    g.add_argument("--use_amp", action=flags.Switch, help="16-bit arithmetic (default: on with a GPU, off "
+                                                          "on a CPU)")
     g.add_argument("--json", type=text(), help="file for all figures (default: none)")
     return parser.read(argv, check)
 
@@ -90,8 +91,8 @@ def main(argv: Sequence[str]) -> int:
 def measure_everything(args: argparse.Namespace, out: Progress, signals: Signals) -> None:
     """Loads the model, measures every requested text, and prints the figures.
 
-    --json gets the finished figures even if a signal or an error ends the rest. Raises UserError, and Stopped at a
-    signal.
+    --json gets the finished figures even if a signal or an error ends the rest. Raises UserError, and
+    Stopped at a signal.
     """
     figures = Output("--json", args.json) if args.json else None
     reason = device.why_no_gpu() if args.use_gpu else None
@@ -114,7 +115,8 @@ def measure_everything(args: argparse.Namespace, out: Progress, signals: Signals
 
     results = []
     try:
-        for flag, words, documents_of in (("text", args.text, texts_of), ("tokens", args.tokens, token_files_of)):
+        for flag, words, documents_of in (("text", args.text, texts_of),
+                                          ("tokens", args.tokens, token_files_of)):
             for name, documents in documents_of(flags.in_list(words), scorer) if words else ():
                 results.append({"task": flag, "file": name, **scorer.measure(documents, name).fields()})
         if not any(result["tokens"] for result in results):

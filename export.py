@@ -6,10 +6,10 @@
     python export.py --ckpt out --output pruned --prune 0.3                      30% of the weights in blocks are zero
     python export.py --from_nanogpt ckpt.pt --output my-gpt2 --tokenizer_file gpt2/tokenizer.json
 
-llama.cpp's own converter recognizes a tokenizer by a hash of some ids, so it refuses every newly trained one. This
-program writes the GGUF file directly, with the converter's names and types (see gpt/architectures/).
-The Hugging Face folder is the checkpoint without its training state. An export is written under a temporary name and
-then renamed.
+llama.cpp's own converter recognizes a tokenizer by a hash of some ids, so it refuses every newly trained
+one. This program writes the GGUF file directly, with the converter's names and types (see
+gpt/architectures/). The Hugging Face folder is the checkpoint without its training state. An export is
+written under a temporary name and then renamed.
 """
 
 import argparse
@@ -38,27 +38,28 @@ RELATIONS = {
 def read_flags(argv: Sequence[str]) -> argparse.Namespace:
     """Parses the command line. Raises UserError (exit 2) that lists every problem."""
     path, one_of = flags.text, flags.one_of
-    parser = flags.Parser("export.py", "Exports a checkpoint as a GGUF file, or as a Hugging Face folder to publish.",
+    parser = flags.Parser("export.py", "Exports a checkpoint as a GGUF file, or as a Hugging Face folder "
+                                       "to publish.",
                           RELATIONS)
     g = parser.add_argument_group("what is exported")
     g.add_argument("--ckpt", type=path(), default="out", help=ANY_MODEL)
     g.add_argument("--from_nanogpt", type=path("FILE"), help="instead of --ckpt: a ckpt.pt of nanoGPT or "
-                   "build-nanogpt, or a state dict with their names; only tensors and numbers are read (default: "
-                   "none)")
+                   "build-nanogpt, or a state dict with their names; only tensors and numbers are read "
+                   "(default: none)")
     g.add_argument("--n_head", type=flags.whole(1, 1024), help="attention heads of the model in --from_nanogpt "
                    "(default: as in the file)")
-    g.add_argument("--tokenizer_file", type=path(), help="tokenizer.json, for gguf and --from_nanogpt (default: the "
-                   "checkpoint's)")
+    g.add_argument("--tokenizer_file", type=path(), help="tokenizer.json, for gguf and --from_nanogpt "
+                   "(default: the checkpoint's)")
     g = parser.add_argument_group("what is written")
     g.add_argument("--output", type=path(), help="file to write, or folder with --format huggingface (default: "
                    "required)")
-    g.add_argument("--format", type=one_of("gguf", "huggingface"), help="gguf needs the package gguf (default: gguf; "
-                   "huggingface with --prune and --from_nanogpt)")
-    g.add_argument("--dtype", type=one_of("f32", "f16", "bf16"), default="f32", help="type of the matrices; the rest "
-                   "of a gguf stays f32")
+    g.add_argument("--format", type=one_of("gguf", "huggingface"), help="gguf needs the package gguf "
+                   "(default: gguf; huggingface with --prune and --from_nanogpt)")
+    g.add_argument("--dtype", type=one_of("f32", "f16", "bf16"), default="f32", help="type of the "
+                   "matrices; the rest of a gguf stays f32")
     g.add_argument("--overwrite", action=flags.Switch, default=False, help="replace an earlier export")
-    g.add_argument("--prune", type=flags.real(0, 1, above=True, below=True), help="set this fraction of each matrix "
-                   "in the blocks, the smallest weights, to zero (default: none)")
+    g.add_argument("--prune", type=flags.real(0, 1, above=True, below=True), help="set this fraction of "
+                   "each matrix in the blocks, the smallest weights, to zero (default: none)")
     return parser.read(argv, check)
 
 
@@ -68,7 +69,8 @@ def check(args: argparse.Namespace) -> list[str]:
     if not args.output:
         problems.append("--output: required. Name the file or folder to write")
     if args.tokenizer_file and form_of(args) != "gguf" and not args.from_nanogpt:
-        problems.append("--tokenizer_file: has no effect with --format huggingface, which copies the checkpoint's")
+        problems.append("--tokenizer_file: has no effect with --format huggingface, which copies the "
+                        "checkpoint's")
     return problems
 
 
@@ -145,10 +147,12 @@ def export(args: argparse.Namespace, signals: Signals, out: Progress) -> None:
         with writing(f"--output {printable(args.output)}", target, SafetensorError):  # which may be a full disk
             target.parent.mkdir(parents=True, exist_ok=True)
             if args.from_nanogpt:
-                folder = temporary.enter_context(tempfile.TemporaryDirectory(prefix=".nanogpt-", dir=target.parent))
+                folder = temporary.enter_context(tempfile.TemporaryDirectory(prefix=".nanogpt-",
+                                                                             dir=target.parent))
                 source = Path(folder) / Path(args.from_nanogpt).stem
                 with out.phase("reading the file"):
-                    out.say(convert(Path(args.from_nanogpt), source, args.tokenizer_file, args.n_head, out.warn))
+                    out.say(convert(Path(args.from_nanogpt), source, args.tokenizer_file, args.n_head,
+                                    out.warn))
             else:
                 source = resolve(Path(args.ckpt), out.warn)
             if source.resolve() == target:
@@ -186,8 +190,8 @@ def write_export(args: argparse.Namespace, source: Path, target: Path, signals: 
 def choose_target(output: str, form: str, overwrite: bool) -> Path:
     """Resolves links in the output's path, and checks that the path can be written.
 
-    Raises UserError: exit 2 if the path exists, unless it is an earlier export and overwrite is on; exit 5 if it cannot
-    be written.
+    Raises UserError: exit 2 if the path exists, unless it is an earlier export and overwrite is on; exit 5
+    if it cannot be written.
     """
     target = Path(output)
     with writing(f"--output {printable(output)}", target):
@@ -196,8 +200,8 @@ def choose_target(output: str, form: str, overwrite: bool) -> Path:
         else:
             is_export = target.is_dir() and {path.name for path in target.iterdir()} <= {*PUBLISHED, WEIGHTS}
         if target.exists() and not (is_export and overwrite):
-            raise UserError(Exit.FLAGS, f"--output {printable(output)} exists. Give another name; --overwrite replaces "
-                                        "an earlier export and nothing else.")
+            raise UserError(Exit.FLAGS, f"--output {printable(output)} exists. Give another name; "
+                                        "--overwrite replaces an earlier export and nothing else.")
         return place_of(output)
 
 
@@ -206,8 +210,8 @@ def in_dtype(tensor: torch.Tensor, dtype: str, name: str) -> torch.Tensor:
     converted = tensor.to(DTYPES[dtype])
     if not converted.isfinite().all():
         code = Exit.FLAGS if tensor.isfinite().all() else Exit.DIVERGED
-        raise UserError(code, f"{name} reaches {tensor.abs().max():,.0f}, which --dtype {dtype} cannot hold. Give "
-                              "--dtype bf16; after NaN or infinity an earlier checkpoint.")
+        raise UserError(code, f"{name} reaches {tensor.abs().max():,.0f}, which --dtype {dtype} cannot "
+                              "hold. Give --dtype bf16; after NaN or infinity an earlier checkpoint.")
     return converted
 
 
@@ -218,10 +222,10 @@ def write_gguf(args: argparse.Namespace, config: ModelConfig, weights: Mapping[s
                path: Path, name: str) -> int:
     """Writes a GGUF file with the given model name; returns the number of tensors.
 
-    Matrices are stored in the requested type. Vectors and positions stay f32, as in convert_hf_to_gguf.py, because
-    llama.cpp's kernels add them to f32. A tied output layer is not stored: without output.weight, llama.cpp uses the
-    embedding. Raises OSError, and UserError: exit 4 for a model that llama.cpp would compute differently, exit 3 for a
-    tokenizer that it would read differently, and in_dtype's errors.
+    Matrices are stored in the requested type. Vectors and positions stay f32, as in convert_hf_to_gguf.py,
+    because llama.cpp's kernels add them to f32. A tied output layer is not stored: without output.weight,
+    llama.cpp uses the embedding. Raises OSError, and UserError: exit 4 for a model that llama.cpp would
+    compute differently, exit 3 for a tokenizer that it would read differently, and in_dtype's errors.
     """
     gguf = optional("gguf", "--format gguf")
     architecture = architecture_of(config)
@@ -287,7 +291,8 @@ def write_folder(args: argparse.Namespace, config: ModelConfig, source: Path, fo
     path = folder / WEIGHTS
     tensors = {name: in_dtype(tensor, args.dtype, name).contiguous() for name, tensor in stored.items()}
     save_file(tensors, path, metadata={"format": "pt"})
-    path.chmod(stat.S_IMODE((folder / CONFIG).stat().st_mode))  # safetensors makes files that only the owner can read
+    # Safetensors makes files that only the owner can read.
+    path.chmod(stat.S_IMODE((folder / CONFIG).stat().st_mode))
     for written in folder.iterdir():
         sync(written)
     sync(folder)

@@ -7,8 +7,8 @@
     python generate.py --prompt_file story.txt --json                a JSON object per sample
     python generate.py --interactive --quantize int8                 continues each line that you type
 
-The text goes to stdout while it is generated, in whole characters; one line about the speed goes to stderr. The parts
-are in gpt/generation/.
+The text goes to stdout while it is generated, in whole characters; one line about the speed goes to stderr.
+The parts are in gpt/generation/.
 """
 
 import argparse
@@ -42,37 +42,37 @@ def read_flags(argv: Sequence[str]) -> argparse.Namespace:
     parser = flags.Parser("generate.py", "Continues a text with a trained model.", RELATIONS)
     g = parser.add_argument_group("what to continue")
     g.add_argument("--ckpt", type=text(), default="out", help=ANY_MODEL)
-    g.add_argument("--prompt", type=flags.ValueKind(str, "text", "TEXT"), help="text to continue; empty for a new "
-                   "document (default: a newline)")
-    g.add_argument("--prompt_file", type=text(), help="file with the text to continue; - is standard input (default: "
-                   "none)")
-    g.add_argument("--interactive", action=flags.Switch, default=False, help="continue what you type, line by line; "
-                   "/help lists the commands")
+    g.add_argument("--prompt", type=flags.ValueKind(str, "text", "TEXT"), help="text to continue; empty "
+                   "for a new document (default: a newline)")
+    g.add_argument("--prompt_file", type=text(), help="file with the text to continue; - is standard input "
+                   "(default: none)")
+    g.add_argument("--interactive", action=flags.Switch, default=False, help="continue what you type, line "
+                   "by line; /help lists the commands")
     g = parser.add_argument_group("how far and how often")
     g.add_argument("--num_samples", type=whole(1, 1_000_000), default=1, help="continuations of the prompt")
-    g.add_argument("--batch_size", type=whole(1, 1024), default=8, help="continuations generated at once; changes no "
-                   "text")
-    g.add_argument("--max_new_tokens", type=whole(1, 1_000_000), default=256, help="new tokens; an end-of-text token "
-                   "ends a text sooner")
-    g.add_argument("--seed", type=whole(0, 2**63 - 1), default=0, help="the same seed gives the same text; sample i "
-                   "has the seed N + i")
+    g.add_argument("--batch_size", type=whole(1, 1024), default=8, help="continuations generated at once; "
+                   "changes no text")
+    g.add_argument("--max_new_tokens", type=whole(1, 1_000_000), default=256, help="new tokens; an "
+                   "end-of-text token ends a text sooner")
+    g.add_argument("--seed", type=whole(0, 2**63 - 1), default=0, help="the same seed gives the same text; "
+                   "sample i has the seed N + i")
     g = parser.add_argument_group("sampling, in this order")
-    g.add_argument("--temperature", type=real(0, 100), default=DEFAULTS.temperature, help="0: always the likeliest "
-                   "token; 1: the model's own probabilities")
+    g.add_argument("--temperature", type=real(0, 100), default=DEFAULTS.temperature, help="0: always the "
+                   "likeliest token; 1: the model's own probabilities")
     g.add_argument("--top_k", type=whole(0), default=DEFAULTS.top_k, help="only the k likeliest tokens; 0: all")
-    g.add_argument("--top_p", type=real(0, 1, above=True), default=DEFAULTS.top_p, help="only the likeliest tokens "
-                   "with this probability in total; 1: all")
+    g.add_argument("--top_p", type=real(0, 1, above=True), default=DEFAULTS.top_p, help="only the "
+                   "likeliest tokens with this probability in total; 1: all")
     g = parser.add_argument_group("output, machine")
-    g.add_argument("--json", action=flags.Switch, default=False, help="a JSON object per continuation: text, ids, "
-                   "log-probabilities, reason of its end")
-    g.add_argument("--use_gpu", action=flags.Switch, help="require a GPU; exit 5 when there is none (default: a GPU "
-                   "when there is one)")
-    g.add_argument("--use_amp", action=flags.Switch, help="16-bit weights and arithmetic (default: on with a GPU, "
-                   "off on a CPU)")
-    g.add_argument("--amp_dtype", type=one_of("auto", "bf16", "fp16"), default="auto", help="auto: bf16 where the "
-                   "hardware has it, else fp16")
-    g.add_argument("--quantize", type=one_of("none", "int8"), default="none", help="int8: 8-bit weights; on a GPU "
-                   "faster only with --compile")
+    g.add_argument("--json", action=flags.Switch, default=False, help="a JSON object per continuation: "
+                   "text, ids, log-probabilities, reason of its end")
+    g.add_argument("--use_gpu", action=flags.Switch, help="require a GPU; exit 5 when there is none "
+                   "(default: a GPU when there is one)")
+    g.add_argument("--use_amp", action=flags.Switch, help="16-bit weights and arithmetic (default: on with "
+                   "a GPU, off on a CPU)")
+    g.add_argument("--amp_dtype", type=one_of("auto", "bf16", "fp16"), default="auto", help="auto: bf16 "
+                   "where the hardware has it, else fp16")
+    g.add_argument("--quantize", type=one_of("none", "int8"), default="none", help="int8: 8-bit weights; "
+                   "on a GPU faster only with --compile")
     g.add_argument("--compile", action=flags.Switch, default=False, help="compile the step, which takes half a "
                    "minute the first time; on a CPU with --batch_size 1 alone")
     return parser.read(argv, check)
@@ -85,7 +85,8 @@ def check(args: argparse.Namespace) -> list[str]:
         problems.append("--prompt and --prompt_file: give one of them")
     has_prompt = args.prompt is not None or args.prompt_file is not None
     if args.interactive and (has_prompt or args.json or args.num_samples > 1):
-        problems.append("--interactive: cannot be combined with --prompt, --prompt_file, --num_samples or --json")
+        problems.append("--interactive: cannot be combined with --prompt, --prompt_file, --num_samples or "
+                        "--json")
     if args.amp_dtype != "auto" and not args.use_amp:
         problems.append("--amp_dtype: has no effect without --use_amp")
     return problems
@@ -157,7 +158,8 @@ def main(argv: Sequence[str]) -> int:
         warn(f"the prompt has {len(prompt_ids):,} tokens, the model sees the last {decoder.window:,}.")
     samples = (Sample(number, prompt, prompt_ids, args.max_new_tokens, args.seed + number, tokenizer)
                for number in range(args.num_samples))
-    with Signals(lambda line: print_line(f"\n{line}"), USUALLY_SECONDS) as signals:  # stdout may be within a line
+    # Stdout may be within a line.
+    with Signals(lambda line: print_line(f"\n{line}"), USUALLY_SECONDS) as signals:
         write_samples(decoder, samples, sampling, language, args.json, signals)
     return Exit.DONE if signals.number is None else 128 + signals.number
 
@@ -175,8 +177,10 @@ def load_decoder(args: argparse.Namespace, folder: Path, num_rows: int) -> Decod
     if reason:
         warn(f"--compile: running eagerly: {reason}.")
         compiles = False
-    weight_dtype = torch.bfloat16 if quantized and on_cpu else machine.dtype  # the CPU's 8-bit product needs bf16
-    dtype = torch.float32 if compiles and on_cpu else weight_dtype  # compiled loops would convert bf16 at each use
+    # The CPU's 8-bit product needs bf16.
+    weight_dtype = torch.bfloat16 if quantized and on_cpu else machine.dtype
+    # Compiled loops would convert bf16 at each use.
+    dtype = torch.float32 if compiles and on_cpu else weight_dtype
 
     try:
         config, weights = open_model(folder)
@@ -185,8 +189,8 @@ def load_decoder(args: argparse.Namespace, folder: Path, num_rows: int) -> Decod
     except (RuntimeError, MemoryError) as error:
         if not is_out_of_memory(error):
             raise
-        raise UserError(Exit.MACHINE, f"out of memory with {several(num_rows, 'continuation')} at once. Give a smaller "
-                                      "--batch_size, or --quantize int8.") from error
+        raise UserError(Exit.MACHINE, f"out of memory with {several(num_rows, 'continuation')} at once. "
+                                      "Give a smaller --batch_size, or --quantize int8.") from error
     if compiles:
         compile_step(decoder, machine)
     return decoder
@@ -195,8 +199,8 @@ def load_decoder(args: argparse.Namespace, folder: Path, num_rows: int) -> Decod
 def why_no_compile(machine: Machine, num_rows: int) -> str | None:
     """Explains why --compile cannot compile the step; None if it can."""
     if not machine.on_gpu and num_rows > 1:
-        return (f"on a CPU the compiled step makes one continuation at a time, not {num_rows}. Give --batch_size 1 to "
-                "compile")
+        return (f"on a CPU the compiled step makes one continuation at a time, not {num_rows}. Give "
+                "--batch_size 1 to compile")
     return machine.backend.why_no_compile()
 
 

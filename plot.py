@@ -5,7 +5,8 @@
     python plot.py out-a out-b --names wide,deep --x tokens    two runs on the same axes
     python plot.py a-1 a-2 b-1 b-2 --names a,a,b,b             runs with the same name are seeds: their mean with a band
 
-A run that is still going can be drawn: a last line that is cut short, and values that are not finite, are skipped.
+A run that is still going can be drawn: a last line that is cut short, and values that are not finite, are
+skipped.
 """
 
 import argparse
@@ -31,7 +32,8 @@ X_AXES = {  # the logged number, its label, and the scale by which it is divided
     "hours": ("seconds", "hours of training", 3600),
 }
 Y_LABELS = {"nats": "loss, nats per token", "bits": "loss, bits per byte"}
-COLORS = ("#0b4f7d", "#d9730d", "#7fc4a3", "#7b2d8b", "#59b5d9", "#a83232", "#b59f1f", "#444444")  # differ in grey too
+# Differ in grey too.
+COLORS = ("#0b4f7d", "#d9730d", "#7fc4a3", "#7b2d8b", "#59b5d9", "#a83232", "#b59f1f", "#444444")
 LINES = ("-", "--", "-.", ":")
 SETTINGS = {  # of matplotlib: letters stay letters in a file, and the same curves make the same file
     "font.size": 9, "axes.grid": True, "grid.color": "#e6e6e6", "svg.fonttype": "none", "pdf.fonttype": 42,
@@ -57,15 +59,15 @@ def read_flags(argv: Sequence[str]) -> argparse.Namespace:
     g = parser.add_argument_group("which runs")
     g.add_argument("runs", nargs="*", type=flags.text("OUT"), default=[], help="output folders of train.py, or "
                    "metrics.jsonl files (default: out)")
-    g.add_argument("--names", type=flags.text("NAME,NAME,..."), help="a name for each run; runs with the same name "
-                   "are seeds, drawn as mean and standard error (default: the folders)")
+    g.add_argument("--names", type=flags.text("NAME,NAME,..."), help="a name for each run; runs with the "
+                   "same name are seeds, drawn as mean and standard error (default: the folders)")
     g = parser.add_argument_group("what is drawn")
-    g.add_argument("--x", type=flags.one_of(*X_AXES), default="steps", help="horizontal axis; hours count training "
-                   "alone")
-    g.add_argument("--y", type=flags.one_of(*Y_LABELS), default="nats", help="loss in nats per token, or in bits per "
-                   "byte, which compares runs with different vocabularies")
-    g.add_argument("--y_max", type=flags.real(0, 1000, above=True), help="upper end of the loss axis; lower it where "
-                   "the steep beginning hides the rest (default: the largest loss)")
+    g.add_argument("--x", type=flags.one_of(*X_AXES), default="steps", help="horizontal axis; hours count "
+                   "training alone")
+    g.add_argument("--y", type=flags.one_of(*Y_LABELS), default="nats", help="loss in nats per token, or "
+                   "in bits per byte, which compares runs with different vocabularies")
+    g.add_argument("--y_max", type=flags.real(0, 1000, above=True), help="upper end of the loss axis; "
+                   "lower it where the steep beginning hides the rest (default: the largest loss)")
     g = parser.add_argument_group("where")
     g.add_argument("--output", type=flags.text(), default="plot.png", help="picture to write: .png, .svg or .pdf")
     return parser.read(argv, check)
@@ -76,7 +78,8 @@ def check(args: argparse.Namespace) -> list[str]:
     problems = []
     num_runs = max(1, len(args.runs))
     if args.names and len(args.names.split(",")) != num_runs:
-        problems.append(f"--names: must have {several(num_runs, 'name')}, one for each run, with commas between them")
+        problems.append(f"--names: must have {several(num_runs, 'name')}, one for each run, with commas "
+                        "between them")
     if not args.output.lower().endswith(ENDINGS):
         problems.append(f"--output {printable(args.output)}: must end in {', '.join(ENDINGS)}")
     return problems
@@ -108,15 +111,16 @@ def main(argv: Sequence[str]) -> int:
 def read_runs(folders: Sequence[str], names: str | None) -> list[LoggedRun]:
     """Reads the metrics of each run, and gives it its name. Raises UserError (exit 3) for a folder without metrics."""
     chosen = names.split(",") if names else folders
-    return [replace(read_run(folder), name=printable(name)) for folder, name in zip(folders, chosen, strict=True)]
+    return [replace(read_run(folder), name=printable(name))
+            for folder, name in zip(folders, chosen, strict=True)]
 
 
 def warn_of_different_texts(runs: Sequence[LoggedRun]) -> None:
     """Warns if losses in nats per token cannot be compared between the runs."""
     ratios = [run.bits_per_nat for run in runs if run.bits_per_nat]
     if ratios and max(ratios) > (1 + SAME_TEXT) * min(ratios):
-        warn("the runs have different vocabularies or validation texts: their losses in nats per token cannot be "
-             "compared. Give --y bits.")
+        warn("the runs have different vocabularies or validation texts: their losses in nats per token "
+             "cannot be compared. Give --y bits.")
 
 
 def in_units(run: LoggedRun, x: str, y: str) -> LoggedRun:
@@ -169,7 +173,8 @@ def mean_of(curves: Sequence[Curve]) -> tuple[Curve, np.ndarray]:
 def figure_of(runs: Sequence[LoggedRun], x_label: str, y_label: str, y_max: float | None) -> Any:
     """Draws the runs: one colour and line style for each name, training thin, validation with marks.
 
-    Runs with the same name are one line, their mean, in a band of one standard error. The legend stands above the axes.
+    Runs with the same name are one line, their mean, in a band of one standard error. The legend stands
+    above the axes.
     """
     names = list(dict.fromkeys(run.name for run in runs))
     size = (6.4, 4.3 + 0.17 * len(names))  # inches; a line of the legend takes 0.17

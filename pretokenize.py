@@ -8,9 +8,9 @@
     python pretokenize.py --demo                                      # Python's own sources, about 11 MB
     python pretokenize.py hf://datasets/roneneldan/TinyStories        # a dataset of the Hugging Face hub
 
-Worker processes read and encode blocks of the text; this process writes their answers in order, so the result is the
-same for any number of workers. No file gets its final name before all files are on the disk, and metadata.json is
-last: a folder without it is incomplete. After a killed run the next one starts clean.
+Worker processes read and encode blocks of the text; this process writes their answers in order, so the
+result is the same for any number of workers. No file gets its final name before all files are on the disk,
+and metadata.json is last: a folder without it is incomplete. After a killed run the next one starts clean.
 """
 
 from __future__ import annotations
@@ -48,53 +48,56 @@ RELATIONS = {
 
 def read_flags(argv: Sequence[str]) -> Namespace:
     """Parses the flags. Raises UserError (exit 2) with all problems."""
-    parser = flags.Parser("pretokenize.py", "Text to tokens: tokenizer.json, train.bin, val.bin, metadata.json.",
+    parser = flags.Parser("pretokenize.py", "Text to tokens: tokenizer.json, train.bin, val.bin, "
+                                            "metadata.json.",
                           RELATIONS)
     text = parser.add_argument_group("the text")
     text.add_argument("files", nargs="*", type=flags.text("FILE"), default=[],
                       help="text files, .jsonl or .parquet, text also packed as .gz .zst .bz2 .xz; folders; "
                       "globs; - for stdin; hf://datasets/OWNER/NAME, with @REVISION or /PATH behind it")
-    text.add_argument("--demo", action=flags.Switch, default=False, help="use the Python standard library's own "
-                      "sources, without its tests, at most 12 MB")
-    text.add_argument("--text_field", type=flags.text("NAME"), default="text", help="field of a JSON line, or column "
-                      "of a table, that holds the document")
+    text.add_argument("--demo", action=flags.Switch, default=False, help="use the Python standard "
+                      "library's own sources, without its tests, at most 12 MB")
+    text.add_argument("--text_field", type=flags.text("NAME"), default="text", help="field of a JSON line, "
+                      "or column of a table, that holds the document")
     text.add_argument("--document_separator", type=flags.escaped(), help=r"text that stands between the documents of "
-                      r"a text file; \n is a newline, \t a tab, \\ a backslash (default: each file is one document)")
+                      r"a text file; \n is a newline, \t a tab, \\ a backslash (default: each file is one "
+                      r"document)")
     text.add_argument("--encoding", type=flags.encoding(), help="encoding of the whole text, such as cp1251, "
                       "shift_jis or utf-16; invalid bytes are errors (default: utf-8)")
-    text.add_argument("--strict_utf8", action=flags.Switch, default=False, help="stop at the first bytes that are "
-                      "not UTF-8 and show their position, instead of replacing them")
+    text.add_argument("--strict_utf8", action=flags.Switch, default=False, help="stop at the first bytes "
+                      "that are not UTF-8 and show their position, instead of replacing them")
     text.add_argument("--val_fraction", type=flags.fraction(), help="fraction of the text for "
                       "validation: whole documents by their hash, or the end of a single document; 0 writes no "
-                      "val.bin (default: 0.005; more of a small text, to keep 64 KiB, at most a tenth; of few files, "
-                      "the end of each)")
+                      "val.bin (default: 0.005; more of a small text, to keep 64 KiB, at most a tenth; of "
+                      "few files, the end of each)")
 
     tokenizer = parser.add_argument_group("the tokenizer, a byte-level BPE")
     tokenizer.add_argument("--vocab_size", type=flags.auto_or(flags.whole(257)), default="auto",
-                           help="number of ids; auto: 32,000 for 100 MB of training text or more, fewer for less text")
-    tokenizer.add_argument("--min_frequency", type=flags.whole(1), default=2, help="merge a pair of tokens only if "
-                           "it occurs at least this often")
+                           help="number of ids; auto: 32,000 for 100 MB of training text or more, fewer "
+                                "for less text")
+    tokenizer.add_argument("--min_frequency", type=flags.whole(1), default=2, help="merge a pair of tokens "
+                           "only if it occurs at least this often")
     tokenizer.add_argument("--train_sample_bytes", type=flags.whole(1, 10**9, "BYTES"), default=200_000_000,
-                           help="train the tokenizer on a sample of at most this size, spread evenly; 200 MB need "
-                           "1.5 GB of memory")
-    tokenizer.add_argument("--tokenizer_file", type=flags.text(), help="use this tokenizer.json, or a model's from "
-                           "the hub, hf://OWNER/NAME (default: train a new tokenizer)")
+                           help="train the tokenizer on a sample of at most this size, spread evenly; 200 "
+                           "MB need 1.5 GB of memory")
+    tokenizer.add_argument("--tokenizer_file", type=flags.text(), help="use this tokenizer.json, or a "
+                           "model's from the hub, hf://OWNER/NAME (default: train a new tokenizer)")
     tokenizer.add_argument("--engine", type=flags.one_of("auto", "tokenizers", "gigatoken"), default="auto",
-                           help="library that encodes; auto: gigatoken if it is installed and gives the same ids as "
-                           "tokenizers")
+                           help="library that encodes; auto: gigatoken if it is installed and gives the "
+                           "same ids as tokenizers")
 
     output = parser.add_argument_group("the output")
     output.add_argument("--output_dir", type=flags.text(), default="data", help="folder to write to")
-    output.add_argument("--overwrite", action=flags.Switch, default=False, help="replace the token files in the "
-                        "folder")
-    output.add_argument("--num_workers", type=flags.whole(1, 1024), help="number of processes; the ids do not depend "
-                        "on it (default: all cores)")
+    output.add_argument("--overwrite", action=flags.Switch, default=False, help="replace the token files "
+                        "in the folder")
+    output.add_argument("--num_workers", type=flags.whole(1, 1024), help="number of processes; the ids do "
+                        "not depend on it (default: all cores)")
 
     looking = parser.add_argument_group("looking inside")
-    looking.add_argument("--verify", type=flags.text("DIR"), help="check a finished folder: sizes, hashes, ids, "
-                         "document ends, tokenizer (default: off)")
-    looking.add_argument("--peek", type=flags.whole(1, 1000), help="show this many documents of the result; without "
-                         "FILE, of the --verify or --output_dir folder (default: off)")
+    looking.add_argument("--verify", type=flags.text("DIR"), help="check a finished folder: sizes, hashes, "
+                         "ids, document ends, tokenizer (default: off)")
+    looking.add_argument("--peek", type=flags.whole(1, 1000), help="show this many documents of the "
+                         "result; without FILE, of the --verify or --output_dir folder (default: off)")
     return parser.read(argv, find_conflicts)
 
 
@@ -222,8 +225,8 @@ def refuse_empty(job: Job) -> None:
     train, val = job.totals["train"], job.totals["val"]
     job.report.refuse_empty(train["bytes"] + val["bytes"])
     if not train["documents"]:
-        raise UserError(Exit.DATA, f"all {several(val['documents'], 'document')} would go to validation. Give a "
-                                   "smaller --val_fraction.")
+        raise UserError(Exit.DATA, f"all {several(val['documents'], 'document')} would go to validation. "
+                                   "Give a smaller --val_fraction.")
 
 
 # ---------------------------------------------------------------- main
@@ -257,7 +260,8 @@ def main(argv: Sequence[str], limits: Limits = LIMITS) -> int:
         try:
             run(args, signals, progress, limits)
         except Stopped:
-            progress.warn(f"stopped by {signals.name}, no token file was written to {printable(args.output_dir)}")
+            progress.warn(f"stopped by {signals.name}, no token file was written to "
+                          f"{printable(args.output_dir)}")
             return 128 + (signals.number or 0)
     return 0
 

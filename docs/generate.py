@@ -102,10 +102,11 @@ def command_section(command: str) -> str:
     """One command's flags as its --help has them now: its description, then a list for each group."""
     environment = {**os.environ, "COLUMNS": "120", "NO_COLOR": "1"}
     words = ["-m", BENCH] if command == BENCH else [f"{command}.py"]
-    done = subprocess.run([sys.executable, *words, "--help"], env=environment, cwd=ROOT, capture_output=True, text=True,
-                          check=True)
+    done = subprocess.run([sys.executable, *words, "--help"], env=environment, cwd=ROOT,
+                          capture_output=True, text=True, check=True)
     _, description, *groups = re.split(r"\n\n(?=\S)", done.stdout.strip())
-    lines = [f"## {command}.py" if command != BENCH else f"## python -m {BENCH}", "", " ".join(description.split())]
+    lines = [f"## {command}.py" if command != BENCH else f"## python -m {BENCH}", "",
+             " ".join(description.split())]
     for group in groups:
         title, _, section = group.partition("\n")
         if title == "options:":  # --help alone

@@ -1,7 +1,7 @@
 """The functions of train.ipynb: they install packages, find folders, and run commands with live output.
 
-A command runs in a process of its own. The stop button acts as Ctrl-C and waits for the command; a notebook's own "!"
-would kill it after half a second, before the state of a large model is saved.
+A command runs in a process of its own. The stop button acts as Ctrl-C and waits for the command; a
+notebook's own "!" would kill it after half a second, before the state of a large model is saved.
 """
 
 import contextlib
@@ -59,8 +59,9 @@ class Place:
 def pip_command(use_gpu: str) -> str:
     """The command that installs the packages. Raises CellFailed if use_gpu is yes and the machine has no GPU.
 
-    An installed torch that is new enough stays. Otherwise the driver decides the build: a build for CUDA 12.6 runs with
-    every driver for CUDA 12, a build for 13.0 with every driver for 13 (NVIDIA, CUDA minor version compatibility).
+    An installed torch that is new enough stays. Otherwise the driver decides the build: a build for CUDA
+    12.6 runs with every driver for CUDA 12, a build for 13.0 with every driver for 13 (NVIDIA, CUDA minor
+    version compatibility).
     """
     cuda = 0
     torch = ""
@@ -125,8 +126,8 @@ def flags_of(place: Place, model_size: str, max_minutes: float, use_gpu: str, mo
 def watch(script: str, *words: object, only: str = "") -> None:
     """Runs a command as run does, and shows its lines in one output area that is redrawn.
 
-    Flags and commands in the lines become the notebook's words. The last line shows the latest step or wait, every ten
-    seconds. Lines that do not begin with the pattern `only` are left out.
+    Flags and commands in the lines become the notebook's words. The last line shows the latest step or
+    wait, every ten seconds. Lines that do not begin with the pattern `only` are left out.
     """
     ipython = importlib.import_module("IPython.display")  # every notebook has it
     handle = ipython.display({"text/plain": ""}, raw=True, display_id=True)
@@ -162,12 +163,13 @@ def watch(script: str, *words: object, only: str = "") -> None:
 def run(script: str, *words: object, show: Callable[[str], object] = print) -> None:
     """Runs one of the program's commands, and shows its lines until it ends. Raises CellFailed if it fails.
 
-    Each press of the stop button is a Ctrl-C for the command. On Linux the end of the kernel is a Ctrl-C, too; without
-    it the command would go on unseen.
+    Each press of the stop button is a Ctrl-C for the command. On Linux the end of the kernel is a Ctrl-C,
+    too; without it the command would go on unseen.
     """
     command = [sys.executable, str(ROOT / script), *map(str, words)]
     library = ctypes.CDLL(None) if sys.platform == "linux" else None
-    process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+    process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                               stderr=subprocess.STDOUT,
                                encoding="utf-8", errors="replace", start_new_session=True,
                                preexec_fn=library and (lambda: library.prctl(1, signal.SIGINT)))  # PR_SET_PDEATHSIG
     assert process.stdout

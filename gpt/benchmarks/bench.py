@@ -5,8 +5,9 @@
     python -m gpt.benchmarks.bench --rungs 0,4,6                             three of its rungs
     python -m gpt.benchmarks.bench --peer ~/nanoGPT                          a step of its train.py beside ours
 
-The first rung is the naive train.py: Python loops for batches, plain attention, fp32, eager. Each rung above adds
-one speed-up. train.py itself times each of them, in a process of its own (gpt/benchmarks/ladder.py).
+The first rung is the naive train.py: Python loops for batches, plain attention, fp32, eager. Each rung
+above adds one speed-up. train.py itself times each of them, in a process of its own
+(gpt/benchmarks/ladder.py).
 """
 
 import argparse
@@ -49,18 +50,21 @@ def read_flags(argv: Sequence[str]) -> argparse.Namespace:
     rungs = flags.ValueKind(lambda value: sorted(map(int, value.split(","))),
                             f"numbers from 0 to {NUM_RUNGS - 1} with commas between", "N,N,...",
                             lambda numbers: 0 <= numbers[0] <= numbers[-1] < NUM_RUNGS)
-    g.add_argument("--rungs", type=rungs, help="rungs of the ladder (default: all, the tuned one on a GPU only)")
-    g.add_argument("--peer", type=text("DIR"), help="nanoGPT's folder: a step of it beside ours (default: none)")
+    g.add_argument("--rungs", type=rungs, help="rungs of the ladder (default: all, the tuned one on a GPU "
+                                               "only)")
+    g.add_argument("--peer", type=text("DIR"), help="nanoGPT's folder: a step of it beside ours (default: "
+                                                    "none)")
     g = parser.add_argument_group("on what")
-    shape = flags.ValueKind(parse_shape, f"{', '.join(SHAPES)}, or SIZE,T,B or SIZE,T,B,IDS, such as mini,256,8,8192, "
-                            "with an even B", "SHAPE")
-    g.add_argument("--shape", type=shape, help="mini: T 256, B 8, 8,192 ids; A, B: GPT-2 Small, T 512, B 32, 32,000 "
-                   "ids, or T 1024, B 16, 50,304 ids; or SIZE,T,B or SIZE,T,B,IDS (default: mini)")
-    g.add_argument("--data_dir", type=text("DIR"), help="pretokenize.py's output folder (default: tokens made up for "
-                   "the purpose)")
-    g.add_argument("--steps", type=whole(1, 100_000), help="steps that are timed (default: 50 on a GPU, 12 on a CPU)")
-    g.add_argument("--use_gpu", action=flags.Switch, help="require CUDA, exit 5 when there is none (default: a GPU "
-                   "when there is one)")
+    shape = flags.ValueKind(parse_shape, f"{', '.join(SHAPES)}, or SIZE,T,B or SIZE,T,B,IDS, such as "
+                            "mini,256,8,8192, with an even B", "SHAPE")
+    g.add_argument("--shape", type=shape, help="mini: T 256, B 8, 8,192 ids; A, B: GPT-2 Small, T 512, B "
+                   "32, 32,000 ids, or T 1024, B 16, 50,304 ids; or SIZE,T,B or SIZE,T,B,IDS (default: mini)")
+    g.add_argument("--data_dir", type=text("DIR"), help="pretokenize.py's output folder (default: tokens "
+                   "made up for the purpose)")
+    g.add_argument("--steps", type=whole(1, 100_000), help="steps that are timed (default: 50 on a GPU, 12 "
+                                                           "on a CPU)")
+    g.add_argument("--use_gpu", action=flags.Switch, help="require CUDA, exit 5 when there is none "
+                   "(default: a GPU when there is one)")
     g = parser.add_argument_group("output")
     g.add_argument("--json", type=text(), help="file for all figures, flags and losses (default: none)")
     return parser.read(argv, lambda args: [])

@@ -28,8 +28,8 @@ python generate.py --ckpt demo/out --prompt "def read_" --max_new_tokens 200
 def main() -> int:
     """Installs the packages and runs the commands; returns the exit code of the first one that fails."""
     if sys.version_info < (3, 10):
-        print(f"error: Python {sys.version.split()[0]} is too old. Start this with Python 3.10 to 3.14, such as: "
-              "python3.13 gpt/benchmarks/demo.py")
+        print(f"error: Python {sys.version.split()[0]} is too old. Start this with Python 3.10 to 3.14, "
+              "such as: python3.13 gpt/benchmarks/demo.py")
         return 5
     try:
         python = python_with_packages()
@@ -78,7 +78,8 @@ def run_command(words: Sequence[str]) -> None:
 
 def succeeds(words: Sequence[str], folder: Path | None = None) -> bool:
     """Runs a command without its output; returns True if its exit code is 0."""
-    return subprocess.run(words, cwd=folder, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL).returncode == 0
+    return subprocess.run(words, cwd=folder, stdout=subprocess.DEVNULL,
+                          stderr=subprocess.DEVNULL).returncode == 0
 
 
 if __name__ == "__main__":

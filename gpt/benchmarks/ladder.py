@@ -213,8 +213,8 @@ def time_ladder(bench: Bench, numbers: Sequence[int] | None) -> bool:
     """
     shape, say = bench.shape, bench.out.say
     is_good = True
-    say(f"shape     {shape.model_size}, {shape.vocab_size:,} ids, B {shape.batch_size}, T {shape.seq_length:,}: "
-        f"{shape.tokens_per_step:,} tokens a step; medians of {bench.steps} steps")
+    say(f"shape     {shape.model_size}, {shape.vocab_size:,} ids, B {shape.batch_size}, T "
+        f"{shape.seq_length:,}: {shape.tokens_per_step:,} tokens a step; medians of {bench.steps} steps")
     say(ROW.format("rung", "name", "ms", "tok/s", "mfu", "memory", "gain"))
     results = bench.figures.setdefault("rungs", [])
     first = None

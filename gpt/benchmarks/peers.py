@@ -27,14 +27,16 @@ def time_step(bench: Bench, peer_dir: str) -> None:
     (folder / "meta.pkl").write_text(f"(S'vocab_size'\nI{shape.vocab_size}\nd.")
     n_layer, n_head, n_embd = SIZES[shape.model_size]
     precision = str(bench.machine.dtype)[6:] if on_gpu else "float32"  # without torch.
-    flags = {"dataset": folder, "out_dir": folder / "out", "eval_iters": 1, "eval_interval": 10**9, "log_interval": 1,
+    flags = {"dataset": folder, "out_dir": folder / "out", "eval_iters": 1, "eval_interval": 10**9,
+             "log_interval": 1,
              "gradient_accumulation_steps": 1, "batch_size": shape.batch_size, "block_size": shape.seq_length,
              "n_layer": n_layer, "n_head": n_head, "n_embd": n_embd, "bias": True, "decay_lr": False,
              "learning_rate": LEARNING_RATE, "max_iters": bench.warmup + bench.steps - 1,
              "device": bench.machine.device.type, "dtype": precision}
 
     def theirs() -> float:
-        answer = bench.run(["-c", IN_ITS_FOLDER, peer_dir, *(f"--{name}={value}" for name, value in flags.items())])
+        answer = bench.run(["-c", IN_ITS_FOLDER, peer_dir,
+                            *(f"--{name}={value}" for name, value in flags.items())])
         steps = re.findall(r"iter (\d+): .* time ([\d.]+)ms", answer.stdout)
         if problem := problem_of(answer):
             raise RungFailed(Exit.MACHINE, f"nanoGPT: {problem}")

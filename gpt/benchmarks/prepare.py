@@ -22,7 +22,8 @@ from gpt.tokens.metadata import METADATA_FORMAT, METADATA_VERSION
 def look_at_machine(use_gpu: bool | None) -> device.Machine:
     """Chooses the machine; None prefers a GPU. Raises UserError (exit 5) if use_gpu and no GPU is available."""
     if use_gpu and NVIDIA.why_unavailable():
-        raise UserError(Exit.MACHINE, f"--use_gpu: {NVIDIA.why_unavailable()}, or drop the flag to time the CPU.")
+        raise UserError(Exit.MACHINE, f"--use_gpu: {NVIDIA.why_unavailable()}, or drop the flag to time "
+                                      "the CPU.")
     return device.choose(use_gpu, True, "auto", True)
 
 

@@ -9,8 +9,8 @@ from gpt.architectures.table import Network, architecture_of
 def prune_blocks(model: Network, fraction: float) -> str:
     """Sets the smallest weights of each matrix in the blocks to zero; returns a paragraph for the model card.
 
-    The given fraction of each matrix becomes zero; stacked matrices count as one. Embeddings, biases and norms stay:
-    this is the layer-wise magnitude pruning of Han et al. (2015), section 3.
+    The given fraction of each matrix becomes zero; stacked matrices count as one. Embeddings, biases and
+    norms stay: this is the layer-wise magnitude pruning of Han et al. (2015), section 3.
     """
     num_zeros = num_weights = 0
     for name in architecture_of(model.config).hidden_matrices(model.config):
@@ -20,4 +20,5 @@ def prune_blocks(model: Network, fraction: float) -> str:
         num_zeros += len(smallest)
         num_weights += weight.numel()
     return (f"\n## Pruned\n\nOf each matrix in the blocks the smallest {100 * fraction:.4g}% of the weights are zero, "
-            f"{num_zeros:,} of {num_weights:,}: it takes the same memory and time (Han et al. 2015, section 3).\n")
+            f"{num_zeros:,} of {num_weights:,}: it takes the same memory and time (Han et al. 2015, "
+            "section 3).\n")

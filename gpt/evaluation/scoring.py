@@ -81,7 +81,8 @@ class Scorer:
     def measure(self, documents: Iterable[Document], name: str) -> Figures:
         """Scores all documents, prints their figures, and returns them.
 
-        Raises Stopped at a signal, and UserError: exit 5 if the memory is too small, 6 if logits are not finite.
+        Raises Stopped at a signal, and UserError: exit 5 if the memory is too small, 6 if logits are not
+        finite.
         """
         figures = Figures()
 

@@ -29,16 +29,18 @@ def texts_of(words: Sequence[str], scorer: Scorer) -> Iterator[tuple[str, Iterat
 def documents_in(source: Source, scorer: Scorer) -> Iterator[Document]:
     """Reads the documents of a file, block by block; the tokenizer decides where a long document may be cut.
 
-    A document begins with the tokenizer's opening id (Llama's has one) or the end-of-text id. If the tokenizer has
-    neither, the document's first token is context and never scored. Raises Stopped at a signal, and UserError (exit 3)
-    for a file that is unreadable, changed, or not UTF-8.
+    A document begins with the tokenizer's opening id (Llama's has one) or the end-of-text id. If the
+    tokenizer has neither, the document's first token is context and never scored. Raises Stopped at a
+    signal, and UserError (exit 3) for a file that is unreadable, changed, or not UTF-8.
     """
     tokenizer = scorer.tokenizer
     found = Findings()
-    start_ids = opening_ids(tokenizer)[-1:] or ([] if scorer.end_of_text_id is None else [scorer.end_of_text_id])
+    start_ids = opening_ids(tokenizer)[-1:] or ([] if scorer.end_of_text_id is None
+                                                else [scorer.end_of_text_id])
     ids = []
     num_bytes = 0
-    reading = Reading(any_tokenizer=scorer.end_of_text_id is None or not vocabulary_of(tokenizer).splits_as_gpt2)
+    reading = Reading(any_tokenizer=scorer.end_of_text_id is None
+                      or not vocabulary_of(tokenizer).splits_as_gpt2)
     for block in blocks_of(source, reading):
         texts = documents_of(block, [source], reading, found)
         refuse_undecodable(source, found)

@@ -28,22 +28,23 @@ def token_files_of(words: Sequence[str], scorer: Scorer) -> Iterator[tuple[str, 
         if corpus.tokenizer_path is None:
             scorer.out.warn(f"{corpus.train.name}: without a tokenizer.json beside it, the model's is assumed.")
         elif load_tokenizer(corpus.tokenizer_path).get_vocab() != scorer.tokenizer.get_vocab():
-            raise UserError(Exit.DATA, f"{printable(corpus.tokenizer_path)} is another tokenizer than the model's. "
-                                       "Give token files of the model's tokenizer.")
+            raise UserError(Exit.DATA, f"{printable(corpus.tokenizer_path)} is another tokenizer than the "
+                                       "model's. Give token files of the model's tokenizer.")
         yield printable(word), documents_of_tokens(corpus, scorer)
 
 
 def documents_of_tokens(corpus: Corpus, scorer: Scorer) -> Iterator[Document]:
     """Splits token files into their documents, without empty ones.
 
-    A document ends at an end-of-text id, which is not scored; the id before a document is the context of its first
-    token. If the tokenizer has no end-of-text id, the first token of the files is context alone.
+    A document ends at an end-of-text id, which is not scored; the id before a document is the context of
+    its first token. If the tokenizer has no end-of-text id, the first token of the files is context alone.
     """
     tokens = Tokens(corpus.train, "mmap", torch.device("cpu"))
     end_id = scorer.end_of_text_id
     byte_lengths_V = bytes_per_id(scorer.tokenizer, scorer.model.config.vocab_size)
     prefix = [] if end_id is None else [end_id]
-    behind_ends = [first + 1 + np.flatnonzero(tokens.read(first, min(BLOCK_TOKENS, tokens.length - first)) == end_id)
+    behind_ends = [first + 1 + np.flatnonzero(tokens.read(first,
+                                                          min(BLOCK_TOKENS, tokens.length - first)) == end_id)
                    for first in range(0, tokens.length, BLOCK_TOKENS) if prefix]
     for first, end in itertools.pairwise(np.unique(np.concatenate([[0, tokens.length], *behind_ends]))):
         scorer.signals.look()

@@ -23,8 +23,8 @@ DEFAULTS = Sampling()
 class Continuation:
     """The state of one text: the prompt's ids, the new ids and their log-probabilities.
 
-    finish_reason is empty until the text ends: 'length', 'end_of_text', or any word with which a caller ends it. The
-    random numbers are a pure function of the seed.
+    finish_reason is empty until the text ends: 'length', 'end_of_text', or any word with which a caller
+    ends it. The random numbers are a pure function of the seed.
     """
 
     def __init__(self, prompt: Sequence[int], max_new_tokens: int, seed: int):

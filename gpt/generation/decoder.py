@@ -1,11 +1,13 @@
 """Runs a model one token at a time: several sequences, each with its keys and values, share one pass over the weights.
 
-Each sequence is computed as if it were alone. A prompt is read in a pass of its own, the rows of a batch never mix, and
-attention sums over a number of slots that does not depend on the other rows. On a CPU with one thread a sequence
-therefore has the same bits alone and in a batch; with several threads, the matrix products may round differently.
+Each sequence is computed as if it were alone. A prompt is read in a pass of its own, the rows of a batch
+never mix, and attention sums over a number of slots that does not depend on the other rows. On a CPU with
+one thread a sequence therefore has the same bits alone and in a batch; with several threads, the matrix
+products may round differently.
 
-Shapes: B rows decoded at once, N tokens read in one pass, C width, H heads, G heads of keys and values, q queries for
-each of them (H / G), K head size, T window, S its slots in use, R computed rows (B or more), V vocabulary.
+Shapes: B rows decoded at once, N tokens read in one pass, C width, H heads, G heads of keys and values, q
+queries for each of them (H / G), K head size, T window, S its slots in use, R computed rows (B or more), V
+vocabulary.
 """
 
 import math
@@ -29,14 +31,14 @@ SLOTS = 64  # attention reads a multiple of this, so that a row's sums do not de
 class Decoder:
     """A model with the keys and values of num_rows sequences; a step continues the rows 0 to n - 1.
 
-    weights is the network's state_dict(), on any device; the vocabulary's padding may be missing. The kind Dense shares
-    weights that have the right device and dtype; other kinds copy them. Matrices are multiplied in weight_dtype (dtype
-    if None), everything else is computed in dtype.
+    weights is the network's state_dict(), on any device; the vocabulary's padding may be missing. The kind
+    Dense shares weights that have the right device and dtype; other kinds copy them. Matrices are
+    multiplied in weight_dtype (dtype if None), everything else is computed in dtype.
     """
 
     def __init__(self, config: ModelConfig, weights: Mapping[str, torch.Tensor], num_rows: int,
-                 device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32, kind: type[Dense] = Dense,
-                 weight_dtype: torch.dtype | None = None):
+                 device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32,
+                 kind: type[Dense] = Dense, weight_dtype: torch.dtype | None = None):
         self.config = config
         self.num_rows = num_rows
         self.dtype = dtype
@@ -47,10 +49,12 @@ class Decoder:
         self.window = config.seq_length
         self.lengths = [0] * num_rows  # slots in use
         self.filled: list[list[int]] = [[] for _ in range(num_rows)]  # the ids of each row's last fill()
-        num_slots = _whole_slots(self.window) + 1  # one stays unused: a slice of all slots would compile another graph
+        # One stays unused: a slice of all slots would compile another graph.
+        num_slots = _whole_slots(self.window) + 1
         shape = (num_rows, 2, config.n_kv_head, num_slots, config.head_dim)
         if self.device.type == "cpu":  # a mapped page takes no memory before it is written to
-            self.caches = [torch.frombuffer(mmap.mmap(-1, math.prod(shape) * dtype.itemsize), dtype=dtype).view(shape)
+            self.caches = [torch.frombuffer(mmap.mmap(-1, math.prod(shape) * dtype.itemsize),
+                                            dtype=dtype).view(shape)
                            for _ in self.blocks]
         else:
             self.caches = [torch.zeros(shape, dtype=dtype, device=self.device) for _ in self.blocks]
@@ -61,7 +65,8 @@ class Decoder:
     def compile(self, in_graphs: bool) -> None:
         """Compiles the step for num_rows rows, once for all lengths. Raises any exception of the compiler.
 
-        With in_graphs a step is one CUDA graph. A graph has fixed addresses and shapes, so attention reads all slots.
+        With in_graphs a step is one CUDA graph. A graph has fixed addresses and shapes, so attention reads
+        all slots.
         """
         if in_graphs:
             parts = tree_leaves([self.caches, self.ends, self.blocks, self.embedding, self.head])
@@ -74,7 +79,8 @@ class Decoder:
                 "realize_opcount_threshold": 8,  # a product's input is computed once, not again in its loop
                 "cpp.threads": torch.get_num_threads()})  # part of the cache's key: a kernel keeps its thread count
 
-        def compute_logits(ids_B: torch.Tensor, positions_B: torch.Tensor, mask_B11S: torch.Tensor) -> torch.Tensor:
+        def compute_logits(ids_B: torch.Tensor, positions_B: torch.Tensor,
+                           mask_B11S: torch.Tensor) -> torch.Tensor:
             if in_graphs:
                 torch.compiler.cudagraph_mark_step_begin()  # it may overwrite the last step's logits
             else:
@@ -121,7 +127,8 @@ class Decoder:
             q_HNK, kv_2GNK = q_NHK.transpose(0, 1), kv_N2GK.permute(1, 2, 0, 3)
             self.caches[layer][row, :, :, :num_ids] = kv_2GNK
             k, v = kv_2GNK[:, None]
-            y = F.scaled_dot_product_attention(q_HNK[None], k, v, is_causal=True, enable_gqa=k.size(1) < q_HNK.size(0))
+            y = F.scaled_dot_product_attention(q_HNK[None], k, v, is_causal=True,
+                                               enable_gqa=k.size(1) < q_HNK.size(0))
             return y.transpose(1, 2).reshape(num_ids, -1)
 
         ids_N = torch.tensor(ids, device=self.device)
@@ -152,17 +159,18 @@ class Decoder:
     def _logits(self, ids_B: torch.Tensor, positions_B: torch.Tensor, mask_B11S: torch.Tensor) -> torch.Tensor:
         """The fp32 logits [B, V] after one more id in each row; its keys and values go to the slots positions_B.
 
-        On a CPU a product with one row may round in another order than a product with several. Two measures give a row
-        the same bits alone and in a batch. Packed weights are multiplied with at least PACKED_ROWS rows: the last row
-        is repeated. Keys are multiplied with an even number of queries: for 1 or 3 queries, MKL's rounding depends on
-        the address of a thread's memory.
+        On a CPU a product with one row may round in another order than a product with several. Two measures
+        give a row the same bits alone and in a batch. Packed weights are multiplied with at least
+        PACKED_ROWS rows: the last row is repeated. Keys are multiplied with an even number of queries: for
+        1 or 3 queries, MKL's rounding depends on the address of a thread's memory.
         """
         B = len(ids_B)
         S = mask_B11S.size(-1)
         row_B = torch.arange(B, device=ids_B.device)
         num_rows = max(B, PACKED_ROWS) if isinstance(self.head, Packed) else B
         from_R = torch.arange(num_rows).clamp_(max=B - 1) if num_rows > B else slice(None)
-        num_sharing = self.config.n_head // self.config.n_kv_head  # query heads for each head of keys and values
+        # Query heads for each head of keys and values.
+        num_sharing = self.config.n_head // self.config.n_kv_head
         adds_query = num_sharing % 2 and self.device.type == "cpu" and not torch.compiler.is_compiling()
 
         def attend(layer: int, q_NHK: torch.Tensor, kv_N2GK: torch.Tensor) -> torch.Tensor:
@@ -182,14 +190,16 @@ class Decoder:
                ) -> torch.Tensor:
         """Computes the output layer's input [N, C]. attend takes the layer's number, then Attend's arguments."""
         architecture, config = self.architecture, self.config
-        x, places = architecture.enter(config, self.ends, self.embedding.rows(ids_N).to(self.dtype), positions_N)
+        x, places = architecture.enter(config, self.ends, self.embedding.rows(ids_N).to(self.dtype),
+                                       positions_N)
         for layer, parts in enumerate(self.blocks):
             x = architecture.decode_block(config, parts, x, places, partial(attend, layer))
         return architecture.leave(config, self.ends, x)
 
     # ---------------------------------------------------------------- the weights
 
-    def _lay_out(self, tensors: Mapping[str, torch.Tensor], kind: type[Dense], weight_dtype: torch.dtype) -> None:
+    def _lay_out(self, tensors: Mapping[str, torch.Tensor], kind: type[Dense],
+                 weight_dtype: torch.dtype) -> None:
         """Sets embedding, blocks, ends and head; the head is the embedding if they share a matrix and a layout."""
         architecture, device = self.architecture, self.device
         matrices = architecture.hidden_matrices(self.config)
@@ -216,7 +226,8 @@ class Decoder:
 
         with ThreadPoolExecutor(2) as pool:  # PyTorch transposes a matrix in one thread
             blocks = pool.map(block, range(self.config.n_layer))
-            self.embedding = table(architecture.EMBEDDING, Dense if kind is Packed else kind)  # rows cannot be packed
+            # Rows cannot be packed.
+            self.embedding = table(architecture.EMBEDDING, Dense if kind is Packed else kind)
             self.head = self.embedding
             if not self.config.tie_weights or kind is Packed:
                 self.head = table(architecture.EMBEDDING if self.config.tie_weights else "lm_head", kind)

@@ -22,7 +22,8 @@ def without_surrogates(text: str) -> str:
 def check_stdin(flag: str) -> None:
     """Raises UserError (exit 3) if standard input is closed."""
     if sys.stdin is None:
-        raise UserError(Exit.DATA, f"{flag}: standard input is closed. Start it in a terminal, or pipe text into it.")
+        raise UserError(Exit.DATA, f"{flag}: standard input is closed. Start it in a terminal, or pipe "
+                                   "text into it.")
 
 
 def read_prompt_file(name: str) -> str:
@@ -36,7 +37,8 @@ def read_prompt_file(name: str) -> str:
     except OSError as error:
         raise UserError(Exit.DATA, f"{flag}: {error.strerror}. Give a text file.") from error
     if len(content) > MAX_PROMPT_BYTES:
-        raise UserError(Exit.DATA, f"{flag} has more than {MAX_PROMPT_BYTES:,} bytes. Give the end of the text.")
+        raise UserError(Exit.DATA, f"{flag} has more than {MAX_PROMPT_BYTES:,} bytes. Give the end of the "
+                                   "text.")
     try:
         text = content.decode("utf-8-sig")
     except UnicodeDecodeError:
@@ -76,15 +78,16 @@ def encode_prompt(prompt: str, language: Language, opens: bool = True) -> list[i
     try:
         ids = language.tokenizer.encode(prompt, add_special_tokens=False).ids
     except Exception as error:  # a vocabulary of words without a token for unknown words
-        raise UserError(Exit.DATA, f"the tokenizer has no ids for the prompt ({printable(error)[:120]}). {cure}",
+        raise UserError(Exit.DATA, f"the tokenizer has no ids for the prompt ({printable(error)[:120]}). "
+                                   f"{cure}",
                         ) from error
     if opens:
         ids = [*language.opening_ids, *ids]
     if not ids and language.empty_id is not None:
         ids = [language.empty_id]
     if not ids:
-        raise UserError(Exit.DATA, "an empty prompt starts with the end-of-text id, and the tokenizer has none. Give "
-                                   "--prompt.")
+        raise UserError(Exit.DATA, "an empty prompt starts with the end-of-text id, and the tokenizer has "
+                                   "none. Give --prompt.")
     if max(ids) >= language.vocab_size:
         raise UserError(Exit.DATA, f"the tokenizer gives the prompt an id {max(ids):,}, the model has "
                                    f"{language.vocab_size:,} ids. {cure}")

@@ -14,18 +14,19 @@ from gpt.generation.decoder import Decoder
 from gpt.machine.backends import backend_of
 from gpt.ops.shards import full_tensors
 
-NOT_FINITE = ("the model's logits are not finite: it diverged, or overflows in fp16. Give an earlier checkpoint, or "
-              "--no-use_amp.")
+NOT_FINITE = ("the model's logits are not finite: it diverged, or overflows in fp16. Give an earlier "
+              "checkpoint, or --no-use_amp.")
 CANDIDATES = 512  # likeliest ids to search for the nucleus before the whole vocabulary is sorted
 
 
-def decode(decoder: Decoder, continuations: Iterable[Continuation], sampling: Sampling, end_ids: Container[int | None],
-           ) -> Iterator[Continuation]:
+def decode(decoder: Decoder, continuations: Iterable[Continuation], sampling: Sampling,
+           end_ids: Container[int | None], ) -> Iterator[Continuation]:
     """Generates the texts, several at a time in the decoder's rows; yields a text after each new id and at its end.
 
-    A text ends after max_new_tokens, at one of end_ids, which is not added, or when the caller sets finish_reason. A
-    free row takes the next text of continuations. When a window of T positions is full, its older half is dropped and
-    the newer half is read again. Raises UserError (exit 6) if the logits are not finite.
+    A text ends after max_new_tokens, at one of end_ids, which is not added, or when the caller sets
+    finish_reason. A free row takes the next text of continuations. When a window of T positions is full,
+    its older half is dropped and the newer half is read again. Raises UserError (exit 6) if the logits are
+    not finite.
     """
     waiting = iter(continuations)
     active: list[Continuation] = []  # the text in each row
@@ -97,14 +98,16 @@ def draw(logits_BV: torch.Tensor, sampling: Sampling, uniforms: Sequence[float])
 def candidates(logits_BV: torch.Tensor, sampling: Sampling) -> tuple[torch.Tensor, torch.Tensor | None]:
     """The logits of the likeliest ids in descending order, and the ids, [B, M] each; excluded ids have -inf.
 
-    The k likeliest ids are kept, then the nucleus among them: the smallest set of likeliest ids with a probability of
-    at least top_p (Holtzman et al. 2019, section 3.1). If every id is kept, nothing is sorted: the ids are None.
+    The k likeliest ids are kept, then the nucleus among them: the smallest set of likeliest ids with a
+    probability of at least top_p (Holtzman et al. 2019, section 3.1). If every id is kept, nothing is
+    sorted: the ids are None.
     """
     V, k = logits_BV.size(-1), sampling.top_k
     if k == 0 and sampling.top_p == 1:
         return logits_BV, None
     k = min(k or V, V)
-    # Each rule keeps the first of the sorted ids. So a few sorted ids are enough if the last one of them is excluded.
+    # Each rule keeps the first of the sorted ids. So a few sorted ids are enough if the last one of them is
+    # excluded.
     for num in (min(V, k + 32 if k < V else CANDIDATES), V):
         values_BM, ids_BM = logits_BV.topk(num)
         kept_BM = values_BM >= values_BM[:, :k][:, -1:]

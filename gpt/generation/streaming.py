@@ -86,8 +86,8 @@ def write_started(started: deque[Sample], as_json: bool, interrupted: bool = Fal
             return
 
 
-def write_samples(decoder: Decoder, samples: Iterable[Sample], sampling: Sampling, language: Language, as_json: bool,
-                  signals: Signals) -> None:
+def write_samples(decoder: Decoder, samples: Iterable[Sample], sampling: Sampling, language: Language,
+                  as_json: bool, signals: Signals) -> None:
     """Generates the samples, writes them in their order, and prints their speed to stderr.
 
     A signal ends the work after the current ids, which are still written.

@@ -1,6 +1,7 @@
 """Downloads models and datasets of the hub into the cache of huggingface_hub.
 
-A model's config, tokenizer and safetensors are downloaded, never a pickle; from a dataset, the files of the given path.
+A model's config, tokenizer and safetensors are downloaded, never a pickle; from a dataset, the files of the
+given path.
 """
 
 import glob
@@ -36,10 +37,12 @@ class DatasetFile:
     origin: str  # the hf:// name of the repository with its commit
 
 
-def download(flag: str, name: HubName, patterns: Sequence[str], out: Progress, look: Callable[[], None]) -> Path:
+def download(flag: str, name: HubName, patterns: Sequence[str], out: Progress,
+             look: Callable[[], None]) -> Path:
     """Downloads the files that match a pattern; returns the commit's folder in the cache. Raises UserError.
 
-    look is called meanwhile, and may raise to stop. If the hub cannot be reached, the folder holds the cached files.
+    look is called meanwhile, and may raise to stop. If the hub cannot be reached, the folder holds the
+    cached files.
     """
     hub = library(flag)
     shown = printable(name)
@@ -57,7 +60,8 @@ def download(flag: str, name: HubName, patterns: Sequence[str], out: Progress, l
 # ---------------------------------------------------------------- models
 
 
-def download_models(args: Args, names: Sequence[str], out: Progress, look: Callable[[], None] = lambda: None) -> Args:
+def download_models(args: Args, names: Sequence[str], out: Progress,
+                    look: Callable[[], None] = lambda: None) -> Args:
     """Downloads the models that the named flags give as hf://; returns the flags with folders of the cache instead.
 
     Raises UserError: exit 4 for a repository without a model, exit 5 if the download fails.
@@ -129,5 +133,5 @@ def choose_files(name: HubName, files: Sequence[str]) -> list[str]:
         if of_kind:  # files for training have the word in a folder's or file's name: data/train-00000.parquet
             return [each for each in of_kind if "train" in re.split(r"[^a-z0-9]+", each.lower())] or of_kind
     raise hub_error(str(name), name, f"no Parquet, JSON lines or text file among "
-                                     f"{', '.join(sorted(inside or files)[:MAX_NAMES])}. Name a file, folder or glob "
-                                     "behind the dataset's name")
+                                     f"{', '.join(sorted(inside or files)[:MAX_NAMES])}. Name a file, "
+                                     "folder or glob behind the dataset's name")

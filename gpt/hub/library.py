@@ -52,8 +52,8 @@ def explained_errors(flag: str, name: HubName) -> Iterator[None]:
             if kind in kinds:
                 raise hub_error(flag, name, f"{name.repo} {problem}") from error
         why = first_line(chain[-1]).rstrip(".")
-        cure = (f"Check the network and the disk, and {TOKEN}; or download on another machine and give the folder: "
-                f"hf download {printable(name.repo)} --repo-type {name.kind} --local-dir FOLDER")
+        cure = (f"Check the network and the disk, and {TOKEN}; or download on another machine and give the "
+                f"folder: hf download {printable(name.repo)} --repo-type {name.kind} --local-dir FOLDER")
         is_bad_answer = isinstance(error, BAD_ANSWER) and not isinstance(error, OSError)
         if is_bad_answer or kinds & {"JSONDecodeError", "FileMetadataError"}:
             why = f"the answer is not from a hub ({first_line(error)})"

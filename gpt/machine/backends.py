@@ -21,7 +21,8 @@ from gpt.common.ranks import world_size
 from gpt.common.words import printable
 from gpt.machine.memory import available_ram, call_glibc, peak_resident
 
-# CUDA 12.6 is the last with kernels for GPUs from before 2018 and for old drivers; torch 2.15 has no such build.
+# CUDA 12.6 is the last with kernels for GPUs from before 2018 and for old drivers; torch 2.15 has no such
+# build.
 OLDER_CUDA_BUILD = 'pip install --force-reinstall "torch<2.15" --index-url https://download.pytorch.org/whl/cu126'
 
 
@@ -133,8 +134,9 @@ class MPS(Backend):
 
     def why_unavailable(self) -> str | None:
         if not torch.backends.mps.is_available():
-            return (f"torch {torch.__version__} finds no Apple GPU that it can use. Take an Apple processor with macOS "
-                    "14 or newer, and the build for it: pip install --force-reinstall torch")
+            return (f"torch {torch.__version__} finds no Apple GPU that it can use. Take an Apple "
+                    "processor with macOS 14 or newer, and the build for it: pip install --force-reinstall "
+                    "torch")
         if world_size() > 1:
             return "an Apple GPU serves one process, not several of torchrun. Start train.py without torchrun"
         return None
@@ -186,8 +188,8 @@ class CUDA(Backend):
             return f"this torch ({torch.__version__}) is a CPU build. Install the CUDA build: {_newest_cuda_build()}"
         if (visible := os.environ.get("CUDA_VISIBLE_DEVICES")) is not None:
             return f"CUDA_VISIBLE_DEVICES={visible!r} leaves no GPU visible. Unset it"
-        return (f"the driver gives torch {torch.__version__} (CUDA {torch.version.cuda}) no device. Update {driver}, "
-                f"or install a build for an older CUDA: {OLDER_CUDA_BUILD}")
+        return (f"the driver gives torch {torch.__version__} (CUDA {torch.version.cuda}) no device. Update "
+                f"{driver}, or install a build for an older CUDA: {OLDER_CUDA_BUILD}")
 
     def name(self) -> str:
         return torch.cuda.get_device_name()
@@ -250,7 +252,8 @@ def gpu_in_use(use_gpu: bool | None) -> Backend | None:
 def why_no_headers() -> str | None:
     """Explains why C++ code cannot include Python.h, with the cure; None if nothing prevents it.
 
-    Linux distributions ship the headers in a separate package, and a compiler needs many lines to report their absence.
+    Linux distributions ship the headers in a separate package, and a compiler needs many lines to report
+    their absence.
     """
     folder = Path(sysconfig.get_path("include"))
     is_elsewhere = sys.platform == "darwin" or any(map(os.environ.get, ("CPATH", "CPLUS_INCLUDE_PATH")))
@@ -281,8 +284,8 @@ def _why_this_card_cannot_be_used() -> str | None:
         capability = torch.cuda.get_device_capability()
     except RuntimeError as error:
         return f"the GPU refuses: {str(error).splitlines()[0]}. Check with nvidia-smi which process uses it"
-    # Machine code (sm_80) runs on the same major and a higher minor capability, PTX (compute_80) on every higher one.
-    # Source: CUDA C++ Programming Guide, compute capabilities and binary compatibility.
+    # Machine code (sm_80) runs on the same major and a higher minor capability, PTX (compute_80) on every
+    # higher one. Source: CUDA C++ Programming Guide, compute capabilities and binary compatibility.
     built_for = []
     for kind, major, minor in re.findall(r"\b(sm|compute)_(\d+)(\d)", " ".join(torch.cuda.get_arch_list())):
         built = (int(major), int(minor))

@@ -13,9 +13,9 @@ TYPICAL_GPUS = {
 class Card:
     """The data sheet of a GPU: peaks in TFLOP/s for dense matrices. No bandwidth is recorded.
 
-    pattern matches whole words of CUDA's name for the card. half_tflops is the peak in bf16 or fp16 with fp32 sums,
-    which is half of a GeForce card's peak with fp16 sums. fp32_tflops is the peak in plain fp32. Ampere brought bf16
-    together with TF32: fp32 matrices rounded to TF32 take twice the time of bf16.
+    pattern matches whole words of CUDA's name for the card. half_tflops is the peak in bf16 or fp16 with
+    fp32 sums, which is half of a GeForce card's peak with fp16 sums. fp32_tflops is the peak in plain fp32.
+    Ampere brought bf16 together with TF32: fp32 matrices rounded to TF32 take twice the time of bf16.
     """
 
     pattern: str
@@ -24,9 +24,9 @@ class Card:
     has_bf16: bool = True
 
 
-# Source: NVIDIA's data sheets; a number with sparsity is halved. GeForce cards and the A6000: the white papers on GA102
-# (version 2, appendices A and C), on Ada and on RTX Blackwell (appendix A), or 512 FLOP per clock and multiprocessor.
-# The first match counts, so "H200 NVL" stands before "H200".
+# Source: NVIDIA's data sheets; a number with sparsity is halved. GeForce cards and the A6000: the white
+# papers on GA102 (version 2, appendices A and C), on Ada and on RTX Blackwell (appendix A), or 512 FLOP per
+# clock and multiprocessor. The first match counts, so "H200 NVL" stands before "H200".
 CARDS = (
     # Blackwell. The figures of B200 and GB200 are from the sheet's table of single GPUs.
     Card("GB200", 2500, 80),

@@ -93,8 +93,8 @@ def choose(use_gpu: bool | None, use_amp: bool | None, amp_dtype: str, use_compi
     backend, device_reason = _choose_device(use_gpu, warnings)
     dtype, dtype_reason = _choose_precision(backend, use_amp, amp_dtype, warnings)
     compiles, compile_reason = _choose_compile(backend, dtype, use_compile, warnings)
-    return Machine(backend.device(), backend.name(), device_reason, dtype, dtype_reason, compiles, compile_reason,
-                   tuple(warnings))
+    return Machine(backend.device(), backend.name(), device_reason, dtype, dtype_reason, compiles,
+                   compile_reason, tuple(warnings))
 
 
 def _choose_device(use_gpu: bool | None, warnings: list[str]) -> tuple[Backend, str]:
@@ -116,12 +116,14 @@ def _choose_precision(backend: Backend, use_amp: bool | None, amp_dtype: str,
     on_gpu = backend.is_gpu
     if on_gpu and amp_dtype == "auto" and not backend.is_faster_in_16_bits():
         if use_amp:
-            warnings.append("--use_amp: 16 bits are no faster on this GPU: training in fp32. --amp_dtype fp16 insists.")
+            warnings.append("--use_amp: 16 bits are no faster on this GPU: training in fp32. --amp_dtype "
+                            "fp16 insists.")
         return torch.float32, "16 bits are no faster on this GPU"
     mixed = on_gpu if use_amp is None else use_amp
     if not mixed:
         if on_gpu:
-            warnings.append("mixed precision is off on a GPU: expect a third of the speed or less. Give --use_amp.")
+            warnings.append("mixed precision is off on a GPU: expect a third of the speed or less. Give "
+                            "--use_amp.")
             return torch.float32, "mixed precision is off"
         return torch.float32, "mixed precision is off unless --use_amp is given on a CPU"
 
@@ -135,7 +137,8 @@ def _choose_precision(backend: Backend, use_amp: bool | None, amp_dtype: str,
 
     if dtype == torch.bfloat16 and not is_native:
         warnings.append("this GPU only emulates bf16, without fused attention. Drop --amp_dtype." if on_gpu else
-                        "this CPU has no bf16 instructions: mixed precision will be slower than fp32. Drop --use_amp.")
+                        "this CPU has no bf16 instructions: mixed precision will be slower than fp32. Drop "
+                        "--use_amp.")
     return dtype, reason
 
 
@@ -176,8 +179,8 @@ def describe_compile_error(error: Exception) -> str:
 def set_up(machine: Machine, compiled: Path, deterministic: bool = False) -> None:
     """Sets PyTorch's options for the whole process.
 
-    On a GPU, fp32 matrix products use TF32. compiled is the folder of the compiler's kernels. With deterministic, an
-    operation whose result depends on timing raises RuntimeError.
+    On a GPU, fp32 matrix products use TF32. compiled is the folder of the compiler's kernels. With
+    deterministic, an operation whose result depends on timing raises RuntimeError.
     """
     if machine.compile:
         set_kernel_folder(compiled)
@@ -185,8 +188,9 @@ def set_up(machine: Machine, compiled: Path, deterministic: bool = False) -> Non
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS demands it
         torch.backends.cudnn.benchmark = False
 
-    # A compiled backward of an embedding on a CPU adds atomically, in the order of the threads. Its deterministic form
-    # has no measurable cost. Eager kernels are deterministic already, and this call would import the compiler: 2 s.
+    # A compiled backward of an embedding on a CPU adds atomically, in the order of the threads. Its
+    # deterministic form has no measurable cost. Eager kernels are deterministic already, and this call
+    # would import the compiler: 2 s.
     if deterministic or (machine.compile and not machine.on_gpu):
         torch.use_deterministic_algorithms(True)
         # By default each new tensor is filled as well, to show reads of unwritten memory: that costs time.
@@ -194,7 +198,8 @@ def set_up(machine: Machine, compiled: Path, deterministic: bool = False) -> Non
     if machine.on_gpu:
         torch.set_float32_matmul_precision("high")
     else:
-        # The memory that a step frees stays with the process; the system would clear its pages before the next step.
+        # The memory that a step frees stays with the process; the system would clear its pages before the
+        # next step.
         call_glibc("mallopt", -4, 0)  # M_MMAP_MAX: no block, however large, gets pages of its own
         call_glibc("mallopt", -1, -1)  # M_TRIM_THRESHOLD: free bytes at the top are never returned
 

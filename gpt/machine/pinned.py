@@ -14,7 +14,8 @@ FOR_ALL_DEVICES = 1  # cudaHostRegisterPortable
 def to_host(x: torch.Tensor) -> torch.Tensor:
     """Copies a CUDA tensor to pinned host memory, asynchronously; returns any other tensor unchanged.
 
-    The copy holds its values once the device has finished the work queued so far: synchronize before reading it.
+    The copy holds its values once the device has finished the work queued so far: synchronize before
+    reading it.
     """
     if not backend_of(x).runs_ahead:
         return x
@@ -31,8 +32,9 @@ def to_device(x: torch.Tensor, device: torch.device) -> torch.Tensor:
 class HostBuffer:
     """Bytes of host memory on whole pages, allocated at once, and pinned if CUDA allows it.
 
-    PyTorch rounds its pinned memory up to a power of two: 17 GB would take 32. This class allocates plain memory and
-    registers it with CUDA. If CUDA refuses, the memory stays plain: copies to it are slower, not wrong.
+    PyTorch rounds its pinned memory up to a power of two: 17 GB would take 32. This class allocates plain
+    memory and registers it with CUDA. If CUDA refuses, the memory stays plain: copies to it are slower, not
+    wrong.
     """
 
     def __init__(self, num_bytes: int, pinned: bool):
@@ -52,8 +54,8 @@ class HostBuffer:
 def _call_cuda(function: str, *arguments: int) -> bool:
     """Calls a function of CUDA's runtime; returns True if it succeeds.
 
-    The call runs in a thread of its own, because CUDA stores the error of a failed call in its thread, and the next
-    kernel launched from that thread would report the error as its own.
+    The call runs in a thread of its own, because CUDA stores the error of a failed call in its thread, and
+    the next kernel launched from that thread would report the error as its own.
     """
     with ThreadPoolExecutor(1) as thread, contextlib.suppress(Exception):
         return int(thread.submit(lambda: getattr(torch.cuda.cudart(), function)(*arguments)).result()) == 0

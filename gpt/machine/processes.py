@@ -1,7 +1,7 @@
 """The processes that train one model together: their ranks, and the decisions that they share.
 
-torchrun starts them, with their ranks in the environment. A single process is ALONE: every method does nothing for it,
-so that train.py has the same lines for one process and for several.
+torchrun starts them, with their ranks in the environment. A single process is ALONE: every method does
+nothing for it, so that train.py has the same lines for one process and for several.
 """
 
 import contextlib
@@ -27,8 +27,8 @@ from gpt.common.signals import Signals
 from gpt.common.terminal import print_line
 from gpt.machine.backends import CPU, gpu_in_use
 
-# The longest wait of one process for another: a save takes so long if the RAM is too small for a copy. The death of a
-# process is noticed at once, by its closed connections and by torchrun.
+# The longest wait of one process for another: a save takes so long if the RAM is too small for a copy. The
+# death of a process is noticed at once, by its closed connections and by torchrun.
 PATIENCE = timedelta(minutes=30)
 WATCH_SECONDS = 1.0
 ANSWER_SECONDS = 0.05
@@ -120,7 +120,8 @@ class Processes:
         """
         if self.world_size > 1:
             patience = STANDSTILL_SECONDS + STANDSTILL_STEPS * step_seconds
-            threading.Thread(target=_end_when_stuck, args=(signals, beat, is_busy, patience), daemon=True).start()
+            threading.Thread(target=_end_when_stuck, args=(signals, beat, is_busy, patience),
+                             daemon=True).start()
 
 
 ALONE = Processes()
@@ -138,17 +139,17 @@ def of_environment() -> Processes:
         if 0 <= rank < world_size and 0 <= local_rank < local_world_size <= world_size:
             return Processes(rank, world_size, local_rank, local_world_size)
     values = ", ".join(f"{name}={os.environ[name]}" for name in (*PLACE, *MEETING))
-    raise UserError(Exit.MACHINE, f"the environment describes several processes, but {values} makes no sense. Start "
-                                  "them by torchrun, or unset RANK to train in one process.")
+    raise UserError(Exit.MACHINE, f"the environment describes several processes, but {values} makes no "
+                                  "sense. Start them by torchrun, or unset RANK to train in one process.")
 
 
 @contextlib.contextmanager
 def joined(processes: Processes, use_gpu: bool | None) -> Iterator[None]:
     """Connects the processes while inside: by gloo, and by NCCL too if each has a GPU.
 
-    use_gpu is the flag. After an error the connections are not closed in order, because that would wait for processes
-    that may be dead. Raises UserError (exit 5) if a machine has fewer GPUs than processes, and if a process is lost or
-    cannot be reached.
+    use_gpu is the flag. After an error the connections are not closed in order, because that would wait for
+    processes that may be dead. Raises UserError (exit 5) if a machine has fewer GPUs than processes, and if
+    a process is lost or cannot be reached.
     """
     if processes is ALONE:
         yield
@@ -159,21 +160,23 @@ def joined(processes: Processes, use_gpu: bool | None) -> Iterator[None]:
     if gpu:
         num_gpus = gpu.num_devices()
         if processes.local_world_size > num_gpus:
-            raise UserError(Exit.MACHINE, f"{processes.local_world_size} processes were started on a machine with "
-                                          f"{num_gpus} GPUs. Give torchrun --nproc_per_node {num_gpus}.")
+            raise UserError(Exit.MACHINE, f"{processes.local_world_size} processes were started on a "
+                                          f"machine with {num_gpus} GPUs. Give torchrun --nproc_per_node "
+                                          f"{num_gpus}.")
         device = torch.device(gpu.type, processes.local_rank)
         gpu.api.set_device(device)
     try:
         store, rank, world_size = next(rendezvous("env://", timeout=PATIENCE))
         dist.init_process_group((gpu or CPU).collectives, timeout=PATIENCE, device_id=device,
-                                store=_store_of_this_start(store, rank, world_size), rank=rank, world_size=world_size)
+                                store=_store_of_this_start(store, rank, world_size), rank=rank,
+                                world_size=world_size)
         yield
     except RuntimeError as error:
         if not is_of_lost_process(error):
             raise
         raise UserError(Exit.MACHINE, "another process of this run has ended, or cannot be reached any more. What was "
-                                      "saved is safe. Start again with --resume_from auto; torchrun --max_restarts 3 "
-                                      "does that by itself.") from error
+                                      "saved is safe. Start again with --resume_from auto; torchrun "
+                                      "--max_restarts 3 does that by itself.") from error
     dist.destroy_process_group()
     ENDED.append(True)  # gloo may leave a thread running, and C++'s destructors abort then
 
@@ -181,9 +184,10 @@ def joined(processes: Processes, use_gpu: bool | None) -> Iterator[None]:
 def _store_of_this_start(store: Store, rank: int, world_size: int) -> Store:
     """Returns the part of torchrun's store that belongs to this start of the processes.
 
-    torchrun keeps the store after a restart, with the addresses of dead processes in it, and its count of restarts may
-    differ between machines. So process 0 stores a name for the start, and answers every process that writes under that
-    name. A process that reads the name of an earlier start gets no answer and reads again.
+    torchrun keeps the store after a restart, with the addresses of dead processes in it, and its count of
+    restarts may differ between machines. So process 0 stores a name for the start, and answers every
+    process that writes under that name. A process that reads the name of an earlier start gets no answer
+    and reads again.
     """
     own_name = uuid.uuid4().hex
     if rank == 0:
@@ -213,7 +217,8 @@ def is_of_lost_process(error: RuntimeError) -> bool:
     return isinstance(error, dist.DistError) or any(word in str(error) for word in words)
 
 
-def _end_when_stuck(signals: Signals, beat: Callable[[], object], is_busy: Callable[[], bool], patience: float) -> None:
+def _end_when_stuck(signals: Signals, beat: Callable[[], object], is_busy: Callable[[], bool],
+                    patience: float) -> None:
     """Ends this process if it has to stop but waits for another process for more than patience seconds.
 
     A collective on a GPU does not notice the loss of another process.
@@ -225,6 +230,6 @@ def _end_when_stuck(signals: Signals, beat: Callable[[], object], is_busy: Calla
         if current_beat != last_beat or is_busy() or signals.number is None:
             last_beat, since = current_beat, time.monotonic()
         elif time.monotonic() - since > patience:
-            print_line(f"error: stopped by {signals.name}, but another process has not answered for {patience:.0f} s. "
-                       "What was saved is safe. Start again with --resume_from auto.")
+            print_line(f"error: stopped by {signals.name}, but another process has not answered for "
+                       f"{patience:.0f} s. What was saved is safe. Start again with --resume_from auto.")
             os._exit(128 + signals.number)

@@ -10,8 +10,8 @@ from typing import Any, Literal
 
 from gpt.machine.device import Machine
 
-# A host that waits for the GPU during more than this fraction of the training time is ahead of it. A host that is late
-# does not wait: the figures of the step before have already arrived.
+# A host that waits for the GPU during more than this fraction of the training time is ahead of it. A host
+# that is late does not wait: the figures of the step before have already arrived.
 MIN_WAIT_FRACTION = 0.01
 
 
@@ -39,8 +39,8 @@ class Mark:
 class TrainingClock:
     """Measures the seconds of training, without the time inside pause() and the time when the process was suspended.
 
-    stopped returns the seconds of suspension so far (Progress.stopped_seconds). began is the last start of the clock,
-    by time.perf_counter().
+    stopped returns the seconds of suspension so far (Progress.stopped_seconds). began is the last start of
+    the clock, by time.perf_counter().
     """
 
     def __init__(self, machine: Machine, stopped: Callable[[], float] = lambda: 0.0):

@@ -1,8 +1,8 @@
 """The base of all kinds of input: blocks, the findings in them, and the places where text may be cut.
 
-A block is a few megabytes of one source: whole lines of JSON, whole documents of a text file, rows of a table, or a
-part of a document whose end is kept for validation. Blocks depend on the text alone, not on the number of processes.
-A block of a table holds its rows; any other block only says where its text lies.
+A block is a few megabytes of one source: whole lines of JSON, whole documents of a text file, rows of a
+table, or a part of a document whose end is kept for validation. Blocks depend on the text alone, not on the
+number of processes. A block of a table holds its rows; any other block only says where its text lies.
 """
 
 import codecs
@@ -15,13 +15,14 @@ from gpt.common.errors import Exit, UserError
 from gpt.common.words import size
 from gpt.pretokenization.files import MARK, Source
 
-# GPT-2's pre-tokenizer always splits between a character that is not whitespace and a space or newline. It also splits
-# between a Latin letter, digit, kana or Chinese character and a punctuation mark, which scripts without spaces need.
-# In any context, the two pieces have the same ids as the whole. Python's \S is stricter than the pre-tokenizer's,
-# which is the safe side.
+# GPT-2's pre-tokenizer always splits between a character that is not whitespace and a space or newline. It
+# also splits between a Latin letter, digit, kana or Chinese character and a punctuation mark, which scripts
+# without spaces need. In any context, the two pieces have the same ids as the whole. Python's \S is
+# stricter than the pre-tokenizer's, which is the safe side.
 SAFE_CUT = re.compile("\\S(?=[ \n])|[0-9A-Za-z\u3041-\u3096\u30a1-\u30fa\u4e00-\u9fa5]"
                       "(?=[.,;:!?\u3001\u3002\uff01\uff0c\uff1a\uff1b\uff1f])")
-# Some other pre-tokenizers join a punctuation mark and the newlines after it; hardly any joins text across a space.
+# Some other pre-tokenizers join a punctuation mark and the newlines after it; hardly any joins text across
+# a space.
 SPACE_CUT = re.compile(r"\S(?= )")
 FIRST_TAIL_BYTES = 256  # the tail that is searched first for a cut; each next one is 16 times longer
 
@@ -107,11 +108,11 @@ class Findings:
 class Kind:
     """A kind of input: an entry of sources.KINDS, with its functions in a file of its own.
 
-    recognises(source, name, head): is a file of this kind? name is its lower-case name without the ending of a packed
-    file, head its first unpacked bytes. Raises UserError (exit 3) for a broken file.
+    recognises(source, name, head): is a file of this kind? name is its lower-case name without the ending
+    of a packed file, head its first unpacked bytes. Raises UserError (exit 3) for a broken file.
     blocks(source, reading): cuts a source into blocks.
-    documents(block, content, reading, findings): the documents of a block, from its bytes or rows; the text of the
-    part if the block is a part of a document.
+    documents(block, content, reading, findings): the documents of a block, from its bytes or rows; the text
+    of the part if the block is a part of a document.
     """
 
     recognises: Callable[[Source, str, bytes], bool]
@@ -153,8 +154,8 @@ def refuse_long(source: Source, start: int, num_bytes: int, reading: Reading) ->
     """Raises UserError (exit 3) for a document of num_bytes that is too long to be held in memory."""
     limit = reading.limits.document_bytes
     if num_bytes > limit:
-        raise UserError(Exit.DATA, f"{source.shown}: the document at byte {start:,} is longer than {size(limit)}, too "
-                                   "long to hold in memory. Cut it into several.")
+        raise UserError(Exit.DATA, f"{source.shown}: the document at byte {start:,} is longer than "
+                                   f"{size(limit)}, too long to hold in memory. Cut it into several.")
 
 
 # ---------------------------------------------------------------- cutting a long document

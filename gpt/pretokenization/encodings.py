@@ -16,12 +16,13 @@ def refuse_encoding(shown: str, head: bytes, encoding: str) -> None:
     """Raises UserError (exit 3) if a text's first bytes are clearly not in this encoding ('': UTF-8)."""
     seen = next((name for mark, name in MARKS.items() if head.startswith(mark)), "")
     if seen and not encoding.startswith(("utf-16", "utf-32")):
-        raise UserError(Exit.DATA, f"{shown} is {seen.upper()}, not {(encoding or 'UTF-8').upper()}, as its mark "
-                                   f"shows. Give --encoding {seen}.")
+        raise UserError(Exit.DATA, f"{shown} is {seen.upper()}, not {(encoding or 'UTF-8').upper()}, as "
+                                   f"its mark shows. Give --encoding {seen}.")
     text = head.decode(errors="ignore")
     is_utf8 = len(head) - len(text.encode()) < 4 and len(text) - len(text.encode("ascii", "ignore")) >= 4
     if encoding and not seen and (is_utf8 or head.startswith(MARK)):
-        raise UserError(Exit.DATA, f"{shown} is UTF-8, and --encoding {encoding} would garble it. Leave the flag out.")
+        raise UserError(Exit.DATA, f"{shown} is UTF-8, and --encoding {encoding} would garble it. Leave "
+                                   "the flag out.")
 
 
 def has_controls(content: bytes) -> bool:
@@ -35,4 +36,5 @@ def refuse_undecodable(source: Source, findings: Findings) -> None:
     num_places = findings.undecodable
     if findings.first_replaced and num_places > max(ALWAYS_REPLACED, MAX_UNDECODABLE * source.text_bytes):
         raise source.error(f"is not UTF-8: {several(num_places, 'place')} cannot be decoded, from byte "
-                           f"{findings.first_replaced[0]:,} on. Give its --encoding, such as cp1251 or shift_jis.")
+                           f"{findings.first_replaced[0]:,} on. Give its --encoding, such as cp1251 or "
+                           "shift_jis.")

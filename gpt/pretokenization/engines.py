@@ -1,9 +1,9 @@
 """Encodes text into ids with the tokenizers library, or with gigatoken if both give the same ids.
 
-gigatoken is about forty times faster. One difference is known: characters newer than tokenizers' Unicode tables are
-letters to gigatoken and symbols to tokenizers. Text with such a character is encoded by tokenizers, and so is all text
-of a tokenizer that is not of the compared kind. To find unknown differences, both libraries encode hard texts at the
-start and two kilobytes of every block.
+gigatoken is about forty times faster. One difference is known: characters newer than tokenizers' Unicode
+tables are letters to gigatoken and symbols to tokenizers. Text with such a character is encoded by
+tokenizers, and so is all text of a tokenizer that is not of the compared kind. To find unknown differences,
+both libraries encode hard texts at the start and two kilobytes of every block.
 """
 
 import functools
@@ -27,16 +27,20 @@ CACHE_BYTES = 2**27  # gigatoken is created again when its cache of words exceed
 # The versions that were compared on every code point; no others are used together.
 COMPARED = {"gigatoken": "0.10.0", "tokenizers": "0.23.3"}
 INSTALL = f"python -m pip install {' '.join(map('=='.join, COMPARED.items()))}"
-# Code points that are letters or numbers to gigatoken (Unicode 17) and not to tokenizers (Unicode 16), and a few others
-# between them.
-NEWER = ((0x88F, 0x88F), (0xC5C, 0xC5C), (0xCDC, 0xCDC), (0xA7CE, 0xA7F1), (0x10940, 0x10959), (0x10EC5, 0x10EC7),
+# Code points that are letters or numbers to gigatoken (Unicode 17) and not to tokenizers (Unicode 16), and
+# a few others between them.
+NEWER = ((0x88F, 0x88F), (0xC5C, 0xC5C), (0xCDC, 0xCDC), (0xA7CE, 0xA7F1), (0x10940, 0x10959),
+         (0x10EC5, 0x10EC7),
          (0x11DB0, 0x11DE9), (0x16EA0, 0x16ED3), (0x16FF2, 0x16FF6), (0x187F8, 0x187FF), (0x18D09, 0x18DF2),
          (0x1E6C0, 0x1E6FF), (0x2B73A, 0x2B73F), (0x2CEA2, 0x2CEAD), (0x323B0, 0x33479))
 HARD_TEXTS = (  # kinds of text on which tokenizer libraries are known to differ
-    "<|endoftext|>a<|endoftext|> </s><s>[PAD] it's IT'S we'll they've 'tis ''re 's 'S d'\u00e9t\u00e9 it\u2019s",
+    "<|endoftext|>a<|endoftext|> </s><s>[PAD] it's IT'S we'll they've 'tis ''re 's 'S d'\u00e9t\u00e9 "
+    "it\u2019s",
     " a  b   c\n\n\n d \t\te\r\n\r\nf\u00a0g\u3000h\u2028i\u0085j\x1ck\u180el\u200bm \n \n  ",
-    "".join(map(chr, range(128))) * 2 + "1 12 123 1234567890 \u0661\u0662\u0663 \u00bd\u00b2\u2168 1a2b 3.14e-10 0xFF",
-    "a\u0301\u200d\ufe0f\u202e\ufeffx" + "".join(text * 700 for text in ("a", " ", "\n", "ab", "1", "=", "\u00e9")),
+    "".join(map(chr, range(128))) * 2 + "1 12 123 1234567890 \u0661\u0662\u0663 \u00bd\u00b2\u2168 1a2b "
+                                        "3.14e-10 0xFF",
+    "a\u0301\u200d\ufe0f\u202e\ufeffx" + "".join(text * 700
+                                                 for text in ("a", " ", "\n", "ab", "1", "=", "\u00e9")),
     "".join(f"a{chr(point)}1 {chr(point)}.{chr(point)}\n" for point in range(0x80, 0x32000, 173)
             if not 0xD800 <= point < 0xE000),
 )

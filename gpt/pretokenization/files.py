@@ -75,15 +75,15 @@ def refuse_changed(sources: Iterable[Source]) -> None:
         except OSError as error:
             stamp, how = (), error.strerror
         if stamp != source.stamp:
-            raise source.error(f"changed while it was read: {how}. Run the command again when nothing writes to the "
-                               "file.")
+            raise source.error(f"changed while it was read: {how}. Run the command again when nothing "
+                               "writes to the file.")
 
 
 def unpacked(source: Source, path: Path, look: Callable[[], None]) -> Source:
     """Writes the text of a packed or encoded source to path, as UTF-8; returns a plain source unchanged.
 
-    look is called for each piece and may raise to stop. Raises UserError (exit 3) for a damaged archive, an archive
-    bomb and invalid bytes.
+    look is called for each piece and may raise to stop. Raises UserError (exit 3) for a damaged archive, an
+    archive bomb and invalid bytes.
     """
     if not (source.packing or source.encoding):
         return source
@@ -108,29 +108,31 @@ def pieces_of(source: Source) -> Iterator[bytes]:
         for piece in itertools.chain(pieces, [b""]):
             num_bytes += len(piece)
             if source.packing and num_bytes > max(BOMB_BYTES, BOMB_RATIO * source.num_bytes):
-                raise source.error(f"unpacks to more than {BOMB_RATIO} times its {size(source.num_bytes)}, as an "
-                                   "archive bomb does. Unpack it yourself.")
+                raise source.error(f"unpacks to more than {BOMB_RATIO} times its {size(source.num_bytes)}, "
+                                   "as an archive bomb does. Unpack it yourself.")
             try:
                 piece = decoder.decode(piece, not piece).encode() if decoder else piece
             except UnicodeError as error:  # UTF-7 can spell half a character
-                raise source.error(f"is not {source.encoding}: {first_line(error)}, before byte {num_bytes:,}. Give "
-                                   "the right --encoding, or correct the file.") from error
+                raise source.error(f"is not {source.encoding}: {first_line(error)}, before byte "
+                                   f"{num_bytes:,}. Give the right --encoding, or correct the file.") from error
             yield piece
 
 
 def _unpacked(file: BinaryIO, source: Source) -> Iterator[bytes]:
     """Unpacks a file of one or more streams (or frames).
 
-    A truncated file and bytes outside a stream are errors. The standard library's own readers miss them: to them the
-    first damaged stream of many, as pbzip2 writes them, is the end of the file.
+    A truncated file and bytes outside a stream are errors. The standard library's own readers miss them: to
+    them the first damaged stream of many, as pbzip2 writes them, is the end of the file.
     """
     new_stream: Callable[[], Any] = {
         "gzip": lambda: zlib.decompressobj(31), "bzip2": bz2.BZ2Decompressor, "xz": lzma.LZMADecompressor,
-        "zstd": lambda: optional("zstandard", source.shown).ZstdDecompressor(max_window_size=2**31).decompressobj(),
+        "zstd": lambda: optional("zstandard",
+                                 source.shown).ZstdDecompressor(max_window_size=2**31).decompressobj(),
     }[source.packing]
     stream, is_inside = new_stream(), False
     while packed := file.read(PACKED_READ_BYTES):
-        while packed := packed if is_inside else packed.lstrip(b"\0"):  # zeros may pad gzip and xz between streams
+        # Zeros may pad gzip and xz between streams.
+        while packed := packed if is_inside else packed.lstrip(b"\0"):
             try:
                 piece = stream.decompress(packed)
             except Exception as error:  # each library has errors of its own

@@ -23,11 +23,12 @@ def table_blocks(source: Source, reading: Reading) -> Iterator[TextBlock]:
     """Cuts a table into blocks of rows. Raises UserError (exit 3) for a damaged file or a missing column."""
     parquet = optional("pyarrow.parquet", source.shown)
     try:
-        file = parquet.ParquetFile(source.text_path)  # not memory-mapped: truncating the file would kill this process
+        # Not memory-mapped: truncating the file would kill this process.
+        file = parquet.ParquetFile(source.text_path)
         names = list(file.schema_arrow.names)
         if reading.text_field not in names:
-            raise source.error(f"has no column {reading.text_field!r}, it has {printable(', '.join(names))[:200]}. "
-                               "Give --text_field.")
+            raise source.error(f"has no column {reading.text_field!r}, it has "
+                               f"{printable(', '.join(names))[:200]}. Give --text_field.")
         row_bytes = source.text_bytes / max(1, file.metadata.num_rows)
         batches = file.iter_batches(ROWS_AT_ONCE, columns=[reading.text_field])
         values = (value for batch in batches for value in batch.column(0).to_pylist())

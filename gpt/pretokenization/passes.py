@@ -56,8 +56,8 @@ class Job:
     def answers(self, doing: str, **setup: Any) -> Iterator[WorkerAnswer]:
         """Makes one pass over the text; yields the workers' answers for its blocks, in order.
 
-        The findings go into a new report. Raises UserError (exit 3) if a file has changed since the run began: this
-        explains any other error in the text.
+        The findings go into a new report. Raises UserError (exit 3) if a file has changed since the run
+        began: this explains any other error in the text.
         """
         reader = partial(Reader, self.sources, self.reading, self.split.threshold, **setup)
         blocks = (replace(block, source=index) for index, source in enumerate(self.sources)
@@ -86,8 +86,9 @@ class Job:
 def settle_split(job: Job, needs_size: bool) -> int:
     """Sets job.split for the whole run; returns the size of the training text in bytes, 0 if unknown.
 
-    Text files of one document each are cut by their sizes; other documents are split by their hashes. To know its
-    size, which the default fraction depends on, the text is read once: if needs_size, or if it is below survey_bytes.
+    Text files of one document each are cut by their sizes; other documents are split by their hashes. To
+    know its size, which the default fraction depends on, the text is read once: if needs_size, or if it is
+    below survey_bytes.
     """
     fraction, reading = job.args.val_fraction, job.reading
     by_size = not (job.has_fields or reading.separator) and split_of_files(job.sources, fraction)
@@ -142,6 +143,6 @@ def encode_text(job: Job, vocabulary: Vocabulary, dtype: str) -> None:
     with job.folder.writing():
         difference = encode(job, vocabulary, engine, dtype)
         if difference:
-            job.progress.warn(f"{engine} gives other ids than tokenizers to {printable(difference)}. tokenizers "
-                              "encodes everything again.")
+            job.progress.warn(f"{engine} gives other ids than tokenizers to {printable(difference)}. "
+                              "tokenizers encodes everything again.")
             encode(job, vocabulary, "tokenizers", dtype)

@@ -38,8 +38,8 @@ class Report:
             byte, line, why = findings.first_replaced
             place = f"byte {byte:,}, {findings.unit} {in_source.newlines + line + 1:,} of {source.shown}"
             if self.reading.strict:
-                raise UserError(Exit.DATA, f"not UTF-8: {why} at {place}. Correct the text, or leave out --strict_utf8 "
-                                           "to have such bytes replaced.")
+                raise UserError(Exit.DATA, f"not UTF-8: {why} at {place}. Correct the text, or leave out "
+                                           "--strict_utf8 to have such bytes replaced.")
             self.first_replaced = self.first_replaced or f"{place}, {why}"
             if not in_source.undecodable:
                 in_source.first_replaced = findings.first_replaced
@@ -71,8 +71,8 @@ class Report:
             return
         why = "It holds less than 2 bytes of text besides whitespace. Give a file with text."
         if self.bad_lines:
-            why = (f"{several(self.bad_lines, 'record')} skipped, the first: {self.first_bad_line}. Give --text_field, "
-                   "or a file with one JSON object on each line.")
+            why = (f"{several(self.bad_lines, 'record')} skipped, the first: {self.first_bad_line}. Give "
+                   "--text_field, or a file with one JSON object on each line.")
         raise UserError(Exit.DATA, f"there is nothing to train on in {names_of(self.sources)}. {why}")
 
 

@@ -30,7 +30,8 @@ KINDS = {
 }
 CURES = "If it holds tokens, give it to train.py --bin_file or evaluate.py --tokens. If it is UTF-16, give --encoding."
 DEMO_BYTES = 12_000_000
-DEMO_SKIPS = {"test", "tests", "idle_test", "idlelib", "lib2to3", "site-packages", "dist-packages", "__pycache__"}
+DEMO_SKIPS = {"test", "tests", "idle_test", "idlelib", "lib2to3", "site-packages", "dist-packages",
+              "__pycache__"}
 
 
 # ---------------------------------------------------------------- finding files
@@ -40,12 +41,14 @@ def find_sources(words: Sequence[str], say: Callable[[str], None], fetched: Mapp
                  encoding: str = "") -> list[Source]:
     """Finds the files of the command line's words, in their order, sorted within a folder or glob, none twice.
 
-    fetched holds the files of words that name no local file: datasets of the Hugging Face hub, and '-'. encoding is
-    the encoding of all text, '' for UTF-8. Raises UserError (exit 3) for a file that is missing or not text.
+    fetched holds the files of words that name no local file: datasets of the Hugging Face hub, and '-'.
+    encoding is the encoding of all text, '' for UTF-8. Raises UserError (exit 3) for a file that is missing
+    or not text.
     """
     files: dict[str, DatasetFile] = {}
     for word in words:
-        for file in fetched.get(word) or [DatasetFile(Path(name), printable(name), "") for name in files_of(word, say)]:
+        for file in fetched.get(word) or [DatasetFile(Path(name), printable(name), "")
+                                          for name in files_of(word, say)]:
             files.setdefault(os.path.realpath(file.path), file)
     return [replace(examine(file.path, file.shown, encoding), origin=file.origin) for file in files.values()]
 
@@ -70,8 +73,8 @@ def bare_name(name: str) -> str:
 def files_in_folder(folder: str, say: Callable[[str], None]) -> list[str]:
     """Finds the input files of a folder and its subfolders, sorted, without hidden ones.
 
-    Input files have the endings in KINDS, also packed, or are packed .json: a plain .json usually holds settings.
-    Raises UserError (exit 3) for a folder without input files.
+    Input files have the endings in KINDS, also packed, or are packed .json: a plain .json usually holds
+    settings. Raises UserError (exit 3) for a folder without input files.
     """
     chosen, others = [], []
     endings = tuple(ending for kind in reversed(KINDS.values()) for ending in kind.endings)
@@ -91,7 +94,8 @@ def files_in_folder(folder: str, say: Callable[[str], None]) -> list[str]:
                                    "themselves.")
     if others:
         more = f" and {len(others) - 1:,} more" if len(others) > 1 else ""
-        say(f"{printable(folder)}: {several(len(chosen), 'text file')}; left out: {printable(min(others))}{more}")
+        say(f"{printable(folder)}: {several(len(chosen), 'text file')}; left out: "
+            f"{printable(min(others))}{more}")
     return sorted(chosen)
 
 
@@ -136,8 +140,8 @@ def examine(path: Path, shown: str, encoding: str = "") -> Source:
             source = replace(source, encoding=encoding)
             head = head_of(source)
             if has_controls(head):
-                raise source.error(f"is not text: its first {len(head):,} bytes are full of control characters. "
-                                   f"{CURES}")
+                raise source.error(f"is not text: its first {len(head):,} bytes are full of control "
+                                   f"characters. {CURES}")
             kind = kind_of(source, name, head)
         return replace(source, kind=kind)
     except OSError as error:
@@ -164,11 +168,12 @@ def readable(source: Source) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise UserError(Exit.DATA, f"{source.shown}: {error.strerror} while it was read. Run the command again when "
-                                   "the file can be read.") from error
+        raise UserError(Exit.DATA, f"{source.shown}: {error.strerror} while it was read. Run the command "
+                                   "again when the file can be read.") from error
 
 
-def documents_of(block: TextBlock, sources: Sequence[Source], reading: Reading, findings: Findings) -> list[str]:
+def documents_of(block: TextBlock, sources: Sequence[Source], reading: Reading,
+                 findings: Findings) -> list[str]:
     """Returns the documents of a block; for a part of a document, only its text.
 
     Raises UserError (exit 3) if the file became shorter after the block was cut.
@@ -178,6 +183,6 @@ def documents_of(block: TextBlock, sources: Sequence[Source], reading: Reading, 
         with readable(source), source.text_path.open("rb", buffering=0) as file:
             content = read_at(file, block.offset, block.length)
         if len(content) != block.length:
-            raise source.error("became shorter while it was read. Run the command again when nothing writes to the "
-                               "file.")
+            raise source.error("became shorter while it was read. Run the command again when nothing "
+                               "writes to the file.")
     return KINDS[source.kind].documents(block, content, reading, findings)

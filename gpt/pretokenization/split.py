@@ -17,7 +17,8 @@ MIN_TAIL_BYTES = 32  # a file with a shorter tail gives nothing to validation
 class Split:
     """The part of the text kept for validation, and the rule in words, as metadata.json records it.
 
-    Either the documents with a hash below threshold, or each file from a cut on, in bytes (None: nothing of it).
+    Either the documents with a hash below threshold, or each file from a cut on, in bytes (None: nothing of
+    it).
     """
 
     rule: str
@@ -33,8 +34,8 @@ def default_fraction(num_bytes: int) -> float:
 def split_by_hash(val_fraction: float, lowest: int = 0, highest: int = 2**64 - 1) -> Split:
     """Splits whole documents by their hash, so that a document's split does not depend on other documents.
 
-    lowest and highest are the smallest and largest hash, if known: then neither part is empty, unless all documents
-    are equal.
+    lowest and highest are the smallest and largest hash, if known: then neither part is empty, unless all
+    documents are equal.
     """
     if val_fraction == 0:
         return Split("none, as requested")
@@ -60,8 +61,8 @@ def split_of_one(num_bytes: int, fraction: float) -> Split:
 def split_of_files(sources: Sequence[Source], val_fraction: float | None) -> Split | None:
     """Splits text files of one document each by their tails; None if their hashes are to split them.
 
-    Their hashes split many files, and several files with a --val_fraction. Of few files, whole ones would be far too
-    much validation text, or none.
+    Their hashes split many files, and several files with a --val_fraction. Of few files, whole ones would
+    be far too much validation text, or none.
     """
     if len(sources) > 1 and (val_fraction is not None or len(sources) >= FEW_FILES):
         return None
@@ -75,7 +76,8 @@ def split_of_files(sources: Sequence[Source], val_fraction: float | None) -> Spl
     ends = [int(size * (1 - fraction)) if size * fraction >= MIN_TAIL_BYTES else None for size in sizes]
     if not any(ends):
         return None
-    cuts = tuple(end if end and not is_blank(source) else None for source, end in zip(sources, ends, strict=True))
+    cuts = tuple(end if end and not is_blank(source) else None
+                 for source, end in zip(sources, ends, strict=True))
     return Split(f"the last {100 * fraction:.3g}% of each file", cuts=cuts)
 
 

@@ -61,11 +61,12 @@ class Folder:
         with self.writing():
             path.mkdir(parents=True, exist_ok=True)
             if self.work.is_symlink():  # its target would be deleted
-                raise UserError(Exit.MACHINE, f"--output_dir {self.shown}: {WORK} in it is a link. Delete the link.")
+                raise UserError(Exit.MACHINE, f"--output_dir {self.shown}: {WORK} in it is a link. Delete "
+                                              "the link.")
             self.lock = os.fdopen(os.open(path / LOCK, LOCK_FLAGS, 0o666), "w")
             if not try_lock(self.lock.fileno()):
-                raise UserError(Exit.BUSY, f"--output_dir {self.shown} is in use by another run. Wait for it, or give "
-                                           "another --output_dir.")
+                raise UserError(Exit.BUSY, f"--output_dir {self.shown} is in use by another run. Wait for "
+                                           "it, or give another --output_dir.")
             self._clean()
             self.work.mkdir(exist_ok=True)
 
@@ -105,8 +106,8 @@ class Folder:
         outputs = {path.resolve() for path in self.outputs()}
         for path in paths:
             if path.resolve() in outputs:
-                raise UserError(Exit.DATA, f"{printable(path)} would be replaced by the output of the same name. "
-                                           "Give another --output_dir.")
+                raise UserError(Exit.DATA, f"{printable(path)} would be replaced by the output of the same "
+                                           "name. Give another --output_dir.")
 
     def writing(self) -> contextlib.AbstractContextManager[None]:
         """Turns a system error into a UserError for this folder, as common.errors.writing does."""
@@ -115,8 +116,9 @@ class Folder:
     def commit(self, names: Sequence[str], metadata: Mapping[str, Any]) -> None:
         """Moves these files of the work folder to the output folder, metadata.json last.
 
-        Between the removal of the old metadata.json and the arrival of the new one, the folder holds no complete set.
-        Meanwhile the new one is in the work folder: after a kill, it tells the next run to delete the renamed files.
+        Between the removal of the old metadata.json and the arrival of the new one, the folder holds no
+        complete set. Meanwhile the new one is in the work folder: after a kill, it tells the next run to
+        delete the renamed files.
         """
         for name in names:
             sync(self.work / name)

@@ -44,9 +44,10 @@ def verify_folder(folder: Path, signals: Signals, progress: Progress) -> None:
             ends = document_ends(part.path, part.length)
             tokens = np.memmap(part.path, DTYPES[part.dtype], "r", part.offset_bytes, (part.length,))
             if len(ends) != num_documents or (tokens[ends.astype(np.int64) - 1] != corpus.end_of_text_id).any():
-                raise _differs(folder / f"{split}.idx", f"it does not hold the ends of {num_documents} documents")
-        progress.say(f"{split}: {stream.length:,} tokens, {several(num_documents, 'document')}: sizes, sha256, ids, "
-                     "ends of documents as recorded")
+                raise _differs(folder / f"{split}.idx", f"it does not hold the ends of {num_documents} "
+                                                        "documents")
+        progress.say(f"{split}: {stream.length:,} tokens, {several(num_documents, 'document')}: sizes, "
+                     "sha256, ids, ends of documents as recorded")
     progress.say(f"tokenizer: {corpus.vocab_size:,} ids, sha256 as recorded")
 
 

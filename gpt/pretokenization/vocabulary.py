@@ -51,8 +51,8 @@ def new_vocabulary(job: Job, train_bytes: int) -> Vocabulary:
     progress.say(f"training a tokenizer of {requested:,} ids{why} on {sample_bytes:,} of {train_bytes:,} bytes")
     old = job.folder.path / "tokenizer.json"
     if old.exists():
-        progress.warn(f"a new tokenizer replaces the one in {job.folder.shown}, which checkpoints trained on it need. "
-                      f"To keep it, give --tokenizer_file {shell_word(old)}.")
+        progress.warn(f"a new tokenizer replaces the one in {job.folder.shown}, which checkpoints trained "
+                      f"on it need. To keep it, give --tokenizer_file {shell_word(old)}.")
 
     path = job.folder.work / "sample"
     with job.folder.writing(), path.open("wb", buffering=2**22) as file:
@@ -72,8 +72,8 @@ def new_vocabulary(job: Job, train_bytes: int) -> Vocabulary:
 
     vocabulary = vocabulary_of(parse(content))
     if vocabulary.size < requested:
-        progress.say(f"the text supports {vocabulary.size:,} ids, not {requested:,}: no other pair of tokens occurs "
-                     f"{args.min_frequency:,} times")
+        progress.say(f"the text supports {vocabulary.size:,} ids, not {requested:,}: no other pair of "
+                     f"tokens occurs {args.min_frequency:,} times")
     return vocabulary
 
 
@@ -110,8 +110,8 @@ def train_tokenizer(sample: Path, vocab_size: int, min_frequency: int) -> str:
 def train_fast(sample: Path, vocab_size: int, min_frequency: int) -> str:
     """Trains the tokenizer of train_tokenizer with gigatoken; returns '' if the result is not certainly the same.
 
-    gigatoken has no min_frequency. But counts fall from merge to merge, so if the last pair occurs often enough, all
-    pairs do.
+    gigatoken has no min_frequency. But counts fall from merge to merge, so if the last pair occurs often
+    enough, all pairs do.
     """
     import gigatoken
 

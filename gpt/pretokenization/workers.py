@@ -48,7 +48,8 @@ class Workers:
     forked: a fork inherits the locks of a library's threads, but not the threads.
     """
 
-    def __init__(self, number: int, make: Callable[[], Callable[[Any], Any]], signals: Signals, is_fresh: bool = False):
+    def __init__(self, number: int, make: Callable[[], Callable[[Any], Any]], signals: Signals,
+                 is_fresh: bool = False):
         self.make = make
         self.signals = signals
         context = multiprocessing.get_context("spawn" if is_fresh else START_METHOD)
@@ -58,7 +59,8 @@ class Workers:
             their_questions, questions = context.Pipe(duplex=False)
             answers, their_answers = context.Pipe(duplex=False)  # two pipes are faster than a duplex one
             not_theirs = [*self.processes, *self.questions.values(), questions, answers]
-            self.processes[answers] = start_process(context, _serve, their_questions, their_answers, make, not_theirs)
+            self.processes[answers] = start_process(context, _serve, their_questions, their_answers, make,
+                                                    not_theirs)
             self.questions[answers] = questions
             their_questions.close()
             their_answers.close()
@@ -77,8 +79,8 @@ class Workers:
                 seconds: float = math.inf) -> Iterator[tuple[Any, Any]]:
         """Yields the questions with their answers, in order; stops after this many seconds.
 
-        A heavy question goes only to an idle worker: if both ends of a pipe wrote at once, both would wait forever.
-        Raises Stopped after a signal, UserError (exit 5) when a worker dies.
+        A heavy question goes only to an idle worker: if both ends of a pipe wrote at once, both would wait
+        forever. Raises Stopped after a signal, UserError (exit 5) when a worker dies.
         """
         if not self.processes:
             answer = self.make()
@@ -89,7 +91,8 @@ class Workers:
 
         deadline = time.monotonic() + seconds
         unread: deque[list[Any]] = deque()  # entries of a question, and later its answer
-        queues: dict[Any, deque[list[Any]]] = {pipe: deque() for pipe in self.processes}  # each worker's open entries
+        # Each worker's open entries.
+        queues: dict[Any, deque[list[Any]]] = {pipe: deque() for pipe in self.processes}
         source = iter(questions)
         question = next(source, None)
         while (question is not None or unread) and time.monotonic() < deadline:
@@ -123,7 +126,8 @@ class Workers:
                 yield answered, answer
 
 
-def _serve(questions: Any, answers: Any, make: Callable[[], Callable[[Any], Any]], not_ours: Sequence[Any]) -> None:
+def _serve(questions: Any, answers: Any, make: Callable[[], Callable[[Any], Any]],
+           not_ours: Sequence[Any]) -> None:
     """The worker process: answers questions until their pipe is closed. The parent handles signals and ends it."""
     for number in (signal.SIGINT, getattr(signal, "SIGHUP", signal.SIGINT)):
         signal.signal(number, signal.SIG_IGN)
@@ -164,7 +168,8 @@ def in_child(signals: Signals, work: Callable[..., Any], *arguments: Any, second
     Returns its result; None if it takes longer than this many seconds. Raises Stopped after a signal.
     """
     with Workers(1, _caller, signals, is_fresh=True) as workers:
-        return next((answer for _, answer in workers.answers([(work, arguments)], lambda _: True, seconds)), None)
+        return next((answer for _, answer in workers.answers([(work, arguments)], lambda _: True, seconds)),
+                    None)
 
 
 # ---------------------------------------------------------------- reading a block
@@ -258,8 +263,8 @@ def sample_of(contents: list[bytes], fraction: float, reading: Reading) -> bytes
 def without_long_runs(content: bytes) -> bytes:
     """Returns a text and a SEPARATOR; a text with a very long run is sliced, with a SEPARATOR after each slice.
 
-    A trainer's time grows with the square of a run of whitespace, or of a run without it. A run is found if it fills
-    RUN_BYTES counted in multiples from the front, as each run of twice that length does.
+    A trainer's time grows with the square of a run of whitespace, or of a run without it. A run is found if
+    it fills RUN_BYTES counted in multiples from the front, as each run of twice that length does.
     """
     aligned = len(content) // RUN_BYTES * RUN_BYTES
     blank = IS_BLANK[np.frombuffer(content, np.uint8, aligned)].reshape(-1, RUN_BYTES)

@@ -25,10 +25,10 @@ MIN_VALIDATION_TOKENS = 32
 class Corpus:
     """Everything that train.py trains on; notes are the assumptions to tell the user.
 
-    identity is the sha256 of the training file; for several files it is the sha256 of their hex sha256s, joined.
-    val_identity is the same for the files that hold the validation tokens. The streams of a mixture join the streams
-    of its components, in their order; any other corpus has no components. origins are the datasets of the Hugging
-    Face hub from which the text came.
+    identity is the sha256 of the training file; for several files it is the sha256 of their hex sha256s,
+    joined. val_identity is the same for the files that hold the validation tokens. The streams of a mixture
+    join the streams of its components, in their order; any other corpus has no components. origins are the
+    datasets of the Hugging Face hub from which the text came.
     """
 
     train: TokenStream
@@ -54,8 +54,8 @@ class Corpus:
 class Component:
     """One corpus of a mixture. weight is its fraction of all tokens drawn; the weights add up to 1.
 
-    parts is the weight as an integer, in exact proportion to the parts of the other components. name comes from the
-    folder.
+    parts is the weight as an integer, in exact proportion to the parts of the other components. name comes
+    from the folder.
     """
 
     name: str
@@ -68,11 +68,11 @@ def open_corpus(train: Path, val: Path | None, metadata_file: Path | None, token
                 vocab_size: int | None = None, val_fraction: float = 0.005) -> Corpus:
     """Opens token files and checks their layout, sizes, dtype, vocabulary and every id. Raises UserError (exit 3).
 
-    train and val are each a file, a folder or a glob. In a folder without our metadata, the files are found by the
-    names that programs use. Without val, the folder's validation files are taken, or our val.bin beside the training
-    file, or the tail of the training tokens. A file whose size and time match our metadata is trusted; any other file
-    is read once and must have the recorded sha256. Without metadata the vocabulary comes from the tokenizer or from
-    vocab_size, and the layout is recognised.
+    train and val are each a file, a folder or a glob. In a folder without our metadata, the files are found
+    by the names that programs use. Without val, the folder's validation files are taken, or our val.bin
+    beside the training file, or the tail of the training tokens. A file whose size and time match our
+    metadata is trusted; any other file is read once and must have the recorded sha256. Without metadata the
+    vocabulary comes from the tokenizer or from vocab_size, and the layout is recognised.
     """
     if tokenizer_file is not None and tokenizer_file.is_dir():
         tokenizer_file = tokenizer_file / "tokenizer.json"
@@ -97,23 +97,25 @@ def open_corpus(train: Path, val: Path | None, metadata_file: Path | None, token
         if validation.stream.length >= 2:
             val_stream, val_identity = validation.stream, validation.identity
         else:
-            notes.append(f"{validation.stream.name}: it is not used, because a single token leaves nothing to predict")
+            notes.append(f"{validation.stream.name}: it is not used, because a single token leaves nothing "
+                         "to predict")
     elif (not metadata.is_ours or "val" in metadata.splits) and train_stream.length >= MIN_TOKENS_TO_DIVIDE:
         # Our own metadata without a validation split means that the user wanted none.
         num = max(MIN_VALIDATION_TOKENS, int(train_stream.length * val_fraction))
-        notes.append(f"no validation file: the last {num:,} tokens of {train_stream.name} are kept for validation")
+        notes.append(f"no validation file: the last {num:,} tokens of {train_stream.name} are kept for "
+                     "validation")
         val_stream, val_identity = train_stream.slice(train_stream.length - num, num), training.identity
         train_stream = train_stream.slice(0, train_stream.length - num)
 
-    return Corpus(train_stream, val_stream, known_size, end_id, tokenizer_file, tokenizer_sha256, training.identity,
-                  val_identity, tuple(notes), origins=metadata.origins)
+    return Corpus(train_stream, val_stream, known_size, end_id, tokenizer_file, tokenizer_sha256,
+                  training.identity, val_identity, tuple(notes), origins=metadata.origins)
 
 
 def open_tokens(place: Path, vocab_size: int) -> Corpus:
     """Opens the tokens of a file, a folder or a glob to measure a model on them; prefers the validation files.
 
-    No tokens are kept back, and every id must be below vocab_size. As in open_corpus, our metadata.json counts if it
-    names the files, and other files are recognised. Raises UserError (exit 3).
+    No tokens are kept back, and every id must be below vocab_size. As in open_corpus, our metadata.json
+    counts if it names the files, and other files are recognised. Raises UserError (exit 3).
     """
     folder = place if place.is_dir() else place.parent
     beside, tokenizer = folder / METADATA, folder / "tokenizer.json"
@@ -134,8 +136,8 @@ def _vocabulary(metadata: Metadata, tokenizer_file: Path | None, vocab_size: int
         tokenizer, num_ids = load_with_size(tokenizer_file)
         if known_size is not None and known_size < num_ids:
             raise UserError(Exit.DATA, f"tokenizer {printable(tokenizer_file)} has {num_ids:,} ids, metadata "
-                                       f"{printable(metadata.path)} says {known_size:,}. Give the tokenizer of these "
-                                       "tokens.")
+                                       f"{printable(metadata.path)} says {known_size:,}. Give the "
+                                       "tokenizer of these tokens.")
         known_size = known_size or num_ids
         end_id = end_of_text_id(tokenizer) if end_id is None else end_id
 
@@ -144,8 +146,8 @@ def _vocabulary(metadata: Metadata, tokenizer_file: Path | None, vocab_size: int
         raise UserError(Exit.DATA, f"the vocabulary size of {printable(metadata.path)} is not known. Give "
                                    "--metadata_file, --tokenizer_file or --vocab_size.")
     if vocab_size not in (None, known_size):
-        raise UserError(Exit.DATA, f"--vocab_size {vocab_size:,}: the metadata or the tokenizer of these tokens says "
-                                   f"{known_size:,} ids. Drop the flag.")
+        raise UserError(Exit.DATA, f"--vocab_size {vocab_size:,}: the metadata or the tokenizer of these "
+                                   f"tokens says {known_size:,} ids. Drop the flag.")
     return known_size, end_id
 
 
@@ -153,8 +155,8 @@ def _check_sha256(name: str, sha256: str, recorded: str | None, problem: str) ->
     """Raises UserError (exit 3) if our metadata records another sha256."""
     if recorded not in (None, sha256):
         raise UserError(Exit.DATA, f"{name} {problem}: its sha256 is not the one in metadata.json ({sha256[:12]}, "
-                                   f"recorded {str(recorded)[:12]}). Give the file that pretokenize.py wrote, or run "
-                                   "it again.")
+                                   f"recorded {str(recorded)[:12]}). Give the file that pretokenize.py "
+                                   "wrote, or run it again.")
 
 
 def _find_files(train: Path, val: Path | None, metadata: Metadata) -> tuple[list[Path], list[Path]]:
@@ -219,8 +221,8 @@ def _open(files: Sequence[Path], split: str, metadata: Metadata, vocab_size: int
 def _check_length(path: Path, length: int, expected: int | None, metadata: Metadata) -> None:
     """Raises UserError (exit 3) if the metadata records another number of tokens."""
     if expected not in (None, length):
-        raise token_file_error(path, f"holds {length:,} tokens, metadata {printable(metadata.path)} says {expected:,}. "
-                                     "Run pretokenize.py again.")
+        raise token_file_error(path, f"holds {length:,} tokens, metadata {printable(metadata.path)} says "
+                                     f"{expected:,}. Run pretokenize.py again.")
 
 
 def _checked_sha256(part: Part, record: FileRecord, vocab_size: int) -> str:

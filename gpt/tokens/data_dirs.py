@@ -1,8 +1,8 @@
 """The folders and weights that --data_dir names: one folder of tokens, or several, as in a:0.7 b:0.3.
 
-A word that names an existing folder means this folder, whatever colons its name has (on Windows, a drive's letter has
-one too). In any other word the text after the last colon is the weight. Only the standard library is used, so that a
-wrong weight is answered before torch is imported.
+A word that names an existing folder means this folder, whatever colons its name has (on Windows, a drive's
+letter has one too). In any other word the text after the last colon is the weight. Only the standard
+library is used, so that a wrong weight is answered before torch is imported.
 """
 
 from __future__ import annotations
@@ -43,7 +43,8 @@ def problems_with(words: str | Sequence[str]) -> list[str]:
         return [f"--data_dir {error}"]
     unweighted = [folder for folder in folders if folder.weight is None]
     if 0 < len(unweighted) < len(folders):
-        return [f"--data_dir: {printable(unweighted[0].path)} has no weight. Give every folder one, or none of them."]
+        return [f"--data_dir: {printable(unweighted[0].path)} has no weight. Give every folder one, or "
+                "none of them."]
     places = [os.path.realpath(folder.path) for folder in folders]
     for index, folder in enumerate(folders):
         if places[index] in places[:index]:
@@ -56,7 +57,8 @@ def _folder_of(word: str, is_alone: bool) -> DataDir:
     path, _, weight = word.rpartition(":")
     is_weight = bool(re.fullmatch(NUMBER, weight))
     exists = bool(path) and os.path.isdir(path)
-    if not path or os.path.isdir(word) or not (is_weight or exists) or (is_alone and not (is_weight and exists)):
+    if not path or os.path.isdir(word) or not (is_weight or exists) or (is_alone
+                                                                        and not (is_weight and exists)):
         return DataDir(word, None)  # the colon belongs to the name; a missing folder is reported later
     return DataDir(path, _weight(weight, word))
 

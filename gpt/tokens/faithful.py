@@ -41,11 +41,11 @@ def refuse_uncertain_ids(tokenizer: Tokenizer, name: str, ids: Mapping[str, int]
     """
     dropout = getattr(tokenizer.model, "dropout", None)
     if dropout:
-        raise UserError(Exit.DATA, f"{name}: its BPE has a dropout of {dropout:g}, so the same text gets different "
-                                   "ids each time. Set \"dropout\" to null in the file.")
+        raise UserError(Exit.DATA, f"{name}: its BPE has a dropout of {dropout:g}, so the same text gets "
+                                   "different ids each time. Set \"dropout\" to null in the file.")
     if len({*ids.values()}) < len(ids):
-        raise UserError(Exit.DATA, f"{name}: an id stands for two tokens. Give a tokenizer in which each token has its "
-                                   "own id.")
+        raise UserError(Exit.DATA, f"{name}: an id stands for two tokens. Give a tokenizer in which each "
+                                   "token has its own id.")
 
 
 def probes_of(tokenizer: Tokenizer) -> list[str]:
@@ -79,9 +79,9 @@ def refuse_changes(tokenizer: Tokenizer, name: str, texts: Sequence[str]) -> str
             pairs = enumerate(zip(text, back, strict=False))
             first = next((index for index, (before, after) in pairs if before != after), len(back))
             start = max(0, min(first, len(text)) - 4)
-            raise UserError(Exit.DATA, f"{name}: the tokenizer changes text, {_shown(text[start:])} comes back as "
-                                       f"{_shown(back[start:])}. Give a byte-level tokenizer, or leave out "
-                                       "--tokenizer_file.")
+            raise UserError(Exit.DATA, f"{name}: the tokenizer changes text, {_shown(text[start:])} comes "
+                                       f"back as {_shown(back[start:])}. Give a byte-level tokenizer, or "
+                                       "leave out --tokenizer_file.")
     return change
 
 

@@ -15,15 +15,16 @@ _VALIDATION = re.compile(r"(?<![a-z])(e?val|valid|validation)(?![a-z])", re.IGNO
 def find_splits(place: Path) -> tuple[list[Path], list[Path]]:
     """Finds the training files and the validation files of a file, a folder or a glob, each list sorted by name.
 
-    A single file is for training, whatever its name. A folder must hold one set of files: NAME_train_*.bin with
-    NAME_val_*.bin (train.bin and train_000000.bin count too), the same with .npy, or all .ds. A glob takes all files
-    it matches. Files with val, valid, validation or eval as a word in their names are for validation. Raises
-    UserError (exit 3).
+    A single file is for training, whatever its name. A folder must hold one set of files: NAME_train_*.bin
+    with NAME_val_*.bin (train.bin and train_000000.bin count too), the same with .npy, or all .ds. A glob
+    takes all files it matches. Files with val, valid, validation or eval as a word in their names are for
+    validation. Raises UserError (exit 3).
     """
     if place.is_dir():
         files = _only_set_in(place)
     elif not place.exists() and glob.has_magic(str(place)):
-        files = [path for path in map(Path, glob.glob(str(place))) if path.suffix in SUFFIXES and not _is_idle(path)]
+        files = [path for path in map(Path, glob.glob(str(place))) if path.suffix in SUFFIXES
+                 and not _is_idle(path)]
         if not files:
             raise UserError(Exit.DATA, f"{printable(place)} matches 0 files that end in {', '.join(SUFFIXES)}. "
                                        "Check the pattern.")
@@ -47,8 +48,8 @@ def _only_set_in(folder: Path) -> list[Path]:
     if len(names) > 4:
         shown += f" and {len(names) - 4:,} more"
     raise UserError(Exit.DATA, f"{printable(folder)} has {len(sets)} sets of token files, not one. Found {shown}. "
-                               "Give one with --bin_file and --val_bin_file (to evaluate.py with --tokens), or run: "
-                               "python pretokenize.py TEXT")
+                               "Give one with --bin_file and --val_bin_file (to evaluate.py with "
+                               "--tokens), or run: python pretokenize.py TEXT")
 
 
 def _set_of(path: Path) -> str:

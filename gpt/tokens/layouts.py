@@ -6,8 +6,9 @@
     npy        numpy's .npy, as build-nanogpt writes it
     datatrove  datatrove and nanotron: a raw .ds, described by the .ds.metadata beside it
 
-A layout is a function that reads it and its entry in LAYOUTS; gpt/tokens/files.py finds the files of a folder. All
-layouts are little-endian. Every number in a header is compared with the file's size before tokens are read or mapped.
+A layout is a function that reads it and its entry in LAYOUTS; gpt/tokens/files.py finds the files of a
+folder. All layouts are little-endian. Every number in a header is compared with the file's size before
+tokens are read or mapped.
 """
 
 import contextlib
@@ -24,7 +25,8 @@ from gpt.common.words import first_line, printable
 
 HEAD_BYTES = 4096  # read from the beginning of a file to recognise its layout
 MIN_TEXT_BYTES = 64  # a shorter file is not called text
-CONTROL = re.compile(rb"[\x00-\x08\x0b\x0e-\x1f]")  # no text has these bytes; the first ids of a file always have some
+# No text has these bytes; the first ids of a file always have some.
+CONTROL = re.compile(rb"[\x00-\x08\x0b\x0e-\x1f]")
 # The dtypes of tokens; uint32 only with ids below 2^31, which fit int32.
 DTYPES = {name: np.dtype(name).newbyteorder("<") for name in ("int16", "uint16", "int32", "uint32")}
 
@@ -48,8 +50,8 @@ class Part:
 class Layout:
     """How one program lays out its token files.
 
-    part(path, num_bytes, dtype) finds the tokens of a file; dtype counts if the file records none. recognises gets the
-    path and the first bytes of a file.
+    part(path, num_bytes, dtype) finds the tokens of a file; dtype counts if the file records none.
+    recognises gets the path and the first bytes of a file.
     """
 
     whose: str  # the program's name in messages: "nanoGPT's"
@@ -103,7 +105,8 @@ def _sized(path: Path, num_bytes: int, dtype: str, length: int, offset_bytes: in
     """The tokens of a file. Raises UserError (exit 3) unless its size fits this number of tokens."""
     expected = offset_bytes + length * DTYPES[dtype].itemsize
     if length < 1 or expected != num_bytes:
-        raise _damaged(path, f"has {num_bytes:,} bytes, where its {length:,} tokens of {dtype} make {expected:,}")
+        raise _damaged(path, f"has {num_bytes:,} bytes, where its {length:,} tokens of {dtype} make "
+                             f"{expected:,}")
     return Part(path, dtype, length, offset_bytes)
 
 
@@ -122,8 +125,8 @@ def _llmc(path: Path, num_bytes: int, _: str) -> Part:
         magic, version, length = struct.unpack("<3i", file.read(12).ljust(12, b"\0"))
     expected, dtype = LLMC_TYPES.get(magic, (None, "uint16"))
     if version != expected:
-        raise _damaged(path, f"begins with {magic} and {version}, but llm.c's header begins with 20240520 and 1, or "
-                             "20240801 and 7")
+        raise _damaged(path, f"begins with {magic} and {version}, but llm.c's header begins with 20240520 "
+                             "and 1, or 20240801 and 7")
     return _sized(path, num_bytes, dtype, length, LLMC_HEADER_BYTES)
 
 
@@ -133,9 +136,10 @@ def _npy(path: Path, num_bytes: int, _: str) -> Part:
         ids = np.load(path, mmap_mode="r")
     except Exception as error:  # the header is a Python literal, and anything may be wrong with it
         raise _damaged(path, f"is a .npy that numpy cannot read ({first_line(error)[:120]})") from error
-    if not isinstance(ids, np.memmap) or ids.dtype not in DTYPES.values() or ids.ndim != 1 or ids.offset % ids.itemsize:
-        raise _damaged(path, f"is a .npy of {printable(ids.dtype)[:40]} and shape {str(ids.shape)[:60]}, not one "
-                             f"row of {', '.join(DTYPES)}")
+    if not isinstance(ids,
+                      np.memmap) or ids.dtype not in DTYPES.values() or ids.ndim != 1 or ids.offset % ids.itemsize:
+        raise _damaged(path, f"is a .npy of {printable(ids.dtype)[:40]} and shape {str(ids.shape)[:60]}, "
+                             f"not one row of {', '.join(DTYPES)}")
     return _sized(path, num_bytes, ids.dtype.name, len(ids), ids.offset)
 
 

@@ -1,7 +1,7 @@
 """Converts a tokenizer to llama.cpp's fields of a GGUF file: tokens with their types, merges, the pre-tokenizer.
 
-llama.cpp has its own pre-tokenizers, and a file only names one. Here a file names one only if it splits text exactly
-as the tokenizer does; any other tokenizer is refused.
+llama.cpp has its own pre-tokenizers, and a file only names one. Here a file names one only if it splits
+text exactly as the tokenizer does; any other tokenizer is refused.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ REST = r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 
 
 def _split(digits: str) -> dict[str, Any]:
-    return {"type": "Split", "pattern": {"Regex": rf"{CASED}|{digits}|{REST}"}, "behavior": "Isolated", "invert": False}
+    return {"type": "Split", "pattern": {"Regex": rf"{CASED}|{digits}|{REST}"}, "behavior": "Isolated",
+            "invert": False}
 
 
 def _byte_level(use_regex: bool) -> dict[str, Any]:
@@ -41,21 +42,21 @@ WHOLE_WORDS_FIRST = {"llama-bpe"}  # with these, llama.cpp does not merge a word
 def gguf_vocabulary(tokenizer: Tokenizer, vocab_size: int, end_ids: tuple[int, ...] = ()) -> dict[str, Any]:
     """The tokenizer's values by the names of gguf.GGUFWriter's add_ methods; token types are names of gguf.TokenType.
 
-    As convert_hf_to_gguf.py does, unused tokens fill the vocabulary up to the model's vocab_size. end_ids are the
-    end-of-text ids that the model's folder names; the first one ends a text. Raises UserError (exit 3) for a
-    tokenizer that llama.cpp cannot imitate exactly.
+    As convert_hf_to_gguf.py does, unused tokens fill the vocabulary up to the model's vocab_size. end_ids
+    are the end-of-text ids that the model's folder names; the first one ends a text. Raises UserError (exit
+    3) for a tokenizer that llama.cpp cannot imitate exactly.
     """
     fields = json.loads(tokenizer.to_str())
     name = pre_tokenizer_name(fields)
     if name is None:
         raise UserError(Exit.DATA, "the tokenizer is not a byte-level BPE that splits text as GPT-2's, Qwen's, Llama "
-                                   "3's or SmolLM's does, so llama.cpp would split text differently. Give --format "
-                                   "huggingface.")
+                                   "3's or SmolLM's does, so llama.cpp would split text differently. Give "
+                                   "--format huggingface.")
     end_of_text, opening = end_of_text_id(tokenizer), opening_ids(tokenizer)
     end_id = end_ids[0] if end_ids else end_of_text
     if end_id is None:
-        raise UserError(Exit.DATA, "the tokenizer has no end-of-text token, so llama.cpp would never end a text. Give "
-                                   "--format huggingface.")
+        raise UserError(Exit.DATA, "the tokenizer has no end-of-text token, so llama.cpp would never end a "
+                                   "text. Give --format huggingface.")
 
     tokens = [f"[PAD{index}]" for index in range(vocab_size)]
     kinds = ["UNUSED"] * vocab_size
@@ -65,8 +66,8 @@ def gguf_vocabulary(tokenizer: Tokenizer, vocab_size: int, end_ids: tuple[int, .
         tokens[token["id"]] = token["content"]
         kinds[token["id"]] = "CONTROL" if token["special"] else "USER_DEFINED"
     if fields["normalizer"] is not None:
-        warn("this tokenizer converts text to Unicode's form NFC, llama.cpp does not: text in another form gets other "
-             "ids there.")
+        warn("this tokenizer converts text to Unicode's form NFC, llama.cpp does not: text in another form "
+             "gets other ids there.")
     return {"tokenizer_model": "gpt2", "tokenizer_pre": name, "token_list": tokens, "token_types": kinds,
             "token_merges": [" ".join(merge) for merge in fields["model"]["merges"]],
             "bos_token_id": opening[0] if opening else end_id if end_of_text is None else end_of_text,
@@ -76,7 +77,8 @@ def gguf_vocabulary(tokenizer: Tokenizer, vocab_size: int, end_ids: tuple[int, .
 def pre_tokenizer_name(fields: Mapping[str, Any]) -> str | None:
     """llama.cpp's name for the pre-tokenizer in a tokenizer.json; None if llama.cpp lacks it."""
     model = fields["model"]
-    strips = any(token[name] for token in fields["added_tokens"] for name in ("single_word", "lstrip", "rstrip"))
+    strips = any(token[name] for token in fields["added_tokens"]
+                 for name in ("single_word", "lstrip", "rstrip"))
     if strips or not is_byte_level_bpe(model):
         return None
     pre = fields["pre_tokenizer"] or {}

@@ -46,7 +46,8 @@ class Metadata:
     tokenizer_sha256: str | None = None
     origins: tuple[str, ...] = ()  # datasets of the Hugging Face hub, each with its commit
     num_tokens: int | None = None  # of all files together, if another program wrote the metadata
-    splits: dict[str, FileRecord] = field(default_factory=dict)  # of train.bin and val.bin, if the metadata is ours
+    # Of train.bin and val.bin, if the metadata is ours.
+    splits: dict[str, FileRecord] = field(default_factory=dict)
 
 
 def read_metadata(path: Path) -> Fields:

@@ -29,7 +29,8 @@ def mix(folders: Sequence[DataDir], corpora: Sequence[Corpus]) -> Corpus:
         train=_joined([corpus.train for corpus in corpora]),
         val=_joined(validations) if validations else None,
         identity=_identity([corpus.identity for corpus in corpora], parts),
-        val_identity=_identity([str(corpus.val_identity) for corpus in corpora], parts) if validations else None,
+        val_identity=_identity([str(corpus.val_identity) for corpus in corpora], parts) if validations
+        else None,
         notes=tuple(f"{component.name}: {note}" for component in components for note in component.corpus.notes),
         origins=tuple(dict.fromkeys(origin for corpus in corpora for origin in corpus.origins)))
 
@@ -40,8 +41,8 @@ def check_lengths(corpus: Corpus, seq_length: int) -> None:
         num_tokens = component.corpus.train.length
         if num_tokens <= seq_length:
             raise UserError(Exit.DATA, f"--data_dir {component.name} has {several(num_tokens, 'training token')}, "
-                                       f"fewer than a sequence of {seq_length:,} and the token after it. Leave the "
-                                       "folder out, or give a smaller --seq_length.")
+                                       f"fewer than a sequence of {seq_length:,} and the token after it. "
+                                       "Leave the folder out, or give a smaller --seq_length.")
 
 
 def mixture_in_words(components: Sequence[Component]) -> str:
@@ -71,14 +72,15 @@ def _check_alike(path: str, corpus: Corpus, other_path: str, other: Corpus) -> N
     for what, mine, theirs in compared:
         if mine != theirs:
             raise UserError(Exit.DATA, f"--data_dir {printable(path)} and {printable(other_path)} have different "
-                                       f"{what}: {mine} and {theirs}. All folders of a mixture must have the same. "
-                                       f"{cure}.")
+                                       f"{what}: {mine} and {theirs}. All folders of a mixture must have "
+                                       f"the same. {cure}.")
 
 
 def _short_names(folders: Sequence[DataDir]) -> list[str]:
     """Names the components by the ends of their folders' paths, long enough to tell the folders apart."""
     paths = [Path(folder.path).resolve().parts for folder in folders]
-    length = next(n for n in range(1, max(map(len, paths)) + 1) if len({path[-n:] for path in paths}) == len(paths))
+    length = next(n for n in range(1, max(map(len, paths)) + 1)
+                  if len({path[-n:] for path in paths}) == len(paths))
     return [printable("/".join(path[-length:])) for path in paths]
 
 

@@ -18,8 +18,8 @@ SCANNED_TOKENS = 2**22  # that are read and checked at a time
 class TokenStream:
     """Joins the tokens of one or more parts as if they were one file.
 
-    Every id must be below vocab_size; each reader checks this again, because a file may have changed since the last
-    check. Raises UserError (exit 3) for parts of different dtypes.
+    Every id must be below vocab_size; each reader checks this again, because a file may have changed since
+    the last check. Raises UserError (exit 3) for parts of different dtypes.
     """
 
     parts: tuple[Part, ...]
@@ -30,7 +30,8 @@ class TokenStream:
         for part in self.parts:
             if part.dtype != first.dtype:
                 raise UserError(Exit.DATA, f"token files of two types: {printable(first.path.name)} holds "
-                                           f"{first.dtype}, {printable(part.path.name)} {part.dtype}. Name them apart.")
+                                           f"{first.dtype}, {printable(part.path.name)} {part.dtype}. Name "
+                                           "them apart.")
 
     @property
     def dtype(self) -> str:
@@ -101,6 +102,6 @@ def scan(part: Part, vocab_size: int) -> str:
             check_ids(ids, seen, part, vocab_size)
             seen += len(ids)
         if file.tell() != part.offset_bytes + part.length * part.item_bytes:
-            raise token_file_error(part.path, "changed while it was read. Run the command again when nothing writes to "
-                                              "it.")
+            raise token_file_error(part.path, "changed while it was read. Run the command again when "
+                                              "nothing writes to it.")
     return digest.hexdigest()

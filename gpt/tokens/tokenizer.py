@@ -31,7 +31,8 @@ def tokenizer_of(folder: Path, given: str | None, vocab_size: int) -> Tokenizer:
     Raises UserError (exit 3), also for a tokenizer with more ids than the model.
     """
     if given is None and not (folder / TOKENIZER).exists():
-        raise UserError(Exit.DATA, f"{printable(folder)} has no {TOKENIZER}. Give the model's --tokenizer_file.")
+        raise UserError(Exit.DATA, f"{printable(folder)} has no {TOKENIZER}. Give the model's "
+                                   "--tokenizer_file.")
     tokenizer, num_ids = load_with_size(Path(given or folder))
     if num_ids > vocab_size:
         raise UserError(Exit.DATA, f"the tokenizer has {num_ids:,} ids, the model {vocab_size:,}. "
@@ -156,8 +157,8 @@ def vocabulary_of(tokenizer: Tokenizer) -> Vocabulary:
     content = tokenizer.to_str(pretty=True)
     fields = json.loads(content)
     splits_as_gpt2 = _splits_as_gpt2(fields)
-    return Vocabulary(content, vocab_size_of(tokenizer), end_id, str(tokenizer.id_to_token(end_id)), splits_as_gpt2,
-                      splits_as_gpt2 and _merges_as_gpt2(fields["model"]), tokenizer)
+    return Vocabulary(content, vocab_size_of(tokenizer), end_id, str(tokenizer.id_to_token(end_id)),
+                      splits_as_gpt2, splits_as_gpt2 and _merges_as_gpt2(fields["model"]), tokenizer)
 
 
 def _splits_as_gpt2(fields: dict[str, Any]) -> bool:

@@ -38,8 +38,8 @@ class Watch:
         for index in {*indices}:
             change = self._change_of(index)
             if change:
-                raise TokensChanged(Exit.DATA, f"{change} while it was read. Restore the file that pretokenize.py "
-                                               "wrote.")
+                raise TokensChanged(Exit.DATA, f"{change} while it was read. Restore the file that "
+                                               "pretokenize.py wrote.")
         self._next_look = time.monotonic() + SECONDS_BETWEEN_LOOKS
 
     def _change_of(self, index: int) -> str:
@@ -53,8 +53,9 @@ class Watch:
     def explain(self) -> str:
         """Names the file that became shorter, as the last message of a process that read beyond its end."""
         change = next(filter(None, map(self._change_of, range(len(self._parts)))), "")
-        return change and (f"{change} while its tokens were read from a memory map. The checkpoints are safe. Make "
-                           "sure that nothing writes to the file, and resume from the last checkpoint.")
+        return change and (f"{change} while its tokens were read from a memory map. The checkpoints are "
+                           "safe. Make sure that nothing writes to the file, and resume from the last "
+                           "checkpoint.")
 
 
 def _status_of(part: Part) -> tuple[int, int, int, int] | None:
