@@ -189,7 +189,7 @@ def figure_of(runs: Sequence[LoggedRun], x_label: str, y_label: str, y_max: floa
         label = name
         if validation.lowest:
             x, loss = validation.lowest
-            label += f": {loss:.3f} at {x_label} {x:,.6g}"
+            label += f": {loss:.3f} at {x_label} {round(x, 2):,.9g}"
         axes.plot(training.xs, training.ys, linewidth=0.8, **style)
         axes.plot(validation.xs, validation.ys, marker="o", markersize=3, label=label, **style)
         for curve, error in ((training, training_error), (validation, validation_error)):
