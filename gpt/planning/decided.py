@@ -1,4 +1,4 @@
-"""What is decided before the first step (Setup), and how long its parts take (Pace)."""
+"""The decisions before the first step (Setup), and the seconds of a run's parts (Pace)."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Setup(Inputs):
-    """What a run trains, and how: its inputs, then every decision, each made once. config has the decided dropout.
+    """The inputs of a run and every decision about it, each made once. config has the decided dropout.
 
-    micro_batch is the number of sequences that each process planned to take at a time. token_place is where the tokens
-    live: 'gpu', 'ram' or 'mmap'. recipe_for makes the recipe for another last step, or for the last step that flags and
+    micro_batch is the planned number of sequences in a forward pass of each process. token_place is 'gpu',
+    'ram' or 'mmap'. recipe_for makes the recipe for another last step, or for the last step that flags and
     text allow (None). text holds the n-gram statistics where a forecast is possible.
     """
 
@@ -45,10 +45,10 @@ class Setup(Inputs):
 
 @dataclass(frozen=True)
 class Pace:
-    """Seconds of a step, of a token of validation, of a sample, of a save while training waits, of the last save.
+    """The seconds of a step, a validation token, a sample, a save while training waits, and the last save.
 
-    The seconds of saves follow from the bytes of a checkpoint, the others are measured. val_tokens is the number of
-    validation tokens.
+    The seconds of saves follow from the bytes of a checkpoint, the others are measured. val_tokens is the
+    number of validation tokens.
     """
 
     step: float
@@ -63,11 +63,11 @@ class Pace:
         return self.val_token * min(self.val_tokens, recipe.eval_tokens)
 
     def ending(self, recipe: Recipe, save_seconds: float) -> float:
-        """Seconds from any step to the end of the run, where the last save took save_seconds; a step may have begun."""
+        """Seconds from any step to the end, with a step under way; the previous save took save_seconds."""
         return 2 * self.step + self.validation(recipe) + self.sample + max(self.last_save, save_seconds)
 
     def seconds(self, recipe: Recipe, steps_done: int = 0) -> float:
-        """Seconds from the steps done to the end of the run. Each validation may save a new best, each epoch saves."""
+        """Seconds from the steps done to the end of the run. Each epoch saves; each validation may save a best."""
         steps = recipe.total_steps - steps_done
         validations = recipe.num_times(recipe.eval_interval, steps_done)
         samples = recipe.num_times(recipe.sample_interval, steps_done)

@@ -1,12 +1,11 @@
-"""Where a run over a small text will end, in bits per byte, told before its first step.
+"""Predicts the bits per byte at the end of a run over a small text, before its first step.
 
-What is particular to a text shows in how well its own n-grams predict its validation tokens (gpt/tokens/ngrams.py); how
-far a network of the default recipe gets beyond them follows from its steps and passes. The relation is a
-least-squares fit to the runs in forecast.csv, whose lines are printed by
+The text enters by the bits that its own n-grams need for its validation tokens (gpt/tokens/ngrams.py). The
+run enters by its steps, passes and parameters, which say how far a network of the default recipe gets
+beyond those n-grams. The relation is a least-squares fit to the runs in forecast.csv. This command prints
+the lines of that table for finished runs:
 
     python -m gpt.benchmarks.forecast OUT [OUT ...]
-
-for the output folders of finished runs.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ import csv
 import math
 from argparse import Namespace
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -32,19 +31,35 @@ from gpt.tokens.ngrams import copied_fraction, ngram_bits
 from gpt.tokens.tokenizer import bytes_per_id, load_tokenizer
 
 if TYPE_CHECKING:
-        from gpt.planning.decided import Pace, Setup
+    from gpt.planning.decided import Pace, Setup
 
 RUNS = Path(__file__).with_suffix(".csv")
-LEAST_TOKENS, MOST_TOKENS, LEAST_SEEN = 100_000, 1_000_000, 300_000  # of a text, in a run: about those of the fit
-USUAL_SEEN, USUAL_PARAMETERS, USUAL_BITS = 2_000_000, 1_800_000, 4.0  # of the fit; bits of a token by n-grams
-PIECE = 4096  # tokens; every other one is the half of a text
-OF_STEPS = 0.9  # of a run's time; the rest is of validations, samples and saves
-DOUBLED = 0.77  # twice the text gains so much, on a logarithmic scale, of what the text gained over its half
-REPEATS = 0.05  # of a text from which on most of the variance is due to that: what of it is learned differs
-FEW_PASSES = 2.4  # at which outcomes vary twice as much as at many: texts differ most while learning begins
-DEVIATIONS = 1.65  # to either side, 90% of the outcomes
 
-# Flags that make a recipe other than the default one, which the forecast was fitted to.
+# The range of the fit: tokens of a text, and tokens that a run sees.
+LEAST_TOKENS, MOST_TOKENS = 100_000, 1_000_000
+LEAST_SEEN = 300_000
+# A typical run of the fit, from which the predictors are measured: tokens seen, parameters, bits per token
+# by n-grams.
+USUAL_SEEN = 2_000_000
+USUAL_PARAMETERS = 1_800_000
+USUAL_BITS = 4.0
+
+PIECE = 4096  # tokens; every other piece is half of the text
+
+# The bits of n-grams fall by a factor from half of the text to all of it. Twice the text would lower them
+# by that factor to this power: each doubling gains less.
+DOUBLING_EXPONENT = 0.77
+
+TRAINING_FRACTION = 0.9  # of a run's time, without validations, samples and saves
+
+# Runs vary more where a text repeats whole passages: n-grams copy a passage, a network only partly. N-grams
+# of up to 3 tokens cannot copy it, so their bits exceed the bits of long n-grams. At this excess the
+# variance doubles.
+REPEATS_EXCESS = 0.05
+FEW_PASSES = 2.4  # runs with this many passes vary twice as much as runs with many: texts differ most early on
+DEVIATIONS = 1.65  # standard deviations on either side of the prediction hold 90% of the runs
+
+# The fit is to runs of the default recipe. Each of these flags changes it.
 OTHER_RECIPES = frozenset((
     "arch", "model_size", "init_from", "teacher", "n_layer", "n_head", "n_embd", "seq_length", "dropout", "bias",
     "n_kv_head", "n_inner", "rope_theta", "tie_weights", "optimizer", "learning_rate", "embedding_learning_rate",
@@ -52,14 +67,15 @@ OTHER_RECIPES = frozenset((
     "gradient_accumulation_steps", "cooldown_from"))
 
 
-# ---------------------------------------------------------------- what a forecast rests on
+# ---------------------------------------------------------------- the evidence
 
 
 @dataclass(frozen=True)
 class Evidence:
-    """What is known before the first step: tokens of the text, tokens seen, parameters; bits of a validation token.
+    """The predictors of a forecast: tokens of the text, tokens seen in the run, parameters, and bits of n-grams.
 
-    Those are by n-grams of the text, by those of its half, by its pairs of tokens alone, by threes alone.
+    The last four fields are mean bits per validation token. whole and half are by long n-grams: of all the
+    text, and of every other piece. pairs and threes are by n-grams of at most two and three tokens.
     """
 
     tokens: int
@@ -71,31 +87,33 @@ class Evidence:
     threes: float
 
     def features(self) -> list[float]:
-        """What the bits of a network, as a multiple of those of n-grams, are linear in.
+        """The predictors of a least-squares fit; the fit's target is the network's bits divided by the n-grams' bits.
 
-        It learns pairs of tokens in the first pass, and longer ones later; a larger one begins later and ends lower,
-        the less so the smaller the text.
+        In the first pass a network learns pairs of tokens, and longer n-grams later. A larger network is
+        behind at first and ends lower; it gains less, the smaller the text.
         """
-        unseen, size = (USUAL_SEEN / self.seen)**0.5, math.log(self.parameters / USUAL_PARAMETERS)
+        unseen = (USUAL_SEEN / self.seen)**0.5
+        size = math.log(self.parameters / USUAL_PARAMETERS)
         return [1.0, unseen, (self.pairs / self.whole - 1) * self.tokens / self.seen, size, size * unseen,
                 math.log(self.whole / USUAL_BITS), math.log(self.parameters / self.tokens)]
 
     @property
-    def by_repeats(self) -> float:
-        """The share of the variance that is due to how much the text repeats more than three tokens."""
-        return 1 - 1 / (1 + ((self.threes / self.whole - 1) / REPEATS)**2)
+    def repeats_fraction(self) -> float:
+        """The fraction of the variance that comes from passages of more than three tokens that the text repeats."""
+        return 1 - 1 / (1 + ((self.threes / self.whole - 1) / REPEATS_EXCESS)**2)
 
     @property
     def variance(self) -> float:
-        """Of an outcome, in units of that of a text that does not repeat, read many times."""
-        return (1 + (FEW_PASSES * self.tokens / self.seen)**2) / (1 - self.by_repeats)
+        """The variance of the outcome; 1 for many passes over a text without repeated passages."""
+        return (1 + (FEW_PASSES * self.tokens / self.seen)**2) / (1 - self.repeats_fraction)
 
 
 @dataclass(frozen=True)
 class NgramStatistics:
-    """What n-grams tell of a text: the bits of each validation token, float64 [num], as in Evidence; its bytes.
+    """The bits of each validation token by n-grams, four arrays of float64 [val tokens] named as in Evidence.
 
-    copied is the share of them that stand in the training text word for word.
+    tokens counts the training tokens, val_bytes the bytes of the validation text. copied is the fraction of
+    the validation text that stands word for word in the training text.
     """
 
     tokens: int
@@ -107,30 +125,38 @@ class NgramStatistics:
     threes: np.ndarray
 
     def evidence(self, config: ModelConfig, most_windows: int, seen: int) -> Evidence:
-        """The evidence for the windows that a validation measures, each predicted after its first token."""
+        """The evidence for a run that sees this many tokens, from the windows that its validation measures.
+
+        A window's first token has no prediction.
+        """
         seq_length = config.seq_length
         starts = data.spread_windows(len(self.whole), seq_length, most_windows) * seq_length
-        bits = (float(np.mean([bits[start + 1:start + 1 + seq_length].mean() for start in starts]))
-                for bits in (self.whole, self.half, self.pairs, self.threes))
-        return Evidence(self.tokens, seen, config.num_parameters, *bits)
+        means = (float(np.mean([bits[start + 1:start + 1 + seq_length].mean() for start in starts]))
+                 for bits in (self.whole, self.half, self.pairs, self.threes))
+        return Evidence(self.tokens, seen, config.num_parameters, *means)
 
 
 def ngram_statistics(corpus: Corpus) -> NgramStatistics | None:
-    """What n-grams tell of a corpus; None of one unlike those of the fit: long, very short, mixed, without validation.
+    """Measures how well n-grams of the training tokens predict the validation tokens.
+
+    Returns None where no forecast is possible: for a mixture, a corpus without validation tokens or
+    tokenizer, and one with fewer tokens than LEAST_TOKENS or more than MOST_TOKENS.
     """
     train, val, path = corpus.train, corpus.val, corpus.tokenizer_path
     if val is None or path is None or corpus.components:
         return None
     if train.length < LEAST_TOKENS or max(train.length, val.length) > MOST_TOKENS:
         return None
-    seen, unseen = (data.Tokens(stream, "ram", torch.device("cpu")).read(0, stream.length) for stream in (train, val))
-    lengths = bytes_per_id(load_tokenizer(path), corpus.vocab_size)
-    if lengths is None or not lengths[unseen].any():
+    train_ids, val_ids = (data.Tokens(stream, "ram", torch.device("cpu")).read(0, stream.length)
+                          for stream in (train, val))
+    bytes_of = bytes_per_id(load_tokenizer(path), corpus.vocab_size)
+    if bytes_of is None or not bytes_of[val_ids].any():
         return None
-    every_other = seen[np.arange(len(seen)) // PIECE % 2 == 0]
-    by = partial(ngram_bits, val=unseen, vocab_size=corpus.vocab_size)
-    return NgramStatistics(len(seen), int(lengths[unseen].sum()), copied_fraction(seen, unseen), whole=by(seen),
-                           half=by(every_other), pairs=by(seen, order=2), threes=by(seen, order=3))
+    every_other = train_ids[np.arange(len(train_ids)) // PIECE % 2 == 0]
+    bits_by = partial(ngram_bits, val=val_ids, vocab_size=corpus.vocab_size)
+    return NgramStatistics(len(train_ids), int(bytes_of[val_ids].sum()), copied_fraction(train_ids, val_ids),
+                           whole=bits_by(train_ids), half=bits_by(every_other), pairs=bits_by(train_ids, order=2),
+                           threes=bits_by(train_ids, order=3))
 
 
 # ---------------------------------------------------------------- the fit
@@ -138,21 +164,21 @@ def ngram_statistics(corpus: Corpus) -> NgramStatistics | None:
 
 @dataclass(frozen=True)
 class FinishedRun(Evidence):
-    """A finished run: its evidence, its text's name, the bits that a validation token took at its end."""
+    """A finished run: its evidence, the name of its text, and its validation loss at the end in bits per token."""
 
     text: str
     bits: float
 
 
 def finished_runs() -> list[FinishedRun]:
-    """The runs of the fit."""
+    """Reads the table of finished runs."""
     with RUNS.open(encoding="utf-8") as file:
-        return [FinishedRun(**{field.name: row[field.name] if field.type == "str" else float(row[field.name])
-                            for field in fields(FinishedRun)}) for row in csv.DictReader(file)]  # type: ignore[arg-type]
+        return [FinishedRun(text=row.pop("text"), **{name: float(value) for name, value in row.items()})  # type: ignore
+                for row in csv.DictReader(file)]
 
 
 class Fit:
-    """Weighted least squares over finished runs: those on a text that repeats itself say less."""
+    """A weighted least-squares fit to finished runs; a run whose outcome varies more weighs less."""
 
     def __init__(self, runs: Sequence[FinishedRun]):
         x_RF = np.array([run.features() for run in runs])
@@ -164,11 +190,11 @@ class Fit:
         self.variance = float(errors_R @ errors_R) / (len(runs) - x_RF.shape[1])
         self.covariance_FF = self.variance * np.linalg.inv(weighted_RF.T @ weighted_RF)
 
-    def bits(self, at: Evidence) -> tuple[float, float]:
-        """The bits that a validation token will take, and their standard deviation."""
-        x_F = np.array(at.features())
-        variance = self.variance * at.variance + float(x_F @ self.covariance_FF @ x_F)
-        return at.whole * float(x_F @ self.weights_F), at.whole * math.sqrt(variance)
+    def bits(self, evidence: Evidence) -> tuple[float, float]:
+        """Predicts the bits per validation token at the end of a run; returns them and their standard deviation."""
+        x_F = np.array(evidence.features())
+        variance = self.variance * evidence.variance + float(x_F @ self.covariance_FF @ x_F)
+        return evidence.whole * float(x_F @ self.weights_F), evidence.whole * math.sqrt(variance)
 
 
 @cache
@@ -182,7 +208,7 @@ def fitted() -> Fit:
 
 @dataclass(frozen=True)
 class Forecast:
-    """Bits per byte at the end, and between which numbers nine times in ten; the evidence, and bytes of its tokens."""
+    """Predicted bits per byte at the end, with the bounds of a 90% interval; and the evidence for the prediction."""
 
     bits: float
     low: float
@@ -195,12 +221,12 @@ class Forecast:
 
 
 def can_forecast(args: Namespace) -> bool:
-    """Whether a run's end can be told: by the default recipe alone, which no flag makes another."""
+    """True where no flag changes the default recipe, to which the forecast is fitted."""
     return not (args.config.given & OTHER_RECIPES or args.overfit)
 
 
 def forecast_of(setup: Setup) -> Forecast | None:
-    """The forecast for the run; None where there is no text for it, or nothing like the run was fitted."""
+    """The forecast for a run; None for a text without n-gram statistics, a short run, and AdamW's runs."""
     recipe, text, config = setup.recipe, setup.text, setup.config
     seen = recipe.total_steps * setup.tokens_per_step
     if text is None or seen < LEAST_SEEN or recipe.optimizer != "muon":
@@ -209,30 +235,34 @@ def forecast_of(setup: Setup) -> Forecast | None:
 
 
 def predict(evidence: Evidence, tokens_per_byte: float) -> Forecast:
+    """The forecast by the fit, with the bits per token converted to bits per byte."""
     bits, deviation = fitted().bits(evidence)
     low, middle, high = ((bits + side * DEVIATIONS * deviation) * tokens_per_byte for side in (-1, 0, 1))
     return Forecast(middle, low, high, evidence, tokens_per_byte)
 
 
 def describe_forecast(setup: Setup, pace: Pace) -> list[str]:
-    """The lines about the end before the first step, and about ends after twice the time and of twice the text."""
-    forecast, sizing = forecast_of(setup), setup.sizing
+    """The lines about the end of this run, of a run with twice the time, and of a run on twice the text."""
+    forecast, sizing, config = forecast_of(setup), setup.sizing, setup.config
     if forecast is None or sizing is None:
         return []
-    evidence, minutes, config = forecast.evidence, setup.args.max_minutes or USUAL_MINUTES, setup.config
-    flops = OF_STEPS * setup.tokens_per_step / pace.step * config.flops_per_token
+    evidence = forecast.evidence
+    minutes = setup.args.max_minutes or USUAL_MINUTES
+    flops_per_second = TRAINING_FRACTION * setup.tokens_per_step / pace.step * config.flops_per_token
 
-    def end(evidence: Evidence, minutes: float) -> float:  # no higher than the run's: fresh text, or time, hurts nobody
-        another = sizing_for(config.vocab_size, evidence.tokens, sizing.speed, minutes, None, (sizing.arch, None))
-        assert another.shape
-        larger = ARCHITECTURES[sizing.arch].sized(another.shape, config.vocab_size, config.seq_length)
-        most = most_passes(evidence.tokens, larger.num_parameters) * evidence.tokens
-        seen = max(1, min(most, int(60 * minutes * flops / larger.flops_per_token)))
-        longer = replace(evidence, seen=seen, parameters=larger.num_parameters)
+    def bits_after(minutes: float, evidence: Evidence) -> float:
+        """The bits at the end of the run that the program would plan; more time or text never makes them higher."""
+        planned = sizing_for(config.vocab_size, evidence.tokens, sizing.speed, minutes, None, (sizing.arch, None))
+        assert planned.shape
+        network = ARCHITECTURES[sizing.arch].sized(planned.shape, config.vocab_size, config.seq_length)
+        most_seen = most_passes(evidence.tokens, network.num_parameters) * evidence.tokens
+        seen = max(1, min(most_seen, int(60 * minutes * flops_per_second / network.flops_per_token)))
+        longer = replace(evidence, seen=seen, parameters=network.num_parameters)
         return min(forecast.bits, predict(longer, forecast.tokens_per_byte).bits)
 
-    gained = (evidence.whole / evidence.half)**DOUBLED
-    doubled = replace(evidence, tokens=2 * evidence.tokens, whole=gained * evidence.whole)
-    return [f"forecast    {forecast} ({evidence.by_repeats:.0%} of it by how much the text repeats)",
-            f"            in twice the time {end(evidence, 2 * minutes):.2f}; of twice the text, in this time, "
-            f"{end(doubled, minutes):.2f}"]
+    doubling = (evidence.whole / evidence.half)**DOUBLING_EXPONENT
+    doubled = replace(evidence, tokens=2 * evidence.tokens, whole=doubling * evidence.whole)
+    return [f"forecast    {forecast}",
+            f"            repeats in the text cause {evidence.repeats_fraction:.0%} of this interval's variance",
+            f"            with twice the time {bits_after(2 * minutes, evidence):.2f}; with twice the text in this "
+            f"time {bits_after(minutes, doubled):.2f}"]

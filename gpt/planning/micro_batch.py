@@ -13,7 +13,7 @@ from gpt.common.words import printable, several
 from gpt.machine.memory import available_ram
 from gpt.machine.runtime import Runtime
 from gpt.planning.memory import MARGIN, MemorySetting, largest_micro_batch
-from gpt.planning.recipe import Recipe
+from gpt.planning.recipe import Recipe, had_step_of
 
 FILE = "out_of_memory.json"  # in the output folder: the number of sequences that did not fit
 MOST_TOKENS = 65_536  # of a micro-batch of --batch_size auto; a card is busy with fewer
@@ -46,7 +46,7 @@ def largest_batch_size(recipe: Recipe, config: ModelConfig, setting: MemorySetti
     keeps its micro-batch. Raises UserError (exit 5) where not even one sequence fits.
     """
     settings = stored.settings
-    if settings.get("batch_size", 0) * settings.get("accumulation", 0) == recipe.samples_per_step:
+    if had_step_of(settings, recipe.samples_per_step):
         return settings["batch_size"]
     backend, processes = runtime.machine.backend, runtime.processes
     if backend.has_own_memory:

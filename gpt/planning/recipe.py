@@ -1,4 +1,4 @@
-"""The recipe: what follows from the flags, the model and the corpus, each default with its reason.
+"""The recipe of a run: it follows from the flags, the model and the corpus, each default with its reason.
 
 A sample is one sequence of T tokens, a step is one optimizer step.
 """
@@ -27,17 +27,17 @@ from model import INIT_STD, Options
 
 LEAST_EVAL_TOKENS, MOST_EVAL_TOKENS = 2**14, 2**19
 LOSS_CHUNK = 2048  # tokens whose logits exist at a time, on a GPU or compiled
-ASSUMED_STEP_TOKENS = 4096  # of a step of --max_steps, where a size must not depend on the batch: a laptop's
+ASSUMED_STEP_TOKENS = 4096  # of a step of --max_steps, a laptop's, where a size must not depend on the batch
 DEFAULT_SEQ_LENGTH = 1024
-LONGEST_DEFAULT_SEQ_LENGTH = 2048  # of weights that allow more: Qwen3's allow 40,960, for which no memory is enough
-ENDLESS = 2**40  # epochs, until the horizon of --max_minutes is known
+LONGEST_DEFAULT_SEQ_LENGTH = 2048  # of pretrained weights: Qwen3 allows 40,960 positions, too many for any memory
+ENDLESS = 2**40  # epochs, until the length that fits into --max_minutes is planned
 
 
 @dataclass(frozen=True)
 class Recipe(Schedule):
-    """How the model is trained, every default decided; reasons say why, by the flag's name, of each default.
+    """How a run trains, with every default decided; reasons holds the reason of each default by its flag's name.
 
-    overfits: without dropout and more decay it would learn its text by heart, if it read that often.
+    overfits is True for a run that needs dropout and more decay if it reads its text many times.
     """
 
     batch_size: int
@@ -62,7 +62,7 @@ class Recipe(Schedule):
         return self.batch_size * self.accumulation
 
     def with_micro_batch(self, batch_size: int) -> Recipe:
-        """The recipe with so many sequences at a time, a divisor of its samples per step, which stay as they are."""
+        """The recipe with another micro-batch, a divisor of its samples per step, which stay the same."""
         return replace(self, batch_size=batch_size, accumulation=self.samples_per_step // batch_size)
 
     def until(self, last_step: int) -> Recipe:
@@ -72,47 +72,48 @@ class Recipe(Schedule):
 
     @property
     def passes(self) -> float:
-        """How often the run goes over its tokens; fewer than epochs where max_steps ends it."""
+        """The passes over the tokens; fewer than epochs where max_steps ends the run."""
         return self.total_steps * self.samples_per_step / self.windows_per_epoch
 
     @property
     def lr_scale(self) -> float:
-        """The rate of all but hidden matrices as a multiple of theirs."""
+        """The learning rate of embeddings, norms and biases as a multiple of the matrices' learning rate."""
         return self.embedding_learning_rate / self.learning_rate
 
     def flags(self) -> dict[str, Any]:
-        """The values decided, by the names of train.py's flags; max_steps stays as it was given."""
-        chosen, horizon = self._chosen(), {"epochs": self.epochs}
-        if "decay_share" in chosen:
-            horizon["cooldown"] = chosen.pop("decay_share")
+        """The decided values by the names of train.py's flags, without max_steps."""
+        recorded = self._recorded()
+        length = {"epochs": self.epochs}
+        if "decay_share" in recorded:
+            length["cooldown"] = recorded.pop("decay_share")
         if self.cooldown:
-            horizon = {"cooldown_from": self.cooldown.source, "cooldown": self.total_steps - self.cooldown.start}
-        return {"batch_size": self.batch_size, "gradient_accumulation_steps": self.accumulation, **horizon,
-                "init_std": self.init_std, **chosen,
+            length = {"cooldown_from": self.cooldown.source, "cooldown": self.total_steps - self.cooldown.start}
+        return {"batch_size": self.batch_size, "gradient_accumulation_steps": self.accumulation, **length,
+                "init_std": self.init_std, **recorded,
                 "sample_interval": self.sample_interval, "log_interval": self.log_interval}
 
     def settings(self) -> dict[str, Any]:
-        """What a resumed run is compared with."""
-        at = self.cooldown
-        cooldown = {"cooldown_from": at.source, "cooldown_start": at.start, "cooldown_rate": at.rate} if at else {}
+        """The settings in trainer_state.json, which a resumed run must match."""
+        cooldown = self.cooldown.settings() if self.cooldown else {}
         return {"batch_size": self.batch_size, "accumulation": self.accumulation, "epochs": self.epochs, **cooldown,
-                "total_steps": self.total_steps, **self._chosen()}
+                "total_steps": self.total_steps, **self._recorded()}
 
-    def _chosen(self) -> dict[str, Any]:
-        """What both record: optimizer, schedule, validation, without what has no effect with this schedule."""
+    def _recorded(self) -> dict[str, Any]:
+        """The values that flags and settings share, by their recorded names; only values that this schedule uses."""
         is_constant = self.schedule == "constant"
-        has_use = {"min_lr": self.cooldown or not is_constant, "warmup_steps": self.warmup_steps or not is_constant,
-                   "decay_share": self.schedule == "wsd"}
-        return {"lr_schedule" if name == "schedule" else name: getattr(self, name) for name in (
+        is_used = {"min_lr": self.cooldown or not is_constant, "warmup_steps": self.warmup_steps or not is_constant,
+                   "decay_fraction": self.schedule == "wsd"}
+        recorded_as = {"schedule": "lr_schedule", "decay_fraction": "decay_share"}
+        return {recorded_as.get(name, name): getattr(self, name) for name in (
             "optimizer", "learning_rate", "embedding_learning_rate", "weight_decay", "beta2", "grad_clip", "schedule",
-            "min_lr", "warmup_steps", "decay_share", "eval_interval", "eval_tokens") if has_use.get(name, True)}
+            "min_lr", "warmup_steps", "decay_fraction", "eval_interval", "eval_tokens") if is_used.get(name, True)}
 
     def eval_windows(self, config: ModelConfig) -> int:
-        """The sequences that a validation measures, whatever the batch size; all there are, if there are fewer."""
+        """The number of sequences in a validation; it does not depend on the batch size."""
         return max(1, self.eval_tokens // config.seq_length)
 
     def num_times(self, interval: int, steps_done: int = 0) -> int:
-        """How often something comes after the steps done: at every interval, and after the last step; 0: never."""
+        """The number of events after the steps done: one at each interval and one at the last step; 0 means never."""
         return -(-self.total_steps // interval) - steps_done // interval if interval else 0
 
 
@@ -121,10 +122,11 @@ class Recipe(Schedule):
 
 def choose_config(flags: Namespace, vocab_size: int, num_tokens: int, sizing: Sizing | None = None,
                   ) -> ModelConfig:
-    """The model's shape from the flags, --init_from or the sizing; T is shorter than requested where the corpus is.
+    """The model's shape from the flags, --init_from or the sizing; T is shorter than requested for a shorter corpus.
 
-    Raises UserError: exit 2 for a width that the heads do not divide or a T longer than that of --init_from, exit 3 for
-    a corpus of fewer than two tokens or of more ids than --init_from has, exit 4 for an --init_from that is no model.
+    Raises UserError. Exit 2 means a width that the heads do not divide, or a T longer than --init_from
+    allows. Exit 3 means a corpus of fewer than two tokens, or of more ids than --init_from has. Exit 4
+    means that --init_from names no model.
     """
     if num_tokens < 2:
         raise UserError(Exit.DATA, f"the corpus has {several(num_tokens, 'token')}, and training needs at least 2. "
@@ -154,14 +156,16 @@ def _config_of_weights(flags: Namespace, vocab_size: int, num_tokens: int) -> Mo
 
 
 def choose_options(recompute: bool, has_weights: bool, machine: Machine, began_with: Mapping[str, Any]) -> Options:
-    """How the model is computed while it trains; began_with is the environment that a resumed run's state records.
+    """How the model is computed during training.
 
-    has_weights is True for a run that starts from weights.
+    has_weights is True for a run from pretrained weights; began_with is the environment that a resumed run
+    recorded.
     """
-    # Trained weights can make activations beyond the largest number of fp16, 65,504. A run goes on as it began.
+    # Trained weights can make activations beyond the largest number of fp16, 65,504. A resumed run keeps
+    # its dtype.
     stays_wide = machine.precision == "fp16" and (has_weights or began_with.get("residual") == "fp32")
-    # Pre-Ampere cards only emulate bf16. torch 2.11 keeps the results of own operations that are to be computed
-    # again.
+    # Pre-Ampere cards only emulate bf16. With recomputation torch 2.11 would keep the results of custom
+    # operations.
     is_half = machine.precision == "fp16" or (machine.precision == "bf16" and machine.backend.has_bf16())
     rounds = machine.backend.sums_in_fp32 and is_half and not recompute
     return Options(rounded_to=machine.dtype if rounds else None, recompute=recompute,
@@ -171,7 +175,7 @@ def choose_options(recompute: bool, has_weights: bool, machine: Machine, began_w
 
 # ---------------------------------------------------------------- the optimizer
 
-ADAMWS_OWN = ("learning_rate", "beta1", "beta2")  # figures that were found for AdamW, if somebody gives them
+ADAMWS_OWN = ("learning_rate", "beta1", "beta2")  # people tune these for AdamW
 
 
 def choose_optimizer(args: Namespace, config: ModelConfig, samples_per_step: int, stored: Stored,
@@ -190,7 +194,7 @@ def choose_optimizer(args: Namespace, config: ModelConfig, samples_per_step: int
     if args.optimizer != "auto":
         return args.optimizer, ""
     if args.init_from:
-        return "adamw", "trained weights go on with AdamW, which most were trained with"
+        return "adamw", "pretrained weights continue with AdamW, as most were trained with it"
     if given := [f"--{flag}" for flag in ADAMWS_OWN if flag in args.config.given]:
         return "adamw", f"{', '.join(given)} given, as one does for AdamW"
     tokens = samples_per_step * config.seq_length
@@ -203,141 +207,177 @@ def choose_optimizer(args: Namespace, config: ModelConfig, samples_per_step: int
 
 
 @dataclass(frozen=True)
-class _Values:
-    """The values of flags: what was given, else a default, of which reasons keeps why."""
+class _Facts:
+    """The facts that decide a recipe; stored is the checkpoint of a resumed run; reasons collects the reasons."""
 
     args: Namespace
+    config: ModelConfig
+    num_tokens: int
+    sizing: Sizing | None
+    stored: Stored
     reasons: dict[str, str]
 
-    def of(self, name: str, default: Any, why: str = "") -> Any:
-        """The value of a flag; the reason is that of the table if there is none."""
-        if (given := getattr(self.args, name)) not in (None, "auto"):
+    def value_of(self, name: str, default: Any, why: str = "") -> Any:
+        """The value of a flag, or its default; the reason of a default is why, or the one in defaults.REASONS."""
+        given = getattr(self.args, name)
+        if given not in (None, "auto"):
             return given
         self.reasons[name] = why or defaults.REASONS[name]
         return default
 
+    @property
+    def is_small(self) -> bool:
+        """True for a text of fewer tokens than parameters, where the schedule knows its end from the start."""
+        return (self.num_tokens < self.config.num_parameters and not self.args.init_from
+                and self.args.lr_schedule not in defaults.OPEN_SCHEDULES)
+
 
 def choose_recipe(args: Namespace, config: ModelConfig, num_tokens: int, most_batch_size: int,
-                  sizing: Sizing | None = None, stored: Stored = NEW_RUN, horizon: int | None = None) -> Recipe:
-    """Decides what the flags leave open, with reasons. A resumed run keeps its optimizer, peak, warm-up and cooldown.
+                  sizing: Sizing | None = None, stored: Stored = NEW_RUN, length: int | None = None) -> Recipe:
+    """Decides everything that the flags leave open, with reasons.
 
-    most_batch_size is what fits the memory. stored is the state of the checkpoint to resume from. horizon is the last
-    step that --max_minutes allows, None while it is not known. Raises UserError: exit 2 for a warm-up longer than the
-    run, or a min_lr above a learning rate that was not given, exit 4 for another optimizer than the checkpoint's.
+    A resumed run keeps its optimizer, peak, warm-up and cooldown; stored is its checkpoint.
+    most_batch_size fits the memory. length is the last step that --max_minutes allows, None before it is
+    planned. Raises UserError: exit 2 for a warm-up longer than the run or a min_lr above the default peak,
+    exit 4 for another optimizer than the checkpoint's.
     """
-    settings = stored.settings
-    values = _Values(args, {**sizing.reasons} if sizing and stored.is_new else {})
-    batch_size = values.of("batch_size", most_batch_size)
+    facts = _Facts(args, config, num_tokens, sizing, stored, {**sizing.reasons} if sizing and stored.is_new else {})
+    batch_size = facts.value_of("batch_size", most_batch_size)
     samples_per_step = batch_size * args.gradient_accumulation_steps
-    tokens_per_step = samples_per_step * config.seq_length
     optimizer, why = choose_optimizer(args, config, samples_per_step, stored)
     if why:
-        values.reasons["optimizer"] = why
+        facts.reasons["optimizer"] = why
+    overfits = facts.is_small and optimizer == "muon"
+    cooldown = cooldown_of(facts.stored.settings) if args.cooldown_from else None
     windows = data.WindowOrder(num_tokens, config.seq_length, 0).windows_per_epoch
-    is_small = (num_tokens < config.num_parameters and not args.init_from
-                and args.lr_schedule not in defaults.OPEN_SCHEDULES)
-    most_epochs = defaults.most_passes(num_tokens, config.num_parameters, bool(args.teacher))
-    overfits = is_small and optimizer == "muon"
-    cooldown = cooldown_of(settings) if args.cooldown_from else None  # else the flags have left it
+    epochs, total_steps = _choose_length(facts, cooldown, overfits, windows, samples_per_step, length)
+    rates = _choose_rates(facts, optimizer, samples_per_step, total_steps)
+    if config.dropout:
+        facts.value_of("dropout", config.dropout)
+    passes = total_steps * samples_per_step / windows if overfits else 1.0
+    return Recipe(
+        **rates, **_choose_schedule(facts, rates["learning_rate"], total_steps, cooldown), total_steps=total_steps,
+        epochs=epochs, batch_size=batch_size, accumulation=args.gradient_accumulation_steps, windows_per_epoch=windows,
+        weight_decay=facts.value_of("weight_decay", defaults.default_decay(passes, config.num_parameters / num_tokens)),
+        beta2=facts.value_of("beta2", defaults.default_beta2(samples_per_step * config.seq_length)),
+        grad_clip=facts.value_of("grad_clip", defaults.GRAD_CLIP),
+        eval_interval=eval_interval_of(args.eval_interval, total_steps),
+        eval_tokens=_choose_eval_tokens(facts, batch_size, epochs),
+        sample_interval=max(1, total_steps // 5) if args.sample_interval is None else args.sample_interval,
+        log_interval=args.log_interval or max(1, min(20, total_steps // 100)),
+        reasons=facts.reasons, optimizer=optimizer, overfits=overfits)
 
-    # The horizon; on resume it counts on from what has been seen.
-    most_steps = _most_steps(args, settings, cooldown)
-    steps_done, samples_seen = stored.state.step, stored.state.samples_seen
-    last_step = most_steps or horizon
+
+def _choose_length(facts: _Facts, cooldown: Cooldown | None, overfits: bool, windows: int, samples_per_step: int,
+                   length: int | None) -> tuple[int, int]:
+    """The epochs and the last step. A resumed run counts both from its first step, and adds to the samples it saw."""
+    args, config, num_tokens = facts.args, facts.config, facts.num_tokens
+    steps_done, samples_seen = facts.stored.state.step, facts.stored.state.samples_seen
+    most_epochs = defaults.most_passes(num_tokens, config.num_parameters, bool(args.teacher))
+    most_steps = _most_steps(args, facts.stored.settings, cooldown)
+    last_step = most_steps or length
     if last_step and not args.epochs:
         samples = samples_seen + max(0, last_step - steps_done) * samples_per_step
         epochs = epochs_of(samples, samples_per_step, windows)
     elif args.max_minutes and not args.epochs:
-        epochs = most_epochs if is_small else ENDLESS
+        epochs = most_epochs if facts.is_small else ENDLESS
     else:
-        usual_epochs = sizing.epochs if sizing else math.ceil(20 * config.num_parameters / num_tokens)
-        most = most_epochs if overfits else defaults.USUAL_PASSES
-        epochs = values.of("epochs", 3 if args.init_from else min(most, usual_epochs))
+        usual_epochs = facts.sizing.epochs if facts.sizing else math.ceil(20 * config.num_parameters / num_tokens)
+        limit = most_epochs if overfits else defaults.USUAL_PASSES
+        epochs = facts.value_of("epochs", 3 if args.init_from else min(limit, usual_epochs))
     steps_left = -(-max(0, epochs * windows - samples_seen) // samples_per_step)
-    total_steps = min(steps_done + steps_left, most_steps or 2**62, horizon or 2**62)
+    return epochs, min(steps_done + steps_left, most_steps or 2**62, length or 2**62)
 
-    # The peak, and what was found together with the default peak. A step of another size has another peak.
+
+def _most_steps(args: Namespace, settings: Mapping[str, Any], cooldown: Cooldown | None) -> int | None:
+    """The step at which a cooldown or --max_steps ends the run, whatever its epochs; None without either."""
+    if cooldown:
+        fall = args.cooldown or defaults.DECAY_FRACTION
+        return cooldown.start + (int(fall) if fall >= 1 else max(1, round(fall * cooldown.start)))
+    if args.cooldown_from and not (args.epochs or args.max_steps or args.max_minutes):
+        return settings.get("total_steps")  # resumed from a checkpoint before the cooldown
+    return args.max_steps
+
+
+def _choose_rates(facts: _Facts, optimizer: str, samples_per_step: int, total_steps: int) -> dict[str, float]:
+    """The peaks, and the initial deviation that goes with the default peak. Another step size gets another peak."""
+    tokens_per_step = samples_per_step * facts.config.seq_length
     total_tokens = max(1, total_steps) * tokens_per_step
-    usual = defaults.usual_rates(optimizer, config, tokens_per_step, total_tokens, bool(args.init_from))
-    is_same_step = settings.get("batch_size", 0) * settings.get("accumulation", 0) == samples_per_step
-    recorded = settings.get("learning_rate") if is_same_step else None
-    learning_rate = values.of("learning_rate", recorded or usual.learning_rate, "as the run began" if recorded else (
-        f"for {tokens_per_step:,} tokens a step and {count(total_tokens)} in all; {usual.why}"))
+    usual = defaults.usual_rates(optimizer, facts.config, tokens_per_step, total_tokens, bool(facts.args.init_from))
+    default = usual.learning_rate
+    why = f"for {tokens_per_step:,} tokens a step and {count(total_tokens)} in all; {usual.why}"
+    recorded = facts.stored.settings.get("learning_rate")
+    if recorded and had_step_of(facts.stored.settings, samples_per_step):
+        default, why = recorded, "as the run began"
+    learning_rate = facts.value_of("learning_rate", default, why)
     is_usual = learning_rate == usual.learning_rate
     of_embeddings = usual.embedding_learning_rate if is_usual else learning_rate
-
-    if config.dropout:
-        values.of("dropout", config.dropout)
-
-    run_tokens = epochs * num_tokens
-    if args.max_steps:
-        run_tokens = min(run_tokens if args.epochs else math.inf, args.max_steps * ASSUMED_STEP_TOKENS)
-    eval_tokens = (args.eval_batches or 0) * batch_size * config.seq_length or eval_tokens_of(run_tokens)
-    return Recipe(
-        **_schedule(values, settings, learning_rate, total_steps, cooldown), batch_size=batch_size,
-        accumulation=args.gradient_accumulation_steps, windows_per_epoch=windows, epochs=epochs,
-        embedding_learning_rate=values.of("embedding_learning_rate", of_embeddings),
-        init_std=values.of("init_std", usual.init_std if is_usual else INIT_STD),
-        weight_decay=values.of("weight_decay", defaults.default_decay(
-            total_steps * samples_per_step / windows if overfits else 1.0, config.num_parameters / num_tokens)),
-        beta2=values.of("beta2", defaults.default_beta2(tokens_per_step)),
-        grad_clip=values.of("grad_clip", defaults.GRAD_CLIP),
-        eval_interval=eval_interval_of(args.eval_interval, total_steps),
-        eval_tokens=args.eval_tokens or settings.get("eval_tokens", eval_tokens),
-        sample_interval=max(1, total_steps // 5) if args.sample_interval is None else args.sample_interval,
-        log_interval=args.log_interval or max(1, min(20, total_steps // 100)),
-        reasons=values.reasons, optimizer=optimizer, overfits=overfits)
+    return {"learning_rate": learning_rate,
+            "embedding_learning_rate": facts.value_of("embedding_learning_rate", of_embeddings),
+            "init_std": facts.value_of("init_std", usual.init_std if is_usual else INIT_STD)}
 
 
-def epochs_of(samples: int, samples_per_step: int, windows: int) -> int:
-    """The epochs up to the one in which the last step begins."""
-    return max(1, -(-(samples - samples_per_step + 1) // windows))
-
-
-def _most_steps(horizon: Namespace, settings: Mapping[str, Any], cooldown: Cooldown | None) -> int | None:
-    """The step at which the run ends whatever its epochs: of a cooldown, of --max_steps; None if there is none."""
-    if cooldown:
-        fall = horizon.cooldown or defaults.DECAY_SHARE
-        return cooldown.start + (int(fall) if fall >= 1 else max(1, round(fall * cooldown.start)))
-    if horizon.cooldown_from and not (horizon.epochs or horizon.max_steps or horizon.max_minutes):
-        return settings.get("total_steps")  # of a run that was cooled down, an earlier checkpoint
-    return horizon.max_steps
-
-
-def _schedule(values: _Values, settings: Mapping[str, Any], learning_rate: float, total_steps: int,
-              cooldown: Cooldown | None) -> dict[str, Any]:
-    """The fields of a Schedule. Raises UserError (exit 2) as choose_recipe does."""
-    args, name = values.args, values.of("lr_schedule", defaults.LR_SCHEDULE)
-    min_lr = values.of("min_lr", learning_rate / defaults.COSINE_FALL if name == "cosine" and not cooldown else 0.0)
+def _choose_schedule(facts: _Facts, learning_rate: float, total_steps: int, cooldown: Cooldown | None,
+                     ) -> dict[str, Any]:
+    """The other fields of a Schedule. Raises UserError (exit 2) as choose_recipe does."""
+    args, settings = facts.args, facts.stored.settings
+    name = facts.value_of("lr_schedule", defaults.LR_SCHEDULE)
+    lowest = learning_rate / defaults.COSINE_FALL if name == "cosine" and not cooldown else 0.0
+    min_lr = facts.value_of("min_lr", lowest)
     if min_lr > learning_rate:
         raise UserError(Exit.FLAGS, f"--min_lr {min_lr:g}: is above the peak, {learning_rate:.3g}. Lower it.")
     if args.warmup_steps and args.warmup_steps >= total_steps and not args.cooldown_from:
         raise UserError(Exit.FLAGS, f"--warmup_steps {args.warmup_steps}: the run has "
                                     f"{several(total_steps, 'step')}. Lower it.")
     warmup_steps = defaults.default_warmup(total_steps)
-    if settings.get("warmup_steps", total_steps) < total_steps:  # else it would begin again in a longer run
+    if settings.get("warmup_steps", total_steps) < total_steps:  # or the warm-up would begin again in a longer run
         warmup_steps = settings["warmup_steps"]
-    fall = values.of("cooldown", defaults.DECAY_SHARE) if cooldown or name == "wsd" else defaults.DECAY_SHARE
-    if cooldown:  # which --cooldown is of, and the share of wsd stays what it was
-        fall = settings.get("decay_share", defaults.DECAY_SHARE)
-    return {"schedule": name, "learning_rate": learning_rate, "min_lr": min_lr, "total_steps": total_steps,
-            "warmup_steps": values.of("warmup_steps", 0 if name == "constant" else warmup_steps),
-            "decay_share": min(1.0, fall / total_steps) if fall >= 1 else fall, "cooldown": cooldown}
+    fall = defaults.DECAY_FRACTION
+    if cooldown or name == "wsd":
+        fall = facts.value_of("cooldown", fall)
+    if cooldown:  # --cooldown is for the cooldown, and wsd keeps its fraction
+        fall = settings.get("decay_share", defaults.DECAY_FRACTION)
+    return {"schedule": name, "min_lr": min_lr, "cooldown": cooldown,
+            "warmup_steps": facts.value_of("warmup_steps", 0 if name == "constant" else warmup_steps),
+            "decay_fraction": min(1.0, fall / total_steps) if fall >= 1 else fall}
+
+
+def epochs_of(samples: int, samples_per_step: int, windows: int) -> int:
+    """The number of epochs up to the start of the last step."""
+    return max(1, -(-(samples - samples_per_step + 1) // windows))
+
+
+def had_step_of(settings: Mapping[str, Any], samples_per_step: int) -> bool:
+    """True if the settings of a checkpoint record steps of this many samples."""
+    return settings.get("batch_size", 0) * settings.get("accumulation", 0) == samples_per_step
 
 
 # ---------------------------------------------------------------- validation
 
 
 def eval_interval_of(given: int | None, total_steps: int) -> int:
-    """The steps between validations: ten over the run, at most 1,000 apart, unless a flag says otherwise."""
+    """The steps between validations: the flag's, or a tenth of the run, at most 1,000."""
     return given or max(1, min(1000, total_steps // 10))
 
 
 def eval_tokens_of(run_tokens: float) -> int:
     """The tokens of a validation: a hundredth of the run's, from 16,384 to 524,288.
 
-    Ten validations then cost 3% of the run, as each costs a third of training on its tokens; by chance the loss of
-    16,384 tokens is 0.02 nats off, that of 524,288 0.004. Neither the batch nor the device decides, or two runs could
-    not be compared: a step of --max_steps counts as 4,096 tokens.
+    Ten validations then cost 3% of the run, as a validation token costs a third of a training token. The
+    loss of 16,384 tokens has an error of 0.02 nats, the loss of 524,288 tokens one of 0.004.
     """
     return int(min(MOST_EVAL_TOKENS, max(LEAST_EVAL_TOKENS, run_tokens // 100)))
+
+
+def _choose_eval_tokens(facts: _Facts, batch_size: int, epochs: int) -> int:
+    """The tokens of a validation by the flags, the checkpoint or the length of the run.
+
+    Without flags neither batch nor device decides, so that two runs can be compared: a step of --max_steps
+    counts as 4,096 tokens.
+    """
+    args = facts.args
+    run_tokens = epochs * facts.num_tokens
+    if args.max_steps:
+        run_tokens = min(run_tokens if args.epochs else math.inf, args.max_steps * ASSUMED_STEP_TOKENS)
+    eval_tokens = (args.eval_batches or 0) * batch_size * facts.config.seq_length or eval_tokens_of(run_tokens)
+    return args.eval_tokens or facts.stored.settings.get("eval_tokens", eval_tokens)

@@ -1,4 +1,4 @@
-"""What saving will take, decided before the first step: the bytes of a checkpoint, and whether training waits."""
+"""The plan of saving, before the first step: the bytes of a checkpoint, and whether training waits for the disk."""
 
 from argparse import Namespace
 from dataclasses import dataclass
@@ -14,7 +14,8 @@ TEXT_BYTES = 2**20  # of a checkpoint's files besides its tensors
 class SavingPlan:
     """How a run saves; checkpoint_bytes is the size of each checkpoint.
 
-    copies: training waits only for a copy in RAM, which a thread writes; otherwise training waits for the disk.
+    With copies a thread writes a copy in RAM, and training waits only for the copy. Otherwise it waits for
+    the disk.
     """
 
     checkpoint_bytes: int
@@ -24,11 +25,12 @@ class SavingPlan:
 def plan_saving(config: ModelConfig, optimizer_bytes: float, held_bytes: int) -> SavingPlan:
     """Decides whether saves go through a copy in RAM.
 
-    held_bytes is what the run will hold in RAM before its first step, optimizer_bytes the state of each parameter. A
-    checkpoint has fp32 weights and that state.
+    The run holds held_bytes in RAM before its first step. A checkpoint has fp32 weights, and
+    optimizer_bytes of optimizer state for each parameter.
     """
     checkpoint_bytes = int((4 + optimizer_bytes) * config.num_parameters) + TEXT_BYTES
-    # Beside the copy there must be room for the optimizer's state and the gradients, which a CPU keeps in RAM.
+    # Beside the copy there must be room for the optimizer's state and the gradients, which a CPU keeps in
+    # RAM.
     return SavingPlan(checkpoint_bytes, copies=available_ram() > held_bytes + 2 * checkpoint_bytes)
 
 

@@ -1,8 +1,7 @@
 """The learning rate as a pure function of the step.
 
-To add a schedule, write its function, and enter it in SCHEDULES and decay_start.
-A schedule takes a step after the warm-up, whose steps count too, as skipped ones do, the first as 1; and a Schedule,
-whose learning_rate is the peak.
+To add a schedule, write its function, and enter it in SCHEDULES and decay_start. The function takes a
+Schedule and a step after the warm-up. Steps count from 1, with the warm-up and skipped steps.
 """
 
 import math
@@ -10,24 +9,28 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from gpt.planning.defaults import DECAY_SHARE
+from gpt.planning.defaults import DECAY_FRACTION
 
 
 @dataclass(frozen=True)
 class Cooldown:
-    """A decay that begins at a checkpoint: after step start, from the rate that the run had there.
+    """A decay that begins at a checkpoint: after step start, from the learning rate of that step.
 
     source is the path of the checkpoint.
     """
 
     start: int
-    rate: float
+    learning_rate: float
     source: str
+
+    def settings(self) -> dict[str, Any]:
+        """The cooldown by the names in trainer_state.json; cooldown_of reads them."""
+        return {"cooldown_from": self.source, "cooldown_start": self.start, "cooldown_rate": self.learning_rate}
 
 
 @dataclass(frozen=True)
 class Schedule:
-    """What the learning rate depends on besides the step; schedule is a name in SCHEDULES.
+    """The facts that decide the learning rate of a step; schedule is a name in SCHEDULES, learning_rate the peak.
 
     A cooldown takes the place of the schedule from its start on.
     """
@@ -37,29 +40,29 @@ class Schedule:
     min_lr: float
     warmup_steps: int
     total_steps: int
-    decay_share: float
+    decay_fraction: float
     cooldown: Cooldown | None
 
     @property
     def decay_start(self) -> int:
-        """The last step of the full rate: from the next one on it falls."""
+        """The last step before the learning rate falls."""
         if self.cooldown:
             return self.cooldown.start
         if self.schedule == "constant":
             return self.total_steps
         if self.schedule == "wsd":
-            return max(self.warmup_steps, self.total_steps - max(1, round(self.decay_share * self.total_steps)))
+            return max(self.warmup_steps, self.total_steps - max(1, round(self.decay_fraction * self.total_steps)))
         return self.warmup_steps
 
     @property
     def plateau_end(self) -> int | None:
-        """The step whose checkpoint a longer run goes on from; None where no plateau comes before a decay."""
+        """The step from which a longer run continues; None where no plateau comes before a decay."""
         return self.decay_start if self.cooldown or self.schedule == "wsd" else None
 
     def learning_rate_at(self, step: int) -> float:
         """The learning rate of a step, counted from 1."""
         if self.cooldown and step > self.cooldown.start:
-            return _falling(step, self, self.cooldown.rate)
+            return _falling(step, self, self.cooldown.learning_rate)
         if step < self.warmup_steps:  # linear, up to the peak
             return self.learning_rate * step / self.warmup_steps
         return SCHEDULES[self.schedule](step, self)
@@ -73,8 +76,8 @@ def linear_decay(step: int, schedule: Schedule) -> float:
 def cosine(step: int, schedule: Schedule) -> float:
     """Half a cosine down to min_lr (Loshchilov and Hutter 2017, section 3)."""
     decay_steps = max(1, schedule.total_steps - schedule.warmup_steps)
-    share = min(1.0, (step - schedule.warmup_steps) / decay_steps)
-    return schedule.min_lr + 0.5 * (1 + math.cos(math.pi * share)) * (schedule.learning_rate - schedule.min_lr)
+    fraction = min(1.0, (step - schedule.warmup_steps) / decay_steps)
+    return schedule.min_lr + 0.5 * (1 + math.cos(math.pi * fraction)) * (schedule.learning_rate - schedule.min_lr)
 
 
 def constant(step: int, schedule: Schedule) -> float:
@@ -82,14 +85,14 @@ def constant(step: int, schedule: Schedule) -> float:
     return schedule.learning_rate
 
 
-def _falling(step: int, schedule: Schedule, rate: float) -> float:
-    """From the rate at decay_start in a straight line down to min_lr, which the last step has.
+def _falling(step: int, schedule: Schedule, start: float) -> float:
+    """A straight line from the learning rate start at decay_start down to min_lr at the last step.
 
-    At a rate of zero nothing is learned: where min_lr is 0, the step after the last one would have it.
+    At a learning rate of zero nothing is learned: a line to 0 would reach it one step after the last.
     """
     steps = schedule.total_steps - schedule.decay_start + (schedule.min_lr == 0)
-    share = min(1.0, max(0, step - schedule.decay_start) / max(1, steps))
-    return schedule.min_lr + (1 - share) * (rate - schedule.min_lr)
+    fraction = min(1.0, max(0, step - schedule.decay_start) / max(1, steps))
+    return schedule.min_lr + (1 - fraction) * (start - schedule.min_lr)
 
 
 # wsd is warm-up, stable, decay (Hu et al. 2024, MiniCPM, section 4): a line that begins to fall later.
@@ -104,15 +107,15 @@ def describe_schedule(schedule: Schedule) -> str:
     """The schedule in words, for the printed plan."""
     if schedule.schedule == "constant" and not schedule.cooldown:
         return f"constant: {schedule.learning_rate:.2e} from step {schedule.warmup_steps:,} on"
-    name, rate = schedule.schedule, schedule.learning_rate
+    name, start = schedule.schedule, schedule.learning_rate
     if schedule.cooldown:
-        name, rate = "cooldown", schedule.cooldown.rate
-    return (f"{name}: from {rate:.2e} at step {schedule.decay_start:,} down to {schedule.min_lr:.2e} at step "
+        name, start = "cooldown", schedule.cooldown.learning_rate
+    return (f"{name}: from {start:.2e} at step {schedule.decay_start:,} down to {schedule.min_lr:.2e} at step "
             f"{schedule.total_steps:,}")
 
 
 def cooldown_of(settings: Mapping[str, Any]) -> Cooldown | None:
-    """The cooldown among the settings of a trainer_state.json, None where there is none."""
+    """The cooldown in the settings of a trainer_state.json, or None."""
     if "cooldown_from" not in settings:
         return None
     return Cooldown(*(settings[f"cooldown_{name}"] for name in ("start", "rate", "from")))
@@ -122,4 +125,4 @@ def schedule_of(settings: Mapping[str, Any]) -> Schedule:
     """The schedule that the settings of a trainer_state.json describe. Raises KeyError for settings without one."""
     return Schedule(settings["lr_schedule"], settings["learning_rate"], settings.get("min_lr", 0.0),
                     settings.get("warmup_steps", 0), settings["total_steps"],
-                    settings.get("decay_share", DECAY_SHARE), cooldown_of(settings))
+                    settings.get("decay_share", DECAY_FRACTION), cooldown_of(settings))

@@ -20,7 +20,7 @@ from gpt.planning.micro_batch import after_out_of_memory, largest_batch_size, mi
 from gpt.planning.recipe import Recipe, choose_options, choose_recipe
 from gpt.planning.recorded import same_everywhere
 from gpt.planning.saving import plan_saving
-from gpt.planning.sizing import SHARE_OF_PEAK, UNKNOWN_PEAK, assumed_steps
+from gpt.planning.sizing import FRACTION_OF_PEAK, UNKNOWN_PEAK
 from gpt.tokens.corpus import Corpus
 from model import Options
 
@@ -95,9 +95,9 @@ def _choose_dropout(inputs: Inputs, options: Options, runtime: Runtime, deadline
     length = deadline.length
     if length is None and args.max_minutes:
         tokens_per_step = recipe_for(None).samples_per_step * config.seq_length
-        speed = inputs.sizing.speed if inputs.sizing else SHARE_OF_PEAK * (machine.peak_flops or UNKNOWN_PEAK)
+        speed = inputs.sizing.speed if inputs.sizing else FRACTION_OF_PEAK * (machine.peak_flops or UNKNOWN_PEAK)
         speed *= processes.world_size * WITHOUT_DROPOUT
-        length = assumed_steps(args.max_minutes, speed, config, tokens_per_step)
+        length = int(60 * args.max_minutes * speed / (config.flops_per_token * tokens_per_step))
     recipe = recipe_for(length)
     is_large = config.num_parameters >= defaults.LEAST_PARAMETERS * inputs.corpus.train.length
     return defaults.DROPOUT if recipe.overfits and is_large and recipe.passes >= defaults.MANY_PASSES else 0.0

@@ -5,7 +5,7 @@ import itertools
 import pytest
 
 from gpt.optimizers.table import OPTIMIZERS
-from gpt.planning.defaults import Usual, default_beta2, rate_by_compute, rate_by_parameters, usual_rates
+from gpt.planning.defaults import UsualRates, default_beta2, rate_by_compute, rate_by_parameters, usual_rates
 from model import SIZES, GPTConfig
 
 STEPS = (2**10, 2**14, 2**19)  # tokens
@@ -35,7 +35,7 @@ def test_the_peak_is_sane_for_every_size_and_step(optimizer, name):
     assert usual_rates(optimizer, config, 2**19, 20 * config.num_parameters, False).learning_rate > 2e-4
 
 
-def of_width(width: int, optimizer: str = "adamw") -> Usual:
+def of_width(width: int, optimizer: str = "adamw") -> UsualRates:
     return usual_rates(optimizer, GPTConfig(70, 256, 4, 1, width), 2**16, 10**9, False)
 
 

@@ -31,7 +31,7 @@ def test_wsd_is_constant_until_its_last_steps():
     assert found[9:80] == [1e-3] * 71
     assert found[80:] == pytest.approx([1e-3 * (21 - step) / 21 for step in range(1, 21)])
     assert rates(schedule="constant")[9:] == [1e-3] * 91
-    assert recipe(schedule="wsd", decay_share=1.0).decay_start == 10  # the warm-up is never cut
+    assert recipe(schedule="wsd", decay_fraction=1.0).decay_start == 10  # the warm-up is never cut
     assert [recipe(schedule=name).plateau_end for name in SCHEDULES] == [None, None, 80, None]
 
 
@@ -66,7 +66,7 @@ def test_cosine_and_linear_equal_those_of_transformers():
 def test_a_schedule_is_read_back_from_what_a_run_recorded():
     for name in SCHEDULES:
         for cooldown in (None, Cooldown(50, 5e-4, "")):
-            r = recipe(schedule=name, decay_share=0.3, cooldown=cooldown)
+            r = recipe(schedule=name, decay_fraction=0.3, cooldown=cooldown)
             fields = {"cooldown_from": "", "cooldown_start": 50, "cooldown_rate": 5e-4} if cooldown else {}
-            back = schedule_of({**asdict(r), "lr_schedule": name, **fields})
+            back = schedule_of({**asdict(r), "lr_schedule": name, "decay_share": 0.3, **fields})
             assert [*map(back.learning_rate_at, range(1, 101))] == [*map(r.learning_rate_at, range(1, 101))]
