@@ -17,7 +17,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from gpt.common.ranks import without_torchrun
-from gpt.common.signals import Signals, keyboard_held_back
+from gpt.common.signals import Signals
 from gpt.common.words import printable
 
 PROGRAM = Path(__file__).resolve().parents[2]
@@ -95,13 +95,20 @@ def start_process(context: Any, target: Callable[..., Any], *arguments: Any) -> 
     Ctrl-C never reaches the process, not even while it starts: its parent ends it.
     """
     with outside_current_folder() as here:
-        if context.get_start_method() == "spawn" and os.name == "posix":
+        process = context.Process(target=_call_in, args=(here, target, arguments), daemon=True)
+        if os.name != "posix":
+            process.start()
+            return process
+        if context.get_start_method() == "spawn":
             from multiprocessing import resource_tracker
 
             resource_tracker.ensure_running()  # before the signals are blocked: its start unblocks them
-        with keyboard_held_back():
-            process = context.Process(target=_call_in, args=(here, target, arguments), daemon=True)
+        # A terminal sends both to all of its processes: a child that is still starting would end with a traceback.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGHUP))
+        try:
             process.start()
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
     return process
 
 

@@ -16,6 +16,7 @@ from gpt.common.errors import Exit, UserError, optional
 from gpt.common.words import first_line, is_utf8, printable, printable_text
 
 DECIDED = "decided"
+TOML = "tomllib" if sys.version_info >= (3, 11) else "tomli"
 
 
 @dataclass(frozen=True)
@@ -33,8 +34,6 @@ class Relations:
     requires: str = ""  # conditions; one of them must hold
     conflicts: str = ""  # conditions that must not hold; "auto: dropout" concerns the flag's value auto alone
 
-
-NO_RELATIONS = Relations()
 
 
 class Layer(NamedTuple):
@@ -78,7 +77,7 @@ class Rules:
 
     def of(self, name: str) -> Relations:
         """The relations of a flag; empty ones if the table does not name the flag."""
-        return self.relations.get(name, NO_RELATIONS)
+        return self.relations.get(name, Relations())
 
     def holds(self, condition: str, values: Mapping[str, Any]) -> bool:
         """True if the values meet a condition of Relations."""
@@ -144,9 +143,6 @@ def changes(lower: Layer, upper: Layer, merged: Layer) -> tuple[str, ...]:
 # ---------------------------------------------------------------- reading
 
 
-TOML = "tomllib" if sys.version_info >= (3, 11) else "tomli"
-
-
 def read_toml(path: Path, cure: str = "Give a file with name = value on each line, and text in quotes.") -> Layer:
     """Reads the flags in a TOML file, with TOML's own values. cure ends the message about a wrong file.
 
@@ -157,29 +153,13 @@ def read_toml(path: Path, cure: str = "Give a file with name = value on each lin
     toml = optional(TOML, "reading flags from a TOML file")
     shown = printable(str(path))
     try:
-        text = read_text(path).removeprefix("\ufeff")  # editors on Windows begin a file with this mark
-        fields = toml.loads(text)
+        fields = toml.loads(read_text(path).removeprefix("\ufeff"))  # a mark of editors on Windows
     except OSError as error:
         raise UserError(Exit.FLAGS, f"{shown}: {error.strerror}. {cure}") from error
     except (ValueError, RecursionError) as error:
         raise UserError(Exit.FLAGS, f"{shown} is not TOML: {first_line(error)}. {cure}") from error
-    decided = fields.pop(DECIDED, {})
-    if not isinstance(decided, dict):
-        fields[DECIDED], decided = decided, {}
-    decided = {name: value for name, value in decided.items() if name not in fields}
-    return Layer(shown, with_present_names(fields), with_present_names(decided), may_be_edited=True)
-
-
-def with_present_names(recorded: dict[str, Any]) -> dict[str, Any]:
-    """Returns recorded flags by their present names: older runs recorded checkpoint_every = ["500", "10m"]."""
-    if "checkpoint_every" not in recorded:
-        return recorded
-    value = recorded["checkpoint_every"]
-    words = [str(word) for word in (value if isinstance(value, list) else [value])]
-    present = {name: value for name, value in recorded.items() if name != "checkpoint_every"}
-    present["checkpoint_every_steps"] = ([word for word in words if not word.endswith("m")] or [0])[-1]
-    present["checkpoint_every_minutes"] = ([word[:-1] for word in words if word.endswith("m")] or [0])[-1]
-    return present
+    decided = fields.pop(DECIDED) if isinstance(fields.get(DECIDED), dict) else {}
+    return Layer(shown, fields, decided, may_be_edited=True)
 
 
 # ---------------------------------------------------------------- writing

@@ -147,8 +147,6 @@ def require(*names: str) -> None:
         os.getcwd()  # without a current folder torch's libraries end the process without a message
     except OSError:
         raise UserError(Exit.MACHINE, "the current folder has been deleted. Go to one that exists: cd ~") from None
-    if sys.version_info < (3, 10):
-        raise UserError(Exit.MACHINE, f"Python {sys.version.split()[0]} is too old. Use Python 3.10 to 3.14.")
     problems = []
     for name in names:
         try:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import argparse
 import codecs
-import copy
+import contextlib
 import difflib
 import re
 import shutil
@@ -30,7 +30,6 @@ from gpt.common.words import printable
 
 MAX_WHOLE = 2**31 - 1
 SHOWN_CHARACTERS = 80  # of a value that a message quotes
-MOST_PROBLEMS = 20  # of a file: the search for similar names takes half a millisecond each
 COMMAND_LINE_ONLY = ("config", "debug")  # flags that a file cannot set
 NOT_GIVEN = object()
 
@@ -51,14 +50,11 @@ class ValueKind:
 
     def __call__(self, text: str) -> Any:
         """Returns the value of a text. Raises ArgumentTypeError."""
-        try:
+        with contextlib.suppress(ValueError, LookupError):
             value = self.convert(text)
-            is_fit = self.fits(value)
-        except (ValueError, LookupError):
-            raise argparse.ArgumentTypeError(self.refusal(text)) from None
-        if not is_fit:
-            raise argparse.ArgumentTypeError(self.refusal(text))
-        return value
+            if self.fits(value):
+                return value
+        raise argparse.ArgumentTypeError(self.refusal(text))
 
     def refusal(self, text: str) -> str:
         """The message about a wrong value, without the name of its flag."""
@@ -149,9 +145,7 @@ Args = TypeVar("Args", bound=Namespace)
 
 def having(args: Args, **values: Any) -> Args:
     """A copy of the flags with other values for some of them."""
-    changed = copy.copy(args)
-    vars(changed).update(values)
-    return changed
+    return type(args)(**{**vars(args), **values})
 
 
 # ---------------------------------------------------------------- the parser
@@ -185,7 +179,6 @@ class Parser(argparse.ArgumentParser):
         flags of the run to resume, if there is one. args.config is an Origin. Raises UserError (exit 2) with all
         problems.
         """
-        self.problems = []
         self.flags = {action.dest: action for action in self._actions if action.dest != "help"}
         for action in self.flags.values():
             _complete_help(action)
@@ -252,8 +245,6 @@ class Parser(argparse.ArgumentParser):
         checked = Layer(layer.source, {}, {})
         for fields, values in ((layer.given, checked.given), (layer.decided, checked.decided)):
             for name, value in fields.items():
-                if len(self.problems) >= MOST_PROBLEMS:
-                    break
                 try:
                     values[name] = self._value_in_file(name, value, layer.source)
                 except ValueError as problem:

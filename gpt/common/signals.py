@@ -7,7 +7,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from gpt.common.ranks import is_one_of_several
@@ -120,7 +120,8 @@ class Signals:
         """Starts the thread that reads the pipe to which the interpreter writes the number of each signal."""
         read_end, self._write_end = os.pipe()
         os.set_blocking(self._write_end, False)
-        os.register_at_fork(after_in_child=_leave_the_pipe)
+        # A forked child would write its own signals to the parent's pipe.
+        os.register_at_fork(after_in_child=lambda: signal.set_wakeup_fd(-1))
         signal.set_wakeup_fd(self._write_end, warn_on_full_buffer=False)
         self._thread = threading.Thread(target=self._listen, args=(read_end,), daemon=True, name="signals")
         self._thread.start()
@@ -180,31 +181,4 @@ class Signals:
         if at_once:
             return f"stopped by {name} {at_once}"
         lost, safe = self._at_risk()
-        sentences = [f"{name}: ended at once."]
-        if lost:
-            sentences.append(f"Lost: {lost}.")
-        if safe:
-            sentences.append(f"Safe: {safe}.")
-        return " ".join(sentences)
-
-
-@contextlib.contextmanager
-def keyboard_held_back() -> Iterator[None]:
-    """Blocks SIGINT and SIGHUP for the duration of the block, and for ever in processes that are started in it.
-
-    A terminal sends both to all of its processes: a child that is still starting would end with a traceback.
-    """
-    if not hasattr(signal, "pthread_sigmask"):  # Windows
-        yield
-        return
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGHUP))
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
-def _leave_the_pipe() -> None:
-    """Stops a forked child from writing its signals to the parent's pipe."""
-    with contextlib.suppress(ValueError):  # not in the main thread
-        signal.set_wakeup_fd(-1)
+        return f"{name}: ended at once.{f' Lost: {lost}.' if lost else ''}{f' Safe: {safe}.' if safe else ''}"

@@ -35,31 +35,25 @@ def contradictions(args: argparse.Namespace) -> list[str]:
     if isinstance(args.data_dir, list):
         problems += [f"--{name}: not with several folders in --data_dir: each of them has its own"
                      for name in ("bin_file", "val_bin_file", "metadata_file") if vars(args)[name] is not None]
-    for name in ("resume_from", "cooldown_from"):
-        if hub.is_on_hub(vars(args)[name]):
-            problems.append(f"--{name}: the hub has weights, no state of training; give --init_from")
+    problems += [f"--{name}: the hub has weights, no state of training; give --init_from"
+                 for name in ("resume_from", "cooldown_from") if hub.is_on_hub(vars(args)[name])]
 
     continues = args.cooldown_from or args.config.recorded  # where a recorded --min_lr is for the end of a cooldown
-    if args.learning_rate and (args.min_lr or 0) > args.learning_rate:
-        problems.append("--min_lr: is above --learning_rate")
-    if args.min_lr is not None and args.lr_schedule == "constant" and not continues:
-        problems.append("--min_lr: has no effect with a constant learning rate")
-    if args.max_steps and (args.warmup_steps or 0) >= args.max_steps:
-        problems.append("--warmup_steps: ends after --max_steps")
-    if args.label_smoothing:
-        problems.append("--label_smoothing: can only be 0. Drop it, or distil from a --teacher")
-    if args.n_embd and args.n_head and args.n_embd % args.n_head:
-        problems.append("--n_embd: is not a multiple of --n_head")
-    if any(change.startswith("init_std ") for change in args.config.changed):
-        problems.append("--init_std: the weights are those of the checkpoint; drop it")
-
-    if args.compile_mode == "reduce-overhead" and world_size() > 1:
-        problems.append("--compile_mode reduce-overhead: is for one process; start it without torchrun")
-    if isinstance(args.tracker, list) and "none" in args.tracker:
-        problems.append("--tracker none: not with the names of trackers")
-    if args.mirror_to:
-        mirror = os.path.join(os.path.realpath(args.mirror_to), "")
-        output_dir = os.path.join(os.path.realpath(args.output_dir), "")
-        if mirror.startswith(output_dir) or output_dir.startswith(mirror):
-            problems.append("--mirror_to: lies in --output_dir, or holds it; give a folder on another disk")
-    return problems
+    mirror = os.path.join(os.path.realpath(args.mirror_to or ""), "")
+    output_dir = os.path.join(os.path.realpath(args.output_dir), "")
+    rules = {
+        "--min_lr: is above --learning_rate": args.learning_rate and (args.min_lr or 0) > args.learning_rate,
+        "--min_lr: has no effect with a constant learning rate":
+            args.min_lr is not None and args.lr_schedule == "constant" and not continues,
+        "--warmup_steps: ends after --max_steps": args.max_steps and (args.warmup_steps or 0) >= args.max_steps,
+        "--label_smoothing: can only be 0. Drop it, or distil from a --teacher": args.label_smoothing,
+        "--n_embd: is not a multiple of --n_head": args.n_embd and args.n_head and args.n_embd % args.n_head,
+        "--init_std: the weights are those of the checkpoint; drop it":
+            any(change.startswith("init_std ") for change in args.config.changed),
+        "--compile_mode reduce-overhead: is for one process; start it without torchrun":
+            args.compile_mode == "reduce-overhead" and world_size() > 1,
+        "--tracker none: not with the names of trackers": isinstance(args.tracker, list) and "none" in args.tracker,
+        "--mirror_to: lies in --output_dir, or holds it; give a folder on another disk":
+            args.mirror_to and (mirror.startswith(output_dir) or output_dir.startswith(mirror)),
+    }
+    return [*problems, *(problem for problem, is_so in rules.items() if is_so)]

@@ -136,13 +136,6 @@ def test_what_an_unreadable_record_says_is_left_out():
     assert (args.epochs, args.batch_size, args.n_layer) == (None, None, 3)
 
 
-@pytest.mark.parametrize(("recorded", "steps", "minutes"), [
-    ("10m", 0, "10"), ("0", "0", 0), ("500", "500", 0), (["500", "2.5m"], "500", "2.5")])
-def test_checkpoint_every_of_older_runs_is_read_as_the_two_present_flags(recorded, steps, minutes):
-    assert config.with_present_names({"seed": 1, "checkpoint_every": recorded}) == {
-        "seed": 1, "checkpoint_every_steps": steps, "checkpoint_every_minutes": minutes}
-
-
 # ---------------------------------------------------------------- writing
 
 
