@@ -167,7 +167,7 @@ class Mirror:
         if self._latest is None:
             return
         last, deadline = self._output_dir / f"checkpoint-{self._latest.saved}", time.monotonic() + LONGEST_WAIT_SECONDS
-        self.update(self._latest)  # again: a copy may have failed, and the logs have grown
+        self.update(self._latest._replace())  # again, as a newer request: a copy may have failed, the logs have grown
         shown = printable(self._root)
         with self._out.phase(f"copying to the mirror {shown}"):
             while self._thread.is_alive() and time.monotonic() < deadline:

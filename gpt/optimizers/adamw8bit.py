@@ -1,9 +1,9 @@
-"""AdamW whose moments are kept in 8 bits: codes of a byte, and a scale in fp32 for each block of 256 elements.
+"""AdamW with moments in 8 bits: codes of a byte, and a scale in fp32 for each block of 256 elements.
 
 Dettmers et al. 2022 have larger blocks and codes by a table. Here a code c of the first moment means scale (c / 127)^2
 with the sign of c, one of the second means scale (c / 255)^4: as large as the largest of the block, or smaller by up to
-16,000 times and 4 billion times. Codes are rounded up or down by turns, so that what changes by less than a code in a
-step still arrives in the mean of some steps. Weights, gradients and all arithmetic are in fp32.
+16,000 times and 4 billion times. Codes are rounded up or down by turns: a change of less than a code in each step then
+arrives in the mean of some steps. Weights, gradients and all arithmetic are in fp32.
 
 On a CPU the step is eager, in pieces that take little memory; on a GPU it can be compiled into one graph.
 """
@@ -20,12 +20,12 @@ BLOCK = 256  # elements that share a scale
 SIGNED, POSITIVE = 127, 255  # the largest codes
 LEAST_SCALE = 1e-28  # a block of zeros is divided by it; the square of 255 squared, divided by it, is finite
 EPSILON = 1e-8  # PyTorch's default of AdamW
-# Fractions of these are far from every fraction with a small denominator: the turns of neighbours and steps differ.
+# Multiples of these are far from every fraction with a small denominator: the turns of neighbours and steps differ.
 BY_PLACE, BY_STEP = 0.6180339887498949, 0.7548776662466927
 PERIOD = 4096  # steps, after which turns repeat: fp32 has few digits for the fraction of a large product
 LARGEST_TURN = 0.999  # so that the largest code is never rounded up
 
-# Elements that are updated at a time, eagerly: fewer cost calls, more cost memory.
+# Elements of an eager update: fewer cost calls, more cost memory.
 CPU_PIECE, GPU_PIECE = 2**17, 2**24
 
 CODES = ("exp_avg_codes", "exp_avg_sq_codes")
@@ -34,12 +34,12 @@ State: TypeAlias = dict[str, torch.Tensor]  # of a parameter: 'step', CODES and 
 
 
 def in_8_bits(parameter: torch.Tensor) -> bool:
-    """True if the moments of a parameter are kept in 8 bits: of a matrix that has whole blocks alone."""
+    """True for a parameter with moments in 8 bits: a matrix that consists of whole blocks."""
     return parameter.dim() >= 2 and parameter.numel() % BLOCK == 0
 
 
 def split(group: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """The parts of a group that are updated by one rule each."""
+    """Splits a group into its parameters for adamw8bit and for AdamW."""
     for rule in ("adamw8bit", "adamw"):
         if params := [p for p in group["params"] if in_8_bits(p) == (rule == "adamw8bit")]:
             yield {**group, "params": params, "rows": [()] * len(params), "rule": rule}
@@ -51,10 +51,10 @@ def split(group: dict[str, Any]) -> Iterator[dict[str, Any]]:
 def update_all(weights: Sequence[torch.Tensor], gradients: Sequence[torch.Tensor], states: Sequence[State],
                rates: Sequence[tuple[torch.Tensor, torch.Tensor]], betas: tuple[float, float],
                decided: tuple[torch.Tensor, torch.Tensor, torch.Tensor | None], piece: int) -> None:
-    """One step of AdamW (Loshchilov and Hutter 2019) on all weights, in place, of at most `piece` elements at a time.
+    """One step of AdamW (Loshchilov and Hutter 2019) on all weights, in place, piece elements at a time.
 
-    rates are, for each weight, the learning rate and the factor of the decay, fp32 []. decided are the places in a
-    block, fp32 [BLOCK], grad_scale, fp32 [], and stays, bool [] or None: where it is true nothing changes.
+    rates has for each weight the learning rate and the factor of the decay, fp32 []. decided are the places in a
+    block, fp32 [BLOCK], grad_scale, fp32 [], and stays, bool [] or None: if it is true nothing changes.
     """
     place, grad_scale, stays = decided
     for weight, gradient, state, (rate, decay) in zip(weights, gradients, states, rates, strict=True):
@@ -74,13 +74,11 @@ def update_all(weights: Sequence[torch.Tensor], gradients: Sequence[torch.Tensor
 def update_piece(weight: torch.Tensor, gradient: torch.Tensor, first: tuple[torch.Tensor, torch.Tensor],
                  second: tuple[torch.Tensor, torch.Tensor], betas: tuple[float, float],
                  factors: tuple[torch.Tensor, ...], stays: torch.Tensor | None) -> None:
-    """One step on flat tensors, of the codes and scales of both moments.
+    """One step on flat tensors: the weights, and the codes and scales of both moments.
 
-    factors are turn, [BLOCK], which is added to codes before they are rounded down, and of the step, the root and the
-    decay, [] each.
-
-    Written for the eager CPU, where each pass over a piece counts: factors of a block are joined before they are
-    applied, temporary tensors are used again.
+    factors are the turn, [BLOCK], added to codes before rounding down, and the step size, root and decay, [] each.
+    Each pass over a piece costs time on an eager CPU: factors of a block are joined first, and temporary tensors are
+    used again.
     """
     (beta1, beta2), (m_codes, m_scales), (v_codes, v_scales) = betas, first, second
     turn, step_size, root, decay = factors
@@ -105,7 +103,7 @@ def update_piece(weight: torch.Tensor, gradient: torch.Tensor, first: tuple[torc
 
 
 def store(tensor: torch.Tensor, values: torch.Tensor, stays: torch.Tensor | None) -> None:
-    """Writes the values, cut towards zero where the tensor holds codes, unless it stays as it is."""
+    """Writes the values, cut towards zero for a tensor of codes, unless stays is true."""
     tensor.copy_(values if stays is None else torch.where(stays, tensor, values.to(tensor.dtype)))
 
 
@@ -121,7 +119,7 @@ class AdamW8bit(BesideAdamW):
         super().__init__([part for group in groups for part in split(group)], *rest)
         device = self._finite.device
         self._place = torch.arange(BLOCK, device=device) * BY_PLACE % 1
-        self._host_knows = device.type == "cpu"  # whether to skip a step: it has no device to wait for
+        self._host_knows = device.type == "cpu"  # found_inf: there is no device to wait for
         self._piece = CPU_PIECE if self._host_knows else GPU_PIECE
 
     @staticmethod
@@ -133,7 +131,7 @@ class AdamW8bit(BesideAdamW):
                 "exp_avg_sq_codes": StateTensor(shape, torch.uint8), "exp_avg_sq_scales": scales}
 
     def update(self, found_inf: torch.Tensor, grad_scale: torch.Tensor) -> None:
-        """One step of what is in 8 bits."""
+        """One step of the parameters with moments in 8 bits."""
         if self._host_knows and found_inf:
             return
         parameters: list[torch.Tensor] = [p for group in self._own for p in group["params"]]

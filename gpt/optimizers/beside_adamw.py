@@ -1,4 +1,4 @@
-"""What all optimizers but AdamW share: each updates the groups that are its own (adamw8bit all), AdamW the others."""
+"""The base class of all optimizers but AdamW: each updates its own groups, and AdamW the others."""
 
 from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
@@ -8,7 +8,7 @@ import torch
 from gpt.checkpoint.contents import StateTensor
 from gpt.machine.backends import backend_of
 
-Rows: TypeAlias = tuple[int, ...]  # of each matrix that is stacked in a parameter
+Rows: TypeAlias = tuple[int, ...]  # of each matrix that a parameter stacks
 
 
 def zeros_of(kept: Mapping[str, StateTensor], parameter: torch.Tensor) -> dict[str, torch.Tensor]:
@@ -18,11 +18,11 @@ def zeros_of(kept: Mapping[str, StateTensor], parameter: torch.Tensor) -> dict[s
 
 
 class BesideAdamW(torch.optim.Optimizer):
-    """An optimizer of the groups whose rule is its own, and adamw for the others, in one; see parameter_groups.
+    """One optimizer with two rules: a subclass's own for its groups, and AdamW for the others.
 
-    found_inf and grad_scale are honoured as tensors, as by PyTorch's fused optimizers; a step with found_inf = 1
-    changes no bit. update(), kept() and the function that is compiled are those of the classes below it. dtype is that
-    in which they multiply matrices.
+    found_inf and grad_scale are tensors, as for PyTorch's fused optimizers; a step with found_inf = 1 changes no bit.
+    A subclass has update(), kept(), its rule, and the function to compile. dtype is for products of matrices.
+    parameter_groups names the rule of each group.
     """
 
     found_inf: torch.Tensor | None = None
@@ -38,14 +38,14 @@ class BesideAdamW(torch.optim.Optimizer):
         others = [group for group in self.param_groups if group["rule"] != self.rule]
         self._adamw: Any = adamw(others) if others else None
         if self._adamw is not None:
-            self._adamw.state = self.state  # one place for all that a checkpoint holds
+            self._adamw.state = self.state  # one dict for the whole state of a checkpoint
         device = self.param_groups[0]["params"][0].device
         self._rates = [torch.zeros((), device=device) for _ in self._own]  # filled at each step, without a wait
         self._decays = [torch.zeros((), device=device) for _ in self._own]
         self._finite, self._unscaled = torch.zeros((), device=device), torch.ones((), device=device)
 
     def compile_step(self) -> None:
-        """Makes every later step of its own groups one compiled graph; on a CPU it stays eager, as fast or faster."""
+        """Compiles every later step of the own groups to one graph; on a CPU eager is as fast or faster."""
         if backend_of(self._finite).runs_ahead:
             self._update = torch.compile(self.function, dynamic=False, fullgraph=True)
 
@@ -70,9 +70,9 @@ class BesideAdamW(torch.optim.Optimizer):
 
     @staticmethod
     def kept(parameter: torch.Tensor, rows: Rows) -> dict[str, StateTensor]:
-        """Shapes and types of what is kept for a parameter; before its first step it is zero."""
+        """Shapes and types of the state of a parameter, which is zero before the first step."""
         raise NotImplementedError
 
     def update(self, found_inf: torch.Tensor, grad_scale: torch.Tensor) -> None:
-        """One step of its own groups."""
+        """One step of the own groups."""
         raise NotImplementedError

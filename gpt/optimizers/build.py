@@ -1,8 +1,8 @@
 """Builds an optimizer: its groups of parameters, and the state that it keeps for each.
 
-Every optimizer here takes what the step decides on the device, so that the host waits for nothing: found_inf, fp32 [],
-1 where the step must change nothing; grad_scale, fp32 [], by which it divides the gradients. PyTorch's fused optimizers
-read both as attributes.
+Every optimizer here reads two tensors on the device, so that the host never waits: found_inf, fp32 [], 1 if the step
+must change nothing; grad_scale, fp32 [], the divisor of the gradients. PyTorch's fused optimizers read both as
+attributes.
 """
 
 from collections.abc import Callable
@@ -24,7 +24,7 @@ MakesAdamW: TypeAlias = Callable[..., torch.optim.Optimizer]
 
 def build_optimizer(name: str, groups: list[dict[str, Any]], learning_rate: float, betas: tuple[float, float],
                     adamw: MakesAdamW = torch.optim.AdamW, dtype: torch.dtype = torch.float32) -> torch.optim.Optimizer:
-    """The optimizer of these groups. AdamW (Loshchilov and Hutter 2019) is fused; dtype is of products of matrices."""
+    """Builds the optimizer of some groups. AdamW (Loshchilov and Hutter 2019) is fused; dtype is for products."""
     fused, load = partial(adamw, lr=learning_rate, betas=betas, fused=True), OPTIMIZERS[name].load
     return load()(groups, learning_rate, betas, fused, dtype) if load else fused(groups)
 
@@ -36,9 +36,8 @@ def parameter_groups(model: Any, name: str, weight_decay: float, lr_scale: float
                      ) -> list[dict[str, Any]]:
     """Every parameter in exactly one group: matrices inside blocks, then embeddings and output layer, then vectors.
 
-    Vectors, which are norms and biases, do not decay. rows are, for each parameter, those of the matrices that are
-    stacked in it; () outside of blocks. lr_scale is the rate of the last two groups as a multiple of that of hidden
-    matrices.
+    Vectors, which are norms and biases, do not decay. rows has for each parameter the rows of its stacked matrices, ()
+    outside of blocks. lr_scale multiplies the learning rate of the last two groups.
     """
     hidden = architecture_of(model.config).hidden_matrices(model.config)
     parameters = dict(model.named_parameters())
@@ -53,29 +52,29 @@ def parameter_groups(model: Any, name: str, weight_decay: float, lr_scale: float
 
 
 def set_groups(groups: list[dict[str, Any]], weight_decay: float, lr_scale: float) -> None:
-    """Sets the decay and the rates' multiples of the groups that parameter_groups has made."""
+    """Sets weight_decay and lr_scale in the groups of parameter_groups."""
     for group in groups:
         group["weight_decay"] = 0.0 if group["kind"] == "vector" else weight_decay
         group["lr_scale"] = 1.0 if group["kind"] == "hidden" else lr_scale
 
 
-# ---------------------------------------------------------------- what is kept
+# ---------------------------------------------------------------- state
 
 
 def kept_by_adamw(parameter: torch.Tensor) -> dict[str, StateTensor]:
-    """Shapes and types of what AdamW keeps for a parameter."""
+    """Shapes and types of AdamW's state for a parameter."""
     moment = StateTensor(tuple(parameter.shape), torch.float32)
     return {"step": StateTensor((), torch.float32), "exp_avg": moment, "exp_avg_sq": moment}
 
 
 def kept_by(rule: str, parameter: torch.Tensor, rows: Rows = ()) -> dict[str, StateTensor]:
-    """What the rule, the name of an optimizer, keeps for a parameter in which matrices of these rows are stacked."""
+    """The state that an optimizer, named by rule, keeps for a parameter with matrices of these rows."""
     load = OPTIMIZERS[rule].load
     return load().kept(parameter, rows) if load else kept_by_adamw(parameter)
 
 
 def expected_state(optimizer: torch.optim.Optimizer, parameter: torch.Tensor) -> dict[str, StateTensor]:
-    """The tensors that the optimizer keeps for one of its parameters: what a checkpoint stores."""
+    """The tensors that the optimizer keeps, and a checkpoint stores, for one of its parameters."""
     return next(kept_by(group["rule"], parameter, rows) for group in optimizer.param_groups
                 for p, rows in zip(group["params"], group["rows"], strict=True) if p is parameter)
 
@@ -93,7 +92,7 @@ def state_bytes(name: str, config: ModelConfig) -> float:
 
 
 def compile_optimizer(optimizer: Any) -> None:
-    """Compiles the optimizer's step where it is no fused kernel, by a step on the gradients that changes nothing."""
+    """Compiles the step of an optimizer without a fused kernel, by one step that changes nothing."""
     if hasattr(optimizer, "compile_step"):
         optimizer.compile_step()
         optimizer.found_inf = torch.ones((), device=optimizer.param_groups[0]["params"][0].device)
@@ -115,9 +114,9 @@ class AdamWForMPS(torch.optim.AdamW):
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
-        """One step."""
+        """One step; closure is not used."""
         found_inf, grad_scale = self.found_inf, self.grad_scale
-        self.found_inf = self.grad_scale = None  # else PyTorch would count a skipped step back, that was not counted
+        self.found_inf = self.grad_scale = None  # otherwise PyTorch takes back a count
         parameters: list[Any] = [p for group in self.param_groups for p in group["params"] if p.grad is not None]
         if found_inf is not None and found_inf.item():
             for parameter in parameters:  # a checkpoint holds the state even if no step has been applied
@@ -136,7 +135,7 @@ def adamw_for(device: torch.device) -> MakesAdamW:
 
 
 def dtype_of_products(machine: Machine) -> torch.dtype:
-    """In what Muon multiplies: bf16 where the hardware has it, else fp16 on a GPU that trains in it, else fp32."""
+    """The dtype of Muon's products: bf16 if the hardware has it, else fp16 on a GPU that trains in fp16, else fp32."""
     if machine.dtype == torch.float16:
         return torch.float16 if machine.on_gpu else torch.float32
     return torch.bfloat16 if machine.backend.has_bf16() else torch.float32

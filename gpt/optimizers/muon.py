@@ -1,7 +1,7 @@
 """Muon (Jordan et al. 2024): the momentum of a hidden matrix, made orthogonal, is its update.
 
-Only matrices inside blocks are updated so, each of several that are stacked in one parameter on its own; embeddings,
-the output layer and vectors are AdamW's. The update has the size of AdamW's, 0.2 for each element (Liu et al. 2025,
+Muon updates only the matrices inside blocks, and matrices that are stacked in one parameter separately; AdamW updates
+embeddings, the output layer and vectors. An update has the size of AdamW's, 0.2 for each element (Liu et al. 2025,
 Moonlight, section 2.2), so that both take the same learning rates and weight decay.
 """
 
@@ -17,7 +17,7 @@ from gpt.ops.shards import all_gathered, in_shares, like, local
 from gpt.optimizers.beside_adamw import BesideAdamW, Rows
 
 MOMENTUM = 0.95
-UPDATE_SIZE = 0.2  # root mean square of an update's elements, as AdamW's are seen to have
+UPDATE_SIZE = 0.2  # root mean square of an update's elements, measured for AdamW
 MOST_ELEMENTS = 2**25  # orthogonalized at a time, so that the working memory stays below half a GiB
 
 
@@ -27,9 +27,9 @@ def update_matrices(weights: Sequence[torch.Tensor], gradients: Sequence[torch.T
     """One step of Muon on all weights, in place: Nesterov's momentum, made orthogonal, and decoupled decay.
 
     rates are the learning rate and the weight decay, decided are found_inf and grad_scale, fp32 [] each.
-    Where found_inf is 1 weights and momenta stay as they are. Where several processes train, each makes its share of
-    the matrices orthogonal; of sharded weights each updates its rows, for which momenta are gathered in dtype, or in
-    fp32 where that is fp16.
+    If found_inf is 1, weights and momenta stay as they are. Each of several processes makes its share of the matrices
+    orthogonal. A process updates its own rows of sharded weights; their momenta are gathered in dtype, or in fp32 if
+    dtype is fp16.
     """
     (rate, weight_decay), (found_inf, grad_scale) = rates, decided
     stays = found_inf > 0
@@ -51,7 +51,7 @@ def update_matrices(weights: Sequence[torch.Tensor], gradients: Sequence[torch.T
 
 
 def orthogonalized_all(matrices: Sequence[torch.Tensor], dtype: torch.dtype) -> list[torch.Tensor]:
-    """Each matrix made orthogonal; those of one shape, once all are wide, in one product."""
+    """Each matrix made orthogonal; matrices of one shape, transposed to be wide, in one product."""
     done: dict[int, torch.Tensor] = {}
     shapes = [tuple(sorted(matrix.shape)) for matrix in matrices]
     for shape in dict.fromkeys(shapes):
@@ -64,7 +64,7 @@ def orthogonalized_all(matrices: Sequence[torch.Tensor], dtype: torch.dtype) -> 
 
 
 def some_at_a_time(weights: Sequence[torch.Tensor]) -> Iterator[list[int]]:
-    """The numbers of the weights in groups of at most MOST_ELEMENTS together, but one weight at least."""
+    """The numbers of the weights, in groups of at most MOST_ELEMENTS elements or of one weight."""
     group: list[int] = []
     for number, weight in enumerate(weights):
         if group and sum(weights[other].numel() for other in group) + weight.numel() > MOST_ELEMENTS:

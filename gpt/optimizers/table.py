@@ -13,15 +13,15 @@ if TYPE_CHECKING:
 
 
 class OptimizerRow(NamedTuple):
-    """What the program must know of an optimizer, besides its class.
+    """The facts about an optimizer, besides its class.
 
-    words are for --help and the plan. against is a flag that it does not go with, and its values. peaks are its own
-    learning rates by width, where it does not take AdamW's.
+    words describe it in --help and the plan. against is a flag that it excludes, and the flag's values. peaks are its
+    learning rates by width; None: AdamW's.
     """
 
     words: str
-    load: Callable[[], type[BesideAdamW]] | None = None  # imports its class; None: AdamW's, which PyTorch has
-    updates_all: bool = True  # else matrices inside blocks alone, and AdamW all else
+    load: Callable[[], type[BesideAdamW]] | None = None  # imports its class; None: PyTorch's AdamW
+    updates_all: bool = True  # otherwise only matrices inside blocks, and AdamW the others
     against: str = ""
     peaks: Mapping[int, float] | None = None
 
@@ -38,8 +38,8 @@ def _adamw8bit() -> type[BesideAdamW]:
     return AdamW8bit
 
 
-# Tokens of a step for each unit of width, from which on Muon pays: there it adds a third to the FLOPs of the blocks,
-# and it needs at most 0.6 of AdamW's tokens (LOG.md, 2026-11-22, The default recipe).
+# Muon pays from this many tokens per step and unit of width. At this number it adds a third to the FLOPs of the blocks.
+# It needs at most 0.6 of AdamW's tokens (LOG.md, 2026-11-22, The default recipe).
 MUON_PAYS = 8
 OPTIMIZERS = {
     "adamw": OptimizerRow("AdamW"),
@@ -50,5 +50,5 @@ OPTIMIZERS = {
 
 
 def largest(name: str) -> str:
-    """The optimizer; of auto AdamW, which keeps more than the others that it takes."""
+    """The optimizer with the largest state that the flag allows: AdamW for auto."""
     return "adamw" if name == "auto" else name

@@ -1,6 +1,9 @@
-"""What train.py's step is made of; the story, main, the step and the loop, is train.py itself.
+"""The parts of a training run. The story itself, main, the loop and the step, is train.py.
 
-Model, optimizer and counters (state), optimizers (table: one row each), several processes and what they decide
-(parallel), steps that fail (recovery), checkpointing, validation, what a run starts from (starting, cooldown),
---overfit (overfit_test). The Parts of state are what a benchmark may replace.
+state          Run, the living parts of a run: begin here
+strategies     several processes: their shares of a step, their common decisions
+compiling      compiles the step;  micro_batches  feeds the step;  recovery  undoes a failed step
+pacing         the seconds of a step;  due  the work between two steps
+checkpointing  saves a run;  starting  starts or resumes a run
+validation     the validation loss and samples;  teacher  --teacher;  overfit  --overfit
 """

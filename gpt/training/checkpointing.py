@@ -1,10 +1,8 @@
-"""When and how a run saves, and how it goes on from a checkpoint. The files themselves are written by gpt/checkpoint/.
+"""Decides when a run saves, and saves it. gpt/checkpoint/ writes the files.
 
 Training waits only while the state is copied to the RAM; a thread writes the copy. Where the RAM has no room for a
 copy, training waits for the disk.
 """
-
-from __future__ import annotations
 
 import contextlib
 import time
@@ -12,7 +10,9 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from tokenizers import Tokenizer
 
 from gpt.checkpoint import contents, find, save
 from gpt.checkpoint.folder import Retention, prune
@@ -28,24 +28,21 @@ from gpt.planning.recorded import flags_of_run, settings_of
 from gpt.tokens.mixture import mixture_in_words, weight_percent
 from gpt.training.state import Run
 
-if TYPE_CHECKING:
-    from tokenizers import Tokenizer
-
 
 class Checkpointer:
-    """Saves a run, one checkpoint at a time, and knows what is on the disk."""
+    """Saves a run, one checkpoint at a time, and knows the checkpoints on the disk."""
 
     def __init__(self, run: Run, tokenizer: Tokenizer | None):
         setup = run.setup
         self.plan, self._args, self._run, self._runtime = setup.saving, setup.args, run, setup.runtime
         self.output_dir, is_first = Path(self._args.output_dir), setup.runtime.processes.is_first
         self.best_step = 0  # the best by validation that is on the disk
-        self.save_seconds = 0.0  # that the last save took, until it was on the disk
-        self.begun_step = 0  # of the save in flight, or of the last one
-        self.validations: list[tuple[int, float, float | None]] = []  # step, nats, bits per byte: for the model card
-        self._written_step: int | None = None  # of the last save that succeeded, or of the resumed one in this folder
+        self.save_seconds = 0.0  # of the last save, until it was on the disk
+        self.begun_step = 0  # of the save in flight, or of the last save
+        self.validations: list[tuple[int, float, float | None]] = []  # step, nats, bits per byte, for the model card
+        self._written_step: int | None = None  # of the last successful save, or resumed from this folder
         self._first_step, self._begun_at = run.state.step, time.monotonic()
-        self._is_waiting = False  # for a save, here or in the first process
+        self._is_waiting = False  # for a save, in any process
         self._tokenizer_json = tokenizer.to_str() if tokenizer else None
         self._thread, self._pending = ThreadPoolExecutor(1, "saver", yield_the_cores), None
         self._snapshot = save.Snapshot() if is_first and self.plan.copies else None
@@ -54,15 +51,15 @@ class Checkpointer:
     # ---- when
 
     def start(self, resumed: Path | None) -> None:
-        """Begins to count the minutes; resumed is the checkpoint that the run goes on from."""
+        """Starts the clock of rolling checkpoints. resumed is the checkpoint from which the run continues."""
         self._begun_at = time.monotonic()
         if self._run.state.best_step in find.steps_in(self.output_dir):
             self.best_step = self._run.state.best_step
         if resumed is not None and find.is_inside(resumed, self.output_dir):
             self._written_step = self._run.state.step
-            if self.mirror is not None:  # a killed run may have left it behind
+            if self.mirror is not None:  # a killed run may have ended before its copy
                 self.mirror.update(self._retention(self._written_step, self.best_step))
-        if self._snapshot is not None:  # the first save would wait for new pages longer than for its copy
+        if self._snapshot is not None:  # the first save would wait longer for new pages than for its copy
             self._snapshot.reserve(self.plan.checkpoint_bytes, self._runtime.machine.backend.runs_ahead)
 
     def is_due(self) -> bool:
@@ -71,15 +68,14 @@ class Checkpointer:
         return steps > 0 and self._run.state.step % steps == 0
 
     def is_wanted(self) -> bool:
-        """True if a rolling checkpoint is due by the first process's clock, or somebody has asked for one by a signal.
-        """
+        """True if a rolling checkpoint is due by the main process's clock, or was requested by a signal."""
         seconds = time.monotonic() - self._begun_at
         minutes = self._args.checkpoint_every_minutes
         is_late = self._runtime.processes.is_first and minutes and seconds >= 60 * minutes
         return bool(is_late or self._runtime.signals.asks_to_save)
 
     def is_permanent(self) -> bool:
-        """True if this step's checkpoint is never deleted: an epoch's, the end of the plateau, the last step's."""
+        """True for a checkpoint that is never deleted: an epoch's, the end of the plateau, the last step's."""
         recipe, state = self._run.recipe, self._run.state
         windows = recipe.windows_per_epoch * self._args.checkpoint_interval
         return (state.samples_seen // windows > (state.samples_seen - recipe.samples_per_step) // windows
@@ -88,13 +84,13 @@ class Checkpointer:
     # ---- saving
 
     def save(self, permanent: bool) -> None:
-        """Begins a save: training waits for the copy alone, where there is one."""
+        """Starts a save. Training waits for the copy to the RAM, or without such a copy for the disk."""
         self._settle_all()
         self._runtime.signals.asks_to_save = False
         self._begun_at, self.begun_step, started = time.monotonic(), self._run.state.step, time.perf_counter()
         fields, card, is_first = self._fields(permanent), self._card(), self._runtime.processes.is_first
         step, config = self.begun_step, self._run.model.config
-        # Decided here: a slow disk must not change what is kept. The best so far stays until a better one is there.
+        # Decided before the write: a slow disk must not change the choice. The best stays until a better one is saved.
         best = step if self._run.state.best_step == step else self.best_step
 
         with self._runtime.out.phase("copying the state"), self._runtime.clock.pause():
@@ -127,15 +123,15 @@ class Checkpointer:
             self._settle_all()
 
     def _retention(self, step: int, best: int) -> Retention:
-        """Which checkpoints stay after that of this step: the last ones, the best, and what the mirror is copying."""
+        """The checkpoints that stay after a save: the last ones, the best, and the mirror's current copy."""
         copying_step = self.mirror.copying_step if self.mirror else 0
         protected = frozenset((best, self._run.recipe.plateau_end or 0, copying_step))
         return Retention(step, self._args.keep_checkpoints, protected)
 
     def settle(self, wait: bool) -> None:
-        """Notes the end of the save in flight, with wait waits for it; warns of one that failed, as on a full disk.
+        """Notes the end of the save in flight, and warns if it failed, as on a full disk.
 
-        Raises NotFinite for weights or optimizer state that are not finite.
+        With wait the call waits for that end. Raises NotFinite for weights or optimizer state that are not finite.
         """
         if self._pending is None or not (wait or self._pending.done()):
             return
@@ -152,19 +148,19 @@ class Checkpointer:
                      f"{size(self.plan.checkpoint_bytes)}. Training goes on and the next save tries again.")
 
     def _settle_all(self) -> None:
-        """Waits, in all processes, for the end of the first one's save."""
+        """Makes all processes wait for the end of the main process's save."""
         self._while_others_wait(lambda: self.settle(wait=True))
 
     def _while_others_wait(self, work: Callable[[], object]) -> None:
-        """Does some work in the first process; the watchdogs of the others do not take it for gone."""
+        """Does some work in the main process, while is_busy keeps the watchdogs of the others quiet."""
         self._is_waiting = True
         self._runtime.processes.from_first(work)
         self._is_waiting = False
 
-    # ---- what a checkpoint says of its run
+    # ---- the texts of a checkpoint
 
     def _fields(self, permanent: bool) -> dict[str, Any]:
-        """What trainer_state.json holds besides its format, step and model."""
+        """The fields of trainer_state.json, except format, step and model."""
         corpus = self._run.setup.corpus
         hashes = {"train_sha256": corpus.identity, "val_sha256": corpus.val_identity,
                   "tokenizer_sha256": corpus.tokenizer_sha256}
@@ -173,6 +169,7 @@ class Checkpointer:
                 "data": {**hashes, "mixture": mixture_in_words(corpus.components)} if corpus.components else hashes}
 
     def _card(self) -> str:
+        """The model card, README.md."""
         config, corpus, state = self._run.model.config, self._run.setup.corpus, self._run.state
         facts = {
             "steps": f"{state.step:,} of {self._run.recipe.total_steps:,}",
@@ -188,20 +185,20 @@ class Checkpointer:
         command = command_for_card(flags_of_run(self._run.setup).given)
         return contents.model_card(config, facts, self.validations, command, on_hub)
 
-    # ---- what is on the disk
+    # ---- the checkpoints on the disk
 
     @property
     def is_on_disk(self) -> bool:
-        """True if a sound checkpoint of this step is there: the one resumed from, or one that this run saved."""
+        """True if this step has a sound checkpoint: the resumed one, or one saved by this run."""
         return self._run.state.step == self._written_step and self._written_step in find.steps_in(self.output_dir)
 
     @property
     def is_busy(self) -> bool:
-        """True while a save is under way, here or in the first process."""
+        """True while a save is under way in any process."""
         return self._is_waiting or self._pending is not None
 
     def at_risk(self) -> AtRisk:
-        """What a process that ends now loses, and what is safe; changes nothing, so that any thread may ask."""
+        """The steps that a process loses if it ends now, and its safe checkpoint. Any thread may call this."""
         step, saved = self._run.state.step, self._written_step
         if saved is None:
             steps = several(step - self._first_step, "step")
@@ -210,15 +207,16 @@ class Checkpointer:
                      f"checkpoint-{saved}, from which --resume_from {shell_word(self.output_dir)} goes on")
 
     def last_good(self) -> str:
-        """What to go on from, in words: the newest checkpoint in the folder, once the save in flight has ended."""
+        """The newest checkpoint in words, the begin of a sentence; waits for the save in flight."""
         with contextlib.suppress(OSError, UserError, NotFinite):
             self.settle(wait=True)
-        if there := find.steps_in(self.output_dir):
-            return f"The last good checkpoint is checkpoint-{max(there)}. Resume"
+        steps = find.steps_in(self.output_dir)
+        if steps:
+            return f"The last good checkpoint is checkpoint-{max(steps)}. Resume"
         return "There is no checkpoint yet. Start again"
 
     def finish(self) -> bool:
-        """Saves the last state unless it is saved; True if it is on the disk. All processes take part."""
+        """Saves the last state if necessary; returns True if it is on the disk. All processes take part."""
         from_first = self._runtime.processes.from_first
         self._settle_all()
         if self._run.state.step and not from_first(lambda: self.is_on_disk):
@@ -228,7 +226,7 @@ class Checkpointer:
         return from_first(lambda: self.is_on_disk)
 
     def close(self) -> None:
-        """Waits for the save in flight and its copy, and gives the memory of the copy back."""
+        """Waits for the save in flight and its mirror, and frees the memory of the copy."""
         self._thread.shutdown(wait=True)
         if self.mirror is not None:
             self.mirror.finish()
@@ -237,9 +235,9 @@ class Checkpointer:
 
 
 def command_for_card(given: Mapping[str, Any]) -> str:
-    """The command of a run as a model card shows it: the flags that somebody gave, whichever start of it gave them.
+    """The command of a run for its model card, with the flags that a person gave at any of its starts.
 
-    Files are shown by their names alone, as folders tell about a machine's user; what is on the hub is there for all.
+    A file is shown by its name alone, because folders reveal the user of a machine; a name on the hub is public.
     """
     words = ["python", "train.py"]
     for name, value in given.items():

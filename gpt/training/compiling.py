@@ -1,4 +1,4 @@
-"""Compiles a step before the first one, on the next batch; where that fails, one warning, then eager."""
+"""Compiles the step on the next batch, before training; a failure costs one warning, and the run is eager."""
 
 import time
 from collections.abc import Callable
@@ -15,9 +15,9 @@ from gpt.training.state import Run
 
 
 def try_to_compile(run: Run, compile_model: Callable[[], None]) -> None:
-    """Compiles what a step runs, without a change to the run; falls back to eager with one warning.
+    """Compiles model, teacher and optimizer, without a change to the run; falls back to eager with one warning.
 
-    compile_model marks the model's parts for torch.compile; the first call of each compiles it.
+    compile_model marks the model's parts for torch.compile; the first call of each part compiles it.
     """
     machine, out = run.setup.runtime.machine, run.setup.runtime.out
     rng, started = machine.rng_state(), time.perf_counter()
@@ -62,7 +62,7 @@ def _fall_back_to_eager(run: Run, error: Exception) -> None:
     if run.teacher:
         run.teacher.run_eagerly()
     for module in run.model.modules():
-        module._compiled_call_impl = None  # what module.compile() set; there is no public way back
+        module._compiled_call_impl = None  # set by module.compile(), which has no public inverse
     run.setup.runtime.out.warn(f"torch.compile failed, running eagerly: {device.describe_compile_error(error)}. If its "
                                "folder is full or does not allow execution, set TORCHINDUCTOR_CACHE_DIR to another.")
 
@@ -72,5 +72,4 @@ def compiles_blocks(mode: str | None, machine: Machine) -> bool:
 
     These are rented machines with few CPU cores, where a whole model compiles for minutes and then runs 1% faster.
     """
-    is_old = machine.backend.runs_ahead and machine.dtype == torch.float16
-    return mode == "blocks" or (mode is None and is_old)
+    return mode == "blocks" or (mode is None and machine.backend.runs_ahead and machine.dtype == torch.float16)

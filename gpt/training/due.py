@@ -1,4 +1,4 @@
-"""What is due after a step: the one decision that the training loop follows."""
+"""The work due after a step: the one decision that the training loop follows."""
 
 from dataclasses import dataclass
 
@@ -10,7 +10,7 @@ from gpt.training.state import Run
 
 @dataclass(frozen=True)
 class Due:
-    """What is due after a step, the same in all processes.
+    """The work due after a step, the same in all processes.
 
     is_last: the run ends here, at the end of its schedule or of its minutes. A permanent checkpoint is never deleted;
     the other checkpoints are rolling ones.
@@ -24,7 +24,7 @@ class Due:
 
 
 def due_after_step(run: Run, checkpointer: Checkpointer, deadline: Deadline, pace: Pace) -> Due:
-    """Decides what is due after the step just done: intervals, the clock, a signal that asks for a save."""
+    """Decides the work due after the latest step, by intervals, the clock, and a signal that requests a save."""
     step, recipe, decisions = run.state.step, run.recipe, run.decisions
     near_deadline = deadline.is_within(pace.ending(recipe, checkpointer.save_seconds))
     out_of_time = decisions.any_said("end", near_deadline and run.setup.runtime.processes.is_first)
@@ -39,7 +39,7 @@ def due_after_step(run: Run, checkpointer: Checkpointer, deadline: Deadline, pac
 
 
 def is_out_of_patience(run: Run) -> bool:
-    """True, with a line that says so, after --patience validations without a new best."""
+    """True after --patience validations without a new best; prints the reason for the end."""
     patience = run.setup.args.patience
     if not patience or run.state.validations_without_gain < patience:
         return False

@@ -1,7 +1,7 @@
-"""train.py --overfit N: does the set-up learn at all? N batches, again and again, until they are known by heart.
+"""Overfits N batches on purpose (--overfit N), the first test of a set-up; writes nothing.
 
-The first test of a set-up (Karpathy 2019, A Recipe for Training Neural Networks): where a few batches cannot be learned
-by heart, no corpus will be. It writes nothing. In gpt/watching/overfitting.py is what a real run says when it overfits.
+A set-up that cannot memorize a few batches cannot learn a corpus. Source: Karpathy 2019, A Recipe for Training Neural
+Networks. gpt/watching/overfitting.py warns of a real run that overfits.
 """
 
 import math
@@ -15,21 +15,21 @@ from gpt.common.words import duration, several
 from gpt.training.state import Run, StepResult
 
 WARMUP_STEPS = 20
-LOOK_STEPS = 10  # between two looks at the loss, or one pass over the batches where that takes more
-LIMIT_STEPS, LIMIT_PASSES = 1000, 100  # without --max_steps: whichever takes longer
-NEAR = 0.05  # nats above the least that is possible
+LOOK_STEPS = 10  # between two looks at the loss; at least one pass over the batches
+LIMIT_STEPS, LIMIT_PASSES = 1000, 100  # without --max_steps the longer of the two
+NEAR = 0.05  # nats above the least possible loss
 
 
 def overfit_batches(run: Run, take_step: Callable[[Run], StepResult]) -> int:
-    """Trains on the batches until their loss is near the least possible; says so and returns Exit.DONE.
+    """Trains on N batches until their loss is near the least possible; returns Exit.DONE.
 
-    Raises UserError (exit 6) with what to try if the loss does not get there.
+    Raises UserError (exit 6) with advice if the loss does not come near.
     """
     setup, state, recipe, out = run.setup, run.state, run.recipe, run.setup.runtime.out
     num, began, last = setup.args.overfit, time.monotonic(), math.inf
     setup.runtime.signals.at_once = "while it learned batches by heart, which writes nothing"
     most_steps, look = setup.args.max_steps or max(LIMIT_STEPS, LIMIT_PASSES * num), num * -(-LOOK_STEPS // num)
-    # Windows that begin alike can be told apart only later: at most the logarithm of their number, once a window.
+    # A window's first tokens do not yet tell which window it is: that costs at most log(windows) nats, once a window.
     near = NEAR + math.log(num * recipe.samples_per_step) / setup.config.seq_length
     out.say(f"overfit     {several(num, 'batch')} of {setup.tokens_per_step:,} tokens, at learning "
             f"rate {recipe.learning_rate:.2e}, at most {several(most_steps, 'step')}; nothing is written")

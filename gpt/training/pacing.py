@@ -1,6 +1,4 @@
-"""Measures how long a step takes before the first one, and moves the schedule's end where the pace changes."""
-
-from __future__ import annotations
+"""Measures the seconds of a step before training, and moves the schedule's end when the pace changes."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -67,7 +65,7 @@ def _measure_between_steps(run: Run, validator: Validator, val_tokens: int) -> t
     seconds_of(validator.measure, windows)  # the first time it compiles
     validation = seconds_of(validator.measure, windows)
     sample = seconds_of(validator.sample, MEASURED_TOKENS)
-    setup.runtime.machine.backend.release_memory()  # so that what is made next lies together
+    setup.runtime.machine.backend.release_memory()  # so that the next tensors lie together
     validation, sample = processes.from_first(lambda: (validation, sample))
     tokens = min(val_tokens, windows * setup.config.seq_length)
     has_samples = run.recipe.sample_interval > 0
@@ -112,7 +110,7 @@ def _measure_step(run: Run, take_step: TakeStep, whole: bool, least_seconds: flo
 
 
 def dry_run(run: Run, pace: Pace) -> int:
-    """Prints what was measured, and what the rest of the run will cost; writes nothing. Returns the exit code."""
+    """Prints the measured seconds, and the cost of the rest of the run; writes nothing. Returns the exit code."""
     setup, machine = run.setup, run.setup.runtime.machine
     tokens_per_second = setup.tokens_per_step / pace.step
     lines = [f"step_seconds: {pace.step:.4f}, the lower quartile of {WARM_STEPS} or more",
@@ -136,10 +134,10 @@ def dry_run(run: Run, pace: Pace) -> int:
 
 
 def move_end(run: Run, deadline: Deadline, pace: Pace, save_seconds: float) -> bool:
-    """Moves the schedule's end to the last step that fits, where the minutes would end long before or after it.
+    """Moves the schedule's end to the last step within the minutes, if that is far from the present end.
 
-    The learning rate then falls to its end beside other work as well, and a run whose steps were measured beside other
-    work uses all its minutes. save_seconds is what the last save took. True if the last step moved.
+    Other work on the machine changes the pace: the learning rate still falls to its end, and no minutes stay unused.
+    save_seconds is the time of the last save. True if the last step moved.
     """
     setup, recipe, step = run.setup, run.recipe, run.state.step
     if deadline.minutes is None:

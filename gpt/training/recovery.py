@@ -1,6 +1,6 @@
-"""Steps that fail: out of memory (the micro-batch is halved), loss or weights not finite, tokens that change.
+"""Handles failed steps: out of memory (the micro-batch is halved), loss or weights not finite, changed tokens.
 
-A step that fails is undone: weights, optimizer, loss scale and random numbers are what they were before it.
+Undoing a step restores weights, optimizer, loss scale and random numbers.
 """
 
 import contextlib
@@ -22,20 +22,20 @@ from gpt.training.state import Run
 
 
 class TooManySkipped(Exception):
-    """Too many steps in a row were not finite: nothing is learned any more."""
+    """Too many steps in a row were not finite: the run has stopped learning."""
 
 
 # ---------------------------------------------------------------- out of memory
 
 
 def can_halve(run: Run, error: Exception) -> bool:
-    """True if memory ran out and a smaller micro-batch is possible; of several processes the others would wait."""
+    """True if memory ran out and a smaller micro-batch is possible. Several processes would wait for each other."""
     is_single = run.setup.runtime.processes.world_size == 1
     return run.micro_batch > 1 and is_single and is_out_of_memory(error)
 
 
 def undo_step(run: Run, rng: Mapping[str, torch.Tensor]) -> None:
-    """Undoes a step that did not end: gradients, random draws, unfinished optimizer state, the scaler's notes."""
+    """Undoes an interrupted step: gradients, random draws, unfinished optimizer state, the scaler's records."""
     optimizer, scaler, machine = run.optimizer, run.scaler, run.setup.runtime.machine
     optimizer.zero_grad(set_to_none=True)
     machine.set_rng_state(rng)
@@ -43,19 +43,19 @@ def undo_step(run: Run, rng: Mapping[str, torch.Tensor]) -> None:
     for parameter in unfinished:
         del optimizer.state[parameter]
     if scaler.is_enabled():
-        # Before its first use the scaler has no scale that could be kept.
+        # Before its first use the scaler has no scale.
         scaler.scale(torch.zeros((), device=machine.device))
         scaler.update(scaler.get_scale())
 
 
 def halve_micro_batch(run: Run, rng: Mapping[str, torch.Tensor]) -> None:
-    """Undoes the step that did not fit and halves the micro-batch, or nearly: it stays a divisor of the samples."""
+    """Undoes the step and halves the micro-batch, or nearly: it stays a divisor of the samples per step."""
     setup, before = run.setup, run.micro_batch
     undo_step(run, rng)
     setup.runtime.machine.backend.release_memory()
     smaller = divisors(run.recipe.samples_per_step, (before + 1) // 2)[-1]
     run.batches.resize(smaller)
-    run.adopt(replace(setup, recipe=run.recipe.with_micro_batch(smaller)))  # a resumed run begins with it
+    run.adopt(replace(setup, recipe=run.recipe.with_micro_batch(smaller)))  # a resumed run starts with it
     setup.runtime.out.warn(
         f"out of memory in step {run.state.step + 1:,} with {several(before, 'sequence')} at a time: going on with "
         f"--batch_size {smaller} --gradient_accumulation_steps {run.num_micro_batches}. Next time give these.")
@@ -63,9 +63,9 @@ def halve_micro_batch(run: Run, rng: Mapping[str, torch.Tensor]) -> None:
 
 @contextlib.contextmanager
 def explaining_memory(run: Run) -> Iterator[None]:
-    """Turns an out-of-memory error that no smaller micro-batch can cure into a UserError with advice.
+    """Turns an out-of-memory error into a UserError (exit 5) with advice.
 
-    Several processes start again, with smaller micro-batches.
+    Several processes have to start again, with smaller micro-batches.
     """
     setup = run.setup
     try:
@@ -77,22 +77,22 @@ def explaining_memory(run: Run) -> Iterator[None]:
         cure = "Try a smaller --batch_size, --seq_length or --model_size."
         if processes.world_size > 1 and run.micro_batch > 1 and not (args.dry_run or args.overfit):
             remember_too_many(Path(args.output_dir), run.micro_batch)
-            cure = "Start again with --resume_from auto: half as many at a time are taken then."
+            cure = "Start again with --resume_from auto: the run then takes half as many at a time."
         with processes.errors_of_this_rank():
             raise UserError(Exit.MACHINE, f"out of memory with {several(run.micro_batch, 'sequence')} at a time: "
                                           f"{size(backend.peak_memory())} held, of {size(backend.total_memory())}. "
                                           f"What was saved is safe. {cure}") from error
 
 
-# ---------------------------------------------------------------- not finite, or not the same tokens
+# ---------------------------------------------------------------- not finite, or changed tokens
 
 
 @contextlib.contextmanager
 def explaining_the_end(run: Run, checkpointer: Checkpointer) -> Iterator[None]:
-    """Turns weights that must not be saved into a UserError (exit 6), and tokens that change while they are read (3).
+    """Turns a divergence into a UserError (exit 6), and tokens that change while the run reads them (exit 3).
 
-    Where the tokens change, the state is saved, unless other processes are in the middle of a step. At the end waits
-    for the save in flight.
+    If the tokens change, the state is saved, unless other processes are in the middle of a step. At the end the block
+    waits for the save in flight.
     """
     setup = run.setup
     try:
@@ -110,4 +110,4 @@ def explaining_the_end(run: Run, checkpointer: Checkpointer) -> Iterator[None]:
             raise UserError(error.code, f"{error} {checkpointer.last_good()} then.") from error
     finally:
         checkpointer.close()
-        gc.unfreeze()  # what the start froze before the first step
+        gc.unfreeze()  # frozen before the first step

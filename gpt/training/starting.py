@@ -1,11 +1,10 @@
-"""Where a run starts: at random weights, at pretrained weights (--init_from), or at a checkpoint (--resume_from)."""
-
-from __future__ import annotations
+"""Starts a run from random weights, from pretrained weights (--init_from), or from a checkpoint (--resume_from)."""
 
 import contextlib
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+
+from tokenizers import Tokenizer
 
 from gpt.checkpoint import load
 from gpt.common.errors import Exit, UserError
@@ -18,14 +17,11 @@ from gpt.planning.schedules import schedule_of
 from gpt.tokens.tokenizer import load_tokenizer
 from gpt.training.state import Run
 
-if TYPE_CHECKING:
-    from tokenizers import Tokenizer
-
 
 def start(run: Run, tokenizer: Tokenizer | None) -> None:
-    """Loads the weights of --init_from, or the whole state of the checkpoint that the run resumes from.
+    """Loads the pretrained weights, or the whole state of the resumed checkpoint.
 
-    Raises UserError: exit 4 if they do not fit, exit 3 if they were trained with another tokenizer than the corpus's.
+    Raises UserError: exit 4 for weights of another shape, exit 3 for another tokenizer than the corpus has.
     """
     setup, out = run.setup, run.setup.runtime.out
     if teacher := setup.args.teacher:
@@ -44,17 +40,18 @@ def start(run: Run, tokenizer: Tokenizer | None) -> None:
 
 
 def _check_tokenizer(flag: str, run: Run, folder: Path, tokenizer: Tokenizer | None) -> None:
+    """Compares the tokenizers of the corpus and of the flag's model. Raises UserError (exit 3) if they differ."""
     theirs = tokenizer_in(folder)
     if theirs is None or tokenizer is None:
         run.setup.runtime.out.warn(f"{flag}: without both tokenizers the ids of the corpus and the weights cannot be "
-                                   "compared. By another tokenizer they mean other text.")
+                                   "compared. With another tokenizer they mean other text.")
     elif load_tokenizer(theirs).get_vocab() != tokenizer.get_vocab():
         raise UserError(Exit.DATA, f"the corpus was made with another tokenizer than the weights of {flag}, so its ids "
                                    f"mean other text. Run pretokenize.py with --tokenizer_file {shell_word(theirs)}")
 
 
 def resume(run: Run) -> None:
-    """Restores weights, optimizer, loss scale and random-number generators, and says what differs from before."""
+    """Restores weights, optimizer, loss scale and random-number generators, and prints the changes of the settings."""
     setup, stored, say = run.setup, run.setup.stored, run.setup.runtime.out.say
     assert setup.resumed
     folder, optimizer = setup.resumed.folder, run.optimizer
@@ -82,7 +79,7 @@ def resume(run: Run) -> None:
 
 
 def forget_best_on_other_tokens(run: Run) -> None:
-    """Forgets the best validation loss, and says so, if the resumed run measures other tokens."""
+    """Forgets the best validation loss, with a message, if the resumed run measures other tokens."""
     setup, state, corpus, recipe = run.setup, run.state, run.setup.corpus, run.recipe
     settings, hashes = setup.stored.settings, setup.stored.data
     is_same = (settings.get("eval_tokens", recipe.eval_tokens) == recipe.eval_tokens

@@ -1,6 +1,4 @@
-"""What lives while a run trains (Run), and the figures of a step (StepResult)."""
-
-from __future__ import annotations
+"""The living parts of a run (Run), and the figures of a step (StepResult)."""
 
 from dataclasses import dataclass
 
@@ -19,9 +17,9 @@ from gpt.training.teacher import Teacher
 
 @dataclass
 class Run:
-    """What lives while a run trains: the model with what updates it, its batches, its counters.
+    """The living parts of a run: the model, its optimizer, its batches, its counters.
 
-    strategy is how several processes share a step. compile_seconds is None where nothing was compiled.
+    strategy shares a step among processes. An eager run has no compile_seconds.
     """
 
     setup: Setup
@@ -37,12 +35,12 @@ class Run:
 
     @property
     def recipe(self) -> Recipe:
-        """How the model is trained; with --max_minutes its last step may move."""
+        """The numbers that decide the training; with --max_minutes the last step may move."""
         return self.setup.recipe
 
     @property
     def micro_batch(self) -> int:
-        """Sequences of a micro-batch of each process, halved where memory ran out."""
+        """Sequences of one micro-batch in each process, halved when memory runs out."""
         return self.batches.batch_size
 
     @property
@@ -59,7 +57,7 @@ class Run:
         return self.decisions.any_said("stop", self.setup.runtime.signals.number is not None)
 
     def adopt(self, setup: Setup) -> None:
-        """Continues by another setup of the same model: one with another length."""
+        """Continues with a changed setup of the same model, for example with another length."""
         self.setup = setup
         set_groups(self.optimizer.param_groups, setup.recipe.weight_decay, setup.recipe.lr_scale)
 

@@ -1,4 +1,4 @@
-"""The strategies by which processes share a step, and the decisions that they take together.
+"""Shares a step among processes (Strategy), and takes their common decisions (Decisions).
 
 Every process has its own micro-batches of the step. With DataParallel each process holds the whole model, with
 FullySharded some rows of every weight. A step of a SingleProcess goes through the same lines.
@@ -26,10 +26,10 @@ BUCKET_MIB = 25  # of gradients that are averaged at a time
 
 
 class Strategy:
-    """How the processes of a run share a step: the forward pass, and what is summed over the processes.
+    """Shares a step among the processes of a run: the forward pass, and the sums over the processes.
 
-    forward is the model as it is called to train. keeps_gradients: the gradients stay in place from step to step, and
-    are set to zero. compiles_blocks: the blocks are compiled one by one, whatever the flags say.
+    forward is the model as the step calls it. keeps_gradients: the gradients stay in place from step to step, and are
+    set to zero. compiles_blocks: the blocks are compiled one by one, whatever the flags say.
     """
 
     keeps_gradients = False
@@ -161,7 +161,7 @@ def build_model(config: ModelConfig, options: Options, strategy: str, processes:
     return model, FullySharded(model, processes, machine, std, processes.num_machines if strategy == "hsdp" else 1)
 
 
-# ---------------------------------------------------------------- what they decide together
+# ---------------------------------------------------------------- common decisions
 
 
 class Decisions:

@@ -17,7 +17,7 @@ from gpt.ops.options import Options
 
 
 class Teacher:
-    """A finished model that predicts for a student and is never changed."""
+    """A finished model with fixed weights that predicts for a student."""
 
     def __init__(self, model: Network):
         self._model = model.eval().requires_grad_(False)

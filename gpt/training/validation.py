@@ -1,14 +1,12 @@
-"""Measuring the model between steps: the validation loss, and a short sample of text. train.py's loop says when."""
-
-from __future__ import annotations
+"""Measures the model between steps: the validation loss, and a short sample of text."""
 
 import contextlib
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import astuple, dataclass, field, replace
-from typing import TYPE_CHECKING
 
 import torch
+from tokenizers import Tokenizer
 
 import data
 from gpt.architectures.table import Network
@@ -21,44 +19,41 @@ from gpt.tokens.corpus import Component
 from gpt.tokens.tokenizer import bytes_per_id, load_tokenizer
 from gpt.training.state import Run
 
-if TYPE_CHECKING:
-    from tokenizers import Tokenizer
-
 SAMPLE_TOKENS = 64
 
 
 @dataclass(frozen=True)
 class ValidationLoss:
-    """Mean loss in nats per token, and bits per byte of the tokens' text, None where the tokenizer does not tell.
+    """The mean loss in nats per token, and in bits per byte of text, None without a tokenizer.
 
-    Of a mixture it is the mean by weight over its shares, whose own losses are shares, by name.
+    For a mixture the loss is the mean by weight over its components; shares holds their own losses, by name.
     """
 
     nats: float
     bits_per_byte: float | None
-    shares: Mapping[str, ValidationLoss] = field(default_factory=dict)
+    shares: Mapping[str, "ValidationLoss"] = field(default_factory=dict)
 
     @property
     def perplexity(self) -> float:
-        return math.exp(min(self.nats, 700.0))  # of more it overflows
+        return math.exp(min(self.nats, 700.0))  # exp overflows beyond 709
 
 
 @dataclass
 class LossSums:
-    """The sums that a validation loss is the quotient of; those of several processes are added up."""
+    """The sums of a validation, which several processes add up before the division."""
 
     nats: float = 0.0
     num_tokens: float = 0
     num_bytes: float = 0
 
     def mean(self) -> ValidationLoss:
-        """The loss over all tokens, each of which counts the same."""
+        """The mean loss, with the same weight for all tokens."""
         bits = self.nats / math.log(2)
         return ValidationLoss(self.nats / self.num_tokens, bits / self.num_bytes if self.num_bytes else None)
 
 
 def mean_by_weight(shares: Sequence[tuple[Component, LossSums]]) -> ValidationLoss:
-    """The loss of a mixture in which every share has its weight of the tokens, whatever was measured of it."""
+    """The loss of a mixture by the weights of its components, not by their measured numbers of tokens."""
     total = LossSums()
     for share, sums in shares:
         total.nats += share.weight * sums.nats / sums.num_tokens
@@ -71,9 +66,9 @@ def mean_by_weight(shares: Sequence[tuple[Component, LossSums]]) -> ValidationLo
 def sum_losses(model: Network, batches: Iterable[data.Batch], byte_lengths_V: torch.Tensor | None,
                autocast: Callable[[], contextlib.AbstractContextManager], should_stop: Callable[[], bool],
                ) -> LossSums | None:
-    """The losses of all targets of the batches, added up; None if should_stop() said so in between.
+    """Adds up the losses of all targets in the batches; returns None once should_stop() is true.
 
-    byte_lengths_V holds the bytes of text that each id stands for. The model is in training mode before and after.
+    byte_lengths_V holds the bytes of text of each id. The model is in training mode before and after.
     """
     model.eval()
     model.round_weights()
@@ -85,7 +80,7 @@ def sum_losses(model: Network, batches: Iterable[data.Batch], byte_lengths_V: to
             with autocast():
                 loss = model(inputs_BT, targets_BT)
             kept = targets_BT[targets_BT != IGNORED]
-            if len(kept):  # else the loss is 0 / 0
+            if len(kept):  # without targets the loss is 0 / 0
                 sums.nats += float(loss) * len(kept)
                 sums.num_tokens += len(kept)
                 sums.num_bytes += 0 if byte_lengths_V is None else int(byte_lengths_V[kept].sum())
@@ -96,7 +91,7 @@ def sum_losses(model: Network, batches: Iterable[data.Batch], byte_lengths_V: to
 
 
 class Validator:
-    """Measures a run's model on its validation windows, always the same ones, and shows samples of its text."""
+    """Measures the model of a run on its validation windows, always the same ones, and draws samples."""
 
     def __init__(self, run: Run):
         setup = run.setup
@@ -110,7 +105,7 @@ class Validator:
     def measure(self, num_windows: int | None = None) -> ValidationLoss | None:
         """The validation loss; None without validation tokens or after a signal.
 
-        The windows are those of the recipe, whatever the micro-batch is, or so many.
+        num_windows replaces the recipe's number of windows. The micro-batch does not change the result's windows.
         """
         run, setup, T = self._run, self._run.setup, self._run.setup.config.seq_length
         signals, machine, processes = setup.runtime.signals, setup.runtime.machine, setup.runtime.processes
@@ -138,7 +133,7 @@ class Validator:
         prompt, ids = setup.args.sample_prompt or "\n", []
         with setup.runtime.out.phase("sampling"), setup.runtime.clock.pause():
             model.eval()
-            with contextlib.suppress(UserError):  # logits that are not finite: the steps themselves end such a run
+            with contextlib.suppress(UserError):  # logits that are not finite: the next steps end the run
                 ids += sample(model, self.tokenizer.encode(prompt, add_special_tokens=False).ids, num_tokens,
                               setup.args.seed + self._run.state.step, setup.corpus.end_of_text_id,
                               should_stop=lambda: signals.number is not None)
