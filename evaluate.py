@@ -95,9 +95,6 @@ def measure_everything(args: argparse.Namespace, out: Progress, signals: Signals
     Stopped at a signal.
     """
     figures = Output("--json", args.json) if args.json else None
-    reason = device.why_no_gpu() if args.use_gpu else None
-    if reason:
-        raise UserError(Exit.MACHINE, f"--use_gpu: {reason}, or drop the flag.")
     machine = device.choose(args.use_gpu, args.use_amp, "auto", False)
     device.disable_cudnn_attention()
 

@@ -131,9 +131,8 @@ from gpt.tokens.tokenizer import tokenizer_of
 def main(argv: Sequence[str]) -> int:
     """Runs the command; returns the exit code."""
     args = read_flags(argv)
-    reason = device.why_no_gpu() if args.use_gpu else None
-    if reason:
-        raise UserError(Exit.MACHINE, f"--use_gpu: {reason}, or drop the flag.")
+    machine = device.choose(args.use_gpu, args.use_amp, args.amp_dtype, False)
+    device.disable_cudnn_attention()
     prompt = args.prompt if args.prompt_file is None else read_prompt_file(args.prompt_file)
     num_rows = 1 if args.interactive else min(args.batch_size, args.num_samples)
 
@@ -142,7 +141,7 @@ def main(argv: Sequence[str]) -> int:
         # If a training run deletes the folder meanwhile, the next one is loaded.
         with out.phase("loading and compiling the model" if args.compile else "loading the model"):
             folder, decoder = read_checkpoint(Path(args.ckpt), warn,
-                                              lambda folder: (folder, load_decoder(args, folder, num_rows)))
+                                              lambda folder: (folder, load_decoder(args, machine, folder, num_rows)))
     vocab_size = decoder.config.vocab_size
     tokenizer = tokenizer_of(folder, None, vocab_size)
     tokenizer.encode_special_tokens = True  # a prompt with <|endoftext|> means these characters, not the token
@@ -164,10 +163,8 @@ def main(argv: Sequence[str]) -> int:
     return Exit.DONE if signals.number is None else 128 + signals.number
 
 
-def load_decoder(args: argparse.Namespace, folder: Path, num_rows: int) -> Decoder:
-    """Loads the model for decoding on the chosen device. Raises UserError (exit 4, 5)."""
-    machine = device.choose(args.use_gpu, args.use_amp, args.amp_dtype, False)
-    device.disable_cudnn_attention()
+def load_decoder(args: argparse.Namespace, machine: Machine, folder: Path, num_rows: int) -> Decoder:
+    """Loads the model for decoding on the machine. Raises UserError (exit 4, 5)."""
     on_cpu = not machine.on_gpu
     quantized = args.quantize == "int8"
     if quantized and on_cpu:

@@ -13,6 +13,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -52,20 +53,12 @@ def room_graph(files: dict[str, ast.Module]) -> dict[str, set[str]]:
             modules = []
             if isinstance(node, ast.Import):
                 modules = [alias.name for alias in node.names]
-            elif isinstance(node, ast.ImportFrom) and node.module == "gpt":
-                modules = [f"gpt.{alias.name}" for alias in node.names]
-            elif isinstance(node, ast.ImportFrom) and node.module:
-                modules = [node.module]
+            elif isinstance(node, ast.ImportFrom):
+                modules = [f"{node.module}.{alias.name}" for alias in node.names]
             graph[room] |= {room_of(module.replace(".", "/")) for module in modules} & graph.keys() - {room}
 
-    def below(room: str) -> set[str]:
-        reached, new = set(), {room}
-        while new:
-            reached |= new
-            new = set().union(*(graph[name] for name in new)) - reached
-        return reached
-
-    return {room: graph[room] for room in sorted(graph, key=lambda room: (-len(below(room)), room))}
+    from_below = TopologicalSorter({room: sorted(graph[room]) for room in sorted(graph)}).static_order()
+    return {room: graph[room] for room in reversed([*from_below])}
 
 
 def with_section(page: str, heading: str, body: str) -> str:
@@ -89,7 +82,8 @@ def flag_rows(section: str) -> Iterator[tuple[str, str]]:
     """Each flag of one group of --help, with its help text unwrapped, also where a word was broken at its hyphen."""
     entries: list[list[str]] = []
     for line in section.splitlines():
-        if entry := re.match(r"  (\S.*?)(?:  +(.*))?$", line):
+        entry = re.match(r"  (\S.*?)(?:  +(.*))?$", line)
+        if entry:
             entries.append([entry[1], *filter(None, [entry[2]])])
         elif line.strip() and entries:
             entries[-1].append(line.strip())

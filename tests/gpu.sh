@@ -251,7 +251,8 @@ for num in (1, 8):
     for flags in ('--no-use_amp', '--use_amp', '--quantize int8', '--use_amp --compile'):
         if '--compile' not in flags or device == 'cuda':
             args = generate.read_flags(['--ckpt', folder, where, *flags.split()])
-            decoder = generate.load_decoder(args, generate.Path(folder), num)
+            machine = generate.device.choose(args.use_gpu, args.use_amp, args.amp_dtype, False)
+            decoder = generate.load_decoder(args, machine, generate.Path(folder), num)
             said(f'ours {flags}', num, lambda: list(decode(
                 decoder, [Continuation(prompt, num_new, seed) for seed, prompt in enumerate(prompts[:num])],
                 Sampling(temperature=0.8, top_k=200), ())))"

@@ -76,18 +76,18 @@ def read_flags(argv: Sequence[str]) -> argparse.Namespace:
 def set_up_bench(args: argparse.Namespace, out: Progress, signals: Signals, folder: Path) -> Bench:
     """Chooses the machine and the tokens, which it makes up without --data_dir. Raises UserError (exit 3, 5)."""
     from gpt.benchmarks import prepare
-    from gpt.machine.device import describe
+    from gpt.machine import device
 
     shape = args.shape or SHAPES["mini"]
     with out.phase("looking at the machine and the tokens"):
-        machine = prepare.look_at_machine(args.use_gpu)
+        machine = device.choose(args.use_gpu, True, "auto", True)
         steps, warmup = (50, 20) if machine.on_gpu else (12, 4)
         steps = args.steps or steps
         if args.data_dir:
             shape = replace(shape, vocab_size=prepare.corpus_in(args.data_dir, shape.seq_length).vocab_size)
         else:
             prepare.synthesise(folder, shape.vocab_size, (steps + warmup + 2) * shape.tokens_per_step)
-    about = "\n".join(describe(machine, machine.backend.total_memory(), "")[::4])  # the device and the software
+    about = "\n".join(device.describe(machine, machine.backend.total_memory(), "")[::4])  # the device and the software
     out.say(about)
     return Bench(out, signals, folder, shape, machine, args.data_dir or str(folder), steps, warmup,
                  {"machine": about, "shape": asdict(shape), "steps": steps, "warmup": warmup})

@@ -38,7 +38,8 @@ def time_step(bench: Bench, peer_dir: str) -> None:
         answer = bench.run(["-c", IN_ITS_FOLDER, peer_dir,
                             *(f"--{name}={value}" for name, value in flags.items())])
         steps = re.findall(r"iter (\d+): .* time ([\d.]+)ms", answer.stdout)
-        if problem := problem_of(answer):
+        problem = problem_of(answer)
+        if problem:
             raise RungFailed(Exit.MACHINE, f"nanoGPT: {problem}")
         return statistics.median(float(ms) / 1e3 for step, ms in steps if int(step) >= bench.warmup)
 

@@ -1,4 +1,4 @@
-"""The preparation of a benchmark: the machine, and tokens, given or made up."""
+"""The tokens of a benchmark, given or made up."""
 
 import json
 from pathlib import Path
@@ -11,20 +11,10 @@ from gpt.common.errors import Exit, UserError
 from gpt.common.files import write_whole
 from gpt.common.names import METADATA
 from gpt.common.words import printable
-from gpt.machine import device
-from gpt.machine.backends import NVIDIA
 from gpt.planning.inputs import find_corpus
 from gpt.tokens.corpus import Corpus
 from gpt.tokens.layouts import native_dtype
 from gpt.tokens.metadata import METADATA_FORMAT, METADATA_VERSION
-
-
-def look_at_machine(use_gpu: bool | None) -> device.Machine:
-    """Chooses the machine; None prefers a GPU. Raises UserError (exit 5) if use_gpu and no GPU is available."""
-    if use_gpu and NVIDIA.why_unavailable():
-        raise UserError(Exit.MACHINE, f"--use_gpu: {NVIDIA.why_unavailable()}, or drop the flag to time "
-                                      "the CPU.")
-    return device.choose(use_gpu, True, "auto", True)
 
 
 def corpus_in(data_dir: str, seq_length: int) -> Corpus:

@@ -3,6 +3,7 @@
 Shapes: B rows, V vocabulary, M candidates of a row.
 """
 
+import itertools
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 
 import torch
@@ -37,7 +38,7 @@ def decode(decoder: Decoder, continuations: Iterable[Continuation], sampling: Sa
                 if row < len(active):
                     active[row] = last
                     decoder.move(len(active), row)
-        while len(active) < decoder.num_rows and (new := next(waiting, None)) is not None:
+        for new in itertools.islice(waiting, decoder.num_rows - len(active)):
             decoder.fill(len(active), new.ids[-decoder.window:][:-1])
             active.append(new)
         if not active:

@@ -45,8 +45,8 @@ def explained_errors(flag: str, name: HubName) -> Iterator[None]:
         raise
     except Exception as error:
         chain: list[BaseException] = [error]
-        while (cause := chain[-1].__cause__ or chain[-1].__context__) is not None:
-            chain.append(cause)
+        for each in chain:  # which grows meanwhile
+            chain.extend(filter(None, [each.__cause__ or each.__context__]))
         kinds = {kind.__name__ for each in chain for kind in type(each).__mro__}
         for kind, problem in REPOSITORY_ERRORS.items():
             if kind in kinds:

@@ -186,8 +186,8 @@ class CUDA(Backend):
                     "(on Colab: Runtime, Change runtime type)")
         if not torch.backends.cuda.is_built():
             return f"this torch ({torch.__version__}) is a CPU build. Install the CUDA build: {_newest_cuda_build()}"
-        if (visible := os.environ.get("CUDA_VISIBLE_DEVICES")) is not None:
-            return f"CUDA_VISIBLE_DEVICES={visible!r} leaves no GPU visible. Unset it"
+        if "CUDA_VISIBLE_DEVICES" in os.environ:
+            return f"CUDA_VISIBLE_DEVICES={os.environ['CUDA_VISIBLE_DEVICES']!r} leaves no GPU visible. Unset it"
         return (f"the driver gives torch {torch.__version__} (CUDA {torch.version.cuda}) no device. Update "
                 f"{driver}, or install a build for an older CUDA: {OLDER_CUDA_BUILD}")
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import torch
 
+from gpt.common.errors import Exit, UserError
 from gpt.common.words import first_line, several
 from gpt.machine.backends import CPU, Backend, backend_of, gpu_of_this_system, why_no_headers
 from gpt.machine.cards import find_card
@@ -87,7 +88,7 @@ def name_of_dtype(dtype: torch.dtype | None) -> str:
 def choose(use_gpu: bool | None, use_amp: bool | None, amp_dtype: str, use_compile: bool | None) -> Machine:
     """Decides device, precision and compiling from the flags; None means that the flag was not given.
 
-    use_gpu must not be True if why_no_gpu() returns a reason.
+    Raises UserError (exit 5) if use_gpu is True and no GPU can be used.
     """
     warnings: list[str] = []
     backend, device_reason = _choose_device(use_gpu, warnings)
@@ -98,13 +99,15 @@ def choose(use_gpu: bool | None, use_amp: bool | None, amp_dtype: str, use_compi
 
 
 def _choose_device(use_gpu: bool | None, warnings: list[str]) -> tuple[Backend, str]:
-    """Chooses the kind of device, with the reason; warns of a GPU that stays unused."""
+    """Chooses the kind of device, with the reason; warns of a GPU that stays unused. Raises UserError."""
     if use_gpu is False:
         return CPU, "--no-use_gpu"
     gpu = gpu_of_this_system()
     problem = gpu.why_unavailable()
     if not problem:
         return gpu, "--use_gpu" if use_gpu else "a GPU is available"
+    if use_gpu:
+        raise UserError(Exit.MACHINE, f"--use_gpu: {problem}, or drop the flag.")
     if Path("/dev/nvidiactl").exists():
         warnings.append(f"there is a GPU in this machine, but it cannot be used: {problem}.")
     return CPU, f"no GPU: {problem.split('. ')[0]}"

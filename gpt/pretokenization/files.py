@@ -130,7 +130,7 @@ def _unpacked(file: BinaryIO, source: Source) -> Iterator[bytes]:
                                  source.shown).ZstdDecompressor(max_window_size=2**31).decompressobj(),
     }[source.packing]
     stream, is_inside = new_stream(), False
-    while packed := file.read(PACKED_READ_BYTES):
+    for packed in iter(lambda: file.read(PACKED_READ_BYTES), b""):
         # Zeros may pad gzip and xz between streams.
         while packed := packed if is_inside else packed.lstrip(b"\0"):
             try:

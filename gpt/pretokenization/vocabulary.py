@@ -150,6 +150,6 @@ def read_sample(path: Path) -> Iterator[bytes]:
     """Yields the texts of a sample, in UTF-8."""
     rest = b""
     with path.open("rb") as file:
-        while block := file.read(2**20):
+        for block in iter(lambda: file.read(2**20), b""):
             *texts, rest = (rest + block).split(SEPARATOR)
             yield from texts

@@ -7,7 +7,6 @@ library is used, so that a wrong weight is answered before torch is imported.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
 from collections.abc import Sequence
@@ -19,7 +18,7 @@ if TYPE_CHECKING:
     from fractions import Fraction
 
 MAX_PARTS = 2**40  # sum of all weights as integers: their products with sample numbers fit into 64 bits
-NUMBER = r"(\d{1,15}(\.\d{0,15})?|\.\d{1,15})(e[+-]?\d{1,2})?|\d{1,15}/\d{1,15}"
+NUMBER = r"(\d{1,15}(\.\d{0,15})?|\.\d{1,15})(e[+-]?\d{1,2})?|\d{1,15}/0*[1-9]\d{0,14}"
 
 
 class DataDir(NamedTuple):
@@ -67,12 +66,9 @@ def _weight(text: str, word: str) -> Fraction:
     """Parses a weight, which must be above 0. Raises ValueError."""
     from fractions import Fraction  # imports decimal, which takes longer than all other imports of this file
 
-    if re.fullmatch(NUMBER, text):
-        with contextlib.suppress(ZeroDivisionError):
-            value = Fraction(text)
-            if value > 0:
-                return value
-    raise ValueError(f"{printable(word)}: the weight must be a number above 0, such as 0.7.")
+    if not re.fullmatch(NUMBER, text) or Fraction(text) <= 0:
+        raise ValueError(f"{printable(word)}: the weight must be a number above 0, such as 0.7.")
+    return Fraction(text)
 
 
 def whole_parts(folders: Sequence[DataDir], num_tokens: Sequence[int]) -> list[int]:

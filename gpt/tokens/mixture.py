@@ -51,12 +51,8 @@ def mixture_in_words(components: Sequence[Component]) -> str:
 
 
 def weight_percent(weight: float) -> str:
-    """Writes a weight as '70%', '0.05%' or '99.99%', with as many digits as it takes not to read 0% or 100%."""
-    for digits in range(3, 10):
-        text = f"{100 * weight:.{digits}g}"
-        if 0 < float(text) < 100:
-            return f"{text}%"
-    return f"{100 * weight:g}%"
+    """Writes a weight as '70%', '0.05%' or '99.9%'."""
+    return f"{100 * weight:.3g}%"
 
 
 def _check_alike(path: str, corpus: Corpus, other_path: str, other: Corpus) -> None:

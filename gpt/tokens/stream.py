@@ -96,7 +96,7 @@ def scan(part: Part, vocab_size: int) -> str:
     seen = 0
     with part.path.open("rb") as file:
         digest.update(file.read(part.offset_bytes))
-        while content := file.read(SCANNED_TOKENS * part.item_bytes):
+        for content in iter(lambda: file.read(SCANNED_TOKENS * part.item_bytes), b""):
             digest.update(content)
             ids = np.frombuffer(content, DTYPES[part.dtype], len(content) // part.item_bytes)
             check_ids(ids, seen, part, vocab_size)

@@ -2,9 +2,8 @@
 
 import numpy as np
 import pytest
-import torch
 
-from gpt.benchmarks.prepare import corpus_in, look_at_machine, synthesise
+from gpt.benchmarks.prepare import corpus_in, synthesise
 from gpt.common.errors import Exit, UserError
 from gpt.tokens.corpus import open_corpus
 from tests.helpers.refusals import refused
@@ -22,10 +21,3 @@ def test_made_up_tokens_follow_zipfs_law_and_too_few_or_damaged_ones_are_refused
     np.memmap(tmp_path / "train.bin", "<i2", "r+")[0] = -1
     with refused(r"train\.bin holds id -1 at position 0", Exit.DATA):
         corpus_in(str(tmp_path), 16)
-
-
-@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-def test_a_gpu_that_is_not_there_is_named():
-    assert not look_at_machine(None).on_gpu
-    with refused("--use_gpu: ", Exit.MACHINE):
-        look_at_machine(True)
