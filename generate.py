@@ -38,29 +38,28 @@ RELATIONS = {
 
 def read_flags(argv: Sequence[str]) -> argparse.Namespace:
     """Parses the command line. Raises UserError (exit 2) that lists every problem."""
-    whole, real, text, one_of = flags.whole, flags.real, flags.text, flags.one_of
     parser = flags.Parser("generate.py", "Continues a text with a trained model.", RELATIONS)
     g = parser.add_argument_group("what to continue")
-    g.add_argument("--ckpt", type=text(), default="out", help=ANY_MODEL)
+    g.add_argument("--ckpt", type=flags.text(), default="out", help=ANY_MODEL)
     g.add_argument("--prompt", type=flags.ValueKind(str, "text", "TEXT"), help="text to continue; empty "
                    "for a new document (default: a newline)")
-    g.add_argument("--prompt_file", type=text(), help="file with the text to continue; - is standard input "
-                   "(default: none)")
+    g.add_argument("--prompt_file", type=flags.text(), help="file with the text to continue; - is standard "
+                   "input (default: none)")
     g.add_argument("--interactive", action=flags.Switch, default=False, help="continue what you type, line "
                    "by line; /help lists the commands")
     g = parser.add_argument_group("how far and how often")
-    g.add_argument("--num_samples", type=whole(1, 1_000_000), default=1, help="continuations of the prompt")
-    g.add_argument("--batch_size", type=whole(1, 1024), default=8, help="continuations generated at once; "
-                   "changes no text")
-    g.add_argument("--max_new_tokens", type=whole(1, 1_000_000), default=256, help="new tokens; an "
+    g.add_argument("--num_samples", type=flags.whole(1, 1_000_000), default=1, help="continuations of the prompt")
+    g.add_argument("--batch_size", type=flags.whole(1, 1024), default=8, help="continuations generated at "
+                   "once; changes no text")
+    g.add_argument("--max_new_tokens", type=flags.whole(1, 1_000_000), default=256, help="new tokens; an "
                    "end-of-text token ends a text sooner")
-    g.add_argument("--seed", type=whole(0, 2**63 - 1), default=0, help="the same seed gives the same text; "
-                   "sample i has the seed N + i")
+    g.add_argument("--seed", type=flags.whole(0, 2**63 - 1), default=0, help="the same seed gives the same "
+                   "text; sample i has the seed N + i")
     g = parser.add_argument_group("sampling, in this order")
-    g.add_argument("--temperature", type=real(0, 100), default=DEFAULTS.temperature, help="0: always the "
+    g.add_argument("--temperature", type=flags.real(0, 100), default=DEFAULTS.temperature, help="0: always the "
                    "likeliest token; 1: the model's own probabilities")
-    g.add_argument("--top_k", type=whole(0), default=DEFAULTS.top_k, help="only the k likeliest tokens; 0: all")
-    g.add_argument("--top_p", type=real(0, 1, above=True), default=DEFAULTS.top_p, help="only the "
+    g.add_argument("--top_k", type=flags.whole(0), default=DEFAULTS.top_k, help="only the k likeliest tokens; 0: all")
+    g.add_argument("--top_p", type=flags.real(0, 1, above=True), default=DEFAULTS.top_p, help="only the "
                    "likeliest tokens with this probability in total; 1: all")
     g = parser.add_argument_group("output, machine")
     g.add_argument("--json", action=flags.Switch, default=False, help="a JSON object per continuation: "
@@ -69,9 +68,9 @@ def read_flags(argv: Sequence[str]) -> argparse.Namespace:
                    "(default: a GPU when there is one)")
     g.add_argument("--use_amp", action=flags.Switch, help="16-bit weights and arithmetic (default: on with "
                    "a GPU, off on a CPU)")
-    g.add_argument("--amp_dtype", type=one_of("auto", "bf16", "fp16"), default="auto", help="auto: bf16 "
+    g.add_argument("--amp_dtype", type=flags.one_of("auto", "bf16", "fp16"), default="auto", help="auto: bf16 "
                    "where the hardware has it, else fp16")
-    g.add_argument("--quantize", type=one_of("none", "int8"), default="none", help="int8: 8-bit weights; "
+    g.add_argument("--quantize", type=flags.one_of("none", "int8"), default="none", help="int8: 8-bit weights; "
                    "on a GPU faster only with --compile")
     g.add_argument("--compile", action=flags.Switch, default=False, help="compile the step, which takes half a "
                    "minute the first time; on a CPU with --batch_size 1 alone")
@@ -140,8 +139,8 @@ def main(argv: Sequence[str]) -> int:
         args = download_models(args, ["ckpt"], out)
         # If a training run deletes the folder meanwhile, the next one is loaded.
         with out.phase("loading and compiling the model" if args.compile else "loading the model"):
-            folder, decoder = read_checkpoint(Path(args.ckpt), warn,
-                                              lambda folder: (folder, load_decoder(args, machine, folder, num_rows)))
+            folder, decoder = read_checkpoint(Path(args.ckpt), warn, lambda folder: (
+                folder, load_decoder(args, machine, folder, num_rows)))
     vocab_size = decoder.config.vocab_size
     tokenizer = tokenizer_of(folder, None, vocab_size)
     tokenizer.encode_special_tokens = True  # a prompt with <|endoftext|> means these characters, not the token

@@ -98,11 +98,11 @@ def command_section(command: str) -> str:
     words = ["-m", BENCH] if command == BENCH else [f"{command}.py"]
     done = subprocess.run([sys.executable, *words, "--help"], env=environment, cwd=ROOT,
                           capture_output=True, text=True, check=True)
-    _, description, *groups = re.split(r"\n\n(?=\S)", done.stdout.strip())
+    description, *groups = re.split(r"\n\n(?=\S)", done.stdout.strip())[1:]  # without the usage
     lines = [f"## {command}.py" if command != BENCH else f"## python -m {BENCH}", "",
              " ".join(description.split())]
     for group in groups:
-        title, _, section = group.partition("\n")
+        title, section = group.split("\n", 1)
         if title == "options:":  # --help alone
             continue
         lines += ["", f"### {title.removesuffix(':')}", ""]

@@ -25,12 +25,12 @@ def time_step(bench: Bench, peer_dir: str) -> None:
         (folder / name).symlink_to(Path(bench.data_dir, "train.bin").resolve())
     # The dict {"vocab_size": N} as nanoGPT's train.py reads it, in pickle's protocol 0.
     (folder / "meta.pkl").write_text(f"(S'vocab_size'\nI{shape.vocab_size}\nd.")
-    n_layer, n_head, n_embd = SIZES[shape.model_size]
     precision = str(bench.machine.dtype)[6:] if on_gpu else "float32"  # without torch.
     flags = {"dataset": folder, "out_dir": folder / "out", "eval_iters": 1, "eval_interval": 10**9,
              "log_interval": 1,
              "gradient_accumulation_steps": 1, "batch_size": shape.batch_size, "block_size": shape.seq_length,
-             "n_layer": n_layer, "n_head": n_head, "n_embd": n_embd, "bias": True, "decay_lr": False,
+             **dict(zip(("n_layer", "n_head", "n_embd"), SIZES[shape.model_size], strict=True)),
+             "bias": True, "decay_lr": False,
              "learning_rate": LEARNING_RATE, "max_iters": bench.warmup + bench.steps - 1,
              "device": bench.machine.device.type, "dtype": precision}
 

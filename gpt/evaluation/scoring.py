@@ -43,7 +43,8 @@ def windows_of(ids: np.ndarray, seq_length: int) -> Iterator[Window]:
 
 def batches_of(windows: Iterator[Window], tokens_per_batch: int) -> Iterator[list[Window]]:
     """Batches windows of similar length, at most tokens_per_batch tokens with the padding."""
-    while waiting := sorted(itertools.islice(windows, READ_AHEAD), key=lambda window: -len(window[0])):
+    for waiting in iter(lambda: sorted(itertools.islice(windows, READ_AHEAD),
+                                       key=lambda window: -len(window[0])), []):
         while waiting:
             num_rows = max(1, tokens_per_batch // max(1, len(waiting[0][0]) - 1))
             yield waiting[:num_rows]

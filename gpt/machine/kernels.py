@@ -49,18 +49,18 @@ def remove_unfinished_kernels(say: Callable[[str], None]) -> int:
 def is_whole_library(path: Path) -> bool:
     """False for a shared library that is empty, or shorter than its header says. Raises OSError.
 
-    GNU's and LLVM's linkers write the table of sections last. Only 64-bit ELF files are measured; others pass.
+    GNU's and LLVM's linkers write the table of sections last. Only 64-bit little-endian ELF
+    files are measured; others pass.
     """
     with path.open("rb") as file:
         header = file.read(ELF_HEADER_BYTES)
         num_bytes = os.fstat(file.fileno()).st_size
     if len(header) < ELF_HEADER_BYTES:
         return False
-    if header[:5] != b"\x7fELF\x02":
+    if header[:6] != b"\x7fELF\x02\x01":
         return any(header)  # a power cut leaves zeros
-    order = "<" if header[5] == 1 else ">"
-    (table,) = struct.unpack_from(f"{order}Q", header, 40)
-    entry_bytes, num_entries = struct.unpack_from(f"{order}HH", header, 58)
+    (table,) = struct.unpack_from("<Q", header, 40)
+    entry_bytes, num_entries = struct.unpack_from("<HH", header, 58)
     return num_bytes >= table + entry_bytes * num_entries
 
 

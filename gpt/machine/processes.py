@@ -135,9 +135,10 @@ def of_environment() -> Processes:
     if not is_one_of_several():
         return ALONE
     with contextlib.suppress(ValueError):
-        rank, world_size, local_rank, local_world_size = (int(os.environ[name]) for name in PLACE)
-        if 0 <= rank < world_size and 0 <= local_rank < local_world_size <= world_size:
-            return Processes(rank, world_size, local_rank, local_world_size)
+        place = Processes(*(int(os.environ[name]) for name in PLACE))
+        is_in_machine = 0 <= place.local_rank < place.local_world_size
+        if 0 <= place.rank < place.world_size and is_in_machine and place.num_machines >= 1:
+            return place
     values = ", ".join(f"{name}={os.environ[name]}" for name in (*PLACE, *MEETING))
     raise UserError(Exit.MACHINE, f"the environment describes several processes, but {values} makes no "
                                   "sense. Start them by torchrun, or unset RANK to train in one process.")

@@ -131,15 +131,16 @@ def _unpacked(file: BinaryIO, source: Source) -> Iterator[bytes]:
     }[source.packing]
     stream, is_inside = new_stream(), False
     for packed in iter(lambda: file.read(PACKED_READ_BYTES), b""):
-        # Zeros may pad gzip and xz between streams.
-        while packed := packed if is_inside else packed.lstrip(b"\0"):
+        packed = packed if is_inside else packed.lstrip(b"\0")  # zeros may pad gzip and xz between streams
+        while packed:
             try:
                 piece = stream.decompress(packed)
             except Exception as error:  # each library has errors of its own
                 raise _damaged(source, first_line(error)) from error
             if piece:
                 yield piece
-            is_inside, packed = not stream.eof, stream.unused_data
+            is_inside = not stream.eof
+            packed = stream.unused_data.lstrip(b"\0")  # empty inside a stream
             if not is_inside:
                 stream = new_stream()
     if is_inside:

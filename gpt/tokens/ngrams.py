@@ -21,7 +21,7 @@ def ngram_bits(train: np.ndarray, val: np.ndarray, vocab_size: int, order: int =
     numbers, firsts = [np.zeros(len(tokens) + 1, np.int64)], [np.zeros(1, np.int64)]
     for n in range(1, order + 1):
         keys = numbers[-1][:-1] * vocab_size + tokens[n - 1:]
-        _, first, number = np.unique(keys, return_index=True, return_inverse=True)
+        first, number = np.unique(keys, return_index=True, return_inverse=True)[1:]
         numbers.append(number)
         firsts.append(first)
 
