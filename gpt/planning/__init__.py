@@ -1,7 +1,7 @@
-"""What is decided before a run, and what of it is printed.
+"""The decisions before a run, and the lines that describe them.
 
-inputs: tokens, shape, checkpoint, all checked. setup: the decisions in their order. Recipe: every default with its
-reason (recipe, defaults, schedules, sizing). What fits: the formula (memory) and the trial (micro_batch). Time:
-measured steps and the horizon of --max_minutes (pace). The loss at the end (forecast). The lines before the first step
-(plan); --check (check).
+inputs: tokens, shape and checkpoint, all checked. setup: the decisions in their order (decided). recipe:
+every default with its reason (defaults, schedules, sizing). Memory: the formula (memory), and the
+micro-batch with halving (micro_batch). Time: the length that fits into --max_minutes (deadline). The loss
+at the end (forecast). The lines before the first step (plan), and --check (check).
 """

@@ -1,4 +1,7 @@
-"""train.py --check: what this machine is, and hours for each of model.SIZES here and on common cards; reads no data."""
+"""train.py --check: describes the machine, and estimates the hours of each size here and on common cards.
+
+It reads no data.
+"""
 
 import math
 import time
@@ -23,25 +26,27 @@ from gpt.planning.plan import describe_machine, figure
 from gpt.planning.recipe import LOSS_CHUNK, choose_config, choose_options
 from model import SIZES, Options
 
-VOCAB_SIZE = 50_257  # GPT-2's, where --vocab_size does not say otherwise
-PRODUCT_SECONDS = 2.0  # for products of matrices
+VOCAB_SIZE = 50_257  # GPT-2's, without --vocab_size
+PRODUCT_SECONDS = 2.0  # for the measured matrix products
 TOKENS_PER_PARAMETER = 20  # Hoffmann et al. 2022
-# Trainers of GPT-2 Small and larger ones report a third to a half of the data sheet's peak; the matrices of narrower
-# models are too small for that. Of the products measured here, the ladder of bench.py reached on 2 cores 0.76 compiled
-# and 0.55 eager.
-SHARE_OF_PEAK, FULL_WIDTH = 0.35, 768
-SHARE_ON_GPU, SHARE_COMPILED, SHARE_EAGER = 0.45, 0.75, 0.55  # of the products
+# Trainers of GPT-2 Small and larger ones report a third to a half of the data sheet's peak. The matrices of
+# narrower models than FULL_WIDTH are too small for that.
+FRACTION_OF_PEAK, FULL_WIDTH = 0.35, 768
+# Of the matrix products measured here: the ladder (gpt.benchmarks) reached 0.76 compiled and 0.55 eager on
+# 2 cores.
+FRACTION_ON_GPU = 0.45
+FRACTION_COMPILED, FRACTION_EAGER = 0.75, 0.55
 
 
 def check_machine(args: Namespace, machine: Machine, out: Progress) -> int:
-    """Prints what the machine is, and the hours or the price of each size here and on common cards.
+    """Prints a description of the machine, and the hours or the price of each size here and on common cards.
 
     Returns the exit code. Raises UserError (exit 2) for a width that the heads do not divide.
     """
-    is_described = any(value is not None for value in (args.model_size, args.n_layer, args.n_head, args.n_embd))
+    names_size = any(value is not None for value in (args.model_size, args.n_layer, args.n_head, args.n_embd))
     models = {name or "your shape": choose_config(having(args, init_from=None, model_size=name),
                                                   args.vocab_size or VOCAB_SIZE, 2**62)
-              for name in ([args.model_size] if is_described else SIZES)}
+              for name in ([args.model_size] if names_size else SIZES)}
     config = next(iter(models.values()))
     with out.phase("multiplying matrices"):
         products = matmul_flops(machine, machine.backend.matmul_width, PRODUCT_SECONDS)
@@ -52,9 +57,9 @@ def check_machine(args: Namespace, machine: Machine, out: Progress) -> int:
         out.warn(warning)
 
     price = args.gpu_cost_per_hour
-    what = f"price, at {price:g} an hour," if price else "hours"
-    out.say(f"\nThe {what} of {TOKENS_PER_PARAMETER} tokens per parameter, T {config.seq_length:,}, "
-            f"{config.vocab_size:,} ids, by the products above and {SHARE_OF_PEAK:.0%} of a card's peak.\n"
+    estimate = f"price, at {price:g} an hour," if price else "hours"
+    out.say(f"\nThe {estimate} of {TOKENS_PER_PARAMETER} tokens per parameter, T {config.seq_length:,}, "
+            f"{config.vocab_size:,} ids, by the products above and {FRACTION_OF_PEAK:.0%} of a card's peak.\n"
             "-: does not fit. With your tokens, --dry_run measures.")
     options = choose_options(args.activation_checkpointing, False, machine, {})
     out.say("\n".join(table(models, machine, options, largest(args.optimizer), products, price)))
@@ -62,7 +67,7 @@ def check_machine(args: Namespace, machine: Machine, out: Progress) -> int:
 
 
 def matmul_flops(machine: Machine, width: int, seconds: float) -> float:
-    """FLOP/s of torch.mm with two square matrices: the best of what is done within the seconds, at least one."""
+    """The FLOP/s of torch.mm with two square matrices, by the fastest of the runs that begin within the seconds."""
     products = 20 if machine.on_gpu else 1
     a, b = (torch.randn(width, width, device=machine.device).to(machine.dtype) for _ in range(2))
     torch.mm(a, b)  # the first product loads the library
@@ -79,9 +84,10 @@ def matmul_flops(machine: Machine, width: int, seconds: float) -> float:
 
 def table(models: dict[str, ModelConfig], machine: Machine, options: Options, optimizer: str, products: float,
           price: float | None) -> Iterator[str]:
-    """A column for each size; a line for its parameters, for this machine, and for each memory that cards come with.
+    """The lines of a table with a column for each size: parameters, this machine, and a card for each memory size.
 
-    products is the FLOP/s of matrix products on this machine. The price is that of a GPU's hour, and no processor's.
+    products is the FLOP/s of matrix products on this machine. The price is for an hour of a GPU; a
+    processor has none.
     """
     def line(label: str, cells: Iterable[str]) -> str:
         return f"{label:<18}" + "".join(f"{cell:>10}" for cell in cells)
@@ -89,27 +95,28 @@ def table(models: dict[str, ModelConfig], machine: Machine, options: Options, op
     yield line("", (name.removeprefix("gpt2_") for name in models))
     yield line("parameters", (count(config.num_parameters) for config in models.values()))
 
-    share = SHARE_ON_GPU if machine.on_gpu else SHARE_COMPILED if machine.compile else SHARE_EAGER
-    rows = {"this machine": (MemorySetting.of(machine, options, True, True, 0),
-                             (1 - MARGIN) * machine.backend.total_memory(), share * products)}
-    if price and not machine.on_gpu:
-        rows.clear()
+    rows = {}
+    if machine.on_gpu or not price:
+        on_cpu = FRACTION_COMPILED if machine.compile else FRACTION_EAGER
+        rows["this machine"] = (MemorySetting.of(machine, options, True, True, 0),
+                                (1 - MARGIN) * machine.backend.total_memory(),
+                                (FRACTION_ON_GPU if machine.on_gpu else on_cpu) * products)
     for gigabytes, name in TYPICAL_GPUS.items():
         card = find_card(name)
         assert card
         dtype = torch.bfloat16 if card.has_bf16 else torch.float16
         setting = MemorySetting(NVIDIA.type, dtype, True, True, 2, LOSS_CHUNK, options.recompute)
         room = (1 - MARGIN) * gigabytes * GIB - CUDA_CONTEXT
-        rows[f"{name}, {gigabytes} GB"] = setting, room, SHARE_OF_PEAK * 1e12 * card.half_tflops
+        rows[f"{name}, {gigabytes} GB"] = setting, room, FRACTION_OF_PEAK * 1e12 * card.half_tflops
     for label, (setting, room, flops) in rows.items():
         yield line(label, (price_of(config, replace(setting, optimizer_bytes=state_bytes(optimizer, config)), room,
                                     flops / (price or 1.0)) for config in models.values()))
 
 
 def price_of(config: ModelConfig, setting: MemorySetting, room: float, flops_per_price: float) -> str:
-    """The hours of a model's training, or their price, by the FLOP/s of a card over its price; '-': does not fit."""
+    """The hours or the price of training a model, by FLOP/s per unit of price; '-' for a model that does not fit."""
     if predicted_peak(config, 1, setting) > room:
         return "-"
-    share = min(1.0, config.n_embd / FULL_WIDTH) if setting.has_own_memory else 1.0
+    fraction = min(1.0, config.n_embd / FULL_WIDTH) if setting.has_own_memory else 1.0
     flops = TOKENS_PER_PARAMETER * config.num_parameters * config.flops_per_token
-    return figure(flops / (share * flops_per_price) / 3600)
+    return figure(flops / (fraction * flops_per_price) / 3600)

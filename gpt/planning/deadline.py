@@ -1,4 +1,4 @@
-"""When a run with --max_minutes ends: the deadline, and the length of the schedule that fits before it."""
+"""The deadline of --max_minutes, and the length of the schedule that fits before it."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from gpt.common.words import shell_word
 from gpt.planning.decided import Pace, Setup
 from gpt.planning.recipe import Recipe, eval_interval_of, eval_tokens_of
 
-BETWEEN_FRACTION = 0.1  # of the minutes for validations, saves of the best and samples; one of each comes at the end
-SPARE = 0.03  # of the minutes that are left, for steps that turn out slower than the measured ones
-NUM_INTERVALS = 4  # between validations, that the pace is taken from: some have a sample, and some are short
+BETWEEN_FRACTION = 0.1  # of the minutes, for validations, saves of the best and samples; the end has one of each
+SPARE = 0.03  # of the minutes left, kept for steps slower than measured
+NUM_INTERVALS = 4  # between validations; the pace is their mean, as only some have a sample
 
 
 class Deadline:
-    """The end of --max_minutes, for all starts of a run together; without the flag there is none.
+    """The end of --max_minutes, for all starts of a run together; without the flag it never comes.
 
-    length is the last step of the schedule, None until it is planned. It is planned once, and again where the pace
-    changes (training/pacing.py). A resumed run reads it from its checkpoint, so a killed run has the schedule of one
-    that was never stopped; other minutes on a resume plan another length.
+    length is the last step of the schedule, None until it is planned. It is planned once, and again when
+    the pace changes (training/pacing.py). A resumed run reads it from its checkpoint, so a killed run has
+    the schedule of one that was never stopped; other minutes on a resume plan another length.
     """
 
     def __init__(self, minutes: float | None, stored: Stored, began: float):
@@ -45,31 +45,32 @@ class Deadline:
 
     @property
     def seconds_used(self) -> float:
-        """Seconds that count so far."""
+        """The seconds of --max_minutes used so far."""
         return 0.0 if self.minutes is None else time.monotonic() - self._began
 
     @property
     def is_open(self) -> bool:
-        """True while the length has to be planned."""
+        """True before the length is planned."""
         return self.minutes is not None and self.length is None
 
     def start(self, step: int, seconds_before: float) -> None:
-        """Marks the begin of the first step. A resumed run does not count its loading and compiling again.
+        """Marks the start of the first step. A resumed run does not count its loading and compiling again.
 
-        seconds_before is what earlier starts of the run have used.
+        Earlier starts of the run used seconds_before.
         """
         if self._is_resumed:
             self._began = time.monotonic() - seconds_before
         self._laps.append((step, self.seconds_used))
 
     def is_within(self, seconds: float) -> bool:
-        """True if the deadline comes within this number of seconds."""
+        """True if fewer than this number of seconds are left."""
         return self.minutes is not None and self.seconds_used + seconds > 60 * self.minutes
 
     def last_step(self, step: int, recipe: Recipe, ending_seconds: float, most_steps: int) -> int:
         """The last step, at most most_steps, that fits at the pace of the last NUM_INTERVALS intervals, with SPARE.
 
-        The pace includes what happens between steps. The first few steps of a start say nothing about it.
+        The pace includes validations, saves and samples. The first few steps of a start do not change the
+        last step.
         """
         first_step, first_seconds = self._laps[0]
         if step - first_step < recipe.eval_interval:
@@ -81,7 +82,7 @@ class Deadline:
         return min(most_steps, step + max(1, int(left / seconds_per_step)))
 
     def describe_end(self, step: int, recipe: Recipe, folder: str) -> str:
-        """The line about a run that ends before its schedule does, with the command that finishes it."""
+        """The line about a run that ends before its schedule, with the command that finishes it."""
         return (f"time        {self.minutes:g} min are over at step {step:,} of {recipe.total_steps:,}: "
                 f"steps took longer than measured. To finish: python train.py --resume_from {shell_word(folder)}"
                 f" --max_steps {recipe.total_steps}")
@@ -91,7 +92,7 @@ class Deadline:
 
 
 def with_length(deadline: Deadline, setup: Setup, pace: Pace, steps_done: int) -> Setup:
-    """The setup with the length that fits before the deadline, where the length is still to be planned."""
+    """Plans the length that fits before the deadline; returns the setup unchanged if it is planned already."""
     if not deadline.is_open:
         return setup
     minutes = deadline.minutes or 0.0
@@ -103,10 +104,11 @@ def with_length(deadline: Deadline, setup: Setup, pace: Pace, steps_done: int) -
 
 
 def recipe_within(seconds: float, setup: Setup, pace: Pace, steps_done: int) -> Recipe:
-    """The setup's recipe for the steps that fit into the seconds by Pace.seconds, one more than done at least.
+    """The setup's recipe with the last step that fits into the seconds, at least one more step than done.
 
-    The recipe's length stays the upper limit. A validation has a hundredth of the run's tokens, unless flags or an
-    earlier start decided them. There are fewer validations and samples where all would take more than BETWEEN_FRACTION.
+    The recipe's length stays the upper limit. A validation has a hundredth of the run's tokens, unless
+    flags or an earlier start decided them. Validations and samples are rarer where they would take more
+    than BETWEEN_FRACTION.
     """
     args, recipe = setup.args, setup.recipe
     is_decided = args.epochs or args.max_steps or args.eval_tokens or args.eval_batches or steps_done

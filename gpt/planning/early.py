@@ -1,4 +1,4 @@
-"""What train.py does before the seconds that importing torch takes: packages, and tokens of the texts it is given."""
+"""The start of train.py before it imports torch, which takes seconds: packages, and tokens of given texts."""
 
 import importlib.util
 import json
@@ -22,9 +22,9 @@ from gpt.hub.names import check_package
 
 
 def before_torch(args: Namespace) -> None:
-    """Raises UserError (exit 5) for a package that is missing or unfit; and sets what torch reads when it is loaded."""
-    # A thread that spins while it waits takes the processor from the one it waits for, if other work is there: without
-    # this a step beside other work took up to ten times as long. GNU's OpenMP reads it when torch is loaded.
+    """Checks the packages and sets torch's environment variables. Raises UserError (exit 5) for a missing package."""
+    # A spinning thread takes the processor from the thread that it waits for. Without this limit, which
+    # GNU's OpenMP reads when torch is loaded, a step beside other programs took up to ten times as long.
     os.environ.setdefault("GOMP_SPINCOUNT", "1000")
     let_segments_grow()
     require("torch", "numpy", "tokenizers", "tqdm", "safetensors")
@@ -36,7 +36,7 @@ def before_torch(args: Namespace) -> None:
 
 
 def requested_trackers(args: Namespace) -> list[str]:
-    """Returns the names at --tracker, each once."""
+    """The names in --tracker, each once."""
     return [name for name in dict.fromkeys(in_list(args.tracker)) if name != "none"]
 
 
@@ -44,7 +44,7 @@ def require_packages(names: Sequence[str]) -> None:
     """Raises UserError (exit 5) if the package of a tracker, which has the tracker's name, is not installed."""
     for name in names:
         spec = importlib.util.find_spec(name)
-        if spec is None or spec.origin is None:  # a folder of that name, such as the one that wandb writes
+        if spec is None or spec.origin is None:  # no origin: a folder of that name, like the one wandb writes
             raise UserError(Exit.MACHINE, f"--tracker {name}: not installed. Run: {os.path.basename(sys.executable)} "
                                           f"-m pip install {name}, or give --tracker none.")
 
@@ -52,14 +52,15 @@ def require_packages(names: Sequence[str]) -> None:
 # ---------------------------------------------------------------- texts
 
 
-def in_tokens(texts: Any, asked: Mapping[str, Any]) -> dict[str, Any]:
-    """What TEXT is as --data_dir: NAME.tokens beside the first one, or here where that folder is read-only.
+def in_tokens(texts: Any, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Converts TEXT to --data_dir: NAME.tokens beside the first text, or here if that folder is read-only.
 
-    A folder of tokens stays one. Raises ValueError beside a flag that names tokens, or weights, which bring theirs.
+    Folders of tokens become --data_dir themselves. Raises ValueError beside a flag that names tokens or
+    weights.
     """
     texts = in_list(texts)
     first = Path(texts[0])
-    if others := asked.keys() & {"data_dir", "bin_file", "vocab_size", "init_from"}:
+    if others := given.keys() & {"data_dir", "bin_file", "vocab_size", "init_from"}:
         raise ValueError(f"{printable(first)}: not with --{min(others)}")
     if all((Path(word) / METADATA).exists() for word in texts):
         return {"data_dir": texts if texts[1:] else texts[0]}
@@ -68,10 +69,10 @@ def in_tokens(texts: Any, asked: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def make_tokens(args: Namespace) -> None:
-    """Has pretokenize.py fill the folder --data_dir with the tokens of the texts, unless it holds them.
+    """Runs pretokenize.py to fill the folder --data_dir with the tokens of the texts, unless it holds them.
 
-    Raises UserError: exit 3 for texts that are not those of which the tokens were made, exit 2 in a run that makes no
-    tokens. Raises SystemExit where pretokenize.py fails.
+    Raises UserError: exit 3 if the texts changed after the folder was made, exit 2 in a run that makes no
+    tokens. Raises SystemExit if pretokenize.py fails.
     """
     texts, shown, folder = in_list(args.texts), printable(args.data_dir), Path(args.data_dir)
     mark = folder / METADATA

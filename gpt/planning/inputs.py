@@ -1,6 +1,6 @@
-"""What a run begins with: the terminal, the machine, the tokens, the model's shape, the checkpoint to resume from.
+"""The inputs of a run: the machine, the tokens, the model's shape, the checkpoint to resume from.
 
-All of it is checked before anything is decided; problems that do not depend on each other are reported together.
+All inputs are checked before any decision; independent problems are reported together.
 """
 
 import contextlib
@@ -39,10 +39,10 @@ from gpt.tokens.mixture import check_lengths, mix, mixture_in_words
 
 
 def choose_machine(flags: Namespace, prefers_bf16: bool = False) -> Machine:
-    """The device, its precision and whether to compile, set up for the whole process.
+    """Chooses the device, its precision and whether to compile, and sets them up for the whole process.
 
-    prefers_bf16 means a processor that multiplies it in hardware, where no flag says the precision. Raises UserError
-    (exit 5) if --use_gpu is given and there is no GPU that can be used.
+    With prefers_bf16 a processor that multiplies bf16 in hardware uses it, unless a flag names the
+    precision. Raises UserError (exit 5) for --use_gpu without a usable GPU.
     """
     _check_device(flags, None)
     is_native = prefers_bf16 and flags.use_amp is None and not gpu_in_use(flags.use_gpu) and CPU.has_bf16()
@@ -52,25 +52,26 @@ def choose_machine(flags: Namespace, prefers_bf16: bool = False) -> Machine:
 
 
 def _check_device(flags: Namespace, dropout: float | None) -> None:
-    """Raises UserError (exit 5) for what the device cannot do."""
+    """Raises UserError (exit 5) for flags that the device does not support."""
     if flags.use_gpu and (reason := device.why_no_gpu()):
         raise UserError(Exit.MACHINE, f"--use_gpu: {reason}, or give --no-use_gpu to train on the CPU.")
     if flags.compile_mode == "reduce-overhead" and (reason := NVIDIA.why_unavailable()):
         raise UserError(Exit.MACHINE, f"--compile_mode reduce-overhead: {reason}, or drop the flag.")
     gpu = gpu_in_use(flags.use_gpu)
-    if flags.activation_checkpointing and dropout and gpu and not gpu.has_own_memory:  # it would drop others again
+    # On Apple's GPU recomputation would drop other values.
+    if flags.activation_checkpointing and dropout and gpu and not gpu.has_own_memory:
         raise UserError(Exit.MACHINE, "--activation_checkpointing: not with --dropout on Apple's GPU. Drop one.")
 
 
-# ---------------------------------------------------------------- what a run is given
+# ---------------------------------------------------------------- the inputs
 
 
 @dataclass(frozen=True)
 class Inputs:
-    """What a run is given: flags, tokens, the model's shape, the checkpoint to resume from.
+    """The checked inputs of a run: flags, tokens, the model's shape, the checkpoint to resume from.
 
-    args has the local folders of models that came from the hub. sizing is the program's choice of a size, None where
-    flags or pretrained weights decide it.
+    args names the local folders of models from the hub. sizing is the program's choice of network and size,
+    None for pretrained weights and on a GPU with its own memory.
     """
 
     args: Namespace
@@ -81,7 +82,7 @@ class Inputs:
 
     @property
     def prefers_bf16(self) -> bool:
-        """True for a size that was chosen, and a run that goes on as it began."""
+        """True for a size that the program chose, and for a resumed run that began in bf16."""
         if self.resumed:
             return self.stored.environment.get("precision") == "bf16"
         return bool(self.sizing and self.sizing.shape)
@@ -98,22 +99,22 @@ class Inputs:
 
 
 def choose_inputs(args: Namespace, runtime: Runtime) -> Inputs:
-    """Checks what the run is given, in the main process; the other processes take its findings.
+    """Checks the inputs in the main process, which sends its results to the other processes.
 
     The output folder stays locked until the runtime closes. Raises one UserError with all problems.
     """
-    if args.overfit:  # without what keeps a training loss away from zero on purpose
+    if args.overfit:  # dropout and a teacher keep the training loss above zero
         args = having(args, dropout=0.0, teacher=None)
     args = download_models(args, ["init_from"], runtime.out)
-    checked: list[Inputs] = []  # in the first process
+    checked: list[Inputs] = []  # in the main process
 
-    def first_finds() -> tuple[Sizing | None, str | None, tuple[Found, str] | None]:
-        checked.append(_check(args, runtime))
-        found, resumed = checked[0], checked[0].resumed
-        return found.sizing, found.args.teacher, resumed and (
-            resumed, manifest_sha256(resumed.folder))
+    def check_first() -> tuple[Sizing | None, str | None, tuple[Found, str] | None]:
+        inputs = _check(args, runtime)
+        checked.append(inputs)
+        return inputs.sizing, inputs.args.teacher, inputs.resumed and (
+            inputs.resumed, manifest_sha256(inputs.resumed.folder))
 
-    sizing, teacher, resumed = runtime.processes.from_first(first_finds)
+    sizing, teacher, resumed = runtime.processes.from_first(check_first)
     if checked:
         return checked[0]
     args = having(args, teacher=teacher)
@@ -124,12 +125,13 @@ def choose_inputs(args: Namespace, runtime: Runtime) -> Inputs:
 
 
 def _check(args: Namespace, runtime: Runtime) -> Inputs:
-    """The inputs, checked by the main process. Raises one UserError with all problems."""
-    problems, corpus, sizing, config, resumed = Problems(), None, None, None, None
+    """Checks and returns the inputs in the main process. Raises one UserError with all problems."""
+    problems = Problems()
+    corpus = sizing = config = resumed = None
     out, writes = runtime.out, not (args.dry_run or args.overfit)
     if args.config.recorded:
-        but = f"; on the command line {', '.join(args.config.changed)}" if args.config.changed else ""
-        out.say(f"resume      with the flags in {args.config.recorded}{but}")
+        changed = f"; on the command line {', '.join(args.config.changed)}" if args.config.changed else ""
+        out.say(f"resume      with the flags in {args.config.recorded}{changed}")
     with problems.catch():
         _check_device(args, args.dropout)
     with problems.catch():
@@ -149,7 +151,7 @@ def _check(args: Namespace, runtime: Runtime) -> Inputs:
             resumed = choose_resume(args, args.cooldown_from, args.min_lr,
                                     [args.init_from, args.teacher], writes, out)
         if resumed and corpus and config:
-            config = with_what_no_flag_says(config, resumed.folder)
+            config = as_in_checkpoint(config, resumed.folder)
             find.check_same(resumed, config, corpus.identity, corpus.tokenizer_sha256, args.allow_new_data,
                             mixture_in_words(corpus.components))
     problems.stop()
@@ -159,27 +161,27 @@ def _check(args: Namespace, runtime: Runtime) -> Inputs:
 
 
 def _follow(inputs: Inputs, resumed: tuple[Found, str] | None) -> Inputs:
-    """The same in another process, once the first one has checked it; resumed has the sha256 of the manifest."""
+    """The inputs in another process, which waits for the checked checkpoint; the text is its manifest's sha256."""
     if resumed is None:
         return inputs
     found, sha256 = resumed
     find.wait_until_here(found.folder, sha256)
-    return replace(inputs, config=with_what_no_flag_says(inputs.config, found.folder), resumed=found)
+    return replace(inputs, config=as_in_checkpoint(inputs.config, found.folder), resumed=found)
 
 
 # ---------------------------------------------------------------- the checkpoint
 
 
-def with_what_no_flag_says(config: ModelConfig, folder: Path) -> ModelConfig:
-    """The config with what the model of a checkpoint has from the weights of others, at which its run began.
+def as_in_checkpoint(config: ModelConfig, folder: Path) -> ModelConfig:
+    """The config with the fields of a checkpoint's model that no flag sets: the size of heads, the epsilon of norms.
 
-    Those are more ids than the corpus has, and what no flag sets: the size of heads, the epsilon of norms.
+    A run from pretrained weights may have more ids than the corpus; they stay.
     """
-    with contextlib.suppress(InvalidCheckpoint):  # of which a comparison with the checkpoint's state tells more
-        there = load.read_config(folder)
-        if type(there) is type(config):
-            return replace(there, **{name: getattr(config, name) for name in by_flags(config)},
-                           vocab_size=max(config.vocab_size, there.vocab_size))
+    with contextlib.suppress(InvalidCheckpoint):  # find.check_same reports it with more detail
+        recorded = load.read_config(folder)
+        if type(recorded) is type(config):
+            return replace(recorded, **{name: getattr(config, name) for name in by_flags(config)},
+                           vocab_size=max(config.vocab_size, recorded.vocab_size))
     return config
 
 
@@ -187,18 +189,18 @@ def choose_resume(output: Namespace, cooldown_from: str | None, min_lr: float | 
                   writes: bool, out: Progress) -> Found | None:
     """The verified checkpoint to resume from and its state, or None for a new run. Raises UserError (exit 4).
 
-    The mirror's name stands for the run's own folder, into which it was copied.
+    The mirror's name means the run's own folder, which holds its copy.
     """
     output_dir, shown = Path(output.output_dir), printable(output.output_dir)
-    asked = output.resume_from
-    if asked and output.mirror_to and writes and is_same_folder(asked, output.mirror_to):
-        asked = "auto"
-    if asked is not None or cooldown_from is not None:
+    requested = output.resume_from
+    if requested and output.mirror_to and writes and is_same_folder(requested, output.mirror_to):
+        requested = "auto"
+    if requested is not None or cooldown_from is not None:
         with out.phase("verifying the checkpoint"):
             if cooldown_from is not None:
                 found = choose_cooldown(output, cooldown_from, min_lr or 0.0, out)
             else:
-                found = find.find_resume(asked or "auto", output_dir, output.overwrite, out.warn)
+                found = find.find_resume(requested or "auto", output_dir, output.overwrite, out.warn)
         if found is None:
             out.say(f"resume      no checkpoint in {shown} yet: starting at step 0")
         elif not find.is_inside(found.folder, output_dir):
@@ -207,36 +209,40 @@ def choose_resume(output: Namespace, cooldown_from: str | None, min_lr: float | 
     _check_no_stranger(output_dir)
     for model in filter(None, models):
         if output.overwrite and find.is_inside(Path(model), output_dir):
-            raise UserError(Exit.FLAGS, f"--overwrite: would delete {printable(model)}, which the run begins with. "
+            raise UserError(Exit.FLAGS, f"--overwrite: would delete {printable(model)}, which the run starts from. "
                                         "Give another --output_dir.")
-    if (there := find.steps_in(output_dir)) and not output.overwrite:
-        raise find.held_by_another_run(output_dir, max(there))
+    steps = find.steps_in(output_dir)
+    if steps and not output.overwrite:
+        raise find.held_by_another_run(output_dir, max(steps))
     return None
 
 
 def _check_no_stranger(output_dir: Path) -> None:
-    """Raises UserError (exit 4) for a folder that this run would replace and that no run of train.py has finished."""
-    if strangers := [path for path, why in find.numbered_in(output_dir).values() if why]:
+    """Raises UserError (exit 4) for an unfinished folder with a checkpoint's name, which this run would replace."""
+    strangers = [path for path, problem in find.numbered_in(output_dir).values() if problem]
+    if strangers:
         raise UserError(Exit.CHECKPOINT, f"{printable(strangers[0])} has a checkpoint's name but no manifest.json,"
                                          " and a run would replace it. Move it away, or give another --output_dir.")
 
 
 def choose_teacher(requested: str, config: ModelConfig, out: Progress) -> str:
-    """The checkpoint that --teacher means. Raises UserError: exit 4 if it is no model, 3 if it has other ids than the
-    student, 2 if it has too few positions.
+    """Finds the checkpoint of --teacher and compares it with the student.
+
+    Raises UserError: exit 4 for a folder without a model, 3 for a teacher with other ids, 2 for too few
+    positions.
     """
     if not named_in(Path(requested), Path("out"))[0].exists():  # out/best names a folder too
         raise UserError(Exit.CHECKPOINT, f"--teacher {printable(requested)} does not exist. Give --teacher with the "
                                          "folder where it is now.")
     folder = find.resolve(Path(requested), out.warn, to_train=False)
     with load.opening(f"--teacher {printable(requested)}"):
-        theirs = load.read_config(folder)
-    if theirs.vocab_size != config.vocab_size:
-        raise UserError(Exit.DATA, f"--teacher {printable(requested)} has {theirs.vocab_size:,} ids, the corpus "
+        teacher = load.read_config(folder)
+    if teacher.vocab_size != config.vocab_size:
+        raise UserError(Exit.DATA, f"--teacher {printable(requested)} has {teacher.vocab_size:,} ids, the corpus "
                                    f"{config.vocab_size:,}. Give one of the same tokenizer.")
-    if theirs.seq_length < config.seq_length:
-        raise UserError(Exit.FLAGS, f"--seq_length {config.seq_length}: --teacher has {theirs.seq_length} positions. "
-                                    "Give as many at most.")
+    if teacher.seq_length < config.seq_length:
+        raise UserError(Exit.FLAGS, f"--seq_length {config.seq_length}: --teacher has {teacher.seq_length} positions. "
+                                    "Give at most that many.")
     return str(folder)
 
 
@@ -244,9 +250,9 @@ def choose_teacher(requested: str, config: ModelConfig, out: Progress) -> str:
 
 
 def find_corpus(flags: Namespace, init_from: str | None = None) -> Corpus:
-    """The token files that the flags mean, several folders as a mixture.
+    """Opens the token files that the flags name; several folders become a mixture.
 
-    With --bin_file the other files of --data_dir are another corpus's. Raises UserError (exit 3).
+    With --bin_file the metadata and tokenizer in --data_dir are not used. Raises UserError (exit 3).
     """
     folders, problems, corpora = folders_of(flags.data_dir), Problems(), []
     for folder in folders:
@@ -262,24 +268,25 @@ def tokenizer_in(folder: Path) -> Path | None:
 
 
 def _find_one(flags: Namespace, init_from: str | None, data_dir: str) -> Corpus:
-    """The corpus of one folder. Raises UserError (exit 3)."""
+    """Opens the corpus of one folder. Raises UserError (exit 3)."""
     folder, shown = Path(data_dir), printable(data_dir)
     if flags.bin_file is None and not folder.is_dir():
-        what = "is not a folder" if folder.exists() else "does not exist"
-        raise UserError(Exit.DATA, f"--data_dir {shown} {what}. Run: python pretokenize.py TEXT")
+        problem = "is not a folder" if folder.exists() else "does not exist"
+        raise UserError(Exit.DATA, f"--data_dir {shown} {problem}. Run: python pretokenize.py TEXT")
 
-    def part(given: str | None, name: str) -> Path | None:
+    def file_of(given: str | None, name: str) -> Path | None:
         if given is None and flags.bin_file is None and (folder / name).exists():
             return folder / name
         return Path(given) if given else None
 
-    metadata, tokenizer = part(flags.metadata_file, METADATA), part(flags.tokenizer_file, "tokenizer.json")
+    metadata = file_of(flags.metadata_file, METADATA)
+    tokenizer = file_of(flags.tokenizer_file, TOKENIZER)
     vocab_size, notes = flags.vocab_size, ()
     if init_from and not (metadata or tokenizer or vocab_size):
         weights, config = load.starting_config(init_from, lambda said: None)
         tokenizer = tokenizer_in(weights)
         vocab_size = None if tokenizer else config.vocab_size
-        notes = ("the tokens come without their vocabulary; that of --init_from is taken",)
+        notes = ("the tokens come without their vocabulary: it is taken from --init_from",)
     if flags.bin_file is None and metadata is None and not (flags.tokenizer_file or flags.vocab_size or notes):
         raise UserError(Exit.DATA, f"--data_dir {shown} has no metadata.json. Run: python pretokenize.py TEXT, or give "
                                    "--tokenizer_file or --vocab_size for tokens of another program.")

@@ -25,7 +25,7 @@ from gpt.planning.sizing import Sizing
 from model import Options
 
 GIB = 2**30
-MARGIN = 0.08  # of the memory, left free for what the prediction does not count
+MARGIN = 0.08  # of the memory, left free for everything that the prediction does not count
 CUDA_CONTEXT = 600 * 2**20  # of a card's memory, held by the driver and not by PyTorch
 # Resident on a CPU besides tensors, measured on Linux with torch 2.13: the process, the compiler (more with
 # an empty cache), and the compiled code of a block.

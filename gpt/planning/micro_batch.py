@@ -41,8 +41,8 @@ def largest_batch_size(recipe: Recipe, config: ModelConfig, setting: MemorySetti
                        stored: Stored) -> int:
     """The micro-batch that --batch_size auto begins with: the largest that is predicted to fit.
 
-    It begins high on a GPU, without a margin, as a step that runs out of memory is repeated with half of it. On a
-    processor it keeps the margin: running out of RAM would hurt other programs. A resumed run, whose state is stored,
+    It begins high on a GPU, without a margin, as a step that runs out of memory is repeated with half of
+    it. On a processor it keeps the margin: running out of RAM would hurt other programs. A resumed run
     keeps its micro-batch. Raises UserError (exit 5) where not even one sequence fits.
     """
     settings = stored.settings
@@ -64,14 +64,14 @@ def largest_batch_size(recipe: Recipe, config: ModelConfig, setting: MemorySetti
     return batch_size
 
 
-# ---------------------------------------------------------------- after one of several processes ran out of memory
+# ---------------------------------------------------------------- out of memory in one of several processes
 
 
 def remember_too_many(output_dir: Path, num_sequences: int) -> None:
-    """Records in the output folder, where that can be written, that this number of sequences did not fit.
+    """Records in the output folder, if it is writable, that this number of sequences did not fit.
 
-    One process repeats a step that did not fit. One of several cannot, as the others wait for it in a collective: all
-    end, start again, and take smaller micro-batches.
+    A single process repeats a step that did not fit. One of several cannot, as the others wait for it in a
+    collective operation: all end, start again, and take smaller micro-batches.
     """
     with contextlib.suppress(OSError):
         output_dir.mkdir(parents=True, exist_ok=True)
@@ -79,7 +79,7 @@ def remember_too_many(output_dir: Path, num_sequences: int) -> None:
 
 
 def after_out_of_memory(output_dir: Path, recipe: Recipe, out: Progress) -> int:
-    """The recipe's micro-batch, or a divisor at most half of what did not fit when a run in this folder ended."""
+    """The recipe's micro-batch, or a divisor of at most half the number that did not fit in this folder's last run."""
     too_many = recipe.batch_size + 1
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
         too_many = max(2, int(json.loads((output_dir / FILE).read_text(encoding="utf-8"))["sequences"]))

@@ -1,11 +1,11 @@
-"""The plan of a run in words: its size, time and disk, with --verbose every decision, and objections to it."""
+"""The plan of a run in words: size, time and disk, every decision with --verbose, and objections."""
 
 import shutil
 
 import torch
 from torch.nn.attention import SDPBackend
 
-from gpt.architectures.table import ModelConfig, architecture_of, by_flags, name_of
+from gpt.architectures.table import ARCHITECTURES, DEFAULT, ModelConfig, architecture_of, by_flags, name_of
 from gpt.common.ranks import is_one_of_several
 from gpt.common.words import count, duration, percent, printable, several, size
 from gpt.machine import device
@@ -26,25 +26,31 @@ MIN_VAL_TOKENS = 1000
 MANY_COPIES = 0.1  # of the validation tokens
 
 
-# ---------------------------------------------------------------- in three lines
+# ---------------------------------------------------------------- in a few lines
 
 
 def say_first(setup: Setup) -> None:
-    """Prints what will be trained and on what, before the seconds that building and compiling take."""
-    config, sizing, machine = setup.config, setup.sizing, setup.runtime.machine
-    chosen, mine = bool(sizing and sizing.shape), (config.n_layer, config.n_head, config.n_embd)
-    name = next((name for name, shape in SIZES.items() if shape == mine), f"{config.n_layer} x {config.n_embd}")
-    why = f"for {count(setup.corpus.train.length)} tokens" if chosen else f"with T {config.seq_length:,}"
-    where = f" in {machine.precision} on {machine.name}" if machine.on_gpu else " on a CPU" * (not chosen)
-    setup.runtime.out.say(f"size        {name}: {count(config.num_parameters)} parameters {why}{where}"
-                  + ", or --model_size" * chosen)
+    """Prints the network and the machine, before the seconds that building and compiling take."""
+    config, sizing, machine, out = setup.config, setup.sizing, setup.runtime.machine, setup.runtime.out
+    shape = (config.n_layer, config.n_head, config.n_embd)
+    name = next((name for name in SIZES if SIZES[name] == shape), f"{config.n_layer} x {config.n_embd}")
+    parameters = f"{count(config.num_parameters)} parameters"
+    device_name = f" in {machine.precision} on {machine.name}" if machine.on_gpu else ""
+    if sizing and sizing.shape:
+        num_tokens = count(setup.corpus.train.length)
+        out.say(f"size        {name}: {parameters} for {num_tokens} tokens{device_name}, or --model_size")
+    else:
+        out.say(f"size        {name}: {parameters} with T {config.seq_length:,}{device_name or ' on a CPU'}")
+    if sizing and setup.args.arch is None and sizing.arch != DEFAULT:
+        out.say(f"            {architecture_of(config).NAME}'s network; --arch {DEFAULT} for "
+                f"{ARCHITECTURES[DEFAULT].NAME}")
     for line in (*machine.warnings, *setup.corpus.notes):
-        setup.runtime.out.warn(line)
+        out.warn(line)
 
 
 def say_rest(setup: Setup, pace: Pace, steps_done: int) -> None:
-    """Prints how long the run will take and what it will write, with --verbose the whole plan; and objections to it."""
-    args, recipe = setup.args, setup.recipe
+    """Prints the time and disk space that the run needs, with --verbose the whole plan, and the objections to it."""
+    args, recipe, out = setup.args, setup.recipe, setup.runtime.out
     steps = recipe.total_steps - steps_done
     epochs = in_epochs(steps * recipe.samples_per_step / recipe.windows_per_epoch)
     within = f" of {args.max_minutes:g} min" if args.max_minutes else ""
@@ -52,33 +58,35 @@ def say_rest(setup: Setup, pace: Pace, steps_done: int) -> None:
     lines += [f"time        about {duration(pace.seconds(recipe, steps_done))}{within}, estimated: "
               f"{several(steps, 'step')} of {figure(pace.step)} s, {epochs}",
               *describe_forecast(setup, pace), *describe_sharing(setup)]
-    objections = doubts(setup)
+    warnings = objections(setup)
     if not args.dry_run:
         most = most_checkpoints(args, recipe)
-        needed, free = most * setup.saving.checkpoint_bytes, shutil.disk_usage(args.output_dir).free
+        needed = most * setup.saving.checkpoint_bytes
+        free = shutil.disk_usage(args.output_dir).free
         lines.append(f"disk        {size(needed)} at most in {printable(args.output_dir)}, for "
                      f"{several(most, 'checkpoint')}; {size(free)} free")
         if free < needed:
-            objections.append("--output_dir has too little free for all checkpoints. Free some space, or give a larger "
-                              "--checkpoint_interval.")
+            warnings.append("--output_dir has too little free space for all checkpoints. Free some space, or give a "
+                            "larger --checkpoint_interval.")
     for line in lines:
-        setup.runtime.out.say(line)
-    for line in objections:
-        setup.runtime.out.warn(line)
+        out.say(line)
+    for warning in warnings:
+        out.warn(warning)
 
 
 def describe_sharing(setup: Setup) -> list[str]:
-    """The folders of a mixture, the processes that share the model, the GPUs that are idle, as far as there are any."""
-    corpus, processes, lines = setup.corpus, setup.runtime.processes, []
+    """The lines about the folders of a mixture, the processes that share the model, and idle GPUs."""
+    corpus, processes = setup.corpus, setup.runtime.processes
+    lines = []
     if corpus.components:
         tokens = setup.recipe.total_steps * setup.tokens_per_step
-        said = [f"{share.name} {weight_percent(share.weight)}, "
-                f"{in_epochs(share.weight * tokens / share.corpus.train.length)}" for share in corpus.components]
-        lines.append(f"mixture     {'; '.join(said)}")
+        folders = [f"{part.name} {weight_percent(part.weight)}, "
+                   f"{in_epochs(part.weight * tokens / part.corpus.train.length)}" for part in corpus.components]
+        lines.append(f"mixture     {'; '.join(folders)}")
     if processes.world_size > 1:
-        held = size(predicted_peak(setup.config, setup.micro_batch, setup.memory))
-        how = f"{setup.memory.strategy}: {setup.why_strategy}"
-        lines.append(f"processes   {processes.world_size}, {how}; {held} of memory for each")
+        peak = size(predicted_peak(setup.config, setup.micro_batch, setup.memory))
+        lines.append(f"processes   {processes.world_size}, {setup.memory.strategy}: {setup.why_strategy}; {peak} of "
+                     "memory for each")
     num_gpus = setup.runtime.machine.backend.num_devices()
     if num_gpus > 1 and processes.world_size == 1 and not is_one_of_several():
         lines.append(f"GPUs        1 of {num_gpus} is used. All, by: torchrun --nproc_per_node gpu train.py ...")
@@ -86,20 +94,23 @@ def describe_sharing(setup: Setup) -> list[str]:
 
 
 def figure(number: float) -> str:
-    """A positive number with three digits or more, never in powers of ten: '0.185', '9.99', '15,400'."""
-    return f"{number:,.0f}" if number >= 100 else f"{number:.3g}" if not 0 < number < 1e-4 else f"{number:.6f}"
+    """A number in words, with three digits or more and never in powers of ten: '0.185', '9.99', '15,400'."""
+    if number >= 100:
+        return f"{number:,.0f}"
+    return f"{number:.6f}" if 0 < number < 1e-4 else f"{number:.3g}"
 
 
 def in_epochs(number: float) -> str:
     """Epochs in words: '1 epoch', '0.185 epochs'."""
-    return f"{(shown := figure(number))} epoch{'s' * (shown != '1')}"
+    shown = figure(number)
+    return f"{shown} epoch" if shown == "1" else f"{shown} epochs"
 
 
 # ---------------------------------------------------------------- the whole plan
 
 
 def describe_plan(setup: Setup) -> list[str]:
-    """The lines that say on what, what and for how long the run will train, and why so."""
+    """The lines about the machine and every decision, each default with its reason."""
     args, machine, corpus = setup.args, setup.runtime.machine, setup.corpus
     config, recipe = setup.config, setup.recipe
     decided = {**vars(args), **recipe.flags(), **{name: getattr(config, name) for name in by_flags(config)},
@@ -108,13 +119,14 @@ def describe_plan(setup: Setup) -> list[str]:
         ("model", f"{architecture_of(config).NAME}, {count(config.num_parameters)} parameters: "
                   f"{several(config.n_layer, 'layer')}, {several(config.n_head, 'head')}, "
                   f"width {config.n_embd}, T {config.seq_length}, {config.vocab_size:,} ids"),
-        ("memory", describe_memory(config, setup.micro_batch, setup.memory) + ", recomputed" * setup.options.recompute),
+        ("memory", describe_memory(config, setup.micro_batch, setup.memory)
+                   + (", recomputed" if setup.options.recompute else "")),
         ("tokens", f"{count(corpus.train.length)} for training, {count(corpus.val.length) if corpus.val else 'none'} "
                    f"for validation; in {setup.token_place}: {setup.why_token_place}"),
         ("step", f"{setup.tokens_per_step:,} tokens: {several(recipe.accumulation, 'micro-batch')} of "
                  f"{several(recipe.batch_size, 'sequence')}"),
-        ("horizon", f"{several(recipe.total_steps, 'step')}, "
-                    f"{count(recipe.total_steps * setup.tokens_per_step)} tokens, {in_epochs(recipe.passes)}"),
+        ("length", f"{several(recipe.total_steps, 'step')}, "
+                   f"{count(recipe.total_steps * setup.tokens_per_step)} tokens, {in_epochs(recipe.passes)}"),
         ("validation", f"every {several(recipe.eval_interval, 'step')}: {recipe.eval_tokens:,} tokens at most"),
         ("optimizer", f"{OPTIMIZERS[recipe.optimizer].words}; {setup.memory.optimizer_bytes:.3g} bytes of state a "
                       "parameter"),
@@ -130,12 +142,12 @@ def describe_machine(config: ModelConfig, machine: Machine) -> list[str]:
 
 
 def attention_of(config: ModelConfig, machine: Machine) -> str:
-    """How attention is computed: in blocks, or by the kernel that PyTorch's own dispatcher takes for these shapes."""
+    """The computation of attention: in blocks, or by the kernel that PyTorch chooses for these shapes."""
     if attends_in_blocks(machine.device.type, machine.dtype, config.seq_length):
         return "matrix products in blocks, faster than the fused kernel on a CPU in bf16"
     if not machine.backend.has_fused_attention:
         return "unfused"
-    # The choice does not depend on the batch.
+    # PyTorch's choice does not depend on the batch.
     q, kv = (torch.empty((1, heads, config.seq_length, config.head_dim), device=machine.device, dtype=machine.dtype,
                          requires_grad=True) for heads in (config.n_head, config.n_kv_head))
     choice = torch._fused_sdp_choice(q, kv, kv, None, config.dropout, True,  # type: ignore[attr-defined] - not public
@@ -146,30 +158,33 @@ def attention_of(config: ModelConfig, machine: Machine) -> str:
 # ---------------------------------------------------------------- objections
 
 
-def doubts(setup: Setup) -> list[str]:
-    """What a practitioner would object to before the first step."""
-    args, corpus, sizing = setup.args, setup.corpus, setup.sizing
-    config, recipe, num_tokens, found = setup.config, setup.recipe, setup.corpus.train.length, []
-    wanted = args.seq_length or (sizing.seq_length if sizing else DEFAULT_SEQ_LENGTH)
-    if config.seq_length < wanted and config.seq_length == num_tokens - 1:
-        found.append(f"T is {config.seq_length:,}, not {wanted:,}: the corpus has {num_tokens:,} tokens.")
+def objections(setup: Setup) -> list[str]:
+    """The objections of a practitioner to the plan, before the first step."""
+    args, corpus, sizing, config, recipe = setup.args, setup.corpus, setup.sizing, setup.config, setup.recipe
+    num_tokens = corpus.train.length
+    lines = []
+    requested = args.seq_length or (sizing.seq_length if sizing else DEFAULT_SEQ_LENGTH)
+    if config.seq_length < requested and config.seq_length == num_tokens - 1:
+        lines.append(f"T is {config.seq_length:,}, not {requested:,}: the corpus has {num_tokens:,} tokens.")
+    fewest = min((stream.length for stream in corpus.validations), default=0)
     if corpus.val is None:
-        found.append("no validation tokens: overfitting will not be seen.")
-    elif (least := min(stream.length for stream in corpus.validations)) < MIN_VAL_TOKENS:
-        found.append(f"the validation set has {least:,} tokens: its loss is largely chance.")
+        lines.append("no validation tokens: overfitting will not be seen. Give pretokenize.py a --val_fraction.")
+    elif fewest < MIN_VAL_TOKENS:
+        lines.append(f"the validation set has {fewest:,} tokens: its loss is largely chance.")
     if setup.text and setup.text.copied >= MANY_COPIES:
-        found.append(f"{percent(setup.text.copied)} of the validation tokens stand word for word in the training text: "
-                     "their loss counts what is known by heart. Leave doubles out of the text.")
+        lines.append(f"{percent(setup.text.copied)} of the validation tokens stand word for word in the training text: "
+                     "their loss counts memorized passages. Remove duplicates from the text.")
+    is_small = num_tokens < config.num_parameters
     is_chosen = setup.resumed or (sizing and sizing.shape)
-    if not is_chosen and num_tokens < config.num_parameters and recipe.passes > 1:
-        found.append(f"the corpus is small for this model: {count(num_tokens)} tokens, read {recipe.passes:.1f} times, "
+    if is_small and not is_chosen and recipe.passes > 1:
+        lines.append(f"the corpus is small for this model: {count(num_tokens)} tokens, read {recipe.passes:.1f} times, "
                      f"for {count(config.num_parameters)} parameters. Try a smaller --model_size or --dropout 0.2.")
-    is_given = args.epochs or args.max_steps or args.init_from or not args.max_minutes
+    has_length = args.epochs or args.max_steps or args.init_from or not args.max_minutes
     most = most_passes(num_tokens, config.num_parameters, bool(args.teacher))
-    if not is_given and num_tokens < config.num_parameters and recipe.passes >= most:
-        second = "" if args.teacher else ", or a second run with --teacher"
-        found.append(f"the run ends before its {args.max_minutes:g} min: after {most} passes this model only "
-                     f"learns the text by heart. More text helps{second}.")
+    if is_small and not has_length and recipe.passes >= most:
+        teacher = "" if args.teacher else ", or a second run with --teacher"
+        lines.append(f"the run ends before its {args.max_minutes:g} min: after {most} passes this model only "
+                     f"learns the text by heart. More text helps{teacher}.")
     if setup.resumed and args.eval_batches not in (None, recipe.eval_tokens / recipe.batch_size / config.seq_length):
-        found.append(f"--eval_batches: validation keeps its {recipe.eval_tokens:,} tokens. Give --eval_tokens.")
-    return found
+        lines.append(f"--eval_batches: validation keeps its {recipe.eval_tokens:,} tokens. Give --eval_tokens.")
+    return lines

@@ -180,7 +180,7 @@ ADAMWS_OWN = ("learning_rate", "beta1", "beta2")  # people tune these for AdamW
 
 def choose_optimizer(args: Namespace, config: ModelConfig, samples_per_step: int, stored: Stored,
                      ) -> tuple[str, str]:
-    """The optimizer's name, and why where --optimizer auto decides; stored is what a resumed run had.
+    """The optimizer's name, and why where --optimizer auto decides; stored is the checkpoint of a resumed run.
 
     Raises UserError (exit 4) for another one than the checkpoint's, whose moments it could not use.
     """

@@ -1,4 +1,4 @@
-"""What a run records of its decisions: flags, settings and environment, for config.toml and each checkpoint."""
+"""The records of a run's decisions: flags, settings and environment, for config.toml and each checkpoint."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from model import SIZES
 
 
 def flags_of_run(setup: Setup) -> Layer:
-    """The flags of a run as they were decided: those that a person gave, and those that the program chose."""
+    """The decided flags of a run: the flags that the user gave, and the flags that the program chose."""
     args, config, corpus = setup.args, setup.config, setup.corpus
     left_out = {*flags_of_scope("call"), "config"}
     values = {name: value for name, value in vars(args).items() if value is not None and name not in left_out}
@@ -48,7 +48,8 @@ def settings_of(setup: Setup) -> dict[str, dict[str, Any]]:
     """The settings of a run, the environment that decides the last digits of its losses, and its flags."""
     args, machine = setup.args, setup.runtime.machine
     flags = flags_of_run(setup)
-    # What losses depend on besides the recipe: a resume reports a change, and processes compare them.
+    # The settings besides the recipe that change the losses: a resume reports a change, and processes
+    # compare them.
     chosen = {"dropout": setup.config.dropout, "beta1": args.beta1, "teacher": args.teacher, "seed": args.seed,
               "max_minutes": args.max_minutes}
     threads = {} if machine.on_gpu else {"threads": torch.get_num_threads()}

@@ -1,4 +1,4 @@
-"""The decisions before the first step, in their order: dropout, the strategy, the recipe, the tokens' place, saving."""
+"""Makes the decisions before the first step in their order: dropout, strategy, recipe, place of the tokens, saving."""
 
 from dataclasses import replace
 from functools import partial
@@ -24,20 +24,20 @@ from gpt.planning.sizing import FRACTION_OF_PEAK, UNKNOWN_PEAK
 from gpt.tokens.corpus import Corpus
 from model import Options
 
-WITHOUT_DROPOUT = 1.4  # times as many steps a CPU takes without dropout in the same time, at 2 x 256 on 2 cores
+WITHOUT_DROPOUT = 1.4  # the speed of a CPU without dropout by its speed with dropout, at 2 x 256 on 2 cores
 
 
 def choose_setup(inputs: Inputs, runtime: Runtime, deadline: Deadline) -> Setup | None:
-    """Decides all that the flags leave open, each with its reason, the same in all processes.
+    """Decides everything that the flags leave open, each with its reason, the same in all processes.
 
-    None, with a line that says why, for a resumed run that is at its end. Raises UserError.
+    Returns None, after a line with the reason, for a resumed run with no steps left. Raises UserError.
     """
     args, corpus, machine, processes = inputs.args, inputs.corpus, runtime.machine, runtime.processes
     options = choose_options(args.activation_checkpointing, bool(args.init_from), machine,
                              inputs.stored.environment)
     dropout = processes.from_first(lambda: _choose_dropout(inputs, options, runtime, deadline))
     config = replace(inputs.config, dropout=dropout)
-    # Some of cuDNN's kernels know a probability in sixteenths only (PyTorch's PR 174245).
+    # Some of cuDNN's kernels round a probability to sixteenths (PyTorch's PR 174245).
     if config.dropout or not machine.backend.has_sound_cudnn_attention(config.n_kv_head):
         disable_cudnn_attention()
 
@@ -47,7 +47,7 @@ def choose_setup(inputs: Inputs, runtime: Runtime, deadline: Deadline) -> Setup 
     recipe_for = partial(choose_recipe, args, config, corpus.train.length, most_batch_size, inputs.sizing,
                          inputs.stored)
     recipe = recipe_for(deadline.length)
-    if inputs.resumed and _nothing_is_left(inputs, recipe, deadline, runtime):
+    if inputs.resumed and _is_finished(inputs, recipe, deadline, runtime):
         return None
     optimizer_bytes = state_bytes(recipe.optimizer, config)
     memory = MemorySetting.of(machine, options, True, True, optimizer_bytes, strategy, processes).beside(args.teacher)
@@ -59,7 +59,7 @@ def choose_setup(inputs: Inputs, runtime: Runtime, deadline: Deadline) -> Setup 
             lambda: after_out_of_memory(Path(args.output_dir), recipe, runtime.out)))
     micro_batch = micro_batch_of(recipe, processes.world_size)
 
-    # Where the tokens live, how the run saves, and what its step holds in memory.
+    # The place of the tokens, the plan of saving, and the memory of a step.
     place, why_place = processes.from_first(lambda: choose_place(args.preload, corpus, runtime))
     weights = 0 if machine.backend.has_own_memory else 4 * config.num_parameters
     held_bytes = weights + (corpus.train.num_bytes if place == "ram" else 0)
@@ -71,8 +71,8 @@ def choose_setup(inputs: Inputs, runtime: Runtime, deadline: Deadline) -> Setup 
     if inputs.sizing and processes.is_first and can_forecast(args):
         with runtime.out.phase("reading the text's n-grams"):
             text = ngram_statistics(corpus)
-    decided = vars(replace(inputs, config=config))
-    setup = Setup(**decided, runtime=runtime, options=options, recipe=recipe, memory=memory, saving=saving,
+    setup = Setup(**vars(replace(inputs, config=config)), runtime=runtime,
+                  options=options, recipe=recipe, memory=memory, saving=saving,
                   token_place=place, why_token_place=why_place, micro_batch=micro_batch, why_strategy=why_strategy,
                   recipe_for=recipe_for, text=text)
     processes.check_same(same_everywhere(setup))
@@ -80,9 +80,9 @@ def choose_setup(inputs: Inputs, runtime: Runtime, deadline: Deadline) -> Setup 
 
 
 def _choose_dropout(inputs: Inputs, options: Options, runtime: Runtime, deadline: Deadline) -> float:
-    """The dropout of the flag, else by the passes over the text that the run would make without dropout.
+    """The flag's dropout, or a default by the passes over the text in a run without dropout.
 
-    No step is measured yet: --max_minutes become steps by an estimate of the machine's speed.
+    No step is measured yet: an estimate of the machine's speed converts --max_minutes to steps.
     """
     args, config, machine, processes = inputs.args, inputs.config, runtime.machine, runtime.processes
     shares_ram = machine.on_gpu and not machine.backend.has_own_memory
@@ -103,12 +103,12 @@ def _choose_dropout(inputs: Inputs, options: Options, runtime: Runtime, deadline
     return defaults.DROPOUT if recipe.overfits and is_large and recipe.passes >= defaults.MANY_PASSES else 0.0
 
 
-def _nothing_is_left(inputs: Inputs, recipe: Recipe, deadline: Deadline, runtime: Runtime) -> bool:
-    """True, with a line that says so, if a resumed run is at its end; false if only its last validation is missing."""
+def _is_finished(inputs: Inputs, recipe: Recipe, deadline: Deadline, runtime: Runtime) -> bool:
+    """True, after a line that says so, for a resumed run with nothing left, neither steps nor a validation."""
     args, state, out = inputs.args, inputs.state, runtime.out
     if state.step < recipe.total_steps and not deadline.is_within(0):
         return False
-    by_minutes = args.max_minutes and not deadline.is_open  # otherwise more minutes would lead no further
+    by_minutes = args.max_minutes and not deadline.is_open  # the minutes planned the last step
     more = f"raise {'--max_minutes' if by_minutes else '--epochs or --max_steps'} to continue"
     if recipe.cooldown:
         more = f"cooled down; resume from checkpoint-{recipe.cooldown.start} with --overwrite to train on"
@@ -120,13 +120,13 @@ def _nothing_is_left(inputs: Inputs, recipe: Recipe, deadline: Deadline, runtime
 
 
 def choose_place(requested: str, corpus: Corpus, runtime: Runtime) -> tuple[str, str]:
-    """Where the training tokens live ('gpu', 'ram' or 'mmap'), and why. Raises UserError (exit 5)."""
-    machine, processes = runtime.machine, runtime.processes
-    has_own_memory = machine.backend.has_own_memory  # an Apple GPU shares the RAM
+    """The place of the training tokens ('gpu', 'ram' or 'mmap') and the reason. Raises UserError (exit 5)."""
+    backend, num_processes = runtime.machine.backend, runtime.processes.local_world_size
+    has_own_memory = backend.has_own_memory  # an Apple GPU shares the RAM
     if requested == "gpu" and not has_own_memory:
-        raise UserError(Exit.MACHINE, "--preload gpu: no GPU with memory of its own is used. Give --preload auto.")
-    free_bytes = machine.backend.free_memory() if has_own_memory else None
+        raise UserError(Exit.MACHINE, "--preload gpu: the run uses no GPU with its own memory. Give --preload auto.")
+    free_bytes = backend.free_memory() if has_own_memory else None
     place, why = data.choose_preload(requested, corpus.train.num_bytes, free_bytes, available_ram())
-    if place == "ram" and processes.local_world_size > 1:
-        return "mmap", f"once in RAM for all {processes.local_world_size} processes of a machine"
+    if place == "ram" and num_processes > 1:
+        return "mmap", f"once in RAM for all {num_processes} processes of a machine"
     return place, why

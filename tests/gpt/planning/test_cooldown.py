@@ -99,7 +99,7 @@ def test_a_cooldown_begins_at_any_checkpoint_at_the_rate_of_that_step(run, flags
     rate = rates_of(run.folder / "out")[15]
     assert f"\nschedule    cooldown: from {rate:.2e} at step 15 down to 0.00e+00 at step 18" in text
     rates = rates_of(run.folder / "new")
-    assert [rates[step] for step in (16, 17, 18)] == pytest.approx([rate * share for share in (0.75, 0.5, 0.25)])
+    assert [rates[step] for step in (16, 17, 18)] == pytest.approx([rate * fraction for fraction in (0.75, 0.5, 0.25)])
     assert max(steps_in(run.folder / "new")) == 18
     assert max(steps_in(run.folder / "out")) == 20
 

@@ -75,8 +75,8 @@ def test_a_run_of_some_minutes_that_was_stopped_has_the_schedule_of_one_that_was
     flags = ["--max_minutes", "2", "--log_interval", "1", "--dropout", "0.1"]  # the text allows fewer steps
     monkeypatch.setattr(train, "measure_pace", lambda *_: PACE)
     code, text = run(*flags, out="whole")
-    horizon = planned(text)
-    assert (code, max(steps_in(run.folder / "whole")), horizon > 10) == (0, horizon, True)
+    length = planned(text)
+    assert (code, max(steps_in(run.folder / "whole")), length > 10) == (0, length, True)
     assert re.search(r"^time .* of 2 min, estimated: \d\d steps of 2\.5 s, ", text, re.MULTILINE)
 
     log_step = Monitor.add
@@ -86,11 +86,11 @@ def test_a_run_of_some_minutes_that_was_stopped_has_the_schedule_of_one_that_was
     monkeypatch.setattr(Monitor, "add", log_step)
     monkeypatch.setattr(train, "measure_pace", lambda *_: dataclasses.replace(PACE, step=0.01))
     code, text = run(*flags, "--resume_from", "auto", out="parts")
-    assert (code, planned(text)) == (0, horizon - 7)
+    assert (code, planned(text)) == (0, length - 7)
     assert metrics_of(run.folder / "whole") == metrics_of(run.folder / "parts")
-    assert same_tensors(run.folder / f"whole/checkpoint-{horizon}", run.folder / f"parts/checkpoint-{horizon}")
+    assert same_tensors(run.folder / f"whole/checkpoint-{length}", run.folder / f"parts/checkpoint-{length}")
     _, text = run(*flags, "--resume_from", "auto", out="parts")
-    assert f"already at step {horizon} of {horizon}; raise --max_minutes to continue" in text
+    assert f"already at step {length} of {length}; raise --max_minutes to continue" in text
 
 
 @pytest.fixture(params=[1e-6])
@@ -128,7 +128,7 @@ def stored(step: int, **settings) -> Stored:
     return Stored(TrainState(step, seconds=50.0), {"total_steps": 100, "max_minutes": 1.0, **settings})
 
 
-@pytest.mark.parametrize(("minutes", "state", "horizon"), [
+@pytest.mark.parametrize(("minutes", "state", "length"), [
     (1.0, stored(40), 100),  # killed
     (2.0, stored(40), None),  # other minutes plan another schedule
     (0.5, stored(100), 100),
@@ -136,10 +136,10 @@ def stored(step: int, **settings) -> Stored:
     (2.0, stored(100), None),  # more minutes after the end: a new one is planned
     (1.0, stored(40, max_minutes=None), None),  # the first run had no limit
     (1.0, NEW_RUN, None), (None, stored(40), None)])
-def test_the_horizon_is_planned_once(minutes, state, horizon):
+def test_the_length_is_planned_once(minutes, state, length):
     deadline = Deadline(minutes, state, began=0.0)
-    assert deadline.length == horizon
-    assert deadline.is_open == (minutes is not None and horizon is None)
+    assert deadline.length == length
+    assert deadline.is_open == (minutes is not None and length is None)
 
 
 def test_a_resumed_run_has_the_minutes_that_are_left_and_its_start_does_not_count(monkeypatch):
