@@ -37,8 +37,7 @@ def add(explaining: Any) -> None:
 def _leave(_number: int) -> None:
     """The handler: it runs in the thread that read the map, in the middle of a copy, which holds no lock."""
     try:
-        messages = (explaining.explain() for explaining in list(_explaining))
-        message = next(filter(None, messages), UNKNOWN)
+        message = next(filter(None, (explaining.explain() for explaining in list(_explaining))), UNKNOWN)
         os.write(2, f"\nerror: {message}\n".encode())
     finally:
         os._exit(Exit.DATA)

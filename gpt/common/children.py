@@ -32,10 +32,9 @@ def leave_out_current_folder() -> None:
     """
     os.environ[SAFE_PATH] = "1"
     is_module = getattr(sys.modules["__main__"], "__spec__", None) is not None
-    if is_module and not getattr(sys.flags, "safe_path", False):
-        with contextlib.suppress(OSError):  # the current folder has been deleted
-            if sys.path[0] == os.getcwd() != str(PROGRAM):  # `python -m train` puts it first
-                del sys.path[0]
+    with contextlib.suppress(OSError):  # the current folder has been deleted
+        if is_module and not getattr(sys.flags, "safe_path", False) and sys.path[0] == os.getcwd() != str(PROGRAM):
+            del sys.path[0]  # `python -m train` puts it first
 
 
 class Answer(NamedTuple):
@@ -48,8 +47,7 @@ class Answer(NamedTuple):
     @property
     def reason(self) -> str:
         """The last line of stderr, or the exit code if stderr is empty."""
-        lines = self.stderr.strip().splitlines() or [f"exit code {self.code}"]
-        return printable(lines[-1])[:300]
+        return printable((self.stderr.strip().splitlines() or [f"exit code {self.code}"])[-1])[:300]
 
 
 def run_child(command: Sequence[str], signals: Signals, seconds: float = math.inf,
@@ -120,17 +118,15 @@ def _call_in(folder: str, target: Callable[..., Any], arguments: tuple[Any, ...]
 
 @contextlib.contextmanager
 def outside_current_folder() -> Iterator[str]:
-    """Yields the current folder and keeps Python processes started in the block from importing modules from it.
+    """Yields the current folder, "" if it was deleted; under Python 3.10 works in the program's folder meanwhile.
 
-    Under Python 3.10 this process works in the program's folder meanwhile, where no module has a name of
-    Python's own: no other thread may use relative paths. Yields "" if the current folder was deleted.
+    There no module has a name of Python's own; no other thread may use relative paths. Later Pythons keep
+    child processes from importing modules of the current folder by leave_out_current_folder().
     """
     try:
         here = os.getcwd()
     except OSError:
         here = ""
-    before = os.environ.get(SAFE_PATH)
-    os.environ[SAFE_PATH] = "1"
     leaves = bool(here) and sys.version_info < (3, 11)
     if leaves:
         os.chdir(PROGRAM)
@@ -139,5 +135,3 @@ def outside_current_folder() -> Iterator[str]:
     finally:
         if leaves:
             os.chdir(here)
-        if before is None:
-            del os.environ[SAFE_PATH]

@@ -91,12 +91,9 @@ class Rules:
 
     def conflicts(self, name: str, value: Any, values: Mapping[str, Any]) -> list[str]:
         """The conflicts of a flag of this value with other flags; a message about one begins with the flag's name."""
-        found = []
-        for rule in filter(None, self.of(name).conflicts.split(", ")):
-            only, _, condition = rule.rpartition(": ")
-            if only in ("", str(value)) and self.holds(condition, values):
-                found.append(f"{' ' if only else ''}{only}: not with --{condition}")
-        return found
+        rules = (rule.rpartition(": ") for rule in self.of(name).conflicts.split(", ") if rule)
+        return [f"{' ' if only else ''}{only}: not with --{condition}" for only, _, condition in rules
+                if only in ("", str(value)) and self.holds(condition, values)]
 
     def has_effect(self, name: str, values: Mapping[str, Any]) -> bool:
         """True if one of the conditions holds that a flag requires, or if it requires none."""
@@ -132,11 +129,10 @@ class Rules:
 
 def changes(lower: Layer, upper: Layer, merged: Layer) -> tuple[str, ...]:
     """Describes the flags whose values the upper layer changes, and the given flags that the merge dropped."""
-    described = []
-    for name, value in upper.given.items():
-        if value != "auto" and lower.values.get(name, value) != value:  # auto keeps the value of the lower layer
-            before, after = (printable(str(shown))[:60] for shown in (lower.values[name], value))
-            described.append(f"{name} {before} -> {after}")
+    before = lower.values
+    described = (f"{name} {printable(before[name])[:60]} -> {printable(value)[:60]}"
+                 for name, value in upper.given.items()
+                 if value != "auto" and before.get(name, value) != value)  # auto keeps the lower value
     return (*described, *(f"without {name}" for name in lower.given if name not in merged.values))
 
 
@@ -150,10 +146,10 @@ def read_toml(path: Path, cure: str = "Give a file with name = value on each lin
     """
     from gpt.common.files import read_text  # hashlib, which that imports, takes longer than the rest of --help
 
-    toml = optional(TOML, "reading flags from a TOML file")
     shown = printable(str(path))
     try:
-        fields = toml.loads(read_text(path).removeprefix("\ufeff"))  # a mark of editors on Windows
+        # Editors on Windows begin a file with the mark U+FEFF.
+        fields = optional(TOML, "reading flags from a TOML file").loads(read_text(path).removeprefix("\ufeff"))
     except OSError as error:
         raise UserError(Exit.FLAGS, f"{shown}: {error.strerror}. {cure}") from error
     except (ValueError, RecursionError) as error:

@@ -104,8 +104,7 @@ class Problems:
         Does nothing if no error was kept.
         """
         if self._errors:
-            messages = "\nerror: ".join(map(str, self._errors[:MESSAGE_LINES]))
-            raise UserError(self._errors[0].code, messages)
+            raise UserError(self._errors[0].code, "\nerror: ".join(map(str, self._errors[:MESSAGE_LINES])))
 
 
 @contextlib.contextmanager
@@ -117,8 +116,8 @@ def writing(shown: str, folder: Path, *others: type[Exception]) -> Iterator[None
     try:
         yield
     except (OSError, *others) as error:
-        why = why_not_written(error, folder)
-        raise UserError(Exit.MACHINE, f"{shown[:200]} cannot be written: {why}") from error
+        raise UserError(
+            Exit.MACHINE, f"{shown[:200]} cannot be written: {why_not_written(error, folder)}") from error
 
 
 def warn(message: str) -> None:
@@ -278,8 +277,9 @@ def _explain(error: BaseException) -> tuple[Exit, str]:
 
 def is_out_of_memory(error: BaseException) -> bool:
     """True if an error reports that the device or the host has no memory left."""
-    has_its_type = isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"  # without torch
-    return has_its_type or any(words in str(error) for words in OUT_OF_MEMORY)
+    # By its name, because torch may not be imported yet.
+    return (isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
+            or any(words in str(error) for words in OUT_OF_MEMORY))
 
 
 def _write_crash_log(error: BaseException) -> str:

@@ -99,8 +99,8 @@ def read_bytes(path: Path, most_bytes: int = MAX_JSON_BYTES) -> bytes:
     if not stat.S_ISREG(status.st_mode):
         raise OSError(errno.EINVAL, "it is not a regular file", str(path))
     if status.st_size > most_bytes:
-        reason = f"it has {status.st_size:,} bytes, more than the {most_bytes:,} allowed"
-        raise OSError(errno.EFBIG, reason, str(path))
+        raise OSError(
+            errno.EFBIG, f"it has {status.st_size:,} bytes, more than the {most_bytes:,} allowed", str(path))
     return path.read_bytes()
 
 

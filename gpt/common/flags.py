@@ -191,8 +191,8 @@ class Parser(argparse.ArgumentParser):
         lower = self._checked(resumed) if resumed else Layer("", {}, {})
         merged = rules.merge(lower, asked)
 
-        origin = Origin(frozenset(merged.given), lower.source, changes(lower, asked, merged))
-        args = Namespace(**{**rules.defaults, **merged.values, "config": origin})
+        args = Namespace(**{**rules.defaults, **merged.values, "config": Origin(
+            frozenset(merged.given), lower.source, changes(lower, asked, merged))})
         if not self.problems:
             self.problems = [*check(args), *rules.problems(vars(args))]
         if self.problems:
@@ -203,13 +203,14 @@ class Parser(argparse.ArgumentParser):
 
     def _command_line(self, argv: Sequence[str]) -> Layer:
         """The flags that the command line gives."""
-        words = [self._as_switch(word) for word in argv]
-        line, unknown = self.parse_known_intermixed_args(words, Namespace(**dict.fromkeys(self.flags, NOT_GIVEN)))
+        line, unknown = self.parse_known_intermixed_args(
+            [self._as_switch(word) for word in argv], Namespace(**dict.fromkeys(self.flags, NOT_GIVEN)))
         self.problems += self._explain_unknown(unknown)
         given = {}
         for name, value in vars(line).items():
             is_positional = not self.flags[name].option_strings
-            if value is NOT_GIVEN or value == [] or (is_positional and unknown):  # maybe the value of an unknown flag
+            # A positional argument may be the value of an unknown flag.
+            if value is NOT_GIVEN or value == [] or (is_positional and unknown):
                 continue
             is_single = isinstance(value, list) and len(value) == 1 and not is_positional
             given[name] = value[0] if is_single else value
@@ -313,7 +314,7 @@ class Parser(argparse.ArgumentParser):
 
     def _suggest(self, name: str) -> str:
         """The flag to give instead of one that is misspelt, shortened, hyphenated, or has this name elsewhere."""
-        plain = name.lstrip("-").lower().replace("-", "_").replace(".", "_")
+        plain = re.sub("[-.]", "_", name.lstrip("-").lower())
         for flag, relations in self.relations.items():
             if {plain, plain.removeprefix("train_")} & {*relations.aliases.split()}:  # litgpt's --train.max_steps
                 return f"Here it is called --{flag}."

@@ -7,7 +7,6 @@ import sys
 from collections.abc import Iterator
 
 VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")  # the second is the older name
-GROWING = "expandable_segments:True"
 
 
 def let_segments_grow() -> None:
@@ -19,16 +18,14 @@ def let_segments_grow() -> None:
     if sys.platform != "linux" or any(word in os.uname().release.lower() for word in ("microsoft", "tegra")):
         return
     if not any(os.environ.get(name) for name in VARIABLES):
-        os.environ[VARIABLES[0]] = GROWING
+        os.environ[VARIABLES[0]] = "expandable_segments:True"
 
 
 @contextlib.contextmanager
 def without_collector() -> Iterator[None]:
     """Switches the garbage collector off in the block: it doubles the time to read 50,000 short lists."""
-    was_enabled = gc.isenabled()
     gc.disable()
     try:
         yield
     finally:
-        if was_enabled:
-            gc.enable()
+        gc.enable()

@@ -34,8 +34,7 @@ class Output:
         """Replaces the file's content. Raises UserError (exit 5) if that fails."""
         with writing(self._shown, self._target):
             self._target.parent.mkdir(parents=True, exist_ok=True)
-            is_stream = self._target.exists() and not self._target.is_file()
-            if is_stream:
+            if self._target.exists() and not self._target.is_file():  # a device, a pipe
                 self._target.write_bytes(content)
             else:
                 write_whole(self._target, content)
@@ -54,7 +53,6 @@ def place_of(path: str) -> Path:
             raise PermissionError(13, os.strerror(13), path)
         if not (target.is_file() or target.is_dir()):  # a device, a pipe
             return target
-    nearest = next(folder for folder in target.parents if folder.exists())
-    with tempfile.TemporaryFile(dir=nearest, buffering=0) as probe:
+    with tempfile.TemporaryFile(dir=next(filter(Path.exists, target.parents)), buffering=0) as probe:
         probe.write(b"\n")  # a full disk still takes empty files
     return target

@@ -46,8 +46,8 @@ class Progress:
     def __init__(self, stream: TextIO | None = None, heartbeat_seconds: float = HEARTBEAT_SECONDS):
         self._is_silent = not is_main()
         self.stream = open(os.devnull, "w") if self._is_silent else stream or sys.stdout  # noqa: SIM115
-        is_drawable = os.environ.get("TERM") != "dumb" and (columns_of(self.stream) or 0) >= NARROWEST_BAR
-        self.on_terminal = is_drawable and not in_notebook()
+        self.on_terminal = (os.environ.get("TERM") != "dumb" and not in_notebook()
+                            and (columns_of(self.stream) or 0) >= NARROWEST_BAR)
         self.stopped_seconds = 0.0
         self.on_warning: Callable[[str], None] | None = None
 
@@ -121,13 +121,13 @@ class Progress:
         """
         if self._is_silent:
             return
-        now = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime())
         start = f"resumed after step {step:,}" if step else "from the beginning"
         with self._lock:
             if not appends and not path.is_symlink():
                 with contextlib.suppress(OSError):  # _record prints the reason
                     path.unlink(missing_ok=True)
             self._log = path
+            now = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime())
             self._record("\n".join([f"==== {now}, {start}: {command}", *self._unwritten]))
             self._unwritten.clear()
 
@@ -153,8 +153,8 @@ class Progress:
         if self.on_terminal:
             from tqdm import tqdm
 
-            self._bar = tqdm(total=total, initial=done, ncols=columns_of(self.stream), file=self.stream, leave=False,
-                             bar_format=BAR)
+            self._bar = tqdm(total=total, initial=done, ncols=columns_of(self.stream), file=self.stream,
+                             leave=False, bar_format=BAR)
 
     def at(self, done: int, line: str = "", fields: Sequence[str] = ()) -> None:
         """Moves the bar to done, and records the line. Without a bar the line, if any, is printed.
@@ -176,7 +176,8 @@ class Progress:
 
     def _draw(self, text: str) -> None:
         """Sets the bar's text, which the next refresh shows."""
-        self._bar.ncols = (columns_of(self.stream) or NARROWEST_BAR) - 1  # the last column would begin a new line
+        # The last column would begin a new line.
+        self._bar.ncols = (columns_of(self.stream) or NARROWEST_BAR) - 1
         self._bar.set_description_str(text, refresh=False)
 
     def end_bar(self) -> None:
@@ -249,10 +250,8 @@ class Meter:
             return
         self._next = now + self._pause_seconds
         bytes_per_second = max(1.0, done_bytes / (now - self._began))
-        seconds_left = max(0.0, self._total_bytes - done_bytes) / bytes_per_second
         fields = [f"{self._doing} {done_bytes / 1e6:,.1f} of {self._total_bytes / 1e6:,.1f} MB",
-                  f"{duration(seconds_left)} left",
+                  f"{duration(max(0.0, self._total_bytes - done_bytes) / bytes_per_second)} left",
                   f"{bytes_per_second / 1e6:.1f} MB/s"]
         # log.txt needs no line of each redraw of the bar.
-        line = "" if self._progress.on_terminal else " | ".join(fields)
-        self._progress.at(done_bytes, line, fields)
+        self._progress.at(done_bytes, "" if self._progress.on_terminal else " | ".join(fields), fields)

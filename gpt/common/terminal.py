@@ -20,8 +20,8 @@ NOTEBOOK_VARIABLES = ("JPY_PARENT_PID", "COLAB_RELEASE_TAG", "COLAB_GPU", "KAGGL
 
 def in_notebook() -> bool:
     """True for a command in a notebook's cell: it sees a terminal of 80 columns, but cannot redraw a line."""
-    has_inline_plots = "inline" in os.environ.get("MPLBACKEND", "")  # by ipykernel; VS Code needs no Jupyter
-    return has_inline_plots or any(os.environ.get(name) for name in NOTEBOOK_VARIABLES)
+    # ipykernel sets MPLBACKEND for plots inside a notebook; VS Code's notebooks have no Jupyter.
+    return "inline" in os.environ.get("MPLBACKEND", "") or any(map(os.environ.get, NOTEBOOK_VARIABLES))
 
 
 def columns_of(stream: Any) -> int | None:

@@ -45,16 +45,15 @@ def shell_word(text: object) -> str:
     text = str(text)
     if text.isprintable():
         return shlex.quote(text)
-    quoted = ""
-    for character in text:
-        if character.isprintable() and character not in "\\'":
-            quoted += character
-            continue
-        # 128 surrogates stand for the bytes of a name that is not UTF-8. The others occur in JSON alone.
-        is_raw_byte = "\udc80" <= character <= "\udcff"
-        encoded = character.encode("utf-8", "surrogateescape" if is_raw_byte else "surrogatepass")
-        quoted += "".join(f"\\{byte:03o}" for byte in encoded)
-    return f"$'{quoted}'"
+    characters = (c if c.isprintable() and c not in "\\'" else _in_octal(c) for c in text)
+    return f"$'{''.join(characters)}'"
+
+
+def _in_octal(character: str) -> str:
+    # 128 surrogates stand for the bytes of a name that is not UTF-8. The others occur in JSON alone.
+    is_raw_byte = "\udc80" <= character <= "\udcff"
+    encoded = character.encode("utf-8", "surrogateescape" if is_raw_byte else "surrogatepass")
+    return "".join(f"\\{byte:03o}" for byte in encoded)
 
 
 def shell_line(words: Iterable[str]) -> str:

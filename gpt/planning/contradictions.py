@@ -31,13 +31,14 @@ def expand_shorthands(given: dict[str, Any]) -> dict[str, Any]:
 
 def contradictions(args: argparse.Namespace) -> list[str]:
     """Returns the problems of flags that are each valid, one line each."""
-    problems = [*problems_with(args.data_dir), *hub.problems_with_name("--init_from", args.init_from)]
-    if isinstance(args.data_dir, list):
-        problems += [f"--{name}: not with several folders in --data_dir: each of them has its own"
-                     for name in ("bin_file", "val_bin_file", "metadata_file") if vars(args)[name] is not None]
-    problems += [f"--{name}: the hub has weights, no state of training; give --init_from"
-                 for name in ("resume_from", "cooldown_from") if hub.is_on_hub(vars(args)[name])]
-
+    problems = [
+        *problems_with(args.data_dir),
+        *hub.problems_with_name("--init_from", args.init_from),
+        *(f"--{name}: not with several folders in --data_dir: each of them has its own"
+          for name in ("bin_file", "val_bin_file", "metadata_file")
+          if isinstance(args.data_dir, list) and vars(args)[name] is not None),
+        *(f"--{name}: the hub has weights, no state of training; give --init_from"
+          for name in ("resume_from", "cooldown_from") if hub.is_on_hub(vars(args)[name]))]
     continues = args.cooldown_from or args.config.recorded  # where a recorded --min_lr is for the end of a cooldown
     mirror = os.path.join(os.path.realpath(args.mirror_to or ""), "")
     output_dir = os.path.join(os.path.realpath(args.output_dir), "")

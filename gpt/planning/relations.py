@@ -6,7 +6,6 @@ from gpt.optimizers.table import OPTIMIZERS
 BY_LENGTH = "min_lr warmup_steps weight_decay dropout eval_interval sample_interval log_interval"
 BY_MODEL = f"epochs init_std optimizer learning_rate embedding_learning_rate {BY_LENGTH}"
 BY_BATCH = "learning_rate embedding_learning_rate min_lr beta2"
-CUDA_GRAPHS = "reduce-overhead"
 WITHOUT_CUDA_GRAPHS = (
     "no-use_gpu", "deterministic", "activation_checkpointing", "batch_size auto", "dropout", "teacher")
 
@@ -92,7 +91,7 @@ RELATIONS = {
     "compile_mode": Relations(
         "machine", conflicts=", ".join([
             "no-compile", "max-autotune-no-cudagraphs: deterministic",
-            *(f"{CUDA_GRAPHS}: {condition}" for condition in WITHOUT_CUDA_GRAPHS)])),
+            *(f"reduce-overhead: {condition}" for condition in WITHOUT_CUDA_GRAPHS)])),
     "deterministic": Relations("machine", aliases="full_determinism"),
     "activation_checkpointing": Relations("machine", aliases="gradient_checkpointing"),
 

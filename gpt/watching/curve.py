@@ -60,8 +60,10 @@ class LossCurve:
             return None
         # The standard error of a median of BLOCK normal values is 1.2533 deviations / sqrt(BLOCK).
         noise = fmean(self._noises[-FEWEST_BLOCKS:]) * 1.2533 / math.sqrt(BLOCK)
-        return (self._oscillates(noise, learning_rate) or self._explodes(noise, learning_rate)
-                or self._stands_still(noise, learning_rate, peak_fraction))
+        last = self._middles[-max(FEWEST_BLOCKS, len(self._middles) // 3):]
+        now = median(last[-4:])
+        return (self._oscillates(last, now, noise, learning_rate) or self._explodes(now, noise, learning_rate)
+                or self._stands_still(last, now, noise, learning_rate, peak_fraction))
 
     def verdict(self, loss: float, learning_rate: float) -> str | None:
         """Returns a warning if the last loss is worse than guessing; by a tenth, which a short run's noise is not."""
@@ -70,16 +72,8 @@ class LossCurve:
         return (f"the last loss, {loss:.4f}, is worse than guessing (ln V is {self._guessing_loss:.2f}). "
                 f"Halve --learning_rate, to {learning_rate / 2:.2g}.")
 
-    @property
-    def _now(self) -> float:
-        return median(self._middles[-4:])
-
-    @property
-    def _last_third(self) -> list[float]:
-        return self._middles[-max(FEWEST_BLOCKS, len(self._middles) // 3):]
-
-    def _oscillates(self, noise: float, learning_rate: float) -> str | None:
-        last, now = self._last_third, self._now
+    def _oscillates(self, last: list[float], now: float, noise: float, learning_rate: float) -> str | None:
+        """last is the last third of the curve's points; now is the median of the last four."""
         moves = [after - before for before, after in pairwise(last)]
         swing = fmean(map(abs, moves))
         progress = last[0] - now
@@ -90,16 +84,16 @@ class LossCurve:
                 f"{noise:.3f}, and fell by {progress:.3f} in {len(last) * BLOCK:,} steps. "
                 f"Halve --learning_rate, to {learning_rate / 2:.2g}, or double --gradient_accumulation_steps.")
 
-    def _explodes(self, noise: float, learning_rate: float) -> str | None:
-        lowest, now = min(self._middles), self._now
+    def _explodes(self, now: float, noise: float, learning_rate: float) -> str | None:
+        lowest = min(self._middles)
         if now <= 1.1 * lowest + 6 * noise:
             return None
         steps_since = (len(self._middles) - self._middles.index(lowest) - 1) * BLOCK
         return (f"the loss explodes: {now:.4f}, up from {lowest:.4f} {steps_since:,} steps before. "
                 f"Halve --learning_rate, to {learning_rate / 2:.2g}, and resume from before the rise.")
 
-    def _stands_still(self, noise: float, learning_rate: float, peak_fraction: float) -> str | None:
-        last, now = self._last_third, self._now
+    def _stands_still(self, last: list[float], now: float, noise: float, learning_rate: float,
+                      peak_fraction: float) -> str | None:
         gained = median(last[:4]) - now
         if peak_fraction <= 0.5 or gained + 3 * noise >= 0.01 * now:
             return None

@@ -3,6 +3,8 @@
 The run may be still going, or killed in the middle of a line; values that are not finite numbers are left out.
 """
 
+import contextlib
+import itertools
 import json
 import statistics
 from collections.abc import Iterable
@@ -27,12 +29,10 @@ def rows_in(content: bytes) -> list[Row]:
     """Returns the whole lines with a step; the last line of a running or killed run may be cut short."""
     rows = []
     for line in content.decode("utf-8", "replace").splitlines():
-        try:
+        with contextlib.suppress(ValueError, RecursionError):
             row = json.loads(line)
-        except (ValueError, RecursionError):
-            continue
-        if isinstance(row, dict) and type(row.get("step")) is int and 0 <= row["step"] <= MOST_STEPS:
-            rows.append(row)
+            if isinstance(row, dict) and type(row.get("step")) is int and 0 <= row["step"] <= MOST_STEPS:
+                rows.append(row)
     return rows
 
 
@@ -100,13 +100,9 @@ def read_run(word: str) -> LoggedRun:
     curves = {name: Curve(list(values), list(values.values())) for name, values in by_step.items()}
 
     if "seconds" in curves:  # a row has the mean seconds of a step since the row before
-        last_step = total = 0.0
-        elapsed = []
-        for step, seconds in by_step["seconds"].items():
-            total += (step - last_step) * seconds
-            last_step = step
-            elapsed.append(total)
-        curves["seconds"] = Curve(curves["seconds"].xs, elapsed)
+        steps, means = curves["seconds"].xs, curves["seconds"].ys
+        parts = ((step - before) * mean for before, step, mean in zip([0.0, *steps], steps, means, strict=False))
+        curves["seconds"] = Curve(steps, list(itertools.accumulate(parts)))
     ratios = [row["bits_per_byte"] / row["val_loss"] for row in rows
               if row.get("val_loss", 0) > 1e-9 and row.get("bits_per_byte", 0) > 0]
     return LoggedRun(printable(word), curves, statistics.median(ratios) if ratios else None)

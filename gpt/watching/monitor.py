@@ -67,7 +67,7 @@ class Monitor:
         self._last_loss = math.nan
         self._bits_per_byte: float | None = None  # of the last validation
         self._results: list[StepResult] = []  # of the steps since the last logged one
-        self._num_counted = 0  # the first of these, which count_skipped has counted
+        self._num_counted = 0  # the first of these, which catch_up has counted
         self._skipped_in_a_row = 0
         self._enqueued: deque[_Enqueued] = deque()  # oldest first
         self._warned: set[str] = set()  # the kinds of the printed warnings
@@ -87,8 +87,8 @@ class Monitor:
         self._out.on_warning = None
 
     def _close_trackers(self) -> None:
-        is_stopped = self._runtime.signals.number is not None
-        self._recorder.close(TRACKER_SECONDS_AFTER_SIGNAL if is_stopped else TRACKER_SECONDS)
+        self._recorder.close(
+            TRACKER_SECONDS if self._runtime.signals.number is None else TRACKER_SECONDS_AFTER_SIGNAL)
 
     # ---- steps
 
@@ -101,23 +101,18 @@ class Monitor:
         self._results.append(result)
         step, recipe = self.state.step, self._recipe
         if step % recipe.log_interval == 0 or step in (1, recipe.total_steps):  # the same steps in a resumed run
-            figures = [figure for each in self._results for figure in each.by_name().values()]
-            on_host = to_host(torch.stack(figures).view(len(self._results), -1))
+            on_host = to_host(torch.stack([
+                figure for each in self._results for figure in each.by_name().values()]).view(len(self._results), -1))
             self._enqueued.append(_Enqueued(list(result.by_name()), on_host, self._num_counted, step,
                                             self.state.samples_seen, self._run.micro_batch, self._clock.mark()))
             self._results = []
             self._num_counted = 0
 
-    def count_skipped(self) -> None:
-        """Adds the skipped steps since the last logged one to the state, before it is saved; waits for the device."""
-        uncounted = self._results[self._num_counted:]
-        self._num_counted = len(self._results)
-        self.state.skipped_steps += int(sum(result.skipped.item() for result in uncounted))
-
     def catch_up(self) -> None:
-        """Logs and counts all steps so far, before something is saved or measured; waits for the device."""
+        """Logs all steps so far and counts the skipped ones, before a save or a measurement; waits for the device."""
         self.log(at_once=True)
-        self.count_skipped()
+        self.state.skipped_steps += int(sum(result.skipped.item() for result in self._results[self._num_counted:]))
+        self._num_counted = len(self._results)
 
     def log(self, at_once: bool = False) -> None:
         """Prints and records the logged steps that the device has finished.
@@ -169,8 +164,8 @@ class Monitor:
                  "memory": f"{memory_bytes / 2**30:.1f} GiB",
                  "left": f"{duration(wall_seconds * (recipe.total_steps - step))} left",
                  "skipped": f"{self.state.skipped_steps} skipped" if self.state.skipped_steps else ""}
-        by_importance = [parts[name] for name in (*BY_IMPORTANCE, *figures)]
-        self._out.at(step, " | ".join(filter(None, parts.values())), list(filter(None, by_importance)))
+        by_importance = [parts[name] for name in (*BY_IMPORTANCE, *figures) if parts[name]]
+        self._out.at(step, " | ".join(filter(None, parts.values())), by_importance)
 
     # ---- warnings and advice
 
@@ -189,8 +184,8 @@ class Monitor:
                                      "spent waiting for data. Give --preload ram, or put the tokens on a faster disk.")
 
         micro_batch_seconds = step_seconds * micro_batch / self._recipe.samples_per_step
-        is_idle = gauge.host_is_late and gauge.trained > WATCHED_SECONDS
-        if is_idle and micro_batch_seconds < SHORT_MICRO_BATCH_SECONDS and self._machine.backend.runs_ahead:
+        if (self._machine.backend.runs_ahead and gauge.host_is_late and gauge.trained > WATCHED_SECONDS
+                and micro_batch_seconds < SHORT_MICRO_BATCH_SECONDS):
             self.warn_once("batch", "the GPU waits for the host: its micro-batches are too small. Give a larger "
                                     f"--batch_size than {micro_batch}, or --batch_size auto.")
 
@@ -211,8 +206,8 @@ class Monitor:
                 self._out.warn(spike)
         peak = self._recipe.learning_rate
         if advice := self._curve.advice(peak, self._recipe.learning_rate_at(last_step) / peak):
-            kind = advice.partition(":")[0]  # 'the loss explodes', for example
-            self.warn_once(kind, f"advice at step {last_step:,}: {advice}")
+            # The kind is the advice up to its colon, for example 'the loss explodes'.
+            self.warn_once(advice.partition(":")[0], f"advice at step {last_step:,}: {advice}")
 
     # ---- between steps
 
@@ -234,8 +229,7 @@ class Monitor:
         """Prints and records a sample of the model's text, if there is one."""
         if text is not None:
             self._recorder.log(self.state.step, time=time.time(), sample=text)
-            lines = text.replace("\n", "\n  | ")
-            self._out.say(f"sample at step {self.state.step:,}\n  | {lines}")
+            self._out.say(f"sample at step {self.state.step:,}\n{text}".replace("\n", "\n  | "))
 
     # ---- the end
 
@@ -302,7 +296,6 @@ class Monitor:
 
     def _new_run(self, folder: str, flags: str, name: str) -> str:
         """Returns the command of another run by this one's flags and these, into a folder named after this one's."""
-        mirror_to = self._args.mirror_to
-        mirror = f" --mirror_to {shell_word(mirror_to)}-{name}" if mirror_to else ""
+        mirror = f" --mirror_to {shell_word(self._args.mirror_to)}-{name}" if self._args.mirror_to else ""
         return (f"python train.py --config {folder}/config.toml \\\n"
                 f"    {flags} --output_dir {folder}-{name}{mirror}")

@@ -42,10 +42,10 @@ def open_output(run: Run, argv: Sequence[str], checkpointer: Checkpointer) -> It
                        f"    python train.py --resume_from {shell_word(output_dir)}", run.recipe.reasons)
     checkpointer.start(resumed)
 
-    facts = {**flags.values, **recorded["environment"], "parameters": setup.config.num_parameters}
-    recorder = Recorder(args, output_dir, state, out, facts, is_silent=not is_first)
-    checkpointer.validations += [(row["step"], row["val_loss"], row.get("bits_per_byte")) for row in recorder.rows
-                                 if is_number(row.get("val_loss"))]
+    recorder = Recorder(args, output_dir, state, out, is_silent=not is_first, config={
+        **flags.values, **recorded["environment"], "parameters": setup.config.num_parameters})
+    checkpointer.validations += [(row["step"], row["val_loss"], row.get("bits_per_byte"))
+                                 for row in recorder.rows if is_number(row.get("val_loss"))]
     if run.recipe.cooldown and not checkpointer.is_on_disk:
         checkpointer.save(permanent=False)  # in another folder --resume_from would find no checkpoint yet
     gc.freeze()  # the collector need not look through all these objects again and again

@@ -33,8 +33,7 @@ class OverfittingWatch:
         best_val_loss, best_step = self.validations[best]
         loss_then, error_then = self.losses[best]
         loss, error = self.losses[-1]
-        is_falling = loss_then - loss > 2 * math.sqrt(error_then + error)
-        if not is_falling or not self._has_risen_since(best):
+        if loss_then - loss <= 2 * math.sqrt(error_then + error) or not self._has_risen_since(best):
             return None
         return (f"overfitting since step {best_step:,}: the validation loss rose from {best_val_loss:.4f} to "
                 f"{val_loss:.4f} while the training loss fell from {loss_then:.4f} to {loss:.4f}. What helps the next "

@@ -15,7 +15,7 @@ from gpt.common.names import METRICS
 from gpt.common.progress import Progress
 from gpt.planning.early import requested_trackers
 from gpt.training.state import TrainState
-from gpt.watching.history import Row, rows_in
+from gpt.watching.history import rows_in
 from gpt.watching.tracker import Tracker
 from gpt.watching.tracker_process import RecordedRun
 
@@ -33,12 +33,9 @@ class MetricsFile:
         """
         self._path = path
         self._lock = threading.Lock()  # a warning may come from another thread
-        self.rows: list[Row] = []
-        if path.exists() and state.step:
-            for row in rows_in(path.read_bytes()):
-                last_step = state.validated_step if "val_loss" in row else state.step
-                if row["step"] <= last_step:
-                    self.rows.append(row)
+        recorded = rows_in(path.read_bytes()) if path.exists() and state.step else []
+        self.rows = [row for row in recorded
+                     if row["step"] <= (state.validated_step if "val_loss" in row else state.step)]
         write_whole(path, "".join(json.dumps(row) + "\n" for row in self.rows))
 
     def log(self, step: int, fields: Fields) -> None:
@@ -71,14 +68,12 @@ class Recorder:
                  config: Fields | None = None, is_silent: bool = False):
         self._metrics = None if is_silent else MetricsFile(output_dir / METRICS, state)
         self.rows = self._metrics.rows if self._metrics else []
-        self._trackers: list[Tracker] = []
         self._out = out
         names = [] if is_silent else requested_trackers(flags)
-        if names:
-            number, name = run_id(output_dir, bool(state.step or flags.resume_from)), output_dir.resolve().name
-            for tracker in names:
-                run = RecordedRun(number, name, state.step, config or {}, str(output_dir / tracker))
-                self._trackers.append(Tracker(tracker, run, out))
+        number = run_id(output_dir, bool(state.step or flags.resume_from)) if names else ""
+        runs = (RecordedRun(number, output_dir.resolve().name, state.step, config or {}, str(output_dir / name))
+                for name in names)
+        self._trackers = [Tracker(name, run, out) for name, run in zip(names, runs, strict=True)]
 
     def log(self, step: int, **fields: Any) -> None:
         """Records the figures and texts of a step; a number that is not finite becomes None.

@@ -22,9 +22,8 @@ class Tracker:
         self._out = out
         self._child: subprocess.Popen[str] | None = None
         self._listener = threading.Thread(target=self._listen, args=(f"{run.folder}/tracker.log",), daemon=True)
-        paths = [str(PROGRAM), os.environ.get("PYTHONPATH")]
         environment = {**without_torchrun(os.environ), "OMP_NUM_THREADS": "1", "PYTHONIOENCODING": "utf-8",
-                       "PYTHONPATH": os.pathsep.join(filter(None, paths))}
+                       "PYTHONPATH": os.pathsep.join(filter(None, [str(PROGRAM), os.environ.get("PYTHONPATH")]))}
         command = [sys.executable, str(PROGRAM / "gpt/watching/tracker_process.py"), name, json.dumps(run)]
         try:
             os.makedirs(run.folder, exist_ok=True)

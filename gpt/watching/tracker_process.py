@@ -117,13 +117,13 @@ def wandb(run: RecordedRun) -> Recording:
     started = library.init(id=run.id, config=run.config, resume="allow")
 
     def log(step: int, seconds: float, row: dict[str, Any]) -> None:
-        values = {name: library.Html(f"<pre>{html.escape(value)}</pre>") if isinstance(value, str) else value
-                  for name, value in row.items()}
-        started.log({"_timestamp": seconds, **values}, step=step)
+        started.log({"_timestamp": seconds, **{
+            name: library.Html(f"<pre>{html.escape(value)}</pre>") if isinstance(value, str) else value
+            for name, value in row.items()}}, step=step)
 
     if is_offline:
-        folder = f"{run.folder}/{os.path.basename(started.settings.sync_dir)}"
-        return Recording(log, started.finish, f"to upload: wandb sync {shell_word(folder)}")
+        folder = shell_word(f"{run.folder}/{os.path.basename(started.settings.sync_dir)}")
+        return Recording(log, started.finish, f"to upload: wandb sync {folder}")
     return Recording(log, started.finish, f"wandb: {started.url}", run.step if started.resumed else -1)
 
 

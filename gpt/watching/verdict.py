@@ -31,5 +31,5 @@ def verdict(validations: list[tuple[float, int]], train_loss: float, tokens_seen
               f"{-gain:+.2f} nats in the last quarter")
     if tokens_seen < ENOUGH * num_parameters and gain > FALLING * last:
         return LONGER, reason
-    larger = [name for name, size in sizes.items() if num_parameters < size <= num_tokens * FRESH / ENOUGH]
-    return [*larger, MORE_TEXT][0], reason
+    larger = (name for name, size in sizes.items() if num_parameters < size <= num_tokens * FRESH / ENOUGH)
+    return next(larger, MORE_TEXT), reason

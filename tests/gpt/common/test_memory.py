@@ -24,10 +24,8 @@ def test_segments_grow_on_linux_unless_the_user_has_decided(monkeypatch, system,
     assert os.environ == expected
 
 
-def test_the_collector_is_off_inside_and_then_as_it_was():
+def test_the_collector_is_off_inside_and_then_on_again():
     with memory.without_collector():
-        with memory.without_collector():
-            pass
         assert not gc.isenabled()
     assert gc.isenabled()
     with pytest.raises(KeyError), memory.without_collector():
