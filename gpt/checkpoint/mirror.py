@@ -66,10 +66,9 @@ def holds_this_run(root: Path, output_dir: Path) -> bool:
     Two folders hold the same run if they share a checkpoint, or if their metrics.jsonl begin with the same row: it has
     the time of the run's first logged step.
     """
-    if any(is_copied(path, root / path.name) for path in steps_in(output_dir).values()):
-        return True
-    row = first_row(root)
-    return bool(row and steps_in(root)) and row == first_row(output_dir)
+    shares_row = first_row(root) != b"" and first_row(root) == first_row(output_dir)
+    return (shares_row and bool(steps_in(root))) or any(
+        is_copied(path, root / path.name) for path in steps_in(output_dir).values())
 
 
 def first_row(folder: Path) -> bytes:
@@ -197,7 +196,9 @@ class Mirror:
         """Prunes the mirror, then copies the missing checkpoints. Raises OSError, also for a damaged checkpoint."""
         root, output_dir = self._root, self._output_dir
         if not self._is_ours:
-            self._check_owner()
+            is_new = self._may_be_new and not steps_in(root)
+            if not (is_new or holds_this_run(root, output_dir)):
+                raise OSError("it does not hold the checkpoints of this run; --mirror_to chooses another folder")
             root.mkdir(parents=True, exist_ok=True)
             sweep(root)
             self._is_ours = True
@@ -217,12 +218,6 @@ class Mirror:
                         raise OSError(f"{path.name} was not copied: {first_line(error)}") from error
                 if retention is not self._latest:  # the newest first
                     return
-
-    def _check_owner(self) -> None:
-        """Raises OSError if the folder holds another run, or if it is a recorded one and does not hold this run."""
-        is_new = self._may_be_new and not steps_in(self._root)
-        if not (is_new or holds_this_run(self._root, self._output_dir)):
-            raise OSError("it does not hold the checkpoints of this run; --mirror_to chooses another folder")
 
 
 def yield_the_cores() -> None:

@@ -62,16 +62,10 @@ class Checkpointer:
         if self._snapshot is not None:  # the first save would wait longer for new pages than for its copy
             self._snapshot.reserve(self.plan.checkpoint_bytes, self._runtime.machine.backend.runs_ahead)
 
-    def is_due(self) -> bool:
-        """True if a rolling checkpoint is due by its step."""
-        steps = self._args.checkpoint_every_steps
-        return steps > 0 and self._run.state.step % steps == 0
-
     def is_wanted(self) -> bool:
         """True if a rolling checkpoint is due by the main process's clock, or was requested by a signal."""
-        seconds = time.monotonic() - self._begun_at
-        minutes = self._args.checkpoint_every_minutes
-        is_late = self._runtime.processes.is_first and minutes and seconds >= 60 * minutes
+        minutes = self._args.checkpoint_every_minutes if self._runtime.processes.is_first else 0
+        is_late = minutes and time.monotonic() - self._begun_at >= 60 * minutes
         return bool(is_late or self._runtime.signals.asks_to_save)
 
     def is_permanent(self) -> bool:
@@ -180,9 +174,9 @@ class Checkpointer:
             **({"text": printable(", ".join(corpus.origins))} if corpus.origins else {}),
             **{f"{weight_percent(share.weight)} from {share.name}": f"{share.corpus.train.length:,} training tokens, "
                f"sha256 {share.corpus.identity}" for share in corpus.components}}
+        command = command_for_card(flags_of_run(self._run.setup).given)
         on_hub = {"base_model": [repo_of(state.init_from, MODEL)],
                   "datasets": [repo_of(origin, DATASET) for origin in corpus.origins]}
-        command = command_for_card(flags_of_run(self._run.setup).given)
         return contents.model_card(config, facts, self.validations, command, on_hub)
 
     # ---- the checkpoints on the disk
@@ -201,8 +195,8 @@ class Checkpointer:
         """The steps that a process loses if it ends now, and its safe checkpoint. Any thread may call this."""
         step, saved = self._run.state.step, self._written_step
         if saved is None:
-            steps = several(step - self._first_step, "step")
-            return AtRisk(f"the {steps} of this run, which has saved nothing yet", "")
+            lost = f"the {several(step - self._first_step, 'step')} of this run, which has saved nothing yet"
+            return AtRisk(lost, "")
         return AtRisk(f"the {several(step - saved, 'step')} since checkpoint-{saved}",
                      f"checkpoint-{saved}, from which --resume_from {shell_word(self.output_dir)} goes on")
 

@@ -32,8 +32,10 @@ def due_after_step(run: Run, checkpointer: Checkpointer, deadline: Deadline, pac
         run.setup.runtime.out.say(deadline.describe_end(step, recipe, run.setup.args.output_dir))
     is_last = out_of_time or step == recipe.total_steps
     permanent = is_last or checkpointer.is_permanent()
+    every_steps = run.setup.args.checkpoint_every_steps
+    is_rolling = every_steps > 0 and step % every_steps == 0
     is_wanted = decisions.any_said("save", checkpointer.is_wanted())
-    return Due(is_last, save=is_wanted or permanent or checkpointer.is_due(), permanent=permanent,
+    return Due(is_last, save=is_wanted or permanent or is_rolling, permanent=permanent,
                validate=is_last or step % recipe.eval_interval == 0,
                sample=recipe.sample_interval > 0 and (is_last or step % recipe.sample_interval == 0))
 

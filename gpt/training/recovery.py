@@ -39,9 +39,9 @@ def undo_step(run: Run, rng: Mapping[str, torch.Tensor]) -> None:
     optimizer, scaler, machine = run.optimizer, run.scaler, run.setup.runtime.machine
     optimizer.zero_grad(set_to_none=True)
     machine.set_rng_state(rng)
-    unfinished = [p for p, kept in optimizer.state.items() if kept.keys() != expected_state(optimizer, p).keys()]
-    for parameter in unfinished:
-        del optimizer.state[parameter]
+    for parameter, kept in list(optimizer.state.items()):
+        if kept.keys() != expected_state(optimizer, parameter).keys():  # the step has not finished it
+            del optimizer.state[parameter]
     if scaler.is_enabled():
         # Before its first use the scaler has no scale.
         scaler.scale(torch.zeros((), device=machine.device))
