@@ -33,7 +33,8 @@ def leave_out_current_folder() -> None:
     os.environ[SAFE_PATH] = "1"
     is_module = getattr(sys.modules["__main__"], "__spec__", None) is not None
     with contextlib.suppress(OSError):  # the current folder has been deleted
-        if is_module and not getattr(sys.flags, "safe_path", False) and sys.path[0] == os.getcwd() != str(PROGRAM):
+        if (is_module and not getattr(sys.flags, "safe_path", False)
+                and sys.path[0] == os.getcwd() != str(PROGRAM)):
             del sys.path[0]  # `python -m train` puts it first
 
 
@@ -66,8 +67,9 @@ def run_child(command: Sequence[str], signals: Signals, seconds: float = math.in
     ends_at = time.monotonic() + seconds
     is_late = False
     pipe = None if shows else subprocess.PIPE
-    with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=pipe, stderr=pipe, text=True, errors="replace",
-                          env={**inherited, **env}, start_new_session=os.name == "posix") as child:
+    with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=pipe, stderr=pipe, text=True,
+                          errors="replace", env={**inherited, **env},
+                          start_new_session=os.name == "posix") as child:
         while True:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 stdout, stderr = child.communicate(timeout=0.2)
@@ -101,7 +103,7 @@ def start_process(context: Any, target: Callable[..., Any], *arguments: Any) -> 
             from multiprocessing import resource_tracker
 
             resource_tracker.ensure_running()  # before the signals are blocked: its start unblocks them
-        # A terminal sends both to all of its processes: a child that is still starting would end with a traceback.
+        # A terminal sends both to all of its processes: a starting child would end with a traceback.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGHUP))
         try:
             process.start()
@@ -118,7 +120,7 @@ def _call_in(folder: str, target: Callable[..., Any], arguments: tuple[Any, ...]
 
 @contextlib.contextmanager
 def outside_current_folder() -> Iterator[str]:
-    """Yields the current folder, "" if it was deleted; under Python 3.10 works in the program's folder meanwhile.
+    """Yields the current folder, "" if deleted; under Python 3.10 works in the program's folder meanwhile.
 
     There no module has a name of Python's own; no other thread may use relative paths. Later Pythons keep
     child processes from importing modules of the current folder by leave_out_current_folder().

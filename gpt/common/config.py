@@ -2,8 +2,8 @@
 
     learning_rate = 1e-3        at the top level: a flag that a person gave, by its name without --
     use_amp = true              a flag that is on or off
-    [decided]                   below this line: values that the program chose; it chooses them again where a person
-    min_lr = 1e-5               changes the flag that they depend on
+    [decided]                   below this line: values that the program chose, and chooses again
+    min_lr = 1e-5               where a person changes the flag that they depend on
 """
 
 import sys
@@ -23,13 +23,14 @@ TOML = "tomllib" if sys.version_info >= (3, 11) else "tomli"
 class Relations:
     """How a flag relates to other flags.
 
-    aliases, overrides and invalidates are names with blanks between; requires and conflicts are conditions with commas
-    between: "compile" (the flag is set), "no-compile" (it is off), "arch qwen3|llama" (it has one of these values).
+    aliases, overrides and invalidates are names with blanks between; requires and conflicts are conditions
+    with commas between: "compile" (the flag is set), "no-compile" (it is off), "arch qwen3|llama" (it has
+    one of these values).
     """
 
     scope: str = "run"  # a "run" records the flag, a "machine" only where somebody gave it, a "call" never
     aliases: str = ""  # names of the flag in other programs
-    overrides: str = ""  # flags of a lower layer that are dropped beside a new value: other words for it, or senseless
+    overrides: str = ""  # flags of a lower layer that a new value drops: other words for it, or senseless
     invalidates: str = ""  # values that the program chose from the old value, and chooses again from a new one
     requires: str = ""  # conditions; one of them must hold
     conflicts: str = ""  # conditions that must not hold; "auto: dropout" concerns the flag's value auto alone
@@ -39,8 +40,8 @@ class Relations:
 class Layer(NamedTuple):
     """The flags of one source, by name: given by a person, or decided by the program.
 
-    source is its name in messages. A wrong value is an error in a file that a person may have edited, and is left out
-    elsewhere.
+    source is its name in messages. A wrong value is an error in a file that a person may have edited, and
+    is left out elsewhere.
     """
 
     source: str
@@ -56,8 +57,8 @@ class Layer(NamedTuple):
 class Origin(NamedTuple):
     """The origin of a command's flags: the value of args.config.
 
-    given names the flags that a person gave. recorded is the file with the flags of the resumed run, or "". changed
-    describes, one by one, the recorded flags that the command line changes.
+    given names the flags that a person gave. recorded is the file with the flags of the resumed run, or "".
+    changed describes, one by one, the recorded flags that the command line changes.
     """
 
     given: frozenset[str]
@@ -70,7 +71,7 @@ class Origin(NamedTuple):
 
 @dataclass(frozen=True)
 class Rules:
-    """The relations between the flags of one command, and the defaults that conditions compare with, by flag."""
+    """The relations between the flags of one command, and the defaults for conditions, by flag."""
 
     relations: Mapping[str, Relations]
     defaults: Mapping[str, Any]
@@ -90,7 +91,7 @@ class Rules:
         return value is not None and value is not False and value != self.defaults[name]
 
     def conflicts(self, name: str, value: Any, values: Mapping[str, Any]) -> list[str]:
-        """The conflicts of a flag of this value with other flags; a message about one begins with the flag's name."""
+        """The conflicts of a flag of this value with other flags, as messages without the flag's name."""
         rules = (rule.rpartition(": ") for rule in self.of(name).conflicts.split(", ") if rule)
         return [f"{' ' if only else ''}{only}: not with --{condition}" for only, _, condition in rules
                 if only in ("", str(value)) and self.holds(condition, values)]
@@ -101,7 +102,7 @@ class Rules:
         return not conditions or any(self.holds(condition, values) for condition in conditions.split(", "))
 
     def merge(self, lower: Layer, upper: Layer) -> Layer:
-        """Merges two layers. The upper one wins, and drops the flags that its new values override or invalidate."""
+        """Merges two layers: the upper one wins, and drops what its new values override or invalidate."""
         changed = [self.of(name) for name, value in upper.given.items() if lower.values.get(name) != value]
         invalidated = {name for relations in changed for name in relations.invalidates.split()}
         dropped = {name for relations in changed for name in relations.overrides.split()}.union(upper.values)
@@ -139,10 +140,12 @@ def changes(lower: Layer, upper: Layer, merged: Layer) -> tuple[str, ...]:
 # ---------------------------------------------------------------- reading
 
 
-def read_toml(path: Path, cure: str = "Give a file with name = value on each line, and text in quotes.") -> Layer:
+def read_toml(path: Path,
+              cure: str = "Give a file with name = value on each line, and text in quotes.") -> Layer:
     """Reads the flags in a TOML file, with TOML's own values. cure ends the message about a wrong file.
 
-    Raises UserError: exit 2 for a file that is missing or not TOML, exit 5 on Python 3.10 without the package tomli.
+    Raises UserError: exit 2 for a file that is missing or not TOML, exit 5 on Python 3.10 without the
+    package tomli.
     """
     from gpt.common.files import read_text  # hashlib, which that imports, takes longer than the rest of --help
 
@@ -175,7 +178,8 @@ def write_toml(path: Path, layer: Layer, introduction: str, reasons: Mapping[str
         lines += [heading] if values else []
         for name, value in values.items():
             if is_utf8(str(value)):
-                value = json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")  # TOML but for one character
+                # JSON's values are TOML's but for one character.
+                value = json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
                 lines += [*_comment(reasons.get(name, "")), f"{name} = {value}"]
     write_whole(path, "\n".join([*lines, ""]))
 

@@ -145,7 +145,8 @@ def require(*names: str) -> None:
     try:
         os.getcwd()  # without a current folder torch's libraries end the process without a message
     except OSError:
-        raise UserError(Exit.MACHINE, "the current folder has been deleted. Go to one that exists: cd ~") from None
+        raise UserError(
+            Exit.MACHINE, "the current folder has been deleted. Go to one that exists: cd ~") from None
     problems = []
     for name in names:
         try:
@@ -263,14 +264,16 @@ def _explain(error: BaseException) -> tuple[Exit, str]:
         return Exit.MACHINE, "out of memory. Halve --batch_size, or look with nvidia-smi who else uses the GPU."
     if isinstance(error, ImportError):  # numpy's message is a page of advice with the cause at its end
         why = first_line(ImportError(str(error).rpartition("Original error was: ")[2]))
-        return Exit.MACHINE, f"a package cannot be loaded: {why}. Run: {PIP} --force-reinstall -r requirements.txt"
+        return Exit.MACHINE, (f"a package cannot be loaded: {why}. "
+                              f"Run: {PIP} --force-reinstall -r requirements.txt")
     if isinstance(error, RuntimeError) and "can't start new thread" in str(error):
         return Exit.MACHINE, "a thread could not be started. Raise the limits (ulimit -u, ulimit -v)."
-    if isinstance(error, OSError) and not isinstance(error, ValueError):  # io.UnsupportedOperation, a bug, is both
+    # io.UnsupportedOperation, a bug, is both.
+    if isinstance(error, OSError) and not isinstance(error, ValueError):
         why = error.strerror or first_line(error)  # numpy's on a full disk has no strerror
         place = f": {printable(error.filename)[:200]}" if error.filename else ""
-        return Exit.MACHINE, (f"{why}{place}. Check that the path exists, that you may access it, and that the disk "
-                              "has free space (or for too many open files: ulimit -n 1024).")
+        return Exit.MACHINE, (f"{why}{place}. Check that the path exists, that you may access it, and that the "
+                              "disk has free space (or for too many open files: ulimit -n 1024).")
     return Exit.BUG, (f"this is a bug in the program, not a mistake of yours: {type(error).__name__}: "
                       f"{first_line(error)}. Please report it with the file {_write_crash_log(error)}")
 

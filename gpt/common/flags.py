@@ -70,8 +70,8 @@ def whole(low: int, high: int = MAX_WHOLE, unit: str = "N") -> ValueKind:
 
 def real(low: float, high: float, above: bool = False, below: bool = False, unit: str = "X") -> ValueKind:
     """A finite number from low to high. above excludes low itself, below excludes high."""
-    words = f"a number {'above' if above else 'of at least'} {low:g} and {'below' if below else 'at most'} {high:g}"
-    return ValueKind(float, words, unit, lambda value: low <= value <= high and not (
+    words = f"{'above' if above else 'of at least'} {low:g} and {'below' if below else 'at most'} {high:g}"
+    return ValueKind(float, f"a number {words}", unit, lambda value: low <= value <= high and not (
         (above and value == low) or (below and value == high)))
 
 
@@ -130,7 +130,8 @@ def steps() -> ValueKind:
 class Switch(argparse.BooleanOptionalAction):
     """A flag that is on or off: --NAME and --no-NAME."""
 
-    def __init__(self, option_strings: Sequence[str], dest: str, default: bool | None = None, help: str | None = None):
+    def __init__(self, option_strings: Sequence[str], dest: str, default: bool | None = None,
+                 help: str | None = None):
         super().__init__(option_strings, dest, help=help)
         self.default = default  # given before, argparse until Python 3.12 would add it to the help text
 
@@ -154,15 +155,16 @@ def having(args: Args, **values: Any) -> Args:
 class Parser(argparse.ArgumentParser):
     """An argparse parser that takes no abbreviations and reports all problems together, with 'did you mean'.
 
-    relations maps names of flags to their Relations. expand(given) replaces shorthands by other flags, and raises
-    ValueError with a problem where a shorthand conflicts with another flag.
+    relations maps names of flags to their Relations. expand(given) replaces shorthands by other flags, and
+    raises ValueError with a problem where a shorthand conflicts with another flag.
     """
 
     def __init__(self, prog: str, description: str, relations: Mapping[str, Relations] | None = None,
                  expand: Callable[[dict[str, Any]], dict[str, Any]] = lambda given: given):
         width = min(130, shutil.get_terminal_size((USUAL_COLUMNS, 24)).columns)
         super().__init__(prog=f"python {prog}", usage=f"python {prog} [flags]", description=description,
-                         allow_abbrev=False, formatter_class=lambda prog: argparse.HelpFormatter(prog, 2, 34, width))
+                         allow_abbrev=False,
+                         formatter_class=lambda prog: argparse.HelpFormatter(prog, 2, 34, width))
         # argparse's own expression takes -1 for a value, but -1e-3, -inf and -nan for flags.
         self._negative_number_matcher = re.compile(r"-(\d|\.\d|inf|nan)", re.IGNORECASE)
         self.relations = relations or {}
@@ -175,9 +177,9 @@ class Parser(argparse.ArgumentParser):
              recorded: Callable[[Mapping[str, Any]], Layer | None] = lambda given: None) -> Namespace:
         """Parses argv. Flags missing there come from the file of --config, the resumed run, or the defaults.
 
-        check(args) returns the problems of a combination of flags that are each valid; recorded(given) returns the
-        flags of the run to resume, if there is one. args.config is an Origin. Raises UserError (exit 2) with all
-        problems.
+        check(args) returns the problems of a combination of flags that are each valid; recorded(given)
+        returns the flags of the run to resume, if there is one. args.config is an Origin. Raises UserError
+        (exit 2) with all problems.
         """
         self.flags = {action.dest: action for action in self._actions if action.dest != "help"}
         for action in self.flags.values():
@@ -242,7 +244,7 @@ class Parser(argparse.ArgumentParser):
     # ---- files
 
     def _checked(self, layer: Layer) -> Layer:
-        """Converts the values of a file. A wrong value is a problem if a person can correct it, else left out."""
+        """Converts the values of a file; a wrong one is a problem if a person can correct it, else left out."""
         checked = Layer(layer.source, {}, {})
         for fields, values in ((layer.given, checked.given), (layer.decided, checked.decided)):
             for name, value in fields.items():
@@ -254,7 +256,7 @@ class Parser(argparse.ArgumentParser):
         return checked._replace(given=self._expanded(checked.given))
 
     def _value_in_file(self, name: str, value: Any, source: str) -> Any:
-        """Converts the value of a flag in a file. Raises ValueError with the problem of the name or the value."""
+        """Converts the value of a flag in a file. Raises ValueError with the problem of name or value."""
         place = f"{printable(name)[:SHOWN_CHARACTERS]} ({source})"
         if isinstance(value, dict):
             raise ValueError(f"{place}: is a table. Write flags at the top of the file, without tables.")
@@ -265,7 +267,8 @@ class Parser(argparse.ArgumentParser):
         action = self.flags[name]
         if isinstance(action, Switch):
             if not isinstance(value, bool):
-                raise ValueError(f"{place} {printable(repr(str(value)))[:SHOWN_CHARACTERS]}: must be true or false")
+                raise ValueError(
+                    f"{place} {printable(repr(str(value)))[:SHOWN_CHARACTERS]}: must be true or false")
             return value
         words = value if isinstance(value, list) and value and action.nargs else [value]
         assert isinstance(action.type, ValueKind)
@@ -280,7 +283,7 @@ class Parser(argparse.ArgumentParser):
     # ---- problems
 
     def error(self, message: str) -> NoReturn:
-        """Called by argparse for a problem after which it cannot go on, for example a flag without its value."""
+        """Called by argparse for a problem that ends its work, for example a flag without its value."""
         if "ignored explicit argument" in message:  # as in --compile=0
             message = f"{message.split(':')[0]}: takes no value. --NAME turns it on, --no-NAME off."
         self.problems.append(message.removeprefix("argument "))
@@ -307,18 +310,21 @@ class Parser(argparse.ArgumentParser):
                 name = word.split("=")[0]
                 problems.append(f"{printable(name)}: no such flag. {self._suggest(name)}")
             elif not may_be_a_value:
-                problems.append(f"{printable(repr(word[:SHOWN_CHARACTERS]))}: unexpected argument. Give a value behind "
-                                "its flag, --NAME VALUE, and --NAME or --no-NAME for what is on or off. See --help.")
+                problems.append(f"{printable(repr(word[:SHOWN_CHARACTERS]))}: unexpected argument. Give a value "
+                                "behind its flag, --NAME VALUE, and --NAME or --no-NAME for what is on or off. "
+                                "See --help.")
             may_be_a_value = word.startswith("-") and "=" not in word
         return problems
 
     def _suggest(self, name: str) -> str:
-        """The flag to give instead of one that is misspelt, shortened, hyphenated, or has this name elsewhere."""
+        """The flag to give instead of a misspelt, shortened or hyphenated one, or of another program's."""
         plain = re.sub("[-.]", "_", name.lstrip("-").lower())
         for flag, relations in self.relations.items():
-            if {plain, plain.removeprefix("train_")} & {*relations.aliases.split()}:  # litgpt's --train.max_steps
+            # litgpt has --train.max_steps.
+            if {plain, plain.removeprefix("train_")} & {*relations.aliases.split()}:
                 return f"Here it is called --{flag}."
-        known = [option for action in self._actions for option in action.option_strings if option.startswith("--")]
+        known = [option for action in self._actions for option in action.option_strings
+                 if option.startswith("--")]
         near = [option for option in known if len(name) > 4 and option.startswith(name)]
         if not near:
             spelt = "--" + re.sub(r"^no_", "no-", name.lstrip("-").replace("-", "_"))

@@ -39,7 +39,8 @@ def contradictions(args: argparse.Namespace) -> list[str]:
           if isinstance(args.data_dir, list) and vars(args)[name] is not None),
         *(f"--{name}: the hub has weights, no state of training; give --init_from"
           for name in ("resume_from", "cooldown_from") if hub.is_on_hub(vars(args)[name]))]
-    continues = args.cooldown_from or args.config.recorded  # where a recorded --min_lr is for the end of a cooldown
+    # A recorded --min_lr may be for the end of a cooldown.
+    continues = args.cooldown_from or args.config.recorded
     mirror = os.path.join(os.path.realpath(args.mirror_to or ""), "")
     output_dir = os.path.join(os.path.realpath(args.output_dir), "")
     rules = {
@@ -53,7 +54,8 @@ def contradictions(args: argparse.Namespace) -> list[str]:
             any(change.startswith("init_std ") for change in args.config.changed),
         "--compile_mode reduce-overhead: is for one process; start it without torchrun":
             args.compile_mode == "reduce-overhead" and world_size() > 1,
-        "--tracker none: not with the names of trackers": isinstance(args.tracker, list) and "none" in args.tracker,
+        "--tracker none: not with the names of trackers":
+            isinstance(args.tracker, list) and "none" in args.tracker,
         "--mirror_to: lies in --output_dir, or holds it; give a folder on another disk":
             args.mirror_to and (mirror.startswith(output_dir) or output_dir.startswith(mirror)),
     }

@@ -1,4 +1,4 @@
-"""How the flags of train.py relate to each other and to the flags of other programs: one table, read before torch."""
+"""How the flags of train.py relate to each other and to other programs' flags: a table, read before torch."""
 
 from gpt.common.config import Relations
 from gpt.optimizers.table import OPTIMIZERS

@@ -14,7 +14,7 @@ SPIKE_DEVIATIONS = 8.0
 
 
 def spread(values: Sequence[float]) -> float:
-    """Returns a robust standard deviation: 1.4826 times the median absolute deviation (Huber 1981, section 5.1)."""
+    """A robust standard deviation: 1.4826 times the median absolute deviation (Huber 1981, section 5.1)."""
     middle = median(values)
     return DEVIATION * median(abs(value - middle) for value in values)
 
@@ -41,8 +41,8 @@ class LossCurve:
             deviation = max(spread(self._recent), 0.01 * abs(middle))
             if loss > middle + SPIKE_DEVIATIONS * deviation:
                 self._quiet_until = step + RECENT
-                warning = (f"loss spike at step {step:,}: {loss:.4f}, {(loss - middle) / deviation:.0f} deviations "
-                           f"above {middle:.4f}, the median of the {len(self._recent)} steps before")
+                warning = (f"loss spike at step {step:,}: {loss:.4f}, {(loss - middle) / deviation:.0f} "
+                           f"deviations above {middle:.4f}, the median of the {len(self._recent)} steps before")
         self._recent.append(loss)
         self._block.append(loss)
         if len(self._block) == BLOCK:
@@ -66,7 +66,7 @@ class LossCurve:
                 or self._stands_still(last, now, noise, learning_rate, peak_fraction))
 
     def verdict(self, loss: float, learning_rate: float) -> str | None:
-        """Returns a warning if the last loss is worse than guessing; by a tenth, which a short run's noise is not."""
+        """Returns a warning if the last loss is a tenth worse than guessing: more than a short run's noise."""
         if not loss > 1.1 * self._guessing_loss:
             return None
         return (f"the last loss, {loss:.4f}, is worse than guessing (ln V is {self._guessing_loss:.2f}). "
@@ -101,4 +101,5 @@ class LossCurve:
         if now > 0.97 * self._guessing_loss:
             level = f"still that of guessing (ln V is {self._guessing_loss:.2f})"
         return (f"the loss is {level}: {now:.4f}, {gained:+.4f} gained in {len(last) * BLOCK:,} steps. "
-                f"Double --learning_rate, to {2 * learning_rate:.2g}, or end the run: more such steps gain nothing.")
+                f"Double --learning_rate, to {2 * learning_rate:.2g}, or end the run: "
+                "more such steps gain nothing.")

@@ -44,8 +44,8 @@ def read_lines(path: Path) -> list[Row]:
         raise UserError(Exit.DATA, f"{printable(path)}: {error.strerror}. Give an --output_dir of "
                                    "train.py.") from error
     if not rows:
-        raise UserError(Exit.DATA, f"{printable(path)} holds no logged step yet. Wait for the first one, or give "
-                                   "another folder.")
+        raise UserError(Exit.DATA, f"{printable(path)} holds no logged step yet. Wait for the first one, "
+                                   "or give another folder.")
     return sorted(rows, key=lambda row: row["step"])
 
 
@@ -77,8 +77,8 @@ class Curve:
 class LoggedRun:
     """A run, read from its metrics.jsonl: a curve over steps for each name in it.
 
-    The curve `seconds` is the training time since the run's first step. bits_per_nat converts nats per token into bits
-    per byte of the validation text; None if no validation recorded both.
+    The curve `seconds` is the training time since the run's first step. bits_per_nat converts nats per
+    token into bits per byte of the validation text; None if no validation recorded both.
     """
 
     name: str
@@ -101,7 +101,8 @@ def read_run(word: str) -> LoggedRun:
 
     if "seconds" in curves:  # a row has the mean seconds of a step since the row before
         steps, means = curves["seconds"].xs, curves["seconds"].ys
-        parts = ((step - before) * mean for before, step, mean in zip([0.0, *steps], steps, means, strict=False))
+        parts = ((step - before) * mean
+                 for before, step, mean in zip([0.0, *steps], steps, means, strict=False))
         curves["seconds"] = Curve(steps, list(itertools.accumulate(parts)))
     ratios = [row["bits_per_byte"] / row["val_loss"] for row in rows
               if row.get("val_loss", 0) > 1e-9 and row.get("bits_per_byte", 0) > 0]

@@ -1,4 +1,4 @@
-"""Prints and records a run while it trains: the line of a logged step, warnings, validations, the closing block."""
+"""Prints and records a run while it trains: the logged steps, warnings, validations, the closing block."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ BY_IMPORTANCE = ("step", "left", "loss", "skipped", "speed", "mfu", "memory", "e
 
 @dataclass(frozen=True)
 class _Enqueued:
-    """The figures of some steps, [steps, names]; the host can read them once the device has reached the mark."""
+    """The figures of some steps, [steps, names]; the host can read them once the device reaches the mark."""
 
     names: list[str]
     figures: torch.Tensor
@@ -79,7 +79,8 @@ class Monitor:
         return self._run.recipe
 
     def __enter__(self) -> Monitor:
-        self._out.on_warning = lambda message: self._recorder.log(self.state.step, time=time.time(), advice=message)
+        self._out.on_warning = lambda message: self._recorder.log(
+            self.state.step, time=time.time(), advice=message)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -100,7 +101,8 @@ class Monitor:
         """Takes the figures of the step just enqueued; at a logged step, enqueues their copy to the host."""
         self._results.append(result)
         step, recipe = self.state.step, self._recipe
-        if step % recipe.log_interval == 0 or step in (1, recipe.total_steps):  # the same steps in a resumed run
+        # These are the same steps in a resumed run.
+        if step % recipe.log_interval == 0 or step in (1, recipe.total_steps):
             on_host = to_host(torch.stack([
                 figure for each in self._results for figure in each.by_name().values()]).view(len(self._results), -1))
             self._enqueued.append(_Enqueued(list(result.by_name()), on_host, self._num_counted, step,
@@ -109,16 +111,18 @@ class Monitor:
             self._num_counted = 0
 
     def catch_up(self) -> None:
-        """Logs all steps so far and counts the skipped ones, before a save or a measurement; waits for the device."""
+        """Logs all steps and counts the skipped ones, before a save or a measurement; waits for the device."""
         self.log(at_once=True)
-        self.state.skipped_steps += int(sum(result.skipped.item() for result in self._results[self._num_counted:]))
+        self.state.skipped_steps += int(sum(
+            result.skipped.item() for result in self._results[self._num_counted:]))
         self._num_counted = len(self._results)
 
     def log(self, at_once: bool = False) -> None:
         """Prints and records the logged steps that the device has finished.
 
-        On a device that runs ahead, the last step is left to the next call: the device then works while the host reads.
-        at_once waits for it. Raises TooManySkipped after MOST_SKIPPED_IN_A_ROW steps that were not finite.
+        On a device that runs ahead, the last step is left to the next call: the device then works while the
+        host reads. at_once waits for it. Raises TooManySkipped after MOST_SKIPPED_IN_A_ROW steps that were
+        not finite.
         """
         is_for_all = at_once or not self._machine.backend.runs_ahead
         while self._enqueued and (is_for_all or self._enqueued[0].step < self.state.step):
@@ -154,7 +158,7 @@ class Monitor:
 
         epochs = min(recipe.epochs, math.ceil(recipe.passes))
         epoch = min(epochs, (logged.samples_seen - 1) // recipe.windows_per_epoch + 1)
-        wall_seconds = (time.perf_counter() - self._clock.began) / (step - self._first_step)  # a step, all included
+        wall_seconds = self.seconds / (step - self._first_step)  # of a step, everything included
         parts = {"step": f"step {step:,}/{recipe.total_steps:,}", "epoch": f"epoch {epoch}/{epochs}",
                  "loss": f"loss {figures.pop('loss'):.4f}", "lr": f"lr {lr:.2e}",
                  "norm": f"norm {figures.pop('grad_norm'):.2f}",
@@ -176,18 +180,19 @@ class Monitor:
             self._out.warn(message)
 
     def _watch(self, seconds: float, step_seconds: float, micro_batch: int) -> None:
-        """Warns of a device that waits for data or for the host; seconds is the training time since the last call."""
+        """Warns of a device that waits for data or for the host; seconds is the training since the last call."""
         gauge = self._gauge
         gauge.lap(seconds)
         if gauge.host_is_late and gauge.data_wait_fraction > 0.05 and gauge.waited["data"] > WATCHED_SECONDS:
-            self.warn_once("loader", f"the loader holds the device back: {gauge.data_wait_fraction:.0%} of the time is "
-                                     "spent waiting for data. Give --preload ram, or put the tokens on a faster disk.")
+            self.warn_once("loader", f"the loader holds the device back: {gauge.data_wait_fraction:.0%} of the time "
+                                     "is spent waiting for data. Give --preload ram, or put the tokens on a "
+                                     "faster disk.")
 
         micro_batch_seconds = step_seconds * micro_batch / self._recipe.samples_per_step
         if (self._machine.backend.runs_ahead and gauge.host_is_late and gauge.trained > WATCHED_SECONDS
                 and micro_batch_seconds < SHORT_MICRO_BATCH_SECONDS):
-            self.warn_once("batch", "the GPU waits for the host: its micro-batches are too small. Give a larger "
-                                    f"--batch_size than {micro_batch}, or --batch_size auto.")
+            self.warn_once("batch", "the GPU waits for the host: its micro-batches are too small. Give a "
+                                    f"larger --batch_size than {micro_batch}, or --batch_size auto.")
 
     def _recall(self, rows: Sequence[Fields]) -> None:
         """Reads the recorded losses of earlier starts; a warning that they led to is not printed again."""
@@ -213,9 +218,10 @@ class Monitor:
 
     def log_validation(self, loss: ValidationLoss, is_best: bool) -> None:
         """Prints and records a validation."""
-        step, bits, shares = self.state.step, loss.bits_per_byte, loss.shares.items()
-        self._bits_per_byte = bits
-        self._recorder.log(step, time=time.time(), val_loss=loss.nats, perplexity=loss.perplexity, bits_per_byte=bits,
+        step, shares = self.state.step, loss.shares.items()
+        bits = self._bits_per_byte = loss.bits_per_byte
+        self._recorder.log(step, time=time.time(), val_loss=loss.nats, perplexity=loss.perplexity,
+                           bits_per_byte=bits,
                            **{f"{VAL_LOSS_OF}{name}": share.nats for name, share in shares},
                            **{f"{BITS_OF}{name}": share.bits_per_byte for name, share in shares})
         parts = [f"validation at step {step:,}", f"loss {loss.nats:.4f}", f"perplexity {loss.perplexity:,.2f}",
@@ -250,9 +256,11 @@ class Monitor:
         closing = {
             "trained": f"{several(state.step, 'step')}, {state.samples_seen * self._config.seq_length:,} tokens; "
                        f"{duration(seconds)} since this start",
-            "loss": "" if math.isnan(self._last_loss) else f"{self._last_loss:.4f} at step {self._last_logged:,}",
+            "loss": "" if math.isnan(self._last_loss)
+                    else f"{self._last_loss:.4f} at step {self._last_logged:,}",
             "val loss": "" if state.best_val_loss is None else f"{state.best}, the best",
-            "forecast": f"{forecast}; it is {self._bits_per_byte:.2f}" if forecast and self._bits_per_byte else "",
+            "forecast": f"{forecast}; it is {self._bits_per_byte:.2f}"
+                        if forecast and self._bits_per_byte else "",
             "skipped": several(state.skipped_steps, "step") if state.skipped_steps else "",
             "checkpoint": f"{printable(self._args.output_dir)}/checkpoint-{state.step}" if is_saved else "none"}
         self._out.say("\n".join(f"{name:<12}{value}" for name, value in closing.items() if value))
@@ -284,7 +292,8 @@ class Monitor:
         if not improvement or not corpus.tokenizer_path:
             return
         how, why = improvement
-        twice = f"--max_minutes {2 * args.max_minutes:g}" if args.max_minutes else f"--max_steps {2 * state.step}"
+        twice = (f"--max_minutes {2 * args.max_minutes:g}" if args.max_minutes
+                 else f"--max_steps {2 * state.step}")
         actions = {LONGER: ("train longer", f"python train.py --resume_from {folder} {twice}"),
                    MORE_TEXT: ("add text", with_more_text(folder, corpus.tokenizer_path, state.seconds))}
         action, command = actions.get(how) or (
@@ -295,7 +304,7 @@ class Monitor:
             self._out.say(f"To improve: distil this model into a new one\n{command}")
 
     def _new_run(self, folder: str, flags: str, name: str) -> str:
-        """Returns the command of another run by this one's flags and these, into a folder named after this one's."""
+        """The command of another run by this one's flags and these, into a folder named after this one's."""
         mirror = f" --mirror_to {shell_word(self._args.mirror_to)}-{name}" if self._args.mirror_to else ""
         return (f"python train.py --config {folder}/config.toml \\\n"
                 f"    {flags} --output_dir {folder}-{name}{mirror}")

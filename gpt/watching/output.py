@@ -1,4 +1,4 @@
-"""The output folder of a run: log.txt, config.toml, the mirror and metrics.jsonl, taken over before the first step."""
+"""Takes over the output folder before the first step: log.txt, config.toml, the mirror and metrics.jsonl."""
 
 from __future__ import annotations
 
@@ -33,7 +33,8 @@ def open_output(run: Run, argv: Sequence[str], checkpointer: Checkpointer) -> It
     flags = Layer("", recorded["flags"]["given"], recorded["flags"]["decided"])
     out.write_log(output_dir / LOG, shell_line(["python", "train.py", *argv]), state.step,
                   appends=bool(state.step or args.resume_from))
-    runtime.signals.on_stop(lambda: f"stopping; the state is saved first (now: {out.doing})", checkpointer.at_risk)
+    runtime.signals.on_stop(
+        lambda: f"stopping; the state is saved first (now: {out.doing})", checkpointer.at_risk)
     if is_first:
         if args.overwrite:
             delete_other_runs(output_dir, resumed, state.step, out)

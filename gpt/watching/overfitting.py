@@ -36,11 +36,11 @@ class OverfittingWatch:
         if loss_then - loss <= 2 * math.sqrt(error_then + error) or not self._has_risen_since(best):
             return None
         return (f"overfitting since step {best_step:,}: the validation loss rose from {best_val_loss:.4f} to "
-                f"{val_loss:.4f} while the training loss fell from {loss_then:.4f} to {loss:.4f}. What helps the next "
-                "run: more text, --dropout 0.2 or --patience 3.")
+                f"{val_loss:.4f} while the training loss fell from {loss_then:.4f} to {loss:.4f}. What helps the "
+                "next run: more text, --dropout 0.2 or --patience 3.")
 
     def _has_risen_since(self, best: int) -> bool:
-        """Returns True if the last validations are worse than those around the best, which may be low by chance."""
+        """True if the last validations are worse than those around the best, which may be low by chance."""
         losses = [loss for loss, _ in self.validations]
         last = losses[-WORSE_VALIDATIONS:]
         around_best = fmean(losses[max(0, best - 1):best + 2])

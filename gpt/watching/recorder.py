@@ -48,7 +48,7 @@ class MetricsFile:
 
 
 def run_id(output_dir: Path, is_resumed: bool) -> str:
-    """Returns the id under which trackers know the run in a folder; a run that is not resumed gets a new one."""
+    """The id under which trackers know the run in a folder; a run that is not resumed gets a new one."""
     path, new_id = output_dir / RUN_ID, secrets.token_hex(4)
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
         if not is_resumed or not path.exists():
@@ -60,8 +60,8 @@ def run_id(output_dir: Path, is_resumed: bool) -> str:
 class Recorder:
     """Records a run in metrics.jsonl and in its trackers; rows are the lines kept of an earlier start.
 
-    config has the run's settings, for the trackers. A silent recorder, as in all processes but the main one, records
-    nothing.
+    config has the run's settings, for the trackers. A silent recorder, as in all processes but the main
+    one, records nothing.
     """
 
     def __init__(self, flags: Namespace, output_dir: Path, state: TrainState, out: Progress,
@@ -78,11 +78,13 @@ class Recorder:
     def log(self, step: int, **fields: Any) -> None:
         """Records the figures and texts of a step; a number that is not finite becomes None.
 
-        A logged step has the field loss, a validation val_loss, a sample of text sample, a warning or advice advice.
+        A logged step has the field loss, a validation val_loss, a sample of text sample, a warning or
+        advice advice.
         """
         if self._metrics:
-            self._metrics.log(step, {name: None if isinstance(value, float) and not math.isfinite(value) else value
-                                     for name, value in fields.items()})
+            self._metrics.log(step, {
+                name: None if isinstance(value, float) and not math.isfinite(value) else value
+                for name, value in fields.items()})
 
     def close(self, seconds: float) -> None:
         """Tells all trackers that the run has ended, and waits for each of them up to this many seconds."""

@@ -1,4 +1,4 @@
-"""A tracker (--tracker), seen from the trainer: a child process that cannot hurt the run, however its library fails."""
+"""A tracker (--tracker), seen from the trainer: a child process that cannot hurt the run if it fails."""
 
 import json
 import os
@@ -23,7 +23,8 @@ class Tracker:
         self._child: subprocess.Popen[str] | None = None
         self._listener = threading.Thread(target=self._listen, args=(f"{run.folder}/tracker.log",), daemon=True)
         environment = {**without_torchrun(os.environ), "OMP_NUM_THREADS": "1", "PYTHONIOENCODING": "utf-8",
-                       "PYTHONPATH": os.pathsep.join(filter(None, [str(PROGRAM), os.environ.get("PYTHONPATH")]))}
+                       "PYTHONPATH": os.pathsep.join(
+                           filter(None, [str(PROGRAM), os.environ.get("PYTHONPATH")]))}
         command = [sys.executable, str(PROGRAM / "gpt/watching/tracker_process.py"), name, json.dumps(run)]
         try:
             os.makedirs(run.folder, exist_ok=True)
@@ -56,5 +57,5 @@ class Tracker:
             self._warn(f"its process has failed; {printable(log)} says why")
 
     def _warn(self, problem: str) -> None:
-        self._out.note(f"warning: --tracker {self.name}: {problem}. The run goes on, and metrics.jsonl has every "
-                       "record.")
+        self._out.note(f"warning: --tracker {self.name}: {problem}. The run goes on, and metrics.jsonl has "
+                       "every record.")

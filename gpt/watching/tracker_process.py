@@ -1,8 +1,8 @@
 """The child process of one tracker: reads metrics.jsonl as it grows, from its first line, until the run ends.
 
 stdin ends when the trainer does. One line for the user goes to stdout, the library's own output to tracker.log.
-A tracker's files on this disk are written again from metrics.jsonl at each start, so they hold no step twice; a run on
-a server continues after the step that it resumed from.
+A tracker's files on this disk are written again from metrics.jsonl at each start, so they hold no step
+twice; a run on a server continues after the step that it resumed from.
 
 To add a tracker, write a function here, enter it in LIBRARIES, and add its name to --tracker.
 """
@@ -25,7 +25,7 @@ from gpt.common.files import try_lock
 from gpt.common.names import METRICS
 from gpt.common.words import shell_word
 
-PROJECT = "language-models"  # the default project of the runs; the tracker's own environment variables override it
+PROJECT = "language-models"  # of all runs, unless the tracker's own environment variables name another
 
 
 class RecordedRun(NamedTuple):
@@ -41,7 +41,7 @@ class RecordedRun(NamedTuple):
 class Recording(NamedTuple):
     """A library that has begun to record; log and close may raise the library's errors."""
 
-    log: Callable[[int, float, dict[str, Any]], None]  # the step, its time in seconds since 1970, its numbers and texts
+    log: Callable[[int, float, dict[str, Any]], None]  # step, seconds since 1970, numbers and texts
     close: Callable[[], None]
     opening: str  # a line for the user
     last_step: int = -1  # the last step that the tracker has recorded already
@@ -89,7 +89,8 @@ def tensorboard(run: RecordedRun) -> Recording:
         path.unlink()
     # purge_step: a TensorBoard that shows the deleted files forgets them.
     writer: Any = importlib.import_module("torch.utils.tensorboard").SummaryWriter(run.folder, purge_step=0)
-    writer.add_text("config", "\n".join(f"    {name} = {json.dumps(value)}" for name, value in run.config.items()))
+    writer.add_text("config", "\n".join(
+        f"    {name} = {json.dumps(value)}" for name, value in run.config.items()))
 
     def log(step: int, seconds: float, row: dict[str, Any]) -> None:
         for name, value in row.items():
@@ -103,7 +104,8 @@ def tensorboard(run: RecordedRun) -> Recording:
 def wandb(run: RecordedRun) -> Recording:
     """Records to Weights & Biases: online after a login, else in files for `wandb sync`."""
     netrc = Path(os.environ.get("NETRC", "~/.netrc")).expanduser()
-    has_login = "WANDB_API_KEY" in os.environ or (netrc.is_file() and "wandb" in netrc.read_text(errors="replace"))
+    has_login = "WANDB_API_KEY" in os.environ or (
+        netrc.is_file() and "wandb" in netrc.read_text(errors="replace"))
     settings = {"MODE": "online" if has_login else "offline", "PROJECT": PROJECT, "NAME": run.name,
                 "DIR": os.path.dirname(run.folder), "CONSOLE": "off", "DISABLE_CODE": "true",
                 "ERROR_REPORTING": "false", "X_STATS_PID": str(os.getppid())}

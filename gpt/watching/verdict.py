@@ -1,4 +1,4 @@
-"""What leads to a better model after a run: more steps, a larger model or more text, by the run's own figures."""
+"""What leads to a better model after a run, by its own figures: more steps, a larger model or more text."""
 
 LONGER, MORE_TEXT = "longer", "more text"  # the verdicts besides the name of a size
 FEWEST_STEPS = 100  # of a run whose figures show anything
@@ -10,10 +10,10 @@ ENOUGH = 20  # tokens per parameter, from which a larger model and more text hel
 
 def verdict(validations: list[tuple[float, int]], train_loss: float, tokens_seen: int, num_tokens: int,
             num_parameters: int, sizes: dict[str, int]) -> tuple[str, str] | None:
-    """Returns LONGER, MORE_TEXT or the name of a larger size, with the reason; None if the figures show nothing.
+    """LONGER, MORE_TEXT or the name of a larger size, with the reason; None if the figures show nothing.
 
-    validations are losses with their steps; train_loss is the one near the last of them. num_tokens is the length of
-    the text. sizes are the numbers of parameters of the named sizes, smallest first.
+    validations are losses with their steps; train_loss is the one near the last of them. num_tokens is the
+    length of the text. sizes are the numbers of parameters of the named sizes, smallest first.
     """
     last, last_step = validations[-1]
     best, best_step = min(validations)
@@ -25,10 +25,11 @@ def verdict(validations: list[tuple[float, int]], train_loss: float, tokens_seen
         return MORE_TEXT, (f"the validation loss, {last:.2f}, is {last - best:.2f} above its best, at step "
                            f"{best_step:,} of {last_step:,}")
     if last - train_loss > WIDE_GAP and passes > FRESH:
-        return MORE_TEXT, f"validation loss {last:.2f}, training loss {train_loss:.2f} after {passes:.0f} passes"
+        return MORE_TEXT, (f"validation loss {last:.2f}, training loss {train_loss:.2f} "
+                           f"after {passes:.0f} passes")
     gain = before[-1] - last
-    reason = (f"{tokens_seen / num_parameters:.1f} of {ENOUGH} tokens per parameter so far, in {passes:.1f} passes; "
-              f"{-gain:+.2f} nats in the last quarter")
+    reason = (f"{tokens_seen / num_parameters:.1f} of {ENOUGH} tokens per parameter so far, in {passes:.1f} "
+              f"passes; {-gain:+.2f} nats in the last quarter")
     if tokens_seen < ENOUGH * num_parameters and gain > FALLING * last:
         return LONGER, reason
     larger = (name for name, size in sizes.items() if num_parameters < size <= num_tokens * FRESH / ENOUGH)
