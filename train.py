@@ -28,7 +28,10 @@ from gpt.planning.relations import RELATIONS
 
 
 def read_flags(argv: Sequence[str]) -> Namespace:
-    """Returns the flags. Raises UserError (exit 2) with all problems. planning/relations.py says how flags relate."""
+    """The flags: of the command line, else --config, else the resumed run, else their defaults; UserError: exit 2.
+
+    What stays None is decided by choose_recipe in planning/recipe.py; planning/relations.py says how flags relate.
+    """
     parser = Parser("train.py", "Trains a language model. A step is one optimizer step; losses are in nats.",
                     RELATIONS, expand_shorthands)
     parser.add_argument("--config", type=text("FILE"), help="TOML file of flags; the command line wins (default: none)")
@@ -71,7 +74,7 @@ def read_flags(argv: Sequence[str]) -> Namespace:
 
     g = parser.add_argument_group("length")
     g.add_argument("--batch_size", type=auto_or(whole(1, 2**20)), help="sequences per device per forward pass; auto: "
-                   "the largest that fits (default: what fits: up to 16,384 tokens on a GPU, 512 to 4,096 without)")
+                   "the largest part of a step that fits (default: up to 16,384 tokens on a GPU, 512 to 4,096 without)")
     g.add_argument("--gradient_accumulation_steps", type=whole(1, 2**20), default=world_size(), help="micro-batches "
                    "per step over all processes; double it to halve --batch_size (default: one for each process)")
     g.add_argument("--epochs", type=whole(1), help="passes over the tokens (default: by --max_steps, or size and text)")
@@ -149,7 +152,7 @@ def read_flags(argv: Sequence[str]) -> Namespace:
 
 
 def answer_early(argv: Sequence[str]) -> int:
-    """Checks flags and packages before the seconds that importing torch takes; has texts made tokens."""
+    """Answers wrong flags and missing packages before the seconds that importing torch takes; tokenizes texts."""
     args = read_flags(argv)
     before_torch(args)
     if args.texts and not args.check:
@@ -157,7 +160,7 @@ def answer_early(argv: Sequence[str]) -> int:
     return 0
 
 
-if __name__ == "__main__":
+if __name__ == "__main__":  # where this returns 0 the imports go on, and main follows at the end of the file
     guard(answer_early)
 
 import math
@@ -181,7 +184,7 @@ from gpt.training.due import due_after_step, is_out_of_patience
 from gpt.training.micro_batches import ENDS_THE_RUN, Abandoned, micro_batches
 from gpt.training.overfit import overfit_batches
 from gpt.training.pacing import dry_run, measure_pace, move_end
-from gpt.training.starting import forget_best_on_other_tokens, start
+from gpt.training.starting import forget_best_on_other_tokens, load_start
 from gpt.training.state import Run, StepResult
 from gpt.training.strategies import Decisions, build_model
 from gpt.training.teacher import load_teacher
@@ -199,18 +202,19 @@ def main(argv: Sequence[str]) -> int:
         if args.check:
             return check_machine(args, choose_machine(args), runtime.out)
 
-        # What there is: tokens, the model's shape, a checkpoint to resume from, the machine (TF32 is on from here).
+        # What there is: tokens, the model's shape, a checkpoint to resume from. The machine: TF32 is on from here.
         inputs = choose_inputs(args, runtime)
         runtime.use(choose_machine(args, inputs.prefers_bf16))
 
-        # What will be trained and how, each default with its reason.
+        # What will be trained and how, each default with its reason (planning/recipe.py).
         deadline = Deadline(args.max_minutes, inputs.stored, began)
         setup = choose_setup(inputs, runtime, deadline)
         if setup is None:  # a resumed run that has nothing left to do
             return Exit.DONE
         say_first(setup)
 
-        # The model, its optimizer, its batches. Steps are measured and undone: with --max_minutes they give the length.
+        # The model, its optimizer, its batches; a resumed run has its step, and from load_start on its weights. Steps
+        # are measured and undone: with --max_minutes they give the length.
         run = build_run(setup)
         validator = Validator(run)
         with recovery.explaining_memory(run):
@@ -261,7 +265,7 @@ def train(run: Run, pace: Pace, deadline: Deadline, validator: Validator, argv: 
     if not args.overfit:
         say_rest(run.setup, pace, run.state.step)
     checkpointer = Checkpointer(run, validator.tokenizer)
-    start(run, validator.tokenizer)
+    load_start(run, validator.tokenizer)  # pretrained weights, or the whole state of the checkpoint
 
     with recovery.explaining_memory(run), recovery.explaining_the_end(run, checkpointer):
         if args.dry_run:
@@ -287,7 +291,7 @@ def loop(run: Run, pace: Pace, deadline: Deadline, validator: Validator, checkpo
     deadline.start(state.step, state.seconds)
 
     while state.step < run.recipe.total_steps and not run.is_stopped():
-        # Learning rate: warm-up, then decay, a pure function of the step.
+        # Learning rate: warm-up, then decay, a pure function of the step. Embeddings have a multiple of it (lr_scale).
         runtime.out.now(f"step {state.step + 1:,}")
         for group in run.optimizer.param_groups:
             group["lr"] = group["lr_scale"] * run.recipe.learning_rate_at(state.step + 1)
@@ -301,7 +305,7 @@ def loop(run: Run, pace: Pace, deadline: Deadline, validator: Validator, checkpo
         state.samples_seen += run.recipe.samples_per_step
         state.seconds = deadline.seconds_used
 
-        # Log what the device has done: on a GPU a step later, while it has more to do.
+        # Log what the device has done, on a GPU a step later; too many skipped steps in a row end the run here.
         monitor.add(result)
         monitor.log()
 
@@ -309,7 +313,7 @@ def loop(run: Run, pace: Pace, deadline: Deadline, validator: Validator, checkpo
         due = due_after_step(run, checkpointer, deadline, pace)
         if due.save or due.validate or due.sample:
             monitor.catch_up()
-        checkpointer.settle(wait=False)
+        checkpointer.settle(wait=False)  # notes the end of a save in flight
         is_best = due.validate and validate(run, validator, checkpointer, monitor)
         end_moved = due.validate and not due.is_last and move_end(run, deadline, pace, checkpointer.save_seconds)
         if due.save or is_best or end_moved:
@@ -325,9 +329,10 @@ def take_step(run: Run, num_micro_batches: int | None = None) -> StepResult:
     """Takes one optimizer step on the next samples, and again in smaller micro-batches where memory runs out.
 
     The loop counts the step. Fewer micro-batches than a step has are for measuring. The host waits for no device.
-    Raises Abandoned after a signal, and the out-of-memory error where a single sequence is too much or others wait.
+    Raises Abandoned after a signal, TokensChanged, and the out-of-memory error where a single sequence is too much or
+    other processes wait.
     """
-    rng = run.setup.runtime.machine.rng_state()
+    rng = run.setup.runtime.machine.rng_state()  # for undo_step; dropout's masks are seeded by micro_batches
     while True:
         num = num_micro_batches or run.num_micro_batches
         try:
@@ -349,7 +354,7 @@ def try_step(run: Run, batches: Iterable[tuple[torch.Tensor, torch.Tensor]], num
     All micro-batches have the same number of targets, so the mean of their losses is the step's loss.
     """
     machine, strategy, optimizer, scaler = run.setup.runtime.machine, run.strategy, run.optimizer, run.scaler
-    run.model.round_weights()
+    run.model.round_weights()  # the 16-bit copies that products read under autocast, once a step
     mean_loss = torch.zeros((), device=machine.device)
 
     # Forward and backward, micro-batch by micro-batch; the gradients add up.
@@ -360,7 +365,8 @@ def try_step(run: Run, batches: Iterable[tuple[torch.Tensor, torch.Tensor]], num
             scaler.scale(loss).backward()
         mean_loss += loss.detach()
 
-    # Clip: the fused optimizer divides by grad_scale on its way, and does nothing where found_inf is 1.
+    # Clip, without scaler.step, for which the host would wait: every optimizer here divides by grad_scale on its way,
+    # and does nothing where found_inf is 1. scaler.update() reads what unscale_ has found.
     scaler.unscale_(optimizer)
     gradients = [p.grad for p in run.model.parameters() if p.grad is not None]
     mean_loss, norm = strategy.loss_and_norm(mean_loss, gradients)
@@ -410,7 +416,7 @@ def save_and_close(run: Run, checkpointer: Checkpointer, monitor: Monitor) -> in
     Raises UserError (exit 5) if the last state could not be saved.
     """
     runtime, seconds = run.setup.runtime, monitor.seconds
-    runtime.signals.hear(int(runtime.processes.largest(runtime.signals.number or 0)))
+    runtime.signals.hear(int(runtime.processes.largest(runtime.signals.number or 0)))  # one process's signal ends all
     is_saved = checkpointer.finish()
     monitor.close(seconds, is_saved)
     if run.state.step and not is_saved:

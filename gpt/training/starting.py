@@ -18,7 +18,7 @@ from gpt.tokens.tokenizer import load_tokenizer
 from gpt.training.state import Run
 
 
-def start(run: Run, tokenizer: Tokenizer | None) -> None:
+def load_start(run: Run, tokenizer: Tokenizer | None) -> None:
     """Loads the pretrained weights, or the whole state of the resumed checkpoint.
 
     Raises UserError: exit 4 for weights of another shape, exit 3 for another tokenizer than the corpus has.

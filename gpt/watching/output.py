@@ -24,7 +24,8 @@ from gpt.watching.starts import recorded_start
 def open_output(run: Run, argv: Sequence[str], checkpointer: Checkpointer) -> Iterator[Monitor]:
     """Takes over the output folder and yields the Monitor that logs into it.
 
-    From here on there is something to save, and a signal waits for it.
+    From here on there is something to save, and a signal waits for it. A cooldown that begins in another folder saves
+    its first checkpoint here.
     """
     setup, state, runtime = run.setup, run.state, run.setup.runtime
     args, out, is_first = setup.args, runtime.out, runtime.processes.is_first
