@@ -109,9 +109,8 @@ from safetensors.torch import save_file
 from gpt.architectures.table import ModelConfig, architecture_of
 from gpt.checkpoint.contents import PUBLISHED
 from gpt.checkpoint.find import resolve
-from gpt.checkpoint.load import end_ids, load_model, open_model
+from gpt.checkpoint.load import end_ids, load_model, open_model, stored_tensors
 from gpt.checkpoint.nanogpt import convert
-from gpt.checkpoint.tensors import stored_tensors
 from gpt.common.files import rename, sync
 from gpt.common.outputs import place_of
 from gpt.common.progress import Progress

@@ -18,7 +18,6 @@ from torch.utils.checkpoint import checkpoint
 from gpt.ops.attention import Context, attends_in_blocks, attention_in_blocks
 from gpt.ops.linear import ACTIVATIONS, Embedding, Linear
 from gpt.ops.loss import OutputLayer, TeacherOutput
-from gpt.ops.options import PLAIN, Options
 from gpt.ops.shards import fill
 
 INIT_STD = 0.02  # standard deviation of initial matrices (Radford et al. 2018, section 4.1)
@@ -34,7 +33,7 @@ SIZES = {  # n_layer, n_head, n_embd
 }
 
 
-# ---------------------------------------------------------------- config
+# ---------------------------------------------------------------- configs
 
 
 @dataclass(frozen=True)
@@ -106,6 +105,22 @@ class GPTConfig(Config):
         """
         matrices = self.num_block_weights + self.vocab_size * self.n_embd
         return 6 * matrices + 12 * self.n_layer * self.n_head * self.head_dim * self.seq_length
+
+
+@dataclass(frozen=True)
+class Options:
+    """How a network is computed while it trains.
+
+    residual_dtype is the dtype of the residual stream; None leaves the stream in autocast's fp32. recompute
+    computes a block's activations again in the backward pass (Chen et al. 2016). loss_chunk is the number
+    of tokens whose logits exist at a time, 0 for all. rounded_to is the 16-bit dtype of a second copy of
+    the weights that products read: the weights are rounded once a step, not for each micro-batch.
+    """
+
+    residual_dtype: torch.dtype | None = None
+    recompute: bool = False
+    loss_chunk: int = 0
+    rounded_to: torch.dtype | None = None
 
 
 # ---------------------------------------------------------------- blocks
@@ -256,7 +271,7 @@ class LanguageModel(nn.Module):
 class GPT(LanguageModel):
     """GPT-2: learned positions, LayerNorm, GELU."""
 
-    def __init__(self, config: GPTConfig, options: Options = PLAIN):
+    def __init__(self, config: GPTConfig, options: Options = Options()):
         super().__init__(config, options, {
             "wte": Embedding(config.padded_vocab_size, config.n_embd),
             "wpe": Embedding(config.seq_length, config.n_embd),

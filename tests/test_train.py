@@ -23,7 +23,7 @@ import torch.nn.functional as F
 import data
 import train
 from gpt.checkpoint.find import steps_in
-from gpt.checkpoint.verify import verify
+from gpt.checkpoint.stored import verify
 from gpt.common.errors import Exit, UserError
 from gpt.optimizers.build import parameter_groups
 from gpt.optimizers.table import OPTIMIZERS

@@ -5,8 +5,7 @@ from typing import Any, ClassVar, Protocol, TypeAlias
 
 import torch
 
-from gpt.ops.options import Options
-from model import LanguageModel
+from model import LanguageModel, Options
 
 Tensors: TypeAlias = Mapping[str, torch.Tensor]
 StackedParts: TypeAlias = dict[str, tuple[torch.Tensor, ...]]  # most tensors have only one part

@@ -20,9 +20,8 @@ import torch.nn.functional as F
 from gpt.ops.attention import Context, attends_in_blocks, attention_in_blocks
 from gpt.ops.linear import Embedding, Linear, swiglu
 from gpt.ops.norm import RMSNorm
-from gpt.ops.options import Options
 from gpt.ops.rotary import RotaryScaling, rotary_tables, rotate
-from model import INIT_STD, Config, GPTConfig, LanguageModel
+from model import INIT_STD, Config, GPTConfig, LanguageModel, Options
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,7 @@ from gpt.architectures.fields import check_field
 from gpt.architectures.gpt2 import GPT2
 from gpt.architectures.llama import Llama, Qwen3
 from gpt.architectures.rotary import RotaryConfig
-from gpt.ops.options import Options
-from model import INIT_STD, GPTConfig, LanguageModel
+from model import INIT_STD, GPTConfig, LanguageModel, Options
 
 ModelConfig: TypeAlias = GPTConfig | RotaryConfig
 Network: TypeAlias = LanguageModel

@@ -12,8 +12,7 @@ from gpt.architectures.fields import shown
 from gpt.architectures.table import ModelConfig, name_of
 from gpt.checkpoint.contents import WHAT_OPENS
 from gpt.checkpoint.recorded import numbered_in, steps_in
-from gpt.checkpoint.stored import Found, Stored
-from gpt.checkpoint.verify import manifest_sha256, read_state, verify
+from gpt.checkpoint.stored import Found, Stored, manifest_sha256, verify
 from gpt.common.errors import Exit, InvalidCheckpoint, UserError
 from gpt.common.files import BEST, named_in
 from gpt.common.names import CONFIG, MANIFEST, OPTIMIZER, RUN_CONFIG, STATE, TOKENIZER
@@ -107,7 +106,7 @@ def _verified(path: Path, to_train: bool, cure: str) -> Stored:
 
 def _best_of(folder: Path, warn: Callable[[str], None], to_train: bool) -> Found | None:
     """The best checkpoint by validation, as the newest one records; None for a folder without any."""
-    newest = newest_sound(folder, warn, read_state)
+    newest = newest_sound(folder, warn, partial(verify, names=[STATE]))
     if newest is None:
         return None
     state = newest.stored.state

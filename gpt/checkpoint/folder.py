@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from gpt.checkpoint.find import checkpoints_of_other_runs, steps_in
-from gpt.checkpoint.stored import parse_state
-from gpt.checkpoint.verify import read_json, verify
+from gpt.checkpoint.stored import parse_state, read_json, verify
 from gpt.common.errors import Exit, InvalidCheckpoint, UserError, writing
 from gpt.common.files import rename, sync, try_lock
 from gpt.common.names import LOCK, MANIFEST, METRICS, RUN_CONFIG, STATE

@@ -4,6 +4,7 @@ The folder's architecture (gpt/architectures/) decides which fields and tensors 
 """
 
 import contextlib
+import re
 from collections import UserDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -12,20 +13,20 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 
-from gpt.architectures.fields import check_whole
+from gpt.architectures.fields import check_whole, shown
 from gpt.architectures.table import ModelConfig, Network, architecture_of, by_model_type
 from gpt.checkpoint.contents import DTYPES, WHAT_OPENS, StateSchema
 from gpt.checkpoint.find import resolve
-from gpt.checkpoint.stored import MAX_COUNT
-from gpt.checkpoint.tensors import said, stored_tensors
-from gpt.checkpoint.verify import read_json
+from gpt.checkpoint.stored import MAX_COUNT, read_json
 from gpt.common.errors import Exit, InvalidCheckpoint, UserError
-from gpt.common.names import CONFIG, GENERATION, OPTIMIZER, WEIGHTS
+from gpt.common.names import CONFIG, GENERATION, INDEX, OPTIMIZER, WEIGHTS
 from gpt.common.words import first_line, printable
 from gpt.machine.backends import backend_of
 from gpt.ops.shards import fill, like, local
 from model import Options
 
+FILE_NAME = re.compile(r"[^/\\\0]+\.safetensors")
+COPY_WHOLE = "Download the model again, or copy all of its files."
 CURE = "--init_from starts a run from its weights alone"
 
 
@@ -52,6 +53,48 @@ def end_ids(folder: Path, vocab_size: int) -> tuple[int, ...]:
                     check_whole(name, "eos_token_id", index, 0, vocab_size - 1)
                 return tuple(ids)
     return ()
+
+
+# ---------------------------------------------------------------- weights
+
+
+def stored_tensors(folder: Path) -> dict[str, torch.Tensor]:
+    """All tensors of the folder's weights by their names in the files, as views of the mapped files.
+
+    An index beside model.safetensors is ignored, as in transformers. Raises InvalidCheckpoint for missing
+    weights, a damaged file, and an index that differs from its files.
+    """
+    if (folder / WEIGHTS).is_file():
+        return mapped(folder / WEIGHTS)
+    if not (folder / INDEX).exists():
+        raise InvalidCheckpoint(f"{WEIGHTS} is missing, and {INDEX} too (pickles can run code and are never opened)",
+                                COPY_WHOLE)
+    file_of = read_json(folder / INDEX).get("weight_map")
+    if not isinstance(file_of, dict) or not file_of or not all(
+            isinstance(file, str) and FILE_NAME.fullmatch(file) for file in file_of.values()):
+        raise InvalidCheckpoint(f"{INDEX}: weight_map is {shown(file_of)}, not an object with the safetensors file of "
+                                "each tensor in the same folder", COPY_WHOLE)
+    tensors_in = {file: mapped(folder / file) for file in sorted({*file_of.values()})}
+    held = {(name, file) for file, tensors in tensors_in.items() for name in tensors}
+    if wrong := sorted(held ^ {*file_of.items()}):
+        where = said([f"{printable(name)[:100]} in {file}" for name, file in wrong])
+        raise InvalidCheckpoint(f"{INDEX} and its files differ: {where}", COPY_WHOLE)
+    return {name: tensors_in[file][name] for name, file in file_of.items()}
+
+
+def mapped(path: Path) -> dict[str, torch.Tensor]:
+    """All tensors of one file. Raises InvalidCheckpoint."""
+    try:
+        with safe_open(path, framework="pt") as file:
+            return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - the file is no mapping
+    except (SafetensorError, OSError, ValueError) as error:  # a name that is not UTF-8 is a ValueError
+        raise InvalidCheckpoint(f"{path.name} cannot be read ({printable(error)[:100]})", COPY_WHOLE) from error
+
+
+def said(problems: list[str]) -> str:
+    """The first three problems, and the number of further ones."""
+    rest = [f"and {len(problems) - 3} more"] if len(problems) > 3 else []
+    return "; ".join([*problems[:3], *rest])
 
 
 class Weights(UserDict[str, Any]):

@@ -16,7 +16,7 @@ from pathlib import Path
 from gpt.checkpoint.find import steps_in
 from gpt.checkpoint.folder import Retention, atomic_folder, check_place, discard, outdated, prune, sweep
 from gpt.checkpoint.recorded import is_same_folder
-from gpt.checkpoint.verify import manifest_entries
+from gpt.checkpoint.stored import manifest_entries
 from gpt.common.errors import Exit, InvalidCheckpoint, UserError, writing
 from gpt.common.files import write_whole
 from gpt.common.names import MANIFEST, METRICS

@@ -4,20 +4,31 @@ A folder is written under a temporary name, flushed to disk, read back and verif
 Training waits only for a snapshot of the tensors; a thread writes the snapshot.
 """
 
-from collections.abc import Mapping
+import hashlib
+import json
+import os
+import struct
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import torch
 
-from gpt.checkpoint.contents import Tensors, aligned, manifest_text
+from gpt.checkpoint.contents import DTYPES, Tensors, aligned, manifest_text
 from gpt.checkpoint.folder import atomic_folder
-from gpt.checkpoint.tensors import write_file, write_tensors
 from gpt.common.errors import InvalidCheckpoint
+from gpt.common.files import write_all
 from gpt.common.names import MANIFEST
 from gpt.machine.backends import backend_of
 from gpt.machine.pinned import HostBuffer
 from gpt.ops.shards import full_tensor
+
+BLOCK_BYTES = 2**24  # written at a time, while a thread hashes them
+
+
+class NotFinite(Exception):
+    """A tensor holds NaN or infinity and is not saved over good values; the message is its name."""
 
 
 class Snapshot:
@@ -74,3 +85,57 @@ def save(output_dir: Path, step: int, tensors: Mapping[str, Mapping[str, torch.T
     except InvalidCheckpoint as error:
         raise OSError(f"a file reads back differently: {error}") from error
     return output_dir / f"checkpoint-{step}"
+
+
+def write_tensors(path: Path, tensors: Mapping[str, torch.Tensor]) -> dict[str, Any]:
+    """Writes a safetensors file and waits for the disk; returns the file's entry in the manifest.
+
+    safetensors' own save_file writes the same bytes, but needs all tensors contiguous in memory at once.
+    Raises OSError, and NotFinite before it writes a tensor with NaN or infinity.
+    """
+    names = sorted(tensors, key=lambda name: (-tensors[name].element_size(), name))  # the library's own order
+
+    def content() -> Iterator[memoryview | bytes]:
+        yield _header(tensors, names)
+        for name in names:
+            tensor = tensors[name].detach().cpu().contiguous()
+            if tensor.is_floating_point() and not tensor.sum().isfinite():  # one pass over the tensor, no copy
+                raise NotFinite(name)
+            yield tensor.view(-1).view(torch.uint8).numpy().data
+
+    return write_file(path, content())
+
+
+def _header(tensors: Mapping[str, torch.Tensor], names: Iterable[str]) -> bytes:
+    """The first bytes of a safetensors file: the length of the header, and the header in whole 8 bytes."""
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    offset = 0
+    for name in names:
+        tensor = tensors[name]
+        end = offset + tensor.nbytes
+        header[name] = {"dtype": DTYPES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [offset, end]}
+        offset = end
+    text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+    text += b" " * (-len(text) % 8)
+    return struct.pack("<Q", len(text)) + text
+
+
+def write_file(path: Path, content: Iterable[memoryview | bytes]) -> dict[str, Any]:
+    """Writes a new file and waits for the disk; returns its entry in the manifest: bytes and sha256."""
+    digest, num_bytes = hashlib.sha256(), 0
+    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0), 0o666)
+    try:
+        with ThreadPoolExecutor(1) as hasher:
+            for part in content:
+                for start in range(0, len(part), BLOCK_BYTES):
+                    block = memoryview(part)[start:start + BLOCK_BYTES]
+                    hashed = hasher.submit(digest.update, block)
+                    write_all(handle, block)
+                    hashed.result()
+                    if hasattr(os, "posix_fadvise"):  # starts early what fsync waits for
+                        os.posix_fadvise(handle, num_bytes + start, BLOCK_BYTES, os.POSIX_FADV_DONTNEED)
+                num_bytes += len(part)
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+    return {"bytes": num_bytes, "sha256": digest.hexdigest()}

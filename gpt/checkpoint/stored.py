@@ -1,21 +1,52 @@
-"""The training state in a checkpoint's trainer_state.json: parsed and checked once, here."""
+"""The training state of a checkpoint: its files compared with the manifest, and trainer_state.json parsed once."""
 
+import json
 import math
-from collections.abc import Mapping
+import os
+import re
+from collections.abc import Collection, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from gpt.architectures.fields import check_field, check_whole, is_number
+from gpt.architectures.fields import check_field, check_whole, is_number, shown
 from gpt.architectures.table import DEFAULT
-from gpt.checkpoint.contents import STATE_FORMAT, STATE_VERSION
-from gpt.checkpoint.state import TrainState
-from gpt.common.names import STATE
+from gpt.checkpoint.contents import NEEDED, STATE_FORMAT, STATE_VERSION
+from gpt.common.errors import InvalidCheckpoint
+from gpt.common.files import read_text, sha256_of
+from gpt.common.names import MANIFEST, OPTIMIZER, STATE
+from gpt.common.words import printable
 
 MAX_COUNT = 2**53  # of steps and samples: the largest whole number that every reader of JSON represents exactly
-COUNTERS = tuple(each.name for each in fields(TrainState))
+OBJECTS = ("settings", "environment", "scaler", "model", "data")  # the fields of Stored that are JSON objects
 # The keys of the state of torch's GradScaler.
 SCALER = {"scale", "growth_factor", "backoff_factor", "growth_interval", "_growth_tracker"}
+
+
+@dataclass
+class TrainState:
+    """The counters of a run. All steps are optimizer steps.
+
+    seconds is what --max_minutes counts, of all starts of the run together. init_from names the pretrained
+    weights of the first start, with the commit of weights from the hub; it is empty where the run began at
+    random weights.
+    """
+
+    step: int = 0
+    samples_seen: int = 0
+    skipped_steps: int = 0
+    best_val_loss: float | None = None
+    best_step: int = 0
+    validated_step: int = 0
+    validations_without_gain: int = 0
+    seconds: float = 0.0
+    init_from: str = ""
+
+    @property
+    def best(self) -> str:
+        """The best validation loss and its step in words."""
+        return "n/a" if self.best_val_loss is None else f"{self.best_val_loss:.4f} at step {self.best_step:,}"
 
 
 @dataclass(frozen=True)
@@ -31,8 +62,6 @@ class Stored:
     state: TrainState = field(default_factory=TrainState)
     settings: Mapping[str, Any] = field(default_factory=dict)
     environment: Mapping[str, Any] = field(default_factory=dict)
-    flags_given: Mapping[str, Any] = field(default_factory=dict)
-    flags_decided: Mapping[str, Any] = field(default_factory=dict)
     scaler: Mapping[str, Any] = field(default_factory=dict)
     arch: str = DEFAULT
     model: Mapping[str, Any] = field(default_factory=dict)
@@ -51,43 +80,17 @@ class Found(NamedTuple):
     stored: Stored
 
 
+# ---------------------------------------------------------------- trainer_state.json
+
+
 def parse_state(content: Mapping[str, Any]) -> Stored:
     """The training state from the fields of trainer_state.json.
 
     Raises InvalidCheckpoint for a value that no run of train.py could have written.
     """
-    _check(content)
-    flags = _object(content.get("flags"))
-    return Stored(
-        state=TrainState(**{name: content[name] for name in COUNTERS if name in content}),
-        settings=content.get("settings", {}),
-        environment=content.get("environment", {}),
-        flags_given=_object(flags.get("given")),
-        flags_decided=_object(flags.get("decided")),
-        scaler=content.get("scaler", {}),
-        arch=content.get("arch", DEFAULT),
-        model=_object(content.get("model")),
-        data=_object(content.get("data")),
-        permanent=bool(content.get("stays")),
-    )
-
-
-def _object(value: Any) -> dict[str, Any]:
-    """A JSON value that is an object; an empty object in place of any other value."""
-    return value if isinstance(value, dict) else {}
-
-
-def check_version(file: str, content: Mapping[str, Any]) -> None:
-    """Raises InvalidCheckpoint for a file of another version of the format."""
-    version = content.get("version")
-    check_field(version == STATE_VERSION, "version", version, f"{STATE_VERSION}, which this program reads", file)
-
-
-def _check(content: Mapping[str, Any]) -> None:
-    kind = content.get("format")
-    check_field(kind == STATE_FORMAT, "format", kind, repr(STATE_FORMAT), STATE)
-    check_version(STATE, content)
-    for key in ("settings", "environment", "scaler"):
+    check_field(content.get("format") == STATE_FORMAT, "format", content.get("format"), repr(STATE_FORMAT), STATE)
+    _check_version(STATE, content)
+    for key in OBJECTS:
         check_field(isinstance(content.get(key, {}), dict), key, content.get(key), "an object", STATE)
     check_whole(STATE, "step", content.get("step"), 0, MAX_COUNT)
     check_whole(STATE, "samples_seen", content.get("samples_seen", 0), 0, MAX_COUNT)
@@ -99,11 +102,82 @@ def _check(content: Mapping[str, Any]) -> None:
     scaler = content.get("scaler", {})
     check_field(scaler.keys() in (set(), SCALER), "scaler", scaler, f"of {', '.join(sorted(SCALER))}", STATE)
     best = content.get("best_val_loss")
-    _check_number("best_val_loss", 0 if best is None else best, -math.inf)
-    _check_number("seconds", content.get("seconds", 0), 0)
-    for key, value in scaler.items():
-        _check_number(f"scaler.{key}", value, 0 if key == "_growth_tracker" else 2**-149)
+    lowest = {f"scaler.{key}": (scaler[key], 0 if key == "_growth_tracker" else 2**-149) for key in scaler}
+    lowest |= {"best_val_loss": (0 if best is None else best, -math.inf), "seconds": (content.get("seconds", 0), 0)}
+    for key, (value, low) in lowest.items():
+        check_field(is_number(value) and value >= low, key, value, f"a number of {low:g} or more", STATE)
+
+    return Stored(TrainState(**{each.name: content[each.name] for each in fields(TrainState) if each.name in content}),
+                  **{key: content[key] for key in (*OBJECTS, "arch") if key in content},
+                  permanent=bool(content.get("stays")))
 
 
-def _check_number(key: str, value: Any, low: float) -> None:
-    check_field(is_number(value) and value >= low, key, value, f"a number of {low:g} or more", STATE)
+def _check_version(file: str, content: Mapping[str, Any]) -> None:
+    """Raises InvalidCheckpoint for a file of another version of the format."""
+    version = content.get("version")
+    check_field(version == STATE_VERSION, "version", version, f"{STATE_VERSION}, which this program reads", file)
+
+
+# ---------------------------------------------------------------- the manifest
+
+
+def verify(folder: Path, to_train: bool = True, names: Collection[str] = ()) -> Stored:
+    """Compares the named files, or all, with the manifest, and returns the training state.
+
+    Without to_train only the size of the optimizer's file is compared: the file holds two thirds of the
+    bytes, and readers of the weights do not need it. Raises InvalidCheckpoint with the reason.
+    """
+    entries = manifest_entries(folder)
+    with ThreadPoolExecutor(min(4, os.cpu_count() or 1)) as hashers:
+        list(hashers.map(lambda name: _check_file(folder, name, entries[name], to_train or name != OPTIMIZER),
+                         names or entries))
+    stored = parse_state(read_json(folder / STATE))
+    named = re.fullmatch(r"checkpoint-(\d+)", folder.name)
+    if named and int(named[1]) != stored.state.step:
+        raise InvalidCheckpoint(f"{STATE}: step is {stored.state.step:,}, the folder's name says {named[1]}")
+    return stored
+
+
+def manifest_sha256(folder: Path) -> str:
+    """The sha256 of the manifest, which identifies a checkpoint as it covers every other file."""
+    return sha256_of(folder / MANIFEST)
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The object in a small JSON file. Raises InvalidCheckpoint."""
+    try:
+        content = json.loads(read_text(path))
+    except (OSError, ValueError, RecursionError) as error:
+        why = printable(getattr(error, "strerror", None) or str(error))[:100]
+        raise InvalidCheckpoint(f"{path.name} cannot be read ({why})") from error
+    if not isinstance(content, dict):
+        raise InvalidCheckpoint(f"{path.name} does not hold a JSON object")
+    return content
+
+
+def manifest_entries(folder: Path) -> dict[str, Any]:
+    """The manifest's entry of each file: its bytes and sha256. Raises InvalidCheckpoint."""
+    manifest = read_json(folder / MANIFEST)
+    _check_version(MANIFEST, manifest)
+    entries = manifest.get("files")
+    if not isinstance(entries, dict) or not set(NEEDED) <= set(entries):
+        raise InvalidCheckpoint(f"{MANIFEST} does not list the files of a checkpoint")
+    return entries
+
+
+def _check_file(folder: Path, name: str, entry: Any, with_hash: bool) -> None:
+    """Raises InvalidCheckpoint for a file that differs from its entry in the manifest."""
+    path, shown_name = folder / name, printable(name)[:60]
+    if path.parent != folder or not isinstance(entry, dict) or not isinstance(entry.get("sha256"), str):
+        raise InvalidCheckpoint(f"{MANIFEST} holds an entry that does not name a file of this folder "
+                                "with its sha256")
+    try:
+        num_bytes = path.stat().st_size
+        if num_bytes != entry.get("bytes"):
+            raise InvalidCheckpoint(f"{shown_name} has {num_bytes:,} bytes, the manifest says "
+                                    f"{shown(entry.get('bytes'))}")
+        if with_hash and sha256_of(path) != entry["sha256"]:
+            raise InvalidCheckpoint(f"{shown_name} does not have the manifest's sha256: its content changed "
+                                    "after it was saved")
+    except (OSError, ValueError) as error:  # a name with a null byte is a ValueError
+        raise InvalidCheckpoint(f"{shown_name}: {getattr(error, 'strerror', error)}") from error

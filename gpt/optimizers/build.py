@@ -15,9 +15,9 @@ from gpt.architectures.table import ModelConfig, architecture_of
 from gpt.checkpoint.contents import StateTensor
 from gpt.machine.backends import backend_of
 from gpt.machine.device import Machine
-from gpt.ops.options import Options
 from gpt.optimizers.beside_adamw import Rows, zeros_of
 from gpt.optimizers.table import OPTIMIZERS
+from model import Options
 
 MakesAdamW: TypeAlias = Callable[..., torch.optim.Optimizer]
 

@@ -14,9 +14,7 @@ from gpt.checkpoint import find, load
 from gpt.checkpoint.folder import owned
 from gpt.checkpoint.mirror import prepare_mirror
 from gpt.checkpoint.recorded import is_same_folder
-from gpt.checkpoint.state import TrainState
-from gpt.checkpoint.stored import NEW_RUN, Found, Stored
-from gpt.checkpoint.verify import manifest_sha256
+from gpt.checkpoint.stored import NEW_RUN, Found, Stored, TrainState, manifest_sha256
 from gpt.common.errors import Exit, InvalidCheckpoint, Problems, UserError
 from gpt.common.files import cache_folder, named_in
 from gpt.common.flags import having

@@ -17,7 +17,7 @@ from tokenizers import Tokenizer
 from gpt.checkpoint import contents, find, save
 from gpt.checkpoint.folder import Retention, prune
 from gpt.checkpoint.mirror import Mirror, yield_the_cores
-from gpt.checkpoint.tensors import NotFinite
+from gpt.checkpoint.save import NotFinite
 from gpt.common.errors import UserError
 from gpt.common.files import sync, why_not_written
 from gpt.common.names import METRICS

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 
-from gpt.checkpoint.tensors import NotFinite
+from gpt.checkpoint.save import NotFinite
 from gpt.common.errors import Exit, UserError, is_out_of_memory
 from gpt.common.words import several, size
 from gpt.optimizers.build import expected_state

@@ -6,7 +6,7 @@ import torch
 
 import data
 from gpt.architectures.table import Network
-from gpt.checkpoint.state import TrainState
+from gpt.checkpoint.stored import TrainState
 from gpt.ops.loss import TeacherOutput
 from gpt.optimizers.build import set_groups
 from gpt.planning.decided import Setup

@@ -13,7 +13,7 @@ from gpt.checkpoint import load
 from gpt.common.words import printable
 from gpt.machine.device import Machine
 from gpt.ops.loss import TeacherOutput
-from gpt.ops.options import Options
+from model import Options
 
 
 class Teacher:

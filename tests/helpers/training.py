@@ -11,7 +11,7 @@ import torch
 
 from data import Batch
 from gpt.architectures.table import Network
-from gpt.checkpoint.state import TrainState
+from gpt.checkpoint.stored import TrainState
 from gpt.common.errors import UserError
 from gpt.common.progress import Progress
 from gpt.common.signals import Signals

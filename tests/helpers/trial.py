@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from gpt.checkpoint.find import newest_sound, steps_in
-from gpt.checkpoint.verify import verify
+from gpt.checkpoint.stored import verify
 from gpt.common.errors import Exit, InvalidCheckpoint
 from gpt.training.pacing import WARM_STEPS
 from tests.helpers.forks import Ended, Forks, Raised

@@ -20,8 +20,7 @@ from gpt.checkpoint.find import (
     wait_until_here,
 )
 from gpt.checkpoint.load import load_model
-from gpt.checkpoint.stored import Found
-from gpt.checkpoint.verify import manifest_sha256, verify
+from gpt.checkpoint.stored import Found, manifest_sha256, verify
 from gpt.common.errors import Exit
 from model import GPTConfig
 from tests.helpers.checkpoints import edit, no_warning, seal

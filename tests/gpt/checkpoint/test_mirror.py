@@ -15,7 +15,7 @@ from gpt.checkpoint import mirror as room
 from gpt.checkpoint.find import steps_in
 from gpt.checkpoint.folder import Retention
 from gpt.checkpoint.mirror import Mirror, copy_checkpoint, is_copied
-from gpt.checkpoint.verify import verify
+from gpt.checkpoint.stored import verify
 from gpt.common.config import Origin
 from gpt.common.errors import Exit, InvalidCheckpoint
 from gpt.common.progress import Progress

@@ -11,12 +11,10 @@ from safetensors.torch import load_file, save_file
 
 from gpt.checkpoint import folder as folders
 from gpt.checkpoint import save as room
-from gpt.checkpoint import tensors as tensors_room
-from gpt.checkpoint import verify as verify_room
+from gpt.checkpoint import stored
 from gpt.checkpoint.contents import Tensors, tensor_files, text_files
-from gpt.checkpoint.save import Snapshot, save
-from gpt.checkpoint.tensors import NotFinite, write_file
-from gpt.checkpoint.verify import verify
+from gpt.checkpoint.save import NotFinite, Snapshot, save, write_file
+from gpt.checkpoint.stored import verify
 from gpt.machine.pinned import HostBuffer
 from tests.helpers.checkpoints import flip, names_in
 
@@ -35,8 +33,8 @@ def test_the_bytes_are_those_that_safetensors_writes(make_checkpoint, tmp_path):
 
 @pytest.mark.parametrize(("module", "broken", "calls_that_work"), [
     (folders, "sync", 0), (folders, "sync", 1), (room, "write_tensors", 0), (room, "write_tensors", 1),
-    (tensors_room, "write_file", 0), (tensors_room, "write_file", 1), (room, "write_file", 0), (room, "write_file", 6),
-    (verify_room, "sha256_of", 0), (verify_room, "sha256_of", 7)])
+    (room, "write_file", 0), (room, "write_file", 1), (room, "write_file", 2), (room, "write_file", 8),
+    (stored, "sha256_of", 0), (stored, "sha256_of", 7)])
 def test_a_write_that_fails_leaves_the_older_checkpoint_and_nothing_else(make_model, sound, folder, monkeypatch, module,
                                                                          broken, calls_that_work):
     works, calls = getattr(module, broken), []
@@ -67,7 +65,7 @@ def test_a_tensor_that_reads_back_differently_is_a_failed_write(make_checkpoint,
             flip(path)
         return entry
 
-    monkeypatch.setattr(tensors_room, "write_file", faulty)
+    monkeypatch.setattr(room, "write_file", faulty)
     with pytest.raises(OSError, match=r"model\.safetensors"):
         make_checkpoint(tmp_path)
     assert names_in(tmp_path) == []

@@ -11,8 +11,7 @@ import pytest
 
 import train
 from gpt.checkpoint.find import steps_in
-from gpt.checkpoint.state import TrainState
-from gpt.checkpoint.stored import NEW_RUN, Stored
+from gpt.checkpoint.stored import NEW_RUN, Stored, TrainState
 from gpt.planning.deadline import Deadline, recipe_within
 from gpt.planning.decided import Pace
 from gpt.planning.recipe import Recipe

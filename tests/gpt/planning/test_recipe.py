@@ -4,8 +4,7 @@ import pytest
 import torch
 
 import train
-from gpt.checkpoint.state import TrainState
-from gpt.checkpoint.stored import NEW_RUN, Stored
+from gpt.checkpoint.stored import NEW_RUN, Stored, TrainState
 from gpt.machine.device import Machine
 from gpt.optimizers.build import dtype_of_products
 from gpt.planning.defaults import default_decay, usual_rates

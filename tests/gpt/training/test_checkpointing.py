@@ -8,9 +8,8 @@ from types import SimpleNamespace
 
 from gpt.checkpoint.find import steps_in
 from gpt.checkpoint.folder import prune
-from gpt.checkpoint.save import Snapshot, save
-from gpt.checkpoint.tensors import write_tensors
-from gpt.checkpoint.verify import verify
+from gpt.checkpoint.save import Snapshot, save, write_tensors
+from gpt.checkpoint.stored import verify
 from gpt.common.errors import Exit
 from gpt.planning.saving import plan_saving
 from gpt.training.checkpointing import Checkpointer

@@ -11,8 +11,8 @@ from gpt.checkpoint.load import load_model
 from gpt.checkpoint.recorded import steps_in
 from gpt.common.errors import Exit
 from gpt.ops.loss import TEACHERS_SHARE
-from gpt.ops.options import Options
 from gpt.training.teacher import Teacher, load_teacher
+from model import Options
 from tests.helpers.training import metrics_of, on_cpu, run_of, same_tensors
 
 STEPS = ["--max_steps", "8", "--log_interval", "1", "--eval_interval", "4"]

@@ -1,4 +1,4 @@
-"""gpt/checkpoint/verify.py: no damage goes unseen, and each is named."""
+"""gpt/checkpoint/stored.py: no damage goes unseen, and each is named."""
 
 import random
 import re
@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from gpt.checkpoint.find import newest_sound
-from gpt.checkpoint.stored import SCALER, parse_state
-from gpt.checkpoint.verify import verify
+from gpt.checkpoint.stored import SCALER, parse_state, verify
 from gpt.common.errors import InvalidCheckpoint
 from tests.gpt.checkpoint.test_contents import FILES
 from tests.helpers.checkpoints import edit, flip

@@ -1,4 +1,4 @@
-"""gpt/checkpoint/tensors.py: weights in several files are those in one, and an index that is not true is refused."""
+"""gpt/checkpoint/load.py: weights in several files are those in one, and an index that is not true is refused."""
 
 import json
 from pathlib import Path
@@ -7,8 +7,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from gpt.checkpoint.load import load_model, open_model
-from gpt.checkpoint.tensors import stored_tensors
+from gpt.checkpoint.load import load_model, open_model, stored_tensors
 from gpt.common.errors import Exit
 from gpt.common.names import INDEX, WEIGHTS
 from tests.helpers.checkpoints import cut_into_shards
