@@ -117,7 +117,6 @@ class Architecture(Protocol):
 
     def prepare(self, config: Any, ends: LaidOut, blocks: list[LaidOut]) -> None:
         """Adds tables to the laid-out model and blocks that decoding would otherwise compute in every step."""
-        return None
 
     def enter(self, config: Any, ends: LaidOut, x: torch.Tensor, positions_N: torch.Tensor,
               ) -> tuple[torch.Tensor, Any]:

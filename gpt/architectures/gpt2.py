@@ -14,7 +14,6 @@ import torch.nn.functional as F
 
 from gpt.architectures.architecture import Architecture, Attend, LaidOut, StackedParts, Tensors, shared_fields
 from gpt.architectures.fields import check_field, check_values, check_whole, fraction_of, truth_of
-from gpt.common.errors import InvalidCheckpoint
 from gpt.ops.attention import attention_bytes
 from gpt.ops.linear import ACTIVATIONS, gelu_tanh
 from model import GPT, GPTConfig
@@ -52,11 +51,9 @@ class GPT2(Architecture):
         # Autograd keeps the inputs of both norms in the residual stream's dtype and 14 C elements in
         # autocast's: 2 C outputs of norms, 3 C of q, k and v, C of attention, 8 C around the activation. 16
         # bytes are the norms' statistics. Dropout adds two masks with a byte per element.
-        e = dtype.itemsize
-        C, H, T = config.n_embd, config.n_head, config.seq_length
-        drops = config.dropout > 0
-        kept = 2 * C * residual_bytes + 14 * C * e + 16.0 + attention_bytes(device_type, dtype, H, T, drops)
-        return kept + (2 * C if drops else 0)
+        C, drops = config.n_embd, config.dropout > 0
+        return (2 * C * residual_bytes + 14 * C * dtype.itemsize + 16.0 + (2 * C if drops else 0)
+                + attention_bytes(device_type, dtype, config.n_head, config.seq_length, drops))
 
     def to_hf_config(self, config: GPTConfig, end_of_text_id: int | None) -> dict[str, Any]:
         return {
@@ -67,7 +64,8 @@ class GPT2(Architecture):
             "n_inner": None,
             **dict.fromkeys(("attn_pdrop", "embd_pdrop", "resid_pdrop"), config.dropout),
             "layer_norm_epsilon": config.layer_norm_epsilon, "initializer_range": 0.02,
-            "scale_attn_weights": True, "scale_attn_by_inverse_layer_idx": False, "reorder_and_upcast_attn": False,
+            "scale_attn_weights": True, "scale_attn_by_inverse_layer_idx": False,
+            "reorder_and_upcast_attn": False,
             **shared_fields(config, end_of_text_id),
         }
 
@@ -75,8 +73,7 @@ class GPT2(Architecture):
         for key, high in NUMBERS.items():
             check_whole("config.json", key, fields.get(key), 1, high)
         C, H = fields["n_embd"], fields["n_head"]
-        if C % H:
-            raise InvalidCheckpoint(f"config.json: n_embd {C} is not a multiple of n_head {H}")
+        check_field(C % H == 0, "n_embd", C, f"a multiple of n_head {H}")
         check_values(fields, {
             "n_inner": (4 * C, None), "scale_attn_weights": (True,), "add_cross_attention": (False,),
             "reorder_and_upcast_attn": (False,), "scale_attn_by_inverse_layer_idx": (False,)})
@@ -88,14 +85,10 @@ class GPT2(Architecture):
                          layer_norm_epsilon=fraction_of(fields, "layer_norm_epsilon", 1e-5))
 
     def unpadded_tensors(self, config: GPTConfig, tensors: Tensors) -> dict[str, torch.Tensor]:
-        unpadded = super().unpadded_tensors(config, tensors)
-        if config.bias:
-            return unpadded
-        for name in list(unpadded):
-            if name != POSITIONS and not self.has_vocabulary_rows(name):
-                zeros = torch.zeros(len(tensors[name]), dtype=tensors[name].dtype)
-                unpadded[f"{name.removesuffix('.weight')}.bias"] = zeros
-        return unpadded
+        zeros = {f"{name.removesuffix('.weight')}.bias": torch.zeros(len(tensor), dtype=tensor.dtype)
+                 for name, tensor in tensors.items()
+                 if not config.bias and name != POSITIONS and not self.has_vocabulary_rows(name)}
+        return super().unpadded_tensors(config, tensors) | zeros
 
     def to_hf_tensors(self, config: GPTConfig, tensors: Tensors) -> dict[str, torch.Tensor]:
         return {name: tensor.t() if name.endswith(TRANSPOSED) else tensor
@@ -136,9 +129,8 @@ class GPT2(Architecture):
         return _norm(config, ends, "transformer.ln_f", x)
 
     def why_no_gguf(self, config: GPTConfig) -> str | None:
-        if ACTIVATIONS[config.activation] is gelu_tanh:
-            return None
-        return f"the model's activation is {config.activation}, and llama.cpp computes gelu_new for GPT-2"
+        is_tanh = ACTIVATIONS[config.activation] is gelu_tanh
+        return None if is_tanh else f"the model's activation is {config.activation}, not llama.cpp's gelu_new"
 
 
 def _norm(config: GPTConfig, parts: LaidOut, name: str, x: torch.Tensor) -> torch.Tensor:

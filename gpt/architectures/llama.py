@@ -21,7 +21,6 @@ from gpt.architectures.fields import (
     check_whole,
     fraction_of,
     is_number,
-    shown,
     truth_of,
 )
 from gpt.architectures.rotary import RotaryConfig, RotaryTransformer
@@ -112,22 +111,26 @@ class Llama(Architecture):
         # keeps 2 C outputs of norms; the output of qkv_proj, for norms of q and k or as v; q and k rotated,
         # and a copy of v for attention in blocks; H K of attention; 2 F of gate and up, F of their product.
         # The norms' statistics have 4 bytes each. Dropout adds two masks with a byte per element.
-        e = dtype.itemsize
-        C, F, T = config.n_embd, config.n_inner, config.seq_length
+        C, T = config.n_embd, config.seq_length
         q, k, v = config.qkv_rows
-        copies_v = attends_in_blocks(device_type, dtype, T)
+        copies_v, drops = attends_in_blocks(device_type, dtype, T), config.dropout > 0
         projected = q + k + v if config.qk_norm or not copies_v else 0
-        kept = 2 * C * residual_bytes + e * (2 * C + projected + q + k + (v if copies_v else 0) + q + 3 * F)
-        kept += 4 * (2 + (config.n_head + config.n_kv_head if config.qk_norm else 0))
-        drops = config.dropout > 0
-        return kept + attention_bytes(device_type, dtype, config.n_head, T, drops) + (2 * C if drops else 0)
+        elements = 2 * C + projected + q + k + (v if copies_v else 0) + q + 3 * config.n_inner
+        num_norms = 2 + (config.n_head + config.n_kv_head if config.qk_norm else 0)
+        return (2 * C * residual_bytes + dtype.itemsize * elements + 4 * num_norms + (2 * C if drops else 0)
+                + attention_bytes(device_type, dtype, config.n_head, T, drops))
 
     def to_hf_config(self, config: RotaryConfig, end_of_text_id: int | None) -> dict[str, Any]:
+        # The fields of the frequencies for transformers 4 (rope_theta, rope_scaling) and 5 (rope_parameters).
+        rope: dict[str, Any] = {"rope_type": "default"}
+        if config.rope_scaling:
+            rope = {"rope_type": "llama3", **dict(zip(SCALING_FIELDS, astuple(config.rope_scaling), strict=True))}
         return {
             "architectures": [self.CLASS], "model_type": self.MODEL_TYPE,
             **{key: getattr(config, name) for key, (name, _) in NUMBERS.items()},
             "hidden_act": "silu", "rms_norm_eps": config.rms_norm_epsilon,
-            **_rope_fields(config),
+            "rope_theta": config.rope_theta, "rope_scaling": rope if config.rope_scaling else None,
+            "rope_parameters": {**rope, "rope_theta": config.rope_theta},
             "attention_bias": False, "attention_dropout": config.dropout, "initializer_range": 0.02,
             **shared_fields(config, end_of_text_id), **self.OTHER_FIELDS,
         }
@@ -163,11 +166,11 @@ class Llama(Architecture):
             for name, tensor in stored.items() if not name.endswith(STALE_TABLES)}
         for fused, parts in self._fused(config):
             for name, height in parts.items():
-                if name not in named:
-                    raise InvalidCheckpoint(f"{name} is missing")
-                shape, expected = list(named[name][0].shape), [height, config.n_embd]
-                if shape != expected:
-                    raise InvalidCheckpoint(f"{name} has shape {shape}, the config asks for {expected}")
+                shape = list(named[name][0].shape) if name in named else None
+                if shape != [height, config.n_embd]:
+                    raise InvalidCheckpoint(
+                        f"{name} " + ("is missing" if shape is None else
+                                      f"has shape {shape}, the config asks for {[height, config.n_embd]}"))
             named[fused] = tuple(named.pop(name)[0] for name in parts)
         if config.tie_weights:
             named.pop("lm_head.weight", None)
@@ -192,8 +195,8 @@ class Llama(Architecture):
         cos_TK2, sin_TK2 = ends["rotation"]
         return x, (cos_TK2[positions_N], sin_TK2[positions_N])
 
-    def decode_block(self, config: RotaryConfig, parts: LaidOut, x: torch.Tensor, places: Rotation, attend: Attend,
-                     ) -> torch.Tensor:
+    def decode_block(self, config: RotaryConfig, parts: LaidOut, x: torch.Tensor, places: Rotation,
+                     attend: Attend) -> torch.Tensor:
         H, G, K = config.n_head, config.n_kv_head, config.head_dim
         normed = _norm(config, parts["input_layernorm"], x)
         qk, v_NGK = parts["self_attn.qkv_proj"](normed).view(len(x), H + 2 * G, K).split((H + G, G), 1)
@@ -244,9 +247,8 @@ class Qwen3(Llama):
         return self.to_hf_tensors(config, tensors)
 
     def why_no_gguf(self, config: RotaryConfig) -> str | None:
-        if config.rope_scaling is None:
-            return None
-        return "the model's rope_type is llama3, and llama.cpp scales no rotary frequencies of a Qwen3"
+        why = "the model's rope_type is llama3, and llama.cpp scales no rotary frequencies of a Qwen3"
+        return why if config.rope_scaling else None
 
 
 def _norm(config: RotaryConfig, weight: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
@@ -267,36 +269,21 @@ def _numbers(fields: Mapping[str, Any], head_dim: int | None) -> dict[str, int]:
         numbers["num_key_value_heads"] = H
     if numbers["head_dim"] is None:
         numbers["head_dim"] = head_dim or C // H
-        if C % H and not head_dim:
-            raise InvalidCheckpoint(f"config.json: hidden_size {C} is not a multiple of num_attention_heads "
-                                    f"{H}")
+        check_field(head_dim or C % H == 0, "hidden_size", C, f"a multiple of num_attention_heads {H}")
 
     for key, (_, high) in NUMBERS.items():
         check_whole("config.json", key, numbers[key], 1, high)
-    T, KV, K = (numbers[key] for key in ("max_position_embeddings", "num_key_value_heads", "head_dim"))
-    if H % KV:
-        raise InvalidCheckpoint(f"config.json: num_attention_heads {H} is not a multiple of num_key_value_heads {KV}")
-    if T * K > MOST_ANGLES:
-        raise InvalidCheckpoint(f"config.json: max_position_embeddings {T:,} with head_dim {K:,} needs tables of more "
-                                "than 1 GiB")
-    if K % 2:
-        raise InvalidCheckpoint(f"config.json: head_dim is {K}, and an odd number of dimensions cannot be rotated in "
-                                "pairs")
+    KV, K = numbers["num_key_value_heads"], numbers["head_dim"]
+    T = numbers["max_position_embeddings"]
+    check_field(H % KV == 0, "num_attention_heads", H, f"a multiple of num_key_value_heads {KV}")
+    check_field(T * K <= MOST_ANGLES, "max_position_embeddings", T,
+                f"at most {MOST_ANGLES // K:,}: with head_dim {K:,} the tables need more than 1 GiB")
+    check_field(K % 2 == 0, "head_dim", K, "even, and an odd number of dimensions cannot be rotated in pairs")
     return numbers
 
 
-def _rope_fields(config: RotaryConfig) -> dict[str, Any]:
-    """The fields of the frequencies for transformers 4 (rope_theta, rope_scaling) and 5 (rope_parameters)."""
-    scaling = config.rope_scaling
-    kind: dict[str, Any] = {"rope_type": "default"}
-    if scaling is not None:
-        kind = {"rope_type": "llama3", **dict(zip(SCALING_FIELDS, astuple(scaling), strict=True))}
-    return {"rope_theta": config.rope_theta, "rope_scaling": kind if scaling else None,
-            "rope_parameters": {**kind, "rope_theta": config.rope_theta}}
-
-
 def _rope(fields: Mapping[str, Any]) -> tuple[float, RotaryScaling | None]:
-    """The base and the scaling of the rotary frequencies, from the fields that _rope_fields writes.
+    """The base and the scaling of the rotary frequencies, from the fields that to_hf_config writes.
 
     Raises InvalidCheckpoint for another scaling than llama3's, and for heads that are rotated in part.
     """
@@ -307,8 +294,7 @@ def _rope(fields: Mapping[str, Any]) -> tuple[float, RotaryScaling | None]:
         if rope := fields.get(key):
             scalings.add(_scaling(key, rope))
             theta = rope.get("rope_theta", theta)
-    if len(scalings) > 1:
-        raise InvalidCheckpoint("config.json: rope_scaling and rope_parameters scale differently")
+    check_field(len(scalings) < 2, "rope_scaling", fields.get("rope_scaling"), "the scaling of rope_parameters")
     check_field(is_number(theta) and 1 < theta < 1e12, "rope_theta", theta, "a number above 1")
     return float(theta), scalings.pop() if scalings else None
 
@@ -325,10 +311,9 @@ def _scaling(key: str, rope: Any) -> RotaryScaling | None:
         return None
 
     numbers: list[Any] = [rope.get(name) for name in names]
-    factor, low, high, positions = numbers
-    if not all(is_number(number) and 1e-6 <= number <= 1e6 for number in (factor, low, high)) or low >= high:
-        raise InvalidCheckpoint(f"config.json: {key} has factors {shown((factor, low, high))}, not three numbers "
-                                "from 0.000001 to 1,000,000 with low_freq_factor below high_freq_factor")
-    most_positions = NUMBERS["max_position_embeddings"][1]
-    check_whole("config.json", f"{key}.{SCALING_FIELDS[-1]}", positions, 1, most_positions)
-    return RotaryScaling(float(factor), float(low), float(high), positions)
+    factors, positions = numbers[:3], numbers[3]
+    are_numbers = all(is_number(factor) and 1e-6 <= factor <= 1e6 for factor in factors)
+    check_field(are_numbers and factors[1] < factors[2], key, tuple(factors),
+                "three factors from 0.000001 to 1,000,000 with low_freq_factor below high_freq_factor")
+    check_whole("config.json", f"{key}.{SCALING_FIELDS[-1]}", positions, 1, NUMBERS["max_position_embeddings"][1])
+    return RotaryScaling(*map(float, factors), positions)

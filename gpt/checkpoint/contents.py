@@ -22,8 +22,8 @@ from gpt.common.names import CARD, CONFIG, GENERATION, OPTIMIZER, STATE, TOKENIZ
 from gpt.machine.backends import backend_of
 from gpt.ops.shards import full_tensor, full_tensors
 
-NEEDED = (WEIGHTS, OPTIMIZER, STATE)  # the manifest of a checkpoint lists all of these
-# The files that are published with a model's weights, of this program and of other folders.
+NEEDED = (WEIGHTS, OPTIMIZER, STATE)  # in the manifest of every checkpoint
+# Files that are published with a model's weights.
 PUBLISHED = (CONFIG, GENERATION, TOKENIZER, TOKENIZER_CONFIG, "vocab.json", "merges.txt",
              "special_tokens_map.json", "added_tokens.json", CARD, "LICENSE")
 
@@ -57,8 +57,7 @@ class Tensors:
     """The tensors of a checkpoint, by name.
 
     model is the network's state dict. training holds the optimizer's state, such as
-    'exp_avg.transformer.wte.weight', and the states of the random-number generators, 'rng.cpu' and
-    'rng.cuda' or 'rng.mps'.
+    'exp_avg.transformer.wte.weight', and the states of random-number generators: 'rng.cpu', 'rng.cuda', 'rng.mps'.
     """
 
     model: dict[str, torch.Tensor]
@@ -67,10 +66,8 @@ class Tensors:
     @staticmethod
     def of(model: Network, optimizer: torch.optim.Optimizer) -> Tensors:
         """The tensors on their device, without copies except for the states of the generators."""
-        training = {}
-        for name, parameter in model.named_parameters():
-            for key, value in optimizer.state[parameter].items():
-                training[f"{key}.{name}"] = value.detach()
+        training = {f"{key}.{name}": value.detach() for name, parameter in model.named_parameters()
+                    for key, value in optimizer.state[parameter].items()}
         training["rng.cpu"] = torch.get_rng_state()
         device = next(model.parameters()).device
         if device.type != "cpu":
@@ -88,7 +85,7 @@ class Tensors:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of a snapshot, in which each tensor is aligned."""
+        """Bytes of a snapshot of aligned tensors."""
         return sum(aligned(tensor.nbytes) for part in (self.model, self.training) for tensor in part.values())
 
 
@@ -112,41 +109,36 @@ def text_files(step: int, config: ModelConfig, state: Mapping[str, Any], tokeniz
     state holds the JSON values of trainer_state.json besides step and model.
     """
     files = {
-        CONFIG: _json(architecture_of(config).to_hf_config(config, end_of_text_id)),
+        CONFIG: json_text(architecture_of(config).to_hf_config(config, end_of_text_id)),
         # Without max_new_tokens transformers generates 256, and a model of fewer positions raises an
         # IndexError. Half of T leaves room for a prompt.
-        GENERATION: _json({"bos_token_id": end_of_text_id, "eos_token_id": end_of_text_id,
+        GENERATION: json_text({"bos_token_id": end_of_text_id, "eos_token_id": end_of_text_id,
                            "max_new_tokens": min(256, max(1, config.seq_length // 2))}),
-        STATE: _json({"format": STATE_FORMAT, "version": STATE_VERSION, "step": step, "arch": name_of(config),
+        STATE: json_text({"format": STATE_FORMAT, "version": STATE_VERSION, "step": step, "arch": name_of(config),
                       "model": asdict(config), **state}),
         CARD: card,
     }
     if tokenizer_json is not None:
         files[TOKENIZER] = tokenizer_json
-        files[TOKENIZER_CONFIG] = _json(_tokenizer_config(tokenizer_json, end_of_text_id, config.seq_length))
+        files[TOKENIZER_CONFIG] = json_text(_tokenizer_config(tokenizer_json, end_of_text_id, config.seq_length))
     return files
 
 
-def manifest_text(files: Mapping[str, Mapping[str, Any]]) -> str:
-    """The text of manifest.json from the entries that write_file returned."""
-    return _json({"version": STATE_VERSION, "files": dict(sorted(files.items()))})
-
-
-def _json(fields: Mapping[str, Any]) -> str:
+def json_text(fields: Mapping[str, Any]) -> str:
+    """The text of a JSON file."""
     return json.dumps(fields, indent=1)
 
 
 def _tokenizer_config(tokenizer_json: str, end_of_text_id: int | None, seq_length: int) -> dict[str, Any]:
     """The fields that AutoTokenizer of transformers 4 and 5 needs besides tokenizer.json."""
     names = {token["id"]: token["content"] for token in json.loads(tokenizer_json).get("added_tokens", [])}
-    fields: dict[str, Any] = {
+    special = ("bos_token", "eos_token", "unk_token", "pad_token") if end_of_text_id in names else ()
+    return {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "model_max_length": seq_length,
         "clean_up_tokenization_spaces": False,
+        **dict.fromkeys(special, names.get(end_of_text_id)),
     }
-    if end_of_text_id in names:
-        fields.update(dict.fromkeys(("bos_token", "eos_token", "unk_token", "pad_token"), names[end_of_text_id]))
-    return fields
 
 
 def model_card(config: ModelConfig, facts: Mapping[str, str], curve: Sequence[tuple[int, float, float | None]] = (),
@@ -156,8 +148,7 @@ def model_card(config: ModelConfig, facts: Mapping[str, str], curve: Sequence[tu
     A point of the curve is (step, loss in nats, bits per byte or None). on_hub maps a field of the hub's
     metadata to the repositories from which the model was made.
     """
-    has_shared_heads = config.n_kv_head != config.n_head
-    shared = f" ({config.n_kv_head} of keys and values)" if has_shared_heads else ""
+    shared = f" ({config.n_kv_head} of keys and values)" if config.n_kv_head != config.n_head else ""
     named = {field: list(dict.fromkeys(filter(None, repos))) for field, repos in (on_hub or {}).items()}
     rows = [f"| {step:,} | {loss:.4f} | {'n/a' if bits is None else f'{bits:.4f}'} |" for step, loss, bits in curve]
     table = ["", "| step | validation loss in nats | bits per byte |", "| --- | --- | --- |", *rows] if rows else []

@@ -23,7 +23,6 @@ PICKLES = " (a pickle, such as a .pt file, can run code and is never opened)"
 T = TypeVar("T")
 
 
-
 def wait_until_here(folder: Path, sha256: str, seconds: float = NETWORK_SECONDS) -> None:
     """Waits for a checkpoint that another machine wrote, known by its manifest's sha256, as network disks lag.
 
@@ -78,19 +77,19 @@ def resolve(path: Path, warn: Callable[[str], None], to_train: bool = True) -> P
 
 def _locate(path: Path, warn: Callable[[str], None], to_train: bool, home: Path = Path("out"),
             ) -> tuple[Path, Stored | None]:
-    """resolve with the verified training state, which is None for a Hugging Face folder."""
+    """resolve with the verified training state; without a state for a Hugging Face folder."""
     folder, name = named_in(path, home)
-    shown = printable(folder)
     if folder.exists() and not folder.is_dir():
-        raise _refusal(f"{shown} is not a folder{PICKLES}. Give {WHAT_OPENS}.")
+        raise _refusal(f"{printable(folder)} is not a folder{PICKLES}. Give {WHAT_OPENS}.")
     if (folder / MANIFEST).is_file():
         return folder, _verified(folder, to_train, "Give the folder it is in to take the newest sound one.")
     if (folder / STATE).exists() and (folder / OPTIMIZER).exists():
-        raise _refusal(f"{shown} has training state but no {MANIFEST}: it was never finished. Give another checkpoint.")
+        raise _refusal(f"{printable(folder)} has training state but no {MANIFEST}: it was never finished. "
+                       "Give another checkpoint.")
     if (folder / CONFIG).is_file():
         return folder, None
-    reader = partial(verify, to_train=to_train)
-    found = _best_of(folder, warn, to_train) if name == BEST else newest_sound(folder, warn, reader)
+    found = (_best_of(folder, warn, to_train) if name == BEST else
+             newest_sound(folder, warn, partial(verify, to_train=to_train)))
     if found is None:
         raise _nothing_found(folder)
     return found
@@ -109,10 +108,9 @@ def _best_of(folder: Path, warn: Callable[[str], None], to_train: bool) -> Found
     newest = newest_sound(folder, warn, partial(verify, names=[STATE]))
     if newest is None:
         return None
-    state = newest.stored.state
-    best = folder / f"checkpoint-{state.best_step}"
+    best = folder / f"checkpoint-{newest.stored.state.best_step}"
     cure = f"Give {shell_word(folder)} for the newest one."
-    is_recorded = state.best_val_loss is not None
+    is_recorded = newest.stored.state.best_val_loss is not None
     if is_recorded and best in steps_in(folder).values():
         return Found(best, _verified(best, to_train, cure))
     why = f"the best is {best.name}, which was deleted" if is_recorded else "there was no validation"
@@ -125,10 +123,9 @@ def _refusal(message: str) -> UserError:
 
 def _nothing_found(path: Path) -> UserError:
     """The error for a folder without checkpoints, or for a folder that does not exist."""
-    name = printable(path)
     command = "python train.py" if path == Path("out") else f"python train.py --output_dir {shell_word(path)}"
-    found = f"holds no checkpoint and no {CONFIG}{PICKLES}" if path.is_dir() else "does not exist"
-    return _refusal(f"{name} {found}. Train one first: {command}"
+    why = f"holds no checkpoint and no {CONFIG}{PICKLES}" if path.is_dir() else "does not exist"
+    return _refusal(f"{printable(path)} {why}. Train one first: {command}"
                     "; or give a model of huggingface.co, such as hf://openai-community/gpt2")
 
 
@@ -156,8 +153,8 @@ def find_resume(requested: str, output_dir: Path, overwrite: bool, warn: Callabl
 
     requested is a checkpoint, a folder of checkpoints (for the newest sound one), 'best' or 'last', alone
     or after a folder, or 'auto' for output_dir. None if 'auto', or the folder of a run that was killed
-    early, holds no checkpoint. Raises UserError (exit 4) for any other path without a checkpoint, and for
-    an output_dir with checkpoints of another run unless overwrite is on.
+    early, holds no checkpoint. Raises UserError (exit 4) for any other path without a checkpoint. An
+    output_dir with checkpoints of another run is refused unless overwrite is on.
     """
     folder, name = named_in(Path(requested), output_dir)
     if requested == "auto" or (name != BEST and folder.resolve() == output_dir.resolve()):
@@ -168,18 +165,19 @@ def find_resume(requested: str, output_dir: Path, overwrite: bool, warn: Callabl
     path, stored = _locate(Path(requested), warn, to_train=True, home=output_dir)
     if stored is None:
         raise _refusal(f"{printable(path)} has no {MANIFEST}. Only a checkpoint of train.py can be resumed.")
-    if not overwrite and (others := checkpoints_of_other_runs(output_dir, path, stored.state.step)):
+    others = [] if overwrite else checkpoints_of_other_runs(output_dir, path, stored.state.step)
+    if others:
         names = printable(", ".join(other.name for other in others[:3]))
         raise _refusal(f"--output_dir {printable(output_dir)} holds checkpoints that do not lead to "
-                       f"{printable(path.name)}: {names}. Give another --output_dir, or --overwrite, which deletes "
-                       f"{several(len(others), 'checkpoint')}.")
+                       f"{printable(path.name)}: {names}. Give another --output_dir, or --overwrite, which "
+                       f"deletes {several(len(others), 'checkpoint')}.")
     return Found(path, stored)
 
 
 def held_by_another_run(output_dir: Path, last_step: int) -> UserError:
     """The error for an output folder that holds checkpoints of another run."""
-    return _refusal(f"--output_dir {printable(output_dir)} holds the checkpoints of another run, the last one of step "
-                    f"{last_step:,}. Give --resume_from auto to continue that run, another --output_dir, or "
+    return _refusal(f"--output_dir {printable(output_dir)} holds the checkpoints of another run, the last one of "
+                    f"step {last_step:,}. Give --resume_from auto to continue that run, another --output_dir, or "
                     "--overwrite, which deletes them.")
 
 
@@ -189,7 +187,7 @@ def checkpoints_of_other_runs(output_dir: Path, resumed: Path | None, step: int)
     If the run resumes from a checkpoint in this folder, these are the checkpoints after its step, otherwise
     all.
     """
-    inside = resumed is not None and is_inside(resumed, output_dir)
+    inside = resumed and is_inside(resumed, output_dir)
     return [path for other, path in steps_in(output_dir).items() if not inside or other > step]
 
 
@@ -213,9 +211,10 @@ def check_same(found: Found, config: ModelConfig, train_sha256: str, tokenizer_s
     saved = {**usual, **stored.model, "arch": stored.arch}
     for key, value in {"arch": name_of(config), **asdict(config)}.items():
         if key != "dropout" and saved.get(key) != value:
-            raise _refusal(f"the checkpoint holds another model: {key} is {shown(saved.get(key))} in the checkpoint "
-                           f"and {value} here. " + (more_text if key == "vocab_size" else
-                           "Another shape is another run: leave out --resume_from, and give another --output_dir."))
+            raise _refusal(f"the checkpoint holds another model: {key} is {shown(saved.get(key))} in the "
+                           f"checkpoint and {value} here. " + (more_text if key == "vocab_size" else (
+                               "Another shape is another run: leave out --resume_from, and give another "
+                               "--output_dir.")))
 
     compared = [("tokenizer", stored.data.get("tokenizer_sha256"), tokenizer_sha256, more_text)]
     if not allow_new_data:
@@ -224,15 +223,15 @@ def check_same(found: Found, config: ModelConfig, train_sha256: str, tokenizer_s
                         ("mixture", before or "one folder", mixture or "one folder", cure))
     for what, before, here, cure in compared:
         if str(before) != str(here):
-            raise UserError(Exit.DATA, f"the checkpoint was trained on another {what}: {printable(before)[:200]}; "
-                                       f"here {str(here)[:200]}. {cure}")
+            raise UserError(Exit.DATA, f"the checkpoint was trained on another {what}: "
+                                       f"{printable(before)[:200]}; here {str(here)[:200]}. {cure}")
 
 
 def with_more_text(folder: str, tokenizer: Path, seconds: float) -> str:
     """The commands that continue a run with more text, for as long again plus 15 minutes.
 
-    folder is quoted for a shell; seconds is how long the run took so far.
+    folder is quoted for a shell; seconds is the duration of the run so far, of all its starts together.
     """
-    minutes = 15 + round(seconds / 30)  # --max_minutes counts all starts of a run together
     return (f"python pretokenize.py MORE --output_dir more \\\n    --tokenizer_file {shell_word(tokenizer)}\n"
-            f"python train.py --resume_from {folder} \\\n    --data_dir more --allow_new_data --max_minutes {minutes}")
+            f"python train.py --resume_from {folder} \\\n"
+            f"    --data_dir more --allow_new_data --max_minutes {15 + round(seconds / 30)}")

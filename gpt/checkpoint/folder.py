@@ -33,17 +33,18 @@ def owned(output_dir: Path) -> Iterator[None]:
         is_new = not output_dir.exists()
         check_place("--output_dir", output_dir)
         output_dir.mkdir(parents=True, exist_ok=True)
-        handle = os.open(output_dir / LOCK, os.O_RDWR | os.O_APPEND | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0), 0o666)
+        handle = os.open(output_dir / LOCK,
+                         os.O_RDWR | os.O_APPEND | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0), 0o666)
         lock = os.fdopen(handle, "a+", encoding="utf-8", errors="replace")
     with lock:
         lock.seek(0)
         if not SIGNED.startswith(lock.read(len(SIGNED))):  # a full disk may have cut the content
-            raise UserError(Exit.MACHINE, f"{printable(output_dir / LOCK)} is another file, and was left alone. Delete "
-                                          "it, or choose another --output_dir.")
+            raise UserError(Exit.MACHINE, f"{printable(output_dir / LOCK)} is another file, and was left alone. "
+                                          "Delete it, or choose another --output_dir.")
         if not try_lock(lock.fileno()):
             lock.seek(0)
-            raise UserError(Exit.BUSY, f"{shown} is in use by another run ({printable(lock.read(200).strip())}). Wait "
-                                       "for it, or choose another folder.")
+            raise UserError(Exit.BUSY, f"{shown} is in use by another run ({printable(lock.read(200).strip())}). "
+                                       "Wait for it, or choose another folder.")
         try:
             with writing(shown, output_dir):
                 lock.truncate(0)
@@ -140,8 +141,7 @@ class Retention(NamedTuple):
 def prune(output_dir: Path, saved: int, keep: int, protected: Set[int]) -> None:
     """Deletes all but the last `keep` rolling checkpoints up to step `saved`.
 
-    Permanent checkpoints, those of the protected steps, and later ones, which a resumed run has not reached
-    yet, stay.
+    Permanent and protected checkpoints stay, and so do later ones, which a resumed run has not reached yet.
     """
     for path in outdated(output_dir, saved, keep, protected):
         discard(path)
@@ -166,12 +166,8 @@ def outdated(output_dir: Path, saved: int, keep: int, protected: Set[int]) -> li
     """The checkpoints that prune deletes."""
     rolling = []
     for step, path in steps_in(output_dir).items():
-        if step > saved:
-            continue  # a damaged checkpoint, which the resumed run skipped
-        try:
-            permanent = parse_state(read_json(path / STATE)).permanent
-        except InvalidCheckpoint:
-            continue  # somebody may want to rescue an unreadable checkpoint
-        if step not in protected and not permanent:
-            rolling.append(path)
+        if step <= saved and step not in protected:  # a later one is damaged, and the resumed run skipped it
+            with contextlib.suppress(InvalidCheckpoint):  # somebody may want to rescue an unreadable checkpoint
+                if not parse_state(read_json(path / STATE)).permanent:
+                    rolling.append(path)
     return rolling[keep:]

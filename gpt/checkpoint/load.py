@@ -67,19 +67,20 @@ def stored_tensors(folder: Path) -> dict[str, torch.Tensor]:
     if (folder / WEIGHTS).is_file():
         return mapped(folder / WEIGHTS)
     if not (folder / INDEX).exists():
-        raise InvalidCheckpoint(f"{WEIGHTS} is missing, and {INDEX} too (pickles can run code and are never opened)",
-                                COPY_WHOLE)
+        raise InvalidCheckpoint(f"{WEIGHTS} is missing, and {INDEX} too (pickles can run code and are never "
+                                "opened)", COPY_WHOLE)
     file_of = read_json(folder / INDEX).get("weight_map")
     if not isinstance(file_of, dict) or not file_of or not all(
             isinstance(file, str) and FILE_NAME.fullmatch(file) for file in file_of.values()):
-        raise InvalidCheckpoint(f"{INDEX}: weight_map is {shown(file_of)}, not an object with the safetensors file of "
-                                "each tensor in the same folder", COPY_WHOLE)
-    tensors_in = {file: mapped(folder / file) for file in sorted({*file_of.values()})}
-    held = {(name, file) for file, tensors in tensors_in.items() for name in tensors}
-    if wrong := sorted(held ^ {*file_of.items()}):
+        raise InvalidCheckpoint(f"{INDEX}: weight_map is {shown(file_of)}, not an object with the safetensors "
+                                "file of each tensor in the same folder", COPY_WHOLE)
+    held = {(name, file): tensor for file in sorted({*file_of.values()})
+            for name, tensor in mapped(folder / file).items()}
+    wrong = sorted(held.keys() ^ file_of.items())
+    if wrong:
         where = said([f"{printable(name)[:100]} in {file}" for name, file in wrong])
         raise InvalidCheckpoint(f"{INDEX} and its files differ: {where}", COPY_WHOLE)
-    return {name: tensors_in[file][name] for name, file in file_of.items()}
+    return {name: held[name, file] for name, file in file_of.items()}
 
 
 def mapped(path: Path) -> dict[str, torch.Tensor]:
@@ -119,25 +120,23 @@ def weights_of(config: ModelConfig, tensors: Mapping[str, torch.Tensor]) -> Weig
     architecture = architecture_of(config)
     expected = architecture.shapes(config)
     stored = architecture.from_hf_tensors(config, tensors)
-    problems = []
-    for name in {**expected, **stored}:
-        if name not in stored:
-            problems.append(f"{name} is missing")
-        elif name not in expected:
-            problems.append(f"{printable(name)[:100]} is not part of this model")
-        elif (shape := _shape(stored[name])) != expected[name]:
-            problems.append(f"{name} has shape {shape}, the config asks for {expected[name]}")
-        elif other := next((part.dtype for part in stored[name] if not part.is_floating_point()), None):
-            problems.append(f"{name} holds {str(other)[6:]}, not floating-point numbers")
-    if problems:
-        raise InvalidCheckpoint(said(problems))
+    problems = [f"{name} is missing" if name not in stored else
+                f"{printable(name)[:100]} is not part of this model" if name not in expected else
+                _why_unfit(name, stored[name], expected[name]) for name in {**expected, **stored}]
+    if any(problems):
+        raise InvalidCheckpoint(said([*filter(None, problems)]))
     return Weights({name: stored[name] for name in expected})
 
 
-def _shape(parts: Sequence[torch.Tensor]) -> list[int]:
-    """The shape of stacked parts."""
+def _why_unfit(name: str, parts: Sequence[torch.Tensor], expected: list[int]) -> str:
+    """The reason why stacked parts are not this tensor of the model; nothing if they are."""
     shape = list(parts[0].shape)
-    return shape if len(parts) == 1 else [sum(map(len, parts)), *shape[1:]]
+    if len(parts) > 1:
+        shape[0] = sum(map(len, parts))
+    if shape != expected:
+        return f"{name} has shape {shape}, the config asks for {expected}"
+    others = [str(part.dtype)[6:] for part in parts if not part.is_floating_point()]
+    return f"{name} holds {others[0]}, not floating-point numbers" if others else ""
 
 
 def load_weights(folder: Path, model: Network) -> None:
@@ -163,7 +162,7 @@ def open_model(folder: Path) -> tuple[ModelConfig, Weights]:
 
 @contextlib.contextmanager
 def opening(what: str) -> Iterator[None]:
-    """Turns an InvalidCheckpoint inside into a UserError (exit 4) that names what was opened."""
+    """Turns an InvalidCheckpoint inside into a UserError (exit 4) that begins with this name."""
     try:
         yield
     except InvalidCheckpoint as error:
@@ -205,9 +204,9 @@ def _check_finite(place: Path, tensors: Iterable[tuple[str, torch.Tensor]]) -> N
     """
     for name, tensor in tensors:
         tensor = local(tensor)
-        if tensor.sum().isfinite():  # a sum is one pass over the tensor, but can overflow
-            continue
-        if bad := int((~tensor.isfinite()).sum()):
+        # A sum is one pass over the tensor, but can overflow.
+        bad = 0 if tensor.sum().isfinite() else int((~tensor.isfinite()).sum())
+        if bad:
             raise UserError(Exit.CHECKPOINT, f"{printable(place)} cannot be trained on: {bad:,} of "
                                              f"{tensor.numel():,} values of {name} are NaN or infinite. Give an older "
                                              "checkpoint or other weights.")
@@ -232,9 +231,9 @@ def load_training(folder: Path, model: Network, optimizer: torch.optim.Optimizer
             states: dict[torch.Tensor, dict[str, torch.Tensor]] = {
                 parameter: {key: like(file.get_tensor(f"{key}.{name}"), parameter) for key in schema(parameter)}
                 for name, parameter in model.named_parameters()}
-            kept = ((f"{key}.{name}", tensor) for name, parameter in model.named_parameters()
-                    for key, tensor in states[parameter].items())
-            _check_finite(folder / OPTIMIZER, kept)
+            _check_finite(folder / OPTIMIZER, (
+                (f"{key}.{name}", tensor) for name, parameter in model.named_parameters()
+                for key, tensor in states[parameter].items()))
             optimizer.state.update(states)
             return _restore_generators(file, next(model.parameters()).device)
     except (InvalidCheckpoint, SafetensorError, OSError) as error:
@@ -244,23 +243,18 @@ def load_training(folder: Path, model: Network, optimizer: torch.optim.Optimizer
 
 def _check_optimizer_state(file: Any, model: Network, schema: StateSchema) -> None:
     """Raises InvalidCheckpoint unless each tensor has its type and shape, and each scalar is a count."""
-    stored = set(file.keys())
-    problems, scalars = [], []
-    for parameter_name, parameter in model.named_parameters():
-        for key, expected in schema(parameter).items():
-            name, wanted = f"{key}.{parameter_name}", (DTYPES[expected.dtype], list(expected.shape))
-            tensor = file.get_slice(name) if name in stored else None
-            saved = (tensor.get_dtype(), tensor.get_shape()) if tensor else "missing"
-            if saved != wanted:
-                problems.append(f"{name} is {saved}, the model's {wanted}")
-            elif not expected.shape:
-                scalars.append(name)
+    wanted = {f"{key}.{name}": (DTYPES[expected.dtype], list(expected.shape))
+              for name, parameter in model.named_parameters() for key, expected in schema(parameter).items()}
+    slices = {name: file.get_slice(name) for name in wanted.keys() & set(file.keys())}
+    saved = {name: (tensor.get_dtype(), tensor.get_shape()) for name, tensor in slices.items()}
+    problems = [f"{name} is {saved.get(name, 'missing')}, the model's {expected}"
+                for name, expected in wanted.items() if saved.get(name) != expected]
+    if not problems:  # a count is 0 or more, as AdamW divides by 1 - beta^step
+        counts = {name: float(file.get_tensor(name)) for name, (_, shape) in wanted.items() if not shape}
+        problems = [f"{name} is {count:g}, not 0 or more" for name, count in counts.items()
+                    if not 0 <= count <= MAX_COUNT]
     if problems:
         raise InvalidCheckpoint(f"{OPTIMIZER}: {'; '.join(problems[:3])}; {CURE}")
-    for name in scalars:  # AdamW divides by 1 - beta^step
-        count = float(file.get_tensor(name))
-        if not 0 <= count <= MAX_COUNT:
-            raise InvalidCheckpoint(f"{OPTIMIZER}: {name} is {count:g}, not 0 or more; {CURE}")
 
 
 def _restore_generators(file: Any, device: torch.device) -> list[str]:
@@ -273,10 +267,10 @@ def _restore_generators(file: Any, device: torch.device) -> list[str]:
         if device.type != "cpu":
             name = f"rng.{device.type}"
             if name not in file.keys():  # noqa: SIM118 - the file is no mapping
-                return ["the checkpoint was saved on another kind of device: dropout on this GPU starts a new random "
-                        "sequence"]
+                return ["the checkpoint was saved on another kind of device: dropout on this GPU starts a new "
+                        "random sequence"]
             backend_of(device).api.set_rng_state(file.get_tensor(name))
     except (RuntimeError, TypeError) as error:
-        raise InvalidCheckpoint(f"{OPTIMIZER}: rng.cpu or a GPU's is not the state of a random-number generator "
-                                f"({first_line(error)[:120]})") from error
+        raise InvalidCheckpoint(f"{OPTIMIZER}: rng.cpu or a GPU's is not the state of a random-number "
+                                f"generator ({first_line(error)[:120]})") from error
     return []

@@ -1,4 +1,4 @@
-"""Converts a checkpoint of nanoGPT or build-nanogpt, or its plain state dict, to a Hugging Face folder of GPT-2.
+"""Converts a checkpoint of nanoGPT or build-nanogpt, or its state dict, to a Hugging Face folder of GPT-2.
 
 Such a .pt file is a pickle, which can name any function to call; torch's reader for plain tensors refuses
 those.

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from gpt.checkpoint.contents import DTYPES, Tensors, aligned, manifest_text
+from gpt.checkpoint.contents import DTYPES, STATE_VERSION, Tensors, aligned, json_text
 from gpt.checkpoint.folder import atomic_folder
 from gpt.common.errors import InvalidCheckpoint
 from gpt.common.files import write_all
@@ -66,8 +66,8 @@ class Snapshot:
         self._buffer = HostBuffer(0, False)
 
 
-def save(output_dir: Path, step: int, tensors: Mapping[str, Mapping[str, torch.Tensor]], texts: Mapping[str, str],
-         ) -> Path:
+def save(output_dir: Path, step: int, tensors: Mapping[str, Mapping[str, torch.Tensor]],
+         texts: Mapping[str, str]) -> Path:
     """Writes output_dir/checkpoint-STEP, which gets its name after all files are on disk and were read back.
 
     Raises OSError if a file cannot be written, and NotFinite for a tensor with NaN or infinity; the folder
@@ -81,7 +81,8 @@ def save(output_dir: Path, step: int, tensors: Mapping[str, Mapping[str, torch.T
             entries = dict(zip(tensors, written, strict=True))
             for name, text in texts.items():
                 entries[name] = write_file(folder / name, [text.encode()])
-            write_file(folder / MANIFEST, [manifest_text(entries).encode()])
+            manifest = {"version": STATE_VERSION, "files": dict(sorted(entries.items()))}
+            write_file(folder / MANIFEST, [json_text(manifest).encode()])
     except InvalidCheckpoint as error:
         raise OSError(f"a file reads back differently: {error}") from error
     return output_dir / f"checkpoint-{step}"
@@ -109,12 +110,11 @@ def write_tensors(path: Path, tensors: Mapping[str, torch.Tensor]) -> dict[str, 
 def _header(tensors: Mapping[str, torch.Tensor], names: Iterable[str]) -> bytes:
     """The first bytes of a safetensors file: the length of the header, and the header in whole 8 bytes."""
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
-    offset = 0
+    end = 0
     for name in names:
         tensor = tensors[name]
-        end = offset + tensor.nbytes
+        offset, end = end, end + tensor.nbytes
         header[name] = {"dtype": DTYPES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [offset, end]}
-        offset = end
     text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
     text += b" " * (-len(text) % 8)
     return struct.pack("<Q", len(text)) + text

@@ -35,8 +35,8 @@ class Linear(nn.Linear):
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         """input weight' + bias; compiled on a CPU, the bias is added by the loop after the matrix product."""
         if self.rounded is not None:
-            return linear_in_half(input, self.weight, self.bias, self.rounded)
-        if self.bias is None or not is_compiling_for_cpu(input):
+            return LinearInHalf.apply(input, self.weight, self.bias, self.rounded)  # type: ignore[return-value]
+        if self.bias is None or not is_compiling_for("cpu", input):
             return linear(input, self.weight, self.bias)
         y = linear(input, self.weight)
         return (y.float() + self.bias).to(y.dtype)
@@ -54,7 +54,7 @@ def gelu_tanh(x: torch.Tensor) -> torch.Tensor:
 
     Compiled on a CPU it is written with a sigmoid, which the compiler's loops compute faster.
     """
-    if not is_compiling_for_cpu(x):
+    if not is_compiling_for("cpu", x):
         return F.gelu(x, approximate="tanh")
     u = x.float()
     return (u * torch.sigmoid(math.sqrt(8 / math.pi) * (u + 0.044715 * u**3))).to(x.dtype)
@@ -90,9 +90,9 @@ class _SwiGLU(torch.autograd.Function):
         return torch.cat([dgate, F.silu(gate) * dy], -1)
 
 
-def is_compiling_for_cpu(x: torch.Tensor) -> bool:
-    """True while torch.compile traces an operation on this tensor and the tensor is on a CPU."""
-    return torch.compiler.is_compiling() and x.device.type == "cpu"
+def is_compiling_for(device_type: str, x: torch.Tensor) -> bool:
+    """True while torch.compile traces an operation on this tensor and the tensor is on such a device."""
+    return torch.compiler.is_compiling() and x.device.type == device_type
 
 
 def linear(x: torch.Tensor, weight_OI: torch.Tensor, bias_O: torch.Tensor | None = None) -> torch.Tensor:
@@ -103,23 +103,19 @@ def linear(x: torch.Tensor, weight_OI: torch.Tensor, bias_O: torch.Tensor | None
     return F.linear(x, weight_OI, bias_O)
 
 
-def linear_in_half(x: torch.Tensor, weight_OI: torch.Tensor, bias_O: torch.Tensor | None,
-                   rounded_OI: torch.Tensor) -> torch.Tensor:
+class LinearInHalf(torch.autograd.Function):
     """F.linear in 16 bits by the rounded weight, with the weight's gradient in fp32.
 
     The gradient is not rounded to 16 bits on a device whose products can be written in fp32.
     """
-    return _LinearInHalf.apply(x, weight_OI, bias_O, rounded_OI)  # type: ignore[return-value]
 
-
-class _LinearInHalf(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, weight_OI: torch.Tensor,  # type: ignore[override]
                 bias_O: torch.Tensor | None, rounded_OI: torch.Tensor) -> torch.Tensor:
-        ctx.dtype, ctx.has_bias, half = x.dtype, bias_O is not None, rounded_OI.dtype
-        x = x.to(half)
+        ctx.dtype, ctx.has_bias = x.dtype, bias_O is not None
+        x = x.to(rounded_OI.dtype)
         ctx.save_for_backward(x, rounded_OI)
-        return F.linear(x, rounded_OI, None if bias_O is None else bias_O.to(half))
+        return F.linear(x, rounded_OI, None if bias_O is None else bias_O.to(rounded_OI.dtype))
 
     @staticmethod
     def backward(ctx: Any, dy: torch.Tensor) -> tuple[torch.Tensor | None, ...]:  # type: ignore[override]

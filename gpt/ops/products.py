@@ -12,7 +12,7 @@ from typing import TypeAlias
 import torch
 import torch.nn.functional as F
 
-from gpt.ops.linear import gelu_tanh
+from gpt.ops.linear import gelu_tanh, is_compiling_for
 
 Activation: TypeAlias = Callable[[torch.Tensor], torch.Tensor]
 # The activations that oneDNN applies within the product, by its names.
@@ -43,11 +43,6 @@ def few_rows_product(x_NC: torch.Tensor, weight_OC: torch.Tensor) -> torch.Tenso
     return (weight_OC[:, None].float() * x_NC.float()).sum(-1).t()
 
 
-def is_compiling_rows(x: torch.Tensor, device_type: str, most: int) -> bool:
-    """True while torch.compile traces a product of at most this number of rows on such a device."""
-    return torch.compiler.is_compiling() and x.device.type == device_type and len(x) <= most
-
-
 class Dense:
     """x weight' + bias, with the weight in a given dtype."""
 
@@ -61,7 +56,7 @@ class Dense:
 
     def product(self, x: torch.Tensor) -> torch.Tensor:
         """x weight' + bias, [N, O], in the dtype of x."""
-        if is_compiling_rows(x, "cpu", 1):
+        if is_compiling_for("cpu", x) and len(x) == 1:
             y = one_row_product(x, self.weight)
         elif x.dtype == self.dtype:
             return F.linear(x, self.weight, self.bias)
@@ -110,9 +105,9 @@ class Int8(Dense):
             self.scale = self.scale.float()  # for a GPU without bf16 in its compiler
 
     def product(self, x: torch.Tensor) -> torch.Tensor:
-        if is_compiling_rows(x, "cpu", 1):
+        if is_compiling_for("cpu", x) and len(x) == 1:
             y = one_row_product(x, self.weight) * self.scale
-        elif is_compiling_rows(x, "cuda", LOOP_ROWS):
+        elif is_compiling_for("cuda", x) and len(x) <= LOOP_ROWS:
             y = few_rows_product(x, self.weight) * self.scale.float()
         elif (x.device.type == "cpu" and x.dtype == torch.bfloat16 and len(x) <= INT8_ROWS
               and x.size(1) % INT8_INPUTS == 0):

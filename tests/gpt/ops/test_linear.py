@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 
 from gpt.ops import linear as linear_room
-from gpt.ops.linear import ACTIVATIONS, linear, linear_in_half, onednn_linear, swiglu
+from gpt.ops.linear import ACTIVATIONS, LinearInHalf, linear, onednn_linear, swiglu
 from tests.helpers.decoding import largest_difference
 
 
@@ -47,7 +47,7 @@ def test_a_product_in_half_precision_is_autocasts_and_gradients_of_its_weights_a
     for rounded in ([weight.to(half)], []):
         leaves = [tensor.clone().requires_grad_() for tensor in (x, weight, bias)]
         with torch.autocast("cpu", half):
-            y = (linear_in_half if rounded else F.linear)(*leaves, *rounded)
+            y = (LinearInHalf.apply if rounded else F.linear)(*leaves, *rounded)
         y.backward(dy)
         found.append([y, *(leaf.grad for leaf in leaves)])
     (y, dx, dw, db), theirs = found
