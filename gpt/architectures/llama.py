@@ -124,7 +124,8 @@ class Llama(Architecture):
         # The fields of the frequencies for transformers 4 (rope_theta, rope_scaling) and 5 (rope_parameters).
         rope: dict[str, Any] = {"rope_type": "default"}
         if config.rope_scaling:
-            rope = {"rope_type": "llama3", **dict(zip(SCALING_FIELDS, astuple(config.rope_scaling), strict=True))}
+            rope = {"rope_type": "llama3",
+                    **dict(zip(SCALING_FIELDS, astuple(config.rope_scaling), strict=True))}
         return {
             "architectures": [self.CLASS], "model_type": self.MODEL_TYPE,
             **{key: getattr(config, name) for key, (name, _) in NUMBERS.items()},
@@ -314,6 +315,7 @@ def _scaling(key: str, rope: Any) -> RotaryScaling | None:
     factors, positions = numbers[:3], numbers[3]
     are_numbers = all(is_number(factor) and 1e-6 <= factor <= 1e6 for factor in factors)
     check_field(are_numbers and factors[1] < factors[2], key, tuple(factors),
-                "three factors from 0.000001 to 1,000,000 with low_freq_factor below high_freq_factor")
-    check_whole("config.json", f"{key}.{SCALING_FIELDS[-1]}", positions, 1, NUMBERS["max_position_embeddings"][1])
+                "three numbers from 0.000001 to 1,000,000 with low_freq_factor below high_freq_factor")
+    check_whole("config.json", f"{key}.{SCALING_FIELDS[-1]}", positions, 1,
+                NUMBERS["max_position_embeddings"][1])
     return RotaryScaling(*map(float, factors), positions)

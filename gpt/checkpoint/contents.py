@@ -1,8 +1,8 @@
 """The files of a checkpoint and their content, decided here alone.
 
-    config.json  model.safetensors  generation_config.json  tokenizer.json  tokenizer_config.json    for transformers
+    config.json  model.safetensors  generation_config.json  tokenizer.json  tokenizer_config.json    published
     optimizer.safetensors  trainer_state.json                                                        for resuming
-    README.md  manifest.json                                    the model card; sizes and sha256, written last
+    README.md  manifest.json                                 the model card; sizes and sha256, written last
 
 No file is a pickle: tensors are in safetensors files, the rest is JSON or Markdown.
 """
@@ -27,7 +27,7 @@ NEEDED = (WEIGHTS, OPTIMIZER, STATE)  # in the manifest of every checkpoint
 PUBLISHED = (CONFIG, GENERATION, TOKENIZER, TOKENIZER_CONFIG, "vocab.json", "merges.txt",
              "special_tokens_map.json", "added_tokens.json", CARD, "LICENSE")
 
-WHAT_OPENS = "a checkpoint of train.py or a Hugging Face folder of GPT-2, Qwen3 or Llama"  # the cure in messages
+WHAT_OPENS = "a checkpoint of train.py or a Hugging Face folder of GPT-2, Qwen3 or Llama"  # in messages
 
 STATE_FORMAT = "gpt-trainer"
 STATE_VERSION = 1
@@ -57,7 +57,8 @@ class Tensors:
     """The tensors of a checkpoint, by name.
 
     model is the network's state dict. training holds the optimizer's state, such as
-    'exp_avg.transformer.wte.weight', and the states of random-number generators: 'rng.cpu', 'rng.cuda', 'rng.mps'.
+    'exp_avg.transformer.wte.weight', and the states of random-number generators: 'rng.cpu', 'rng.cuda' or
+    'rng.mps'.
     """
 
     model: dict[str, torch.Tensor]
@@ -114,13 +115,14 @@ def text_files(step: int, config: ModelConfig, state: Mapping[str, Any], tokeniz
         # IndexError. Half of T leaves room for a prompt.
         GENERATION: json_text({"bos_token_id": end_of_text_id, "eos_token_id": end_of_text_id,
                            "max_new_tokens": min(256, max(1, config.seq_length // 2))}),
-        STATE: json_text({"format": STATE_FORMAT, "version": STATE_VERSION, "step": step, "arch": name_of(config),
-                      "model": asdict(config), **state}),
+        STATE: json_text({"format": STATE_FORMAT, "version": STATE_VERSION, "step": step,
+                          "arch": name_of(config), "model": asdict(config), **state}),
         CARD: card,
     }
     if tokenizer_json is not None:
         files[TOKENIZER] = tokenizer_json
-        files[TOKENIZER_CONFIG] = json_text(_tokenizer_config(tokenizer_json, end_of_text_id, config.seq_length))
+        files[TOKENIZER_CONFIG] = json_text(
+            _tokenizer_config(tokenizer_json, end_of_text_id, config.seq_length))
     return files
 
 
@@ -141,8 +143,9 @@ def _tokenizer_config(tokenizer_json: str, end_of_text_id: int | None, seq_lengt
     }
 
 
-def model_card(config: ModelConfig, facts: Mapping[str, str], curve: Sequence[tuple[int, float, float | None]] = (),
-               command: str = "", on_hub: Mapping[str, Sequence[str | None]] | None = None) -> str:
+def model_card(config: ModelConfig, facts: Mapping[str, str],
+               curve: Sequence[tuple[int, float, float | None]] = (), command: str = "",
+               on_hub: Mapping[str, Sequence[str | None]] | None = None) -> str:
     """The text of README.md: the model's shape, facts about its training, its validation curve, how to open it.
 
     A point of the curve is (step, loss in nats, bits per byte or None). on_hub maps a field of the hub's
@@ -150,17 +153,19 @@ def model_card(config: ModelConfig, facts: Mapping[str, str], curve: Sequence[tu
     """
     shared = f" ({config.n_kv_head} of keys and values)" if config.n_kv_head != config.n_head else ""
     named = {field: list(dict.fromkeys(filter(None, repos))) for field, repos in (on_hub or {}).items()}
-    rows = [f"| {step:,} | {loss:.4f} | {'n/a' if bits is None else f'{bits:.4f}'} |" for step, loss, bits in curve]
-    table = ["", "| step | validation loss in nats | bits per byte |", "| --- | --- | --- |", *rows] if rows else []
+    rows = [f"| {step:,} | {loss:.4f} | {'n/a' if bits is None else f'{bits:.4f}'} |"
+            for step, loss, bits in curve]
+    head = ["", "| step | validation loss in nats | bits per byte |", "| --- | --- | --- |"] if rows else []
     return "\n".join([
         "---", "library_name: transformers", "pipeline_tag: text-generation",
-        *(line for field, repos in named.items() if repos for line in (f"{field}:", *(f"- {repo}" for repo in repos))),
+        *(line for field, repos in named.items() if repos
+          for line in (f"{field}:", *(f"- {repo}" for repo in repos))),
         "---", "",
         f"# {architecture_of(config).NAME}, {config.num_parameters:,} parameters", "",
         f"- layers {config.n_layer}, heads {config.n_head}{shared}, width {config.n_embd}, context "
         f"{config.seq_length}, vocabulary {config.vocab_size:,}",
         *(f"- {name}: {value}" for name, value in facts.items()),
-        *table,
+        *head, *rows,
         *(["", f"    {command}"] if command else []), "",
         "    from transformers import AutoModelForCausalLM, AutoTokenizer",
         "    model = AutoModelForCausalLM.from_pretrained(\"path of this folder\")",

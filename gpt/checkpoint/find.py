@@ -31,9 +31,8 @@ def wait_until_here(folder: Path, sha256: str, seconds: float = NETWORK_SECONDS)
     until = time.monotonic() + seconds
     while not (folder / MANIFEST).is_file() or manifest_sha256(folder) != sha256:
         if time.monotonic() > until:
-            raise UserError(Exit.CHECKPOINT, f"this machine does not see {printable(folder)} as the first "
-                                             f"process does, after {seconds:.0f} s. Mount the same disk here on "
-                                             "all machines.")
+            raise _refusal(f"this machine does not see {printable(folder)} as the first process does, after "
+                           f"{seconds:.0f} s. Mount the same disk here on all machines.")
         time.sleep(min(1.0, seconds / 10))
 
 
@@ -151,8 +150,8 @@ def find_resume(requested: str, output_dir: Path, overwrite: bool, warn: Callabl
                 ) -> Found | None:
     """The verified checkpoint that --resume_from means, with its training state.
 
-    requested is a checkpoint, a folder of checkpoints (for the newest sound one), 'best' or 'last', alone
-    or after a folder, or 'auto' for output_dir. None if 'auto', or the folder of a run that was killed
+    requested is a checkpoint, a folder of checkpoints (for the newest sound one), or 'auto' for output_dir;
+    'best' or 'last' may stand alone or after a folder. None if 'auto', or the folder of a run that was killed
     early, holds no checkpoint. Raises UserError (exit 4) for any other path without a checkpoint. An
     output_dir with checkpoints of another run is refused unless overwrite is on.
     """
@@ -176,9 +175,9 @@ def find_resume(requested: str, output_dir: Path, overwrite: bool, warn: Callabl
 
 def held_by_another_run(output_dir: Path, last_step: int) -> UserError:
     """The error for an output folder that holds checkpoints of another run."""
-    return _refusal(f"--output_dir {printable(output_dir)} holds the checkpoints of another run, the last one of "
-                    f"step {last_step:,}. Give --resume_from auto to continue that run, another --output_dir, or "
-                    "--overwrite, which deletes them.")
+    return _refusal(f"--output_dir {printable(output_dir)} holds the checkpoints of another run, the last one "
+                    f"of step {last_step:,}. Give --resume_from auto to continue that run, another --output_dir, "
+                    "or --overwrite, which deletes them.")
 
 
 def checkpoints_of_other_runs(output_dir: Path, resumed: Path | None, step: int) -> list[Path]:
@@ -218,7 +217,8 @@ def check_same(found: Found, config: ModelConfig, train_sha256: str, tokenizer_s
 
     compared = [("tokenizer", stored.data.get("tokenizer_sha256"), tokenizer_sha256, more_text)]
     if not allow_new_data:
-        before, cure = stored.data.get("mixture") or "", "Give that data, or --allow_new_data to go on with these."
+        before = stored.data.get("mixture") or ""
+        cure = "Give that data, or --allow_new_data to go on with these."
         compared.append(("text", stored.data.get("train_sha256"), train_sha256, cure) if before == mixture else
                         ("mixture", before or "one folder", mixture or "one folder", cure))
     for what, before, here, cure in compared:

@@ -39,12 +39,13 @@ def owned(output_dir: Path) -> Iterator[None]:
     with lock:
         lock.seek(0)
         if not SIGNED.startswith(lock.read(len(SIGNED))):  # a full disk may have cut the content
-            raise UserError(Exit.MACHINE, f"{printable(output_dir / LOCK)} is another file, and was left alone. "
-                                          "Delete it, or choose another --output_dir.")
+            raise UserError(Exit.MACHINE, f"{printable(output_dir / LOCK)} is another file, and was left "
+                                          "alone. Delete it, or choose another --output_dir.")
         if not try_lock(lock.fileno()):
             lock.seek(0)
-            raise UserError(Exit.BUSY, f"{shown} is in use by another run ({printable(lock.read(200).strip())}). "
-                                       "Wait for it, or choose another folder.")
+            raise UserError(Exit.BUSY, f"{shown} is in use by another run "
+                                       f"({printable(lock.read(200).strip())}). Wait for it, or choose another "
+                                       "folder.")
         try:
             with writing(shown, output_dir):
                 lock.truncate(0)
@@ -66,11 +67,11 @@ def check_place(flag: str, folder: Path) -> None:
     """Raises UserError for a folder with an unreadable name (exit 2), and for a checkpoint (exit 4)."""
     shown = f"{flag} {printable(folder)}"
     if not is_utf8(str(folder)):
-        raise UserError(Exit.FLAGS, f"{shown} has a name with bytes that are not UTF-8, and its checkpoints could "
-                                    "not be read again. Choose another name.")
+        raise UserError(Exit.FLAGS, f"{shown} has a name with bytes that are not UTF-8, and its checkpoints "
+                                    "could not be read again. Choose another name.")
     if (folder / MANIFEST).is_file():
-        raise UserError(Exit.CHECKPOINT, f"{shown} is a checkpoint itself, and a run would write into it. Give its "
-                                         f"folder, {shell_word(folder.parent)}, or another one.")
+        raise UserError(Exit.CHECKPOINT, f"{shown} is a checkpoint itself, and a run would write into it. Give "
+                                         f"its folder, {shell_word(folder.parent)}, or another one.")
 
 
 def sweep(output_dir: Path) -> None:
@@ -156,7 +157,7 @@ def discard(path: Path) -> None:
 
 
 def delete_other_runs(output_dir: Path, resumed: Path | None, step: int, out: Progress) -> None:
-    """Deletes the checkpoints that do not lead to the resumed one, as --overwrite requests; all in a new run."""
+    """Deletes the checkpoints that do not lead to the resumed one, as --overwrite requests."""
     for path in checkpoints_of_other_runs(output_dir, resumed, step):
         out.say(f"overwrite   deleting {printable(path)}")
         shutil.rmtree(path, ignore_errors=True)

@@ -87,7 +87,7 @@ def mapped(path: Path) -> dict[str, torch.Tensor]:
     """All tensors of one file. Raises InvalidCheckpoint."""
     try:
         with safe_open(path, framework="pt") as file:
-            return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - the file is no mapping
+            return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - no mapping
     except (SafetensorError, OSError, ValueError) as error:  # a name that is not UTF-8 is a ValueError
         raise InvalidCheckpoint(f"{path.name} cannot be read ({printable(error)[:100]})", COPY_WHOLE) from error
 
@@ -208,8 +208,8 @@ def _check_finite(place: Path, tensors: Iterable[tuple[str, torch.Tensor]]) -> N
         bad = 0 if tensor.sum().isfinite() else int((~tensor.isfinite()).sum())
         if bad:
             raise UserError(Exit.CHECKPOINT, f"{printable(place)} cannot be trained on: {bad:,} of "
-                                             f"{tensor.numel():,} values of {name} are NaN or infinite. Give an older "
-                                             "checkpoint or other weights.")
+                                             f"{tensor.numel():,} values of {name} are NaN or infinite. Give an "
+                                             "older checkpoint or other weights.")
 
 
 # ---------------------------------------------------------------- --resume_from

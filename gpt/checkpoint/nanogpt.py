@@ -30,8 +30,8 @@ class SavedConfig:
     """A stand-in for build-nanogpt's GPTConfig: its fields become attributes, and it has no methods."""
 
 
-def convert(path: Path, folder: Path, tokenizer_file: str | None, n_head: int | None, warn: Callable[[str], None],
-            ) -> str:
+def convert(path: Path, folder: Path, tokenizer_file: str | None, n_head: int | None,
+            warn: Callable[[str], None]) -> str:
     """Writes the file's model as a new folder; returns a description of the model.
 
     The activation is exact GELU for nanoGPT and its tanh form for build-nanogpt. Raises UserError: exit 3
@@ -46,7 +46,8 @@ def convert(path: Path, folder: Path, tokenizer_file: str | None, n_head: int | 
         stored = GPT2().to_hf_tensors(config, weights)
         weights_of(config, stored)
     except (InvalidCheckpoint, KeyError, IndexError) as error:
-        cure = getattr(error, "cure", "") or "Give a ckpt.pt of nanoGPT, or its model.state_dict() saved by torch.save."
+        cure = (getattr(error, "cure", "")
+                or "Give a ckpt.pt of nanoGPT, or its model.state_dict() saved by torch.save.")
         raise UserError(Exit.CHECKPOINT, f"--from_nanogpt {printable(path)} does not hold a GPT-2: "
                                          f"{printable(error)}. {cure}") from error
 
@@ -56,8 +57,9 @@ def convert(path: Path, folder: Path, tokenizer_file: str | None, n_head: int | 
     else:
         tokenizer, num_ids = load_with_size(Path(tokenizer_file))
         if not 0 <= config.vocab_size - num_ids < PADDING:
-            raise UserError(Exit.DATA, f"--tokenizer_file {printable(tokenizer_file)} has {num_ids:,} ids, the model "
-                                       f"{config.vocab_size:,}: it was trained with another. Give that one, or none.")
+            raise UserError(Exit.DATA, f"--tokenizer_file {printable(tokenizer_file)} has {num_ids:,} ids, the "
+                                       f"model {config.vocab_size:,}: it was trained with another. Give that one, "
+                                       "or none.")
         tokenizer_json, end_id = tokenizer.to_str(), end_of_text_id(tokenizer)
         config = replace(config, vocab_size=num_ids)
         stored = GPT2().to_hf_tensors(config, weights)

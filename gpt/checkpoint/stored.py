@@ -1,4 +1,4 @@
-"""The training state of a checkpoint: its files compared with the manifest, and trainer_state.json parsed once."""
+"""The training state of a checkpoint, verified with its manifest and parsed once."""
 
 import json
 import math
@@ -88,7 +88,8 @@ def parse_state(content: Mapping[str, Any]) -> Stored:
 
     Raises InvalidCheckpoint for a value that no run of train.py could have written.
     """
-    check_field(content.get("format") == STATE_FORMAT, "format", content.get("format"), repr(STATE_FORMAT), STATE)
+    kind = content.get("format")
+    check_field(kind == STATE_FORMAT, "format", kind, repr(STATE_FORMAT), STATE)
     _check_version(STATE, content)
     for key in OBJECTS:
         check_field(isinstance(content.get(key, {}), dict), key, content.get(key), "an object", STATE)
@@ -103,19 +104,21 @@ def parse_state(content: Mapping[str, Any]) -> Stored:
     check_field(scaler.keys() in (set(), SCALER), "scaler", scaler, f"of {', '.join(sorted(SCALER))}", STATE)
     best = content.get("best_val_loss")
     lowest = {f"scaler.{key}": (scaler[key], 0 if key == "_growth_tracker" else 2**-149) for key in scaler}
-    lowest |= {"best_val_loss": (0 if best is None else best, -math.inf), "seconds": (content.get("seconds", 0), 0)}
+    lowest |= {"best_val_loss": (0 if best is None else best, -math.inf),
+               "seconds": (content.get("seconds", 0), 0)}
     for key, (value, low) in lowest.items():
         check_field(is_number(value) and value >= low, key, value, f"a number of {low:g} or more", STATE)
 
-    return Stored(TrainState(**{each.name: content[each.name] for each in fields(TrainState) if each.name in content}),
-                  **{key: content[key] for key in (*OBJECTS, "arch") if key in content},
-                  permanent=bool(content.get("stays")))
+    counters = {each.name: content[each.name] for each in fields(TrainState) if each.name in content}
+    return Stored(TrainState(**counters), permanent=bool(content.get("stays")),
+                  **{key: content[key] for key in (*OBJECTS, "arch") if key in content})
 
 
 def _check_version(file: str, content: Mapping[str, Any]) -> None:
     """Raises InvalidCheckpoint for a file of another version of the format."""
     version = content.get("version")
-    check_field(version == STATE_VERSION, "version", version, f"{STATE_VERSION}, which this program reads", file)
+    check_field(version == STATE_VERSION, "version", version,
+                f"{STATE_VERSION}, which this program reads", file)
 
 
 # ---------------------------------------------------------------- the manifest

@@ -61,10 +61,9 @@ class OutputLayer(nn.Module):
         logits_BTV = linear(x_BTC, weight_PC)[..., :self.vocab_size]
         if targets_BT is None:
             return logits_BTV
-        teacher_logits_NV = None
-        if teacher_output:
-            teacher_logits_NV = linear(*teacher_output)[..., :self.vocab_size].flatten(0, 1)
-        return cross_entropy(logits_BTV.flatten(0, 1), targets_BT.flatten(), teacher_logits_NV)
+        teacher_logits_BTV = linear(*teacher_output)[..., :self.vocab_size] if teacher_output else None
+        return cross_entropy(logits_BTV.flatten(0, 1), targets_BT.flatten(),
+                             None if teacher_logits_BTV is None else teacher_logits_BTV.flatten(0, 1))
 
 
 def linear_cross_entropy(x_NC: torch.Tensor, weight_PC: torch.Tensor, targets_N: torch.Tensor, vocab_size: int,
@@ -79,9 +78,7 @@ def linear_cross_entropy(x_NC: torch.Tensor, weight_PC: torch.Tensor, targets_N:
     is_mixed = torch.is_autocast_enabled(x_NC.device.type)
     dtype = torch.get_autocast_dtype(x_NC.device.type) if is_mixed else torch.float32
     rule = (vocab_size, chunk_rows, torch.is_grad_enabled())
-    theirs = ()
-    if teacher_output:
-        theirs = (teacher_output[0].flatten(0, 1).to(dtype), teacher_output[1].to(dtype))
+    theirs = [part.flatten(0, -2).to(dtype) for part in teacher_output or ()]
     with torch.autocast(x_NC.device.type, enabled=False):  # each product below has its operands' dtype
         rounded_PC = weight_PC.to(dtype) if rounded_PC is None else rounded_PC
         return _LinearCrossEntropy.apply(  # type: ignore[return-value]
