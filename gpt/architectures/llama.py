@@ -270,7 +270,7 @@ def _numbers(fields: Mapping[str, Any], head_dim: int | None) -> dict[str, int]:
         numbers["num_key_value_heads"] = H
     if numbers["head_dim"] is None:
         numbers["head_dim"] = head_dim or C // H
-        check_field(head_dim or C % H == 0, "hidden_size", C, f"a multiple of num_attention_heads {H}")
+        check_field(bool(head_dim) or C % H == 0, "hidden_size", C, f"a multiple of num_attention_heads {H}")
 
     for key, (_, high) in NUMBERS.items():
         check_whole("config.json", key, numbers[key], 1, high)
@@ -318,4 +318,4 @@ def _scaling(key: str, rope: Any) -> RotaryScaling | None:
                 "three numbers from 0.000001 to 1,000,000 with low_freq_factor below high_freq_factor")
     check_whole("config.json", f"{key}.{SCALING_FIELDS[-1]}", positions, 1,
                 NUMBERS["max_position_embeddings"][1])
-    return RotaryScaling(*map(float, factors), positions)
+    return RotaryScaling(*map(float, factors), original_seq_length=positions)
