@@ -12,7 +12,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from gpt.common.config import TOML, Layer, read_toml
+from gpt.common.config import TOML, Layer, read_toml, with_present_names
 from gpt.common.files import named_in, read_text
 from gpt.common.names import LOCK, MANIFEST, RUN_CONFIG, STATE
 from gpt.common.words import printable
@@ -112,7 +112,8 @@ def _first_readable(checkpoints: list[Path]) -> Layer | None:
     for path in checkpoints:
         if state := _object_in(path / STATE):
             flags = _object(state.get("flags"))
-            return Layer(printable(path), _object(flags.get("given")), _object(flags.get("decided")))
+            given, decided = _object(flags.get("given")), _object(flags.get("decided"))
+            return Layer(printable(path), with_present_names(given), with_present_names(decided))
     return None
 
 
