@@ -323,7 +323,7 @@ GENERATE_ROWS = [
          state("best_val_loss", None)),
         ("the best was deleted", "out has no best checkpoint: checkpoint-2 says the best is checkpoint-1",
          state("best_step", 1)),
-        ("a record without its step", "checkpoint-2 says it is checkpoint-0", state("best_step", GONE)),
+        ("a record without its step", "checkpoint-0", state("best_step", GONE)),
         ("a damaged best", "checkpoint-2 is damaged: model.safetensors has 5,000 bytes", cut(WEIGHTS, 5000)),
         ("a record that is no JSON", "no sound checkpoint in out. checkpoint-2: trainer_state.json cannot be read",
          sealed(write(STATE, "x"))),
