@@ -8,4 +8,5 @@ memory     available and peak memory; common/errors recognizes the error "out of
 timing     seconds of training alone, and the load of the device
 pinned     pinned host memory, and asynchronous copies
 processes  rank and world size, and decisions that all processes share
+runtime    all of it together, as a run has it
 """
