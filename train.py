@@ -28,10 +28,8 @@ from gpt.planning.relations import RELATIONS
 
 
 def read_flags(argv: Sequence[str]) -> Namespace:
-    """The flags: of the command line, else --config, else the resumed run, else their defaults; UserError: exit 2.
-
-    What stays None is decided by choose_recipe in planning/recipe.py; planning/relations.py says how flags relate.
-    """
+    """The flags: of the command line, else --config, else the resumed run, else their defaults; UserError: exit 2."""
+    # What stays None is decided by choose_recipe in planning/recipe.py.
     parser = Parser("train.py", "Trains a language model. A step is one optimizer step; losses are in nats.",
                     RELATIONS, expand_shorthands)
     parser.add_argument("--config", type=text("FILE"), help="TOML file of flags; the command line wins (default: none)")
@@ -285,8 +283,8 @@ def train(run: Run, pace: Pace, deadline: Deadline, validator: Validator, argv: 
 def loop(run: Run, pace: Pace, deadline: Deadline, validator: Validator, checkpointer: Checkpointer,
          monitor: Monitor) -> None:
     """Trains until the last step, a signal, the end of --max_minutes, or the end of patience."""
-    runtime, state = run.setup.runtime, run.state
     validate_first(run, validator, checkpointer, monitor)
+    runtime, state = run.setup.runtime, run.state
     runtime.clock.start()
     deadline.start(state.step, state.seconds)
 
