@@ -8,7 +8,6 @@
 
 import sys
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,8 +18,7 @@ DECIDED = "decided"
 TOML = "tomllib" if sys.version_info >= (3, 11) else "tomli"
 
 
-@dataclass(frozen=True)
-class Relations:
+class Relations(NamedTuple):  # a dataclass would cost every --help 10 ms
     """How a flag relates to other flags.
 
     aliases, overrides and invalidates are names with blanks between; requires and conflicts are conditions
@@ -69,8 +67,7 @@ class Origin(NamedTuple):
 # ---------------------------------------------------------------- layers
 
 
-@dataclass(frozen=True)
-class Rules:
+class Rules(NamedTuple):
     """The relations between the flags of one command, and the defaults for conditions, by flag."""
 
     relations: Mapping[str, Relations]

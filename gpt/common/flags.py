@@ -19,9 +19,8 @@ import re
 import shutil
 from argparse import Namespace
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn, TypeVar
+from typing import Any, NamedTuple, NoReturn, TypeVar
 
 from gpt.common.config import Layer, Origin, Relations, Rules, changes, read_toml
 from gpt.common.errors import MESSAGE_LINES, Exit, UserError
@@ -37,8 +36,7 @@ NOT_GIVEN = object()
 # ---------------------------------------------------------------- types of values
 
 
-@dataclass(frozen=True)
-class ValueKind:
+class ValueKind(NamedTuple):
     """A type for add_argument: converts the text of a value, and refuses text that does not fit.
 
     words completes the sentence "must be ..."; metavar stands for the value in --help.
