@@ -132,7 +132,7 @@ def write_all(handle: int, content: bytes | memoryview) -> None:
 
 
 def append_line(path: Path, line: bytes) -> None:
-    """Appends a whole line to a file, or nothing; creates its folder if necessary. Raises OSError."""
+    """Appends line and a newline to a file, or nothing; creates its folder if necessary. Raises OSError."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("ab", buffering=0) as file:
         end = file.tell()

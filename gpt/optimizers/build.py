@@ -52,7 +52,7 @@ def parameter_groups(model: Any, name: str, weight_decay: float, lr_scale: float
 
 
 def set_groups(groups: list[dict[str, Any]], weight_decay: float, lr_scale: float) -> None:
-    """Sets weight_decay and lr_scale in the groups of parameter_groups."""
+    """Sets weight_decay (0 for vectors) and lr_scale (1 for hidden matrices) in the groups."""
     for group in groups:
         group["weight_decay"] = 0.0 if group["kind"] == "vector" else weight_decay
         group["lr_scale"] = 1.0 if group["kind"] == "hidden" else lr_scale

@@ -151,7 +151,7 @@ def find_end(file: BinaryIO, marker: bytes, start: int, limit: int, step: int) -
 
 
 def refuse_long(source: Source, start: int, num_bytes: int, reading: Reading) -> None:
-    """Raises UserError (exit 3) for a document of num_bytes that is too long to be held in memory."""
+    """Raises UserError (exit 3) if num_bytes, of the document at byte start, is over the limit of reading."""
     limit = reading.limits.document_bytes
     if num_bytes > limit:
         raise UserError(Exit.DATA, f"{source.shown}: the document at byte {start:,} is longer than "

@@ -86,7 +86,7 @@ def auto_vocab_size(train_bytes: int) -> int:
 
 
 def byte_level(model: models.BPE) -> Tokenizer:
-    """Makes a tokenizer from a model and GPT-2's pre-tokenizer."""
+    """Makes a tokenizer from a model, with GPT-2's pre-tokenizer and decoder."""
     tokenizer = Tokenizer(model)
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)  # type: ignore[assignment]
     tokenizer.decoder = decoders.ByteLevel()  # type: ignore[assignment]

@@ -192,7 +192,7 @@ class Checkpointer:
         return self._is_waiting or self._pending is not None
 
     def at_risk(self) -> AtRisk:
-        """The steps that a process loses if it ends now, and its safe checkpoint. Any thread may call this."""
+        """In words: the steps lost if the process ends now, and the safe checkpoint. Any thread may call this."""
         step, saved = self._run.state.step, self._written_step
         if saved is None:
             lost = f"the {several(step - self._first_step, 'step')} of this run, which has saved nothing yet"

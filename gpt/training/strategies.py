@@ -195,7 +195,7 @@ class Decisions:
         return is_decided
 
     def any_said_now(self, what: str, here: bool) -> bool:
-        """Logical OR over processes, at once and for good: all processes wait for each other, between steps."""
+        """Logical OR over processes, waited for, between training steps; once True for what, always True."""
         self.num_votes += 1
         if self._processes.any(here):
             self._decided.add(what)
