@@ -1,6 +1,5 @@
 """The operations of a model: fast forms, each beside the plain form that tests compare it with.
 
-options     how a network is computed while it trains
 attention   causal attention in blocks of rows, for a CPU
 linear      matrix products, activations, and the layers that hold the weights
 orthogonal  the nearest orthogonal matrix, for Muon
