@@ -45,9 +45,14 @@ def flags_of_run(setup: Setup) -> Layer:
 
 
 def settings_of(setup: Setup) -> dict[str, dict[str, Any]]:
-    """The settings of a run, the environment that decides the last digits of its losses, and its flags."""
+    """The settings of a run, the environment that decides the last digits of its losses, and its flags.
+
+    A checkpoint records them, so the path of the mirror on this machine is left out: config.toml alone has it.
+    """
     args, machine = setup.args, setup.runtime.machine
-    flags = flags_of_run(setup)
+    layer = flags_of_run(setup)
+    flags = {kind: {name: value for name, value in values.items() if name != "mirror_to"}
+             for kind, values in (("given", layer.given), ("decided", layer.decided))}
     # The settings besides the recipe that change the losses: a resume reports a change, and processes
     # compare them.
     chosen = {"dropout": setup.config.dropout, "beta1": args.beta1, "teacher": args.teacher, "seed": args.seed,
@@ -58,7 +63,7 @@ def settings_of(setup: Setup) -> dict[str, dict[str, Any]]:
                    "compile": machine.compile, "residual": name_of_dtype(setup.options.residual_dtype),
                    "loss_chunk": setup.options.loss_chunk}
     return {"settings": {**setup.recipe.settings(), **chosen}, "environment": environment,
-            "flags": {"given": flags.given, "decided": flags.decided}}
+            "flags": flags}
 
 
 def same_everywhere(setup: Setup) -> dict[str, Any]:

@@ -83,5 +83,5 @@ def split_of_files(sources: Sequence[Source], val_fraction: float | None) -> Spl
 
 def is_blank(source: Source) -> bool:
     """True for a file of whitespace alone, which is no document. Reads only to the first other character."""
-    with source.text_path.open("rb") as file:
-        return not any(block.decode(errors="replace").strip() for block in iter(lambda: file.read(2**16), b""))
+    with source.text_path.open(encoding="utf-8-sig", errors="replace") as file:
+        return not any(text.strip() for text in iter(lambda: file.read(2**16), ""))

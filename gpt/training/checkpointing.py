@@ -24,7 +24,7 @@ from gpt.common.names import METRICS
 from gpt.common.signals import AtRisk
 from gpt.common.words import printable, several, shell_line, shell_word, size
 from gpt.hub.names import DATASET, MODEL, is_on_hub, repo_of
-from gpt.planning.recorded import flags_of_run, settings_of
+from gpt.planning.recorded import settings_of
 from gpt.tokens.mixture import mixture_in_words, weight_percent
 from gpt.training.state import Run
 
@@ -174,7 +174,7 @@ class Checkpointer:
             **({"text": printable(", ".join(corpus.origins))} if corpus.origins else {}),
             **{f"{weight_percent(share.weight)} from {share.name}": f"{share.corpus.train.length:,} training tokens, "
                f"sha256 {share.corpus.identity}" for share in corpus.components}}
-        command = command_for_card(flags_of_run(self._run.setup).given)
+        command = command_for_card(settings_of(self._run.setup)["flags"]["given"])
         on_hub = {"base_model": [repo_of(state.init_from, MODEL)],
                   "datasets": [repo_of(origin, DATASET) for origin in corpus.origins]}
         return contents.model_card(config, facts, self.validations, command, on_hub)

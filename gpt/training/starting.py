@@ -69,10 +69,10 @@ def resume(run: Run) -> None:
             say(f"resume      the learning rate was {was:.2e}, is now {now:.2e}, ends at {end:.2e}")
     for note in notes:
         say(f"resume      {note}")
+    recorded = settings_of(setup)
     for kind, before, what in (("settings", stored.settings, "changed"),
                                ("environment", stored.environment, "losses will differ in the last digits")):
-        settings = settings_of(setup)
-        changed = [f"{name} {printable(before[name])[:60]} -> {value}" for name, value in settings[kind].items()
+        changed = [f"{name} {printable(before[name])[:60]} -> {value}" for name, value in recorded[kind].items()
                    if before.get(name, value) != value and name not in ("epochs", "total_steps", "max_minutes")]
         if changed:
             say(f"resume      {what}: {', '.join(changed)}")

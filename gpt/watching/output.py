@@ -9,10 +9,10 @@ from pathlib import Path
 
 from gpt.architectures.fields import is_number
 from gpt.checkpoint.folder import delete_other_runs
-from gpt.common.config import Layer, write_toml
+from gpt.common.config import write_toml
 from gpt.common.names import LOG, RUN_CONFIG
 from gpt.common.words import shell_line, shell_word
-from gpt.planning.recorded import settings_of
+from gpt.planning.recorded import flags_of_run, settings_of
 from gpt.training.checkpointing import Checkpointer
 from gpt.training.state import Run
 from gpt.watching.monitor import Monitor
@@ -30,8 +30,7 @@ def open_output(run: Run, argv: Sequence[str], checkpointer: Checkpointer) -> It
     setup, state, runtime = run.setup, run.state, run.setup.runtime
     args, out, is_first = setup.args, runtime.out, runtime.processes.is_first
     resumed, output_dir = setup.resumed.folder if setup.resumed else None, Path(args.output_dir)
-    recorded = settings_of(setup)
-    flags = Layer("", recorded["flags"]["given"], recorded["flags"]["decided"])
+    flags = flags_of_run(setup)
     out.write_log(output_dir / LOG, shell_line(["python", "train.py", *argv]), state.step,
                   appends=bool(state.step or args.resume_from))
     runtime.signals.on_stop(
@@ -45,7 +44,7 @@ def open_output(run: Run, argv: Sequence[str], checkpointer: Checkpointer) -> It
     checkpointer.start(resumed)
 
     recorder = Recorder(args, output_dir, state, out, is_silent=not is_first, config={
-        **flags.values, **recorded["environment"], "parameters": setup.config.num_parameters})
+        **flags.values, **settings_of(setup)["environment"], "parameters": setup.config.num_parameters})
     checkpointer.validations += [(row["step"], row["val_loss"], row.get("bits_per_byte"))
                                  for row in recorder.rows if is_number(row.get("val_loss"))]
     if run.recipe.cooldown and not checkpointer.is_on_disk:

@@ -235,7 +235,7 @@ def test_the_checkpoints_of_another_run_are_neither_mixed_with_nor_deleted(run, 
     for flags in ((), ("--overwrite",), ("--resume_from", str(finished / "checkpoint-4"))):
         said = run.refused(Exit.CHECKPOINT, *SAVING, "--mirror_to", str(drive), *flags, out="again")
         assert "holds the checkpoints of another run, the last one of step 6" in said
-    run.ok(*SAVING, out="again")
+    run.ok(*SAVING, "--seed", "7", out="again")  # the same run twice is one run: its checkpoints are identical
     said = run.refused(Exit.CHECKPOINT, *SAVING, "--mirror_to", str(drive), "--resume_from", "auto", out="again")
     assert "holds the checkpoints of another run" in said
     assert names_in(drive) == before
@@ -281,6 +281,12 @@ def test_a_relative_mirror_is_the_same_folder_from_everywhere(run, drive, tmp_pa
     resume(capsys, monkeypatch, elsewhere, "--resume_from", str(tmp_path / "out"), "--max_steps", "9")
     assert max(steps_in(drive)) == 9
     assert names_in(elsewhere) == []
+
+
+def test_a_checkpoint_does_not_hold_the_path_of_the_mirror(run, finished, drive, tmp_path):
+    assert str(drive) in (tmp_path / "out/config.toml").read_text()
+    for file in drive.glob("checkpoint-*/*"):
+        assert str(drive).encode() not in file.read_bytes(), file
 
 
 @pytest.mark.parametrize("place", ["drive", "moved"])

@@ -1,5 +1,8 @@
 """split.py: how much is kept for validation where no share is given, and in which words that is said."""
 
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 
 from gpt.pretokenization.split import (
@@ -7,6 +10,7 @@ from gpt.pretokenization.split import (
     VAL_FRACTION,
     Split,
     default_fraction,
+    is_blank,
     split_by_hash,
     split_of_one,
 )
@@ -37,3 +41,11 @@ def test_neither_part_is_empty_and_the_words_say_why():
 def test_the_end_of_a_single_text_is_kept_where_there_is_one():
     assert [split_of_one(1000, 0.1).cuts, split_of_one(1, 0.2).cuts] == [(900,), (1,)]
     assert [split_of_one(5, 0.2).cuts, split_of_one(5, 0.0).cuts] == [(4,), (5,)]
+
+
+@pytest.mark.parametrize(("text", "blank"), [
+    ("", True), (" \n\t", True), ("\ufeff \n", True), ("\u3000" * 30_000, True), (" " * 70_000 + "x", False)])
+def test_a_file_of_whitespace_alone_is_blank_whatever_its_characters_take(tmp_path, text, blank):
+    (tmp_path / "text").write_text(text, encoding="utf-8")
+    source: Any = SimpleNamespace(text_path=tmp_path / "text")
+    assert is_blank(source) is blank
