@@ -3,5 +3,5 @@
 ladder     the rungs, their runs and their table
 naive      naive parts of train.py for the lowest rungs, and a profiler
 peers      nanoGPT's step beside ours
-prepare    the machine and the tokens
+prepare    the tokens
 """

@@ -14,7 +14,7 @@ import argparse
 import json
 import tempfile
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 
 from gpt.benchmarks.ladder import NUM_RUNGS, SHAPES, Bench, Shape, time_ladder
@@ -24,7 +24,6 @@ from gpt.common.outputs import Output
 from gpt.common.progress import Progress
 from gpt.common.signals import USUALLY_SECONDS, Signals, Stopped
 
-SLOW_EXIT = 1  # a rung or a run failed, or its losses are not the first rung's
 SIZES = ("tiny", "mini", "gpt2_small", "gpt2_medium", "gpt2_large", "gpt2_xl")
 
 
@@ -32,14 +31,16 @@ SIZES = ("tiny", "mini", "gpt2_small", "gpt2_medium", "gpt2_large", "gpt2_xl")
 
 
 def parse_shape(text: str) -> Shape:
-    """'A', or 'tiny,64,8' and 'tiny,64,8,512' as the Shape of these. Raises ValueError."""
+    """The Shape that 'A' or 'tiny,64,8,512' names. Raises ValueError."""
     if text in SHAPES:
         return SHAPES[text]
     model_size, *numbers = text.split(",")
-    seq_length, batch_size, vocab_size = map(int, numbers if len(numbers) > 2 else [*numbers, 8192])
-    if model_size not in SIZES or min(seq_length, batch_size, vocab_size - 1) < 1 or batch_size % 2:
+    if model_size not in SIZES or len(numbers) != 3:
         raise ValueError(text)
-    return Shape(model_size, vocab_size, seq_length, batch_size)
+    shape = Shape(model_size, *map(int, numbers))
+    if min(shape.seq_length, shape.batch_size, shape.vocab_size - 1) < 1 or shape.batch_size % 2:
+        raise ValueError(text)
+    return shape
 
 
 def read_flags(argv: Sequence[str]) -> argparse.Namespace:
@@ -55,12 +56,10 @@ def read_flags(argv: Sequence[str]) -> argparse.Namespace:
     g.add_argument("--peer", type=text("DIR"), help="nanoGPT's folder: a step of it beside ours (default: "
                                                     "none)")
     g = parser.add_argument_group("on what")
-    shape = flags.ValueKind(parse_shape, f"{', '.join(SHAPES)}, or SIZE,T,B or SIZE,T,B,IDS, such as "
-                            "mini,256,8,8192, with an even B", "SHAPE")
+    shape = flags.ValueKind(parse_shape, f"{', '.join(SHAPES)}, or SIZE,T,B,IDS, such as mini,256,8,8192, "
+                            "with an even B", "SHAPE")
     g.add_argument("--shape", type=shape, help="mini: T 256, B 8, 8,192 ids; A, B: GPT-2 Small, T 512, B "
-                   "32, 32,000 ids, or T 1024, B 16, 50,304 ids; or SIZE,T,B or SIZE,T,B,IDS (default: mini)")
-    g.add_argument("--data_dir", type=text("DIR"), help="pretokenize.py's output folder (default: tokens "
-                   "made up for the purpose)")
+                   "32, 32,000 ids, or T 1024, B 16, 50,304 ids; or SIZE,T,B,IDS (default: mini)")
     g.add_argument("--steps", type=whole(1, 100_000), help="steps that are timed (default: 50 on a GPU, 12 "
                                                            "on a CPU)")
     g.add_argument("--use_gpu", action=flags.Switch, help="require CUDA, exit 5 when there is none "
@@ -74,22 +73,19 @@ def read_flags(argv: Sequence[str]) -> argparse.Namespace:
 
 
 def set_up_bench(args: argparse.Namespace, out: Progress, signals: Signals, folder: Path) -> Bench:
-    """Chooses the machine and the tokens, which it makes up without --data_dir. Raises UserError (exit 3, 5)."""
-    from gpt.benchmarks import prepare
+    """Chooses the machine, and makes up the tokens. Raises UserError (exit 5)."""
+    from gpt.benchmarks.prepare import synthesise
     from gpt.machine import device
 
     shape = args.shape or SHAPES["mini"]
-    with out.phase("looking at the machine and the tokens"):
+    with out.phase("looking at the machine"):
         machine = device.choose(args.use_gpu, True, "auto", True)
         steps, warmup = (50, 20) if machine.on_gpu else (12, 4)
         steps = args.steps or steps
-        if args.data_dir:
-            shape = replace(shape, vocab_size=prepare.corpus_in(args.data_dir, shape.seq_length).vocab_size)
-        else:
-            prepare.synthesise(folder, shape.vocab_size, (steps + warmup + 2) * shape.tokens_per_step)
+        synthesise(folder, shape.vocab_size, (steps + warmup + 2) * shape.tokens_per_step)
     about = "\n".join(device.describe(machine, machine.backend.total_memory(), "")[::4])  # the device and the software
     out.say(about)
-    return Bench(out, signals, folder, shape, machine, args.data_dir or str(folder), steps, warmup,
+    return Bench(out, signals, folder, shape, machine, steps, warmup,
                  {"machine": about, "shape": asdict(shape), "steps": steps, "warmup": warmup})
 
 
@@ -107,7 +103,7 @@ def main(argv: Sequence[str]) -> int:
         bench = set_up_bench(args, out, signals, Path(folder))
         try:
             if args.peer is None:
-                return Exit.DONE if time_ladder(bench, args.rungs) else SLOW_EXIT
+                return int(not time_ladder(bench, args.rungs))
             from gpt.benchmarks.peers import time_step
 
             time_step(bench, args.peer)

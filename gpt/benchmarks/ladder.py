@@ -26,7 +26,6 @@ if TYPE_CHECKING:  # it imports torch, and bench.py reports flag errors before t
 
 LEARNING_RATE = 3e-4  # constant
 SEED = 1337  # train.py's default
-GPU_LOG_INTERVAL = 5  # steps, from rung 5 on: reading a loss waits for the GPU
 LOSS_STEPS = 20  # losses are compared up to this step: later, rounding errors have grown too large
 LIMIT_SECONDS = 900.0  # of a rung
 TUNED = 7  # the number of the rung with minutes of compiling
@@ -42,9 +41,9 @@ class Shape:
     """The size of the model and of its batches; a step takes batch_size sequences."""
 
     model_size: str
-    vocab_size: int
     seq_length: int
     batch_size: int
+    vocab_size: int
 
     @property
     def tokens_per_step(self) -> int:
@@ -52,15 +51,15 @@ class Shape:
 
 
 SHAPES = {
-    "mini": Shape("mini", 8192, 256, 8),
-    "A": Shape("gpt2_small", 32_000, 512, 32),
-    "B": Shape("gpt2_small", 50_304, 1024, 16),
+    "mini": Shape("mini", 256, 8, 8192),
+    "A": Shape("gpt2_small", 512, 32, 32_000),
+    "B": Shape("gpt2_small", 1024, 16, 50_304),
 }
 
 
 @dataclass(frozen=True)
 class Bench:
-    """The setting of every benchmark: its output, a temporary folder, the shape, the machine and the tokens.
+    """The setting of every benchmark: its output, a temporary folder with the tokens, the shape and the machine.
 
     A run has warmup steps, then steps that are timed. figures is the content of the --json file.
     """
@@ -70,28 +69,14 @@ class Bench:
     folder: Path
     shape: Shape
     machine: "Machine"
-    data_dir: str
     steps: int
     warmup: int
     figures: dict[str, Any] = field(default_factory=dict)
 
-    @property
-    def flags(self) -> dict[str, Any]:
-        """The flags of every run of train.py."""
-        shape = self.shape
-        return {"data_dir": self.data_dir, "model_size": shape.model_size, "seq_length": shape.seq_length,
-                "batch_size": shape.batch_size, "use_gpu": self.machine.on_gpu, "sample_interval": 0}
-
-    def run(self, words: Sequence[str], seconds: float = LIMIT_SECONDS) -> Answer:
-        """Runs Python with these words, at most for some seconds.
-
-        Raises SystemExit after a signal, and UserError (exit 3) for tokens that no run can train on.
-        """
+    def run(self, words: Sequence[str]) -> Answer:
+        """Runs Python with these words, for at most LIMIT_SECONDS. Raises SystemExit after a signal."""
         environment = {SAFE_PATH: "1", "PYTHONPATH": str(PROGRAM)}  # no module comes from the current folder
-        answer = run_child([sys.executable, *words], self.signals, seconds, environment)
-        if answer.code == Exit.DATA:
-            raise UserError(Exit.DATA, problem_of(answer))
-        return answer
+        return run_child([sys.executable, *words], self.signals, LIMIT_SECONDS, environment)
 
 
 def problem_of(answer: Answer) -> str:
@@ -130,11 +115,13 @@ def ladder(shape: Shape, machine: "Machine") -> list[Rung]:
         (machine.precision, "", {"use_amp": True}),
         ("attention kernel", "attention", {}),
         ("compile", "", {"compile": True}),
-        ("fused AdamW, no waits", "optimizer", {"log_interval": GPU_LOG_INTERVAL if machine.on_gpu else 1}),
+        # Reading a loss waits for the GPU.
+        ("fused AdamW, no waits", "optimizer", {"log_interval": 5 if machine.on_gpu else 1}),
         ("one micro-batch", "", {"batch_size": shape.batch_size, "gradient_accumulation_steps": 1}),
         ("tuned compile", "", {"compile_mode": "max-autotune-no-cudagraphs"}),
     )
-    rungs, flags = [], {}
+    rungs = []
+    flags = {}
     naive = ("loader", "attention", "optimizer")
     for number, (name, replaced, changes) in enumerate(table):
         flags = {**flags, **changes}
@@ -153,36 +140,26 @@ def as_flags(values: dict[str, Any]) -> list[str]:
 # ---------------------------------------------------------------- running a rung
 
 
-@dataclass(frozen=True)
-class Timed:
-    """The figures of a run: medians of the timed steps, memory, losses; mfu if it is known."""
+def run_rung(bench: Bench, rung: Rung) -> dict[str, Any]:
+    """Runs a rung; returns its figures by their names in the --json file, mfu None if it is unknown.
 
-    ms_median: float
-    tokens_per_second: float
-    peak_memory_bytes: int
-    losses: Losses
-    mfu: float | None
-
-
-class RungFailed(UserError):
-    """A rung failed, or train.py fell back to other settings; the message has the reason."""
-
-
-def run_rung(bench: Bench, rung: Rung) -> Timed:
-    """Runs a rung. Raises RungFailed."""
+    Raises UserError (exit 5) if the rung failed, or if train.py fell back to other settings.
+    """
     folder = bench.folder / "out"
     naive = ["-m", "gpt.benchmarks.bench", "naive", ",".join(rung.naive)]
     words = naive if rung.naive else [str(PROGRAM / "train.py")]
     try:
         answer = bench.run([*words, *as_flags({
-            **bench.flags, "output_dir": folder, "max_steps": bench.warmup + bench.steps,
-            "learning_rate": LEARNING_RATE, "lr_schedule": "constant", "optimizer": "adamw", "seed": SEED,
-            "eval_interval": 10**9, "eval_batches": 1, "checkpoint_every_minutes": 0, **rung.flags})])
+            "data_dir": bench.folder, "output_dir": folder, "use_gpu": bench.machine.on_gpu,
+            "model_size": bench.shape.model_size, "seq_length": bench.shape.seq_length,
+            "max_steps": bench.warmup + bench.steps, "learning_rate": LEARNING_RATE, "lr_schedule": "constant",
+            "optimizer": "adamw", "seed": SEED, "eval_interval": 10**9, "eval_batches": 1, "sample_interval": 0,
+            "checkpoint_every_minutes": 0, **rung.flags})])
         fallbacks = (line.removeprefix("warning: ") for line in answer.stderr.splitlines()
                      if "torch.compile failed" in line or "out of memory in step" in line)
         problem = problem_of(answer) or next(fallbacks, "")
         if problem:
-            raise RungFailed(Exit.MACHINE, problem)
+            raise UserError(Exit.MACHINE, problem)
         rows = [row for row in read_lines(folder / "metrics.jsonl") if "loss" in row]
     finally:
         shutil.rmtree(folder, ignore_errors=True)
@@ -190,10 +167,11 @@ def run_rung(bench: Bench, rung: Rung) -> Timed:
     # The seconds of a line are a mean since the line before it, which must come after the warm-up.
     timed = [row["seconds"] for before, row in itertools.pairwise(rows) if before["step"] >= bench.warmup]
     if not timed:
-        raise RungFailed(Exit.MACHINE, "no step was logged after the warm-up")
+        raise UserError(Exit.MACHINE, "no step was logged after the warm-up")
     median = statistics.median(timed)
-    return Timed(1e3 * median, bench.shape.tokens_per_step / median, rows[-1]["memory_bytes"],
-                 {row["step"]: row["loss"] for row in rows}, rows[-1].get("mfu"))
+    return {"ms_median": 1e3 * median, "tokens_per_second": bench.shape.tokens_per_step / median,
+            "peak_memory_bytes": rows[-1]["memory_bytes"], "losses": {row["step"]: row["loss"] for row in rows},
+            "mfu": rows[-1].get("mfu")}
 
 
 def loss_difference(losses: Losses, others: Losses) -> float:
@@ -224,19 +202,20 @@ def time_ladder(bench: Bench, numbers: Sequence[int] | None) -> bool:
         try:
             with bench.out.phase(f"rung {rung.number}, {rung.name}"):
                 timed = run_rung(bench, rung)
-        except RungFailed as error:
+        except UserError as error:
             is_good = False
             say(f"{rung.number:>4}  {rung.name:<30} failed: {error}")
             results.append({**asdict(rung), "failed": str(error)})
             continue
         first = first or timed
-        difference = loss_difference(timed.losses, first.losses)
-        gain = first.ms_median / timed.ms_median
+        difference = loss_difference(timed["losses"], first["losses"])
+        gain = first["ms_median"] / timed["ms_median"]
         is_same = difference <= TOLERANCES[rung.precision]
         is_good &= is_same
-        results.append({**asdict(rung), **asdict(timed), "speedup": gain, "loss_difference": difference,
+        results.append({**asdict(rung), **timed, "speedup": gain, "loss_difference": difference,
                         "loss_ok": is_same})
-        line = ROW.format(rung.number, rung.name, f"{timed.ms_median:,.1f}", f"{timed.tokens_per_second:,.0f}",
-                          percent(timed.mfu), size(timed.peak_memory_bytes), f"{gain:.2f}x")
+        line = ROW.format(rung.number, rung.name, f"{timed['ms_median']:,.1f}",
+                          f"{timed['tokens_per_second']:,.0f}", percent(timed["mfu"]),
+                          size(timed["peak_memory_bytes"]), f"{gain:.2f}x")
         say(line if is_same else f"{line}  losses DIFFER, by {difference:.1e}")
     return is_good

@@ -91,7 +91,13 @@ class ProfiledBatches(data.Batches):
 
 
 def print_kernels(events: Any, on_gpu: bool) -> None:
-    """Prints milliseconds and launches per step of each group of kernels, then of each kernel (CPU: operator)."""
+    """Prints milliseconds and launches per step of each group of kernels, then of each kernel (CPU: operator).
+
+    events are the profiler's key_averages(): one for each name, with the calls and the total microseconds of
+    all recorded batches, without the time of kernels called within. Divided by NUM_RECORDED they are the
+    figures of a step, because each recorded step has one batch. On a GPU only the device's events count, on a
+    CPU only the host's.
+    """
     sums = {group: torch.zeros(2) for group in ("a step", *GROUPS)}
     for event in events:
         if (str(event.device_type) != "DeviceType.CPU") == on_gpu and not event.is_user_annotation:

@@ -3,10 +3,9 @@
 import re
 import statistics
 from dataclasses import replace
-from pathlib import Path
 
-from gpt.benchmarks.ladder import LEARNING_RATE, TUNED, Bench, RungFailed, ladder, problem_of, run_rung
-from gpt.common.errors import Exit
+from gpt.benchmarks.ladder import LEARNING_RATE, TUNED, Bench, ladder, problem_of, run_rung
+from gpt.common.errors import Exit, UserError
 from model import SIZES
 
 # nanoGPT's train.py executes configurator.py of the current folder, which reads its arguments.
@@ -22,7 +21,7 @@ def time_step(bench: Bench, peer_dir: str) -> None:
     folder = (bench.folder / "nanogpt").resolve()
     folder.mkdir()
     for name in ("train.bin", "val.bin"):  # as pretokenize.py writes them they are nanoGPT's files too
-        (folder / name).symlink_to(Path(bench.data_dir, "train.bin").resolve())
+        (folder / name).symlink_to((bench.folder / "train.bin").resolve())
     # The dict {"vocab_size": N} as nanoGPT's train.py reads it, in pickle's protocol 0.
     (folder / "meta.pkl").write_text(f"(S'vocab_size'\nI{shape.vocab_size}\nd.")
     precision = str(bench.machine.dtype)[6:] if on_gpu else "float32"  # without torch.
@@ -40,11 +39,11 @@ def time_step(bench: Bench, peer_dir: str) -> None:
         steps = re.findall(r"iter (\d+): .* time ([\d.]+)ms", answer.stdout)
         problem = problem_of(answer)
         if problem:
-            raise RungFailed(Exit.MACHINE, f"nanoGPT: {problem}")
+            raise UserError(Exit.MACHINE, f"nanoGPT: {problem}")
         return statistics.median(float(ms) / 1e3 for step, ms in steps if int(step) >= bench.warmup)
 
     bench.figures["seconds"] = seconds = {}
-    for name, way in (("nanoGPT", theirs), ("ours", lambda: run_rung(bench, ours).ms_median / 1e3)):
+    for name, way in (("nanoGPT", theirs), ("ours", lambda: run_rung(bench, ours)["ms_median"] / 1e3)):
         with bench.out.phase(name):
             seconds[name] = way()
         bench.out.say(f"{name:<10}{seconds[name]:>12,.6g} seconds{seconds['nanoGPT'] / seconds[name]:>8.2f}x")

@@ -1,28 +1,15 @@
-"""The tokens of a benchmark, given or made up."""
+"""The tokens of a benchmark, made up."""
 
 import json
 from pathlib import Path
 
 import numpy as np
 
-import train
 from gpt.benchmarks.ladder import SEED
-from gpt.common.errors import Exit, UserError
 from gpt.common.files import write_whole
 from gpt.common.names import METADATA
-from gpt.common.words import printable
-from gpt.planning.inputs import find_corpus
-from gpt.tokens.corpus import Corpus
 from gpt.tokens.layouts import native_dtype
 from gpt.tokens.metadata import METADATA_FORMAT, METADATA_VERSION
-
-
-def corpus_in(data_dir: str, seq_length: int) -> Corpus:
-    """Opens the tokens of a folder. Raises UserError (exit 3) if they are damaged or too few for one sequence."""
-    corpus = find_corpus(train.read_flags(["--data_dir", data_dir]))
-    if corpus.train.length <= seq_length:
-        raise UserError(Exit.DATA, f"--data_dir {printable(data_dir)}: too few tokens. Give a shorter --shape.")
-    return corpus
 
 
 def synthesise(folder: Path, vocab_size: int, num_tokens: int) -> None:

@@ -26,7 +26,7 @@ def make_bench(folder: Path, answer: Callable[[Sequence[str]], Answer], out: Tex
         def run(self, words: Sequence[str], *_: Any, **__: Any) -> Answer:
             return answer(words)
 
-    return Imagined(Progress(out or io.StringIO()), Signals(), folder, SHAPES["mini"], CPU, "data", 2, 1)
+    return Imagined(Progress(out or io.StringIO()), Signals(), folder, SHAPES["mini"], CPU, 2, 1)
 
 
 def leave_a_run(words: Sequence[str], lose: float = 0.0, complaint: str = "", code: int = 0) -> Answer:

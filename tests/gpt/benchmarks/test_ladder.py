@@ -11,7 +11,6 @@ import train
 from gpt.benchmarks.ladder import (
     SHAPES,
     Bench,
-    RungFailed,
     as_flags,
     ladder,
     loss_difference,
@@ -20,7 +19,7 @@ from gpt.benchmarks.ladder import (
     time_ladder,
 )
 from gpt.common.children import Answer
-from gpt.common.errors import Exit, UserError
+from gpt.common.errors import UserError
 from tests.helpers.bench import CPU, GPU, leave_a_run, make_bench
 
 
@@ -48,10 +47,10 @@ def test_steps_of_the_warm_up_are_not_timed_and_the_output_is_deleted(tmp_path):
     bench = make_bench(tmp_path, leave_a_run)
     first = ladder(SHAPES["mini"], CPU)[0]
     timed = run_rung(bench, first)
-    assert (timed.ms_median, timed.tokens_per_second, timed.peak_memory_bytes) == (500, 4096, 1_000_000)
-    assert timed.losses == {1: 4.0, 2: 3.0, 3: 2.0}
+    assert (timed["ms_median"], timed["tokens_per_second"], timed["peak_memory_bytes"]) == (500, 4096, 1_000_000)
+    assert timed["losses"] == {1: 4.0, 2: 3.0, 3: 2.0}
     assert not list(tmp_path.iterdir())
-    with pytest.raises(RungFailed, match="no step was logged after the warm-up"):
+    with pytest.raises(UserError, match="no step was logged after the warm-up"):
         run_rung(replace(bench, warmup=3), first)
 
 
@@ -86,15 +85,12 @@ def test_a_rung_that_computes_something_else_is_found_out(tmp_path, share, wrong
     assert max(len(line) for line in out.getvalue().splitlines() if line.endswith("x")) <= 80
 
 
-def test_a_hanging_process_is_killed_with_its_children_and_bad_tokens_end_the_ladder(tmp_path):
-    run = Bench(**vars(make_bench(tmp_path, leave_a_run))).run
+def test_a_hanging_process_is_killed_with_its_children(tmp_path, monkeypatch):
+    monkeypatch.setattr("gpt.benchmarks.ladder.LIMIT_SECONDS", 0.5)
     code = "import subprocess, sys; subprocess.run([sys.executable, '-c', 'import time; time.sleep(60)'])"
     started = time.monotonic()
-    assert problem_of(run(["-c", code], 0.5)) == "not done in time"
+    assert problem_of(Bench(**vars(make_bench(tmp_path, leave_a_run))).run(["-c", code])) == "not done in time"
     assert time.monotonic() - started < 10
-    with pytest.raises(UserError, match=r"^token file x\.bin$") as caught:
-        run(["-c", "import sys; print('error: token file x.bin', file=sys.stderr); sys.exit(3)"])
-    assert caught.value.code == Exit.DATA
 
 
 @pytest.mark.parametrize(("code", "stderr", "problem"), [

@@ -32,8 +32,7 @@ def test_nanogpts_own_train_is_timed_beside_our_best_rung_in_its_precision(tmp_p
         assert "--compile" in words
         return leave_a_run(words)
 
-    bench = replace(make_bench(tmp_path, answer, out := io.StringIO()), shape=Shape("tiny", 300, 16, 2),
-                    data_dir=str(tmp_path))
+    bench = replace(make_bench(tmp_path, answer, out := io.StringIO()), shape=Shape("tiny", 16, 2, 300))
     synthesise(tmp_path, 300, 100_000)
     peers.time_step(bench, str(peer))
     assert [line.split() for line in out.getvalue().splitlines() if line.endswith("x")] == [
