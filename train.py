@@ -263,7 +263,7 @@ def train(run: Run, pace: Pace, deadline: Deadline, validator: Validator, argv: 
     if not args.overfit:
         say_rest(run.setup, pace, run.state.step)
     checkpointer = Checkpointer(run, validator.tokenizer)
-    load_start(run, validator.tokenizer)  # pretrained weights, or the whole state of the checkpoint
+    load_start(run)  # pretrained weights, or the whole state of the checkpoint
 
     with recovery.explaining_memory(run), recovery.explaining_the_end(run, checkpointer):
         if args.dry_run:

@@ -20,7 +20,7 @@ from gpt.common.files import cache_folder, named_in
 from gpt.common.flags import having
 from gpt.common.names import METADATA, TOKENIZER
 from gpt.common.progress import Progress
-from gpt.common.words import printable
+from gpt.common.words import printable, shell_word
 from gpt.hub.download import download_models
 from gpt.machine import device
 from gpt.machine.backends import CPU, NVIDIA, gpu_in_use
@@ -32,6 +32,7 @@ from gpt.planning.sizing import Sizing, choose_sizing
 from gpt.tokens.corpus import Corpus, open_corpus
 from gpt.tokens.data_dirs import folders_of
 from gpt.tokens.mixture import check_lengths, mix, mixture_in_words
+from gpt.tokens.tokenizer import load_tokenizer
 
 # ---------------------------------------------------------------- the machine
 
@@ -143,7 +144,7 @@ def _check(args: Namespace, runtime: Runtime) -> Inputs:
         config = choose_config(args, corpus.vocab_size, corpus.train.length, sizing)
         check_lengths(corpus, config.seq_length)
         if args.teacher:
-            args = having(args, teacher=choose_teacher(args.teacher, config, out))
+            args = having(args, teacher=choose_teacher(args.teacher, config, corpus.tokenizer_path, out))
     with problems.catch():
         if writes or args.resume_from or args.cooldown_from:
             resumed = choose_resume(args, args.cooldown_from, args.min_lr,
@@ -152,6 +153,9 @@ def _check(args: Namespace, runtime: Runtime) -> Inputs:
             config = as_in_checkpoint(config, resumed.folder)
             find.check_same(resumed, config, corpus.identity, corpus.tokenizer_sha256, args.allow_new_data,
                             mixture_in_words(corpus.components))
+        elif args.init_from and corpus:
+            folder, _ = load.starting_config(args.init_from, lambda said: None)
+            _check_tokenizer("--init_from", folder, corpus.tokenizer_path, out)
     problems.stop()
     assert corpus
     assert config
@@ -223,8 +227,8 @@ def _check_no_stranger(output_dir: Path) -> None:
                                          " and a run would replace it. Move it away, or give another --output_dir.")
 
 
-def choose_teacher(requested: str, config: ModelConfig, out: Progress) -> str:
-    """Finds the checkpoint of --teacher and compares it with the student.
+def choose_teacher(requested: str, config: ModelConfig, tokenizer: Path | None, out: Progress) -> str:
+    """Finds the checkpoint of --teacher and compares it with the student and the tokenizer of the corpus.
 
     Raises UserError: exit 4 for a folder without a model, 3 for a teacher with other ids, 2 for too few
     positions.
@@ -241,7 +245,20 @@ def choose_teacher(requested: str, config: ModelConfig, out: Progress) -> str:
     if teacher.seq_length < config.seq_length:
         raise UserError(Exit.FLAGS, f"--seq_length {config.seq_length}: --teacher has {teacher.seq_length} positions. "
                                     "Give at most that many.")
+    _check_tokenizer("--teacher", folder, tokenizer, out)
+    out.say(f"teacher     {printable(folder)}: half of each target is what it expects")
     return str(folder)
+
+
+def _check_tokenizer(flag: str, folder: Path, ours: Path | None, out: Progress) -> None:
+    """Compares the tokenizers of the corpus and of the flag's model. Raises UserError (exit 3) if they differ."""
+    theirs = tokenizer_in(folder)
+    if theirs is None or ours is None:
+        out.warn(f"{flag}: without both tokenizers the ids of the corpus and the weights cannot be compared. With "
+                 "another tokenizer they mean other text.")
+    elif load_tokenizer(theirs).get_vocab() != load_tokenizer(ours).get_vocab():
+        raise UserError(Exit.DATA, f"the corpus was made with another tokenizer than the weights of {flag}, so its ids "
+                                   f"mean other text. Run pretokenize.py with --tokenizer_file {shell_word(theirs)}")
 
 
 # ---------------------------------------------------------------- the tokens

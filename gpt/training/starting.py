@@ -2,31 +2,22 @@
 
 import contextlib
 from functools import partial
-from pathlib import Path
-
-from tokenizers import Tokenizer
 
 from gpt.checkpoint import load
-from gpt.common.errors import Exit, UserError
-from gpt.common.words import printable, shell_word
+from gpt.common.words import printable
 from gpt.hub.names import as_recorded
 from gpt.optimizers.build import expected_state
-from gpt.planning.inputs import tokenizer_in
 from gpt.planning.recorded import settings_of
 from gpt.planning.schedules import schedule_of
-from gpt.tokens.tokenizer import load_tokenizer
 from gpt.training.state import Run
 
 
-def load_start(run: Run, tokenizer: Tokenizer | None) -> None:
+def load_start(run: Run) -> None:
     """Loads the pretrained weights, or the whole state of the resumed checkpoint.
 
-    Raises UserError: exit 4 for weights of another shape, exit 3 for another tokenizer than the corpus has.
+    Raises UserError (exit 4) for weights of another shape.
     """
     setup, out = run.setup, run.setup.runtime.out
-    if teacher := setup.args.teacher:
-        _check_tokenizer("--teacher", run, Path(teacher), tokenizer)
-        out.say(f"teacher     {printable(teacher)}: half of each target is what it expects")
     if setup.resumed:
         resume(run)
     elif setup.args.init_from:
@@ -35,19 +26,7 @@ def load_start(run: Run, tokenizer: Tokenizer | None) -> None:
             load.start_from(folder, run.model)
         out.say(f"start       from the weights of {printable(as_recorded(str(folder)))}; T is "
                 f"{setup.config.seq_length:,} of {config.seq_length:,}")
-        _check_tokenizer("--init_from", run, folder, tokenizer)
         run.state.init_from = as_recorded(setup.args.init_from)
-
-
-def _check_tokenizer(flag: str, run: Run, folder: Path, tokenizer: Tokenizer | None) -> None:
-    """Compares the tokenizers of the corpus and of the flag's model. Raises UserError (exit 3) if they differ."""
-    theirs = tokenizer_in(folder)
-    if theirs is None or tokenizer is None:
-        run.setup.runtime.out.warn(f"{flag}: without both tokenizers the ids of the corpus and the weights cannot be "
-                                   "compared. With another tokenizer they mean other text.")
-    elif load_tokenizer(theirs).get_vocab() != tokenizer.get_vocab():
-        raise UserError(Exit.DATA, f"the corpus was made with another tokenizer than the weights of {flag}, so its ids "
-                                   f"mean other text. Run pretokenize.py with --tokenizer_file {shell_word(theirs)}")
 
 
 def resume(run: Run) -> None:
