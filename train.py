@@ -183,7 +183,7 @@ from gpt.training.micro_batches import ENDS_THE_RUN, Abandoned, micro_batches
 from gpt.training.overfit import overfit_batches
 from gpt.training.pacing import dry_run, measure_pace, move_end
 from gpt.training.starting import forget_best_on_other_tokens, load_start
-from gpt.training.state import Run, StepResult
+from gpt.training.state import Figures, Run
 from gpt.training.strategies import Decisions, build_model
 from gpt.training.teacher import load_teacher
 from gpt.training.validation import Validator
@@ -323,7 +323,7 @@ def loop(run: Run, pace: Pace, deadline: Deadline, validator: Validator, checkpo
     monitor.catch_up()
 
 
-def take_step(run: Run, num_micro_batches: int | None = None) -> StepResult:
+def take_step(run: Run, num_micro_batches: int | None = None) -> Figures:
     """Takes one optimizer step on the next samples, and again in smaller micro-batches where memory runs out.
 
     The loop counts the step. Fewer micro-batches than a step has are for measuring. The host waits for no device.
@@ -346,12 +346,14 @@ def take_step(run: Run, num_micro_batches: int | None = None) -> StepResult:
             compile_run(run)
 
 
-def try_step(run: Run, batches: Iterable[tuple[torch.Tensor, torch.Tensor]], num: int) -> StepResult:
+def try_step(run: Run, batches: Iterable[tuple[torch.Tensor, torch.Tensor]], num: int) -> Figures:
     """Forward, backward, clip, update on num micro-batches; nothing changes where a loss or the norm is not finite.
 
-    All micro-batches have the same number of targets, so the mean of their losses is the step's loss.
+    All micro-batches have the same number of targets, so the mean of their losses is the step's loss, in nats. The
+    norm is the gradient's before clipping; skipped is 1 where nothing has changed.
     """
-    machine, strategy, optimizer, scaler = run.setup.runtime.machine, run.strategy, run.optimizer, run.scaler
+    machine, strategy = run.setup.runtime.machine, run.strategy
+    optimizer, scaler = run.optimizer, run.scaler
     run.model.round_weights()  # the 16-bit copies that products read under autocast, once a step
     mean_loss = torch.zeros((), device=machine.device)
 
@@ -376,7 +378,7 @@ def try_step(run: Run, batches: Iterable[tuple[torch.Tensor, torch.Tensor]], num
     optimizer.step()
     scaler.update()
     optimizer.zero_grad(set_to_none=not strategy.keeps_gradients)
-    return StepResult(mean_loss, norm, skipped)
+    return {"loss": mean_loss, "grad_norm": norm, "skipped": skipped}
 
 
 def validate_first(run: Run, validator: Validator, checkpointer: Checkpointer, monitor: Monitor) -> None:

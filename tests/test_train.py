@@ -41,7 +41,7 @@ ROOT = Path(train.__file__).parent
 def step_with(learner: Run, batches):
     """The loss and the norm."""
     result = train.try_step(learner, batches, len(batches))
-    return result.loss, result.norm
+    return result["loss"], result["grad_norm"]
 
 
 IN_FP16 = dataclasses.replace(on_cpu(), dtype=torch.float16)
@@ -225,6 +225,15 @@ def test_each_step_has_the_learning_rate_of_its_number(run, monkeypatch):
     assert rates[-4:] == pytest.approx([0.0045, 0.009, 0.006, 0.003])
 
 
+def test_a_new_figure_of_a_step_is_logged_by_its_name_and_with_a_slash_only_recorded(run, monkeypatch):
+    step = train.try_step
+    monkeypatch.setattr(train, "try_step", lambda *args: {
+        **step(*args), "entropy": torch.tensor(1.5), "norm/h.0": torch.tensor(2.5)})
+    text = run.ok("--max_steps", "1")
+    assert ("| entropy 1.5 |" in text, "h.0" in text) == (True, False)
+    assert metrics_of(run.folder / "out")[0].items() >= {"entropy": 1.5, "norm/h.0": 2.5}.items()
+
+
 @pytest.mark.parametrize("flags", [
     "--preload ram --log_interval 7", "--preload mmap --use_amp", "--arch llama --use_amp",
     "--batch_size 2 --gradient_accumulation_steps 2 --use_amp --amp_dtype fp16",
@@ -353,7 +362,7 @@ def test_products_by_weights_kept_in_bf16_give_the_losses_of_the_weights_as_they
         plain.load_state_dict(model.state_dict())
         with torch.no_grad(), machine.autocast():
             expected = plain(*small_batch(4, seed))
-        assert torch.equal(train.try_step(learner, [small_batch(4, seed)], 1).loss, expected)
+        assert torch.equal(train.try_step(learner, [small_batch(4, seed)], 1)["loss"], expected)
     plain.load_state_dict(model.state_dict())
     found = [sum_losses(one, [small_batch(4, 9)], None, machine.autocast, lambda: False) for one in (model, plain)]
     assert found[0] == found[1]

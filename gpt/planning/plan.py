@@ -166,7 +166,7 @@ def objections(setup: Setup) -> list[str]:
     requested = args.seq_length or (sizing.seq_length if sizing else DEFAULT_SEQ_LENGTH)
     if config.seq_length < requested and config.seq_length == num_tokens - 1:
         lines.append(f"T is {config.seq_length:,}, not {requested:,}: the corpus has {num_tokens:,} tokens.")
-    fewest = min((stream.length for stream in corpus.validations), default=0)
+    fewest = min((each.stream.length for each in corpus.validations), default=0)
     if corpus.val is None:
         lines.append("no validation tokens: overfitting will not be seen. Give pretokenize.py a --val_fraction.")
     elif fewest < MIN_VAL_TOKENS:

@@ -44,10 +44,23 @@ class Corpus:
     origins: tuple[str, ...] = ()
 
     @property
-    def validations(self) -> list[TokenStream]:
-        """The validation tokens; for a mixture, one stream for each component that has any."""
-        corpora = [component.corpus for component in self.components] or [self]
-        return [corpus.val for corpus in corpora if corpus.val is not None]
+    def validations(self) -> list[Validation]:
+        """The sets of validation tokens: one, or one for each component of a mixture that has any."""
+        named = [(each.name, each.weight, each.corpus.val) for each in self.components]
+        sets = named or [("", 1.0, self.val)]
+        return [Validation(name, weight, stream) for name, weight, stream in sets if stream is not None]
+
+
+@dataclass(frozen=True)
+class Validation:
+    """A set of validation tokens. The validation loss is the mean of the sets' losses by their weights.
+
+    The loss of a set with a name is recorded by itself too.
+    """
+
+    name: str
+    weight: float
+    stream: TokenStream
 
 
 @dataclass(frozen=True)

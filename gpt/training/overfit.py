@@ -12,7 +12,7 @@ import torch
 
 from gpt.common.errors import Exit, UserError
 from gpt.common.words import duration, several
-from gpt.training.state import Run, StepResult
+from gpt.training.state import Figures, Run
 
 WARMUP_STEPS = 20
 LOOK_STEPS = 10  # between two looks at the loss; at least one pass over the batches
@@ -20,7 +20,7 @@ LIMIT_STEPS, LIMIT_PASSES = 1000, 100  # without --max_steps the longer of the t
 NEAR = 0.05  # nats above the least possible loss
 
 
-def overfit_batches(run: Run, take_step: Callable[[Run], StepResult]) -> int:
+def overfit_batches(run: Run, take_step: Callable[[Run], Figures]) -> int:
     """Trains on N batches until their loss is near the least possible; returns Exit.DONE.
 
     Raises UserError (exit 6) with advice if the loss does not come near.
@@ -34,7 +34,7 @@ def overfit_batches(run: Run, take_step: Callable[[Run], StepResult]) -> int:
     out.say(f"overfit     {several(num, 'batch')} of {setup.tokens_per_step:,} tokens, at learning "
             f"rate {recipe.learning_rate:.2e}, at most {several(most_steps, 'step')}; nothing is written")
 
-    results: list[StepResult] = []  # since the last look
+    results: list[Figures] = []  # since the last look
     out.bar(most_steps, 0)
     while state.step < most_steps and last > near:
         for group in run.optimizer.param_groups:
@@ -43,7 +43,7 @@ def overfit_batches(run: Run, take_step: Callable[[Run], StepResult]) -> int:
         results.append(take_step(run))
         state.step += 1
         if state.step % look == 0 or state.step == most_steps:
-            last = torch.stack([result.loss for result in results[-num:]]).mean().item()
+            last = torch.stack([result["loss"] for result in results[-num:]]).mean().item()
             out.at(state.step, f"step {state.step:,}/{most_steps:,} | loss {last:.4f}")
             results.clear()
     out.end_bar()

@@ -10,7 +10,7 @@ from gpt.common.words import percent, several, size
 from gpt.machine.runtime import Runtime
 from gpt.planning.deadline import SPARE, Deadline
 from gpt.planning.decided import Pace
-from gpt.training.state import Run, StepResult
+from gpt.training.state import Figures, Run
 from gpt.training.validation import SAMPLE_TOKENS, Validator
 
 WARM_STEPS = 3  # measured at least, after a cold one
@@ -21,7 +21,7 @@ MEASURED_TOKENS = 8  # of a sample
 COPIED_BYTES, WRITTEN_BYTES = 1e9, 2e8  # a second, assumed, of a save: copied to the RAM, or written to a disk
 LATER, LEAST_LATER = 0.1, 0.02  # of the steps left, and of all: the end moves back only by more than both
 
-TakeStep = Callable[..., StepResult]  # train.py's take_step
+TakeStep = Callable[..., Figures]  # train.py's take_step
 
 
 def mfu(tokens_per_second: float, config: ModelConfig, runtime: Runtime) -> float | None:

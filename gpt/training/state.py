@@ -1,4 +1,4 @@
-"""The living parts of a run (Run), and the figures of a step (StepResult)."""
+"""The living parts of a run (Run), and the figures of a step (Figures)."""
 
 from dataclasses import dataclass
 
@@ -13,6 +13,8 @@ from gpt.planning.decided import Setup
 from gpt.planning.recipe import Recipe
 from gpt.training.strategies import Decisions, Strategy
 from gpt.training.teacher import Teacher
+
+Figures = dict[str, torch.Tensor]  # of a step, by their names in metrics.jsonl: fp32 [] each, on the device
 
 
 @dataclass
@@ -60,19 +62,3 @@ class Run:
         """Continues with a changed setup of the same model, for example with another length."""
         self.setup = setup
         set_groups(self.optimizer.param_groups, setup.recipe.weight_decay, setup.recipe.lr_scale)
-
-
-@dataclass(frozen=True)
-class StepResult:
-    """The figures of a step, fp32 [] each, on the device.
-
-    loss is the mean loss in nats, norm the gradient's norm before clipping, skipped is 1 if the step was skipped.
-    """
-
-    loss: torch.Tensor
-    norm: torch.Tensor
-    skipped: torch.Tensor
-
-    def by_name(self) -> dict[str, torch.Tensor]:
-        """The figures by their names in metrics.jsonl."""
-        return {"loss": self.loss, "grad_norm": self.norm, "skipped": self.skipped}

@@ -15,7 +15,7 @@ from gpt.common.words import printable_text
 from gpt.generation.sampling import sample
 from gpt.ops.loss import IGNORED
 from gpt.ops.shards import reshard
-from gpt.tokens.corpus import Component
+from gpt.tokens.corpus import Validation
 from gpt.tokens.tokenizer import bytes_per_id, load_tokenizer
 from gpt.training.state import Run
 
@@ -26,7 +26,7 @@ SAMPLE_TOKENS = 64
 class ValidationLoss:
     """The mean loss in nats per token, and in bits per byte of text, None without a tokenizer.
 
-    For a mixture the loss is the mean by weight over its components; shares holds their own losses, by name.
+    shares holds the own losses of the sets that have a name, as the components of a mixture do.
     """
 
     nats: float
@@ -52,14 +52,17 @@ class LossSums:
         return ValidationLoss(self.nats / self.num_tokens, bits / self.num_bytes if self.num_bytes else None)
 
 
-def mean_by_weight(shares: Sequence[tuple[Component, LossSums]]) -> ValidationLoss:
-    """The loss of a mixture by the weights of its components, not by their measured numbers of tokens."""
+def mean_by_weight(sets: Sequence[tuple[Validation, LossSums]]) -> ValidationLoss:
+    """The mean loss of several sets by their weights, not by their measured numbers of tokens."""
+    shares = {each.name: sums.mean() for each, sums in sets if each.name}
+    if not shares:  # a single set, to the last digit
+        return sets[0][1].mean()
     total = LossSums()
-    for share, sums in shares:
-        total.nats += share.weight * sums.nats / sums.num_tokens
-        total.num_tokens += share.weight
-        total.num_bytes += share.weight * sums.num_bytes / sums.num_tokens
-    return replace(total.mean(), shares={share.name: sums.mean() for share, sums in shares})
+    for each, sums in sets:
+        total.nats += each.weight * sums.nats / sums.num_tokens
+        total.num_tokens += each.weight
+        total.num_bytes += each.weight * sums.num_bytes / sums.num_tokens
+    return replace(total.mean(), shares=shares)
 
 
 @torch.no_grad()
@@ -94,12 +97,11 @@ class Validator:
     """Measures the model of a run on its validation windows, always the same ones, and draws samples."""
 
     def __init__(self, run: Run):
-        setup = run.setup
-        corpus, device = setup.corpus, setup.runtime.machine.device
+        corpus, device = run.setup.corpus, run.setup.runtime.machine.device
         self.tokenizer: Tokenizer | None = load_tokenizer(corpus.tokenizer_path) if corpus.tokenizer_path else None
         self._run = run
-        self._tokens = [data.Tokens(stream, "mmap", device) for stream in corpus.validations]
-        lengths = bytes_per_id(self.tokenizer, setup.config.vocab_size) if self.tokenizer else None
+        self._sets = [(each, data.Tokens(each.stream, "mmap", device)) for each in corpus.validations]
+        lengths = bytes_per_id(self.tokenizer, run.setup.config.vocab_size) if self.tokenizer else None
         self._byte_lengths_V = None if lengths is None else torch.from_numpy(lengths).to(device)
 
     def measure(self, num_windows: int | None = None) -> ValidationLoss | None:
@@ -107,29 +109,28 @@ class Validator:
 
         num_windows replaces the recipe's number of windows. The micro-batch does not change the result's windows.
         """
-        run, setup, T = self._run, self._run.setup, self._run.setup.config.seq_length
-        signals, machine, processes = setup.runtime.signals, setup.runtime.machine, setup.runtime.processes
-        windows = data.divide_windows([tokens.length for tokens in self._tokens], T,
-                                      num_windows or setup.recipe.eval_windows(setup.config))
-        measured: list[LossSums] = []
-        with setup.runtime.out.phase("validating"), setup.runtime.clock.pause():
-            for tokens, num in zip(self._tokens, windows, strict=True):
-                batches = data.validation_batches(tokens, T, run.micro_batch, num, processes)
-                on_device = ((x.to(machine.device), y.to(machine.device)) for x, y in batches)
-                sums = sum_losses(run.model, on_device, self._byte_lengths_V, machine.autocast,
-                                  lambda: run.decisions.any_said_now("stop", signals.number is not None))
+        run, runtime = self._run, self._run.setup.runtime
+        device, config = runtime.machine.device, run.setup.config
+        windows = data.divide_windows([tokens.length for _, tokens in self._sets], config.seq_length,
+                                      num_windows or run.recipe.eval_windows(config))
+        measured = []
+        with runtime.out.phase("validating"), runtime.clock.pause():
+            for (each, tokens), num in zip(self._sets, windows, strict=True):
+                batches = data.validation_batches(tokens, config.seq_length, run.micro_batch, num, runtime.processes)
+                on_device = ((x.to(device), y.to(device)) for x, y in batches)
+                sums = sum_losses(run.model, on_device, self._byte_lengths_V, runtime.machine.autocast,
+                                  lambda: run.decisions.any_said_now("stop", runtime.signals.number is not None))
                 if sums is None:
                     return None
-                measured.append(LossSums(*processes.total(list(astuple(sums)))))
-        if shares := [share for share in setup.corpus.components if share.corpus.val]:
-            return mean_by_weight(list(zip(shares, measured, strict=True)))
-        return measured[0].mean() if measured else None
+                measured.append((each, LossSums(*runtime.processes.total(list(astuple(sums))))))
+        return mean_by_weight(measured) if measured else None
 
     def sample(self, num_tokens: int = SAMPLE_TOKENS) -> str | None:
         """A short text by the model as it is, safe to print; None without a tokenizer, or after a signal."""
         if self.tokenizer is None:
             return None
-        model, setup, signals = self._run.model, self._run.setup, self._run.setup.runtime.signals
+        model, setup = self._run.model, self._run.setup
+        signals = setup.runtime.signals
         prompt, ids = setup.args.sample_prompt or "\n", []
         with setup.runtime.out.phase("sampling"), setup.runtime.clock.pause():
             model.eval()

@@ -19,7 +19,7 @@ from gpt.planning.forecast import forecast_of
 from gpt.planning.recipe import Recipe
 from gpt.training.pacing import mfu
 from gpt.training.recovery import TooManySkipped
-from gpt.training.state import Run, StepResult
+from gpt.training.state import Figures, Run
 from gpt.training.validation import ValidationLoss
 from gpt.watching.curve import LossCurve
 from gpt.watching.history import BITS_OF, VAL_LOSS_OF
@@ -66,7 +66,7 @@ class Monitor:
         self._first_step = self._last_logged = run.state.step
         self._last_loss = math.nan
         self._bits_per_byte: float | None = None  # of the last validation
-        self._results: list[StepResult] = []  # of the steps since the last logged one
+        self._results: list[Figures] = []  # of the steps since the last logged one
         self._num_counted = 0  # the first of these, which catch_up has counted
         self._skipped_in_a_row = 0
         self._enqueued: deque[_Enqueued] = deque()  # oldest first
@@ -97,15 +97,15 @@ class Monitor:
         """Shows the bar, on a terminal."""
         self._out.bar(self._recipe.total_steps, self.state.step)
 
-    def add(self, result: StepResult) -> None:
+    def add(self, result: Figures) -> None:
         """Takes the figures of the step just enqueued; at a logged step, enqueues their copy to the host."""
         self._results.append(result)
         step, recipe = self.state.step, self._recipe
         # These are the same steps in a resumed run.
         if step % recipe.log_interval == 0 or step in (1, recipe.total_steps):
             on_host = to_host(torch.stack([
-                figure for each in self._results for figure in each.by_name().values()]).view(len(self._results), -1))
-            self._enqueued.append(_Enqueued(list(result.by_name()), on_host, self._num_counted, step,
+                figure for each in self._results for figure in each.values()]).view(len(self._results), -1))
+            self._enqueued.append(_Enqueued(list(result), on_host, self._num_counted, step,
                                             self.state.samples_seen, self._run.micro_batch, self._clock.mark()))
             self._results = []
             self._num_counted = 0
@@ -114,7 +114,7 @@ class Monitor:
         """Logs all steps and counts the skipped ones, before a save or a measurement; waits for the device."""
         self.log(at_once=True)
         self.state.skipped_steps += int(sum(
-            result.skipped.item() for result in self._results[self._num_counted:]))
+            result["skipped"].item() for result in self._results[self._num_counted:]))
         self._num_counted = len(self._results)
 
     def log(self, at_once: bool = False) -> None:
@@ -159,16 +159,17 @@ class Monitor:
         epochs = min(recipe.epochs, math.ceil(recipe.passes))
         epoch = min(epochs, (logged.samples_seen - 1) // recipe.windows_per_epoch + 1)
         wall_seconds = self.seconds / (step - self._first_step)  # of a step, everything included
+        more = {name: f"{name} {value:.4g}" for name, value in figures.items()
+                if name not in ("loss", "grad_norm") and "/" not in name}  # norm/h.0, of a layer, is only recorded
         parts = {"step": f"step {step:,}/{recipe.total_steps:,}", "epoch": f"epoch {epoch}/{epochs}",
-                 "loss": f"loss {figures.pop('loss'):.4f}", "lr": f"lr {lr:.2e}",
-                 "norm": f"norm {figures.pop('grad_norm'):.2f}",
-                 **{name: f"{name} {value:.4g}" for name, value in figures.items()},
+                 "loss": f"loss {figures['loss']:.4f}", "lr": f"lr {lr:.2e}",
+                 "norm": f"norm {figures['grad_norm']:.2f}", **more,
                  "time": f"{step_seconds * 1000:.1f} ms", "speed": f"{tokens_per_second:,.0f} tok/s",
                  "mfu": f"mfu {percent(utilization)}" if self._gpu or utilization else "",
                  "memory": f"{memory_bytes / 2**30:.1f} GiB",
                  "left": f"{duration(wall_seconds * (recipe.total_steps - step))} left",
                  "skipped": f"{self.state.skipped_steps} skipped" if self.state.skipped_steps else ""}
-        by_importance = [parts[name] for name in (*BY_IMPORTANCE, *figures) if parts[name]]
+        by_importance = [parts[name] for name in (*BY_IMPORTANCE, *more) if parts[name]]
         self._out.at(step, " | ".join(filter(None, parts.values())), by_importance)
 
     # ---- warnings and advice

@@ -85,7 +85,7 @@ def test_undoing_a_step_drops_unfinished_moments_and_scaler_notes():
     assert all(p.grad is None for p in run.model.parameters())
     assert scaler.get_scale() == scale
     assert torch.equal(torch.get_rng_state(), rng)
-    assert torch.isfinite(train.try_step(run, [small_batch(4)], 1).loss)
+    assert torch.isfinite(train.try_step(run, [small_batch(4)], 1)["loss"])
 
 
 def test_one_sequence_that_does_not_fit_ends_with_exit_5_and_the_cure(run, monkeypatch):

@@ -37,7 +37,7 @@ def test_half_of_each_target_is_what_the_teacher_expects(with_teacher):
         loss = -(wanted * student(ids[:, :-1]).log_softmax(-1)).sum(-1).mean()
     before = {name: tensor.clone() for name, tensor in teacher.state_dict().items()}
     result = train.try_step(run_of(student, teacher=Teacher(teacher)), [(ids[:, :-1], ids[:, 1:])], 1)
-    assert float(result.loss) == pytest.approx(float(loss), rel=1e-5)
+    assert float(result["loss"]) == pytest.approx(float(loss), rel=1e-5)
     assert all(torch.equal(tensor, before[name]) for name, tensor in teacher.state_dict().items())
 
 

@@ -17,7 +17,7 @@ import train
 from gpt.checkpoint.find import resolve
 from gpt.machine.device import Machine
 from gpt.machine.timing import Gauge, Mark, TrainingClock
-from gpt.training.state import StepResult, TrainState
+from gpt.training.state import TrainState
 from gpt.training.validation import ValidationLoss
 from gpt.watching.curve import LossCurve
 from gpt.watching.monitor import Monitor
@@ -215,9 +215,9 @@ def test_on_a_gpu_a_step_is_logged_when_the_next_one_has_been_given_to_it(monkey
     on_gpu, on_cpu = monitor_on("cuda"), monitor_on("cpu")
     for step in (1, 2, 3, 4):
         state.step = step
-        result = StepResult(*torch.tensor([step, 0.5, step == 2]))
+        loss, norm, skipped = torch.tensor([step, 0.5, step == 2])
         for monitor in (on_gpu, on_cpu):
-            monitor.add(result)
+            monitor.add({"loss": loss, "grad_norm": norm, "skipped": skipped})
         on_cpu.log()
         assert [row[0] for row in logged] == [step]
         logged.clear()
