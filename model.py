@@ -15,7 +15,7 @@ import torch.nn as nn
 import torch.nn.functional as F
 from torch.utils.checkpoint import checkpoint
 
-from gpt.ops.attention import Context, attends_in_blocks, attention_in_blocks
+from gpt.ops.attention import attends_in_blocks, attention_in_blocks
 from gpt.ops.linear import ACTIVATIONS, Embedding, Linear
 from gpt.ops.loss import OutputLayer, TeacherOutput
 from gpt.ops.shards import fill
@@ -55,11 +55,6 @@ class Config:
 class GPTConfig(Config):
     """The shape of a GPT-2: all that decides its parameters and the function that it computes."""
 
-    vocab_size: int = 50257
-    seq_length: int = 1024
-    n_layer: int = 12
-    n_head: int = 12
-    n_embd: int = 768
     dropout: float = 0.0
     bias: bool = True
     tie_weights: bool = True
@@ -133,15 +128,15 @@ class CausalSelfAttention(nn.Module):
         self.c_attn = Linear(config.n_embd, 3 * config.n_embd, config.bias)
         self.c_proj = Linear(config.n_embd, config.n_embd, config.bias)
 
-    def forward(self, x: torch.Tensor, context: Context) -> torch.Tensor:
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
         B, T, C = x.shape
+        dropout = self.dropout if self.training else 0.0
         q_BHTK, k_BHTK, v_BHTK = (part.view(B, T, self.n_head, C // self.n_head).transpose(1, 2)
                                   for part in self.c_attn(x).split(C, dim=2))
         if attends_in_blocks(x.device.type, q_BHTK.dtype, T):  # on a CPU in bf16, where that is faster
-            y_BHTK = attention_in_blocks(q_BHTK, k_BHTK, v_BHTK, context.dropout)
+            y_BHTK = attention_in_blocks(q_BHTK, k_BHTK, v_BHTK, dropout)
         else:
-            y_BHTK = F.scaled_dot_product_attention(q_BHTK, k_BHTK, v_BHTK, is_causal=True,
-                                                    dropout_p=context.dropout)
+            y_BHTK = F.scaled_dot_product_attention(q_BHTK, k_BHTK, v_BHTK, is_causal=True, dropout_p=dropout)
         y = self.c_proj(y_BHTK.transpose(1, 2).reshape(B, T, C))
         return F.dropout(y, self.dropout, self.training)
 
@@ -166,8 +161,8 @@ class Block(nn.Module):
         self.ln_2 = nn.LayerNorm(config.n_embd, config.layer_norm_epsilon, bias=config.bias)
         self.mlp = MLP(config)
 
-    def forward(self, x: torch.Tensor, context: Context) -> torch.Tensor:
-        x = x + self.attn(self.ln_1(x), context)
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = x + self.attn(self.ln_1(x))
         return x + self.mlp(self.ln_2(x))
 
 
@@ -181,13 +176,15 @@ class LanguageModel(nn.Module):
     vocabulary are padding: they are zero and stay zero.
     """
 
-    TRUNK, EMBEDDING, BLOCKS, NORM = "transformer", "wte", "h", "ln_f"  # the trunk is all but the output layer
+    EMBEDDING = "transformer.wte"
+    BLOCKS = "transformer.h"
+    NORM = "transformer.ln_f"
     RESIDUAL = ("c_proj",)  # matrices whose products are added to the residual stream
 
-    def __init__(self, config: Any, options: Options, trunk: dict[str, nn.Module]):
+    def __init__(self, config: Any, options: Options, trunk: str, parts: dict[str, nn.Module]):
         super().__init__()
         self.config, self.options = config, options
-        self.add_module(self.TRUNK, nn.ModuleDict(trunk))
+        self.add_module(trunk, nn.ModuleDict(parts))  # all but the output layer
         if not config.tie_weights:
             self.lm_head = Linear(config.n_embd, config.padded_vocab_size, False)
         self.output = OutputLayer(config.vocab_size, options.loss_chunk)
@@ -203,10 +200,10 @@ class LanguageModel(nn.Module):
         drawn on the CPU, so that a seed gives the same model on every device.
         """
         for name, parameter in self.named_parameters():
-            owner, kind = name.split(".")[-2:]
+            owner, _, kind = name.rpartition(".")
             weights = torch.zeros(parameter.shape, device="cpu")
             if parameter.dim() > 1:
-                is_residual = owner in self.RESIDUAL
+                is_residual = owner.endswith(self.RESIDUAL)
                 nn.init.normal_(weights, std=std / math.sqrt(2 * self.config.n_layer) if is_residual else std)
             elif kind == "weight":
                 nn.init.ones_(weights)
@@ -215,18 +212,16 @@ class LanguageModel(nn.Module):
             fill(parameter, weights)  # the rows that pad the vocabulary become zero
         return self
 
-    def part(self, name: str) -> Any:
-        """The embedding, the blocks or the final norm, by name."""
-        return getattr(self, self.TRUNK)[name]
-
     @property
-    def blocks(self) -> nn.ModuleList:
-        return self.part(self.BLOCKS)
+    def blocks(self) -> Any:
+        """The ModuleList of the blocks."""
+        return self.get_submodule(self.BLOCKS)
 
     @property
     def head_weight(self) -> torch.Tensor:
         """The matrix of the output layer, [P, C]."""
-        return (self.part(self.EMBEDDING) if self.config.tie_weights else self.lm_head).weight
+        owner = self.EMBEDDING if self.config.tie_weights else "lm_head"
+        return self.get_submodule(owner).weight  # type: ignore[return-value]
 
     def _products(self) -> list[tuple[Any, torch.Tensor]]:
         """The modules that multiply by a matrix, each with its matrix."""
@@ -240,23 +235,23 @@ class LanguageModel(nn.Module):
             modules, weights = zip(*self._products(), strict=True)
             torch._foreach_copy_([module.rounded for module in modules], weights)  # type: ignore[attr-defined]
 
-    def enter(self, idx_BT: torch.Tensor, dropout: float) -> tuple[torch.Tensor, Context]:
-        """The residual stream before the blocks, [B, T, C], and the Context of their attention."""
+    def enter(self, idx_BT: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """The residual stream before the blocks, [B, T, C], and the other inputs of every block."""
         raise NotImplementedError
 
     def trunk(self, idx_BT: torch.Tensor) -> torch.Tensor:
         """The final hidden states, [B, T, C]."""
         assert idx_BT.size(1) <= self.config.seq_length, "more tokens than positions"
-        dropout = self.config.dropout if self.training else 0.0
-        x, context = self.enter(idx_BT, dropout)
-        x = F.dropout(x.to(self.options.residual_dtype or x.dtype), dropout)
+        x, *others = self.enter(idx_BT)
+        x = F.dropout(x.to(self.options.residual_dtype or x.dtype), self.config.dropout, self.training)
 
         for block in self.blocks:
             if self.options.recompute and self.training:
-                x = checkpoint(block, x, context, use_reentrant=False, preserve_rng_state=dropout > 0)
+                x = checkpoint(block, x, *others, use_reentrant=False,
+                               preserve_rng_state=self.config.dropout > 0)
             else:
-                x = block(x, context)
-        return self.part(self.NORM)(x)
+                x = block(x, *others)
+        return self.get_submodule(self.NORM)(x)
 
     def forward(self, idx_BT: torch.Tensor, targets_BT: torch.Tensor | None = None,
                 teacher_output: TeacherOutput | None = None) -> torch.Tensor:
@@ -272,13 +267,13 @@ class GPT(LanguageModel):
     """GPT-2: learned positions, LayerNorm, GELU."""
 
     def __init__(self, config: GPTConfig, options: Options = Options()):
-        super().__init__(config, options, {
+        super().__init__(config, options, "transformer", {
             "wte": Embedding(config.padded_vocab_size, config.n_embd),
             "wpe": Embedding(config.seq_length, config.n_embd),
             "h": nn.ModuleList(Block(config) for _ in range(config.n_layer)),
             "ln_f": nn.LayerNorm(config.n_embd, config.layer_norm_epsilon, bias=config.bias),
         })
 
-    def enter(self, idx_BT: torch.Tensor, dropout: float) -> tuple[torch.Tensor, Context]:
+    def enter(self, idx_BT: torch.Tensor) -> tuple[torch.Tensor, ...]:
         position_T = torch.arange(idx_BT.size(1), device=idx_BT.device)
-        return self.part("wte")(idx_BT) + self.part("wpe")(position_T), Context(dropout)
+        return (self.transformer["wte"](idx_BT) + self.transformer["wpe"](position_T),)  # type: ignore[index]

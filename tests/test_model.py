@@ -40,8 +40,8 @@ def test_the_parameters_counted_are_those_there_are(size, changes):
         assert config.num_parameters == GPT2_COUNTS[size]
 
 
-@pytest.mark.parametrize(("config", "mega_flops"), [(GPTConfig(32_000, 512, tie_weights=False), 713.7),
-                                                    (GPTConfig(50_304, 1024), 854.7)])
+@pytest.mark.parametrize(("config", "mega_flops"), [(GPTConfig(32_000, 512, 12, 12, 768, tie_weights=False), 713.7),
+                                                    (GPTConfig(50_304, 1024, 12, 12, 768), 854.7)])
 def test_the_flops_of_a_token_are_the_papers(config, mega_flops):
     assert round(config.flops_per_token / 1e6, 1) == mega_flops
 

@@ -36,8 +36,6 @@ class Architecture(Protocol):
     Config: type[Any]
     Network: type[LanguageModel]
     FLAGS: tuple[str, ...]  # this architecture's own flags of train.py, which sized takes by name
-    EMBEDDING: str  # the embedding's name in state_dict(), without .weight
-    BLOCKS: str  # the blocks' name in state_dict(), without a block's number
     GGUF_ARCHITECTURE: str  # its name in gguf.MODEL_ARCH
     GGUF_FIELDS: ClassVar[dict[str, str]]  # this architecture's own entries of gguf_fields
     GGUF_KEPT_IN_F32: tuple[str, ...] = ()  # the names of matrices that stay f32 in a GGUF file
@@ -60,7 +58,7 @@ class Architecture(Protocol):
 
     def hidden_matrices(self, config: Any) -> dict[str, tuple[int, ...]]:
         """block_matrices of all blocks, by the names of parameters."""
-        return {f"{self.BLOCKS}.{layer}.{name}.weight": rows
+        return {f"{self.Network.BLOCKS}.{layer}.{name}.weight": rows
                 for layer in range(config.n_layer) for name, rows in self.block_matrices(config).items()}
 
     def block_bytes(self, config: Any, device_type: str, dtype: torch.dtype, residual_bytes: int) -> float:
@@ -88,7 +86,7 @@ class Architecture(Protocol):
 
     def has_vocabulary_rows(self, name: str) -> bool:
         """True for a tensor with a row for each id."""
-        return name in (f"{self.EMBEDDING}.weight", "lm_head.weight")
+        return name in (f"{self.Network.EMBEDDING}.weight", "lm_head.weight")
 
     def shapes(self, config: Any) -> dict[str, list[int]]:
         """The shape of each tensor of state_dict(), without the vocabulary's padding."""

@@ -33,7 +33,6 @@ class GPT2(Architecture):
     NAME = "GPT-2"
     Config, Network = GPTConfig, GPT
     FLAGS = ("bias",)
-    EMBEDDING, BLOCKS = "transformer.wte", "transformer.h"
     GGUF_ARCHITECTURE = "GPT2"
     GGUF_FIELDS: ClassVar[dict[str, str]] = {"layer_norm_eps": "layer_norm_epsilon"}
     GGUF_KEPT_IN_F32 = (POSITIONS,)  # llama.cpp adds them to f32
@@ -134,5 +133,4 @@ class GPT2(Architecture):
 
 
 def _norm(config: GPTConfig, parts: LaidOut, name: str, x: torch.Tensor) -> torch.Tensor:
-    weight = parts[name]
-    return F.layer_norm(x, weight.shape, weight, parts.get(f"{name}.bias"), config.layer_norm_epsilon)
+    return F.layer_norm(x, x.shape[-1:], parts[name], parts.get(f"{name}.bias"), config.layer_norm_epsilon)

@@ -29,8 +29,6 @@ from gpt.ops.attention import attends_in_blocks, attention_bytes
 from gpt.ops.linear import swiglu
 from gpt.ops.rotary import RotaryScaling, rotary_frequencies, rotate
 
-Rotation = tuple[torch.Tensor, torch.Tensor]  # cosines and sines of the positions, [N, K/2] each
-
 FUSED = {  # a matrix of the network: the matrices of a Hugging Face folder that are stacked in it
     "self_attn.qkv_proj": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
     "mlp.gate_up_proj": ("mlp.gate_proj", "mlp.up_proj"),
@@ -51,13 +49,6 @@ MOST_ANGLES = 2**28  # positions x head size: their cosines and sines take 1 GiB
 
 
 @dataclass(frozen=True)
-class LlamaConfig(RotaryConfig):
-    """RotaryConfig without norms of queries and keys."""
-
-    qk_norm: ClassVar[bool] = False
-
-
-@dataclass(frozen=True)
 class Qwen3Config(RotaryConfig):
     """RotaryConfig with norms of queries and keys."""
 
@@ -69,9 +60,8 @@ class Llama(Architecture):
 
     NAME = "Llama"
     MODEL_TYPE, CLASS = "llama", "LlamaForCausalLM"  # in transformers
-    Config, Network = LlamaConfig, RotaryTransformer
+    Config, Network = RotaryConfig, RotaryTransformer
     FLAGS = ("n_kv_head", "n_inner", "rope_theta")
-    EMBEDDING, BLOCKS = "model.embed_tokens", "model.layers"
     GGUF_ARCHITECTURE = "LLAMA"
     GGUF_FIELDS: ClassVar[dict[str, str]] = {
         "head_count_kv": "n_kv_head", "key_length": "head_dim", "value_length": "head_dim",
@@ -88,7 +78,7 @@ class Llama(Architecture):
         Keys and values have a third of the heads where 3 divides them, else half. Raises UserError (exit 2)
         for heads that cannot be shared or rotated.
         """
-        L, H, C = layers_heads_width
+        H, C = layers_heads_width[1:]
         KV = flags.get("n_kv_head") or next((H // group for group in (3, 2) if H % group == 0), H)
         K = C // H
         if H % KV or K % 2:
@@ -98,7 +88,7 @@ class Llama(Architecture):
         multiple = 64 if C >= 256 else 16
         of_equal_size = (12 * C - 2 * K * (H + KV)) / 3
         F = flags.get("n_inner") or max(1, round(of_equal_size / multiple)) * multiple
-        return self.Config(vocab_size, seq_length, L, H, C, KV, K, F, dropout, tie_weights,
+        return self.Config(vocab_size, seq_length, *layers_heads_width, KV, K, F, dropout, tie_weights,
                            flags.get("rope_theta", 10_000.0))
 
     def block_matrices(self, config: RotaryConfig) -> dict[str, tuple[int, ...]]:
@@ -140,10 +130,11 @@ class Llama(Architecture):
         numbers = _numbers(fields, self.HEAD_DIM)
         check_values(fields, {"hidden_act": ("silu", "swish"), "attention_bias": (False,),
                               "quantization_config": (None,),
+                              "layer_types": (["full_attention"] * numbers["n_layer"], None),
                               **{key: (False,) for key, value in self.OTHER_FIELDS.items() if value is False}})
         rope_theta, rope_scaling = _rope(fields)
         return self.Config(
-            **{name: numbers[key] for key, (name, _) in NUMBERS.items()},
+            **numbers,
             dropout=fraction_of(fields, "attention_dropout", 0.0),
             tie_weights=truth_of(fields, "tie_word_embeddings", False),
             rope_theta=rope_theta,
@@ -182,25 +173,24 @@ class Llama(Architecture):
         for layer in range(config.n_layer):
             for fused, names in FUSED.items():
                 parts = zip(names, self.block_matrices(config)[fused], strict=True)
-                yield (f"{self.BLOCKS}.{layer}.{fused}.weight",
-                       {f"{self.BLOCKS}.{layer}.{name}.weight": rows for name, rows in parts})
+                prefix = f"{self.Network.BLOCKS}.{layer}"
+                yield f"{prefix}.{fused}.weight", {f"{prefix}.{name}.weight": rows for name, rows in parts}
 
     def prepare(self, config: RotaryConfig, ends: LaidOut, blocks: list[LaidOut]) -> None:
-        ends["rotation"] = tuple(table.to(ends["model.norm"].device) for table in config.rotation())
+        ends["rotation_2TK2"] = config.rotation().to(ends["model.norm"].device)
         for parts in blocks if config.qk_norm else ():  # one norm takes the heads of queries and keys together
             q, k = (parts.pop(f"self_attn.{name}_norm") for name in "qk")
             parts["qk_norm"] = torch.cat([q.expand(config.n_head, -1), k.expand(config.n_kv_head, -1)])
 
     def enter(self, config: RotaryConfig, ends: LaidOut, x: torch.Tensor, positions_N: torch.Tensor,
-              ) -> tuple[torch.Tensor, Rotation]:
-        cos_TK2, sin_TK2 = ends["rotation"]
-        return x, (cos_TK2[positions_N], sin_TK2[positions_N])
+              ) -> tuple[torch.Tensor, torch.Tensor]:
+        return x, ends["rotation_2TK2"][:, positions_N]
 
-    def decode_block(self, config: RotaryConfig, parts: LaidOut, x: torch.Tensor, places: Rotation,
+    def decode_block(self, config: RotaryConfig, parts: LaidOut, x: torch.Tensor, places: torch.Tensor,
                      attend: Attend) -> torch.Tensor:
-        H, G, K = config.n_head, config.n_kv_head, config.head_dim
+        H, G = config.n_head, config.n_kv_head
         normed = _norm(config, parts["input_layernorm"], x)
-        qk, v_NGK = parts["self_attn.qkv_proj"](normed).view(len(x), H + 2 * G, K).split((H + G, G), 1)
+        qk, v_NGK = parts["self_attn.qkv_proj"](normed).view(len(x), H + 2 * G, -1).split((H + G, G), 1)
         if config.qk_norm:
             qk = _norm(config, parts["qk_norm"], qk)
         q_NHK, k_NGK = rotate(qk, *places).split((H, G), 1)
@@ -239,11 +229,6 @@ class Qwen3(Llama):
     HEAD_DIM = 128
     OTHER_FIELDS: ClassVar[dict[str, Any]] = {"use_sliding_window": False, "sliding_window": None}
 
-    def from_hf_config(self, fields: Mapping[str, Any]) -> RotaryConfig:
-        config = super().from_hf_config(fields)
-        check_values(fields, {"layer_types": (["full_attention"] * config.n_layer, None)})
-        return config
-
     def to_gguf_tensors(self, config: RotaryConfig, tensors: Tensors) -> dict[str, torch.Tensor]:
         return self.to_hf_tensors(config, tensors)
 
@@ -261,21 +246,25 @@ def _norm(config: RotaryConfig, weight: torch.Tensor, x: torch.Tensor) -> torch.
 
 
 def _numbers(fields: Mapping[str, Any], head_dim: int | None) -> dict[str, int]:
-    """The whole numbers of a config.json within their bounds, with defaults for head_dim and shared heads."""
-    numbers: dict[str, Any] = {key: fields.get(key) for key in NUMBERS}
-    for key in ("hidden_size", "num_attention_heads"):
-        check_whole("config.json", key, numbers[key], 1, NUMBERS[key][1])
-    C, H = numbers["hidden_size"], numbers["num_attention_heads"]
-    if numbers["num_key_value_heads"] is None:
-        numbers["num_key_value_heads"] = H
-    if numbers["head_dim"] is None:
-        numbers["head_dim"] = head_dim or C // H
-        check_field(bool(head_dim) or C % H == 0, "hidden_size", C, f"a multiple of num_attention_heads {H}")
+    """The whole numbers of a config.json by RotaryConfig's names, within their bounds.
 
-    for key, (_, high) in NUMBERS.items():
-        check_whole("config.json", key, numbers[key], 1, high)
-    KV, K = numbers["num_key_value_heads"], numbers["head_dim"]
-    T = numbers["max_position_embeddings"]
+    Absent num_key_value_heads are as many as the heads; an absent head_dim is the given one, or else the
+    width divided by the heads.
+    """
+    numbers: dict[str, Any] = {}
+    for key, (name, high) in NUMBERS.items():
+        value = fields.get(key)
+        if value is None and name == "n_kv_head":
+            value = numbers["n_head"]
+        if value is None and name == "head_dim":
+            C, H = numbers["n_embd"], numbers["n_head"]
+            check_field(bool(head_dim) or C % H == 0, "hidden_size", C, f"a multiple of num_attention_heads {H}")
+            value = head_dim or C // H
+        check_whole("config.json", key, value, 1, high)
+        numbers[name] = value
+
+    H, KV = numbers["n_head"], numbers["n_kv_head"]
+    K, T = numbers["head_dim"], numbers["seq_length"]
     check_field(H % KV == 0, "num_attention_heads", H, f"a multiple of num_key_value_heads {KV}")
     check_field(T * K <= MOST_ANGLES, "max_position_embeddings", T,
                 f"at most {MOST_ANGLES // K:,}: with head_dim {K:,} the tables need more than 1 GiB")

@@ -17,7 +17,7 @@ import torch
 import torch.nn as nn
 import torch.nn.functional as F
 
-from gpt.ops.attention import Context, attends_in_blocks, attention_in_blocks
+from gpt.ops.attention import attends_in_blocks, attention_in_blocks
 from gpt.ops.linear import Embedding, Linear, swiglu
 from gpt.ops.norm import RMSNorm
 from gpt.ops.rotary import RotaryScaling, rotary_tables, rotate
@@ -26,7 +26,7 @@ from model import INIT_STD, Config, GPTConfig, LanguageModel, Options
 
 @dataclass(frozen=True)
 class RotaryConfig(Config):
-    """The shape of a Llama or Qwen3: all that decides its parameters and the function that it computes.
+    """The shape of a Llama: all that decides its parameters and the function that it computes.
 
     With qk_norm each head's queries and keys pass an RMSNorm before their rotation (Henry et al. 2020).
     """
@@ -40,13 +40,13 @@ class RotaryConfig(Config):
     rms_norm_epsilon: float = 1e-6
     rope_scaling: RotaryScaling | None = None
 
-    qk_norm: ClassVar[bool]
+    qk_norm: ClassVar[bool] = False
 
     flops_per_token = GPTConfig.flops_per_token
 
-    def rotation(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """The cosines and sines of all positions, [T, K/2] each."""
-        return rotary_tables(self.seq_length, self.head_dim, self.rope_theta, self.rope_scaling)
+    def rotation(self) -> torch.Tensor:
+        """The cosines and sines of all positions, [2, T, K/2]."""
+        return torch.stack(rotary_tables(self.seq_length, self.head_dim, self.rope_theta, self.rope_scaling))
 
     @property
     def qkv_rows(self) -> tuple[int, int, int]:
@@ -79,21 +79,21 @@ class RotaryAttention(nn.Module):
             self.q_norm = RMSNorm(config.head_dim, config.rms_norm_epsilon)
             self.k_norm = RMSNorm(config.head_dim, config.rms_norm_epsilon)
 
-    def forward(self, x: torch.Tensor, context: Context) -> torch.Tensor:
+    def forward(self, x: torch.Tensor, rotation_2TK2: torch.Tensor) -> torch.Tensor:
         config = self.config
-        B, T, _ = x.shape
+        B, T = x.shape[:2]
+        dropout = config.dropout if self.training else 0.0
         q_BTHK, k_BTHK, v_BTHK = (part.view(B, T, -1, config.head_dim)
                                   for part in self.qkv_proj(x).split(config.qkv_rows, -1))
         if config.qk_norm:
             q_BTHK, k_BTHK = self.q_norm(q_BTHK), self.k_norm(k_BTHK)
-        q_BTHK, k_BTHK = rotate(q_BTHK, *context.rotation), rotate(k_BTHK, *context.rotation)
-
-        q_BHTK, k_BHTK, v_BHTK = (heads.transpose(1, 2) for heads in (q_BTHK, k_BTHK, v_BTHK))
+        q_BHTK, k_BHTK = (rotate(heads, *rotation_2TK2).transpose(1, 2) for heads in (q_BTHK, k_BTHK))
+        v_BHTK = v_BTHK.transpose(1, 2)
         if attends_in_blocks(x.device.type, q_BHTK.dtype, T):  # on a CPU in bf16, where that is faster
-            y_BHTK = attention_in_blocks(q_BHTK, k_BHTK, v_BHTK, context.dropout)
+            y_BHTK = attention_in_blocks(q_BHTK, k_BHTK, v_BHTK, dropout)
         else:
             y_BHTK = F.scaled_dot_product_attention(q_BHTK, k_BHTK, v_BHTK, is_causal=True,
-                                                    dropout_p=context.dropout,
+                                                    dropout_p=dropout,
                                                     enable_gqa=config.n_kv_head != config.n_head)
         y = self.o_proj(y_BHTK.transpose(1, 2).reshape(B, T, -1))
         return F.dropout(y, config.dropout, self.training)
@@ -118,34 +118,32 @@ class RotaryBlock(nn.Module):
         self.post_attention_layernorm = RMSNorm(config.n_embd, config.rms_norm_epsilon)
         self.mlp = GatedMLP(config)
 
-    def forward(self, x: torch.Tensor, context: Context) -> torch.Tensor:
-        x = x + self.self_attn(self.input_layernorm(x), context)
+    def forward(self, x: torch.Tensor, rotation_2TK2: torch.Tensor) -> torch.Tensor:
+        x = x + self.self_attn(self.input_layernorm(x), rotation_2TK2)
         return x + self.mlp(self.post_attention_layernorm(x))
 
 
 class RotaryTransformer(LanguageModel):
     """The language model of Llama and Qwen3."""
 
-    TRUNK, EMBEDDING, BLOCKS, NORM = "model", "embed_tokens", "layers", "norm"
+    EMBEDDING = "model.embed_tokens"
+    BLOCKS = "model.layers"
+    NORM = "model.norm"
     RESIDUAL = ("o_proj", "down_proj")
 
     def __init__(self, config: RotaryConfig, options: Options):
-        super().__init__(config, options, {
+        super().__init__(config, options, "model", {
             "embed_tokens": Embedding(config.padded_vocab_size, config.n_embd),
             "layers": nn.ModuleList(RotaryBlock(config) for _ in range(config.n_layer)),
             "norm": RMSNorm(config.n_embd, config.rms_norm_epsilon),
         })
-        for name, table in zip(("cos_TK2", "sin_TK2"), config.rotation(), strict=True):
-            self.register_buffer(name, table, persistent=False)
+        self.register_buffer("rotation_2TK2", config.rotation(), persistent=False)
 
     @torch.no_grad()
     def init_weights(self, std: float = INIT_STD) -> RotaryTransformer:
-        for name, table in zip(("cos_TK2", "sin_TK2"), self.config.rotation(), strict=True):
-            self.get_buffer(name).copy_(table)
+        self.get_buffer("rotation_2TK2").copy_(self.config.rotation())  # which was built on the meta device
         return super().init_weights(std)
 
-    def enter(self, idx_BT: torch.Tensor, dropout: float) -> tuple[torch.Tensor, Context]:
-        """The residual stream before the blocks, [B, T, C], and the Context of their attention."""
-        T = idx_BT.size(1)
-        rotation = (self.cos_TK2[:T], self.sin_TK2[:T])  # type: ignore[index]
-        return self.part("embed_tokens")(idx_BT), Context(dropout, rotation)
+    def enter(self, idx_BT: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        x = self.get_submodule(self.EMBEDDING)(idx_BT)
+        return x, self.get_buffer("rotation_2TK2")[:, :idx_BT.size(1)]

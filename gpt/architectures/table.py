@@ -38,7 +38,7 @@ def by_flags(config: ModelConfig) -> tuple[str, ...]:
 
 def name_of(config: ModelConfig) -> str:
     """The name of a config's architecture: config.json's model_type and the value of --arch."""
-    return next(name for name, each in ARCHITECTURES.items() if isinstance(config, each.Config))
+    return next(name for name, each in ARCHITECTURES.items() if type(config) is each.Config)
 
 
 def create(config: ModelConfig, device: torch.device | str, options: Options, std: float = INIT_STD) -> Network:

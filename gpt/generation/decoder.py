@@ -220,19 +220,19 @@ class Decoder:
             return kind(tensors[name].to(device), vector(bias) if bias in tensors else None, weight_dtype)
 
         def block(layer: int) -> LaidOut:
-            prefix = f"{architecture.BLOCKS}.{layer}."
+            prefix = f"{architecture.Network.BLOCKS}.{layer}."
             return {name.removeprefix(prefix).removesuffix(".weight"): part(name)
                     for name in tensors if name.startswith(prefix)}
 
         with ThreadPoolExecutor(2) as pool:  # PyTorch transposes a matrix in one thread
             blocks = pool.map(block, range(self.config.n_layer))
             # Rows cannot be packed.
-            self.embedding = table(architecture.EMBEDDING, Dense if kind is Packed else kind)
+            self.embedding = table(architecture.Network.EMBEDDING, Dense if kind is Packed else kind)
             self.head = self.embedding
             if not self.config.tie_weights or kind is Packed:
-                self.head = table(architecture.EMBEDDING if self.config.tie_weights else "lm_head", kind)
+                self.head = table(architecture.Network.EMBEDDING if self.config.tie_weights else "lm_head", kind)
             self.ends: LaidOut = {name.removesuffix(".weight"): part(name) for name in tensors if not (
-                name.startswith(f"{architecture.BLOCKS}.") or architecture.has_vocabulary_rows(name))}
+                name.startswith(f"{architecture.Network.BLOCKS}.") or architecture.has_vocabulary_rows(name))}
             self.blocks = list(blocks)
         architecture.prepare(self.config, self.ends, self.blocks)
 

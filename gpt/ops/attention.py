@@ -5,23 +5,10 @@ A head of k and v may serve several heads of q (Ainslie et al. 2023, GQA, sectio
 Shapes: B batch, H heads, T time, K head size.
 """
 
-from typing import NamedTuple
-
 import torch
 import torch.nn.functional as F
 
 BLOCK_ROWS = 128  # queries in a block
-
-
-class Context(NamedTuple):
-    """The inputs of attention besides q, k and v, the same in all blocks of a forward pass.
-
-    dropout is the probability that an attention weight is dropped, 0 outside of training. rotation holds
-    the cosines and sines of the positions, [T, K/2] each, of a network that rotates queries and keys.
-    """
-
-    dropout: float = 0.0
-    rotation: tuple[torch.Tensor, ...] = ()
 
 
 def attends_in_blocks(device_type: str, dtype: torch.dtype, seq_length: int) -> bool:

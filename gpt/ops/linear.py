@@ -148,12 +148,11 @@ class OneDNNLinear(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, dy: torch.Tensor) -> tuple[torch.Tensor | None, ...]:  # type: ignore[override]
         x, weight_OI = ctx.saved_tensors
-        needs_dx, needs_dw, needs_db = ctx.needs_input_grad
-        dy_NO, x_NI = dy.flatten(0, -2), x.flatten(0, -2)
+        dy_NO = dy.flatten(0, -2)
 
-        dx = onednn_linear(dy, weight_OI.t(), None) if needs_dx else None
-        dw = dy_NO.t() @ x_NI if needs_dw else None
-        db = dy_NO.sum(0) if needs_db else None
+        dx = onednn_linear(dy, weight_OI.t(), None)
+        dw = dy_NO.t() @ x.flatten(0, -2)
+        db = dy_NO.sum(0) if ctx.needs_input_grad[2] else None
         return dx, dw, db
 
 

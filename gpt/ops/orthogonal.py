@@ -9,7 +9,9 @@ import torch
 
 # An iteration replaces X by (a1 + a3 G + a5 G^2) X, with G = X X'. These factors make small singular values
 # grow fastest; all singular values end between about 0.7 and 1.2 (Jordan et al. 2024).
-A1, A3, A5 = 3.4445, -4.7750, 2.0315
+A1 = 3.4445
+A3 = -4.7750
+A5 = 2.0315
 WIDE = 1.5  # columns per row from which two iterations on G take fewer FLOP than two on X
 
 

@@ -43,7 +43,7 @@ def test_a_step_of_muon_multiplies_and_moves_what_its_formulas_say(ask_of):
     products = sum(flops for name, _, flops in found["launches"] if "attention" not in name)
     adamw = sum(num_bytes for name, num_bytes, _ in found["launches"] if name.startswith("_fused_adamw_"))
 
-    config = GPTConfig(n_layer=2)
+    config = GPTConfig(50257, 1024, 2, 12, 768)
     table = config.padded_vocab_size * config.n_embd
     iterations = 4 * (16 + 8) * 768**3 + 2 * (8 * 4 + 20) * 768**3
     assert products == 6 * (config.num_block_weights + table) * 16 * 1024 + config.n_layer * iterations

@@ -22,7 +22,7 @@ def test_the_config_comes_back_as_it_was():
 
 def test_absent_fields_are_those_of_transformers():
     assert gpt2.from_hf_config({"vocab_size": 50257, "n_positions": 1024, "n_layer": 12, "n_head": 12, "n_embd": 768,
-                                }) == GPTConfig(dropout=0.1)
+                                }) == GPTConfig(50257, 1024, 12, 12, 768, dropout=0.1)
 
 
 @pytest.mark.parametrize(("fields", "reason"), [

@@ -13,7 +13,7 @@ def test_an_architecture_is_found_by_the_model_type_that_it_writes():
         config = architecture.sized((2, 6, 96), 300, 64)
         assert architecture_of(config) is architecture
         assert architecture.to_hf_config(config, 0)["model_type"] == model_type
-    assert architecture_of(GPTConfig()) is ARCHITECTURES["gpt2"]
+    assert architecture_of(GPTConfig(50257, 1024, 12, 12, 768)) is ARCHITECTURES["gpt2"]
 
 
 @pytest.mark.parametrize("model_type", ["mamba", None, 7, ["gpt2"]])

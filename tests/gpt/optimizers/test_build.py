@@ -29,7 +29,7 @@ KINDS = pytest.mark.parametrize("name", OPTIMIZERS)
 @KINDS
 def test_every_parameter_is_in_exactly_one_group_with_its_decay_and_rate(name):
     with torch.device("meta"):
-        model = GPT(GPTConfig(tie_weights=False))
+        model = GPT(GPTConfig(50257, 1024, 12, 12, 768, tie_weights=False))
     groups = parameter_groups(model, name, 0.1, lr_scale=3.0)
     names = {id(p): name for name, p in model.named_parameters()}
     grouped = [[names[id(p)] for p in group["params"]] for group in groups]
@@ -97,7 +97,8 @@ def test_the_gradient_is_divided_by_grad_scale(name):
     (["--optimizer", "muon", "--learning_rate", "1e-3"], 1024, "muon", ""),
     (["--optimizer", "adamw"], 2**19, "adamw", "")])
 def test_auto_takes_muon_where_it_pays_and_says_why(flags, tokens, expected, why):
-    chosen, reason = choose_optimizer(train.read_flags(flags), GPTConfig(), tokens // 1024, NEW_RUN)
+    chosen, reason = choose_optimizer(train.read_flags(flags), GPTConfig(50257, 1024, 12, 12, 768), tokens // 1024,
+                                      NEW_RUN)
     assert chosen == expected
     assert reason.startswith(why) if why.startswith("-") else why in reason
     assert bool(why) == bool(reason)
@@ -106,7 +107,7 @@ def test_auto_takes_muon_where_it_pays_and_says_why(flags, tokens, expected, why
 @pytest.mark.parametrize("settings", [{}, {"optimizer": "adamw"}], ids=["names none", "names AdamW"])
 def test_a_run_goes_on_with_the_optimizer_of_its_checkpoint_an_older_one_with_adamw(settings):
     args = train.read_flags(["--resume_from", "auto"])
-    assert choose_optimizer(args, GPTConfig(), 512, Stored(settings=settings))[0] == "adamw"
+    assert choose_optimizer(args, GPTConfig(50257, 1024, 12, 12, 768), 512, Stored(settings=settings))[0] == "adamw"
 
 
 def test_the_moments_of_another_optimizer_are_refused(run):

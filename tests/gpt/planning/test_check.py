@@ -65,7 +65,7 @@ def test_the_flags_of_a_shape_make_it_the_only_one(say):
 
 
 def test_hours_are_those_of_the_floating_point_operations_and_need_memory():
-    config = GPTConfig()
+    config = GPTConfig(50257, 1024, 12, 12, 768)
     setting = MemorySetting("cuda", torch.bfloat16, True, logit_rows=2048)
     flops = 20 * config.num_parameters * config.flops_per_token
     found = [check.price_of(config, setting, room * GIB, flops / 3600 / price)

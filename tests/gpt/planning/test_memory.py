@@ -27,7 +27,7 @@ from tests.helpers.machines import CPU
 from tests.helpers.models import kept_by_autograd
 from tests.helpers.one_of_many import Step, held_bytes
 
-CONFIG = GPTConfig(32_000, 512, tie_weights=False)
+CONFIG = GPTConfig(32_000, 512, 12, 12, 768, tie_weights=False)
 HALF = MemorySetting("cuda", torch.bfloat16)
 FULL = MemorySetting("cuda", torch.float32)
 SETTINGS = [HALF, FULL, MemorySetting("cpu", torch.bfloat16, compiled=True, accumulates=False, copies=True)]
@@ -62,7 +62,7 @@ def test_weights_gradients_and_two_moments_take_sixteen_bytes_a_parameter():
     assert parts["weights"] + parts["gradients"] + parts["optimizer"] == 16 * 134_601_216
     in_half = 2 * (CONFIG.num_block_weights + CONFIG.vocab_size * CONFIG.n_embd)
     assert memory_parts(CONFIG, 1, HALF)["weights"] == parts["weights"] + in_half
-    padded = memory_parts(GPTConfig(50_257), 1, FULL)
+    padded = memory_parts(GPTConfig(50_257, 1024, 12, 12, 768), 1, FULL)
     assert padded["weights"] == 4 * (124_439_808 + 47 * 768)
 
 
@@ -153,4 +153,4 @@ def test_the_model_is_sharded_as_little_as_memory_allows(monkeypatch, gib, strat
 def test_the_default_micro_batch_is_a_power_of_two_that_fits(monkeypatch, gib, most):
     monkeypatch.setattr(type(GPU.backend), "total_memory", lambda _: gib * GIB)
     options = Options(residual_dtype=torch.bfloat16, loss_chunk=2048)
-    assert choose_sharing(flags(), None, GPTConfig(), options, GPU)[2] == most
+    assert choose_sharing(flags(), None, GPTConfig(50257, 1024, 12, 12, 768), options, GPU)[2] == most

@@ -86,7 +86,8 @@ GPU = replace(CPU, device=torch.device("cuda"), dtype=torch.float16, compile=Tru
 
 def sharing(machine: Machine, processes: Processes, strategy: str = "ddp") -> list[str]:
     setting = MemorySetting.of(GPU, Options(), True, False, 8, strategy, processes)
-    setup: Any = SimpleNamespace(config=GPTConfig(), memory=setting, micro_batch=8, why_strategy="asked for",
+    setup: Any = SimpleNamespace(config=GPTConfig(50257, 1024, 12, 12, 768), memory=setting, micro_batch=8,
+                                 why_strategy="asked for",
                                  corpus=SimpleNamespace(components=()),
                                  runtime=SimpleNamespace(processes=processes, machine=machine))
     return describe_sharing(setup)
