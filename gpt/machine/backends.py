@@ -229,8 +229,9 @@ class CUDA(Backend):
         torch.cuda.reset_peak_memory_stats()
 
 
-CPU, APPLE, NVIDIA = Backend(), MPS(), CUDA()
-BACKENDS = {backend.type: backend for backend in (CPU, APPLE, NVIDIA)}
+CPU = Backend()
+NVIDIA = CUDA()
+BACKENDS = {backend.type: backend for backend in (CPU, MPS(), NVIDIA)}
 
 
 def backend_of(place: torch.device | torch.Tensor) -> Backend:
@@ -240,7 +241,7 @@ def backend_of(place: torch.device | torch.Tensor) -> Backend:
 
 def gpu_of_this_system() -> Backend:
     """The kind of GPU that this system can have; its why_unavailable() tells whether it has one."""
-    return APPLE if sys.platform == "darwin" or torch.backends.mps.is_available() else NVIDIA
+    return BACKENDS["mps"] if sys.platform == "darwin" or torch.backends.mps.is_available() else NVIDIA
 
 
 def gpu_in_use(use_gpu: bool | None) -> Backend | None:

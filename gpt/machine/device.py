@@ -165,11 +165,6 @@ def _choose_compile(backend: Backend, dtype: torch.dtype, use_compile: bool | No
 # ---------------------------------------------------------------- problems of the machine
 
 
-def why_no_gpu() -> str | None:
-    """Explains why no GPU can be used here, with the cure; None if one can."""
-    return gpu_of_this_system().why_unavailable()
-
-
 def describe_compile_error(error: Exception) -> str:
     """The first line of a compiler's error, and the headers to install if they are missing."""
     missing = why_no_headers()

@@ -47,10 +47,11 @@ def remove_unfinished_kernels(say: Callable[[str], None]) -> int:
 
 
 def is_whole_library(path: Path) -> bool:
-    """False for a shared library that is empty, or shorter than its header says. Raises OSError.
+    """True for a shared library that was written to its end. Raises OSError.
 
-    GNU's and LLVM's linkers write the table of sections last. Only 64-bit little-endian ELF
-    files are measured; others pass.
+    A whole 64-bit little-endian ELF file reaches to the end of its table of sections, which GNU's and LLVM's
+    linkers write last; the header says where the table ends. A file of another kind is whole unless it is
+    shorter than an ELF header, or begins with zeros alone, as a power cut leaves it.
     """
     with path.open("rb") as file:
         header = file.read(ELF_HEADER_BYTES)
@@ -58,7 +59,7 @@ def is_whole_library(path: Path) -> bool:
     if len(header) < ELF_HEADER_BYTES:
         return False
     if header[:6] != b"\x7fELF\x02\x01":
-        return any(header)  # a power cut leaves zeros
+        return any(header)
     (table,) = struct.unpack_from("<Q", header, 40)
     entry_bytes, num_entries = struct.unpack_from("<HH", header, 58)
     return num_bytes >= table + entry_bytes * num_entries

@@ -28,13 +28,6 @@ class Mark:
         if self.event is not None:
             self.event.synchronize()
 
-    def seconds_since(self, earlier: Mark) -> float:
-        """Seconds of training between two marks that the device has reached."""
-        seconds = self.host - earlier.host
-        if self.event is not None and earlier.event is not None:
-            seconds = earlier.event.elapsed_time(self.event) / 1000
-        return max(seconds - (self.uncounted - earlier.uncounted), 1e-9)
-
 
 class TrainingClock:
     """Measures the seconds of training, without the time inside pause() and the time when the process was suspended.
@@ -72,11 +65,11 @@ class TrainingClock:
 
     def lap(self, end: Mark | None = None) -> float:
         """Seconds of training since the last lap, up to the mark or to the end of the device's queued work."""
-        end = end or self.mark()
+        start, end = self._lap_began, end or self.mark()
         end.wait()
-        seconds = end.seconds_since(self._lap_began)
         self._lap_began = end
-        return seconds
+        seconds = end.host - start.host if end.event is None else start.event.elapsed_time(end.event) / 1000
+        return max(seconds - (end.uncounted - start.uncounted), 1e-9)
 
 
 class Gauge:
@@ -93,10 +86,6 @@ class Gauge:
         started = time.perf_counter()
         yield
         self.waited[what] += time.perf_counter() - started
-
-    def reset_waits(self) -> None:
-        """Sets the waits to zero, after steps that were no training."""
-        self.waited = dict.fromkeys(self.waited, 0.0)
 
     def lap(self, seconds: float) -> None:
         """Adds seconds of training."""

@@ -41,7 +41,7 @@ def test_it_is_used_unless_a_flag_says_otherwise_and_nothing_is_compiled(monkeyp
 
 def test_without_one_the_reason_speaks_of_apple_and_never_of_cuda(monkeypatch):
     apple.pretend(monkeypatch, available=False)
-    reason = device.why_no_gpu() or ""
+    reason = backends.gpu_of_this_system().why_unavailable() or ""
     assert re.match(r"torch .* finds no Apple GPU that it can use\. Take an Apple processor", reason)
     assert reason.count(". ") == 1
     assert "CUDA" not in reason
@@ -53,7 +53,7 @@ def test_several_processes_do_not_share_it(monkeypatch):
     for name, value in {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2",
                         "MASTER_ADDR": "localhost", "MASTER_PORT": "1"}.items():
         monkeypatch.setitem(os.environ, name, value)
-    assert "torchrun" in (device.why_no_gpu() or "")
+    assert "torchrun" in (backends.gpu_of_this_system().why_unavailable() or "")
     assert device.choose(None, None, "auto", None).device.type == "cpu"
 
 
