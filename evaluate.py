@@ -68,7 +68,7 @@ from gpt.checkpoint.load import load_model
 from gpt.common.errors import Exit, UserError
 from gpt.common.outputs import Output
 from gpt.common.progress import Progress
-from gpt.common.signals import NOTHING, USUALLY_SECONDS, Signals, Stopped
+from gpt.common.signals import NOTHING, Signals, Stopped
 from gpt.common.words import printable
 from gpt.evaluation.scoring import Scorer
 from gpt.evaluation.texts import texts_of
@@ -81,7 +81,7 @@ from gpt.tokens.tokenizer import end_of_text_id, tokenizer_of
 def main(argv: Sequence[str]) -> int:
     """Runs the command; returns the exit code."""
     args = read_flags(argv)
-    with (Progress() as out, Signals(out.note, USUALLY_SECONDS) as signals,
+    with (Progress() as out, Signals(out.note) as signals,
           contextlib.suppress(Stopped)):
         signals.at_once = "before anything was measured"
         measure_everything(args, out, signals)

@@ -114,7 +114,7 @@ from gpt.checkpoint.nanogpt import convert
 from gpt.common.files import rename, sync
 from gpt.common.outputs import place_of
 from gpt.common.progress import Progress
-from gpt.common.signals import USUALLY_SECONDS, Signals, Stopped
+from gpt.common.signals import Signals, Stopped
 from gpt.common.words import printable, several
 from gpt.evaluation.pruning import prune_blocks
 from gpt.hub.download import download_models
@@ -130,7 +130,7 @@ DTYPES = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
 def main(argv: Sequence[str]) -> int:
     """Runs the command; returns the exit code."""
     args = read_flags(argv)
-    with Progress() as out, Signals(out.note, USUALLY_SECONDS) as signals:
+    with Progress() as out, Signals(out.note) as signals:
         try:
             export(args, signals, out)
         except Stopped:
@@ -143,7 +143,7 @@ def export(args: argparse.Namespace, signals: Signals, out: Progress) -> None:
     with contextlib.ExitStack() as temporary:
         target = choose_target(args.output, form_of(args), args.overwrite)
         args = download_models(args, ["ckpt"], out, signals.look)
-        with writing(f"--output {printable(args.output)}", target, SafetensorError):  # which may be a full disk
+        with writing(f"--output {printable(args.output)}", SafetensorError):  # which may be a full disk
             target.parent.mkdir(parents=True, exist_ok=True)
             if args.from_nanogpt:
                 folder = temporary.enter_context(tempfile.TemporaryDirectory(prefix=".nanogpt-",
@@ -193,7 +193,7 @@ def choose_target(output: str, form: str, overwrite: bool) -> Path:
     if it cannot be written.
     """
     target = Path(output)
-    with writing(f"--output {printable(output)}", target):
+    with writing(f"--output {printable(output)}"):
         if form == "gguf":
             is_export = target.is_file() and target.open("rb").read(4) == b"GGUF"
         else:

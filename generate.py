@@ -111,7 +111,7 @@ from gpt.checkpoint.load import end_ids, open_model
 from gpt.common.errors import Exit, UserError, warn
 from gpt.common.files import cache_folder
 from gpt.common.progress import Progress
-from gpt.common.signals import USUALLY_SECONDS, Signals
+from gpt.common.signals import Signals
 from gpt.common.terminal import print_line
 from gpt.common.words import several
 from gpt.generation.decoder import Decoder
@@ -157,7 +157,7 @@ def main(argv: Sequence[str]) -> int:
     samples = (Sample(number, prompt, prompt_ids, args.max_new_tokens, args.seed + number, tokenizer)
                for number in range(args.num_samples))
     # Stdout may be within a line.
-    with Signals(lambda line: print_line(f"\n{line}"), USUALLY_SECONDS) as signals:
+    with Signals(lambda line: print_line(f"\n{line}")) as signals:
         write_samples(decoder, samples, sampling, language, args.json, signals)
     return Exit.DONE if signals.number is None else 128 + signals.number
 

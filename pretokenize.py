@@ -136,7 +136,7 @@ from pathlib import Path
 from gpt.common.errors import Exit, UserError
 from gpt.common.files import write_whole
 from gpt.common.progress import Progress
-from gpt.common.signals import USUALLY_SECONDS, AtRisk, Signals, Stopped
+from gpt.common.signals import AtRisk, Signals, Stopped
 from gpt.common.waiting import in_thread
 from gpt.common.words import printable, several, size
 from gpt.hub.download import DatasetFile, download_dataset, download_tokenizer
@@ -256,7 +256,7 @@ def main(argv: Sequence[str], limits: Limits = LIMITS) -> int:
     args = read_flags(argv)
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # each core has a process already
     os.environ["RAYON_NUM_THREADS"] = str(args.num_workers or num_cores())
-    with contextlib.closing(Progress()) as progress, Signals(progress.note, USUALLY_SECONDS) as signals:
+    with contextlib.closing(Progress()) as progress, Signals(progress.note) as signals:
         try:
             run(args, signals, progress, limits)
         except Stopped:

@@ -416,7 +416,8 @@ def save_and_close(run: Run, checkpointer: Checkpointer, monitor: Monitor) -> in
     Raises UserError (exit 5) if the last state could not be saved.
     """
     runtime, seconds = run.setup.runtime, monitor.seconds
-    runtime.signals.hear(int(runtime.processes.largest(runtime.signals.number or 0)))  # one process's signal ends all
+    [number] = runtime.processes.total([runtime.signals.number or 0], largest=True)
+    runtime.signals.hear(int(number))  # one process's signal ends all
     is_saved = checkpointer.finish()
     monitor.close(seconds, is_saved)
     if run.state.step and not is_saved:

@@ -22,7 +22,7 @@ from gpt.common import flags
 from gpt.common.errors import Exit, guard, require
 from gpt.common.outputs import Output
 from gpt.common.progress import Progress
-from gpt.common.signals import USUALLY_SECONDS, Signals, Stopped
+from gpt.common.signals import Signals, Stopped
 
 SIZES = ("tiny", "mini", "gpt2_small", "gpt2_medium", "gpt2_large", "gpt2_xl")
 
@@ -98,7 +98,7 @@ def main(argv: Sequence[str]) -> int:
     args = read_flags(argv)
     require("torch", "numpy", "tokenizers", "tqdm", "safetensors")
     file = Output("--json", args.json) if args.json else None
-    with (Progress() as out, Signals(out.note, USUALLY_SECONDS) as signals,
+    with (Progress() as out, Signals(out.note) as signals,
           tempfile.TemporaryDirectory(prefix="bench-", ignore_cleanup_errors=True) as folder):
         bench = set_up_bench(args, out, signals, Path(folder))
         try:

@@ -12,9 +12,10 @@ import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from subprocess import CompletedProcess
 from typing import TYPE_CHECKING, Any
 
-from gpt.common.children import PROGRAM, SAFE_PATH, Answer, run_child
+from gpt.common.children import PROGRAM, SAFE_PATH, TIMED_OUT, run_child
 from gpt.common.errors import Exit, UserError
 from gpt.common.progress import Progress
 from gpt.common.signals import Signals
@@ -73,21 +74,23 @@ class Bench:
     warmup: int
     figures: dict[str, Any] = field(default_factory=dict)
 
-    def run(self, words: Sequence[str]) -> Answer:
+    def run(self, words: Sequence[str]) -> CompletedProcess[str]:
         """Runs Python with these words, for at most LIMIT_SECONDS. Raises SystemExit after a signal."""
         environment = {SAFE_PATH: "1", "PYTHONPATH": str(PROGRAM)}  # no module comes from the current folder
         return run_child([sys.executable, *words], self.signals, LIMIT_SECONDS, environment)
 
 
-def problem_of(answer: Answer) -> str:
+def problem_of(answer: CompletedProcess[str]) -> str:
     """Why a child process failed, in one line: its error, its signal, or its last line; '' after a success."""
-    if answer.code == 0:
+    if answer.returncode == 0:
         return ""
-    if answer.code is None:
+    if answer.returncode == TIMED_OUT:
         return "not done in time"
     error = next((line for line in answer.stderr.splitlines() if line.startswith("error: ")), "")
-    killed = f"killed by signal {-answer.code}" if answer.code < 0 else answer.reason
-    return printable(error.removeprefix("error: ")) or killed
+    if answer.returncode < 0 and not error:
+        return f"killed by signal {-answer.returncode}"
+    last = [f"exit code {answer.returncode}", *answer.stderr.strip().splitlines()][-1]
+    return printable(error.removeprefix("error: ") or last[:300])
 
 
 # ---------------------------------------------------------------- rungs

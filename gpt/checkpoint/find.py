@@ -12,9 +12,9 @@ from gpt.architectures.fields import shown
 from gpt.architectures.table import ModelConfig, name_of
 from gpt.checkpoint.contents import WHAT_OPENS
 from gpt.checkpoint.recorded import numbered_in, steps_in
-from gpt.checkpoint.stored import Found, Stored, manifest_sha256, verify
+from gpt.checkpoint.stored import Found, Stored, verify
 from gpt.common.errors import Exit, InvalidCheckpoint, UserError
-from gpt.common.files import BEST, named_in
+from gpt.common.files import BEST, named_in, sha256_of
 from gpt.common.names import CONFIG, MANIFEST, OPTIMIZER, RUN_CONFIG, STATE, TOKENIZER
 from gpt.common.words import printable, several, shell_word
 
@@ -29,7 +29,7 @@ def wait_until_here(folder: Path, sha256: str, seconds: float = NETWORK_SECONDS)
     Raises UserError (exit 4) if the checkpoint is still missing after this number of seconds.
     """
     until = time.monotonic() + seconds
-    while not (folder / MANIFEST).is_file() or manifest_sha256(folder) != sha256:
+    while not (folder / MANIFEST).is_file() or sha256_of(folder / MANIFEST) != sha256:
         if time.monotonic() > until:
             raise _refusal(f"this machine does not see {printable(folder)} as the first process does, after "
                            f"{seconds:.0f} s. Mount the same disk here on all machines.")
@@ -173,11 +173,11 @@ def find_resume(requested: str, output_dir: Path, overwrite: bool, warn: Callabl
     return Found(path, stored)
 
 
-def held_by_another_run(output_dir: Path, last_step: int) -> UserError:
-    """The error for an output folder that holds checkpoints of another run."""
-    return _refusal(f"--output_dir {printable(output_dir)} holds the checkpoints of another run, the last one "
-                    f"of step {last_step:,}. Give --resume_from auto to continue that run, another --output_dir, "
-                    "or --overwrite, which deletes them.")
+def held_by_another_run(flag: str, folder: Path, way_out: str = "") -> UserError:
+    """The error for the folder of a flag that holds checkpoints of another run."""
+    return _refusal(f"{flag} {printable(folder)} holds the checkpoints of another run, the last one of step "
+                    f"{max(steps_in(folder)):,}. Give --resume_from auto to continue that run, or another "
+                    f"{flag}{way_out}.")
 
 
 def checkpoints_of_other_runs(output_dir: Path, resumed: Path | None, step: int) -> list[Path]:

@@ -29,7 +29,7 @@ def owned(output_dir: Path) -> Iterator[None]:
     exit 5 if the folder cannot be written, exit 4 if it is a checkpoint.
     """
     shown = f"--output_dir {printable(output_dir)}"
-    with writing(shown, output_dir):
+    with writing(shown):
         is_new = not output_dir.exists()
         check_place("--output_dir", output_dir)
         output_dir.mkdir(parents=True, exist_ok=True)
@@ -47,7 +47,7 @@ def owned(output_dir: Path) -> Iterator[None]:
                                        f"({printable(lock.read(200).strip())}). Wait for it, or choose another "
                                        "folder.")
         try:
-            with writing(shown, output_dir):
+            with writing(shown):
                 lock.truncate(0)
                 # The line names the holder and proves that the disk takes writes. It passes the buffer,
                 # which on a full disk would keep the line and fail again at the close.
@@ -76,10 +76,10 @@ def check_place(flag: str, folder: Path) -> None:
 
 def sweep(output_dir: Path) -> None:
     """Deletes the half-written files of a killed run and restores a finished checkpoint that was put aside."""
-    for name in (METRICS, RUN_CONFIG):  # by common.files.write_whole, under a temporary name at first
-        for leftover in output_dir.glob(f".{name}.*.tmp"):
-            with contextlib.suppress(OSError):
-                leftover.unlink()
+    # The temporary names are those of common.files.write_whole.
+    for leftover in (*output_dir.glob(f".{METRICS}.*.tmp"), *output_dir.glob(f".{RUN_CONFIG}.*.tmp")):
+        with contextlib.suppress(OSError):
+            leftover.unlink()
     for leftover in output_dir.glob(f"{TEMPORARY}*"):
         shutil.rmtree(leftover, ignore_errors=True)
     for leftover in output_dir.glob(f"{REPLACED}checkpoint-*"):

@@ -20,7 +20,7 @@ from gpt.checkpoint.find import resolve
 from gpt.checkpoint.stored import MAX_COUNT, read_json
 from gpt.common.errors import Exit, InvalidCheckpoint, UserError
 from gpt.common.names import CONFIG, GENERATION, INDEX, OPTIMIZER, WEIGHTS
-from gpt.common.words import first_line, printable
+from gpt.common.words import first_line, printable, several
 from gpt.machine.backends import backend_of
 from gpt.ops.shards import fill, like, local
 from model import Options
@@ -78,8 +78,8 @@ def stored_tensors(folder: Path) -> dict[str, torch.Tensor]:
             for name, tensor in mapped(folder / file).items()}
     wrong = sorted(held.keys() ^ file_of.items())
     if wrong:
-        where = said([f"{printable(name)[:100]} in {file}" for name, file in wrong])
-        raise InvalidCheckpoint(f"{INDEX} and its files differ: {where}", COPY_WHOLE)
+        where = "; ".join(f"{printable(name)[:100]} in {file}" for name, file in wrong[:3])
+        raise InvalidCheckpoint(f"{INDEX} and its files differ in {several(len(wrong), 'tensor')}: {where}", COPY_WHOLE)
     return {name: held[name, file] for name, file in file_of.items()}
 
 
@@ -90,12 +90,6 @@ def mapped(path: Path) -> dict[str, torch.Tensor]:
             return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - no mapping
     except (SafetensorError, OSError, ValueError) as error:  # a name that is not UTF-8 is a ValueError
         raise InvalidCheckpoint(f"{path.name} cannot be read ({printable(error)[:100]})", COPY_WHOLE) from error
-
-
-def said(problems: list[str]) -> str:
-    """The first three problems, and the number of further ones."""
-    rest = [f"and {len(problems) - 3} more"] if len(problems) > 3 else []
-    return "; ".join([*problems[:3], *rest])
 
 
 class Weights(UserDict[str, Any]):
@@ -120,11 +114,11 @@ def weights_of(config: ModelConfig, tensors: Mapping[str, torch.Tensor]) -> Weig
     architecture = architecture_of(config)
     expected = architecture.shapes(config)
     stored = architecture.from_hf_tensors(config, tensors)
-    problems = [f"{name} is missing" if name not in stored else
-                f"{printable(name)[:100]} is not part of this model" if name not in expected else
-                _why_unfit(name, stored[name], expected[name]) for name in {**expected, **stored}]
-    if any(problems):
-        raise InvalidCheckpoint(said([*filter(None, problems)]))
+    problems = [*filter(None, (f"{name} is missing" if name not in stored else
+                               f"{printable(name)[:100]} is not part of this model" if name not in expected else
+                               _why_unfit(name, stored[name], expected[name]) for name in {**expected, **stored}))]
+    if problems:
+        raise InvalidCheckpoint(f"{several(len(problems), 'tensor')} unfit: {'; '.join(problems[:3])}")
     return Weights({name: stored[name] for name in expected})
 
 
@@ -153,9 +147,12 @@ def _copy(weights: Weights, model: Network) -> None:
             fill(target, weights[name])  # the vocabulary's padding becomes zero
 
 
-def open_model(folder: Path) -> tuple[ModelConfig, Weights]:
-    """The config and weights of a checkpoint or a Hugging Face folder. Raises UserError (exit 4)."""
-    with opening(f"checkpoint {printable(folder)}"):
+def open_model(folder: Path, what: str = "") -> tuple[ModelConfig, Weights]:
+    """The config and weights of a checkpoint or a Hugging Face folder.
+
+    Raises UserError (exit 4), whose message begins with what, or with the folder.
+    """
+    with opening(what or f"checkpoint {printable(folder)}"):
         config = read_config(folder)
         return config, weights_of(config, stored_tensors(folder))
 
@@ -184,10 +181,8 @@ def load_model(folder: Path, device: torch.device) -> Network:
 def starting_config(requested: str, warn: Callable[[str], None]) -> tuple[Path, ModelConfig]:
     """The folder that --init_from means, and its config. Raises UserError (exit 4)."""
     folder = resolve(Path(requested), warn, to_train=False)
-    with opening(f"--init_from {printable(requested)}"):
-        config = read_config(folder)
-        weights_of(config, stored_tensors(folder))  # checked before the model takes memory
-        return folder, config
+    config, _ = open_model(folder, f"--init_from {printable(requested)}")  # weights too, before the model takes memory
+    return folder, config
 
 
 def start_from(folder: Path, model: Network) -> None:

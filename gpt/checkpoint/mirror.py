@@ -13,7 +13,7 @@ import time
 from argparse import Namespace
 from pathlib import Path
 
-from gpt.checkpoint.find import steps_in
+from gpt.checkpoint.find import held_by_another_run, steps_in
 from gpt.checkpoint.folder import Retention, atomic_folder, check_place, discard, outdated, prune, sweep
 from gpt.checkpoint.recorded import is_same_folder
 from gpt.checkpoint.stored import manifest_entries
@@ -66,21 +66,12 @@ def holds_this_run(root: Path, output_dir: Path) -> bool:
     Two folders hold the same run if they share a checkpoint, or if their metrics.jsonl begin with the same row: it has
     the time of the run's first logged step.
     """
-    shares_row = first_row(root) != b"" and first_row(root) == first_row(output_dir)
-    return (shares_row and bool(steps_in(root))) or any(
-        is_copied(path, root / path.name) for path in steps_in(output_dir).values())
-
-
-def first_row(folder: Path) -> bytes:
-    """Returns the first line of a folder's metrics.jsonl; nothing if there is no such file."""
-    with contextlib.suppress(OSError), (folder / METRICS).open("rb") as file:
-        return file.readline()
-    return b""
-
-
-def is_typed(args: Namespace) -> bool:
-    """Returns True if --mirror_to was given for this start of the run, not recorded by an earlier one."""
-    return "mirror_to" in args.config.given
+    if any(is_copied(path, root / path.name) for path in steps_in(output_dir).values()):
+        return True
+    with contextlib.suppress(OSError), (root / METRICS).open("rb") as theirs, (output_dir / METRICS).open("rb") as own:
+        row = theirs.readline()
+        return row != b"" and row == own.readline() and bool(steps_in(root))
+    return False
 
 
 # ---------------------------------------------------------------- before the run
@@ -101,10 +92,10 @@ def prepare_mirror(args: Namespace, out: Progress) -> None:
         is_own = holds_this_run(root, output_dir)
     is_meant = bool(resumed) and (resumed == "auto" or is_same_folder(resumed, root))
     comes_back = bool(copies) and is_meant and not has_checkpoints
-    if not (is_typed(args) or is_own or comes_back):
+    if not ("mirror_to" in args.config.given or is_own or comes_back):
         return  # the thread prints the reason
     try:
-        with out.phase("trying the mirror"), writing(shown, root):
+        with out.phase("trying the mirror"), writing(shown):
             place_of(str(root / METRICS))
     except UserError as error:
         if not (resumed and has_checkpoints):
@@ -112,12 +103,10 @@ def prepare_mirror(args: Namespace, out: Progress) -> None:
         out.warn(f"{error} Training goes on, and each save tries again.")
         return
     if comes_back:
-        with writing(f"--output_dir {printable(output_dir)}", output_dir):
+        with writing(f"--output_dir {printable(output_dir)}"):
             bring_back(root, output_dir, out)
     elif copies and not (is_own and (resumed or args.cooldown_from)):
-        raise UserError(Exit.CHECKPOINT, f"{shown} holds the checkpoints of another run, the last one of step "
-                                         f"{max(copies):,}. Give --resume_from auto to continue that run, or another "
-                                         "--mirror_to.")
+        raise held_by_another_run("--mirror_to", root)
     out.say(f"mirror      each checkpoint is copied to {printable(args.mirror_to)} beside training")
 
 
@@ -147,8 +136,10 @@ class Mirror:
 
     def __init__(self, args: Namespace, out: Progress):
         self.copying_step = 0  # the step of the checkpoint being copied, which must not be pruned meanwhile
-        self._root, self._output_dir, self._out = Path(args.mirror_to), Path(args.output_dir), out
-        self._may_be_new = is_typed(args)  # a recorded mirror must hold this run already
+        self._root = Path(args.mirror_to)
+        self._output_dir = Path(args.output_dir)
+        self._out = out
+        self._may_be_new = "mirror_to" in args.config.given  # a recorded mirror must hold this run already
         self._latest: Retention | None = None  # the last request
         self._thread = threading.Thread()
         self._lock = threading.Lock()  # one thread copies at a time

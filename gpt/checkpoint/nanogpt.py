@@ -8,6 +8,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -26,10 +27,6 @@ PADDING = 128  # a vocabulary is padded to a multiple of 64 or 128
 PREFIXES = re.compile(r"^((_orig_mod|module|model)\.)+")  # of torch.compile, of DDP, of a wrapper
 
 
-class SavedConfig:
-    """A stand-in for build-nanogpt's GPTConfig: its fields become attributes, and it has no methods."""
-
-
 def convert(path: Path, folder: Path, tokenizer_file: str | None, n_head: int | None,
             warn: Callable[[str], None]) -> str:
     """Writes the file's model as a new folder; returns a description of the model.
@@ -40,7 +37,7 @@ def convert(path: Path, folder: Path, tokenizer_file: str | None, n_head: int | 
     try:
         weights, facts = _read(path)
         saved = facts.get("config")
-        is_object = isinstance(saved, SavedConfig)
+        is_object = isinstance(saved, SimpleNamespace)
         shape = vars(saved) if is_object else facts.get("model_args") or {}
         config = _config(weights, n_head or shape.get("n_head"), "gelu_new" if is_object else "gelu")
         stored = GPT2().to_hf_tensors(config, weights)
@@ -77,7 +74,8 @@ def convert(path: Path, folder: Path, tokenizer_file: str | None, n_head: int | 
 
 def _read(path: Path) -> tuple[dict[str, torch.Tensor], Mapping[str, Any]]:
     """The weights in fp32, and the file's whole content. Raises InvalidCheckpoint."""
-    known: list[Any] = [(SavedConfig, f"{module}.GPTConfig") for module in ("__main__", "model", "train_gpt2")]
+    # build-nanogpt saves an object of its class GPTConfig, whose fields become attributes of an object without methods.
+    known: list[Any] = [(SimpleNamespace, f"{module}.GPTConfig") for module in ("__main__", "model", "train_gpt2")]
     try:
         with torch.serialization.safe_globals(known):
             found = torch.load(path, map_location="cpu", weights_only=True)

@@ -48,8 +48,7 @@ def recorded_flags(given: Mapping[str, Any]) -> Layer | None:
     if checkpoints:
         layer.given.pop("init_from", None)  # a resumed run does not start from other weights
     has_config = (folder / RUN_CONFIG).exists()
-    mirror = _pop_mirror(layer, folder)
-    mirror = given.get("mirror_to", mirror)
+    mirror = given.get("mirror_to", _pop_mirror(layer, folder))
     # An output folder keeps its lock file, and no lock file is copied: without one the folder is a mirror, moved.
     is_moved = mirror and "mirror_to" not in given and has_config and not (folder / LOCK).exists()
     is_mirror = is_moved or (mirror and is_same_folder(mirror, folder))

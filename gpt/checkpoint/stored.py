@@ -141,11 +141,6 @@ def verify(folder: Path, to_train: bool = True, names: Collection[str] = ()) -> 
     return stored
 
 
-def manifest_sha256(folder: Path) -> str:
-    """The sha256 of the manifest, which identifies a checkpoint as it covers every other file."""
-    return sha256_of(folder / MANIFEST)
-
-
 def read_json(path: Path) -> dict[str, Any]:
     """The object in a small JSON file. Raises InvalidCheckpoint."""
     try:

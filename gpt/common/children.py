@@ -14,14 +14,15 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any
 
 from gpt.common.ranks import without_torchrun
 from gpt.common.signals import Signals
-from gpt.common.words import printable
 
 PROGRAM = Path(__file__).resolve().parents[2]
 SAFE_PATH = "PYTHONSAFEPATH"  # since Python 3.11
+TIMED_OUT = 124  # the exit code of timeout(1)
+GRACE_SECONDS = 5.0  # between SIGTERM and SIGKILL
 
 
 def leave_out_current_folder() -> None:
@@ -38,27 +39,13 @@ def leave_out_current_folder() -> None:
             del sys.path[0]  # `python -m train` puts it first
 
 
-class Answer(NamedTuple):
-    """The exit code of a child process, missing (None) after a timeout, and its output on stdout and stderr."""
-
-    code: int | None
-    stdout: str
-    stderr: str
-
-    @property
-    def reason(self) -> str:
-        """The last line of stderr, or the exit code if stderr is empty."""
-        return printable((self.stderr.strip().splitlines() or [f"exit code {self.code}"])[-1])[:300]
-
-
 def run_child(command: Sequence[str], signals: Signals, seconds: float = math.inf,
-              env: Mapping[str, str] = MappingProxyType({}), grace_seconds: float = 0.0,
-              shows: bool = False) -> Answer:
-    """Runs a script of this program, at most for some seconds; then kills it with all its child processes.
+              env: Mapping[str, str] = MappingProxyType({}), shows: bool = False) -> subprocess.CompletedProcess[str]:
+    """Runs a script of this program, at most for some seconds, and returns its exit code and its output.
 
-    Before that, grace_seconds give it time to stop after SIGTERM, while it must print little. With shows it
-    prints to this process's own stdout and stderr, and the answer holds no output. Raises SystemExit after
-    a signal.
+    A script that takes longer, or that still runs at a signal, gets SIGTERM, and five seconds later is killed
+    with all its child processes; its exit code is then TIMED_OUT. With shows the script prints to this
+    process's own stdout and stderr, and its output is not returned. Raises SystemExit after a signal.
     """
     inherited = without_torchrun(os.environ)
     inherited.pop(SAFE_PATH, None)  # the script's own folder must stay on its module path
@@ -77,16 +64,15 @@ def run_child(command: Sequence[str], signals: Signals, seconds: float = math.in
             is_late = time.monotonic() > ends_at
             if not is_late and signals.number is None:
                 continue
-            if grace_seconds:
-                child.terminate()
-                with contextlib.suppress(subprocess.TimeoutExpired):
-                    child.wait(grace_seconds)
-            if child.poll() is None:
+            child.terminate()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                child.wait(GRACE_SECONDS)
+            with contextlib.suppress(ProcessLookupError):  # nothing of its group is left
                 os.killpg(child.pid, signal.SIGKILL) if os.name == "posix" else child.kill()
     if signals.number is not None:
         raise SystemExit(128 + signals.number)
     signals.at_once = at_once
-    return Answer(None if is_late else child.returncode, stdout, stderr)
+    return subprocess.CompletedProcess(command, TIMED_OUT if is_late else child.returncode, stdout, stderr)
 
 
 def start_process(context: Any, target: Callable[..., Any], *arguments: Any) -> Any:

@@ -12,7 +12,6 @@ import sys
 import tempfile
 import traceback
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 from gpt.common.children import leave_out_current_folder
@@ -108,16 +107,15 @@ class Problems:
 
 
 @contextlib.contextmanager
-def writing(shown: str, folder: Path, *others: type[Exception]) -> Iterator[None]:
+def writing(shown: str, *others: type[Exception]) -> Iterator[None]:
     """Turns an OSError of the block, or one of the others, into a UserError (exit 5) with a cure.
 
-    shown is the folder as the message names it.
+    shown is the file or the folder as the message names it.
     """
     try:
         yield
     except (OSError, *others) as error:
-        raise UserError(
-            Exit.MACHINE, f"{shown[:200]} cannot be written: {why_not_written(error, folder)}") from error
+        raise UserError(Exit.MACHINE, f"{shown[:200]} cannot be written: {why_not_written(error)}") from error
 
 
 def warn(message: str) -> None:
@@ -258,10 +256,9 @@ def _explain(error: BaseException) -> tuple[Exit, str]:
     """The exit code and the message of an error; writes the crash log of a bug."""
     if isinstance(error, UserError):
         return error.code, str(error)
-    if isinstance(error, MemoryError):
-        return Exit.MACHINE, "out of memory on the host. End other programs, or raise the limit (ulimit -v)."
     if is_out_of_memory(error):
-        return Exit.MACHINE, "out of memory. Halve --batch_size, or look with nvidia-smi who else uses the GPU."
+        return Exit.MACHINE, ("out of memory. End other programs (nvidia-smi names those on a GPU), halve "
+                              "--batch_size, or raise the limit (ulimit -v).")
     if isinstance(error, ImportError):  # numpy's message is a page of advice with the cause at its end
         why = first_line(ImportError(str(error).rpartition("Original error was: ")[2]))
         return Exit.MACHINE, (f"a package cannot be loaded: {why}. "

@@ -25,14 +25,13 @@ MAX_JSON_BYTES = 2**24
 BLOCK_BYTES = 2**20  # of a read for a hash
 LOCKED_BYTE = 2**30  # beyond the end of every lock file, because Windows makes locked bytes unreadable
 CURES = {  # of errors of writing
-    **dict.fromkeys((errno.ENOSPC, errno.EDQUOT), "Free some space."),
+    **dict.fromkeys((errno.ENOSPC, errno.EDQUOT), "Free some space, or inodes (df -i)."),
     **dict.fromkeys((errno.EACCES, errno.EPERM, errno.EROFS), "Choose a folder that you may write to."),
     **dict.fromkeys((errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.ENAMETOOLONG), "Choose another name."),
     errno.EFBIG: "Raise the limit on a file's size (ulimit -f), or choose another file system.",
     errno.ENOENT: "The folder is gone: mount its disk, or create it again.",
     errno.EMFILE: "Raise the limit on open files: ulimit -n 1024.",
 }
-FEW_INODES = 32  # a checkpoint has fewer files
 BEST, LAST = "best", "last"  # names of checkpoints, as in --ckpt out/best
 
 
@@ -109,16 +108,11 @@ def read_text(path: Path) -> str:
     return read_bytes(path).decode("utf-8")
 
 
-def why_not_written(error: Exception, folder: Path) -> str:
-    """The system's reason why a folder could not be written, and the one thing to do."""
+def why_not_written(error: Exception) -> str:
+    """The system's reason why a file or a folder could not be written, and the one thing to do."""
     rust_error = re.search(r"os error (\d+)", str(error))
     number = getattr(error, "errno", None) or int(rust_error[1] if rust_error else 0)
-    cure = CURES.get(number, "")
-    if number == errno.ENOSPC and hasattr(os, "statvfs"):
-        status = os.statvfs(next(filter(os.path.exists, (folder, *folder.absolute().parents))))
-        if status.f_files and status.f_favail < FEW_INODES:  # f_files is 0 on file systems that count no inodes
-            cure = "Too few inodes are left for more files: delete files, small ones too."
-    return f"{getattr(error, 'strerror', None) or first_line(error)}. {cure}".strip()
+    return f"{getattr(error, 'strerror', None) or first_line(error)}. {CURES.get(number, '')}".strip()
 
 
 def write_all(handle: int, content: bytes | memoryview) -> None:

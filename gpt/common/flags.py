@@ -284,7 +284,11 @@ class Parser(argparse.ArgumentParser):
     # ---- problems
 
     def error(self, message: str) -> NoReturn:
-        """Called by argparse for a problem that ends its work, for example a flag without its value."""
+        """Raises UserError (exit 2) with this problem and all earlier ones.
+
+        argparse calls it where it cannot go on, for example for a flag without its value; a wrong value is
+        recorded by _get_value instead, and parsing goes on.
+        """
         if "ignored explicit argument" in message:  # as in --compile=0
             message = f"{message.split(':')[0]}: takes no value. --NAME turns it on, --no-NAME off."
         self.problems.append(message.removeprefix("argument "))

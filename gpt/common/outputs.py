@@ -22,7 +22,7 @@ class Output:
         self._shown = f"{flag} {printable(path)}"
         if Path(path).is_dir():
             raise UserError(Exit.FLAGS, f"{self._shown}: is a folder. Name a file.")
-        with writing(self._shown, Path(path)):
+        with writing(self._shown):
             self._target = place_of(path)
 
     @property
@@ -32,7 +32,7 @@ class Output:
 
     def write(self, content: bytes) -> None:
         """Replaces the file's content. Raises UserError (exit 5) if that fails."""
-        with writing(self._shown, self._target):
+        with writing(self._shown):
             self._target.parent.mkdir(parents=True, exist_ok=True)
             if self._target.exists() and not self._target.is_file():  # a device, a pipe
                 self._target.write_bytes(content)

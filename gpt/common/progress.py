@@ -113,11 +113,12 @@ class Progress:
     # ---------------------------------------------------------------- log.txt
 
     def write_log(self, path: Path, command: str, step: int, appends: bool) -> None:
-        """Writes a heading and all lines so far to a file, and from here on every line, at once.
+        """Begins the log: writes a heading and all lines so far to the file, and from here on every line, at once.
 
-        The heading has the time, the command and the step after which it resumes. A line that cannot be
-        written is lost; the first one costs a warning. The file may be no symbolic link: it could lead out
-        of the output folder.
+        With appends the lines follow what the file holds; without, the file begins anew. The heading has the
+        time, the command and the step after which it resumes. A line that cannot be written is lost; the first
+        one costs a warning. Where the file is a symbolic link, which could lead out of the output folder,
+        nothing is written: the link and its target stay as they are, and every line counts as lost.
         """
         if self._is_silent:
             return

@@ -19,7 +19,6 @@ SAVING = getattr(signal, "SIGUSR1", None)
 END = b"\0"  # no signal has this number
 ONE_STOP_SECONDS = 1.0  # in a notebook, or under torchrun, signals within this time count as one
 ANSWER_SECONDS = 1.0  # the longest wait for a last message to be printed
-USUALLY_SECONDS = 0.5  # most work ends within this time after a signal, and needs no message
 
 
 class Stopped(Exception):
@@ -46,27 +45,23 @@ class Signals:
 
     number is the first signal, None before it. While nothing can be lost, a command sets at_once to the
     words that follow "stopped by SIGTERM": then the first signal ends the process. Otherwise answer prints
-    the message of on_stop(), unless the command ends within patience_seconds. In one of several processes
-    only a second Ctrl-C ends it at once. With can_save, SIGUSR1 sets asks_to_save, which the command
-    resets.
+    the message of on_stop(). In one of several processes only a second Ctrl-C ends it at once. With can_save,
+    SIGUSR1 sets asks_to_save, which the command resets.
 
     On POSIX a thread receives the signals. Python runs a handler only between two operations of the main
     thread, and a step or a save can take minutes. A signal that the parent ignores (nohup) stays ignored.
     Use as a context manager, in the main thread.
     """
 
-    def __init__(self, answer: Callable[[str], None] = print_line, patience_seconds: float = 0.0,
-                 can_save: bool = False):
+    def __init__(self, answer: Callable[[str], None] = print_line, can_save: bool = False):
         self.number: int | None = None
         self.asks_to_save = False
         self.at_once = ""
         self._received_at = 0.0  # of the first signal, by time.monotonic()
         self._print_answer = answer
-        self._patience_seconds = patience_seconds
         self._listened = (*STOPPING, SAVING) if can_save and SAVING is not None else STOPPING
         self._stopping: Callable[[], str] = lambda: "stopping"
         self._at_risk: Callable[[], AtRisk] = lambda: NOTHING
-        self._ended = threading.Event()
         self._num_received = 0
         self._previous: dict[int, Any] = {}
 
@@ -90,7 +85,6 @@ class Signals:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._ended.set()
         for number, handler in self._previous.items():
             signal.signal(number, handler)
         if os.name == "posix":
@@ -160,19 +154,12 @@ class Signals:
             os._exit(128 + number)
 
     def _answer(self, words: Callable[[], str]) -> threading.Thread:
-        """Prints the words, if any, in a new thread: a paused terminal or a full pipe delays no signal."""
-        def run() -> None:
-            line = words()
-            if line:
-                self._print_answer(line)
-
-        thread = threading.Thread(target=run, daemon=True, name="answer")
+        """Prints the words in a new thread: a paused terminal or a full pipe delays no signal."""
+        thread = threading.Thread(target=lambda: self._print_answer(words()), daemon=True, name="answer")
         thread.start()
         return thread
 
     def _first_words(self) -> str:
-        if self._patience_seconds and self._ended.wait(self._patience_seconds):
-            return ""
         lost = self._at_risk().lost
         loss = f" and loses {lost}" if lost else ""
         return f"{self.name}: {self._stopping()}. Ctrl-C now ends it at once{loss}."

@@ -11,7 +11,7 @@ from typing import Any
 from tokenizers import Tokenizer
 from tokenizers.decoders import DecodeStream
 
-from gpt.common.signals import USUALLY_SECONDS, Signals
+from gpt.common.signals import Signals
 from gpt.common.terminal import print_line
 from gpt.common.words import printable_text, several
 from gpt.generation.continuation import Continuation, Sampling
@@ -143,7 +143,7 @@ def converse(decoder: Decoder, sampling: Sampling, language: Language, seed: int
         else:
             line_ids = encode_prompt(("\n" if ids else "") + line, language, opens=not ids)
             answer = Sample(0, "", ids + line_ids, max_new_tokens, seed, language.tokenizer)
-            with Signals(patience_seconds=USUALLY_SECONDS) as signals:
+            with Signals() as signals:
                 write_samples(decoder, [answer], sampling, language, False, signals)
             ids = answer.ids
             seed += 1

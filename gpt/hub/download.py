@@ -12,12 +12,13 @@ from dataclasses import dataclass
 from fnmatch import fnmatch
 from pathlib import Path
 
+from gpt.common.errors import optional
 from gpt.common.flags import Args, having
 from gpt.common.names import CONFIG, GENERATION, INDEX, TOKENIZER, TOKENIZER_CONFIG, WEIGHTS
 from gpt.common.progress import Progress
 from gpt.common.waiting import in_thread
 from gpt.common.words import printable, several
-from gpt.hub.library import explained_errors, hub_error, library
+from gpt.hub.library import explained_errors, hub_error
 from gpt.hub.names import DATASET, MODEL, HubName, is_on_hub, parse_name
 
 OF_A_MODEL = (CONFIG, WEIGHTS, INDEX, "model-*-of-*.safetensors", TOKENIZER, GENERATION,
@@ -44,12 +45,10 @@ def download(flag: str, name: HubName, patterns: Sequence[str], out: Progress,
     look is called meanwhile, and may raise to stop. If the hub cannot be reached, the folder holds the
     cached files.
     """
-    hub = library(flag)
+    hub = optional("huggingface_hub", flag)
     shown = printable(name)
-    from huggingface_hub.utils import disable_progress_bars
-
     if not out.on_terminal:  # the heartbeat of Progress replaces the bars
-        disable_progress_bars()
+        hub.utils.disable_progress_bars()
     with explained_errors(flag, name), out.phase(f"downloading {shown}"):
         folder = in_thread(lambda: hub.snapshot_download(
             name.repo, repo_type=name.kind, revision=name.revision, allow_patterns=list(patterns)), look)
@@ -106,7 +105,7 @@ def download_dataset(word: str, out: Progress, look: Callable[[], None] = lambda
     name = parse_name(word, DATASET)
     flag = printable(word)
     with out.phase(f"asking the hub for {flag}"), explained_errors(flag, name):
-        api = library(flag).HfApi()
+        api = optional("huggingface_hub", flag).HfApi()
         info = in_thread(lambda: api.repo_info(name.repo, repo_type=DATASET, revision=name.revision), look)
         files = [str(sibling.rfilename) for sibling in info.siblings]
         at_commit = HubName(DATASET, name.repo, bytes.fromhex(info.sha).hex())

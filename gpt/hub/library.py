@@ -1,13 +1,12 @@
-"""Loads the package huggingface_hub, and turns its errors into one line each, with the cure.
+"""Turns the errors of the package huggingface_hub into one line each, with the cure.
 
 The package reads its usual settings: HF_ENDPOINT, HF_TOKEN, HF_HOME, HF_HUB_CACHE, HF_HUB_OFFLINE.
 """
 
 import contextlib
 from collections.abc import Iterator
-from typing import Any
 
-from gpt.common.errors import Exit, UserError, optional
+from gpt.common.errors import Exit, UserError
 from gpt.common.signals import Stopped
 from gpt.common.words import first_line, printable
 from gpt.hub.names import DATASET, HubName
@@ -20,12 +19,6 @@ REPOSITORY_ERRORS = {  # the package's errors about a repository, and their mean
 }
 # The package raises these if the answer is not a hub's, but for example the login page of a network.
 BAD_ANSWER = (ValueError, LookupError, TypeError, AttributeError, AssertionError)
-LOG_IN = "Open a page in a browser, to log in to the network, or check HF_ENDPOINT."
-
-
-def library(purpose: str) -> Any:
-    """Imports the package. Raises UserError (exit 5) if it is missing."""
-    return optional("huggingface_hub", purpose)
 
 
 def hub_error(flag: str, name: HubName, problem: str) -> UserError:
@@ -57,5 +50,5 @@ def explained_errors(flag: str, name: HubName) -> Iterator[None]:
         is_bad_answer = isinstance(error, BAD_ANSWER) and not isinstance(error, OSError)
         if is_bad_answer or kinds & {"JSONDecodeError", "FileMetadataError"}:
             why = f"the answer is not from a hub ({first_line(error)})"
-            cure = LOG_IN
+            cure = "Open a page in a browser, to log in to the network, or check HF_ENDPOINT."
         raise UserError(Exit.MACHINE, f"{flag}: {why}. {cure}") from error

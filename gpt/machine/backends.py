@@ -23,6 +23,7 @@ from gpt.machine.memory import available_ram, call_glibc, peak_resident
 
 # CUDA 12.6 is the last with kernels for GPUs from before 2018 and for old drivers; torch 2.15 has no such
 # build.
+NEWEST_CUDA_BUILD = "pip install --force-reinstall torch --index-url https://download.pytorch.org/whl/cu130"
 OLDER_CUDA_BUILD = 'pip install --force-reinstall "torch<2.15" --index-url https://download.pytorch.org/whl/cu126'
 
 
@@ -185,7 +186,7 @@ class CUDA(Backend):
             return (f"no NVIDIA driver is loaded. Install {driver}, or choose a machine with a GPU "
                     "(on Colab: Runtime, Change runtime type)")
         if not torch.backends.cuda.is_built():
-            return f"this torch ({torch.__version__}) is a CPU build. Install the CUDA build: {_newest_cuda_build()}"
+            return f"this torch ({torch.__version__}) is a CPU build. Install the CUDA build: {NEWEST_CUDA_BUILD}"
         if "CUDA_VISIBLE_DEVICES" in os.environ:
             return f"CUDA_VISIBLE_DEVICES={os.environ['CUDA_VISIBLE_DEVICES']!r} leaves no GPU visible. Unset it"
         return (f"the driver gives torch {torch.__version__} (CUDA {torch.version.cuda}) no device. Update "
@@ -264,14 +265,6 @@ def why_no_headers() -> str | None:
             f"python{sysconfig.get_python_version()}-dev (Fedora: dnf install python3-devel)")
 
 
-def _newest_cuda_build() -> str:
-    """The command that installs it. PyPI's torch for Windows is the CPU build."""
-    command = "pip install --force-reinstall torch"
-    if sys.platform == "win32":
-        command += " --index-url https://download.pytorch.org/whl/cu130"
-    return command
-
-
 def _cpu_info() -> str:
     """The content of Linux's /proc/cpuinfo; empty on other systems."""
     with contextlib.suppress(OSError):
@@ -287,15 +280,11 @@ def _why_this_card_cannot_be_used() -> str | None:
         return f"the GPU refuses: {str(error).splitlines()[0]}. Check with nvidia-smi which process uses it"
     # Machine code (sm_80) runs on the same major and a higher minor capability, PTX (compute_80) on every
     # higher one. Source: CUDA C++ Programming Guide, compute capabilities and binary compatibility.
-    built_for = []
-    for kind, major, minor in re.findall(r"\b(sm|compute)_(\d+)(\d)", " ".join(torch.cuda.get_arch_list())):
-        built = (int(major), int(minor))
-        built_for.append(built)
-        if built <= capability and (kind == "compute" or built[0] == capability[0]):
-            return None
-    if not built_for:
+    builds = re.findall(r"\b(sm|compute)_(\d+)(\d)", " ".join(torch.cuda.get_arch_list()))
+    if not builds or any((int(major), int(minor)) <= capability and (kind == "compute" or int(major) == capability[0])
+                         for kind, major, minor in builds):
         return None
-    is_newer = capability[0] > min(built_for)[0]
-    build = f"the build for the newest CUDA: {_newest_cuda_build()}" if is_newer else OLDER_CUDA_BUILD
+    is_newer = capability[0] > min(int(major) for _, major, _ in builds)
+    build = f"the build for the newest CUDA: {NEWEST_CUDA_BUILD}" if is_newer else OLDER_CUDA_BUILD
     return (f"torch {torch.__version__} has no kernels for this GPU's compute capability "
             f"{capability[0]}.{capability[1]}. Install a build that has them, if there is one: {build}")

@@ -127,8 +127,7 @@ def _choose_precision(backend: Backend, use_amp: bool | None, amp_dtype: str,
         if on_gpu:
             warnings.append("mixed precision is off on a GPU: expect a third of the speed or less. Give "
                             "--use_amp.")
-            return torch.float32, "mixed precision is off"
-        return torch.float32, "mixed precision is off unless --use_amp is given on a CPU"
+        return torch.float32, f"mixed precision is off{'' if on_gpu else ' unless --use_amp is given on a CPU'}"
 
     is_native = backend.has_bf16()
     if amp_dtype != "auto":

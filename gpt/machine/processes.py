@@ -89,10 +89,6 @@ class Processes:
             dist.all_reduce(totals, dist.ReduceOp.MAX if largest else dist.ReduceOp.SUM)
         return totals.tolist()
 
-    def largest(self, number: float) -> float:
-        """The largest number of all processes."""
-        return self.total([number], largest=True)[0]
-
     def check_same(self, facts: Mapping[str, Any]) -> None:
         """Raises UserError (exit 5) in a process in which one of the facts is another one than in the first."""
         theirs = self.from_first(lambda: {name: str(fact) for name, fact in facts.items()})

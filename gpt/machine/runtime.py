@@ -12,8 +12,6 @@ from gpt.machine.device import Machine
 from gpt.machine.processes import Processes, joined, of_environment
 from gpt.machine.timing import Gauge, TrainingClock
 
-NOTHING_LOST = "before the first step; nothing was lost"
-
 
 @dataclass
 class Runtime:
@@ -44,6 +42,6 @@ def open_runtime(use_gpu: bool | None) -> Iterator[Runtime]:
     with contextlib.ExitStack() as held:
         out = held.enter_context(Progress())
         signals = held.enter_context(Signals(out.note, can_save=True))
-        signals.at_once = NOTHING_LOST
+        signals.at_once = "before the first step; nothing was lost"
         held.enter_context(joined(processes, use_gpu))
         yield Runtime(out, signals, processes, held)

@@ -97,8 +97,8 @@ def make_tokens(args: Namespace) -> None:
         print(f"texts       become tokens: python {shell_line(make)}", flush=True)
         with Signals() as signals:
             command = [sys.executable, str(PROGRAM / make[0]), *make[1:]]
-            answer = run_child(command, signals, grace_seconds=5, shows=True)
-        if answer.code:
-            raise SystemExit(answer.code)
+            answer = run_child(command, signals, shows=True)
+        if answer.returncode:
+            raise SystemExit(answer.returncode)
     if is_main():
         print(f"texts       their tokens: {shown}", flush=True)

@@ -14,16 +14,16 @@ from gpt.checkpoint import find, load
 from gpt.checkpoint.folder import owned
 from gpt.checkpoint.mirror import prepare_mirror
 from gpt.checkpoint.recorded import is_same_folder
-from gpt.checkpoint.stored import NEW_RUN, Found, Stored, TrainState, manifest_sha256
+from gpt.checkpoint.stored import NEW_RUN, Found, Stored, TrainState
 from gpt.common.errors import Exit, InvalidCheckpoint, Problems, UserError
-from gpt.common.files import cache_folder, named_in
+from gpt.common.files import cache_folder, named_in, sha256_of
 from gpt.common.flags import having
-from gpt.common.names import METADATA, TOKENIZER
+from gpt.common.names import MANIFEST, METADATA, TOKENIZER
 from gpt.common.progress import Progress
 from gpt.common.words import printable, shell_word
 from gpt.hub.download import download_models
 from gpt.machine import device
-from gpt.machine.backends import CPU, NVIDIA, gpu_in_use
+from gpt.machine.backends import CPU, NVIDIA, gpu_in_use, gpu_of_this_system
 from gpt.machine.device import Machine
 from gpt.machine.runtime import Runtime
 from gpt.planning.cooldown import choose_cooldown
@@ -52,7 +52,7 @@ def choose_machine(flags: Namespace, prefers_bf16: bool = False) -> Machine:
 
 def _check_device(flags: Namespace, dropout: float | None) -> None:
     """Raises UserError (exit 5) for flags that the device does not support."""
-    if flags.use_gpu and (reason := device.why_no_gpu()):
+    if flags.use_gpu and (reason := gpu_of_this_system().why_unavailable()):
         raise UserError(Exit.MACHINE, f"--use_gpu: {reason}, or give --no-use_gpu to train on the CPU.")
     if flags.compile_mode == "reduce-overhead" and (reason := NVIDIA.why_unavailable()):
         raise UserError(Exit.MACHINE, f"--compile_mode reduce-overhead: {reason}, or drop the flag.")
@@ -111,7 +111,7 @@ def choose_inputs(args: Namespace, runtime: Runtime) -> Inputs:
         inputs = _check(args, runtime)
         checked.append(inputs)
         return inputs.sizing, inputs.args.teacher, inputs.resumed and (
-            inputs.resumed, manifest_sha256(inputs.resumed.folder))
+            inputs.resumed, sha256_of(inputs.resumed.folder / MANIFEST))
 
     sizing, teacher, resumed = runtime.processes.from_first(check_first)
     if checked:
@@ -213,9 +213,8 @@ def choose_resume(output: Namespace, cooldown_from: str | None, min_lr: float | 
         if output.overwrite and find.is_inside(Path(model), output_dir):
             raise UserError(Exit.FLAGS, f"--overwrite: would delete {printable(model)}, which the run starts from. "
                                         "Give another --output_dir.")
-    steps = find.steps_in(output_dir)
-    if steps and not output.overwrite:
-        raise find.held_by_another_run(output_dir, max(steps))
+    if find.steps_in(output_dir) and not output.overwrite:
+        raise find.held_by_another_run("--output_dir", output_dir, ", or --overwrite, which deletes them")
     return None
 
 

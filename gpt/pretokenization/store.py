@@ -111,7 +111,7 @@ class Folder:
 
     def writing(self) -> contextlib.AbstractContextManager[None]:
         """Turns a system error into a UserError for this folder, as common.errors.writing does."""
-        return writing(f"--output_dir {self.shown}", self.path)
+        return writing(f"--output_dir {self.shown}")
 
     def commit(self, names: Sequence[str], metadata: Mapping[str, Any]) -> None:
         """Moves these files of the work folder to the output folder, metadata.json last.

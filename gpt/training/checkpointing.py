@@ -137,7 +137,7 @@ class Checkpointer:
         try:
             self.save_seconds = ended.result()
         except OSError as error:
-            why = why_not_written(error, self.output_dir)
+            why = why_not_written(error)
             out.warn(f"checkpoint-{self.begun_step} could not be saved: {why} It needs about "
                      f"{size(self.plan.checkpoint_bytes)}. Training goes on and the next save tries again.")
 

@@ -8,7 +8,6 @@ from gpt.architectures.table import ModelConfig
 from gpt.common.errors import Exit
 from gpt.common.words import percent, several, size
 from gpt.machine.runtime import Runtime
-from gpt.machine.timing import Gauge
 from gpt.planning.deadline import SPARE, Deadline
 from gpt.planning.decided import Pace
 from gpt.training.state import Figures, Run
@@ -105,7 +104,7 @@ def _measure_step(run: Run, take_step: TakeStep, whole: bool, least_seconds: flo
     run.optimizer.state.clear()
     run.scaler.load_state_dict(scaler)
     machine.set_rng_state(rng)
-    runtime.gauge = Gauge(machine)  # these steps were no training
+    runtime.gauge.waited = dict.fromkeys(runtime.gauge.waited, 0.0)  # these steps were no training
     warm = sorted(runtime.processes.from_first(lambda: seconds[1:] or seconds))
     return warm[len(warm) // 4] * run.num_micro_batches / num_measured
 

@@ -4,6 +4,7 @@ import io
 import itertools
 import time
 from dataclasses import replace
+from subprocess import CompletedProcess
 
 import pytest
 
@@ -18,7 +19,7 @@ from gpt.benchmarks.ladder import (
     run_rung,
     time_ladder,
 )
-from gpt.common.children import Answer
+from gpt.common.children import TIMED_OUT
 from gpt.common.errors import UserError
 from tests.helpers.bench import CPU, GPU, leave_a_run, make_bench
 
@@ -57,7 +58,7 @@ def test_steps_of_the_warm_up_are_not_timed_and_the_output_is_deleted(tmp_path):
 def test_a_failed_rung_says_why_and_the_others_go_on(tmp_path):
     def answer(words):
         if "naive" not in words:
-            return Answer(-9, "", "warning: this is why")
+            return CompletedProcess(words, -9, "", "warning: this is why")
         if "--use_amp" in words:
             return leave_a_run(words, complaint="warning: a\nerror: out of luck. Try again.\nlater", code=5)
         if "auto" in words:
@@ -96,6 +97,6 @@ def test_a_hanging_process_is_killed_with_its_children(tmp_path, monkeypatch):
 @pytest.mark.parametrize(("code", "stderr", "problem"), [
     (0, "warning: x", ""), (5, "warning: a\nerror: out of luck. Try again.\nlater", "out of luck. Try again."),
     (-9, "warning: why", "killed by signal 9"), (1, "first\n\nlast\x1b\n", "last\\x1b"), (3, "", "exit code 3"),
-    (None, "", "not done in time")])
+    (TIMED_OUT, "", "not done in time")])
 def test_the_problem_of_a_process_is_its_error_in_a_line(code, stderr, problem):
-    assert problem_of(Answer(code, "", stderr)) == problem
+    assert problem_of(CompletedProcess([], code, "", stderr)) == problem

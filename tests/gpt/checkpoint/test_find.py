@@ -20,8 +20,10 @@ from gpt.checkpoint.find import (
     wait_until_here,
 )
 from gpt.checkpoint.load import load_model
-from gpt.checkpoint.stored import Found, manifest_sha256, verify
+from gpt.checkpoint.stored import Found, verify
 from gpt.common.errors import Exit
+from gpt.common.files import sha256_of
+from gpt.common.names import MANIFEST
 from model import GPTConfig
 from tests.helpers.checkpoints import edit, no_warning, seal
 from tests.helpers.refusals import refused
@@ -78,7 +80,7 @@ def test_best_is_what_the_newest_sound_checkpoint_records_and_last_is_that_one(r
 
 def test_a_checkpoint_of_another_machine_is_waited_for_until_all_of_it_is_here(folder, tmp_path):
     newest = max(folder.iterdir(), key=lambda path: int(path.name.split("-")[1]))
-    sha256, away = manifest_sha256(newest), tmp_path / "away"
+    sha256, away = sha256_of(newest / MANIFEST), tmp_path / "away"
     newest.rename(away)
     threading.Timer(0.2, away.rename, [newest]).start()
     wait_until_here(newest, sha256, seconds=5.0)

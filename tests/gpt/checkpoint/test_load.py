@@ -107,9 +107,8 @@ def test_missing_extra_and_misshapen_tensors_are_named_and_the_model_stays_as_it
     save_file(tensors, path / "model.safetensors")
     with pytest.raises(InvalidCheckpoint) as caught:
         load_weights(path, model)
-    assert str(caught.value) == (
-        "transformer.wpe.weight is missing; transformer.h.0.attn.c_attn.weight has shape [32, 96], the config asks for "
-        "[96, 32]; transformer.ln_f.weight has shape [31], the config asks for [32]; and 2 more")
+    for said in ("5 tensors", "wpe.weight is missing", "[32, 96]", "[31]"):
+        assert said in str(caught.value)
     for name, tensor in model.state_dict().items():
         assert torch.equal(tensor, before[name])
 

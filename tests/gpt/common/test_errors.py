@@ -73,8 +73,8 @@ def test_debug_shows_the_traceback_of_any_error(tmp_path):
 
 
 @pytest.mark.parametrize(("error", "code", "words"), [
-    ("KeyboardInterrupt", 130, ""), ("MemoryError", 5, "out of memory on the host"),
-    ("RuntimeError('CUDA error: out of memory')", 5, "out of memory. Halve --batch_size, or look with nvidia-smi"),
+    ("KeyboardInterrupt", 130, ""), ("MemoryError", 5, "out of memory"),
+    ("RuntimeError('CUDA error: out of memory')", 5, "out of memory"),
     ("PermissionError(13, 'Permission denied', 'a\\x1b')", 5, "Permission denied: a\\x1b. Check that"),
     ("OSError(28, 'No space left on device')", 5, "No space left on device. Check that"),
     ("OSError(24, 'Too many open files', 'a.txt')", 5, "ulimit -n 1024"),
@@ -148,7 +148,7 @@ def test_a_package_that_is_missing_or_old_ends_with_5_and_the_pip_command(monkey
 @pytest.mark.parametrize(("fault", "code", "says"), [
     ("raise ImportError('libtorch_cpu.so: failed to map segment')", 5, "cannot be loaded: libtorch_cpu.so: failed to"),
     ("raise ImportError('advice\\nOriginal error was: no file')", 5, "a package cannot be loaded: no file. Run: "),
-    ("raise MemoryError", 5, "out of memory on the host"), ("raise KeyError('x')", 70, "this is a bug in the program")])
+    ("raise MemoryError", 5, "out of memory"), ("raise KeyError('x')", 70, "this is a bug in the program")])
 def test_a_package_that_cannot_be_loaded_ends_the_command_with_one_line(tmp_path, fault, code, says):
     done = run_python(f"from gpt.common.errors import *\nguard(lambda argv: 0)\n{fault}\n", TMPDIR=str(tmp_path))
     assert done.returncode == code

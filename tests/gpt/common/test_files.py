@@ -4,7 +4,6 @@ import contextlib
 import errno
 import os
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
@@ -30,17 +29,16 @@ def test_a_failed_write_leaves_the_old_file_whole(tmp_path, monkeypatch, owner, 
     assert path.read_text() == "new"
 
 
-@pytest.mark.parametrize(("name", "free_inodes", "cure"), [
-    ("ENOSPC", 99, "Free some space."), ("EDQUOT", 0, "Free some space."), ("ENOSPC", 9, "files, small ones too."),
-    ("EACCES", 5, "that you may write to."), ("EROFS", 5, "that you may write to."), ("ENOENT", 5, "it again."),
-    ("EFBIG", 5, "or choose another file system."), ("EMFILE", 5, "-n 1024."), ("EIO", 5, "error.")])
-def test_what_keeps_a_file_from_being_written_is_said_with_its_own_cure(tmp_path, monkeypatch, name, free_inodes, cure):
-    monkeypatch.setattr(os, "statvfs", lambda _: SimpleNamespace(f_files=999, f_favail=free_inodes), raising=False)
+@pytest.mark.parametrize(("name", "cure"), [
+    ("ENOSPC", "inodes (df -i)."), ("EDQUOT", "inodes (df -i)."), ("EACCES", "that you may write to."),
+    ("EROFS", "that you may write to."), ("ENOENT", "it again."), ("EFBIG", "or choose another file system."),
+    ("EMFILE", "-n 1024."), ("EIO", "error.")])
+def test_what_keeps_a_file_from_being_written_is_said_with_its_own_cure(name, cure):
     number = getattr(errno, name)
-    said = why_not_written(OSError(number, os.strerror(number)), tmp_path / "not" / "there")
+    said = why_not_written(OSError(number, os.strerror(number)))
     assert said.startswith(f"{os.strerror(number)}.")
     assert said.endswith(cure)
-    assert name == "EIO" or why_not_written(Exception(f"(os error {number})"), tmp_path).endswith(cure)
+    assert name == "EIO" or why_not_written(Exception(f"(os error {number})")).endswith(cure)
 
 
 @pytest.mark.parametrize(("is_windows", "refusals", "succeeds"), [(True, 3, True), (True, 9, False), (False, 1, False)])

@@ -48,14 +48,6 @@ def test_a_signal_is_answered_while_the_main_thread_is_busy_and_a_second_names_t
         "SIGTERM: ended at once. Lost: the 2 steps since a. Safe: a.\n")
 
 
-def test_a_command_that_ends_within_its_patience_says_nothing():
-    code = ("import os, signal, time\nfrom gpt.common.signals import Signals\n"
-            "with Signals(patience_seconds=0.3) as signals:\n"
-            "    os.kill(os.getpid(), signal.SIGINT)\n    time.sleep({})\n")
-    assert run_python(code.format(0)).stderr == ""
-    assert run_python(code.format(0.8)).stderr == "Ctrl-C: stopping. Ctrl-C now ends it at once.\n"
-
-
 def test_a_terminal_that_stands_still_does_not_hold_the_second_signal():
     """What tells never returns, as a write to a terminal after Ctrl-S."""
     done = run_python("import os, signal, time\nfrom gpt.common.signals import Signals\n"
