@@ -115,7 +115,7 @@ def measure_everything(args: argparse.Namespace, out: Progress, signals: Signals
         for flag, words, documents_of in (("text", args.text, texts_of),
                                           ("tokens", args.tokens, token_files_of)):
             for name, documents in documents_of(flags.in_list(words), scorer) if words else ():
-                results.append({"task": flag, "file": name, **scorer.measure(documents, name).fields()})
+                results.append({"task": flag, "file": name, **scorer.measure(documents, name)})
         if not any(result["tokens"] for result in results):
             raise UserError(Exit.DATA, "no token to score. Give other files.")
     finally:

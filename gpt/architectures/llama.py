@@ -112,10 +112,9 @@ class Llama(Architecture):
 
     def to_hf_config(self, config: RotaryConfig, end_of_text_id: int | None) -> dict[str, Any]:
         # The fields of the frequencies for transformers 4 (rope_theta, rope_scaling) and 5 (rope_parameters).
-        rope: dict[str, Any] = {"rope_type": "default"}
-        if config.rope_scaling:
-            rope = {"rope_type": "llama3",
-                    **dict(zip(SCALING_FIELDS, astuple(config.rope_scaling), strict=True))}
+        numbers = astuple(config.rope_scaling) if config.rope_scaling else ()
+        rope = {"rope_type": "llama3" if numbers else "default",
+                **dict(zip(SCALING_FIELDS, numbers, strict=False))}  # no numbers: no fields
         return {
             "architectures": [self.CLASS], "model_type": self.MODEL_TYPE,
             **{key: getattr(config, name) for key, (name, _) in NUMBERS.items()},

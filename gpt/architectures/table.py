@@ -32,8 +32,7 @@ def architecture_of(config: ModelConfig) -> Architecture:
 
 def by_flags(config: ModelConfig) -> tuple[str, ...]:
     """The fields of a config that have a flag of the same name."""
-    own_flags = architecture_of(config).FLAGS
-    return ("n_layer", "n_head", "n_embd", "seq_length", "dropout", "tie_weights", *own_flags)
+    return ("n_layer", "n_head", "n_embd", "seq_length", "dropout", "tie_weights", *architecture_of(config).FLAGS)
 
 
 def name_of(config: ModelConfig) -> str:

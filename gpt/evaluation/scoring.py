@@ -51,23 +51,6 @@ def batches_of(windows: Iterator[Window], tokens_per_batch: int) -> Iterator[lis
             waiting = waiting[num_rows:]
 
 
-@dataclass
-class Figures:
-    """The loss of a text in nats, and the numbers of its scored tokens, bytes and documents."""
-
-    nats: float = 0.0
-    num_tokens: int = 0
-    num_bytes: int = 0
-    num_documents: int = 0
-
-    def fields(self) -> dict[str, Any]:
-        """The figures by their names in --json; without a token or byte to divide by, a figure is None."""
-        loss = self.nats / self.num_tokens if self.num_tokens else None
-        return {"documents": self.num_documents, "tokens": self.num_tokens, "bytes": self.num_bytes,
-                "nats_per_token": loss, "perplexity": None if loss is None else math.exp(min(loss, 700.0)),
-                "bits_per_byte": self.nats / math.log(2) / self.num_bytes if self.num_bytes else None}
-
-
 @dataclass(frozen=True)
 class Scorer:
     """A model on a machine, with its tokenizer; end_of_text_id is None for a tokenizer without an end-of-text token."""
@@ -79,27 +62,32 @@ class Scorer:
     out: Progress
     signals: Signals
 
-    def measure(self, documents: Iterable[Document], name: str) -> Figures:
-        """Scores all documents, prints their figures, and returns them.
+    def measure(self, documents: Iterable[Document], name: str) -> dict[str, Any]:
+        """Scores all documents, prints their figures, and returns them by their names in --json.
 
-        Raises Stopped at a signal, and UserError: exit 5 if the memory is too small, 6 if logits are not
-        finite.
+        Without a token or byte to divide by, a figure is None. Raises Stopped at a signal, and UserError: exit
+        5 if the memory is too small, 6 if logits are not finite.
         """
-        figures = Figures()
+        nats = 0.0
+        counts = {"documents": 0, "tokens": 0, "bytes": 0}
 
         def windows() -> Iterator[Window]:
             for ids, num_bytes in documents:
-                figures.num_documents += 1
-                figures.num_tokens += max(0, len(ids) - 1)
-                figures.num_bytes += num_bytes
+                counts["documents"] += 1
+                counts["tokens"] += max(0, len(ids) - 1)
+                counts["bytes"] += num_bytes
                 yield from windows_of(ids, self.model.config.seq_length)
 
         with self.out.phase(f"scoring {name}"):
             for batch in batches_of(windows(), self.machine.backend.busy_tokens):
                 self.signals.look()
-                figures.nats += score_batch(self.model, batch, self.machine)
+                nats += score_batch(self.model, batch, self.machine)
+        loss = nats / counts["tokens"] if counts["tokens"] else None
+        figures = {**counts, "nats_per_token": loss,
+                   "perplexity": None if loss is None else math.exp(min(loss, 700.0)),
+                   "bits_per_byte": nats / math.log(2) / counts["bytes"] if counts["bytes"] else None}
         shown = (f"{key.replace('_', ' ')} {'n/a' if value is None else f'{value:,.6g}'}"
-                 for key, value in figures.fields().items())
+                 for key, value in figures.items())
         self.out.say(f"{name}\n  {' | '.join(shown)}")
         return figures
 

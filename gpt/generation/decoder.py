@@ -99,12 +99,11 @@ class Decoder:
     # ---------------------------------------------------------------- rows
 
     @torch.inference_mode()
-    def fill(self, row: int, ids: Sequence[int]) -> None:
+    def fill(self, row: int, ids: list[int]) -> None:
         """Replaces the row's keys and values by those of these ids, at most T.
 
         They are copied, not computed, if another row was filled with the same ids.
         """
-        ids = list(ids)
         if ids in self.filled:
             self.move(self.filled.index(ids), row)
         elif ids:

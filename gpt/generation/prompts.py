@@ -55,18 +55,15 @@ class Language:
     tokenizer: Tokenizer
     vocab_size: int
     opening_ids: list[int]  # the tokenizer puts them before every text
-    empty_id: int | None  # the prompt of an empty text if there are no opening ids
+    empty_ids: tuple[int, ...]  # the prompt of an empty text if there are no opening ids
     end_ids: tuple[int, ...]  # each of them ends a text
 
     @classmethod
     def of(cls, tokenizer: Tokenizer, vocab_size: int, end_ids: tuple[int, ...]) -> Language:
         """Makes a Language from a tokenizer and the end ids in the model's folder, which may be none."""
         end_id = end_of_text_id(tokenizer)
-        if not end_ids and end_id is not None:
-            end_ids = (end_id,)
-        if end_id is None and end_ids:
-            end_id = end_ids[0]
-        return cls(tokenizer, vocab_size, opening_ids(tokenizer), end_id, end_ids)
+        own = () if end_id is None else (end_id,)
+        return cls(tokenizer, vocab_size, opening_ids(tokenizer), own or end_ids[:1], end_ids or own)
 
 
 def encode_prompt(prompt: str, language: Language, opens: bool = True) -> list[int]:
@@ -83,8 +80,7 @@ def encode_prompt(prompt: str, language: Language, opens: bool = True) -> list[i
                         ) from error
     if opens:
         ids = [*language.opening_ids, *ids]
-    if not ids and language.empty_id is not None:
-        ids = [language.empty_id]
+    ids = ids or [*language.empty_ids]
     if not ids:
         raise UserError(Exit.DATA, "an empty prompt starts with the end-of-text id, and the tokenizer has "
                                    "none. Give --prompt.")

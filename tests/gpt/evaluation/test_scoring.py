@@ -34,8 +34,10 @@ def test_the_loss_is_that_of_transformers_whatever_stands_in_the_same_batch(scor
     expected = [-sum(log_probabilities(theirs, ids.tolist())) for ids, _ in documents]
     for chosen in ([3], range(20)):
         found = scorer.measure([documents[number] for number in chosen], "x")
-        assert found.nats == pytest.approx(sum(expected[number] for number in chosen), rel=1e-5)
-        assert found.num_tokens == sum(len(documents[number][0]) - 1 for number in chosen)
+        num_tokens = sum(len(documents[number][0]) - 1 for number in chosen)
+        nats = sum(expected[number] for number in chosen)
+        assert found["nats_per_token"] == pytest.approx(nats / num_tokens, rel=1e-5)
+        assert found["tokens"] == num_tokens
 
 
 def test_logits_that_are_not_finite_end_it(scorer):

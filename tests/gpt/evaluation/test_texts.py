@@ -16,7 +16,7 @@ from tests.helpers.scoring import T, log_probabilities
 @pytest.fixture
 def measure(scorer):
     """A function: the fields of all results for these files."""
-    return lambda *files: [scorer.measure(documents, name).fields()
+    return lambda *files: [scorer.measure(documents, name)
                            for name, documents in texts_of(list(map(str, files)), scorer)]
 
 
@@ -55,8 +55,8 @@ def test_without_an_end_of_text_id_the_first_token_is_context_alone(scorer, toke
     (_, documents), = texts_of([str(tmp_path / "a.txt")], scorer)
     found = scorer.measure(documents, "x")
     ids = tokenizer.encode("the cat sat").ids
-    assert found.num_tokens == len(ids) - 1
-    assert found.num_bytes == len("the cat sat") - len(tokenizer.decode(ids[:1]))
+    assert found["tokens"] == len(ids) - 1
+    assert found["bytes"] == len("the cat sat") - len(tokenizer.decode(ids[:1]))
 
 
 def test_what_is_not_text_is_replaced_or_skipped_and_said(measure, tmp_path, capsys):

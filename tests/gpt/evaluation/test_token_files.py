@@ -14,7 +14,7 @@ from tests.helpers.token_files import write_datatrove, write_llmc, write_npy, wr
 @pytest.fixture
 def measure(scorer):
     """A function: the fields of each measurement of the words of --tokens."""
-    return lambda *words: [scorer.measure(documents, name).fields()
+    return lambda *words: [scorer.measure(documents, name)
                            for name, documents in token_files_of([str(word) for word in words], scorer)]
 
 
@@ -29,7 +29,7 @@ def expected(scorer, texts, tmp_path):
     """The figures of the same documents as text."""
     (tmp_path / "a.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
     [(name, found)] = texts_of([str(tmp_path / "a.jsonl")], scorer)
-    return scorer.measure(found, name).fields()
+    return scorer.measure(found, name)
 
 
 def figures(found: dict) -> list:

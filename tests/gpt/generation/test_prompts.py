@@ -17,7 +17,7 @@ def test_a_prompt_file_is_utf8_and_a_byte_order_mark_no_part_of_it(tmp_path):
 def test_an_empty_prompt_is_the_start_of_a_document(tokenizer):
     assert encode_prompt("", Language.of(tokenizer, 400, ())) == [0]
     with refused("an empty prompt", Exit.DATA):
-        encode_prompt("", Language(tokenizer, 400, [], None, ()))
+        encode_prompt("", Language(tokenizer, 400, [], (), ()))
 
 
 def test_a_text_begins_and_ends_as_its_tokenizer_and_its_folder_say(tokenizer):
@@ -26,7 +26,7 @@ def test_a_text_begins_and_ends_as_its_tokenizer_and_its_folder_say(tokenizer):
     plain = tokenizer.encode("the cat").ids
     gpt2 = Language.of(tokenizer, 400, ())
     assert gpt2.opening_ids == []
-    assert gpt2.empty_id == 0
+    assert gpt2.empty_ids == (0,)
     assert gpt2.end_ids == (0,)
     assert encode_prompt("the cat", gpt2) == plain
 
