@@ -140,7 +140,7 @@ from gpt.common.signals import AtRisk, Signals, Stopped
 from gpt.common.waiting import in_thread
 from gpt.common.words import printable, several, size
 from gpt.hub.download import DatasetFile, download_dataset, download_tokenizer
-from gpt.pretokenization.blocks import LIMITS, Limits, Reading
+from gpt.pretokenization.blocks import LIMITS, SAFE_CUT, SPACE_CUT, Limits, Reading
 from gpt.pretokenization.commit import commit, summarise
 from gpt.pretokenization.files import STDIN, Source, refuse_changed, unpacked
 from gpt.pretokenization.passes import Job, encode_text, settle_split
@@ -165,8 +165,8 @@ def pretokenize(args: Namespace, folder: Folder, signals: Signals, progress: Pro
         sources = [unpacked(source, folder.work / f"text-{number}", signals.look)
                    for number, source in enumerate(sources)]
         refuse_changed(sources)
-    any_tokenizer = given is not None and not given.splits_as_gpt2
-    reading = Reading(args.text_field, args.document_separator, args.strict_utf8, any_tokenizer, limits)
+    cut_pattern = SAFE_CUT if given is None or given.splits_as_gpt2 else SPACE_CUT
+    reading = Reading(args.text_field, args.document_separator, args.strict_utf8, cut_pattern, limits)
     job = Job(args, sources, reading, folder, args.num_workers or num_cores(), signals, progress)
     say_what_is_read(job)
 
@@ -212,7 +212,7 @@ def spool_stdin(path: Path) -> None:
 def say_what_is_read(job: Job) -> None:
     """Prints the names of the files, and warns of flags without an effect on them."""
     args, sources = job.args, job.sources
-    num_bytes = sum(source.num_bytes for source in sources)
+    num_bytes = sum(source.stamp[0] for source in sources)
     job.progress.say(f"reading {names_of(sources)} ({several(len(sources), 'file')}, {size(num_bytes)})")
     if args.encoding and not any(source.encoding for source in sources):
         job.progress.warn("--encoding has no effect: there is no text file and no .jsonl file")

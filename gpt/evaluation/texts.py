@@ -8,7 +8,7 @@ import numpy as np
 
 from gpt.common.words import several
 from gpt.evaluation.scoring import Document, Scorer
-from gpt.pretokenization.blocks import Findings, Reading, parts_of
+from gpt.pretokenization.blocks import SAFE_CUT, SPACE_CUT, Findings, Reading, parts_of
 from gpt.pretokenization.encodings import refuse_undecodable
 from gpt.pretokenization.files import Source, refuse_changed, unpacked
 from gpt.pretokenization.sources import blocks_of, documents_of, find_sources
@@ -39,8 +39,8 @@ def documents_in(source: Source, scorer: Scorer) -> Iterator[Document]:
                                                 else [scorer.end_of_text_id])
     ids = []
     num_bytes = 0
-    reading = Reading(any_tokenizer=scorer.end_of_text_id is None
-                      or not vocabulary_of(tokenizer).splits_as_gpt2)
+    splits_as_gpt2 = scorer.end_of_text_id is not None and vocabulary_of(tokenizer).splits_as_gpt2
+    reading = Reading(cut_pattern=SAFE_CUT if splits_as_gpt2 else SPACE_CUT)
     for block in blocks_of(source, reading):
         texts = documents_of(block, [source], reading, found)
         refuse_undecodable(source, found)
@@ -59,5 +59,5 @@ def documents_in(source: Source, scorer: Scorer) -> Iterator[Document]:
             num_bytes = 0
     refuse_changed([source])
     if found.bad_lines or found.replaced:
-        scorer.out.warn(f"{source.shown}: {several(found.bad_lines, found.unit)} without a document skipped, "
+        scorer.out.warn(f"{source.shown}: {several(found.bad_lines, 'record')} without a document skipped, "
                         f"{several(found.replaced, 'invalid character')} replaced by U+FFFD.")

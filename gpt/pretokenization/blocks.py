@@ -24,7 +24,8 @@ SAFE_CUT = re.compile("\\S(?=[ \n])|[0-9A-Za-z\u3041-\u3096\u30a1-\u30fa\u4e00-\
 # Some other pre-tokenizers join a punctuation mark and the newlines after it; hardly any joins text across
 # a space.
 SPACE_CUT = re.compile(r"\S(?= )")
-FIRST_TAIL_BYTES = 256  # the tail that is searched first for a cut; each next one is 16 times longer
+TAIL_BYTES = 1024  # searched first for the last cut of a text; nearly every text has one there
+CONTINUATION_BYTES = bytes(range(0x80, 0xC0))  # the bytes of a character after its first
 
 
 @dataclass(frozen=True)
@@ -49,13 +50,9 @@ class Reading:
     text_field: str = "text"
     separator: str | None = None
     strict: bool = False  # stop at bytes that are not UTF-8
-    any_tokenizer: bool = False  # the tokenizer may split text at other places than GPT-2's
+    # A long document may be cut after each match: SAFE_CUT if the tokenizer splits text as GPT-2's, else SPACE_CUT.
+    cut_pattern: re.Pattern[str] = SAFE_CUT
     limits: Limits = LIMITS
-
-    @property
-    def cut_pattern(self) -> re.Pattern[str]:
-        """Matches the last character before each place where a cut changes no id."""
-        return SPACE_CUT if self.any_tokenizer else SAFE_CUT
 
 
 @dataclass(frozen=True)
@@ -74,7 +71,6 @@ class TextBlock:
 class Findings:
     """Counts of one block; positions are relative to the block."""
 
-    unit: str = "line"  # or row
     newlines: int = 0
     separators: int = 0
     replaced: int = 0
@@ -170,18 +166,12 @@ def incomplete_bytes(content: bytes) -> int:
 
 def last_cut(content: bytes, pattern: re.Pattern[str] = SAFE_CUT) -> int:
     """The last offset at which UTF-8 may be cut without changing its ids; 0 without such an offset."""
-    width = FIRST_TAIL_BYTES
-    while True:
-        start = max(0, len(content) - width)
-        while start and start < len(content) and content[start] & 0xC0 == 0x80:
-            start += 1
-        tail = content[start:].decode(errors="surrogateescape")
-        matches = list(pattern.finditer(tail))
-        if matches:
-            return start + len(tail[:matches[-1].end()].encode(errors="surrogateescape"))
-        if start == 0:
-            return 0
-        width *= 16
+    for width in (TAIL_BYTES, len(content)):
+        tail = content[-width:].lstrip(CONTINUATION_BYTES).decode(errors="surrogateescape")
+        ends = [match.end() for match in pattern.finditer(tail)]
+        if ends:
+            return len(content) - len(tail[ends[-1]:].encode(errors="surrogateescape"))
+    return 0
 
 
 def part_end(content: bytes, pattern: re.Pattern[str]) -> int:

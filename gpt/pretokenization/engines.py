@@ -13,7 +13,7 @@ import json
 import os
 import random
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -74,20 +74,16 @@ def choose_engine(requested: str, vocabulary: Vocabulary, say: Callable[[str], N
 # ---------------------------------------------------------------- the fence
 
 
-class Fence:
-    """Detects text with characters that the engines may class differently, at gigabytes per second."""
+# Only the first three of four bytes are compared, so that the pattern is one page long; a few more
+# characters match.
+NEWER_HEADS = sorted({chr(point).encode()[:3] for low, high in NEWER for point in range(low, high + 1)})
+NEWER_LEADS = sorted({head[:1] for head in NEWER_HEADS})
+NEWER_PATTERN = re.compile(b"|".join(map(re.escape, NEWER_HEADS)))
 
-    def __init__(self) -> None:
-        points = [chr(point).encode() for low, high in NEWER for point in range(low, high + 1)]
-        self.leads = sorted({point[:1] for point in points})
-        # Only the first three of four bytes are compared, so that the pattern is one page long; a few more
-        # characters match.
-        heads = sorted({point if len(point) < 4 else point[:3] for point in points})
-        self.pattern = re.compile(b"|".join(map(re.escape, heads)))
 
-    def holds(self, content: bytes) -> bool:
-        """True if the UTF-8 may hold such a character."""
-        return any(lead in content for lead in self.leads) and self.pattern.search(content) is not None
+def may_differ(content: bytes) -> bool:
+    """True if UTF-8 may hold a character that the engines class differently; searches gigabytes per second."""
+    return any(lead in content for lead in NEWER_LEADS) and NEWER_PATTERN.search(content) is not None
 
 
 # ---------------------------------------------------------------- encoding
@@ -99,7 +95,6 @@ class Encoder:
     def __init__(self, vocabulary: Vocabulary, engine: str):
         self.vocabulary = vocabulary
         vocabulary.tokenizer.encode_special_tokens = True  # pickling to another process loses this setting
-        self.fence = Fence()
         self.fast: Any = None
         self._random = random.Random(0)
         if engine == "gigatoken":
@@ -124,25 +119,22 @@ class Encoder:
             self.fast = gigatoken.Tokenizer.from_json(json.dumps(fields, ensure_ascii=False))
         self._bytes_before = resident_bytes()
 
-    def encode(self, pieces: list[bytes], lasts: list[bool]) -> tuple[np.ndarray, np.ndarray, str]:
+    def encode(self, pieces: list[bytes], lasts: list[bool]) -> tuple[np.ndarray, np.ndarray]:
         """Encodes pieces of documents, with end_id after each last piece of a document.
 
-        Returns the ids, uint32; the documents' ends, int64; and a text to which gigatoken gave other ids than
-        tokenizers, '' if none was found.
+        Returns the ids, uint32, and the documents' ends, int64.
         """
         if self.fast is None:
-            return *self.encode_by_tokenizers(pieces, lasts), ""
-        ids, ends = self.encode_by_gigatoken(pieces, lasts)
+            return self.encode_by_tokenizers(pieces, lasts)
         if resident_bytes() - self._bytes_before > CACHE_BYTES:  # its cache never shrinks
             self._make_fast()
-        different = (repr(content.decode()[:60]) for content in self._samples(pieces) if self.differs(content))
-        return ids, ends, next(different, "")
+        return self.encode_by_gigatoken(pieces, lasts)
 
     def encode_by_gigatoken(self, pieces: list[bytes], lasts: list[bool]) -> tuple[np.ndarray, np.ndarray]:
         """Returns the ids of all pieces and the documents' ends; tokenizers encodes what gigatoken may not."""
         whole = b"".join([part for piece, last in zip(pieces, lasts, strict=True)
                           for part in (piece, self.end if last else self.joint)])
-        if not self.fence.holds(whole):
+        if not may_differ(whole):
             ids = self.fast.encode(whole)
             ends, joints = np.flatnonzero(ids == self.vocabulary.end_id) + 1, ids == self.joint_id
             if len(ends) == sum(lasts) and np.count_nonzero(joints) == len(lasts) - len(ends):
@@ -152,25 +144,18 @@ class Encoder:
                 return ids, np.flatnonzero(ids == self.vocabulary.end_id) + 1
         if len(pieces) == 1:  # it has a fenced character, or the text of our own special tokens
             return self.encode_by_tokenizers(pieces, lasts)
-        half = len(pieces) // 2
-        ids, ends = self.encode_by_gigatoken(pieces[:half], lasts[:half])
-        more, more_ends = self.encode_by_gigatoken(pieces[half:], lasts[half:])
-        return np.concatenate([ids, more]), np.concatenate([ends, more_ends + len(ids)])
+        return _in_halves(self.encode_by_gigatoken, pieces, lasts)
 
     def encode_by_tokenizers(self, pieces: list[bytes], lasts: list[bool]) -> tuple[np.ndarray, np.ndarray]:
         """Returns the ids of all pieces by the reference, and the documents' ends."""
-        ids = [np.zeros(0, np.uint32)]
-        batch, batch_bytes = [], 0
-        for index, piece in enumerate(pieces):
-            batch.append(piece.decode())
-            batch_bytes += len(piece)
-            if batch_bytes >= BATCH_BYTES or index == len(pieces) - 1:
-                for encoding in self.vocabulary.tokenizer.encode_batch_fast(batch, add_special_tokens=False):
-                    end = [self.vocabulary.end_id] if lasts[len(ids) - 1] else []
-                    ids.append(np.array(encoding.ids + end, np.uint32))
-                batch, batch_bytes = [], 0
-        piece_ends = np.cumsum(list(map(len, ids[1:])), dtype=np.int64)
-        return np.concatenate(ids), piece_ends[np.array(lasts, bool)]
+        if len(pieces) > 1 and sum(map(len, pieces)) > BATCH_BYTES:
+            return _in_halves(self.encode_by_tokenizers, pieces, lasts)
+        texts = [piece.decode() for piece in pieces]
+        encodings = self.vocabulary.tokenizer.encode_batch_fast(texts, add_special_tokens=False)
+        ids = [np.array(encoding.ids + [self.vocabulary.end_id] * last, np.uint32)
+               for encoding, last in zip(encodings, lasts, strict=True)]
+        piece_ends = np.cumsum(list(map(len, ids)), dtype=np.int64)
+        return np.concatenate(ids), piece_ends[lasts]
 
     def differs(self, *contents: bytes) -> bool:
         """True if gigatoken and tokenizers give different ids to one of these texts."""
@@ -178,13 +163,28 @@ class Encoder:
         ids, _ = self.encode_by_gigatoken(pieces, lasts)
         return not np.array_equal(ids, self.encode_by_tokenizers(pieces, lasts)[0])
 
-    def _samples(self, pieces: list[bytes]) -> Iterator[bytes]:
-        """Two random samples of a block, to be encoded by both engines; the second begins beyond ASCII."""
-        for expression in (b"", b"[\xc2-\xf4]"):
+    def difference_in(self, pieces: list[bytes]) -> str:
+        """Encodes two random samples of a block by both engines; the second sample begins beyond ASCII.
+
+        Returns a text to which gigatoken gives other ids than tokenizers, '' if it finds none.
+        """
+        for expression in (b"", b"[\xc2-\xf4]") if self.fast else ():
             piece = self._random.choice(pieces)
             match = re.compile(expression).search(piece, self._random.randrange(max(1, len(piece))))
             if match:
-                yield piece[match.start():match.start() + CHECKED_BYTES].decode(errors="ignore").encode()
+                text = piece[match.start():match.start() + CHECKED_BYTES].decode(errors="ignore")
+                if self.differs(text.encode()):
+                    return repr(text[:60])
+        return ""
+
+
+def _in_halves(encode: Callable[..., tuple[np.ndarray, np.ndarray]], pieces: list[bytes],
+               lasts: list[bool]) -> tuple[np.ndarray, np.ndarray]:
+    """Encodes the first half of the pieces, then the second; returns the ids and the documents' ends of both."""
+    half = len(pieces) // 2
+    ids, ends = encode(pieces[:half], lasts[:half])
+    more, more_ends = encode(pieces[half:], lasts[half:])
+    return np.concatenate([ids, more]), np.concatenate([ends, more_ends + len(ids)])
 
 
 encoder_for = functools.lru_cache(1)(Encoder)  # forked worker processes inherit the one made here

@@ -36,25 +36,14 @@ class Source:
 
     path: Path
     shown: str
-    num_bytes: int = 0
-    stamp: tuple[int, ...] = ()
+    stamp: tuple[int, ...]  # from stamp_of, when the run began
+    text_path: Path  # the file with the text in UTF-8: path itself, or the converted text of a packed or encoded file
+    text_bytes: int  # the size of text_path
     packing: str = ""  # gzip, zstd, bzip2, xz, or nothing
     kind: str = "text"  # a key of sources.KINDS
     encoding: str = ""  # Python's name; nothing: UTF-8
     origin: str = ""  # its repository on the Hugging Face hub, with the commit; nothing: the user's own file
     cut: int | None = None  # of a single document: validation begins at this byte; None: its hash decides
-    plain: Path | None = None  # the file with the text of a packed or encoded source
-    plain_bytes: int = 0
-
-    @property
-    def text_path(self) -> Path:
-        """The file with the text in UTF-8."""
-        return self.plain or self.path
-
-    @property
-    def text_bytes(self) -> int:
-        """The size of text_path."""
-        return self.plain_bytes if self.plain else self.num_bytes
 
     def error(self, why: str) -> UserError:
         """Makes the UserError (exit 3) of this file; why completes the sentence and adds the cure."""
@@ -71,7 +60,7 @@ def refuse_changed(sources: Iterable[Source]) -> None:
     for source in sources:
         try:
             stamp = stamp_of(source.path.stat())
-            how = f"it had {source.num_bytes:,} bytes and now has {stamp[0]:,}"
+            how = f"it had {source.stamp[0]:,} bytes and now has {stamp[0]:,}"
         except OSError as error:
             stamp, how = (), error.strerror
         if stamp != source.stamp:
@@ -91,7 +80,7 @@ def unpacked(source: Source, path: Path, look: Callable[[], None]) -> Source:
         for piece in pieces_of(source):
             look()
             file.write(piece)
-    return replace(source, plain=path, plain_bytes=path.stat().st_size)
+    return replace(source, text_path=path, text_bytes=path.stat().st_size)
 
 
 def head_of(source: Source) -> bytes:
@@ -103,12 +92,13 @@ def pieces_of(source: Source) -> Iterator[bytes]:
     """Yields the text of a file in UTF-8, unpacked and strictly decoded. Raises UserError as unpacked does."""
     decoder = codecs.getincrementaldecoder(source.encoding)() if source.encoding else None
     num_bytes = 0  # unpacked so far
+    packed_bytes = source.stamp[0]
     with source.path.open("rb") as file:
         pieces = _unpacked(file, source) if source.packing else iter(lambda: file.read(READ_BYTES), b"")
-        for piece in itertools.chain(pieces, [b""]):
+        for piece in itertools.chain(filter(None, pieces), [b""]):
             num_bytes += len(piece)
-            if source.packing and num_bytes > max(BOMB_BYTES, BOMB_RATIO * source.num_bytes):
-                raise source.error(f"unpacks to more than {BOMB_RATIO} times its {size(source.num_bytes)}, "
+            if source.packing and num_bytes > max(BOMB_BYTES, BOMB_RATIO * packed_bytes):
+                raise source.error(f"unpacks to more than {BOMB_RATIO} times its {size(packed_bytes)}, "
                                    "as an archive bomb does. Unpack it yourself.")
             try:
                 piece = decoder.decode(piece, not piece).encode() if decoder else piece
@@ -130,22 +120,17 @@ def _unpacked(file: BinaryIO, source: Source) -> Iterator[bytes]:
                                  source.shown).ZstdDecompressor(max_window_size=2**31).decompressobj(),
     }[source.packing]
     stream, is_inside = new_stream(), False
-    for packed in iter(lambda: file.read(PACKED_READ_BYTES), b""):
-        packed = packed if is_inside else packed.lstrip(b"\0")  # zeros may pad gzip and xz between streams
-        while packed:
-            try:
-                piece = stream.decompress(packed)
-            except Exception as error:  # each library has errors of its own
-                raise _damaged(source, first_line(error)) from error
-            if piece:
-                yield piece
-            is_inside = not stream.eof
-            packed = stream.unused_data.lstrip(b"\0")  # empty inside a stream
-            if not is_inside:
-                stream = new_stream()
-    if is_inside:
-        raise _damaged(source, "it is truncated")
-
-
-def _damaged(source: Source, why: str) -> UserError:
-    return source.error(f"is damaged: {source.packing} cannot unpack it, {why}. Give a whole copy.")
+    try:
+        for packed in iter(lambda: file.read(PACKED_READ_BYTES), b""):
+            packed = packed if is_inside else packed.lstrip(b"\0")  # zeros may pad gzip and xz between streams
+            while packed:
+                yield stream.decompress(packed)
+                is_inside = not stream.eof
+                packed = stream.unused_data.lstrip(b"\0")  # empty inside a stream
+                if not is_inside:
+                    stream = new_stream()
+        if is_inside:
+            raise EOFError("it is truncated")
+    except Exception as error:  # each library has errors of its own
+        raise source.error(f"is damaged: {source.packing} cannot unpack it, {first_line(error)}. Give a whole "
+                           "copy.") from error

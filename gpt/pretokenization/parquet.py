@@ -46,7 +46,6 @@ def table_blocks(source: Source, reading: Reading) -> Iterator[TextBlock]:
 
 def row_documents(block: TextBlock, content: list[Any], reading: Reading, findings: Findings) -> list[str]:
     """Returns the texts of rows, and counts the rows without one."""
-    findings.unit = "row"
     findings.newlines = len(content)
     texts = []
     for number, value in enumerate(content):

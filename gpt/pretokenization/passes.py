@@ -3,6 +3,7 @@
 Worker processes read the blocks; this process puts their answers together, in order.
 """
 
+import contextlib
 import itertools
 from argparse import Namespace
 from collections.abc import Iterator
@@ -23,7 +24,7 @@ from gpt.pretokenization.report import Report
 from gpt.pretokenization.sources import KINDS, blocks_of
 from gpt.pretokenization.split import VAL_FRACTION, Split, default_fraction, split_by_hash, split_of_files
 from gpt.pretokenization.store import Folder, TokenWriter
-from gpt.pretokenization.workers import Reader, WorkerAnswer, Workers
+from gpt.pretokenization.workers import WorkerAnswer, answers_of, read_block
 from gpt.tokens.metadata import SPLITS
 from gpt.tokens.tokenizer import Vocabulary
 
@@ -59,15 +60,16 @@ class Job:
         The findings go into a new report. Raises UserError (exit 3) if a file has changed since the run
         began: this explains any other error in the text.
         """
-        reader = partial(Reader, self.sources, self.reading, self.split.threshold, **setup)
+        read = partial(read_block, sources=self.sources, reading=self.reading, threshold=self.split.threshold, **setup)
         blocks = (replace(block, source=index) for index, source in enumerate(self.sources)
                   for block in blocks_of(source, self.reading))
         before = [0, *itertools.accumulate(source.text_bytes for source in self.sources)]
         meter = Meter(self.progress, doing, self.text_bytes)
         self.report = Report(self.sources, self.reading)
         try:
-            with self.progress.phase(doing), Workers(self.num_workers, reader, self.signals) as workers:
-                for block, answer in workers.answers(blocks, lambda block: block.rows is not None):
+            answers = answers_of(self.num_workers, read, blocks, self.signals, lambda block: block.rows is not None)
+            with self.progress.phase(doing), contextlib.closing(answers):
+                for block, answer in answers:
                     self.report.add(block, answer.findings)
                     meter.at(before[block.source] + block.offset + block.length)
                     yield answer
@@ -117,14 +119,14 @@ def settle_split(job: Job, needs_size: bool) -> int:
 # ---------------------------------------------------------------- encoding
 
 
-def encode(job: Job, vocabulary: Vocabulary, engine: str, dtype: str) -> str:
+def encode(job: Job, vocabulary: Vocabulary, engine: str) -> str:
     """Encodes the text and writes the ids of each split into the work folder.
 
     Returns '', or stops and returns a text to which the engine gives other ids than tokenizers.
     """
     writers = {split: TokenWriter(job.folder.work, split) for split in SPLITS}
     try:
-        for answer in job.answers("encoding", vocabulary=vocabulary, engine=engine, dtype=dtype):
+        for answer in job.answers("encoding", vocabulary=vocabulary, engine=engine):
             if answer.difference:
                 return answer.difference
             for split, part in answer.splits.items():
@@ -141,8 +143,8 @@ def encode_text(job: Job, vocabulary: Vocabulary, dtype: str) -> None:
     engine = choose_engine(job.args.engine, vocabulary, job.progress.say)
     job.progress.say(f"encoding with {vocabulary.size:,} ids, {dtype}, by {engine}")
     with job.folder.writing():
-        difference = encode(job, vocabulary, engine, dtype)
+        difference = encode(job, vocabulary, engine)
         if difference:
             job.progress.warn(f"{engine} gives other ids than tokenizers to {printable(difference)}. "
                               "tokenizers encodes everything again.")
-            encode(job, vocabulary, "tokenizers", dtype)
+            encode(job, vocabulary, "tokenizers")

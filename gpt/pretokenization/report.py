@@ -34,9 +34,10 @@ class Report:
         if block.source != self.source_index:
             self.source_index, self.in_source = block.source, Findings()
         source, in_source = self.sources[block.source], self.in_source
+        unit = "line" if block.rows is None else "row"
         if findings.first_replaced:
             byte, line, why = findings.first_replaced
-            place = f"byte {byte:,}, {findings.unit} {in_source.newlines + line + 1:,} of {source.shown}"
+            place = f"byte {byte:,}, {unit} {in_source.newlines + line + 1:,} of {source.shown}"
             if self.reading.strict:
                 raise UserError(Exit.DATA, f"not UTF-8: {why} at {place}. Correct the text, or leave out "
                                            "--strict_utf8 to have such bytes replaced.")
@@ -45,7 +46,7 @@ class Report:
                 in_source.first_replaced = findings.first_replaced
         if findings.first_bad_line and not self.first_bad_line:
             line, why = findings.first_bad_line
-            self.first_bad_line = f"{findings.unit} {in_source.newlines + line + 1:,} of {source.shown} {why}"
+            self.first_bad_line = f"{unit} {in_source.newlines + line + 1:,} of {source.shown} {why}"
         self.has_text |= findings.has_text
         self.replaced += findings.replaced
         self.bad_lines += findings.bad_lines

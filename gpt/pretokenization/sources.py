@@ -28,7 +28,6 @@ KINDS = {
     "lines": JSON_LINES,
     "text": TEXT_FILES,
 }
-CURES = "If it holds tokens, give it to train.py --bin_file or evaluate.py --tokens. If it is UTF-16, give --encoding."
 DEMO_BYTES = 12_000_000
 DEMO_SKIPS = {"test", "tests", "idle_test", "idlelib", "lib2to3", "site-packages", "dist-packages",
               "__pycache__"}
@@ -108,7 +107,7 @@ def demo_sources() -> list[Source]:
             status = path.stat()
             num_bytes += status.st_size
             if num_bytes <= DEMO_BYTES:
-                chosen.append(Source(path, str(path.relative_to(root)), status.st_size, stamp_of(status)))
+                chosen.append(Source(path, str(path.relative_to(root)), stamp_of(status), path, status.st_size))
     return chosen
 
 
@@ -127,9 +126,8 @@ def examine(path: Path, shown: str, encoding: str = "") -> Source:
                                        f"cat {shell_word(path)} | python pretokenize.py -")
         with path.open("rb") as file:
             raw = file.read(HEAD_BYTES)
-            status = os.fstat(file.fileno())
         packing = next((packing for magic, packing in PACKINGS.items() if raw.startswith(magic)), "")
-        source = Source(path, shown, status.st_size, stamp_of(status), packing)
+        source = Source(path, shown, stamp_of(status), path, status.st_size, packing)
         name = bare_name(path.name)
         head = head_of(source)
         kind = kind_of(source, name, head)
@@ -141,7 +139,8 @@ def examine(path: Path, shown: str, encoding: str = "") -> Source:
             head = head_of(source)
             if has_controls(head):
                 raise source.error(f"is not text: its first {len(head):,} bytes are full of control "
-                                   f"characters. {CURES}")
+                                   "characters. If it holds tokens, give it to train.py --bin_file or "
+                                   "evaluate.py --tokens. If it is UTF-16, give --encoding.")
             kind = kind_of(source, name, head)
         return replace(source, kind=kind)
     except OSError as error:

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from typing import BinaryIO
 
 from gpt.pretokenization.blocks import (
+    CONTINUATION_BYTES,
     Findings,
     Kind,
     Reading,
@@ -15,8 +16,6 @@ from gpt.pretokenization.blocks import (
     text_start,
 )
 from gpt.pretokenization.files import Source
-
-CONTINUATION_BYTES = bytes(range(0x80, 0xC0))  # the bytes of a character after its first
 
 
 def text_blocks(source: Source, reading: Reading) -> Iterator[TextBlock]:

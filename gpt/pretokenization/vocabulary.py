@@ -12,7 +12,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from gpt.common.memory import without_collector
 from gpt.common.words import printable, shell_word
-from gpt.pretokenization.engines import Encoder, Fence, is_compared
+from gpt.pretokenization.engines import Encoder, is_compared, may_differ
 from gpt.pretokenization.passes import Job
 from gpt.pretokenization.workers import SEPARATOR, in_child
 from gpt.tokens.faithful import probes_of, refuse_changes, refuse_uncertain_ids
@@ -118,7 +118,7 @@ def train_fast(sample: Path, vocab_size: int, min_frequency: int) -> str:
     quiet = os.open(os.devnull, os.O_WRONLY)
     os.dup2(quiet, 1)  # gigatoken prints, and this process has no output of its own
     os.dup2(quiet, 2)
-    if any(map(Fence().holds, read_sample(sample))):
+    if any(map(may_differ, read_sample(sample))):
         return ""
     _, merges = gigatoken.train_bpe(str(sample), vocab_size, [END_OF_TEXT], "huggingface", SEPARATOR)
     if not len({left + right for left, right in merges}) == len(merges) == vocab_size - NUM_FIRST_IDS:

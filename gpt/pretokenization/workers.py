@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import itertools
 import math
@@ -11,7 +12,7 @@ import sys
 import time
 import traceback
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from multiprocessing import connection
 from typing import Any, NamedTuple
@@ -26,7 +27,7 @@ from gpt.pretokenization.blocks import Findings, Reading, TextBlock, last_cut, p
 from gpt.pretokenization.engines import encoder_for
 from gpt.pretokenization.files import Source
 from gpt.pretokenization.sources import documents_of
-from gpt.tokens.stream import DTYPES
+from gpt.tokens.layouts import DTYPES, native_dtype
 from gpt.tokens.tokenizer import Vocabulary
 
 MAX_UNREAD = 4  # questions and answers on the way, for each worker
@@ -41,59 +42,59 @@ IS_BLANK = np.isin(np.arange(256), list(b" \t\n\r\v\f"))
 # ---------------------------------------------------------------- processes that answer questions
 
 
-class Workers:
-    """Processes that answer questions; a single worker is this process itself, unless is_fresh. A context manager.
+@contextlib.contextmanager
+def _started(number: int, answer: Callable[[Any], Any],
+             start_method: str) -> Iterator[tuple[dict[Any, Any], dict[Any, Any]]]:
+    """Starts this many processes, and ends them at the end of the with statement.
 
-    make is called once in each process and returns the function that answers. Fresh processes are spawned, not
-    forked: a fork inherits the locks of a library's threads, but not the threads.
+    Yields the processes, and the pipes of their questions; the keys of both are the pipes of their answers.
     """
-
-    def __init__(self, number: int, make: Callable[[], Callable[[Any], Any]], signals: Signals,
-                 is_fresh: bool = False):
-        self.make = make
-        self.signals = signals
-        context = multiprocessing.get_context("spawn" if is_fresh else START_METHOD)
-        self.processes: dict[Any, Any] = {}  # by the pipe of their answers
-        self.questions: dict[Any, Any] = {}  # the pipe of a worker's questions, by the pipe of its answers
-        for _ in range(number if number > 1 or is_fresh else 0):
+    context = multiprocessing.get_context(start_method)
+    processes: dict[Any, Any] = {}
+    pipes: dict[Any, Any] = {}
+    try:
+        for _ in range(number):
             their_questions, questions = context.Pipe(duplex=False)
             answers, their_answers = context.Pipe(duplex=False)  # two pipes are faster than a duplex one
-            not_theirs = [*self.processes, *self.questions.values(), questions, answers]
-            self.processes[answers] = start_process(context, _serve, their_questions, their_answers, make,
-                                                    not_theirs)
-            self.questions[answers] = questions
+            not_theirs = [*processes, *pipes.values(), questions, answers]
+            processes[answers] = start_process(context, _serve, their_questions, their_answers, answer, not_theirs)
+            pipes[answers] = questions
             their_questions.close()
             their_answers.close()
-
-    def __enter__(self) -> Workers:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for pipe in (*self.processes, *self.questions.values()):
+        yield processes, pipes
+    finally:
+        for pipe in (*processes, *pipes.values()):
             pipe.close()
-        for process in self.processes.values():
+        for process in processes.values():
             process.terminate()
             process.join()
 
-    def answers(self, questions: Iterable[Any], is_heavy: Callable[[Any], bool],
-                seconds: float = math.inf) -> Iterator[tuple[Any, Any]]:
-        """Yields the questions with their answers, in order; stops after this many seconds.
 
-        A heavy question goes only to an idle worker: if both ends of a pipe wrote at once, both would wait
-        forever. Raises Stopped after a signal, UserError (exit 5) when a worker dies.
-        """
-        if not self.processes:
-            answer = self.make()
-            for question in questions:
-                self.signals.look()
-                yield question, answer(question)
-            return
+def answers_of(number: int, answer: Callable[[Any], Any], questions: Iterable[Any], signals: Signals,
+               is_heavy: Callable[[Any], bool] = lambda _: False) -> Generator[tuple[Any, Any], None, None]:
+    """Yields the questions with their answers, in order; a single worker is this process itself.
 
-        deadline = time.monotonic() + seconds
-        unread: deque[list[Any]] = deque()  # entries of a question, and later its answer
+    A heavy question goes only to an idle worker: if both ends of a pipe wrote at once, both would wait
+    forever. Raises Stopped after a signal, UserError (exit 5) when a worker dies.
+    """
+    if number > 1:
+        yield from _answers_of_processes(number, answer, questions, signals, is_heavy)
+        return
+    for question in questions:
+        signals.look()
+        yield question, answer(question)
+
+
+def _answers_of_processes(number: int, answer: Callable[[Any], Any], questions: Iterable[Any], signals: Signals,
+                          is_heavy: Callable[[Any], bool] = lambda _: False, start_method: str = START_METHOD,
+                          seconds: float = math.inf) -> Generator[tuple[Any, Any], None, None]:
+    """Does the work of answers_of in child processes; stops after this many seconds."""
+    deadline = time.monotonic() + seconds
+    unread: deque[list[Any]] = deque()  # entries of a question, and later its answer
+    source = iter(questions)
+    with _started(number, answer, start_method) as (processes, pipes):
         # Each worker's open entries.
-        queues: dict[Any, deque[list[Any]]] = {pipe: deque() for pipe in self.processes}
-        source = iter(questions)
+        queues: dict[Any, deque[list[Any]]] = {pipe: deque() for pipe in processes}
         question = next(source, None)
         while (question is not None or unread) and time.monotonic() < deadline:
             pipe = None
@@ -105,41 +106,37 @@ class Workers:
                         break
                     unread.append([question])
                     queues[pipe].append(unread[-1])
-                    self.questions[pipe].send(question)
+                    pipes[pipe].send(question)
                     question = next(source, None)
 
                 # receive
                 for pipe in connection.wait([pipe for pipe in queues if queues[pipe]], 0.1):
-                    answer, error = pipe.recv()  # type: ignore[union-attr]
+                    reply, error = pipe.recv()  # type: ignore[union-attr]
                     if error:
                         raise UserError(*error) if error[0] else RuntimeError(error[1])
-                    queues[pipe].popleft().append(answer)
+                    queues[pipe].popleft().append(reply)
             except (EOFError, OSError) as cause:
-                self.processes[pipe].join(5)
-                raise UserError(Exit.MACHINE, f"a worker process died (exit {self.processes[pipe].exitcode}); after -9 "
+                processes[pipe].join(5)
+                raise UserError(Exit.MACHINE, f"a worker process died (exit {processes[pipe].exitcode}); after -9 "
                                               f"the system lacked memory. {ADVICE}") from cause
 
             # hand out in order
-            self.signals.look()
+            signals.look()
             while unread and len(unread[0]) == 2:
-                answered, answer = unread.popleft()
-                yield answered, answer
+                yield tuple(unread.popleft())
 
 
-def _serve(questions: Any, answers: Any, make: Callable[[], Callable[[Any], Any]],
-           not_ours: Sequence[Any]) -> None:
+def _serve(questions: Any, answers: Any, answer: Callable[[Any], Any], not_ours: Sequence[Any]) -> None:
     """The worker process: answers questions until their pipe is closed. The parent handles signals and ends it."""
     for number in (signal.SIGINT, getattr(signal, "SIGHUP", signal.SIGINT)):
         signal.signal(number, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     for other in not_ours:  # an open end here would keep this process alive after the parent's death
         other.close()
-    answer = None
     try:
         while True:
             question = questions.recv()
             try:
-                answer = answer or make()
                 reply = answer(question), None
             except BaseException as error:  # a panic of a Rust library is not an Exception
                 reply = None, _sendable(error)
@@ -158,18 +155,19 @@ def _sendable(error: BaseException) -> tuple[Exit | None, str]:
     return None, f"in another process: {text.strip().splitlines()[-1]}\n{text}"
 
 
-def _caller() -> Callable[[Any], Any]:
-    return lambda question: question[0](*question[1])
-
-
 def in_child(signals: Signals, work: Callable[..., Any], *arguments: Any, seconds: float = math.inf) -> Any:
     """Runs a function in a fresh process, so that a signal can end it and its memory is freed afterwards.
 
+    The process is spawned, not forked: a fork inherits the locks of a library's threads, but not the threads.
     Returns its result; None if it takes longer than this many seconds. Raises Stopped after a signal.
     """
-    with Workers(1, _caller, signals, is_fresh=True) as workers:
-        return next((answer for _, answer in workers.answers([(work, arguments)], lambda _: True, seconds)),
-                    None)
+    answers = _answers_of_processes(1, _call, [(work, arguments)], signals, start_method="spawn", seconds=seconds)
+    with contextlib.closing(answers):
+        return next((answer for _, answer in answers), None)
+
+
+def _call(question: tuple[Callable[..., Any], Sequence[Any]]) -> Any:
+    return question[0](*question[1])
 
 
 # ---------------------------------------------------------------- reading a block
@@ -194,52 +192,45 @@ class WorkerAnswer:
     difference: str = ""  # a text to which the engine gave other ids than tokenizers
 
 
-@dataclass
-class Reader:
-    """Reads a block in a worker process, and samples or encodes its documents."""
+def read_block(block: TextBlock, sources: Sequence[Source], reading: Reading, threshold: int = 0,
+               sample_fraction: float = 0.0, vocabulary: Vocabulary | None = None,
+               engine: str = "tokenizers") -> WorkerAnswer:
+    """Reads a block in a worker process, and samples or encodes its documents.
 
-    sources: Sequence[Source]
-    reading: Reading
-    threshold: int = 0  # documents with a hash below it are for validation
-    sample_fraction: float = 0.0  # of the training text
-    vocabulary: Vocabulary | None = None  # to encode with
-    engine: str = "tokenizers"
-    dtype: str = "uint16"
+    Documents with a hash below the threshold are for validation. sample_fraction is the part of the training
+    text to sample. With a vocabulary, the documents are encoded by the engine.
+    """
+    answer = WorkerAnswer(Findings())
+    texts = documents_of(block, sources, reading, answer.findings)
+    with_text = [text for text in texts if text and not text.isspace()]
+    answer.findings.has_text = bool(with_text)
+    if block.in_val is not None:  # a part of a document, which may be blank
+        contents = [texts[0].encode()]
+        hashes, in_val = np.zeros(1, np.uint64), np.full(1, block.in_val)
+    else:
+        contents = [text.encode() for text in with_text]
+        digests = b"".join([hashlib.sha256(content).digest()[:8] for content in contents])
+        hashes = np.frombuffer(digests, ">u8").astype(np.uint64)
+        in_val = hashes < np.uint64(threshold)
 
-    def __post_init__(self) -> None:
-        self.encoder = self.vocabulary and encoder_for(self.vocabulary, self.engine)
-
-    def __call__(self, block: TextBlock) -> WorkerAnswer:
-        answer = WorkerAnswer(Findings())
-        texts = documents_of(block, self.sources, self.reading, answer.findings)
-        with_text = [text for text in texts if text and not text.isspace()]
-        answer.findings.has_text = bool(with_text)
-        if block.in_val is not None:  # a part of a document, which may be blank
-            contents = [texts[0].encode()]
-            hashes, in_val = np.zeros(1, np.uint64), np.full(1, block.in_val)
-        else:
-            contents = [text.encode() for text in with_text]
-            digests = b"".join([hashlib.sha256(content).digest()[:8] for content in contents])
-            hashes = np.frombuffer(digests, ">u8").astype(np.uint64)
-            in_val = hashes < np.uint64(self.threshold)
-
-        for split, is_mine in (("train", ~in_val), ("val", in_val)):
-            mine = list(itertools.compress(contents, is_mine))
-            ids = ends = np.zeros(0, np.int64)
-            if self.encoder and mine:
-                pieces, lasts = [], []  # parts of at most limits.part_bytes, and whether each ends its document
-                for content in mine:
-                    parts = parts_of(content, self.reading)
-                    pieces += parts
-                    lasts += [False] * (len(parts) - 1) + [True]
-                lasts[-1] = block.last
-                ids, ends, difference = self.encoder.encode(pieces, lasts)
-                answer.difference = answer.difference or difference
-            ids = ids.astype(DTYPES[self.dtype])
-            answer.splits[split] = SplitAnswer(list(map(len, mine)), hashes[is_mine], ids, ends)
-            if self.sample_fraction and split == "train":
-                answer.sample = sample_of(mine, self.sample_fraction, self.reading)
-        return answer
+    for split, is_mine in (("train", ~in_val), ("val", in_val)):
+        mine = list(itertools.compress(contents, is_mine))
+        ids = ends = np.zeros(0, np.int64)
+        if vocabulary and mine:
+            encoder = encoder_for(vocabulary, engine)
+            pieces, lasts = [], []  # parts of at most limits.part_bytes, and whether each ends its document
+            for content in mine:
+                parts = parts_of(content, reading)
+                pieces += parts
+                lasts += [False] * (len(parts) - 1) + [True]
+            lasts[-1] = block.last
+            ids, ends = encoder.encode(pieces, lasts)
+            ids = ids.astype(DTYPES[native_dtype(vocabulary.size)])
+            answer.difference = answer.difference or encoder.difference_in(pieces)
+        answer.splits[split] = SplitAnswer(list(map(len, mine)), hashes[is_mine], ids, ends)
+        if sample_fraction and split == "train":
+            answer.sample = sample_of(mine, sample_fraction, reading)
+    return answer
 
 
 def sample_of(contents: list[bytes], fraction: float, reading: Reading) -> bytes:

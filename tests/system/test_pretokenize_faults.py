@@ -16,8 +16,8 @@ from pathlib import Path
 import pytest
 
 from gpt.common.errors import Exit, UserError
+from gpt.pretokenization import passes
 from gpt.pretokenization.blocks import Limits
-from gpt.pretokenization.workers import Reader
 from gpt.tokens.corpus import open_corpus
 from tests.helpers.commands import ROOT
 from tests.helpers.pretokenize import refused, written
@@ -65,15 +65,15 @@ CHANGES = {
 
 def changing(monkeypatch, change) -> None:
     """Once some blocks have been answered for, the change happens."""
-    inner, seen = Reader.__call__, []
+    inner, seen = passes.read_block, []
 
-    def answer(reader, block):
+    def answer(block, **setup):
         seen.append(block)
         if len(seen) == LATER:
             change()
-        return inner(reader, block)
+        return inner(block, **setup)
 
-    monkeypatch.setattr(Reader, "__call__", answer)
+    monkeypatch.setattr(passes, "read_block", answer)
 
 
 @pytest.fixture

@@ -12,10 +12,9 @@ import pytest
 
 import pretokenize
 from gpt.common.progress import Progress
-from gpt.pretokenization import commit, store
+from gpt.pretokenization import commit, passes, store
 from gpt.pretokenization.blocks import Limits
 from gpt.pretokenization.store import Folder
-from gpt.pretokenization.workers import Reader
 from tests.helpers.pretokenize import Killed, corpus, die_at, metadata_of, run, written
 from tests.helpers.texts import lines, words, write
 
@@ -63,7 +62,7 @@ def jobs(monkeypatch, tokenizer_file):
 
 STEPS = [
     (pretokenize, "write_whole"), (store, "write_whole"), (store, "sync"), (commit, "sync"), (os, "replace"),
-    (Path, "unlink"), (Reader, "__call__"),
+    (Path, "unlink"), (passes, "read_block"),
 ]
 
 

@@ -43,7 +43,7 @@ def test_folders_globs_and_files_are_found_in_order_and_once():
     ("a.parquet", b"PAR1", "", "parquet"), ("a", b"PAR1", "", "parquet")])
 def test_a_file_is_known_by_its_first_bytes_and_then_by_its_name(name, content, packing, kind):
     source = examine(Path(write(name, content)), name)
-    assert (source.packing, source.kind, source.num_bytes) == (packing, kind, len(content))
+    assert (source.packing, source.kind, source.text_bytes) == (packing, kind, len(content))
 
 
 @pytest.mark.parametrize(("name", "content", "reason"), [
@@ -86,7 +86,7 @@ def test_a_file_that_becomes_shorter_while_it_is_read_is_named():
 
 
 CSV = Kind(lambda source, name, head: name.endswith(".csv"),
-           lambda source, reading: iter([TextBlock(0, source.num_bytes)]),
+           lambda source, reading: iter([TextBlock(0, source.text_bytes)]),
            lambda block, content, reading, found: [line.strip('"') for line in content.decode().splitlines()],
            (".csv",))
 

@@ -8,80 +8,68 @@ import subprocess
 import sys
 import threading
 import time
-from functools import partial
 
 import pytest
 
 from gpt.common.errors import Exit, UserError
 from gpt.common.signals import Signals, Stopped
 from gpt.common.waiting import in_thread
-from gpt.pretokenization.workers import START_METHOD, Workers, in_child
+from gpt.pretokenization.workers import START_METHOD, answers_of, in_child
 from tests.helpers.commands import ROOT
 from tests.helpers.refusals import refused
 
 
-class Doer:
+def do(question):
     """Answers a number with its square; words make it do what they say."""
-
-    def __init__(self, setup):
-        self.setup, self.count = setup, 0
-        if setup == "broken":
-            raise UserError(Exit.DATA, "no tokenizer")
-
-    def __call__(self, question):
-        self.count += 1
-        if isinstance(question, tuple):
-            what, value = question
-            if what == "sleep":
-                time.sleep(value)
-            if what == "die":
-                os.kill(os.getpid(), value)
-            if what == "raise":
-                raise value
-            if what == "refuse":
-                raise UserError(Exit.DATA, value)
-            if what == "big":
-                return b"y" * len(value)
-            return os.getpid()
-        return question**2, self.setup
+    if isinstance(question, tuple):
+        what, value = question
+        if what == "sleep":
+            time.sleep(value)
+        if what == "die":
+            os.kill(os.getpid(), value)
+        if what == "raise":
+            raise value
+        if what == "refuse":
+            raise UserError(Exit.DATA, value)
+        if what == "big":
+            return b"y" * len(value)
+        return os.getpid()
+    return question**2
 
 
 @pytest.mark.parametrize("number", [1, 2, 3])
 def test_answers_come_in_the_order_of_the_questions(number):
-    with Workers(number, partial(Doer, "setup"), Signals()) as group:
-        questions = [("sleep", 0.05), *range(50), ("sleep", 0.05), *range(50)]
-        answered = list(group.answers(questions, lambda question: question in (3, 4, 5)))
+    questions = [("sleep", 0.05), *range(50), ("sleep", 0.05), *range(50)]
+    answered = list(answers_of(number, do, questions, Signals(), lambda question: question in (3, 4, 5)))
     assert [question for question, _ in answered] == questions
     assert [answer for question, answer in answered if isinstance(question, int)] == [
-        (n**2, "setup") for n in [*range(50), *range(50)]]
+        n**2 for n in [*range(50), *range(50)]]
 
 
 def test_large_questions_with_large_answers_never_block_each_other():
     large = b"x" * 3_000_000
-    with Workers(2, partial(Doer, ""), Signals()) as group:
-        answered = list(group.answers([("big", large)] * 12, lambda _: True))
+    answered = list(answers_of(2, do, [("big", large)] * 12, Signals(), lambda _: True))
     assert [answer for _, answer in answered] == [b"y" * len(large)] * 12
 
 
 @pytest.mark.parametrize("number", [1, 2])
-@pytest.mark.parametrize(("setup", "question"), [("", ("refuse", "no tokenizer")), ("broken", 1)])
-def test_an_error_of_the_user_comes_through_with_its_code(number, setup, question):
-    with Workers(number, partial(Doer, setup), Signals()) as group, refused("no tokenizer", Exit.DATA):
-        list(group.answers([question], lambda _: False))
+def test_an_error_of_the_user_comes_through_with_its_code(number):
+    with refused("no tokenizer", Exit.DATA):
+        list(answers_of(number, do, [("refuse", "no tokenizer")], Signals()))
 
 
 @pytest.mark.parametrize(("error", "code", "words"), [
     (MemoryError(), Exit.MACHINE, "MemoryError in a worker process"),
     (OSError(5, "Input/output error"), Exit.MACHINE, "Input/output error in a worker process")])
 def test_what_the_machine_lacks_is_said_by_its_code(error, code, words):
-    with Workers(2, partial(Doer, ""), Signals()) as group, refused(words, code):
-        list(group.answers([("raise", error)], lambda _: False))
+    with refused(words, code):
+        list(answers_of(2, do, [("raise", error)], Signals()))
 
 
 def test_a_bug_comes_through_with_its_traceback():
-    with Workers(2, partial(Doer, ""), Signals()) as group, pytest.raises(RuntimeError, match="Error: oh") as caught:
-        list(group.answers([("raise", ZeroDivisionError("oh"))], lambda _: False))
-    assert "in __call__" in str(caught.value)
+    with pytest.raises(RuntimeError, match="Error: oh") as caught:
+        list(answers_of(2, do, [("raise", ZeroDivisionError("oh"))], Signals()))
+    assert "in do" in str(caught.value)
     with pytest.raises(RuntimeError, match="ZeroDivisionError"):
         in_child(Signals(), divmod, 1, 0)
 
@@ -90,14 +78,14 @@ def test_a_bug_comes_through_with_its_traceback():
 @pytest.mark.parametrize("before", [0, 5])
 def test_a_worker_that_dies_is_said_with_the_advice(question, before):
     says = rf"worker process died \(exit -{question[1]:d}\).*fewer --num_workers"
-    with Workers(2, partial(Doer, ""), Signals()) as group, refused(says, Exit.MACHINE):
-        list(group.answers([*range(before), question, *range(20)], lambda _: False))
+    with refused(says, Exit.MACHINE):
+        list(answers_of(2, do, [*range(before), question, *range(20)], Signals()))
 
 
 @pytest.mark.parametrize("number", [1, 2])
 def test_a_signal_ends_the_wait_for_answers(number):
-    with Signals() as signals, Workers(number, partial(Doer, ""), signals) as group:
-        began, answers = time.monotonic(), group.answers([1, *[("sleep", 0.5)] * 60], lambda _: False)
+    with Signals() as signals:
+        began, answers = time.monotonic(), answers_of(number, do, [1, *[("sleep", 0.5)] * 60], signals)
         next(answers)
         os.kill(os.getpid(), signal.SIGTERM)
         with pytest.raises(Stopped):
@@ -120,10 +108,10 @@ def test_workers_end_with_the_process_that_began_them():
 
 
 def begin_and_wait(pipe) -> None:
-    with Workers(3, partial(Doer, ""), Signals()) as group:
-        list(group.answers(range(10), lambda _: False))
-        pipe.send([process.pid for process in group.processes.values()])
-        time.sleep(60)
+    answers = answers_of(3, do, range(10), Signals())
+    next(answers)
+    pipe.send([process.pid for process in multiprocessing.active_children()])
+    time.sleep(60)
 
 
 def alive(pid: int) -> bool:
