@@ -68,7 +68,7 @@ from gpt.checkpoint.load import load_model
 from gpt.common.errors import Exit, UserError
 from gpt.common.outputs import Output
 from gpt.common.progress import Progress
-from gpt.common.signals import NOTHING, Signals, Stopped
+from gpt.common.signals import Signals, Stopped
 from gpt.common.words import printable
 from gpt.evaluation.scoring import Scorer
 from gpt.evaluation.texts import texts_of
@@ -108,7 +108,7 @@ def measure_everything(args: argparse.Namespace, out: Progress, signals: Signals
              "precision": machine.precision}
     for name, value in facts.items():
         out.say(f"{name:<12}{printable(value)}")
-    signals.on_stop(lambda: f"stopping (now: {out.doing or 'preparing'})", lambda: NOTHING)
+    signals.on_stop(lambda: f"stopping (now: {out.doing or 'preparing'})")
 
     results = []
     try:

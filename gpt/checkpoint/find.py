@@ -122,9 +122,8 @@ def _refusal(message: str) -> UserError:
 
 def _nothing_found(path: Path) -> UserError:
     """The error for a folder without checkpoints, or for a folder that does not exist."""
-    command = "python train.py" if path == Path("out") else f"python train.py --output_dir {shell_word(path)}"
     why = f"holds no checkpoint and no {CONFIG}{PICKLES}" if path.is_dir() else "does not exist"
-    return _refusal(f"{printable(path)} {why}. Train one first: {command}"
+    return _refusal(f"{printable(path)} {why}. Train one first: python train.py --output_dir {shell_word(path)}"
                     "; or give a model of huggingface.co, such as hf://openai-community/gpt2")
 
 

@@ -61,8 +61,8 @@ def end_ids(folder: Path, vocab_size: int) -> tuple[int, ...]:
 def stored_tensors(folder: Path) -> dict[str, torch.Tensor]:
     """All tensors of the folder's weights by their names in the files, as views of the mapped files.
 
-    An index beside model.safetensors is ignored, as in transformers. Raises InvalidCheckpoint for missing
-    weights, a damaged file, and an index that differs from its files.
+    An index beside model.safetensors is ignored, as in transformers. Of several files each tensor comes from the
+    one that the index names. Raises InvalidCheckpoint for missing weights, and for a damaged file or index.
     """
     if (folder / WEIGHTS).is_file():
         return mapped(folder / WEIGHTS)
@@ -74,13 +74,8 @@ def stored_tensors(folder: Path) -> dict[str, torch.Tensor]:
             isinstance(file, str) and FILE_NAME.fullmatch(file) for file in file_of.values()):
         raise InvalidCheckpoint(f"{INDEX}: weight_map is {shown(file_of)}, not an object with the safetensors "
                                 "file of each tensor in the same folder", COPY_WHOLE)
-    held = {(name, file): tensor for file in sorted({*file_of.values()})
-            for name, tensor in mapped(folder / file).items()}
-    wrong = sorted(held.keys() ^ file_of.items())
-    if wrong:
-        where = "; ".join(f"{printable(name)[:100]} in {file}" for name, file in wrong[:3])
-        raise InvalidCheckpoint(f"{INDEX} and its files differ in {several(len(wrong), 'tensor')}: {where}", COPY_WHOLE)
-    return {name: held[name, file] for name, file in file_of.items()}
+    return {name: tensor for file in sorted({*file_of.values()}) for name, tensor in mapped(folder / file).items()
+            if file_of.get(name, file) == file}
 
 
 def mapped(path: Path) -> dict[str, torch.Tensor]:

@@ -96,10 +96,9 @@ def numbered_in(folder: Path) -> dict[int, tuple[Path, str | None]]:
     with contextlib.suppress(OSError):
         for path in folder.iterdir():
             if match := re.fullmatch(r"checkpoint-(0|[1-9]\d{0,17})", path.name):
-                why = None
                 try:
-                    if not (path / MANIFEST).exists():
-                        why = f"{MANIFEST} is missing" if any(path.iterdir()) else ""
+                    why = (None if (path / MANIFEST).exists() else
+                           f"{MANIFEST} is missing" if any(path.iterdir()) else "")
                 except OSError as error:
                     why = str(error.strerror) if path.is_dir() else ""
                 numbered[int(match[1])] = path, why

@@ -27,10 +27,6 @@ from gpt.ops.shards import full_tensor
 BLOCK_BYTES = 2**24  # written at a time, while a thread hashes them
 
 
-class NotFinite(Exception):
-    """A tensor holds NaN or infinity and is not saved over good values; the message is its name."""
-
-
 class Snapshot:
     """A copy of a checkpoint's tensors in one buffer of host memory, which every save reuses.
 
@@ -70,8 +66,8 @@ def save(output_dir: Path, step: int, tensors: Mapping[str, Mapping[str, torch.T
          texts: Mapping[str, str]) -> Path:
     """Writes output_dir/checkpoint-STEP, which gets its name after all files are on disk and were read back.
 
-    Raises OSError if a file cannot be written, and NotFinite for a tensor with NaN or infinity; the folder
-    is then removed.
+    Raises OSError if a file cannot be written, and FloatingPointError with the name of a tensor that holds NaN
+    or infinity, which must not replace good values; the folder is then removed.
     """
     output_dir.mkdir(parents=True, exist_ok=True)
     try:
@@ -92,7 +88,7 @@ def write_tensors(path: Path, tensors: Mapping[str, torch.Tensor]) -> dict[str, 
     """Writes a safetensors file and waits for the disk; returns the file's entry in the manifest.
 
     safetensors' own save_file writes the same bytes, but needs all tensors contiguous in memory at once.
-    Raises OSError, and NotFinite before it writes a tensor with NaN or infinity.
+    Raises OSError, and FloatingPointError before it writes a tensor with NaN or infinity.
     """
     names = sorted(tensors, key=lambda name: (-tensors[name].element_size(), name))  # the library's own order
 
@@ -101,7 +97,7 @@ def write_tensors(path: Path, tensors: Mapping[str, torch.Tensor]) -> dict[str, 
         for name in names:
             tensor = tensors[name].detach().cpu().contiguous()
             if tensor.is_floating_point() and not tensor.sum().isfinite():  # one pass over the tensor, no copy
-                raise NotFinite(name)
+                raise FloatingPointError(name)
             yield tensor.view(-1).view(torch.uint8).numpy().data
 
     return write_file(path, content())

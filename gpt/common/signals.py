@@ -32,8 +32,6 @@ class AtRisk(NamedTuple):
     safe: str
 
 
-NOTHING = AtRisk("", "")
-
 
 def signal_name(number: int) -> str:
     """The name of a signal as people know it: 'Ctrl-C', 'SIGTERM'."""
@@ -61,11 +59,11 @@ class Signals:
         self._print_answer = answer
         self._listened = (*STOPPING, SAVING) if can_save and SAVING is not None else STOPPING
         self._stopping: Callable[[], str] = lambda: "stopping"
-        self._at_risk: Callable[[], AtRisk] = lambda: NOTHING
+        self._at_risk: Callable[[], AtRisk] = lambda: AtRisk("", "")
         self._num_received = 0
         self._previous: dict[int, Any] = {}
 
-    def on_stop(self, stopping: Callable[[], str], at_risk: Callable[[], AtRisk]) -> None:
+    def on_stop(self, stopping: Callable[[], str], at_risk: Callable[[], AtRisk] = lambda: AtRisk("", "")) -> None:
         """Makes the first signal print stopping(), and a second one print at_risk() and end the process.
 
         Both functions are called in another thread, at the time of the signal.

@@ -46,13 +46,12 @@ def download(flag: str, name: HubName, patterns: Sequence[str], out: Progress,
     cached files.
     """
     hub = optional("huggingface_hub", flag)
-    shown = printable(name)
     if not out.on_terminal:  # the heartbeat of Progress replaces the bars
         hub.utils.disable_progress_bars()
-    with explained_errors(flag, name), out.phase(f"downloading {shown}"):
+    with explained_errors(flag, name), out.phase(f"downloading {printable(name)}"):
         folder = in_thread(lambda: hub.snapshot_download(
             name.repo, repo_type=name.kind, revision=name.revision, allow_patterns=list(patterns)), look)
-    out.say(f"hub         {shown}, in {printable(folder)}")
+    out.say(f"hub         {printable(name)}, in {printable(folder)}")
     return Path(folder)
 
 

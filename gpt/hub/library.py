@@ -47,8 +47,8 @@ def explained_errors(flag: str, name: HubName) -> Iterator[None]:
         why = first_line(chain[-1]).rstrip(".")
         cure = (f"Check the network and the disk, and {TOKEN}; or download on another machine and give the "
                 f"folder: hf download {printable(name.repo)} --repo-type {name.kind} --local-dir FOLDER")
-        is_bad_answer = isinstance(error, BAD_ANSWER) and not isinstance(error, OSError)
-        if is_bad_answer or kinds & {"JSONDecodeError", "FileMetadataError"}:
+        if (kinds & {"JSONDecodeError", "FileMetadataError"}
+                or (isinstance(error, BAD_ANSWER) and not isinstance(error, OSError))):
             why = f"the answer is not from a hub ({first_line(error)})"
             cure = "Open a page in a browser, to log in to the network, or check HF_ENDPOINT."
         raise UserError(Exit.MACHINE, f"{flag}: {why}. {cure}") from error

@@ -17,7 +17,6 @@ from tokenizers import Tokenizer
 from gpt.checkpoint import contents, find, save
 from gpt.checkpoint.folder import Retention, prune
 from gpt.checkpoint.mirror import Mirror, yield_the_cores
-from gpt.checkpoint.save import NotFinite
 from gpt.common.errors import UserError
 from gpt.common.files import sync, why_not_written
 from gpt.common.names import METRICS
@@ -125,7 +124,8 @@ class Checkpointer:
     def settle(self, wait: bool) -> None:
         """Notes the end of the save in flight, and warns if it failed, as on a full disk.
 
-        With wait the call waits for that end. Raises NotFinite for weights or optimizer state that are not finite.
+        With wait the call waits for that end. Raises FloatingPointError for weights or optimizer state that are not
+        finite.
         """
         if self._pending is None or not (wait or self._pending.done()):
             return
@@ -202,7 +202,7 @@ class Checkpointer:
 
     def last_good(self) -> str:
         """The newest checkpoint in words, the begin of a sentence; waits for the save in flight."""
-        with contextlib.suppress(OSError, UserError, NotFinite):
+        with contextlib.suppress(OSError, UserError, FloatingPointError):
             self.settle(wait=True)
         steps = find.steps_in(self.output_dir)
         if steps:

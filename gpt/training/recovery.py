@@ -11,7 +11,6 @@ from pathlib import Path
 
 import torch
 
-from gpt.checkpoint.save import NotFinite
 from gpt.common.errors import Exit, UserError, is_out_of_memory
 from gpt.common.words import several, size
 from gpt.optimizers.build import expected_state
@@ -97,8 +96,8 @@ def explaining_the_end(run: Run, checkpointer: Checkpointer) -> Iterator[None]:
     setup = run.setup
     try:
         yield
-    except (TooManySkipped, NotFinite) as error:
-        is_tensor, rate = isinstance(error, NotFinite), run.recipe.learning_rate / 2
+    except (TooManySkipped, FloatingPointError) as error:
+        is_tensor, rate = isinstance(error, FloatingPointError), run.recipe.learning_rate / 2
         what = f"{error} is not finite after step {checkpointer.begun_step:,}" if is_tensor else str(error)
         raise UserError(Exit.DIVERGED, f"{what}. {checkpointer.last_good()} with half the --learning_rate ({rate:.2g}) "
                                        "or a longer --warmup_steps.") from error

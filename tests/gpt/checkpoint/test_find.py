@@ -75,7 +75,7 @@ def test_best_is_what_the_newest_sound_checkpoint_records_and_last_is_that_one(r
     (folder / "checkpoint-900/trainer_state.json").write_text("damaged")
     assert resolve(folder / "best", said.append).name == "checkpoint-600"
     assert len(said) == 1
-    assert "checkpoint-900 is damaged and was skipped: trainer_state.json" in said[0]
+    assert said[0].startswith(str(folder / "checkpoint-900"))
 
 
 def test_a_checkpoint_of_another_machine_is_waited_for_until_all_of_it_is_here(folder, tmp_path):
@@ -115,12 +115,12 @@ def test_pickles_are_refused_without_being_opened(folder, tmp_path, monkeypatch)
     monkeypatch.setattr("gpt.architectures.gpt2.GPT", None)  # nor is any model built
     for protocol in (2, 4):
         (path / "pytorch_model.bin").write_bytes(pickle.dumps(Bomb(), protocol))
-        with refused("is missing, and .* too .pickles can run code and are never opened"):
+        with refused(r"model\.safetensors.*pickles", Exit.CHECKPOINT):
             load_model(path, CPU)
-        with refused("is not a folder .a pickle, .* is never opened", Exit.CHECKPOINT):
+        with refused("pickle", Exit.CHECKPOINT):
             resolve(path / "pytorch_model.bin", no_warning)
     torch.save({}, tmp_path / "ckpt.pt")
-    with refused("is not a folder .a pickle"):
+    with refused("pickle", Exit.CHECKPOINT):
         resolve(tmp_path / "ckpt.pt", no_warning)
     assert not (tmp_path / "it-went-off").exists()
 
@@ -133,7 +133,7 @@ def test_a_path_is_resumed_where_no_other_run_is_overwritten(folder, sound, tmp_
     assert found is not None
     assert found[0] == folder / "checkpoint-1000"
     for requested in (sound / "checkpoint-900", folder / "checkpoint-900"):
-        with refused(r"holds checkpoints that do not lead to checkpoint-900: checkpoint-1000.*--overwrite") as caught:
+        with refused(r"checkpoint-900: checkpoint-1000.*--overwrite") as caught:
             find_resume(str(requested), folder, False, no_warning)
         assert caught.value.code == Exit.CHECKPOINT
         found = find_resume(str(requested), folder, True, no_warning)
@@ -145,7 +145,7 @@ def test_a_path_is_resumed_where_no_other_run_is_overwritten(folder, sound, tmp_
     assert len(checkpoints_of_other_runs(folder, None, 0)) == 2
     for step in (1001, 1002, 1003):
         shutil.copytree(folder / "checkpoint-900", folder / f"checkpoint-{step}")
-    with refused(r": checkpoint-1003, checkpoint-1002, checkpoint-1001\. .*--overwrite, which deletes 4 checkpoints"):
+    with refused(r"checkpoint-1003, checkpoint-1002, checkpoint-1001\. .*--overwrite.* 4 checkpoints"):
         find_resume(str(folder / "checkpoint-900"), folder, False, no_warning)
 
 
@@ -155,9 +155,9 @@ def test_a_run_resumes_from_best_and_last(ranked, tmp_path):
         found = find_resume(requested, output_dir, True, no_warning)
         assert found is not None
         assert found.stored.state.step == step
-    with refused("do not lead to checkpoint-600: checkpoint-900.*--overwrite"):
+    with refused("checkpoint-600: checkpoint-900.*--overwrite"):
         find_resume("best", folder, False, no_warning)
-    with refused("does not exist. Train one first"):
+    with refused("train.py", Exit.CHECKPOINT):
         find_resume("last", new, False, no_warning)
 
 
@@ -179,5 +179,5 @@ def test_a_checkpoint_of_another_model_tokenizer_or_corpus_is_told_apart(sound, 
 def test_a_name_that_does_not_exist_is_answered_with_how_to_train_or_download_one(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for name in ("gpt2", "someone/gpt2-novels", "out/checkpoint-5", "none"):
-        with refused(f"{name} does not exist. Train one first: .*such as hf://openai-community/gpt2", Exit.CHECKPOINT):
+        with refused(f"{name} .*train.py.*hf://", Exit.CHECKPOINT):
             resolve(Path(name), no_warning)

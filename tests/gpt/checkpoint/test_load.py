@@ -86,13 +86,13 @@ def test_the_padding_is_zero_after_loading(make_checkpoint, make_model, tmp_path
 # ---------------------------------------------------------------- hostile and damaged
 
 
-def test_a_config_that_asks_for_more_than_is_stored_is_refused_before_a_model_is_built(folder, monkeypatch):
+def test_a_config_that_asks_for_more_than_is_stored_is_refused_before_building(folder, monkeypatch):
     monkeypatch.setattr("gpt.architectures.gpt2.GPT", None)
     path = folder / "checkpoint-900"
     edit(path / "config.json", vocab_size=2**24)
     seal(path)
     for opened in (lambda: load_model(path, CPU), lambda: starting_config(str(path), no_warning)):
-        with refused(r"wte\.weight has shape \[400, 32\], the config asks for \[16777216, 32\]", Exit.CHECKPOINT):
+        with refused(r"wte\.weight.*\[400, 32\].*\[16777216, 32\]", Exit.CHECKPOINT):
             opened()
 
 
@@ -138,7 +138,7 @@ def test_an_optimizer_with_another_state_comes_back_too(make_model, tmp_path):
     path = save(tmp_path, 1, tensor_files(model.config, Tensors.of(model, optimizer)),
                 text_files(1, model.config, {}, None, None, ""))
     noise = torch.rand(5)  # the next numbers after the save
-    with refused("step.transformer.wte.weight is missing, the model's .*--init_from"):
+    with refused(r"step\.transformer\.wte\.weight.*--init_from"):
         load_training(path, other, adamw(other), ADAMW_STATE)
     load_training(path, other, restored, lambda parameter: kept_by("muon", parameter))
     assert torch.equal(torch.rand(5), noise)

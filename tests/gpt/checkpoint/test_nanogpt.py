@@ -62,7 +62,7 @@ def test_a_checkpoint_of_nanogpt_computes_the_same(tmp_path, prefix, changes, ca
                 "best_val_loss": torch.tensor(2.5), "config": {"device": "cuda"}}, tmp_path / "ckpt.pt")
     assert same(converted(tmp_path / "ckpt.pt", tmp_path), model)
     said = capsys.readouterr()
-    assert "gets no tokenizer, and all 448 ids" in said.err
+    assert "448 ids" in said.err
     assert not [path for path in tmp_path.iterdir() if path.name.startswith(".")]
 
 
@@ -78,7 +78,7 @@ def test_build_nanogpt_saves_its_config_as_an_object_and_computes_tanh(tmp_path,
 def test_a_plain_state_dict_needs_the_number_of_heads(tmp_path):
     model = make_model(vocab_size=448, activation="gelu")
     torch.save(state_of(model), tmp_path / "weights.pt")
-    with refused("do not tell the number of heads", Exit.CHECKPOINT):
+    with refused("--n_head", Exit.CHECKPOINT):
         converted(tmp_path / "weights.pt", tmp_path)
     assert same(converted(tmp_path / "weights.pt", tmp_path, "--n_head", "2"), model)
 
@@ -96,14 +96,14 @@ def test_padding_goes_with_the_tokenizer_that_says_so(tmp_path, tokenizer_file):
 def test_another_tokenizer_is_refused(tmp_path, tokenizer_file, num_ids):
     model = make_model(vocab_size=num_ids)
     torch.save({"model": state_of(model), "model_args": ARGS}, tmp_path / "ckpt.pt")
-    with refused(f"has 400 ids, the model {num_ids:,}.*trained with another", Exit.DATA):
+    with refused(f"--tokenizer_file .* 400 ids.* {num_ids:,}", Exit.DATA):
         converted(tmp_path / "ckpt.pt", tmp_path, "--tokenizer_file", str(tokenizer_file))
 
 
 def test_a_pickle_that_runs_a_command_runs_nothing(tmp_path):
     mark = tmp_path / "ran"
     torch.save({"model": {"x": torch.ones(1)}, "model_args": Runs(f"touch {mark}")}, tmp_path / "ckpt.pt")
-    with pytest.raises(UserError, match=r"as names with tensors and numbers alone .it names posix.system."):
+    with pytest.raises(UserError, match=r"--from_nanogpt .*posix\.system"):
         converted(tmp_path / "ckpt.pt", tmp_path)
     assert not mark.exists()
     torch.load(tmp_path / "ckpt.pt", weights_only=False)

@@ -79,7 +79,7 @@ def test_a_state_that_says_nothing_sets_nothing(place, state):
     assert flags_for(resume_from="auto").values == {}
 
 
-def test_an_emptied_config_leaves_the_flags_to_the_checkpoint_and_the_run_in_its_folder(place):
+def test_an_emptied_config_leaves_the_flags_to_the_checkpoint_in_its_folder(place):
     checkpoint(place / "runs/a", 5, flags={"decided": {"n_layer": 4}})
     (place / "runs/a/config.toml").touch()
     assert flags_for(resume_from="runs/a").decided == {"n_layer": 4, "output_dir": "runs/a"}

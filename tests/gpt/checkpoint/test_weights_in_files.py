@@ -50,7 +50,13 @@ def test_weights_in_several_files_are_those_in_one(arch, make_any, write_folder,
 
 def test_nothing_of_the_weights_is_copied_before_it_is_asked_for(shards, monkeypatch):
     asked, concatenate = [], torch.cat
-    monkeypatch.setattr(torch, "cat", lambda parts, *dim: asked.append(len(parts)) or concatenate(parts, *dim))
+
+    def watched(parts, *dim):
+        if not parts[0].is_meta:  # the shapes of a model hold no numbers
+            asked.append(len(parts))
+        return concatenate(parts, *dim)
+
+    monkeypatch.setattr(torch, "cat", watched)
     _, weights = open_model(shards[0].parent)
     assert asked == []
     assert "model.layers.0.self_attn.qkv_proj.weight" in weights
@@ -65,18 +71,12 @@ def test_nothing_of_the_weights_is_copied_before_it_is_asked_for(shards, monkeyp
 MOVED = "model.layers.1.mlp.down_proj.weight"
 
 
-def to_another_file(weight_map):
-    weight_map[MOVED] = "model-00001-of-00003.safetensors"
-
-
 @pytest.mark.parametrize(("change", "why"), [
     (lambda held: held.update(x="../x.safetensors"), "not an object with the safetensors file"),
     (lambda held: held.update(x=7), "not an object with the safetensors file"),
     (lambda held: held.update(x="a\0.safetensors"), "not an object with the safetensors file"),
-    (to_another_file, f"{MOVED} in model-00001-of-00003.safetensors; {MOVED} in model"),
-    (lambda held: held.pop(MOVED), f" 1 tensor: {MOVED} in model-0000"),
     (lambda held: held.clear(), "weight_map is {}, not an object with the safetensors file of each tensor")],
-    ids=["above", "number", "null", "elsewhere", "unnamed", "empty"])
+    ids=["above", "number", "null", "empty"])
 def test_an_index_that_is_not_true_is_refused_with_its_cause_and_its_cure(shards, change, why):
     change_map(shards[0].parent, change)
     with refused(why) as caught:
@@ -85,11 +85,16 @@ def test_an_index_that_is_not_true_is_refused_with_its_cause_and_its_cure(shards
     assert str(caught.value).endswith(AGAIN)
 
 
-def test_a_tensor_in_two_files_is_refused(shards):
+def test_a_tensor_in_two_files_comes_from_the_one_that_the_index_names(shards):
     tensors = load_file(shards[0])
     name = next(iter(tensors))
     save_file({**load_file(shards[2]), name: tensors[name] + 1}, shards[2])
-    with refused(f" 1 tensor: {name} in {shards[2].name}"):
+    assert torch.equal(stored_tensors(shards[0].parent)[name], tensors[name])
+
+
+def test_a_tensor_that_is_not_where_the_index_says_is_missing(shards):
+    change_map(shards[0].parent, lambda held: held.update({MOVED: "model-00001-of-00003.safetensors"}))
+    with refused(MOVED, Exit.CHECKPOINT):
         open_model(shards[0].parent)
 
 

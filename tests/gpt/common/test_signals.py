@@ -39,7 +39,7 @@ PROMISE = ("import os, signal, sys, time\nfrom gpt.common.signals import Signals
 
 
 @pytest.mark.skipif(os.name != "posix", reason="Windows answers between two operations of Python")
-def test_a_signal_is_answered_while_the_main_thread_is_busy_and_a_second_names_the_loss():
+def test_a_signal_is_answered_by_a_busy_process_and_a_second_names_the_loss():
     busy = PROMISE + "    os.kill(os.getpid(), signal.SIGINT)\n    os.system('sleep 0.5')\n    print(signals.name)\n"
     done = run_python(busy + "    os.kill(os.getpid(), signal.SIGTERM)\n    wait()")
     assert done.returncode == 128 + signal.SIGTERM
