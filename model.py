@@ -200,7 +200,7 @@ class LanguageModel(nn.Module):
         drawn on the CPU, so that a seed gives the same model on every device.
         """
         for name, parameter in self.named_parameters():
-            owner, _, kind = name.rpartition(".")
+            owner, kind = name.rsplit(".", 1)
             weights = torch.zeros(parameter.shape, device="cpu")
             if parameter.dim() > 1:
                 is_residual = owner.endswith(self.RESIDUAL)
