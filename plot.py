@@ -163,7 +163,7 @@ def mean_of(curves: Sequence[Curve]) -> tuple[Curve, np.ndarray]:
     if not curves:
         return Curve([], []), np.array([])
     first = max(curve.xs[0] for curve in curves)
-    last = min(curve.last_x for curve in curves)
+    last = min(curve.xs[-1] for curve in curves)
     xs = sorted({x for curve in curves for x in curve.xs if first <= x <= last})
     ys = np.array([np.interp(xs, curve.xs, curve.ys) for curve in curves])
     error = ys.std(0, ddof=min(1, len(curves) - 1)) / len(curves)**0.5

@@ -225,7 +225,8 @@ def main(argv: Sequence[str]) -> int:
 
 def build_run(setup: Setup) -> Run:
     """The model with the weights that the seed draws, its optimizer and loss scaler, and its batches."""
-    args, recipe, runtime, machine = setup.args, setup.recipe, setup.runtime, setup.runtime.machine
+    args, recipe = setup.args, setup.recipe
+    runtime, machine = setup.runtime, setup.runtime.machine
     with runtime.out.phase("building the model"):
         torch.manual_seed(args.seed)
         in_graphs = machine.compile and args.compile_mode == "reduce-overhead"
@@ -240,8 +241,7 @@ def build_run(setup: Setup) -> Run:
         windows = data.CorpusWindows(setup.corpus.train, setup.token_place, setup.config.seq_length, args.seed,
                                      machine.device, setup.corpus.components)
         batches = data.Batches(windows, setup.micro_batch, machine.device, runtime.processes)
-    decisions = Decisions(runtime.processes)
-    return Run(setup, model, optimizer, scaler, strategy, decisions, batches, setup.state, teacher)
+    return Run(setup, model, optimizer, scaler, strategy, Decisions(runtime.processes), batches, setup.state, teacher)
 
 
 def compile_run(run: Run) -> None:
@@ -386,7 +386,7 @@ def validate_first(run: Run, validator: Validator, checkpointer: Checkpointer, m
     state, recipe = run.state, run.recipe
     if run.setup.args.init_from and state.step == 0 and (measured := validator.measure()):
         run.setup.runtime.out.say(f"validation before the first step | loss {measured.nats:.4f}")
-    monitor.show_bar()
+    run.setup.runtime.out.bar(recipe.total_steps, state.step)
     is_due = state.step % recipe.eval_interval == 0 or state.step == recipe.total_steps
     if is_due and state.validated_step < state.step:
         validate(run, validator, checkpointer, monitor)
@@ -415,14 +415,14 @@ def save_and_close(run: Run, checkpointer: Checkpointer, monitor: Monitor) -> in
 
     Raises UserError (exit 5) if the last state could not be saved.
     """
-    runtime, seconds = run.setup.runtime, monitor.seconds
+    runtime = run.setup.runtime
     [number] = runtime.processes.total([runtime.signals.number or 0], largest=True)
     runtime.signals.hear(int(number))  # one process's signal ends all
     is_saved = checkpointer.finish()
-    monitor.close(seconds, is_saved)
+    monitor.close(is_saved)
     if run.state.step and not is_saved:
         raise UserError(Exit.MACHINE, f"the last state could not be saved. {checkpointer.last_good()} when "
-                                      f"{run.setup.args.output_dir} has {checkpointer.plan.checkpoint_bytes:,} bytes.")
+                                      f"{run.setup.args.output_dir} has {run.setup.saving.checkpoint_bytes:,} bytes.")
     monitor.say_what_next(checkpointer.best_step)
     return Exit.DONE if runtime.signals.number is None else 128 + runtime.signals.number
 

@@ -37,7 +37,7 @@ def line_of(folder: Path) -> dict[str, object]:
     seq_length = flags["seq_length"]
     config = ARCHITECTURES[flags["arch"]].sized(shape, corpus.vocab_size, seq_length)
     tokens_per_step = seq_length * flags["batch_size"] * flags["gradient_accumulation_steps"]
-    seen = int(validations.last_x) * tokens_per_step
+    seen = int(validations.xs[-1]) * tokens_per_step
     evidence = statistics.evidence(config, flags["eval_tokens"] // seq_length, seen)
     return {"text": tokens.name, **asdict(evidence), "bits": validations.ys[-1] / math.log(2)}
 

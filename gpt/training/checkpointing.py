@@ -32,20 +32,20 @@ class Checkpointer:
     """Saves a run, one checkpoint at a time, and knows the checkpoints on the disk."""
 
     def __init__(self, run: Run, tokenizer: Tokenizer | None):
-        setup = run.setup
-        self.plan, self._args, self._run, self._runtime = setup.saving, setup.args, run, setup.runtime
-        self.output_dir, is_first = Path(self._args.output_dir), setup.runtime.processes.is_first
+        self._run = run
+        self._args, self._runtime = run.setup.args, run.setup.runtime
+        self.output_dir, is_first = Path(self._args.output_dir), self._runtime.processes.is_first
         self.best_step = 0  # the best by validation that is on the disk
         self.save_seconds = 0.0  # of the last save, until it was on the disk
         self.begun_step = 0  # of the save in flight, or of the last save
         self.validations: list[tuple[int, float, float | None]] = []  # step, nats, bits per byte, for the model card
         self._written_step: int | None = None  # of the last successful save, or resumed from this folder
-        self._first_step, self._begun_at = run.state.step, time.monotonic()
+        self._first_step = run.state.step
         self._is_waiting = False  # for a save, in any process
         self._tokenizer_json = tokenizer.to_str() if tokenizer else None
         self._thread, self._pending = ThreadPoolExecutor(1, "saver", yield_the_cores), None
-        self._snapshot = save.Snapshot() if is_first and self.plan.copies else None
-        self.mirror = Mirror(self._args, setup.runtime.out) if is_first and self._args.mirror_to else None
+        self._snapshot = save.Snapshot() if is_first and run.setup.saving.copies else None
+        self.mirror = Mirror(self._args, self._runtime.out) if is_first and self._args.mirror_to else None
 
     # ---- when
 
@@ -59,7 +59,7 @@ class Checkpointer:
             if self.mirror is not None:  # a killed run may have ended before its copy
                 self.mirror.update(self._retention(self._written_step, self.best_step))
         if self._snapshot is not None:  # the first save would wait longer for new pages than for its copy
-            self._snapshot.reserve(self.plan.checkpoint_bytes, self._runtime.machine.backend.runs_ahead)
+            self._snapshot.reserve(self._run.setup.saving.checkpoint_bytes, self._runtime.machine.backend.runs_ahead)
 
     def is_wanted(self) -> bool:
         """True if a rolling checkpoint is due by the main process's clock, or was requested by a signal."""
@@ -80,39 +80,41 @@ class Checkpointer:
         """Starts a save. Training waits for the copy to the RAM, or without such a copy for the disk."""
         self._settle_all()
         self._runtime.signals.asks_to_save = False
-        self._begun_at, self.begun_step, started = time.monotonic(), self._run.state.step, time.perf_counter()
-        fields, card, is_first = self._fields(permanent), self._card(), self._runtime.processes.is_first
-        step, config = self.begun_step, self._run.model.config
+        self._begun_at, started = time.monotonic(), time.perf_counter()
+        self.begun_step = step = self._run.state.step
+        fields, card = self._fields(permanent), self._card()
+        setup, config = self._run.setup, self._run.model.config
         # Decided before the write: a slow disk must not change the choice. The best stays until a better one is saved.
         best = step if self._run.state.best_step == step else self.best_step
 
         with self._runtime.out.phase("copying the state"), self._runtime.clock.pause():
             tensors = contents.Tensors.of(self._run.model, self._run.optimizer)
-            if is_first:
-                tensors = self._snapshot.take(tensors) if self._snapshot else tensors.gathered()
-            else:
+            if not self._runtime.processes.is_first:
                 tensors.join_gather()
+            else:
+                tensors = self._snapshot.take(tensors) if self._snapshot else tensors.gathered()
         waited = time.perf_counter() - started
 
         def write() -> float:
             with contextlib.suppress(OSError):  # a power cut leaves the rows that led to the checkpoint
                 sync(self.output_dir / METRICS)
-            texts = contents.text_files(step, config, fields, self._tokenizer_json,
-                                        self._run.setup.corpus.end_of_text_id, card)
+            texts = contents.text_files(step, config, fields, self._tokenizer_json, setup.corpus.end_of_text_id, card)
             save.save(self.output_dir, step, contents.tensor_files(config, tensors), texts)
-            self._written_step, self.best_step, retention = step, best, self._retention(step, best)
+            self._written_step, self.best_step = step, best
+            retention = self._retention(step, best)
             prune(self.output_dir, *retention)
             seconds = time.perf_counter() - started
             if not self.save_seconds:
-                self._runtime.out.say(f"saved checkpoint-{step}: {size(self.plan.checkpoint_bytes)} in {seconds:.2f} "
-                                      f"s, of which training waited {waited if self._snapshot else seconds:.2f} s")
+                self._runtime.out.say(
+                    f"saved checkpoint-{step}: {size(setup.saving.checkpoint_bytes)} in {seconds:.2f} s, "
+                    f"of which training waited {waited if self._snapshot else seconds:.2f} s")
             if self.mirror is not None:
                 self.mirror.update(retention)
             return seconds
 
-        if is_first:
+        if self._runtime.processes.is_first:
             self._pending = self._thread.submit(write)
-        if not self.plan.copies:
+        if not setup.saving.copies:
             self._settle_all()
 
     def _retention(self, step: int, best: int) -> Retention:
@@ -139,7 +141,8 @@ class Checkpointer:
         except OSError as error:
             why = why_not_written(error)
             out.warn(f"checkpoint-{self.begun_step} could not be saved: {why} It needs about "
-                     f"{size(self.plan.checkpoint_bytes)}. Training goes on and the next save tries again.")
+                     f"{size(self._run.setup.saving.checkpoint_bytes)}. Training goes on and the next save tries "
+                     "again.")
 
     def _settle_all(self) -> None:
         """Makes all processes wait for the end of the main process's save."""
@@ -164,10 +167,10 @@ class Checkpointer:
 
     def _card(self) -> str:
         """The model card, README.md."""
-        config, corpus, state = self._run.model.config, self._run.setup.corpus, self._run.state
+        corpus, state = self._run.setup.corpus, self._run.state
         facts = {
             "steps": f"{state.step:,} of {self._run.recipe.total_steps:,}",
-            "tokens seen": f"{state.samples_seen * config.seq_length:,}",
+            "tokens seen": f"{state.samples_seen * self._run.model.config.seq_length:,}",
             "best validation loss in nats": state.best,
             **({"weights at the start": printable(state.init_from)} if state.init_from else {}),
             "training tokens": f"{corpus.train.length:,}, sha256 {corpus.identity}",
@@ -177,7 +180,7 @@ class Checkpointer:
         command = command_for_card(settings_of(self._run.setup)["flags"]["given"])
         on_hub = {"base_model": [repo_of(state.init_from, MODEL)],
                   "datasets": [repo_of(origin, DATASET) for origin in corpus.origins]}
-        return contents.model_card(config, facts, self.validations, command, on_hub)
+        return contents.model_card(self._run.model.config, facts, self.validations, command, on_hub)
 
     # ---- the checkpoints on the disk
 

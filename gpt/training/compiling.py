@@ -21,37 +21,31 @@ def try_to_compile(run: Run, compile_model: Callable[[], None]) -> None:
     """
     machine, out = run.setup.runtime.machine, run.setup.runtime.out
     rng, started = machine.rng_state(), time.perf_counter()
-    batch = run.batches.get(run.state.samples_seen, 0)
+    inputs_BT, targets_BT = run.batches.get(run.state.samples_seen, 0)
+    is_whole_step = run.num_micro_batches == 1 and run.setup.runtime.processes.world_size == 1
 
     def compile_all() -> None:
         run.optimizer.zero_grad(set_to_none=True)  # an earlier attempt may have got half way
         compile_model()
         if run.teacher:
             run.teacher.compile()
-        _forward_and_backward(run, *batch)
+        with run.strategy.accumulating(is_last=is_whole_step):
+            with machine.autocast():
+                loss = run.strategy.forward(inputs_BT, targets_BT, run.teacher_output(inputs_BT))
+            run.scaler.scale(loss).backward()
         compile_optimizer(run.optimizer)
         machine.backend.synchronize()
 
     try:
         with out.phase("compiling, a minute or two the first time"):
             with_sound_kernels(compile_all, out.say)
-        run.compile_seconds = time.perf_counter() - started
-        out.say(f"compiled    in {duration(run.compile_seconds)}")
+        out.say(f"compiled    in {duration(time.perf_counter() - started)}")
     except Exception as error:
         if not is_out_of_memory(error):  # otherwise the next step runs out of memory as well, and is halved
             _fall_back_to_eager(run, error)
     run.optimizer.zero_grad(set_to_none=True)
     machine.set_rng_state(rng)
     machine.backend.reset_peak_memory()
-
-
-def _forward_and_backward(run: Run, inputs_BT: torch.Tensor, targets_BT: torch.Tensor) -> None:
-    """One forward and one backward pass, which compile the model."""
-    is_whole_step = run.num_micro_batches == 1 and run.setup.runtime.processes.world_size == 1
-    with run.strategy.accumulating(is_last=is_whole_step):
-        with run.setup.runtime.machine.autocast():
-            loss = run.strategy.forward(inputs_BT, targets_BT, run.teacher_output(inputs_BT))
-        run.scaler.scale(loss).backward()
 
 
 def _fall_back_to_eager(run: Run, error: Exception) -> None:

@@ -25,16 +25,16 @@ class Due:
 
 def due_after_step(run: Run, checkpointer: Checkpointer, deadline: Deadline, pace: Pace) -> Due:
     """Decides the work due after the latest step, by intervals, the clock, and a signal that requests a save."""
-    step, recipe, decisions = run.state.step, run.recipe, run.decisions
+    step, recipe = run.state.step, run.recipe
     near_deadline = deadline.is_within(pace.ending(recipe, checkpointer.save_seconds))
-    out_of_time = decisions.any_said("end", near_deadline and run.setup.runtime.processes.is_first)
+    out_of_time = run.decisions.any_said("end", near_deadline and run.setup.runtime.processes.is_first)
     if out_of_time and step < recipe.total_steps:
         run.setup.runtime.out.say(deadline.describe_end(step, recipe, run.setup.args.output_dir))
     is_last = out_of_time or step == recipe.total_steps
     permanent = is_last or checkpointer.is_permanent()
     every_steps = run.setup.args.checkpoint_every_steps
     is_rolling = every_steps > 0 and step % every_steps == 0
-    is_wanted = decisions.any_said("save", checkpointer.is_wanted())
+    is_wanted = run.decisions.any_said("save", checkpointer.is_wanted())
     return Due(is_last, save=is_wanted or permanent or is_rolling, permanent=permanent,
                validate=is_last or step % recipe.eval_interval == 0,
                sample=recipe.sample_interval > 0 and (is_last or step % recipe.sample_interval == 0))

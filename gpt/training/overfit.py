@@ -6,6 +6,7 @@ Networks. gpt/watching/overfitting.py warns of a real run that overfits.
 
 import math
 import time
+from collections import deque
 from collections.abc import Callable
 
 import torch
@@ -25,27 +26,29 @@ def overfit_batches(run: Run, take_step: Callable[[Run], Figures]) -> int:
 
     Raises UserError (exit 6) with advice if the loss does not come near.
     """
-    setup, state, recipe, out = run.setup, run.state, run.recipe, run.setup.runtime.out
-    num, began, last = setup.args.overfit, time.monotonic(), math.inf
+    setup, out = run.setup, run.setup.runtime.out
+    state, recipe = run.state, run.recipe
+    num = setup.args.overfit
     setup.runtime.signals.at_once = "while it learned batches by heart, which writes nothing"
-    most_steps, look = setup.args.max_steps or max(LIMIT_STEPS, LIMIT_PASSES * num), num * -(-LOOK_STEPS // num)
+    most_steps = setup.args.max_steps or max(LIMIT_STEPS, LIMIT_PASSES * num)
+    look = num * -(-LOOK_STEPS // num)
     # A window's first tokens do not yet tell which window it is: that costs at most log(windows) nats, once a window.
     near = NEAR + math.log(num * recipe.samples_per_step) / setup.config.seq_length
     out.say(f"overfit     {several(num, 'batch')} of {setup.tokens_per_step:,} tokens, at learning "
             f"rate {recipe.learning_rate:.2e}, at most {several(most_steps, 'step')}; nothing is written")
 
-    results: list[Figures] = []  # since the last look
+    began, last = time.monotonic(), math.inf
+    losses: deque[torch.Tensor] = deque(maxlen=num)  # of the last pass over the batches
     out.bar(most_steps, 0)
     while state.step < most_steps and last > near:
         for group in run.optimizer.param_groups:
             group["lr"] = group["lr_scale"] * recipe.learning_rate * min(1.0, (state.step + 1) / WARMUP_STEPS)
         state.samples_seen = state.step % num * recipe.samples_per_step  # the same batches again and again
-        results.append(take_step(run))
+        losses.append(take_step(run)["loss"])
         state.step += 1
         if state.step % look == 0 or state.step == most_steps:
-            last = torch.stack([result["loss"] for result in results[-num:]]).mean().item()
+            last = torch.stack(list(losses)).mean().item()
             out.at(state.step, f"step {state.step:,}/{most_steps:,} | loss {last:.4f}")
-            results.clear()
     out.end_bar()
 
     if last > near or not math.isfinite(last):

@@ -80,9 +80,7 @@ def _measure_step(run: Run, take_step: TakeStep, whole: bool, least_seconds: flo
     restored, bit for bit. Unless whole, a long step is measured once, and a step of many micro-batches by some of them.
     """
     runtime = run.setup.runtime
-    machine, groups = runtime.machine, run.optimizer.param_groups
-    learning_rates = [group["lr"] for group in groups]
-    rng, scaler = machine.rng_state(), run.scaler.state_dict()
+    rng, scaler = runtime.machine.rng_state(), run.scaler.state_dict()
     num_measured = run.num_micro_batches if whole else min(MEASURED_MICRO_BATCHES, run.num_micro_batches)
     seconds: list[float] = []
 
@@ -91,19 +89,17 @@ def _measure_step(run: Run, take_step: TakeStep, whole: bool, least_seconds: flo
             return False
         return len(seconds) <= WARM_STEPS or sum(seconds) < least_seconds
 
-    for group in groups:
-        group["lr"] = 0.0
+    for group in run.optimizer.param_groups:
+        group["lr"] = 0.0  # until the next step, which sets its own
     with runtime.out.phase("measuring how long a step takes"):
         while runtime.processes.from_first(lambda: needs_another(seconds)):
             runtime.clock.start()
             take_step(run, num_measured)
             seconds.append(runtime.clock.lap())
 
-    for group, learning_rate in zip(groups, learning_rates, strict=True):
-        group["lr"] = learning_rate
     run.optimizer.state.clear()
     run.scaler.load_state_dict(scaler)
-    machine.set_rng_state(rng)
+    runtime.machine.set_rng_state(rng)
     runtime.gauge.waited = dict.fromkeys(runtime.gauge.waited, 0.0)  # these steps were no training
     warm = sorted(runtime.processes.from_first(lambda: seconds[1:] or seconds))
     return warm[len(warm) // 4] * run.num_micro_batches / num_measured
@@ -139,15 +135,16 @@ def move_end(run: Run, deadline: Deadline, pace: Pace, save_seconds: float) -> b
     Other work on the machine changes the pace: the learning rate still falls to its end, and no minutes stay unused.
     save_seconds is the time of the last save. True if the last step moved.
     """
-    setup, recipe, step = run.setup, run.recipe, run.state.step
+    setup, recipe = run.setup, run.recipe
     if deadline.minutes is None:
         return False
     most_steps = setup.recipe_for(None).total_steps
-    ending_seconds = pace.ending(recipe, save_seconds)
-    last = setup.runtime.processes.from_first(lambda: deadline.last_step(step, recipe, ending_seconds, most_steps))
+    last = setup.runtime.processes.from_first(
+        lambda: deadline.last_step(run.state.step, recipe, pace.ending(recipe, save_seconds), most_steps))
     total = recipe.total_steps
-    sooner = max(1, SPARE * (total - step))
-    later = max(1, LATER * (total - step), LEAST_LATER * total)
+    left = total - run.state.step
+    sooner = max(1, SPARE * left)
+    later = max(1, LATER * left, LEAST_LATER * total)
     if -sooner <= last - total <= later:
         return False
     how = "slower" if last < total else "faster"

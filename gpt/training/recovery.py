@@ -29,21 +29,20 @@ class TooManySkipped(Exception):
 
 def can_halve(run: Run, error: Exception) -> bool:
     """True if memory ran out and a smaller micro-batch is possible. Several processes would wait for each other."""
-    is_single = run.setup.runtime.processes.world_size == 1
-    return run.micro_batch > 1 and is_single and is_out_of_memory(error)
+    return run.micro_batch > 1 and run.setup.runtime.processes.world_size == 1 and is_out_of_memory(error)
 
 
 def undo_step(run: Run, rng: Mapping[str, torch.Tensor]) -> None:
     """Undoes an interrupted step: gradients, random draws, unfinished optimizer state, the scaler's records."""
-    optimizer, scaler, machine = run.optimizer, run.scaler, run.setup.runtime.machine
+    optimizer, scaler = run.optimizer, run.scaler
     optimizer.zero_grad(set_to_none=True)
-    machine.set_rng_state(rng)
+    run.setup.runtime.machine.set_rng_state(rng)
     for parameter, kept in list(optimizer.state.items()):
         if kept.keys() != expected_state(optimizer, parameter).keys():  # the step has not finished it
             del optimizer.state[parameter]
     if scaler.is_enabled():
         # Before its first use the scaler has no scale.
-        scaler.scale(torch.zeros((), device=machine.device))
+        scaler.scale(torch.zeros((), device=run.setup.runtime.machine.device))
         scaler.update(scaler.get_scale())
 
 
@@ -66,13 +65,13 @@ def explaining_memory(run: Run) -> Iterator[None]:
 
     Several processes have to start again, with smaller micro-batches.
     """
-    setup = run.setup
+    args, processes = run.setup.args, run.setup.runtime.processes
     try:
         yield
     except (RuntimeError, MemoryError) as error:
         if not is_out_of_memory(error):
             raise
-        args, processes, backend = setup.args, setup.runtime.processes, setup.runtime.machine.backend
+        backend = run.setup.runtime.machine.backend
         cure = "Try a smaller --batch_size, --seq_length or --model_size."
         if processes.world_size > 1 and run.micro_batch > 1 and not (args.dry_run or args.overfit):
             remember_too_many(Path(args.output_dir), run.micro_batch)
@@ -93,7 +92,7 @@ def explaining_the_end(run: Run, checkpointer: Checkpointer) -> Iterator[None]:
     If the tokens change, the state is saved, unless other processes are in the middle of a step. At the end the block
     waits for the save in flight.
     """
-    setup = run.setup
+    args, processes = run.setup.args, run.setup.runtime.processes
     try:
         yield
     except (TooManySkipped, FloatingPointError) as error:
@@ -102,8 +101,7 @@ def explaining_the_end(run: Run, checkpointer: Checkpointer) -> Iterator[None]:
         raise UserError(Exit.DIVERGED, f"{what}. {checkpointer.last_good()} with half the --learning_rate ({rate:.2g}) "
                                        "or a longer --warmup_steps.") from error
     except TokensChanged as error:
-        processes = setup.runtime.processes
-        if run.state.step and processes.world_size == 1 and not (setup.args.dry_run or setup.args.overfit):
+        if run.state.step and processes.world_size == 1 and not (args.dry_run or args.overfit):
             checkpointer.finish()
         with processes.errors_of_this_rank():
             raise UserError(error.code, f"{error} {checkpointer.last_good()} then.") from error

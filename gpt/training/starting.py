@@ -31,19 +31,19 @@ def load_start(run: Run) -> None:
 
 def resume(run: Run) -> None:
     """Restores weights, optimizer, loss scale and random-number generators, and prints the changes of the settings."""
-    setup, stored, say = run.setup, run.setup.stored, run.setup.runtime.out.say
+    setup, say = run.setup, run.setup.runtime.out.say
     assert setup.resumed
-    folder, optimizer = setup.resumed.folder, run.optimizer
-    notes = load.load_training(folder, run.model, optimizer, partial(expected_state, optimizer))
+    folder, stored = setup.resumed
+    notes = load.load_training(folder, run.model, run.optimizer, partial(expected_state, run.optimizer))
     if run.scaler.is_enabled() and stored.scaler:
         run.scaler.load_state_dict(dict(stored.scaler))
-    before, step, total = stored.settings, stored.state.step, setup.recipe.total_steps
-    planned = before.get("total_steps", total)
+    step, total = stored.state.step, setup.recipe.total_steps
+    planned = stored.settings.get("total_steps", total)
     of = f"{total:,}" if planned == total else f"{total:,}; before, of {planned:,}"
     say(f"resume      from {folder.name}, step {step:,} of {of}")
     with contextlib.suppress(KeyError, TypeError, ArithmeticError):  # somebody has edited the state
         if planned != total:
-            was = schedule_of(before).learning_rate_at(step)
+            was = schedule_of(stored.settings).learning_rate_at(step)
             now, end = map(setup.recipe.learning_rate_at, (step + 1, total))
             say(f"resume      the learning rate was {was:.2e}, is now {now:.2e}, ends at {end:.2e}")
     for note in notes:
@@ -59,11 +59,12 @@ def resume(run: Run) -> None:
 
 def forget_best_on_other_tokens(run: Run) -> None:
     """Forgets the best validation loss, with a message, if the resumed run measures other tokens."""
-    setup, state, corpus, recipe = run.setup, run.state, run.setup.corpus, run.recipe
-    settings, hashes = setup.stored.settings, setup.stored.data
-    is_same = (settings.get("eval_tokens", recipe.eval_tokens) == recipe.eval_tokens
-               and hashes.get("val_sha256", corpus.val_identity) == corpus.val_identity)
+    stored, corpus = run.setup.stored, run.setup.corpus
+    state, num_tokens = run.state, run.recipe.eval_tokens
+    is_same = (stored.settings.get("eval_tokens", num_tokens) == num_tokens
+               and stored.data.get("val_sha256", corpus.val_identity) == corpus.val_identity)
     if corpus.val is not None and state.best_val_loss is not None and not is_same:
-        setup.runtime.out.say("resume      validation measures other tokens than before: the best so far, "
-                              f"{state.best}, does not count any more")
-        state.best_val_loss, state.best_step, state.validations_without_gain = None, 0, 0
+        run.setup.runtime.out.say("resume      validation measures other tokens than before: the best so far, "
+                                  f"{state.best}, does not count any more")
+        state.best_val_loss, state.best_step = None, 0
+        state.validations_without_gain = 0

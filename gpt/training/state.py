@@ -21,7 +21,7 @@ Figures = dict[str, torch.Tensor]  # of a step, by their names in metrics.jsonl:
 class Run:
     """The living parts of a run: the model, its optimizer, its batches, its counters.
 
-    strategy shares a step among processes. An eager run has no compile_seconds.
+    strategy shares a step among processes.
     """
 
     setup: Setup
@@ -33,7 +33,6 @@ class Run:
     batches: data.Batches
     state: TrainState
     teacher: Teacher | None = None
-    compile_seconds: float | None = None
 
     @property
     def recipe(self) -> Recipe:

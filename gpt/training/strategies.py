@@ -1,7 +1,7 @@
 """Shares a step among processes (Strategy), and takes their common decisions (Decisions).
 
 Every process has its own micro-batches of the step. With DataParallel each process holds the whole model, with
-FullySharded some rows of every weight. A step of a SingleProcess goes through the same lines.
+FullySharded some rows of every weight. A single process has the whole step: Strategy itself.
 """
 
 import warnings
@@ -26,7 +26,7 @@ BUCKET_MIB = 25  # of gradients that are averaged at a time
 
 
 class Strategy:
-    """Shares a step among the processes of a run: the forward pass, and the sums over the processes.
+    """Shares a step among the processes of a run: the forward pass, and the sums over the processes; for one process.
 
     forward is the model as the step calls it. keeps_gradients: the gradients stay in place from step to step, and are
     set to zero. compiles_blocks: the blocks are compiled one by one, whatever the flags say.
@@ -55,11 +55,7 @@ class Strategy:
         return loss, torch.nn.utils.get_total_norm(gradients, foreach=True)
 
 
-class SingleProcess(Strategy):
-    """One process, which shares nothing."""
-
-
-class CudaGraphs(SingleProcess):
+class CudaGraphs(Strategy):
     """One process whose forward and backward passes are CUDA graphs (--compile_mode reduce-overhead).
 
     A graph writes its outputs, the gradients among them, to the same memory each time. A step of one micro-batch uses
@@ -149,16 +145,15 @@ def build_model(config: ModelConfig, options: Options, strategy: str, processes:
     strategy is 'ddp', 'fsdp' or 'hsdp' where there are several processes. std is the deviation of the initial matrices.
     in_graphs: the passes of a single process are compiled to CUDA graphs.
     """
-    if processes.world_size == 1:
-        model = create(config, machine.device, options, std).train()
-        return model, CudaGraphs(model) if in_graphs else SingleProcess(model)
-    if strategy == "ddp":
-        model = create(config, machine.device, options, std).train()
+    if processes.world_size > 1 and strategy != "ddp":
+        with torch.device("meta"):
+            unrounded = replace(options, rounded_to=None)  # the shards are gathered in 16 bits
+            model = architecture_of(config).build(config, unrounded).train()
+        return model, FullySharded(model, processes, machine, std, processes.num_machines if strategy == "hsdp" else 1)
+    model = create(config, machine.device, options, std).train()
+    if processes.world_size > 1:
         return model, DataParallel(model, processes)
-    with torch.device("meta"):
-        unrounded = replace(options, rounded_to=None)  # the shards are gathered in 16 bits
-        model = architecture_of(config).build(config, unrounded).train()
-    return model, FullySharded(model, processes, machine, std, processes.num_machines if strategy == "hsdp" else 1)
+    return model, CudaGraphs(model) if in_graphs else Strategy(model)
 
 
 # ---------------------------------------------------------------- common decisions

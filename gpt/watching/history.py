@@ -63,11 +63,6 @@ class Curve:
     ys: list[float]
 
     @property
-    def last_x(self) -> float:
-        """The last x; 0 for an empty curve."""
-        return self.xs[-1] if self.xs else 0.0
-
-    @property
     def lowest(self) -> tuple[float, float] | None:
         """The point (x, y) with the lowest y; None for an empty curve."""
         return min(zip(self.xs, self.ys, strict=True), key=lambda point: point[1], default=None)

@@ -16,7 +16,6 @@ from gpt.common.words import duration, percent, printable, several, shell_word
 from gpt.machine.pinned import to_host
 from gpt.machine.timing import Mark
 from gpt.planning.forecast import forecast_of
-from gpt.planning.recipe import Recipe
 from gpt.training.pacing import mfu
 from gpt.training.recovery import TooManySkipped
 from gpt.training.state import Figures, Run
@@ -58,8 +57,7 @@ class Monitor:
         self.state, self._run = run.state, run
         self._args, self._config = setup.args, setup.config
         self._recorder, self._runtime = recorder, runtime
-        self._machine, self._out = runtime.machine, runtime.out
-        self._clock, self._gauge = runtime.clock, runtime.gauge
+        self._out = runtime.out
         self._gpu = runtime.machine.name if runtime.machine.on_gpu else None
         self._curve = LossCurve(math.log(setup.config.vocab_size))
         self._overfitting = OverfittingWatch()
@@ -74,39 +72,23 @@ class Monitor:
         if run.state.best_val_loss is not None:  # else an earlier start validated on other text
             self._recall(recorder.rows)
 
-    @property
-    def _recipe(self) -> Recipe:
-        return self._run.recipe
-
-    def __enter__(self) -> Monitor:
-        self._out.on_warning = lambda message: self._recorder.log(
-            self.state.step, time=time.time(), advice=message)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._close_trackers()
-        self._out.on_warning = None
-
-    def _close_trackers(self) -> None:
+    def close_trackers(self) -> None:
+        """Tells the trackers that the run has ended, and waits for them, after a signal for a shorter time."""
         self._recorder.close(
             TRACKER_SECONDS if self._runtime.signals.number is None else TRACKER_SECONDS_AFTER_SIGNAL)
 
     # ---- steps
 
-    def show_bar(self) -> None:
-        """Shows the bar, on a terminal."""
-        self._out.bar(self._recipe.total_steps, self.state.step)
-
     def add(self, result: Figures) -> None:
         """Takes the figures of the step just enqueued; at a logged step, enqueues their copy to the host."""
         self._results.append(result)
-        step, recipe = self.state.step, self._recipe
+        step, recipe = self.state.step, self._run.recipe
         # These are the same steps in a resumed run.
         if step % recipe.log_interval == 0 or step in (1, recipe.total_steps):
             on_host = to_host(torch.stack([
                 figure for each in self._results for figure in each.values()]).view(len(self._results), -1))
             self._enqueued.append(_Enqueued(list(result), on_host, self._num_counted, step,
-                                            self.state.samples_seen, self._run.micro_batch, self._clock.mark()))
+                                            self.state.samples_seen, self._run.micro_batch, self._runtime.clock.mark()))
             self._results = []
             self._num_counted = 0
 
@@ -124,12 +106,12 @@ class Monitor:
         host reads. at_once waits for it. Raises TooManySkipped after MOST_SKIPPED_IN_A_ROW steps that were
         not finite.
         """
-        is_for_all = at_once or not self._machine.backend.runs_ahead
+        is_for_all = at_once or not self._runtime.machine.backend.runs_ahead
         while self._enqueued and (is_for_all or self._enqueued[0].step < self.state.step):
             logged = self._enqueued.popleft()
-            with self._gauge.waiting("device"):
+            with self._runtime.gauge.waiting("device"):
                 logged.end.wait()
-            seconds = self._clock.lap(logged.end)
+            seconds = self._runtime.clock.lap(logged.end)
             figures = dict(zip(logged.names, logged.figures.T.tolist(), strict=True))
             skipped = figures.pop("skipped")
             self.state.skipped_steps += int(sum(skipped[logged.num_counted:]))
@@ -146,15 +128,16 @@ class Monitor:
 
     def _log(self, logged: _Enqueued, figures: dict[str, float], step_seconds: float) -> None:
         """Prints and records one logged step."""
-        step, recipe, T = logged.step, self._recipe, self._config.seq_length
+        step, recipe = logged.step, self._run.recipe
         lr = recipe.learning_rate_at(step)
         self._last_loss = figures["loss"]
-        tokens_per_second = recipe.samples_per_step * T / step_seconds
+        tokens_per_second = self._run.setup.tokens_per_step / step_seconds
         utilization = mfu(tokens_per_second, self._config, self._runtime)
-        memory_bytes = self._machine.backend.peak_memory()
-        self._recorder.log(step, time=time.time(), lr=lr, **figures, tokens=logged.samples_seen * T,
-                           seconds=step_seconds, tokens_per_second=tokens_per_second, mfu=utilization,
-                           memory_bytes=memory_bytes, gpu=self._gpu)
+        memory_bytes = self._runtime.machine.backend.peak_memory()
+        self._recorder.log(step, time=time.time(), lr=lr, **figures,
+                           tokens=logged.samples_seen * self._config.seq_length, seconds=step_seconds,
+                           tokens_per_second=tokens_per_second, mfu=utilization, memory_bytes=memory_bytes,
+                           gpu=self._gpu)
 
         epochs = min(recipe.epochs, math.ceil(recipe.passes))
         epoch = min(epochs, (logged.samples_seen - 1) // recipe.windows_per_epoch + 1)
@@ -182,15 +165,15 @@ class Monitor:
 
     def _watch(self, seconds: float, step_seconds: float, micro_batch: int) -> None:
         """Warns of a device that waits for data or for the host; seconds is the training since the last call."""
-        gauge = self._gauge
+        gauge = self._runtime.gauge
         gauge.lap(seconds)
         if gauge.host_is_late and gauge.data_wait_fraction > 0.05 and gauge.waited["data"] > WATCHED_SECONDS:
             self.warn_once("loader", f"the loader holds the device back: {gauge.data_wait_fraction:.0%} of the time "
                                      "is spent waiting for data. Give --preload ram, or put the tokens on a "
                                      "faster disk.")
 
-        micro_batch_seconds = step_seconds * micro_batch / self._recipe.samples_per_step
-        if (self._machine.backend.runs_ahead and gauge.host_is_late and gauge.trained > WATCHED_SECONDS
+        micro_batch_seconds = step_seconds * micro_batch / self._run.recipe.samples_per_step
+        if (self._runtime.machine.backend.runs_ahead and gauge.host_is_late and gauge.trained > WATCHED_SECONDS
                 and micro_batch_seconds < SHORT_MICRO_BATCH_SECONDS):
             self.warn_once("batch", "the GPU waits for the host: its micro-batches are too small. Give a "
                                     f"larger --batch_size than {micro_batch}, or --batch_size auto.")
@@ -210,8 +193,8 @@ class Monitor:
         for step, loss in enumerate(losses, self._last_logged + 1):
             if spike := self._curve.add(step, loss):
                 self._out.warn(spike)
-        peak = self._recipe.learning_rate
-        if advice := self._curve.advice(peak, self._recipe.learning_rate_at(last_step) / peak):
+        peak = self._run.recipe.learning_rate
+        if advice := self._curve.advice(peak, self._run.recipe.learning_rate_at(last_step) / peak):
             # The kind is the advice up to its colon, for example 'the loss explodes'.
             self.warn_once(advice.partition(":")[0], f"advice at step {last_step:,}: {advice}")
 
@@ -243,20 +226,20 @@ class Monitor:
     @property
     def seconds(self) -> float:
         """The seconds since the first step began, everything included."""
-        return time.perf_counter() - self._clock.began
+        return time.perf_counter() - self._runtime.clock.began
 
-    def close(self, seconds: float, is_saved: bool) -> None:
+    def close(self, is_saved: bool) -> None:
         """Ends the bar and prints the closing block."""
         state = self.state
         self._out.end_bar()
-        self._close_trackers()
+        self.close_trackers()
         self._out.close()
-        if advice := self._curve.verdict(self._last_loss, self._recipe.learning_rate):
+        if advice := self._curve.verdict(self._last_loss, self._run.recipe.learning_rate):
             self._out.warn(advice)
         forecast = forecast_of(self._run.setup) if self._runtime.signals.number is None else None
         closing = {
             "trained": f"{several(state.step, 'step')}, {state.samples_seen * self._config.seq_length:,} tokens; "
-                       f"{duration(seconds)} since this start",
+                       f"{duration(self.seconds)} since this start",
             "loss": "" if math.isnan(self._last_loss)
                     else f"{self._last_loss:.4f} at step {self._last_logged:,}",
             "val loss": "" if state.best_val_loss is None else f"{state.best}, the best",
@@ -285,7 +268,8 @@ class Monitor:
 
     def _say_how_to_improve(self, folder: str, best: str) -> None:
         """Prints what leads to a better model, why, and the commands, if the run's figures show it."""
-        args, state, config, corpus = self._args, self.state, self._config, self._run.setup.corpus
+        args, state = self._args, self.state
+        config, corpus = self._config, self._run.setup.corpus
         sizes = {name: architecture_of(config).sized(shape, config.vocab_size, config.seq_length).num_parameters
                  for name, shape in SIZES.items() if not state.init_from}
         improvement = verdict(self._overfitting.validations, self._overfitting.losses[-1][0],
@@ -300,7 +284,7 @@ class Monitor:
         action, command = actions.get(how) or (
             f"train a larger model, {how}", self._new_run(folder, f"--model_size {how}", how))
         self._out.say(f"To improve: {action} ({why})\n{command}")
-        if how == MORE_TEXT and self._recipe.overfits and self._recipe.passes > FRESH and not args.teacher:
+        if how == MORE_TEXT and self._run.recipe.overfits and self._run.recipe.passes > FRESH and not args.teacher:
             command = self._new_run(folder, f"--teacher {best} --seed {args.seed + 1}", "distilled")
             self._out.say(f"To improve: distil this model into a new one\n{command}")
 

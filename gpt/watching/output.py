@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -27,8 +28,9 @@ def open_output(run: Run, argv: Sequence[str], checkpointer: Checkpointer) -> It
     From here on there is something to save, and a signal waits for it. A cooldown that begins in another folder saves
     its first checkpoint here.
     """
-    setup, state, runtime = run.setup, run.state, run.setup.runtime
-    args, out, is_first = setup.args, runtime.out, runtime.processes.is_first
+    setup, state = run.setup, run.state
+    args, runtime = setup.args, setup.runtime
+    out, is_first = runtime.out, runtime.processes.is_first
     resumed, output_dir = setup.resumed.folder if setup.resumed else None, Path(args.output_dir)
     flags = flags_of_run(setup)
     out.write_log(output_dir / LOG, shell_line(["python", "train.py", *argv]), state.step,
@@ -50,5 +52,8 @@ def open_output(run: Run, argv: Sequence[str], checkpointer: Checkpointer) -> It
     if run.recipe.cooldown and not checkpointer.is_on_disk:
         checkpointer.save(permanent=False)  # in another folder --resume_from would find no checkpoint yet
     gc.freeze()  # the collector need not look through all these objects again and again
-    with Monitor(run, recorder) as monitor, recorded_start(run):
+    monitor = Monitor(run, recorder)
+    out.on_warning = lambda message: recorder.log(state.step, time=time.time(), advice=message)
+    runtime.held.callback(monitor.close_trackers)
+    with recorded_start(run) if is_first else contextlib.nullcontext():
         yield monitor

@@ -15,36 +15,12 @@ from gpt.common.names import METRICS
 from gpt.common.progress import Progress
 from gpt.planning.early import requested_trackers
 from gpt.training.state import TrainState
-from gpt.watching.history import rows_in
+from gpt.watching.history import Row, rows_in
 from gpt.watching.tracker import Tracker
 from gpt.watching.tracker_process import RecordedRun
 
 Fields = dict[str, Any]  # numbers and texts; None for a number that is not finite or not known
 RUN_ID = "trackers.json"  # the file with the run's id
-
-
-class MetricsFile:
-    """metrics.jsonl, one JSON object a line. A full disk costs the line, not the run."""
-
-    def __init__(self, path: Path, state: TrainState):
-        """Opens the file and cuts it back to the resumed step, so that it never holds a step twice.
-
-        rows are the lines that it keeps.
-        """
-        self._path = path
-        self._lock = threading.Lock()  # a warning may come from another thread
-        recorded = rows_in(path.read_bytes()) if path.exists() and state.step else []
-        self.rows = [row for row in recorded
-                     if row["step"] <= (state.validated_step if "val_loss" in row else state.step)]
-        write_whole(path, "".join(json.dumps(row) + "\n" for row in self.rows))
-
-    def log(self, step: int, fields: Fields) -> None:
-        """Appends one line; a folder that was deleted meanwhile is made again."""
-        try:
-            with self._lock:
-                append_line(self._path, json.dumps({"step": step, **fields}).encode())
-        except OSError as error:
-            warn(f"metrics.jsonl: {error.strerror}; the line of step {step:,} is lost")
 
 
 def run_id(output_dir: Path, is_resumed: bool) -> str:
@@ -57,23 +33,39 @@ def run_id(output_dir: Path, is_resumed: bool) -> str:
     return new_id
 
 
-class Recorder:
-    """Records a run in metrics.jsonl and in its trackers; rows are the lines kept of an earlier start.
+def append_row(path: Path, row: Fields, what: str) -> None:
+    """Appends a line of JSON to a file, whose folder is made again if it was deleted; warns if what is lost."""
+    try:
+        append_line(path, json.dumps(row).encode())
+    except OSError as error:
+        warn(f"{path.name}: {error.strerror}; the line of {what} is lost")
 
-    config has the run's settings, for the trackers. A silent recorder, as in all processes but the main
-    one, records nothing.
+
+class Recorder:
+    """Records a run in metrics.jsonl, one JSON object a line, and in its trackers. A full disk costs the line.
+
+    The file is cut back to the resumed step, so that it never holds a step twice; rows are the lines that it keeps.
+    config has the run's settings, for the trackers. A silent recorder, as in all processes but the main one, records
+    nothing.
     """
 
     def __init__(self, flags: Namespace, output_dir: Path, state: TrainState, out: Progress,
                  config: Fields | None = None, is_silent: bool = False):
-        self._metrics = None if is_silent else MetricsFile(output_dir / METRICS, state)
-        self.rows = self._metrics.rows if self._metrics else []
-        self._out = out
-        names = [] if is_silent else requested_trackers(flags)
+        self._path = output_dir / METRICS
+        self._lock = threading.Lock()  # a warning may come from another thread
+        self._out, self._is_silent = out, is_silent
+        self.rows: list[Row] = []
+        self._trackers: list[Tracker] = []
+        if is_silent:
+            return
+        recorded = rows_in(self._path.read_bytes()) if self._path.exists() and state.step else []
+        self.rows = [row for row in recorded
+                     if row["step"] <= (state.validated_step if "val_loss" in row else state.step)]
+        write_whole(self._path, "".join(json.dumps(row) + "\n" for row in self.rows))
+        names = requested_trackers(flags)
         number = run_id(output_dir, bool(state.step or flags.resume_from)) if names else ""
-        runs = (RecordedRun(number, output_dir.resolve().name, state.step, config or {}, str(output_dir / name))
-                for name in names)
-        self._trackers = [Tracker(name, run, out) for name, run in zip(names, runs, strict=True)]
+        self._trackers = [Tracker(name, RecordedRun(number, state.step, config or {}, str(output_dir / name)), out)
+                          for name in names]
 
     def log(self, step: int, **fields: Any) -> None:
         """Records the figures and texts of a step; a number that is not finite becomes None.
@@ -81,10 +73,11 @@ class Recorder:
         A logged step has the field loss, a validation val_loss, a sample of text sample, a warning or
         advice advice.
         """
-        if self._metrics:
-            self._metrics.log(step, {
-                name: None if isinstance(value, float) and not math.isfinite(value) else value
-                for name, value in fields.items()})
+        finite = {name: None if isinstance(value, float) and not math.isfinite(value) else value
+                  for name, value in fields.items()}
+        if not self._is_silent:
+            with self._lock:
+                append_row(self._path, {"step": step, **finite}, f"step {step:,}")
 
     def close(self, seconds: float) -> None:
         """Tells all trackers that the run has ended, and waits for each of them up to this many seconds."""

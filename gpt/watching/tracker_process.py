@@ -32,7 +32,6 @@ class RecordedRun(NamedTuple):
     """The run, as its trackers know it."""
 
     id: str  # the same for all starts of the run
-    name: str
     step: int  # the last step done before this start
     config: dict[str, Any]
     folder: str  # the tracker's own folder, beside metrics.jsonl
@@ -106,8 +105,9 @@ def wandb(run: RecordedRun) -> Recording:
     netrc = Path(os.environ.get("NETRC", "~/.netrc")).expanduser()
     has_login = "WANDB_API_KEY" in os.environ or (
         netrc.is_file() and "wandb" in netrc.read_text(errors="replace"))
-    settings = {"MODE": "online" if has_login else "offline", "PROJECT": PROJECT, "NAME": run.name,
-                "DIR": os.path.dirname(run.folder), "CONSOLE": "off", "DISABLE_CODE": "true",
+    output_dir = Path(run.folder).parent
+    settings = {"MODE": "online" if has_login else "offline", "PROJECT": PROJECT,
+                "NAME": output_dir.resolve().name, "DIR": str(output_dir), "CONSOLE": "off", "DISABLE_CODE": "true",
                 "ERROR_REPORTING": "false", "X_STATS_PID": str(os.getppid())}
     for name, value in settings.items():  # before the import, which starts a process that looks for a server
         os.environ.setdefault(f"WANDB_{name}", value)

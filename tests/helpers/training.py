@@ -22,7 +22,7 @@ from gpt.machine.runtime import Runtime
 from gpt.optimizers.build import build_optimizer, parameter_groups
 from gpt.planning.recipe import Recipe
 from gpt.training.state import Run
-from gpt.training.strategies import Decisions, SingleProcess
+from gpt.training.strategies import Decisions, Strategy
 from model import GPT, GPTConfig
 
 TINY = ["--n_layer", "1", "--n_head", "2", "--n_embd", "16", "--seq_length", "8", "--batch_size", "4"]
@@ -85,7 +85,7 @@ def run_of(model: Network, scaler: torch.amp.GradScaler | None = None, learning_
     setup: Any = types.SimpleNamespace(args=args, runtime=runtime, config=model.config,
                                        recipe=recipe(batch_size=1, grad_clip=grad_clip))
     return Run(setup, model, optimizer, scaler or torch.amp.GradScaler("cpu", enabled=False),
-               more.get("strategy") or SingleProcess(model), Decisions(ALONE), more.get("batches"),  # type: ignore[arg-type]
+               more.get("strategy") or Strategy(model), Decisions(ALONE), more.get("batches"),  # type: ignore[arg-type]
                TrainState(), more.get("teacher"))
 
 

@@ -56,7 +56,7 @@ def measure(capability: int, flags: list[str]) -> dict[str, Any]:
     from gpt.planning.memory import MemorySetting, memory_parts, predicted_peak
     from gpt.planning.recipe import choose_config, choose_options
     from gpt.training.compiling import compiles_blocks
-    from gpt.training.strategies import SingleProcess
+    from gpt.training.strategies import Strategy
     from tests.helpers.training import run_of
 
     card = CARDS[capability]
@@ -77,7 +77,7 @@ def measure(capability: int, flags: list[str]) -> dict[str, Any]:
         optimizer: Any = build_optimizer(name, parameter_groups(model, name, 0.1), 1e-3, (0.9, 0.95),
                                          dtype=dtype_of_products(machine))
         scaler = torch.amp.GradScaler("cuda", enabled=half == torch.float16)
-        run = run_of(model, scaler, machine=machine, optimizer=optimizer, strategy=SingleProcess(model))
+        run = run_of(model, scaler, machine=machine, optimizer=optimizer, strategy=Strategy(model))
         for part in run.strategy.parts_to_compile(compiles_blocks(args.compile_mode, machine)):
             part.compile(dynamic=False)
         if hasattr(optimizer, "compile_step"):

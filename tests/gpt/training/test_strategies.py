@@ -8,7 +8,7 @@ import torch.distributed as dist
 
 import train
 from gpt.machine.processes import ALONE, Processes
-from gpt.training.strategies import DELAY, CudaGraphs, DataParallel, Decisions, SingleProcess
+from gpt.training.strategies import DELAY, CudaGraphs, DataParallel, Decisions, Strategy
 from tests.helpers.training import run_of, small_batch, small_model
 
 
@@ -49,7 +49,7 @@ def weights_after(strategy_class, accumulations, models):
 
 @pytest.mark.parametrize("accumulations", [(1, 1, 1), (3, 3), (1, 4, 4, 1)])
 def test_gradients_in_graphs_are_used_up_or_added_up_elsewhere(graphs, accumulations):
-    expected = weights_after(SingleProcess, accumulations, [])
+    expected = weights_after(Strategy, accumulations, [])
     assert expected.isfinite().all()
     assert torch.equal(weights_after(CudaGraphs, accumulations, graphs), expected)
 

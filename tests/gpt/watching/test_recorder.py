@@ -9,7 +9,7 @@ import train
 from gpt.checkpoint import folder
 from gpt.common.progress import Progress
 from gpt.training.state import TrainState
-from gpt.watching.recorder import MetricsFile, Recorder
+from gpt.watching.recorder import Recorder
 from tests.helpers.training import metrics_of
 
 
@@ -17,17 +17,21 @@ def lines(path: Path) -> list[dict]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
+def recorder_in(folder: Path, state: TrainState) -> Recorder:
+    return Recorder(train.read_flags([]), folder, state, Progress())
+
+
 def test_metrics_are_cut_back_to_the_step_resumed_from(tmp_path):
     path = tmp_path / "metrics.jsonl"
-    metrics = MetricsFile(path, TrainState())
+    metrics = recorder_in(path.parent, TrainState())
     for step in range(1, 11):
-        metrics.log(step, {"loss": step / 3})
+        metrics.log(step, loss=step / 3)
         if step % 5 == 0:
-            metrics.log(step, {"val_loss": 2.0})
+            metrics.log(step, val_loss=2.0)
     with path.open("a") as file:
         file.write('[1]\n"x"\n{"no": "step"}\n{"step": "text"}\n{"step": 1.5}\n' + "[" * 99_999)
         file.write('\n{"step": 11, "lo')  # torn by a kill
-    resumed = MetricsFile(path, TrainState(step=10, validated_step=5))
+    resumed = recorder_in(path.parent, TrainState(step=10, validated_step=5))
     found = lines(path)
     assert resumed.rows == found
     assert [(fields["step"], "val_loss" in fields) for fields in found] == [
@@ -35,14 +39,14 @@ def test_metrics_are_cut_back_to_the_step_resumed_from(tmp_path):
         (9, False), (10, False)]
     assert found[2]["loss"] == 1.0
     assert found[0]["loss"] == 1 / 3
-    MetricsFile(path, TrainState(step=4)).log(5, {"loss": 0.1})
+    recorder_in(path.parent, TrainState(step=4)).log(5, loss=0.1)
     assert [fields["step"] for fields in lines(path)] == [1, 2, 3, 4, 5]
-    MetricsFile(path, TrainState())
+    recorder_in(path.parent, TrainState())
     assert path.read_text() == ""
 
 
 def test_what_is_not_finite_is_null(tmp_path):
-    recorder = Recorder(train.read_flags([]), tmp_path, TrainState(), Progress())
+    recorder = recorder_in(tmp_path, TrainState())
     recorder.log(1, loss=float("nan"), norm=float("inf"), lr=1e-5, bits_per_byte=None)
     expected = {"step": 1, "loss": None, "norm": None, "lr": 1e-5, "bits_per_byte": None}
     assert lines(tmp_path / "metrics.jsonl") == [expected]
@@ -51,14 +55,14 @@ def test_what_is_not_finite_is_null(tmp_path):
 def test_a_line_that_cannot_be_written_is_lost_with_a_warning_and_a_deleted_folder_is_made_again(tmp_path, capsys):
     path = tmp_path / "out" / "metrics.jsonl"
     path.parent.mkdir()
-    metrics = MetricsFile(path, TrainState())
+    metrics = recorder_in(path.parent, TrainState())
     path.unlink()
     path.parent.rmdir()
-    metrics.log(1, {})
+    metrics.log(1)
     assert lines(path) == [{"step": 1}]
     path.unlink()
     path.mkdir()
-    metrics.log(2, {})
+    metrics.log(2)
     assert "metrics.jsonl: Is a directory; the line of step 2 is lost" in capsys.readouterr().err
 
 
@@ -72,14 +76,14 @@ def test_writes_that_are_always_short_are_finished_and_one_that_fails_leaves_no_
         room[0] -= 1
         return write(handle, bytes(content[:3]))
 
-    metrics = MetricsFile(path, TrainState())
+    metrics = recorder_in(path.parent, TrainState())
     monkeypatch.setattr(os, "write", short)
-    metrics.log(1, {"loss": 0.1234567})
+    metrics.log(1, loss=0.1234567)
     assert lines(path) == [{"step": 1, "loss": 0.1234567}]
     room[0] = 2
-    metrics.log(2, {"loss": 0.5})
+    metrics.log(2, loss=0.5)
     monkeypatch.setattr(os, "write", lambda *_: 0)
-    metrics.log(3, {"loss": 0.5})
+    metrics.log(3, loss=0.5)
     monkeypatch.undo()
     assert lines(path) == [{"step": 1, "loss": 0.1234567}]
     said = capsys.readouterr().err

@@ -3,7 +3,7 @@
 import json
 
 from gpt.common.names import STARTS
-from gpt.watching import starts
+from gpt.watching.recorder import append_row
 
 
 def starts_of(folder) -> list[dict]:
@@ -23,5 +23,5 @@ def test_each_start_is_recorded_and_how_it_ended(run):
 
 def test_a_full_disk_costs_the_line_and_not_the_run(tmp_path, capsys):
     (tmp_path / STARTS).mkdir()
-    starts._append(tmp_path / STARTS, event="end")
+    append_row(tmp_path / STARTS, {}, "this end")
     assert "starts.jsonl: Is a directory" in capsys.readouterr().err

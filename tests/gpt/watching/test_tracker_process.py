@@ -36,7 +36,7 @@ def library(tmp_path, monkeypatch):
 
 
 def test_wandb_goes_on_after_the_resumed_step_online_and_begins_again_offline(library, tmp_path):
-    run = RecordedRun("id", "out", 7, {}, str(tmp_path / "wandb"))
+    run = RecordedRun("id", 7, {}, str(tmp_path / "wandb"))
     (old := tmp_path / "wandb/offline-run-1-id").mkdir(parents=True)
     (other := tmp_path / "wandb/offline-run-1-other").mkdir()
     assert wandb(run)[2:] == (f"to upload: wandb sync {tmp_path}/wandb/offline-run-2-id", -1)
