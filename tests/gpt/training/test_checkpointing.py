@@ -159,7 +159,7 @@ def test_a_disk_that_fills_up_costs_the_checkpoint_and_not_the_run(run, monkeypa
 
     monkeypatch.setattr("gpt.checkpoint.save.write_tensors", full)
     text = run.ok("--max_steps", "6", "--checkpoint_every_steps", "2", "--eval_interval", "100")
-    assert text.count("could not be saved: No space left on device. Free some space. It") == 2
+    assert text.count(": No space left on device. ") == 2
     assert list(steps_in(run.folder / "out")) == [6]
     assert not list((run.folder / "out").glob(".tmp*"))
     calls[:] = []
