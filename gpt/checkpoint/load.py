@@ -109,9 +109,10 @@ def weights_of(config: ModelConfig, tensors: Mapping[str, torch.Tensor]) -> Weig
     architecture = architecture_of(config)
     expected = architecture.shapes(config)
     stored = architecture.from_hf_tensors(config, tensors)
-    problems = [*filter(None, (f"{name} is missing" if name not in stored else
-                               f"{printable(name)[:100]} is not part of this model" if name not in expected else
-                               _why_unfit(name, stored[name], expected[name]) for name in {**expected, **stored}))]
+    reasons = (f"{name} is missing" if name not in stored else
+               f"{printable(name)[:100]} is not part of this model" if name not in expected else
+               _why_unfit(name, stored[name], expected[name]) for name in {**expected, **stored})
+    problems = [*filter(None, reasons)]
     if problems:
         raise InvalidCheckpoint(f"{several(len(problems), 'tensor')} unfit: {'; '.join(problems[:3])}")
     return Weights({name: stored[name] for name in expected})
@@ -176,7 +177,8 @@ def load_model(folder: Path, device: torch.device) -> Network:
 def starting_config(requested: str, warn: Callable[[str], None]) -> tuple[Path, ModelConfig]:
     """The folder that --init_from means, and its config. Raises UserError (exit 4)."""
     folder = resolve(Path(requested), warn, to_train=False)
-    config, _ = open_model(folder, f"--init_from {printable(requested)}")  # weights too, before the model takes memory
+    # The weights are checked too, before the model takes memory.
+    config, _ = open_model(folder, f"--init_from {printable(requested)}")
     return folder, config
 
 

@@ -68,7 +68,8 @@ def holds_this_run(root: Path, output_dir: Path) -> bool:
     """
     if any(is_copied(path, root / path.name) for path in steps_in(output_dir).values()):
         return True
-    with contextlib.suppress(OSError), (root / METRICS).open("rb") as theirs, (output_dir / METRICS).open("rb") as own:
+    with (contextlib.suppress(OSError), (root / METRICS).open("rb") as theirs,
+          (output_dir / METRICS).open("rb") as own):
         row = theirs.readline()
         return row != b"" and row == own.readline() and bool(steps_in(root))
     return False

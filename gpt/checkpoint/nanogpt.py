@@ -74,8 +74,9 @@ def convert(path: Path, folder: Path, tokenizer_file: str | None, n_head: int | 
 
 def _read(path: Path) -> tuple[dict[str, torch.Tensor], Mapping[str, Any]]:
     """The weights in fp32, and the file's whole content. Raises InvalidCheckpoint."""
-    # build-nanogpt saves an object of its class GPTConfig, whose fields become attributes of an object without methods.
-    known: list[Any] = [(SimpleNamespace, f"{module}.GPTConfig") for module in ("__main__", "model", "train_gpt2")]
+    # build-nanogpt saves an object of its class GPTConfig; here it becomes one without methods.
+    modules = ("__main__", "model", "train_gpt2")
+    known: list[Any] = [(SimpleNamespace, f"{module}.GPTConfig") for module in modules]
     try:
         with torch.serialization.safe_globals(known):
             found = torch.load(path, map_location="cpu", weights_only=True)

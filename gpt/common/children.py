@@ -40,7 +40,8 @@ def leave_out_current_folder() -> None:
 
 
 def run_child(command: Sequence[str], signals: Signals, seconds: float = math.inf,
-              env: Mapping[str, str] = MappingProxyType({}), shows: bool = False) -> subprocess.CompletedProcess[str]:
+              env: Mapping[str, str] = MappingProxyType({}), shows: bool = False,
+              ) -> subprocess.CompletedProcess[str]:
     """Runs a script of this program, at most for some seconds, and returns its exit code and its output.
 
     A script that takes longer, or that still runs at a signal, gets SIGTERM, and five seconds later is killed

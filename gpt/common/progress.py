@@ -113,7 +113,7 @@ class Progress:
     # ---------------------------------------------------------------- log.txt
 
     def write_log(self, path: Path, command: str, step: int, appends: bool) -> None:
-        """Begins the log: writes a heading and all lines so far to the file, and from here on every line, at once.
+        """Begins the log: writes a heading and all lines so far to the file, and then every line, at once.
 
         With appends the lines follow what the file holds; without, the file begins anew. The heading has the
         time, the command and the step after which it resumes. A line that cannot be written is lost; the first

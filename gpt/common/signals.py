@@ -63,7 +63,8 @@ class Signals:
         self._num_received = 0
         self._previous: dict[int, Any] = {}
 
-    def on_stop(self, stopping: Callable[[], str], at_risk: Callable[[], AtRisk] = lambda: AtRisk("", "")) -> None:
+    def on_stop(self, stopping: Callable[[], str],
+                at_risk: Callable[[], AtRisk] = lambda: AtRisk("", "")) -> None:
         """Makes the first signal print stopping(), and a second one print at_risk() and end the process.
 
         Both functions are called in another thread, at the time of the signal.

@@ -280,11 +280,12 @@ def _why_this_card_cannot_be_used() -> str | None:
         return f"the GPU refuses: {str(error).splitlines()[0]}. Check with nvidia-smi which process uses it"
     # Machine code (sm_80) runs on the same major and a higher minor capability, PTX (compute_80) on every
     # higher one. Source: CUDA C++ Programming Guide, compute capabilities and binary compatibility.
-    builds = re.findall(r"\b(sm|compute)_(\d+)(\d)", " ".join(torch.cuda.get_arch_list()))
-    if not builds or any((int(major), int(minor)) <= capability and (kind == "compute" or int(major) == capability[0])
+    names = re.findall(r"\b(sm|compute)_(\d+)(\d)", " ".join(torch.cuda.get_arch_list()))
+    builds = [(kind, int(major), int(minor)) for kind, major, minor in names]
+    if not builds or any((major, minor) <= capability and (kind == "compute" or major == capability[0])
                          for kind, major, minor in builds):
         return None
-    is_newer = capability[0] > min(int(major) for _, major, _ in builds)
+    is_newer = capability[0] > min(major for _, major, _ in builds)
     build = f"the build for the newest CUDA: {NEWEST_CUDA_BUILD}" if is_newer else OLDER_CUDA_BUILD
     return (f"torch {torch.__version__} has no kernels for this GPU's compute capability "
             f"{capability[0]}.{capability[1]}. Install a build that has them, if there is one: {build}")
