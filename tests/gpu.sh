@@ -1,16 +1,37 @@
 #!/usr/bin/env bash
-# Every figure of a GPU, the most precious first: each command takes at most four minutes, and is not repeated once it
-# is done.
+# Every figure of a GPU, the most precious first. A command that is done is not repeated, and each command has a time
+# limit of its own: one that hangs takes nothing from the others but that time.
 #
-#     bash tests/gpu.sh                            all parts, two hours or less; the first five take ten minutes
-#     bash tests/gpu.sh facts profile              some of: facts profile tests peers graphs ladder saving memory
-#                                                  fp16 decode run tuned steps
+#     bash tests/gpu.sh                            all parts, about three hours
+#     bash tests/gpu.sh first                      nine minutes; needs no file and no network
+#     bash tests/gpu.sh facts profile              some of the parts below
 #     LIMIT=560 bash tests/gpu.sh                  stops after so many seconds; the same command goes on from there
 #     RETRY=1 bash tests/gpu.sh memory             what failed again; FORCE=1: what is done, too
 #     NANOGPT=~/nanoGPT bash tests/gpu.sh peers    nanoGPT's folder
-#     CORPUS=data bash tests/gpu.sh run            a folder of pretokenize.py, for the real run of RUN_MINUTES=6
+#     CORPUS=data bash tests/gpu.sh run muon       a folder of pretokenize.py, for the real run of RUN_MINUTES=6, and
+#                                                  for the runs of MUON_MINUTES=10 (without it: the corpus of `start`)
 #     SMALL=1 bash tests/gpu.sh                    the same on a processor, with a tiny model: does it work?
 #     OUT=out RESTORE=old.tgz bash tests/gpu.sh    on a machine that forgets all but OUT: see below
+#
+# The first three calls with LIMIT=560 give:
+#
+#     first     facts      the machine, its software, and what train.py --check says of it
+#               start      train.py as a user types it, for 3 minutes: killed by -9 after its first save, and resumed
+#               talk       the text that this model writes, plain, compiled and in 8 bits; its loss by evaluate.py
+#               tests      pytest -m gpu
+#               kernels    the speed of each product of a step, of attention, of Newton-Schulz and of a copy
+#               profile    what a step is made of, with AdamW and with Muon
+#     second    flash      the same step with FlashAttention instead of cuDNN's kernel
+#               peers      a step of nanoGPT beside ours, twice
+#               graphs     small models with CUDA graphs and without
+#               ladder     three rungs: naive, compiled with a fused AdamW, the best one
+#     third     tuned      the rung whose compiler tries many kernels
+#               memory     predicted and measured, for seven settings
+#               decode     tokens per second, beside transformers
+#               saving     a run killed by -9 and resumed equals a run that was never stopped
+#
+# Then come more (the other rungs, shapes and turns of ladder and peers), fp16, run, steps (every architecture with
+# every optimizer), and muon, an hour: its weight decay and its learning rate around their defaults.
 #
 # A command's output lies in FIGURES (gpu-figures/), with its exit code, seconds, date and words in NAME.status. Every
 # part ends with a table: of each command how it ended, and the lines with its figures. A command that ends well and
@@ -24,8 +45,11 @@ python=${PYTHON:-$(command -v python || command -v python3)}
 figures=${FIGURES:-gpu-figures}
 runs=$figures/runs
 limit=${LIMIT:-$([ -n "${OUT:-}" ] && echo 560 || echo 100000)}
-longest=${ITEM:-240} # seconds of a command
-all=(facts profile tests peers graphs ladder saving memory fp16 decode run tuned steps)
+longest=240 # seconds of a command that has no other limit
+first=(facts start talk tests kernels profile)
+second=(flash peers graphs ladder)
+third=(tuned memory decode saving)
+all=("${first[@]}" "${second[@]}" "${third[@]}" more fp16 run steps muon)
 failed=0 # 1: something failed; 75: stopped at LIMIT
 
 where=--use_gpu
@@ -33,12 +57,16 @@ shapes=(B A gpt2_small,1024,64,50304)
 model=(--model_size gpt2_small --vocab_size 50304 --seq_length 1024)
 sizes=(tiny mini)
 minutes=${RUN_MINUTES:-6}
+muon_minutes=${MUON_MINUTES:-10}
+start=(--model_size gpt2_small --max_minutes 3 --checkpoint_every_minutes 1)
 if [ -n "${SMALL:-}" ]; then
     where=--no-use_gpu
     shapes=(tiny,32,4,512)
     model=(--model_size tiny --vocab_size 512 --seq_length 32 --max_steps 20 --batch_size 4)
     sizes=(tiny)
     minutes=0.4
+    muon_minutes=0.4
+    start=("${model[@]:0:2}" --seq_length 32 --batch_size 4 --max_minutes 0.6 --checkpoint_every_minutes 0.1)
 fi
 
 steps=(--learning_rate 0.0003 --log_interval 5 --eval_interval 99999 --sample_interval 0 --checkpoint_every_minutes 0
@@ -93,7 +121,7 @@ item() { # NAME FIGURE COMMAND...: runs it, unless it is done or has failed befo
     echo "== $name: ${*%%$'\n'*}"
     # In the background: a signal is heard while it runs. The signal comes to the command itself, which ends its own.
     {
-        timeout --foreground --kill-after 30 $((left < longest ? left : longest)) "$@" 2>&1 &
+        timeout --foreground --kill-after 20 $((left < longest ? left : longest)) "$@" 2>&1 &
         trap 'kill $! 2> /dev/null' TERM
         wait $! && code=0 || code=$?
         while kill -0 $! 2> /dev/null; do wait $!; done # it has been told to stop, and saves
@@ -128,6 +156,7 @@ table() { # PART: how each of its commands ended, and the lines with its figures
         {
             grep -E '^(device|software|shape|rung|losses|memory|precision|step  |compiled|peak_memory:|tokens_per_second)' \
                 "$figures/$name.txt"
+            grep -E '^(killed|resume +from|saved|val loss|first token)|nats per token' "$figures/$name.txt"
             grep -E '^(nanoGPT|ours|theirs|profile|FAILED| +[0-9]+  )|[0-9] us|(passed|failed).* in |^skipped' \
                 "$figures/$name.txt" | head -n 60
             grep '^step [0-9]' "$figures/$name.txt" | tail -n 1
@@ -142,6 +171,12 @@ bench() { # NAME SHAPE FIGURE FLAGS...
     shift 3
     item "$name" "$figure" "$python" -m gpt.benchmarks.bench "$where" --shape "$shape" --json "$figures/$name.json" \
         ${SMALL:+--steps 3} "$@"
+}
+
+corpus() { # Python's own sources, which every machine has
+    [ -f "$runs/demo/metadata.json" ] ||
+        FORCE=1 longest=90 item start-corpus '^tokens: ' "$python" pretokenize.py --demo --vocab_size 8192 \
+            --val_fraction 0.03 --output_dir "$runs/demo" --overwrite
 }
 
 tokens() { # made up, once
@@ -166,21 +201,21 @@ stepped() { # NAME FLAGS...: some steps, whose seconds and losses are kept
     return $code
 }
 
-profiled() { # NAME OPTIMIZER [VARIABLE=VALUE]
+profiled() { # ITEM OPTIMIZER [VARIABLE=VALUE]
     tokens
-    item "profile-$1" '^profile .* a step' env "${3:-A=}" "$python" -m gpt.benchmarks.bench naive profiler "$where" \
-        --bin_file "$runs/tokens.bin" "${model[@]}" "${steps[@]}" --max_steps 20 --optimizer "$2" \
-        --output_dir "$runs/profile-$1" --overwrite
-    rm -rf "$runs/profile-$1"
+    longest=120 item "$1" '^profile .* a step' env "${3:-A=}" "$python" -m gpt.benchmarks.bench naive profiler \
+        "$where" --bin_file "$runs/tokens.bin" "${model[@]}" "${steps[@]}" --max_steps 20 --optimizer "$2" \
+        --output_dir "$runs/$1" --overwrite
+    rm -rf "${runs:?}/$1"
 }
 
-climbed() { # SHAPE RUNG...: each alone, then compared with the first one
-    local shape=$1 rung
-    shift
+climbed() { # PART SHAPE RUNG...: each rung alone, then all of this shape are compared with the first one
+    local part=$1 shape=$2 rung
+    shift 2
     for rung in "$@"; do
         bench "ladder-$shape-$rung" "$shape" '[0-9]x$' --rungs "$rung"
     done
-    item "ladder-$shape" '[0-9]x$' "$python" -c "
+    item "$part-$shape" '[0-9]x$' "$python" -c "
 import glob, json
 from gpt.benchmarks.ladder import TOLERANCES, loss_difference
 files = sorted(glob.glob('$figures/ladder-$shape-?.json'))
@@ -193,6 +228,67 @@ for rung in rungs:
     print(f\"{rung['number']:>4}  {rung['name']:<30} losses {difference:.1e}\"
           f\"{rung['ms_median']:>10,.1f} ms{rungs[0]['ms_median'] / rung['ms_median']:>8.2f}x\")
 raise SystemExit(not is_good)"
+}
+
+started() { # what a user types, killed by -9 after the first save, and resumed
+    corpus
+    # The corpus is small. Other flags than a user's: it is read as often as the minutes allow, without the dropout of
+    # many passes, and no epoch leaves a checkpoint.
+    longest=260 item start-train '^resume +from' "$python" -c "
+import glob, signal, subprocess, sys, time
+def start(*flags):
+    child = subprocess.Popen([*sys.argv[1:], *flags])
+    signal.signal(signal.SIGTERM, lambda *_: child.terminate())
+    return child
+child = start('--overwrite')
+while child.poll() is None and not glob.glob('$runs/start/checkpoint-*'):
+    time.sleep(0.2)
+time.sleep(3)
+child.kill()
+print('killed by signal', -child.wait(), flush=True)
+raise SystemExit(child.returncode != -9 or start('--resume_from', 'auto').wait())" \
+        "$python" train.py "$where" --use_amp --compile --data_dir "$runs/demo" "${start[@]}" --verbose \
+        --output_dir "$runs/start" --epochs 1000 --dropout 0 --checkpoint_interval 1000
+}
+
+talked() { # with the model of start
+    local name
+    if [ "$(head -n 1 "$figures/start-train.status" 2> /dev/null)" = 0 ] && [ ! -f "$figures/talk-evaluate.status" ] &&
+        ! compgen -G "$runs/start/checkpoint-*" > /dev/null; then
+        FORCE=1 started # the model has stayed on another machine
+    fi
+    for name in plain compile int8; do
+        # shellcheck disable=SC2046
+        longest=80 item "talk-$name" '^first token' "$python" generate.py --ckpt "$runs/start" "$where" \
+            --prompt "def read_" --max_new_tokens 200 --batch_size 1 \
+            $([ $name = plain ] || echo --compile) $([ $name != int8 ] || echo --quantize int8)
+    done
+    longest=60 item talk-evaluate 'nats per token' "$python" evaluate.py --ckpt "$runs/start" "$where" \
+        --tokens "$runs/demo/val.bin"
+}
+
+tuned_muon() { # the losses of runs of one length, with other decays and rates than Muon's defaults
+    local num_steps rate decay factors of_rate of_decay folder=${CORPUS:-$runs/demo}
+    local flags=("$where" --data_dir "$folder" "${model[@]:0:2}" --use_amp --compile --optimizer muon --seed 1
+        --eval_tokens 262144 --sample_interval 0 --checkpoint_interval 1000 --resume_from auto)
+    [ -n "${CORPUS:-}" ] || corpus
+    longest=100000 item muon-default '^val loss' "$python" train.py "${flags[@]}" --max_minutes "$muon_minutes" \
+        --output_dir "$runs/muon-default" || return
+    item muon-settings '^[1-9]' "$python" -c "
+import glob, json
+states = [json.load(open(file)) for file in glob.glob('$runs/muon-default/checkpoint-*/trainer_state.json')]
+settings = max(states, key=lambda state: state['step'])['settings']
+print(settings['total_steps'], settings['learning_rate'], settings['weight_decay'])" || return
+    read -r num_steps rate decay < "$figures/muon-settings.txt"
+    for factors in "1 0.5" "1 2" "1 4" "0.7 1" "1.4 1"; do
+        read -r of_rate of_decay <<< "$factors"
+        longest=100000 item "muon-rate-x$of_rate-decay-x$of_decay" '^val loss' "$python" train.py "${flags[@]}" \
+            --max_steps "$num_steps" --learning_rate "$(awk "BEGIN { print $of_rate * $rate }")" \
+            --embedding_learning_rate "$rate" --weight_decay "$(awk "BEGIN { print $of_decay * $decay }")" \
+            --output_dir "$runs/muon-$of_rate-$of_decay" || return
+        rm -rf "$runs/muon-$of_rate-$of_decay"/checkpoint-*
+        [ -z "${SMALL:-}" ] || return 0
+    done
 }
 
 killed() { # kill -9 after a save, and a resumed run beside one that was never stopped
@@ -264,28 +360,34 @@ part() { # NAME
     local arch optimizer size mode flags file turn shape number=0
     case $1 in
     facts)
-        item facts-machine 'PyTorch version' bash -c "nvidia-smi; nvidia-smi -q -d CLOCK,POWER; nproc; free -g; df -h .
+        longest=60 item facts-machine 'PyTorch version' bash -c "
+            nvidia-smi; nvidia-smi -q -d CLOCK,POWER; nproc; free -g; df -h . /dev/shm; gcc --version
+            ls \$('$python' -c \"import sysconfig; print(sysconfig.get_path('include'))\")/Python.h
             '$python' -m torch.utils.collect_env"
-        item facts-check '^attention ' "$python" train.py "$where" --check
+        longest=60 item facts-check '^attention ' "$python" train.py "$where" --check
         ;;
+    start) started ;;
+    talk) talked ;;
+    kernels) longest=90 item kernels '[0-9] us' "$python" -m tests.gpu_kernels "$where" ;;
     profile)
-        profiled adamw adamw
-        profiled muon muon
-        profiled flash adamw TORCH_CUDNN_SDPA_DEPRIORITIZED=1
+        profiled profile-adamw adamw
+        profiled profile-muon muon
         ;;
+    flash) profiled flash adamw TORCH_CUDNN_SDPA_DEPRIORITIZED=1 ;;
     tests) for file in $(grep -rl --include='test_*.py' '^@pytest.mark.gpu' tests | sort); do
         if [ -n "${SMALL:-}" ]; then
             item "tests-$(basename "$file" .py)" '[1-9][0-9]*(/[0-9]+)? tests? collected' "$python" -m pytest \
                 -p no:cacheprovider -m gpu --collect-only "$file"
         else
-            item "tests-$(basename "$file" .py)" '[1-9][0-9]* passed' "$python" -m pytest -v -rs -p no:cacheprovider \
-                -m gpu "$file"
+            longest=110 item "tests-$(basename "$file" .py)" '[1-9][0-9]* passed' "$python" -m pytest -v -rs \
+                -p no:cacheprovider -m gpu "$file"
         fi
     done ;;
     peers)
         [ -n "${NANOGPT:-}" ] || { echo "peers: give NANOGPT=FOLDER, of nanoGPT" && return; }
-        for turn in 1 2 3; do bench "peers-${shapes[0]}-$turn" "${shapes[0]}" '^ours ' --peer "$NANOGPT"; done
-        for shape in "${shapes[@]:1}"; do bench "peers-$shape-1" "$shape" '^ours ' --peer "$NANOGPT"; done
+        for turn in 1 2; do # the first one compiles both
+            longest=400 bench "peers-${shapes[0]}-$turn" "${shapes[0]}" '^ours ' --peer "$NANOGPT"
+        done
         ;;
     graphs) for size in "${sizes[@]}"; do
         for mode in default reduce-overhead; do
@@ -294,9 +396,15 @@ part() { # NAME
                 --max_steps 200
         done
     done ;;
-    ladder)
-        climbed "${shapes[0]}" 0 6 5 4 3 2 1
-        for shape in "${shapes[@]:1}"; do climbed "$shape" 3 6; done
+    ladder) climbed ladder "${shapes[0]}" 0 6 5 ;;
+    more)
+        climbed more "${shapes[0]}" 4 3 2 1
+        for shape in "${shapes[@]:1}"; do climbed more "$shape" 3 6; done
+        [ -n "${NANOGPT:-}" ] || return
+        longest=400 bench "more-${shapes[0]}-peer" "${shapes[0]}" '^ours ' --peer "$NANOGPT"
+        for shape in "${shapes[@]:1}"; do
+            longest=400 bench "more-$shape-peer" "$shape" '^ours ' --peer "$NANOGPT"
+        done
         ;;
     saving) killed ;;
     memory) for flags in "--use_amp" "--no-use_amp" "--use_amp --batch_size 64" \
@@ -326,13 +434,22 @@ part() { # NAME
             [ -z "${SMALL:-}" ] || return 0
         done
     done ;;
-    *) echo "unknown part $1; there are: ${all[*]}" >&2 && exit 2 ;;
+    muon) tuned_muon ;;
+    *) echo "unknown part $1; there are: first second third ${all[*]}" >&2 && exit 2 ;;
     esac
 }
 
 [ $# -gt 0 ] || set -- "${all[@]}"
-for name in "$@"; do
-    part "$name"
-    table "$name"
+for asked in "$@"; do
+    case $asked in
+    first) parts=("${first[@]}") ;;
+    second) parts=("${second[@]}") ;;
+    third) parts=("${third[@]}") ;;
+    *) parts=("$asked") ;;
+    esac
+    for name in "${parts[@]}"; do
+        part "$name"
+        table "$name"
+    done
 done
 exit $failed
