@@ -46,6 +46,7 @@ figures=${FIGURES:-gpu-figures}
 runs=$figures/runs
 limit=${LIMIT:-$([ -n "${OUT:-}" ] && echo 560 || echo 100000)}
 longest=240 # seconds of a command that has no other limit
+patience=1  # a factor of all these limits
 first=(facts start talk tests kernels profile)
 second=(flash peers graphs ladder)
 third=(tuned memory decode saving)
@@ -59,6 +60,8 @@ sizes=(tiny mini)
 minutes=${RUN_MINUTES:-6}
 muon_minutes=${MUON_MINUTES:-10}
 start=(--model_size gpt2_small --max_minutes 3 --checkpoint_every_minutes 1)
+compile=--compile
+new_tokens=200
 if [ -n "${SMALL:-}" ]; then
     where=--no-use_gpu
     shapes=(tiny,32,4,512)
@@ -66,7 +69,10 @@ if [ -n "${SMALL:-}" ]; then
     sizes=(tiny)
     minutes=0.4
     muon_minutes=0.4
-    start=("${model[@]:0:2}" --seq_length 32 --batch_size 4 --max_minutes 0.6 --checkpoint_every_minutes 0.1)
+    start=("${model[@]:0:2}" --seq_length 32 --batch_size 4 --max_steps 1000 --checkpoint_every_steps 200)
+    compile=--no-compile
+    new_tokens=20
+    patience=3
 fi
 
 steps=(--learning_rate 0.0003 --log_interval 5 --eval_interval 99999 --sample_interval 0 --checkpoint_every_minutes 0
@@ -108,7 +114,7 @@ done
 # ---------------------------------------------------------------- one command, one table
 
 item() { # NAME FIGURE COMMAND...: runs it, unless it is done or has failed before; its output has a line like FIGURE
-    local name=$1 figure=$2 began=$SECONDS left=$((limit - SECONDS)) code job
+    local name=$1 figure=$2 began=$SECONDS left=$((limit - SECONDS)) most=$((patience * longest)) code job
     shift 2
     case $(head -n 1 "$figures/$name.status" 2> /dev/null) in
     0) [ -n "${FORCE:-}" ] || return 0 ;;
@@ -121,7 +127,7 @@ item() { # NAME FIGURE COMMAND...: runs it, unless it is done or has failed befo
     echo "== $name: ${*%%$'\n'*}"
     # In the background: a signal is heard while it runs. The signal comes to the command itself, which ends its own.
     {
-        timeout --foreground --kill-after 20 $((left < longest ? left : longest)) "$@" 2>&1 &
+        timeout --foreground --kill-after 20 $((left < most ? left : most)) "$@" 2>&1 &
         trap 'kill $! 2> /dev/null' TERM
         wait $! && code=0 || code=$?
         while kill -0 $! 2> /dev/null; do wait $!; done # it has been told to stop, and saves
@@ -138,7 +144,7 @@ item() { # NAME FIGURE COMMAND...: runs it, unless it is done or has failed befo
         echo "FAILED: no line like '$figure'" | tee -a "$figures/$name.txt"
         code=90
     fi
-    [ $code != 124 ] || [ $left -ge "$longest" ] || code=cut # by LIMIT: the next call runs it again
+    [ $code != 124 ] || [ $left -ge $most ] || code=cut # by LIMIT: the next call runs it again
     printf '%s\n' "$code" "$((SECONDS - began))" "$(date -u +%F)" "$*" > "$figures/$name.status"
     [ -z "${OUT:-}" ] || pack
     [ "$code" != cut ] || { [ $failed != 0 ] || failed=75; return 75; }
@@ -243,11 +249,11 @@ def start(*flags):
 child = start('--overwrite')
 while child.poll() is None and not glob.glob('$runs/start/checkpoint-*'):
     time.sleep(0.2)
-time.sleep(3)
+time.sleep(1)
 child.kill()
 print('killed by signal', -child.wait(), flush=True)
 raise SystemExit(child.returncode != -9 or start('--resume_from', 'auto').wait())" \
-        "$python" train.py "$where" --use_amp --compile --data_dir "$runs/demo" "${start[@]}" --verbose \
+        "$python" train.py "$where" --use_amp $compile --data_dir "$runs/demo" "${start[@]}" --verbose \
         --output_dir "$runs/start" --epochs 1000 --dropout 0 --checkpoint_interval 1000
 }
 
@@ -260,8 +266,8 @@ talked() { # with the model of start
     for name in plain compile int8; do
         # shellcheck disable=SC2046
         longest=80 item "talk-$name" '^first token' "$python" generate.py --ckpt "$runs/start" "$where" \
-            --prompt "def read_" --max_new_tokens 200 --batch_size 1 \
-            $([ $name = plain ] || echo --compile) $([ $name != int8 ] || echo --quantize int8)
+            --prompt "def read_" --max_new_tokens "$new_tokens" --batch_size 1 \
+            $([ $name = plain ] || echo $compile) $([ $name != int8 ] || echo --quantize int8)
     done
     longest=60 item talk-evaluate 'nats per token' "$python" evaluate.py --ckpt "$runs/start" "$where" \
         --tokens "$runs/demo/val.bin"
@@ -269,7 +275,7 @@ talked() { # with the model of start
 
 tuned_muon() { # the losses of runs of one length, with other decays and rates than Muon's defaults
     local num_steps rate decay factors of_rate of_decay folder=${CORPUS:-$runs/demo}
-    local flags=("$where" --data_dir "$folder" "${model[@]:0:2}" --use_amp --compile --optimizer muon --seed 1
+    local flags=("$where" --data_dir "$folder" "${model[@]:0:2}" --use_amp $compile --optimizer muon --seed 1
         --eval_tokens 262144 --sample_interval 0 --checkpoint_interval 1000 --resume_from auto)
     [ -n "${CORPUS:-}" ] || corpus
     longest=100000 item muon-default '^val loss' "$python" train.py "${flags[@]}" --max_minutes "$muon_minutes" \

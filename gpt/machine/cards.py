@@ -26,14 +26,22 @@ class Card:
 
 # Source: NVIDIA's data sheets; a number with sparsity is halved. GeForce cards and the A6000: the white
 # papers on GA102 (version 2, appendices A and C), on Ada and on RTX Blackwell (appendix A), or 512 FLOP per
-# clock and multiprocessor. The first match counts, so "H200 NVL" stands before "H200".
+# clock and multiprocessor; the PRO 6000: 1,024. The first match counts, so "H200 NVL" stands before "H200".
 CARDS = (
-    # Blackwell. The figures of B200 and GB200 are from the sheet's table of single GPUs.
+    # Blackwell. The figures of B200 and GB200 are from the sheet's table of single GPUs, those of B300 an eighth of
+    # the sheet of HGX B300.
     Card("GB200", 2500, 80),
+    Card("B300", 2250, 75),
     Card("B200", 2250, 75),
+    Card("RTX PRO 6000", 503.8, 126),  # the Workstation Edition; 4% less in the Server Edition, whose fp32 is 120
     Card("RTX 5090", 209.5, 104.8),
     Card("RTX 5080", 112.6, 56.3),
+    Card("RTX 5070 Ti", 87.9, 43.9),
+    Card("RTX 5070", 61.7, 30.9),
+    Card("RTX 5060 Ti", 47.4, 23.7),  # 36 multiprocessors, 2.572 GHz
+    Card("RTX 5060", 38.4, 19.2),  # 30 multiprocessors, 2.497 GHz
     # Hopper. The SXM boards have no suffix in CUDA's names, "H100 80GB HBM3".
+    Card("GH200", 989, 67),
     Card("H200 NVL", 835, 60),
     Card("H200", 989, 67),
     Card("H100 PCIe", 756, 51),  # the sheet of 2022
@@ -67,12 +75,13 @@ CARDS = (
     Card("P100-SXM2", 10.6, 10.6, False),
 )
 
-# These words in a name mean another chip than the card's, or a slice of it, with another peak.
-VARIANTS = r"\b(Laptop|Ti|SUPER|D|Max-Q|MIG)\b"
+# These words beside a card's pattern mean another chip, or a slice of the card such as 24Q, with another peak.
+VARIANTS = r"\b(Laptop|Ti|SUPER|D|Max-Q|MIG|\d+[ABCQ])\b"
 
 
 def find_card(name: str) -> Card | None:
     """Looks up CUDA's name of a card in CARDS; None if the card is unknown."""
-    if re.search(VARIANTS, name, re.IGNORECASE):
+    card = next((card for card in CARDS if re.search(rf"\b{card.pattern}\b", name)), None)
+    if card is None or re.search(VARIANTS, name.replace(card.pattern, ""), re.IGNORECASE):
         return None
-    return next((card for card in CARDS if re.search(rf"\b{card.pattern}\b", name)), None)
+    return card

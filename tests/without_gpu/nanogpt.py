@@ -16,7 +16,7 @@ from tests.without_gpu.pretended import CARDS, pretend
 
 
 def measure(capability: int, n_layer: int, batch_size: int) -> dict[str, Any]:
-    """The milliseconds of the second step, by card."""
+    """The milliseconds of the second step, by card, for each factor of SPAN."""
     nanogpt: Any = __import__("model")
     half, ledger = torch.bfloat16 if capability >= 80 else torch.float16, Ledger()
     torch.nn.functional.scaled_dot_product_attention = fused_attention(half)

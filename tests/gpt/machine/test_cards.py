@@ -6,7 +6,10 @@ from gpt.machine.cards import CARDS, find_card
 
 
 @pytest.mark.parametrize(("name", "tflops"), [
-    ("NVIDIA GB200", 2500), ("NVIDIA H200 NVL", 835), ("NVIDIA H200", 989), ("NVIDIA H100 PCIe", 756),
+    ("NVIDIA GB200", 2500), ("NVIDIA B300 SXM6 AC", 2250), ("NVIDIA GH200 480GB", 989),
+    ("NVIDIA RTX PRO 6000 Blackwell Workstation Edition", 503.8), ("NVIDIA GeForce RTX 5070 Ti", 87.9),
+    ("NVIDIA GeForce RTX 5070", 61.7), ("NVIDIA GeForce RTX 5060 Ti", 47.4), ("NVIDIA GeForce RTX 5060", 38.4),
+    ("NVIDIA H200 NVL", 835), ("NVIDIA H200", 989), ("NVIDIA H100 PCIe", 756),
     ("NVIDIA H100 80GB HBM3", 989), ("NVIDIA L40S", 362), ("NVIDIA L40", 181), ("NVIDIA L4", 121),
     ("NVIDIA RTX 6000 Ada Generation", 364.2), ("NVIDIA GeForce RTX 4090", 165.2), ("NVIDIA A100 80GB PCIe", 312),
     ("NVIDIA A100-SXM4-80GB", 312), ("NVIDIA A40", 149.7), ("NVIDIA A10G", 70), ("NVIDIA A10", 125),
@@ -20,7 +23,8 @@ def test_the_peak_is_the_data_sheets(name, tflops):
 @pytest.mark.parametrize("name", [
     "NVIDIA Unheard Of", "NVIDIA RTX A1000", "NVIDIA GeForce RTX 4090 Laptop GPU", "NVIDIA GeForce RTX 3090 Ti",
     "NVIDIA GeForce RTX 4070 SUPER", "NVIDIA GeForce RTX 4090 D", "NVIDIA T400", "Quadro RTX 6000",
-    "NVIDIA GH200 480GB", "Tesla V100-FHHL-16GB", "NVIDIA A100-SXM4-40GB MIG 1g.5gb"])
+    "NVIDIA GeForce RTX 5070 Ti Laptop GPU", "NVIDIA RTX PRO 6000 Blackwell Max-Q Workstation Edition",
+    "NVIDIA A10-24Q", "Tesla V100-FHHL-16GB", "NVIDIA A100-SXM4-40GB MIG 1g.5gb"])
 def test_a_name_that_only_contains_a_known_one_borrows_nothing(name):
     assert find_card(name) is None
 
