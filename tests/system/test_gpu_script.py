@@ -1,11 +1,18 @@
-"""tests/gpu.sh without a GPU: what it leaves, what it does again, and what is kept of a call that was killed."""
+"""tests/gpu.sh without a GPU: what it runs first, what it leaves, does again, and keeps of a call that was killed."""
 
 import os
+import re
 import signal
 import subprocess
+import sys
 import tarfile
 import time
+from functools import partial
 
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from tests import gpu_kernels
 from tests.helpers.commands import ROOT
 
 PYTHON = """#!/bin/bash
@@ -35,3 +42,52 @@ def test_a_killed_call_is_kept_and_goes_on_and_an_empty_result_is_a_failure(tmp_
     with tarfile.open(kept) as archive:
         names = {name.removeprefix("./") for name in archive.getnames()}
     assert {"facts-check.txt", "facts-check.status", "ladder-tiny,32,4,512-0.status"} <= names
+
+
+FIRST = ("--check", "pretokenize.py --demo", "train.py --use_gpu --use_amp --compile", *["generate.py"] * 3,
+         "evaluate.py", *["-m pytest"] * 3, "tests.gpu_kernels", "--optimizer adamw", "--optimizer muon")
+TIMEOUT = """#!/bin/bash
+echo "$4" >> LIMITS
+shift 4
+exec "$@"
+"""
+
+
+def test_first_needs_no_file_and_each_of_its_commands_has_a_limit(tmp_path):
+    for name, text in (("python", PYTHON), ("timeout", TIMEOUT)):
+        (tmp_path / name).write_text(text.replace("CALLS", f"{tmp_path}/calls").replace("LIMITS", f"{tmp_path}/limits"))
+        (tmp_path / name).chmod(0o755)
+    env = {**os.environ, "PYTHON": str(tmp_path / "python"), "FIGURES": str(tmp_path / "figures"),
+           "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    subprocess.run(["bash", ROOT / "tests/gpu.sh", "first"], env=env, capture_output=True, check=False)
+    called = iter((tmp_path / "calls").read_text().splitlines())
+    assert all(any(words in line for line in called) for words in FIRST)  # in this order
+    limits = [int(limit) for limit in (tmp_path / "limits").read_text().split()]
+    assert len(limits) == len(FIRST) + 1
+    assert max(limits) <= 260
+
+
+def test_the_flop_of_each_kernel_are_those_that_torch_counts():
+    draw = partial(torch.randn, dtype=torch.bfloat16)
+    num_products = 0
+    for name, work, flop, _ in gpu_kernels.of_a_step(2, 16, 2, 8, 1, 64, draw):
+        if "attention" in name or name.endswith((" dw", "GELU")):  # the future counts in torch; a CPU lacks the others
+            continue
+        with FlopCounterMode(display=False) as counter:
+            work()
+        assert "dw added" in name or counter.get_total_flops() == flop, name
+        num_products += flop > 0
+    assert num_products == 23
+
+
+def test_a_kernel_that_the_device_lacks_does_not_end_the_others(monkeypatch, capsys):
+    def fails() -> None:
+        raise RuntimeError("no kernel image")
+
+    kernels = [("one", fails, 1.0, 1.0), ("two", lambda: None, 1.0, 1.0)]
+    monkeypatch.setattr(gpu_kernels, "of_a_step", lambda *shape: kernels)
+    monkeypatch.setattr(sys, "argv", ["gpu_kernels.py", "--no-use_gpu"])
+    assert gpu_kernels.main() == 0
+    one, two = capsys.readouterr().out.splitlines()
+    assert "no kernel image" in one
+    assert re.fullmatch(r"two +[\d.,]+ us +[\d.]+ TFLOP/s +[\d.]+ TB/s", two)
