@@ -9,7 +9,7 @@
 #     RETRY=1 bash tests/gpu.sh memory             what failed again; FORCE=1: what is done, too
 #     NANOGPT=~/nanoGPT bash tests/gpu.sh peers    nanoGPT's folder
 #     CORPUS=data bash tests/gpu.sh run muon       a folder of pretokenize.py, for the real run of RUN_MINUTES=6, and
-#                                                  for the runs of MUON_MINUTES=10 (without it: the corpus of `start`)
+#                                                  for those of MUON_MINUTES=10 (without it: four passes of `start`'s)
 #     SMALL=1 bash tests/gpu.sh                    the same on a processor, with a tiny model: does it work?
 #     OUT=out RESTORE=old.tgz bash tests/gpu.sh    on a machine that forgets all but OUT: see below
 #
@@ -68,7 +68,7 @@ if [ -n "${SMALL:-}" ]; then
     model=(--model_size tiny --vocab_size 512 --seq_length 32 --max_steps 20 --batch_size 4)
     sizes=(tiny)
     minutes=0.4
-    muon_minutes=0.4
+    muon_minutes=0.1
     start=("${model[@]:0:2}" --seq_length 32 --batch_size 4 --max_steps 1000 --checkpoint_every_steps 200)
     compile=--no-compile
     new_tokens=20
@@ -103,7 +103,7 @@ mkdir -p "$runs"
 [ -z "${RESTORE:-}" ] || tar -xzf "$RESTORE" --skip-old-files -C "$figures" || exit 2
 if [ -n "${OUT:-}" ]; then
     mkdir -p "$OUT"
-    (while sleep 20; do pack; done) &
+    (while sleep 20; do pack; done) > /dev/null 2>&1 & # a sleep that is left over keeps no reader of the output waiting
 fi
 trap 'leave $?' EXIT
 for signal in HUP INT TERM; do
@@ -253,7 +253,7 @@ time.sleep(1)
 child.kill()
 print('killed by signal', -child.wait(), flush=True)
 raise SystemExit(child.returncode != -9 or start('--resume_from', 'auto').wait())" \
-        "$python" train.py "$where" --use_amp $compile --data_dir "$runs/demo" "${start[@]}" --verbose \
+        "$python" train.py "$where" --use_amp "$compile" --data_dir "$runs/demo" "${start[@]}" --verbose \
         --output_dir "$runs/start" --epochs 1000 --dropout 0 --checkpoint_interval 1000
 }
 
@@ -267,30 +267,32 @@ talked() { # with the model of start
         # shellcheck disable=SC2046
         longest=80 item "talk-$name" '^first token' "$python" generate.py --ckpt "$runs/start" "$where" \
             --prompt "def read_" --max_new_tokens "$new_tokens" --batch_size 1 \
-            $([ $name = plain ] || echo $compile) $([ $name != int8 ] || echo --quantize int8)
+            $([ $name = plain ] || echo "$compile") $([ $name != int8 ] || echo --quantize int8)
     done
     longest=60 item talk-evaluate 'nats per token' "$python" evaluate.py --ckpt "$runs/start" "$where" \
         --tokens "$runs/demo/val.bin"
 }
 
-tuned_muon() { # the losses of runs of one length, with other decays and rates than Muon's defaults
-    local num_steps rate decay factors of_rate of_decay folder=${CORPUS:-$runs/demo}
-    local flags=("$where" --data_dir "$folder" "${model[@]:0:2}" --use_amp $compile --optimizer muon --seed 1
-        --eval_tokens 262144 --sample_interval 0 --checkpoint_interval 1000 --resume_from auto)
-    [ -n "${CORPUS:-}" ] || corpus
-    longest=100000 item muon-default '^val loss' "$python" train.py "${flags[@]}" --max_minutes "$muon_minutes" \
-        --output_dir "$runs/muon-default" || return
-    item muon-settings '^[1-9]' "$python" -c "
+tuned_muon() { # the losses of runs of equal length, with other decays and rates than Muon's defaults
+    local num_steps rate decay factors of_rate of_decay
+    local flags=("$where" --data_dir "${CORPUS:-$runs/demo}" "${model[@]:0:2}" --use_amp "$compile" --optimizer muon
+        --seed 1 --eval_tokens 262144 --sample_interval 0 --checkpoint_interval 1000)
+    [ -n "${CORPUS:-}" ] || { corpus && flags+=(--epochs 4); } # more passes would learn it by heart
+    item muon-pace '^step_seconds: ' "$python" train.py "${flags[@]}" --max_steps 1000 --dry_run || return
+    num_steps=$(awk "/^step_seconds: / { print int(60 * $muon_minutes / \$2) }" "$figures/muon-pace.txt")
+    flags+=(--max_steps "$num_steps" --resume_from auto)
+    longest=100000 item muon-default '^val loss' "$python" train.py "${flags[@]}" --output_dir "$runs/muon-default" ||
+        return
+    item muon-settings '^0' "$python" -c "
 import glob, json
-states = [json.load(open(file)) for file in glob.glob('$runs/muon-default/checkpoint-*/trainer_state.json')]
-settings = max(states, key=lambda state: state['step'])['settings']
-print(settings['total_steps'], settings['learning_rate'], settings['weight_decay'])" || return
-    read -r num_steps rate decay < "$figures/muon-settings.txt"
+settings = json.load(open(glob.glob('$runs/muon-default/checkpoint-*/trainer_state.json')[0]))['settings']
+print(settings['learning_rate'], settings['weight_decay'])" || return
+    read -r rate decay < "$figures/muon-settings.txt"
     for factors in "1 0.5" "1 2" "1 4" "0.7 1" "1.4 1"; do
         read -r of_rate of_decay <<< "$factors"
         longest=100000 item "muon-rate-x$of_rate-decay-x$of_decay" '^val loss' "$python" train.py "${flags[@]}" \
-            --max_steps "$num_steps" --learning_rate "$(awk "BEGIN { print $of_rate * $rate }")" \
-            --embedding_learning_rate "$rate" --weight_decay "$(awk "BEGIN { print $of_decay * $decay }")" \
+            --learning_rate "$(awk "BEGIN { print $of_rate * $rate }")" --embedding_learning_rate "$rate" \
+            --weight_decay "$(awk "BEGIN { print $of_decay * $decay }")" \
             --output_dir "$runs/muon-$of_rate-$of_decay" || return
         rm -rf "$runs/muon-$of_rate-$of_decay"/checkpoint-*
         [ -z "${SMALL:-}" ] || return 0
