@@ -352,32 +352,31 @@ def try_step(run: Run, batches: Iterable[tuple[torch.Tensor, torch.Tensor]], num
     All micro-batches have the same number of targets, so the mean of their losses is the step's loss, in nats. The
     norm is the gradient's before clipping; skipped is 1 where nothing has changed.
     """
-    machine, strategy = run.setup.runtime.machine, run.strategy
-    optimizer, scaler = run.optimizer, run.scaler
+    machine, optimizer = run.setup.runtime.machine, run.optimizer
     run.model.round_weights()  # the 16-bit copies that products read under autocast, once a step
     mean_loss = torch.zeros((), device=machine.device)
 
     # Forward and backward, micro-batch by micro-batch; the gradients add up.
     for number, (inputs_BT, targets_BT) in enumerate(batches, 1):
-        with strategy.accumulating(is_last=number == num):
+        with run.strategy.accumulating(is_last=number == num):
             with machine.autocast():
-                loss = strategy.forward(inputs_BT, targets_BT, run.teacher_output(inputs_BT)) / num
-            scaler.scale(loss).backward()
+                loss = run.strategy.forward(inputs_BT, targets_BT, run.teacher_output(inputs_BT)) / num
+            run.scaler.scale(loss).backward()
         mean_loss += loss.detach()
 
     # Clip, without scaler.step, for which the host would wait: every optimizer here divides by grad_scale on its way,
     # and does nothing where found_inf is 1. scaler.update() reads what unscale_ has found.
-    scaler.unscale_(optimizer)
+    run.scaler.unscale_(optimizer)
     gradients = [p.grad for p in run.model.parameters() if p.grad is not None]
-    mean_loss, norm = strategy.loss_and_norm(mean_loss, gradients)
+    mean_loss, norm = run.strategy.loss_and_norm(mean_loss, gradients)
     skipped = optimizer.found_inf = (~(norm + mean_loss).isfinite()).float()  # type: ignore[attr-defined]
     if run.recipe.grad_clip:
         optimizer.grad_scale = (norm / run.recipe.grad_clip).clamp(min=1.0)  # type: ignore[attr-defined]
 
     # Update.
     optimizer.step()
-    scaler.update()
-    optimizer.zero_grad(set_to_none=not strategy.keeps_gradients)
+    run.scaler.update()
+    optimizer.zero_grad(set_to_none=not run.strategy.keeps_gradients)
     return {"loss": mean_loss, "grad_norm": norm, "skipped": skipped}
 
 
