@@ -9,7 +9,7 @@ On a CPU the step is eager, in pieces that take little memory; on a GPU it can b
 """
 
 from collections.abc import Iterator, Sequence
-from typing import Any, TypeAlias
+from typing import Any
 
 import torch
 
@@ -30,7 +30,6 @@ CPU_PIECE, GPU_PIECE = 2**17, 2**24
 
 CODES = ("exp_avg_codes", "exp_avg_sq_codes")
 SCALES = ("exp_avg_scales", "exp_avg_sq_scales")
-State: TypeAlias = dict[str, torch.Tensor]  # of a parameter: 'step', CODES and SCALES
 
 
 def in_8_bits(parameter: torch.Tensor) -> bool:
@@ -48,13 +47,15 @@ def split(group: dict[str, Any]) -> Iterator[dict[str, Any]]:
 # ---------------------------------------------------------------- the step
 
 
-def update_all(weights: Sequence[torch.Tensor], gradients: Sequence[torch.Tensor], states: Sequence[State],
-               rates: Sequence[tuple[torch.Tensor, torch.Tensor]], betas: tuple[float, float],
-               decided: tuple[torch.Tensor, torch.Tensor, torch.Tensor | None], piece: int) -> None:
+def update_all(weights: Sequence[torch.Tensor], gradients: Sequence[torch.Tensor],
+               states: Sequence[dict[str, torch.Tensor]], rates: Sequence[tuple[torch.Tensor, torch.Tensor]],
+               betas: tuple[float, float], decided: tuple[torch.Tensor, torch.Tensor, torch.Tensor | None],
+               piece: int) -> None:
     """One step of AdamW (Loshchilov and Hutter 2019) on all weights, in place, piece elements at a time.
 
-    rates has for each weight the learning rate and the factor of the decay, fp32 []. decided are the places in a
-    block, fp32 [BLOCK], grad_scale, fp32 [], and stays, bool [] or None: if it is true nothing changes.
+    A state has the step, CODES and SCALES. rates has for each weight the learning rate and the factor of the decay,
+    fp32 []. decided are the places in a block, fp32 [BLOCK], grad_scale, fp32 [], and stays, bool [] or None: if it is
+    true nothing changes.
     """
     place, grad_scale, stays = decided
     for weight, gradient, state, (rate, decay) in zip(weights, gradients, states, rates, strict=True):
@@ -80,13 +81,14 @@ def update_piece(weight: torch.Tensor, gradient: torch.Tensor, first: tuple[torc
     Each pass over a piece costs time on an eager CPU: factors of a block are joined first, and temporary tensors are
     used again.
     """
-    (beta1, beta2), (m_codes, m_scales), (v_codes, v_scales) = betas, first, second
+    m_codes, m_scales = first
+    v_codes, v_scales = second
     turn, step_size, root, decay = factors
     g = gradient.view(-1, BLOCK)
     m = m_codes.view(-1, BLOCK).float()
-    m.mul_(m.abs()).mul_((m_scales / SIGNED**2)[:, None]).lerp_(g, 1 - beta1)
+    m.mul_(m.abs()).mul_((m_scales / SIGNED**2)[:, None]).lerp_(g, 1 - betas[0])
     v = v_codes.view(-1, BLOCK).float()
-    v.square_().square_().mul_((v_scales * (beta2 / POSITIVE**4))[:, None]).addcmul_(g, g, value=1 - beta2)
+    v.square_().square_().mul_((v_scales * (betas[1] / POSITIVE**4))[:, None]).addcmul_(g, g, value=1 - betas[1])
     moved = m / v.sqrt().mul_(root).add_(EPSILON)
     store(weight, (weight * decay).sub_(moved.mul_(step_size).view(-1)), stays)
 

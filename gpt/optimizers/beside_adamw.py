@@ -33,12 +33,12 @@ class BesideAdamW(torch.optim.Optimizer):
     def __init__(self, groups: list[dict[str, Any]], learning_rate: float, betas: tuple[float, float],
                  adamw: Callable[[list[dict[str, Any]]], torch.optim.Optimizer], dtype: torch.dtype = torch.float32):
         super().__init__(groups, {"lr": learning_rate})
-        self._betas, self._dtype, self._update = betas, dtype, self.function
+        self._betas, self._dtype = betas, dtype
+        self._update = self.function
         self._own = [group for group in self.param_groups if group["rule"] == self.rule]
         others = [group for group in self.param_groups if group["rule"] != self.rule]
-        self._adamw: Any = adamw(others) if others else None
-        if self._adamw is not None:
-            self._adamw.state = self.state  # one dict for the whole state of a checkpoint
+        self._adamw: Any = adamw(others)
+        self._adamw.state = self.state  # one dict for the whole state of a checkpoint
         device = self.param_groups[0]["params"][0].device
         self._rates = [torch.zeros((), device=device) for _ in self._own]  # filled at each step, without a wait
         self._decays = [torch.zeros((), device=device) for _ in self._own]
@@ -56,9 +56,8 @@ class BesideAdamW(torch.optim.Optimizer):
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
         """One step of all groups."""
-        if self._adamw is not None:
-            self._adamw.found_inf, self._adamw.grad_scale = self.found_inf, self.grad_scale
-            self._adamw.step()
+        self._adamw.found_inf, self._adamw.grad_scale = self.found_inf, self.grad_scale
+        self._adamw.step()
         for group, rate, decay in zip(self._own, self._rates, self._decays, strict=True):
             rate.fill_(group["lr"])
             decay.fill_(group["weight_decay"])
@@ -75,4 +74,3 @@ class BesideAdamW(torch.optim.Optimizer):
 
     def update(self, found_inf: torch.Tensor, grad_scale: torch.Tensor) -> None:
         """One step of the own groups."""
-        raise NotImplementedError

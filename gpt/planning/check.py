@@ -50,9 +50,8 @@ def check_machine(args: Namespace, machine: Machine, out: Progress) -> int:
     config = next(iter(models.values()))
     with out.phase("multiplying matrices"):
         products = matmul_flops(machine, machine.backend.matmul_width, PRODUCT_SECONDS)
-    for line in describe_machine(config, machine):
-        out.say(line)
-    out.say(f"matmul      {products / 1e12:.3g} TFLOP/s in {machine.precision}")
+    out.say("\n".join([*describe_machine(config, machine),
+                       f"matmul      {products / 1e12:.3g} TFLOP/s in {machine.precision}"]))
     for warning in machine.warnings:
         out.warn(warning)
 

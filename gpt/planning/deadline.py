@@ -95,8 +95,8 @@ def with_length(deadline: Deadline, setup: Setup, pace: Pace, steps_done: int) -
     """Plans the length that fits before the deadline; returns the setup unchanged if it is planned already."""
     if not deadline.is_open:
         return setup
-    minutes = deadline.minutes or 0.0
-    seconds = setup.runtime.processes.from_first(lambda: (1 - SPARE) * 60 * minutes - deadline.seconds_used)
+    seconds = setup.runtime.processes.from_first(
+        lambda: (1 - SPARE) * 60 * (deadline.minutes or 0.0) - deadline.seconds_used)
     fitting = recipe_within(seconds, setup, pace, steps_done)
     recipe = setup.recipe_for(fitting.total_steps).with_micro_batch(fitting.batch_size)
     return replace(setup, recipe=replace(recipe, eval_tokens=fitting.eval_tokens, eval_interval=fitting.eval_interval,
@@ -120,14 +120,10 @@ def recipe_within(seconds: float, setup: Setup, pace: Pace, steps_done: int) -> 
         seconds_each = pace.validation(shorter) + pace.save + pace.sample
         most = max(1, BETWEEN_FRACTION * seconds // max(seconds_each, 1e-9))
         least_interval = math.ceil((step - steps_done) / most)
-        sample_interval = args.sample_interval
-        if sample_interval is None:
-            sample_interval = max(least_interval, step // 5)
-        return replace(shorter, sample_interval=sample_interval,
-                       eval_interval=args.eval_interval or max(least_interval, eval_interval_of(None, step)))
-
-    def seconds_until(step: int) -> float:
-        return pace.seconds(ending_at(step), steps_done)
+        usual_sample_interval = max(least_interval, step // 5)
+        return replace(shorter, eval_interval=args.eval_interval or max(least_interval, eval_interval_of(None, step)),
+                       sample_interval=usual_sample_interval if args.sample_interval is None else args.sample_interval)
 
     longer = range(steps_done + 2, recipe.total_steps + 1)
-    return ending_at(steps_done + 1 + bisect_right(longer, seconds, key=seconds_until))
+    return ending_at(steps_done + 1 + bisect_right(
+        longer, seconds, key=lambda step: pace.seconds(ending_at(step), steps_done)))

@@ -10,7 +10,6 @@ from gpt.machine.runtime import Runtime
 from gpt.planning.inputs import Inputs
 from gpt.planning.memory import MemorySetting
 from gpt.planning.recipe import Recipe
-from gpt.planning.saving import SavingPlan
 from model import Options
 
 if TYPE_CHECKING:
@@ -30,7 +29,7 @@ class Setup(Inputs):
     options: Options
     recipe: Recipe
     memory: MemorySetting
-    saving: SavingPlan
+    checkpoint_bytes: int
     token_place: str
     why_token_place: str
     micro_batch: int

@@ -9,13 +9,11 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
+from gpt.architectures.table import ModelConfig
 from gpt.optimizers.table import OPTIMIZERS
 from model import INIT_STD
-
-if TYPE_CHECKING:
-    from gpt.architectures.table import ModelConfig
 
 # ---------------------------------------------------------------- the table
 

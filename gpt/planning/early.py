@@ -74,7 +74,7 @@ def make_tokens(args: Namespace) -> None:
     Raises UserError: exit 3 if the texts changed after the folder was made, exit 2 in a run that makes no
     tokens. Raises SystemExit if pretokenize.py fails.
     """
-    texts, shown, folder = in_list(args.texts), printable(args.data_dir), Path(args.data_dir)
+    texts, folder = in_list(args.texts), Path(args.data_dir)
     mark = folder / METADATA
     make = ["pretokenize.py", *texts, "--output_dir", args.data_dir]
     if mark.exists():
@@ -87,7 +87,7 @@ def make_tokens(args: Namespace) -> None:
         if new or [Path(printable(file)).name for file in files][:1000] != before:
             make += ["--overwrite", "--tokenizer_file", str(folder / "tokenizer.json")]
             resume = "" if args.resume_from else " --resume_from auto"
-            raise UserError(Exit.DATA, f"{shown} holds the tokens of {printable(', '.join(before))[:80]}"
+            raise UserError(Exit.DATA, f"{printable(folder)} holds the tokens of {printable(', '.join(before))[:80]}"
                                        f"{''.join(new[:1])}. Type:\n    python {shell_line(make)}\n    python "
                                        f"{shell_line(sys.argv)}{resume} --allow_new_data")
     elif is_one_of_several() or args.dry_run or args.overfit:
@@ -101,4 +101,4 @@ def make_tokens(args: Namespace) -> None:
         if answer.returncode:
             raise SystemExit(answer.returncode)
     if is_main():
-        print(f"texts       their tokens: {shown}", flush=True)
+        print(f"texts       their tokens: {printable(folder)}", flush=True)

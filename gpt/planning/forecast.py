@@ -12,26 +12,21 @@ from __future__ import annotations
 
 import csv
 import math
-from argparse import Namespace
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cache, partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 
 import data
 from gpt.architectures.table import ARCHITECTURES, ModelConfig
+from gpt.planning.decided import Pace, Setup
 from gpt.planning.defaults import most_passes
 from gpt.planning.sizing import USUAL_MINUTES, sizing_for
 from gpt.tokens.corpus import Corpus
 from gpt.tokens.ngrams import copied_fraction, ngram_bits
 from gpt.tokens.tokenizer import bytes_per_id, load_tokenizer
-
-if TYPE_CHECKING:
-    from gpt.planning.decided import Pace, Setup
 
 RUNS = Path(__file__).with_suffix(".csv")
 
@@ -142,10 +137,10 @@ def ngram_statistics(corpus: Corpus) -> NgramStatistics | None:
     Returns None where no forecast is possible: for a mixture, a corpus without validation tokens or
     tokenizer, and one with fewer tokens than LEAST_TOKENS or more than MOST_TOKENS.
     """
-    train, val, path = corpus.train, corpus.val, corpus.tokenizer_path
-    if val is None or path is None or corpus.components:
-        return None
-    if train.length < LEAST_TOKENS or max(train.length, val.length) > MOST_TOKENS:
+    train, val = corpus.train, corpus.val
+    path = corpus.tokenizer_path
+    if (val is None or path is None or corpus.components or train.length < LEAST_TOKENS
+            or max(train.length, val.length) > MOST_TOKENS):
         return None
     train_ids, val_ids = (data.Tokens(stream, "ram", torch.device("cpu")).read(0, stream.length)
                           for stream in (train, val))
@@ -153,10 +148,11 @@ def ngram_statistics(corpus: Corpus) -> NgramStatistics | None:
     if bytes_of is None or not bytes_of[val_ids].any():
         return None
     every_other = train_ids[np.arange(len(train_ids)) // PIECE % 2 == 0]
-    bits_by = partial(ngram_bits, val=val_ids, vocab_size=corpus.vocab_size)
     return NgramStatistics(len(train_ids), int(bytes_of[val_ids].sum()), copied_fraction(train_ids, val_ids),
-                           whole=bits_by(train_ids), half=bits_by(every_other), pairs=bits_by(train_ids, order=2),
-                           threes=bits_by(train_ids, order=3))
+                           whole=ngram_bits(train_ids, val_ids, corpus.vocab_size),
+                           half=ngram_bits(every_other, val_ids, corpus.vocab_size),
+                           pairs=ngram_bits(train_ids, val_ids, corpus.vocab_size, order=2),
+                           threes=ngram_bits(train_ids, val_ids, corpus.vocab_size, order=3))
 
 
 # ---------------------------------------------------------------- the fit
@@ -197,12 +193,6 @@ class Fit:
         return evidence.whole * float(x_F @ self.weights_F), evidence.whole * math.sqrt(variance)
 
 
-@cache
-def fitted() -> Fit:
-    """The fit to all finished runs."""
-    return Fit(finished_runs())
-
-
 # ---------------------------------------------------------------- the forecast
 
 
@@ -220,41 +210,39 @@ class Forecast:
         return f"{self.bits:.2f} bits per byte at the end, {self.low:.2f} to {self.high:.2f} nine times in ten"
 
 
-def can_forecast(args: Namespace) -> bool:
-    """True where no flag changes the default recipe, to which the forecast is fitted."""
-    return not (args.config.given & OTHER_RECIPES or args.overfit)
-
-
 def forecast_of(setup: Setup) -> Forecast | None:
     """The forecast for a run; None for a text without n-gram statistics, a short run, and AdamW's runs."""
-    recipe, text, config = setup.recipe, setup.text, setup.config
+    recipe, text = setup.recipe, setup.text
     seen = recipe.total_steps * setup.tokens_per_step
     if text is None or seen < LEAST_SEEN or recipe.optimizer != "muon":
         return None
-    return predict(text.evidence(config, recipe.eval_windows(config), seen), len(text.whole) / text.val_bytes)
+    evidence = text.evidence(setup.config, recipe.eval_windows(setup.config), seen)
+    return predict(evidence, len(text.whole) / text.val_bytes)
 
 
 def predict(evidence: Evidence, tokens_per_byte: float) -> Forecast:
     """The forecast by the fit, with the bits per token converted to bits per byte."""
-    bits, deviation = fitted().bits(evidence)
-    low, middle, high = ((bits + side * DEVIATIONS * deviation) * tokens_per_byte for side in (-1, 0, 1))
-    return Forecast(middle, low, high, evidence, tokens_per_byte)
+    bits, deviation = Fit(finished_runs()).bits(evidence)
+    side = DEVIATIONS * deviation
+    return Forecast(bits * tokens_per_byte, (bits - side) * tokens_per_byte, (bits + side) * tokens_per_byte, evidence,
+                    tokens_per_byte)
 
 
 def describe_forecast(setup: Setup, pace: Pace) -> list[str]:
     """The lines about the end of this run, of a run with twice the time, and of a run on twice the text."""
-    forecast, sizing, config = forecast_of(setup), setup.sizing, setup.config
+    forecast, sizing = forecast_of(setup), setup.sizing
     if forecast is None or sizing is None:
         return []
     evidence = forecast.evidence
     minutes = setup.args.max_minutes or USUAL_MINUTES
-    flops_per_second = TRAINING_FRACTION * setup.tokens_per_step / pace.step * config.flops_per_token
+    flops_per_second = TRAINING_FRACTION * setup.tokens_per_step / pace.step * setup.config.flops_per_token
 
     def bits_after(minutes: float, evidence: Evidence) -> float:
         """The bits at the end of the run that the program would plan; more time or text never makes them higher."""
-        planned = sizing_for(config.vocab_size, evidence.tokens, sizing.speed, minutes, None, (sizing.arch, None))
+        planned = sizing_for(setup.config.vocab_size, evidence.tokens, sizing.speed, minutes, None,
+                             (sizing.arch, None))
         assert planned.shape
-        network = ARCHITECTURES[sizing.arch].sized(planned.shape, config.vocab_size, config.seq_length)
+        network = ARCHITECTURES[sizing.arch].sized(planned.shape, setup.config.vocab_size, setup.config.seq_length)
         most_seen = most_passes(evidence.tokens, network.num_parameters) * evidence.tokens
         seen = max(1, min(most_seen, int(60 * minutes * flops_per_second / network.flops_per_token)))
         longer = replace(evidence, seen=seen, parameters=network.num_parameters)

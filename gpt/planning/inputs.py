@@ -5,7 +5,6 @@ All inputs are checked before any decision; independent problems are reported to
 
 import contextlib
 from argparse import Namespace
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -105,22 +104,20 @@ def choose_inputs(args: Namespace, runtime: Runtime) -> Inputs:
     if args.overfit:  # dropout and a teacher keep the training loss above zero
         args = having(args, dropout=0.0, teacher=None)
     args = download_models(args, ["init_from"], runtime.out)
-    checked: list[Inputs] = []  # in the main process
-
-    def check_first() -> tuple[Sizing | None, str | None, tuple[Found, str] | None]:
-        inputs = _check(args, runtime)
-        checked.append(inputs)
-        return inputs.sizing, inputs.args.teacher, inputs.resumed and (
-            inputs.resumed, sha256_of(inputs.resumed.folder / MANIFEST))
-
-    sizing, teacher, resumed = runtime.processes.from_first(check_first)
-    if checked:
-        return checked[0]
-    args = having(args, teacher=teacher)
-    with runtime.processes.errors_of_this_rank():
-        corpus = find_corpus(args, args.init_from)
-        config = choose_config(args, corpus.vocab_size, corpus.train.length, sizing)
-        return _follow(Inputs(args, corpus, sizing, config, None), resumed)
+    processes = runtime.processes
+    checked = processes.from_first(lambda: _check(args, runtime))
+    resumed = checked.resumed
+    manifest = processes.from_first(lambda: sha256_of(resumed.folder / MANIFEST) if resumed else "")
+    if processes.is_first:
+        return checked
+    args = having(args, teacher=checked.args.teacher)
+    with processes.errors_of_this_rank():
+        corpus = find_corpus(args)
+        config = choose_config(args, corpus.vocab_size, corpus.train.length, checked.sizing)
+        if resumed:
+            find.wait_until_here(resumed.folder, manifest)
+            config = as_in_checkpoint(config, resumed.folder)
+        return Inputs(args, corpus, checked.sizing, config, resumed)
 
 
 def _check(args: Namespace, runtime: Runtime) -> Inputs:
@@ -139,7 +136,7 @@ def _check(args: Namespace, runtime: Runtime) -> Inputs:
             if args.mirror_to:
                 prepare_mirror(args, out)
     with problems.catch(), out.phase("checking the tokens"):
-        corpus = find_corpus(args, args.init_from)
+        corpus = find_corpus(args)
         sizing = choose_sizing(args, corpus, args.use_gpu, args.max_minutes, args.use_amp)
         config = choose_config(args, corpus.vocab_size, corpus.train.length, sizing)
         check_lengths(corpus, config.seq_length)
@@ -147,8 +144,7 @@ def _check(args: Namespace, runtime: Runtime) -> Inputs:
             args = having(args, teacher=choose_teacher(args.teacher, config, corpus.tokenizer_path, out))
     with problems.catch():
         if writes or args.resume_from or args.cooldown_from:
-            resumed = choose_resume(args, args.cooldown_from, args.min_lr,
-                                    [args.init_from, args.teacher], writes, out)
+            resumed = choose_resume(args, writes, out)
         if resumed and corpus and config:
             config = as_in_checkpoint(config, resumed.folder)
             find.check_same(resumed, config, corpus.identity, corpus.tokenizer_sha256, args.allow_new_data,
@@ -160,15 +156,6 @@ def _check(args: Namespace, runtime: Runtime) -> Inputs:
     assert corpus
     assert config
     return Inputs(args, corpus, sizing, config, resumed)
-
-
-def _follow(inputs: Inputs, resumed: tuple[Found, str] | None) -> Inputs:
-    """The inputs in another process, which waits for the checked checkpoint; the text is its manifest's sha256."""
-    if resumed is None:
-        return inputs
-    found, sha256 = resumed
-    find.wait_until_here(found.folder, sha256)
-    return replace(inputs, config=as_in_checkpoint(inputs.config, found.folder), resumed=found)
 
 
 # ---------------------------------------------------------------- the checkpoint
@@ -187,33 +174,31 @@ def as_in_checkpoint(config: ModelConfig, folder: Path) -> ModelConfig:
     return config
 
 
-def choose_resume(output: Namespace, cooldown_from: str | None, min_lr: float | None, models: Sequence[str | None],
-                  writes: bool, out: Progress) -> Found | None:
+def choose_resume(args: Namespace, writes: bool, out: Progress) -> Found | None:
     """The verified checkpoint to resume from and its state, or None for a new run. Raises UserError (exit 4).
 
     The mirror's name means the run's own folder, which holds its copy.
     """
-    output_dir, shown = Path(output.output_dir), printable(output.output_dir)
-    requested = output.resume_from
-    if requested and output.mirror_to and writes and is_same_folder(requested, output.mirror_to):
+    output_dir, requested = Path(args.output_dir), args.resume_from or ""
+    if requested and args.mirror_to and writes and is_same_folder(requested, args.mirror_to):
         requested = "auto"
-    if requested is not None or cooldown_from is not None:
+    if requested or args.cooldown_from is not None:
         with out.phase("verifying the checkpoint"):
-            if cooldown_from is not None:
-                found = choose_cooldown(output, cooldown_from, min_lr or 0.0, out)
+            if args.cooldown_from is not None:
+                found = choose_cooldown(args, args.cooldown_from, args.min_lr or 0.0, out)
             else:
-                found = find.find_resume(requested or "auto", output_dir, output.overwrite, out.warn)
+                found = find.find_resume(requested, output_dir, args.overwrite, out.warn)
         if found is None:
-            out.say(f"resume      no checkpoint in {shown} yet: starting at step 0")
+            out.say(f"resume      no checkpoint in {printable(output_dir)} yet: starting at step 0")
         elif not find.is_inside(found.folder, output_dir):
             _check_no_stranger(output_dir)
         return found
     _check_no_stranger(output_dir)
-    for model in filter(None, models):
-        if output.overwrite and find.is_inside(Path(model), output_dir):
+    for model in filter(None, (args.init_from, args.teacher)):
+        if args.overwrite and find.is_inside(Path(model), output_dir):
             raise UserError(Exit.FLAGS, f"--overwrite: would delete {printable(model)}, which the run starts from. "
                                         "Give another --output_dir.")
-    if find.steps_in(output_dir) and not output.overwrite:
+    if find.steps_in(output_dir) and not args.overwrite:
         raise find.held_by_another_run("--output_dir", output_dir, ", or --overwrite, which deletes them")
     return None
 
@@ -263,15 +248,16 @@ def _check_tokenizer(flag: str, folder: Path, ours: Path | None, out: Progress) 
 # ---------------------------------------------------------------- the tokens
 
 
-def find_corpus(flags: Namespace, init_from: str | None = None) -> Corpus:
+def find_corpus(flags: Namespace) -> Corpus:
     """Opens the token files that the flags name; several folders become a mixture.
 
     With --bin_file the metadata and tokenizer in --data_dir are not used. Raises UserError (exit 3).
     """
-    folders, problems, corpora = folders_of(flags.data_dir), Problems(), []
+    problems, corpora = Problems(), []
+    folders = folders_of(flags.data_dir)
     for folder in folders:
         with problems.catch():
-            corpora.append(_find_one(flags, init_from, folder.path))
+            corpora.append(_find_one(flags, folder.path))
     problems.stop()
     return corpora[0] if len(folders) == 1 else mix(folders, corpora)
 
@@ -281,7 +267,7 @@ def tokenizer_in(folder: Path) -> Path | None:
     return folder / TOKENIZER if (folder / TOKENIZER).is_file() else None
 
 
-def _find_one(flags: Namespace, init_from: str | None, data_dir: str) -> Corpus:
+def _find_one(flags: Namespace, data_dir: str) -> Corpus:
     """Opens the corpus of one folder. Raises UserError (exit 3)."""
     folder, shown = Path(data_dir), printable(data_dir)
     if flags.bin_file is None and not folder.is_dir():
@@ -296,8 +282,8 @@ def _find_one(flags: Namespace, init_from: str | None, data_dir: str) -> Corpus:
     metadata = file_of(flags.metadata_file, METADATA)
     tokenizer = file_of(flags.tokenizer_file, TOKENIZER)
     vocab_size, notes = flags.vocab_size, ()
-    if init_from and not (metadata or tokenizer or vocab_size):
-        weights, config = load.starting_config(init_from, lambda said: None)
+    if flags.init_from and not (metadata or tokenizer or vocab_size):
+        weights, config = load.starting_config(flags.init_from, lambda said: None)
         tokenizer = tokenizer_in(weights)
         vocab_size = None if tokenizer else config.vocab_size
         notes = ("the tokens come without their vocabulary: it is taken from --init_from",)

@@ -1,11 +1,15 @@
-"""The memory of a training step, predicted by part before anything is allocated.
+"""The memory of a training step, predicted by part before anything is allocated, and the micro-batch that fits.
+
+The formula plans the micro-batch, halving corrects it. A checkpoint's copy in RAM counts too.
 
 C is the width, e the bytes of an element in the dtype of autocast. All sizes are in bytes.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import json
 from argparse import Namespace
 from bisect import bisect_right
 from dataclasses import dataclass, replace
@@ -15,12 +19,19 @@ import torch
 
 from gpt.architectures.table import ModelConfig, architecture_of
 from gpt.checkpoint.load import read_config
-from gpt.common.words import size
+from gpt.checkpoint.stored import Stored
+from gpt.common.errors import Exit, UserError
+from gpt.common.files import write_whole
+from gpt.common.progress import Progress
+from gpt.common.words import printable, several, size
 from gpt.machine.backends import BACKENDS
 from gpt.machine.device import Machine
+from gpt.machine.memory import available_ram
 from gpt.machine.processes import ALONE, Processes
+from gpt.machine.runtime import Runtime
 from gpt.optimizers.build import state_bytes
 from gpt.optimizers.table import OPTIMIZERS, largest
+from gpt.planning.recipe import Recipe, had_step_of
 from gpt.planning.sizing import Sizing
 from model import Options
 
@@ -39,6 +50,12 @@ WORKSPACES = 64 * 2**20  # PyTorch's on a GPU
 NCCL_BUFFERS = 2**29  # of several processes on GPUs, assumed
 PASSING = ("activations", "logits", "gradients")  # parts that a step allocates and frees
 LEAST_TOKENS = 4_096  # the model is sharded where a whole copy leaves no room for this micro-batch
+MOST_TOKENS = 65_536  # of a micro-batch of --batch_size auto; a card is busy with fewer
+FILE = "out_of_memory.json"  # in the output folder: the number of sequences that did not fit
+TEXT_BYTES = 2**20  # of a checkpoint's files besides its tensors
+
+
+# ---------------------------------------------------------------- the formula
 
 
 @dataclass(frozen=True)
@@ -149,7 +166,8 @@ def _activation_bytes(config: ModelConfig, batch_size: int, setting: MemorySetti
 
     A recomputed block takes the place that the logits had.
     """
-    tokens, C, e = batch_size * config.seq_length, config.n_embd, setting.dtype.itemsize
+    C, e = config.n_embd, setting.dtype.itemsize
+    tokens = batch_size * config.seq_length
     block = architecture_of(config).block_bytes(config, setting.device_type, setting.dtype, setting.residual_bytes)
     blocks = config.n_layer * block
     if setting.checkpointing:
@@ -208,6 +226,16 @@ def peak_bytes(parts: dict[str, int], setting: MemorySetting) -> int:
     return peak + sum(num_bytes for name, num_bytes in parts.items() if name not in PASSING)
 
 
+def describe_memory(config: ModelConfig, batch_size: int, setting: MemorySetting) -> str:
+    """The memory in words: '4.1 GiB predicted at the peak; weights 0.5 GiB, optimizer 1.0 GiB, ...'."""
+    parts = memory_parts(config, batch_size, setting)
+    each = ", ".join(f"{name} {size(num_bytes)}" for name, num_bytes in parts.items())
+    return f"{size(peak_bytes(parts, setting))} predicted at the peak; {each}"
+
+
+# ---------------------------------------------------------------- the strategy and the default micro-batch
+
+
 def largest_micro_batch(config: ModelConfig, setting: MemorySetting, room: float, most: int = 2**20) -> int:
     """The largest micro-batch, from 0 to most, with a predicted peak of at most room bytes."""
     return bisect_right(range(1, most + 1), room, key=lambda n: predicted_peak(config, n, setting))
@@ -251,8 +279,90 @@ def choose_sharing(args: Namespace, sizing: Sizing | None, config: ModelConfig, 
     return strategy, why, 1 << max(1, fitting).bit_length() - 1
 
 
-def describe_memory(config: ModelConfig, batch_size: int, setting: MemorySetting) -> str:
-    """The memory in words: '4.1 GiB predicted at the peak; weights 0.5 GiB, optimizer 1.0 GiB, ...'."""
-    parts = memory_parts(config, batch_size, setting)
-    each = ", ".join(f"{name} {size(num_bytes)}" for name, num_bytes in parts.items())
-    return f"{size(peak_bytes(parts, setting))} predicted at the peak; {each}"
+# ---------------------------------------------------------------- the micro-batch of a run
+
+
+def divisors(number: int, most: int) -> list[int]:
+    """The divisors of number that are at most `most`, ascending; 1 is always among them."""
+    return [d for d in range(1, max(1, min(number, most)) + 1) if number % d == 0]
+
+
+def micro_batch_of(recipe: Recipe, world_size: int) -> int:
+    """The micro-batch of each process: at most the recipe's, and a divisor of its part of a step's sequences.
+
+    Raises UserError (exit 2) where the processes cannot share a step evenly.
+    """
+    each, rest = divmod(recipe.samples_per_step, world_size)
+    if rest or not each:
+        raise UserError(Exit.FLAGS, f"a step has {recipe.samples_per_step:,} sequences, which {world_size:,} processes "
+                                    "cannot share evenly. Give --batch_size and --gradient_accumulation_steps whose "
+                                    f"product is a multiple of {world_size:,}.")
+    return divisors(each, recipe.batch_size)[-1]
+
+
+def largest_batch_size(recipe: Recipe, config: ModelConfig, setting: MemorySetting, runtime: Runtime,
+                       stored: Stored) -> int:
+    """The micro-batch that --batch_size auto begins with: the largest that is predicted to fit.
+
+    It begins high on a GPU, without a margin, as a step that runs out of memory is repeated with half of
+    it. On a processor it keeps the margin: running out of RAM would hurt other programs. A resumed run
+    keeps its micro-batch. Raises UserError (exit 5) where not even one sequence fits.
+    """
+    settings = stored.settings
+    if had_step_of(settings, recipe.samples_per_step):
+        return settings["batch_size"]
+    backend, processes = runtime.machine.backend, runtime.processes
+    if backend.has_own_memory:
+        room = float(backend.free_memory() or 0)
+    else:
+        room = (1 - MARGIN) * (available_ram() // processes.local_world_size)
+    fitting = largest_micro_batch(config, setting, room)
+    if not fitting:
+        raise UserError(Exit.MACHINE, f"--batch_size auto: not even one sequence of {config.seq_length:,} tokens fits "
+                                      "the memory. Give a smaller --seq_length or --model_size.")
+    samples = recipe.samples_per_step // processes.world_size
+    batch_size = divisors(samples, min(fitting, max(1, MOST_TOKENS // config.seq_length)))[-1]
+    runtime.out.say(f"batch_size  {batch_size} x {several(samples // batch_size, 'micro-batch')}: the largest that is "
+                    "predicted to fit")
+    return batch_size
+
+
+def remember_too_many(output_dir: Path, num_sequences: int) -> None:
+    """Records in the output folder, if it is writable, that this number of sequences did not fit.
+
+    A single process repeats a step that did not fit. One of several cannot, as the others wait for it in a
+    collective operation: all end, start again, and take smaller micro-batches.
+    """
+    with contextlib.suppress(OSError):
+        output_dir.mkdir(parents=True, exist_ok=True)
+        write_whole(output_dir / FILE, json.dumps({"sequences": num_sequences}))
+
+
+def after_out_of_memory(output_dir: Path, recipe: Recipe, out: Progress) -> int:
+    """The recipe's micro-batch, or a divisor of at most half the number that did not fit in this folder's last run."""
+    too_many = recipe.batch_size + 1
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+        too_many = max(2, int(json.loads((output_dir / FILE).read_text(encoding="utf-8"))["sequences"]))
+    if too_many > recipe.batch_size:
+        return recipe.batch_size
+    batch_size = divisors(recipe.samples_per_step, too_many // 2)[-1]
+    out.say(f"batch_size  {batch_size} x {several(recipe.samples_per_step // batch_size, 'micro-batch')}: {too_many} "
+            f"were out of memory (delete {FILE} in {printable(output_dir)} to try again)")
+    return batch_size
+
+
+# ---------------------------------------------------------------- a checkpoint
+
+
+def checkpoint_bytes_of(config: ModelConfig, optimizer_bytes: float) -> int:
+    """The bytes of a checkpoint: fp32 weights, and optimizer_bytes of optimizer state for each parameter."""
+    return int((4 + optimizer_bytes) * config.num_parameters) + TEXT_BYTES
+
+
+def has_room_for_copy(checkpoint_bytes: int, held_bytes: int) -> bool:
+    """True where training can wait for a copy of each checkpoint in RAM alone, which a thread writes to disk.
+
+    The run holds held_bytes in RAM before its first step. Beside the copy there must be room for the
+    optimizer's state and the gradients, which a CPU keeps in RAM.
+    """
+    return available_ram() > held_bytes + 2 * checkpoint_bytes

@@ -1,6 +1,7 @@
 """The plan of a run in words: size, time and disk, every decision with --verbose, and objections."""
 
 import shutil
+from argparse import Namespace
 
 import torch
 from torch.nn.attention import SDPBackend
@@ -16,8 +17,7 @@ from gpt.planning.decided import Pace, Setup
 from gpt.planning.defaults import most_passes
 from gpt.planning.forecast import describe_forecast
 from gpt.planning.memory import describe_memory, predicted_peak
-from gpt.planning.recipe import DEFAULT_SEQ_LENGTH
-from gpt.planning.saving import most_checkpoints
+from gpt.planning.recipe import DEFAULT_SEQ_LENGTH, Recipe
 from gpt.planning.schedules import describe_schedule
 from gpt.tokens.mixture import weight_percent
 from model import SIZES
@@ -31,7 +31,8 @@ MANY_COPIES = 0.1  # of the validation tokens
 
 def say_first(setup: Setup) -> None:
     """Prints the network and the machine, before the seconds that building and compiling take."""
-    config, sizing, machine, out = setup.config, setup.sizing, setup.runtime.machine, setup.runtime.out
+    config, sizing = setup.config, setup.sizing
+    machine, out = setup.runtime.machine, setup.runtime.out
     shape = (config.n_layer, config.n_head, config.n_embd)
     name = next((name for name in SIZES if SIZES[name] == shape), f"{config.n_layer} x {config.n_embd}")
     parameters = f"{count(config.num_parameters)} parameters"
@@ -50,7 +51,7 @@ def say_first(setup: Setup) -> None:
 
 def say_rest(setup: Setup, pace: Pace, steps_done: int) -> None:
     """Prints the time and disk space that the run needs, with --verbose the whole plan, and the objections to it."""
-    args, recipe, out = setup.args, setup.recipe, setup.runtime.out
+    args, recipe = setup.args, setup.recipe
     steps = recipe.total_steps - steps_done
     epochs = in_epochs(steps * recipe.samples_per_step / recipe.windows_per_epoch)
     within = f" of {args.max_minutes:g} min" if args.max_minutes else ""
@@ -61,17 +62,24 @@ def say_rest(setup: Setup, pace: Pace, steps_done: int) -> None:
     warnings = objections(setup)
     if not args.dry_run:
         most = most_checkpoints(args, recipe)
-        needed = most * setup.saving.checkpoint_bytes
+        needed = most * setup.checkpoint_bytes
         free = shutil.disk_usage(args.output_dir).free
         lines.append(f"disk        {size(needed)} at most in {printable(args.output_dir)}, for "
                      f"{several(most, 'checkpoint')}; {size(free)} free")
         if free < needed:
             warnings.append("--output_dir has too little free space for all checkpoints. Free some space, or give a "
                             "larger --checkpoint_interval.")
-    for line in lines:
-        out.say(line)
+    setup.runtime.out.say("\n".join(lines))
     for warning in warnings:
-        out.warn(warning)
+        setup.runtime.out.warn(warning)
+
+
+def most_checkpoints(args: Namespace, recipe: Recipe) -> int:
+    """The largest number of checkpoints that the output folder can hold at once."""
+    rolling = args.keep_checkpoints + 2  # besides: the best, and one being written
+    permanent = int(recipe.passes) // args.checkpoint_interval + (recipe.plateau_end is not None)
+    mirrored = args.mirror_to is not None  # one stays until its copy is verified
+    return min(rolling + permanent + mirrored, max(1, recipe.total_steps))  # one a step
 
 
 def describe_sharing(setup: Setup) -> list[str]:
@@ -111,9 +119,9 @@ def in_epochs(number: float) -> str:
 
 def describe_plan(setup: Setup) -> list[str]:
     """The lines about the machine and every decision, each default with its reason."""
-    args, machine, corpus = setup.args, setup.runtime.machine, setup.corpus
     config, recipe = setup.config, setup.recipe
-    decided = {**vars(args), **recipe.flags(), **{name: getattr(config, name) for name in by_flags(config)},
+    train, val = setup.corpus.train, setup.corpus.val
+    decided = {**vars(setup.args), **recipe.flags(), **{name: getattr(config, name) for name in by_flags(config)},
                "arch": name_of(config)}
     rows = [
         ("model", f"{architecture_of(config).NAME}, {count(config.num_parameters)} parameters: "
@@ -121,7 +129,7 @@ def describe_plan(setup: Setup) -> list[str]:
                   f"width {config.n_embd}, T {config.seq_length}, {config.vocab_size:,} ids"),
         ("memory", describe_memory(config, setup.micro_batch, setup.memory)
                    + (", recomputed" if setup.options.recompute else "")),
-        ("tokens", f"{count(corpus.train.length)} for training, {count(corpus.val.length) if corpus.val else 'none'} "
+        ("tokens", f"{count(train.length)} for training, {count(val.length) if val else 'none'} "
                    f"for validation; in {setup.token_place}: {setup.why_token_place}"),
         ("step", f"{setup.tokens_per_step:,} tokens: {several(recipe.accumulation, 'micro-batch')} of "
                  f"{several(recipe.batch_size, 'sequence')}"),
@@ -133,7 +141,7 @@ def describe_plan(setup: Setup) -> list[str]:
         ("schedule", describe_schedule(recipe)),
         *(("default", f"{name} {f'{value:.3g}' if isinstance(value, float) else value}: {recipe.reasons[name]}")
           for name, value in decided.items() if name in recipe.reasons)]
-    return [*describe_machine(config, machine), *(f"{label:<12}{text}" for label, text in rows)]
+    return [*describe_machine(config, setup.runtime.machine), *(f"{label:<12}{text}" for label, text in rows)]
 
 
 def describe_machine(config: ModelConfig, machine: Machine) -> list[str]:
@@ -160,10 +168,11 @@ def attention_of(config: ModelConfig, machine: Machine) -> str:
 
 def objections(setup: Setup) -> list[str]:
     """The objections of a practitioner to the plan, before the first step."""
-    args, corpus, sizing, config, recipe = setup.args, setup.corpus, setup.sizing, setup.config, setup.recipe
+    args, corpus = setup.args, setup.corpus
+    config, recipe = setup.config, setup.recipe
     num_tokens = corpus.train.length
     lines = []
-    requested = args.seq_length or (sizing.seq_length if sizing else DEFAULT_SEQ_LENGTH)
+    requested = args.seq_length or (setup.sizing.seq_length if setup.sizing else DEFAULT_SEQ_LENGTH)
     if config.seq_length < requested and config.seq_length == num_tokens - 1:
         lines.append(f"T is {config.seq_length:,}, not {requested:,}: the corpus has {num_tokens:,} tokens.")
     fewest = min((each.stream.length for each in corpus.validations), default=0)
@@ -175,7 +184,7 @@ def objections(setup: Setup) -> list[str]:
         lines.append(f"{percent(setup.text.copied)} of the validation tokens stand word for word in the training text: "
                      "their loss counts memorized passages. Remove duplicates from the text.")
     is_small = num_tokens < config.num_parameters
-    is_chosen = setup.resumed or (sizing and sizing.shape)
+    is_chosen = setup.resumed or (setup.sizing and setup.sizing.shape)
     if is_small and not is_chosen and recipe.passes > 1:
         lines.append(f"the corpus is small for this model: {count(num_tokens)} tokens, read {recipe.passes:.1f} times, "
                      f"for {count(config.num_parameters)} parameters. Try a smaller --model_size or --dropout 0.2.")

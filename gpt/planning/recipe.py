@@ -271,9 +271,10 @@ def choose_recipe(args: Namespace, config: ModelConfig, num_tokens: int, most_ba
 def _choose_length(facts: _Facts, cooldown: Cooldown | None, overfits: bool, windows: int, samples_per_step: int,
                    length: int | None) -> tuple[int, int]:
     """The epochs and the last step. A resumed run counts both from its first step, and adds to the samples it saw."""
-    args, config, num_tokens = facts.args, facts.config, facts.num_tokens
+    args, num_tokens = facts.args, facts.num_tokens
+    num_parameters = facts.config.num_parameters
     steps_done, samples_seen = facts.stored.state.step, facts.stored.state.samples_seen
-    most_epochs = defaults.most_passes(num_tokens, config.num_parameters, bool(args.teacher))
+    most_epochs = defaults.most_passes(num_tokens, num_parameters, bool(args.teacher))
     most_steps = _most_steps(args, facts.stored.settings, cooldown)
     last_step = most_steps or length
     if last_step and not args.epochs:
@@ -282,7 +283,7 @@ def _choose_length(facts: _Facts, cooldown: Cooldown | None, overfits: bool, win
     elif args.max_minutes and not args.epochs:
         epochs = most_epochs if facts.is_small else ENDLESS
     else:
-        usual_epochs = facts.sizing.epochs if facts.sizing else math.ceil(20 * config.num_parameters / num_tokens)
+        usual_epochs = facts.sizing.epochs if facts.sizing else math.ceil(20 * num_parameters / num_tokens)
         limit = most_epochs if overfits else defaults.USUAL_PASSES
         epochs = facts.value_of("epochs", 3 if args.init_from else min(limit, usual_epochs))
     steps_left = -(-max(0, epochs * windows - samples_seen) // samples_per_step)

@@ -19,7 +19,7 @@ from model import SIZES
 
 def flags_of_run(setup: Setup) -> Layer:
     """The decided flags of a run: the flags that the user gave, and the flags that the program chose."""
-    args, config, corpus = setup.args, setup.config, setup.corpus
+    args, config = setup.args, setup.config
     left_out = {*flags_of_scope("call"), "config"}
     values = {name: value for name, value in vars(args).items() if value is not None and name not in left_out}
     if args.mirror_to:
@@ -33,8 +33,8 @@ def flags_of_run(setup: Setup) -> Layer:
         for name in ("model_size", "init_std"):
             decided.pop(name, None)
         # A resumed run needs the vocabulary again, which the pretrained weights may have brought.
-        path = corpus.tokenizer_path
-        decided.update({"vocab_size": corpus.vocab_size} if path is None else {"tokenizer_file": str(path)})
+        path = setup.corpus.tokenizer_path
+        decided.update({"vocab_size": setup.corpus.vocab_size} if path is None else {"tokenizer_file": str(path)})
     elif SIZES.get(args.model_size) != (config.n_layer, config.n_head, config.n_embd):
         decided.pop("model_size", None)
 

@@ -1,4 +1,4 @@
-"""Makes the decisions before the first step in their order: dropout, strategy, recipe, place of the tokens, saving."""
+"""Makes the decisions before the first step in their order: dropout, strategy, recipe, place of the tokens."""
 
 from dataclasses import replace
 from functools import partial
@@ -13,13 +13,19 @@ from gpt.optimizers.build import state_bytes
 from gpt.planning import defaults
 from gpt.planning.deadline import Deadline
 from gpt.planning.decided import Setup
-from gpt.planning.forecast import can_forecast, ngram_statistics
+from gpt.planning.forecast import OTHER_RECIPES, ngram_statistics
 from gpt.planning.inputs import Inputs
-from gpt.planning.memory import MemorySetting, choose_sharing
-from gpt.planning.micro_batch import after_out_of_memory, largest_batch_size, micro_batch_of
+from gpt.planning.memory import (
+    MemorySetting,
+    after_out_of_memory,
+    checkpoint_bytes_of,
+    choose_sharing,
+    has_room_for_copy,
+    largest_batch_size,
+    micro_batch_of,
+)
 from gpt.planning.recipe import Recipe, choose_options, choose_recipe
 from gpt.planning.recorded import same_everywhere
-from gpt.planning.saving import plan_saving
 from gpt.planning.sizing import FRACTION_OF_PEAK, UNKNOWN_PEAK
 from gpt.tokens.corpus import Corpus
 from model import Options
@@ -32,7 +38,8 @@ def choose_setup(inputs: Inputs, runtime: Runtime, deadline: Deadline) -> Setup 
 
     Returns None, after a line with the reason, for a resumed run with no steps left. Raises UserError.
     """
-    args, corpus, machine, processes = inputs.args, inputs.corpus, runtime.machine, runtime.processes
+    args, corpus = inputs.args, inputs.corpus
+    machine, processes = runtime.machine, runtime.processes
     options = choose_options(args.activation_checkpointing, bool(args.init_from), machine,
                              inputs.stored.environment)
     dropout = processes.from_first(lambda: _choose_dropout(inputs, options, runtime, deadline))
@@ -59,20 +66,20 @@ def choose_setup(inputs: Inputs, runtime: Runtime, deadline: Deadline) -> Setup 
             lambda: after_out_of_memory(Path(args.output_dir), recipe, runtime.out)))
     micro_batch = micro_batch_of(recipe, processes.world_size)
 
-    # The place of the tokens, the plan of saving, and the memory of a step.
+    # The place of the tokens, the bytes of a checkpoint, and the memory of a step.
     place, why_place = processes.from_first(lambda: choose_place(args.preload, corpus, runtime))
     weights = 0 if machine.backend.has_own_memory else 4 * config.num_parameters
     held_bytes = weights + (corpus.train.num_bytes if place == "ram" else 0)
-    saving = processes.from_first(lambda: plan_saving(config, optimizer_bytes, held_bytes))
+    checkpoint_bytes = checkpoint_bytes_of(config, optimizer_bytes)
     memory = replace(memory, accumulates=recipe.samples_per_step > micro_batch * processes.world_size,
-                     copies=saving.copies)
+                     copies=processes.from_first(lambda: has_room_for_copy(checkpoint_bytes, held_bytes)))
 
     text = None
-    if inputs.sizing and processes.is_first and can_forecast(args):
+    if inputs.sizing and processes.is_first and not (args.overfit or args.config.given & OTHER_RECIPES):
         with runtime.out.phase("reading the text's n-grams"):
             text = ngram_statistics(corpus)
     setup = Setup(**vars(replace(inputs, config=config)), runtime=runtime,
-                  options=options, recipe=recipe, memory=memory, saving=saving,
+                  options=options, recipe=recipe, memory=memory, checkpoint_bytes=checkpoint_bytes,
                   token_place=place, why_token_place=why_place, micro_batch=micro_batch, why_strategy=why_strategy,
                   recipe_for=recipe_for, text=text)
     processes.check_same(same_everywhere(setup))
@@ -84,12 +91,13 @@ def _choose_dropout(inputs: Inputs, options: Options, runtime: Runtime, deadline
 
     No step is measured yet: an estimate of the machine's speed converts --max_minutes to steps.
     """
-    args, config, machine, processes = inputs.args, inputs.config, runtime.machine, runtime.processes
+    args, config = inputs.args, inputs.config
+    machine, processes = runtime.machine, runtime.processes
     shares_ram = machine.on_gpu and not machine.backend.has_own_memory
     if args.dropout is not None or args.init_from or args.compile_mode == "reduce-overhead" or (
             shares_ram and args.activation_checkpointing):
         return args.dropout or 0.0
-    _, _, most_batch_size = choose_sharing(args, inputs.sizing, config, options, machine, processes)
+    most_batch_size = choose_sharing(args, inputs.sizing, config, options, machine, processes)[2]
     recipe_for = partial(choose_recipe, args, config, inputs.corpus.train.length, most_batch_size, inputs.sizing,
                          inputs.stored)
     length = deadline.length
@@ -105,16 +113,16 @@ def _choose_dropout(inputs: Inputs, options: Options, runtime: Runtime, deadline
 
 def _is_finished(inputs: Inputs, recipe: Recipe, deadline: Deadline, runtime: Runtime) -> bool:
     """True, after a line that says so, for a resumed run with nothing left, neither steps nor a validation."""
-    args, state, out = inputs.args, inputs.state, runtime.out
+    args, state = inputs.args, inputs.state
     if state.step < recipe.total_steps and not deadline.is_within(0):
         return False
     by_minutes = args.max_minutes and not deadline.is_open  # the minutes planned the last step
     more = f"raise {'--max_minutes' if by_minutes else '--epochs or --max_steps'} to continue"
     if recipe.cooldown:
         more = f"cooled down; resume from checkpoint-{recipe.cooldown.start} with --overwrite to train on"
-    out.say(f"already at step {state.step:,} of {recipe.total_steps:,}; {more}")
+    runtime.out.say(f"already at step {state.step:,} of {recipe.total_steps:,}; {more}")
     if state.step == recipe.total_steps != state.validated_step and inputs.corpus.val and not args.dry_run:
-        out.say("its last validation is missing and follows now")
+        runtime.out.say("its last validation is missing and follows now")
         return False
     return True
 

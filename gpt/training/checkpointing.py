@@ -44,7 +44,7 @@ class Checkpointer:
         self._is_waiting = False  # for a save, in any process
         self._tokenizer_json = tokenizer.to_str() if tokenizer else None
         self._thread, self._pending = ThreadPoolExecutor(1, "saver", yield_the_cores), None
-        self._snapshot = save.Snapshot() if is_first and run.setup.saving.copies else None
+        self._snapshot = save.Snapshot() if is_first and run.setup.memory.copies else None
         self.mirror = Mirror(self._args, self._runtime.out) if is_first and self._args.mirror_to else None
 
     # ---- when
@@ -59,7 +59,7 @@ class Checkpointer:
             if self.mirror is not None:  # a killed run may have ended before its copy
                 self.mirror.update(self._retention(self._written_step, self.best_step))
         if self._snapshot is not None:  # the first save would wait longer for new pages than for its copy
-            self._snapshot.reserve(self._run.setup.saving.checkpoint_bytes, self._runtime.machine.backend.runs_ahead)
+            self._snapshot.reserve(self._run.setup.checkpoint_bytes, self._runtime.machine.backend.runs_ahead)
 
     def is_wanted(self) -> bool:
         """True if a rolling checkpoint is due by the main process's clock, or was requested by a signal."""
@@ -106,7 +106,7 @@ class Checkpointer:
             seconds = time.perf_counter() - started
             if not self.save_seconds:
                 self._runtime.out.say(
-                    f"saved checkpoint-{step}: {size(setup.saving.checkpoint_bytes)} in {seconds:.2f} s, "
+                    f"saved checkpoint-{step}: {size(setup.checkpoint_bytes)} in {seconds:.2f} s, "
                     f"of which training waited {waited if self._snapshot else seconds:.2f} s")
             if self.mirror is not None:
                 self.mirror.update(retention)
@@ -114,7 +114,7 @@ class Checkpointer:
 
         if self._runtime.processes.is_first:
             self._pending = self._thread.submit(write)
-        if not setup.saving.copies:
+        if not setup.memory.copies:
             self._settle_all()
 
     def _retention(self, step: int, best: int) -> Retention:
@@ -141,7 +141,7 @@ class Checkpointer:
         except OSError as error:
             why = why_not_written(error)
             out.warn(f"checkpoint-{self.begun_step} could not be saved: {why} It needs about "
-                     f"{size(self._run.setup.saving.checkpoint_bytes)}. Training goes on and the next save tries "
+                     f"{size(self._run.setup.checkpoint_bytes)}. Training goes on and the next save tries "
                      "again.")
 
     def _settle_all(self) -> None:

@@ -45,8 +45,8 @@ def measure_pace(run: Run, take_step: TakeStep, validator: Validator, deadline: 
     minutes = deadline.minutes or 0.0 if deadline.is_open else 0.0
     least_seconds = min(MEASURING_FRACTION * 60 * minutes, MEASURING_SECONDS)
     step = _measure_step(run, take_step, setup.args.dry_run, least_seconds)
-    written = setup.saving.checkpoint_bytes / WRITTEN_BYTES
-    copied = setup.saving.checkpoint_bytes / COPIED_BYTES if setup.saving.copies else written
+    written = setup.checkpoint_bytes / WRITTEN_BYTES
+    copied = setup.checkpoint_bytes / COPIED_BYTES if setup.memory.copies else written
     val_tokens = setup.corpus.val.length if setup.corpus.val else 0
     val_token, sample = _measure_between_steps(run, validator, val_tokens)
     return Pace(step, val_token, val_tokens, sample, copied, written)

@@ -14,7 +14,7 @@ import torch
 from gpt.common.errors import Exit, UserError, is_out_of_memory
 from gpt.common.words import several, size
 from gpt.optimizers.build import expected_state
-from gpt.planning.micro_batch import divisors, remember_too_many
+from gpt.planning.memory import divisors, remember_too_many
 from gpt.tokens.watch import TokensChanged
 from gpt.training.checkpointing import Checkpointer
 from gpt.training.state import Run

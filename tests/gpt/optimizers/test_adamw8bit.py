@@ -138,7 +138,8 @@ def test_blocks_of_zeros_and_of_the_smallest_gradients_stay_finite():
 def test_a_moment_below_half_a_code_arrives_in_the_mean_of_some_steps():
     """Of a block whose first gradient is 100,000 times the others': these move too, by steps of the same sign."""
     weight = torch.zeros(1, 256, requires_grad=True)
-    optimizer = AdamW8bit([{"params": [weight], "rule": "adamw8bit", "weight_decay": 0.0}], 1e-2, BETAS, fused)
+    params = [weight, torch.zeros(1, requires_grad=True)]
+    optimizer = AdamW8bit([{"params": params, "rule": "adamw8bit", "weight_decay": 0.0}], 1e-2, BETAS, fused)
     weight.grad = torch.full_like(weight, 1e-5)
     weight.grad[0, 0] = 1
     for _ in range(50):

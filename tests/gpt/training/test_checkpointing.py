@@ -11,7 +11,7 @@ from gpt.checkpoint.folder import prune
 from gpt.checkpoint.save import Snapshot, save, write_tensors
 from gpt.checkpoint.stored import verify
 from gpt.common.errors import Exit
-from gpt.planning.saving import plan_saving
+from gpt.planning.memory import checkpoint_bytes_of, has_room_for_copy
 from gpt.training.checkpointing import Checkpointer
 from gpt.training.validation import ValidationLoss
 from model import GPTConfig
@@ -50,16 +50,16 @@ def test_the_minutes_to_a_rolling_checkpoint_begin_at_the_last_save(run, monkeyp
 
 def test_there_is_a_copy_where_ram_has_room_for_two_of_the_checkpoint(monkeypatch):
     config = GPTConfig(300, 16, 2, 2, 16)
-    size = plan_saving(config, 8, 0).checkpoint_bytes
+    size = checkpoint_bytes_of(config, 8)
     for free, copies in ((2 * size + 101, True), (2 * size + 100, False)):
-        monkeypatch.setattr("gpt.planning.saving.available_ram", lambda free=free: free)
-        assert plan_saving(config, 8, held_bytes=100).copies == copies
+        monkeypatch.setattr("gpt.planning.memory.available_ram", lambda free=free: free)
+        assert has_room_for_copy(size, held_bytes=100) == copies
 
 
 def test_without_memory_for_a_copy_training_waits_and_the_bytes_are_the_same(run, monkeypatch):
     flags = ("--max_steps", "4", "--checkpoint_every_steps", "2", "--eval_interval", "9", "--verbose")
     assert run(*flags)[0] == 0
-    monkeypatch.setattr("gpt.planning.saving.available_ram", lambda: 0)
+    monkeypatch.setattr("gpt.planning.memory.available_ram", lambda: 0)
     text = run.ok(*flags, out="waiting")
     assert re.search(r"in ([\d.]+) s, of which training waited \1 s", text)
     for step in (2, 4):
