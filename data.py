@@ -77,7 +77,7 @@ class Tokens:
         self._stream = stream
         self._kind = DTYPES[stream.dtype]
         self._unsigned = np.dtype(f"<u{self._kind.itemsize}")
-        self._bound = 2**32 if stream.vocab_size is None else bound_of(stream.dtype, stream.vocab_size)
+        self._bound = bound_of(stream.dtype, stream.vocab_size)
         self._watch = Watch(stream.parts) if where == "mmap" else None
         self._on_gpu = _copied(stream, device) if where == "gpu" else None
         if where == "ram":
@@ -175,8 +175,7 @@ def _blocks(stream: TokenStream) -> Iterator[tuple[int, np.ndarray]]:
                 block = np.fromfile(file, DTYPES[stream.dtype], num)
                 if len(block) < num:
                     raise _became_shorter(part)
-                if stream.vocab_size is not None:
-                    check_ids(block, first, part, stream.vocab_size)
+                check_ids(block, first, part, stream.vocab_size)
                 yield position, block
                 position += num
 
@@ -303,22 +302,23 @@ class MixtureOrder:
     def starts(self, first: int, num: int) -> np.ndarray:
         """The first token of each window, in the joined stream, for num samples from first on: int64 [num]."""
         starts = np.empty(num, np.int64)
-        todo = [(self._root, first, np.arange(num))]
-        while todo:
-            branch, first, places = todo.pop()
-            if isinstance(branch, int):
-                starts[places] = self._firsts[branch] + self._orders[branch].starts(first, len(places))
-                continue
-            # The number of the fork's samples before each that go left is their number times the left branch's
-            # weight, rounded. parts times num must be below 2^61.
-            left, whole = 2 * branch.left_parts, 2 * branch.parts
-            done, rest = divmod(left * first + branch.parts, whole)
-            num_left = done + (rest + left * np.arange(len(places) + 1, dtype=np.int64)) // whole
-            goes_left = num_left[1:] > num_left[:-1]
-            before = int(num_left[0])
-            todo += [(branch.left, before, places[goes_left]),
-                     (branch.right, first - before, places[~goes_left])]
+        self._fill(starts, self._root, first, np.arange(num))
         return starts
+
+    def _fill(self, starts: np.ndarray, branch: _Fork | int, first: int, places: np.ndarray) -> None:
+        """Writes the starts of a branch's samples, from its sample first on, to these places."""
+        if isinstance(branch, int):
+            starts[places] = self._firsts[branch] + self._orders[branch].starts(first, len(places))
+            return
+        # The number of the fork's samples before each that go left is their number times the left branch's
+        # weight, rounded. parts times the number of places must be below 2^61.
+        left, whole = 2 * branch.left_parts, 2 * branch.parts
+        done, rest = divmod(left * first + branch.parts, whole)
+        num_left = done + (rest + left * np.arange(len(places) + 1, dtype=np.int64)) // whole
+        goes_left = num_left[1:] > num_left[:-1]
+        before = int(num_left[0])
+        self._fill(starts, branch.left, before, places[goes_left])
+        self._fill(starts, branch.right, first - before, places[~goes_left])
 
 
 # ---------------------------------------------------------------- windows

@@ -221,7 +221,7 @@ def divided(file: TokenStream, cuts: list[int]) -> TokenStream:
         path = source.path.with_name(f"{source.path.stem}-{len(cuts)}-{at}.bin")
         path.write_bytes(b"h" * kind.itemsize * (at % 3) + values[low:high].tobytes())
         parts.append(Part(path, file.dtype, high - low, kind.itemsize * (at % 3)))
-    return TokenStream(tuple(parts))
+    return TokenStream(tuple(parts), 2**31)
 
 
 CUTS = {"1 part": [], "2 parts": [301], "5 parts": [100, 116, 117, 400], "all short": list(range(5, 600, 5)),
@@ -274,7 +274,7 @@ def replace_file(path: Path) -> None:
     lambda path: os.truncate(path, 16), r"was written to or cut \(800 bytes before, 16 now\)")])
 def test_a_mapped_file_that_changes_is_noticed_before_it_is_read(counting, change, what, num_parts):
     parts = [replace(part) for at in range(num_parts) for part in counting(200, first=200 * at).parts]
-    tokens = Tokens(TokenStream(tuple(parts)), "mmap", CPU)
+    tokens = Tokens(TokenStream(tuple(parts), 2**31), "mmap", CPU)
     tokens.rows(np.array([0, 90]), 17)
     change(parts[-1].path)
     tokens._watch._next_look = 0.0  # type: ignore[union-attr]  # time passes

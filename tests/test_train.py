@@ -377,7 +377,7 @@ def test_a_step_on_a_gpu_waits_for_nothing(tmp_path, where):
     learner = run_of(model, torch.amp.GradScaler("cuda", enabled=False), machine=machine)
     ids = np.random.default_rng(0).integers(0, model.config.vocab_size, 2000).astype("<u2")
     ids.tofile(tmp_path / "ids.bin")
-    stream = TokenStream((Part(tmp_path / "ids.bin", "uint16", 2000),))
+    stream = TokenStream((Part(tmp_path / "ids.bin", "uint16", 2000),), 2**16)
     T, cpu = model.config.seq_length, torch.device("cpu")
     loader = data.Batches(data.CorpusWindows(stream, where, T, 0, cuda), 4, cuda)
     expected_loader = data.Batches(data.CorpusWindows(stream, "ram", T, 0, cpu), 4, cpu)

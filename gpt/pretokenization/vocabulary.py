@@ -15,7 +15,7 @@ from gpt.common.words import printable, shell_word
 from gpt.pretokenization.engines import Encoder, is_compared, may_differ
 from gpt.pretokenization.passes import Job
 from gpt.pretokenization.workers import SEPARATOR, in_child
-from gpt.tokens.faithful import probes_of, refuse_changes, refuse_uncertain_ids
+from gpt.tokens.faithful import probes_of, refuse_changes
 from gpt.tokens.tokenizer import END_OF_TEXT, Vocabulary, byte_alphabet, load_tokenizer, parse, vocabulary_of
 
 FAST_BYTES_PER_ID = 1000  # gigatoken trains only on samples with more bytes for each id
@@ -31,7 +31,6 @@ def given_vocabulary(path: str, warn: Callable[[str], None]) -> Vocabulary:
     with without_collector():
         tokenizer = load_tokenizer(path)
         vocabulary = vocabulary_of(tokenizer)
-        refuse_uncertain_ids(tokenizer, name, tokenizer.get_vocab(with_added_tokens=True))
     change = refuse_changes(tokenizer, name, probes_of(tokenizer))
     if change:
         warn(f"{name} {change}.")

@@ -12,13 +12,12 @@ from gpt.common.files import sha256_of
 from gpt.common.names import METADATA
 from gpt.common.words import printable
 from gpt.tokens.files import find_splits
-from gpt.tokens.layouts import LAYOUTS, Layout, Part, recognise, token_file_error
+from gpt.tokens.layouts import LAYOUTS, Part, recognise, token_file_error
 from gpt.tokens.metadata import FileRecord, Metadata, metadata_of
 from gpt.tokens.stream import TokenStream, scan
 from gpt.tokens.tokenizer import end_of_text_id, load_with_size
 
-MIN_TOKENS_TO_DIVIDE = 64  # a training file with fewer tokens gives none to validation
-MIN_VALIDATION_TOKENS = 32
+MIN_VALIDATION_TOKENS = 32  # a training file with less than twice as many gives none to validation
 
 
 @dataclass(frozen=True)
@@ -91,7 +90,7 @@ def open_corpus(train: Path, val: Path | None, metadata_file: Path | None, token
         tokenizer_file = tokenizer_file / "tokenizer.json"
     metadata = metadata_of(metadata_file) if metadata_file else Metadata(train)
     train_files, val_files = _find_files(train, val, metadata)
-    recognise(train_files[0])  # a missing file is reported before a missing vocabulary
+    layout = recognise(train_files[0])  # a missing file is reported before a missing vocabulary
     known_size, end_id = _vocabulary(metadata, tokenizer_file, vocab_size)
     tokenizer_sha256 = None
     if tokenizer_file is not None:
@@ -99,29 +98,26 @@ def open_corpus(train: Path, val: Path | None, metadata_file: Path | None, token
         _check_sha256(f"tokenizer {printable(tokenizer_file)}", tokenizer_sha256, metadata.tokenizer_sha256,
                       "is not the one with which the tokens were made")
 
-    training = _open(train_files, "train", metadata, known_size)
+    train_stream, identity = _open(train_files, "train", metadata, known_size)
     notes = []
-    if not metadata.is_ours and (metadata.dtype is None or training.layout is not LAYOUTS["nanogpt"]):
-        notes.append(training.description)
-    train_stream = training.stream
+    if not metadata.splits and (metadata.dtype is None or layout is not LAYOUTS["nanogpt"]):
+        notes.append(_description(train_stream))
     val_stream = val_identity = None
     if val_files:
-        validation = _open(val_files, "val", metadata, known_size)
-        if validation.stream.length >= 2:
-            val_stream, val_identity = validation.stream, validation.identity
-        else:
-            notes.append(f"{validation.stream.name}: it is not used, because a single token leaves nothing "
-                         "to predict")
-    elif (not metadata.is_ours or "val" in metadata.splits) and train_stream.length >= MIN_TOKENS_TO_DIVIDE:
+        val_stream, val_identity = _open(val_files, "val", metadata, known_size)
+        if val_stream.length < 2:
+            notes.append(f"{val_stream.name}: it is not used, because a single token leaves nothing to predict")
+            val_stream = val_identity = None
+    elif (not metadata.splits or "val" in metadata.splits) and train_stream.length >= 2 * MIN_VALIDATION_TOKENS:
         # Our own metadata without a validation split means that the user wanted none.
         num = max(MIN_VALIDATION_TOKENS, int(train_stream.length * val_fraction))
         notes.append(f"no validation file: the last {num:,} tokens of {train_stream.name} are kept for "
                      "validation")
-        val_stream, val_identity = train_stream.slice(train_stream.length - num, num), training.identity
+        val_stream, val_identity = train_stream.slice(train_stream.length - num, num), identity
         train_stream = train_stream.slice(0, train_stream.length - num)
 
     return Corpus(train_stream, val_stream, known_size, end_id, tokenizer_file, tokenizer_sha256,
-                  training.identity, val_identity, tuple(notes), origins=metadata.origins)
+                  identity, val_identity, tuple(notes), origins=metadata.origins)
 
 
 def open_tokens(place: Path, vocab_size: int) -> Corpus:
@@ -137,9 +133,9 @@ def open_tokens(place: Path, vocab_size: int) -> Corpus:
     files = val_files or train_files
     names = [path.name for path in files]
     split = next((split for split in metadata.splits if names == [f"{split}.bin"]), None)
-    opened = _open(files, split or "val", metadata if split else Metadata(place), vocab_size)
-    return Corpus(opened.stream, None, vocab_size, None, tokenizer if tokenizer.is_file() else None, None,
-                  opened.identity, notes=() if split else (opened.description,))
+    stream, identity = _open(files, split or "val", metadata if split else Metadata(place), vocab_size)
+    return Corpus(stream, None, vocab_size, None, tokenizer if tokenizer.is_file() else None, None, identity,
+                  notes=() if split else (_description(stream),))
 
 
 def _vocabulary(metadata: Metadata, tokenizer_file: Path | None, vocab_size: int | None) -> tuple[int, int | None]:
@@ -193,31 +189,23 @@ def _files_in(place: Path, metadata: Metadata) -> tuple[list[Path], list[Path]]:
     return [place / "train.bin"], [place / "val.bin"] if "val" in metadata.splits else []
 
 
-@dataclass(frozen=True)
-class _Opened:
-    """The files of a split as one checked stream; identity is as in Corpus."""
-
-    stream: TokenStream
-    layout: Layout
-    identity: str
-
-    @property
-    def description(self) -> str:
-        return f"{self.stream.name}: {self.layout.whose} layout, {self.stream.dtype}, {self.stream.length:,} tokens"
+def _description(stream: TokenStream) -> str:
+    """Describes files whose layout was recognised, for the notes."""
+    whose = recognise(stream.parts[0].path).whose
+    return f"{stream.name}: {whose} layout, {stream.dtype}, {stream.length:,} tokens"
 
 
-def _open(files: Sequence[Path], split: str, metadata: Metadata, vocab_size: int) -> _Opened:
-    """Opens the files of a split as one checked stream. Raises UserError (exit 3).
+def _open(files: Sequence[Path], split: str, metadata: Metadata, vocab_size: int) -> tuple[TokenStream, str]:
+    """Opens the files of a split as one checked stream; returns its identity too. Raises UserError (exit 3).
 
     Files without a recorded dtype are assumed to have nanoGPT's: uint16 where all ids fit, else int32.
     """
     assumed_dtype = "uint16" if vocab_size <= 2**16 else "int32"
     record = metadata.splits.get(split, FileRecord())
-    layouts, parts, digests = [], [], []
-    for path in files:
-        layout = LAYOUTS["nanogpt"] if split in metadata.splits else recognise(path)
-        layouts.append(layout)
-        if layout.whose != layouts[0].whose:
+    layouts = [LAYOUTS["nanogpt"] if split in metadata.splits else recognise(path) for path in files]
+    parts, digests = [], []
+    for path, layout in zip(files, layouts, strict=True):
+        if layout is not layouts[0]:
             raise UserError(Exit.DATA, f"token files of two layouts: {printable(files[0].name)} and "
                                        f"{printable(path.name)}. Name the files with a narrower pattern.")
         part = layout.read(path, metadata.dtype or assumed_dtype)
@@ -227,8 +215,7 @@ def _open(files: Sequence[Path], split: str, metadata: Metadata, vocab_size: int
     stream = TokenStream(tuple(parts), vocab_size)
     if split == "train":
         _check_length(files[0], stream.length, metadata.num_tokens, metadata)
-    identity = digests[0] if len(digests) == 1 else hashlib.sha256("".join(digests).encode()).hexdigest()
-    return _Opened(stream, layouts[0], identity)
+    return stream, digests[0] if len(digests) == 1 else hashlib.sha256("".join(digests).encode()).hexdigest()
 
 
 def _check_length(path: Path, length: int, expected: int | None, metadata: Metadata) -> None:

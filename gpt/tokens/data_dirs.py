@@ -53,7 +53,7 @@ def problems_with(words: str | Sequence[str]) -> list[str]:
 
 def _folder_of(word: str, is_alone: bool) -> DataDir:
     """Parses one word. Raises ValueError for an invalid weight."""
-    path, _, weight = word.rpartition(":")
+    path, weight = word.rpartition(":")[::2]
     is_weight = bool(re.fullmatch(NUMBER, weight))
     exists = bool(path) and os.path.isdir(path)
     if not path or os.path.isdir(word) or not (is_weight or exists) or (is_alone

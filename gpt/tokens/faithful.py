@@ -1,23 +1,16 @@
 """Checks that a tokenizer decodes every text to itself: a model can never learn characters that the tokenizer loses."""
 
-from __future__ import annotations
-
 import json
 import re
 import unicodedata
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+
+from tokenizers import Tokenizer
 
 from gpt.common.errors import Exit, UserError
 from gpt.common.words import printable
 
-if TYPE_CHECKING:
-    from tokenizers import Tokenizer
-
-NOT_NFC = "composes characters as Unicode's NFC does: e and an accent, two characters, come back as one"
-ADDS_BLANK = "adds a blank before each document"
 MARK = "\u2581"  # stands for a blank in SentencePiece
-TAKES_MARK_FOR_BLANK = "gives the character U+2581 back as a blank, as SentencePiece does"
 PROBES = (
     "Hello World, it's the SAME text: don't change it!",
     " two  blanks\tand a tab\n\n\nlines\r\nand a blank at the end ",
@@ -32,20 +25,6 @@ PROBES = (
 PATTERN = re.compile(r'"pattern": {"String": ("(?:[^"\\]|\\.)*")}')  # in a rule that replaces a fixed text
 MAX_ADDED_TOKENS = 500  # that are tried
 SHOWN_CHARACTERS = 16
-
-
-def refuse_uncertain_ids(tokenizer: Tokenizer, name: str, ids: Mapping[str, int]) -> None:
-    """Raises UserError (exit 3) if the tokenizer encodes at random, or gives one id to two tokens.
-
-    ids is the tokenizer's get_vocab(with_added_tokens=True); name stands for the tokenizer in messages.
-    """
-    dropout = getattr(tokenizer.model, "dropout", None)
-    if dropout:
-        raise UserError(Exit.DATA, f"{name}: its BPE has a dropout of {dropout:g}, so the same text gets "
-                                   "different ids each time. Set \"dropout\" to null in the file.")
-    if len({*ids.values()}) < len(ids):
-        raise UserError(Exit.DATA, f"{name}: an id stands for two tokens. Give a tokenizer in which each "
-                                   "token has its own id.")
 
 
 def probes_of(tokenizer: Tokenizer) -> list[str]:
@@ -70,15 +49,14 @@ def refuse_changes(tokenizer: Tokenizer, name: str, texts: Sequence[str]) -> str
             continue
         composed = unicodedata.normalize("NFC", text)
         if back == composed:
-            change = NOT_NFC
+            change = "composes characters as Unicode's NFC does: e and an accent, two characters, come back as one"
         elif back in (f" {text}", f" {composed}"):
-            change = ADDS_BLANK
+            change = "adds a blank before each document"
         elif back.removeprefix(" ") == text.replace(MARK, " ").removeprefix(" "):
-            change = change or TAKES_MARK_FOR_BLANK
+            change = change or "gives the character U+2581 back as a blank, as SentencePiece does"
         else:
-            pairs = enumerate(zip(text, back, strict=False))
-            first = next((index for index, (before, after) in pairs if before != after), len(back))
-            start = max(0, min(first, len(text)) - 4)
+            same = [before == after for before, after in zip(text, back, strict=False)]
+            start = max(0, [*same, False].index(False) - 4)
             raise UserError(Exit.DATA, f"{name}: the tokenizer changes text, {_shown(text[start:])} comes "
                                        f"back as {_shown(back[start:])}. Give a byte-level tokenizer, or "
                                        "leave out --tokenizer_file.")

@@ -4,17 +4,14 @@ llama.cpp has its own pre-tokenizers, and a file only names one. Here a file nam
 text exactly as the tokenizer does; any other tokenizer is refused.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from tokenizers import Tokenizer
 
 from gpt.common.errors import Exit, UserError, warn
 from gpt.tokens.tokenizer import end_of_text_id, is_byte_level_bpe, opening_ids
-
-if TYPE_CHECKING:
-    from tokenizers import Tokenizer
 
 # The pre-tokenizers in the tokenizer.json of GPT-2, SmolLM, Qwen and Llama 3, by llama.cpp's names.
 CASED = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+"
@@ -36,7 +33,6 @@ STEPS = {
     "qwen2": [_split(r"\p{N}"), _byte_level(False)],
     "llama-bpe": [_split(r"\p{N}{1,3}"), _byte_level(False)],
 }
-WHOLE_WORDS_FIRST = {"llama-bpe"}  # with these, llama.cpp does not merge a word that is a token by itself
 
 
 def gguf_vocabulary(tokenizer: Tokenizer, vocab_size: int, end_ids: tuple[int, ...] = ()) -> dict[str, Any]:
@@ -85,7 +81,8 @@ def pre_tokenizer_name(fields: Mapping[str, Any]) -> str | None:
     steps = [{key: value for key, value in step.items() if key != "trim_offsets"}  # changes no split
              for step in pre.get("pretokenizers", [pre])]
     name = next((name for name, known in STEPS.items() if known == steps), None)
-    if bool(model.get("ignore_merges")) != (name in WHOLE_WORDS_FIRST):
+    # With this pre-tokenizer alone, llama.cpp does not merge a word that is a token by itself.
+    if bool(model.get("ignore_merges")) != (name == "llama-bpe"):
         return None
     allowed = (None, {"type": "NFC"}) if name == "qwen2" else (None,)
     return name if fields["normalizer"] in allowed else None

@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -39,7 +39,6 @@ class Metadata:
     """The checked fields of a metadata.json. Without such a file all are empty, and path is the token files' path."""
 
     path: Path
-    is_ours: bool = False
     vocab_size: int | None = None
     end_of_text_id: int | None = None
     dtype: str | None = None  # a key of DTYPES
@@ -74,17 +73,17 @@ def metadata_of(path: Path) -> Metadata:
     end_of_text_id = _integer(path, fields, END_OF_TEXT_IDS, 0, (vocab_size or MAX_VOCAB_SIZE) - 1)
     dtype = fields.get("dtype")
     if is_ours or dtype is not None:
-        dtype = _one_of(path, "dtype", str(dtype).split(".")[-1], DTYPES)  # other programs write numpy.uint16
+        dtype = str(dtype).split(".")[-1]  # other programs write numpy.uint16
+        _check(path, "dtype", dtype, dtype in DTYPES, f"one of {', '.join(DTYPES)}")
     if not is_ours:
         num_tokens = _integer(path, fields, TOKEN_COUNTS, 0, MAX_TOKENS)
-        return Metadata(path, False, vocab_size, end_of_text_id, dtype, num_tokens=num_tokens)
+        return Metadata(path, vocab_size, end_of_text_id, dtype, num_tokens=num_tokens)
 
-    _one_of(path, "layout", fields.get("layout", "native"), ["native"])
     tokenizer, origins = fields.get("tokenizer"), fields.get("origins")
-    splits = fields.get("splits")
-    splits = _check(path, "splits", splits, isinstance(splits, dict), "an object")
+    splits: Any = fields.get("splits")
+    _check(path, "splits", splits, isinstance(splits, dict) and {*splits} & {*SPLITS}, "an object with a split")
     return Metadata(
-        path, True, vocab_size, end_of_text_id, dtype,
+        path, vocab_size, end_of_text_id, dtype,
         tokenizer_sha256=_sha256(path, tokenizer) if isinstance(tokenizer, dict) else None,
         origins=tuple(each for each in origins if isinstance(each, str)) if isinstance(origins, list) else (),
         splits={split: _record(path, split, splits[split]) for split in SPLITS if split in splits})
@@ -98,8 +97,8 @@ def _record(path: Path, split: str, fields: Any) -> FileRecord:
 
 def _sha256(path: Path, record: Fields) -> str | None:
     sha256 = record.get("sha256")
-    is_valid = sha256 is None or re.fullmatch("[0-9a-f]{64}", str(sha256))
-    return _check(path, "sha256", sha256, is_valid, "64 hexadecimal digits")
+    return _check(path, "sha256", sha256, sha256 is None or re.fullmatch("[0-9a-f]{64}", str(sha256)),
+                  "64 hexadecimal digits")
 
 
 def _integer(path: Path, fields: Mapping[str, Any], names: tuple[str, ...], low: int, high: int) -> int | None:
@@ -110,11 +109,6 @@ def _integer(path: Path, fields: Mapping[str, Any], names: tuple[str, ...], low:
     value = fields[name]
     is_valid = isinstance(value, int) and not isinstance(value, bool) and low <= value <= high
     return _check(path, name, value, is_valid, f"a whole number from {low:,} to {high:,}")
-
-
-def _one_of(path: Path, name: str, value: Any, allowed: Collection[str]) -> str:
-    is_valid = isinstance(value, str) and value in allowed
-    return _check(path, name, value, is_valid, f"one of {', '.join(allowed)}")
 
 
 def _check(path: Path, name: str, value: Any, is_valid: object, expected: str) -> Any:

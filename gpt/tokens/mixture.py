@@ -57,11 +57,11 @@ def weight_percent(weight: float) -> str:
 
 def _check_alike(path: str, corpus: Corpus, other_path: str, other: Corpus) -> None:
     """Raises UserError (exit 3) unless both corpora have one tokenizer, vocabulary, end of text and dtype."""
-    compared = [("ids in their vocabularies", corpus.vocab_size, other.vocab_size),
+    sha256 = corpus.tokenizer_sha256 or other.tokenizer_sha256  # a corpus may have no tokenizer beside it
+    compared = [("tokenizers, by their sha256", sha256, other.tokenizer_sha256 or sha256),
+                ("ids in their vocabularies", corpus.vocab_size, other.vocab_size),
                 ("ids for the end of a text", corpus.end_of_text_id, other.end_of_text_id),
                 ("types of tokens", corpus.train.dtype, other.train.dtype)]
-    if corpus.tokenizer_sha256 and other.tokenizer_sha256:
-        compared.insert(0, ("tokenizers, by their sha256", corpus.tokenizer_sha256, other.tokenizer_sha256))
     cure = f"Run pretokenize.py for {printable(other_path)} again"
     if corpus.tokenizer_path is not None:
         cure += f" with --tokenizer_file {shell_word(corpus.tokenizer_path)}"

@@ -23,14 +23,13 @@ class TokenStream:
     """
 
     parts: tuple[Part, ...]
-    vocab_size: int | None = field(default=None, compare=False)
+    vocab_size: int = field(compare=False)
 
     def __post_init__(self) -> None:
-        first = self.parts[0]
         for part in self.parts:
-            if part.dtype != first.dtype:
-                raise UserError(Exit.DATA, f"token files of two types: {printable(first.path.name)} holds "
-                                           f"{first.dtype}, {printable(part.path.name)} {part.dtype}. Name "
+            if part.dtype != self.dtype:
+                raise UserError(Exit.DATA, f"token files of two types: {printable(self.parts[0].path.name)} holds "
+                                           f"{self.dtype}, {printable(part.path.name)} {part.dtype}. Name "
                                            "them apart.")
 
     @property
@@ -55,32 +54,27 @@ class TokenStream:
         """Returns the stream of the tokens from start to start + length."""
         assert 0 <= start < start + length <= self.length
         kept = []
-        first = 0  # position of the part's first token in the stream
         for part in self.parts:
-            low = max(start - first, 0)
-            high = min(start + length - first, part.length)
+            low = max(start, 0)
+            high = min(start + length, part.length)
             if low < high:
                 offset_bytes = part.offset_bytes + low * part.item_bytes
                 kept.append(replace(part, length=high - low, offset_bytes=offset_bytes))
-            first += part.length
+            start -= part.length  # counted from the first token of the next part
         return TokenStream(tuple(kept), self.vocab_size)
 
 
-def as_unsigned(ids: np.ndarray) -> np.ndarray:
-    """Views the bits as unsigned integers: a negative id becomes a large one, so one bound checks both ends."""
-    return ids.view(f"<u{ids.itemsize}")
-
-
 def bound_of(dtype: str, vocab_size: int) -> int:
-    """The bound of valid ids after as_unsigned: the vocabulary size, or the dtype's largest id plus 1."""
+    """The bound of valid ids as unsigned integers: the vocabulary size, or the dtype's largest id plus 1."""
     return min(vocab_size, 2**31, np.iinfo(dtype).max + 1)
 
 
 def check_ids(ids: np.ndarray, first: int, part: Part, vocab_size: int) -> None:
     """Raises UserError (exit 3) for an id outside the vocabulary; first is the position of ids[0] in the part."""
     bound = bound_of(part.dtype, vocab_size)
-    if len(ids) and as_unsigned(ids).max() >= bound:
-        index = int(np.flatnonzero(as_unsigned(ids) >= bound)[0])
+    unsigned = ids.view(f"<u{ids.itemsize}")  # a negative id becomes a large one, so one bound checks both ends
+    if len(ids) and unsigned.max() >= bound:
+        index = int(np.flatnonzero(unsigned >= bound)[0])
         raise token_file_error(
             part.path, f"holds id {int(ids[index]):,} at position {first + index:,}, outside the vocabulary of "
             f"{vocab_size:,} ids. Give the tokenizer or metadata that the file was made with, or run "

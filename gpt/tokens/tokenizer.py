@@ -1,23 +1,20 @@
 """Opens tokenizers so that text can never become a special id, and answers questions about them."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import operator
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import numpy as np
+from tokenizers import Tokenizer, decoders
 
 from gpt.common.errors import Exit, UserError
 from gpt.common.files import read_bytes
 from gpt.common.names import TOKENIZER
 from gpt.common.words import printable
-
-if TYPE_CHECKING:
-    import numpy as np
-    from tokenizers import Tokenizer
 
 END_OF_TEXT = "<|endoftext|>"
 ENDS_OF_TEXT = (END_OF_TEXT, "</s>", "<|end_of_text|>", "<eos>")  # tokenizers' names for the end of a document
@@ -30,9 +27,6 @@ def tokenizer_of(folder: Path, given: str | None, vocab_size: int) -> Tokenizer:
 
     Raises UserError (exit 3), also for a tokenizer with more ids than the model.
     """
-    if given is None and not (folder / TOKENIZER).exists():
-        raise UserError(Exit.DATA, f"{printable(folder)} has no {TOKENIZER}. Give the model's "
-                                   "--tokenizer_file.")
     tokenizer, num_ids = load_with_size(Path(given or folder))
     if num_ids > vocab_size:
         raise UserError(Exit.DATA, f"the tokenizer has {num_ids:,} ids, the model {vocab_size:,}. "
@@ -47,8 +41,6 @@ def load_tokenizer(path: str | Path) -> Tokenizer:
 
 def load_with_size(path: Path) -> tuple[Tokenizer, int]:
     """Returns load_tokenizer's result and its vocabulary size, which takes 20 ms to count for GPT-2's."""
-    from tokenizers import Tokenizer
-
     if path.is_dir():
         path = path / TOKENIZER
     name = f"tokenizer {printable(path)}"
@@ -74,8 +66,6 @@ def load_with_size(path: Path) -> tuple[Tokenizer, int]:
 
 def parse(content: str) -> Tokenizer:
     """Parses the content of a tokenizer.json of ours, so that text never becomes a special id."""
-    from tokenizers import Tokenizer
-
     return _for_text(Tokenizer.from_str(content))
 
 
@@ -108,9 +98,6 @@ def opening_ids(tokenizer: Tokenizer) -> list[int]:
 
 def bytes_per_id(tokenizer: Tokenizer, vocab_size: int) -> np.ndarray | None:
     """The number of bytes of text for each id, int64 [V], special ids 0; None unless the tokenizer is byte-level."""
-    import numpy as np
-    from tokenizers import decoders
-
     if not isinstance(tokenizer.decoder, decoders.ByteLevel):
         return None  # only in a byte-level tokenizer does each character of a token stand for one byte
     lengths = np.zeros(vocab_size, np.int64)

@@ -38,7 +38,7 @@ def write_raw(path: Path, ids: np.ndarray = IDS, dtype: str = "uint16") -> Path:
 
 def raw_stream(path: Path, dtype: str, length: int, start: int = 0) -> TokenStream:
     """The tokens of one raw file from the start-th on."""
-    return TokenStream((Part(path, dtype, length, start * DTYPES[dtype].itemsize),))
+    return TokenStream((Part(path, dtype, length, start * DTYPES[dtype].itemsize),), 2**31)
 
 
 def ids_in(stream: TokenStream | None) -> list[int]:

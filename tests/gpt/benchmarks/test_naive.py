@@ -18,7 +18,7 @@ from gpt.tokens.stream import TokenStream
 
 def test_the_kernels_of_late_steps_are_summed_up_by_their_kind(tmp_path, capsys):
     np.zeros(999, "<u2").tofile(tmp_path / "0.bin")
-    stream, cpu = TokenStream((Part(tmp_path / "0.bin", "uint16", 999),)), torch.device("cpu")
+    stream, cpu = TokenStream((Part(tmp_path / "0.bin", "uint16", 999),), 2**16), torch.device("cpu")
     batches = naive.ProfiledBatches(data.CorpusWindows(stream, "ram", 16, 5, cpu), 4, cpu)
     for step in range(naive.FIRST_RECORDED + naive.NUM_RECORDED):
         batches.get(4 * step, 0)

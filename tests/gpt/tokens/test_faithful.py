@@ -1,19 +1,11 @@
 """faithful.py: a tokenizer that does not give a text back is told from one that does."""
 
 import json
-from pathlib import Path
 
 import pytest
 
 from gpt.common.errors import Exit, UserError
-from gpt.tokens.faithful import (
-    ADDS_BLANK,
-    NOT_NFC,
-    TAKES_MARK_FOR_BLANK,
-    probes_of,
-    refuse_changes,
-    refuse_uncertain_ids,
-)
+from gpt.tokens.faithful import probes_of, refuse_changes
 from gpt.tokens.tokenizer import load_tokenizer
 
 
@@ -35,16 +27,15 @@ def prepend(before: str) -> dict:
                                                 {"type": "Replace", "pattern": {"String": "z"}, "content": "h"}]}
 
 
-def test_a_byte_level_tokenizer_gives_everything_back(changed, tokenizer):
+def test_a_byte_level_tokenizer_gives_everything_back(changed):
     assert changed() == ""
-    refuse_uncertain_ids(tokenizer, "x", tokenizer.get_vocab())
 
 
 def test_harmless_changes_are_described(changed):
-    assert changed(normalizer={"type": "NFC"}) == NOT_NFC
+    assert "NFC" in changed(normalizer={"type": "NFC"})
     assert changed(["composed: caf\u00e9"], normalizer={"type": "NFC"}) == ""
-    assert changed(pre_tokenizer={"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True,
-                                  "use_regex": True}) == ADDS_BLANK
+    assert "a blank before" in changed(pre_tokenizer={"type": "ByteLevel", "add_prefix_space": True,
+                                                      "trim_offsets": True, "use_regex": True})
 
 
 def test_a_sentencepiece_tokenizer_that_writes_a_blank_as_a_mark_is_accepted():
@@ -56,7 +47,7 @@ def test_a_sentencepiece_tokenizer_that_writes_a_blank_as_a_mark_is_accepted():
         [normalizers.Prepend("\u2581"), normalizers.Replace(" ", "\u2581")])
     found.decoder = decoders.Sequence(  # type: ignore
         [decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)])
-    assert refuse_changes(found, "x", probes_of(found)) == TAKES_MARK_FOR_BLANK
+    assert "U+2581" in refuse_changes(found, "x", probes_of(found))
     found.decoder = decoders.Sequence([decoders.Replace("\u2581", "  "), decoders.ByteFallback(), decoders.Fuse()])  # type: ignore
     with pytest.raises(UserError, match="changes text"):
         refuse_changes(found, "x", probes_of(found))
@@ -74,22 +65,3 @@ def test_a_loss_is_shown_where_it_begins(normalizer, says, changed):
         changed(normalizer=normalizer)
     assert caught.value.code == Exit.DATA
     assert len(str(caught.value)) < 250
-
-
-def refuse_uncertain(path):
-    tokenizer = load_tokenizer(path)
-    refuse_uncertain_ids(tokenizer, "x", tokenizer.get_vocab())
-
-
-def test_random_and_shared_ids_are_refused(tokenizer_file, tmp_path):
-    fields = json.loads(tokenizer_file.read_text(encoding="utf-8"))
-    fields["model"]["vocab"] = {token: 300 if number == 301 else number
-                                for token, number in fields["model"]["vocab"].items()}
-    Path(tmp_path / "x.json").write_text(json.dumps(fields))
-    with pytest.raises(UserError, match="an id stands for two tokens"):
-        refuse_uncertain(tmp_path / "x.json")
-    fields = json.loads(tokenizer_file.read_text(encoding="utf-8"))
-    fields["model"]["dropout"] = 0.1
-    Path(tmp_path / "x.json").write_text(json.dumps(fields))
-    with pytest.raises(UserError, match=r"dropout of 0\.1"):
-        refuse_uncertain(tmp_path / "x.json")

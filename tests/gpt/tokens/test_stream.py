@@ -16,7 +16,7 @@ def test_a_slice_of_a_stream_is_that_of_the_tokens(tmp_path):
     values = np.arange(64)
     parts = [LAYOUTS["llmc"].read(write_llmc(tmp_path / f"{low}.bin", values[low:high]), "")
              for low, high in itertools.pairwise(cuts)]
-    whole = TokenStream(tuple(parts))
+    whole = TokenStream(tuple(parts), 2**16)
     assert (whole.length, whole.num_bytes, whole.dtype, whole.name) == (64, 128, "uint16", "0.bin and 5 more")
     for start in range(64):
         for length in range(1, 65 - start):
@@ -28,4 +28,4 @@ def test_a_slice_of_a_stream_is_that_of_the_tokens(tmp_path):
 
 def test_a_stream_of_two_types_is_refused(tmp_path):
     with refused(r"a holds uint16, b int32", Exit.DATA):
-        TokenStream((Part(tmp_path / "a", "uint16", 4), Part(tmp_path / "b", "int32", 4)))
+        TokenStream((Part(tmp_path / "a", "uint16", 4), Part(tmp_path / "b", "int32", 4)), 2**16)

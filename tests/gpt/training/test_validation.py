@@ -29,7 +29,7 @@ from tests.helpers.training import recipe, small_batch, small_model
 def tokens(tmp_path):
     """75 tokens, so that the last window of 8 has 2 targets and the last batch of 4 windows 2 of them."""
     (np.arange(75) % 70).astype("<i2").tofile(tmp_path / "val.bin")
-    return data.Tokens(TokenStream((Part(tmp_path / "val.bin", "int16", 75),)), "ram", torch.device("cpu"))
+    return data.Tokens(TokenStream((Part(tmp_path / "val.bin", "int16", 75),), 2**16), "ram", torch.device("cpu"))
 
 
 def sums_of(model, batches, lengths=None) -> LossSums:
