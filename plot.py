@@ -89,7 +89,11 @@ def check(args: argparse.Namespace) -> list[str]:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Runs the command; returns the exit code."""
+    """Draws the picture of the command line's flags; returns 0.
+
+    Raises UserError: exit 2 for flags, 3 for a run's metrics, 5 if matplotlib is missing or the picture is not
+    written.
+    """
     args = read_flags(argv)
     output = Output("--output", args.output)
     matplotlib = optional("matplotlib", "plot.py")
@@ -124,9 +128,9 @@ def warn_of_different_texts(runs: Sequence[LoggedRun]) -> None:
 
 
 def in_units(run: LoggedRun, x: str, y: str) -> LoggedRun:
-    """Converts a run's losses to the units of both axes, and smooths its training loss.
+    """Returns a run with two curves, loss and val_loss, whose xs and ys are in the units of the axes.
 
-    Raises UserError (exit 3) if the run has not logged what a unit needs.
+    The training loss is smoothed. Raises UserError (exit 3) if the run has not logged what a unit needs.
     """
     logged, _, scale = X_AXES[x]
     factor = run.bits_per_nat if y == "bits" else 1.0
@@ -147,7 +151,7 @@ def in_units(run: LoggedRun, x: str, y: str) -> LoggedRun:
 
 
 def smoothed(curve: Curve) -> Curve:
-    """Replaces a long curve by the medians of a hundred blocks, which a single spike does not move."""
+    """Replaces a curve of 50 values or more by the medians of blocks, which a single spike does not move."""
     if len(curve.ys) < MIN_SMOOTHED:
         return curve
     length = max(5, len(curve.ys) // NUM_BLOCKS)
@@ -158,7 +162,10 @@ def smoothed(curve: Curve) -> Curve:
 
 
 def mean_of(curves: Sequence[Curve]) -> tuple[Curve, np.ndarray]:
-    """The mean curve of several seeds and its standard error, over the range that all of them cover."""
+    """The mean curve of several seeds and its standard error at each x, over the range that all of them cover.
+
+    Empty curves are left out; without any other the mean is empty. One seed has an error of 0.
+    """
     curves = [curve for curve in curves if curve.xs]
     if not curves:
         return Curve([], []), np.array([])
@@ -171,10 +178,10 @@ def mean_of(curves: Sequence[Curve]) -> tuple[Curve, np.ndarray]:
 
 
 def figure_of(runs: Sequence[LoggedRun], x_label: str, y_label: str, y_max: float | None) -> Any:
-    """Draws the runs: one colour and line style for each name, training thin, validation with marks.
+    """Draws runs that in_units made: colour and line style by name, training thin, validation with marks.
 
-    Runs with the same name are one line, their mean, in a band of one standard error. The legend stands
-    above the axes.
+    Returns matplotlib's figure. Runs with the same name are one line, their mean, in a band of one standard
+    error. The legend stands above the axes. y_max None: up to the largest loss.
     """
     names = list(dict.fromkeys(run.name for run in runs))
     size = (6.4, 4.3 + 0.17 * len(names))  # inches; a line of the legend takes 0.17

@@ -28,8 +28,11 @@ from gpt.planning.relations import RELATIONS
 
 
 def read_flags(argv: Sequence[str]) -> Namespace:
-    """The flags: of the command line, else --config, else the resumed run, else their defaults; UserError: exit 2."""
-    # What stays None is decided by choose_recipe in planning/recipe.py.
+    """Reads each flag from the command line, or from --config, the resumed run, its default, in this order.
+
+    What stays None is decided later, most of it by choose_recipe. Raises UserError (exit 2) that lists all
+    problems.
+    """
     parser = Parser("train.py", "Trains a language model. A step is one optimizer step; losses are in nats.",
                     RELATIONS, expand_shorthands)
     parser.add_argument("--config", type=text("FILE"), help="TOML file of flags; the command line wins (default: none)")
@@ -150,7 +153,11 @@ def read_flags(argv: Sequence[str]) -> Namespace:
 
 
 def answer_early(argv: Sequence[str]) -> int:
-    """Answers wrong flags and missing packages before the seconds that importing torch takes; tokenizes texts."""
+    """Answers wrong flags and missing packages before the seconds that importing torch takes; tokenizes texts.
+
+    Returns 0, and train.py goes on. Raises UserError: exit 2 for flags, 5 for a package, 3 if the texts have
+    changed.
+    """
     args = read_flags(argv)
     before_torch(args)
     if args.texts and not args.check:
@@ -194,7 +201,11 @@ from gpt.watching.output import open_output
 
 
 def main(argv: Sequence[str]) -> int:
-    """Checks all that the run needs, then trains; returns the exit code."""
+    """Checks all that the run needs, then trains; returns the exit code.
+
+    --check ends it before the inputs are read, and a resumed run that has no step left before the model is
+    built.
+    """
     began, args = time.monotonic(), read_flags(argv)
     with open_runtime(args.use_gpu) as runtime:
         if args.check:
@@ -224,7 +235,10 @@ def main(argv: Sequence[str]) -> int:
 
 
 def build_run(setup: Setup) -> Run:
-    """The model with the weights that the seed draws, its optimizer and loss scaler, and its batches."""
+    """Builds the Run: the model with weights drawn by --seed, its optimizer, loss scaler, batches and teacher.
+
+    load_start loads other weights and the optimizer's state. Raises UserError (exit 4) for --teacher.
+    """
     args, recipe = setup.args, setup.recipe
     runtime, machine = setup.runtime, setup.runtime.machine
     with runtime.out.phase("building the model"):
@@ -245,7 +259,10 @@ def build_run(setup: Setup) -> Run:
 
 
 def compile_run(run: Run) -> None:
-    """torch.compile for the model, in place, so that it keeps its name; eager with a warning where that fails."""
+    """Compiles the model in place, and the optimizer, by one micro-batch; does nothing without --compile.
+
+    The weights do not change. Where compiling fails the run is eager, with a warning.
+    """
     machine, mode = run.setup.runtime.machine, run.setup.args.compile_mode
 
     def compile_model() -> None:
@@ -257,7 +274,10 @@ def compile_run(run: Run) -> None:
 
 
 def train(run: Run, pace: Pace, deadline: Deadline, validator: Validator, argv: Sequence[str]) -> int:
-    """Trains from random or pretrained weights, or from a checkpoint; returns the exit code."""
+    """Loads the weights to start from, then trains, or does --dry_run or --overfit; returns the exit code.
+
+    It starts from random or pretrained weights, or from the whole state of a checkpoint.
+    """
     args, runtime = run.setup.args, run.setup.runtime
     forget_best_on_other_tokens(run)
     if not args.overfit:
@@ -282,7 +302,11 @@ def train(run: Run, pace: Pace, deadline: Deadline, validator: Validator, argv: 
 
 def loop(run: Run, pace: Pace, deadline: Deadline, validator: Validator, checkpointer: Checkpointer,
          monitor: Monitor) -> None:
-    """Trains until the last step, a signal, the end of --max_minutes, or the end of patience."""
+    """Trains until the last step, a signal, the end of --max_minutes, or the end of patience.
+
+    The last state need not be saved then: save_and_close saves it. Raises TooManySkipped, FloatingPointError if
+    a save found NaN or infinity, and TokensChanged.
+    """
     validate_first(run, validator, checkpointer, monitor)
     runtime, state = run.setup.runtime, run.state
     runtime.clock.start()
@@ -326,9 +350,9 @@ def loop(run: Run, pace: Pace, deadline: Deadline, validator: Validator, checkpo
 def take_step(run: Run, num_micro_batches: int | None = None) -> Figures:
     """Takes one optimizer step on the next samples, and again in smaller micro-batches where memory runs out.
 
-    The loop counts the step. Fewer micro-batches than a step has are for measuring. The host waits for no device.
-    Raises Abandoned after a signal, TokensChanged, and the out-of-memory error where a single sequence is too much or
-    other processes wait.
+    The caller sets the learning rates before, and counts the step. Fewer micro-batches than a step has are for
+    measuring. The host waits for no device. Raises Abandoned after a signal and TokensChanged, both with the
+    step undone. Raises the out-of-memory error where a single sequence is too much or other processes wait.
     """
     rng = run.setup.runtime.machine.rng_state()  # for undo_step; dropout's masks are seeded by micro_batches
     while True:
@@ -381,7 +405,11 @@ def try_step(run: Run, batches: Iterable[tuple[torch.Tensor, torch.Tensor]], num
 
 
 def validate_first(run: Run, validator: Validator, checkpointer: Checkpointer, monitor: Monitor) -> None:
-    """Before the first step: validates the weights of --init_from, or does the validation that a run ended without."""
+    """Does the validation that is due before the first step, and starts the progress bar.
+
+    The weights of --init_from are validated, and the loss is printed alone. A run that ended before the
+    validation of its last step does it now, and the checkpoint is saved again with it.
+    """
     state, recipe = run.state, run.recipe
     if run.setup.args.init_from and state.step == 0 and (measured := validator.measure()):
         run.setup.runtime.out.say(f"validation before the first step | loss {measured.nats:.4f}")
@@ -394,7 +422,10 @@ def validate_first(run: Run, validator: Validator, checkpointer: Checkpointer, m
 
 
 def validate(run: Run, validator: Validator, checkpointer: Checkpointer, monitor: Monitor) -> bool:
-    """Measures the validation loss and records it; true if it is the best so far."""
+    """Measures the validation loss, records it in the state and the log; True if it is the best so far.
+
+    Without validation tokens, or after a signal, it records nothing and returns False.
+    """
     state = run.state
     measured = validator.measure()
     if measured is None:  # without validation tokens; or after a signal, and a resumed run validates this step
@@ -410,9 +441,9 @@ def validate(run: Run, validator: Validator, checkpointer: Checkpointer, monitor
 
 
 def save_and_close(run: Run, checkpointer: Checkpointer, monitor: Monitor) -> int:
-    """Saves the last state and prints the closing block; returns the exit code.
+    """Saves the last state and prints the closing block; returns 0, or 128 + n after signal n.
 
-    Raises UserError (exit 5) if the last state could not be saved.
+    Ends the trackers too. Raises UserError (exit 5) if the last state could not be saved.
     """
     runtime = run.setup.runtime
     [number] = runtime.processes.total([runtime.signals.number or 0], largest=True)

@@ -38,7 +38,10 @@ def in_8_bits(parameter: torch.Tensor) -> bool:
 
 
 def split(group: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """Splits a group into its parameters for adamw8bit and for AdamW."""
+    """Splits a group in two: matrices of whole blocks for adamw8bit, other parameters for AdamW.
+
+    Each part has its "rule", and "rows" of nothing stacked; a part without parameters is left out.
+    """
     for rule in ("adamw8bit", "adamw"):
         if params := [p for p in group["params"] if in_8_bits(p) == (rule == "adamw8bit")]:
             yield {**group, "params": params, "rows": [()] * len(params), "rule": rule}
@@ -113,7 +116,10 @@ def store(tensor: torch.Tensor, values: torch.Tensor, stays: torch.Tensor | None
 
 
 class AdamW8bit(BesideAdamW):
-    """AdamW with moments in 8 bits for the groups whose rule is 'adamw8bit', and adamw for the others."""
+    """AdamW with moments in 8 bits for the matrices of whole blocks, and adamw for the other parameters.
+
+    It splits every given group in two: param_groups are these parts.
+    """
 
     rule, function = "adamw8bit", staticmethod(update_all)
 

@@ -45,7 +45,10 @@ class BesideAdamW(torch.optim.Optimizer):
         self._finite, self._unscaled = torch.zeros((), device=device), torch.ones((), device=device)
 
     def compile_step(self) -> None:
-        """Compiles every later step of the own groups to one graph; on a CPU eager is as fast or faster."""
+        """Makes every later step of the own groups one compiled graph, on CUDA; elsewhere does nothing.
+
+        The next step compiles. On a CPU eager is as fast or faster.
+        """
         if backend_of(self._finite).runs_ahead:
             self._update = torch.compile(self.function, dynamic=False, fullgraph=True)
 
@@ -55,7 +58,10 @@ class BesideAdamW(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
-        """One step of all groups."""
+        """One step of all groups; the first one allocates the state. Every parameter needs a gradient.
+
+        Each group has the "lr" and "weight_decay" of the step. closure is not used.
+        """
         self._adamw.found_inf, self._adamw.grad_scale = self.found_inf, self.grad_scale
         self._adamw.step()
         for group, rate, decay in zip(self._own, self._rates, self._decays, strict=True):

@@ -24,7 +24,11 @@ MakesAdamW: TypeAlias = Callable[..., torch.optim.Optimizer]
 
 def build_optimizer(name: str, groups: list[dict[str, Any]], learning_rate: float, betas: tuple[float, float],
                     adamw: MakesAdamW = torch.optim.AdamW, dtype: torch.dtype = torch.float32) -> torch.optim.Optimizer:
-    """Builds the optimizer of some groups. AdamW (Loshchilov and Hutter 2019) is fused; dtype is for products."""
+    """Builds the optimizer with this name in OPTIMIZERS, on the groups of parameter_groups.
+
+    adamw is AdamW's class (Loshchilov and Hutter 2019), used fused; dtype is of the products of matrices in
+    Muon.
+    """
     fused, load = partial(adamw, lr=learning_rate, betas=betas, fused=True), OPTIMIZERS[name].load
     return load()(groups, learning_rate, betas, fused, dtype) if load else fused(groups)
 
@@ -34,10 +38,11 @@ def build_optimizer(name: str, groups: list[dict[str, Any]], learning_rate: floa
 
 def parameter_groups(model: Any, name: str, weight_decay: float, lr_scale: float = 1.0,
                      ) -> list[dict[str, Any]]:
-    """Every parameter in exactly one group: matrices inside blocks, then embeddings and output layer, then vectors.
+    """Every parameter in exactly one group: matrices inside blocks, embeddings and output layer, or vectors.
 
-    Vectors, which are norms and biases, do not decay. rows has for each parameter the rows of its stacked matrices, ()
-    outside of blocks. lr_scale multiplies the learning rate of the last two groups.
+    name is the optimizer's; a group's "rule" is that name, or "adamw" where the optimizer leaves the group to
+    AdamW. Vectors, which are norms and biases, do not decay. "rows" has for each parameter the rows of its
+    stacked matrices, () outside of blocks. lr_scale multiplies the learning rate of the last two groups.
     """
     hidden = architecture_of(model.config).hidden_matrices(model.config)
     parameters = dict(model.named_parameters())
@@ -52,7 +57,7 @@ def parameter_groups(model: Any, name: str, weight_decay: float, lr_scale: float
 
 
 def set_groups(groups: list[dict[str, Any]], weight_decay: float, lr_scale: float) -> None:
-    """Sets weight_decay (0 for vectors) and lr_scale (1 for hidden matrices) in the groups."""
+    """Sets weight_decay (0 for vectors) and lr_scale (1 for matrices inside blocks) in the groups, in place."""
     for group in groups:
         group["weight_decay"] = 0.0 if group["kind"] == "vector" else weight_decay
         group["lr_scale"] = 1.0 if group["kind"] == "hidden" else lr_scale
@@ -68,7 +73,7 @@ def kept_by_adamw(parameter: torch.Tensor) -> dict[str, StateTensor]:
 
 
 def kept_by(rule: str, parameter: torch.Tensor, rows: Rows = ()) -> dict[str, StateTensor]:
-    """The state that an optimizer, named by rule, keeps for a parameter with matrices of these rows."""
+    """The state that a group's rule keeps for one parameter, which stacks matrices of these rows."""
     load = OPTIMIZERS[rule].load
     return load().kept(parameter, rows) if load else kept_by_adamw(parameter)
 
@@ -80,7 +85,7 @@ def expected_state(optimizer: torch.optim.Optimizer, parameter: torch.Tensor) ->
 
 
 def state_bytes(name: str, config: ModelConfig) -> float:
-    """Bytes of state per parameter of a model, by the shapes of its parameters."""
+    """Bytes of an optimizer's state for each number in the weights, on average; counts of steps are left out."""
     with torch.device("meta"):
         groups = parameter_groups(architecture_of(config).build(config, Options()), name, 0.0)
     kept = (tensor for group in groups for parameter, rows in zip(group["params"], group["rows"], strict=True)
@@ -92,7 +97,11 @@ def state_bytes(name: str, config: ModelConfig) -> float:
 
 
 def compile_optimizer(optimizer: Any) -> None:
-    """Compiles the step of an optimizer without a fused kernel, by one step that changes nothing."""
+    """Compiles the step of an optimizer without a fused kernel, by one step that changes no weight.
+
+    Every parameter needs a gradient. The step allocates the state. PyTorch's AdamW has a fused kernel: nothing
+    happens.
+    """
     if hasattr(optimizer, "compile_step"):
         optimizer.compile_step()
         optimizer.found_inf = torch.ones((), device=optimizer.param_groups[0]["params"][0].device)
@@ -135,7 +144,10 @@ def adamw_for(device: torch.device) -> MakesAdamW:
 
 
 def dtype_of_products(machine: Machine) -> torch.dtype:
-    """The dtype of Muon's products: bf16 if the hardware has it, else fp16 on a GPU that trains in fp16, else fp32."""
+    """The dtype of Muon's products: bf16 if the hardware has it, else fp32.
+
+    A run in fp16 has fp16 on a GPU, and fp32 on a CPU.
+    """
     if machine.dtype == torch.float16:
         return torch.float16 if machine.on_gpu else torch.float32
     return torch.bfloat16 if machine.backend.has_bf16() else torch.float32

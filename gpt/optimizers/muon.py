@@ -64,7 +64,7 @@ def orthogonalized_all(matrices: Sequence[torch.Tensor], dtype: torch.dtype) -> 
 
 
 def some_at_a_time(weights: Sequence[torch.Tensor]) -> Iterator[list[int]]:
-    """The numbers of the weights, in groups of at most MOST_ELEMENTS elements or of one weight."""
+    """Yields the indices of the weights, in groups of at most MOST_ELEMENTS elements or of one weight."""
     group: list[int] = []
     for number, weight in enumerate(weights):
         if group and sum(weights[other].numel() for other in group) + weight.numel() > MOST_ELEMENTS:

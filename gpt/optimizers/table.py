@@ -50,5 +50,5 @@ OPTIMIZERS = {
 
 
 def largest(name: str) -> str:
-    """The optimizer with the largest state that the flag allows: AdamW for auto."""
+    """The optimizer with the largest state that a value of --optimizer allows: AdamW for auto, else itself."""
     return "adamw" if name == "auto" else name

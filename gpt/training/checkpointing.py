@@ -29,7 +29,11 @@ from gpt.training.state import Run
 
 
 class Checkpointer:
-    """Saves a run, one checkpoint at a time, and knows the checkpoints on the disk."""
+    """Saves a run, one checkpoint at a time, and knows the checkpoints on the disk.
+
+    Every process has one and calls start, save and finish together with the others; the main process alone
+    writes. start comes before the first save; after close nothing can be saved.
+    """
 
     def __init__(self, run: Run, tokenizer: Tokenizer | None):
         self._run = run
@@ -50,7 +54,11 @@ class Checkpointer:
     # ---- when
 
     def start(self, resumed: Path | None) -> None:
-        """Starts the clock of rolling checkpoints. resumed is the checkpoint from which the run continues."""
+        """Prepares for the first save: starts the clock, finds the best saved, allocates the copy's memory.
+
+        resumed is the checkpoint from which the run continues; if it is in output_dir, a thread brings the
+        mirror up to date. Raises RuntimeError for too little memory.
+        """
         self._begun_at = time.monotonic()
         if self._run.state.best_step in find.steps_in(self.output_dir):
             self.best_step = self._run.state.best_step
@@ -62,13 +70,19 @@ class Checkpointer:
             self._snapshot.reserve(self._run.setup.checkpoint_bytes, self._runtime.machine.backend.runs_ahead)
 
     def is_wanted(self) -> bool:
-        """True if a rolling checkpoint is due by the main process's clock, or was requested by a signal."""
+        """True if --checkpoint_every_minutes are over since the last save, or if a signal requested one.
+
+        Only the main process looks at the clock.
+        """
         minutes = self._args.checkpoint_every_minutes if self._runtime.processes.is_first else 0
         is_late = minutes and time.monotonic() - self._begun_at >= 60 * minutes
         return bool(is_late or self._runtime.signals.asks_to_save)
 
     def is_permanent(self) -> bool:
-        """True for a checkpoint that is never deleted: an epoch's, the end of the plateau, the last step's."""
+        """True if a checkpoint of the latest step is never deleted.
+
+        These are every --checkpoint_interval epochs, the end of the learning rate's plateau, and the last step.
+        """
         recipe, state = self._run.recipe, self._run.state
         windows = recipe.windows_per_epoch * self._args.checkpoint_interval
         return (state.samples_seen // windows > (state.samples_seen - recipe.samples_per_step) // windows
@@ -77,7 +91,12 @@ class Checkpointer:
     # ---- saving
 
     def save(self, permanent: bool) -> None:
-        """Starts a save. Training waits for the copy to the RAM, or without such a copy for the disk."""
+        """Copies the state and starts to write it, after the end of the save before; settle notes the end.
+
+        Without room for the copy it returns when the checkpoint is on the disk. The clock of rolling
+        checkpoints starts again. Older rolling checkpoints are deleted once this one is on the disk. Raises
+        FloatingPointError as settle.
+        """
         self._settle_all()
         self._runtime.signals.asks_to_save = False
         self._begun_at, started = time.monotonic(), time.perf_counter()
@@ -124,10 +143,10 @@ class Checkpointer:
         return Retention(step, self._args.keep_checkpoints, protected)
 
     def settle(self, wait: bool) -> None:
-        """Notes the end of the save in flight, and warns if it failed, as on a full disk.
+        """Notes the end of a save in flight that has ended, and warns if it failed, as on a full disk.
 
-        With wait the call waits for that end. Raises FloatingPointError for weights or optimizer state that are not
-        finite.
+        With wait the call waits for that end. Raises FloatingPointError, with the name of the tensor, if the
+        save found weights or optimizer state that are not finite; it has left no checkpoint then.
         """
         if self._pending is None or not (wait or self._pending.done()):
             return
@@ -191,7 +210,7 @@ class Checkpointer:
 
     @property
     def is_busy(self) -> bool:
-        """True while a save is under way in any process."""
+        """True while this process has a save in flight, or waits for the main process's save or mirror."""
         return self._is_waiting or self._pending is not None
 
     def at_risk(self) -> AtRisk:
@@ -204,7 +223,10 @@ class Checkpointer:
                      f"checkpoint-{saved}, from which --resume_from {shell_word(self.output_dir)} goes on")
 
     def last_good(self) -> str:
-        """The newest checkpoint in words, the begin of a sentence; waits for the save in flight."""
+        """Names the newest checkpoint in the beginning of a sentence, which ends with "Resume" or "Start again".
+
+        Waits for the save in flight, and ignores its failure.
+        """
         with contextlib.suppress(OSError, UserError, FloatingPointError):
             self.settle(wait=True)
         steps = find.steps_in(self.output_dir)
@@ -213,7 +235,11 @@ class Checkpointer:
         return "There is no checkpoint yet. Start again"
 
     def finish(self) -> bool:
-        """Saves the last state if necessary; returns True if it is on the disk. All processes take part."""
+        """Saves the last state unless it is saved, waits for disk and mirror; True if it is on the disk.
+
+        All processes take part. False at step 0, and after a full disk, with a warning. Raises
+        FloatingPointError as settle.
+        """
         from_first = self._runtime.processes.from_first
         self._settle_all()
         if self._run.state.step and not from_first(lambda: self.is_on_disk):
@@ -223,7 +249,7 @@ class Checkpointer:
         return from_first(lambda: self.is_on_disk)
 
     def close(self) -> None:
-        """Waits for the save in flight and its mirror, and frees the memory of the copy."""
+        """Waits for the save in flight and its mirror, and frees the copy's memory. A failed save raises nothing."""
         self._thread.shutdown(wait=True)
         if self.mirror is not None:
             self.mirror.finish()

@@ -15,9 +15,11 @@ from gpt.training.state import Run
 
 
 def try_to_compile(run: Run, compile_model: Callable[[], None]) -> None:
-    """Compiles model, teacher and optimizer, without a change to the run; falls back to eager with one warning.
+    """Compiles model, teacher and optimizer by a pass over the next batch; on failure warns and runs eagerly.
 
-    compile_model marks the model's parts for torch.compile; the first call of each part compiles it.
+    Weights and random numbers stay, gradients are dropped. compile_model marks the model's parts for
+    torch.compile; the first call of each part compiles it. Out of memory is no failure: the next step meets it
+    again, and is halved.
     """
     machine, out = run.setup.runtime.machine, run.setup.runtime.out
     rng, started = machine.rng_state(), time.perf_counter()
@@ -62,8 +64,10 @@ def _fall_back_to_eager(run: Run, error: Exception) -> None:
 
 
 def compiles_blocks(mode: str | None, machine: Machine) -> bool:
-    """True if the blocks are compiled one by one, not the whole model: by default on GPUs without bf16 (T4, V100).
+    """True if blocks are compiled one by one, not the whole model: without a mode, on NVIDIA's GPUs in fp16.
 
-    These are rented machines with few CPU cores, where a whole model compiles for minutes and then runs 1% faster.
+    Those without bf16 (T4, V100) are rented with few CPU cores, where a whole model compiles for minutes and
+    then runs 1% faster. mode is --compile_mode, None if it was not given; whether to compile at all is decided
+    elsewhere.
     """
     return mode == "blocks" or (mode is None and machine.backend.runs_ahead and machine.dtype == torch.float16)

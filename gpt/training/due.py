@@ -24,7 +24,10 @@ class Due:
 
 
 def due_after_step(run: Run, checkpointer: Checkpointer, deadline: Deadline, pace: Pace) -> Due:
-    """Decides the work due after the latest step, by intervals, the clock, and a signal that requests a save."""
+    """Decides the work due after the latest step, by intervals, the clock, and a signal that requests a save.
+
+    All processes call it after every step, as they vote. If the minutes end before the schedule, it prints so.
+    """
     step, recipe = run.state.step, run.recipe
     near_deadline = deadline.is_within(pace.ending(recipe, checkpointer.save_seconds))
     out_of_time = run.decisions.any_said("end", near_deadline and run.setup.runtime.processes.is_first)
@@ -41,7 +44,7 @@ def due_after_step(run: Run, checkpointer: Checkpointer, deadline: Deadline, pac
 
 
 def is_out_of_patience(run: Run) -> bool:
-    """True after --patience validations without a new best; prints the reason for the end."""
+    """True after --patience validations without a new best, which it prints; False without --patience."""
     patience = run.setup.args.patience
     if not patience or run.state.validations_without_gain < patience:
         return False

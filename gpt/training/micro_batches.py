@@ -21,7 +21,11 @@ ENDS_THE_RUN = (Abandoned, TokensChanged)  # raised in a step; once the step is 
 
 
 def micro_batches(run: Run, num: int) -> Iterator[data.Batch]:
-    """The first num micro-batches of the next step. Raises Abandoned between two of them where a signal would wait."""
+    """Yields the first num micro-batches of the next step; with dropout, seeds torch's generators before each.
+
+    Raises Abandoned, with a line, after a signal if the rest would take more than REST_SECONDS; not before the
+    first micro-batch, and never with several processes.
+    """
     runtime, state = run.setup.runtime, run.state
     began = time.monotonic()
     for micro in range(num):

@@ -24,7 +24,8 @@ NEAR = 0.05  # nats above the least possible loss
 def overfit_batches(run: Run, take_step: Callable[[Run], Figures]) -> int:
     """Trains on N batches until their loss is near the least possible; returns Exit.DONE.
 
-    Raises UserError (exit 6) with advice if the loss does not come near.
+    A signal ends the process at once. Raises UserError (exit 6) with advice if the loss does not come near in
+    --max_steps, by default LIMIT_STEPS or LIMIT_PASSES.
     """
     setup, out = run.setup, run.setup.runtime.out
     state, recipe = run.state, run.recipe

@@ -37,9 +37,10 @@ def mfu(tokens_per_second: float, config: ModelConfig, runtime: Runtime) -> floa
 
 
 def measure_pace(run: Run, take_step: TakeStep, validator: Validator, deadline: Deadline) -> Pace:
-    """Measures a step, a validation and a sample, and derives the seconds of a save; nothing of the run changes.
+    """Measures a step, a validation and a sample, and derives the seconds of a save; the weights do not change.
 
-    Where the length depends on a step's seconds, the step is measured for longer.
+    Call it before the optimizer's state is loaded, which it clears. If memory runs out, the run keeps the
+    smaller micro-batch. Where the length depends on a step's seconds, the step is measured for longer.
     """
     setup = run.setup
     minutes = deadline.minutes or 0.0 if deadline.is_open else 0.0
@@ -75,9 +76,10 @@ def _measure_between_steps(run: Run, validator: Validator, val_tokens: int) -> t
 def _measure_step(run: Run, take_step: TakeStep, whole: bool, least_seconds: float) -> float:
     """Seconds of a training step, measured for least_seconds while there is no optimizer state yet.
 
-    The lower quartile counts, the fastest of three: other programs make a step longer, never shorter. A learning rate
-    of 0 leaves the weights as they are, without the memory of a copy; optimizer, loss scale and random numbers are
-    restored, bit for bit. Unless whole, a long step is measured once, and a step of many micro-batches by some of them.
+    The lower quartile counts, the fastest of three: other programs make a step longer, never shorter. A
+    learning rate of 0 leaves the weights as they are, without the memory of a copy; loss scale and random
+    numbers are restored, bit for bit, and the optimizer's state is cleared. Unless whole, a long step is
+    measured once, and a step of many micro-batches by some of them.
     """
     runtime = run.setup.runtime
     rng, scaler = runtime.machine.rng_state(), run.scaler.state_dict()
@@ -130,10 +132,11 @@ def dry_run(run: Run, pace: Pace) -> int:
 
 
 def move_end(run: Run, deadline: Deadline, pace: Pace, save_seconds: float) -> bool:
-    """Moves the schedule's end to the last step within the minutes, if that is far from the present end.
+    """Moves the schedule's end to the last step within --max_minutes, if that is far from the present end.
 
-    Other work on the machine changes the pace: the learning rate still falls to its end, and no minutes stay unused.
-    save_seconds is the time of the last save. True if the last step moved.
+    Returns True if the last step moved, with a line that says so; the run then has another recipe. Other work
+    on the machine changes the pace: the learning rate still falls to its end, and no minutes stay unused.
+    save_seconds is the time of the last save. All processes call it after a validation.
     """
     setup, recipe = run.setup, run.recipe
     if deadline.minutes is None:

@@ -1,7 +1,4 @@
-"""Handles failed steps: out of memory (the micro-batch is halved), loss or weights not finite, changed tokens.
-
-Undoing a step restores weights, optimizer, loss scale and random numbers.
-"""
+"""Handles failed steps: out of memory (the micro-batch is halved), loss or weights not finite, changed tokens."""
 
 import contextlib
 import gc
@@ -33,7 +30,11 @@ def can_halve(run: Run, error: Exception) -> bool:
 
 
 def undo_step(run: Run, rng: Mapping[str, torch.Tensor]) -> None:
-    """Undoes an interrupted step: gradients, random draws, unfinished optimizer state, the scaler's records."""
+    """Undoes a step that was interrupted before its update; the weights are not touched.
+
+    Drops gradients, optimizer state that the step began and the scaler's records; sets the random numbers back
+    to rng.
+    """
     optimizer, scaler = run.optimizer, run.scaler
     optimizer.zero_grad(set_to_none=True)
     run.setup.runtime.machine.set_rng_state(rng)
@@ -47,7 +48,10 @@ def undo_step(run: Run, rng: Mapping[str, torch.Tensor]) -> None:
 
 
 def halve_micro_batch(run: Run, rng: Mapping[str, torch.Tensor]) -> None:
-    """Undoes the step and halves the micro-batch, or nearly: it stays a divisor of the samples per step."""
+    """Undoes the step and halves the micro-batch, or nearly: it stays a divisor of the samples per step.
+
+    The recipe changes too, and a warning names the flags for the next time. The caller has to compile again.
+    """
     setup, before = run.setup, run.micro_batch
     undo_step(run, rng)
     setup.runtime.machine.backend.release_memory()
@@ -89,8 +93,8 @@ def explaining_memory(run: Run) -> Iterator[None]:
 def explaining_the_end(run: Run, checkpointer: Checkpointer) -> Iterator[None]:
     """Turns a divergence into a UserError (exit 6), and tokens that change while the run reads them (exit 3).
 
-    If the tokens change, the state is saved, unless other processes are in the middle of a step. At the end the block
-    waits for the save in flight.
+    If the tokens change, a run of one process saves its state first, not in --dry_run or --overfit. The block
+    ends by closing the checkpointer, which waits for the save in flight; nothing can be saved after it.
     """
     args, processes = run.setup.args, run.setup.runtime.processes
     try:

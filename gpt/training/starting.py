@@ -13,9 +13,10 @@ from gpt.training.state import Run
 
 
 def load_start(run: Run) -> None:
-    """Loads the pretrained weights, or the whole state of the resumed checkpoint.
+    """Loads the pretrained weights, or the whole state of the resumed checkpoint; random weights stay.
 
-    Raises UserError (exit 4) for weights of another shape.
+    Prints where the run starts, and records --init_from in the state. Raises UserError (exit 4) for weights of
+    another shape, a damaged file, NaN or infinity.
     """
     setup, out = run.setup, run.setup.runtime.out
     if setup.resumed:
@@ -30,7 +31,11 @@ def load_start(run: Run) -> None:
 
 
 def resume(run: Run) -> None:
-    """Restores weights, optimizer, loss scale and random-number generators, and prints the changes of the settings."""
+    """Restores weights, optimizer, loss scale and random numbers, and prints the changes of the settings.
+
+    The counters are in run.state already. Raises UserError (exit 4) for the state of another model, NaN or
+    infinity.
+    """
     setup, say = run.setup, run.setup.runtime.out.say
     assert setup.resumed
     folder, stored = setup.resumed
@@ -58,7 +63,10 @@ def resume(run: Run) -> None:
 
 
 def forget_best_on_other_tokens(run: Run) -> None:
-    """Forgets the best validation loss, with a message, if the resumed run measures other tokens."""
+    """Forgets the best validation loss and the used patience if the resumed run measures other tokens; says so.
+
+    Other tokens are another validation text, or another number of its tokens.
+    """
     stored, corpus = run.setup.stored, run.setup.corpus
     state, num_tokens = run.state, run.recipe.eval_tokens
     is_same = (stored.settings.get("eval_tokens", num_tokens) == num_tokens

@@ -54,10 +54,17 @@ class Run:
         return self.teacher and self.teacher(inputs_BT)
 
     def is_stopped(self) -> bool:
-        """True once a signal has asked this process, or another one, to stop."""
+        """True once a signal has asked this process, or another one, to stop.
+
+        All processes ask after every step; several get the same answer at the same step, some steps after the
+        signal.
+        """
         return self.decisions.any_said("stop", self.setup.runtime.signals.number is not None)
 
     def adopt(self, setup: Setup) -> None:
-        """Continues with a changed setup of the same model, for example with another length."""
+        """Continues with a changed setup of the same model, for example another length.
+
+        Sets the optimizer's weight decay and the multiples of the learning rate by the setup's recipe.
+        """
         self.setup = setup
         set_groups(self.optimizer.param_groups, setup.recipe.weight_decay, setup.recipe.lr_scale)

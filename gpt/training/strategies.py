@@ -40,7 +40,11 @@ class Strategy:
         self.forward: Any = model
 
     def parts_to_compile(self, blocks: bool) -> list[torch.nn.Module]:
-        """The whole model, or its blocks and its output layer: blocks are alike, and one is traced for all."""
+        """The modules to compile: the whole model, or its blocks and its output layer.
+
+        Blocks are alike, and one is traced for all. Also turns off torch.compile's own splitting of models
+        under DDP.
+        """
         torch._dynamo.config.optimize_ddp = False  # otherwise DDP's buckets cut each block in two
         model = self._model
         return [*model.blocks, model.output] if blocks or self.compiles_blocks else [model]
@@ -51,16 +55,20 @@ class Strategy:
 
     def loss_and_norm(self, loss: torch.Tensor, gradients: Sequence[torch.Tensor],
                       ) -> tuple[torch.Tensor, torch.Tensor]:
-        """The mean loss and the norm of the gradient over all processes, fp32 [] each."""
+        """The mean loss and the norm of the gradient over all processes, fp32 [] each, on the device.
+
+        loss is the mean of this process's micro-batches; gradients has the gradient of every parameter.
+        """
         return loss, torch.nn.utils.get_total_norm(gradients, foreach=True)
 
 
 class CudaGraphs(Strategy):
     """One process whose forward and backward passes are CUDA graphs (--compile_mode reduce-overhead).
 
-    A graph writes its outputs, the gradients among them, to the same memory each time. A step of one micro-batch uses
-    its gradients up before the next one; several micro-batches add theirs up in separate memory. A step keeps the
-    quotient of the loss, which no graph computes. Source: PyTorch, CUDAGraph Trees.
+    A graph writes its outputs, the gradients among them, to the same memory each time. A step of one
+    micro-batch uses its gradients up before the next one; several micro-batches add theirs up in separate
+    memory. The loss that a step keeps is divided outside the graphs, hence in memory of its own. Source:
+    PyTorch, CUDAGraph Trees.
     """
 
     def accumulating(self, is_last: bool) -> AbstractContextManager[Any]:
@@ -169,9 +177,10 @@ class Decisions:
         self._pending: defaultdict[str, deque[tuple[torch.Tensor, dist.Work]]] = defaultdict(deque)  # oldest first
 
     def any_said(self, what: str, here: bool) -> bool:
-        """Logical OR over processes, DELAY calls late: the all-reduce overlaps with compute.
+        """Logical OR of the votes (here) of all processes on a question (what), DELAY calls late.
 
-        Keep voting yes until it returns True.
+        A single process has its own vote, at once. The all-reduce overlaps with compute. Keep voting yes until
+        it returns True: a vote is for one call.
         """
         self.num_votes += 1
         if self._processes.world_size == 1 or what in self._decided:
@@ -190,7 +199,10 @@ class Decisions:
         return is_decided
 
     def any_said_now(self, what: str, here: bool) -> bool:
-        """Logical OR over processes, waited for, between training steps; once True for what, always True."""
+        """Logical OR of the votes of all processes, waited for; for use between training steps.
+
+        Once it is True for a question, it stays True, and any_said is then True for it at once.
+        """
         self.num_votes += 1
         if self._processes.any(here):
             self._decided.add(what)

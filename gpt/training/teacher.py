@@ -17,7 +17,7 @@ from model import Options
 
 
 class Teacher:
-    """A finished model with fixed weights that predicts for a student."""
+    """A finished model that predicts for a student; the given model's weights become fixed."""
 
     def __init__(self, model: Network):
         self._model = model.eval().requires_grad_(False)
@@ -25,7 +25,7 @@ class Teacher:
         self._trunk = model.trunk
 
     def compile(self) -> None:
-        """Compiles the forward pass for the shape of a micro-batch."""
+        """Makes the next call compile the forward pass, for the shape of a micro-batch."""
         self._trunk = torch.compile(self._model.trunk, dynamic=False)
 
     def run_eagerly(self) -> None:
@@ -34,12 +34,15 @@ class Teacher:
 
     @torch.no_grad()
     def __call__(self, inputs_BT: torch.Tensor) -> TeacherOutput:
-        """The teacher's final hidden states and output matrix, for a student's loss."""
+        """The final hidden states, [B, T, C], and the padded output matrix, [P, C], for a student's loss."""
         return self._trunk(inputs_BT), self._model.head_weight
 
 
 def load_teacher(path: str | None, options: Options, machine: Machine) -> Teacher | None:
-    """Loads the teacher of a checkpoint, with the options of its student. Raises UserError (exit 4)."""
+    """Loads the model of a checkpoint as a teacher, with the options of its student; None for path None.
+
+    Raises UserError (exit 4) if it cannot be opened.
+    """
     if path is None:
         return None
     with load.opening(f"--teacher {printable(path)}"):

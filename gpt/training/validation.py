@@ -24,9 +24,9 @@ SAMPLE_TOKENS = 64
 
 @dataclass(frozen=True)
 class ValidationLoss:
-    """The mean loss in nats per token, and in bits per byte of text, None without a tokenizer.
+    """The mean loss in nats per token, and in bits per byte of text, None without a byte-level tokenizer.
 
-    shares holds the own losses of the sets that have a name, as the components of a mixture do.
+    shares holds the losses of each set that has a name, as the components of a mixture do.
     """
 
     nats: float
@@ -53,7 +53,10 @@ class LossSums:
 
 
 def mean_by_weight(sets: Sequence[tuple[Validation, LossSums]]) -> ValidationLoss:
-    """The mean loss of several sets by their weights, not by their measured numbers of tokens."""
+    """The mean loss of several sets by their weights, not by their measured numbers of tokens.
+
+    A single set without a name is its own mean. Every set has measured at least one token.
+    """
     shares = {each.name: sums.mean() for each, sums in sets if each.name}
     if not shares:  # a single set, to the last digit
         return sets[0][1].mean()
@@ -71,7 +74,8 @@ def sum_losses(model: Network, batches: Iterable[data.Batch], byte_lengths_V: to
                ) -> LossSums | None:
     """Adds up the losses of all targets in the batches; returns None once should_stop() is true.
 
-    byte_lengths_V holds the bytes of text of each id. The model is in training mode before and after.
+    should_stop() is asked before each batch. byte_lengths_V has the bytes of text of each id; without it
+    num_bytes stays 0. The model is in training mode before and after. Other processes' batches are not added.
     """
     model.eval()
     model.round_weights()
@@ -107,7 +111,8 @@ class Validator:
     def measure(self, num_windows: int | None = None) -> ValidationLoss | None:
         """The validation loss; None without validation tokens or after a signal.
 
-        num_windows replaces the recipe's number of windows. The micro-batch does not change the result's windows.
+        All processes call it, and get the same loss. num_windows replaces the recipe's number of windows, which
+        the micro-batch does not change. The time is not training time.
         """
         run, runtime = self._run, self._run.setup.runtime
         device, config = runtime.machine.device, run.setup.config

@@ -26,7 +26,7 @@ Row = dict[str, Any]  # a line of metrics.jsonl: numbers, None and texts by name
 
 
 def rows_in(content: bytes) -> list[Row]:
-    """Returns the whole lines with a step; the last line of a running or killed run may be cut short."""
+    """Parses the whole lines that have a step; leaves out others, as one that a killed run cut short."""
     rows = []
     for line in content.decode("utf-8", "replace").splitlines():
         with contextlib.suppress(ValueError, RecursionError):
@@ -37,7 +37,10 @@ def rows_in(content: bytes) -> list[Row]:
 
 
 def read_lines(path: Path) -> list[Row]:
-    """Returns the rows of a metrics.jsonl in the order of steps. Raises UserError (exit 3) if it has none."""
+    """Returns the rows of a metrics.jsonl in the order of steps; a step may have several.
+
+    Raises UserError (exit 3) if the file cannot be read, or has none.
+    """
     try:
         rows = rows_in(read_bytes(path, MOST_BYTES))
     except OSError as error:
@@ -50,7 +53,7 @@ def read_lines(path: Path) -> list[Row]:
 
 
 def numbers_of(rows: Iterable[Row]) -> list[dict[str, float]]:
-    """Returns the finite numbers of each row."""
+    """Returns the finite numbers of each row, its step too; texts, None and numbers over 1e100 are left out."""
     return [{name: float(value) for name, value in row.items()
              if type(value) in (int, float) and abs(value) <= LARGEST_VALUE} for row in rows]
 
@@ -70,10 +73,10 @@ class Curve:
 
 @dataclass(frozen=True)
 class LoggedRun:
-    """A run, read from its metrics.jsonl: a curve over steps for each name in it.
+    """A run, read from its metrics.jsonl: a curve over steps for each name in it; run[name] may be empty.
 
-    The curve `seconds` is the training time since the run's first step. bits_per_nat converts nats per
-    token into bits per byte of the validation text; None if no validation recorded both.
+    The curve `seconds` is the training time since the run's first step. bits_per_nat converts nats per token
+    into bits per byte of the validation text; None if no validation recorded both.
     """
 
     name: str
@@ -85,7 +88,10 @@ class LoggedRun:
 
 
 def read_run(word: str) -> LoggedRun:
-    """Reads the run of an output folder, or of a metrics.jsonl itself. Raises UserError (exit 3)."""
+    """Reads the run of an output folder, or of a metrics.jsonl itself; its name is the word that was given.
+
+    Raises UserError (exit 3) as read_lines.
+    """
     path = Path(word)
     rows = numbers_of(read_lines(path / METRICS if path.is_dir() else path))
     by_step: dict[str, dict[float, float]] = {}

@@ -73,14 +73,20 @@ class Monitor:
             self._recall(recorder.rows)
 
     def close_trackers(self) -> None:
-        """Tells the trackers that the run has ended, and waits for them, after a signal for a shorter time."""
+        """Tells the trackers that the run has ended, and waits for them, after a signal for a shorter time.
+
+        A second call does nothing. Later records are in metrics.jsonl alone.
+        """
         self._recorder.close(
             TRACKER_SECONDS if self._runtime.signals.number is None else TRACKER_SECONDS_AFTER_SIGNAL)
 
     # ---- steps
 
     def add(self, result: Figures) -> None:
-        """Takes the figures of the step just enqueued; at a logged step, enqueues their copy to the host."""
+        """Takes the figures of the step just enqueued, which the state counts already; log() prints them.
+
+        At a logged step it enqueues the copy to the host of all figures since the last one, without a wait.
+        """
         self._results.append(result)
         step, recipe = self.state.step, self._run.recipe
         # These are the same steps in a resumed run.
@@ -93,18 +99,21 @@ class Monitor:
             self._num_counted = 0
 
     def catch_up(self) -> None:
-        """Logs all steps and counts the skipped ones, before a save or a measurement; waits for the device."""
+        """Logs the waiting steps, and counts the skipped ones of all steps, before a save or a measurement.
+
+        Waits for the device. Raises TooManySkipped as log.
+        """
         self.log(at_once=True)
         self.state.skipped_steps += int(sum(
             result["skipped"].item() for result in self._results[self._num_counted:]))
         self._num_counted = len(self._results)
 
     def log(self, at_once: bool = False) -> None:
-        """Prints and records the logged steps that the device has finished.
+        """Prints and records the logged steps up to the one before the latest; at_once: the latest too.
 
-        On a device that runs ahead, the last step is left to the next call: the device then works while the
-        host reads. at_once waits for it. Raises TooManySkipped after MOST_SKIPPED_IN_A_ROW steps that were
-        not finite.
+        A device that runs ahead then works on the latest step while the host reads. On other devices every call
+        is at_once. Warns of spikes, a bad curve, and a loader or host that is too slow. Raises TooManySkipped
+        after MOST_SKIPPED_IN_A_ROW steps that were not finite.
         """
         is_for_all = at_once or not self._runtime.machine.backend.runs_ahead
         while self._enqueued and (is_for_all or self._enqueued[0].step < self.state.step):
@@ -201,7 +210,7 @@ class Monitor:
     # ---- between steps
 
     def log_validation(self, loss: ValidationLoss, is_best: bool) -> None:
-        """Prints and records a validation."""
+        """Prints and records a validation of the latest step; warns once if the model overfits."""
         step, shares = self.state.step, loss.shares.items()
         bits = self._bits_per_byte = loss.bits_per_byte
         self._recorder.log(step, time=time.time(), val_loss=loss.nats, perplexity=loss.perplexity,
@@ -225,11 +234,14 @@ class Monitor:
 
     @property
     def seconds(self) -> float:
-        """The seconds since the first step began, everything included."""
+        """The seconds since the first step of this start began, everything included."""
         return time.perf_counter() - self._runtime.clock.began
 
     def close(self, is_saved: bool) -> None:
-        """Ends the bar and prints the closing block."""
+        """Ends the bar, the trackers and the heartbeat, and prints the closing block.
+
+        is_saved says whether the last state is on the disk. It may wait 20 seconds for each tracker.
+        """
         state = self.state
         self._out.end_bar()
         self.close_trackers()
@@ -250,7 +262,7 @@ class Monitor:
         self._out.say("\n".join(f"{name:<12}{value}" for name, value in closing.items() if value))
 
     def say_what_next(self, best_step: int) -> None:
-        """Prints the next command, to generate or after a signal to continue, and how to improve.
+        """Prints the next command: to generate, and how to improve; after a signal the one to continue, alone.
 
         best_step is the step of the best checkpoint on the disk, or 0.
         """

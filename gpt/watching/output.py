@@ -23,10 +23,11 @@ from gpt.watching.starts import recorded_start
 
 @contextlib.contextmanager
 def open_output(run: Run, argv: Sequence[str], checkpointer: Checkpointer) -> Iterator[Monitor]:
-    """Takes over the output folder and yields the Monitor that logs into it.
+    """Takes over the output folder and yields the Monitor that logs into it; records how the run ended.
 
-    From here on there is something to save, and a signal waits for it. A cooldown that begins in another folder saves
-    its first checkpoint here.
+    Writes log.txt and config.toml, cuts metrics.jsonl back to the step, starts trackers and checkpointer. With
+    --overwrite it deletes the checkpoints of other runs. From here on a signal waits until the state is saved,
+    and every warning is recorded. A cooldown that begins in another folder saves its first checkpoint here.
     """
     setup, state = run.setup, run.state
     args, runtime = setup.args, setup.runtime

@@ -17,11 +17,14 @@ class OverfittingWatch:
         self._new_losses: list[float] = []  # since the last validation
 
     def add_losses(self, losses: Iterable[float]) -> None:
-        """Adds the training losses of steps."""
+        """Adds training losses since the last validation; values that are not finite are left out."""
         self._new_losses += [loss for loss in losses if math.isfinite(loss)]
 
     def add_validation(self, step: int, val_loss: float) -> str | None:
-        """Adds a validation; returns a warning if the model overfits."""
+        """Adds a validation; returns a warning if the model overfits, at every validation while it does.
+
+        A loss that is not finite, or without a training loss since the last validation, is left out.
+        """
         new_losses, self._new_losses = self._new_losses, []
         if not (new_losses and math.isfinite(val_loss)):
             return None

@@ -24,7 +24,11 @@ RUN_ID = "trackers.json"  # the file with the run's id
 
 
 def run_id(output_dir: Path, is_resumed: bool) -> str:
-    """The id under which trackers know the run in a folder; a run that is not resumed gets a new one."""
+    """The id under which trackers know the run in a folder, from trackers.json.
+
+    A run that is not resumed, or has no such file, gets a new one, which is written there. Where it cannot be
+    written or read, each start has an id of its own.
+    """
     path, new_id = output_dir / RUN_ID, secrets.token_hex(4)
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
         if not is_resumed or not path.exists():
@@ -34,7 +38,10 @@ def run_id(output_dir: Path, is_resumed: bool) -> str:
 
 
 def append_row(path: Path, row: Fields, what: str) -> None:
-    """Appends a line of JSON to a file, whose folder is made again if it was deleted; warns if what is lost."""
+    """Appends a line of JSON to a file, whose folder is made again if it was deleted.
+
+    A full disk raises nothing: a warning names the lost line by what.
+    """
     try:
         append_line(path, json.dumps(row).encode())
     except OSError as error:
@@ -44,9 +51,9 @@ def append_row(path: Path, row: Fields, what: str) -> None:
 class Recorder:
     """Records a run in metrics.jsonl, one JSON object a line, and in its trackers. A full disk costs the line.
 
-    The file is cut back to the resumed step, so that it never holds a step twice; rows are the lines that it keeps.
-    config has the run's settings, for the trackers. A silent recorder, as in all processes but the main one, records
-    nothing.
+    The constructor cuts the file back to the step of the state, 0 empties it, so that it never holds a step
+    twice; rows are the lines that it keeps. It starts the trackers of --tracker. config has the run's settings,
+    for them. A silent recorder, as in all processes but the main one, records nothing.
     """
 
     def __init__(self, flags: Namespace, output_dir: Path, state: TrainState, out: Progress,
@@ -70,8 +77,8 @@ class Recorder:
     def log(self, step: int, **fields: Any) -> None:
         """Records the figures and texts of a step; a number that is not finite becomes None.
 
-        A logged step has the field loss, a validation val_loss, a sample of text sample, a warning or
-        advice advice.
+        Any thread may call it. A logged step has the field loss, a validation val_loss, a sample of text
+        sample, a warning or advice advice.
         """
         finite = {name: None if isinstance(value, float) and not math.isfinite(value) else value
                   for name, value in fields.items()}

@@ -42,7 +42,10 @@ class Tracker:
             self._child.stdin.close()
 
     def wait(self, seconds: float) -> None:
-        """Waits up to this many seconds for the process to finish; a slower one finishes by itself."""
+        """Waits up to this many seconds for the process to finish, after end(); warns of a slower one.
+
+        That one goes on by itself.
+        """
         if self._child:
             self._listener.join(seconds)
             if self._listener.is_alive():

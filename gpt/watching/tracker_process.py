@@ -47,7 +47,11 @@ class Recording(NamedTuple):
 
 
 def main(name: str, run: RecordedRun) -> None:
-    """Records the run until it ends or the library fails."""
+    """Records the run, in this process, until it ends; errors of the library end it too.
+
+    Ignores signals meanwhile. stdout becomes stderr, the tracker's log: only the line for the user goes to the
+    old stdout.
+    """
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     trainer = os.dup(1)
@@ -66,7 +70,10 @@ def main(name: str, run: RecordedRun) -> None:
 
 
 def rows(path: Path, has_ended: Callable[[], bool]) -> Iterator[dict[str, Any]]:
-    """Yields the rows of a growing metrics.jsonl, up to the last one written before the run ended."""
+    """Yields the rows of a growing metrics.jsonl, up to the last one written before the run ended.
+
+    It waits for new lines. Numbers that are not known, and the GPU's name, are left out.
+    """
     position = 0
     while True:
         is_last = has_ended()

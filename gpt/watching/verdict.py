@@ -12,8 +12,9 @@ def verdict(validations: list[tuple[float, int]], train_loss: float, tokens_seen
             num_parameters: int, sizes: dict[str, int]) -> tuple[str, str] | None:
     """LONGER, MORE_TEXT or the name of a larger size, with the reason; None if the figures show nothing.
 
-    validations are losses with their steps; train_loss is the one near the last of them. num_tokens is the
-    length of the text. sizes are the numbers of parameters of the named sizes, smallest first.
+    validations are losses with their steps, at least one; train_loss is the one near the last of them.
+    num_tokens is the length of the text. sizes are the numbers of parameters of the named sizes, smallest
+    first. A run of less than FEWEST_STEPS, or without a validation in its first three quarters, shows nothing.
     """
     last, last_step = validations[-1]
     best, best_step = min(validations)
