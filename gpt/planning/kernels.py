@@ -1,0 +1,176 @@
+"""Chooses two kernels of a run on an NVIDIA GPU by timing: attention's, and the chunk of the output layer.
+
+No rule by architecture is right for all cards: public figures of the same kernels contradict each other. The timing
+takes 0.3 s once, and is kept for the card, its driver, PyTorch and the run's shape.
+"""
+
+import contextlib
+import json
+import math
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from gpt.architectures.table import ModelConfig
+from gpt.common.files import cache_folder, read_text, write_whole
+from gpt.machine.device import Machine
+from gpt.ops.loss import linear_cross_entropy
+
+# F.scaled_dot_product_attention's kernels, PyTorch's own preference first.
+KERNELS = {"flash": SDPBackend.FLASH_ATTENTION, "efficient": SDPBackend.EFFICIENT_ATTENTION,
+           "cudnn": SDPBackend.CUDNN_ATTENTION}
+CHUNKS = (2_048, 8_192)  # rows of logits that exist at a time
+LARGE_MEMORY = 40 * 2**30  # bytes of a GPU on which the larger chunk is tried
+CHECKED_POSITIONS = 2_048  # of a sequence: the plain attention stores the whole matrix
+TOLERANCE = 0.02  # of the norm of a right result; 16-bit rounding makes up to 0.005
+TIMED = 5  # runs; the fastest counts
+LEAST_GAIN = 0.03  # the first kernel stays unless another takes less time by this fraction
+
+
+class Kernels(NamedTuple):
+    """The chosen kernels; attention is '' where PyTorch chooses. seconds has all measured times, by kernel."""
+
+    attention: str
+    chunk_rows: int
+    seconds: dict[str, dict[str, float]]
+
+    @property
+    def words(self) -> str:
+        """The times of the attention's kernels, the chosen one first."""
+        times = self.seconds["attention"]
+        order = sorted(times, key=lambda name: (name != self.attention, times[name]))
+        return ", ".join(f"{name} {1e3 * times[name]:.2f} ms" for name in order)
+
+
+def choose_kernels(config: ModelConfig, machine: Machine, began_with: Mapping[str, Any]) -> Kernels:
+    """Times the kernels on the run's shape, or reads an earlier timing. A resumed run keeps its own kernels.
+
+    began_with is the environment that the run recorded.
+    """
+    seconds = _read_or_measure(config, machine)
+    attention = began_with.get("attention") or fastest(seconds["attention"])
+    chunk_rows = began_with.get("loss_chunk") or int(fastest(seconds["chunk"]) or CHUNKS[0])
+    return Kernels(attention if attention in seconds["attention"] else "", chunk_rows, seconds)
+
+
+def fastest(seconds: Mapping[str, float]) -> str:
+    """The name with the least time, or the first one if that is within LEAST_GAIN; '' without any."""
+    first = next(iter(seconds), "")
+    best = min(seconds, key=seconds.__getitem__, default="")
+    return best if first and seconds[best] < (1 - LEAST_GAIN) * seconds[first] else first
+
+
+def use_attention(name: str) -> None:
+    """Makes a kernel, and the plain attention, the only ones in this process; '' leaves PyTorch all of them."""
+    torch.backends.cuda.enable_flash_sdp(name in ("", "flash"))
+    torch.backends.cuda.enable_mem_efficient_sdp(name in ("", "efficient"))
+    torch.backends.cuda.enable_cudnn_sdp(name in ("", "cudnn"))
+
+
+# ---------------------------------------------------------------- timing
+
+
+def _read_or_measure(config: ModelConfig, machine: Machine) -> dict[str, dict[str, float]]:
+    """The seconds of each kernel, by its work ('attention' or 'chunk') and its name."""
+    path = cache_folder() / "kernels.json"
+    shape = (config.n_head, config.n_kv_head, config.head_dim, config.seq_length, config.n_embd, config.vocab_size)
+    key = " ".join(map(str, (machine.name, _driver(), torch.__version__, torch.backends.cudnn.version(),
+                             machine.precision, config.dropout > 0, *shape)))
+    known: dict[str, Any] = {}
+    with contextlib.suppress(OSError, ValueError):
+        known = json.loads(read_text(path))
+    if key not in known:
+        known[key] = {"attention": time_attention(config, machine), "chunk": time_chunks(config, machine)}
+        with contextlib.suppress(OSError):  # the next run measures again
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_whole(path, json.dumps(known))
+    return known[key]
+
+
+def time_attention(config: ModelConfig, machine: Machine) -> dict[str, float]:
+    """The seconds of a block's attention, forward and backward, by each kernel that computes it correctly here."""
+    num_sequences = max(1, machine.backend.busy_tokens // config.seq_length)
+    inputs = _attention_inputs(config, machine, num_sequences, config.seq_length)
+    checked = _attention_inputs(config, machine, 1, min(CHECKED_POSITIONS, config.seq_length))
+    with sdpa_kernel(SDPBackend.MATH):
+        right = attend([tensor.detach().float().requires_grad_() for tensor in checked])
+    seconds = {}
+    for name, kernel in KERNELS.items():
+        if name == "cudnn" and config.dropout:
+            continue  # some of its kernels round the probability to sixteenths (PyTorch's PR 174245)
+        # RuntimeError: this card has no such kernel, or not for this shape. Then PyTorch warns besides.
+        with contextlib.suppress(RuntimeError), warnings.catch_warnings(), sdpa_kernel(kernel):
+            warnings.simplefilter("ignore")
+            if all(map(is_close, attend(checked), right)):
+                seconds[name] = seconds_of(partial(attend, inputs, config.dropout), machine)
+    return seconds
+
+
+def time_chunks(config: ModelConfig, machine: Machine) -> dict[str, float]:
+    """The seconds of the output layer's loss and gradients, by the rows of a chunk."""
+    num_tokens = max(CHUNKS)
+    if machine.backend.total_memory() < LARGE_MEMORY:
+        return {}
+    draw = _drawing(machine)
+    x_NC = draw(num_tokens, config.n_embd).requires_grad_()
+    weight_PC = draw(config.padded_vocab_size, config.n_embd).requires_grad_()
+    targets_N = torch.arange(num_tokens, device=machine.device) % config.vocab_size
+
+    def loss_and_gradients(rows: int) -> None:
+        with machine.autocast():
+            loss = linear_cross_entropy(x_NC, weight_PC, targets_N, config.vocab_size, None, rows)
+        torch.autograd.grad(loss, (x_NC, weight_PC))
+
+    return {str(rows): seconds_of(partial(loss_and_gradients, rows), machine) for rows in CHUNKS}
+
+
+def attend(inputs: Sequence[torch.Tensor], dropout: float = 0.0) -> tuple[torch.Tensor, ...]:
+    """Causal attention of q, k, v, and their gradients by the gradient of the result, the last of the inputs."""
+    q_BHTK, k_BHTK, v_BHTK, dy_BHTK = inputs
+    y_BHTK = F.scaled_dot_product_attention(q_BHTK, k_BHTK, v_BHTK, is_causal=True, dropout_p=dropout,
+                                            enable_gqa=k_BHTK.size(1) < q_BHTK.size(1))
+    return y_BHTK, *torch.autograd.grad(y_BHTK, (q_BHTK, k_BHTK, v_BHTK), dy_BHTK)
+
+
+def is_close(result: torch.Tensor, right: torch.Tensor) -> bool:
+    """True if the norm of the error is below TOLERANCE of the norm of the right result; False with a NaN."""
+    return float((result.float() - right).norm()) < TOLERANCE * float(right.norm())
+
+
+def seconds_of(work: Callable[[], object], machine: Machine) -> float:
+    """The device's seconds of the fastest run of work."""
+    work()  # the first run loads the kernel
+    best = math.inf
+    for _ in range(TIMED):
+        started = machine.backend.event()
+        work()
+        ended = machine.backend.event()
+        ended.synchronize()
+        best = min(best, started.elapsed_time(ended) / 1e3)
+    return best
+
+
+def _attention_inputs(config: ModelConfig, machine: Machine, B: int, T: int) -> list[torch.Tensor]:
+    """Random q, k, v, laid out as a block has them, and the gradient of the result."""
+    heads = (config.n_head, config.n_kv_head, config.n_kv_head, config.n_head)
+    draw = _drawing(machine)
+    return [draw(B, T, num, config.head_dim).to(machine.dtype).transpose(1, 2).requires_grad_() for num in heads]
+
+
+def _drawing(machine: Machine) -> Callable[..., torch.Tensor]:
+    """torch.randn on the device, with a generator of its own: the run's random numbers stay as they are."""
+    generator = torch.Generator(machine.device).manual_seed(0)
+    return partial(torch.randn, device=machine.device, generator=generator)
+
+
+def _driver() -> str:
+    """The version of NVIDIA's driver; '' where Linux does not tell it."""
+    with contextlib.suppress(OSError):
+        return Path("/sys/module/nvidia/version").read_text().strip()
+    return ""

@@ -1,0 +1,86 @@
+"""kernels.py: a right kernel is chosen by its time, once for a card and a shape; a wrong kernel never."""
+
+import pytest
+import torch
+from torch.nn.attention import SDPBackend
+
+from gpt.common.files import cache_folder
+from gpt.machine import device
+from gpt.planning import kernels
+from gpt.planning.kernels import CHUNKS, KERNELS, choose_kernels, fastest, time_attention, use_attention
+from model import GPTConfig
+
+CONFIG = GPTConfig(vocab_size=512, seq_length=32, n_layer=1, n_head=2, n_embd=16)
+MACHINE = device.choose(False, False, "auto", False)
+
+
+@pytest.fixture
+def card(monkeypatch, tmp_path):
+    """A pretended card, on which every kernel is the processor's; a function sets the milliseconds of each."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(kernels, "LARGE_MEMORY", 0)
+    monkeypatch.setattr(kernels, "KERNELS", dict.fromkeys(KERNELS, SDPBackend.FLASH_ATTENTION))
+    measured = []
+
+    def pretend(**milliseconds):
+        times = iter(milliseconds.values())
+        monkeypatch.setattr(kernels, "seconds_of", lambda work, machine: measured.append(work()) or next(times) / 1e3)
+        return measured
+
+    return pretend
+
+
+def test_the_fastest_kernel_is_chosen_once_for_a_card_and_a_shape(card, monkeypatch):
+    measured = card(flash=0.5, efficient=0.9, cudnn=0.4, chunk=4.0, larger_chunk=3.5)
+    for _ in range(2):
+        chosen = choose_kernels(CONFIG, MACHINE, {})
+        assert (chosen.attention, chosen.chunk_rows) == ("cudnn", CHUNKS[1])
+        assert chosen.words == "cudnn 0.40 ms, flash 0.50 ms, efficient 0.90 ms"
+    assert len(measured) == 5
+    card(flash=0.3, efficient=0.9, cudnn=0.4, chunk=4.0, larger_chunk=3.95)
+    monkeypatch.setattr(kernels, "_driver", lambda: "another")
+    chosen = choose_kernels(CONFIG, MACHINE, {})
+    assert (chosen.attention, chosen.chunk_rows) == ("flash", CHUNKS[0])
+
+
+def test_a_resumed_run_keeps_its_kernels(card):
+    card(flash=0.5, efficient=0.9, cudnn=0.4, chunk=4.0, larger_chunk=3.5)
+    chosen = choose_kernels(CONFIG, MACHINE, {"attention": "efficient", "loss_chunk": CHUNKS[0]})
+    assert (chosen.attention, chosen.chunk_rows) == ("efficient", CHUNKS[0])
+    assert choose_kernels(CONFIG, MACHINE, {"attention": "gone"}).attention == ""
+
+
+def test_a_kernel_with_a_wrong_gradient_is_refused(card, monkeypatch):
+    attend = kernels.attend
+
+    def wrong(inputs, dropout=0.0):
+        y, dq, dk, dv = attend(inputs, dropout)
+        return y, dq, dk, dv * (1.05 if torch.backends.cuda.flash_sdp_enabled() else 1)
+
+    card(flash=0.5, efficient=0.9, cudnn=0.4)
+    assert time_attention(CONFIG, MACHINE).keys() == KERNELS.keys()
+    monkeypatch.setattr(kernels, "attend", wrong)
+    assert time_attention(CONFIG, MACHINE) == {}
+    assert fastest({}) == ""
+
+
+def test_a_damaged_file_of_timings_is_measured_anew(card):
+    card(flash=0.5, efficient=0.9, cudnn=0.4, chunk=4.0, larger_chunk=3.5)
+    cache_folder().mkdir(parents=True)
+    (cache_folder() / "kernels.json").write_text("{")
+    assert choose_kernels(CONFIG, MACHINE, {}).attention == "cudnn"
+
+
+@pytest.mark.parametrize(("seconds", "name"), [
+    ({"flash": 1.0, "cudnn": 0.98}, "flash"), ({"flash": 1.0, "cudnn": 0.9}, "cudnn"),
+    ({"efficient": 1.0}, "efficient")])
+def test_the_first_kernel_stays_unless_another_is_clearly_faster(seconds, name):
+    assert fastest(seconds) == name
+
+
+def test_the_others_are_off_in_the_process():
+    enabled = (torch.backends.cuda.flash_sdp_enabled, torch.backends.cuda.mem_efficient_sdp_enabled,
+               torch.backends.cuda.cudnn_sdp_enabled)
+    for name, expected in (("cudnn", [False, False, True]), ("flash", [True, False, False]), ("", [True] * 3)):
+        use_attention(name)
+        assert [is_on() for is_on in enabled] == expected
