@@ -73,10 +73,6 @@ class Backend:
         """True if 16-bit matrix products with fp32 sums are faster than fp32 products on this GPU."""
         return True
 
-    def has_sound_cudnn_attention(self, num_kv_heads: int) -> bool:
-        """False if cuDNN's attention is known to be wrong on this GPU for this number of key and value heads."""
-        return True
-
     def why_no_compile(self) -> str | None:
         """Explains why torch.compile cannot work; None if nothing is known to prevent it."""
         compilers = [os.environ["CXX"]] if os.environ.get("CXX") else ["g++", "clang++", "cl"]
@@ -201,9 +197,6 @@ class CUDA(Backend):
     def is_faster_in_16_bits(self) -> bool:
         # Pascal has no tensor cores; a GTX 10xx multiplies fp16 at 1/64 of the speed of fp32.
         return torch.cuda.get_device_capability() >= (7, 0)
-
-    def has_sound_cudnn_attention(self, num_kv_heads: int) -> bool:
-        return num_kv_heads >= 8 or torch.cuda.get_device_capability()[0] != 10  # B200: PyTorch's issue 193893
 
     def why_no_compile(self) -> str | None:
         if importlib.util.find_spec("triton") is None:

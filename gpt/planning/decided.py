@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from gpt.machine.runtime import Runtime
 from gpt.planning.inputs import Inputs
+from gpt.planning.kernels import Kernels
 from gpt.planning.memory import MemorySetting
 from gpt.planning.recipe import Recipe
 from model import Options
@@ -27,6 +28,7 @@ class Setup(Inputs):
 
     runtime: Runtime
     options: Options
+    kernels: Kernels
     recipe: Recipe
     memory: MemorySetting
     checkpoint_bytes: int

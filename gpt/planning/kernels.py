@@ -21,11 +21,12 @@ from gpt.architectures.table import ModelConfig
 from gpt.common.files import cache_folder, read_text, write_whole
 from gpt.machine.device import Machine
 from gpt.ops.loss import linear_cross_entropy
+from gpt.planning.recipe import LOSS_CHUNK
 
 # F.scaled_dot_product_attention's kernels, PyTorch's own preference first.
 KERNELS = {"flash": SDPBackend.FLASH_ATTENTION, "efficient": SDPBackend.EFFICIENT_ATTENTION,
            "cudnn": SDPBackend.CUDNN_ATTENTION}
-CHUNKS = (2_048, 8_192)  # rows of logits that exist at a time
+CHUNKS = (LOSS_CHUNK, 4 * LOSS_CHUNK)  # rows of logits that exist at a time
 LARGE_MEMORY = 40 * 2**30  # bytes of a GPU on which the larger chunk is tried
 CHECKED_POSITIONS = 2_048  # of a sequence: the plain attention stores the whole matrix
 TOLERANCE = 0.02  # of the norm of a right result; 16-bit rounding makes up to 0.005
@@ -34,29 +35,27 @@ LEAST_GAIN = 0.03  # the first kernel stays unless another takes less time by th
 
 
 class Kernels(NamedTuple):
-    """The chosen kernels; attention is '' where PyTorch chooses. seconds has all measured times, by kernel."""
+    """The kernels of a run: attention's ('': PyTorch's choice), the rows of a chunk, and the times of attention."""
 
     attention: str
     chunk_rows: int
-    seconds: dict[str, dict[str, float]]
-
-    @property
-    def words(self) -> str:
-        """The times of the attention's kernels, the chosen one first."""
-        times = self.seconds["attention"]
-        order = sorted(times, key=lambda name: (name != self.attention, times[name]))
-        return ", ".join(f"{name} {1e3 * times[name]:.2f} ms" for name in order)
+    times: str = ""
 
 
-def choose_kernels(config: ModelConfig, machine: Machine, began_with: Mapping[str, Any]) -> Kernels:
-    """Times the kernels on the run's shape, or reads an earlier timing. A resumed run keeps its own kernels.
+def choose_kernels(config: ModelConfig, machine: Machine, loss_chunk: int, began_with: Mapping[str, Any]) -> Kernels:
+    """Chooses the kernels by their times on the run's shape; a resumed run keeps its own.
 
-    began_with is the environment that the run recorded.
+    Without an NVIDIA GPU nothing is timed: PyTorch chooses, and chunks have loss_chunk rows. began_with is the
+    environment that the run recorded.
     """
-    seconds = _read_or_measure(config, machine)
-    attention = began_with.get("attention") or fastest(seconds["attention"])
-    chunk_rows = began_with.get("loss_chunk") or int(fastest(seconds["chunk"]) or CHUNKS[0])
-    return Kernels(attention if attention in seconds["attention"] else "", chunk_rows, seconds)
+    if not machine.backend.runs_ahead:
+        return Kernels("", loss_chunk)
+    attention, chunks = _read_or_measure(config, machine)
+    name = began_with.get("attention")
+    name = name if name in attention else fastest(attention)
+    chunk_rows = began_with.get("loss_chunk") or int(fastest(chunks) or loss_chunk)
+    order = sorted(attention, key=lambda each: (each != name, attention[each]))
+    return Kernels(name, chunk_rows, ", ".join(f"{each} {1e3 * attention[each]:.2f} ms" for each in order))
 
 
 def fastest(seconds: Mapping[str, float]) -> str:
@@ -66,27 +65,29 @@ def fastest(seconds: Mapping[str, float]) -> str:
     return best if first and seconds[best] < (1 - LEAST_GAIN) * seconds[first] else first
 
 
-def use_attention(name: str) -> None:
-    """Makes a kernel, and the plain attention, the only ones in this process; '' leaves PyTorch all of them."""
+def use_attention(name: str, dropout: float) -> None:
+    """Leaves this process one kernel besides the plain attention; '' leaves all that are sound with the dropout."""
     torch.backends.cuda.enable_flash_sdp(name in ("", "flash"))
     torch.backends.cuda.enable_mem_efficient_sdp(name in ("", "efficient"))
-    torch.backends.cuda.enable_cudnn_sdp(name in ("", "cudnn"))
+    # Some of cuDNN's kernels round a probability of dropout to sixteenths (PyTorch's PR 174245).
+    torch.backends.cuda.enable_cudnn_sdp(name == "cudnn" or (not name and not dropout))
 
 
 # ---------------------------------------------------------------- timing
 
 
-def _read_or_measure(config: ModelConfig, machine: Machine) -> dict[str, dict[str, float]]:
-    """The seconds of each kernel, by its work ('attention' or 'chunk') and its name."""
+def _read_or_measure(config: ModelConfig, machine: Machine) -> tuple[dict[str, float], dict[str, float]]:
+    """The seconds of attention by kernel, and of the output layer by rows of a chunk; timed once for a shape."""
     path = cache_folder() / "kernels.json"
     shape = (config.n_head, config.n_kv_head, config.head_dim, config.seq_length, config.n_embd, config.vocab_size)
     key = " ".join(map(str, (machine.name, _driver(), torch.__version__, torch.backends.cudnn.version(),
-                             machine.precision, config.dropout > 0, *shape)))
+                             machine.precision, config.dropout, *shape)))
     known: dict[str, Any] = {}
     with contextlib.suppress(OSError, ValueError):
         known = json.loads(read_text(path))
     if key not in known:
-        known[key] = {"attention": time_attention(config, machine), "chunk": time_chunks(config, machine)}
+        known[key] = (time_attention(config, machine), time_chunks(config, machine))
+        machine.backend.release_memory()
         with contextlib.suppress(OSError):  # the next run measures again
             path.parent.mkdir(parents=True, exist_ok=True)
             write_whole(path, json.dumps(known))
@@ -102,8 +103,8 @@ def time_attention(config: ModelConfig, machine: Machine) -> dict[str, float]:
         right = attend([tensor.detach().float().requires_grad_() for tensor in checked])
     seconds = {}
     for name, kernel in KERNELS.items():
-        if name == "cudnn" and config.dropout:
-            continue  # some of its kernels round the probability to sixteenths (PyTorch's PR 174245)
+        if name == "cudnn" and config.dropout:  # not sound, see use_attention
+            continue
         # RuntimeError: this card has no such kernel, or not for this shape. Then PyTorch warns besides.
         with contextlib.suppress(RuntimeError), warnings.catch_warnings(), sdpa_kernel(kernel):
             warnings.simplefilter("ignore")

@@ -141,12 +141,14 @@ def describe_plan(setup: Setup) -> list[str]:
         ("schedule", describe_schedule(recipe)),
         *(("default", f"{name} {f'{value:.3g}' if isinstance(value, float) else value}: {recipe.reasons[name]}")
           for name, value in decided.items() if name in recipe.reasons)]
-    return [*describe_machine(config, setup.runtime.machine), *(f"{label:<12}{text}" for label, text in rows)]
+    return [*describe_machine(config, setup.runtime.machine, setup.kernels.times),
+            *(f"{label:<12}{text}" for label, text in rows)]
 
 
-def describe_machine(config: ModelConfig, machine: Machine) -> list[str]:
-    """The lines about the machine."""
-    return device.describe(machine, machine.backend.total_memory(), attention_of(config, machine))
+def describe_machine(config: ModelConfig, machine: Machine, attention_times: str = "") -> list[str]:
+    """The lines about the machine, with the times of attention's kernels in one block, where they were measured."""
+    times = f" (a block, forward and backward: {attention_times})" if attention_times else ""
+    return device.describe(machine, machine.backend.total_memory(), attention_of(config, machine) + times)
 
 
 def attention_of(config: ModelConfig, machine: Machine) -> str:

@@ -58,7 +58,8 @@ def settings_of(setup: Setup) -> dict[str, dict[str, Any]]:
     chosen = {"dropout": setup.config.dropout, "beta1": args.beta1, "teacher": args.teacher, "seed": args.seed,
               "max_minutes": args.max_minutes}
     threads = {} if machine.on_gpu else {"threads": torch.get_num_threads()}
-    environment = {"torch": torch.__version__, "device": machine.name, **threads,
+    attention = {"attention": setup.kernels.attention} if setup.kernels.attention else {}
+    environment = {"torch": torch.__version__, "device": machine.name, **threads, **attention,
                    "processes": setup.runtime.processes.world_size, "precision": machine.precision,
                    "compile": machine.compile, "residual": name_of_dtype(setup.options.residual_dtype),
                    "loss_chunk": setup.options.loss_chunk}

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import data
 from gpt.common.errors import Exit, UserError
-from gpt.machine.device import disable_cudnn_attention
 from gpt.machine.memory import available_ram
 from gpt.machine.runtime import Runtime
 from gpt.optimizers.build import state_bytes
@@ -15,6 +14,7 @@ from gpt.planning.deadline import Deadline
 from gpt.planning.decided import Setup
 from gpt.planning.forecast import OTHER_RECIPES, ngram_statistics
 from gpt.planning.inputs import Inputs
+from gpt.planning.kernels import choose_kernels, use_attention
 from gpt.planning.memory import (
     MemorySetting,
     after_out_of_memory,
@@ -44,9 +44,10 @@ def choose_setup(inputs: Inputs, runtime: Runtime, deadline: Deadline) -> Setup 
                              inputs.stored.environment)
     dropout = processes.from_first(lambda: _choose_dropout(inputs, options, runtime, deadline))
     config = replace(inputs.config, dropout=dropout)
-    # Some of cuDNN's kernels round a probability to sixteenths (PyTorch's PR 174245).
-    if config.dropout or not machine.backend.has_sound_cudnn_attention(config.n_kv_head):
-        disable_cudnn_attention()
+    kernels = processes.from_first(
+        lambda: choose_kernels(config, machine, options.loss_chunk, inputs.stored.environment))
+    use_attention(kernels.attention, dropout)
+    options = replace(options, loss_chunk=kernels.chunk_rows)
 
     # The recipe, with the micro-batch that fits.
     strategy, why_strategy, most_batch_size = processes.from_first(
@@ -79,7 +80,7 @@ def choose_setup(inputs: Inputs, runtime: Runtime, deadline: Deadline) -> Setup 
         with runtime.out.phase("reading the text's n-grams"):
             text = ngram_statistics(corpus)
     setup = Setup(**vars(replace(inputs, config=config)), runtime=runtime,
-                  options=options, recipe=recipe, memory=memory, checkpoint_bytes=checkpoint_bytes,
+                  options=options, kernels=kernels, recipe=recipe, memory=memory, checkpoint_bytes=checkpoint_bytes,
                   token_place=place, why_token_place=why_place, micro_batch=micro_batch, why_strategy=why_strategy,
                   recipe_for=recipe_for, text=text)
     processes.check_same(same_everywhere(setup))

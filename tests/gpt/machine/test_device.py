@@ -132,13 +132,6 @@ def test_pascal_trains_in_fp32_unless_fp16_is_named(a_gpu, capability, use_amp, 
     assert "expect a third" not in " ".join(machine.warnings)
 
 
-@pytest.mark.parametrize(("capability", "heads", "is_right"), [
-    ((10, 0), 4, False), ((10, 0), 8, True), ((9, 0), 4, True)])
-def test_a_b200_leaves_out_cudnns_attention_for_few_heads_of_keys(a_gpu, capability, heads, is_right):
-    a_gpu("NVIDIA B200", True, capability)
-    assert NVIDIA.has_sound_cudnn_attention(heads) == is_right
-
-
 @pytest.mark.parametrize(("system", "release", "files", "is_built", "says"), [
     ("linux", "6.8.0", [], False, "no NVIDIA driver is loaded. Install NVIDIA's driver, or"),
     ("linux", "6.8.0", ["/dev/nvidiactl"], False, "build: pip install --force-reinstall torch --index-url"),

@@ -6,6 +6,7 @@ from torch.nn.attention import SDPBackend
 
 from gpt.common.files import cache_folder
 from gpt.machine import device
+from gpt.machine.backends import CPU
 from gpt.planning import kernels
 from gpt.planning.kernels import CHUNKS, KERNELS, choose_kernels, fastest, time_attention, use_attention
 from model import GPTConfig
@@ -19,6 +20,7 @@ def card(monkeypatch, tmp_path):
     """A pretended card, on which every kernel is the processor's; a function sets the milliseconds of each."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(kernels, "LARGE_MEMORY", 0)
+    monkeypatch.setattr(CPU, "runs_ahead", True)
     monkeypatch.setattr(kernels, "KERNELS", dict.fromkeys(KERNELS, SDPBackend.FLASH_ATTENTION))
     measured = []
 
@@ -33,21 +35,21 @@ def card(monkeypatch, tmp_path):
 def test_the_fastest_kernel_is_chosen_once_for_a_card_and_a_shape(card, monkeypatch):
     measured = card(flash=0.5, efficient=0.9, cudnn=0.4, chunk=4.0, larger_chunk=3.5)
     for _ in range(2):
-        chosen = choose_kernels(CONFIG, MACHINE, {})
+        chosen = choose_kernels(CONFIG, MACHINE, CHUNKS[0], {})
         assert (chosen.attention, chosen.chunk_rows) == ("cudnn", CHUNKS[1])
-        assert chosen.words == "cudnn 0.40 ms, flash 0.50 ms, efficient 0.90 ms"
+        assert chosen.times == "cudnn 0.40 ms, flash 0.50 ms, efficient 0.90 ms"
     assert len(measured) == 5
     card(flash=0.3, efficient=0.9, cudnn=0.4, chunk=4.0, larger_chunk=3.95)
     monkeypatch.setattr(kernels, "_driver", lambda: "another")
-    chosen = choose_kernels(CONFIG, MACHINE, {})
+    chosen = choose_kernels(CONFIG, MACHINE, CHUNKS[0], {})
     assert (chosen.attention, chosen.chunk_rows) == ("flash", CHUNKS[0])
 
 
 def test_a_resumed_run_keeps_its_kernels(card):
     card(flash=0.5, efficient=0.9, cudnn=0.4, chunk=4.0, larger_chunk=3.5)
-    chosen = choose_kernels(CONFIG, MACHINE, {"attention": "efficient", "loss_chunk": CHUNKS[0]})
+    chosen = choose_kernels(CONFIG, MACHINE, CHUNKS[0], {"attention": "efficient", "loss_chunk": CHUNKS[0]})
     assert (chosen.attention, chosen.chunk_rows) == ("efficient", CHUNKS[0])
-    assert choose_kernels(CONFIG, MACHINE, {"attention": "gone"}).attention == ""
+    assert choose_kernels(CONFIG, MACHINE, CHUNKS[0], {"attention": "gone"}).attention == "cudnn"
 
 
 def test_a_kernel_with_a_wrong_gradient_is_refused(card, monkeypatch):
@@ -68,7 +70,7 @@ def test_a_damaged_file_of_timings_is_measured_anew(card):
     card(flash=0.5, efficient=0.9, cudnn=0.4, chunk=4.0, larger_chunk=3.5)
     cache_folder().mkdir(parents=True)
     (cache_folder() / "kernels.json").write_text("{")
-    assert choose_kernels(CONFIG, MACHINE, {}).attention == "cudnn"
+    assert choose_kernels(CONFIG, MACHINE, CHUNKS[0], {}).attention == "cudnn"
 
 
 @pytest.mark.parametrize(("seconds", "name"), [
@@ -82,5 +84,5 @@ def test_the_others_are_off_in_the_process():
     enabled = (torch.backends.cuda.flash_sdp_enabled, torch.backends.cuda.mem_efficient_sdp_enabled,
                torch.backends.cuda.cudnn_sdp_enabled)
     for name, expected in (("cudnn", [False, False, True]), ("flash", [True, False, False]), ("", [True] * 3)):
-        use_attention(name)
+        use_attention(name, 0.0)
         assert [is_on() for is_on in enabled] == expected
