@@ -21,8 +21,7 @@
 #               tests      pytest -m gpu
 #               kernels    the speed of each product of a step, of attention, of Newton-Schulz and of a copy
 #               profile    what a step is made of, with AdamW and with Muon
-#     second    flash      the same step with FlashAttention instead of cuDNN's kernel
-#               peers      a step of nanoGPT beside ours, twice
+#     second    peers      a step of nanoGPT beside ours, twice
 #               graphs     small models with CUDA graphs and without
 #               ladder     three rungs: naive, compiled with a fused AdamW, the best one
 #     third     tuned      the rung whose compiler tries many kernels
@@ -48,7 +47,7 @@ limit=${LIMIT:-$([ -n "${OUT:-}" ] && echo 560 || echo 100000)}
 longest=240 # seconds of a command that has no other limit
 patience=1  # a factor of all these limits
 first=(facts start talk tests kernels profile)
-second=(flash peers graphs ladder)
+second=(peers graphs ladder)
 third=(tuned memory decode saving)
 all=("${first[@]}" "${second[@]}" "${third[@]}" more fp16 run steps muon)
 failed=0 # 1: something failed; 75: stopped at LIMIT
@@ -381,7 +380,6 @@ part() { # NAME
         profiled profile-adamw adamw
         profiled profile-muon muon
         ;;
-    flash) profiled flash adamw TORCH_CUDNN_SDPA_DEPRIORITIZED=1 ;;
     tests) for file in $(grep -rl --include='test_*.py' '^@pytest.mark.gpu' tests | sort); do
         if [ -n "${SMALL:-}" ]; then
             item "tests-$(basename "$file" .py)" '[1-9][0-9]*(/[0-9]+)? tests? collected' "$python" -m pytest \
