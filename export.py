@@ -75,12 +75,12 @@ def check(args: argparse.Namespace) -> list[str]:
 
 
 def form_of(args: argparse.Namespace) -> str:
-    """The format of the export."""
+    """The format of the export, 'gguf' or 'huggingface': --format, or the default beside other flags."""
     return args.format or ("huggingface" if args.prune or args.from_nanogpt else "gguf")
 
 
 def answer_early(argv: Sequence[str]) -> int:
-    """Checks flags and packages before torch is imported, which takes a second."""
+    """Checks flags and packages before the slow import of torch; returns 0. Raises UserError."""
     args = read_flags(argv)
     require("torch", "numpy", "tokenizers", "safetensors")
     if form_of(args) == "gguf":
@@ -164,7 +164,11 @@ def export(args: argparse.Namespace, signals: Signals, out: Progress) -> None:
 
 
 def write_export(args: argparse.Namespace, source: Path, target: Path, signals: Signals) -> int:
-    """Writes the file or folder under a temporary name, then renames it; returns the number of tensors."""
+    """Writes the file or folder under a temporary name, then renames it; returns the number of tensors.
+
+    An existing target is replaced. Raises UserError, OSError, and Stopped before the rename; the temporary
+    file or folder is then removed.
+    """
     temporary = target.with_name(f".export-{os.getpid()}.tmp")
     config, weights = open_model(source)
     try:
@@ -271,7 +275,8 @@ def write_gguf(args: argparse.Namespace, config: ModelConfig, weights: Mapping[s
 def write_folder(args: argparse.Namespace, config: ModelConfig, source: Path, folder: Path) -> int:
     """Copies a checkpoint without its training state, with all weights in one file; returns the number of tensors.
 
-    Prunes the weights with --prune, and notes that in the model card. Raises UserError, OSError.
+    The folder is new. Prunes the weights with --prune, and notes that in the model card. Raises UserError
+    (in_dtype's too) and OSError.
     """
     folder.mkdir()
     stored = stored_tensors(source)

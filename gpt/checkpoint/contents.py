@@ -76,17 +76,20 @@ class Tensors:
         return Tensors({name: tensor.detach() for name, tensor in model.state_dict().items()}, training)
 
     def join_gather(self) -> None:
-        """Joins the all-gathers of sharded tensors, for the process that saves them."""
+        """Takes part in the all-gathers of sharded tensors, which every process but the saving one must do.
+
+        The saving process calls gathered() or Snapshot.take() meanwhile.
+        """
         for tensor in (*self.model.values(), *self.training.values()):
             full_tensor(tensor)
 
     def gathered(self) -> Tensors:
-        """The same tensors, with the sharded ones all-gathered."""
+        """The same tensors, sharded ones whole; the other processes must call join_gather() meanwhile."""
         return Tensors(*map(full_tensors, (self.model, self.training)))
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of a snapshot of aligned tensors."""
+        """Bytes that a Snapshot of the whole tensors takes, each aligned."""
         return sum(aligned(tensor.nbytes) for part in (self.model, self.training) for tensor in part.values())
 
 
@@ -96,7 +99,7 @@ def aligned(num_bytes: int) -> int:
 
 
 def tensor_files(config: ModelConfig, tensors: Tensors) -> dict[str, dict[str, torch.Tensor]]:
-    """The safetensors files by name."""
+    """The safetensors files by name: the weights by Hugging Face's names, and what resuming needs."""
     return {
         WEIGHTS: architecture_of(config).to_hf_tensors(config, tensors.model),
         OPTIMIZER: tensors.training,
@@ -107,7 +110,8 @@ def text_files(step: int, config: ModelConfig, state: Mapping[str, Any], tokeniz
                end_of_text_id: int | None, card: str) -> dict[str, str]:
     """The text of all other files except the manifest, by name.
 
-    state holds the JSON values of trainer_state.json besides step and model.
+    state holds the JSON values of trainer_state.json besides step, arch and model. Without tokenizer_json
+    (None) the tokenizer's two files are left out.
     """
     files = {
         CONFIG: json_text(architecture_of(config).to_hf_config(config, end_of_text_id)),
@@ -148,8 +152,9 @@ def model_card(config: ModelConfig, facts: Mapping[str, str],
                on_hub: Mapping[str, Sequence[str | None]] | None = None) -> str:
     """The text of README.md: the model's shape, facts about its training, its validation curve, how to open it.
 
-    A point of the curve is (step, loss in nats, bits per byte or None). on_hub maps a field of the hub's
-    metadata to the repositories from which the model was made.
+    A point of the curve is (step, loss in nats, bits per byte or None). command is shown as code. on_hub
+    maps a field of the hub's metadata to the repositories from which the model was made; None among them is
+    left out.
     """
     shared = f" ({config.n_kv_head} of keys and values)" if config.n_kv_head != config.n_head else ""
     named = {field: list(dict.fromkeys(filter(None, repos))) for field, repos in (on_hub or {}).items()}

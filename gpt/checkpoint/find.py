@@ -68,8 +68,9 @@ def newest_sound(folder: Path, warn: Callable[[str], None],
 def resolve(path: Path, warn: Callable[[str], None], to_train: bool = True) -> Path:
     """The folder that path means: a checkpoint, the newest sound one of a folder, or a Hugging Face folder.
 
-    folder/best is the best checkpoint of a folder by validation, folder/last the newest sound one. Raises
-    UserError (exit 4) for any other path.
+    folder/best is the best checkpoint of a folder by validation, folder/last the newest sound one. A
+    checkpoint is verified, its optimizer's state by size alone without to_train. A damaged one is skipped
+    with a warning, or refused if the path names it. Raises UserError (exit 4) then, and for any other path.
     """
     return _locate(path, warn, to_train)[0]
 
@@ -173,7 +174,10 @@ def find_resume(requested: str, output_dir: Path, overwrite: bool, warn: Callabl
 
 
 def held_by_another_run(flag: str, folder: Path, way_out: str = "") -> UserError:
-    """The error for the folder of a flag that holds checkpoints of another run."""
+    """The error (exit 4) for the folder of a flag that holds checkpoints of another run.
+
+    way_out is a further cure, at the end of the message.
+    """
     return _refusal(f"{flag} {printable(folder)} holds the checkpoints of another run, the last one of step "
                     f"{max(steps_in(folder)):,}. Give --resume_from auto to continue that run, or another "
                     f"{flag}{way_out}.")
@@ -199,7 +203,9 @@ def check_same(found: Found, config: ModelConfig, train_sha256: str, tokenizer_s
                allow_new_data: bool, mixture: str = "") -> None:
     """Raises UserError for a checkpoint of another model (exit 4), another tokenizer or other tokens (exit 3).
 
-    mixture describes the components of mixed tokens, as the checkpoint's field of this name does.
+    dropout may differ. allow_new_data permits other tokens, never another tokenizer; tokenizer_sha256 None
+    means tokens without one, and a checkpoint with a tokenizer is then refused. mixture describes the
+    components of mixed tokens, as the checkpoint's field of this name does.
     """
     folder, stored = found
     more_text = "More text keeps the vocabulary:\n" + with_more_text(

@@ -25,8 +25,9 @@ REPLACED = ".tmp-replaced-"  # a checkpoint of the same step, put aside while th
 def owned(output_dir: Path) -> Iterator[None]:
     """Creates the folder, holds its lock, and removes the half-written files of a killed run.
 
-    A UserError inside removes a new folder again. Raises UserError: exit 7 if another run holds the lock,
-    exit 5 if the folder cannot be written, exit 4 if it is a checkpoint.
+    A UserError inside removes a new folder again, if nothing but the lock is in it. Raises UserError: exit
+    7 if another run holds the lock, exit 5 if the folder cannot be written or its .lock is another file.
+    Exit 4 means that it is a checkpoint, exit 2 that its name is not UTF-8.
     """
     shown = f"--output_dir {printable(output_dir)}"
     with writing(shown):
@@ -89,10 +90,11 @@ def sweep(output_dir: Path) -> None:
 
 @contextlib.contextmanager
 def atomic_folder(output_dir: Path, name: str) -> Iterator[Path]:
-    """Yields a temporary folder for a checkpoint, which gets its name only after its files verify.
+    """Yields a temporary folder in output_dir; at the end it gets its name, if its files verify.
 
-    An older or damaged checkpoint of the same step is put aside meanwhile. Raises InvalidCheckpoint if the
-    files do not verify, and OSError; the temporary folder is then removed.
+    output_dir must exist. The block writes the files, the manifest among them, and syncs each. An older
+    checkpoint of this name is replaced. Raises InvalidCheckpoint if the files do not verify, and OSError;
+    after any error the temporary folder is removed and the older checkpoint stays.
     """
     final, replaced = output_dir / name, output_dir / f"{REPLACED}{name}"
     temporary = output_dir / f"{TEMPORARY}{name.partition('-')[2]}-{os.getpid()}"
@@ -110,7 +112,10 @@ def atomic_folder(output_dir: Path, name: str) -> Iterator[Path]:
 
 
 def put_in_place(temporary: Path, final: Path, replaced: Path) -> None:
-    """Renames the folder to its final name and puts an older folder of this name aside."""
+    """Renames the folder to its final name and puts an older folder of this name aside.
+
+    Raises OSError, after it has restored the older folder.
+    """
     if final.exists():
         shutil.rmtree(replaced, ignore_errors=True)
         rename(final, replaced)
@@ -132,7 +137,7 @@ def put_back(replaced: Path, final: Path) -> None:
 
 
 class Retention(NamedTuple):
-    """The arguments of prune, which decide the checkpoints that stay after the one of step `saved`."""
+    """The arguments of prune: the step just saved, the rolling checkpoints to keep, the protected steps."""
 
     saved: int
     keep: int
@@ -142,7 +147,8 @@ class Retention(NamedTuple):
 def prune(output_dir: Path, saved: int, keep: int, protected: Set[int]) -> None:
     """Deletes all but the last `keep` rolling checkpoints up to step `saved`.
 
-    Permanent and protected checkpoints stay, and so do later ones, which a resumed run has not reached yet.
+    Permanent and protected checkpoints (by step) stay, and do not count. So do unreadable ones, and later
+    ones, which a resumed run has not reached yet. A checkpoint that cannot be deleted stays.
     """
     for path in outdated(output_dir, saved, keep, protected):
         discard(path)
@@ -157,14 +163,18 @@ def discard(path: Path) -> None:
 
 
 def delete_other_runs(output_dir: Path, resumed: Path | None, step: int, out: Progress) -> None:
-    """Deletes the checkpoints that do not lead to the resumed one, as --overwrite requests."""
+    """Deletes and prints the checkpoints that do not lead to the resumed one, as --overwrite requests.
+
+    Without a resumed one (None), or if it is in another folder, all are deleted; otherwise the later ones.
+    step is the resumed one's.
+    """
     for path in checkpoints_of_other_runs(output_dir, resumed, step):
         out.say(f"overwrite   deleting {printable(path)}")
         shutil.rmtree(path, ignore_errors=True)
 
 
 def outdated(output_dir: Path, saved: int, keep: int, protected: Set[int]) -> list[Path]:
-    """The checkpoints that prune deletes."""
+    """The checkpoints that prune deletes, newest first."""
     rolling = []
     for step, path in steps_in(output_dir).items():
         if step <= saved and step not in protected:  # a later one is damaged, and the resumed run skipped it

@@ -40,9 +40,10 @@ def read_config(folder: Path) -> ModelConfig:
 
 
 def end_ids(folder: Path, vocab_size: int) -> tuple[int, ...]:
-    """The end-of-text ids, from generation_config.json, else from config.json, as in transformers.
+    """The end-of-text ids, from generation_config.json, else config.json, as in transformers; () if none.
 
-    Models that were tuned to converse have several. Raises UserError (exit 4).
+    Models that were tuned to converse have several. Raises UserError (exit 4), also for an id outside the
+    vocabulary.
     """
     with opening(f"checkpoint {printable(folder)}"):
         for name in (GENERATION, CONFIG):
@@ -164,7 +165,7 @@ def opening(what: str) -> Iterator[None]:
 
 
 def load_model(folder: Path, device: torch.device) -> Network:
-    """The model of a checkpoint or a Hugging Face folder, in fp32. Raises UserError (exit 4)."""
+    """The model of a folder, in fp32 and training mode, on the device. Raises UserError (exit 4)."""
     config, weights = open_model(folder)
     model = architecture_of(config).build(config, Options())
     _copy(weights, model)
@@ -175,7 +176,7 @@ def load_model(folder: Path, device: torch.device) -> Network:
 
 
 def starting_config(requested: str, warn: Callable[[str], None]) -> tuple[Path, ModelConfig]:
-    """The folder that --init_from means, and its config. Raises UserError (exit 4)."""
+    """The folder that --init_from means, with its config; checks the weights too. Raises UserError (exit 4)."""
     folder = resolve(Path(requested), warn, to_train=False)
     # The weights are checked too, before the model takes memory.
     config, _ = open_model(folder, f"--init_from {printable(requested)}")
@@ -212,8 +213,8 @@ def load_training(folder: Path, model: Network, optimizer: torch.optim.Optimizer
     """Restores weights, optimizer state and random-number generators from a verified checkpoint.
 
     schema gives the tensors that the optimizer keeps for a parameter, with shapes and types. Returns notes
-    about state that was not restored. Raises UserError (exit 4) for the state of another model, and for NaN
-    or infinity.
+    about state that was not restored, such as a GPU's generator. Raises UserError (exit 4) for the state of
+    another model or optimizer, and for NaN or infinity; the model may then have changed.
     """
     try:
         load_weights(folder, model)

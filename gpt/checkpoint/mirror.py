@@ -31,9 +31,10 @@ LONGEST_WAIT_SECONDS = 1200.0  # for the last copy; the other processes of a run
 
 
 def copy_checkpoint(source: Path, folder: Path) -> None:
-    """Copies a checkpoint into a folder, where it gets its name after every file was read back and verified.
+    """Copies a checkpoint into an existing folder; it gets its name once every file was read back and verified.
 
-    Raises InvalidCheckpoint if the copy does not verify, and OSError.
+    An older copy of its name is replaced. Raises InvalidCheckpoint if the copy does not verify, or the
+    source's manifest cannot be read, and OSError.
     """
     names = {*manifest_entries(source), MANIFEST}
     with atomic_folder(folder, source.name) as temporary:
@@ -47,14 +48,20 @@ def copy_checkpoint(source: Path, folder: Path) -> None:
 
 
 def copy_run_files(source: Path, target: Path) -> None:
-    """Copies the files beside the checkpoints: metrics.jsonl, config.toml, logs. Raises OSError."""
+    """Copies the files beside the checkpoints, such as metrics.jsonl, into an existing folder.
+
+    Files there are overwritten. Links, hidden files and folders are left out. Raises OSError.
+    """
     for path in source.iterdir():
         if path.is_file() and not path.is_symlink() and not path.name.startswith("."):
             write_whole(target / path.name, path.read_bytes())
 
 
 def is_copied(source: Path, copy: Path) -> bool:
-    """Returns True if two checkpoints have the same manifest, and so the same sha256 of every file."""
+    """True if two checkpoints have the same manifest, and so list the same sha256 of every file.
+
+    No other file is read. False if a manifest is missing.
+    """
     with contextlib.suppress(OSError):
         return (source / MANIFEST).read_bytes() == (copy / MANIFEST).read_bytes()
     return False
@@ -81,9 +88,10 @@ def holds_this_run(root: Path, output_dir: Path) -> bool:
 def prepare_mirror(args: Namespace, out: Progress) -> None:
     """Tries the mirror before any work, and brings its newest checkpoint back where the output folder has none.
 
-    Raises UserError: exit 5 if the mirror cannot be written, exit 4 if it is a checkpoint itself or holds another
-    run's. A run that resumes from its own folder goes on without the mirror, with a warning. A recorded mirror that
-    does not hold this run is left alone; each save looks again.
+    Raises UserError: exit 5 if the mirror cannot be written, exit 4 if it is a checkpoint itself or holds
+    another run's. Exit 2 means that its name is not UTF-8. A run that resumes from its own folder goes on
+    without the mirror, with a warning. A recorded mirror that does not hold this run is left alone; each
+    save looks again.
     """
     root, output_dir = Path(args.mirror_to), Path(args.output_dir)
     resumed, shown = args.resume_from, f"--mirror_to {printable(args.mirror_to)}"
@@ -148,13 +156,20 @@ class Mirror:
         self._problem = ""  # why the last request failed; printed once
 
     def update(self, retention: Retention) -> None:
-        """Copies new checkpoints in a thread, the newest first; returns at once."""
+        """Starts a thread that brings the mirror up to date, the newest checkpoint first; returns at once.
+
+        It copies the run's other files too, and prunes by the retention. A newer call ends an older one
+        after its copy in progress. The first error in a row costs a warning; the next call tries again.
+        """
         self._latest = retention
         self._thread = threading.Thread(target=self._work, args=(retention,), daemon=True, name="mirror")
         self._thread.start()  # a daemon: a disk that hangs does not keep the process alive
 
     def finish(self) -> None:
-        """Waits for the copy of the last checkpoint, and prints whether it is in the mirror."""
+        """Repeats the last update, waits at most 20 minutes, and prints whether the mirror is complete.
+
+        Does nothing if no update followed the last finish.
+        """
         if self._latest is None:
             return
         last, deadline = self._output_dir / f"checkpoint-{self._latest.saved}", time.monotonic() + LONGEST_WAIT_SECONDS
@@ -185,7 +200,10 @@ class Mirror:
             self.copying_step = 0
 
     def _copy(self, retention: Retention) -> None:
-        """Prunes the mirror, then copies the missing checkpoints. Raises OSError, also for a damaged checkpoint."""
+        """Prunes the mirror, then copies run files and missing checkpoints, until a newer request comes.
+
+        Raises OSError, also for a damaged checkpoint, and for a folder that holds another run.
+        """
         root, output_dir = self._root, self._output_dir
         if not self._is_ours:
             is_new = self._may_be_new and not steps_in(root)

@@ -31,8 +31,10 @@ def convert(path: Path, folder: Path, tokenizer_file: str | None, n_head: int | 
             warn: Callable[[str], None]) -> str:
     """Writes the file's model as a new folder; returns a description of the model.
 
-    The activation is exact GELU for nanoGPT and its tanh form for build-nanogpt. Raises UserError: exit 3
-    for a tokenizer of another model, exit 4 for a file that cannot be read; and OSError.
+    The activation is exact GELU for nanoGPT and its tanh form for build-nanogpt. Without tokenizer_file
+    (None) the folder has no tokenizer, with a warning; n_head None takes the file's own number. Raises
+    UserError: exit 3 for a tokenizer of another model, exit 4 for a file that cannot be read; and OSError,
+    also if the folder exists.
     """
     try:
         weights, facts = _read(path)

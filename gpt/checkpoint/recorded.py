@@ -83,7 +83,10 @@ def _checkpoints_of(requested: str, output_dir: Path) -> tuple[Path, list[Path]]
 
 
 def steps_in(folder: Path) -> dict[int, Path]:
-    """The finished checkpoints of a folder by step, newest first."""
+    """The finished checkpoints of a folder by step, newest first: those with a manifest, not verified.
+
+    Empty for a folder that is missing or cannot be read.
+    """
     return {step: path for step, (path, why) in numbered_in(folder).items() if why is None}
 
 

@@ -37,13 +37,20 @@ class Snapshot:
         self._buffer = HostBuffer(0, False)
 
     def reserve(self, num_bytes: int, pinned: bool) -> None:
-        """Allocates the buffer now rather than at the first save. Raises RuntimeError for too little memory."""
+        """Allocates the buffer now rather than at the first save; does nothing if it is large enough.
+
+        pinned speeds up copies from a GPU. Raises RuntimeError for too little memory.
+        """
         if self._buffer.bytes.nbytes < num_bytes:
             self.close()
             self._buffer = HostBuffer(num_bytes, pinned)
 
     def take(self, tensors: Tensors) -> Tensors:
-        """Copies the tensors; the copies are complete on return and valid until the next call."""
+        """Copies the tensors to the host; the copies are complete on return and valid until the next call.
+
+        While it gathers sharded tensors, every other process must call Tensors.join_gather(). Raises
+        RuntimeError for too little memory.
+        """
         backend = backend_of(next(iter(tensors.model.values())))
         self.reserve(tensors.num_bytes, backend.runs_ahead)
         used, copies = 0, Tensors({}, {})
@@ -57,17 +64,18 @@ class Snapshot:
         return copies
 
     def close(self) -> None:
-        """Frees the memory."""
+        """Unpins and drops the buffer; the memory itself lasts as long as copies of take() do."""
         self._buffer.close()
         self._buffer = HostBuffer(0, False)
 
 
 def save(output_dir: Path, step: int, tensors: Mapping[str, Mapping[str, torch.Tensor]],
          texts: Mapping[str, str]) -> Path:
-    """Writes output_dir/checkpoint-STEP, which gets its name after all files are on disk and were read back.
+    """Writes and returns output_dir/checkpoint-STEP; it gets its name once all files were read back.
 
-    Raises OSError if a file cannot be written, and FloatingPointError with the name of a tensor that holds NaN
-    or infinity, which must not replace good values; the folder is then removed.
+    tensors has the safetensors files, each as tensors by name; texts has the other files but the manifest.
+    Raises OSError if a file cannot be written, and FloatingPointError with the name of a tensor that holds
+    NaN or infinity. The unfinished folder is then removed, and an older checkpoint of this step stays.
     """
     output_dir.mkdir(parents=True, exist_ok=True)
     try:
@@ -118,7 +126,10 @@ def _header(tensors: Mapping[str, torch.Tensor], names: Iterable[str]) -> bytes:
 
 
 def write_file(path: Path, content: Iterable[memoryview | bytes]) -> dict[str, Any]:
-    """Writes a new file and waits for the disk; returns its entry in the manifest: bytes and sha256."""
+    """Writes a new file and waits for the disk; returns its entry in the manifest: bytes and sha256.
+
+    Raises OSError, also if the file exists. After an error a part of the file stays.
+    """
     digest, num_bytes = hashlib.sha256(), 0
     handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0), 0o666)
     try:

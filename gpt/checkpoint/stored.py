@@ -45,7 +45,7 @@ class TrainState:
 
     @property
     def best(self) -> str:
-        """The best validation loss and its step in words."""
+        """The best validation loss and its step in words; 'n/a' before the first validation."""
         return "n/a" if self.best_val_loss is None else f"{self.best_val_loss:.4f} at step {self.best_step:,}"
 
 
@@ -56,7 +56,8 @@ class Stored:
     settings are the recipe's values and the other flags that losses depend on; environment holds the facts
     about the machine that decide the last digits. scaler is the state of torch's GradScaler, empty without
     fp16. model holds the fields of the config, data the sha256 of tokens and tokenizer. permanent marks a
-    checkpoint that is never pruned. Fields that an older version did not store have their defaults.
+    checkpoint that is never pruned; is_new marks NEW_RUN, the state of a run without a checkpoint. Fields
+    that an older version did not store have their defaults.
     """
 
     state: TrainState = field(default_factory=TrainState)
@@ -125,10 +126,11 @@ def _check_version(file: str, content: Mapping[str, Any]) -> None:
 
 
 def verify(folder: Path, to_train: bool = True, names: Collection[str] = ()) -> Stored:
-    """Compares the named files, or all, with the manifest, and returns the training state.
+    """Compares the named files, or all, with the manifest (size, sha256); returns the training state.
 
     Without to_train only the size of the optimizer's file is compared: the file holds two thirds of the
-    bytes, and readers of the weights do not need it. Raises InvalidCheckpoint with the reason.
+    bytes, and readers of the weights do not need it. Raises InvalidCheckpoint with the reason, also if the
+    state has another step than the folder's name.
     """
     entries = manifest_entries(folder)
     with ThreadPoolExecutor(min(4, os.cpu_count() or 1)) as hashers:
@@ -142,7 +144,7 @@ def verify(folder: Path, to_train: bool = True, names: Collection[str] = ()) -> 
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """The object in a small JSON file. Raises InvalidCheckpoint."""
+    """The object in a small JSON file. Raises InvalidCheckpoint, if the file is missing too."""
     try:
         content = json.loads(read_text(path))
     except (OSError, ValueError, RecursionError) as error:

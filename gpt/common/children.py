@@ -44,9 +44,10 @@ def run_child(command: Sequence[str], signals: Signals, seconds: float = math.in
               ) -> subprocess.CompletedProcess[str]:
     """Runs a script of this program, at most for some seconds, and returns its exit code and its output.
 
-    A script that takes longer, or that still runs at a signal, gets SIGTERM, and five seconds later is killed
-    with all its child processes; its exit code is then TIMED_OUT. With shows the script prints to this
-    process's own stdout and stderr, and its output is not returned. Raises SystemExit after a signal.
+    A script that takes longer, or that still runs at a signal, gets SIGTERM. Five seconds later it is
+    killed with all its child processes. Its exit code is then TIMED_OUT; after a signal SystemExit is raised
+    instead. env is added to this process's environment, without torchrun's variables. With shows the script
+    prints to this process's own stdout and stderr, and no output is returned.
     """
     inherited = without_torchrun(os.environ)
     inherited.pop(SAFE_PATH, None)  # the script's own folder must stay on its module path

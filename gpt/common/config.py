@@ -78,7 +78,7 @@ class Rules(NamedTuple):
         return self.relations.get(name, Relations())
 
     def holds(self, condition: str, values: Mapping[str, Any]) -> bool:
-        """True if the values meet a condition of Relations."""
+        """True if the values meet a condition of Relations; a flag at its default, off or None is not set."""
         name, _, accepted = condition.partition(" ")
         if name.startswith("no-"):
             return values.get(name.removeprefix("no-")) is False
@@ -99,7 +99,12 @@ class Rules(NamedTuple):
         return not conditions or any(self.holds(condition, values) for condition in conditions.split(", "))
 
     def merge(self, lower: Layer, upper: Layer) -> Layer:
-        """Merges two layers: the upper one wins, and drops what its new values override or invalidate."""
+        """Returns both layers as one, named as the upper one, whose values win.
+
+        A changed flag of the upper layer drops the lower flags that it overrides, and the decided values
+        that it invalidates. A lower flag that conflicts with the upper layer, or loses its effect beside
+        it, is dropped too.
+        """
         changed = [self.of(name) for name, value in upper.given.items() if lower.values.get(name) != value]
         invalidated = {name for relations in changed for name in relations.invalidates.split()}
         dropped = {name for relations in changed for name in relations.overrides.split()}.union(upper.values)
@@ -141,8 +146,8 @@ def read_toml(path: Path,
               cure: str = "Give a file with name = value on each line, and text in quotes.") -> Layer:
     """Reads the flags in a TOML file, with TOML's own values. cure ends the message about a wrong file.
 
-    Raises UserError: exit 2 for a file that is missing or not TOML, exit 5 on Python 3.10 without the
-    package tomli.
+    Raises UserError: exit 2 for a file that cannot be read or is not TOML, exit 5 on Python 3.10 without
+    the package tomli.
     """
     from gpt.common.files import read_text  # hashlib, which that imports, takes longer than the rest of --help
 

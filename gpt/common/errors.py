@@ -91,7 +91,7 @@ class Problems:
 
     @contextlib.contextmanager
     def catch(self) -> Iterator[None]:
-        """Keeps a UserError of the block for stop()."""
+        """Ends the block at a UserError, and keeps the error for stop(); other errors pass."""
         try:
             yield
         except UserError as error:
@@ -133,10 +133,10 @@ def _version_of(text: str) -> tuple[int, ...]:
 
 
 def require(*names: str) -> None:
-    """Checks Python, the current folder and the named packages before the slow imports.
+    """Checks the current folder and the releases of the named packages (keys of PACKAGES), without imports.
 
-    Warns about a release newer than the newest tested one. Raises UserError (exit 5); for packages that are
-    missing or too old, its message has the pip command.
+    Raises UserError (exit 5): for a deleted current folder; for packages that are missing or too old, with
+    the pip command. Warns about a release newer than the newest tested one.
     """
     from importlib import metadata  # takes 25 of the 60 ms of --help, which requires no package
 
@@ -162,15 +162,15 @@ def require(*names: str) -> None:
 
 
 def optional(package: str, purpose: str) -> Any:
-    """Imports and returns an optional package; purpose is the flag or the file that needs it.
+    """Imports and returns an optional package or its module; purpose is the flag or the file that needs it.
 
-    Raises UserError (exit 5) with the pip command if it is not installed.
+    Raises UserError (exit 5) with the pip command if the import fails.
     """
     try:
         return importlib.import_module(package)
     except ImportError as error:
         raise UserError(Exit.MACHINE, f"{purpose} needs the package {package}, which is not installed. "
-                                      f"Run: {PIP} {package}") from error
+                                      f"Run: {PIP} {package.partition('.')[0]}") from error
 
 
 # ---------------------------------------------------------------- how a command ends
@@ -181,6 +181,9 @@ def guard(main: Callable[[Sequence[str]], int]) -> None:
 
     An error is printed as one line, a bug as one line with the path of a crash log; --debug shows the
     traceback. The exit code is then the Exit of the error, or 128 + the signal's number.
+
+    First it leaves the current folder out of the module path. It makes stdout and stderr take any text, and
+    a signal end the process at once.
 
     If main returns 0, the process goes on. A command calls guard twice: first with a function that answers
     flag errors at once, then, after the slow imports, with its main. Between them the garbage collector is

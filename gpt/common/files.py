@@ -36,7 +36,10 @@ BEST, LAST = "best", "last"  # names of checkpoints, as in --ckpt out/best
 
 
 def cache_folder() -> Path:
-    """The folder of compiled kernels and measured sizes, kept between runs. It may be deleted."""
+    """The path of the folder for compiled kernels and measured sizes, which XDG_CACHE_HOME can move.
+
+    The folder may be missing, and may be deleted between runs.
+    """
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "text-to-gpt2"
 
 
@@ -151,7 +154,10 @@ def rename(source: Path, target: Path) -> None:
 
 
 def write_whole(path: Path, content: str | bytes) -> None:
-    """Writes a file so that a crash leaves the old one or the new one, never a part. Raises OSError."""
+    """Writes a file so that a crash leaves the old one or the new one, never a part. Raises OSError.
+
+    The file keeps its permissions; a link is replaced, not followed. Its folder must exist.
+    """
     temporary = path.with_name(f".{path.name[-200:]}.{os.getpid()}.tmp")  # a name has at most 255 bytes
     try:
         # As bytes: Windows would change the line ends of text.

@@ -39,6 +39,7 @@ NOT_GIVEN = object()
 class ValueKind(NamedTuple):
     """A type for add_argument: converts the text of a value, and refuses text that does not fit.
 
+    A text is refused if convert(text) raises ValueError or LookupError, or if fits(value) is false.
     words completes the sentence "must be ..."; metavar stands for the value in --help.
     """
 
@@ -61,14 +62,14 @@ class ValueKind(NamedTuple):
 
 
 def whole(low: int, high: int = MAX_WHOLE, unit: str = "N") -> ValueKind:
-    """A whole number from low to high; 1_000 and 1,000 are read as 1000."""
+    """A whole number from low to high; 1_000 and 1,000 are read as 1000. unit is its name in --help."""
     words = f"of at least {low:,}" if high == MAX_WHOLE else f"from {low:,} to {high:,}"
     return ValueKind(lambda text: int(text.replace(",", "")), f"a whole number {words}", unit,
                      lambda value: low <= value <= high)
 
 
 def real(low: float, high: float, above: bool = False, below: bool = False, unit: str = "X") -> ValueKind:
-    """A finite number from low to high. above excludes low itself, below excludes high."""
+    """A finite number from low to high; above excludes low, below excludes high. unit is its name in --help."""
     words = f"{'above' if above else 'of at least'} {low:g} and {'below' if below else 'at most'} {high:g}"
     return ValueKind(float, f"a number {words}", unit, lambda value: low <= value <= high and not (
         (above and value == low) or (below and value == high)))
@@ -120,7 +121,7 @@ def encoding() -> ValueKind:
 
 
 def steps() -> ValueKind:
-    """A whole number of steps, or a fraction of all steps, below 1."""
+    """A whole number of steps above 0 (int), or a fraction of all steps between 0 and 1 (float)."""
     return ValueKind(lambda text: float(text) if 0 < float(text) < 1 else int(text),
                      "a fraction between 0 and 1, or a whole number of steps", "FRACTION|N",
                      lambda value: 0 < value <= MAX_WHOLE)
@@ -176,9 +177,10 @@ class Parser(argparse.ArgumentParser):
              recorded: Callable[[Mapping[str, Any]], Layer | None] = lambda given: None) -> Namespace:
         """Parses argv. Flags missing there come from the file of --config, the resumed run, or the defaults.
 
-        check(args) returns the problems of a combination of flags that are each valid; recorded(given)
-        returns the flags of the run to resume, if there is one. args.config is an Origin. Raises UserError
-        (exit 2) with all problems.
+        check(args) returns the problems of a combination of flags that are each valid. recorded(given)
+        returns the flags of the run to resume, if there is one; given holds the command line's and
+        --config's. args.config is an Origin. Raises UserError (exit 2) with all problems, SystemExit after
+        --help.
         """
         self.flags = {action.dest: action for action in self._actions if action.dest != "help"}
         for action in self.flags.values():

@@ -13,8 +13,9 @@ from gpt.common.words import printable
 class Output:
     """The output file of a flag; the constructor checks that it can be written, before any work.
 
-    A regular file is written as a whole or not at all, a link to it stays. A device and a pipe are written
-    directly. Raises UserError: exit 2 for a folder, exit 5 if the file cannot be written.
+    write() creates a missing folder. A regular file is written as a whole or not at all, a link to it
+    stays. A device and a pipe are written directly. Raises UserError: exit 2 for a folder, exit 5 if the
+    file cannot be written.
     """
 
     def __init__(self, flag: str, path: str):

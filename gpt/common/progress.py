@@ -150,7 +150,7 @@ class Progress:
     # ---------------------------------------------------------------- the bar
 
     def bar(self, total: int, done: int) -> None:
-        """Starts the bar, on a terminal alone. at() gives it its text."""
+        """Starts the bar, on a terminal alone, at done of total; at() moves it, end_bar() removes it."""
         if self.on_terminal:
             from tqdm import tqdm
 
@@ -158,10 +158,10 @@ class Progress:
                              leave=False, bar_format=BAR)
 
     def at(self, done: int, line: str = "", fields: Sequence[str] = ()) -> None:
-        """Moves the bar to done, and records the line. Without a bar the line, if any, is printed.
+        """Moves the bar to done, and adds the line to the log; without a bar prints the line, if any.
 
         fields are the parts of the line in the bar's text: first the position, which the bar shows last,
-        then the others, the most important one first.
+        then the others, the most important one first. Without fields the text is the line.
         """
         if self._bar is None:
             if line:
@@ -233,7 +233,10 @@ class Progress:
 
 
 class Meter:
-    """Shows the bytes done of a total: by a bar on a terminal, elsewhere by a line every few seconds."""
+    """Shows the bytes done of a total: by a bar on a terminal, elsewhere by a line every few seconds.
+
+    The constructor starts the bar; the caller ends it by progress.end_bar().
+    """
 
     def __init__(self, progress: Progress, doing: str, total_bytes: int):
         self._progress = progress

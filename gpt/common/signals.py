@@ -22,7 +22,7 @@ ANSWER_SECONDS = 1.0  # the longest wait for a last message to be printed
 
 
 class Stopped(Exception):
-    """Ends the work of a command after a signal."""
+    """Ends the work of a command after a signal: look() raises it, the command returns 128 + the number."""
 
 
 class AtRisk(NamedTuple):
@@ -30,7 +30,6 @@ class AtRisk(NamedTuple):
 
     lost: str
     safe: str
-
 
 
 def signal_name(number: int) -> str:
@@ -65,9 +64,10 @@ class Signals:
 
     def on_stop(self, stopping: Callable[[], str],
                 at_risk: Callable[[], AtRisk] = lambda: AtRisk("", "")) -> None:
-        """Makes the first signal print stopping(), and a second one print at_risk() and end the process.
+        """Resets at_once: from now on the first signal prints stopping() and is recorded.
 
-        Both functions are called in another thread, at the time of the signal.
+        A second one prints at_risk() and ends the process. Both functions are called in another thread, at
+        the time of the signal.
         """
         self.at_once = ""
         self._stopping, self._at_risk = stopping, at_risk
@@ -95,7 +95,7 @@ class Signals:
             self._thread.join()
 
     def hear(self, number: int) -> None:
-        """Records a signal that another process of the run received; 0 stands for none."""
+        """Records a signal that another process of the run received, silently; 0 stands for none."""
         if number:
             self._record(number)
 

@@ -34,10 +34,10 @@ def columns_of(stream: Any) -> int | None:
 
 
 def folded(text: str, stream: Any) -> str:
-    """Folds a text to the width of a stream's terminal: lines break between words and align beside their label.
+    """Returns a text folded to the width of a stream's terminal; the text itself for a pipe or a notebook.
 
-    A command (python ..., torchrun ...) keeps its lines, so that it can be copied. A notebook breaks lines
-    itself.
+    Lines break between words and align beside their label. A command (python ..., torchrun ...) keeps its
+    lines, so that it can be copied.
     """
     columns = columns_of(stream)
     if columns is None or in_notebook():
@@ -58,7 +58,10 @@ def folded(text: str, stream: Any) -> str:
 
 
 def print_line(message: str) -> None:
-    """Prints a message to stderr and passes it to the listeners. A closed stderr does not stop the command."""
+    """Prints a message to stderr and passes it to the listeners, in every process of a run.
+
+    A closed stderr does not stop the command.
+    """
     with STDERR_LOCK, contextlib.suppress(OSError, ValueError):
         print(folded(message, sys.stderr), file=sys.stderr, flush=True)
     for listener in tuple(LISTENERS):

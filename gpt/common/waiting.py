@@ -7,9 +7,10 @@ from typing import Any
 
 
 def in_thread(work: Callable[[], Any], look: Callable[[], None]) -> Any:
-    """Runs work in a thread and calls look every 0.1 s, so that a signal ends even a call into a library.
+    """Runs work in a thread, calls look every 0.1 s meanwhile, and returns the result of work.
 
-    Returns the result of work. Raises the errors of work and of look.
+    So a signal ends even the wait for a library. Raises the errors of work; an error of look at once, while
+    the work goes on in its daemon thread.
     """
     result: Future[Any] = Future()
 

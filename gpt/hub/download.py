@@ -40,10 +40,11 @@ class DatasetFile:
 
 def download(flag: str, name: HubName, patterns: Sequence[str], out: Progress,
              look: Callable[[], None]) -> Path:
-    """Downloads the files that match a pattern; returns the commit's folder in the cache. Raises UserError.
+    """Downloads the files that match a pattern; returns the commit's folder in the cache, and prints it.
 
-    look is called meanwhile, and may raise to stop. If the hub cannot be reached, the folder holds the
-    cached files.
+    flag begins messages. look is called meanwhile, and may raise to stop. If the hub cannot be reached, the
+    folder holds the cached files; a file may be missing from it. Raises UserError: exit 3 (a dataset) or 4
+    (a model) for a wrong repository, exit 5 for other failures.
     """
     hub = optional("huggingface_hub", flag)
     if not out.on_terminal:  # the heartbeat of Progress replaces the bars
@@ -60,9 +61,11 @@ def download(flag: str, name: HubName, patterns: Sequence[str], out: Progress,
 
 def download_models(args: Args, names: Sequence[str], out: Progress,
                     look: Callable[[], None] = lambda: None) -> Args:
-    """Downloads the models that the named flags give as hf://; returns the flags with folders of the cache instead.
+    """Downloads the models that the named flags give as hf://; returns the flags with their folders instead.
 
-    Raises UserError: exit 4 for a repository without a model, exit 5 if the download fails.
+    A folder is in the cache. args stays unchanged, and is returned itself if no flag names the hub. look is
+    called meanwhile, and may raise. Raises UserError: exit 4 for a repository without a model, exit 5 if
+    the download fails.
     """
     folders = {}
     for name in names:
@@ -73,7 +76,11 @@ def download_models(args: Args, names: Sequence[str], out: Progress,
 
 
 def download_tokenizer(args: Namespace, out: Progress, look: Callable[[], None]) -> Namespace:
-    """Downloads a --tokenizer_file given as hf://; returns the flags with its file in the cache. Raises UserError."""
+    """Downloads a --tokenizer_file given as hf://; returns the flags with its file in the cache.
+
+    args itself is returned if the flag is not given, or names a file. Raises UserError: exit 4 for a
+    repository without tokenizer.json, exit 5 if the download fails.
+    """
     if not is_on_hub(args.tokenizer_file):
         return args
     flag = f"--tokenizer_file {printable(args.tokenizer_file)}"
@@ -85,7 +92,11 @@ def download_tokenizer(args: Namespace, out: Progress, look: Callable[[], None])
 
 
 def download_model(flag: str, word: str, out: Progress, look: Callable[[], None] = lambda: None) -> Path:
-    """Downloads a model unless the cache has it; returns its folder. The files' contents are checked later."""
+    """Downloads a model unless the cache has it; returns its folder. The files' contents are checked later.
+
+    word is an hf:// name, flag begins messages. Raises UserError: exit 4 for a repository without
+    config.json and weights, exit 5 if the download fails.
+    """
     name = parse_name(word, MODEL)
     folder = download(flag, name, OF_A_MODEL, out, look)
     if not (folder / CONFIG).is_file() or not ((folder / WEIGHTS).is_file() or (folder / INDEX).is_file()):
@@ -117,7 +128,12 @@ def download_dataset(word: str, out: Progress, look: Callable[[], None] = lambda
 
 
 def choose_files(name: HubName, files: Sequence[str]) -> list[str]:
-    """Chooses the files of a name's path among the files of its repository. Raises UserError (exit 3)."""
+    """Chooses the files of a name's path (a file, folder, glob, or all) among the files of its repository.
+
+    A file is taken as it is. Otherwise one kind is taken: Parquet, else JSON lines, else text; of it the
+    files with the word train in their path, else all, sorted. Raises UserError (exit 3) if no file fits, or
+    if a name without a path has several folders of files.
+    """
     path = name.path
     if path in files:
         return [path]

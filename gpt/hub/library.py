@@ -28,9 +28,9 @@ def hub_error(flag: str, name: HubName, problem: str) -> UserError:
 
 @contextlib.contextmanager
 def explained_errors(flag: str, name: HubName) -> Iterator[None]:
-    """Turns every error of the package into a UserError: exit 3 or 4 for a wrong name, exit 5 for the rest.
+    """Turns every error inside into a UserError: exit 3 or 4 for a wrong repository, exit 5 for the rest.
 
-    Messages begin with flag, which is a flag with its value.
+    A UserError and Stopped pass. Messages begin with flag, which is a flag with its value.
     """
     try:
         yield

@@ -83,7 +83,10 @@ def check_package(*words: str | None) -> None:
 
 
 def as_recorded(folder: str) -> str:
-    """The name of a folder in records: a snapshot of the hub's cache gets its hf:// name with the commit."""
+    """The name of a folder in records: the hf:// name with the commit for a snapshot of the hub's cache.
+
+    Any other folder is returned as it is.
+    """
     match = SNAPSHOT.fullmatch(Path(folder).as_posix())
     if not match:
         return folder

@@ -85,7 +85,11 @@ class Backend:
         self.api.synchronize()
 
     def event(self) -> Any:
-        """Records an event with synchronize() and elapsed_time(); None if the host's clock measures the same."""
+        """Records and returns an event with synchronize() and elapsed_time(), on an NVIDIA GPU.
+
+        None if the host's clock measures the same: on a CPU, and on Apple's GPUs, for whose queued work it
+        waits.
+        """
         return None
 
     # ---------------------------------------------------------------- memory
@@ -99,11 +103,15 @@ class Backend:
         return None
 
     def peak_memory(self) -> int:
-        """The most bytes held so far: by PyTorch on a GPU, by the process (resident) on a CPU."""
+        """The most bytes held: by PyTorch on a GPU, by the process (resident) on a CPU.
+
+        On NVIDIA's GPUs since reset_peak_memory(). On Apple's GPUs the bytes held now, because no peak is
+        recorded.
+        """
         return peak_resident()
 
     def reset_peak_memory(self) -> None:
-        """Releases unused memory, and makes a GPU's peak_memory() start again from here."""
+        """Releases unused memory, and makes an NVIDIA GPU's peak_memory() start again from here."""
         self.release_memory()
 
     def release_memory(self) -> None:
@@ -239,7 +247,11 @@ def gpu_of_this_system() -> Backend:
 
 
 def gpu_in_use(use_gpu: bool | None) -> Backend | None:
-    """The kind of GPU that the run uses, None for the CPU; use_gpu is the flag, None if it was not given."""
+    """The kind of GPU that the run uses; None for the CPU, also if no GPU can be used.
+
+    use_gpu is the flag, None if it was not given. True without a GPU returns None too: device.choose()
+    refuses it.
+    """
     gpu = gpu_of_this_system()
     return gpu if use_gpu is not False and gpu.why_unavailable() is None else None
 

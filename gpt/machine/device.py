@@ -174,10 +174,11 @@ def describe_compile_error(error: Exception) -> str:
 
 
 def set_up(machine: Machine, compiled: Path, deterministic: bool = False) -> None:
-    """Sets PyTorch's options for the whole process.
+    """Sets options of PyTorch, and on a CPU of the C library's allocator, for the whole process.
 
-    On a GPU, fp32 matrix products use TF32. compiled is the folder of the compiler's kernels. With
-    deterministic, an operation whose result depends on timing raises RuntimeError.
+    On a GPU, fp32 matrix products use TF32; on a CPU, freed memory stays with the process. compiled is the
+    folder for the compiler's kernels, created if the machine compiles. With deterministic, and where a CPU
+    compiles, an operation whose result depends on timing raises RuntimeError.
     """
     if machine.compile:
         set_kernel_folder(compiled)
@@ -202,7 +203,11 @@ def set_up(machine: Machine, compiled: Path, deterministic: bool = False) -> Non
 
 
 def set_kernel_folder(folder: Path) -> None:
-    """Makes the compiler store its kernels in this folder: its default, /tmp, is emptied when the machine restarts."""
+    """Creates a folder and makes the compiler store its kernels there.
+
+    Its default, /tmp, is emptied when the machine restarts. Does nothing if the folder cannot be written; a
+    folder that TORCHINDUCTOR_CACHE_DIR names already stays.
+    """
     with contextlib.suppress(OSError):
         folder.mkdir(parents=True, exist_ok=True)
         tempfile.TemporaryFile(dir=folder).close()
@@ -210,7 +215,7 @@ def set_kernel_folder(folder: Path) -> None:
 
 
 def disable_cudnn_attention() -> None:
-    """Disables cuDNN's attention, Hopper's default: it needs a new plan for every shape, 0.04 s and more."""
+    """Disables cuDNN's attention in this process: Hopper's default plans every new shape, in 0.04 s or more."""
     torch.backends.cuda.enable_cudnn_sdp(False)
 
 
@@ -218,7 +223,10 @@ def disable_cudnn_attention() -> None:
 
 
 def describe(machine: Machine, memory_bytes: int, attention: str) -> list[str]:
-    """The lines about the machine that every start prints; memory_bytes is the size of the device's memory."""
+    """The five lines about the machine that every start prints, the device first and the software last.
+
+    memory_bytes is the size of the device's memory; attention describes the kernels of attention.
+    """
     memory = f"{memory_bytes / 2**30:.1f} GiB"
     if not machine.on_gpu:
         memory = f"{several(torch.get_num_threads(), 'thread')}, {memory} of RAM available"

@@ -15,7 +15,11 @@ ELF_HEADER_BYTES = 64
 
 
 def with_sound_kernels(run: Callable[[], None], say: Callable[[str], None]) -> None:
-    """Removes unfinished kernels, then calls run, which compiles; calls it again if it met an unfinished kernel."""
+    """Removes unfinished kernels, then calls run, which compiles.
+
+    If run fails and new unfinished kernels are found, removes those and calls run a second time; otherwise
+    raises its error. say prints each deleted file.
+    """
     remove_unfinished_kernels(say)
     try:
         run()
@@ -27,8 +31,9 @@ def with_sound_kernels(run: Callable[[], None], say: Callable[[str], None]) -> N
 
 
 def remove_unfinished_kernels(say: Callable[[str], None]) -> int:
-    """Deletes unfinished libraries in the compiler's cache; returns their number.
+    """Deletes unfinished libraries in the compiler's cache, TORCHINDUCTOR_CACHE_DIR; returns their number.
 
+    Without this variable it deletes none.
     The compiler takes any existing file for a finished one. An empty file makes every later compile fail
     ("file too short"). A truncated one kills the process that loads it (SIGBUS). If the file is the
     compiler's test of the CPU's instructions, all later kernels are slow. A file that another process is

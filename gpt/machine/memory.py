@@ -15,7 +15,10 @@ CGROUP_FILES = (
 
 
 def available_ram() -> int:
-    """Bytes of RAM that this process may still take: the system's, or fewer in a container with a limit (cgroup)."""
+    """Bytes of RAM that this process may still take; fewer than the system's in a container with a limit.
+
+    macOS tells only the size of the whole RAM; 2**62 where the system tells nothing.
+    """
     available = _bytes_in("/proc/meminfo", "MemAvailable")
     bounds = [] if available is None else [available]
     for limit, used in CGROUP_FILES:
@@ -31,7 +34,7 @@ def available_ram() -> int:
 
 
 def peak_resident() -> int:
-    """The most bytes of RAM that this process has held."""
+    """The most bytes of RAM that this process has held; 0 where the system does not tell."""
     peak = _bytes_in("/proc/self/status", "VmHWM")
     if peak is not None:  # preferred, because the resource module's peak of a child begins at the parent's size
         return peak

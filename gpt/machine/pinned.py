@@ -30,11 +30,12 @@ def to_device(x: torch.Tensor, device: torch.device) -> torch.Tensor:
 
 
 class HostBuffer:
-    """Bytes of host memory on whole pages, allocated at once, and pinned if CUDA allows it.
+    """Zeroed host memory, allocated at once, and pinned if wished and CUDA allows it.
 
-    PyTorch rounds its pinned memory up to a power of two: 17 GB would take 32. This class allocates plain
-    memory and registers it with CUDA. If CUDA refuses, the memory stays plain: copies to it are slower, not
-    wrong.
+    bytes is the memory as a tensor of uint8.     Raises RuntimeError for too little memory. A pinned buffer
+    must be closed before it is dropped. PyTorch rounds its pinned memory up to a power of two: 17 GB would
+    take 32. This class allocates plain memory and registers it with CUDA. If CUDA refuses, the memory stays
+    plain: copies to it are slower, not wrong.
     """
 
     def __init__(self, num_bytes: int, pinned: bool):
@@ -46,7 +47,7 @@ class HostBuffer:
             self.is_pinned = _call_cuda("cudaHostRegister", self.bytes.data_ptr(), num_bytes, FOR_ALL_DEVICES)
 
     def close(self) -> None:
-        """Unpins the pages, which must happen before they are freed."""
+        """Unpins the pages. The memory itself is freed with the last tensor that uses it."""
         if self.is_pinned:
             self.is_pinned = not _call_cuda("cudaHostUnregister", self.bytes.data_ptr())
 

@@ -41,7 +41,8 @@ T = TypeVar("T")
 class Processes:
     """The place of this process among the processes of one run.
 
-    rank is from 0 to world_size - 1; local_rank counts the processes of one machine in the same way.
+    rank is from 0 to world_size - 1; local_rank counts the processes of one machine in the same way. All
+    processes must call from_first, any, total and check_same, in the same order: each waits for the others.
     """
 
     rank: int = 0
@@ -59,9 +60,10 @@ class Processes:
         return self.rank == 0
 
     def from_first(self, decide: Callable[[], T]) -> T:
-        """Broadcasts what decide() returns in the main process; the other processes do not call it.
+        """Returns in all processes the result of decide(), which the main process alone calls.
 
-        Its UserError is raised in all processes. Any other error ends the others with exit 70.
+        Its UserError or SystemExit is raised in all processes. Any other error ends the others with exit
+        70.
         """
         if self.world_size == 1:
             return decide()
@@ -83,14 +85,14 @@ class Processes:
         return self.total([here])[0] > 0
 
     def total(self, numbers: Sequence[float], largest: bool = False) -> list[float]:
-        """Sums each number over all processes, or takes the largest."""
+        """Returns, in all processes, each number's sum over the processes, or with largest its maximum."""
         totals = torch.tensor(numbers, dtype=torch.float64)
         if self.world_size > 1:
             dist.all_reduce(totals, dist.ReduceOp.MAX if largest else dist.ReduceOp.SUM)
         return totals.tolist()
 
     def check_same(self, facts: Mapping[str, Any]) -> None:
-        """Raises UserError (exit 5) in a process in which one of the facts is another one than in the first."""
+        """Raises UserError (exit 5) in each process where a fact differs, as text, from the first process's."""
         theirs = self.from_first(lambda: {name: str(fact) for name, fact in facts.items()})
         with self.errors_of_this_rank():
             for name, fact in facts.items():
@@ -100,7 +102,10 @@ class Processes:
 
     @contextlib.contextmanager
     def errors_of_this_rank(self) -> Iterator[None]:
-        """Makes a UserError inside the context an error of this process alone, printed with the process's number."""
+        """Makes a UserError of the block an error of this process alone, printed with the process's number.
+
+        In the main process the error stays as it is.
+        """
         try:
             yield
         except UserError as error:
@@ -110,9 +115,11 @@ class Processes:
 
     def watch(self, signals: Signals, beat: Callable[[], object], is_busy: Callable[[], bool],
               step_seconds: float) -> None:
-        """Starts the watchdog if there is more than one process.
+        """Starts a thread that ends this process if, after a signal, another process does not answer.
 
-        beat() changes with each progress of the run; is_busy() is true during work that may take long.
+        It waits for 20 s and the time of three steps; a change of beat(), which changes with each progress
+        of the run, and is_busy(), true during work that may take long, begin the wait anew. The exit code
+        is 128 + the signal's number. Does nothing for a single process.
         """
         if self.world_size > 1:
             patience = STANDSTILL_SECONDS + STANDSTILL_STEPS * step_seconds
@@ -144,9 +151,10 @@ def of_environment() -> Processes:
 def joined(processes: Processes, use_gpu: bool | None) -> Iterator[None]:
     """Connects the processes while inside: by gloo, and by NCCL too if each has a GPU.
 
-    use_gpu is the flag. After an error the connections are not closed in order, because that would wait for
-    processes that may be dead. Raises UserError (exit 5) if a machine has fewer GPUs than processes, and if
-    a process is lost or cannot be reached.
+    Does nothing for ALONE. use_gpu is the flag. Each process takes the GPU of its local_rank, and gets
+    SIGTERM when torchrun ends. After an error the connections are not closed in order, because that would
+    wait for processes that may be dead. Raises UserError (exit 5) if a machine has fewer GPUs than
+    processes, and if a process cannot be reached or is lost, inside the block too.
     """
     if processes is ALONE:
         yield

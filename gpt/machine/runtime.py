@@ -1,4 +1,4 @@
-"""What a run runs on: the terminal, the signals and the processes, then the machine with its clock and its gauge."""
+"""The terminal, the signals and the processes of a run, then its machine with clock and gauge."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ from gpt.machine.timing import Gauge, TrainingClock
 
 @dataclass
 class Runtime:
-    """What a run runs on. The machine follows once the inputs are known: they decide its precision.
+    """The output, signals and processes of a run; after use(), its machine with clock and gauge too.
 
-    held closes at the end of the run what is entered into it, such as the lock of the output folder.
+    The machine follows once the inputs are known: they decide its precision. held holds what the end of the
+    run closes, such as the lock of the output folder.
     """
 
     out: Progress
@@ -29,7 +30,7 @@ class Runtime:
     gauge: Gauge = field(init=False)
 
     def use(self, machine: Machine) -> None:
-        """Takes the machine, with a new clock and gauge for the steps on it."""
+        """Sets the machine, and starts a new clock and gauge for the steps on it."""
         self.machine = machine
         self.clock = TrainingClock(machine, lambda: self.out.stopped_seconds)
         self.gauge = Gauge(machine)
@@ -37,7 +38,11 @@ class Runtime:
 
 @contextlib.contextmanager
 def open_runtime(use_gpu: bool | None) -> Iterator[Runtime]:
-    """The runtime of a command: while inside, output is recorded, signals are heard, and processes are connected."""
+    """The runtime of a command, which records output, hears signals and connects processes while inside.
+
+    A signal ends the process at once until signals.on_stop() is called. Raises UserError (exit 5) as
+    of_environment() and joined() do.
+    """
     processes = of_environment()
     with contextlib.ExitStack() as held:
         out = held.enter_context(Progress())

@@ -49,7 +49,7 @@ class TrainingClock:
 
     @contextlib.contextmanager
     def pause(self) -> Iterator[None]:
-        """Stops the clock inside the context; waits on entry until the device has finished its queued steps."""
+        """Stops the clock inside the context; waits for the device's queued work on entry and at the end."""
         self._machine.backend.synchronize()
         started = time.perf_counter()
         try:
@@ -64,7 +64,10 @@ class TrainingClock:
         return Mark(time.perf_counter(), event, self._paused + self._stopped())
 
     def lap(self, end: Mark | None = None) -> float:
-        """Seconds of training since the last lap, up to the mark or to the end of the device's queued work."""
+        """Waits for the mark, or for the device's queued work, and returns the seconds since the last lap.
+
+        Always above 0. The next lap begins there.
+        """
         start, end = self._lap_began, end or self.mark()
         end.wait()
         self._lap_began = end
@@ -82,13 +85,13 @@ class Gauge:
 
     @contextlib.contextmanager
     def waiting(self, what: Literal["data", "device"]) -> Iterator[None]:
-        """Counts the seconds inside the context as waiting for data, or for the device's queued work."""
+        """Adds the seconds inside the context to waited: for data, or for the device's queued work."""
         started = time.perf_counter()
         yield
         self.waited[what] += time.perf_counter() - started
 
     def lap(self, seconds: float) -> None:
-        """Adds seconds of training."""
+        """Adds seconds of training to trained."""
         self.trained += seconds
 
     @property
@@ -98,5 +101,5 @@ class Gauge:
 
     @property
     def data_wait_fraction(self) -> float:
-        """The fraction of the training time that the host waited for data."""
+        """The fraction of the training time that the host waited for data; 0 before the first lap."""
         return self.waited["data"] / self.trained if self.trained else 0.0

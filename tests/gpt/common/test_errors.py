@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from gpt.common import errors
-from gpt.common.errors import Exit, Problems, UserError, guard, require
+from gpt.common.errors import Exit, Problems, UserError, guard, optional, require
 from gpt.common.signals import STOPPING
 from tests.helpers.commands import ROOT, run_python
 from tests.helpers.refusals import refused
@@ -140,6 +140,11 @@ def test_a_package_that_is_missing_or_old_ends_with_5_and_the_pip_command(monkey
     found["torch"] = "2.10.1"
     with pytest.raises(UserError, match=r"torch 2\.10\.1 is older than 2\.11"):
         require("torch")
+
+
+def test_a_missing_module_gives_pip_the_name_of_its_package():
+    with refused("pip install no_such_package$", Exit.MACHINE):
+        optional("no_such_package.module", "a.parquet")
 
 
 # ---------------------------------------------------------------- imports that fail
