@@ -48,7 +48,7 @@ def read_flags(argv: Sequence[str]) -> argparse.Namespace:
     whole, text = flags.whole, flags.text
     parser = flags.Parser("-m gpt.benchmarks.bench", "Times train.py's levers, or a step beside nanoGPT's.")
     g = parser.add_argument_group("what is timed: the ladder, or")
-    rungs = flags.ValueKind(lambda value: sorted(map(int, value.split(","))),
+    rungs = flags.ValueKind(lambda value: tuple(sorted(map(int, value.split(",")))),
                             f"numbers from 0 to {NUM_RUNGS - 1} with commas between", "N,N,...",
                             lambda numbers: 0 <= numbers[0] <= numbers[-1] < NUM_RUNGS)
     g.add_argument("--rungs", type=rungs, help="rungs of the ladder (default: all, the tuned one on a GPU "

@@ -40,6 +40,11 @@ def test_a_shape_has_a_name_or_is_written_out():
     assert bench.read_flags(["--shape", "tiny,64,8,512"]).shape == Shape("tiny", 64, 8, 512)
 
 
+def test_a_single_rung_is_a_list_of_one():
+    assert bench.read_flags(["--rungs", "0"]).rungs == (0,)
+    assert bench.read_flags(["--rungs", "6,0"]).rungs == (0, 6)
+
+
 @pytest.mark.parametrize(("flags", "said"), [
     (["--rungs", "0,8"], "--rungs '0,8': must be numbers from 0 to 7"),
     (["--rungs", "1,"], "--rungs '1,'"),
