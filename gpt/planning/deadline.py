@@ -21,9 +21,10 @@ NUM_INTERVALS = 4  # between validations; the pace is their mean, as only some h
 class Deadline:
     """The end of --max_minutes, for all starts of a run together; without the flag it never comes.
 
-    length is the last step of the schedule, None until it is planned. It is planned once, and again when
-    the pace changes (training/pacing.py). A resumed run reads it from its checkpoint, so a killed run has
-    the schedule of one that was never stopped; other minutes on a resume plan another length.
+    length is the last step that an earlier start planned, as the checkpoint has it: a killed run has the
+    schedule of one that was never stopped. A new run has none (None), nor a resume with other minutes:
+    with_length then decides the recipe's last step, and move_end (training/pacing.py) moves it when the pace
+    changes.
     """
 
     def __init__(self, minutes: float | None, stored: Stored, began: float):
@@ -50,7 +51,7 @@ class Deadline:
 
     @property
     def is_open(self) -> bool:
-        """True before the length is planned."""
+        """True with --max_minutes if no earlier start planned the length; this start then plans it."""
         return self.minutes is not None and self.length is None
 
     def start(self, step: int, seconds_before: float) -> None:
@@ -63,14 +64,14 @@ class Deadline:
         self._laps.append((step, self.seconds_used))
 
     def is_within(self, seconds: float) -> bool:
-        """True if fewer than this number of seconds are left."""
+        """True if fewer than this number of seconds are left; always False without --max_minutes."""
         return self.minutes is not None and self.seconds_used + seconds > 60 * self.minutes
 
     def last_step(self, step: int, recipe: Recipe, ending_seconds: float, most_steps: int) -> int:
         """The last step, at most most_steps, that fits at the pace of the last NUM_INTERVALS intervals, with SPARE.
 
-        The pace includes validations, saves and samples. The first few steps of a start do not change the
-        last step.
+        The pace includes validations, saves and samples. ending_seconds are kept free for the end. Call it once
+        after each validation, as it notes the time. The first few steps of a start do not change the last step.
         """
         first_step, first_seconds = self._laps[0]
         if step - first_step < recipe.eval_interval:
@@ -92,7 +93,10 @@ class Deadline:
 
 
 def with_length(deadline: Deadline, setup: Setup, pace: Pace, steps_done: int) -> Setup:
-    """Plans the length that fits before the deadline; returns the setup unchanged if it is planned already."""
+    """The setup with the length that fits before the deadline; the same one if there is nothing to plan.
+
+    The recipe, its validations and its samples are then for that length. All processes call it.
+    """
     if not deadline.is_open:
         return setup
     seconds = setup.runtime.processes.from_first(

@@ -60,7 +60,7 @@ class Pace:
     last_save: float
 
     def validation(self, recipe: Recipe) -> float:
-        """Seconds of one validation."""
+        """Seconds of one validation; 0 without validation tokens."""
         return self.val_token * min(self.val_tokens, recipe.eval_tokens)
 
     def ending(self, recipe: Recipe, save_seconds: float) -> float:

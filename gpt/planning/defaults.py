@@ -100,7 +100,11 @@ class UsualRates(NamedTuple):
 
 def usual_rates(optimizer: str, config: ModelConfig, tokens_per_step: int, total_tokens: int, is_finetuning: bool,
                 ) -> UsualRates:
-    """The default peaks: by the optimizer's own table where it has one (Muon), else AdamW's by width and steps."""
+    """The default peaks: by the optimizer's own table where it has one (Muon), else AdamW's by width and steps.
+
+    total_tokens are all that the run sees. is_finetuning: pretrained weights get a fraction, whatever the
+    optimizer.
+    """
     lower_law = min(rate_by_compute(config, tokens_per_step, total_tokens), rate_by_parameters(config))
     if is_finetuning:
         rate = max(1e-6, FINETUNING * lower_law)
@@ -121,7 +125,7 @@ def usual_rates(optimizer: str, config: ModelConfig, tokens_per_step: int, total
 
 
 def rate_by_compute(config: ModelConfig, tokens_per_step: int, total_tokens: int) -> float:
-    """A floor of AdamW's peak: 0.3118 C^-0.125 for C FLOP at the best step, less for smaller steps.
+    """A learning rate for AdamW by one of two laws: 0.3118 C^-0.125 for C FLOP, less for small steps.
 
     Sources: Bi et al. 2024, DeepSeek LLM, section 3.1; for smaller steps the square root by Malladi et al.
     2022. Embeddings and output layer count neither here nor in rate_by_parameters.
@@ -142,7 +146,10 @@ def _compute(config: ModelConfig, total_tokens: int) -> float:
 
 
 def rate_by_parameters(config: ModelConfig) -> float:
-    """A floor of AdamW's peak: 0.003239 - 0.0001395 ln N for N parameters (Kaplan et al. 2020, appendix D.6)."""
+    """A learning rate for AdamW by the other law: 0.003239 - 0.0001395 ln N for N parameters.
+
+    Source: Kaplan et al. 2020, appendix D.6.
+    """
     return max(1e-6, 0.003239 - 0.0001395 * math.log(config.num_block_weights))
 
 
@@ -156,13 +163,16 @@ def _peak_by_points(width: int, points: Sequence[tuple[int, float]]) -> float:
 
 
 def default_decay(passes: float, parameters_per_token: float) -> float:
-    """The weight decay for this number of passes over a text."""
+    """The default weight decay: higher for more passes over a text, and for more parameters per token.
+
+    parameters_per_token counts each token of the text once, however many passes there are.
+    """
     growth = max(1.0, parameters_per_token / MANY_PARAMETERS) ** GROWTH_OF_DECAY
     return min(MOST_DECAY, DECAY_OF_A_PASS * (1.0 + max(0.0, passes - 1.0) * growth))
 
 
 def most_passes(num_tokens: int, num_parameters: int, has_teacher: bool = False) -> int:
-    """The most passes of a default run over a small text, for any number of minutes."""
+    """The most passes of a default run over a text, for any number of minutes; num_tokens are the text's."""
     return max(USUAL_PASSES, BY_HEART * (WITH_TEACHER if has_teacher else 1) * num_tokens // num_parameters)
 
 

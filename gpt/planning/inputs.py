@@ -99,7 +99,9 @@ class Inputs:
 def choose_inputs(args: Namespace, runtime: Runtime) -> Inputs:
     """Checks the inputs in the main process, which sends its results to the other processes.
 
-    The output folder stays locked until the runtime closes. Raises one UserError with all problems.
+    Downloads models of the hub. Unless nothing is written, creates the output folder, which stays locked until
+    the runtime closes, and tries the mirror. Raises one UserError with all problems, and the exit code of the
+    first.
     """
     if args.overfit:  # dropout and a teacher keep the training loss above zero
         args = having(args, dropout=0.0, teacher=None)
@@ -164,7 +166,8 @@ def _check(args: Namespace, runtime: Runtime) -> Inputs:
 def as_in_checkpoint(config: ModelConfig, folder: Path) -> ModelConfig:
     """The config with the fields of a checkpoint's model that no flag sets: the size of heads, the epsilon of norms.
 
-    A run from pretrained weights may have more ids than the corpus; they stay.
+    A run from pretrained weights may have more ids than the corpus; they stay. Unchanged for a checkpoint that
+    cannot be read or has another architecture.
     """
     with contextlib.suppress(InvalidCheckpoint):  # find.check_same reports it with more detail
         recorded = load.read_config(folder)
@@ -175,9 +178,10 @@ def as_in_checkpoint(config: ModelConfig, folder: Path) -> ModelConfig:
 
 
 def choose_resume(args: Namespace, writes: bool, out: Progress) -> Found | None:
-    """The verified checkpoint to resume from and its state, or None for a new run. Raises UserError (exit 4).
+    """The verified checkpoint to resume from and its state, or None for a new run.
 
-    The mirror's name means the run's own folder, which holds its copy.
+    The mirror's name means the run's own folder, which holds its copy. Raises UserError: exit 4 without a sound
+    checkpoint or for a folder of another run, exit 2 if --overwrite would delete the model to start from.
     """
     output_dir, requested = Path(args.output_dir), args.resume_from or ""
     if requested and args.mirror_to and writes and is_same_folder(requested, args.mirror_to):
@@ -263,7 +267,7 @@ def find_corpus(flags: Namespace) -> Corpus:
 
 
 def tokenizer_in(folder: Path) -> Path | None:
-    """The tokenizer's file in the folder of a model."""
+    """The tokenizer's file in the folder of a model; None without one."""
     return folder / TOKENIZER if (folder / TOKENIZER).is_file() else None
 
 

@@ -245,10 +245,10 @@ def choose_sharing(args: Namespace, sizing: Sizing | None, config: ModelConfig, 
                    processes: Processes = ALONE) -> tuple[str, str, int]:
     """Chooses how processes share the model; returns the strategy, the reason, and the default micro-batch.
 
-    The strategy is the first one with a prediction that fits the memory: ddp, then hsdp on several
-    machines, then fsdp. It must leave room for --batch_size, or for LEAST_TOKENS. The micro-batch is a
-    power of two that is predicted to fit 80% of the memory. It has no more tokens than keep the device
-    busy.
+    The strategy is the first one with a prediction that fits the memory: ddp, then hsdp on several machines,
+    then fsdp. It must leave room for --batch_size, or for LEAST_TOKENS; fsdp is taken if none fits. A single
+    process is "alone". The micro-batch is a power of two that is predicted to fit 80% of the memory. It has no
+    more tokens than keep the device busy.
     """
     optimizer = largest(args.optimizer)  # the choice of auto depends on the micro-batch
     optimizer_bytes = state_bytes(optimizer, config)
@@ -339,7 +339,10 @@ def remember_too_many(output_dir: Path, num_sequences: int) -> None:
 
 
 def after_out_of_memory(output_dir: Path, recipe: Recipe, out: Progress) -> int:
-    """The recipe's micro-batch, or a divisor of at most half the number that did not fit in this folder's last run."""
+    """The recipe's micro-batch, or after an out-of-memory end in this folder at most half of what did not fit.
+
+    Prints a smaller one; it divides the samples per step.
+    """
     too_many = recipe.batch_size + 1
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
         too_many = max(2, int(json.loads((output_dir / FILE).read_text(encoding="utf-8"))["sequences"]))

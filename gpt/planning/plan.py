@@ -30,7 +30,10 @@ MANY_COPIES = 0.1  # of the validation tokens
 
 
 def say_first(setup: Setup) -> None:
-    """Prints the network and the machine, before the seconds that building and compiling take."""
+    """Prints the network and the machine, and all warnings about the machine and the text.
+
+    Building and compiling, which take seconds, come after it.
+    """
     config, sizing = setup.config, setup.sizing
     machine, out = setup.runtime.machine, setup.runtime.out
     shape = (config.n_layer, config.n_head, config.n_embd)
@@ -50,7 +53,10 @@ def say_first(setup: Setup) -> None:
 
 
 def say_rest(setup: Setup, pace: Pace, steps_done: int) -> None:
-    """Prints the time and disk space that the run needs, with --verbose the whole plan, and the objections to it."""
+    """Prints the time and disk space that the run needs, and warnings: the objections to the plan.
+
+    With --verbose or --dry_run the whole plan comes first. steps_done are not counted again.
+    """
     args, recipe = setup.args, setup.recipe
     steps = recipe.total_steps - steps_done
     epochs = in_epochs(steps * recipe.samples_per_step / recipe.windows_per_epoch)
@@ -75,7 +81,7 @@ def say_rest(setup: Setup, pace: Pace, steps_done: int) -> None:
 
 
 def most_checkpoints(args: Namespace, recipe: Recipe) -> int:
-    """The largest number of checkpoints that the output folder can hold at once."""
+    """The most checkpoints that the output folder holds at once, one being written among them."""
     rolling = args.keep_checkpoints + 2  # besides: the best, and one being written
     permanent = int(recipe.passes) // args.checkpoint_interval + (recipe.plateau_end is not None)
     mirrored = args.mirror_to is not None  # one stays until its copy is verified

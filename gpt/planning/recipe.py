@@ -66,7 +66,7 @@ class Recipe(Schedule):
         return replace(self, batch_size=batch_size, accumulation=self.samples_per_step // batch_size)
 
     def until(self, last_step: int) -> Recipe:
-        """The recipe with another last step, counted from the run's first."""
+        """The recipe with another last step, counted from the run's first; intervals stay."""
         epochs = epochs_of(last_step * self.samples_per_step, self.samples_per_step, self.windows_per_epoch)
         return replace(self, total_steps=last_step, epochs=epochs)
 
@@ -81,7 +81,7 @@ class Recipe(Schedule):
         return self.embedding_learning_rate / self.learning_rate
 
     def flags(self) -> dict[str, Any]:
-        """The decided values by the names of train.py's flags, without max_steps."""
+        """The decided values by the names of train.py's flags, for config.toml; without max_steps."""
         recorded = self._recorded()
         length = {"epochs": self.epochs}
         if "decay_share" in recorded:
@@ -93,7 +93,7 @@ class Recipe(Schedule):
                 "sample_interval": self.sample_interval, "log_interval": self.log_interval}
 
     def settings(self) -> dict[str, Any]:
-        """The settings in trainer_state.json, which a resumed run must match."""
+        """The values for trainer_state.json; a resumed run reads some of them, and prints changes."""
         cooldown = self.cooldown.settings() if self.cooldown else {}
         return {"batch_size": self.batch_size, "accumulation": self.accumulation, "epochs": self.epochs, **cooldown,
                 "total_steps": self.total_steps, **self._recorded()}
@@ -156,10 +156,10 @@ def _config_of_weights(flags: Namespace, vocab_size: int, num_tokens: int) -> Mo
 
 
 def choose_options(recompute: bool, has_weights: bool, machine: Machine, began_with: Mapping[str, Any]) -> Options:
-    """How the model is computed during training.
+    """Chooses how the model is computed during training: dtypes, recomputation, and chunks of the loss.
 
-    has_weights is True for a run from pretrained weights; began_with is the environment that a resumed run
-    recorded.
+    has_weights is True for a run from pretrained weights. began_with is the environment that a resumed run
+    recorded, empty for a new run: a residual stream that began in fp32 stays in fp32.
     """
     # Trained weights can make activations beyond the largest number of fp16, 65,504. A resumed run keeps
     # its dtype.
@@ -218,7 +218,7 @@ class _Facts:
     reasons: dict[str, str]
 
     def value_of(self, name: str, default: Any, why: str = "") -> Any:
-        """The value of a flag, or its default; the reason of a default is why, or the one in defaults.REASONS."""
+        """The value of a flag, or its default, whose reason is noted: why, or the one in defaults.REASONS."""
         given = getattr(self.args, name)
         if given not in (None, "auto"):
             return given
@@ -344,7 +344,7 @@ def _choose_schedule(facts: _Facts, learning_rate: float, total_steps: int, cool
 
 
 def epochs_of(samples: int, samples_per_step: int, windows: int) -> int:
-    """The number of epochs up to the start of the last step."""
+    """The epochs that a run of this many samples has begun when its last step begins."""
     return max(1, -(-(samples - samples_per_step + 1) // windows))
 
 

@@ -18,7 +18,10 @@ from model import SIZES
 
 
 def flags_of_run(setup: Setup) -> Layer:
-    """The decided flags of a run: the flags that the user gave, and the flags that the program chose."""
+    """The flags of a run for config.toml: given by the user, or decided by the program.
+
+    Flags of a single call of train.py, as --dry_run, are left out, and chosen flags of the machine.
+    """
     args, config = setup.args, setup.config
     left_out = {*flags_of_scope("call"), "config"}
     values = {name: value for name, value in vars(args).items() if value is not None and name not in left_out}
@@ -45,7 +48,7 @@ def flags_of_run(setup: Setup) -> Layer:
 
 
 def settings_of(setup: Setup) -> dict[str, dict[str, Any]]:
-    """The settings of a run, the environment that decides the last digits of its losses, and its flags.
+    """A dict of three: the "settings" of a run, the "environment" that decides the last digits, the "flags".
 
     A checkpoint records them, so the path of the mirror on this machine is left out: config.toml alone has it.
     """

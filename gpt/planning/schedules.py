@@ -45,7 +45,7 @@ class Schedule:
 
     @property
     def decay_start(self) -> int:
-        """The last step before the learning rate falls."""
+        """The last step before the learning rate falls; the last step of a constant schedule."""
         if self.cooldown:
             return self.cooldown.start
         if self.schedule == "constant":

@@ -68,7 +68,8 @@ def choose_sizing(flags: Namespace, corpus: Corpus, use_gpu: bool | None, max_mi
                   use_amp: bool | None = None) -> Sizing | None:
     """Chooses the sizing for a corpus and this processor or Apple GPU.
 
-    Returns None for pretrained weights, and for a GPU with its own memory, whose default is gpt2_small.
+    Where no flag names a size, it measures the processor for a second. Returns None for pretrained weights, and
+    for a GPU with its own memory, whose default is gpt2_small. Raises UserError (exit 2) as shape_of.
     """
     gpu = gpu_in_use(use_gpu)
     if flags.init_from or (gpu and gpu.has_own_memory):
@@ -85,7 +86,10 @@ def choose_sizing(flags: Namespace, corpus: Corpus, use_gpu: bool | None, max_mi
 
 
 def measured_speed(arch: str, vocab_size: int, use_bf16: bool) -> float:
-    """The FLOP/s of this processor, forward and backward: the fastest pass, as other programs only slow one down."""
+    """The FLOP/s of this processor, forward and backward, by the fastest of the passes in MEASURED_SECONDS.
+
+    Other programs only slow a pass down.
+    """
     config = ARCHITECTURES[arch].sized(MEASURED_SHAPE, vocab_size, LONGEST_SEQUENCE)
     network = create(config, "cpu", Options())
     seconds = []
