@@ -7,7 +7,6 @@ import hashlib
 import importlib
 import importlib.util
 import os
-import shutil
 import subprocess
 import sys
 import sysconfig
@@ -20,9 +19,9 @@ import torch
 
 from gpt.common.files import cache_folder
 from gpt.machine import backends
+from tests.late_device import COMPILER
 
 SOURCE = Path(__file__).with_name("late.cpp")
-COMPILER = shutil.which(os.environ.get("CXX") or "g++")
 
 
 def build() -> Path:
@@ -73,32 +72,17 @@ def register() -> Any:
 
 
 class Late(backends.CUDA):
-    """The late device in the program's table: NVIDIA's abilities, without its driver and without compiling."""
+    """The late device in the program's table: NVIDIA's abilities without compiling."""
 
     type = "late"
     compiles = False
     collectives = "gloo"
-
-    def __init__(self, library: Any):
-        self._library = library
 
     def device(self) -> torch.device:
         return torch.device("late", 0)
 
     def why_unavailable(self) -> str | None:
         return None
-
-    def name(self) -> str:
-        return "late device"
-
-    def has_bf16(self) -> bool:
-        return True
-
-    def is_faster_in_16_bits(self) -> bool:
-        return True
-
-    def has_sound_cudnn_attention(self, num_kv_heads: int) -> bool:
-        return True
 
     def why_no_compile(self) -> str | None:
         return "it has no compiler"
@@ -108,26 +92,21 @@ class Late(backends.CUDA):
         event.record()
         return event
 
-    def total_memory(self) -> int:
-        return self._library.allowed()
-
-    def free_memory(self) -> int | None:
-        return self._library.allowed() - self._library.held()
-
-    def peak_memory(self) -> int:
-        return self._library.held_at_most()
-
-    def reset_peak_memory(self) -> None:
-        self.release_memory()
-        self._library.reset_peak()
-
 
 def install(library: Any, put: Callable[[object, str, Any], object] = setattr) -> None:
     """Makes the late device this system's GPU; put is setattr, or that of pytest's monkeypatch."""
-    late = Late(library)
+    late = Late()
     backends.BACKENDS[late.type] = late
     put(backends, "NVIDIA", late)
-    put(torch.cuda, "cudart", lambda: types.SimpleNamespace(  # 0 is success
+
+    # What the program asks CUDA's driver, or its runtime, which returns 0 for success.
+    put(torch.cuda, "get_device_name", lambda: "late device")
+    put(torch.cuda, "get_device_capability", lambda: (9, 0))
+    put(torch.cuda, "is_bf16_supported", lambda including_emulation: True)
+    put(torch.cuda, "mem_get_info", lambda: (library.allowed() - library.held(), library.allowed()))
+    put(torch.cuda, "max_memory_reserved", library.held_at_most)
+    put(torch.cuda, "reset_peak_memory_stats", library.reset_peak)
+    put(torch.cuda, "cudart", lambda: types.SimpleNamespace(
         cudaHostRegister=lambda address, num_bytes, flags: library.pin(address, num_bytes) or 0,
         cudaHostUnregister=lambda address: library.unpin(address) or 0))
 
