@@ -22,7 +22,7 @@ LATER = '.to("cpu", non_blocking=True)'
 MUTANTS = [  # function, a piece of its source, what stands there instead, flags of train.py
     # A wait less.
     ("gpt.machine.timing:Mark.wait", "self.event.synchronize()", "pass", ""),
-    ("gpt.watching.monitor:Monitor.add", "self._clock.mark()", "self._clock._lap_began", ""),
+    ("gpt.watching.monitor:Monitor.add", "clock.mark()", "clock._lap_began", ""),
     ("gpt.watching.monitor:Monitor.catch_up", ".item()", f"{LATER}.item()", ""),
     ("gpt.training.validation:sum_losses", "float(loss)", f"float(loss{LATER})", ""),
     ("gpt.checkpoint.save:Snapshot.take", "backend.synchronize()", "pass", ""),
