@@ -23,7 +23,8 @@ class Setup(Inputs):
 
     micro_batch is the planned number of sequences in a forward pass of each process. token_place is 'gpu',
     'ram' or 'mmap'. recipe_for makes the recipe for another last step, or for the last step that flags and
-    text allow (None). text holds the n-gram statistics where a forecast is possible.
+    text allow (None). samples is False for a run without samples of text. text holds the n-gram statistics
+    where a forecast is possible.
     """
 
     runtime: Runtime
@@ -37,6 +38,7 @@ class Setup(Inputs):
     micro_batch: int
     why_strategy: str
     recipe_for: Callable[[int | None], Recipe]
+    samples: bool
     text: NgramStatistics | None = None
 
     @property

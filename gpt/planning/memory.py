@@ -236,6 +236,20 @@ def describe_memory(config: ModelConfig, batch_size: int, setting: MemorySetting
 # ---------------------------------------------------------------- the strategy and the default micro-batch
 
 
+def room_of_each(machine: Machine, processes: Processes) -> int:
+    """The bytes of memory that a process may plan with, without MARGIN; on a CPU the processes share the RAM."""
+    sharing_ram = 1 if machine.on_gpu else processes.local_world_size
+    usable = int((1 - MARGIN) * machine.backend.total_memory()) // sharing_ram
+    return usable - (CUDA_CONTEXT if machine.on_gpu else 0)
+
+
+def fits_sample(config: ModelConfig, setting: MemorySetting, machine: Machine, processes: Processes) -> bool:
+    """True if a process has room for a sample: it gathers a sharded model, in fp32, beside what stays between steps."""
+    parts = memory_parts(config, 1, setting)
+    held = sum(num_bytes for name, num_bytes in parts.items() if name not in PASSING)
+    return not setting.is_sharded or held + 4 * config.num_parameters <= room_of_each(machine, processes)
+
+
 def largest_micro_batch(config: ModelConfig, setting: MemorySetting, room: float, most: int = 2**20) -> int:
     """The largest micro-batch, from 0 to most, with a predicted peak of at most room bytes."""
     return bisect_right(range(1, most + 1), room, key=lambda n: predicted_peak(config, n, setting))
@@ -267,7 +281,7 @@ def choose_sharing(args: Namespace, sizing: Sizing | None, config: ModelConfig, 
         strategy, why = "ddp", "--batch_size auto, or this --optimizer, needs it"
     elif strategy == "auto":
         batch_size = args.batch_size or max(1, LEAST_TOKENS // config.seq_length)
-        room = int((1 - MARGIN) * total_bytes) // sharing_ram - (CUDA_CONTEXT if machine.on_gpu else 0)
+        room = room_of_each(machine, processes)
         strategies = ("ddp", "hsdp", "fsdp") if processes.num_machines > 1 else ("ddp", "fsdp")
         needed = {name: predicted_peak(config, batch_size, setting(name)) for name in strategies}
         strategy = next((name for name in strategies if needed[name] <= room), "fsdp")

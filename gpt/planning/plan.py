@@ -101,6 +101,9 @@ def describe_sharing(setup: Setup) -> list[str]:
         peak = size(predicted_peak(setup.config, setup.micro_batch, setup.memory))
         lines.append(f"processes   {processes.world_size}, {setup.memory.strategy}: {setup.why_strategy}; {peak} of "
                      "memory for each")
+    if setup.memory.is_sharded and setup.recipe.sample_interval and not setup.samples:
+        lines.append(f"samples     none, as with --sample_interval 0: each process would need "
+                     f"{size(4 * setup.config.num_parameters)} more, for the whole model in fp32")
     num_gpus = setup.runtime.machine.backend.num_devices()
     if num_gpus > 1 and processes.world_size == 1 and not is_one_of_several():
         lines.append(f"GPUs        1 of {num_gpus} is used. All, by: torchrun --nproc_per_node gpu train.py ...")

@@ -20,6 +20,7 @@ from gpt.planning.memory import (
     after_out_of_memory,
     checkpoint_bytes_of,
     choose_sharing,
+    fits_sample,
     has_room_for_copy,
     largest_batch_size,
     micro_batch_of,
@@ -76,6 +77,8 @@ def choose_setup(inputs: Inputs, runtime: Runtime, deadline: Deadline) -> Setup 
     checkpoint_bytes = checkpoint_bytes_of(config, optimizer_bytes)
     memory = replace(memory, accumulates=recipe.samples_per_step > micro_batch * processes.world_size,
                      copies=processes.from_first(lambda: has_room_for_copy(checkpoint_bytes, held_bytes)))
+    samples = recipe.sample_interval > 0 and processes.from_first(
+        lambda: fits_sample(config, memory, machine, processes))
 
     text = None
     if inputs.sizing and processes.is_first and not (args.overfit or args.config.given & OTHER_RECIPES):
@@ -84,7 +87,7 @@ def choose_setup(inputs: Inputs, runtime: Runtime, deadline: Deadline) -> Setup 
     setup = Setup(**vars(replace(inputs, config=config)), runtime=runtime,
                   options=options, kernels=kernels, recipe=recipe, memory=memory, checkpoint_bytes=checkpoint_bytes,
                   token_place=place, why_token_place=why_place, micro_batch=micro_batch, why_strategy=why_strategy,
-                  recipe_for=recipe_for, text=text)
+                  recipe_for=recipe_for, samples=samples, text=text)
     processes.check_same(same_everywhere(setup))
     return setup
 

@@ -54,7 +54,7 @@ def measure_pace(run: Run, take_step: TakeStep, validator: Validator, deadline: 
 
 
 def _measure_between_steps(run: Run, validator: Validator, val_tokens: int) -> tuple[float, float]:
-    """Seconds of a token of validation, where there are any, and of a sample."""
+    """Seconds of a token of validation, where there are any, and of a sample, 0 without samples."""
     setup, processes = run.setup, run.setup.runtime.processes
     windows = min(run.micro_batch * processes.world_size, run.recipe.eval_windows(setup.config))
 
@@ -65,12 +65,11 @@ def _measure_between_steps(run: Run, validator: Validator, val_tokens: int) -> t
 
     seconds_of(validator.measure, windows)  # the first time it compiles
     validation = seconds_of(validator.measure, windows)
-    sample = seconds_of(validator.sample, MEASURED_TOKENS)
+    sample = seconds_of(validator.sample, MEASURED_TOKENS) if setup.samples else 0.0
     setup.runtime.machine.backend.release_memory()  # so that the next tensors lie together
     validation, sample = processes.from_first(lambda: (validation, sample))
     tokens = min(val_tokens, windows * setup.config.seq_length)
-    has_samples = run.recipe.sample_interval > 0
-    return validation / max(1, tokens), sample * SAMPLE_TOKENS / MEASURED_TOKENS if has_samples else 0.0
+    return validation / max(1, tokens), sample * SAMPLE_TOKENS / MEASURED_TOKENS
 
 
 def _measure_step(run: Run, take_step: TakeStep, whole: bool, least_seconds: float) -> float:

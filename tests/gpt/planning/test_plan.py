@@ -13,7 +13,7 @@ import train
 from gpt.machine.backends import NVIDIA
 from gpt.machine.device import Machine
 from gpt.machine.processes import ALONE, Processes
-from gpt.planning.memory import MemorySetting
+from gpt.planning.memory import MemorySetting, fits_sample
 from gpt.planning.plan import describe_sharing
 from model import GPTConfig, Options
 from tests.helpers.machines import CPU
@@ -72,6 +72,14 @@ def test_a_line_says_how_processes_share_and_what_each_holds(strategy, local_wor
     assert sharing(GPU, Processes(0, 4, 0, local_world_size), strategy) == [words]
 
 
+@pytest.mark.parametrize(("gib", "interval", "num_lines"), [(0.5, 10, 2), (0.5, 0, 1), (80, 10, 1)])
+def test_a_model_too_large_to_be_gathered_gives_no_samples(monkeypatch, gib, interval, num_lines):
+    monkeypatch.setattr(NVIDIA, "total_memory", lambda: int(gib * 2**30))
+    lines = sharing(GPU, Processes(0, 4, 0, 4), "fsdp", interval)
+    assert len(lines) == num_lines
+    assert all("--sample_interval 0" in line and " 474.7 MiB " in line for line in lines[1:])
+
+
 def test_gpus_that_are_idle_are_said_with_the_command_that_uses_them(monkeypatch):
     monkeypatch.setattr(NVIDIA, "num_devices", lambda: 2)
     assert sharing(GPU, ALONE) == ["GPUs        1 of 2 is used. All, by: torchrun --nproc_per_node gpu train.py ..."]
@@ -84,10 +92,13 @@ def test_gpus_that_are_idle_are_said_with_the_command_that_uses_them(monkeypatch
 GPU = replace(CPU, device=torch.device("cuda"), dtype=torch.float16, compile=True)
 
 
-def sharing(machine: Machine, processes: Processes, strategy: str = "ddp") -> list[str]:
+def sharing(machine: Machine, processes: Processes, strategy: str = "ddp", interval: int = 0,
+            ) -> list[str]:
     setting = MemorySetting.of(GPU, Options(), True, False, 8, strategy, processes)
-    setup: Any = SimpleNamespace(config=GPTConfig(50257, 1024, 12, 12, 768), memory=setting, micro_batch=8,
-                                 why_strategy="asked for",
+    config = GPTConfig(50257, 1024, 12, 12, 768)
+    setup: Any = SimpleNamespace(config=config, recipe=SimpleNamespace(sample_interval=interval),
+                                 samples=interval > 0 and fits_sample(config, setting, machine, processes), memory=setting,
+                                 micro_batch=8, why_strategy="asked for",
                                  corpus=SimpleNamespace(components=()),
                                  runtime=SimpleNamespace(processes=processes, machine=machine))
     return describe_sharing(setup)
