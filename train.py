@@ -226,7 +226,7 @@ def main(argv: Sequence[str]) -> int:
         # are measured and undone: with --max_minutes they give the length.
         run = build_run(setup)
         validator = Validator(run)
-        with recovery.explaining_memory(run):
+        with recovery.explaining_memory(setup, run):
             if run.state.step < run.recipe.total_steps:
                 compile_run(run)
             pace = measure_pace(run, take_step, validator, deadline)
@@ -241,7 +241,7 @@ def build_run(setup: Setup) -> Run:
     """
     args, recipe = setup.args, setup.recipe
     runtime, machine = setup.runtime, setup.runtime.machine
-    with runtime.out.phase("building the model"):
+    with recovery.explaining_memory(setup), runtime.out.phase("building the model"):
         torch.manual_seed(args.seed)
         in_graphs = machine.compile and args.compile_mode == "reduce-overhead"
         model, strategy = build_model(setup.config, setup.options, setup.memory.strategy, runtime.processes, machine,
@@ -285,7 +285,7 @@ def train(run: Run, pace: Pace, deadline: Deadline, validator: Validator, argv: 
     checkpointer = Checkpointer(run, validator.tokenizer)
     load_start(run)  # pretrained weights, or the whole state of the checkpoint
 
-    with recovery.explaining_memory(run), recovery.explaining_the_end(run, checkpointer):
+    with recovery.explaining_memory(run.setup, run), recovery.explaining_the_end(run, checkpointer):
         if args.dry_run:
             return dry_run(run, pace)
         if args.overfit:

@@ -11,6 +11,7 @@ import torch
 from gpt.common.errors import Exit, UserError, is_out_of_memory
 from gpt.common.words import several, size
 from gpt.optimizers.build import expected_state
+from gpt.planning.decided import Setup
 from gpt.planning.memory import divisors, remember_too_many
 from gpt.tokens.watch import TokensChanged
 from gpt.training.checkpointing import Checkpointer
@@ -64,26 +65,29 @@ def halve_micro_batch(run: Run, rng: Mapping[str, torch.Tensor]) -> None:
 
 
 @contextlib.contextmanager
-def explaining_memory(run: Run) -> Iterator[None]:
-    """Turns an out-of-memory error into a UserError (exit 5) with advice.
+def explaining_memory(setup: Setup, run: Run | None = None) -> Iterator[None]:
+    """Turns an out-of-memory error into a UserError (exit 5) with advice; run is None while the model is built.
 
     Several processes have to start again, with smaller micro-batches.
     """
-    args, processes = run.setup.args, run.setup.runtime.processes
     try:
         yield
     except (RuntimeError, MemoryError) as error:
         if not is_out_of_memory(error):
             raise
-        backend = run.setup.runtime.machine.backend
-        cure = "Try a smaller --batch_size, --seq_length or --model_size."
-        if processes.world_size > 1 and run.micro_batch > 1 and not (args.dry_run or args.overfit):
-            remember_too_many(Path(args.output_dir), run.micro_batch)
-            cure = "Start again with --resume_from auto: the run then takes half as many at a time."
+        args, processes, backend = setup.args, setup.runtime.processes, setup.runtime.machine.backend
+        where = "while the model was built"
+        cure = ("Give a smaller model (--model_size, --n_layer, --n_embd), or share it among several GPUs: torchrun "
+                "with --model_parallel fsdp.")
+        if run:
+            where = f"with {several(run.micro_batch, 'sequence')} at a time"
+            cure = "Try a smaller --batch_size, --seq_length or --model_size."
+            if processes.world_size > 1 and run.micro_batch > 1 and not (args.dry_run or args.overfit):
+                remember_too_many(Path(args.output_dir), run.micro_batch)
+                cure = "Start again with --resume_from auto: the run then takes half as many at a time."
         with processes.errors_of_this_rank():
-            raise UserError(Exit.MACHINE, f"out of memory with {several(run.micro_batch, 'sequence')} at a time: "
-                                          f"{size(backend.peak_memory())} held, of {size(backend.total_memory())}. "
-                                          f"What was saved is safe. {cure}") from error
+            raise UserError(Exit.MACHINE, f"out of memory {where}: {size(backend.peak_memory())} held, of "
+                                          f"{size(backend.total_memory())}. What was saved is safe. {cure}") from error
 
 
 # ---------------------------------------------------------------- not finite, or changed tokens

@@ -49,6 +49,9 @@ class Strategy:
         model = self._model
         return [*model.blocks, model.output] if blocks or self.compiles_blocks else [model]
 
+    def begin_pass(self) -> None:
+        """Prepares a forward pass, in a step or in a validation: the results of the last one are used up."""
+
     def accumulating(self, is_last: bool) -> AbstractContextManager[Any]:
         """The context of a forward and backward pass; in the last one of a step gradients are averaged."""
         return nullcontext()
@@ -71,8 +74,11 @@ class CudaGraphs(Strategy):
     PyTorch, CUDAGraph Trees.
     """
 
-    def accumulating(self, is_last: bool) -> AbstractContextManager[Any]:
+    def begin_pass(self) -> None:
         torch.compiler.cudagraph_mark_step_begin()
+
+    def accumulating(self, is_last: bool) -> AbstractContextManager[Any]:
+        self.begin_pass()
         missing = [parameter for parameter in self.forward.parameters() if parameter.grad is None]
         if missing and not is_last:
             for parameter in missing:

@@ -2,7 +2,7 @@
 
 import contextlib
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass, field, replace
 
 import torch
@@ -115,20 +115,26 @@ class Validator:
         the micro-batch does not change. The time is not training time.
         """
         run, runtime = self._run, self._run.setup.runtime
-        device, config = runtime.machine.device, run.setup.config
+        config = run.setup.config
         windows = data.divide_windows([tokens.length for _, tokens in self._sets], config.seq_length,
                                       num_windows or run.recipe.eval_windows(config))
         measured = []
         with runtime.out.phase("validating"), runtime.clock.pause():
             for (each, tokens), num in zip(self._sets, windows, strict=True):
                 batches = data.validation_batches(tokens, config.seq_length, run.micro_batch, num, runtime.processes)
-                on_device = ((x.to(device), y.to(device)) for x, y in batches)
-                sums = sum_losses(run.model, on_device, self._byte_lengths_V, runtime.machine.autocast,
+                sums = sum_losses(run.model, self._on_device(batches), self._byte_lengths_V, runtime.machine.autocast,
                                   lambda: run.decisions.any_said_now("stop", runtime.signals.number is not None))
                 if sums is None:
                     return None
                 measured.append((each, LossSums(*runtime.processes.total(list(astuple(sums))))))
         return mean_by_weight(measured) if measured else None
+
+    def _on_device(self, batches: Iterable[data.Batch]) -> Iterator[data.Batch]:
+        """The batches on the device of the run, each before a forward pass of its own."""
+        device = self._run.setup.runtime.machine.device
+        for inputs_BT, targets_BT in batches:
+            self._run.strategy.begin_pass()
+            yield inputs_BT.to(device), targets_BT.to(device)
 
     def sample(self, num_tokens: int = SAMPLE_TOKENS) -> str | None:
         """A short text by the model as it is, safe to print; None without a tokenizer, or after a signal."""

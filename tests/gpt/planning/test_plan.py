@@ -97,8 +97,8 @@ def sharing(machine: Machine, processes: Processes, strategy: str = "ddp", inter
     setting = MemorySetting.of(GPU, Options(), True, False, 8, strategy, processes)
     config = GPTConfig(50257, 1024, 12, 12, 768)
     setup: Any = SimpleNamespace(config=config, recipe=SimpleNamespace(sample_interval=interval),
-                                 samples=interval > 0 and fits_sample(config, setting, machine, processes), memory=setting,
-                                 micro_batch=8, why_strategy="asked for",
+                                 samples=interval > 0 and fits_sample(config, setting, machine, processes),
+                                 memory=setting, micro_batch=8, why_strategy="asked for",
                                  corpus=SimpleNamespace(components=()),
                                  runtime=SimpleNamespace(processes=processes, machine=machine))
     return describe_sharing(setup)

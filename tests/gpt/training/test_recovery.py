@@ -98,6 +98,16 @@ def test_one_sequence_that_does_not_fit_ends_with_exit_5_and_the_cure(run, monke
     assert "--gradient_accumulation_steps 4" in text
 
 
+def test_weights_that_do_not_fit_need_a_smaller_model(run, monkeypatch):
+    def fails(*_):
+        raise OUT_OF_MEMORY["gpu"]
+
+    monkeypatch.setattr(train, "build_model", fails)
+    message = run.refused(Exit.MACHINE)
+    assert "--model_size" in message
+    assert "--batch_size" not in message
+
+
 def test_another_error_of_the_step_is_not_taken_for_want_of_memory(run, monkeypatch):
     forward_that_needs(monkeypatch, 0, RuntimeError("shapes do not match"))
     with pytest.raises(RuntimeError, match="shapes do not match"):

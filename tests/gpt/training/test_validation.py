@@ -20,8 +20,9 @@ from gpt.tokens.layouts import Part
 from gpt.tokens.stream import TokenStream
 from gpt.training.starting import forget_best_on_other_tokens
 from gpt.training.state import TrainState
+from gpt.training.strategies import CudaGraphs
 from gpt.training.validation import LossSums, sum_losses
-from model import GPTConfig
+from model import GPT, GPTConfig
 from tests.helpers.training import recipe, small_batch, small_model
 
 
@@ -73,6 +74,13 @@ def test_the_loss_is_the_same_for_every_batch_size_and_number_of_processes(token
 # ---------------------------------------------------------------- in runs of train.py
 
 
+@pytest.mark.parametrize(("interval", "fits"), [("0", True), ("1", False)])
+def test_nothing_is_sampled_without_samples_or_without_memory_for_them(run, monkeypatch, interval, fits):
+    monkeypatch.setattr("gpt.planning.setup.fits_sample", lambda *_: fits)
+    monkeypatch.setattr("gpt.training.validation.sample", None)
+    run.ok("--max_steps", "1", "--sample_interval", interval)
+
+
 def eval_tokens_in(folder, step: int) -> int:
     return json.loads((folder / f"checkpoint-{step}/trainer_state.json").read_text())["settings"]["eval_tokens"]
 
@@ -102,6 +110,21 @@ def test_the_best_loss_counts_only_where_the_same_tokens_are_measured(settings, 
     forget_best_on_other_tokens(run)
     assert (state.best_val_loss is None) == forgotten
     assert ("0.1000 at step 5,000, does not count any more" in "".join(said)) == forgotten
+
+
+def test_each_batch_of_a_validation_begins_a_pass_of_cuda_graphs(run, monkeypatch):
+    forward, events = GPT.forward, []
+
+    def noted(*rest):
+        events.append("pass")
+        return forward(*rest)
+
+    monkeypatch.setattr(GPT, "forward", noted)
+    monkeypatch.setattr(torch.compiler, "cudagraph_mark_step_begin", lambda: events.append("mark"))
+    monkeypatch.setattr("gpt.training.strategies.SingleProcess", CudaGraphs)
+    run.ok("--max_steps", "1", "--gradient_accumulation_steps", "1")
+    assert events == ["mark", "pass"] * events.count("pass")
+    assert len(events) > 12
 
 
 def test_a_resumed_dry_run_tells_what_is_left_and_writes_nothing(run):
