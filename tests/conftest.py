@@ -7,6 +7,7 @@ import gc
 import json
 import os
 import signal
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -46,6 +47,13 @@ def _collector_left_with_what_is_new(monkeypatch):
     """What earlier tests have imported and made is not looked through at each gc.collect() of a command."""
     gc.freeze()
     monkeypatch.setattr(gc, "unfreeze", lambda: None)
+
+
+@pytest.fixture(autouse=True)
+def _products_as_precise_as_at_the_start():
+    """A run on a GPU sets TF32 for the whole process, and its errors exceed the tolerances of other tests."""
+    if "torch" in sys.modules:
+        sys.modules["torch"].set_float32_matmul_precision("highest")
 
 
 @pytest.fixture(scope="session")

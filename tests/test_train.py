@@ -22,11 +22,13 @@ import torch.nn.functional as F
 
 import data
 import train
+from gpt.architectures.table import create
 from gpt.checkpoint.find import steps_in
 from gpt.checkpoint.stored import verify
 from gpt.common.errors import Exit, UserError
 from gpt.optimizers.build import parameter_groups
 from gpt.optimizers.table import OPTIMIZERS
+from gpt.planning.recipe import choose_options
 from gpt.tokens.layouts import Part
 from gpt.tokens.stream import TokenStream
 from gpt.training.state import Run
@@ -372,8 +374,9 @@ def test_products_by_weights_kept_in_bf16_give_the_losses_of_the_weights_as_they
 @pytest.mark.parametrize("where", ["gpu", "ram"])
 def test_a_step_on_a_gpu_waits_for_nothing(tmp_path, where):
     torch.use_deterministic_algorithms(False)  # what another test has set
-    model, cuda = small_model().to("cuda"), torch.device("cuda")
+    cuda = torch.device("cuda")
     machine = dataclasses.replace(on_cpu(), device=cuda, dtype=torch.bfloat16)
+    model = create(small_model().config, cuda, choose_options(False, False, machine, {})).train()
     learner = run_of(model, torch.amp.GradScaler("cuda", enabled=False), machine=machine)
     ids = np.random.default_rng(0).integers(0, model.config.vocab_size, 2000).astype("<u2")
     ids.tofile(tmp_path / "ids.bin")

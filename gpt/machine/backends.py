@@ -26,6 +26,8 @@ from gpt.machine.memory import available_ram, call_glibc, peak_resident
 NEWEST_CUDA_BUILD = "pip install --force-reinstall torch --index-url https://download.pytorch.org/whl/cu130"
 OLDER_CUDA_BUILD = 'pip install --force-reinstall "torch<2.15" --index-url https://download.pytorch.org/whl/cu126'
 
+ROCM_BUILD = "pip install --force-reinstall torch --index-url https://download.pytorch.org/whl/rocm7.2"
+
 
 class Backend:
     """A kind of device; this class is the CPU. Its methods describe the device that this process uses."""
@@ -187,8 +189,11 @@ class CUDA(Backend):
         is_wsl = "microsoft" in platform.release().lower()
         driver = "NVIDIA's driver in Windows, never one inside WSL" if is_wsl else "NVIDIA's driver"
         if sys.platform == "linux" and not any(map(os.path.exists, ("/dev/nvidiactl", "/dev/dxg"))):  # dxg: WSL
-            return (f"no NVIDIA driver is loaded. Install {driver}, or choose a machine with a GPU "
-                    "(on Colab: Runtime, Change runtime type)")
+            if os.path.exists("/dev/kfd"):  # AMD's driver
+                cure = "Let your user join the groups render and video" if torch.version.hip else ROCM_BUILD
+                return f"torch {torch.__version__} cannot use this AMD GPU. For ROCm, which is untested here: {cure}"
+            return (f"no NVIDIA driver is loaded. Install {driver}, or choose a machine with a GPU (on Colab: Runtime, "
+                    "Change runtime type; Intel's GPUs are not used)")
         if not torch.backends.cuda.is_built():
             return f"this torch ({torch.__version__}) is a CPU build. Install the CUDA build: {NEWEST_CUDA_BUILD}"
         if "CUDA_VISIBLE_DEVICES" in os.environ:

@@ -25,6 +25,7 @@ from gpt.common.errors import ENDED, Exit, UserError
 from gpt.common.ranks import MEETING, PLACE, is_one_of_several
 from gpt.common.signals import Signals
 from gpt.common.terminal import print_line
+from gpt.common.words import first_line
 from gpt.machine.backends import CPU, gpu_in_use
 
 # The longest wait of one process for another: a save takes so long if the RAM is too small for a copy. The
@@ -179,8 +180,9 @@ def joined(processes: Processes, use_gpu: bool | None) -> Iterator[None]:
     except RuntimeError as error:
         if not is_of_lost_process(error):
             raise
-        raise UserError(Exit.MACHINE, "another process of this run has ended, or cannot be reached any more. What was "
-                                      "saved is safe. Start again with --resume_from auto; torchrun "
+        why = first_line(RuntimeError(str(error).rpartition("Last error:")[2]))  # NCCL's cause stands last
+        raise UserError(Exit.MACHINE, f"another process of this run has ended, or cannot be reached any more: {why}. "
+                                      "What was saved is safe. Start again with --resume_from auto; torchrun "
                                       "--max_restarts 3 does that by itself.") from error
     dist.destroy_process_group()
     ENDED.append(True)  # gloo may leave a thread running, and C++'s destructors abort then

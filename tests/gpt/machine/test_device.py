@@ -134,6 +134,8 @@ def test_pascal_trains_in_fp32_unless_fp16_is_named(a_gpu, capability, use_amp, 
 
 @pytest.mark.parametrize(("system", "release", "files", "is_built", "says"), [
     ("linux", "6.8.0", [], False, "no NVIDIA driver is loaded. Install NVIDIA's driver, or"),
+    ("linux", "6.8.0", ["/dev/kfd"], False, "AMD GPU. For ROCm, which is untested here: pip install --force-reinst"),
+    ("linux", "6.8.0", ["/dev/kfd", "/dev/nvidiactl"], False, "Install the CUDA build"),
     ("linux", "6.8.0", ["/dev/nvidiactl"], False, "build: pip install --force-reinstall torch --index-url"),
     ("linux", "5.15-microsoft-WSL2", ["/dev/dxg"], False, "build: pip install --force-reinstall torch --index-url"),
     ("linux", "5.15-microsoft-WSL2", ["/dev/dxg"], True, "Update NVIDIA's driver in Windows, never one inside WSL"),
@@ -199,6 +201,29 @@ def test_the_peak_is_the_cards_in_the_precision_chosen(a_gpu, monkeypatch):
     assert device.choose(None, None, "auto", None).peak_flops is None
 
 
+def test_segments_stop_growing_where_a_driver_refuses_the_first_allocation(monkeypatch, tmp_path):
+    """NVIDIA's vGPU refuses the virtual memory that growing needs."""
+    def refuse(*_, device):
+        raise RuntimeError(f"CUDA {kind}: operation not supported")
+
+    settings: list[str] = []
+    machine = dataclasses.replace(CPU, device=torch.device("cuda"))
+    monkeypatch.setattr(torch, "empty", refuse)
+    monkeypatch.setattr(torch._C, "_accelerator_setAllocatorSettings", settings.append)
+    kind = "driver error"
+    device.set_up(machine, tmp_path)
+    assert settings == ["expandable_segments:False"]
+    kind = "error"
+    with pytest.raises(RuntimeError, match="CUDA error"):
+        device.set_up(machine, tmp_path)
+
+
+@pytest.mark.parametrize("test", ["first", "second"])
+def test_products_are_as_precise_as_before_the_test_before(test):
+    assert torch.get_float32_matmul_precision() == "highest"
+    torch.set_float32_matmul_precision("high")
+
+
 def test_compile_that_is_off_or_impossible_on_a_gpu_is_warned_of(a_gpu, monkeypatch):
     a_gpu()
     assert "expect half the speed" in " ".join(device.choose(None, None, "auto", False).warnings)
@@ -232,6 +257,7 @@ def test_kernels_are_kept_in_the_folder_where_that_can_be_written(tmp_path, monk
     monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
     machine = dataclasses.replace(CPU, device=torch.device("cuda"), compile=True)
     (tmp_path / "file").write_text("")
+    monkeypatch.setattr(torch, "empty", lambda *_, device: device)
     try:
         device.set_up(machine, tmp_path / "file" / "compiled")
         assert "TORCHINDUCTOR_CACHE_DIR" not in os.environ

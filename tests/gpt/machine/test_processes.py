@@ -6,6 +6,7 @@ import time
 from datetime import timedelta
 
 import pytest
+import torch.distributed as dist
 
 from gpt.common.errors import Exit, UserError
 from gpt.machine.processes import ALONE, Processes, is_of_lost_process, joined
@@ -86,6 +87,21 @@ def test_a_store_that_cannot_be_reached_is_no_bug(monkeypatch):
     monkeypatch.setattr("gpt.machine.processes._stop_without_torchrun", lambda: None)
     with pytest.raises(UserError, match=r"cannot be reached.* Start again") as caught, joined(Processes(1, 2, 1, 2),
                                                                                               False):
+        pass
+    assert caught.value.code == Exit.MACHINE
+
+
+@pytest.mark.parametrize("error", [
+    "NCCL error in: ProcessGroupNCCL.cpp:3690, unhandled system error, NCCL version 2.29\nncclSystemError: System call "
+    "failed\nLast error:\nError while creating shared memory segment /dev/shm/nccl-6\nmore",
+    "Error while creating shared memory segment /dev/shm/nccl-6\nmore"])
+def test_what_nccl_reports_is_shown(monkeypatch, error):
+    def fail(*_, **__):
+        raise dist.DistBackendError(error)
+
+    monkeypatch.setattr("gpt.machine.processes.rendezvous", fail)
+    monkeypatch.setattr("gpt.machine.processes._stop_without_torchrun", lambda: None)
+    with pytest.raises(UserError, match=r"segment /dev/shm/nccl-6\. W") as caught, joined(Processes(1, 2), False):
         pass
     assert caught.value.code == Exit.MACHINE
 
