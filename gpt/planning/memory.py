@@ -245,8 +245,7 @@ def room_of_each(machine: Machine, processes: Processes) -> int:
 
 def fits_sample(config: ModelConfig, setting: MemorySetting, machine: Machine, processes: Processes) -> bool:
     """True if a process has room for a sample: it gathers a sharded model, in fp32, beside what stays between steps."""
-    parts = memory_parts(config, 1, setting)
-    held = sum(num_bytes for name, num_bytes in parts.items() if name not in PASSING)
+    held = sum(part for name, part in memory_parts(config, 1, setting).items() if name not in PASSING)
     return not setting.is_sharded or held + 4 * config.num_parameters <= room_of_each(machine, processes)
 
 

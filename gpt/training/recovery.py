@@ -75,7 +75,8 @@ def explaining_memory(setup: Setup, run: Run | None = None) -> Iterator[None]:
     except (RuntimeError, MemoryError) as error:
         if not is_out_of_memory(error):
             raise
-        args, processes, backend = setup.args, setup.runtime.processes, setup.runtime.machine.backend
+        args, processes = setup.args, setup.runtime.processes
+        backend = setup.runtime.machine.backend
         where = "while the model was built"
         cure = ("Give a smaller model (--model_size, --n_layer, --n_embd), or share it among several GPUs: torchrun "
                 "with --model_parallel fsdp.")

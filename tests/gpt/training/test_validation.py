@@ -121,7 +121,7 @@ def test_each_batch_of_a_validation_begins_a_pass_of_cuda_graphs(run, monkeypatc
 
     monkeypatch.setattr(GPT, "forward", noted)
     monkeypatch.setattr(torch.compiler, "cudagraph_mark_step_begin", lambda: events.append("mark"))
-    monkeypatch.setattr("gpt.training.strategies.SingleProcess", CudaGraphs)
+    monkeypatch.setattr("gpt.training.strategies.Strategy", CudaGraphs)
     run.ok("--max_steps", "1", "--gradient_accumulation_steps", "1")
     assert events == ["mark", "pass"] * events.count("pass")
     assert len(events) > 12
