@@ -28,8 +28,6 @@ from gpt.tokens.corpus import Corpus
 from gpt.tokens.ngrams import copied_fraction, ngram_bits
 from gpt.tokens.tokenizer import bytes_per_id, load_tokenizer
 
-RUNS = Path(__file__).with_suffix(".csv")
-
 # The range of the fit: tokens of a text, and tokens that a run sees.
 LEAST_TOKENS, MOST_TOKENS = 100_000, 1_000_000
 LEAST_SEEN = 300_000
@@ -168,29 +166,27 @@ class FinishedRun(Evidence):
 
 def finished_runs() -> list[FinishedRun]:
     """Reads the table of finished runs."""
-    with RUNS.open(encoding="utf-8") as file:
+    with Path(__file__).with_suffix(".csv").open(encoding="utf-8") as file:
         return [FinishedRun(text=row.pop("text"), **{name: float(value) for name, value in row.items()})  # type: ignore
                 for row in csv.DictReader(file)]
 
 
-class Fit:
-    """A weighted least-squares fit to finished runs; a run whose outcome varies more weighs less."""
+def predicted_bits(evidence: Evidence, runs: Sequence[FinishedRun]) -> tuple[float, float]:
+    """Predicts the bits per validation token at the end of a run; returns them and their standard deviation.
 
-    def __init__(self, runs: Sequence[FinishedRun]):
-        x_RF = np.array([run.features() for run in runs])
-        y_R = np.array([run.bits / run.whole for run in runs])
-        root_R = np.sqrt([1 / run.variance for run in runs])
-        weighted_RF = x_RF * root_R[:, None]
-        self.weights_F = np.linalg.lstsq(weighted_RF, y_R * root_R, rcond=None)[0]
-        errors_R = (y_R - x_RF @ self.weights_F) * root_R
-        self.variance = float(errors_R @ errors_R) / (len(runs) - x_RF.shape[1])
-        self.covariance_FF = self.variance * np.linalg.inv(weighted_RF.T @ weighted_RF)
-
-    def bits(self, evidence: Evidence) -> tuple[float, float]:
-        """Predicts the bits per validation token at the end of a run; returns them and their standard deviation."""
-        x_F = np.array(evidence.features())
-        variance = self.variance * evidence.variance + float(x_F @ self.covariance_FF @ x_F)
-        return evidence.whole * float(x_F @ self.weights_F), evidence.whole * math.sqrt(variance)
+    The weighted least-squares fit is to finished runs; a run whose outcome varies more weighs less.
+    """
+    x_RF = np.array([run.features() for run in runs])
+    y_R = np.array([run.bits / run.whole for run in runs])
+    root_R = np.sqrt([1 / run.variance for run in runs])
+    weighted_RF = x_RF * root_R[:, None]
+    weights_F = np.linalg.lstsq(weighted_RF, y_R * root_R, rcond=None)[0]
+    errors_R = (y_R - x_RF @ weights_F) * root_R
+    variance = float(errors_R @ errors_R) / (len(runs) - x_RF.shape[1])
+    covariance_FF = variance * np.linalg.inv(weighted_RF.T @ weighted_RF)
+    x_F = np.array(evidence.features())
+    of_run = variance * evidence.variance + float(x_F @ covariance_FF @ x_F)
+    return evidence.whole * float(x_F @ weights_F), evidence.whole * math.sqrt(of_run)
 
 
 # ---------------------------------------------------------------- the forecast
@@ -222,7 +218,7 @@ def forecast_of(setup: Setup) -> Forecast | None:
 
 def predict(evidence: Evidence, tokens_per_byte: float) -> Forecast:
     """The forecast by the fit, with the bits per token converted to bits per byte."""
-    bits, deviation = Fit(finished_runs()).bits(evidence)
+    bits, deviation = predicted_bits(evidence, finished_runs())
     side = DEVIATIONS * deviation
     return Forecast(bits * tokens_per_byte, (bits - side) * tokens_per_byte, (bits + side) * tokens_per_byte, evidence,
                     tokens_per_byte)

@@ -25,8 +25,8 @@ from gpt.machine import device
 from gpt.machine.backends import CPU, NVIDIA, gpu_in_use, gpu_of_this_system
 from gpt.machine.device import Machine
 from gpt.machine.runtime import Runtime
-from gpt.planning.cooldown import choose_cooldown
 from gpt.planning.recipe import choose_config
+from gpt.planning.schedules import Cooldown, schedule_of
 from gpt.planning.sizing import Sizing, choose_sizing
 from gpt.tokens.corpus import Corpus, open_corpus
 from gpt.tokens.data_dirs import folders_of
@@ -189,7 +189,7 @@ def choose_resume(args: Namespace, writes: bool, out: Progress) -> Found | None:
     if requested or args.cooldown_from is not None:
         with out.phase("verifying the checkpoint"):
             if args.cooldown_from is not None:
-                found = choose_cooldown(args, args.cooldown_from, args.min_lr or 0.0, out)
+                found = choose_cooldown(args, out)
             else:
                 found = find.find_resume(requested, output_dir, args.overwrite, out.warn)
         if found is None:
@@ -205,6 +205,45 @@ def choose_resume(args: Namespace, writes: bool, out: Progress) -> Found | None:
     if find.steps_in(output_dir) and not args.overwrite:
         raise find.held_by_another_run("--output_dir", output_dir, ", or --overwrite, which deletes them")
     return None
+
+
+def choose_cooldown(args: Namespace, out: Progress) -> Found:
+    """The checkpoint from which a run with --cooldown_from continues, with the cooldown in its settings.
+
+    With --resume_from it is the newest checkpoint of the cooldown, if it has one; otherwise the cooldown
+    begins at the requested checkpoint. Raises UserError: exit 4 like find_resume, exit 2 for a learning
+    rate at --min_lr already.
+    """
+    output_dir, requested = Path(args.output_dir), args.cooldown_from
+    shown = f"--cooldown_from {printable(requested)}"
+    own = args.resume_from and find.find_resume(args.resume_from, output_dir, args.overwrite, out.warn)
+    if own:
+        source = own.stored.settings.get("cooldown_from")
+        if source and _is_same(requested, source):
+            return own
+        if args.resume_from != "auto" and not _is_same(requested, str(own.folder)):
+            out.say(f"resume      without {shown}")
+            return own
+    found = find.find_resume(requested, output_dir, args.overwrite, out.warn)
+    folder, stored = found or (Path(requested), NEW_RUN)
+    step = stored.state.step
+    try:
+        learning_rate = schedule_of(stored.settings).learning_rate_at(step)
+    except (KeyError, TypeError, AttributeError, ArithmeticError) as error:  # no settings, or edited ones
+        raise UserError(Exit.CHECKPOINT, f"{shown} holds no checkpoint with a learning rate. Give another one."
+                        ) from error
+
+    if learning_rate <= (args.min_lr or 0.0):
+        raise UserError(Exit.FLAGS, f"{shown}: the learning rate has fallen to {learning_rate:.3g} already, and "
+                                    f"--min_lr is {args.min_lr or 0.0:g}. Give an earlier checkpoint.")
+    settings = {**stored.settings, **Cooldown(step, learning_rate, str(folder)).settings()}
+    settings.pop("max_minutes", None)  # a cooldown has its own
+    return Found(folder, replace(stored, settings=settings))
+
+
+def _is_same(requested: str, source: str) -> bool:
+    """True if a request names the checkpoint source, or a folder of checkpoints."""
+    return not (Path(requested) / MANIFEST).is_file() or Path(requested).resolve() == Path(source).resolve()
 
 
 def _check_no_stranger(output_dir: Path) -> None:

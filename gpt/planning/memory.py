@@ -321,14 +321,11 @@ def largest_batch_size(recipe: Recipe, config: ModelConfig, setting: MemorySetti
     it. On a processor it keeps the margin: running out of RAM would hurt other programs. A resumed run
     keeps its micro-batch. Raises UserError (exit 5) where not even one sequence fits.
     """
-    settings = stored.settings
-    if had_step_of(settings, recipe.samples_per_step):
-        return settings["batch_size"]
+    if had_step_of(stored.settings, recipe.samples_per_step):
+        return stored.settings["batch_size"]
     backend, processes = runtime.machine.backend, runtime.processes
-    if backend.has_own_memory:
-        room = float(backend.free_memory() or 0)
-    else:
-        room = (1 - MARGIN) * (available_ram() // processes.local_world_size)
+    free_ram = (1 - MARGIN) * (available_ram() // processes.local_world_size)
+    room = float(backend.free_memory() or 0) if backend.has_own_memory else free_ram
     fitting = largest_micro_batch(config, setting, room)
     if not fitting:
         raise UserError(Exit.MACHINE, f"--batch_size auto: not even one sequence of {config.seq_length:,} tokens fits "

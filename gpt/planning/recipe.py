@@ -30,7 +30,6 @@ LOSS_CHUNK = 2048  # tokens whose logits exist at a time, on a GPU or compiled
 ASSUMED_STEP_TOKENS = 4096  # of a step of --max_steps, a laptop's, where a size must not depend on the batch
 DEFAULT_SEQ_LENGTH = 1024
 LONGEST_DEFAULT_SEQ_LENGTH = 2048  # of pretrained weights: Qwen3 allows 40,960 positions, too many for any memory
-ENDLESS = 2**40  # epochs, until the length that fits into --max_minutes is planned
 
 
 @dataclass(frozen=True)
@@ -281,7 +280,7 @@ def _choose_length(facts: _Facts, cooldown: Cooldown | None, overfits: bool, win
         samples = samples_seen + max(0, last_step - steps_done) * samples_per_step
         epochs = epochs_of(samples, samples_per_step, windows)
     elif args.max_minutes and not args.epochs:
-        epochs = most_epochs if facts.is_small else ENDLESS
+        epochs = most_epochs if facts.is_small else 2**40  # endless, until the length that fits is planned
     else:
         usual_epochs = facts.sizing.epochs if facts.sizing else math.ceil(20 * num_parameters / num_tokens)
         limit = most_epochs if overfits else defaults.USUAL_PASSES

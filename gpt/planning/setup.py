@@ -136,10 +136,9 @@ def _is_finished(inputs: Inputs, recipe: Recipe, deadline: Deadline, runtime: Ru
 def choose_place(requested: str, corpus: Corpus, runtime: Runtime) -> tuple[str, str]:
     """The place of the training tokens ('gpu', 'ram' or 'mmap') and the reason. Raises UserError (exit 5)."""
     backend, num_processes = runtime.machine.backend, runtime.processes.local_world_size
-    has_own_memory = backend.has_own_memory  # an Apple GPU shares the RAM
-    if requested == "gpu" and not has_own_memory:
+    if requested == "gpu" and not backend.has_own_memory:  # an Apple GPU shares the RAM
         raise UserError(Exit.MACHINE, "--preload gpu: the run uses no GPU with its own memory. Give --preload auto.")
-    free_bytes = backend.free_memory() if has_own_memory else None
+    free_bytes = backend.free_memory() if backend.has_own_memory else None
     place, why = data.choose_preload(requested, corpus.train.num_bytes, free_bytes, available_ram())
     if place == "ram" and num_processes > 1:
         return "mmap", f"once in RAM for all {num_processes} processes of a machine"
