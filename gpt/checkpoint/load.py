@@ -165,7 +165,10 @@ def opening(what: str) -> Iterator[None]:
 
 
 def load_model(folder: Path, device: torch.device) -> Network:
-    """The model of a folder, in fp32 and training mode, on the device. Raises UserError (exit 4)."""
+    """The model of a checkpoint or a Hugging Face folder on a device, in fp32 and in training mode.
+
+    Raises UserError (exit 4).
+    """
     config, weights = open_model(folder)
     model = architecture_of(config).build(config, Options())
     _copy(weights, model)

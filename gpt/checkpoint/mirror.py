@@ -88,10 +88,10 @@ def holds_this_run(root: Path, output_dir: Path) -> bool:
 def prepare_mirror(args: Namespace, out: Progress) -> None:
     """Tries the mirror before any work, and brings its newest checkpoint back where the output folder has none.
 
-    Raises UserError: exit 5 if the mirror cannot be written, exit 4 if it is a checkpoint itself or holds
-    another run's. Exit 2 means that its name is not UTF-8. A run that resumes from its own folder goes on
-    without the mirror, with a warning. A recorded mirror that does not hold this run is left alone; each
-    save looks again.
+    Raises UserError: exit 5 if the mirror cannot be written, exit 4 if it is a checkpoint itself, holds
+    another run's, or holds only damaged ones to bring back. Exit 2 means that its name is not UTF-8. A run
+    that resumes from its own folder goes on without the mirror, with a warning. A recorded mirror that does
+    not hold this run is left alone; each save looks again.
     """
     root, output_dir = Path(args.mirror_to), Path(args.output_dir)
     resumed, shown = args.resume_from, f"--mirror_to {printable(args.mirror_to)}"
@@ -166,9 +166,10 @@ class Mirror:
         self._thread.start()  # a daemon: a disk that hangs does not keep the process alive
 
     def finish(self) -> None:
-        """Repeats the last update, waits at most 20 minutes, and prints whether the mirror is complete.
+        """Repeats the last update, waits for it at most 20 minutes, and prints its outcome.
 
-        Does nothing if no update followed the last finish.
+        That is whether the mirror has the last checkpoint, or else the command that copies it. Does nothing if
+        no update followed the last finish.
         """
         if self._latest is None:
             return

@@ -32,10 +32,10 @@ def to_device(x: torch.Tensor, device: torch.device) -> torch.Tensor:
 class HostBuffer:
     """Zeroed host memory, allocated at once, and pinned if wished and CUDA allows it.
 
-    bytes is the memory as a tensor of uint8.     Raises RuntimeError for too little memory. A pinned buffer
-    must be closed before it is dropped. PyTorch rounds its pinned memory up to a power of two: 17 GB would
-    take 32. This class allocates plain memory and registers it with CUDA. If CUDA refuses, the memory stays
-    plain: copies to it are slower, not wrong.
+    bytes is the memory as a tensor of uint8. Raises RuntimeError for too little memory. A pinned buffer must
+    be closed before it is dropped. PyTorch rounds its pinned memory up to a power of two: 17 GB would take
+    32. This class allocates plain memory and registers it with CUDA. If CUDA refuses, the memory stays plain:
+    copies to it are slower, not wrong.
     """
 
     def __init__(self, num_bytes: int, pinned: bool):

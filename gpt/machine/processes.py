@@ -63,8 +63,7 @@ class Processes:
     def from_first(self, decide: Callable[[], T]) -> T:
         """Returns in all processes the result of decide(), which the main process alone calls.
 
-        Its UserError or SystemExit is raised in all processes. Any other error ends the others with exit
-        70.
+        Its UserError or SystemExit is raised in all of them. Any other error ends the others with exit 70.
         """
         if self.world_size == 1:
             return decide()

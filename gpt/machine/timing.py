@@ -64,9 +64,9 @@ class TrainingClock:
         return Mark(time.perf_counter(), event, self._paused + self._stopped())
 
     def lap(self, end: Mark | None = None) -> float:
-        """Waits for the mark, or for the device's queued work, and returns the seconds since the last lap.
+        """Returns the seconds of training from the last lap to the mark, after it has waited for the mark.
 
-        Always above 0. The next lap begins there.
+        Without a mark, to the end of the device's queued work. Always above 0. The next lap begins there.
         """
         start, end = self._lap_began, end or self.mark()
         end.wait()
