@@ -80,8 +80,8 @@ class Findings:
     first_bad_line: tuple[int, str] | None = None  # line, reason
     has_text: bool = False  # more than whitespace
 
-    def bad_line(self, number: int, why: str) -> None:
-        """Counts a line of JSON, or a row, without a document."""
+    def count_bad_line(self, number: int, why: str) -> None:
+        """Counts a line of JSON, or a row, that holds no document; keeps the place and the reason of the first."""
         self.bad_lines += 1
         self.first_bad_line = self.first_bad_line or (number, why)
 
@@ -125,9 +125,10 @@ def read_at(file: BinaryIO, start: int, length: int) -> bytes:
     return file.read(length)
 
 
-def text_start(file: BinaryIO) -> int:
-    """The offset of the text, after the byte order mark if there is one."""
-    return len(MARK) if read_at(file, 0, len(MARK)) == MARK else 0
+def text_start(source: Source) -> int:
+    """The offset of the text in its file, after the byte order mark if there is one."""
+    with source.text_path.open("rb") as file:
+        return len(MARK) if file.read(len(MARK)) == MARK else 0
 
 
 def find_end(file: BinaryIO, marker: bytes, start: int, limit: int, step: int) -> int:
@@ -146,12 +147,11 @@ def find_end(file: BinaryIO, marker: bytes, start: int, limit: int, step: int) -
         start += len(content) - len(marker) + 1
 
 
-def refuse_long(source: Source, start: int, num_bytes: int, reading: Reading) -> None:
-    """Raises UserError (exit 3) if num_bytes, of the document at byte start, is over the limit of reading."""
-    limit = reading.limits.document_bytes
-    if num_bytes > limit:
+def refuse_over_limit(source: Source, start: int, num_bytes: int, limits: Limits) -> None:
+    """Raises UserError (exit 3) if the document at byte start has num_bytes above limits.document_bytes."""
+    if num_bytes > limits.document_bytes:
         raise UserError(Exit.DATA, f"{source.shown}: the document at byte {start:,} is longer than "
-                                   f"{size(limit)}, too long to hold in memory. Cut it into several.")
+                                   f"{size(limits.document_bytes)}, too long to hold in memory. Cut it into several.")
 
 
 # ---------------------------------------------------------------- cutting a long document

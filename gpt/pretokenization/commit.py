@@ -28,10 +28,9 @@ def commit(job: Job, dtype: str, vocabulary: Vocabulary, trained_here: bool) -> 
             job.signals.look()
             path = job.folder.work / f"{split}.bin"
             sync(path)
-            sha256 = scan(Part(path, dtype, totals["tokens"]), vocabulary.size)
             status = path.stat()
             splits[split] = {**totals, "file_bytes": status.st_size, "modified_ns": status.st_mtime_ns,
-                             "sha256": sha256}
+                             "sha256": scan(Part(path, dtype, totals["tokens"]), vocabulary.size)}
 
     sources = [Path(source.shown).name for source in job.sources]
     if job.args.demo:

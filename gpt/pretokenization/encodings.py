@@ -12,8 +12,11 @@ CONTROLS = bytes({*range(32), 127} - {*b"\b\t\n\v\f\r\x1b"})
 MAX_CONTROLS = 0.05  # of a text's first bytes; one in nine random bytes is a control character
 
 
-def refuse_encoding(shown: str, head: bytes, encoding: str) -> None:
-    """Raises UserError (exit 3) if a text's first bytes are clearly not in this encoding ('': UTF-8)."""
+def refuse_other_encoding(shown: str, head: bytes, encoding: str) -> None:
+    """Raises UserError (exit 3) if a text's first bytes, head, show another encoding than this one ('': UTF-8).
+
+    A UTF-16 or UTF-32 mark shows one. With an encoding given, so do four characters of UTF-8 beyond ASCII.
+    """
     seen = next((name for mark, name in MARKS.items() if head.startswith(mark)), "")
     if seen and not encoding.startswith(("utf-16", "utf-32")):
         raise UserError(Exit.DATA, f"{shown} is {seen.upper()}, not {(encoding or 'UTF-8').upper()}, as "
@@ -33,8 +36,8 @@ def has_controls(content: bytes) -> bool:
 
 def refuse_undecodable(source: Source, findings: Findings) -> None:
     """Raises UserError (exit 3) if more than 1% of a file's bytes are not UTF-8."""
-    num_places = findings.undecodable
-    if findings.first_replaced and num_places > max(ALWAYS_REPLACED, MAX_UNDECODABLE * source.text_bytes):
-        raise source.error(f"is not UTF-8: {several(num_places, 'place')} cannot be decoded, from byte "
+    most = max(ALWAYS_REPLACED, MAX_UNDECODABLE * source.text_bytes)
+    if findings.first_replaced and findings.undecodable > most:
+        raise source.error(f"is not UTF-8: {several(findings.undecodable, 'place')} cannot be decoded, from byte "
                            f"{findings.first_replaced[0]:,} on. Give its --encoding, such as cp1251 or "
                            "shift_jis.")

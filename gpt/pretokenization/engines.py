@@ -26,7 +26,6 @@ CHECKED_BYTES = 2**9  # both engines encode two samples of this size from each s
 CACHE_BYTES = 2**27  # gigatoken is created again when its cache of words exceeds this
 # The versions that were compared on every code point; no others are used together.
 COMPARED = {"gigatoken": "0.10.0", "tokenizers": "0.23.3"}
-INSTALL = f"python -m pip install {' '.join(map('=='.join, COMPARED.items()))}"
 # Code points that are letters or numbers to gigatoken (Unicode 17) and not to tokenizers (Unicode 16), and
 # a few others between them.
 NEWER = ((0x88F, 0x88F), (0xC5C, 0xC5C), (0xCDC, 0xCDC), (0xA7CE, 0xA7F1), (0x10940, 0x10959),
@@ -62,7 +61,8 @@ def choose_engine(requested: str, vocabulary: Vocabulary, say: Callable[[str], N
     if not vocabulary.is_known_kind:
         why = "the tokenizer is not of GPT-2's kind"
     elif not is_compared():
-        why = f"to encode about twenty times faster, install it: {INSTALL}"
+        releases = " ".join(map("==".join, COMPARED.items()))
+        why = f"to encode about twenty times faster, install it: python -m pip install {releases}"
     elif encoder_for(vocabulary, "gigatoken").differs(*map(str.encode, HARD_TEXTS)):
         why = "it gives other ids to hard texts"
     else:

@@ -92,13 +92,12 @@ def pieces_of(source: Source) -> Iterator[bytes]:
     """Yields the text of a file in UTF-8, unpacked and strictly decoded. Raises UserError as unpacked does."""
     decoder = codecs.getincrementaldecoder(source.encoding)() if source.encoding else None
     num_bytes = 0  # unpacked so far
-    packed_bytes = source.stamp[0]
     with source.path.open("rb") as file:
         pieces = _unpacked(file, source) if source.packing else iter(lambda: file.read(READ_BYTES), b"")
         for piece in itertools.chain(filter(None, pieces), [b""]):
             num_bytes += len(piece)
-            if source.packing and num_bytes > max(BOMB_BYTES, BOMB_RATIO * packed_bytes):
-                raise source.error(f"unpacks to more than {BOMB_RATIO} times its {size(packed_bytes)}, "
+            if source.packing and num_bytes > max(BOMB_BYTES, BOMB_RATIO * source.stamp[0]):
+                raise source.error(f"unpacks to more than {BOMB_RATIO} times its {size(source.stamp[0])}, "
                                    "as an archive bomb does. Unpack it yourself.")
             try:
                 piece = decoder.decode(piece, not piece).encode() if decoder else piece

@@ -5,7 +5,7 @@ import re
 from collections.abc import Iterator
 
 from gpt.common.words import printable
-from gpt.pretokenization.blocks import Findings, Kind, Reading, TextBlock, find_end, refuse_long, text_start
+from gpt.pretokenization.blocks import Findings, Kind, Reading, TextBlock, find_end, refuse_over_limit, text_start
 from gpt.pretokenization.files import MARK, STDIN, Source
 
 JSON_ENDINGS = (".jsonl", ".ndjson")
@@ -13,20 +13,20 @@ JSON_ENDINGS = (".jsonl", ".ndjson")
 
 def is_json_lines(source: Source, name: str, head: bytes) -> bool:
     """True for the names of JSON lines, and for standard input that begins with an object."""
-    begins_as_object = re.match(rb'{\s*["}]', head.removeprefix(MARK)) is not None
-    return name.endswith((*JSON_ENDINGS, ".json")) or (name == STDIN and begins_as_object)
+    return name.endswith((*JSON_ENDINGS, ".json")) or (
+        name == STDIN and re.match(rb'{\s*["}]', head.removeprefix(MARK)) is not None)
 
 
 def line_blocks(source: Source, reading: Reading) -> Iterator[TextBlock]:
     """Cuts a file into blocks of whole lines. Raises UserError (exit 3) for a line too long to be held."""
     limits = reading.limits
+    start = text_start(source)
     with source.text_path.open("rb") as file:
-        start = text_start(file)
         while start < source.text_bytes:
             target = start + limits.block_bytes - 1
-            end = find_end(file, b"\n", target, target + limits.document_bytes, limits.window_bytes)
-            end = min(end, source.text_bytes)
-            refuse_long(source, start, end - target, reading)
+            end = min(source.text_bytes, find_end(file, b"\n", target, target + limits.document_bytes,
+                                               limits.window_bytes))
+            refuse_over_limit(source, start, end - target, limits)
             yield TextBlock(start, end - start)
             start = end
 
@@ -46,13 +46,13 @@ def line_documents(block: TextBlock, content: bytes, reading: Reading, findings:
         try:
             fields = decode(line)
         except (ValueError, RecursionError):
-            findings.bad_line(number, "is not JSON")
+            findings.count_bad_line(number, "is not JSON")
             continue
 
         text = fields.get(reading.text_field) if isinstance(fields, dict) else None
         if not isinstance(text, str):
             what = f"its fields are {', '.join(list(fields)[:8])}" if isinstance(fields, dict) else "no object"
-            findings.bad_line(number, printable(f"has no text in field {reading.text_field!r}: {what}")[:200])
+            findings.count_bad_line(number, printable(f"has no text in field {reading.text_field!r}: {what}")[:200])
             continue
 
         if b"\\u" in encoded:  # JSON can spell lone surrogates, which UTF-8 cannot encode

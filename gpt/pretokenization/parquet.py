@@ -53,7 +53,7 @@ def row_documents(block: TextBlock, content: list[Any], reading: Reading, findin
             texts.append(value)
         else:
             what = "null" if value is None else type(value).__name__
-            findings.bad_line(number, f"has no text in column {reading.text_field!r}: it is {what}")
+            findings.count_bad_line(number, f"has no text in column {reading.text_field!r}: it is {what}")
     return texts
 
 

@@ -42,8 +42,7 @@ class Report:
                 raise UserError(Exit.DATA, f"not UTF-8: {why} at {place}. Correct the text, or leave out "
                                            "--strict_utf8 to have such bytes replaced.")
             self.first_replaced = self.first_replaced or f"{place}, {why}"
-            if not in_source.undecodable:
-                in_source.first_replaced = findings.first_replaced
+            in_source.first_replaced = in_source.first_replaced or findings.first_replaced
         if findings.first_bad_line and not self.first_bad_line:
             line, why = findings.first_bad_line
             self.first_bad_line = f"{unit} {in_source.newlines + line + 1:,} of {source.shown} {why}"

@@ -16,7 +16,7 @@ from gpt.common.errors import Exit, UserError
 from gpt.common.words import printable, several, shell_word
 from gpt.hub.download import DatasetFile
 from gpt.pretokenization.blocks import Findings, Reading, TextBlock, read_at
-from gpt.pretokenization.encodings import has_controls, refuse_encoding
+from gpt.pretokenization.encodings import has_controls, refuse_other_encoding
 from gpt.pretokenization.files import HEAD_BYTES, PACKED_ENDINGS, PACKINGS, Source, head_of, stamp_of
 from gpt.pretokenization.json_lines import JSON_LINES
 from gpt.pretokenization.parquet import PARQUET
@@ -92,9 +92,8 @@ def files_in_folder(folder: str, say: Callable[[str], None]) -> list[str]:
         raise UserError(Exit.DATA, f"{printable(folder)} holds no {', '.join(endings)} file. Name the files "
                                    "themselves.")
     if others:
-        more = f" and {len(others) - 1:,} more" if len(others) > 1 else ""
-        say(f"{printable(folder)}: {several(len(chosen), 'text file')}; left out: "
-            f"{printable(min(others))}{more}")
+        say(f"{printable(folder)}: {several(len(chosen), 'text file')}; left out: {several(len(others), 'file')}, "
+            f"the first: {printable(min(others))}")
     return sorted(chosen)
 
 
@@ -128,28 +127,22 @@ def examine(path: Path, shown: str, encoding: str = "") -> Source:
             raw = file.read(HEAD_BYTES)
         packing = next((packing for magic, packing in PACKINGS.items() if raw.startswith(magic)), "")
         source = Source(path, shown, stamp_of(status), path, status.st_size, packing)
-        name = bare_name(path.name)
         head = head_of(source)
-        kind = kind_of(source, name, head)
+        name = bare_name(path.name)
+        kind = next(key for key, kind in KINDS.items() if kind.recognises(source, name, head))
         if KINDS[kind].is_text:
             if head.startswith(b"%PDF"):
                 raise source.error(f"is a PDF. Extract its text: pdftotext {shell_word(path)}")
-            refuse_encoding(shown, head, encoding)
+            refuse_other_encoding(shown, head, encoding)
             source = replace(source, encoding=encoding)
             head = head_of(source)
             if has_controls(head):
                 raise source.error(f"is not text: its first {len(head):,} bytes are full of control "
                                    "characters. If it holds tokens, give it to train.py --bin_file or "
                                    "evaluate.py --tokens. If it is UTF-16, give --encoding.")
-            kind = kind_of(source, name, head)
         return replace(source, kind=kind)
     except OSError as error:
         raise UserError(Exit.DATA, f"{shown}: {error.strerror}. Give a text file that can be read.") from error
-
-
-def kind_of(source: Source, name: str, head: bytes) -> str:
-    """The first of KINDS that recognises a file."""
-    return next(key for key, kind in KINDS.items() if kind.recognises(source, name, head))
 
 
 # ---------------------------------------------------------------- reading

@@ -66,10 +66,7 @@ def split_of_files(sources: Sequence[Source], val_fraction: float | None) -> Spl
     """
     if len(sources) > 1 and (val_fraction is not None or len(sources) >= FEW_FILES):
         return None
-    sizes = []
-    for source in sources:
-        with source.text_path.open("rb") as file:
-            sizes.append(source.text_bytes - text_start(file))
+    sizes = [source.text_bytes - text_start(source) for source in sources]
     fraction = default_fraction(sum(sizes)) if val_fraction is None else val_fraction
     if len(sources) == 1:
         return split_of_one(sizes[0], fraction)

@@ -6,7 +6,7 @@ import contextlib
 import json
 import os
 import shutil
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,6 @@ from gpt.common.words import printable
 
 WORK = ".pretokenize"  # the work folder inside the output folder
 LOCK = ".pretokenize.lock"
-LOCK_FLAGS = os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0)  # never opens a link's target
 OUTPUTS = (METADATA, "tokenizer.json", "train.bin", "train.idx", "val.bin", "val.idx")
 
 
@@ -33,13 +32,12 @@ class TokenWriter:
 
     def add(self, ids: np.ndarray, ends: np.ndarray, num_bytes: int) -> None:
         """Appends the ids of num_bytes of text; ends are the documents' ends, counted from the first of these ids."""
-        totals = self.totals
         self.ids.write(ids.tobytes())
-        self.ends.write((ends + totals["tokens"]).astype("<u8").tobytes())
-        totals["largest_id"] = max(totals["largest_id"], int(ids.max()) if len(ids) else -1)
-        totals["tokens"] += len(ids)
-        totals["documents"] += len(ends)
-        totals["bytes"] += num_bytes
+        self.ends.write((ends + self.totals["tokens"]).astype("<u8").tobytes())
+        self.totals["largest_id"] = max(self.totals["largest_id"], int(ids.max()) if len(ids) else -1)
+        self.totals["tokens"] += len(ids)
+        self.totals["documents"] += len(ends)
+        self.totals["bytes"] += num_bytes
 
     def close(self) -> None:
         """Closes the files."""
@@ -60,15 +58,12 @@ class Folder:
         self.was_made = not path.exists()
         with self.writing():
             path.mkdir(parents=True, exist_ok=True)
-            if self.work.is_symlink():  # its target would be deleted
-                raise UserError(Exit.MACHINE, f"--output_dir {self.shown}: {WORK} in it is a link. Delete "
-                                              "the link.")
-            self.lock = os.fdopen(os.open(path / LOCK, LOCK_FLAGS, 0o666), "w")
+            self.lock = (path / LOCK).open("a")
             if not try_lock(self.lock.fileno()):
                 raise UserError(Exit.BUSY, f"--output_dir {self.shown} is in use by another run. Wait for "
                                            "it, or give another --output_dir.")
             self._clean()
-            self.work.mkdir(exist_ok=True)
+            self.work.mkdir()  # fails if it is a link, which rmtree does not follow
 
     def __enter__(self) -> Folder:
         return self
@@ -100,14 +95,6 @@ class Folder:
         if names and not overwrite:
             raise UserError(Exit.DATA, f"--output_dir {self.shown} already holds {', '.join(names[:4])}. Give "
                                        "--overwrite to replace them, or another --output_dir.")
-
-    def refuse_replaced(self, paths: Iterable[Path]) -> None:
-        """Raises UserError (exit 3) if an output would replace one of these input files."""
-        outputs = {path.resolve() for path in self.outputs()}
-        for path in paths:
-            if path.resolve() in outputs:
-                raise UserError(Exit.DATA, f"{printable(path)} would be replaced by the output of the same "
-                                           "name. Give another --output_dir.")
 
     def writing(self) -> contextlib.AbstractContextManager[None]:
         """Turns a system error into a UserError for this folder, as common.errors.writing does."""

@@ -12,7 +12,7 @@ from gpt.pretokenization.blocks import (
     find_end,
     part_end,
     read_at,
-    refuse_long,
+    refuse_over_limit,
     text_start,
 )
 from gpt.pretokenization.files import Source
@@ -24,11 +24,11 @@ def text_blocks(source: Source, reading: Reading) -> Iterator[TextBlock]:
     Raises UserError (exit 3) for a document too long to be held.
     """
     with source.text_path.open("rb") as file:
-        start, end = text_start(file), source.text_bytes
+        start, end = text_start(source), source.text_bytes
         if reading.separator:
             yield from separated_blocks(file, source, reading, start)
         elif source.cut is None:
-            refuse_long(source, start, end - start, reading)
+            refuse_over_limit(source, start, end - start, reading.limits)
             yield TextBlock(start, end - start)
         else:
             cut = start + source.cut
@@ -48,7 +48,7 @@ def separated_blocks(file: BinaryIO, source: Source, reading: Reading, start: in
             end -= len(content.split(separator)[-1])  # leaves the incomplete last document to the next block
         if end == start:  # the document is longer than a block
             end = find_end(file, separator, start, start + limits.document_bytes, limits.window_bytes)
-            refuse_long(source, start, end - start - len(separator), reading)
+            refuse_over_limit(source, start, end - start - len(separator), limits)
         yield TextBlock(start, end - start)
         start = end
 

@@ -44,9 +44,8 @@ def new_vocabulary(job: Job, train_bytes: int) -> Vocabulary:
     """
     args, progress = job.args, job.progress
     sample_bytes = min(train_bytes, args.train_sample_bytes)
-    requested, why = args.vocab_size, ""
-    if requested == "auto":
-        requested, why = auto_vocab_size(train_bytes), " (32,000 from 100 MB of text on)"
+    requested = auto_vocab_size(train_bytes) if args.vocab_size == "auto" else args.vocab_size
+    why = " (32,000 from 100 MB of text on)" if args.vocab_size == "auto" else ""
     progress.say(f"training a tokenizer of {requested:,} ids{why} on {sample_bytes:,} of {train_bytes:,} bytes")
     old = job.folder.path / "tokenizer.json"
     if old.exists():

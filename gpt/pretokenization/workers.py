@@ -79,10 +79,10 @@ def answers_of(number: int, answer: Callable[[Any], Any], questions: Iterable[An
     """
     if number > 1:
         yield from _answers_of_processes(number, answer, questions, signals, is_heavy)
-        return
-    for question in questions:
-        signals.look()
-        yield question, answer(question)
+    else:
+        for question in questions:
+            signals.look()
+            yield question, answer(question)
 
 
 def _answers_of_processes(number: int, answer: Callable[[Any], Any], questions: Iterable[Any], signals: Signals,

@@ -6,14 +6,14 @@ import numpy as np
 import pytest
 
 from gpt.common.errors import UserError
-from gpt.pretokenization.encodings import has_controls, refuse_encoding
+from gpt.pretokenization.encodings import has_controls, refuse_other_encoding
 from tests.helpers.texts import ALPHABET, LANGUAGES, in_language, words
 
 
 @pytest.mark.parametrize("language", LANGUAGES)
 def test_utf8_and_tokens_are_never_taken_for_utf16(language):
     for encoding in ("utf-8", *LANGUAGES[language]):
-        refuse_encoding("a.txt", in_language(language, 3000).encode(encoding, "ignore")[:4096], "")
+        refuse_other_encoding("a.txt", in_language(language, 3000).encode(encoding, "ignore")[:4096], "")
     rng = np.random.default_rng(0)
     for dtype in ("<u2", "<i4"):
         assert has_controls(rng.integers(0, 3000, 2048).astype(dtype).tobytes())
@@ -36,7 +36,7 @@ def test_control_characters_of_texts_are_no_sign_of_a_binary_file():
 ])
 def test_a_flag_that_would_garble_the_text_is_refused(content, encoding, says):
     with pytest.raises(UserError, match=says):
-        refuse_encoding("a.txt", content, encoding)
+        refuse_other_encoding("a.txt", content, encoding)
 
 
 @pytest.mark.parametrize(("content", "encoding"), [
@@ -45,4 +45,4 @@ def test_a_flag_that_would_garble_the_text_is_refused(content, encoding, says):
     ("caf\u00e9 ".encode("cp1252") * 99, "cp1252"), ("\u043f\u0440\u0438 ".encode("koi8-r") * 99, "koi8-r"),
 ])
 def test_a_flag_that_may_be_right_is_followed(content, encoding):
-    refuse_encoding("a.txt", content, encoding)
+    refuse_other_encoding("a.txt", content, encoding)

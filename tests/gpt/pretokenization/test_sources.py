@@ -28,7 +28,9 @@ def test_folders_globs_and_files_are_found_in_order_and_once():
     found = find_sources(["z.txt", "in", "in/*.txt", "./z.txt"], said.append, {})
     assert [source.shown for source in found] == [
         "z.txt", "in/a.md", "in/b.txt", "in/d.jsonl.zst", "in/e.JSON.GZ", "in/sub/c.text"]
-    assert said == ["in: 5 text files; left out: in/archive.gz and 2 more"]
+    assert len(said) == 1
+    assert "in: 5 text files; left out: 3 files" in said[0]
+    assert said[0].endswith("in/archive.gz")
     nested = find_sources(["in/**/*.text"], said.append, {})
     assert [source.shown for source in nested] == ["in/sub/c.text"]
 

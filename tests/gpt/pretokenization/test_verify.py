@@ -57,7 +57,6 @@ def test_metadata_with_other_numbers_is_found(tokenizer_file):
     changed("tokenizer", value=None)
     changed("vocab_size", value=whole["vocab_size"] + 1)
     changed("dtype", value="int32")
-    changed("layout", value="other")
     write("data/metadata.json", json.dumps(whole))
     assert pretokenize.main(["--verify", "data"]) == 0
 
