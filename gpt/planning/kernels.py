@@ -6,7 +6,6 @@ takes 0.3 s once, and is kept for the card, its driver, PyTorch and the run's sh
 
 import contextlib
 import json
-import math
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -16,6 +15,7 @@ from typing import Any, NamedTuple
 import torch
 import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.benchmark import Timer
 
 from gpt.architectures.table import ModelConfig
 from gpt.common.files import cache_folder, read_text, write_whole
@@ -30,7 +30,7 @@ CHUNKS = (LOSS_CHUNK, 4 * LOSS_CHUNK)  # rows of logits that exist at a time
 LARGE_MEMORY = 40 * 2**30  # bytes of a GPU on which the larger chunk is tried
 CHECKED_POSITIONS = 2_048  # of a sequence: the plain attention stores the whole matrix
 TOLERANCE = 0.02  # of the norm of a right result; 16-bit rounding makes up to 0.005
-TIMED = 5  # runs; the fastest counts
+MEASURED_SECONDS = 0.03  # of each kernel
 LEAST_GAIN = 0.03  # the first kernel stays unless another takes less time by this fraction
 
 
@@ -83,8 +83,8 @@ def _read_or_measure(config: ModelConfig, machine: Machine) -> tuple[dict[str, f
     key = " ".join(map(str, (machine.name, _driver(), torch.__version__, torch.backends.cudnn.version(),
                              machine.precision, config.dropout, *shape)))
     known: dict[str, Any] = {}
-    with contextlib.suppress(OSError, ValueError):
-        known = json.loads(read_text(path))
+    with contextlib.suppress(OSError, ValueError, TypeError):
+        known = dict(json.loads(read_text(path)))
     if key not in known:
         known[key] = (time_attention(config, machine), time_chunks(config, machine))
         machine.backend.release_memory()
@@ -109,7 +109,7 @@ def time_attention(config: ModelConfig, machine: Machine) -> dict[str, float]:
         with contextlib.suppress(RuntimeError), warnings.catch_warnings(), sdpa_kernel(kernel):
             warnings.simplefilter("ignore")
             if all(map(is_close, attend(checked), right)):
-                seconds[name] = seconds_of(partial(attend, inputs, config.dropout), machine)
+                seconds[name] = seconds_of(partial(attend, inputs, config.dropout))
     return seconds
 
 
@@ -118,9 +118,8 @@ def time_chunks(config: ModelConfig, machine: Machine) -> dict[str, float]:
     num_tokens = max(CHUNKS)
     if machine.backend.total_memory() < LARGE_MEMORY:
         return {}
-    draw = _drawing(machine)
-    x_NC = draw(num_tokens, config.n_embd).requires_grad_()
-    weight_PC = draw(config.padded_vocab_size, config.n_embd).requires_grad_()
+    x_NC, weight_PC = (torch.randn(rows, config.n_embd, device=machine.device, requires_grad=True)
+                       for rows in (num_tokens, config.padded_vocab_size))
     targets_N = torch.arange(num_tokens, device=machine.device) % config.vocab_size
 
     def loss_and_gradients(rows: int) -> None:
@@ -128,7 +127,7 @@ def time_chunks(config: ModelConfig, machine: Machine) -> dict[str, float]:
             loss = linear_cross_entropy(x_NC, weight_PC, targets_N, config.vocab_size, None, rows)
         torch.autograd.grad(loss, (x_NC, weight_PC))
 
-    return {str(rows): seconds_of(partial(loss_and_gradients, rows), machine) for rows in CHUNKS}
+    return {str(rows): seconds_of(partial(loss_and_gradients, rows)) for rows in CHUNKS}
 
 
 def attend(inputs: Sequence[torch.Tensor], dropout: float = 0.0) -> tuple[torch.Tensor, ...]:
@@ -144,30 +143,16 @@ def is_close(result: torch.Tensor, right: torch.Tensor) -> bool:
     return float((result.float() - right).norm()) < TOLERANCE * float(right.norm())
 
 
-def seconds_of(work: Callable[[], object], machine: Machine) -> float:
-    """The device's seconds of the fastest run of work."""
-    work()  # the first run loads the kernel
-    best = math.inf
-    for _ in range(TIMED):
-        started = machine.backend.event()
-        work()
-        ended = machine.backend.event()
-        ended.synchronize()
-        best = min(best, started.elapsed_time(ended) / 1e3)
-    return best
+def seconds_of(work: Callable[[], object]) -> float:
+    """The median seconds of work on the device, after a first run, which loads the kernel."""
+    return Timer("work()", globals={"work": work}).blocked_autorange(min_run_time=MEASURED_SECONDS).median
 
 
 def _attention_inputs(config: ModelConfig, machine: Machine, B: int, T: int) -> list[torch.Tensor]:
     """Random q, k, v, laid out as a block has them, and the gradient of the result."""
     heads = (config.n_head, config.n_kv_head, config.n_kv_head, config.n_head)
-    draw = _drawing(machine)
-    return [draw(B, T, num, config.head_dim).to(machine.dtype).transpose(1, 2).requires_grad_() for num in heads]
-
-
-def _drawing(machine: Machine) -> Callable[..., torch.Tensor]:
-    """torch.randn on the device, with a generator of its own: the run's random numbers stay as they are."""
-    generator = torch.Generator(machine.device).manual_seed(0)
-    return partial(torch.randn, device=machine.device, generator=generator)
+    return [torch.randn(B, T, num, config.head_dim, device=machine.device, dtype=machine.dtype)
+            .transpose(1, 2).requires_grad_() for num in heads]
 
 
 def _driver() -> str:
