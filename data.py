@@ -48,8 +48,9 @@ def choose_preload(requested: str, num_bytes: int, gpu_free_bytes: int | None,
     """Chooses the place of the tokens for --preload; returns 'gpu', 'ram' or 'mmap' and the reason.
 
     auto takes the GPU if the tokens fit in a tenth of its free memory. Otherwise it takes RAM if they fit
-    in half of the free RAM, or a memory map, which needs no room. ram that does not fit becomes mmap.
-    Without a GPU, gpu_free_bytes must be None, and the caller must refuse gpu.
+    in half of the free RAM, or a memory map, which needs no room. ram that does not fit becomes mmap; gpu
+    is not compared with the free memory. Without a GPU, gpu_free_bytes must be None, and the caller must
+    refuse gpu.
     """
     tokens, free = size(num_bytes), f"half of the {size(ram_free_bytes)} of free RAM"
     if requested == "auto" and num_bytes <= (gpu_free_bytes or 0) // 10:
@@ -66,13 +67,13 @@ class Tokens:
 
     Tokens keep the dtype of the file; a GPU holds the bits of uint16 as int16. Reads do not depend on the
     stream's division into parts. Every id returned is inside the vocabulary, even if a file changes after
-    its first check: copied tokens are checked once, memory-mapped ones at each read. Raises UserError (exit
-    3) for an id outside the vocabulary and for a file shorter than its part, TokensChanged for a file that
-    changes.
+    its first check: copied tokens are checked once, memory-mapped ones at each read. Every method raises
+    UserError (exit 3) for an id outside the vocabulary and for a file shorter than its part. A memory-mapped
+    file that was written to raises TokensChanged.
     """
 
     def __init__(self, stream: TokenStream, where: str, device: torch.device):
-        """Opens the tokens in the place where: 'gpu' (the memory of device), 'ram' or 'mmap'."""
+        """Copies or maps the tokens to the place where: 'gpu' (the memory of device), 'ram' or 'mmap'."""
         self.length = stream.length
         self._stream = stream
         self._kind = DTYPES[stream.dtype]
@@ -90,7 +91,10 @@ class Tokens:
         self._every_row = np.empty(0, "V1")
 
     def rows(self, starts: np.ndarray, width: int) -> Rows:
-        """Gathers rows of tokens, [B, width]: row i begins at token starts[i]; starts is int64 [B]."""
+        """Copies rows of tokens, [B, width]: row i begins at token starts[i]; starts is int64 [B].
+
+        The caller keeps every row inside the tokens.
+        """
         if self._on_gpu is not None:
             starts_on_gpu = to_device(torch.from_numpy(starts), self._on_gpu.device)
             return self._on_gpu.unfold(0, width, 1).index_select(0, starts_on_gpu)
@@ -107,13 +111,13 @@ class Tokens:
         return self._checked(flat).reshape(len(starts), width)
 
     def read(self, start: int, length: int) -> np.ndarray:
-        """Reads the tokens from start to start + length. Not for tokens on the GPU."""
+        """Copies the tokens from start to start + length, all inside the stream. Not for tokens on the GPU."""
         if self._watch is not None:
             self._watch.look(map(self._part_of, (start, start + length - 1)))
         return self._checked(np.concatenate([*self._runs(start, length)]))
 
     def _checked(self, ids: np.ndarray) -> np.ndarray:
-        """Checks ids copied from a memory map, and returns them. Raises UserError (exit 3) for an invalid id."""
+        """Returns the ids; if they come from a memory map, checks them, with the errors of the class."""
         if self._watch is not None:
             unsigned = ids.view(self._unsigned)
             if unsigned[unsigned.argmax()] >= self._bound:  # argmax has half the overhead of max
@@ -140,7 +144,7 @@ class Tokens:
 
 
 def _copied(stream: TokenStream, device: torch.device) -> torch.Tensor:
-    """Copies the tokens of a stream to the device, block by block, so that the host never holds a second copy."""
+    """Copies and checks the tokens of a stream block by block, so that the host never holds a second copy."""
     tokens = torch.empty(stream.length, dtype=_signed(stream.dtype), device=device)
     for first, block in _blocks(stream):
         tokens[first:first + len(block)].copy_(torch.from_numpy(block.view(f"<i{block.itemsize}")))
@@ -153,7 +157,7 @@ def _signed(dtype: str) -> torch.dtype:
 
 
 def _mapped(part: Part) -> np.ndarray:
-    """Maps the tokens of a part privately into memory."""
+    """Maps the tokens of a part privately into memory. Raises UserError (exit 3) if the file is too short."""
     dtype = DTYPES[part.dtype]
     first = part.offset_bytes // dtype.itemsize
     path: str = os.fsencode(part.path)  # type: ignore[assignment]  # as bytes: a name need not be UTF-8
@@ -165,7 +169,10 @@ def _mapped(part: Part) -> np.ndarray:
 
 
 def _blocks(stream: TokenStream) -> Iterator[tuple[int, np.ndarray]]:
-    """Yields the tokens of a stream block by block, each with the position of its first token."""
+    """Yields the position of each block's first token in the stream, and the block; checks every id.
+
+    Raises UserError (exit 3) for an id outside the vocabulary and for a file shorter than its part.
+    """
     position = 0
     for part in stream.parts:
         with part.path.open("rb") as file:
@@ -191,7 +198,7 @@ _U64 = (1 << 64) - 1
 
 
 def scrambled(value: int) -> int:
-    """splitmix64's finalizer (Steele, Lea, Flood 2014): 64 well-mixed bits."""
+    """Mixes the low 64 bits of value: a bijection of 0..2^64-1, splitmix64's (Steele, Lea, Flood 2014)."""
     value = (value + 0x9E3779B97F4A7C15) & _U64
     value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & _U64
     value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & _U64
@@ -233,7 +240,7 @@ class WindowOrder:
 
     Each epoch cuts the tokens into consecutive windows from its own offset and visits each window once, in
     its own order. The offset leaves out up to 2 T - 2 tokens at the two ends, other ones in each epoch.
-    Windows ignore the ends of documents.
+    Windows ignore the ends of documents. num_tokens must exceed seq_length.
     """
 
     num_tokens: int
@@ -300,7 +307,10 @@ class MixtureOrder:
         self._root = branches[0][2]
 
     def starts(self, first: int, num: int) -> np.ndarray:
-        """The first token of each window, in the joined stream, for num samples from first on: int64 [num]."""
+        """The first token of each window, in the joined stream, for num samples from sample first on.
+
+        int64 [num]; num is at most 2^20, so that no product overflows.
+        """
         starts = np.empty(num, np.int64)
         self._fill(starts, self._root, first, np.arange(num))
         return starts
@@ -332,7 +342,7 @@ class CorpusWindows:
 
     def __init__(self, stream: TokenStream, where: str, seq_length: int, seed: int, device: torch.device,
                  components: Sequence[Component] = ()):
-        """The stream joins the components of a mixture; a single corpus has no components."""
+        """Opens the tokens, with the errors of Tokens. The stream joins the components of a mixture, if any."""
         self.stream = stream
         self.order = WindowOrder(stream.length, seq_length, seed) if not components else MixtureOrder(
             [component.corpus.train.length for component in components],
@@ -360,7 +370,7 @@ class CorpusWindows:
 
 
 class Batches:
-    """Training batches; micro-batch m after n samples is always the same.
+    """Training batches; for a batch size, micro-batch m after n samples is always the same.
 
     Rows are copied from the host to a GPU asynchronously, through pinned memory. If reading waits for a
     cold disk, a thread reads the next batch ahead, so that the step need not wait.
@@ -389,7 +399,7 @@ class Batches:
         """Returns this process's inputs and targets of the micro-th micro-batch after samples_seen samples.
 
         int32 [B, T] each, views of the same ids one token apart. Embeddings accept int32, half the bytes of
-        int64.
+        int64. Raises the errors of Tokens, also for a batch that was read ahead.
         """
         first = self.first_sample(samples_seen, micro)
         if self._next is not None and self._next[0] == first:
@@ -429,9 +439,10 @@ def _as_batch(rows: Rows, dtype: str, device: torch.device) -> Batch:
 
 
 def divide_windows(num_tokens: Sequence[int], seq_length: int, limit: int) -> list[int]:
-    """Divides up to limit validation windows among several corpora: equally, or all windows of a smaller corpus.
+    """Divides limit validation windows equally among corpora; returns the number of windows for each.
 
-    Each corpus gets at least one window.
+    A corpus with fewer windows gives all of them, and the others share the rest. Each corpus gives at least
+    one, so that the sum exceeds a limit below the number of corpora.
     """
     available = [-(-(num - 1) // seq_length) for num in num_tokens]
     windows = [0] * len(available)

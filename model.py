@@ -53,7 +53,10 @@ class Config:
 
 @dataclass(frozen=True)
 class GPTConfig(Config):
-    """The shape of a GPT-2: all that decides its parameters and the function that it computes."""
+    """The shape of a GPT-2: all that decides its parameters and the function that it computes.
+
+    n_head divides n_embd; activation is a key of ACTIVATIONS.
+    """
 
     dropout: float = 0.0
     bias: bool = True
@@ -104,12 +107,13 @@ class GPTConfig(Config):
 
 @dataclass(frozen=True)
 class Options:
-    """How a network is computed while it trains.
+    """How a network is computed while it trains; its parameters do not depend on it.
 
     residual_dtype is the dtype of the residual stream; None leaves the stream in autocast's fp32. recompute
     computes a block's activations again in the backward pass (Chen et al. 2016). loss_chunk is the number
     of tokens whose logits exist at a time, 0 for all. rounded_to is the 16-bit dtype of a second copy of
-    the weights that products read: the weights are rounded once a step, not for each micro-batch.
+    the weights that products read; the caller renews it by round_weights(), once a step. None: no copy,
+    and autocast rounds the weights in each micro-batch.
     """
 
     residual_dtype: torch.dtype | None = None
@@ -172,8 +176,9 @@ class Block(nn.Module):
 class LanguageModel(nn.Module):
     """A decoder-only transformer from ids to the loss: GPT-2 and the networks of gpt/architectures/.
 
-    A subclass sets the names of its parts. The rows of the embedding and of the output layer beyond the
-    vocabulary are padding: they are zero and stay zero.
+    The weights are uninitialized until init_weights() or a checkpoint sets them. A subclass sets the names
+    of its parts. The rows of the embedding and of the output layer beyond the vocabulary are padding: they
+    are zero and stay zero.
     """
 
     EMBEDDING = "transformer.wte"
@@ -194,10 +199,10 @@ class LanguageModel(nn.Module):
 
     @torch.no_grad()
     def init_weights(self, std: float = INIT_STD) -> Any:
-        """Draws the initial weights: normal(0, std), with norms 1 and biases 0.
+        """Draws the initial weights in place: normal(0, std), with norms 1 and biases 0; returns the network.
 
         Residual projections are divided by sqrt(2 L) (Radford et al. 2019, section 2.3). The weights are
-        drawn on the CPU, so that a seed gives the same model on every device.
+        drawn by torch's generator of the CPU, so that a seed gives the same model on every device.
         """
         for name, parameter in self.named_parameters():
             owner, kind = name.rsplit(".", 1)
@@ -219,7 +224,7 @@ class LanguageModel(nn.Module):
 
     @property
     def head_weight(self) -> torch.Tensor:
-        """The matrix of the output layer, [P, C]."""
+        """The matrix of the output layer, [P, C]; the embedding's if the weights are tied."""
         owner = self.EMBEDDING if self.config.tie_weights else "lm_head"
         return self.get_submodule(owner).weight  # type: ignore[return-value]
 
@@ -230,7 +235,10 @@ class LanguageModel(nn.Module):
 
     @torch.no_grad()
     def round_weights(self) -> None:
-        """Rounds the products' weights to 16 bits; call this whenever the weights have changed."""
+        """Renews the 16-bit copies that products read; call this whenever the weights have changed.
+
+        Does nothing without Options.rounded_to.
+        """
         if self.options.rounded_to:
             modules, weights = zip(*self._products(), strict=True)
             torch._foreach_copy_([module.rounded for module in modules], weights)  # type: ignore[attr-defined]
@@ -240,7 +248,7 @@ class LanguageModel(nn.Module):
         raise NotImplementedError
 
     def trunk(self, idx_BT: torch.Tensor) -> torch.Tensor:
-        """The final hidden states, [B, T, C]."""
+        """The final hidden states, [B, T, C], after the last norm; T is at most seq_length."""
         assert idx_BT.size(1) <= self.config.seq_length, "more tokens than positions"
         x, *others = self.enter(idx_BT)
         x = F.dropout(x.to(self.options.residual_dtype or x.dtype), self.config.dropout, self.training)
@@ -257,8 +265,8 @@ class LanguageModel(nn.Module):
                 teacher_output: TeacherOutput | None = None) -> torch.Tensor:
         """The mean loss in nats, fp32 [], over targets that are not IGNORED; without targets the logits.
 
-        Logits are [B, T, V]. With a teacher's output for the same ids, half of each target is the teacher's
-        prediction.
+        The loss is NaN if every target is IGNORED. Logits are [B, T, V], in autocast's dtype. With a
+        teacher's output for the same ids, half of each target is the teacher's prediction.
         """
         return self.output(self.trunk(idx_BT), self.head_weight, targets_BT, teacher_output)
 

@@ -18,7 +18,7 @@ LaidOut: TypeAlias = dict[str, Any]
 
 
 def shared_fields(config: Any, end_of_text_id: int | None) -> dict[str, Any]:
-    """The fields of config.json that all architectures share."""
+    """The fields of config.json that all architectures share; the ids are null without an end-of-text id."""
     return {"use_cache": True, "tie_word_embeddings": config.tie_weights,
             **dict.fromkeys(("bos_token_id", "eos_token_id"), end_of_text_id),
             **dict.fromkeys(("dtype", "torch_dtype"), "float32")}
@@ -42,14 +42,14 @@ class Architecture(Protocol):
 
     def sized(self, layers_heads_width: tuple[int, int, int], vocab_size: int, *args: Any,
               **kwargs: Any) -> Any:
-        """The config of a size, with seq_length, dropout, tie_weights and the flags in FLAGS.
+        """The config of a size, with seq_length, dropout, tie_weights and the flags in FLAGS by name.
 
         Raises UserError (exit 2) for values that no model of this architecture can have.
         """
         ...
 
     def build(self, config: Any, options: Options) -> LanguageModel:
-        """The network with uninitialized weights."""
+        """The network with uninitialized weights, on torch's default device."""
         return self.Network(config, options)  # type: ignore[call-arg]
 
     def block_matrices(self, config: Any) -> dict[str, tuple[int, ...]]:
@@ -57,12 +57,12 @@ class Architecture(Protocol):
         ...
 
     def hidden_matrices(self, config: Any) -> dict[str, tuple[int, ...]]:
-        """block_matrices of all blocks, by the names of parameters."""
+        """block_matrices of all blocks, by the names of the network's parameters."""
         return {f"{self.Network.BLOCKS}.{layer}.{name}.weight": rows
                 for layer in range(config.n_layer) for name, rows in self.block_matrices(config).items()}
 
     def block_bytes(self, config: Any, device_type: str, dtype: torch.dtype, residual_bytes: int) -> float:
-        """Bytes per token that autograd keeps of one block.
+        """Bytes per token that autograd keeps of one block, without recomputation, for windows of seq_length.
 
         dtype is autocast's; residual_bytes is the size of an element of the residual stream.
         """
@@ -101,7 +101,7 @@ class Architecture(Protocol):
                 for name, tensor in tensors.items()}
 
     def to_hf_tensors(self, config: Any, tensors: Tensors) -> dict[str, torch.Tensor]:
-        """Views by the names and in the layout of a Hugging Face folder."""
+        """unpadded_tensors by the names and in the layout of a Hugging Face folder; views may be transposed."""
         ...
 
     def from_hf_tensors(self, config: Any, stored: Tensors) -> StackedParts:
@@ -111,10 +111,11 @@ class Architecture(Protocol):
         """
         ...
 
-    # decoding; a block's parts have their names within the block
+    # decoding; a block's parts have their names within the block; ends has the parameters outside the blocks
+    # but for embedding and output layer
 
     def prepare(self, config: Any, ends: LaidOut, blocks: list[LaidOut]) -> None:
-        """Adds tables to the laid-out model and blocks that decoding would otherwise compute in every step."""
+        """Adds tables to ends and blocks, in place, that decoding would otherwise compute in every step."""
 
     def enter(self, config: Any, ends: LaidOut, x: torch.Tensor, positions_N: torch.Tensor,
               ) -> tuple[torch.Tensor, Any]:

@@ -20,7 +20,7 @@ def is_number(value: Any) -> TypeGuard[int | float]:
 
 
 def check_field(is_valid: bool, key: str, value: Any, expected: str, file: str = CONFIG) -> None:
-    """Raises InvalidCheckpoint unless the value is valid."""
+    """Raises InvalidCheckpoint ("FILE: KEY is VALUE, not EXPECTED") unless is_valid."""
     if not is_valid:
         raise InvalidCheckpoint(f"{file}: {key} is {shown(value)}, not {expected}")
 
@@ -43,14 +43,14 @@ def check_values(fields: Mapping[str, Any], allowed: Mapping[str, tuple[Any, ...
 
 
 def fraction_of(fields: Mapping[str, Any], key: str, default: float) -> float:
-    """Reads a number of at least 0 and below 1 from a config.json. Raises InvalidCheckpoint."""
+    """A number of at least 0 and below 1 from a config.json; default if absent. Raises InvalidCheckpoint."""
     value = fields.get(key, default)
     check_field(is_number(value) and 0 <= value < 1, key, value, "a number from 0 to 1")
     return float(value)
 
 
 def truth_of(fields: Mapping[str, Any], key: str, default: bool) -> bool:
-    """Reads true or false from a config.json. Raises InvalidCheckpoint."""
+    """True or False from a config.json; default if absent. Raises InvalidCheckpoint for other values."""
     value = fields.get(key, default)
     check_field(isinstance(value, bool), key, value, "true or false")
     return value

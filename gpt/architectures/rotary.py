@@ -26,7 +26,7 @@ from model import INIT_STD, Config, GPTConfig, LanguageModel, Options
 
 @dataclass(frozen=True)
 class RotaryConfig(Config):
-    """The shape of a Llama: all that decides its parameters and the function that it computes.
+    """The shape of a Llama or Qwen3: all that decides its parameters and the function that it computes.
 
     With qk_norm each head's queries and keys pass an RMSNorm before their rotation (Henry et al. 2020).
     """
@@ -45,7 +45,7 @@ class RotaryConfig(Config):
     flops_per_token = GPTConfig.flops_per_token
 
     def rotation(self) -> torch.Tensor:
-        """The cosines and sines of all positions, [2, T, K/2]."""
+        """The cosines and sines of all positions, fp32 [2, T, K/2], computed at each call."""
         return torch.stack(rotary_tables(self.seq_length, self.head_dim, self.rope_theta, self.rope_scaling))
 
     @property

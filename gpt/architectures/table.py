@@ -41,7 +41,7 @@ def name_of(config: ModelConfig) -> str:
 
 
 def create(config: ModelConfig, device: torch.device | str, options: Options, std: float = INIT_STD) -> Network:
-    """A network with initial weights, the same for a seed on every device.
+    """A network on the device with initial weights, the same for a seed of torch's on every device.
 
     std is the standard deviation of the matrices; residual projections are then scaled down by the depth.
     """

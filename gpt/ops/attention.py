@@ -43,7 +43,8 @@ def attention_in_blocks(q_BHTK: torch.Tensor, k_BHTK: torch.Tensor, v_BHTK: torc
                         block_rows: int = BLOCK_ROWS) -> torch.Tensor:
     """softmax(q k' / sqrt(K)) v over the past, [B, H, T, K], by products of block_rows queries at a time.
 
-    The plain form is F.scaled_dot_product_attention with is_causal and enable_gqa.
+    A query sees the keys up to its own position. dropout applies whenever it is above 0. The plain form is
+    F.scaled_dot_product_attention with is_causal and enable_gqa.
     """
     B, H, T, K = q_BHTK.shape
     KV = k_BHTK.size(1)

@@ -18,9 +18,10 @@ ONEDNN_IS_FASTER = (torch.backends.mkldnn.is_available()
 
 
 class Linear(nn.Linear):
-    """nn.Linear whose weights the model draws.
+    """nn.Linear whose weights stay uninitialized until the model draws them.
 
-    rounded holds the weight in autocast's 16 bits, or None; the model rounds the weight again once a step.
+    rounded is the copy of the weight in 16 bits that the product reads, or None: then it reads the weight.
+    The model renews the copy once a step.
     """
 
     rounded: torch.Tensor | None
@@ -33,7 +34,10 @@ class Linear(nn.Linear):
         """Does nothing, as the model draws all weights; PyTorch's method would take one or two seconds."""
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
-        """input weight' + bias; compiled on a CPU, the bias is added by the loop after the matrix product."""
+        """input weight' + bias; in the dtype of rounded if that is set, else in autocast's.
+
+        Compiled on a CPU, the loop after the matrix product adds the bias.
+        """
         if self.rounded is not None:
             return LinearInHalf.apply(input, self.weight, self.bias, self.rounded)  # type: ignore[return-value]
         if self.bias is None or not is_compiling_for("cpu", input):
@@ -43,7 +47,7 @@ class Linear(nn.Linear):
 
 
 class Embedding(nn.Embedding):
-    """nn.Embedding whose weights the model draws."""
+    """nn.Embedding whose weights stay uninitialized until the model draws them."""
 
     def reset_parameters(self) -> None:
         """Does nothing, as in Linear."""
@@ -65,7 +69,7 @@ ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {  # by transfo
 
 
 def plain_swiglu(gate_up: torch.Tensor) -> torch.Tensor:
-    """silu(gate) up, where gate is the first half of the last dimension (Shazeer 2020, section 2)."""
+    """silu(gate) up: [..., 2 F] to [..., F], where gate is the first half (Shazeer 2020, section 2)."""
     gate, up = gate_up.chunk(2, -1)
     return F.silu(gate) * up
 
@@ -104,9 +108,9 @@ def linear(x: torch.Tensor, weight_OI: torch.Tensor, bias_O: torch.Tensor | None
 
 
 class LinearInHalf(torch.autograd.Function):
-    """F.linear in 16 bits by the rounded weight, with the weight's gradient in fp32.
+    """F.linear in 16 bits by the rounded weight, with the gradients of weight and bias in fp32.
 
-    The gradient is not rounded to 16 bits on a device whose products can be written in fp32.
+    In fp16 on CUDA the weight's gradient is a product in 16 bits, converted.
     """
 
     @staticmethod

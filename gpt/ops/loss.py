@@ -28,7 +28,7 @@ def cross_entropy(logits_NV: torch.Tensor, targets_N: torch.Tensor,
                   teacher_logits_NV: torch.Tensor | None = None) -> torch.Tensor:
     """The mean loss in nats, fp32 [], over targets that are not IGNORED, by PyTorch's own function.
 
-    With a teacher's logits, TEACHERS_SHARE of each target is the teacher's softmax.
+    NaN if all are IGNORED. With a teacher's logits, TEACHERS_SHARE of each target is the teacher's softmax.
     """
     loss = F.cross_entropy(logits_NV.float(), targets_N.long(), ignore_index=IGNORED)
     if teacher_logits_NV is None:

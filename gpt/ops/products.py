@@ -66,7 +66,7 @@ class Dense:
 
     def __call__(self, x: torch.Tensor, plus: torch.Tensor | None = None, activation: Activation | None = None,
                  ) -> torch.Tensor:
-        """The product, with the activation applied to it or the rows of plus, [N, O], added to it."""
+        """The product, with the activation applied to it or the rows of plus, [N, O], added; never both."""
         y = self.product(x)
         if activation is not None:
             y = activation(y)
@@ -78,7 +78,10 @@ class Dense:
 
 
 class Packed(Dense):
-    """Dense with the weight in oneDNN's own layout, which a CPU reads at twice the bandwidth of F.linear."""
+    """Dense with the weight in oneDNN's own layout, which a CPU reads at twice the bandwidth of F.linear.
+
+    The inputs must have the weight's dtype, and rows() cannot be called.
+    """
 
     def lay_out(self, weight_OC: torch.Tensor) -> None:
         self.weight = torch.ops.mkldnn._reorder_linear_weight(weight_OC.to(self.dtype), LAYOUT_ROWS)
@@ -124,7 +127,7 @@ class Int8(Dense):
 
 
 def fastest_kind(device: torch.device, dtype: torch.dtype, quantized: bool, compiled: bool) -> type[Dense]:
-    """The kind of product that decodes fastest on the device with weights in dtype."""
+    """The kind of product that decodes fastest on the device with weights in dtype; Int8 if quantized."""
     if quantized:
         return Int8
     # Before torch 2.13 the bits of a row by oneDNN depended on the number of rows.

@@ -31,7 +31,10 @@ def full_tensor(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def reshard(model: torch.nn.Module) -> None:
-    """Shards the parameters again after a forward pass without a backward pass, which leaves them gathered."""
+    """Shards the parameters again after a forward pass without a backward pass, which leaves them gathered.
+
+    Does nothing to a model that is not sharded.
+    """
     if hasattr(model, "reshard"):
         model.reshard()  # type: ignore[operator]
 
@@ -42,7 +45,10 @@ def full_tensors(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]
 
 
 def like(tensor: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-    """Moves a whole tensor, which every process holds, to the target's device and shards it like the target."""
+    """Moves a whole tensor, which every process holds, to the target's device and shards it like the target.
+
+    The result stays whole if the target is whole or has another shape, as a count beside its parameter has.
+    """
     tensor = tensor.to(target.device)
     if not is_sharded(target) or tensor.shape != target.shape:
         return tensor
@@ -52,7 +58,10 @@ def like(tensor: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
 
 
 def fill(target: torch.Tensor, tensor: torch.Tensor) -> None:
-    """Copies a whole tensor into the first rows of the target and sets the other rows to zero."""
+    """Copies a whole tensor into the first rows of the target, in its dtype, and zeros into its other rows.
+
+    If the target is sharded, every process calls this with the same tensor.
+    """
     if not is_sharded(target):
         target[:len(tensor)] = tensor.to(target.device, target.dtype)
         target[len(tensor):] = 0.0
@@ -62,7 +71,10 @@ def fill(target: torch.Tensor, tensor: torch.Tensor) -> None:
 
 
 def all_gathered(rows: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-    """All-gathers this process's rows, sharded as the tensor `like` is, into the full tensor."""
+    """All-gathers this process's rows, sharded as the tensor `like` is, into the full tensor.
+
+    All processes must call this. If `like` is not sharded, the rows are the result.
+    """
     if not is_sharded(like):
         return rows
     from torch.distributed.tensor import DTensor
@@ -72,7 +84,10 @@ def all_gathered(rows: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
 
 
 def in_shares(function: Callable[[torch.Tensor], torch.Tensor], items: torch.Tensor) -> torch.Tensor:
-    """function(items), [N, ...]; each process computes some of the items and gathers the others."""
+    """function(items), [N, ...], for a function that treats each item by itself and keeps its shape.
+
+    Each process computes some of the items and gathers the others: all must call this, with the same items.
+    """
     world_size = dist.get_world_size() if dist.is_initialized() else 1
     if world_size == 1:
         return function(items)
