@@ -50,7 +50,7 @@ def check(args: argparse.Namespace) -> list[str]:
 
 
 def answer_early(argv: Sequence[str]) -> int:
-    """Checks flags and packages before torch is imported, which takes a second."""
+    """Checks flags and packages (UserError: exit 2, 5) before torch is imported, which takes a second."""
     args = read_flags(argv)
     require("torch", "numpy", "tokenizers", "tqdm", "safetensors")
     check_package(args.ckpt)
@@ -79,7 +79,7 @@ from gpt.tokens.tokenizer import end_of_text_id, tokenizer_of
 
 
 def main(argv: Sequence[str]) -> int:
-    """Runs the command; returns the exit code."""
+    """Runs the command; returns the exit code, 128 + a signal's number after a signal. Raises UserError."""
     args = read_flags(argv)
     with (Progress() as out, Signals(out.note) as signals,
           contextlib.suppress(Stopped)):
@@ -91,8 +91,8 @@ def main(argv: Sequence[str]) -> int:
 def measure_everything(args: argparse.Namespace, out: Progress, signals: Signals) -> None:
     """Loads the model, measures every requested text, and prints the figures.
 
-    --json gets the finished figures even if a signal or an error ends the rest. Raises UserError, and
-    Stopped at a signal.
+    --json gets the figures of the finished files even if a signal or an error ends the rest. Raises Stopped
+    at a signal, and UserError, with exit 3 also if no file has a token to score.
     """
     figures = Output("--json", args.json) if args.json else None
     machine = device.choose(args.use_gpu, args.use_amp, "auto", False)

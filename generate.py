@@ -92,7 +92,7 @@ def check(args: argparse.Namespace) -> list[str]:
 
 
 def answer_early(argv: Sequence[str]) -> int:
-    """Checks flags and packages before torch is imported, which takes a second."""
+    """Checks flags and packages (UserError: exit 2, 5) before torch is imported, which takes a second."""
     args = read_flags(argv)
     require("torch", "numpy", "tokenizers", "safetensors")
     check_package(args.ckpt)
@@ -128,7 +128,7 @@ from gpt.tokens.tokenizer import tokenizer_of
 
 
 def main(argv: Sequence[str]) -> int:
-    """Runs the command; returns the exit code."""
+    """Runs the command; returns the exit code, 128 + a signal's number after a signal. Raises UserError."""
     args = read_flags(argv)
     machine = device.choose(args.use_gpu, args.use_amp, args.amp_dtype, False)
     device.disable_cudnn_attention()
@@ -163,7 +163,11 @@ def main(argv: Sequence[str]) -> int:
 
 
 def load_decoder(args: argparse.Namespace, machine: Machine, folder: Path, num_rows: int) -> Decoder:
-    """Loads the model for decoding on the machine. Raises UserError (exit 4, 5)."""
+    """Loads a folder's model for decoding num_rows texts at once, compiled with --compile.
+
+    8-bit weights on a CPU decode at most INT8_ROWS texts. If the step cannot be compiled, warns and leaves
+    it eager. Raises UserError: exit 4 for a folder that is no model, 5 for too little memory.
+    """
     on_cpu = not machine.on_gpu
     quantized = args.quantize == "int8"
     if quantized and on_cpu:

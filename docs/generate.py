@@ -45,7 +45,10 @@ def room_of(name: str) -> str:
 
 
 def room_graph(files: dict[str, ast.Module]) -> dict[str, set[str]]:
-    """The rooms of gpt/ and the top-level files that each of them imports, from the roof to the cellar."""
+    """Maps each room of gpt/ and each top-level file to its imports among them; the highest comes first.
+
+    files is what modules() returns. Raises graphlib.CycleError if the imports have a cycle.
+    """
     graph: dict[str, set[str]] = {room_of(name): set() for name in files}
     for name, tree in files.items():
         room = room_of(name)
@@ -93,7 +96,7 @@ def flag_rows(section: str) -> Iterator[tuple[str, str]]:
 
 
 def command_section(command: str) -> str:
-    """One command's flags as its --help has them now: its description, then a list for each group."""
+    """Runs a command's --help; returns its section of flags.md, with a list of flags for each group."""
     environment = {**os.environ, "COLUMNS": "120", "NO_COLOR": "1"}
     words = ["-m", BENCH] if command == BENCH else [f"{command}.py"]
     done = subprocess.run([sys.executable, *words, "--help"], env=environment, cwd=ROOT,

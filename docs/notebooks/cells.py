@@ -57,11 +57,11 @@ class Place:
 
 
 def pip_command(use_gpu: str) -> str:
-    """The command that installs the packages. Raises CellFailed if use_gpu is yes and the machine has no GPU.
+    """Chooses the command that installs the packages, and prints the build of torch that it takes.
 
-    An installed torch that is new enough stays. Otherwise the driver decides the build: a build for CUDA
-    12.6 runs with every driver for CUDA 12, a build for 13.0 with every driver for 13 (NVIDIA, CUDA minor
-    version compatibility).
+    use_gpu is auto, yes or no. Raises CellFailed if it is yes and the machine has no GPU. An installed torch
+    that is new enough stays. Otherwise the driver decides the build: a build for CUDA 12.6 runs with every
+    driver for CUDA 12, a build for 13.0 with every driver for 13 (NVIDIA, CUDA minor version compatibility).
     """
     cuda = 0
     torch = ""
@@ -89,7 +89,8 @@ def pip_command(use_gpu: str) -> str:
 def find_place(run_name: str, corpus: str, keep_in: str, work_in: str = "") -> Place:
     """Chooses the folders of a run, and prints them. The mirror is in keep_in; without keep_in there is no mirror.
 
-    On Colab keep_in is a folder of the Drive, which is mounted.
+    On Colab keep_in is a folder of the Drive, which is mounted. The name of the tokens' folder comes from
+    corpus. Tokens and run lie in work_in, or without it in the program's folder.
     """
     work = Path(work_in or ROOT).expanduser()
     kept = Path(keep_in).expanduser() if keep_in else None
@@ -110,7 +111,10 @@ def words_of(corpus: str) -> list[str]:
 
 
 def flags_of(place: Place, model_size: str, max_minutes: float, use_gpu: str, more_flags: str) -> list[object]:
-    """The flags of train.py from the notebook's form; a new run and a continued run have the same."""
+    """The flags of train.py from the notebook's form; a new run and a continued run have the same.
+
+    The values auto and 0 minutes give no flag.
+    """
     flags = ["--data_dir", place.tokens, "--output_dir", place.out, "--resume_from", "auto"]
     if place.mirror:
         flags += ["--mirror_to", place.mirror]
@@ -127,7 +131,7 @@ def watch(script: str, *words: object, only: str = "") -> None:
     """Runs a command as run does, and shows its lines in one output area that is redrawn.
 
     Flags and commands in the lines become the notebook's words. The last line shows the latest step or
-    wait, every ten seconds. Lines that do not begin with the pattern `only` are left out.
+    wait, every ten seconds. Lines that do not begin with the pattern `only` are left out. Raises CellFailed.
     """
     ipython = importlib.import_module("IPython.display")  # every notebook has it
     handle = ipython.display({"text/plain": ""}, raw=True, display_id=True)

@@ -31,7 +31,7 @@ SIZES = ("tiny", "mini", "gpt2_small", "gpt2_medium", "gpt2_large", "gpt2_xl")
 
 
 def parse_shape(text: str) -> Shape:
-    """The Shape that 'A' or 'tiny,64,8,512' names. Raises ValueError."""
+    """The Shape that 'A' or 'tiny,64,8,512' names. Raises ValueError, also for an odd batch."""
     if text in SHAPES:
         return SHAPES[text]
     model_size, *numbers = text.split(",")
@@ -73,7 +73,7 @@ def read_flags(argv: Sequence[str]) -> argparse.Namespace:
 
 
 def set_up_bench(args: argparse.Namespace, out: Progress, signals: Signals, folder: Path) -> Bench:
-    """Chooses the machine, and makes up the tokens. Raises UserError (exit 5)."""
+    """Chooses the machine, prints it, and writes random tokens to the folder. Raises UserError (exit 5)."""
     from gpt.benchmarks.prepare import synthesise
     from gpt.machine import device
 
@@ -90,7 +90,10 @@ def set_up_bench(args: argparse.Namespace, out: Progress, signals: Signals, fold
 
 
 def main(argv: Sequence[str]) -> int:
-    """The command; returns the exit code."""
+    """Runs the command; returns the exit code, 1 if a rung failed or its losses differ.
+
+    The word naive runs a lower rung of the ladder in this process, with the rest as flags of train.py.
+    """
     if argv[:1] == ["naive"]:  # a lower rung's process
         from gpt.benchmarks.naive import train_naively
 

@@ -44,7 +44,10 @@ def main() -> int:
 
 
 def python_with_packages() -> str:
-    """The path of a Python with the packages: this one, or the one in .venv; installs them if necessary."""
+    """The path of a Python with the packages: this one, or the one in .venv; installs them if necessary.
+
+    Raises CalledProcessError if the installation fails.
+    """
     python = sys.executable
     if succeeds([python, "-c", HAS_PACKAGES], HERE):
         return python

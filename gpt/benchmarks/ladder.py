@@ -62,7 +62,8 @@ SHAPES = {
 class Bench:
     """The setting of every benchmark: its output, a temporary folder with the tokens, the shape and the machine.
 
-    A run has warmup steps, then steps that are timed. figures is the content of the --json file.
+    A run has warmup steps, then steps that are timed. figures becomes the content of the --json file; the
+    benchmarks add to it.
     """
 
     out: Progress
@@ -75,7 +76,10 @@ class Bench:
     figures: dict[str, Any] = field(default_factory=dict)
 
     def run(self, words: Sequence[str]) -> CompletedProcess[str]:
-        """Runs Python with these words, for at most LIMIT_SECONDS. Raises SystemExit after a signal."""
+        """Runs Python with these words, for at most LIMIT_SECONDS; returns its exit code and its output.
+
+        The exit code is TIMED_OUT if it takes longer. Raises SystemExit after a signal.
+        """
         environment = {SAFE_PATH: "1", "PYTHONPATH": str(PROGRAM)}  # no module comes from the current folder
         return run_child([sys.executable, *words], self.signals, LIMIT_SECONDS, environment)
 
@@ -98,7 +102,10 @@ def problem_of(answer: CompletedProcess[str]) -> str:
 
 @dataclass(frozen=True)
 class Rung:
-    """A run of the ladder: the flags of train.py, and the parts of it that naive ones replace."""
+    """A run of the ladder: the flags of train.py, and the keys of NAIVE in naive.py whose parts it uses.
+
+    precision is a key of TOLERANCES.
+    """
 
     number: int
     name: str
@@ -178,7 +185,10 @@ def run_rung(bench: Bench, rung: Rung) -> dict[str, Any]:
 
 
 def loss_difference(losses: Losses, others: Losses) -> float:
-    """The largest relative difference within LOSS_STEPS; infinite if a loss is not finite or no step is in both."""
+    """The largest difference relative to others, up to step LOSS_STEPS.
+
+    Infinite if a loss is not finite or no step is in both.
+    """
     pairs = [(losses[step], others[step]) for step in losses.keys() & others.keys() if step <= LOSS_STEPS]
     differences = [float("inf") if a is None or b is None else abs(a - b) / abs(b) for a, b in pairs]
     return max(differences, default=float("inf"))
@@ -190,7 +200,9 @@ def loss_difference(losses: Losses, others: Losses) -> float:
 def time_ladder(bench: Bench, numbers: Sequence[int] | None) -> bool:
     """Runs the rungs of these numbers and prints a line for each; False if one failed or its losses differ.
 
-    By default it runs all, without a GPU all but the one with minutes of compiling.
+    numbers None runs all, without a GPU all but the one with minutes of compiling. Gains and losses are
+    relative to the first rung that succeeds. The figures go into bench.figures["rungs"]. Raises SystemExit
+    after a signal.
     """
     shape, say = bench.shape, bench.out.say
     is_good = True

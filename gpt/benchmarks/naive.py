@@ -34,7 +34,7 @@ class NaiveBatches(data.Batches):
     """A naive data.Batches: a memory map for each row, a Python loop over the rows, a copy of each batch."""
 
     def get(self, samples_seen: int, micro: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Inputs and targets, int32 [B, T] each, equal to data.Batches."""
+        """Inputs and targets, int32 [B, T] each, equal to those of data.Batches in a single process."""
         _called.add("loader")
         inputs, targets = [], []
         for i in range(self.batch_size):
@@ -120,7 +120,10 @@ NAIVE: dict[str, dict[str, Any]] = {
 
 
 def train_naively(parts: Sequence[str], flags: Sequence[str]) -> int:
-    """Runs train.py's main with these parts of NAIVE; returns its exit code."""
+    """Runs train.py's main with these parts of NAIVE in place; returns its exit code.
+
+    Raises AssertionError if a successful run never used one of the parts.
+    """
     _called.clear()
     with contextlib.ExitStack() as patches:
         for part in parts:

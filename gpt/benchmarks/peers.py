@@ -14,7 +14,11 @@ IN_ITS_FOLDER = ("import os, runpy, sys; os.chdir(sys.argv.pop(1)); sys.path.ins
 
 
 def time_step(bench: Bench, peer_dir: str) -> None:
-    """Prints the seconds of a step of nanoGPT's train.py and of our best rung, in the same precision."""
+    """Prints the median seconds of a step of nanoGPT's train.py and of our best rung, in one precision.
+
+    The seconds also go into bench.figures. Raises UserError (exit 5) if a run failed, and SystemExit after
+    a signal.
+    """
     shape, on_gpu = bench.shape, bench.machine.on_gpu
     best = ladder(shape, bench.machine)[TUNED - 1]
     ours = replace(best, flags={**best.flags, "use_amp": on_gpu})  # on a CPU nanoGPT knows fp32 alone

@@ -13,7 +13,7 @@ from gpt.tokens.metadata import METADATA_FORMAT, METADATA_VERSION
 
 
 def synthesise(folder: Path, vocab_size: int, num_tokens: int) -> None:
-    """Writes train.bin, with tokens whose frequencies follow Zipf's law, and metadata.json."""
+    """Writes metadata.json and train.bin to the folder: random tokens, with frequencies by Zipf's law."""
     dtype = native_dtype(vocab_size)
     # Log-uniform: the frequency of an id is proportional to 1 / rank.
     tokens = vocab_size ** np.random.default_rng(SEED).random(num_tokens) - 1

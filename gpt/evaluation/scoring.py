@@ -42,7 +42,10 @@ def windows_of(ids: np.ndarray, seq_length: int) -> Iterator[Window]:
 
 
 def batches_of(windows: Iterator[Window], tokens_per_batch: int) -> Iterator[list[Window]]:
-    """Batches windows of similar length, at most tokens_per_batch tokens with the padding."""
+    """Batches windows of similar length, at most tokens_per_batch tokens with the padding or one window.
+
+    Takes READ_AHEAD windows at a time and sorts them, the longest first.
+    """
     for waiting in iter(lambda: sorted(itertools.islice(windows, READ_AHEAD),
                                        key=lambda window: -len(window[0])), []):
         while waiting:
@@ -53,7 +56,10 @@ def batches_of(windows: Iterator[Window], tokens_per_batch: int) -> Iterator[lis
 
 @dataclass(frozen=True)
 class Scorer:
-    """A model on a machine, with its tokenizer; end_of_text_id is None for a tokenizer without an end-of-text token."""
+    """Scores documents with a model, which is on the machine and in evaluation mode; prints to out.
+
+    end_of_text_id is None for a tokenizer without an end-of-text token.
+    """
 
     model: Network
     tokenizer: Tokenizer
@@ -65,8 +71,9 @@ class Scorer:
     def measure(self, documents: Iterable[Document], name: str) -> dict[str, Any]:
         """Scores all documents, prints their figures, and returns them by their names in --json.
 
-        Without a token or byte to divide by, a figure is None. Raises Stopped at a signal, and UserError: exit
-        5 if the memory is too small, 6 if logits are not finite.
+        Without a token or byte to divide by, a figure is None. Raises Stopped at a signal, and UserError
+        (exit 6) if logits are not finite. Errors of documents, and PyTorch's for too little memory, pass
+        through.
         """
         nats = 0.0
         counts = {"documents": 0, "tokens": 0, "bytes": 0}

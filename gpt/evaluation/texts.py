@@ -16,8 +16,9 @@ from gpt.tokens.tokenizer import opening_ids, vocabulary_of
 
 
 def texts_of(words: Sequence[str], scorer: Scorer) -> Iterator[tuple[str, Iterator[Document]]]:
-    """Yields the name and the documents of each file of --text.
+    """Yields the name and the documents of each file of --text; read the documents before the next file.
 
+    An unpacked copy of a compressed or encoded file is deleted then. words are files, folders and globs.
     Raises UserError (exit 3) for an unreadable file, and Stopped at a signal.
     """
     for source in find_sources(words, scorer.out.say, {}):
@@ -30,8 +31,9 @@ def documents_in(source: Source, scorer: Scorer) -> Iterator[Document]:
     """Reads the documents of a file, block by block; the tokenizer decides where a long document may be cut.
 
     A document begins with the tokenizer's opening id (Llama's has one) or the end-of-text id. If the
-    tokenizer has neither, the document's first token is context and never scored. Raises Stopped at a
-    signal, and UserError (exit 3) for a file that is unreadable, changed, or not UTF-8.
+    tokenizer has neither, the document's first token is context and never scored. At the end it warns of
+    skipped records and replaced characters. Raises Stopped at a signal, and UserError (exit 3) for a file
+    that is unreadable, changed, or has too many invalid bytes.
     """
     tokenizer = scorer.tokenizer
     found = Findings()

@@ -18,9 +18,10 @@ BLOCK_TOKENS = 2**20  # tokens to read at once in search of the documents' ends
 
 
 def token_files_of(words: Sequence[str], scorer: Scorer) -> Iterator[tuple[str, Iterator[Document]]]:
-    """Yields the name and the documents of each word of --tokens.
+    """Yields the name and the documents of each word of --tokens, none twice.
 
-    Raises Stopped at a signal, and UserError (exit 3) for files that are unreadable or of another tokenizer.
+    A folder means its validation files if it has any. Warns if no tokenizer.json lies beside them. Raises
+    Stopped at a signal, and UserError (exit 3) for files that are unreadable or of another tokenizer.
     """
     for word in dict.fromkeys(words):
         with scorer.out.phase(f"checking {printable(word)}"):
@@ -38,6 +39,7 @@ def documents_of_tokens(corpus: Corpus, scorer: Scorer) -> Iterator[Document]:
 
     A document ends at an end-of-text id, which is not scored; the id before a document is the context of
     its first token. If the tokenizer has no end-of-text id, the first token of the files is context alone.
+    The bytes of a document are 0 unless the tokenizer is byte-level.
     """
     tokens = Tokens(corpus.train, "mmap", torch.device("cpu"))
     end_id = scorer.end_of_text_id

@@ -20,14 +20,17 @@ def without_surrogates(text: str) -> str:
 
 
 def check_stdin(flag: str) -> None:
-    """Raises UserError (exit 3) if standard input is closed."""
+    """Raises UserError (exit 3) if standard input is closed; the message begins with flag."""
     if sys.stdin is None:
         raise UserError(Exit.DATA, f"{flag}: standard input is closed. Start it in a terminal, or pipe "
                                    "text into it.")
 
 
 def read_prompt_file(name: str) -> str:
-    """Reads the text of a file or pipe; - is standard input. Raises UserError (exit 3)."""
+    """Reads the text of a file or pipe, without a byte-order mark; - is standard input.
+
+    Raises UserError (exit 3) if it cannot be read, has more than 1 MiB, or is not text in UTF-8.
+    """
     flag = f"--prompt_file {printable(name)}"
     if name == "-":
         check_stdin(flag)
@@ -60,7 +63,10 @@ class Language:
 
     @classmethod
     def of(cls, tokenizer: Tokenizer, vocab_size: int, end_ids: tuple[int, ...]) -> Language:
-        """Makes a Language from a tokenizer and the end ids in the model's folder, which may be none."""
+        """Makes a Language from a tokenizer and the end ids in the model's folder.
+
+        If the folder names none, the tokenizer's end-of-text id ends a text.
+        """
         end_id = end_of_text_id(tokenizer)
         own = () if end_id is None else (end_id,)
         return cls(tokenizer, vocab_size, opening_ids(tokenizer), own or end_ids[:1], end_ids or own)
@@ -69,7 +75,8 @@ class Language:
 def encode_prompt(prompt: str, language: Language, opens: bool = True) -> list[int]:
     """Encodes a prompt to at least one id, all below vocab_size; an empty prompt starts a new document.
 
-    With opens the prompt begins a text; without, it continues one. Raises UserError (exit 3).
+    With opens the prompt begins a text; without, it continues one. Raises UserError (exit 3) if the
+    tokenizer has no ids for it, or none to begin an empty one, and for an id beyond the model's vocabulary.
     """
     cure = "Put the model's own tokenizer.json into its folder, or change --prompt."
     try:

@@ -50,7 +50,7 @@ class Sample(Continuation):
         self._take(self._stream.step(self._tokenizer, new_id) or "")
 
     def end(self) -> None:
-        """Appends the rest of the text; an incomplete character becomes U+FFFD."""
+        """Appends the rest of the text after the last id; an incomplete character becomes U+FFFD."""
         self._take(self._tokenizer.decode(self.new_ids, skip_special_tokens=True)[len(self.text):])
 
     def _take(self, piece: str) -> None:
@@ -58,7 +58,7 @@ class Sample(Continuation):
         self.pending += piece
 
     def record(self) -> dict[str, Any]:
-        """The sample as the object of --json."""
+        """The sample as the object of --json; an unfinished one has finish_reason 'interrupted'."""
         return {"prompt": self.prompt, "sample": self.number, "seed": self.seed, "text": self.text,
                 "ids": self.new_ids, "log_probabilities": self.log_probabilities,
                 "finish_reason": self.finish_reason or "interrupted"}
@@ -90,7 +90,8 @@ def write_samples(decoder: Decoder, samples: Iterable[Sample], sampling: Samplin
                   as_json: bool, signals: Signals) -> None:
     """Generates the samples, writes them in their order, and prints their speed to stderr.
 
-    A signal ends the work after the current ids, which are still written.
+    A signal ends the work after the current ids, which are still written. Each sample gets its new ids and
+    finish_reason in place. Raises UserError (exit 6) if the logits are not finite.
     """
     started: deque[Sample] = deque()
     num_ids = 0
@@ -122,7 +123,9 @@ def write_samples(decoder: Decoder, samples: Iterable[Sample], sampling: Samplin
 def converse(decoder: Decoder, sampling: Sampling, language: Language, seed: int, max_new_tokens: int) -> None:
     """Reads lines from stdin, and continues the growing text after each, until /quit or the end of the input.
 
-    The seed grows by 1 with each line. Raises UserError (exit 3) if stdin is closed.
+    The seed grows by 1 with each line. A signal ends the continuation that it interrupts, not the
+    conversation; Ctrl-C at the prompt ends it. Raises UserError: exit 3 if stdin is closed or a line cannot
+    be encoded, exit 6 if the logits are not finite.
     """
     check_stdin("--interactive")
     prompt_sign = "> " if sys.stdin.isatty() else ""
