@@ -145,7 +145,7 @@ def main(argv: Sequence[str]) -> int:
     tokenizer = tokenizer_of(folder, None, vocab_size)
     tokenizer.encode_special_tokens = True  # a prompt with <|endoftext|> means these characters, not the token
     language = Language.of(tokenizer, vocab_size, end_ids(folder, vocab_size))
-    sampling = Sampling(args.temperature, args.top_k, args.top_p)
+    sampling = sampling_of(args)
     if args.interactive:
         converse(decoder, sampling, language, args.seed, args.max_new_tokens)
         return Exit.DONE
@@ -192,7 +192,7 @@ def load_decoder(args: argparse.Namespace, machine: Machine, folder: Path, num_r
         raise UserError(Exit.MACHINE, f"out of memory with {several(num_rows, 'continuation')} at once. "
                                       "Give a smaller --batch_size, or --quantize int8.") from error
     if compiles:
-        compile_step(decoder, machine)
+        compile_step(decoder, machine, sampling_of(args))
     return decoder
 
 
@@ -204,11 +204,16 @@ def why_no_compile(machine: Machine, num_rows: int) -> str | None:
     return machine.backend.why_no_compile()
 
 
-def compile_step(decoder: Decoder, machine: Machine) -> None:
+def sampling_of(args: argparse.Namespace) -> Sampling:
+    """The sampling that the flags request."""
+    return Sampling(args.temperature, args.top_k, args.top_p)
+
+
+def compile_step(decoder: Decoder, machine: Machine, sampling: Sampling) -> None:
     """Compiles the decoder's step, with kernels stored for later runs; if that fails, warns and leaves it eager."""
     device.set_kernel_folder(cache_folder() / "compiled")
     try:
-        with_sound_kernels(lambda: decoder.compile(in_graphs=machine.backend.compiles),
+        with_sound_kernels(lambda: decoder.compile(machine.backend.compiles, sampling),
                            lambda line: print(line, file=sys.stderr))
     except Exception as error:  # each version of the compiler has errors of its own
         warn(f"--compile: failed, running eagerly: {device.describe_compile_error(error)}")

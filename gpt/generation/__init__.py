@@ -2,7 +2,8 @@
 
 continuation  the settings of sampling, and the state of one text
 decoder       runs a model one token at a time, with weights laid out for it
-sampling      the loop that generates several texts, and the distribution of the next id
+drawing       draws the next ids from the distribution that the settings leave
+sampling      the loop that generates several texts
 prompts       reads the prompt and encodes it
 streaming     prints text while it is generated; generate.py --interactive
 """

@@ -22,6 +22,8 @@ from torch.utils._pytree import tree_leaves
 
 from gpt.architectures.architecture import LaidOut
 from gpt.architectures.table import ModelConfig, architecture_of
+from gpt.generation.continuation import Sampling
+from gpt.generation.drawing import draw
 from gpt.machine.backends import backend_of
 from gpt.ops.products import PACKED_ROWS, Dense, Packed
 
@@ -43,6 +45,7 @@ class Decoder:
         self.num_rows = num_rows
         self.dtype = dtype
         self.device = torch.device(device)
+        self.draw_device = self.device if backend_of(self.device).has_float64 else torch.device("cpu")
         self.architecture = architecture_of(config)
         self._lay_out(weights, kind, weight_dtype or dtype)
 
@@ -60,13 +63,15 @@ class Decoder:
             self.caches = [torch.zeros(shape, dtype=dtype, device=self.device) for _ in self.blocks]
 
         self.compiled = self.in_graphs = False
-        self._compute_logits = self._logits  # compile() replaces it
+        self._compute_logits = self._logits  # compile() replaces both
+        self.draw = draw
 
-    def compile(self, in_graphs: bool) -> None:
+    @torch.inference_mode()
+    def compile(self, in_graphs: bool, sampling: Sampling) -> None:
         """Compiles the step for num_rows rows, once for all lengths. Raises any exception of the compiler.
 
-        With in_graphs a step is one CUDA graph. A graph has fixed addresses and shapes, so attention reads
-        all slots.
+        With in_graphs a step is one CUDA graph, and the draw by this sampling is another. A graph has fixed
+        addresses and shapes, so attention reads all slots.
         """
         if in_graphs:
             parts = tree_leaves([self.caches, self.ends, self.blocks, self.embedding, self.head])
@@ -74,10 +79,12 @@ class Decoder:
                 if isinstance(tensor, torch.Tensor):  # otherwise each step would copy it to the graph's address
                     torch._dynamo.mark_static_address(tensor)
             run = torch.compile(self._logits, mode="reduce-overhead", dynamic=False, fullgraph=True)
+            draw_ids = torch.compile(draw, mode="reduce-overhead", dynamic=False, fullgraph=True)
         else:
             run = torch.compile(self._logits, dynamic=False, fullgraph=True, options={
                 "realize_opcount_threshold": 8,  # a product's input is computed once, not again in its loop
                 "cpp.threads": torch.get_num_threads()})  # part of the cache's key: a kernel keeps its thread count
+            draw_ids = draw  # compiled it would round differently
 
         def compute_logits(ids_B: torch.Tensor, positions_B: torch.Tensor,
                            mask_B11S: torch.Tensor) -> torch.Tensor:
@@ -88,13 +95,15 @@ class Decoder:
             return run(ids_B, positions_B, mask_B11S)
 
         ids_B, positions_B = torch.zeros(2, self.num_rows, dtype=torch.int64, device=self.device)
+        uniforms_B = torch.zeros(self.num_rows, dtype=torch.float64, device=self.draw_device)
         mask_B11S = self._mask(positions_B, _whole_slots(self.window if in_graphs else 1))
-        with torch.inference_mode():
-            for _ in range(3 if in_graphs else 1):  # a graph is recorded in the second call
-                compute_logits(ids_B, positions_B, mask_B11S)
+        for _ in range(3 if in_graphs else 1):  # a graph is recorded in the second call
+            logits_BV = compute_logits(ids_B, positions_B, mask_B11S)
+            draw_ids(logits_BV.to(self.draw_device), uniforms_B, sampling)
         self.compiled = True
         self.in_graphs = in_graphs
         self._compute_logits = compute_logits
+        self.draw = draw_ids
 
     # ---------------------------------------------------------------- rows
 
@@ -136,19 +145,26 @@ class Decoder:
     # ---------------------------------------------------------------- a step
 
     @torch.inference_mode()
-    def step(self, ids: Sequence[int]) -> torch.Tensor:
-        """Appends one id to each of the rows 0 to len(ids) - 1; returns the fp32 logits [B, V] of the next ids."""
+    def step(self, ids: Sequence[int], uniforms: Sequence[float]) -> tuple[torch.Tensor, torch.Tensor]:
+        """Appends one id to each of the first rows; returns the fp32 logits [B, V] of the next ids.
+
+        The other result is uniforms, float64 [B], which comes to the device in the same copy as the ids. Both
+        lie on the CPU if the device has no float64. A compiled step has num_rows rows; the last are unused.
+        """
         B = self.num_rows if self.compiled else len(ids)
         for row in range(len(ids), B):  # unused rows of the compiled shape
             self.lengths[row], self.filled[row] = 0, []
         assert max(self.lengths[:B]) < self.window, "more tokens than positions"
 
         S = _whole_slots(self.window if self.in_graphs else max(self.lengths[:B]) + 1)
-        ids_B, positions_B = torch.tensor([[*ids, *[0] * (B - len(ids))], self.lengths[:B]], device=self.device)
+        unused = [0] * (B - len(ids))
+        numbers_3B = torch.tensor([[*ids, *unused], self.lengths[:B], [*uniforms, *unused]], dtype=torch.float64,
+                                  device=self.draw_device)
+        ids_B, positions_B = numbers_3B[:2].long().to(self.device)
         logits_BV = self._compute_logits(ids_B, positions_B, self._mask(positions_B, S))
         for row in range(len(ids)):
             self.lengths[row] += 1
-        return logits_BV[:len(ids)]
+        return logits_BV.to(self.draw_device), numbers_3B[2]
 
     def _mask(self, positions_B: torch.Tensor, num_slots: int) -> torch.Tensor:
         """The attention mask [B, 1, 1, S]: 0 for the slots up to a row's position, -inf for later slots."""

@@ -1,9 +1,10 @@
-"""The loop that generates several texts in the rows of one decoder, and the draw of their next ids.
+"""The loop that generates several texts in the rows of one decoder.
 
-Shapes: B rows, V vocabulary, M candidates of a row.
+Shapes: B rows, V vocabulary.
 """
 
 import itertools
+import math
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 
 import torch
@@ -12,12 +13,11 @@ from gpt.architectures.table import Network
 from gpt.common.errors import Exit, UserError
 from gpt.generation.continuation import DEFAULTS, Continuation, Sampling
 from gpt.generation.decoder import Decoder
-from gpt.machine.backends import backend_of
+from gpt.generation.drawing import draw
 from gpt.ops.shards import full_tensors
 
 NOT_FINITE = ("the model's logits are not finite: it diverged, or overflows in fp16. Give an earlier "
               "checkpoint, or --no-use_amp.")
-CANDIDATES = 512  # likeliest ids to search for the nucleus before the whole vocabulary is sorted
 
 
 def decode(decoder: Decoder, continuations: Iterable[Continuation], sampling: Sampling,
@@ -59,16 +59,18 @@ def decode(decoder: Decoder, continuations: Iterable[Continuation], sampling: Sa
 
 @torch.inference_mode()
 def _next_ids(decoder: Decoder, active: Sequence[Continuation], sampling: Sampling) -> tuple[list[int], list[float]]:
-    """Draws the next id of each text, with its log-probability in the model's own distribution."""
-    logits_BV = decoder.step([text.ids[-1] for text in active])
-    if not backend_of(logits_BV).has_float64:  # draw() needs it
-        logits_BV = logits_BV.cpu()
-    total_B = logits_BV.logsumexp(-1)
-    if not total_B.isfinite().all():
+    """Draws the next id of each text, with its log-probability in the model's own distribution.
+
+    The host waits for the device twice: to copy the step's numbers there, and to read the drawn ids.
+    """
+    num = len(active)
+    logits_BV, uniforms_B = decoder.step([text.ids[-1] for text in active], [text.random.random() for text in active])
+    new_ids, log_probabilities, enough = decoder.draw(logits_BV, uniforms_B, sampling)[:, :num].tolist()
+    if not all(enough):  # many ids of one probability, or a flat nucleus
+        new_ids, log_probabilities, _ = draw(logits_BV[:num], uniforms_B[:num], sampling, whole=True).tolist()
+    if not all(map(math.isfinite, log_probabilities)):
         raise UserError(Exit.DIVERGED, NOT_FINITE)
-    chosen_B = draw(logits_BV, sampling, [text.random.random() for text in active])
-    log_probabilities_B = logits_BV.gather(1, chosen_B[:, None])[:, 0] - total_B
-    return chosen_B.tolist(), log_probabilities_B.tolist()
+    return list(map(int, new_ids)), log_probabilities
 
 
 def sample(model: Network, prompt: Sequence[int], max_new_tokens: int, seed: int, end_of_text_id: int | None,
@@ -83,40 +85,3 @@ def sample(model: Network, prompt: Sequence[int], max_new_tokens: int, seed: int
         if should_stop():
             break
     return text.new_ids
-
-
-def draw(logits_BV: torch.Tensor, sampling: Sampling, uniforms: Sequence[float]) -> torch.Tensor:
-    """Draws one id, int64 [B], for each row of fp32 logits: by a number in [0, 1), or the likeliest if greedy."""
-    if sampling.temperature < 1e-6:  # a division would overflow
-        return logits_BV.argmax(-1)
-    values_BM, ids_BM = candidates(logits_BV / sampling.temperature, sampling)
-    cumulative_BM = values_BM.double().softmax(-1).cumsum(-1)
-    at_B1 = torch.tensor(uniforms, dtype=torch.float64, device=values_BM.device)[:, None] * cumulative_BM[:, -1:]
-    place_B1 = torch.searchsorted(cumulative_BM, at_B1, right=True).clamp(max=values_BM.size(-1) - 1)
-    return (place_B1 if ids_BM is None else ids_BM.gather(1, place_B1))[:, 0]
-
-
-def candidates(logits_BV: torch.Tensor, sampling: Sampling) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """The logits of the likeliest ids in descending order, and the ids, [B, M] each; excluded ids have -inf.
-
-    The k likeliest ids are kept, then the nucleus among them: the smallest set of likeliest ids with a
-    probability of at least top_p (Holtzman et al. 2019, section 3.1). If every id is kept, nothing is
-    sorted: the ids are None.
-    """
-    V, k = logits_BV.size(-1), sampling.top_k
-    if k == 0 and sampling.top_p == 1:
-        return logits_BV, None
-    k = min(k or V, V)
-    # Each rule keeps the first of the sorted ids. So a few sorted ids are enough if the last one of them is
-    # excluded.
-    for num in (min(V, k + 32 if k < V else CANDIDATES), V):
-        values_BM, ids_BM = logits_BV.topk(num)
-        kept_BM = values_BM >= values_BM[:, :k][:, -1:]
-        if sampling.top_p < 1:
-            total = values_BM.masked_fill(~kept_BM, -torch.inf) if k < V else logits_BV
-            p_BM = (values_BM - total.logsumexp(-1, keepdim=True)).exp()
-            kept_BM &= p_BM.cumsum(-1) - p_BM < sampling.top_p
-        kept_BM[:, 0] = True
-        if not kept_BM[:, -1].any():
-            break
-    return values_BM.masked_fill(~kept_BM, -torch.inf), ids_BM

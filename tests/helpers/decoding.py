@@ -26,6 +26,11 @@ def decoder_of(model, num_rows: int, *choices) -> Decoder:
     return Decoder(model.config, model.state_dict(), num_rows, "cpu", *choices)
 
 
+def logits_after(decoder: Decoder, ids: list[int]) -> torch.Tensor:
+    """The logits after one more id in each row."""
+    return decoder.step(ids, [0.0] * len(ids))[0]
+
+
 def take(model, prompt: list[int], max_new_tokens: int, sampling: Sampling = GREEDY, seed: int = 0) -> list[int]:
     """The ids that continue a prompt."""
     return sample(model, prompt, max_new_tokens, seed, None, sampling)

@@ -11,7 +11,15 @@ from gpt.generation.decoder import Decoder
 from gpt.generation.sampling import decode
 from gpt.ops.products import Dense, Int8
 from gpt.ops.rotary import RotaryScaling
-from tests.helpers.decoding import EXACT_KINDS, KINDS, decoder_of, largest_difference, skip_unless_possible
+from tests.helpers.decoding import (
+    EXACT_KINDS,
+    GREEDY,
+    KINDS,
+    decoder_of,
+    largest_difference,
+    logits_after,
+    skip_unless_possible,
+)
 
 
 @pytest.mark.parametrize(("dtype", "kind"), KINDS)
@@ -28,7 +36,7 @@ def test_a_step_gives_the_logits_of_the_whole_text_read_at_once(make_any, arch, 
     for row, length in enumerate((3, 20)):
         decoder.fill(row, ids[row, :length].tolist())
     for step in range(12):
-        found = decoder.step([int(ids[row, step + length]) for row, length in enumerate((3, 20))])
+        found = logits_after(decoder, [int(ids[row, step + length]) for row, length in enumerate((3, 20))])
         expected = torch.stack([whole[row, step + length] for row, length in enumerate((3, 20))])
         assert largest_difference(found, expected) < (1e-5 if dtype == torch.float32 and kind is not Int8 else 0.05)
 
@@ -48,7 +56,7 @@ def test_a_row_has_the_same_bits_alone_and_among_others(make_any, one_thread, ar
             decoder.fill(row, prompts[number][:-1])
         steps, ids = [], [prompts[number][-1] for number in chosen]
         for _ in range(12):
-            steps.append(decoder.step(ids))
+            steps.append(logits_after(decoder, ids))
             ids = steps[-1].argmax(-1).tolist()
         return list(torch.stack(steps, 1))
 
@@ -61,12 +69,12 @@ def test_a_row_has_the_same_bits_alone_and_among_others(make_any, one_thread, ar
 def test_a_prompt_read_before_is_copied_not_read_again(make_model, kind, monkeypatch):
     decoder = decoder_of(make_model(), 3, torch.float32, kind)
     decoder.fill(1, [5, 6, 7])
-    expected = decoder.step([1, 2])[1]
+    expected = logits_after(decoder, [1, 2])[1]
     monkeypatch.setattr(decoder, "_trunk", None)  # whatever computes fails
     for row in (0, 1, 2):
         decoder.fill(row, [5, 6, 7])
     monkeypatch.undo()
-    for found in decoder.step([2, 2, 2]):
+    for found in logits_after(decoder, [2, 2, 2]):
         torch.testing.assert_close(found, expected)
 
 
@@ -79,11 +87,11 @@ def test_compiled_it_is_one_graph_for_all_lengths_with_the_same_logits(make_any,
     model = make_any(arch, seq_length=256)
     plain, compiled = decoder_of(model, 1), decoder_of(model, 1, torch.float32, kind, dtype)
     counters.clear()
-    compiled.compile(in_graphs=False)
+    compiled.compile(False, GREEDY)
     for decoder in (plain, compiled):
         decoder.fill(0, [1, 2, 3])
     for step in range(253):  # to the end of the window
-        found, expected = compiled.step([step]), plain.step([step])
+        found, expected = logits_after(compiled, [step]), logits_after(plain, [step])
         assert largest_difference(found, expected) < (1e-5 if dtype == torch.float32 else 0.06)
     assert counters["stats"]["unique_graphs"] == 1
 
@@ -94,12 +102,13 @@ def test_the_step_of_a_graph_makes_the_ids_of_the_plain_loop(make_any, arch):
     """As compiled for CUDA graphs, attention looks at all slots; a CPU runs the same code without the graphs."""
     model = make_any(arch, seq_length=100)
     made = []
+    sampling = Sampling(0.9, 50)
     for in_graphs in (False, True):
         decoder = decoder_of(model, 3)
         if in_graphs:
-            decoder.compile(in_graphs=True)
+            decoder.compile(in_graphs, sampling)
         texts = [Continuation([1, 2, 3 + seed], 110 - 20 * seed, seed) for seed in range(5)]
-        for _ in decode(decoder, texts, Sampling(0.9, 50), (17,)):
+        for _ in decode(decoder, texts, sampling, (17,)):
             pass
         made.append([text.ids for text in texts])
     assert made[0] == made[1]
@@ -116,11 +125,11 @@ def test_on_a_gpu_a_step_gives_the_models_logits(make_model, compiled, dtype, ki
         whole = model(ids)
     decoder = Decoder(model.config, model.state_dict(), 3, "cuda", dtype, kind)
     if compiled:
-        decoder.compile(in_graphs=True)
+        decoder.compile(True, GREEDY)
     for row, length in enumerate((0, 5, 60)):
         decoder.fill(row, ids[row, :length].tolist())
     for step in range(20):
-        found = decoder.step([int(ids[row, step + length]) for row, length in enumerate((0, 5, 60))])
+        found = logits_after(decoder, [int(ids[row, step + length]) for row, length in enumerate((0, 5, 60))])
         expected = torch.stack([whole[row, step + length] for row, length in enumerate((0, 5, 60))])
         assert largest_difference(found.cpu().float()[:, :300], expected) < most
 
@@ -138,4 +147,4 @@ def test_weights_mapped_from_a_file_give_the_bits_of_those_in_memory(make_checkp
     for decoder in (found, expected):
         decoder.fill(0, [1, 2, 3])
     for _ in range(5):
-        assert torch.equal(found.step([3, 4]), expected.step([3, 4]))
+        assert torch.equal(logits_after(found, [3, 4]), logits_after(expected, [3, 4]))
