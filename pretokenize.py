@@ -155,7 +155,10 @@ from gpt.tokens.layouts import native_dtype
 
 
 def pretokenize(args: Namespace, folder: Folder, signals: Signals, progress: Progress, limits: Limits) -> None:
-    """Converts text to a committed set of token files."""
+    """Converts text to a committed set of token files, and prints the summary.
+
+    Raises UserError (exit 3, 5) and Stopped; the folder then holds its old files, or no complete set.
+    """
     began = time.monotonic()
     folder.refuse_old(args.overwrite)
     given = None if args.tokenizer_file is None else given_vocabulary(args.tokenizer_file, progress.warn)
@@ -220,7 +223,7 @@ def say_what_is_read(job: Job) -> None:
 
 
 def refuse_empty(job: Job) -> None:
-    """Raises UserError (exit 3) if there is no text for training."""
+    """Raises UserError (exit 3) if there is no text, or if all documents would go to validation."""
     train, val = job.totals["train"], job.totals["val"]
     job.report.refuse_empty(train["bytes"] + val["bytes"])
     if not train["documents"]:
@@ -237,7 +240,10 @@ def num_cores() -> int:
 
 
 def run(args: Namespace, signals: Signals, progress: Progress, limits: Limits) -> None:
-    """Verifies a folder, converts text, or shows documents, as the flags say."""
+    """Verifies a folder or converts text, then shows documents; which of them, the flags say.
+
+    Raises UserError, and Stopped at a signal.
+    """
     if args.verify is not None:
         verify_folder(Path(args.verify), signals, progress)
     elif args.files or args.demo:
@@ -251,7 +257,7 @@ def run(args: Namespace, signals: Signals, progress: Progress, limits: Limits) -
 
 
 def main(argv: Sequence[str], limits: Limits = LIMITS) -> int:
-    """The whole command; returns the exit code."""
+    """Runs the command; returns the exit code, 128 + a signal's number after a signal. Raises UserError."""
     args = read_flags(argv)
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # each core has a process already
     os.environ["RAYON_NUM_THREADS"] = str(args.num_workers or num_cores())

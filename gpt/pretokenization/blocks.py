@@ -69,7 +69,7 @@ class TextBlock:
 
 @dataclass
 class Findings:
-    """Counts of one block; positions are relative to the block."""
+    """Counts of one block; lines count from the block's first, bytes from the beginning of the text."""
 
     newlines: int = 0
     separators: int = 0

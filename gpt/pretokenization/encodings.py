@@ -35,7 +35,10 @@ def has_controls(content: bytes) -> bool:
 
 
 def refuse_undecodable(source: Source, findings: Findings) -> None:
-    """Raises UserError (exit 3) if more than 1% of a file's bytes are not UTF-8."""
+    """Raises UserError (exit 3) if more than three places and 1% of a file's bytes cannot be decoded.
+
+    findings hold the file's blocks so far.
+    """
     most = max(ALWAYS_REPLACED, MAX_UNDECODABLE * source.text_bytes)
     if findings.first_replaced and findings.undecodable > most:
         raise source.error(f"is not UTF-8: {several(findings.undecodable, 'place')} cannot be decoded, from byte "

@@ -90,7 +90,7 @@ def may_differ(content: bytes) -> bool:
 
 
 class Encoder:
-    """Encodes text into ids, which are the same with either engine."""
+    """Encodes text into ids by an engine, 'gigatoken' or 'tokenizers'; the ids are the same with either."""
 
     def __init__(self, vocabulary: Vocabulary, engine: str):
         self.vocabulary = vocabulary

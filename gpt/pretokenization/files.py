@@ -71,8 +71,8 @@ def refuse_changed(sources: Iterable[Source]) -> None:
 def unpacked(source: Source, path: Path, look: Callable[[], None]) -> Source:
     """Writes the text of a packed or encoded source to path, as UTF-8; returns a plain source unchanged.
 
-    look is called for each piece and may raise to stop. Raises UserError (exit 3) for a damaged archive, an
-    archive bomb and invalid bytes.
+    look is called for each piece and may raise to stop. Raises UserError: exit 3 for a damaged archive, an
+    archive bomb and invalid bytes, exit 5 for a missing package.
     """
     if not (source.packing or source.encoding):
         return source

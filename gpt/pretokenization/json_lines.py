@@ -32,7 +32,7 @@ def line_blocks(source: Source, reading: Reading) -> Iterator[TextBlock]:
 
 
 def line_documents(block: TextBlock, content: bytes, reading: Reading, findings: Findings) -> list[str]:
-    """Returns the documents of whole lines, and counts the lines without one."""
+    """Returns the documents of whole lines; counts in findings the lines without one, except blank lines."""
     texts = []
     decode = json.JSONDecoder().decode
     findings.newlines = content.count(b"\n")

@@ -20,7 +20,10 @@ def is_parquet(source: Source, name: str, head: bytes) -> bool:
 
 
 def table_blocks(source: Source, reading: Reading) -> Iterator[TextBlock]:
-    """Cuts a table into blocks of rows. Raises UserError (exit 3) for a damaged file or a missing column."""
+    """Cuts a table into blocks of rows, which hold the rows.
+
+    Raises UserError: exit 3 for a damaged file or a missing column, exit 5 without pyarrow.
+    """
     parquet = optional("pyarrow.parquet", source.shown)
     try:
         # Not memory-mapped: truncating the file would kill this process.
@@ -45,7 +48,7 @@ def table_blocks(source: Source, reading: Reading) -> Iterator[TextBlock]:
 
 
 def row_documents(block: TextBlock, content: list[Any], reading: Reading, findings: Findings) -> list[str]:
-    """Returns the texts of rows, and counts the rows without one."""
+    """Returns the texts of rows; counts in findings the rows without one."""
     findings.newlines = len(content)
     texts = []
     for number, value in enumerate(content):

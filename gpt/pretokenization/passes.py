@@ -57,8 +57,9 @@ class Job:
     def answers(self, doing: str, **setup: Any) -> Iterator[WorkerAnswer]:
         """Makes one pass over the text; yields the workers' answers for its blocks, in order.
 
-        The findings go into a new report. Raises UserError (exit 3) if a file has changed since the run
-        began: this explains any other error in the text.
+        setup are further arguments of read_block. The findings go into a new report. Raises UserError (exit
+        3) for unusable text, unless a file has changed since the run began: this explains the error, and is
+        raised in its place. Raises Stopped at a signal, and UserError (exit 5) if a worker dies.
         """
         read = partial(read_block, sources=self.sources, reading=self.reading, threshold=self.split.threshold, **setup)
         blocks = (replace(block, source=index) for index, source in enumerate(self.sources)
@@ -88,9 +89,10 @@ class Job:
 def settle_split(job: Job, needs_size: bool) -> int:
     """Sets job.split for the whole run; returns the size of the training text in bytes, 0 if unknown.
 
-    Text files of one document each are cut by their sizes; other documents are split by their hashes. To
-    know its size, which the default fraction depends on, the text is read once: if needs_size, or if it is
-    below survey_bytes.
+    Text files of one document each are cut by their sizes, in job.sources too; other documents are split by
+    their hashes. To know its size, which the default fraction depends on, the text is read once: if
+    needs_size, or if it is below survey_bytes. A separator that a single file lacks is dropped from
+    job.reading, with a warning. Raises UserError (exit 3) for empty text, and the errors of job.answers.
     """
     fraction, reading = job.args.val_fraction, job.reading
     by_size = not (job.has_fields or reading.separator) and split_of_files(job.sources, fraction)
@@ -122,7 +124,8 @@ def settle_split(job: Job, needs_size: bool) -> int:
 def encode(job: Job, vocabulary: Vocabulary, engine: str) -> str:
     """Encodes the text and writes the ids of each split into the work folder.
 
-    Returns '', or stops and returns a text to which the engine gives other ids than tokenizers.
+    Returns '' and sets job.totals, or stops and returns a text to which the engine gives other ids than
+    tokenizers. Raises the errors of job.answers.
     """
     writers = {split: TokenWriter(job.folder.work, split) for split in SPLITS}
     try:
@@ -139,7 +142,10 @@ def encode(job: Job, vocabulary: Vocabulary, engine: str) -> str:
 
 
 def encode_text(job: Job, vocabulary: Vocabulary, dtype: str) -> None:
-    """Encodes the whole text with the fastest engine that gives the same ids as tokenizers."""
+    """Encodes the whole text with the fastest engine that gives the same ids as tokenizers.
+
+    Sets job.totals. If the engine turns out to differ, warns and encodes everything again with tokenizers.
+    """
     engine = choose_engine(job.args.engine, vocabulary, job.progress.say)
     job.progress.say(f"encoding with {vocabulary.size:,} ids, {dtype}, by {engine}")
     with job.folder.writing():

@@ -73,7 +73,8 @@ def files_in_folder(folder: str, say: Callable[[str], None]) -> list[str]:
     """Finds the input files of a folder and its subfolders, sorted, without hidden ones.
 
     Input files have the endings in KINDS, also packed, or are packed .json: a plain .json usually holds
-    settings. Raises UserError (exit 3) for a folder without input files.
+    settings. Prints that it leaves out other files. Raises UserError (exit 3) for a folder without input
+    files.
     """
     chosen, others = [], []
     endings = tuple(ending for kind in reversed(KINDS.values()) for ending in kind.endings)
@@ -166,9 +167,9 @@ def readable(source: Source) -> Iterator[None]:
 
 def documents_of(block: TextBlock, sources: Sequence[Source], reading: Reading,
                  findings: Findings) -> list[str]:
-    """Returns the documents of a block; for a part of a document, only its text.
+    """Returns the documents of a block and counts its findings; for a part of a document, only its text.
 
-    Raises UserError (exit 3) if the file became shorter after the block was cut.
+    Raises UserError (exit 3) if the file cannot be read or became shorter after the block was cut.
     """
     source, content = sources[block.source], block.rows
     if content is None:

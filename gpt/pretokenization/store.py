@@ -23,7 +23,10 @@ OUTPUTS = (METADATA, "tokenizer.json", "train.bin", "train.idx", "val.bin", "val
 
 
 class TokenWriter:
-    """Writes one split: its ids and its documents' ends. totals counts them."""
+    """Writes one split into a folder: ids in SPLIT.bin, documents' ends in SPLIT.idx; totals counts them.
+
+    Both files are created at once, and are complete after close().
+    """
 
     def __init__(self, folder: Path, split: str):
         self.totals = {"tokens": 0, "documents": 0, "bytes": 0, "largest_id": -1}
@@ -48,7 +51,9 @@ class TokenWriter:
 class Folder:
     """The output folder of one run at a time; files go into a work folder until commit moves them.
 
-    A context manager. A killed run leaves its work folder, which the next run empties.
+    The constructor creates and locks the folder, and deletes the remains of a killed run. Raises UserError:
+    exit 7 if another run has the lock, exit 5 if it cannot be written. A context manager: its end deletes the
+    work folder, the lock, and a folder that the constructor created and that is still empty.
     """
 
     def __init__(self, path: Path):

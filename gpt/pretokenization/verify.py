@@ -25,7 +25,10 @@ def open_folder(folder: Path) -> Corpus:
 
 
 def verify_folder(folder: Path, signals: Signals, progress: Progress) -> None:
-    """Checks a finished folder against its metadata. Raises UserError (exit 3) at the first difference."""
+    """Reads a finished folder's files whole, checks them against its metadata, and prints a line for each.
+
+    Raises UserError (exit 3) at the first difference, and Stopped at a signal.
+    """
     corpus, metadata = open_folder(folder), read_metadata(folder / METADATA)
     path = folder / "tokenizer.json"
     if metadata.get("format") != METADATA_FORMAT or corpus.vocab_size != vocab_size_of(load_tokenizer(path)):
@@ -56,7 +59,10 @@ def _differs(path: Path, what: str) -> UserError:
 
 
 def peek(folder: Path, number: int, progress: Progress) -> None:
-    """Prints the first documents of a finished folder, up to 400 characters of each."""
+    """Prints the first `number` documents of a finished folder's training tokens, 400 characters of each.
+
+    Prints fewer if the first PEEKED_TOKENS hold fewer, and at least one. Raises UserError (exit 3).
+    """
     corpus, tokenizer = open_folder(folder), load_tokenizer(folder / "tokenizer.json")
     part = corpus.train.parts[0]
     ids = np.fromfile(part.path, DTYPES[part.dtype], min(part.length, PEEKED_TOKENS), offset=part.offset_bytes)

@@ -26,7 +26,10 @@ NUM_FIRST_IDS = 257  # the end of text and the 256 bytes; each merge adds one id
 
 
 def given_vocabulary(path: str, warn: Callable[[str], None]) -> Vocabulary:
-    """Opens an existing tokenizer, and warns if it changes text. Raises UserError (exit 3)."""
+    """Opens an existing tokenizer, and warns if it changes text in a harmless way.
+
+    Raises UserError (exit 3) if it loses characters, has no end-of-text token, or cannot be opened.
+    """
     name = f"--tokenizer_file {printable(path)}"
     with without_collector():
         tokenizer = load_tokenizer(path)
@@ -40,7 +43,8 @@ def given_vocabulary(path: str, warn: Callable[[str], None]) -> Vocabulary:
 def new_vocabulary(job: Job, train_bytes: int) -> Vocabulary:
     """Trains a tokenizer on a sample spread evenly over the train_bytes of training text.
 
-    Raises UserError (exit 3) if there is no text.
+    It has fewer ids than requested if the text supports no more. Raises UserError (exit 3) if there is no
+    text, and the errors of job.answers.
     """
     args, progress = job.args, job.progress
     sample_bytes = min(train_bytes, args.train_sample_bytes)
@@ -109,7 +113,7 @@ def train_fast(sample: Path, vocab_size: int, min_frequency: int) -> str:
     """Trains the tokenizer of train_tokenizer with gigatoken; returns '' if the result is not certainly the same.
 
     gigatoken has no min_frequency. But counts fall from merge to merge, so if the last pair occurs often
-    enough, all pairs do.
+    enough, all pairs do. Call it in a process of its own, whose output it turns off.
     """
     import gigatoken
 

@@ -75,7 +75,8 @@ def answers_of(number: int, answer: Callable[[Any], Any], questions: Iterable[An
     """Yields the questions with their answers, in order; a single worker is this process itself.
 
     A heavy question goes only to an idle worker: if both ends of a pipe wrote at once, both would wait
-    forever. Raises Stopped after a signal, UserError (exit 5) when a worker dies.
+    forever. Workers end with the generator: close it, or read it to its end. Raises Stopped after a signal,
+    UserError (exit 5) when a worker dies, and the UserError of an answer; its bug becomes a RuntimeError.
     """
     if number > 1:
         yield from _answers_of_processes(number, answer, questions, signals, is_heavy)
@@ -159,7 +160,8 @@ def in_child(signals: Signals, work: Callable[..., Any], *arguments: Any, second
     """Runs a function in a fresh process, so that a signal can end it and its memory is freed afterwards.
 
     The process is spawned, not forked: a fork inherits the locks of a library's threads, but not the threads.
-    Returns its result; None if it takes longer than this many seconds. Raises Stopped after a signal.
+    Returns its result; None if it takes longer than this many seconds. Raises Stopped after a signal, and
+    otherwise as answers_of does.
     """
     answers = _answers_of_processes(1, _call, [(work, arguments)], signals, start_method="spawn", seconds=seconds)
     with contextlib.closing(answers):

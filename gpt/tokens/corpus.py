@@ -82,9 +82,10 @@ def open_corpus(train: Path, val: Path | None, metadata_file: Path | None, token
 
     train and val are each a file, a folder or a glob. In a folder without our metadata, the files are found
     by the names that programs use. Without val, the folder's validation files are taken, or our val.bin
-    beside the training file, or the tail of the training tokens. A file whose size and time match our
-    metadata is trusted; any other file is read once and must have the recorded sha256. Without metadata the
-    vocabulary comes from the tokenizer or from vocab_size, and the layout is recognised.
+    beside the training file, or the last val_fraction of the training tokens. Our metadata without a
+    validation split means none. A file whose size and time match our metadata is trusted; any other file is
+    read once and must have the recorded sha256. Without metadata the vocabulary comes from the tokenizer or
+    from vocab_size, and the layout is recognised.
     """
     if tokenizer_file is not None and tokenizer_file.is_dir():
         tokenizer_file = tokenizer_file / "tokenizer.json"
@@ -123,8 +124,9 @@ def open_corpus(train: Path, val: Path | None, metadata_file: Path | None, token
 def open_tokens(place: Path, vocab_size: int) -> Corpus:
     """Opens the tokens of a file, a folder or a glob to measure a model on them; prefers the validation files.
 
-    No tokens are kept back, and every id must be below vocab_size. As in open_corpus, our metadata.json
-    counts if it names the files, and other files are recognised. Raises UserError (exit 3).
+    They are the Corpus's train; no tokens are kept back, and every id must be below vocab_size.
+    tokenizer_path is the tokenizer.json beside them, if any. As in open_corpus, our metadata.json counts if
+    it names the files, and other files are recognised. Raises UserError (exit 3).
     """
     folder = place if place.is_dir() else place.parent
     beside, tokenizer = folder / METADATA, folder / "tokenizer.json"
@@ -139,7 +141,10 @@ def open_tokens(place: Path, vocab_size: int) -> Corpus:
 
 
 def _vocabulary(metadata: Metadata, tokenizer_file: Path | None, vocab_size: int | None) -> tuple[int, int | None]:
-    """The vocabulary size and the end-of-text id: from the metadata, the tokenizer or --vocab_size, in this order."""
+    """The vocabulary size and the end-of-text id: by the metadata, or the tokenizer, or --vocab_size.
+
+    Raises UserError (exit 3) for an unknown size, and for two sizes that differ.
+    """
     known_size, end_id = metadata.vocab_size, metadata.end_of_text_id
     if tokenizer_file is not None:
         tokenizer, num_ids = load_with_size(tokenizer_file)

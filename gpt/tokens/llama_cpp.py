@@ -39,8 +39,8 @@ def gguf_vocabulary(tokenizer: Tokenizer, vocab_size: int, end_ids: tuple[int, .
     """The tokenizer's values by the names of gguf.GGUFWriter's add_ methods; token types are names of gguf.TokenType.
 
     As convert_hf_to_gguf.py does, unused tokens fill the vocabulary up to the model's vocab_size. end_ids
-    are the end-of-text ids that the model's folder names; the first one ends a text. Raises UserError (exit
-    3) for a tokenizer that llama.cpp cannot imitate exactly.
+    are the end-of-text ids that the model's folder names; the first one ends a text. Warns of a tokenizer
+    that converts text to NFC. Raises UserError (exit 3) for others that llama.cpp cannot imitate exactly.
     """
     fields = json.loads(tokenizer.to_str())
     name = pre_tokenizer_name(fields)

@@ -84,7 +84,8 @@ def check_ids(ids: np.ndarray, first: int, part: Part, vocab_size: int) -> None:
 def scan(part: Part, vocab_size: int) -> str:
     """Reads a whole file once, checks every id, and returns the file's sha256.
 
-    Raises UserError (exit 3) for an id outside the vocabulary, and if the file's size changes meanwhile.
+    Raises UserError (exit 3) for an id outside the vocabulary, and if the file does not end where the part
+    ends; OSError if the file cannot be read.
     """
     digest = hashlib.sha256()
     seen = 0

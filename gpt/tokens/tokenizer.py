@@ -40,7 +40,10 @@ def load_tokenizer(path: str | Path) -> Tokenizer:
 
 
 def load_with_size(path: Path) -> tuple[Tokenizer, int]:
-    """Returns load_tokenizer's result and its vocabulary size, which takes 20 ms to count for GPT-2's."""
+    """Returns load_tokenizer's result and its vocabulary size, which takes 20 ms to count for GPT-2's.
+
+    Raises UserError (exit 3).
+    """
     if path.is_dir():
         path = path / TOKENIZER
     name = f"tokenizer {printable(path)}"
@@ -97,7 +100,10 @@ def opening_ids(tokenizer: Tokenizer) -> list[int]:
 
 
 def bytes_per_id(tokenizer: Tokenizer, vocab_size: int) -> np.ndarray | None:
-    """The number of bytes of text for each id, int64 [V], special ids 0; None unless the tokenizer is byte-level."""
+    """The bytes of text for each id, int64 [V], 0 for special ids; None unless the tokenizer is byte-level.
+
+    V is vocab_size, above every id of the tokenizer.
+    """
     if not isinstance(tokenizer.decoder, decoders.ByteLevel):
         return None  # only in a byte-level tokenizer does each character of a token stand for one byte
     lengths = np.zeros(vocab_size, np.int64)

@@ -19,7 +19,8 @@ class TokensChanged(UserError):
 class Watch:
     """Compares the files of memory-mapped parts with their state when the watch began.
 
-    A deleted file, or one replaced by another of its name, counts as unchanged: its map keeps the tokens.
+    A deleted file, or one replaced by another of its name, counts as unchanged: its map keeps the tokens. A
+    read beyond the end of a file that was cut ends the process (exit 3) with the words of explain().
     """
 
     def __init__(self, parts: Sequence[Part]):
@@ -51,7 +52,7 @@ class Watch:
         return f"token file {name} was written to or cut ({seen[2]:,} bytes before, {now[2]:,} now)"
 
     def explain(self) -> str:
-        """Names the file that became shorter, as the last message of a process that read beyond its end."""
+        """Names the changed file, for the last message of a process that read beyond its end; '' if none has."""
         change = next(filter(None, map(self._change_of, range(len(self._parts)))), "")
         return change and (f"{change} while its tokens were read from a memory map. The checkpoints are "
                            "safe. Make sure that nothing writes to the file, and resume from the last "
