@@ -106,6 +106,7 @@ def install(library: Any, put: Callable[[object, str, Any], object] = setattr) -
     put(torch.cuda, "mem_get_info", lambda: (library.allowed() - library.held(), library.allowed()))
     put(torch.cuda, "max_memory_reserved", library.held_at_most)
     put(torch.cuda, "reset_peak_memory_stats", library.reset_peak)
+    put(torch.accelerator, "synchronize", library.synchronize)  # of PyTorch's Timer
     put(torch.cuda, "cudart", lambda: types.SimpleNamespace(
         cudaHostRegister=lambda address, num_bytes, flags: library.pin(address, num_bytes) or 0,
         cudaHostUnregister=lambda address: library.unpin(address) or 0))
