@@ -28,11 +28,8 @@ from gpt.planning.relations import RELATIONS
 
 
 def read_flags(argv: Sequence[str]) -> Namespace:
-    """Reads each flag from the command line, or from --config, the resumed run, its default, in this order.
-
-    What stays None is decided later, most of it by choose_recipe. Raises UserError (exit 2) that lists all
-    problems.
-    """
+    """Reads the flags: the command line, else --config, the resumed run, the defaults; UserError (exit 2)."""
+    # What stays None is decided by choose_recipe in planning/recipe.py.
     parser = Parser("train.py", "Trains a language model. A step is one optimizer step; losses are in nats.",
                     RELATIONS, expand_shorthands)
     parser.add_argument("--config", type=text("FILE"), help="TOML file of flags; the command line wins (default: none)")
@@ -153,11 +150,7 @@ def read_flags(argv: Sequence[str]) -> Namespace:
 
 
 def answer_early(argv: Sequence[str]) -> int:
-    """Answers wrong flags and missing packages before the seconds that importing torch takes; tokenizes texts.
-
-    Returns 0, and train.py goes on. Raises UserError: exit 2 for flags, 5 for a package, 3 if the texts have
-    changed.
-    """
+    """Answers wrong flags and missing packages before the seconds that importing torch takes; tokenizes texts."""
     args = read_flags(argv)
     before_torch(args)
     if args.texts and not args.check:
@@ -201,11 +194,7 @@ from gpt.watching.output import open_output
 
 
 def main(argv: Sequence[str]) -> int:
-    """Checks all that the run needs, then trains; returns the exit code.
-
-    --check ends it before the inputs are read, and a resumed run that has no step left before the model is
-    built.
-    """
+    """Checks all that the run needs, then trains; returns the exit code."""
     began, args = time.monotonic(), read_flags(argv)
     with open_runtime(args.use_gpu) as runtime:
         if args.check:
@@ -235,10 +224,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def build_run(setup: Setup) -> Run:
-    """Builds the Run: the model with weights drawn by --seed, its optimizer, loss scaler, batches and teacher.
-
-    load_start loads other weights and the optimizer's state. Raises UserError (exit 4) for --teacher.
-    """
+    """Builds the model with the weights that --seed draws, its optimizer and loss scaler, and its batches."""
     args, recipe = setup.args, setup.recipe
     runtime, machine = setup.runtime, setup.runtime.machine
     with recovery.explaining_memory(setup), runtime.out.phase("building the model"):
@@ -259,10 +245,7 @@ def build_run(setup: Setup) -> Run:
 
 
 def compile_run(run: Run) -> None:
-    """Compiles the model in place, and the optimizer, by one micro-batch; does nothing without --compile.
-
-    The weights do not change. Where compiling fails the run is eager, with a warning.
-    """
+    """torch.compile for the model, in place, so that it keeps its name; eager with a warning where that fails."""
     machine, mode = run.setup.runtime.machine, run.setup.args.compile_mode
 
     def compile_model() -> None:
@@ -274,10 +257,7 @@ def compile_run(run: Run) -> None:
 
 
 def train(run: Run, pace: Pace, deadline: Deadline, validator: Validator, argv: Sequence[str]) -> int:
-    """Loads the weights to start from, then trains, or does --dry_run or --overfit; returns the exit code.
-
-    It starts from random or pretrained weights, or from the whole state of a checkpoint.
-    """
+    """Trains from random or pretrained weights, or from a checkpoint; returns the exit code."""
     args, runtime = run.setup.args, run.setup.runtime
     forget_best_on_other_tokens(run)
     if not args.overfit:
@@ -302,11 +282,7 @@ def train(run: Run, pace: Pace, deadline: Deadline, validator: Validator, argv: 
 
 def loop(run: Run, pace: Pace, deadline: Deadline, validator: Validator, checkpointer: Checkpointer,
          monitor: Monitor) -> None:
-    """Trains until the last step, a signal, the end of --max_minutes, or the end of patience.
-
-    The last state need not be saved then: save_and_close saves it. Raises TooManySkipped, FloatingPointError if
-    a save found NaN or infinity, and TokensChanged.
-    """
+    """Trains until the last step, a signal, the end of --max_minutes, or the end of patience."""
     validate_first(run, validator, checkpointer, monitor)
     runtime, state = run.setup.runtime, run.state
     runtime.clock.start()
@@ -405,11 +381,7 @@ def try_step(run: Run, batches: Iterable[tuple[torch.Tensor, torch.Tensor]], num
 
 
 def validate_first(run: Run, validator: Validator, checkpointer: Checkpointer, monitor: Monitor) -> None:
-    """Does the validation that is due before the first step, and starts the progress bar.
-
-    The weights of --init_from are validated, and the loss is printed alone. A run that ended before the
-    validation of its last step does it now, and the checkpoint is saved again with it.
-    """
+    """Validates the weights of --init_from, or does the validation without which a run ended."""
     state, recipe = run.state, run.recipe
     if run.setup.args.init_from and state.step == 0 and (measured := validator.measure()):
         run.setup.runtime.out.say(f"validation before the first step | loss {measured.nats:.4f}")
@@ -422,10 +394,7 @@ def validate_first(run: Run, validator: Validator, checkpointer: Checkpointer, m
 
 
 def validate(run: Run, validator: Validator, checkpointer: Checkpointer, monitor: Monitor) -> bool:
-    """Measures the validation loss, records it in the state and the log; True if it is the best so far.
-
-    Without validation tokens, or after a signal, it records nothing and returns False.
-    """
+    """Measures and records the validation loss; True if it is the best so far, False if none was measured."""
     state = run.state
     measured = validator.measure()
     if measured is None:  # without validation tokens; or after a signal, and a resumed run validates this step
