@@ -116,7 +116,10 @@ def command_section(command: str) -> str:
 
 
 def main(argv: list[str]) -> int:
-    """Writes the generated parts, or with --check only compares them. Returns the exit code."""
+    """Writes the generated parts, or with --check (any argument) only compares them.
+
+    Returns the exit code, 1 if --check finds a file out of date.
+    """
     outdated = []
     flags = "\n".join([FLAGS_INTRODUCTION, *(command_section(command) for command in COMMANDS)])
     for name, content in (("docs/flags.md", flags), ("docs/architecture.md", architecture())):

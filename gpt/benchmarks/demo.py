@@ -26,7 +26,10 @@ python generate.py --ckpt demo/out --prompt "def read_" --max_new_tokens 200
 
 
 def main() -> int:
-    """Installs the packages and runs the commands; returns the exit code of the first one that fails."""
+    """Installs the packages and runs the commands; returns the exit code of the first one that fails.
+
+    Returns 5 if this Python is too old, and 130 after Ctrl-C.
+    """
     if sys.version_info < (3, 10):
         print(f"error: Python {sys.version.split()[0]} is too old. Start this with Python 3.10 to 3.14, "
               "such as: python3.13 gpt/benchmarks/demo.py")

@@ -77,7 +77,10 @@ class ProfiledBatches(data.Batches):
     calls = 0
 
     def get(self, samples_seen: int, micro: int) -> data.Batch:
-        """The batch of data.Batches. The first ones serve to compile, to measure and to warm up."""
+        """The batch of data.Batches; records NUM_RECORDED batches from the FIRST_RECORDED-th on, then prints.
+
+        The batches before them serve to compile, to measure and to warm up.
+        """
         self.calls += 1
         if self.calls == FIRST_RECORDED:
             backend_of(self._device).synchronize()

@@ -175,7 +175,10 @@ def last_cut(content: bytes, pattern: re.Pattern[str] = SAFE_CUT) -> int:
 
 
 def part_end(content: bytes, pattern: re.Pattern[str]) -> int:
-    """The length of the part that begins with this content: up to the last cut, else between two characters."""
+    """The length of the part that begins with this content: up to the last cut.
+
+    Content without a cut ends between two characters, where ids can change.
+    """
     return last_cut(content, pattern) or len(content) - incomplete_bytes(content)
 
 

@@ -55,7 +55,10 @@ def is_compared() -> bool:
 
 
 def choose_engine(requested: str, vocabulary: Vocabulary, say: Callable[[str], None]) -> str:
-    """Chooses the engine: the requested one if it can be used, else tokenizers, and prints the reason."""
+    """Returns 'gigatoken' if it gives the same ids, else 'tokenizers', and then prints the reason.
+
+    requested 'auto' and 'gigatoken' mean the same; 'tokenizers' is returned at once.
+    """
     if requested == "tokenizers":
         return requested
     if not vocabulary.is_known_kind:

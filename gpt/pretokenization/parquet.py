@@ -20,7 +20,7 @@ def is_parquet(source: Source, name: str, head: bytes) -> bool:
 
 
 def table_blocks(source: Source, reading: Reading) -> Iterator[TextBlock]:
-    """Cuts a table into blocks of rows, which hold the rows.
+    """Reads a table in blocks, which hold its rows.
 
     Raises UserError: exit 3 for a damaged file or a missing column, exit 5 without pyarrow.
     """

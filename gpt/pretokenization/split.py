@@ -51,7 +51,7 @@ def split_by_hash(val_fraction: float, lowest: int = 0, highest: int = 2**64 - 1
 
 
 def split_of_one(num_bytes: int, fraction: float) -> Split:
-    """Splits a single document: its tail is kept for validation."""
+    """Splits a single document: its tail is kept for validation, unless fraction is 0 or the text too short."""
     cut = max(1, int(num_bytes * (1 - fraction)))
     if cut >= num_bytes:
         return Split("none, the text is too short" if fraction else "none, as requested", cuts=(num_bytes,))

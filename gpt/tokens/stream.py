@@ -65,7 +65,7 @@ class TokenStream:
 
 
 def bound_of(dtype: str, vocab_size: int) -> int:
-    """The bound of valid ids as unsigned integers: the vocabulary size, or the dtype's largest id plus 1."""
+    """The bound of valid ids as unsigned integers: the vocabulary size, or less if the dtype holds fewer."""
     return min(vocab_size, 2**31, np.iinfo(dtype).max + 1)
 
 
