@@ -29,10 +29,10 @@ def test_control_characters_of_texts_are_no_sign_of_a_binary_file():
 
 
 @pytest.mark.parametrize(("content", "encoding", "says"), [
-    ("\ufeffa text".encode("utf-16-le"), "", "a.txt is UTF-16, not UTF-8, .* Give --encoding utf-16"),
-    ("\ufeffa text".encode("utf-16-le"), "cp1251", "is UTF-16, not CP1251"),
-    ("caf\u00e9 na\u00efve \u00fcber \u00df".encode(), "cp1252", "is UTF-8, and --encoding cp1252 would garble it"),
-    ("\ufeffplain".encode(), "cp1251", "is UTF-8, and"),
+    ("\ufeffa text".encode("utf-16-le"), "", "a.txt .*--encoding utf-16"),
+    ("\ufeffa text".encode("utf-16-le"), "cp1251", "a.txt .*CP1251.*--encoding utf-16"),
+    ("caf\u00e9 na\u00efve \u00fcber \u00df".encode(), "cp1252", "a.txt .*UTF-8.*--encoding cp1252"),
+    ("\ufeffplain".encode(), "cp1251", "a.txt .*UTF-8.*--encoding cp1251"),
 ])
 def test_a_flag_that_would_garble_the_text_is_refused(content, encoding, says):
     with pytest.raises(UserError, match=says):

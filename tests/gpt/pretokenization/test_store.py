@@ -32,7 +32,7 @@ def test_what_a_writer_was_given_comes_back_with_its_totals():
 def test_a_folder_belongs_to_one_run_at_a_time_and_leaves_nothing():
     with Folder(Path("data")) as folder:
         Path(folder.work, "train.bin").write_text("x")
-        with refused("in use by another run", Exit.BUSY):
+        with refused("--output_dir data ", Exit.BUSY):
             Folder(Path("data"))
     assert not Path("data").exists()
     Path("data").mkdir()
@@ -43,7 +43,7 @@ def test_a_folder_belongs_to_one_run_at_a_time_and_leaves_nothing():
 
 
 def test_a_failed_write_is_reported_with_its_cure():
-    with Folder(Path("data")) as folder, refused(r"data cannot .*limit"), folder.writing():
+    with Folder(Path("data")) as folder, refused("--output_dir data .*limit"), folder.writing():
         raise OSError(errno.EFBIG, os.strerror(errno.EFBIG))
 
 
@@ -53,7 +53,7 @@ def test_existing_output_is_refused_unless_it_may_be_replaced(name):
     Path("data", name).write_text("x")
     with Folder(Path("data")) as folder:
         folder.refuse_old(True)
-        with refused(f"already holds {name}", Exit.DATA):
+        with refused(f"{name}.*--overwrite", Exit.DATA):
             folder.refuse_old(False)
     Path("data", name).rename("data/strange-" + name)
     with Folder(Path("data")) as folder:

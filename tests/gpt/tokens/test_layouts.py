@@ -54,7 +54,7 @@ def test_our_own_index_gives_the_documents_and_is_checked(tmp_path):
         if is_sound:
             assert (document_ends(path, len(IDS)) == ENDS).all()
         else:
-            with pytest.raises(UserError, match="does not end at token 5,000, or is not in order"):
+            with pytest.raises(UserError, match="5,000"):
                 document_ends(path, len(IDS))
 
 
