@@ -347,7 +347,6 @@ class CorpusWindows:
         self.order = WindowOrder(stream.length, seq_length, seed) if not components else MixtureOrder(
             [component.corpus.train.length for component in components],
             [component.parts for component in components], seq_length, seed)
-        self.windows_per_epoch = self.order.windows_per_epoch
         self.seq_length = seq_length
         self.dtype = stream.dtype
         self.may_wait_for_disk = where == "mmap"
@@ -360,7 +359,7 @@ class CorpusWindows:
         planned_from, starts = self._planned
         if not planned_from <= first <= planned_from + len(starts) - num:
             planned_from = first
-            starts = self.order.starts(first, max(num, min(PLANNED_WINDOWS, self.windows_per_epoch)))
+            starts = self.order.starts(first, max(num, min(PLANNED_WINDOWS, self.order.windows_per_epoch)))
             self._planned = (planned_from, starts)
         offset = first - planned_from
         return self._tokens.rows(starts[offset:offset + num], self.seq_length + 1)

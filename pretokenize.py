@@ -214,8 +214,8 @@ def spool_stdin(path: Path) -> None:
 def say_what_is_read(job: Job) -> None:
     """Prints the names of the files, and warns of flags without an effect on them."""
     args, sources = job.args, job.sources
-    num_bytes = sum(source.stamp[0] for source in sources)
-    job.progress.say(f"reading {names_of(sources)} ({several(len(sources), 'file')}, {size(num_bytes)})")
+    job.progress.say(f"reading {names_of(sources)} ({several(len(sources), 'file')}, "
+                     f"{size(sum(source.stamp[0] for source in sources))})")
     if args.encoding and not any(source.encoding for source in sources):
         job.progress.warn("--encoding has no effect: there is no text file and no .jsonl file")
     if args.text_field != "text" and not job.has_fields:

@@ -181,7 +181,7 @@ def test_one_to_eight_processes_see_the_samples_of_one(counting, world_size):
 class SlowWindows:
     """Windows that are not a corpus's: sample s holds s, s + 1, ... The threads that asked for them are remembered."""
 
-    seq_length, dtype, may_wait_for_disk, windows_per_epoch = 3, "int32", True, 100
+    seq_length, dtype, may_wait_for_disk = 3, "int32", True
 
     def __init__(self):
         self.asked: list[tuple[int, int, str]] = []

@@ -50,7 +50,8 @@ class Reading:
     text_field: str = "text"
     separator: str | None = None
     strict: bool = False  # stop at bytes that are not UTF-8
-    # A long document may be cut after each match: SAFE_CUT if the tokenizer splits text as GPT-2's, else SPACE_CUT.
+    # A long document may be cut after each match without changing an id: SAFE_CUT if the tokenizer splits text
+    # as GPT-2's does, else SPACE_CUT.
     cut_pattern: re.Pattern[str] = SAFE_CUT
     limits: Limits = LIMITS
 
@@ -81,7 +82,7 @@ class Findings:
     has_text: bool = False  # more than whitespace
 
     def count_bad_line(self, number: int, why: str) -> None:
-        """Counts a line of JSON, or a row, that holds no document; keeps the place and the reason of the first."""
+        """Counts a line of JSON, or a row, that holds no document; keeps the number and reason of the first."""
         self.bad_lines += 1
         self.first_bad_line = self.first_bad_line or (number, why)
 
@@ -151,7 +152,8 @@ def refuse_over_limit(source: Source, start: int, num_bytes: int, limits: Limits
     """Raises UserError (exit 3) if the document at byte start has num_bytes above limits.document_bytes."""
     if num_bytes > limits.document_bytes:
         raise UserError(Exit.DATA, f"{source.shown}: the document at byte {start:,} is longer than "
-                                   f"{size(limits.document_bytes)}, too long to hold in memory. Cut it into several.")
+                                   f"{size(limits.document_bytes)}, too long to hold in memory. Cut it into "
+                                   "several.")
 
 
 # ---------------------------------------------------------------- cutting a long document

@@ -41,6 +41,6 @@ def refuse_undecodable(source: Source, findings: Findings) -> None:
     """
     most = max(ALWAYS_REPLACED, MAX_UNDECODABLE * source.text_bytes)
     if findings.first_replaced and findings.undecodable > most:
-        raise source.error(f"is not UTF-8: {several(findings.undecodable, 'place')} cannot be decoded, from byte "
-                           f"{findings.first_replaced[0]:,} on. Give its --encoding, such as cp1251 or "
+        raise source.error(f"is not UTF-8: {several(findings.undecodable, 'place')} cannot be decoded, from "
+                           f"byte {findings.first_replaced[0]:,} on. Give its --encoding, such as cp1251 or "
                            "shift_jis.")

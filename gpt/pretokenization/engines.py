@@ -64,8 +64,8 @@ def choose_engine(requested: str, vocabulary: Vocabulary, say: Callable[[str], N
     if not vocabulary.is_known_kind:
         why = "the tokenizer is not of GPT-2's kind"
     elif not is_compared():
-        releases = " ".join(map("==".join, COMPARED.items()))
-        why = f"to encode about twenty times faster, install it: python -m pip install {releases}"
+        why = ("to encode about twenty times faster, install it: python -m pip install "
+               + " ".join(map("==".join, COMPARED.items())))
     elif encoder_for(vocabulary, "gigatoken").differs(*map(str.encode, HARD_TEXTS)):
         why = "it gives other ids to hard texts"
     else:
@@ -183,7 +183,7 @@ class Encoder:
 
 def _in_halves(encode: Callable[..., tuple[np.ndarray, np.ndarray]], pieces: list[bytes],
                lasts: list[bool]) -> tuple[np.ndarray, np.ndarray]:
-    """Encodes the first half of the pieces, then the second; returns the ids and the documents' ends of both."""
+    """Encodes the first half of the pieces, then the second; returns the ids and the documents' ends."""
     half = len(pieces) // 2
     ids, ends = encode(pieces[:half], lasts[:half])
     more, more_ends = encode(pieces[half:], lasts[half:])

@@ -37,7 +37,7 @@ class Source:
     path: Path
     shown: str
     stamp: tuple[int, ...]  # from stamp_of, when the run began
-    text_path: Path  # the file with the text in UTF-8: path itself, or the converted text of a packed or encoded file
+    text_path: Path  # the file with the text in UTF-8: path, or the converted text of a packed or encoded file
     text_bytes: int  # the size of text_path
     packing: str = ""  # gzip, zstd, bzip2, xz, or nothing
     kind: str = "text"  # a key of sources.KINDS

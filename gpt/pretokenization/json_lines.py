@@ -5,7 +5,15 @@ import re
 from collections.abc import Iterator
 
 from gpt.common.words import printable
-from gpt.pretokenization.blocks import Findings, Kind, Reading, TextBlock, find_end, refuse_over_limit, text_start
+from gpt.pretokenization.blocks import (
+    Findings,
+    Kind,
+    Reading,
+    TextBlock,
+    find_end,
+    refuse_over_limit,
+    text_start,
+)
 from gpt.pretokenization.files import MARK, STDIN, Source
 
 JSON_ENDINGS = (".jsonl", ".ndjson")
@@ -52,7 +60,8 @@ def line_documents(block: TextBlock, content: bytes, reading: Reading, findings:
         text = fields.get(reading.text_field) if isinstance(fields, dict) else None
         if not isinstance(text, str):
             what = f"its fields are {', '.join(list(fields)[:8])}" if isinstance(fields, dict) else "no object"
-            findings.count_bad_line(number, printable(f"has no text in field {reading.text_field!r}: {what}")[:200])
+            why = f"has no text in field {reading.text_field!r}: {what}"
+            findings.count_bad_line(number, printable(why)[:200])
             continue
 
         if b"\\u" in encoded:  # JSON can spell lone surrogates, which UTF-8 cannot encode

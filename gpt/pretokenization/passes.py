@@ -61,14 +61,16 @@ class Job:
         3) for unusable text, unless a file has changed since the run began: this explains the error, and is
         raised in its place. Raises Stopped at a signal, and UserError (exit 5) if a worker dies.
         """
-        read = partial(read_block, sources=self.sources, reading=self.reading, threshold=self.split.threshold, **setup)
+        read = partial(read_block, sources=self.sources, reading=self.reading,
+                       threshold=self.split.threshold, **setup)
         blocks = (replace(block, source=index) for index, source in enumerate(self.sources)
                   for block in blocks_of(source, self.reading))
         before = [0, *itertools.accumulate(source.text_bytes for source in self.sources)]
         meter = Meter(self.progress, doing, self.text_bytes)
         self.report = Report(self.sources, self.reading)
         try:
-            answers = answers_of(self.num_workers, read, blocks, self.signals, lambda block: block.rows is not None)
+            answers = answers_of(self.num_workers, read, blocks, self.signals,
+                                 lambda block: block.rows is not None)
             with self.progress.phase(doing), contextlib.closing(answers):
                 for block, answer in answers:
                     self.report.add(block, answer.findings)

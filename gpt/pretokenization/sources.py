@@ -93,8 +93,8 @@ def files_in_folder(folder: str, say: Callable[[str], None]) -> list[str]:
         raise UserError(Exit.DATA, f"{printable(folder)} holds no {', '.join(endings)} file. Name the files "
                                    "themselves.")
     if others:
-        say(f"{printable(folder)}: {several(len(chosen), 'text file')}; left out: {several(len(others), 'file')}, "
-            f"the first: {printable(min(others))}")
+        say(f"{printable(folder)}: {several(len(chosen), 'text file')}; left out: "
+            f"{several(len(others), 'file')}, the first: {printable(min(others))}")
     return sorted(chosen)
 
 

@@ -70,4 +70,5 @@ def peek(folder: Path, number: int, progress: Progress) -> None:
     for count, (start, end) in enumerate(zip([-1, *ends], ends, strict=False), 1):
         text = tokenizer.decode(ids[start + 1:end][:SHOWN_CHARACTERS].tolist(), skip_special_tokens=False)
         progress.say(f"document {count}, {several(end - start - 1, 'token')}: "
-                     f"{printable_text(text[:SHOWN_CHARACTERS])}{'...' if len(text) > SHOWN_CHARACTERS else ''}")
+                     f"{printable_text(text[:SHOWN_CHARACTERS])}"
+                     f"{'...' if len(text) > SHOWN_CHARACTERS else ''}")

@@ -57,7 +57,8 @@ def _started(number: int, answer: Callable[[Any], Any],
             their_questions, questions = context.Pipe(duplex=False)
             answers, their_answers = context.Pipe(duplex=False)  # two pipes are faster than a duplex one
             not_theirs = [*processes, *pipes.values(), questions, answers]
-            processes[answers] = start_process(context, _serve, their_questions, their_answers, answer, not_theirs)
+            processes[answers] = start_process(context, _serve, their_questions, their_answers, answer,
+                                               not_theirs)
             pipes[answers] = questions
             their_questions.close()
             their_answers.close()
@@ -118,8 +119,8 @@ def _answers_of_processes(number: int, answer: Callable[[Any], Any], questions: 
                     queues[pipe].popleft().append(reply)
             except (EOFError, OSError) as cause:
                 processes[pipe].join(5)
-                raise UserError(Exit.MACHINE, f"a worker process died (exit {processes[pipe].exitcode}); after -9 "
-                                              f"the system lacked memory. {ADVICE}") from cause
+                raise UserError(Exit.MACHINE, f"a worker process died (exit {processes[pipe].exitcode}); after "
+                                              f"-9 the system lacked memory. {ADVICE}") from cause
 
             # hand out in order
             signals.look()
@@ -163,7 +164,8 @@ def in_child(signals: Signals, work: Callable[..., Any], *arguments: Any, second
     Returns its result; None if it takes longer than this many seconds. Raises Stopped after a signal, and
     otherwise as answers_of does.
     """
-    answers = _answers_of_processes(1, _call, [(work, arguments)], signals, start_method="spawn", seconds=seconds)
+    answers = _answers_of_processes(1, _call, [(work, arguments)], signals, start_method="spawn",
+                                    seconds=seconds)
     with contextlib.closing(answers):
         return next((answer for _, answer in answers), None)
 

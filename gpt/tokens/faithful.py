@@ -49,7 +49,8 @@ def refuse_changes(tokenizer: Tokenizer, name: str, texts: Sequence[str]) -> str
             continue
         composed = unicodedata.normalize("NFC", text)
         if back == composed:
-            change = "composes characters as Unicode's NFC does: e and an accent, two characters, come back as one"
+            change = ("composes characters as Unicode's NFC does: e and an accent, two characters, come back as "
+                      "one")
         elif back in (f" {text}", f" {composed}"):
             change = "adds a blank before each document"
         elif back.removeprefix(" ") == text.replace(MARK, " ").removeprefix(" "):

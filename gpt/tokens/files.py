@@ -45,8 +45,8 @@ def _only_set_in(folder: Path) -> list[Path]:
         return next(iter(sets.values()))
     names = list(sets) or sorted(printable(path.name) for path in folder.iterdir())
     shown = ", ".join(name[:60] for name in names[:4]) or "nothing"
-    raise UserError(Exit.DATA, f"{printable(folder)} has {len(sets)} sets of token files, not one. Found {shown}"
-                               f"{', ...' if len(names) > 4 else ''}. "
+    raise UserError(Exit.DATA, f"{printable(folder)} has {len(sets)} sets of token files, not one. Found "
+                               f"{shown}{', ...' if len(names) > 4 else ''}. "
                                "Give one with --bin_file and --val_bin_file (to evaluate.py with "
                                "--tokens), or run: python pretokenize.py TEXT")
 

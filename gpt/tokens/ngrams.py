@@ -59,7 +59,7 @@ def copied_fraction(train: np.ndarray, val: np.ndarray) -> float:
 
 def _discounts(counts: np.ndarray) -> np.ndarray:
     """The discounts of n-grams that occur 0, 1, 2, and 3 or more times, float64 [4]."""
-    n = [max(1, int((counts == times).sum())) for times in (1, 2, 3, 4)]  # the paper's n1 to n4, from index 0 on
+    n = [max(1, int((counts == times).sum())) for times in (1, 2, 3, 4)]  # the paper's n1 to n4
     y = n[0] / (n[0] + 2 * n[1])  # the paper's Y
     estimates = [0, 1 - 2 * y * n[1] / n[0], 2 - 3 * y * n[2] / n[1], 3 - 4 * y * n[3] / n[2]]
     return np.clip(estimates, [0, 0.1, 0.1, 0.1], [0, 1, 2, 3])

@@ -28,8 +28,8 @@ class TokenStream:
     def __post_init__(self) -> None:
         for part in self.parts:
             if part.dtype != self.dtype:
-                raise UserError(Exit.DATA, f"token files of two types: {printable(self.parts[0].path.name)} holds "
-                                           f"{self.dtype}, {printable(part.path.name)} {part.dtype}. Name "
+                raise UserError(Exit.DATA, f"token files of two types: {printable(self.parts[0].path.name)} "
+                                           f"holds {self.dtype}, {printable(part.path.name)} {part.dtype}. Name "
                                            "them apart.")
 
     @property
