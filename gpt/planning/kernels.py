@@ -80,7 +80,7 @@ def _read_or_measure(config: ModelConfig, machine: Machine) -> tuple[dict[str, f
     """The seconds of attention by kernel, and of the output layer by rows of a chunk; timed once for a shape."""
     path = cache_folder() / "kernels.json"
     shape = (config.n_head, config.n_kv_head, config.head_dim, config.seq_length, config.n_embd, config.vocab_size)
-    key = " ".join(map(str, (machine.name, _driver(), torch.__version__, torch.backends.cudnn.version(),
+    key = " ".join(map(str, (machine.name, *_libraries(), torch.__version__,
                              machine.precision, config.dropout, *shape)))
     known: dict[str, Any] = {}
     with contextlib.suppress(OSError, ValueError, TypeError):
@@ -155,8 +155,11 @@ def _attention_inputs(config: ModelConfig, machine: Machine, B: int, T: int) -> 
             .transpose(1, 2).requires_grad_() for num in heads]
 
 
-def _driver() -> str:
-    """The version of NVIDIA's driver; '' where Linux does not tell it."""
+def _libraries() -> tuple[str, int | None]:
+    """The versions of NVIDIA's driver, where Linux tells it, and of cuDNN, where it is the one PyTorch needs."""
+    driver, cudnn = "", None
     with contextlib.suppress(OSError):
-        return Path("/sys/module/nvidia/version").read_text().strip()
-    return ""
+        driver = Path("/sys/module/nvidia/version").read_text().strip()
+    with contextlib.suppress(RuntimeError):  # another cuDNN on LD_LIBRARY_PATH
+        cudnn = torch.backends.cudnn.version()
+    return driver, cudnn
