@@ -147,8 +147,7 @@ def main(argv: Sequence[str]) -> int:
     language = Language.of(tokenizer, vocab_size, end_ids(folder, vocab_size))
     sampling = sampling_of(args)
     if args.interactive:
-        converse(decoder, sampling, language, args.seed, args.max_new_tokens)
-        return Exit.DONE
+        return converse(decoder, sampling, language, args.seed, args.max_new_tokens)
 
     prompt = "\n" if prompt is None else without_surrogates(prompt)
     prompt_ids = encode_prompt(prompt, language)

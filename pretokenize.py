@@ -163,6 +163,7 @@ def pretokenize(args: Namespace, folder: Folder, signals: Signals, progress: Pro
     folder.refuse_old(args.overwrite)
     given = None if args.tokenizer_file is None else given_vocabulary(args.tokenizer_file, progress.warn)
     sources = read_names(args, folder, signals, progress)
+    folder.refuse_replaced(source.path for source in sources)
     with progress.phase("unpacking"), folder.writing():
         sources = [unpacked(source, folder.work / f"text-{number}", signals.look)
                    for number, source in enumerate(sources)]

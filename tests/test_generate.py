@@ -2,7 +2,9 @@
 
 import io
 import json
+import os
 import re
+import signal
 import sys
 from pathlib import Path
 
@@ -11,6 +13,7 @@ import torch
 
 import generate
 from gpt.common.errors import Exit
+from gpt.generation import streaming
 from gpt.generation.streaming import SEPARATOR
 from gpt.machine.backends import CPU
 from tests.helpers.refusals import refused
@@ -175,3 +178,11 @@ def test_a_conversation_takes_its_commands(talk):
     assert said == talk("the cat")[0]
     assert "/reset" in err
     assert err.count("new tokens") == 1
+
+
+@pytest.mark.skipif(os.name != "posix", reason="Windows has no SIGTERM that a program can answer")
+def test_sigterm_ends_a_conversation_with_its_code_and_ctrl_c_a_continuation(folder, monkeypatch):
+    for number, code in ((signal.SIGTERM, 143), (signal.SIGINT, 0)):
+        monkeypatch.setattr(sys, "stdin", io.StringIO("the cat\n"))
+        monkeypatch.setattr(streaming, "write_samples", lambda *_, number=number: signal.raise_signal(number))
+        assert generate.main(["--ckpt", str(folder), "--no-use_gpu", "--interactive"]) == code

@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import signal
 import sys
 import time
 from collections import deque
@@ -11,6 +12,7 @@ from typing import Any
 from tokenizers import Tokenizer
 from tokenizers.decoders import DecodeStream
 
+from gpt.common.errors import Exit
 from gpt.common.signals import Signals
 from gpt.common.terminal import print_line
 from gpt.common.words import printable_text, several
@@ -120,12 +122,12 @@ def write_samples(decoder: Decoder, samples: Iterable[Sample], sampling: Samplin
                f"{seconds:.2f} s, {rate} tok/s")
 
 
-def converse(decoder: Decoder, sampling: Sampling, language: Language, seed: int, max_new_tokens: int) -> None:
+def converse(decoder: Decoder, sampling: Sampling, language: Language, seed: int, max_new_tokens: int) -> int:
     """Reads lines from stdin, and continues the growing text after each, until /quit or the end of the input.
 
-    The seed grows by 1 with each line. A signal ends the continuation that it interrupts, not the
-    conversation; Ctrl-C at the prompt ends it. Raises UserError: exit 3 if stdin is closed or a line cannot
-    be encoded, exit 6 if the logits are not finite.
+    The seed grows by 1 with each line. Ctrl-C ends a continuation, and at the prompt the conversation; another
+    signal ends both. Returns the exit code, 128 + the number of such a signal. Raises UserError: exit 3 if stdin
+    is closed or a line cannot be encoded, exit 6 if the logits are not finite.
     """
     check_stdin("--interactive")
     prompt_sign = "> " if sys.stdin.isatty() else ""
@@ -136,9 +138,9 @@ def converse(decoder: Decoder, sampling: Sampling, language: Language, seed: int
         try:
             line = without_surrogates(input(prompt_sign))
         except (EOFError, KeyboardInterrupt):
-            return
+            return Exit.DONE
         if line == "/quit":
-            return
+            return Exit.DONE
         if line == "/reset":
             ids = []
         elif line.startswith("/"):
@@ -148,5 +150,7 @@ def converse(decoder: Decoder, sampling: Sampling, language: Language, seed: int
             answer = Sample(0, "", ids + line_ids, max_new_tokens, seed, language.tokenizer)
             with Signals() as signals:
                 write_samples(decoder, [answer], sampling, language, False, signals)
+            if signals.number not in (None, signal.SIGINT):
+                return 128 + signals.number
             ids = answer.ids
             seed += 1

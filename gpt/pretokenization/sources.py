@@ -130,7 +130,7 @@ def examine(path: Path, shown: str, encoding: str = "") -> Source:
         source = Source(path, shown, stamp_of(status), path, status.st_size, packing)
         head = head_of(source)
         name = bare_name(path.name)
-        kind = next(key for key, kind in KINDS.items() if kind.recognises(source, name, head))
+        kind = kind_of(source, name, head)
         if KINDS[kind].is_text:
             if head.startswith(b"%PDF"):
                 raise source.error(f"is a PDF. Extract its text: pdftotext {shell_word(path)}")
@@ -141,9 +141,15 @@ def examine(path: Path, shown: str, encoding: str = "") -> Source:
                 raise source.error(f"is not text: its first {len(head):,} bytes are full of control "
                                    "characters. If it holds tokens, give it to train.py --bin_file or "
                                    "evaluate.py --tokens. If it is UTF-16, give --encoding.")
+            kind = kind_of(source, name, head)  # in UTF-8 now, JSON lines are known by their first bytes
         return replace(source, kind=kind)
     except OSError as error:
         raise UserError(Exit.DATA, f"{shown}: {error.strerror}. Give a text file that can be read.") from error
+
+
+def kind_of(source: Source, name: str, head: bytes) -> str:
+    """The first of KINDS that recognises a file by its name or its first bytes."""
+    return next(key for key, kind in KINDS.items() if kind.recognises(source, name, head))
 
 
 # ---------------------------------------------------------------- reading

@@ -6,7 +6,7 @@ import contextlib
 import json
 import os
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from gpt.common.files import IS_WINDOWS, rename, sync, try_lock, write_whole
 from gpt.common.names import METADATA
 from gpt.common.words import printable
 
+LOCK_FLAGS = os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0)  # never opens a link's target
 WORK = ".pretokenize"  # the work folder inside the output folder
 LOCK = ".pretokenize.lock"
 OUTPUTS = (METADATA, "tokenizer.json", "train.bin", "train.idx", "val.bin", "val.idx")
@@ -63,7 +64,7 @@ class Folder:
         self.was_made = not path.exists()
         with self.writing():
             path.mkdir(parents=True, exist_ok=True)
-            self.lock = (path / LOCK).open("a")
+            self.lock = os.fdopen(os.open(path / LOCK, LOCK_FLAGS, 0o666), "w")
             if not try_lock(self.lock.fileno()):
                 raise UserError(Exit.BUSY, f"--output_dir {self.shown} is in use by another run. Wait for "
                                            "it, or give another --output_dir.")
@@ -100,6 +101,13 @@ class Folder:
         if names and not overwrite:
             raise UserError(Exit.DATA, f"--output_dir {self.shown} already holds {', '.join(names[:4])}. Give "
                                        "--overwrite to replace them, or another --output_dir.")
+
+    def refuse_replaced(self, paths: Iterable[Path]) -> None:
+        """Raises UserError (exit 3) if an output would replace one of these input files."""
+        replaced = {path.resolve() for path in paths} & {path.resolve() for path in self.outputs()}
+        if replaced:
+            raise UserError(Exit.DATA, f"{printable(min(replaced))} would be replaced by the output of the same "
+                                       "name. Give another --output_dir.")
 
     def writing(self) -> contextlib.AbstractContextManager[None]:
         """Turns a system error into a UserError for this folder, as common.errors.writing does."""

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
+from gpt.common.errors import Exit, UserError
 from gpt.common.memory import without_collector
 from gpt.common.words import printable, shell_word
 from gpt.pretokenization.engines import Encoder, is_compared, may_differ
@@ -28,12 +29,17 @@ NUM_FIRST_IDS = 257  # the end of text and the 256 bytes; each merge adds one id
 def given_vocabulary(path: str, warn: Callable[[str], None]) -> Vocabulary:
     """Opens an existing tokenizer, and warns if it changes text in a harmless way.
 
-    Raises UserError (exit 3) if it loses characters, has no end-of-text token, or cannot be opened.
+    Raises UserError (exit 3) if it loses characters, encodes at random, has no end-of-text token, or cannot be
+    opened.
     """
     name = f"--tokenizer_file {printable(path)}"
     with without_collector():
         tokenizer = load_tokenizer(path)
         vocabulary = vocabulary_of(tokenizer)
+    dropout = getattr(tokenizer.model, "dropout", None)
+    if dropout:
+        raise UserError(Exit.DATA, f"{name}: its BPE has a dropout of {dropout:g}, so the same text gets different "
+                                   "ids each time. Set \"dropout\" to null in the file.")
     change = refuse_changes(tokenizer, name, probes_of(tokenizer))
     if change:
         warn(f"{name} {change}.")
