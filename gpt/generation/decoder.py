@@ -79,7 +79,8 @@ class Decoder:
                 if isinstance(tensor, torch.Tensor):  # otherwise each step would copy it to the graph's address
                     torch._dynamo.mark_static_address(tensor)
             run = torch.compile(self._logits, mode="reduce-overhead", dynamic=False, fullgraph=True)
-            draw_ids = torch.compile(draw, mode="reduce-overhead", dynamic=False, fullgraph=True)
+            # The draw keeps PyTorch's kernels and so its bits: Inductor of torch 2.11 fails at a sum over all ids.
+            draw_ids = torch.compile(draw, backend="cudagraphs", dynamic=False, fullgraph=True)
         else:
             run = torch.compile(self._logits, dynamic=False, fullgraph=True, options={
                 "realize_opcount_threshold": 8,  # a product's input is computed once, not again in its loop

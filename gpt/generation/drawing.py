@@ -50,5 +50,5 @@ def candidates(logits_BV: torch.Tensor, sampling: Sampling, whole: bool,
         total = values_BM.masked_fill(~kept_BM, -torch.inf) if k < V else logits_BV
         p_BM = (values_BM - total.logsumexp(-1, keepdim=True)).exp()
         kept_BM &= p_BM.cumsum(-1) - p_BM < sampling.top_p
-    kept_BM[:, 0] = True
+    kept_BM[:, :1].fill_(True)
     return values_BM.masked_fill(~kept_BM, -torch.inf), ids_BM, ~kept_BM[:, -1] | (num == V)

@@ -71,20 +71,11 @@ def test_temperature_zero_takes_the_likeliest_and_a_tiny_one_does_not_fail():
         assert torch.equal(found_B.long(), logits_BV.argmax(-1))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("sampling", [Sampling(0.0), Sampling(0.8, 200), Sampling(1.0, 0), Sampling(0.9, 0, 0.9)])
-def test_the_draw_of_a_graph_takes_each_id_as_often_as_the_plain_draw(sampling):
-    """As compiled for CUDA graphs; a CPU runs the same code without the graphs."""
-    rng, size = random.Random(0), 1000
-    logits_BV = (2 * torch.randn(8, size, generator=torch.Generator().manual_seed(0))).expand(500, -1, -1).flatten(0, 1)
-    compiled = torch.compile(draw, mode="reduce-overhead", dynamic=False, fullgraph=True)
-    counts = torch.zeros(2, size, dtype=torch.int64)
+def test_the_draw_of_a_graph_takes_the_ids_of_the_plain_draw(sampling):
+    """As compiled for CUDA graphs; a CPU runs the same operations without the graphs."""
+    logits_BV = 2 * torch.randn(500, 1000, generator=torch.Generator().manual_seed(0))
+    compiled = torch.compile(draw, backend="cudagraphs", dynamic=False, fullgraph=True)
+    uniforms_B = uniforms(random.Random(0), len(logits_BV))
     with torch.inference_mode():
-        for _ in range(5):
-            uniforms_B = uniforms(rng, len(logits_BV))
-            found, expected = (run(logits_BV, uniforms_B, sampling) for run in (compiled, draw))
-            same_B = found[0] == expected[0]
-            torch.testing.assert_close(found[1:, same_B], expected[1:, same_B], atol=1e-5, rtol=0)
-            counts += torch.stack([torch.bincount(ids.long(), minlength=size) for ids in (found[0], expected[0])])
-    # A number at the edge of two ids may fall to either side.
-    assert (counts[0] - counts[1]).abs().sum() <= 2 + counts.sum() // 10_000
+        assert torch.equal(compiled(logits_BV, uniforms_B, sampling), draw(logits_BV, uniforms_B, sampling))
