@@ -132,9 +132,13 @@ class AdamW8bit(BesideAdamW):
 
     @staticmethod
     def kept(parameter: torch.Tensor, rows: Rows) -> dict[str, StateTensor]:
-        """The count of steps, codes and scales."""
-        shape, scales = tuple(parameter.shape), StateTensor((parameter.numel() // BLOCK,), torch.float32)
-        return {"step": StateTensor((), torch.float32),
+        """The count of steps, codes and scales; AdamW's moments for a parameter that AdamW updates."""
+        shape, count = tuple(parameter.shape), StateTensor((), torch.float32)
+        if not in_8_bits(parameter):
+            moment = StateTensor(shape, torch.float32)
+            return {"step": count, "exp_avg": moment, "exp_avg_sq": moment}
+        scales = StateTensor((parameter.numel() // BLOCK,), torch.float32)
+        return {"step": count,
                 "exp_avg_codes": StateTensor(shape, torch.int8), "exp_avg_scales": scales,
                 "exp_avg_sq_codes": StateTensor(shape, torch.uint8), "exp_avg_sq_scales": scales}
 

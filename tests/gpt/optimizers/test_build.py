@@ -57,7 +57,7 @@ def test_the_state_that_is_declared_is_the_state_the_optimizer_makes(name):
     num_bytes = sum(tensor.nbytes for state in made.values() for tensor in state.values())
     scalars = sum(tensor.nbytes for state in made.values() for tensor in state.values() if tensor.dim() == 0)
     expected = state_bytes(name, model.config) * model.config.num_parameters
-    assert num_bytes - scalars == pytest.approx(expected, rel=0.02)
+    assert num_bytes - scalars == pytest.approx(expected)
 
 
 def test_what_is_kept_may_depend_on_the_matrices_that_are_stacked(monkeypatch):
