@@ -245,7 +245,7 @@ def build_run(setup: Setup) -> Run:
 
 
 def compile_run(run: Run) -> None:
-    """torch.compile for the model, in place, so that it keeps its name; eager with a warning where that fails."""
+    """torch.compile for model, teacher and optimizer, in place; does nothing unless machine.compile is set."""
     machine, mode = run.setup.runtime.machine, run.setup.args.compile_mode
 
     def compile_model() -> None:

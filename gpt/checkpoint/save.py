@@ -93,10 +93,11 @@ def save(output_dir: Path, step: int, tensors: Mapping[str, Mapping[str, torch.T
 
 
 def write_tensors(path: Path, tensors: Mapping[str, torch.Tensor]) -> dict[str, Any]:
-    """Writes a safetensors file and waits for the disk; returns the file's entry in the manifest.
+    """Writes a new safetensors file and waits for the disk; returns its manifest entry: bytes and sha256.
 
     safetensors' own save_file writes the same bytes, but needs all tensors contiguous in memory at once.
-    Raises OSError, and FloatingPointError before it writes a tensor with NaN or infinity.
+    Raises OSError, also if the file exists, and FloatingPointError before it writes a tensor with NaN or
+    infinity. After an error a part of the file stays.
     """
     names = sorted(tensors, key=lambda name: (-tensors[name].element_size(), name))  # the library's own order
 

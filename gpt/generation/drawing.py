@@ -32,12 +32,13 @@ def draw(logits_BV: torch.Tensor, uniforms_B: torch.Tensor, sampling: Sampling, 
 
 def candidates(logits_BV: torch.Tensor, sampling: Sampling, whole: bool,
                ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor]:
-    """The logits of the likeliest ids in descending order, and the ids, [B, M] each; excluded ids have -inf.
+    """Finds the ids that top_k and top_p keep, in descending order of their logits.
 
-    The k likeliest ids are kept, then the nucleus among them: the smallest set of likeliest ids with a
-    probability of at least top_p (Holtzman et al. 2019, section 3.1). If every id is kept, nothing is
-    sorted: the ids are None. The last result, bool [B], is False for a row that may keep ids which are no
-    candidates: each rule keeps the first of the sorted ids, so a few are enough if the last of them is excluded.
+    logits_BV are already divided by the temperature. Returns the logits, -inf for an excluded id, and the ids,
+    [B, M] each. top_k keeps the k likeliest ids; of them top_p keeps the smallest set of likeliest ids with at
+    least that probability (Holtzman et al. 2019, section 3.1). If both keep every id, the logits come back
+    unsorted, and the ids are None. Without whole only some of the likeliest ids are searched; the third result,
+    bool [B], is False for a row in which the rules may keep more: call again with whole.
     """
     V, k = logits_BV.size(-1), sampling.top_k
     if k == 0 and sampling.top_p == 1:

@@ -31,7 +31,11 @@ MAX_NAMES = 8  # files or folders in a message
 
 @dataclass(frozen=True)
 class DatasetFile:
-    """A downloaded file of a dataset."""
+    """A file that pretokenize.py reads: one of a downloaded dataset, or the user's own.
+
+    shown is its name in messages. origin is the hf:// name of its repository with the commit, '' for the
+    user's own file.
+    """
 
     path: Path  # in the cache
     shown: str  # its path in the repository

@@ -51,7 +51,11 @@ def update_matrices(weights: Sequence[torch.Tensor], gradients: Sequence[torch.T
 
 
 def orthogonalized_all(matrices: Sequence[torch.Tensor], dtype: torch.dtype) -> list[torch.Tensor]:
-    """Each matrix made orthogonal; matrices of one shape, transposed to be wide, in one product."""
+    """Makes each matrix orthogonal, in dtype; all processes must call this with the same matrices.
+
+    Matrices of one shape, transposed to be wide, are computed in one product, of which each process takes a
+    share. The results have the order and the shapes of the matrices.
+    """
     done: dict[int, torch.Tensor] = {}
     shapes = [tuple(sorted(matrix.shape)) for matrix in matrices]
     for shape in dict.fromkeys(shapes):

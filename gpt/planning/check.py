@@ -113,7 +113,11 @@ def table(models: dict[str, ModelConfig], machine: Machine, options: Options, op
 
 
 def price_of(config: ModelConfig, setting: MemorySetting, room: float, flops_per_price: float) -> str:
-    """The hours or the price of training a model, by FLOP/s per unit of price; '-' for a model that does not fit."""
+    """Returns the hours of training on 20 tokens per parameter, or their price; '-' if the model does not fit.
+
+    room is the device's free memory in bytes. flops_per_price is its FLOP/s for hours, or its FLOP/s divided
+    by the price of an hour for a price.
+    """
     if predicted_peak(config, 1, setting) > room:
         return "-"
     fraction = min(1.0, config.n_embd / FULL_WIDTH) if setting.has_own_memory else 1.0

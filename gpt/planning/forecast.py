@@ -52,13 +52,6 @@ REPEATS_EXCESS = 0.05
 FEW_PASSES = 2.4  # runs with this many passes vary twice as much as runs with many: texts differ most early on
 DEVIATIONS = 1.65  # standard deviations on either side of the prediction hold 90% of the runs
 
-# The fit is to runs of the default recipe. Each of these flags changes it.
-OTHER_RECIPES = frozenset((
-    "arch", "model_size", "init_from", "teacher", "n_layer", "n_head", "n_embd", "seq_length", "dropout", "bias",
-    "n_kv_head", "n_inner", "rope_theta", "tie_weights", "optimizer", "learning_rate", "embedding_learning_rate",
-    "init_std", "lr_schedule", "min_lr", "warmup_steps", "weight_decay", "beta1", "beta2", "grad_clip", "batch_size",
-    "gradient_accumulation_steps", "cooldown_from"))
-
 
 # ---------------------------------------------------------------- the evidence
 

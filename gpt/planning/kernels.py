@@ -15,7 +15,6 @@ from typing import Any, NamedTuple
 import torch
 import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.utils.benchmark import Timer
 
 from gpt.architectures.table import ModelConfig
 from gpt.common.files import cache_folder, read_text, write_whole
@@ -35,7 +34,11 @@ LEAST_GAIN = 0.03  # the first kernel stays unless another takes less time by th
 
 
 class Kernels(NamedTuple):
-    """The kernels of a run: attention's ('': PyTorch's choice), the rows of a chunk, and the times of attention."""
+    """The two kernels that a run chose: attention's, and the chunk of the output layer.
+
+    attention is '' where PyTorch chooses. chunk_rows is the number of tokens whose logits exist at a time, 0
+    for all. times has the milliseconds of each attention kernel in words, '' if none was timed.
+    """
 
     attention: str
     chunk_rows: int
@@ -145,6 +148,8 @@ def is_close(result: torch.Tensor, right: torch.Tensor) -> bool:
 
 def seconds_of(work: Callable[[], object]) -> float:
     """The median seconds of work on the device, after a first run, which loads the kernel."""
+    from torch.utils.benchmark import Timer  # a CUDA build without a GPU prints a warning where this is imported
+
     return Timer("work()", globals={"work": work}).blocked_autorange(min_run_time=MEASURED_SECONDS).median
 
 

@@ -112,6 +112,14 @@ class MemorySetting:
         return self.accumulates or self.strategy == "ddp"
 
 
+def setting_of(args: Namespace, config: ModelConfig, options: Options, machine: Machine, processes: Processes,
+               optimizer: str, strategy: str, accumulates: bool = True) -> MemorySetting:
+    """The setting of a run with these flags: its optimizer's state and its teacher."""
+    optimizer_bytes = state_bytes(optimizer, config)
+    return MemorySetting.of(machine, options, accumulates, True, optimizer_bytes, strategy, processes).beside(
+        args.teacher)
+
+
 def memory_parts(config: ModelConfig, batch_size: int, setting: MemorySetting) -> dict[str, int]:
     """Predicts the bytes of a training step in each process, by part: weights, optimizer, gradients, activations, ...
 
@@ -264,14 +272,12 @@ def choose_sharing(args: Namespace, sizing: Sizing | None, config: ModelConfig, 
     more tokens than keep the device busy.
     """
     optimizer = largest(args.optimizer)  # the choice of auto depends on the micro-batch
-    optimizer_bytes = state_bytes(optimizer, config)
     accumulates = args.gradient_accumulation_steps > processes.world_size
     total_bytes = machine.backend.total_memory()
     sharing_ram = processes.local_world_size if machine.device.type == "cpu" else 1
 
     def setting(strategy: str) -> MemorySetting:
-        return MemorySetting.of(machine, options, accumulates, True, optimizer_bytes, strategy, processes).beside(
-            args.teacher)
+        return setting_of(args, config, options, machine, processes, optimizer, strategy, accumulates)
 
     strategy, why = args.model_parallel, "--model_parallel"
     if processes.world_size == 1:

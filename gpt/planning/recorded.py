@@ -13,7 +13,7 @@ from gpt.common.config import Layer
 from gpt.hub.names import as_recorded
 from gpt.machine.device import name_of_dtype
 from gpt.planning.decided import Setup
-from gpt.planning.relations import flags_of_scope
+from gpt.planning.relations import flags_of_scope, of_another_recipe
 from model import SIZES
 
 
@@ -60,6 +60,9 @@ def settings_of(setup: Setup) -> dict[str, dict[str, Any]]:
     # compare them.
     chosen = {"dropout": setup.config.dropout, "beta1": args.beta1, "teacher": args.teacher, "seed": args.seed,
               "max_minutes": args.max_minutes}
+    held = {*setup.recipe.flags(), *by_flags(setup.config), *chosen, "arch", "model_size", "init_from", "min_lr",
+            "warmup_steps"}
+    chosen |= {name: layer.given[name] for name in sorted(of_another_recipe(layer.given) - held)}
     threads = {} if machine.on_gpu else {"threads": torch.get_num_threads()}
     attention = {"attention": setup.kernels.attention} if setup.kernels.attention else {}
     environment = {"torch": torch.__version__, "device": machine.name, **threads, **attention,

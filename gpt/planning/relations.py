@@ -1,5 +1,7 @@
 """How the flags of train.py relate to each other and to other programs' flags: a table, read before torch."""
 
+from collections.abc import Iterable
+
 from gpt.common.config import Relations
 from gpt.optimizers.table import OPTIMIZERS
 
@@ -120,6 +122,20 @@ RELATIONS = {
     "gpu_cost_per_hour": Relations("call", requires="dry_run, check"),
     "debug": Relations("call"),
 }
+
+
+# Flags that a run of the default recipe may have: its tokens, its length, what it writes. Every other flag of a run
+# makes another recipe, on which the losses depend.
+OF_ANY_RECIPE = frozenset((
+    "data_dir", "bin_file", "val_bin_file", "tokenizer_file", "metadata_file", "vocab_size", "epochs", "max_steps",
+    "max_minutes", "cooldown", "patience", "seed", "model_parallel", "checkpoint_interval", "checkpoint_every_steps",
+    "checkpoint_every_minutes", "keep_checkpoints", "mirror_to", "eval_interval", "eval_tokens", "sample_interval",
+    "sample_prompt", "log_interval"))
+
+
+def of_another_recipe(given: Iterable[str]) -> frozenset[str]:
+    """The flags among these that make another recipe than the default."""
+    return frozenset(given) - OF_ANY_RECIPE - flags_of_scope("call") - flags_of_scope("machine")
 
 
 def flags_of_scope(scope: str) -> frozenset[str]:

@@ -8,15 +8,13 @@ import data
 from gpt.common.errors import Exit, UserError
 from gpt.machine.memory import available_ram
 from gpt.machine.runtime import Runtime
-from gpt.optimizers.build import state_bytes
 from gpt.planning import defaults
 from gpt.planning.deadline import Deadline
 from gpt.planning.decided import Setup
-from gpt.planning.forecast import OTHER_RECIPES, ngram_statistics
+from gpt.planning.forecast import ngram_statistics
 from gpt.planning.inputs import Inputs
 from gpt.planning.kernels import choose_kernels, use_attention
 from gpt.planning.memory import (
-    MemorySetting,
     after_out_of_memory,
     checkpoint_bytes_of,
     choose_sharing,
@@ -24,9 +22,11 @@ from gpt.planning.memory import (
     has_room_for_copy,
     largest_batch_size,
     micro_batch_of,
+    setting_of,
 )
 from gpt.planning.recipe import Recipe, choose_options, choose_recipe
 from gpt.planning.recorded import same_everywhere
+from gpt.planning.relations import of_another_recipe
 from gpt.planning.sizing import FRACTION_OF_PEAK, UNKNOWN_PEAK
 from gpt.tokens.corpus import Corpus
 from model import Options
@@ -60,8 +60,7 @@ def choose_setup(inputs: Inputs, runtime: Runtime, deadline: Deadline) -> Setup 
     recipe = recipe_for(deadline.length)
     if inputs.resumed and _is_finished(inputs, recipe, deadline, runtime):
         return None
-    optimizer_bytes = state_bytes(recipe.optimizer, config)
-    memory = MemorySetting.of(machine, options, True, True, optimizer_bytes, strategy, processes).beside(args.teacher)
+    memory = setting_of(args, config, options, machine, processes, recipe.optimizer, strategy)
     if args.batch_size == "auto":
         recipe = recipe.with_micro_batch(processes.from_first(
             lambda: largest_batch_size(recipe, config, memory, runtime, inputs.stored)))
@@ -74,14 +73,14 @@ def choose_setup(inputs: Inputs, runtime: Runtime, deadline: Deadline) -> Setup 
     place, why_place = processes.from_first(lambda: choose_place(args.preload, corpus, runtime))
     weights = 0 if machine.backend.has_own_memory else 4 * config.num_parameters
     held_bytes = weights + (corpus.train.num_bytes if place == "ram" else 0)
-    checkpoint_bytes = checkpoint_bytes_of(config, optimizer_bytes)
+    checkpoint_bytes = checkpoint_bytes_of(config, memory.optimizer_bytes)
     memory = replace(memory, accumulates=recipe.samples_per_step > micro_batch * processes.world_size,
                      copies=processes.from_first(lambda: has_room_for_copy(checkpoint_bytes, held_bytes)))
     samples = recipe.sample_interval > 0 and processes.from_first(
         lambda: fits_sample(config, memory, machine, processes))
 
     text = None
-    if inputs.sizing and processes.is_first and not (args.overfit or args.config.given & OTHER_RECIPES):
+    if inputs.sizing and processes.is_first and not (args.overfit or of_another_recipe(args.config.given)):
         with runtime.out.phase("reading the text's n-grams"):
             text = ngram_statistics(corpus)
     setup = Setup(**vars(replace(inputs, config=config)), runtime=runtime,

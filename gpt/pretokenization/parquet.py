@@ -20,9 +20,10 @@ def is_parquet(source: Source, name: str, head: bytes) -> bool:
 
 
 def table_blocks(source: Source, reading: Reading) -> Iterator[TextBlock]:
-    """Reads a table in blocks, which hold its rows.
+    """Yields the values of a table's column reading.text_field, in blocks of about block_bytes of text.
 
-    Raises UserError: exit 3 for a damaged file or a missing column, exit 5 without pyarrow.
+    A value may be no text, such as None; row_documents counts those. The last block may be empty. Raises
+    UserError: exit 3 for a damaged file or a missing column, exit 5 without pyarrow.
     """
     parquet = optional("pyarrow.parquet", source.shown)
     try:
