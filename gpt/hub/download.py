@@ -37,8 +37,8 @@ class DatasetFile:
     user's own file.
     """
 
-    path: Path  # in the cache
-    shown: str  # its path in the repository
+    path: Path
+    shown: str
     origin: str  # the hf:// name of the repository with its commit
 
 

@@ -86,13 +86,14 @@ def test_compiled_it_is_one_graph_for_all_lengths_with_the_same_logits(make_any,
 
     model = make_any(arch, seq_length=256)
     plain, compiled = decoder_of(model, 1), decoder_of(model, 1, torch.float32, kind, dtype)
+    tolerance = 1e-5 if dtype == torch.float32 else 0.06 if kind is Dense else 0.08  # 8-bit weights are rounded more
     counters.clear()
     compiled.compile(False, GREEDY)
     for decoder in (plain, compiled):
         decoder.fill(0, [1, 2, 3])
     for step in range(253):  # to the end of the window
         found, expected = logits_after(compiled, [step]), logits_after(plain, [step])
-        assert largest_difference(found, expected) < (1e-5 if dtype == torch.float32 else 0.06)
+        assert largest_difference(found, expected) < tolerance
     assert counters["stats"]["unique_graphs"] == 1
 
 
