@@ -113,11 +113,10 @@ class MemorySetting:
 
 
 def setting_of(args: Namespace, config: ModelConfig, options: Options, machine: Machine, processes: Processes,
-               optimizer: str, strategy: str, accumulates: bool = True) -> MemorySetting:
-    """The setting of a run with these flags: its optimizer's state and its teacher."""
+               optimizer: str, strategy: str) -> MemorySetting:
+    """The setting of a run that accumulates gradients, with the state of its optimizer and its teacher."""
     optimizer_bytes = state_bytes(optimizer, config)
-    return MemorySetting.of(machine, options, accumulates, True, optimizer_bytes, strategy, processes).beside(
-        args.teacher)
+    return MemorySetting.of(machine, options, True, True, optimizer_bytes, strategy, processes).beside(args.teacher)
 
 
 def memory_parts(config: ModelConfig, batch_size: int, setting: MemorySetting) -> dict[str, int]:
@@ -277,7 +276,8 @@ def choose_sharing(args: Namespace, sizing: Sizing | None, config: ModelConfig, 
     sharing_ram = processes.local_world_size if machine.device.type == "cpu" else 1
 
     def setting(strategy: str) -> MemorySetting:
-        return setting_of(args, config, options, machine, processes, optimizer, strategy, accumulates)
+        return replace(setting_of(args, config, options, machine, processes, optimizer, strategy),
+                       accumulates=accumulates)
 
     strategy, why = args.model_parallel, "--model_parallel"
     if processes.world_size == 1:
