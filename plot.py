@@ -26,7 +26,7 @@ from gpt.common.words import printable, several
 from gpt.watching.history import Curve, LoggedRun, read_run
 
 ENDINGS = (".png", ".svg", ".pdf")
-X_AXES = {  # the logged number, its label, and the scale by which it is divided
+X_AXES = {  # the logged number, its label, and its divisor
     "steps": ("step", "step", 1),
     "tokens": ("tokens", "tokens", 1),
     "hours": ("seconds", "hours of training", 3600),

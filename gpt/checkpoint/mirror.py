@@ -168,8 +168,8 @@ class Mirror:
     def finish(self) -> None:
         """Repeats the last update, waits for it at most 20 minutes, and prints its outcome.
 
-        That is whether the mirror has the last checkpoint, or else the command that copies it. Does nothing if
-        no update followed the last finish.
+        It says that the mirror has the last checkpoint, or prints the command that copies it. Does nothing if no
+        update followed the last finish.
         """
         if self._latest is None:
             return

@@ -1,7 +1,7 @@
 """Runs a model one token at a time: several sequences, each with its keys and values, share one pass over the weights.
 
-Each sequence is computed as if it were alone. A prompt is read in a pass of its own, the rows of a batch
-never mix, and attention sums over a number of slots that does not depend on the other rows. On a CPU with
+Each sequence is computed as if it were alone. A prompt is read in a pass of its own, and the rows of a batch never
+mix. The number of slots that attention sums over does not depend on the other rows. On a CPU with
 one thread a sequence therefore has the same bits alone and in a batch; with several threads, the matrix
 products may round differently.
 

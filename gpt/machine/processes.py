@@ -117,9 +117,9 @@ class Processes:
               step_seconds: float) -> None:
         """Starts a thread that ends this process if, after a signal, another process does not answer.
 
-        It waits for 20 s and the time of three steps; a change of beat(), which changes with each progress
-        of the run, and is_busy(), true during work that may take long, begin the wait anew. The exit code
-        is 128 + the signal's number. Does nothing for a single process.
+        It waits for 20 s and the time of three steps. The wait begins anew when beat() changes, which it does with
+        each progress of the run, and while is_busy() is true, as during a save. The exit code is 128 + the
+        signal's number. Does nothing for a single process.
         """
         if self.world_size > 1:
             patience = STANDSTILL_SECONDS + STANDSTILL_STEPS * step_seconds

@@ -37,7 +37,7 @@ USUAL_SEEN = 2_000_000
 USUAL_PARAMETERS = 1_800_000
 USUAL_BITS = 4.0
 
-PIECE = 4096  # tokens; every other piece is half of the text
+PIECE = 4096  # tokens; half of the text is every other piece of it
 
 # The bits of n-grams fall by a factor from half of the text to all of it. Twice the text would lower them
 # by that factor to this power: each doubling gains less.

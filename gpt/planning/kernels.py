@@ -54,9 +54,11 @@ def choose_kernels(config: ModelConfig, machine: Machine, loss_chunk: int, began
     if not machine.backend.runs_ahead:
         return Kernels("", loss_chunk)
     attention, chunks = _read_or_measure(config, machine)
-    name = began_with.get("attention")
-    name = name if name in attention else fastest(attention)
-    chunk_rows = began_with.get("loss_chunk") or int(fastest(chunks) or loss_chunk)
+    name, chunk_rows = began_with.get("attention"), began_with.get("loss_chunk")
+    if name not in [*attention]:  # a list, because a damaged record may hold anything
+        name = fastest(attention)
+    if chunk_rows not in CHUNKS:
+        chunk_rows = int(fastest(chunks) or loss_chunk)
     order = sorted(attention, key=lambda each: (each != name, attention[each]))
     return Kernels(name, chunk_rows, ", ".join(f"{each} {1e3 * attention[each]:.2f} ms" for each in order))
 

@@ -48,7 +48,7 @@ def flags_of_run(setup: Setup) -> Layer:
 
 
 def settings_of(setup: Setup) -> dict[str, dict[str, Any]]:
-    """A dict of three: the "settings" of a run, the "environment" that decides the last digits, the "flags".
+    """Returns three dicts by name: "settings", the "environment" that decides a loss's last digits, and "flags".
 
     A checkpoint records them, so the path of the mirror on this machine is left out: config.toml alone has it.
     """
@@ -60,6 +60,7 @@ def settings_of(setup: Setup) -> dict[str, dict[str, Any]]:
     # compare them.
     chosen = {"dropout": setup.config.dropout, "beta1": args.beta1, "teacher": args.teacher, "seed": args.seed,
               "max_minutes": args.max_minutes}
+    # A constant learning rate has neither a least one nor, by default, a warm-up: the recipe then leaves both out.
     held = {*setup.recipe.flags(), *by_flags(setup.config), *chosen, "arch", "model_size", "init_from", "min_lr",
             "warmup_steps"}
     chosen |= {name: layer.given[name] for name in sorted(of_another_recipe(layer.given) - held)}

@@ -49,7 +49,8 @@ def test_a_resumed_run_keeps_its_kernels(card):
     card(flash=0.5, efficient=0.9, cudnn=0.4, chunk=4.0, larger_chunk=3.5)
     chosen = choose_kernels(CONFIG, MACHINE, CHUNKS[0], {"attention": "efficient", "loss_chunk": CHUNKS[0]})
     assert (chosen.attention, chosen.chunk_rows) == ("efficient", CHUNKS[0])
-    assert choose_kernels(CONFIG, MACHINE, CHUNKS[0], {"attention": "gone"}).attention == "cudnn"
+    for damaged in ({"attention": "gone"}, {"attention": [], "loss_chunk": "many"}, {"loss_chunk": -1}):
+        assert choose_kernels(CONFIG, MACHINE, CHUNKS[0], damaged)[:2] == ("cudnn", CHUNKS[1])
 
 
 def test_a_kernel_with_a_wrong_gradient_is_refused(card, monkeypatch):
