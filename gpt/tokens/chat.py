@@ -1,0 +1,135 @@
+"""Conversations: the turns of a record, their one template (ChatML), and which of its tokens are answers.
+
+    <|im_start|>user
+    What is 2 + 2?<|im_end|>
+    <|im_start|>assistant
+    4<|im_end|>
+
+The answers are the assistant's words with the <|im_end|> after them: a model learns these, and reads the rest.
+The template exists twice, as segments_of for this program and as template_of in Jinja for others, and a test
+compares them. No text of a turn becomes a special token: the names of special tokens get a space inside.
+
+Source: OpenAI's ChatML (openai-python, chatml.md); the generation marks are transformers'.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from tokenizers import Tokenizer
+
+START, END = "<|im_start|>", "<|im_end|>"
+FIELDS = ("messages", "conversations")  # of a record, for its list of turns
+NAMES = {"role": "content", "from": "value"}  # a turn's fields: the usual names, and ShareGPT's
+ROLES = {"system": "system", "user": "user", "assistant": "assistant", "human": "user", "gpt": "assistant"}
+
+
+class Turn(NamedTuple):
+    """What one side says; role is system, user or assistant."""
+
+    role: str
+    content: str
+
+
+class Segment(NamedTuple):
+    """A piece of a conversation that is encoded by itself, and the special token after it, '' for none."""
+
+    text: str
+    special: str
+    is_answer: bool  # the text and the special token count in the loss
+
+
+# ---------------------------------------------------------------- the turns of a record
+
+
+def turns_of(record: Any) -> tuple[Turn, ...]:
+    """Reads the turns of a record of JSON or of a table: {"messages": [{"role": ..., "content": ...}, ...]}.
+
+    Accepts ShareGPT's names too: conversations, from, value, human, gpt. Raises ValueError, with the reason for
+    the user, for anything else and for a conversation without an answer.
+    """
+    turns = next((record[field] for field in FIELDS if record.get(field)), None) if isinstance(record, dict) else None
+    if not isinstance(turns, list):
+        raise ValueError(f"has no list of turns in a field {' or '.join(FIELDS)}")
+    read = tuple(_turn_of(turn, f"turn {number}") for number, turn in enumerate(turns, 1))
+    if all(turn.role != "assistant" for turn in read):
+        raise ValueError("has no turn of the assistant")
+    return read
+
+
+def _turn_of(turn: Any, which: str) -> Turn:
+    """Reads one turn. Raises ValueError that begins with which."""
+    fields = turn if isinstance(turn, dict) else {}
+    role_field, content_field = next((names for names in NAMES.items() if names[0] in fields), ("role", "content"))
+    role, content = fields.get(role_field), fields.get(content_field)
+    if role not in ROLES:
+        raise ValueError(f"{which}: its {role_field} is {role!r}, not one of {', '.join(ROLES)}")
+    if not isinstance(content, str):
+        raise ValueError(f"{which}: its {content_field} is not text")
+    return Turn(ROLES[role], content)
+
+
+# ---------------------------------------------------------------- the template
+
+
+def segments_of(turns: Sequence[Turn], names: Sequence[str], asks: bool = False) -> list[Segment]:
+    """The segments of a conversation, whose ids follow each other; names are the special tokens of the tokenizer.
+
+    An answer begins and ends without whitespace, so that it has the same ids in training as when it is
+    generated. With asks the segments end where the next answer begins.
+    """
+    segments = []
+    for role, content in turns:
+        for name in names:
+            content = content.replace(name, f"{name[0]} {name[1:]}")
+        segments.append(Segment("", START, False))
+        if role == "assistant":
+            segments += [Segment("assistant\n", "", False), Segment(content.strip(), END, True)]
+        else:
+            segments.append(Segment(f"{role}\n{content}", END, False))
+        segments.append(Segment("\n", "", False))
+    if asks:
+        segments += [Segment("", START, False), Segment("assistant\n", "", False)]
+    return segments
+
+
+def template_of(names: Sequence[str]) -> str:
+    """The template of segments_of in Jinja, as transformers' apply_chat_template and llama.cpp read it."""
+    return (
+        "{% for message in messages %}"
+        "{% set said = namespace(text=message['content']) %}"
+        f"{{% for name in {json.dumps(list(names), ensure_ascii=False)} %}}"
+        "{% set said.text = said.text | replace(name, name[0] + ' ' + name[1:]) %}"
+        "{% endfor %}"
+        f"{{{{ '{START}' + message['role'] + '\\n' }}}}"
+        "{% if message['role'] == 'assistant' %}"
+        f"{{% generation %}}{{{{ said.text | trim + '{END}' }}}}{{% endgeneration %}}"
+        f"{{% else %}}{{{{ said.text + '{END}' }}}}{{% endif %}}"
+        "{{ '\\n' }}"
+        "{% endfor %}"
+        f"{{% if add_generation_prompt %}}{{{{ '{START}assistant\\n' }}}}{{% endif %}}")
+
+
+# ---------------------------------------------------------------- the tokenizer's side
+
+
+def special_names(tokenizer: Tokenizer) -> list[str]:
+    """The special tokens that a text must not spell, by their ids; a name of one character cannot be kept out."""
+    return [token.content for _, token in sorted(tokenizer.get_added_tokens_decoder().items())
+            if token.special and len(token.content) > 1]
+
+
+def can_converse(tokenizer: Tokenizer) -> bool:
+    """True if the tokenizer has ids for the template's special tokens."""
+    return None not in map(tokenizer.token_to_id, (START, END))
+
+
+def prompt_ids(turns: Sequence[Turn], tokenizer: Tokenizer) -> list[int]:
+    """The ids of a conversation up to where the assistant's next answer begins; the tokenizer can converse."""
+    ids = []
+    for text, special, _ in segments_of(turns, special_names(tokenizer), asks=True):
+        ids += tokenizer.encode(text, add_special_tokens=False).ids
+        ids += [tokenizer.token_to_id(special)] if special else []
+    return ids
