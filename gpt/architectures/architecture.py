@@ -17,7 +17,10 @@ LaidOut: TypeAlias = dict[str, Any]
 
 
 def shared_fields(config: Any, end_of_text_id: int | None) -> dict[str, Any]:
-    """The fields of config.json that all architectures share; the ids are null without an end-of-text id."""
+    """The fields of config.json that all architectures share: use_cache, tied weights, special ids and dtype.
+
+    Each architecture adds its own shape, vocab_size too. The ids are null without an end-of-text id.
+    """
     return {"use_cache": True, "tie_word_embeddings": config.tie_weights,
             **dict.fromkeys(("bos_token_id", "eos_token_id"), end_of_text_id),
             **dict.fromkeys(("dtype", "torch_dtype"), "float32")}

@@ -166,7 +166,7 @@ def delete_other_runs(output_dir: Path, resumed: Path | None, step: int, out: Pr
     """Deletes and prints the checkpoints that do not lead to the resumed one, as --overwrite requests.
 
     Without a resumed one (None), or if it is in another folder, all are deleted; otherwise the later ones.
-    step is the resumed one's.
+    step is the resumed one's. A folder that cannot be deleted stays, without a further message.
     """
     for path in checkpoints_of_other_runs(output_dir, resumed, step):
         out.say(f"overwrite   deleting {printable(path)}")

@@ -22,7 +22,11 @@ BAD_ANSWER = (ValueError, LookupError, TypeError, AttributeError, AssertionError
 
 
 def hub_error(flag: str, name: HubName, problem: str) -> UserError:
-    """The error for a missing or forbidden file or repository: exit 3 for datasets, 4 for models."""
+    """The error for a missing or forbidden file or repository.
+
+    flag is a flag with its value, or the word that the user typed. problem is a sentence without the full
+    stop at its end. name only decides the exit code: 3 for datasets, 4 for models.
+    """
     return UserError(Exit.DATA if name.kind == DATASET else Exit.CHECKPOINT, f"{flag}: {printable(problem)}.")
 
 

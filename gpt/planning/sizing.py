@@ -86,9 +86,10 @@ def choose_sizing(flags: Namespace, corpus: Corpus, use_gpu: bool | None, max_mi
 
 
 def measured_speed(arch: str, vocab_size: int, use_bf16: bool) -> float:
-    """The FLOP/s of this processor, forward and backward, by the fastest of the passes in MEASURED_SECONDS.
+    """Measures the FLOP/s of this processor, forward and backward, by the fastest of several passes.
 
-    Other programs only slow a pass down.
+    It makes passes until MEASURED_SECONDS are over, at least three; other programs only slow a pass down.
+    use_bf16 computes them in bf16, else they are in fp32.
     """
     config = ARCHITECTURES[arch].sized(MEASURED_SHAPE, vocab_size, LONGEST_SEQUENCE)
     network = create(config, "cpu", Options())

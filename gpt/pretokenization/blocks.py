@@ -185,7 +185,11 @@ def part_end(content: bytes, pattern: re.Pattern[str]) -> int:
 
 
 def parts_of(content: bytes, reading: Reading) -> list[bytes]:
-    """Cuts a whole document, in UTF-8, into parts of at most limits.part_bytes."""
+    """Cuts a whole document, in UTF-8, into parts of at most limits.part_bytes.
+
+    A part ends after a match of reading.cut_pattern, so the parts have the ids of the whole. A part without
+    a match ends between two characters, where ids can change.
+    """
     part_bytes = reading.limits.part_bytes
     parts, start = [], 0
     while len(content) - start > part_bytes:

@@ -173,7 +173,7 @@ def readable(source: Source) -> Iterator[None]:
 
 def documents_of(block: TextBlock, sources: Sequence[Source], reading: Reading,
                  findings: Findings) -> list[str]:
-    """Returns the documents of a block and counts its findings; for a part of a document, only its text.
+    """Returns the documents of a block, or the text of a part of a document; counts findings for both.
 
     Raises UserError (exit 3) if the file cannot be read or became shorter after the block was cut.
     """

@@ -65,7 +65,10 @@ def parts_between(file: BinaryIO, reading: Reading, start: int, end: int, in_val
 
 
 def text_documents(block: TextBlock, content: bytes, reading: Reading, findings: Findings) -> list[str]:
-    """Returns the documents of a block: all of its text, or the texts between separators."""
+    """Returns the documents of a block: all of its text, or the texts between separators.
+
+    An empty text after the last separator is left out.
+    """
     findings.newlines = content.count(b"\n")
     text = findings.decode(content, block.offset, 0)
     if not reading.separator:

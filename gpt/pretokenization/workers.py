@@ -188,12 +188,16 @@ class SplitAnswer(NamedTuple):
 
 @dataclass
 class WorkerAnswer:
-    """The findings of a block, its splits, and its sample if one is requested."""
+    """Holds what a worker found in one block: findings, the documents of each split, and a sample if requested.
+
+    The keys of splits are "train" and "val". sample is b"" where none was requested. difference is a text to
+    which the engine gave other ids than tokenizers; then the ids must not be used. '' means that none was found.
+    """
 
     findings: Findings
     splits: dict[str, SplitAnswer] = field(default_factory=dict)
     sample: bytes = b""
-    difference: str = ""  # a text to which the engine gave other ids than tokenizers
+    difference: str = ""
 
 
 def read_block(block: TextBlock, sources: Sequence[Source], reading: Reading, threshold: int = 0,
