@@ -111,7 +111,7 @@ def text_files(step: int, config: ModelConfig, state: Mapping[str, Any], tokeniz
     """The text of all other files except the manifest, by name.
 
     state holds the JSON values of trainer_state.json besides step, arch and model. Without tokenizer_json
-    (None) the tokenizer's two files are left out.
+    (None) the tokenizer's two files are left out; end_of_text_id None is null in the configs.
     """
     files = {
         CONFIG: json_text(architecture_of(config).to_hf_config(config, end_of_text_id)),

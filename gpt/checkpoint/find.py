@@ -150,10 +150,11 @@ def find_resume(requested: str, output_dir: Path, overwrite: bool, warn: Callabl
                 ) -> Found | None:
     """The verified checkpoint that --resume_from means, with its training state.
 
-    requested is a checkpoint, a folder of checkpoints (for the newest sound one), or 'auto' for output_dir;
-    'best' or 'last' may stand alone or after a folder. None if 'auto', or the folder of a run that was killed
-    early, holds no checkpoint. Raises UserError (exit 4) for any other path without a checkpoint. An
-    output_dir with checkpoints of another run is refused unless overwrite is on.
+    requested is a checkpoint, a folder of checkpoints (for the newest sound one), or 'auto' for
+    output_dir; 'best' or 'last' may stand alone or after a folder. None if 'auto', or the folder of a run
+    that was killed early, holds no checkpoint. Raises UserError (exit 4) for any other path without a
+    checkpoint, for a damaged checkpoint that no sound one replaces, and for an output_dir with
+    checkpoints of another run unless overwrite is on.
     """
     folder, name = named_in(Path(requested), output_dir)
     if requested == "auto" or (name != BEST and folder.resolve() == output_dir.resolve()):
@@ -235,7 +236,7 @@ def check_same(found: Found, config: ModelConfig, train_sha256: str, tokenizer_s
 def with_more_text(folder: str, tokenizer: Path, seconds: float) -> str:
     """The commands that continue a run with more text, for as long again plus 15 minutes.
 
-    folder is quoted for a shell; seconds is the duration of the run so far, of all its starts together.
+    folder is quoted for a shell; seconds is TrainState.seconds, 0 for a run without --max_minutes.
     """
     return (f"python pretokenize.py MORE --output_dir more \\\n    --tokenizer_file {shell_word(tokenizer)}\n"
             f"python train.py --resume_from {folder} \\\n"

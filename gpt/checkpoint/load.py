@@ -33,7 +33,8 @@ CURE = "--init_from starts a run from its weights alone"
 def read_config(folder: Path) -> ModelConfig:
     """The model's config from config.json.
 
-    Raises InvalidCheckpoint, with the field's name, for a model that this program does not compute exactly.
+    Raises InvalidCheckpoint for a missing or damaged file, and, with the field's name, for a model that
+    this program does not compute exactly.
     """
     fields = read_json(folder / CONFIG)
     return by_model_type(fields.get("model_type")).from_hf_config(fields)

@@ -144,7 +144,7 @@ class Mirror:
     """Copies a run's checkpoints to a folder on another disk, and deletes old ones there by the run's own rule."""
 
     def __init__(self, args: Namespace, out: Progress):
-        self.copying_step = 0  # the step of the checkpoint being copied, which must not be pruned meanwhile
+        self.copying_step = 0  # of the checkpoint being copied, which must not be pruned meanwhile; 0: none
         self._root = Path(args.mirror_to)
         self._output_dir = Path(args.output_dir)
         self._out = out

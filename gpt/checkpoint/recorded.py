@@ -27,7 +27,8 @@ def recorded_flags(given: Mapping[str, Any]) -> Layer | None:
     beside the checkpoints, else from a checkpoint. A run continues in its own folder unless given names
     another. A run that was killed before its first checkpoint has only a config.toml, and 'auto' then
     starts a new run. A mirror continues in the output folder of the command. The recorded mirror is a
-    decided flag: the run has to prove that it is its own. Raises UserError (exit 2) for a config.toml that is not TOML.
+    decided flag: the run has to prove that it is its own. None also means that no record can be read.
+    Raises UserError (exit 2) for a config.toml that is not TOML.
     """
     output_dir = Path(given.get("output_dir", "out"))
     requested = [given[name] for name in ("resume_from", "cooldown_from") if given.get(name)]

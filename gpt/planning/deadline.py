@@ -46,7 +46,7 @@ class Deadline:
 
     @property
     def seconds_used(self) -> float:
-        """The seconds of --max_minutes used so far."""
+        """The seconds of --max_minutes used so far, by all starts of the run; 0 without the flag."""
         return 0.0 if self.minutes is None else time.monotonic() - self._began
 
     @property

@@ -21,10 +21,12 @@ if TYPE_CHECKING:
 class Setup(Inputs):
     """The inputs of a run and every decision about it, each made once. config has the decided dropout.
 
-    micro_batch is the planned number of sequences in a forward pass of each process. token_place is 'gpu',
-    'ram' or 'mmap'. recipe_for makes the recipe for another last step, or for the last step that flags and
-    text allow (None). samples is False for a run without samples of text. text holds the n-gram statistics
-    where a forecast is possible.
+    micro_batch is the planned number of sequences in a forward pass of each process. token_place is
+    'gpu', 'ram' or 'mmap'. recipe_for makes the recipe for another last step, or for the last step that
+    flags and text allow (None). samples is False for a run without samples of text. memory decides the
+    bytes of a step, which memory_parts predicts; checkpoint_bytes is the size of one checkpoint.
+    why_strategy is '' for a single process. text holds the n-gram statistics in the main process, where a
+    forecast is possible.
     """
 
     runtime: Runtime
@@ -51,7 +53,7 @@ class Pace:
     """The seconds of a step, a validation token, a sample, a save while training waits, and the last save.
 
     The seconds of saves follow from the bytes of a checkpoint, the others are measured. val_tokens is the
-    number of validation tokens.
+    number of validation tokens. sample is 0 in a run without samples.
     """
 
     step: float

@@ -126,7 +126,8 @@ def ngram_statistics(corpus: Corpus) -> NgramStatistics | None:
     """Measures how well n-grams of the training tokens predict the validation tokens.
 
     Returns None where no forecast is possible: for a mixture, a corpus without validation tokens or
-    tokenizer, and one with fewer tokens than LEAST_TOKENS or more than MOST_TOKENS.
+    tokenizer, and one with fewer tokens than LEAST_TOKENS or more than MOST_TOKENS. None also for a
+    tokenizer whose ids have no known bytes.
     """
     train, val = corpus.train, corpus.val
     path = corpus.tokenizer_path
@@ -187,7 +188,10 @@ def predicted_bits(evidence: Evidence, runs: Sequence[FinishedRun]) -> tuple[flo
 
 @dataclass(frozen=True)
 class Forecast:
-    """Predicted bits per byte at the end, with the bounds of a 90% interval; and the evidence for the prediction."""
+    """Predicted bits per byte at the end, with the bounds of a 90% interval, low and high, and the evidence.
+
+    tokens_per_byte is the ratio in the validation text, by which bits per token were converted.
+    """
 
     bits: float
     low: float
@@ -218,7 +222,10 @@ def predict(evidence: Evidence, tokens_per_byte: float) -> Forecast:
 
 
 def describe_forecast(setup: Setup, pace: Pace) -> list[str]:
-    """The lines about the end of this run, of a run with twice the time, and of a run on twice the text."""
+    """Describes the end of this run, of a run with twice the time, and of a run on twice the text.
+
+    Returns no lines where no forecast is possible.
+    """
     forecast, sizing = forecast_of(setup), setup.sizing
     if forecast is None or sizing is None:
         return []

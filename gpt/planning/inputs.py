@@ -40,7 +40,8 @@ def choose_machine(flags: Namespace, prefers_bf16: bool = False) -> Machine:
     """Chooses the device, its precision and whether to compile, and sets them up for the whole process.
 
     With prefers_bf16 a processor that multiplies bf16 in hardware uses it, unless a flag names the
-    precision. Raises UserError (exit 5) for --use_gpu without a usable GPU.
+    precision. Raises UserError (exit 5) for --use_gpu without a usable GPU, and for --compile_mode
+    reduce-overhead without a usable NVIDIA GPU.
     """
     _check_device(flags, None)
     is_native = prefers_bf16 and flags.use_amp is None and not gpu_in_use(flags.use_gpu) and CPU.has_bf16()
@@ -69,7 +70,8 @@ class Inputs:
     """The checked inputs of a run: flags, tokens, the model's shape, the checkpoint to resume from.
 
     args names the local folders of models from the hub. sizing is the program's choice of network and size,
-    None for pretrained weights and on a GPU with its own memory.
+    None for pretrained weights and on a GPU with its own memory. config has the dropout of its flag, 0
+    without one, which choose_setup may replace. resumed is None for a new run.
     """
 
     args: Namespace
@@ -180,8 +182,10 @@ def as_in_checkpoint(config: ModelConfig, folder: Path) -> ModelConfig:
 def choose_resume(args: Namespace, writes: bool, out: Progress) -> Found | None:
     """The verified checkpoint to resume from and its state, or None for a new run.
 
-    The mirror's name means the run's own folder, which holds its copy. Raises UserError: exit 4 without a sound
-    checkpoint or for a folder of another run, exit 2 if --overwrite would delete the model to start from.
+    The mirror's name means the run's own folder, which holds its copy. writes is False for a run that
+    writes nothing: it brings no mirror back, and the name means the mirror. Raises UserError: exit 4
+    without a sound checkpoint or for a folder of another run, exit 2 if --overwrite would delete the
+    model to start from.
     """
     output_dir, requested = Path(args.output_dir), args.resume_from or ""
     if requested and args.mirror_to and writes and is_same_folder(requested, args.mirror_to):
@@ -255,7 +259,7 @@ def _check_no_stranger(output_dir: Path) -> None:
 
 
 def choose_teacher(requested: str, config: ModelConfig, tokenizer: Path | None, out: Progress) -> str:
-    """Finds the checkpoint of --teacher and compares it with the student and the tokenizer of the corpus.
+    """Returns the folder of --teacher's checkpoint, once it fits the student and the tokenizer of the corpus.
 
     Raises UserError: exit 4 for a folder without a model, 3 for a teacher with other ids, 2 for too few
     positions.
@@ -294,7 +298,8 @@ def _check_tokenizer(flag: str, folder: Path, ours: Path | None, out: Progress) 
 def find_corpus(flags: Namespace) -> Corpus:
     """Opens the token files that the flags name; several folders become a mixture.
 
-    With --bin_file the metadata and tokenizer in --data_dir are not used. Raises UserError (exit 3).
+    With --bin_file the metadata and tokenizer in --data_dir are not used. Raises UserError (exit 3); exit
+    4 if their vocabulary would come from an --init_from that names no model.
     """
     problems, corpora = Problems(), []
     folders = folders_of(flags.data_dir)

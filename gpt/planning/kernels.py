@@ -100,7 +100,10 @@ def _read_or_measure(config: ModelConfig, machine: Machine) -> tuple[dict[str, f
 
 
 def time_attention(config: ModelConfig, machine: Machine) -> dict[str, float]:
-    """The seconds of a block's attention, forward and backward, by each kernel that computes it correctly here."""
+    """The seconds of a block's attention, forward and backward, by each kernel that computes it correctly here.
+
+    {} if no kernel does. The caller resets the peak of memory, which this raises.
+    """
     num_sequences = max(1, machine.backend.busy_tokens // config.seq_length)
     inputs = _attention_inputs(config, machine, num_sequences, config.seq_length)
     checked = _attention_inputs(config, machine, 1, min(CHECKED_POSITIONS, config.seq_length))
@@ -119,7 +122,10 @@ def time_attention(config: ModelConfig, machine: Machine) -> dict[str, float]:
 
 
 def time_chunks(config: ModelConfig, machine: Machine) -> dict[str, float]:
-    """The seconds of the output layer's loss and gradients, by the rows of a chunk."""
+    """The seconds of the output layer's loss and gradients, by the rows of a chunk.
+
+    {} on a GPU with less than LARGE_MEMORY.
+    """
     num_tokens = max(CHUNKS)
     if machine.backend.total_memory() < LARGE_MEMORY:
         return {}

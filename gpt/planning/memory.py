@@ -114,7 +114,10 @@ class MemorySetting:
 
 def setting_of(args: Namespace, config: ModelConfig, options: Options, machine: Machine, processes: Processes,
                optimizer: str, strategy: str) -> MemorySetting:
-    """The setting of a run that accumulates gradients, with the state of its optimizer and its teacher."""
+    """The setting of a run that accumulates gradients, with the state of its optimizer and its teacher.
+
+    It saves through a copy in RAM. choose_setup replaces accumulates and copies once they are decided.
+    """
     optimizer_bytes = state_bytes(optimizer, config)
     return MemorySetting.of(machine, options, True, True, optimizer_bytes, strategy, processes).beside(args.teacher)
 
@@ -122,6 +125,7 @@ def setting_of(args: Namespace, config: ModelConfig, options: Options, machine: 
 def memory_parts(config: ModelConfig, batch_size: int, setting: MemorySetting) -> dict[str, int]:
     """Predicts the bytes of a training step in each process, by part: weights, optimizer, gradients, activations, ...
 
+    batch_size is the micro-batch of a process. A part of 0 bytes is left out, unless it is in PASSING.
     Weights and gradients are fp32. The gradient of a tied embedding exists twice for a moment: it comes
     from both ends of the network. The copy for a save is of the whole model; it counts on a CPU and on
     Apple's GPU, whose memory is the RAM. The part "program" is everything besides tensors.
@@ -219,7 +223,7 @@ def _program_bytes(config: ModelConfig, setting: MemorySetting, weights: int, pa
 
 
 def predicted_peak(config: ModelConfig, batch_size: int, setting: MemorySetting) -> int:
-    """The predicted peak of each process, in bytes."""
+    """The predicted peak of each process, in bytes, for micro-batches of batch_size sequences."""
     return peak_bytes(memory_parts(config, batch_size, setting), setting)
 
 
@@ -265,10 +269,11 @@ def choose_sharing(args: Namespace, sizing: Sizing | None, config: ModelConfig, 
                    processes: Processes = ALONE) -> tuple[str, str, int]:
     """Chooses how processes share the model; returns the strategy, the reason, and the default micro-batch.
 
-    The strategy is the first one with a prediction that fits the memory: ddp, then hsdp on several machines,
-    then fsdp. It must leave room for --batch_size, or for LEAST_TOKENS; fsdp is taken if none fits. A single
-    process is "alone". The micro-batch is a power of two that is predicted to fit 80% of the memory. It has no
-    more tokens than keep the device busy.
+    The strategy is the first one with a prediction that fits the memory: ddp, then hsdp on several
+    machines, then fsdp. It must leave room for --batch_size, or for LEAST_TOKENS; fsdp is taken if none
+    fits. A single process is "alone", for the reason ''. The micro-batch is a power of two, at most the
+    sizing's, or the tokens that keep the device busy. It is predicted to fit 80% of the memory; with
+    --batch_size no memory limits it, as halving finds what fits.
     """
     optimizer = largest(args.optimizer)  # the choice of auto depends on the micro-batch
     accumulates = args.gradient_accumulation_steps > processes.world_size

@@ -36,7 +36,12 @@ LONGEST_DEFAULT_SEQ_LENGTH = 2048  # of pretrained weights: Qwen3 allows 40,960 
 class Recipe(Schedule):
     """How a run trains, with every default decided; reasons holds the reason of each default by its flag's name.
 
-    overfits is True for a run that needs dropout and more decay if it reads its text many times.
+    batch_size is the largest micro-batch; batch_size times accumulation are the samples of a step, of all
+    processes together. epochs is only a limit, up to 2**40, until --max_minutes has planned the length.
+    Intervals are in steps; a sample_interval of 0 means no samples, a grad_clip of 0 no clipping. A
+    validation has at most eval_tokens. embedding_learning_rate is the peak of all parameters but the
+    matrices inside blocks. overfits is True for a run that needs dropout and more decay if it reads its
+    text many times.
     """
 
     batch_size: int
@@ -157,8 +162,9 @@ def _config_of_weights(flags: Namespace, vocab_size: int, num_tokens: int) -> Mo
 def choose_options(recompute: bool, has_weights: bool, machine: Machine, began_with: Mapping[str, Any]) -> Options:
     """Chooses how the model is computed during training: dtypes, recomputation, and chunks of the loss.
 
-    has_weights is True for a run from pretrained weights. began_with is the environment that a resumed run
-    recorded, empty for a new run: a residual stream that began in fp32 stays in fp32.
+    recompute is --activation_checkpointing; has_weights is True for a run from pretrained weights.
+    began_with is the environment that a resumed run recorded, empty for a new run: a residual stream that
+    began in fp32 stays in fp32.
     """
     # Trained weights can make activations beyond the largest number of fp16, 65,504. A resumed run keeps
     # its dtype.
@@ -179,9 +185,10 @@ ADAMWS_OWN = ("learning_rate", "beta1", "beta2")  # people tune these for AdamW
 
 def choose_optimizer(args: Namespace, config: ModelConfig, samples_per_step: int, stored: Stored,
                      ) -> tuple[str, str]:
-    """The optimizer's name, and why where --optimizer auto decides; stored is the checkpoint of a resumed run.
+    """The optimizer's name, and why where --optimizer auto decides, else ''.
 
-    Raises UserError (exit 4) for another one than the checkpoint's, whose moments it could not use.
+    stored is the checkpoint of a resumed run, NEW_RUN for a new run. Raises UserError (exit 4) for
+    another optimizer than the checkpoint's, whose moments it could not use.
     """
     if not stored.is_new:
         name = str(stored.settings.get("optimizer", "adamw"))  # an older program named none
@@ -236,7 +243,8 @@ def choose_recipe(args: Namespace, config: ModelConfig, num_tokens: int, most_ba
     """Decides everything that the flags leave open, with reasons.
 
     A resumed run keeps its optimizer, peak, warm-up and cooldown; stored is its checkpoint.
-    most_batch_size fits the memory. length is the last step that --max_minutes allows, None before it is
+    most_batch_size is the value of a --batch_size that is not given, or auto. sizing has the choices
+    without a GPU, None without them. length is the last step that --max_minutes allows, None before it is
     planned. Raises UserError: exit 2 for a warm-up longer than the run or a min_lr above the default peak,
     exit 4 for another optimizer than the checkpoint's.
     """
@@ -356,7 +364,7 @@ def had_step_of(settings: Mapping[str, Any], samples_per_step: int) -> bool:
 
 
 def eval_interval_of(given: int | None, total_steps: int) -> int:
-    """The steps between validations: the flag's, or a tenth of the run, at most 1,000."""
+    """The steps between validations: given by the flag, or (None) a tenth of the run, at most 1,000."""
     return given or max(1, min(1000, total_steps // 10))
 
 

@@ -32,7 +32,9 @@ class Cooldown:
 class Schedule:
     """The facts that decide the learning rate of a step; schedule is a name in SCHEDULES, learning_rate the peak.
 
-    A cooldown takes the place of the schedule from its start on.
+    min_lr is the learning rate at the end; a constant schedule has none. decay_fraction is the part
+    of total_steps in which wsd falls; the others ignore it. A cooldown takes the place of the schedule
+    from its start on.
     """
 
     schedule: str

@@ -53,6 +53,7 @@ class Sizing:
     """Network, T, micro-batch and epochs without a GPU, with the reasons.
 
     speed is in FLOP/s of training. shape is the program's choice, or None for a size that flags name.
+    batch_size is the most sequences of a default micro-batch; the memory may allow fewer.
     """
 
     speed: float
@@ -68,8 +69,10 @@ def choose_sizing(flags: Namespace, corpus: Corpus, use_gpu: bool | None, max_mi
                   use_amp: bool | None = None) -> Sizing | None:
     """Chooses the sizing for a corpus and this processor or Apple GPU.
 
-    Where no flag names a size, it measures the processor for a second. Returns None for pretrained weights, and
-    for a GPU with its own memory, whose default is gpt2_small. Raises UserError (exit 2) as shape_of.
+    use_gpu, max_minutes and use_amp are the flags, None where not given. Where no flag names a size, it
+    measures the processor for a second: in bf16 if it has that, and use_amp is not False. Returns None
+    for pretrained weights, and for a GPU with its own memory, whose default is gpt2_small. Raises
+    UserError (exit 2) as shape_of.
     """
     gpu = gpu_in_use(use_gpu)
     if flags.init_from or (gpu and gpu.has_own_memory):
@@ -122,7 +125,8 @@ def sizing_for(vocab_size: int, num_tokens: int, speed: float, max_minutes: floa
     """Chooses the sizing for num_tokens of training text and speed FLOP/s.
 
     max_minutes and seq_length are None without their flags; the network's shape is None where no flag names
-    a size.
+    a size: then it is the largest that text and time allow, or else the smallest. has_teacher is True
+    with --teacher, which allows more passes and parameters for a text.
     """
     arch, shape = network
     most_parameters = MOST_PARAMETERS_PER_TOKEN * (WITH_TEACHER if has_teacher else 1) * num_tokens

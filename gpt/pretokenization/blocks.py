@@ -60,8 +60,8 @@ class Reading:
 class TextBlock:
     """A run of bytes or rows of one source: whole documents, or a part of one document."""
 
-    offset: int  # for a table only approximate
-    length: int
+    offset: int  # in bytes; for a table only approximate
+    length: int  # in bytes; 0 for a table
     rows: list[Any] | None = None  # of a table; None: the bytes are in the file
     last: bool = True  # the document ends with this part
     in_val: bool | None = None  # whether this part is for validation; None: whole documents, split by their hashes
@@ -70,7 +70,11 @@ class TextBlock:
 
 @dataclass
 class Findings:
-    """Counts of one block; lines count from the block's first, bytes from the beginning of the text."""
+    """Counts of one block; lines count from the block's first, bytes from the beginning of Source.text_path.
+
+    replaced counts places that became U+FFFD. A second block with the same findings sets newlines and
+    separators anew and adds to the other counts. The caller of the documents sets has_text.
+    """
 
     newlines: int = 0
     separators: int = 0
@@ -107,9 +111,10 @@ class Kind:
 
     recognises(source, name, head): is a file of this kind? name is its lower-case name without the ending
     of a packed file, head its first unpacked bytes. Raises UserError (exit 3) for a broken file.
-    blocks(source, reading): cuts a source into blocks.
-    documents(block, content, reading, findings): the documents of a block, from its bytes or rows; the text
-    of the part if the block is a part of a document.
+    blocks(source, reading): cuts a source into blocks. Raises UserError: exit 3 for a broken file or a
+    document too long to be held, exit 5 for a missing package; and OSError. documents(block, content,
+    reading, findings): the documents of a block, from its bytes or rows; the text of the part if the
+    block is a part of a document.
     """
 
     recognises: Callable[[Source, str, bytes], bool]

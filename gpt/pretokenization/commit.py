@@ -20,8 +20,9 @@ MAX_SOURCES_LISTED = 1000
 def commit(job: Job, dtype: str, vocabulary: Vocabulary, trained_here: bool) -> dict[str, Any]:
     """Reads all token files back, gives them their final names, writes metadata.json and returns its fields.
 
-    A split without documents gets no file. Raises UserError (exit 3) if a file has an id outside the
-    vocabulary or a size other than written. Raises OSError, and Stopped at a signal before the renaming.
+    A split without documents gets no file. trained_here says whether this run trained the tokenizer.
+    Raises UserError (exit 3) if a file has an id outside the vocabulary or a size other than written.
+    Raises OSError, and Stopped at a signal before the renaming.
     """
     splits = {}
     for split, totals in job.totals.items():

@@ -125,8 +125,9 @@ class Encoder:
     def encode(self, pieces: list[bytes], lasts: list[bool]) -> tuple[np.ndarray, np.ndarray]:
         """Encodes pieces of documents, with end_id after each last piece of a document.
 
-        lasts tells for each piece if its document ends there. Returns the ids, uint32, and for each document that
-        ends the index after its end_id, counted from the first of these ids, int64.
+        pieces are UTF-8, at least one; lasts tells for each if its document ends there. Returns the ids,
+        uint32, and for each document that ends the index after its end_id, counted from the first of
+        these ids, int64.
         """
         if self.fast is None:
             return self.encode_by_tokenizers(pieces, lasts)
@@ -135,7 +136,7 @@ class Encoder:
         return self.encode_by_gigatoken(pieces, lasts)
 
     def encode_by_gigatoken(self, pieces: list[bytes], lasts: list[bool]) -> tuple[np.ndarray, np.ndarray]:
-        """Returns the ids of all pieces and the documents' ends; tokenizers encodes what gigatoken may not."""
+        """Does the work of encode by gigatoken, which must be the engine; tokenizers encodes what it may not."""
         whole = b"".join([part for piece, last in zip(pieces, lasts, strict=True)
                           for part in (piece, self.end if last else self.joint)])
         if not may_differ(whole):
@@ -151,7 +152,7 @@ class Encoder:
         return _in_halves(self.encode_by_gigatoken, pieces, lasts)
 
     def encode_by_tokenizers(self, pieces: list[bytes], lasts: list[bool]) -> tuple[np.ndarray, np.ndarray]:
-        """Returns the ids of all pieces by the reference, and the documents' ends."""
+        """Does the work of encode by tokenizers, the reference, whatever the engine."""
         if len(pieces) > 1 and sum(map(len, pieces)) > BATCH_BYTES:
             return _in_halves(self.encode_by_tokenizers, pieces, lasts)
         texts = [piece.decode() for piece in pieces]
@@ -162,7 +163,7 @@ class Encoder:
         return np.concatenate(ids), piece_ends[lasts]
 
     def differs(self, *contents: bytes) -> bool:
-        """True if gigatoken and tokenizers give different ids to one of these texts."""
+        """True if gigatoken, which must be the engine, and tokenizers give other ids to one of these texts."""
         pieces, lasts = [*contents], [False] * len(contents)
         ids, _ = self.encode_by_gigatoken(pieces, lasts)
         return not np.array_equal(ids, self.encode_by_tokenizers(pieces, lasts)[0])
@@ -170,7 +171,8 @@ class Encoder:
     def difference_in(self, pieces: list[bytes]) -> str:
         """Encodes two random samples of a block by both engines; the second sample begins beyond ASCII.
 
-        Returns a text to which gigatoken gives other ids than tokenizers, '' if it finds none.
+        Returns a text to which gigatoken gives other ids than tokenizers. '' means that it found none, or
+        that the engine is tokenizers. pieces are UTF-8, at least one.
         """
         for expression in (b"", b"[\xc2-\xf4]") if self.fast else ():
             piece = self._random.choice(pieces)

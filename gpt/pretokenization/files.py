@@ -38,12 +38,12 @@ class Source:
     shown: str
     stamp: tuple[int, ...]  # from stamp_of, when the run began
     text_path: Path  # the file with the text in UTF-8: path, or the converted text of a packed or encoded file
-    text_bytes: int  # the size of text_path
+    text_bytes: int  # the size of text_path: of a packed file until unpacked() converts it
     packing: str = ""  # gzip, zstd, bzip2, xz, or nothing
     kind: str = "text"  # a key of sources.KINDS
     encoding: str = ""  # Python's name; nothing: UTF-8
     origin: str = ""  # its repository on the Hugging Face hub, with the commit; nothing: the user's own file
-    cut: int | None = None  # of a single document: validation begins at this byte; None: its hash decides
+    cut: int | None = None  # of a single document: validation begins at this byte after MARK; None: no cut
 
     def error(self, why: str) -> UserError:
         """Makes the UserError (exit 3) of this file; why completes the sentence and adds the cure."""

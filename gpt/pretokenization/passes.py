@@ -31,7 +31,11 @@ from gpt.tokens.tokenizer import Vocabulary
 
 @dataclass
 class Job:
-    """One run: its flags, its input, the validation split, and its output folder."""
+    """One run: its flags, its input, the validation split, and its output folder.
+
+    settle_split sets split, and may change sources and reading; it comes before every other pass. Each pass
+    makes a new report. encode sets totals: for each split tokens, documents, bytes and largest_id.
+    """
 
     args: Namespace
     sources: list[Source]
@@ -147,6 +151,7 @@ def encode_text(job: Job, vocabulary: Vocabulary, dtype: str) -> None:
     """Encodes the whole text with the fastest engine that gives the same ids as tokenizers.
 
     Sets job.totals. If the engine turns out to differ, warns and encodes everything again with tokenizers.
+    dtype is only printed. Raises the errors of job.answers, and UserError (exit 5) for a full disk.
     """
     engine = choose_engine(job.args.engine, vocabulary, job.progress.say)
     job.progress.say(f"encoding with {vocabulary.size:,} ids, {dtype}, by {engine}")

@@ -13,7 +13,11 @@ from gpt.pretokenization.files import Source
 
 @dataclass
 class Report:
-    """The findings of all blocks so far, with positions in the user's files."""
+    """The findings of all blocks so far, with positions in the user's files.
+
+    replaced counts places, bad_lines the lines or rows without a document. first_replaced and
+    first_bad_line are the first place of each in words, '' for none.
+    """
 
     sources: Sequence[Source]
     reading: Reading
@@ -27,7 +31,7 @@ class Report:
     in_source: Findings = field(default_factory=Findings)  # in the blocks of this source so far
 
     def add(self, block: TextBlock, findings: Findings) -> None:
-        """Counts the findings of the next block.
+        """Counts the findings of the next block; blocks come in the order of the sources.
 
         Raises UserError (exit 3) for bytes that are not UTF-8: for the first ones if strict, else for too many.
         """

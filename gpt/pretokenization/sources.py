@@ -53,7 +53,10 @@ def find_sources(words: Sequence[str], say: Callable[[str], None], fetched: Mapp
 
 
 def files_of(word: str, say: Callable[[str], None]) -> Iterator[str]:
-    """Yields the files that one word of the command line names. Raises UserError (exit 3) if it names none."""
+    """Yields the files that one word of the command line names; a path is yielded unopened, even if missing.
+
+    Raises UserError (exit 3) for a glob without a match, and for a folder without input files.
+    """
     members = [word]
     if not os.path.lexists(word) and glob.has_magic(word):
         members = sorted(glob.glob(word, recursive=True))

@@ -17,8 +17,8 @@ MIN_TAIL_BYTES = 32  # a file with a shorter tail gives nothing to validation
 class Split:
     """The part of the text kept for validation, and the rule in words, as metadata.json records it.
 
-    Either the documents with a hash below threshold, or each file from a cut on, in bytes (None: nothing of
-    it).
+    Either the documents with a hash below threshold, or each file from a cut on, in bytes after MARK. None
+    means that nothing of the file is for validation. Only one of threshold and cuts is in use.
     """
 
     rule: str
@@ -61,8 +61,9 @@ def split_of_one(num_bytes: int, fraction: float) -> Split:
 def split_of_files(sources: Sequence[Source], val_fraction: float | None) -> Split | None:
     """Splits text files of one document each by their tails; None if their hashes are to split them.
 
-    Their hashes split many files, and several files with a --val_fraction. Of few files, whole ones would
-    be far too much validation text, or none.
+    Their hashes split many files, several files with a --val_fraction, and several that are all too short
+    for a tail. Of few files, whole ones would be far too much validation text, or none. val_fraction None
+    means the default fraction of all their bytes.
     """
     if len(sources) > 1 and (val_fraction is not None or len(sources) >= FEW_FILES):
         return None

@@ -26,7 +26,8 @@ OUTPUTS = (METADATA, "tokenizer.json", "train.bin", "train.idx", "val.bin", "val
 class TokenWriter:
     """Writes one split into a folder: ids in SPLIT.bin, documents' ends in SPLIT.idx; totals counts them.
 
-    Both files are created at once, and are complete after close().
+    Both files are created at once, and are complete after close(). Ids are written in the dtype that they
+    have. totals has tokens, documents, bytes of text, and largest_id, which is -1 before the first id.
     """
 
     def __init__(self, folder: Path, split: str):
@@ -54,7 +55,8 @@ class Folder:
 
     The constructor creates and locks the folder, and deletes the remains of a killed run. Raises UserError:
     exit 7 if another run has the lock, exit 5 if it cannot be written. A context manager: its end deletes the
-    work folder, the lock, and a folder that the constructor created and that is still empty.
+    work folder, the lock, and a folder that the constructor created and that is still empty. path is the
+    folder, work the work folder, shown the folder's name for messages.
     """
 
     def __init__(self, path: Path):
@@ -110,7 +112,7 @@ class Folder:
                                        "name. Give another --output_dir.")
 
     def writing(self) -> contextlib.AbstractContextManager[None]:
-        """Turns a system error into a UserError for this folder, as common.errors.writing does."""
+        """Turns a system error into a UserError (exit 5) for this folder, as common.errors.writing does."""
         return writing(f"--output_dir {self.shown}")
 
     def commit(self, names: Sequence[str], metadata: Mapping[str, Any]) -> None:

@@ -39,7 +39,10 @@ def text_blocks(source: Source, reading: Reading) -> Iterator[TextBlock]:
 
 
 def separated_blocks(file: BinaryIO, source: Source, reading: Reading, start: int) -> Iterator[TextBlock]:
-    """Cuts a file into blocks of whole documents, from start on, at the separators."""
+    """Cuts a file into blocks of whole documents, from start on, at the separators.
+
+    Raises UserError (exit 3) for a document too long to be held.
+    """
     limits = reading.limits
     separator = str(reading.separator).encode()
     while content := read_at(file, start, limits.block_bytes):
@@ -54,7 +57,7 @@ def separated_blocks(file: BinaryIO, source: Source, reading: Reading, start: in
 
 
 def parts_between(file: BinaryIO, reading: Reading, start: int, end: int, in_val: bool) -> Iterator[TextBlock]:
-    """Cuts the document between two offsets of a file into parts."""
+    """Cuts the document between two offsets of a file into parts; in_val marks them as for validation."""
     part_bytes = reading.limits.part_bytes
     while start < end:
         stop = end

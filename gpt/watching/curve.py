@@ -32,7 +32,10 @@ class LossCurve:
         self._noises: list[float] = []  # the spread within each block
 
     def add(self, step: int, loss: float) -> str | None:
-        """Adds the loss of a step; returns a warning if it is a spike, at most once in RECENT steps."""
+        """Adds the loss of a step; returns a warning if it is a spike, at most once in RECENT steps.
+
+        None for any other loss, and while fewer than half of RECENT losses are there to compare with.
+        """
         if not math.isfinite(loss):
             return None
         warning = None
@@ -66,7 +69,10 @@ class LossCurve:
                 or self._stands_still(last, now, noise, learning_rate, peak_fraction))
 
     def verdict(self, loss: float, learning_rate: float) -> str | None:
-        """Returns a warning if the last loss is a tenth worse than guessing: more than a short run's noise."""
+        """Returns a warning if the last loss is a tenth worse than guessing: more than a short run's noise.
+
+        None for a better loss, and for NaN.
+        """
         if not loss > 1.1 * self._guessing_loss:
             return None
         return (f"the last loss, {loss:.4f}, is worse than guessing (ln V is {self._guessing_loss:.2f}). "

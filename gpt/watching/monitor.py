@@ -86,6 +86,7 @@ class Monitor:
         """Takes the figures of the step just enqueued, which the state counts already; log() prints them.
 
         At a logged step it enqueues the copy to the host of all figures since the last one, without a wait.
+        loss, grad_norm and skipped are always among them; all steps have the same names in the same order.
         """
         self._results.append(result)
         step, recipe = self.state.step, self._run.recipe
@@ -210,7 +211,10 @@ class Monitor:
     # ---- between steps
 
     def log_validation(self, loss: ValidationLoss, is_best: bool) -> None:
-        """Prints and records a validation of the latest step; warns once if the model overfits."""
+        """Prints and records a validation of the latest step; warns once if the model overfits.
+
+        is_best adds 'best so far' to the printed line.
+        """
         step, shares = self.state.step, loss.shares.items()
         bits = self._bits_per_byte = loss.bits_per_byte
         self._recorder.log(step, time=time.time(), val_loss=loss.nats, perplexity=loss.perplexity,
