@@ -109,7 +109,7 @@ from safetensors.torch import save_file
 from gpt.architectures.table import ModelConfig, architecture_of
 from gpt.checkpoint.contents import PUBLISHED
 from gpt.checkpoint.find import resolve
-from gpt.checkpoint.load import end_ids, load_model, open_model, stored_tensors
+from gpt.checkpoint.load import chat_template, end_ids, load_model, open_model, stored_tensors
 from gpt.checkpoint.nanogpt import convert
 from gpt.common.files import rename, sync
 from gpt.common.outputs import place_of
@@ -251,6 +251,9 @@ def write_gguf(args: argparse.Namespace, config: ModelConfig, weights: Mapping[s
         "token_types": [gguf.TokenType[token_type] for token_type in vocabulary["token_types"]],
         "quantization_version": gguf.GGML_QUANT_VERSION,
     }
+    template = chat_template(source)
+    if isinstance(template, str):  # without the marks of answers, which are transformers' own
+        fields["chat_template"] = template.replace("{% generation %}", "").replace("{% endgeneration %}", "")
     for field, value in fields.items():
         getattr(writer, f"add_{field}")(value)
     names = gguf.get_tensor_name_map(kind, config.n_layer)

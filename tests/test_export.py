@@ -13,7 +13,9 @@ from gpt.architectures.table import ARCHITECTURES
 from gpt.checkpoint.load import load_model
 from gpt.common.errors import Exit, UserError
 from gpt.ops.rotary import RotaryScaling, rotary_frequencies
+from gpt.tokens.chat import END, START, Turn, segments_of, special_names
 from gpt.tokens.tokenizer import vocab_size_of
+from tests.helpers.models import conversing_checkpoint
 from tests.helpers.refusals import refused
 
 SCALING = RotaryScaling(4.0, 1.0, 4.0, 32)
@@ -113,6 +115,25 @@ def test_scaled_rotary_frequencies_are_a_tensor_of_a_llama_and_refused_of_a_qwen
     assert found.data[0] == 1 < found.data[1] < found.data[2] == 4
     with refused(r"rope_type is llama3.*of a Qwen3. Give --format huggingface", Exit.CHECKPOINT):
         run(write_folder(tmp_path / "qwen3", make_any("qwen3", rope_scaling=SCALING)), tmp_path / "q.gguf")
+
+
+def test_the_gguf_has_the_template_of_conversations_and_ends_at_the_end_of_an_answer(tokenizer, tmp_path):
+    gguf = pytest.importorskip("gguf")
+    jinja2 = pytest.importorskip("jinja2")
+    folder = conversing_checkpoint(tmp_path / "out", tokenizer)
+    run(folder, tmp_path / "model.gguf")
+    fields = {name: field.contents() for name, field in gguf.GGUFReader(tmp_path / "model.gguf").fields.items()}
+    end = tokenizer.token_to_id(END)
+    assert (fields["tokenizer.ggml.eos_token_id"], fields["tokenizer.ggml.bos_token_id"]) == (end, 0)
+    assert fields["tokenizer.ggml.token_type"][end] == gguf.TokenType.CONTROL
+    turns = [Turn("system", " a{{ 7*7 }}"), Turn("user", f"{START} {END}\n"), Turn("assistant", " b ")]
+    text = jinja2.Template(fields["tokenizer.chat_template"]).render(
+        messages=[turn._asdict() for turn in turns], add_generation_prompt=True)
+    segments = segments_of(turns, special_names(tokenizer), asks=True)
+    assert text == "".join(segment.text + segment.special for segment in segments)
+    run(folder, tmp_path / "mine", "--format", "huggingface")
+    for name in ("chat_template.jinja", "generation_config.json", "tokenizer_config.json"):
+        assert (tmp_path / "mine" / name).read_bytes() == (folder / name).read_bytes()
 
 
 @pytest.mark.slow

@@ -2,6 +2,7 @@
 
     config.json  model.safetensors  generation_config.json  tokenizer.json  tokenizer_config.json    published
     optimizer.safetensors  trainer_state.json                                                        for resuming
+    chat_template.jinja                                                          published, if it learned to answer
     README.md  manifest.json                                 the model card; sizes and sha256, written last
 
 No file is a pickle: tensors are in safetensors files, the rest is JSON or Markdown.
@@ -18,13 +19,24 @@ from typing import Any, TypeAlias
 import torch
 
 from gpt.architectures.table import ModelConfig, Network, architecture_of, name_of
-from gpt.common.names import CARD, CONFIG, GENERATION, OPTIMIZER, STATE, TOKENIZER, TOKENIZER_CONFIG, WEIGHTS
+from gpt.common.names import (
+    CARD,
+    CONFIG,
+    GENERATION,
+    OPTIMIZER,
+    STATE,
+    TEMPLATE,
+    TOKENIZER,
+    TOKENIZER_CONFIG,
+    WEIGHTS,
+)
 from gpt.machine.backends import backend_of
 from gpt.ops.shards import full_tensor, full_tensors
+from gpt.tokens.chat import END
 
 NEEDED = (WEIGHTS, OPTIMIZER, STATE)  # in the manifest of every checkpoint
 # Files that are published with a model's weights.
-PUBLISHED = (CONFIG, GENERATION, TOKENIZER, TOKENIZER_CONFIG, "vocab.json", "merges.txt",
+PUBLISHED = (CONFIG, GENERATION, TOKENIZER, TOKENIZER_CONFIG, TEMPLATE, "vocab.json", "merges.txt",
              "special_tokens_map.json", "added_tokens.json", CARD, "LICENSE")
 
 WHAT_OPENS = "a checkpoint of train.py or a Hugging Face folder of GPT-2, Qwen3 or Llama"  # in messages
@@ -107,44 +119,46 @@ def tensor_files(config: ModelConfig, tensors: Tensors) -> dict[str, dict[str, t
 
 
 def text_files(step: int, config: ModelConfig, state: Mapping[str, Any], tokenizer_json: str | None,
-               end_of_text_id: int | None, card: str) -> dict[str, str]:
+               end_of_text_id: int | None, card: str, chat_template: str = "") -> dict[str, str]:
     """The text of all other files except the manifest, by name.
 
     state holds the JSON values of trainer_state.json besides step, arch and model. Without tokenizer_json
-    (None) the tokenizer's two files are left out; end_of_text_id None is null in the configs.
+    (None) the tokenizer's two files are left out; end_of_text_id None is null in the configs. A model that
+    learns to answer has a chat_template, in Jinja; then the end of an answer ends a text too.
     """
+    names = {token["id"]: token["content"] for token in json.loads(tokenizer_json or "{}").get("added_tokens", [])}
+    end_of_answer = [index for index, name in names.items() if name == END and chat_template]
     files = {
         CONFIG: json_text(architecture_of(config).to_hf_config(config, end_of_text_id)),
         # Without max_new_tokens transformers generates 256, and a model of fewer positions raises an
         # IndexError. Half of T leaves room for a prompt.
-        GENERATION: json_text({"bos_token_id": end_of_text_id, "eos_token_id": end_of_text_id,
-                           "max_new_tokens": min(256, max(1, config.seq_length // 2))}),
+        GENERATION: json_text({
+            "bos_token_id": end_of_text_id,
+            "eos_token_id": [*end_of_answer, end_of_text_id] if end_of_answer else end_of_text_id,
+            "max_new_tokens": min(256, max(1, config.seq_length // 2))}),
         STATE: json_text({"format": STATE_FORMAT, "version": STATE_VERSION, "step": step,
                           "arch": name_of(config), "model": asdict(config), **state}),
         CARD: card,
     }
     if tokenizer_json is not None:
         files[TOKENIZER] = tokenizer_json
-        files[TOKENIZER_CONFIG] = json_text(
-            _tokenizer_config(tokenizer_json, end_of_text_id, config.seq_length))
+        special = ("bos_token", "eos_token", "unk_token", "pad_token") if end_of_text_id in names else ()
+        # What AutoTokenizer of transformers 4 and 5 needs besides tokenizer.json.
+        fields = {
+            "tokenizer_class": "PreTrainedTokenizerFast",
+            "model_max_length": config.seq_length,
+            "clean_up_tokenization_spaces": False,
+            **dict.fromkeys(special, names.get(end_of_text_id)),
+        }
+        if chat_template:
+            files[TEMPLATE] = fields["chat_template"] = chat_template
+        files[TOKENIZER_CONFIG] = json_text(fields)
     return files
 
 
 def json_text(fields: Mapping[str, Any]) -> str:
     """The text of a JSON file."""
     return json.dumps(fields, indent=1)
-
-
-def _tokenizer_config(tokenizer_json: str, end_of_text_id: int | None, seq_length: int) -> dict[str, Any]:
-    """The fields that AutoTokenizer of transformers 4 and 5 needs besides tokenizer.json."""
-    names = {token["id"]: token["content"] for token in json.loads(tokenizer_json).get("added_tokens", [])}
-    special = ("bos_token", "eos_token", "unk_token", "pad_token") if end_of_text_id in names else ()
-    return {
-        "tokenizer_class": "PreTrainedTokenizerFast",
-        "model_max_length": seq_length,
-        "clean_up_tokenization_spaces": False,
-        **dict.fromkeys(special, names.get(end_of_text_id)),
-    }
 
 
 def model_card(config: ModelConfig, facts: Mapping[str, str],

@@ -19,7 +19,7 @@ from gpt.checkpoint.contents import DTYPES, WHAT_OPENS, StateSchema
 from gpt.checkpoint.find import resolve
 from gpt.checkpoint.stored import MAX_COUNT, read_json
 from gpt.common.errors import Exit, InvalidCheckpoint, UserError
-from gpt.common.names import CONFIG, GENERATION, INDEX, OPTIMIZER, WEIGHTS
+from gpt.common.names import CONFIG, GENERATION, INDEX, OPTIMIZER, TEMPLATE, TOKENIZER_CONFIG, WEIGHTS
 from gpt.common.words import first_line, printable, several
 from gpt.machine.backends import backend_of
 from gpt.ops.shards import fill, like, local
@@ -55,6 +55,19 @@ def end_ids(folder: Path, vocab_size: int) -> tuple[int, ...]:
                     check_whole(name, "eos_token_id", index, 0, vocab_size - 1)
                 return tuple(ids)
     return ()
+
+
+def chat_template(folder: Path) -> Any:
+    """The folder's template of conversations in Jinja, a list of several by name in older folders; None if none.
+
+    As in transformers a file of its own comes before tokenizer_config.json. Raises UserError (exit 4).
+    """
+    with opening(f"checkpoint {printable(folder)}"):
+        if (folder / TEMPLATE).is_file():
+            return (folder / TEMPLATE).read_text("utf-8", "replace")
+        if (folder / TOKENIZER_CONFIG).is_file():
+            return read_json(folder / TOKENIZER_CONFIG).get("chat_template")
+    return None
 
 
 # ---------------------------------------------------------------- weights

@@ -4,6 +4,7 @@
 CONFIG, GENERATION = "config.json", "generation_config.json"
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"  # one file, or the index of several
 TOKENIZER, TOKENIZER_CONFIG = "tokenizer.json", "tokenizer_config.json"
+TEMPLATE = "chat_template.jinja"  # of a model that answers
 OPTIMIZER, STATE = "optimizer.safetensors", "trainer_state.json"  # what resuming needs
 CARD, MANIFEST = "README.md", "manifest.json"
 

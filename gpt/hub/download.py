@@ -14,7 +14,7 @@ from pathlib import Path
 
 from gpt.common.errors import optional
 from gpt.common.flags import Args, having
-from gpt.common.names import CONFIG, GENERATION, INDEX, TOKENIZER, TOKENIZER_CONFIG, WEIGHTS
+from gpt.common.names import CONFIG, GENERATION, INDEX, TEMPLATE, TOKENIZER, TOKENIZER_CONFIG, WEIGHTS
 from gpt.common.progress import Progress
 from gpt.common.waiting import in_thread
 from gpt.common.words import printable, several
@@ -22,7 +22,7 @@ from gpt.hub.library import explained_errors, hub_error
 from gpt.hub.names import DATASET, MODEL, HubName, is_on_hub, parse_name
 
 OF_A_MODEL = (CONFIG, WEIGHTS, INDEX, "model-*-of-*.safetensors", TOKENIZER, GENERATION,
-              TOKENIZER_CONFIG, "special_tokens_map.json", "added_tokens.json", "README.md", "LICENSE")
+              TOKENIZER_CONFIG, TEMPLATE, "special_tokens_map.json", "added_tokens.json", "README.md", "LICENSE")
 # In the order of preference: Parquet, JSON lines, text; a README.md does not count as text.
 FORMATS = (r"\.parquet$", r"\.(jsonl|ndjson)(\.(gz|zst|bz2|xz))?$|\.json\.(gz|zst|bz2|xz)$",
          r"\.(txt|text)(\.(gz|zst|bz2|xz))?$")

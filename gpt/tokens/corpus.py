@@ -43,6 +43,11 @@ class Corpus:
     origins: tuple[str, ...] = ()
 
     @property
+    def converses(self) -> bool:
+        """True if conversations are among the training data, whose answers alone count in the loss."""
+        return any(part.mask for part in self.train.parts)
+
+    @property
     def validations(self) -> list[Validation]:
         """The sets of validation tokens: one, or one for each component of a mixture that has any."""
         named = [(each.name, each.weight, each.corpus.val) for each in self.components]

@@ -33,12 +33,16 @@ DTYPES = {name: np.dtype(name).newbyteorder("<") for name in ("int16", "uint16",
 
 @dataclass(frozen=True)
 class Part:
-    """A run of tokens in one file: length tokens of type dtype, from byte offset_bytes on."""
+    """A run of tokens in one file: length tokens of type dtype, from byte offset_bytes on.
+
+    mask is the file of one bit a token that says which tokens count in the loss, None where all do.
+    """
 
     path: Path
     dtype: str
     length: int
     offset_bytes: int = 0
+    mask: Path | None = None
 
     @property
     def item_bytes(self) -> int:

@@ -24,6 +24,7 @@ from gpt.common.signals import AtRisk
 from gpt.common.words import printable, several, shell_line, shell_word, size
 from gpt.hub.names import DATASET, MODEL, is_on_hub, repo_of
 from gpt.planning.recorded import settings_of
+from gpt.tokens.chat import special_names, template_of
 from gpt.tokens.mixture import mixture_in_words, weight_percent
 from gpt.training.state import Run
 
@@ -47,6 +48,9 @@ class Checkpointer:
         self._first_step = run.state.step
         self._is_waiting = False  # for a save, in any process
         self._tokenizer_json = tokenizer.to_str() if tokenizer else None
+        self._chat_template = ""
+        if tokenizer and run.setup.corpus.converses:
+            self._chat_template = template_of(special_names(tokenizer))
         self._thread, self._pending = ThreadPoolExecutor(1, "saver", yield_the_cores), None
         self._snapshot = save.Snapshot() if is_first and run.setup.memory.copies else None
         self.mirror = Mirror(self._args, self._runtime.out) if is_first and self._args.mirror_to else None
@@ -117,7 +121,8 @@ class Checkpointer:
         def write() -> float:
             with contextlib.suppress(OSError):  # a power cut leaves the rows that led to the checkpoint
                 sync(self.output_dir / METRICS)
-            texts = contents.text_files(step, config, fields, self._tokenizer_json, setup.corpus.end_of_text_id, card)
+            texts = contents.text_files(step, config, fields, self._tokenizer_json, setup.corpus.end_of_text_id,
+                                        card, self._chat_template)
             save.save(self.output_dir, step, contents.tensor_files(config, tensors), texts)
             self._written_step, self.best_step = step, best
             retention = self._retention(step, best)

@@ -7,11 +7,14 @@ from typing import TypeVar
 
 import torch
 from safetensors.torch import save_file
+from tokenizers import Tokenizer
 
 from gpt.architectures.rotary import RotaryTransformer
 from gpt.architectures.table import ARCHITECTURES, ModelConfig, Network, architecture_of, create
 from gpt.checkpoint.contents import Tensors, model_card, tensor_files, text_files
 from gpt.checkpoint.save import save
+from gpt.tokens.chat import END, START, special_names, template_of
+from gpt.tokens.tokenizer import vocab_size_of
 from model import GPT, GPTConfig, Options
 
 T = TypeVar("T", bound=Network)
@@ -67,7 +70,7 @@ def kept_by_autograd(config: ModelConfig, batch_size: int, dtype: torch.dtype) -
     return sum(kept.values())
 
 
-def trained_checkpoint(folder: Path, step: int, tokenizer_json: str, **changes,
+def trained_checkpoint(folder: Path, step: int, tokenizer_json: str, chat_template: str = "", **changes,
                        ) -> tuple[Path, GPT, torch.optim.Optimizer]:
     """Trains a tiny model for one step and saves it as folder/checkpoint-STEP."""
     model = make_model(step, **changes).train()
@@ -79,8 +82,16 @@ def trained_checkpoint(folder: Path, step: int, tokenizer_json: str, **changes,
     state = {"stays": False, "data": {"train_sha256": "a", "tokenizer_sha256": "b"}}
     card = model_card(model.config, {"steps": str(step)})
     path = save(folder, step, tensor_files(model.config, Tensors.of(model, optimizer)),
-                text_files(step, model.config, state, tokenizer_json, 0, card))
+                text_files(step, model.config, state, tokenizer_json, 0, card, chat_template))
     return path, model.eval(), optimizer
+
+
+def conversing_checkpoint(folder: Path, tokenizer: Tokenizer, **changes) -> Path:
+    """A tiny checkpoint as of a run on conversations: with their template, and ids for its special tokens."""
+    tokenizer.add_special_tokens([START, END])
+    template = template_of(special_names(tokenizer))
+    changes = {"vocab_size": vocab_size_of(tokenizer), "seq_length": 64, **changes}
+    return trained_checkpoint(folder, 1, tokenizer.to_str(), template, **changes)[0]
 
 
 def write_hugging_face_folder(folder: Path, model: Network, tokenizer_file: Path) -> Path:
