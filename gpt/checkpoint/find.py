@@ -43,8 +43,9 @@ def newest_sound(folder: Path, warn: Callable[[str], None],
                  reader: Callable[[Path], Stored] = verify) -> Found | None:
     """The newest checkpoint of a folder that the reader accepts, with its training state.
 
-    Warns of each damaged checkpoint and skips it. None if the folder holds no checkpoint. Raises UserError
-    (exit 4) with the reasons if all checkpoints are damaged.
+    Warns of each damaged checkpoint, for which the reader raises InvalidCheckpoint, and skips it. None if
+    the folder holds no checkpoint. Raises UserError (exit 4) with the reasons if all checkpoints are
+    damaged.
     """
     reasons = []
     for path, why in numbered_in(folder).values():
@@ -68,9 +69,10 @@ def newest_sound(folder: Path, warn: Callable[[str], None],
 def resolve(path: Path, warn: Callable[[str], None], to_train: bool = True) -> Path:
     """The folder that path means: a checkpoint, the newest sound one of a folder, or a Hugging Face folder.
 
-    folder/best is the best checkpoint of a folder by validation, folder/last the newest sound one. A
-    checkpoint is verified, its optimizer's state by size alone without to_train. A damaged one is skipped
-    with a warning, or refused if the path names it. Raises UserError (exit 4) then, and for any other path.
+    folder/best is the best checkpoint of a folder by validation, folder/last the newest sound one; best
+    and last alone are those of out. A checkpoint is verified, its optimizer's state by size alone without
+    to_train. A damaged one is skipped with a warning, or refused if the path names it. Raises UserError
+    (exit 4) then, and for any other path.
     """
     return _locate(path, warn, to_train)[0]
 

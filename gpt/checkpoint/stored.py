@@ -56,11 +56,11 @@ class TrainState:
 class Stored:
     """The training state that a checkpoint stores besides its tensors.
 
-    settings are the recipe's values and the other flags that losses depend on; environment holds the facts
-    about the machine that decide the last digits. scaler is the state of torch's GradScaler, empty without
-    fp16. model holds the fields of the config, data the sha256 of tokens and tokenizer. permanent marks a
-    checkpoint that is never pruned; is_new marks NEW_RUN, the state of a run without a checkpoint. Fields
-    that an older version did not store have their defaults.
+    settings are the recipe's values and the other flags that losses depend on; environment holds the
+    facts about the machine that decide the last digits. arch is the name of the architecture. scaler is the
+    state of torch's GradScaler, empty without fp16. model holds the fields of the config, data the sha256
+    of tokens and tokenizer. permanent marks a checkpoint that is never pruned; is_new marks NEW_RUN, the
+    state of a run without a checkpoint. Fields that an older version did not store have their defaults.
     """
 
     state: TrainState = field(default_factory=TrainState)

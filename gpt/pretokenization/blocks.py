@@ -32,7 +32,7 @@ CONTINUATION_BYTES = bytes(range(0x80, 0xC0))  # the bytes of a character after 
 class Limits:
     """The sizes from which text is cut. Other limits, such as smaller ones in tests, give the same ids."""
 
-    block_bytes: int = 2**22
+    block_bytes: int = 2**22  # about the size of a block
     part_bytes: int = 2**20  # a longer document is encoded in parts, cut where no id changes
     window_bytes: int = 2**16  # read at a time to find the end of a line or document
     document_bytes: int = 2**30  # the longest document that is held whole: a line of JSON, or one split by its hash
@@ -47,8 +47,8 @@ LIMITS = Limits()
 class Reading:
     """How to read the text: the flags about it, and where documents may be cut."""
 
-    text_field: str = "text"
-    separator: str | None = None
+    text_field: str = "text"  # the field or column of a document, of kinds that have fields
+    separator: str | None = None  # ends a document of a text file; None: the whole file is one
     strict: bool = False  # stop at bytes that are not UTF-8
     # A long document may be cut after each match without changing an id: SAFE_CUT if the tokenizer splits text
     # as GPT-2's does, else SPACE_CUT.

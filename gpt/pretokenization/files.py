@@ -84,7 +84,7 @@ def unpacked(source: Source, path: Path, look: Callable[[], None]) -> Source:
 
 
 def head_of(source: Source) -> bytes:
-    """The first HEAD_BYTES of the text in UTF-8."""
+    """The first HEAD_BYTES of the text in UTF-8, or fewer. Raises UserError as unpacked does, and OSError."""
     return next(filter(None, pieces_of(source)), b"")[:HEAD_BYTES]
 
 

@@ -104,7 +104,8 @@ def byte_level(model: models.BPE) -> Tokenizer:
 def train_tokenizer(sample: Path, vocab_size: int, min_frequency: int) -> str:
     """Trains a byte-level BPE with GPT-2's pre-tokenizer; returns its JSON. Id 0 ends a document.
 
-    Its vocabulary has all 256 bytes, so it encodes every text.
+    Its vocabulary has all 256 bytes, so it encodes every text. It has fewer ids than vocab_size if no other
+    pair occurs min_frequency times. Call it in a process of its own, as it turns on tokenizers' threads.
     """
     os.environ["TOKENIZERS_PARALLELISM"] = "true"
     tokenizer = byte_level(models.BPE())
