@@ -130,12 +130,10 @@ DTYPES = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
 def main(argv: Sequence[str]) -> int:
     """Runs the command; returns the exit code."""
     args = read_flags(argv)
-    with Progress() as out, Signals(out.note) as signals:
-        try:
-            export(args, signals, out)
-        except Stopped:
-            return 128 + (signals.number or 0)
-    return Exit.DONE
+    with Progress() as out, Signals(out.note) as signals, contextlib.suppress(Stopped):
+        export(args, signals, out)
+        return Exit.DONE
+    return 128 + (signals.number or 0)
 
 
 def export(args: argparse.Namespace, signals: Signals, out: Progress) -> None:

@@ -15,7 +15,7 @@ from pathlib import Path
 from subprocess import CompletedProcess
 from typing import TYPE_CHECKING, Any
 
-from gpt.common.children import PROGRAM, SAFE_PATH, TIMED_OUT, run_child
+from gpt.common.children import PROGRAM, SAFE_PATH, run_child
 from gpt.common.errors import Exit, UserError
 from gpt.common.progress import Progress
 from gpt.common.signals import Signals
@@ -85,16 +85,12 @@ class Bench:
 
 
 def problem_of(answer: CompletedProcess[str]) -> str:
-    """Why a child process failed, in one line: its error, its signal, or its last line; '' after a success."""
+    """Why a child process failed: its exit code with its error, or its last line; '' after a success."""
     if answer.returncode == 0:
         return ""
-    if answer.returncode == TIMED_OUT:
-        return "not done in time"
-    error = next((line for line in answer.stderr.splitlines() if line.startswith("error: ")), "")
-    if answer.returncode < 0 and not error:
-        return f"killed by signal {-answer.returncode}"
-    last = [f"exit code {answer.returncode}", *answer.stderr.strip().splitlines()][-1]
-    return printable(error.removeprefix("error: ") or last[:300])
+    lines = answer.stderr.strip().splitlines() or [""]
+    error = next((line for line in lines if line.startswith("error: ")), lines[-1])
+    return printable(f"exit code {answer.returncode}: {error[:300]}")
 
 
 # ---------------------------------------------------------------- rungs

@@ -18,13 +18,12 @@ from gpt.common.files import BEST, named_in, sha256_of
 from gpt.common.names import CONFIG, MANIFEST, OPTIMIZER, RUN_CONFIG, STATE, TOKENIZER
 from gpt.common.words import printable, several, shell_word
 
-NETWORK_SECONDS = 60.0  # delay after which all machines see a new file on a network disk
 PICKLES = " (a pickle, such as a .pt file, can run code and is never opened)"
 T = TypeVar("T")
 
 
-def wait_until_here(folder: Path, sha256: str, seconds: float = NETWORK_SECONDS) -> None:
-    """Waits for a checkpoint that another machine wrote, known by its manifest's sha256, as network disks lag.
+def wait_until_here(folder: Path, sha256: str, seconds: float = 60.0) -> None:
+    """Waits for a checkpoint that another machine wrote, known by its manifest's sha256: a network disk may lag.
 
     Raises UserError (exit 4) if the checkpoint is still missing after this number of seconds.
     """

@@ -25,13 +25,11 @@ REPLACED = ".tmp-replaced-"  # a checkpoint of the same step, put aside while th
 def owned(output_dir: Path) -> Iterator[None]:
     """Creates the folder, holds its lock, and removes the half-written files of a killed run.
 
-    A UserError inside removes a new folder again, if nothing but the lock is in it. Raises UserError: exit
-    7 if another run holds the lock, exit 5 if the folder cannot be written or its .lock is another file.
-    Exit 4 means that it is a checkpoint, exit 2 that its name is not UTF-8.
+    Raises UserError: exit 7 if another run holds the lock, exit 5 if the folder cannot be written or its
+    .lock is another file. Exit 4 means that it is a checkpoint, exit 2 that its name is not UTF-8.
     """
     shown = f"--output_dir {printable(output_dir)}"
     with writing(shown):
-        is_new = not output_dir.exists()
         check_place("--output_dir", output_dir)
         output_dir.mkdir(parents=True, exist_ok=True)
         handle = os.open(output_dir / LOCK,
@@ -47,21 +45,14 @@ def owned(output_dir: Path) -> Iterator[None]:
             raise UserError(Exit.BUSY, f"{shown} is in use by another run "
                                        f"({printable(lock.read(200).strip())}). Wait for it, or choose another "
                                        "folder.")
-        try:
-            with writing(shown):
-                lock.truncate(0)
-                # The line names the holder and proves that the disk takes writes. It passes the buffer,
-                # which on a full disk would keep the line and fail again at the close.
-                started = time.strftime("%Y-%m-%d %H:%M:%S")
-                os.write(lock.fileno(), f"{SIGNED}{os.getpid()}, started {started}\n".encode())
-            sweep(output_dir)
-            yield
-        except UserError:
-            if is_new:  # a run that failed before its first step leaves no folder
-                with contextlib.suppress(OSError):
-                    (output_dir / LOCK).unlink()
-                    output_dir.rmdir()
-            raise
+        with writing(shown):
+            lock.truncate(0)
+            # The line names the holder and proves that the disk takes writes. It passes the buffer, which on
+            # a full disk would keep the line and fail again at the close.
+            started = time.strftime("%Y-%m-%d %H:%M:%S")
+            os.write(lock.fileno(), f"{SIGNED}{os.getpid()}, started {started}\n".encode())
+        sweep(output_dir)
+        yield
 
 
 def check_place(flag: str, folder: Path) -> None:

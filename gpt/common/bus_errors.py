@@ -12,8 +12,6 @@ from typing import Any
 
 from gpt.common.errors import Exit
 
-UNKNOWN = "a file became shorter while it was read. Run the command again."
-
 _explaining: weakref.WeakSet[Any] = weakref.WeakSet()
 _handlers: list[Any] = []  # a reference: a freed callback would crash the process
 
@@ -37,7 +35,8 @@ def add(explaining: Any) -> None:
 def _leave(_number: int) -> None:
     """The handler: it runs in the thread that read the map, in the middle of a copy, which holds no lock."""
     try:
-        message = next(filter(None, (explaining.explain() for explaining in list(_explaining))), UNKNOWN)
+        message = next(filter(None, (explaining.explain() for explaining in list(_explaining))),
+                       "a file became shorter while it was read. Run the command again.")
         os.write(2, f"\nerror: {message}\n".encode())
     finally:
         os._exit(Exit.DATA)

@@ -207,7 +207,7 @@ class Parser(argparse.ArgumentParser):
     def _command_line(self, argv: Sequence[str]) -> Layer:
         """The flags that the command line gives."""
         line, unknown = self.parse_known_intermixed_args(
-            [self._as_switch(word) for word in argv], Namespace(**dict.fromkeys(self.flags, NOT_GIVEN)))
+            argv, Namespace(**dict.fromkeys(self.flags, NOT_GIVEN)))
         self.problems += self._explain_unknown(unknown)
         given = {}
         for name, value in vars(line).items():
@@ -218,13 +218,6 @@ class Parser(argparse.ArgumentParser):
             is_single = isinstance(value, list) and len(value) == 1 and not is_positional
             given[name] = value[0] if is_single else value
         return Layer("the command line", self._expanded(given), {})
-
-    def _as_switch(self, word: str) -> str:
-        """Rewrites --compile=False, as nanoGPT spells it, to --no-compile."""
-        name, _, value = word.removeprefix("--").partition("=")
-        prefix = {"true": "--", "false": "--no-"}.get(value.lower())
-        is_switch = word.startswith("--") and isinstance(self.flags.get(name), Switch)
-        return prefix + name if prefix and is_switch else word
 
     def _expanded(self, given: dict[str, Any]) -> dict[str, Any]:
         """The given flags with shorthands replaced. Only valid values are: expand relies on them."""
@@ -291,7 +284,7 @@ class Parser(argparse.ArgumentParser):
         argparse calls it where it cannot go on, for example for a flag without its value; a wrong value is
         recorded by _get_value instead, and parsing goes on.
         """
-        if "ignored explicit argument" in message:  # as in --compile=0
+        if "ignored explicit argument" in message:  # as in nanoGPT's --compile=False
             message = f"{message.split(':')[0]}: takes no value. --NAME turns it on, --no-NAME off."
         self.problems.append(message.removeprefix("argument "))
         self.stop()

@@ -38,22 +38,8 @@ def is_utf8(text: str) -> bool:
 
 
 def shell_word(text: object) -> str:
-    """A text or a path quoted as one word of a command, safe to print, copy and paste into bash, zsh or ksh.
-
-    Unprintable characters become octal bytes, as in $'two\\012lines'.
-    """
-    text = str(text)
-    if text.isprintable():
-        return shlex.quote(text)
-    characters = (c if c.isprintable() and c not in "\\'" else _in_octal(c) for c in text)
-    return f"$'{''.join(characters)}'"
-
-
-def _in_octal(character: str) -> str:
-    # 128 surrogates stand for the bytes of a name that is not UTF-8. The others occur in JSON alone.
-    is_raw_byte = "\udc80" <= character <= "\udcff"
-    encoded = character.encode("utf-8", "surrogateescape" if is_raw_byte else "surrogatepass")
-    return "".join(f"\\{byte:03o}" for byte in encoded)
+    """A text or a path quoted as one word of a command, safe to print; control characters become escapes."""
+    return shlex.quote(printable(text))
 
 
 def shell_line(words: Iterable[str]) -> str:

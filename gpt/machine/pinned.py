@@ -8,8 +8,6 @@ import torch
 
 from gpt.machine.backends import backend_of
 
-FOR_ALL_DEVICES = 1  # cudaHostRegisterPortable
-
 
 def to_host(x: torch.Tensor) -> torch.Tensor:
     """Copies a CUDA tensor to pinned host memory, asynchronously; returns any other tensor unchanged.
@@ -44,7 +42,8 @@ class HostBuffer:
         self.bytes = whole[start:start + num_bytes].zero_()
         self.is_pinned = False
         if pinned and num_bytes:
-            self.is_pinned = _call_cuda("cudaHostRegister", self.bytes.data_ptr(), num_bytes, FOR_ALL_DEVICES)
+            # 1 is cudaHostRegisterPortable: for all devices.
+            self.is_pinned = _call_cuda("cudaHostRegister", self.bytes.data_ptr(), num_bytes, 1)
 
     def close(self) -> None:
         """Unpins the pages. The memory itself is freed with the last tensor that uses it."""

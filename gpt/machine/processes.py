@@ -43,7 +43,7 @@ class Processes:
     """The place of this process among the processes of one run.
 
     rank is from 0 to world_size - 1; local_rank counts the processes of one machine in the same way. All
-    processes must call from_first, any, total and check_same, in the same order: each waits for the others.
+    processes must call from_first, total and check_same, in the same order: each waits for the others.
     """
 
     rank: int = 0
@@ -79,10 +79,6 @@ class Processes:
         if outcome[1] is not None:
             raise outcome[1]
         return outcome[0]
-
-    def any(self, here: bool) -> bool:
-        """True in all processes if here is true in one of them."""
-        return self.total([here])[0] > 0
 
     def total(self, numbers: Sequence[float], largest: bool = False) -> list[float]:
         """Returns, in all processes, each number's sum over the processes, or with largest its maximum."""

@@ -76,7 +76,10 @@ class TrainingClock:
 
 
 class Gauge:
-    """Measures the load of the device: seconds of training, and seconds that the host waited for data and device."""
+    """Measures the load of the device: seconds of training, and seconds that the host waited for data and device.
+
+    The caller adds the seconds of training to trained.
+    """
 
     def __init__(self, machine: Machine):
         self.waited = {"data": 0.0, "device": 0.0}
@@ -89,10 +92,6 @@ class Gauge:
         started = time.perf_counter()
         yield
         self.waited[what] += time.perf_counter() - started
-
-    def lap(self, seconds: float) -> None:
-        """Adds seconds of training to trained."""
-        self.trained += seconds
 
     @property
     def host_is_late(self) -> bool:

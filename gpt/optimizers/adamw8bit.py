@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from gpt.checkpoint.contents import StateTensor
-from gpt.optimizers.beside_adamw import BesideAdamW, Rows
+from gpt.optimizers.beside_adamw import BesideAdamW, Rows, kept_by_adamw
 
 BLOCK = 256  # elements that share a scale
 SIGNED, POSITIVE = 127, 255  # the largest codes
@@ -135,8 +135,7 @@ class AdamW8bit(BesideAdamW):
         """The count of steps, codes and scales; AdamW's moments for a parameter that AdamW updates."""
         shape, count = tuple(parameter.shape), StateTensor((), torch.float32)
         if not in_8_bits(parameter):
-            moment = StateTensor(shape, torch.float32)
-            return {"step": count, "exp_avg": moment, "exp_avg_sq": moment}
+            return kept_by_adamw(parameter)
         scales = StateTensor((parameter.numel() // BLOCK,), torch.float32)
         return {"step": count,
                 "exp_avg_codes": StateTensor(shape, torch.int8), "exp_avg_scales": scales,

@@ -11,6 +11,12 @@ from gpt.machine.backends import backend_of
 Rows: TypeAlias = tuple[int, ...]  # of each matrix that a parameter stacks
 
 
+def kept_by_adamw(parameter: torch.Tensor) -> dict[str, StateTensor]:
+    """Shapes and types of AdamW's state for a parameter."""
+    moment = StateTensor(tuple(parameter.shape), torch.float32)
+    return {"step": StateTensor((), torch.float32), "exp_avg": moment, "exp_avg_sq": moment}
+
+
 def zeros_of(kept: Mapping[str, StateTensor], parameter: torch.Tensor) -> dict[str, torch.Tensor]:
     """The state of a parameter before its first step; tensors of its shape are sharded like it."""
     return {name: torch.zeros_like(parameter, dtype=its.dtype) if its.shape == parameter.shape

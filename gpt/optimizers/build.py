@@ -15,7 +15,7 @@ from gpt.architectures.table import ModelConfig, architecture_of
 from gpt.checkpoint.contents import StateTensor
 from gpt.machine.backends import backend_of
 from gpt.machine.device import Machine
-from gpt.optimizers.beside_adamw import Rows, zeros_of
+from gpt.optimizers.beside_adamw import Rows, kept_by_adamw, zeros_of
 from gpt.optimizers.table import OPTIMIZERS
 from model import Options
 
@@ -64,12 +64,6 @@ def set_groups(groups: list[dict[str, Any]], weight_decay: float, lr_scale: floa
 
 
 # ---------------------------------------------------------------- state
-
-
-def kept_by_adamw(parameter: torch.Tensor) -> dict[str, StateTensor]:
-    """Shapes and types of AdamW's state for a parameter."""
-    moment = StateTensor(tuple(parameter.shape), torch.float32)
-    return {"step": StateTensor((), torch.float32), "exp_avg": moment, "exp_avg_sq": moment}
 
 
 def kept_by(rule: str, parameter: torch.Tensor, rows: Rows = ()) -> dict[str, StateTensor]:

@@ -26,8 +26,6 @@ from gpt.planning.plan import describe_machine, figure
 from gpt.planning.recipe import LOSS_CHUNK, choose_config, choose_options
 from model import SIZES, Options
 
-VOCAB_SIZE = 50_257  # GPT-2's, without --vocab_size
-PRODUCT_SECONDS = 2.0  # for the measured matrix products
 TOKENS_PER_PARAMETER = 20  # Hoffmann et al. 2022
 # Trainers of GPT-2 Small and larger ones report a third to a half of the data sheet's peak. The matrices of
 # narrower models than FULL_WIDTH are too small for that.
@@ -45,11 +43,11 @@ def check_machine(args: Namespace, machine: Machine, out: Progress) -> int:
     """
     names_size = any(value is not None for value in (args.model_size, args.n_layer, args.n_head, args.n_embd))
     models = {name or "your shape": choose_config(having(args, init_from=None, model_size=name),
-                                                  args.vocab_size or VOCAB_SIZE, 2**62)
+                                                  args.vocab_size or 50_257, 2**62)  # GPT-2's number of ids
               for name in ([args.model_size] if names_size else SIZES)}
     config = next(iter(models.values()))
     with out.phase("multiplying matrices"):
-        products = matmul_flops(machine, machine.backend.matmul_width, PRODUCT_SECONDS)
+        products = matmul_flops(machine, machine.backend.matmul_width, seconds=2.0)
     out.say("\n".join([*describe_machine(config, machine),
                        f"matmul      {products / 1e12:.3g} TFLOP/s in {machine.precision}"]))
     for warning in machine.warnings:

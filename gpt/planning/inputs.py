@@ -43,14 +43,13 @@ def choose_machine(flags: Namespace, prefers_bf16: bool = False) -> Machine:
     precision. Raises UserError (exit 5) for --use_gpu without a usable GPU, and for --compile_mode
     reduce-overhead without a usable NVIDIA GPU.
     """
-    _check_device(flags, None)
     is_native = prefers_bf16 and flags.use_amp is None and not gpu_in_use(flags.use_gpu) and CPU.has_bf16()
     machine = device.choose(flags.use_gpu, is_native or flags.use_amp, flags.amp_dtype, flags.compile)
     device.set_up(machine, cache_folder() / "compiled", flags.deterministic)
     return machine
 
 
-def _check_device(flags: Namespace, dropout: float | None) -> None:
+def _check_device(flags: Namespace) -> None:
     """Raises UserError (exit 5) for flags that the device does not support."""
     if flags.use_gpu and (reason := gpu_of_this_system().why_unavailable()):
         raise UserError(Exit.MACHINE, f"--use_gpu: {reason}, or give --no-use_gpu to train on the CPU.")
@@ -58,7 +57,7 @@ def _check_device(flags: Namespace, dropout: float | None) -> None:
         raise UserError(Exit.MACHINE, f"--compile_mode reduce-overhead: {reason}, or drop the flag.")
     gpu = gpu_in_use(flags.use_gpu)
     # On Apple's GPU recomputation would drop other values.
-    if flags.activation_checkpointing and dropout and gpu and not gpu.has_own_memory:
+    if flags.activation_checkpointing and flags.dropout and gpu and not gpu.has_own_memory:
         raise UserError(Exit.MACHINE, "--activation_checkpointing: not with --dropout on Apple's GPU. Drop one.")
 
 
@@ -133,7 +132,7 @@ def _check(args: Namespace, runtime: Runtime) -> Inputs:
         changed = f"; on the command line {', '.join(args.config.changed)}" if args.config.changed else ""
         out.say(f"resume      with the flags in {args.config.recorded}{changed}")
     with problems.catch():
-        _check_device(args, args.dropout)
+        _check_device(args)
     with problems.catch():
         if writes:
             runtime.held.enter_context(owned(Path(args.output_dir)))

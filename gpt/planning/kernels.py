@@ -1,7 +1,7 @@
 """Chooses two kernels of a run on an NVIDIA GPU by timing: attention's, and the chunk of the output layer.
 
 No rule by architecture is right for all cards: public figures of the same kernels contradict each other. The timing
-takes 0.3 s once, and is kept for the card, its driver, PyTorch and the run's shape.
+takes 0.3 s once, and is kept for the card, this build of PyTorch and the run's shape.
 """
 
 import contextlib
@@ -9,7 +9,6 @@ import json
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -85,8 +84,8 @@ def _read_or_measure(config: ModelConfig, machine: Machine) -> tuple[dict[str, f
     """The seconds of attention by kernel, and of the output layer by rows of a chunk; timed once for a shape."""
     path = cache_folder() / "kernels.json"
     shape = (config.n_head, config.n_kv_head, config.head_dim, config.seq_length, config.n_embd, config.vocab_size)
-    key = " ".join(map(str, (machine.name, *_libraries(), torch.__version__,
-                             machine.precision, config.dropout, *shape)))
+    # The build's description has the versions of CUDA and of the cuDNN that was found.
+    key = " ".join(map(str, (machine.name, machine.precision, config.dropout, *shape, torch.__config__.show())))
     known: dict[str, Any] = {}
     with contextlib.suppress(OSError, ValueError, TypeError):
         known = dict(json.loads(read_text(path)))
@@ -111,12 +110,11 @@ def time_attention(config: ModelConfig, machine: Machine) -> dict[str, float]:
         right = attend([tensor.detach().float().requires_grad_() for tensor in checked])
     seconds = {}
     for name, kernel in KERNELS.items():
-        if name == "cudnn" and config.dropout:  # not sound, see use_attention
-            continue
+        is_sound = name != "cudnn" or not config.dropout  # see use_attention
         # RuntimeError: this card has no such kernel, or not for this shape. Then PyTorch warns besides.
         with contextlib.suppress(RuntimeError), warnings.catch_warnings(), sdpa_kernel(kernel):
             warnings.simplefilter("ignore")
-            if all(map(is_close, attend(checked), right)):
+            if is_sound and all(map(is_close, attend(checked), right)):
                 seconds[name] = seconds_of(partial(attend, inputs, config.dropout))
     return seconds
 
@@ -166,13 +164,3 @@ def _attention_inputs(config: ModelConfig, machine: Machine, B: int, T: int) -> 
     heads = (config.n_head, config.n_kv_head, config.n_kv_head, config.n_head)
     return [torch.randn(B, T, num, config.head_dim, device=machine.device, dtype=machine.dtype)
             .transpose(1, 2).requires_grad_() for num in heads]
-
-
-def _libraries() -> tuple[str, int | None]:
-    """The versions of NVIDIA's driver, where Linux tells it, and of cuDNN, where it is the one PyTorch needs."""
-    driver, cudnn = "", None
-    with contextlib.suppress(OSError):
-        driver = Path("/sys/module/nvidia/version").read_text().strip()
-    with contextlib.suppress(RuntimeError):  # another cuDNN on LD_LIBRARY_PATH
-        cudnn = torch.backends.cudnn.version()
-    return driver, cudnn

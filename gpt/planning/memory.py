@@ -277,7 +277,6 @@ def choose_sharing(args: Namespace, sizing: Sizing | None, config: ModelConfig, 
     """
     optimizer = largest(args.optimizer)  # the choice of auto depends on the micro-batch
     accumulates = args.gradient_accumulation_steps > processes.world_size
-    total_bytes = machine.backend.total_memory()
     sharing_ram = processes.local_world_size if machine.device.type == "cpu" else 1
 
     def setting(strategy: str) -> MemorySetting:
@@ -298,7 +297,8 @@ def choose_sharing(args: Namespace, sizing: Sizing | None, config: ModelConfig, 
         why = f"a copy takes {size(needed['ddp'])}, each has {size(room)}"
 
     most = sizing.batch_size if sizing else max(1, machine.backend.busy_tokens // config.seq_length)
-    total_bytes = total_bytes if args.batch_size is None else 2**62  # halving finds what fits
+    # Halving finds what fits for a --batch_size.
+    total_bytes = machine.backend.total_memory() if args.batch_size is None else 2**62
     fitting = largest_micro_batch(config, setting(strategy), 0.8 * (total_bytes // sharing_ram), most)
     return strategy, why, 1 << max(1, fitting).bit_length() - 1
 

@@ -22,7 +22,6 @@ from gpt.ops.shards import local
 from model import Options
 
 DELAY = 2  # calls after which a vote of several processes is read: it has arrived by then, and no process waits
-BUCKET_MIB = 25  # of gradients that are averaged at a time
 
 
 class Strategy:
@@ -115,7 +114,8 @@ class DataParallel(_Distributed):
 
     def __init__(self, model: Network, processes: Processes):
         super().__init__(model, processes, copies=processes.world_size)
-        self.forward = DistributedDataParallel(model, gradient_as_bucket_view=True, bucket_cap_mb=BUCKET_MIB)
+        # 25 MiB of gradients are averaged at a time.
+        self.forward = DistributedDataParallel(model, gradient_as_bucket_view=True, bucket_cap_mb=25)
         self.forward.broadcast_buffers = False  # the buffers are tables that never change
 
     def accumulating(self, is_last: bool) -> AbstractContextManager[Any]:
@@ -139,8 +139,7 @@ class FullySharded(_Distributed):
         warnings.filterwarnings("ignore", "FSDP2-wrapped module .* returned a view tensor")
         shape = (groups, processes.world_size // groups)[groups == 1:]
         mesh = init_device_mesh(machine.device.type, shape, mesh_dim_names=("replicate", "shard")[groups == 1:])
-        is_mixed = machine.dtype != torch.float32
-        policy = MixedPrecisionPolicy(machine.dtype, torch.float32) if is_mixed else MixedPrecisionPolicy()
+        policy = MixedPrecisionPolicy(machine.dtype, torch.float32)
         for block in model.blocks:
             fully_shard(block, mesh=mesh, mp_policy=policy)
         self.forward = fully_shard(model, mesh=mesh, mp_policy=policy, reshard_after_forward=False)
@@ -210,6 +209,6 @@ class Decisions:
         Once it is True for a question, it stays True, and any_said is then True for it at once.
         """
         self.num_votes += 1
-        if self._processes.any(here):
+        if self._processes.total([here])[0] > 0:
             self._decided.add(what)
         return what in self._decided

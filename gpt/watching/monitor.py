@@ -176,7 +176,7 @@ class Monitor:
     def _watch(self, seconds: float, step_seconds: float, micro_batch: int) -> None:
         """Warns of a device that waits for data or for the host; seconds is the training since the last call."""
         gauge = self._runtime.gauge
-        gauge.lap(seconds)
+        gauge.trained += seconds
         if gauge.host_is_late and gauge.data_wait_fraction > 0.05 and gauge.waited["data"] > WATCHED_SECONDS:
             self.warn_once("loader", f"the loader holds the device back: {gauge.data_wait_fraction:.0%} of the time "
                                      "is spent waiting for data. Give --preload ram, or put the tokens on a "

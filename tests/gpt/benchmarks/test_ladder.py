@@ -71,8 +71,8 @@ def test_a_failed_rung_says_why_and_the_others_go_on(tmp_path):
     said = {line.split()[0]: line for line in out.getvalue().splitlines() if line.startswith("   ")}
     assert said["0"].endswith("1.00x")
     assert said["1"].endswith("failed: torch.compile failed, running eagerly: x")
-    assert said["2"].endswith("failed: out of luck. Try again.")
-    assert said["6"].endswith("failed: killed by signal 9")
+    assert said["2"].endswith("failed: exit code 5: error: out of luck. Try again.")
+    assert said["6"].endswith("failed: exit code -9: warning: this is why")
     assert ["failed" in rung for rung in bench.figures["rungs"]][:3] == [False, True, True]
 
 
@@ -90,13 +90,13 @@ def test_a_hanging_process_is_killed_with_its_children(tmp_path, monkeypatch):
     monkeypatch.setattr("gpt.benchmarks.ladder.LIMIT_SECONDS", 0.5)
     code = "import subprocess, sys; subprocess.run([sys.executable, '-c', 'import time; time.sleep(60)'])"
     started = time.monotonic()
-    assert problem_of(Bench(**vars(make_bench(tmp_path, leave_a_run))).run(["-c", code])) == "not done in time"
+    assert problem_of(Bench(**vars(make_bench(tmp_path, leave_a_run))).run(["-c", code])) == f"exit code {TIMED_OUT}: "
     assert time.monotonic() - started < 10
 
 
 @pytest.mark.parametrize(("code", "stderr", "problem"), [
-    (0, "warning: x", ""), (5, "warning: a\nerror: out of luck. Try again.\nlater", "out of luck. Try again."),
-    (-9, "warning: why", "killed by signal 9"), (1, "first\n\nlast\x1b\n", "last\\x1b"), (3, "", "exit code 3"),
-    (TIMED_OUT, "", "not done in time")])
-def test_the_problem_of_a_process_is_its_error_in_a_line(code, stderr, problem):
+    (0, "warning: x", ""), (5, "warning: a\nerror: out of luck.\nlater", "exit code 5: error: out of luck."),
+    (-9, "warning: why", "exit code -9: warning: why"), (1, "first\n\nlast\x1b\n", "exit code 1: last\\x1b"),
+    (3, "", "exit code 3: ")])
+def test_the_problem_of_a_process_is_its_exit_code_and_error(code, stderr, problem):
     assert problem_of(CompletedProcess([], code, "", stderr)) == problem

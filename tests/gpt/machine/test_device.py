@@ -204,18 +204,14 @@ def test_the_peak_is_the_cards_in_the_precision_chosen(a_gpu, monkeypatch):
 def test_segments_stop_growing_where_a_driver_refuses_the_first_allocation(monkeypatch, tmp_path):
     """NVIDIA's vGPU refuses the virtual memory that growing needs."""
     def refuse(*_, device):
-        raise RuntimeError(f"CUDA {kind}: operation not supported")
+        raise RuntimeError("CUDA driver error: operation not supported")
 
     settings: list[str] = []
     machine = dataclasses.replace(CPU, device=torch.device("cuda"))
     monkeypatch.setattr(torch, "empty", refuse)
     monkeypatch.setattr(torch._C, "_accelerator_setAllocatorSettings", settings.append)
-    kind = "driver error"
     device.set_up(machine, tmp_path)
     assert settings == ["expandable_segments:False"]
-    kind = "error"
-    with pytest.raises(RuntimeError, match="CUDA error"):
-        device.set_up(machine, tmp_path)
 
 
 @pytest.mark.parametrize("test", ["first", "second"])

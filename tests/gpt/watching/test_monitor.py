@@ -162,19 +162,12 @@ def test_at_80_columns_a_run_shows_the_time_left_its_speed_and_memory(run, monke
 # ---------------------------------------------------------------- who waits for whom
 
 
-class Busy(Gauge):
-    """A gauge of a host that waits for data a tenth of the time."""
-
-    def lap(self, seconds):
-        self.trained += 60
-        self.waited["data"] += 6
-
-
 def test_what_holds_the_device_back_is_said_once(run, monkeypatch):
     _, text = run("--max_steps", "4", out="idle")
     assert re.search(r"\ntrained     4 steps, 128 .*\nloss  .*\nval loss  .*\ncheckpoint  .*\n", text)
     assert "holds the device back" not in text
-    monkeypatch.setattr("gpt.machine.runtime.Gauge", Busy)
+    monkeypatch.setattr(Gauge, "data_wait_fraction", 0.1)
+    monkeypatch.setattr("gpt.watching.monitor.WATCHED_SECONDS", -1)
     text = run.ok("--max_steps", "6", "--log_interval", "1", out="busy")
     assert text.count("the loader holds the device back: 10% of the time") == 1
     assert "the GPU waits" not in text  # this is a CPU
