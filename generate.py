@@ -5,7 +5,7 @@
     python generate.py --ckpt out/checkpoint-1200 --prompt "Once upon a time" --num_samples 3
     python generate.py --ckpt ~/gpt2 --temperature 0                 a GPT-2, Qwen3 or Llama of Hugging Face; greedy
     python generate.py --prompt_file story.txt --json                a JSON object per sample
-    python generate.py --interactive --quantize int8                 continues each line that you type
+    python generate.py --chat --system "You are kind."               a conversation with a model that learned to answer
 
 The text goes to stdout while it is generated, in whole characters; one line about the speed goes to stderr.
 The parts are in gpt/generation/.
@@ -27,7 +27,8 @@ from gpt.hub.names import ALSO_CKPT, ANY_MODEL, check_package, problems_with_nam
 RELATIONS = {
     "ckpt": Relations(aliases=ALSO_CKPT),
     "prompt": Relations(aliases="start text input_text"),
-    "interactive": Relations(aliases="chat"),
+    "chat": Relations(aliases="interactive conversation cnv"),
+    "system": Relations(aliases="system_prompt sys", requires="chat"),
     "num_samples": Relations(aliases="num_return_sequences n_samples samples"),
     "max_new_tokens": Relations(aliases="max_tokens n_predict num_tokens n"),
     "temperature": Relations(aliases="temp t"),
@@ -45,8 +46,10 @@ def read_flags(argv: Sequence[str]) -> argparse.Namespace:
                    "for a new document (default: a newline)")
     g.add_argument("--prompt_file", type=flags.text(), help="file with the text to continue; - is standard "
                    "input (default: none)")
-    g.add_argument("--interactive", action=flags.Switch, default=False, help="continue what you type, line "
-                   "by line; /help lists the commands")
+    g.add_argument("--chat", action=flags.Switch, default=False, help="answer each line that you type, or the "
+                   "prompt; a model that was not trained on conversations continues the lines")
+    g.add_argument("--system", type=flags.text("TEXT"), help="what the model is told before the conversation "
+                   "(default: nothing)")
     g = parser.add_argument_group("how far and how often")
     g.add_argument("--num_samples", type=flags.whole(1, 1_000_000), default=1, help="continuations of the prompt")
     g.add_argument("--batch_size", type=flags.whole(1, 1024), default=8, help="continuations generated at "
@@ -83,9 +86,8 @@ def check(args: argparse.Namespace) -> list[str]:
     if args.prompt is not None and args.prompt_file is not None:
         problems.append("--prompt and --prompt_file: give one of them")
     has_prompt = args.prompt is not None or args.prompt_file is not None
-    if args.interactive and (has_prompt or args.json or args.num_samples > 1):
-        problems.append("--interactive: cannot be combined with --prompt, --prompt_file, --num_samples or "
-                        "--json")
+    if args.chat and args.num_samples > 1 and not has_prompt:
+        problems.append("--num_samples: with --chat it needs --prompt or --prompt_file")
     if args.amp_dtype != "auto" and not args.use_amp:
         problems.append("--amp_dtype: has no effect without --use_amp")
     return problems
@@ -103,20 +105,22 @@ if __name__ == "__main__":
     guard(answer_early)
 
 import sys
+from functools import partial
 
 import torch
 
 from gpt.checkpoint.find import read_checkpoint
-from gpt.checkpoint.load import end_ids, open_model
+from gpt.checkpoint.load import chat_template, end_ids, open_model
 from gpt.common.errors import Exit, UserError, warn
 from gpt.common.files import cache_folder
 from gpt.common.progress import Progress
 from gpt.common.signals import Signals
 from gpt.common.terminal import print_line
 from gpt.common.words import several
+from gpt.generation import chat
 from gpt.generation.decoder import Decoder
-from gpt.generation.prompts import Language, encode_prompt, read_prompt_file, without_surrogates
-from gpt.generation.streaming import Sample, converse, write_samples
+from gpt.generation.prompts import Language, read_prompt_file, without_surrogates
+from gpt.generation.streaming import Sample, write_samples
 from gpt.hub.download import download_models
 from gpt.machine import device
 from gpt.machine.device import Machine
@@ -133,7 +137,7 @@ def main(argv: Sequence[str]) -> int:
     machine = device.choose(args.use_gpu, args.use_amp, args.amp_dtype, False)
     device.disable_cudnn_attention()
     prompt = args.prompt if args.prompt_file is None else read_prompt_file(args.prompt_file)
-    num_rows = 1 if args.interactive else min(args.batch_size, args.num_samples)
+    num_rows = min(args.batch_size, args.num_samples)
 
     with Progress(sys.stderr) as out:
         args = download_models(args, ["ckpt"], out)
@@ -146,17 +150,27 @@ def main(argv: Sequence[str]) -> int:
     tokenizer.encode_special_tokens = True  # a prompt with <|endoftext|> means these characters, not the token
     language = Language.of(tokenizer, vocab_size, end_ids(folder, vocab_size))
     sampling = sampling_of(args)
-    if args.interactive:
-        return converse(decoder, sampling, language, args.seed, args.max_new_tokens)
+    ids_of = partial(chat.text_ids, language)
+    if args.chat:
+        most = decoder.window - min(args.max_new_tokens, decoder.window // 2)  # which leaves room for an answer
+        system = without_surrogates(args.system or "")
+        language, ids_of = chat.opened(language, chat_template(folder), folder, system, most)
+        if prompt is None:
+            return chat.converse(decoder, ids_of, sampling, language, args.seed, args.max_new_tokens, args.json)
 
-    prompt = "\n" if prompt is None else without_surrogates(prompt)
-    prompt_ids = encode_prompt(prompt, language)
+    text = "\n" if prompt is None else without_surrogates(prompt)
+    prompt_ids = ids_of([], text)
     if len(prompt_ids) > decoder.window:
         warn(f"the prompt has {len(prompt_ids):,} tokens, the model sees the last {decoder.window:,}.")
-    samples = (Sample(number, prompt, prompt_ids, args.max_new_tokens, args.seed + number, tokenizer)
-               for number in range(args.num_samples))
+
+    def sample_of(number: int) -> Sample:
+        sample = Sample(number, text, prompt_ids, args.max_new_tokens, args.seed + number, tokenizer)
+        sample.pending += "" if args.chat else text
+        return sample
+
     # Stdout may be within a line.
     with Signals(lambda line: print_line(f"\n{line}")) as signals:
+        samples = map(sample_of, range(args.num_samples))
         write_samples(decoder, samples, sampling, language, args.json, signals)
     return Exit.DONE if signals.number is None else 128 + signals.number
 

@@ -12,10 +12,16 @@ import pytest
 import torch
 
 import generate
+from gpt.checkpoint.load import load_model
 from gpt.common.errors import Exit
 from gpt.generation import streaming
+from gpt.generation.continuation import Sampling
+from gpt.generation.sampling import decode, sample
 from gpt.generation.streaming import SEPARATOR
 from gpt.machine.backends import CPU
+from gpt.tokens.chat import END, Turn, prompt_ids
+from gpt.tokens.tokenizer import load_tokenizer
+from tests.helpers.models import conversing_checkpoint
 from tests.helpers.refusals import refused
 
 # ---------------------------------------------------------------- the command
@@ -149,27 +155,69 @@ def test_a_step_that_cannot_be_compiled_is_said_and_runs_eagerly(call, monkeypat
 
 
 @pytest.fixture
-def talk(folder, monkeypatch, capsys):
-    """A function: runs a conversation of the given lines; returns the lines of stdout, and stderr."""
+def chatty(tokenizer, tmp_path):
+    """The checkpoint of a model that was trained on conversations, with a window of 256."""
+    return conversing_checkpoint(tmp_path / "chatty", tokenizer, seq_length=256)
 
-    def conversation(*lines: str, flags=()) -> tuple[list[str], str]:
-        monkeypatch.setattr(sys, "stdin", io.StringIO("".join(line + "\n" for line in lines)))
-        assert generate.main(["--ckpt", str(folder), "--no-use_gpu", "--interactive", "--max_new_tokens", "8",
-                              *flags]) == 0
+
+@pytest.fixture
+def talk(folder, monkeypatch, capsys):
+    """A function: runs a conversation of the given lines; returns stdout and stderr."""
+
+    def conversation(*lines: str, flags=(), ckpt: Path = folder, stream=io.StringIO) -> tuple[str, str]:
+        monkeypatch.setattr(sys, "stdin", stream("".join(line + "\n" for line in lines)))
+        assert generate.main(["--ckpt", str(ckpt), "--no-use_gpu", "--chat", "--max_new_tokens", "8", *flags]) == 0
         captured = capsys.readouterr()
-        return captured.out.split("\n"), captured.err
+        return captured.out, captured.err
 
     return conversation
 
 
-def test_a_conversation_goes_on_from_all_that_was_said(talk, call):
-    said, err = talk("the cat")
-    assert ["the cat" + said[0], *said[1:]] == call("--prompt", "the cat", "--max_new_tokens", "8")[0].split("\n")
-    assert re.fullmatch(TIMING, err)
+def asked(folder: Path, turns: list[Turn], max_new_tokens: int = 8) -> list[int]:
+    """The greedy ids of the answer to these turns, by the model's own loop."""
+    tokenizer = load_tokenizer(folder)
+    model = load_model(folder, torch.device("cpu")).eval()
+    ids = prompt_ids(turns, tokenizer)
+    return sample(model, ids, max_new_tokens, 0, tokenizer.token_to_id(END), Sampling(temperature=0.0))
+
+
+GREEDY_JSON = ["--json", "--temperature", "0"]
+
+
+def test_a_conversation_remembers_its_turns_in_the_template_of_training(talk, chatty):
+    lines = ["the cat", "", f"a dog {END}{{{{ 7*7 }}}}"]
+    said = objects(talk(*lines, flags=[*GREEDY_JSON, "--system", "Be kind."], ckpt=chatty)[0])
+    turns = [Turn("system", "Be kind.")]
+    for line, record in zip(lines, said, strict=True):
+        turns.append(Turn("user", line))
+        assert (record["prompt"], record["ids"]) == (line, asked(chatty, turns))
+        turns.append(Turn("assistant", record["text"]))
+    assert [record["seed"] for record in said] == [0, 1, 2]
+    again = objects(talk(lines[0], "/reset", lines[1], flags=GREEDY_JSON, ckpt=chatty)[0])
+    assert again[1]["ids"] == asked(chatty, [Turn("user", lines[1])])
+    plain, err = talk(*lines, flags=[*GREEDY_JSON[1:], "--system", "Be kind."], ckpt=chatty)
+    assert plain == "".join(record["text"] + "\n" for record in said)
+    assert re.fullmatch(TIMING * 3, err)
+
+
+def test_a_prompt_is_answered_once_without_being_repeated(call, chatty):
+    prompt = ["--chat", "--prompt", "the cat", "--num_samples", "2", "--temperature", "0"]
+    first, second = objects(call(*prompt, "--json", ckpt=chatty)[0])
+    assert first["ids"] == second["ids"] == asked(chatty, [Turn("user", "the cat")], 24)
+    assert call(*prompt, ckpt=chatty)[0] == f"{first['text']}\n{SEPARATOR}{first['text']}\n"
+    with refused(r"the message has \d\d\d tokens", Exit.DATA):
+        call("--chat", "--prompt", "sea " * 400, ckpt=chatty)
+
+
+def test_a_model_that_learned_from_text_alone_continues_the_lines(talk, call, tmp_path):
+    said, err = talk("the cat", flags=["--system", "x"])
+    assert "the cat" + said == call("--prompt", "the cat", "--max_new_tokens", "8")[0]
+    assert re.fullmatch(rf"warning: --chat: .* without --system\. .*train\.py --init_from .*\n{TIMING}", err)
+    assert "the cat" + call("--chat", "--prompt", "the cat")[0] == call("--prompt", "the cat")[0]
     assert talk("x", "/reset", "the cat")[0][-len(said):] != said  # the next seed
     greedy = ["--temperature", "0"]
     first, second = talk("the cat", "/reset", "a dog", flags=greedy)[0], talk("a dog", flags=greedy)[0]
-    assert "\n".join(first).endswith("\n".join(second))
+    assert first.endswith(second)
     assert talk("the cat", "a dog", flags=greedy)[0] != first
 
 
@@ -180,9 +228,51 @@ def test_a_conversation_takes_its_commands(talk):
     assert err.count("new tokens") == 1
 
 
+class Terminal(io.StringIO):
+    """Standard input where somebody types."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+def test_a_message_that_is_too_long_stops_a_pipe_and_not_a_terminal(talk, chatty):
+    long = "sea " * 400
+    with refused(r"the message has \d\d\d tokens, and the model sees 248", Exit.DATA):
+        talk(long, ckpt=chatty)
+    said, err = talk("the cat", long, "a dog", flags=GREEDY_JSON, ckpt=chatty, stream=Terminal)
+    assert "warning: the message has" in err
+    answers = objects(said)
+    turns = [Turn("user", "the cat"), Turn("assistant", answers[0]["text"]), Turn("user", "a dog")]
+    assert answers[1]["ids"] == asked(chatty, turns)
+
+
 @pytest.mark.skipif(os.name != "posix", reason="Windows has no SIGTERM that a program can answer")
-def test_sigterm_ends_a_conversation_with_its_code_and_ctrl_c_a_continuation(folder, monkeypatch):
-    for number, code in ((signal.SIGTERM, 143), (signal.SIGINT, 0)):
-        monkeypatch.setattr(sys, "stdin", io.StringIO("the cat\n"))
-        monkeypatch.setattr(streaming, "write_samples", lambda *_, number=number: signal.raise_signal(number))
-        assert generate.main(["--ckpt", str(folder), "--no-use_gpu", "--interactive"]) == code
+def test_sigterm_ends_a_conversation_with_its_code_and_ctrl_c_an_answer(talk, chatty, monkeypatch):
+    def interrupted(*arguments):
+        for number, text in enumerate(decode(*arguments)):
+            if number == 2:
+                signal.raise_signal(signals.pop())
+            yield text
+
+    monkeypatch.setattr(streaming, "decode", interrupted)
+    signals = [signal.SIGINT, signal.SIGINT]
+    first, second = objects(talk("the cat", "a dog", flags=GREEDY_JSON, ckpt=chatty)[0])
+    assert [first["finish_reason"], second["finish_reason"]] == ["interrupted", "interrupted"]
+    assert first["ids"] == asked(chatty, [Turn("user", "the cat")])[:3]
+    turns = [Turn("user", "the cat"), Turn("assistant", first["text"]), Turn("user", "a dog")]
+    assert second["ids"] == asked(chatty, turns)[:3]
+    signals = [signal.SIGTERM]
+    monkeypatch.setattr(sys, "stdin", io.StringIO("the cat\na dog\n"))
+    assert generate.main(["--ckpt", str(chatty), "--no-use_gpu", "--chat"]) == 128 + signal.SIGTERM
+
+
+def test_a_template_that_is_not_ours_is_said_or_refused(talk, call, chatty):
+    for name in ("manifest.json", "trainer_state.json"):  # it is somebody else's folder
+        (chatty / name).unlink()
+    (chatty / "chat_template.jinja").write_text("{{ messages }}")
+    assert re.match("warning: --chat: .*ChatML\\.\n", talk("the cat", ckpt=chatty)[1])
+    fields = json.loads((chatty / "tokenizer.json").read_text(encoding="utf-8"))
+    fields["added_tokens"] = fields["added_tokens"][:1]
+    (chatty / "tokenizer.json").write_text(json.dumps(fields))
+    with refused(r"no <\|im_start\|>.*pretokenize\.py", Exit.CHECKPOINT):
+        talk("the cat", ckpt=chatty)

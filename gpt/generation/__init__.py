@@ -5,5 +5,6 @@ decoder       runs a model one token at a time, with weights laid out for it
 drawing       draws the next ids from the distribution that the settings leave
 sampling      the loop that generates several texts
 prompts       reads the prompt and encodes it
-streaming     prints text while it is generated; generate.py --interactive
+streaming     prints text while it is generated
+chat          a conversation: generate.py --chat
 """

@@ -1,8 +1,6 @@
 """Prints samples while they are generated: whole characters only, several samples in order, and the speed."""
 
-import contextlib
 import json
-import signal
 import sys
 import time
 from collections import deque
@@ -12,19 +10,15 @@ from typing import Any
 from tokenizers import Tokenizer
 from tokenizers.decoders import DecodeStream
 
-from gpt.common.errors import Exit
 from gpt.common.signals import Signals
 from gpt.common.terminal import print_line
 from gpt.common.words import printable_text, several
 from gpt.generation.continuation import Continuation, Sampling
 from gpt.generation.decoder import Decoder
-from gpt.generation.prompts import Language, check_stdin, encode_prompt, without_surrogates
+from gpt.generation.prompts import Language
 from gpt.generation.sampling import decode
 
 SEPARATOR = "\n" + "-" * 40 + "\n"
-HELP = """/reset  start a new text
-/quit   leave; the end of the input leaves, too
-Any other line is appended to the text, and the model continues the text. Ctrl-C stops the continuation."""
 
 
 def show(piece: str) -> None:
@@ -43,7 +37,7 @@ class Sample(Continuation):
         self.prompt = prompt
         self.seed = seed
         self.text = ""  # the whole characters of the new ids
-        self.pending = SEPARATOR + prompt if number else prompt  # text to print next
+        self.pending = SEPARATOR if number else ""  # text to print next
         self._tokenizer = tokenizer
         self._stream = DecodeStream(skip_special_tokens=True)
 
@@ -120,37 +114,3 @@ def write_samples(decoder: Decoder, samples: Iterable[Sample], sampling: Samplin
     rate = f"{num_later / seconds:.1f}" if num_later else "n/a"
     print_line(f"first token {first_id_time - start_time:.3f} s, then {several(num_later, 'new token')} in "
                f"{seconds:.2f} s, {rate} tok/s")
-
-
-def converse(decoder: Decoder, sampling: Sampling, language: Language, seed: int, max_new_tokens: int) -> int:
-    """Reads lines from stdin, and continues the growing text after each, until /quit or the end of the input.
-
-    The seed grows by 1 with each line. Ctrl-C ends a continuation, and at the prompt the conversation; another
-    signal ends both. Returns the exit code, 128 + the number of such a signal. Raises UserError: exit 3 if stdin
-    is closed or a line cannot be encoded, exit 6 if the logits are not finite.
-    """
-    check_stdin("--interactive")
-    prompt_sign = "> " if sys.stdin.isatty() else ""
-    with contextlib.suppress(ImportError):  # Windows
-        import readline  # noqa: F401 - gives input() line editing
-    ids: list[int] = []  # of the text so far
-    while True:
-        try:
-            line = without_surrogates(input(prompt_sign))
-        except (EOFError, KeyboardInterrupt):
-            return Exit.DONE
-        if line == "/quit":
-            return Exit.DONE
-        if line == "/reset":
-            ids = []
-        elif line.startswith("/"):
-            print(HELP, file=sys.stderr)
-        else:
-            line_ids = encode_prompt(("\n" if ids else "") + line, language, opens=not ids)
-            answer = Sample(0, "", ids + line_ids, max_new_tokens, seed, language.tokenizer)
-            with Signals() as signals:
-                write_samples(decoder, [answer], sampling, language, False, signals)
-            if signals.number not in (None, signal.SIGINT):
-                return 128 + signals.number
-            ids = answer.ids
-            seed += 1

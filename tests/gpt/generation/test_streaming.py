@@ -19,7 +19,9 @@ def sample_of(tokenizer):
     """A function: a sample by its number, of the prompt "p0" or "p1" and so on."""
 
     def make(number: int) -> Sample:
-        return Sample(number, f"p{number}", [1], 99, 7, tokenizer)
+        sample = Sample(number, f"p{number}", [1], 99, 7, tokenizer)
+        sample.pending += sample.prompt
+        return sample
 
     return make
 

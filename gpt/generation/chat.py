@@ -1,0 +1,122 @@
+"""generate.py --chat: a conversation, for which a model that never learned to answer continues a growing text.
+
+Both ways share one loop. They differ in how the answers so far and the next line become the ids of a prompt.
+"""
+
+import contextlib
+import signal
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from typing import Any, TypeAlias
+
+from tokenizers import Tokenizer
+
+from gpt.common.errors import Exit, UserError, warn
+from gpt.common.signals import Signals
+from gpt.common.words import several, shell_word
+from gpt.generation.continuation import Sampling
+from gpt.generation.decoder import Decoder
+from gpt.generation.prompts import Language, check_stdin, encode_prompt, without_surrogates
+from gpt.generation.streaming import Sample, write_samples
+from gpt.tokens.chat import END, START, Turn, can_converse, prompt_ids, special_names, template_of
+
+HELP = """/reset  start anew: the model forgets what was said
+/quit   leave; the end of the input leaves, too
+Any other line is a message that the model answers, or text that it continues if it was not trained on
+conversations. Ctrl-C stops the answer."""
+
+# The ids of a prompt, from the answers so far and the next line. Answers that no later prompt needs are removed.
+PromptIds: TypeAlias = Callable[[list[Sample], str], list[int]]
+
+
+def opened(language: Language, template: Any, folder: object, system: str, most: int) -> tuple[Language, PromptIds]:
+    """Decides by a folder's template how its model is asked; returns the Language of its answers, too.
+
+    A folder without a template, None, has a model that continues a text; any template but ours costs a warning.
+    A prompt has at most the given number of ids. Raises UserError (exit 4) if the model has a template, but no
+    special tokens of ours.
+    """
+    tokenizer, model = language.tokenizer, shell_word(folder)
+    cure = (f"Train it on conversations: python pretokenize.py chats.jsonl --tokenizer_file {model} --output_dir "
+            f"chats, then python train.py --init_from {model} --data_dir chats")
+    if template is None:
+        without = " without --system" if system else ""
+        warn(f"--chat: the model was not trained on conversations, and continues your text{without}. {cure}")
+        return language, partial(text_ids, language)
+    if not can_converse(tokenizer):
+        raise UserError(Exit.CHECKPOINT, "--chat: the model has a template of its own, and its tokenizer has no "
+                                         f"{START} and {END}, the only marks of turns known here. {cure}")
+    if template != template_of(special_names(tokenizer)):
+        warn("--chat: the model has a template of its own; here its turns are written in ChatML.")
+    ends = (*language.end_ids, tokenizer.token_to_id(END))
+    return replace(language, end_ids=ends), partial(conversation_ids, tokenizer, system, most)
+
+
+def text_ids(language: Language, history: list[Sample], line: str) -> list[int]:
+    """The ids of a text that grows line by line. Raises UserError (exit 3) as encode_prompt."""
+    del history[:-1]
+    so_far = history[0].ids if history else []
+    return so_far + encode_prompt(("\n" if history else "") + line, language, opens=not history)
+
+
+def conversation_ids(tokenizer: Tokenizer, system: str, most: int, history: list[Sample], line: str) -> list[int]:
+    """The ids of a conversation up to its next answer, at most this many; each answer's prompt is a turn.
+
+    The oldest messages go first, with their answers; the system's turn stays. Raises UserError (exit 3) for a
+    line that is too long by itself.
+    """
+    first = [Turn("system", system)] if system else []
+    ids = []
+    for start in range(len(history) + 1):
+        said = [turn for sample in history[start:]
+                for turn in (Turn("user", sample.prompt), Turn("assistant", sample.text))]
+        ids = prompt_ids([*first, *said, Turn("user", line)], tokenizer)
+        if len(ids) <= most:
+            del history[:start]
+            return ids
+    raise UserError(Exit.DATA, f"the message has {several(len(ids), 'token')}, and the model sees {most:,} before its "
+                               "answer. Give a shorter message.")
+
+
+def converse(decoder: Decoder, ids_of: PromptIds, sampling: Sampling, language: Language, seed: int,
+             max_new_tokens: int, as_json: bool) -> int:
+    """Reads lines from stdin, and writes the model's answer to each, until /quit or the end of the input.
+
+    The seed grows by 1 with each answer. Ctrl-C ends an answer, and at the prompt the conversation; another
+    signal ends both. Returns the exit code, 128 + the number of such a signal. Raises UserError: exit 3 if stdin
+    is closed, or for a line that has no ids (a warning on a terminal), exit 6 if the logits are not finite.
+    """
+    check_stdin("--chat")
+    on_terminal = sys.stdin.isatty()
+    prompt_sign = "> " if on_terminal and not as_json else ""
+    with contextlib.suppress(ImportError):  # Windows
+        import readline  # noqa: F401 - gives input() line editing
+    history: list[Sample] = []
+    while True:
+        try:
+            line = without_surrogates(input(prompt_sign))
+        except (EOFError, KeyboardInterrupt):
+            return Exit.DONE
+        if line == "/quit":
+            return Exit.DONE
+        if line == "/reset":
+            history = []
+        elif line.startswith("/"):
+            print(HELP, file=sys.stderr)
+        else:
+            try:
+                ids = ids_of(history, line)
+            except UserError as error:
+                if not on_terminal:
+                    raise
+                warn(str(error))
+                continue
+            answer = Sample(0, line, ids, max_new_tokens, seed, language.tokenizer)
+            with Signals() as signals:
+                write_samples(decoder, [answer], sampling, language, as_json, signals)
+            if signals.number not in (None, signal.SIGINT):
+                return 128 + signals.number
+            history.append(answer)
+            seed += 1
