@@ -22,7 +22,7 @@ from gpt.common.ranks import world_size
 from gpt.optimizers.table import OPTIMIZERS
 from gpt.planning.contradictions import contradictions, expand_shorthands
 from gpt.planning.early import before_torch, make_tokens
-from gpt.planning.relations import RELATIONS
+from gpt.planning.relations import OF_GPT2, OF_ROTARY, RELATIONS
 
 # ---------------------------------------------------------------- flags
 
@@ -64,10 +64,15 @@ def read_flags(argv: Sequence[str]) -> Namespace:
     g.add_argument("--seq_length", type=whole(1, 2**20), help="tokens per sequence (default: 1024, without a GPU 256)")
     g.add_argument("--dropout", type=fraction(), help="fraction of activations dropped; the masks depend on "
                    "--batch_size (default: 0.1 where Muon reads a small text 6 times or more, else 0)")
-    g.add_argument("--bias", action=Switch, help="biases in linear layers and norms (default: on for gpt2, else none)")
-    g.add_argument("--n_kv_head", type=whole(1, 1024), help=SUPPRESS)  # of qwen3, llama: a third or half of --n_head
-    g.add_argument("--n_inner", type=whole(1, 2**20), help=SUPPRESS)  # width of their MLP: blocks as large as gpt2's
-    g.add_argument("--rope_theta", type=real(1, 1e9, above=True), help=SUPPRESS)  # their rotary base: 10000
+    parser.relate(  # each sets the field of its name in GPTConfig
+        OF_GPT2,
+        g.add_argument("--bias", action=Switch, help="biases in linear layers and norms (default: on for gpt2, else "
+                       "none)"))
+    parser.relate(  # and in RotaryConfig
+        OF_ROTARY,
+        g.add_argument("--n_kv_head", type=whole(1, 1024), help=SUPPRESS),  # a third or half of --n_head
+        g.add_argument("--n_inner", type=whole(1, 2**20), help=SUPPRESS),  # width of the MLP: blocks as large as gpt2's
+        g.add_argument("--rope_theta", type=real(1, 1e9, above=True), help=SUPPRESS))  # the rotary base: 10000
     g.add_argument("--tie_weights", action=Switch, default=True, help="embedding and output layer are one matrix")
 
     g = parser.add_argument_group("length")

@@ -37,14 +37,13 @@ class Architecture(Protocol):
     NAME: str  # for the model card
     Config: type[Any]
     Network: type[LanguageModel]
-    FLAGS: tuple[str, ...]  # this architecture's own flags of train.py, which sized takes by name
     GGUF_ARCHITECTURE: str  # its name in gguf.MODEL_ARCH
     GGUF_FIELDS: ClassVar[dict[str, str]]  # this architecture's own entries of gguf_fields
     GGUF_KEPT_IN_F32: tuple[str, ...] = ()  # the names of matrices that stay f32 in a GGUF file
 
     def sized(self, layers_heads_width: tuple[int, int, int], vocab_size: int, *args: Any,
               **kwargs: Any) -> Any:
-        """The config of a size, with seq_length, dropout, tie_weights and the flags in FLAGS by name.
+        """The config of a size, with seq_length; flags of train.py give other fields by name.
 
         Raises UserError (exit 2) for values that no model of this architecture can have.
         """

@@ -32,7 +32,6 @@ class GPT2(Architecture):
 
     NAME = "GPT-2"
     Config, Network = GPTConfig, GPT
-    FLAGS = ("bias",)
     GGUF_ARCHITECTURE = "GPT2"
     GGUF_FIELDS: ClassVar[dict[str, str]] = {"layer_norm_eps": "layer_norm_epsilon"}
     GGUF_KEPT_IN_F32 = (POSITIONS,)  # llama.cpp adds them to f32

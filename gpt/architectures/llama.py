@@ -61,7 +61,6 @@ class Llama(Architecture):
     NAME = "Llama"
     MODEL_TYPE, CLASS = "llama", "LlamaForCausalLM"  # in transformers
     Config, Network = RotaryConfig, RotaryTransformer
-    FLAGS = ("n_kv_head", "n_inner", "rope_theta")
     GGUF_ARCHITECTURE = "LLAMA"
     GGUF_FIELDS: ClassVar[dict[str, str]] = {
         "head_count_kv": "n_kv_head", "key_length": "head_dim", "value_length": "head_dim",

@@ -1,5 +1,6 @@
 """The architectures by config.json's model_type; a new one is a class in a file like llama.py."""
 
+from dataclasses import fields
 from typing import Any, TypeAlias
 
 import torch
@@ -9,7 +10,7 @@ from gpt.architectures.fields import check_field
 from gpt.architectures.gpt2 import GPT2
 from gpt.architectures.llama import Llama, Qwen3
 from gpt.architectures.rotary import RotaryConfig
-from model import INIT_STD, GPTConfig, LanguageModel, Options
+from model import INIT_STD, Config, GPTConfig, LanguageModel, Options
 
 ModelConfig: TypeAlias = GPTConfig | RotaryConfig
 Network: TypeAlias = LanguageModel
@@ -30,9 +31,15 @@ def architecture_of(config: ModelConfig) -> Architecture:
     return ARCHITECTURES[name_of(config)]
 
 
-def by_flags(config: ModelConfig) -> tuple[str, ...]:
-    """The fields of a config that have a flag of the same name."""
-    return ("n_layer", "n_head", "n_embd", "seq_length", "dropout", "tie_weights", *architecture_of(config).FLAGS)
+def by_flags(config: ModelConfig, flags: dict[str, Any]) -> tuple[str, ...]:
+    """The fields of a config that have a flag of the same name; the corpus decides vocab_size."""
+    return ("n_layer", "n_head", "n_embd", "seq_length", *beyond_size(type(config), flags))
+
+
+def beyond_size(config: type[ModelConfig], flags: dict[str, Any]) -> list[str]:
+    """The fields of a config, but for those of model.Config, that have a flag of the same name."""
+    names = {field.name for field in fields(config)} - {field.name for field in fields(Config)}
+    return [name for name in flags if name in names]
 
 
 def name_of(config: ModelConfig) -> str:

@@ -119,7 +119,7 @@ def choose_inputs(args: Namespace, runtime: Runtime) -> Inputs:
         config = choose_config(args, corpus.vocab_size, corpus.train.length, checked.sizing)
         if resumed:
             find.wait_until_here(resumed.folder, manifest)
-            config = as_in_checkpoint(config, resumed.folder)
+            config = as_in_checkpoint(config, resumed.folder, args)
         return Inputs(args, corpus, checked.sizing, config, resumed)
 
 
@@ -149,7 +149,7 @@ def _check(args: Namespace, runtime: Runtime) -> Inputs:
         if writes or args.resume_from or args.cooldown_from:
             resumed = choose_resume(args, writes, out)
         if resumed and corpus and config:
-            config = as_in_checkpoint(config, resumed.folder)
+            config = as_in_checkpoint(config, resumed.folder, args)
             find.check_same(resumed, config, corpus.identity, corpus.tokenizer_sha256, args.allow_new_data,
                             mixture_in_words(corpus.components))
         elif args.init_from and corpus:
@@ -164,7 +164,7 @@ def _check(args: Namespace, runtime: Runtime) -> Inputs:
 # ---------------------------------------------------------------- the checkpoint
 
 
-def as_in_checkpoint(config: ModelConfig, folder: Path) -> ModelConfig:
+def as_in_checkpoint(config: ModelConfig, folder: Path, flags: Namespace) -> ModelConfig:
     """The config with the fields of a checkpoint's model that no flag sets: the size of heads, the epsilon of norms.
 
     A run from pretrained weights may have more ids than the corpus; they stay. Unchanged for a checkpoint that
@@ -173,7 +173,7 @@ def as_in_checkpoint(config: ModelConfig, folder: Path) -> ModelConfig:
     with contextlib.suppress(InvalidCheckpoint):  # find.check_same reports it with more detail
         recorded = load.read_config(folder)
         if type(recorded) is type(config):
-            return replace(recorded, **{name: getattr(config, name) for name in by_flags(config)},
+            return replace(recorded, **{name: getattr(config, name) for name in by_flags(config, vars(flags))},
                            vocab_size=max(config.vocab_size, recorded.vocab_size))
     return config
 

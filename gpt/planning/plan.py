@@ -130,8 +130,8 @@ def describe_plan(setup: Setup) -> list[str]:
     """The lines about the machine and every decision, each default with its reason."""
     config, recipe = setup.config, setup.recipe
     train, val = setup.corpus.train, setup.corpus.val
-    decided = {**vars(setup.args), **recipe.flags(), **{name: getattr(config, name) for name in by_flags(config)},
-               "arch": name_of(config)}
+    decided = {**vars(setup.args), **recipe.flags(), "arch": name_of(config),
+               **{name: getattr(config, name) for name in by_flags(config, vars(setup.args))}}
     rows = [
         ("model", f"{architecture_of(config).NAME}, {count(config.num_parameters)} parameters: "
                   f"{several(config.n_layer, 'layer')}, {several(config.n_head, 'head')}, "

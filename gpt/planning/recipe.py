@@ -13,7 +13,7 @@ from typing import Any
 
 import data
 from gpt.architectures.fields import shown
-from gpt.architectures.table import ARCHITECTURES, DEFAULT, ModelConfig
+from gpt.architectures.table import ARCHITECTURES, DEFAULT, ModelConfig, beyond_size
 from gpt.checkpoint.load import starting_config
 from gpt.checkpoint.stored import NEW_RUN, Stored
 from gpt.common.errors import Exit, UserError
@@ -141,9 +141,9 @@ def choose_config(flags: Namespace, vocab_size: int, num_tokens: int, sizing: Si
     shape = (sizing and sizing.shape) or shape_of(flags, flags.model_size or DEFAULT_SIZE)
     seq_length = flags.seq_length or (sizing.seq_length if sizing else DEFAULT_SEQ_LENGTH)
     architecture = ARCHITECTURES[sizing.arch if sizing else flags.arch or DEFAULT]
-    others = {name: getattr(flags, name) for name in architecture.FLAGS if getattr(flags, name) is not None}
-    return architecture.sized(shape, vocab_size, min(seq_length, num_tokens - 1), flags.dropout or 0.0,
-                              flags.tie_weights, **others)
+    others = {name: getattr(flags, name) for name in beyond_size(architecture.Config, vars(flags))
+              if getattr(flags, name) is not None}
+    return architecture.sized(shape, vocab_size, min(seq_length, num_tokens - 1), **others)
 
 
 def _config_of_weights(flags: Namespace, vocab_size: int, num_tokens: int) -> ModelConfig:

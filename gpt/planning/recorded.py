@@ -27,7 +27,7 @@ def flags_of_run(setup: Setup) -> Layer:
     values = {name: value for name, value in vars(args).items() if value is not None and name not in left_out}
     if args.mirror_to:
         values["mirror_to"] = os.path.abspath(args.mirror_to)  # links stay: the mirror's disk may be mounted elsewhere
-    shape = {"arch": name_of(config), **{name: getattr(config, name) for name in by_flags(config)}}
+    shape = {"arch": name_of(config), **{name: getattr(config, name) for name in by_flags(config, vars(args))}}
     decided = {**values, **shape, **setup.recipe.flags()}
     if args.max_minutes and not args.epochs:
         decided.pop("epochs", None)  # the epochs follow from the last step, which may move
@@ -61,8 +61,8 @@ def settings_of(setup: Setup) -> dict[str, dict[str, Any]]:
     chosen = {"dropout": setup.config.dropout, "beta1": args.beta1, "teacher": args.teacher, "seed": args.seed,
               "max_minutes": args.max_minutes}
     # A constant learning rate has neither a least one nor, by default, a warm-up: the recipe then leaves both out.
-    held = {*setup.recipe.flags(), *by_flags(setup.config), *chosen, "arch", "model_size", "init_from", "min_lr",
-            "warmup_steps"}
+    held = {*setup.recipe.flags(), *by_flags(setup.config, vars(args)), *chosen, "arch", "model_size", "init_from",
+            "min_lr", "warmup_steps"}
     chosen |= {name: layer.given[name] for name in sorted(of_another_recipe(layer.given) - held)}
     threads = {} if machine.on_gpu else {"threads": torch.get_num_threads()}
     attention = {"attention": setup.kernels.attention} if setup.kernels.attention else {}

@@ -11,6 +11,10 @@ BY_BATCH = "learning_rate embedding_learning_rate min_lr beta2"
 WITHOUT_CUDA_GRAPHS = (
     "no-use_gpu", "deterministic", "activation_checkpointing", "batch_size auto", "dropout", "teacher")
 
+# The conditions of flags that not every architecture has; train.py gives them where it declares such a flag.
+OF_GPT2 = {"conflicts": "arch qwen3|llama, init_from"}
+OF_ROTARY = {"requires": "arch qwen3|llama", "conflicts": "init_from"}
+
 RELATIONS = {
     # ---- data
     "config": Relations("call"),
@@ -26,7 +30,7 @@ RELATIONS = {
     "allow_new_data": Relations("call", requires="resume_from, cooldown_from"),
 
     # ---- model
-    "arch": Relations(overrides="bias", conflicts="init_from"),
+    "arch": Relations(conflicts="init_from"),
     "model_size": Relations(
         aliases="size model model_name", overrides="n_layer n_head n_embd n_kv_head n_inner", invalidates=BY_MODEL,
         conflicts="init_from"),
@@ -39,10 +43,7 @@ RELATIONS = {
         aliases="d_model dim n_embed hidden_size", invalidates="n_inner init_std", conflicts="init_from"),
     "seq_length": Relations(aliases="block_size max_seq_len max_seq_length seq_len context_length n_ctx"),
     "dropout": Relations(aliases="drop dropout_rate resid_pdrop attn_pdrop"),
-    "bias": Relations(conflicts="arch qwen3|llama, init_from"),
-    "n_kv_head": Relations(invalidates="n_inner", requires="arch qwen3|llama", conflicts="init_from"),
-    "n_inner": Relations(requires="arch qwen3|llama", conflicts="init_from"),
-    "rope_theta": Relations(requires="arch qwen3|llama", conflicts="init_from"),
+    "n_kv_head": Relations(invalidates="n_inner"),
     "tie_weights": Relations(aliases="weight_tying tie_embeddings tie_word_embeddings", conflicts="init_from"),
 
     # ---- length

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import torch
 
-from gpt.architectures.table import ARCHITECTURES, DEFAULT, ModelConfig, create
+from gpt.architectures.table import ARCHITECTURES, DEFAULT, ModelConfig, beyond_size, create
 from gpt.common.errors import Exit, UserError
 from gpt.machine.backends import CPU, gpu_in_use
 from gpt.optimizers.table import MUON_PAYS
@@ -79,7 +79,10 @@ def choose_sizing(flags: Namespace, corpus: Corpus, use_gpu: bool | None, max_mi
         return None
     names_size = any(getattr(flags, name) for name in (
         "model_size", "n_layer", "n_head", "n_embd", "n_kv_head", "n_inner"))
-    arch = flags.arch or (DEFAULT if names_size or flags.bias is not None else CHOSEN_ARCH)
+    only_default_has = set(beyond_size(ARCHITECTURES[DEFAULT].Config, vars(flags))).difference(
+        beyond_size(ARCHITECTURES[CHOSEN_ARCH].Config, vars(flags)))
+    names_default = any(getattr(flags, name) is not None for name in only_default_has)
+    arch = flags.arch or (DEFAULT if names_size or names_default else CHOSEN_ARCH)
     speed = FLOPS_OF_APPLE_GPU if gpu else FLOPS_PER_THREAD * torch.get_num_threads()
     if not (gpu or names_size):
         speed = FRACTION_OF_MEASURED * measured_speed(arch, corpus.vocab_size, use_amp is not False and CPU.has_bf16())
