@@ -29,6 +29,7 @@ from gpt.machine.processes import ALONE, Processes
 from gpt.ops.loss import IGNORED
 from gpt.tokens.corpus import Component
 from gpt.tokens.layouts import Part
+from gpt.tokens.masks import mask_of
 from gpt.tokens.stream import DTYPES, TokenStream, bound_of, check_ids
 from gpt.tokens.watch import Watch
 
@@ -69,12 +70,13 @@ class Tokens:
     stream's division into parts. Every id returned is inside the vocabulary, even if a file changes after
     its first check: copied tokens are checked once, memory-mapped ones at each read. Every method raises
     UserError (exit 3) for an id outside the vocabulary and for a file shorter than its part. A memory-mapped
-    file that was written to raises TokensChanged.
+    file that was written to raises TokensChanged. mask says which tokens count in the loss, None where all do.
     """
 
     def __init__(self, stream: TokenStream, where: str, device: torch.device):
         """Copies or maps the tokens to the place where: 'gpu' (the memory of device), 'ram' or 'mmap'."""
         self.length = stream.length
+        self.mask = mask_of(stream)
         self._stream = stream
         self._kind = DTYPES[stream.dtype]
         self._unsigned = np.dtype(f"<u{self._kind.itemsize}")
@@ -355,6 +357,15 @@ class CorpusWindows:
 
     def rows(self, first: int, num: int) -> Rows:
         """Gathers the windows of samples first to first + num - 1: [num, T + 1]. Threads may call this too."""
+        return self._tokens.rows(self._starts(first, num), self.seq_length + 1)
+
+    def counted(self, first: int, num: int) -> np.ndarray | None:
+        """Tells which targets of these samples count in the loss, bool [num, T]; None where all do."""
+        mask = self._tokens.mask
+        return None if mask is None else mask.rows(self._starts(first, num) + 1, self.seq_length)
+
+    def _starts(self, first: int, num: int) -> np.ndarray:
+        """The first token of each window for num samples from first on, int64 [num]."""
         # Read and replaced as one, because the read-ahead thread calls this.
         planned_from, starts = self._planned
         if not planned_from <= first <= planned_from + len(starts) - num:
@@ -362,7 +373,7 @@ class CorpusWindows:
             starts = self.order.starts(first, max(num, min(PLANNED_WINDOWS, self.order.windows_per_epoch)))
             self._planned = (planned_from, starts)
         offset = first - planned_from
-        return self._tokens.rows(starts[offset:offset + num], self.seq_length + 1)
+        return starts[offset:offset + num]
 
 
 # ---------------------------------------------------------------- batches
@@ -397,8 +408,9 @@ class Batches:
     def get(self, samples_seen: int, micro: int) -> Batch:
         """Returns this process's inputs and targets of the micro-th micro-batch after samples_seen samples.
 
-        int32 [B, T] each, views of the same ids one token apart. Embeddings accept int32, half the bytes of
-        int64. Raises the errors of Tokens, also for a batch that was read ahead.
+        int32 [B, T] each, views of the same ids one token apart; targets that do not count are IGNORED.
+        Embeddings accept int32, half the bytes of int64. Raises the errors of Tokens, also for a batch that was
+        read ahead.
         """
         first = self.first_sample(samples_seen, micro)
         if self._next is not None and self._next[0] == first:
@@ -411,7 +423,23 @@ class Batches:
             if seconds > COLD_SECONDS:
                 following = self.first_sample(samples_seen, micro + 1)
                 self._next = (following, self._reader.submit(self._timed_rows, following, self.batch_size))
-        return _as_batch(rows, self._windows.dtype, self._device)
+        inputs_BT, targets_BT = _as_batch(rows, self._windows.dtype, self._device)
+        counted_BT = self._windows.counted(first, self.batch_size)
+        if counted_BT is not None:
+            targets_BT = targets_BT.masked_fill(to_device(torch.from_numpy(~counted_BT), self._device), IGNORED)
+        return inputs_BT, targets_BT
+
+    def mean_targets(self, samples_seen: int, num: int) -> torch.Tensor | None:
+        """The mean number of targets that count in each of the num micro-batches after samples_seen samples.
+
+        The mean is over all processes, fp32 [] on the device, and above zero; None where all targets count. Each
+        process computes it from the mask, without asking the others.
+        """
+        num_parts = num * self._processes.world_size
+        counted = self._windows.counted(samples_seen, num_parts * self.batch_size)
+        if counted is None:
+            return None
+        return to_device(torch.tensor(max(1, counted.sum()) / num_parts, dtype=torch.float32), self._device)
 
     def _timed_rows(self, first: int, num: int) -> tuple[Rows, float]:
         """Gathers the windows of num samples from first on, [B, T + 1]; returns the seconds this took too."""
@@ -462,7 +490,8 @@ def validation_batches(tokens: Tokens, seq_length: int, batch_size: int, max_win
 
     Windows do not overlap, and the last one may be shorter than T. The processes share the windows and get
     equally many batches. All batches have one shape, so that a compiled model is compiled once: targets
-    IGNORED fill the last window and the last batch, and a whole batch may consist of them.
+    IGNORED fill the last window and the last batch, stand for tokens that do not count, and may be all of a
+    batch.
     """
     chosen = spread_windows(tokens.length, seq_length, max_windows)
     mine = chosen[processes.rank::processes.world_size]
@@ -473,4 +502,8 @@ def validation_batches(tokens: Tokens, seq_length: int, batch_size: int, max_win
         for row, start in zip(ids_BT, (mine[first:first + batch_size] * seq_length).tolist(), strict=False):
             ids = tokens.read(start, min(seq_length + 1, tokens.length - start))
             row[:len(ids)] = ids
-        yield torch.from_numpy(ids_BT[:, :-1].clip(min=0)), torch.from_numpy(ids_BT[:, 1:].copy())
+        inputs_BT, targets_BT = ids_BT[:, :-1].clip(min=0), ids_BT[:, 1:].copy()
+        if tokens.mask:
+            starts = mine[first:first + batch_size] * seq_length
+            targets_BT[:len(starts)][~tokens.mask.rows(starts + 1, seq_length)] = IGNORED
+        yield torch.from_numpy(inputs_BT), torch.from_numpy(targets_BT)

@@ -262,13 +262,14 @@ class LanguageModel(nn.Module):
         return self.get_submodule(self.NORM)(x)
 
     def forward(self, idx_BT: torch.Tensor, targets_BT: torch.Tensor | None = None,
-                teacher_output: TeacherOutput | None = None) -> torch.Tensor:
+                teacher_output: TeacherOutput | None = None, num_targets: torch.Tensor | None = None) -> torch.Tensor:
         """The mean loss in nats, fp32 [], over targets that are not IGNORED; without targets the logits.
 
-        The loss is NaN if every target is IGNORED. Logits are [B, T, V], in autocast's dtype. With a
+        The loss is NaN if every target is IGNORED. With num_targets, fp32 [], the sum of the losses is divided by it,
+        not by the number of these targets. Logits are [B, T, V], in autocast's dtype. With a
         teacher's output for the same ids, half of each target is the teacher's prediction.
         """
-        return self.output(self.trunk(idx_BT), self.head_weight, targets_BT, teacher_output)
+        return self.output(self.trunk(idx_BT), self.head_weight, targets_BT, teacher_output, num_targets)
 
 
 class GPT(LanguageModel):

@@ -72,7 +72,7 @@ def read_flags(argv: Sequence[str]) -> Namespace:
                       "few files, the end of each)")
 
     tokenizer = parser.add_argument_group("the tokenizer, a byte-level BPE")
-    tokenizer.add_argument("--vocab_size", type=flags.auto_or(flags.whole(257)), default="auto",
+    tokenizer.add_argument("--vocab_size", type=flags.auto_or(flags.whole(259)), default="auto",
                            help="number of ids; auto: 32,000 for 100 MB of training text or more, fewer "
                                 "for less text")
     tokenizer.add_argument("--min_frequency", type=flags.whole(1), default=2, help="merge a pair of tokens "
@@ -148,7 +148,8 @@ from gpt.pretokenization.report import names_of
 from gpt.pretokenization.sources import demo_sources, find_sources
 from gpt.pretokenization.store import Folder
 from gpt.pretokenization.verify import peek, verify_folder
-from gpt.pretokenization.vocabulary import given_vocabulary, new_vocabulary
+from gpt.pretokenization.vocabulary import conversing, given_vocabulary, new_vocabulary
+from gpt.tokens.chat import FIELDS
 from gpt.tokens.layouts import native_dtype
 
 # ---------------------------------------------------------------- the stages, in the order of events
@@ -172,6 +173,8 @@ def pretokenize(args: Namespace, folder: Folder, signals: Signals, progress: Pro
     reading = Reading(args.text_field, args.document_separator, args.strict_utf8, cut_pattern, limits)
     job = Job(args, sources, reading, folder, args.num_workers or num_cores(), signals, progress)
     say_what_is_read(job)
+    if job.has_chats and given:
+        given = conversing(given, progress.say)
 
     # The size of the text decides the validation split and the size of a new vocabulary.
     train_bytes = settle_split(job, needs_size=given is None)
@@ -221,6 +224,9 @@ def say_what_is_read(job: Job) -> None:
         job.progress.warn("--encoding has no effect: there is no text file and no .jsonl file")
     if args.text_field != "text" and not job.has_fields:
         job.progress.warn(f"--text_field {printable(args.text_field)} has no effect: there is no .jsonl file")
+    if args.text_field != "text" and job.has_chats:
+        raise UserError(Exit.DATA, f"--text_field {printable(args.text_field)}: the records hold conversations, which "
+                                   f"have no text field. Leave out the flag, or the field {' or '.join(FIELDS)}.")
 
 
 def refuse_empty(job: Job) -> None:

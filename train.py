@@ -354,18 +354,20 @@ def take_step(run: Run, num_micro_batches: int | None = None) -> Figures:
 def try_step(run: Run, batches: Iterable[tuple[torch.Tensor, torch.Tensor]], num: int) -> Figures:
     """Forward, backward, clip, update on num micro-batches; nothing changes where a loss or the norm is not finite.
 
-    All micro-batches have the same number of targets, so the mean of their losses is the step's loss, in nats. The
-    norm is the gradient's before clipping; skipped is 1 where nothing has changed.
+    All micro-batches have the same number of targets, or divide by their mean number (num_targets): so the mean of
+    their losses is the step's loss, in nats. The norm is the gradient's before clipping; skipped is 1 where nothing
+    has changed.
     """
     machine, optimizer = run.setup.runtime.machine, run.optimizer
     run.model.round_weights()  # the 16-bit copies that products read under autocast, once a step
     mean_loss = torch.zeros((), device=machine.device)
+    num_targets = run.batches.mean_targets(run.state.samples_seen, num)  # of conversations: answers alone count
 
     # Forward and backward, micro-batch by micro-batch; the gradients add up.
     for number, (inputs_BT, targets_BT) in enumerate(batches, 1):
         with run.strategy.accumulating(is_last=number == num):
             with machine.autocast():
-                loss = run.strategy.forward(inputs_BT, targets_BT, run.teacher_output(inputs_BT)) / num
+                loss = run.strategy.forward(inputs_BT, targets_BT, run.teacher_output(inputs_BT), num_targets) / num
             run.scaler.scale(loss).backward()
         mean_loss += loss.detach()
 

@@ -337,7 +337,7 @@ def big_tokenizer(num_ids: int) -> str:
     """A tokenizer.json of so many ids, the last of which stands for 'zz'."""
     fields = json.loads(tokenizer_json([]))
     vocab = fields["model"]["vocab"]
-    vocab |= {f"<unused {number}>": number for number in range(257, num_ids - 1)} | {"zz": num_ids - 1}
+    vocab |= {f"<unused {number}>": number for number in range(259, num_ids - 1)} | {"zz": num_ids - 1}
     fields["model"]["merges"] = [["z", "z"]]
     fields["truncation"] = {"direction": "Right", "max_length": 3, "strategy": "LongestFirst", "stride": 0}
     return write("big.json", json.dumps(fields))
@@ -418,4 +418,4 @@ def test_help_and_wrong_flags_need_no_slow_import_and_a_run_needs_no_torch():
     assert " torch\n" not in done.stderr
     done = run_command("pretokenize", "--vocab_size", "1")
     assert done.returncode == Exit.FLAGS
-    assert done.stderr.startswith("error: --vocab_size '1': must be auto or a whole number of at least 257")
+    assert done.stderr.startswith("error: --vocab_size '1': must be auto or a whole number of at least 259")

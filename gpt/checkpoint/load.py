@@ -7,6 +7,7 @@ import contextlib
 import re
 from collections import UserDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -201,9 +202,19 @@ def starting_config(requested: str, warn: Callable[[str], None]) -> tuple[Path, 
 
 
 def start_from(folder: Path, model: Network) -> None:
-    """Copies the weights of --init_from into the model. Raises UserError (exit 4), also for NaN or infinity."""
+    """Copies the weights of --init_from into the model. Raises UserError (exit 4), also for NaN or infinity.
+
+    Ids that the folder's model lacks get the mean of its rows.
+    """
     with opening(f"--init_from {printable(folder)}"):
-        load_weights(folder, model)
+        vocab_size = read_config(folder).vocab_size
+        weights = weights_of(replace(model.config, vocab_size=vocab_size), stored_tensors(folder))
+        for name in weights:
+            if architecture_of(model.config).has_vocabulary_rows(name) and vocab_size < model.config.vocab_size:
+                rows = weights[name]
+                mean = rows.float().mean(0, keepdim=True).to(rows.dtype)
+                weights[name] = [rows, mean.expand(model.config.vocab_size - vocab_size, -1)]
+        _copy(weights, model)
     _check_finite(folder / WEIGHTS, model.named_parameters())
 
 

@@ -7,7 +7,7 @@ import itertools
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -27,16 +27,31 @@ UNSCORED = -100
 LOGIT_ROWS = 1024  # tokens whose logits exist at once: 206 MB in fp32 for GPT-2's vocabulary
 
 
-Document = tuple[np.ndarray, int]  # the ids, of which the first is context alone; the bytes of the scored text
-Window = tuple[np.ndarray, int]  # at most T + 1 ids, and the number of scored ids at its end
+class Document(NamedTuple):
+    """A document to score: its ids, the bytes of its scored text, and for each id if it is scored, None for all.
+
+    The first id is context alone.
+    """
+
+    ids: np.ndarray
+    num_bytes: int
+    counted: np.ndarray | None = None
 
 
-def windows_of(ids: np.ndarray, seq_length: int) -> Iterator[Window]:
-    """Cuts ids into windows that score each id but the first once: T in the first window, T / 2 in each later one."""
+Window = tuple[np.ndarray, np.ndarray]  # at most T + 1 ids, and for each id if it is scored here
+
+
+def windows_of(ids: np.ndarray, counted: np.ndarray, seq_length: int) -> Iterator[Window]:
+    """Cuts ids into windows that visit each id but the first once: T in the first window, T / 2 in each later one.
+
+    counted tells for each id if it is scored, bool.
+    """
     num_scored = 0
     end = min(seq_length, len(ids) - 1)
     while num_scored < end:
-        yield ids[max(0, end - seq_length):end + 1], end - num_scored
+        first = max(0, end - seq_length)
+        is_new = np.arange(first, end + 1) > num_scored
+        yield ids[first:end + 1], is_new & counted[first:end + 1]
         num_scored = end
         end = min(end + (seq_length + 1) // 2, len(ids) - 1)
 
@@ -79,11 +94,12 @@ class Scorer:
         counts = {"documents": 0, "tokens": 0, "bytes": 0}
 
         def windows() -> Iterator[Window]:
-            for ids, num_bytes in documents:
+            for ids, num_bytes, counted in documents:
+                counted = np.ones(len(ids), bool) if counted is None else counted
                 counts["documents"] += 1
-                counts["tokens"] += max(0, len(ids) - 1)
+                counts["tokens"] += int(counted[1:].sum())
                 counts["bytes"] += num_bytes
-                yield from windows_of(ids, self.model.config.seq_length)
+                yield from windows_of(ids, counted, self.model.config.seq_length)
 
         with self.out.phase(f"scoring {name}"):
             for batch in batches_of(windows(), self.machine.backend.busy_tokens):
@@ -102,11 +118,11 @@ class Scorer:
 @torch.inference_mode()
 def score_batch(model: Network, batch: Sequence[Window], machine: Machine) -> float:
     """Sums the loss of all scored ids, in nats. Raises UserError (exit 6) if the logits are not finite."""
-    windows = [(torch.from_numpy(ids.astype(np.int64)), num_scored) for ids, num_scored in batch]
+    windows = [(torch.from_numpy(ids.astype(np.int64)), torch.from_numpy(is_scored)) for ids, is_scored in batch]
     # The padding is at the end, so that no scored id attends to it.
     ids_BT = pad_sequence([ids[:-1] for ids, _ in windows], True).to(model.head_weight.device)
-    targets_BT = pad_sequence([ids[1:].index_fill(0, torch.arange(len(ids) - 1 - num_scored), UNSCORED)
-                               for ids, num_scored in windows], True, UNSCORED).to(ids_BT.device)
+    targets_BT = pad_sequence([ids[1:].masked_fill(~is_scored[1:], UNSCORED) for ids, is_scored in windows],
+                              True, UNSCORED).to(ids_BT.device)
     is_scored_BT = targets_BT != UNSCORED
     nats = 0.0
     with machine.autocast():

@@ -11,7 +11,7 @@ from gpt.evaluation.scoring import Document, Scorer
 from gpt.pretokenization.blocks import SAFE_CUT, SPACE_CUT, Findings, Reading, parts_of
 from gpt.pretokenization.encodings import refuse_undecodable
 from gpt.pretokenization.files import Source, refuse_changed, unpacked
-from gpt.pretokenization.sources import blocks_of, documents_of, find_sources
+from gpt.pretokenization.sources import KINDS, blocks_of, documents_of, find_sources
 from gpt.tokens.tokenizer import opening_ids, vocabulary_of
 
 
@@ -22,6 +22,9 @@ def texts_of(words: Sequence[str], scorer: Scorer) -> Iterator[tuple[str, Iterat
     Raises UserError (exit 3) for an unreadable file, and Stopped at a signal.
     """
     for source in find_sources(words, scorer.out.say, {}):
+        if KINDS[source.kind].is_chat:
+            raise source.error("holds conversations. Make tokens of it, python pretokenize.py FILE --tokenizer_file "
+                               "CHECKPOINT --output_dir chats, and give --tokens chats.")
         with tempfile.TemporaryDirectory() as folder:
             source = unpacked(source, Path(folder) / "text", scorer.signals.look)
             yield source.shown, documents_in(source, scorer)
@@ -56,7 +59,7 @@ def documents_in(source: Source, scorer: Scorer) -> Iterator[Document]:
             ids_N = np.concatenate([np.array(start_ids, np.int32), *ids])
             if not start_ids:
                 num_bytes -= len(tokenizer.decode(ids_N[:1].tolist(), skip_special_tokens=False).encode())
-            yield ids_N, num_bytes
+            yield Document(ids_N, num_bytes)
             ids = []
             num_bytes = 0
     refuse_changed([source])

@@ -39,7 +39,8 @@ def documents_of_tokens(corpus: Corpus, scorer: Scorer) -> Iterator[Document]:
 
     A document ends at an end-of-text id, which is not scored; the id before a document is the context of
     its first token. If the tokenizer has no end-of-text id, the first token of the files is context alone.
-    The bytes of a document are 0 unless the tokenizer is byte-level.
+    Of conversations the answers alone are scored. The bytes of a document are 0 unless the tokenizer is
+    byte-level.
     """
     tokens = Tokens(corpus.train, "mmap", torch.device("cpu"))
     end_id = scorer.end_of_text_id
@@ -53,4 +54,8 @@ def documents_of_tokens(corpus: Corpus, scorer: Scorer) -> Iterator[Document]:
         ids_N = tokens.read(first, end - first)
         ids_N = np.concatenate([prefix, ids_N[:-1] if ids_N[-1] == end_id else ids_N]).astype(np.int64)
         if len(ids_N) > len(prefix):
-            yield ids_N, 0 if byte_lengths_V is None else int(byte_lengths_V[ids_N[1:]].sum())
+            counted = np.ones(len(ids_N), bool)
+            if tokens.mask:
+                counted[len(prefix):] = tokens.mask.rows(np.array([first]), len(ids_N) - len(prefix))[0]
+            scored = ids_N[1:][counted[1:]]
+            yield Document(ids_N, 0 if byte_lengths_V is None else int(byte_lengths_V[scored].sum()), counted)

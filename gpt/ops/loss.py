@@ -24,18 +24,23 @@ FP16_FACTOR = 512.0  # scales gradients of logits in fp16, where most of a softm
 TeacherOutput: TypeAlias = tuple[torch.Tensor, torch.Tensor]
 
 
-def cross_entropy(logits_NV: torch.Tensor, targets_N: torch.Tensor,
-                  teacher_logits_NV: torch.Tensor | None = None) -> torch.Tensor:
-    """The mean loss in nats, fp32 [], over targets that are not IGNORED, by PyTorch's own function.
+def cross_entropy(logits_NV: torch.Tensor, targets_N: torch.Tensor, teacher_logits_NV: torch.Tensor | None = None,
+                  num_targets: torch.Tensor | None = None) -> torch.Tensor:
+    """The loss in nats, fp32 [], by PyTorch's own function: the sum over targets that are not IGNORED / num_targets.
 
-    NaN if all are IGNORED. With a teacher's logits, TEACHERS_SHARE of each target is the teacher's softmax.
+    num_targets None is their number: the loss is their mean, NaN if all are IGNORED. With a teacher's logits,
+    TEACHERS_SHARE of each target is the teacher's softmax.
     """
-    loss = F.cross_entropy(logits_NV.float(), targets_N.long(), ignore_index=IGNORED)
+    if num_targets is None:
+        loss = F.cross_entropy(logits_NV.float(), targets_N.long(), ignore_index=IGNORED)
+    else:
+        loss = F.cross_entropy(logits_NV.float(), targets_N.long(), ignore_index=IGNORED, reduction="sum") / num_targets
     if teacher_logits_NV is None:
         return loss
     kept = targets_N != IGNORED
     to_teacher = F.cross_entropy(logits_NV.float(), teacher_logits_NV.float().softmax(-1), reduction="none")
-    return (1 - TEACHERS_SHARE) * loss + TEACHERS_SHARE * torch.where(kept, to_teacher, 0.0).sum() / kept.sum()
+    to_teacher = torch.where(kept, to_teacher, 0.0).sum() / (kept.sum() if num_targets is None else num_targets)
+    return (1 - TEACHERS_SHARE) * loss + TEACHERS_SHARE * to_teacher
 
 
 class OutputLayer(nn.Module):
@@ -53,22 +58,24 @@ class OutputLayer(nn.Module):
         self.register_buffer("rounded", None, persistent=False)
 
     def forward(self, x_BTC: torch.Tensor, weight_PC: torch.Tensor, targets_BT: torch.Tensor | None = None,
-                teacher_output: TeacherOutput | None = None) -> torch.Tensor:
-        """The mean loss, fp32 []; without targets the logits, [B, T, V], both without the padding."""
+                teacher_output: TeacherOutput | None = None,
+                num_targets: torch.Tensor | None = None) -> torch.Tensor:
+        """The loss of cross_entropy, fp32 []; without targets the logits, [B, T, V], both without the padding."""
         if targets_BT is not None and 0 < self.chunk_rows < targets_BT.numel():
             return linear_cross_entropy(x_BTC.flatten(0, 1), weight_PC, targets_BT.flatten(), self.vocab_size,
-                                        teacher_output, self.chunk_rows, self.rounded)
+                                        teacher_output, self.chunk_rows, self.rounded, num_targets)
         logits_BTV = linear(x_BTC, weight_PC)[..., :self.vocab_size]
         if targets_BT is None:
             return logits_BTV
         teacher_logits_BTV = linear(*teacher_output)[..., :self.vocab_size] if teacher_output else None
         return cross_entropy(logits_BTV.flatten(0, 1), targets_BT.flatten(),
-                             None if teacher_logits_BTV is None else teacher_logits_BTV.flatten(0, 1))
+                             None if teacher_logits_BTV is None else teacher_logits_BTV.flatten(0, 1), num_targets)
 
 
 def linear_cross_entropy(x_NC: torch.Tensor, weight_PC: torch.Tensor, targets_N: torch.Tensor, vocab_size: int,
                          teacher_output: TeacherOutput | None, chunk_rows: int,
-                         rounded_PC: torch.Tensor | None = None) -> torch.Tensor:
+                         rounded_PC: torch.Tensor | None = None,
+                         num_targets: torch.Tensor | None = None) -> torch.Tensor:
     """cross_entropy of the logits x weight' without their padding, on chunk_rows rows of logits at a time.
 
     Matrix products have autocast's dtype; sums over chunks are in fp32. The forward pass computes the
@@ -82,19 +89,20 @@ def linear_cross_entropy(x_NC: torch.Tensor, weight_PC: torch.Tensor, targets_N:
     with torch.autocast(x_NC.device.type, enabled=False):  # each product below has its operands' dtype
         rounded_PC = weight_PC.to(dtype) if rounded_PC is None else rounded_PC
         return _LinearCrossEntropy.apply(  # type: ignore[return-value]
-            x_NC, weight_PC, rounded_PC, targets_N, rule, *theirs)
+            x_NC, weight_PC, rounded_PC, targets_N, num_targets, rule, *theirs)
 
 
 class _LinearCrossEntropy(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x_NC: torch.Tensor, weight_PC: torch.Tensor,  # type: ignore[override]
-                rounded_PC: torch.Tensor, targets_N: torch.Tensor, rule: tuple[int, int, bool],
-                *teacher_output: torch.Tensor) -> torch.Tensor:
+                rounded_PC: torch.Tensor, targets_N: torch.Tensor, num_targets: torch.Tensor | None,
+                rule: tuple[int, int, bool], *teacher_output: torch.Tensor) -> torch.Tensor:
         dtype = rounded_PC.dtype
         loss, dx_NC, dw_PC = head_in_chunks(x_NC.to(dtype), rounded_PC, targets_N, teacher_output, *rule)
         # After the chunks: before them, the compiler would fuse this sum with the division and compute the
         # logits of all chunks first.
-        num_targets = (targets_N != IGNORED).sum()
+        if num_targets is None:
+            num_targets = (targets_N != IGNORED).sum()
         if rule[-1]:
             ctx.save_for_backward(dx_NC, dw_PC, num_targets)
             ctx.dtype, ctx.factor = x_NC.dtype, FP16_FACTOR if dtype == torch.float16 else 1.0

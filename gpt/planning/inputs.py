@@ -153,8 +153,8 @@ def _check(args: Namespace, runtime: Runtime) -> Inputs:
             find.check_same(resumed, config, corpus.identity, corpus.tokenizer_sha256, args.allow_new_data,
                             mixture_in_words(corpus.components))
         elif args.init_from and corpus:
-            folder, _ = load.starting_config(args.init_from, lambda said: None)
-            _check_tokenizer("--init_from", folder, corpus.tokenizer_path, out)
+            folder, weights = load.starting_config(args.init_from, lambda said: None)
+            _check_tokenizer("--init_from", folder, corpus.tokenizer_path, out, weights.vocab_size < corpus.vocab_size)
     problems.stop()
     assert corpus
     assert config
@@ -280,15 +280,23 @@ def choose_teacher(requested: str, config: ModelConfig, tokenizer: Path | None, 
     return str(folder)
 
 
-def _check_tokenizer(flag: str, folder: Path, ours: Path | None, out: Progress) -> None:
-    """Compares the tokenizers of the corpus and of the flag's model. Raises UserError (exit 3) if they differ."""
+def _check_tokenizer(flag: str, folder: Path, ours: Path | None, out: Progress, grows: bool = False) -> None:
+    """Compares the tokenizers of the corpus and of the flag's model. Raises UserError (exit 3) if they differ.
+
+    A model that grows must have a part of the corpus's tokens, with the same ids.
+    """
     theirs = tokenizer_in(folder)
-    if theirs is None or ours is None:
+    if theirs and ours:
+        their_ids, our_ids = load_tokenizer(theirs).get_vocab(), load_tokenizer(ours).get_vocab()
+        fits = their_ids == our_ids or (grows and their_ids.items() <= our_ids.items())
+    else:
+        fits = not grows
         out.warn(f"{flag}: without both tokenizers the ids of the corpus and the weights cannot be compared. With "
                  "another tokenizer they mean other text.")
-    elif load_tokenizer(theirs).get_vocab() != load_tokenizer(ours).get_vocab():
+    if not fits:
         raise UserError(Exit.DATA, f"the corpus was made with another tokenizer than the weights of {flag}, so its ids "
-                                   f"mean other text. Run pretokenize.py with --tokenizer_file {shell_word(theirs)}")
+                                   "mean other text. Run pretokenize.py with --tokenizer_file "
+                                   f"{shell_word(theirs or folder)}")
 
 
 # ---------------------------------------------------------------- the tokens

@@ -129,8 +129,7 @@ def choose_config(flags: Namespace, vocab_size: int, num_tokens: int, sizing: Si
     """The model's shape from the flags, --init_from or the sizing; T is shorter than requested for a shorter corpus.
 
     Raises UserError. Exit 2 means a width that the heads do not divide, or a T longer than --init_from
-    allows. Exit 3 means a corpus of fewer than two tokens, or of more ids than --init_from has. Exit 4
-    means that --init_from names no model.
+    allows. Exit 3 means a corpus of fewer than two tokens. Exit 4 means that --init_from names no model.
     """
     if num_tokens < 2:
         raise UserError(Exit.DATA, f"the corpus has {several(num_tokens, 'token')}, and training needs at least 2. "
@@ -147,16 +146,14 @@ def choose_config(flags: Namespace, vocab_size: int, num_tokens: int, sizing: Si
 
 
 def _config_of_weights(flags: Namespace, vocab_size: int, num_tokens: int) -> ModelConfig:
-    """The shape of --init_from's model, with the T and the dropout of the flags."""
+    """The shape of --init_from's model, with the T and the dropout of the flags, and an id for each of the corpus."""
     _, config = starting_config(flags.init_from, lambda said: None)
-    if vocab_size > config.vocab_size:
-        raise UserError(Exit.DATA, f"the corpus has {vocab_size:,} ids, the model of --init_from {config.vocab_size:,}."
-                                   " Give pretokenize.py that model's --tokenizer_file.")
     if (flags.seq_length or 1) > config.seq_length:
         raise UserError(Exit.FLAGS, f"--seq_length {flags.seq_length}: --init_from has {config.seq_length} positions. "
                                     "Lower it.")
     seq_length = min(flags.seq_length or min(config.seq_length, LONGEST_DEFAULT_SEQ_LENGTH), num_tokens - 1)
-    return replace(config, seq_length=seq_length, dropout=flags.dropout or 0.0)
+    return replace(config, vocab_size=max(vocab_size, config.vocab_size), seq_length=seq_length,
+                   dropout=flags.dropout or 0.0)
 
 
 def choose_options(recompute: bool, has_weights: bool, machine: Machine, began_with: Mapping[str, Any]) -> Options:

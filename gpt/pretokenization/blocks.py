@@ -113,16 +113,17 @@ class Kind:
     of a packed file, head its first unpacked bytes. Raises UserError (exit 3) for a broken file.
     blocks(source, reading): cuts a source into blocks. Raises UserError: exit 3 for a broken file or a
     document too long to be held, exit 5 for a missing package; and OSError. documents(block, content,
-    reading, findings): the documents of a block, from its bytes or rows; the text of the part if the
-    block is a part of a document.
+    reading, findings): the documents of a block, from its bytes or rows, each a text or a tuple of turns; the
+    text of the part if the block is a part of a document.
     """
 
     recognises: Callable[[Source, str, bytes], bool]
     blocks: Callable[[Source, Reading], Iterator[TextBlock]]
-    documents: Callable[[TextBlock, Any, Reading, Findings], list[str]]
+    documents: Callable[[TextBlock, Any, Reading, Findings], list[Any]]
     endings: tuple[str, ...] = ()  # of the file names that are taken from a folder
     is_text: bool = True  # the file must be UTF-8: UTF-16, pictures, archives and the like are refused
     has_fields: bool = True  # --text_field names the document; False: a file without separators is one document
+    is_chat: bool = False  # documents are conversations
 
 
 def read_at(file: BinaryIO, start: int, length: int) -> bytes:

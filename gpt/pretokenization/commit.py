@@ -33,6 +33,8 @@ def commit(job: Job, dtype: str, vocabulary: Vocabulary, trained_here: bool) -> 
             status = path.stat()
             splits[split] = {**totals, "file_bytes": status.st_size, "modified_ns": status.st_mtime_ns,
                              "sha256": scan(Part(path, dtype, totals["tokens"]), vocabulary.size)}
+            if job.has_chats:
+                splits[split]["mask_sha256"] = sha256_of(path.with_suffix(".mask"))
 
     sources = [Path(source.shown).name for source in job.sources]
     if job.args.demo:
@@ -56,7 +58,8 @@ def commit(job: Job, dtype: str, vocabulary: Vocabulary, trained_here: bool) -> 
         **({"encoding": job.args.encoding} if job.args.encoding else {}),
         "created": time.strftime("%Y-%m-%d", time.gmtime()),
     }
-    names = [f"{split}.{ending}" for split in splits for ending in ("bin", "idx")]
+    endings = ("bin", "idx", "mask") if job.has_chats else ("bin", "idx")
+    names = [f"{split}.{ending}" for split in splits for ending in endings]
     job.folder.commit(["tokenizer.json", *names], metadata)
     return metadata
 
@@ -69,6 +72,9 @@ def summarise(job: Job, metadata: Mapping[str, Any], seconds: float) -> None:
     say(f"validation: {fraction}: {job.split.rule}")
     for key, value in sums.items():
         say(f"{key}: {value:,} ({', '.join(f'{split} {splits[split][key]:,}' for split in splits)})")
+    if job.has_chats:
+        counted = sum(split["counted"] for split in splits.values())
+        say(f"answers: {100 * counted / sums['tokens']:.3g}% of the tokens; the loss counts these, the rest is context")
     say(f"vocabulary: {metadata['vocab_size']:,} ids ({metadata['dtype']})\n"
         f"bytes per token: {sums['bytes'] / max(1, sums['tokens']):.3f}\nseconds: {seconds:.1f}")
     data_dir = "" if str(job.folder.path) == "data" else f" --data_dir {shell_word(job.folder.path)}"

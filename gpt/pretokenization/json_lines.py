@@ -3,6 +3,7 @@
 import json
 import re
 from collections.abc import Iterator
+from typing import Any, NamedTuple
 
 from gpt.common.words import printable
 from gpt.pretokenization.blocks import (
@@ -39,9 +40,17 @@ def line_blocks(source: Source, reading: Reading) -> Iterator[TextBlock]:
             start = end
 
 
-def line_documents(block: TextBlock, content: bytes, reading: Reading, findings: Findings) -> list[str]:
-    """Returns the documents of whole lines; counts in findings the lines without one, except blank lines."""
-    texts = []
+class Line(NamedTuple):
+    """A line of JSON: its number in the block, the byte where it begins in the text, and its value."""
+
+    number: int
+    start: int
+    has_escapes: bool
+    value: Any
+
+
+def lines_of(block: TextBlock, content: bytes, findings: Findings) -> Iterator[Line]:
+    """Yields whole lines without the blank ones; counts in findings the lines that are not JSON."""
     decode = json.JSONDecoder().decode
     findings.newlines = content.count(b"\n")
     end = block.offset
@@ -50,26 +59,35 @@ def line_documents(block: TextBlock, content: bytes, reading: Reading, findings:
         line = findings.decode(encoded, start, number)
         if not line or line.isspace():
             continue
-
         try:
-            fields = decode(line)
+            yield Line(number, start, b"\\u" in encoded, decode(line))
         except (ValueError, RecursionError):
             findings.count_bad_line(number, "is not JSON")
-            continue
 
+
+def encodable(text: str, line: Line, findings: Findings) -> str:
+    """Returns text of a line that UTF-8 can encode: JSON can spell lone surrogates; they are replaced and counted."""
+    if not line.has_escapes:
+        return text
+    text, num_replaced = re.subn("[\ud800-\udfff]", "\ufffd", text)
+    if num_replaced:
+        findings.replaced += num_replaced
+        findings.first_replaced = findings.first_replaced or (line.start, line.number, "a lone surrogate")
+    return text
+
+
+def line_documents(block: TextBlock, content: bytes, reading: Reading, findings: Findings) -> list[str]:
+    """Returns the documents of whole lines; counts in findings the lines without one, except blank lines."""
+    texts = []
+    for line in lines_of(block, content, findings):
+        fields = line.value
         text = fields.get(reading.text_field) if isinstance(fields, dict) else None
-        if not isinstance(text, str):
+        if isinstance(text, str):
+            texts.append(encodable(text, line, findings))
+        else:
             what = f"its fields are {', '.join(list(fields)[:8])}" if isinstance(fields, dict) else "no object"
             why = f"has no text in field {reading.text_field!r}: {what}"
-            findings.count_bad_line(number, printable(why)[:200])
-            continue
-
-        if b"\\u" in encoded:  # JSON can spell lone surrogates, which UTF-8 cannot encode
-            text, num_replaced = re.subn("[\ud800-\udfff]", "\ufffd", text)
-            if num_replaced:
-                findings.replaced += num_replaced
-                findings.first_replaced = findings.first_replaced or (start, number, "a lone surrogate")
-        texts.append(text)
+            findings.count_bad_line(line.number, printable(why)[:200])
     return texts
 
 

@@ -39,7 +39,7 @@ def table_blocks(source: Source, reading: Reading) -> Iterator[TextBlock]:
         rows, num_bytes = [], 0
         for num_rows, value in enumerate(values, 1):
             rows.append(value)
-            num_bytes += len(value) if isinstance(value, str) else 0
+            num_bytes += len(value if isinstance(value, str) else str(value))
             if num_bytes >= reading.limits.block_bytes:
                 yield TextBlock(int(num_rows * row_bytes), 0, rows)
                 rows, num_bytes = [], 0

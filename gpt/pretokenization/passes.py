@@ -58,6 +58,11 @@ class Job:
         """True if --text_field applies to a file."""
         return any(KINDS[source.kind].has_fields for source in self.sources)
 
+    @property
+    def has_chats(self) -> bool:
+        """True if a file holds conversations."""
+        return any(KINDS[source.kind].is_chat for source in self.sources)
+
     def answers(self, doing: str, **setup: Any) -> Iterator[WorkerAnswer]:
         """Makes one pass over the text; yields the workers' answers for its blocks, in order.
 
@@ -133,13 +138,13 @@ def encode(job: Job, vocabulary: Vocabulary, engine: str) -> str:
     Returns '' and sets job.totals, or stops and returns a text to which the engine gives other ids than
     tokenizers. Raises the errors of job.answers.
     """
-    writers = {split: TokenWriter(job.folder.work, split) for split in SPLITS}
+    writers = {split: TokenWriter(job.folder.work, split, job.has_chats) for split in SPLITS}
     try:
         for answer in job.answers("encoding", vocabulary=vocabulary, engine=engine):
             if answer.difference:
                 return answer.difference
             for split, part in answer.splits.items():
-                writers[split].add(part.ids, part.ends, sum(part.sizes))
+                writers[split].add(part.ids, part.ends, sum(part.sizes), part.is_answer)
     finally:
         for writer in writers.values():
             writer.close()

@@ -11,11 +11,13 @@ import sysconfig
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from gpt.common.errors import Exit, UserError
 from gpt.common.words import printable, several, shell_word
 from gpt.hub.download import DatasetFile
 from gpt.pretokenization.blocks import Findings, Reading, TextBlock, read_at
+from gpt.pretokenization.conversations import CHAT_LINES, CHAT_TABLES
 from gpt.pretokenization.encodings import has_controls, refuse_other_encoding
 from gpt.pretokenization.files import HEAD_BYTES, PACKED_ENDINGS, PACKINGS, Source, head_of, stamp_of
 from gpt.pretokenization.json_lines import JSON_LINES
@@ -24,7 +26,9 @@ from gpt.pretokenization.text_files import TEXT_FILES
 
 # The first kind that recognises a file is taken.
 KINDS = {
+    "chat tables": CHAT_TABLES,
     "parquet": PARQUET,
+    "chat lines": CHAT_LINES,
     "lines": JSON_LINES,
     "text": TEXT_FILES,
 }
@@ -175,7 +179,7 @@ def readable(source: Source) -> Iterator[None]:
 
 
 def documents_of(block: TextBlock, sources: Sequence[Source], reading: Reading,
-                 findings: Findings) -> list[str]:
+                 findings: Findings) -> list[Any]:
     """Returns the documents of a block, or the text of a part of a document; counts findings for both.
 
     Raises UserError (exit 3) if the file cannot be read or became shorter after the block was cut.

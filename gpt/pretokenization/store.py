@@ -20,23 +20,36 @@ from gpt.common.words import printable
 LOCK_FLAGS = os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0)  # never opens a link's target
 WORK = ".pretokenize"  # the work folder inside the output folder
 LOCK = ".pretokenize.lock"
-OUTPUTS = (METADATA, "tokenizer.json", "train.bin", "train.idx", "val.bin", "val.idx")
+OUTPUTS = (METADATA, "tokenizer.json", "train.bin", "train.idx", "train.mask", "val.bin", "val.idx", "val.mask")
 
 
 class TokenWriter:
     """Writes one split into a folder: ids in SPLIT.bin, documents' ends in SPLIT.idx; totals counts them.
 
-    Both files are created at once, and are complete after close(). Ids are written in the dtype that they
-    have. totals has tokens, documents, bytes of text, and largest_id, which is -1 before the first id.
+    with_mask adds SPLIT.mask, one bit for each id: 1 if it counts in the loss. All files are created at once, and
+    are complete after close(). Ids are written in the dtype that they have. totals has tokens, documents, bytes of
+    text, and largest_id, which is -1 before the first id; with_mask also counted, the ids that count.
     """
 
-    def __init__(self, folder: Path, split: str):
+    def __init__(self, folder: Path, split: str, with_mask: bool = False):
         self.totals = {"tokens": 0, "documents": 0, "bytes": 0, "largest_id": -1}
+        self.mask = (folder / f"{split}.mask").open("wb", buffering=2**20) if with_mask else None
+        self._last_bits = np.zeros(0, bool)  # of the last byte of the mask, which is not full yet
         self.ids = (folder / f"{split}.bin").open("wb", buffering=2**22)
         self.ends = (folder / f"{split}.idx").open("wb", buffering=2**20)
 
-    def add(self, ids: np.ndarray, ends: np.ndarray, num_bytes: int) -> None:
-        """Appends the ids of num_bytes of text; ends are the documents' ends, counted from the first of these ids."""
+    def add(self, ids: np.ndarray, ends: np.ndarray, num_bytes: int, counts: np.ndarray | None = None) -> None:
+        """Appends the ids of num_bytes of text; ends are the documents' ends, counted from the first of these ids.
+
+        counts tells for each id if it counts in the loss, None where all do.
+        """
+        if self.mask:
+            counts = np.ones(len(ids), bool) if counts is None else counts
+            bits = np.concatenate([self._last_bits, counts])
+            num_whole = len(bits) // 8 * 8
+            self.mask.write(np.packbits(bits[:num_whole], bitorder="little").tobytes())
+            self._last_bits = bits[num_whole:]
+            self.totals["counted"] = self.totals.get("counted", 0) + int(counts.sum())
         self.ids.write(ids.tobytes())
         self.ends.write((ends + self.totals["tokens"]).astype("<u8").tobytes())
         self.totals["largest_id"] = max(self.totals["largest_id"], int(ids.max()) if len(ids) else -1)
@@ -48,6 +61,9 @@ class TokenWriter:
         """Closes the files."""
         self.ids.close()
         self.ends.close()
+        if self.mask:
+            self.mask.write(np.packbits(self._last_bits, bitorder="little").tobytes())
+            self.mask.close()
 
 
 class Folder:

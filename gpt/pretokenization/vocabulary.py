@@ -16,11 +16,13 @@ from gpt.common.words import printable, shell_word
 from gpt.pretokenization.engines import Encoder, is_compared, may_differ
 from gpt.pretokenization.passes import Job
 from gpt.pretokenization.workers import SEPARATOR, in_child
+from gpt.tokens.chat import END, START, can_converse
 from gpt.tokens.faithful import probes_of, refuse_changes
 from gpt.tokens.tokenizer import END_OF_TEXT, Vocabulary, byte_alphabet, load_tokenizer, parse, vocabulary_of
 
 FAST_BYTES_PER_ID = 1000  # gigatoken trains only on samples with more bytes for each id
-NUM_FIRST_IDS = 257  # the end of text and the 256 bytes; each merge adds one id
+SPECIAL_TOKENS = [END_OF_TEXT, START, END]
+NUM_FIRST_IDS = len(SPECIAL_TOKENS) + 256  # the special tokens and the 256 bytes; each merge adds one id
 
 
 # ---------------------------------------------------------------- the tokenizer of one run
@@ -44,6 +46,16 @@ def given_vocabulary(path: str, warn: Callable[[str], None]) -> Vocabulary:
     if change:
         warn(f"{name} {change}.")
     return vocabulary
+
+
+def conversing(vocabulary: Vocabulary, say: Callable[[str], None]) -> Vocabulary:
+    """Returns the vocabulary with ids for the special tokens of conversations, appended where it lacks them."""
+    if can_converse(vocabulary.tokenizer):
+        return vocabulary
+    tokenizer = parse(vocabulary.content)
+    tokenizer.add_special_tokens([START, END])
+    say(f"the tokenizer gets {START} and {END} as its last ids; with --init_from the model gets rows for them")
+    return vocabulary_of(tokenizer)
 
 
 def new_vocabulary(job: Job, train_bytes: int) -> Vocabulary:
@@ -110,7 +122,7 @@ def train_tokenizer(sample: Path, vocab_size: int, min_frequency: int) -> str:
     os.environ["TOKENIZERS_PARALLELISM"] = "true"
     tokenizer = byte_level(models.BPE())
     trainer = trainers.BpeTrainer(vocab_size=vocab_size, min_frequency=min_frequency, show_progress=False,
-                                  special_tokens=[END_OF_TEXT],
+                                  special_tokens=SPECIAL_TOKENS,
                                   initial_alphabet=pre_tokenizers.ByteLevel.alphabet())
     tokenizer.train_from_iterator((text.decode() for text in read_sample(sample)), trainer)
     return tokenizer.to_str(pretty=True)
@@ -129,7 +141,7 @@ def train_fast(sample: Path, vocab_size: int, min_frequency: int) -> str:
     os.dup2(quiet, 2)
     if any(map(may_differ, read_sample(sample))):
         return ""
-    _, merges = gigatoken.train_bpe(str(sample), vocab_size, [END_OF_TEXT], "huggingface", SEPARATOR)
+    _, merges = gigatoken.train_bpe(str(sample), vocab_size, SPECIAL_TOKENS, "huggingface", SEPARATOR)
     if not len({left + right for left, right in merges}) == len(merges) == vocab_size - NUM_FIRST_IDS:
         return ""
 
@@ -145,13 +157,13 @@ def train_fast(sample: Path, vocab_size: int, min_frequency: int) -> str:
 
 
 def tokenizer_json(merges: Sequence[tuple[bytes, bytes]]) -> str:
-    """The JSON that tokenizers' BpeTrainer writes for these merges: the end of text, the 256 bytes, each merge."""
+    """The JSON that tokenizers' BpeTrainer writes for these merges: SPECIAL_TOKENS, the 256 bytes, each merge."""
     alphabet = byte_alphabet()
     pairs = [("".join([alphabet[byte] for byte in left]), "".join([alphabet[byte] for byte in right]))
              for left, right in merges]
-    tokens = [END_OF_TEXT, *sorted(alphabet), *(left + right for left, right in pairs)]
+    tokens = [*SPECIAL_TOKENS, *sorted(alphabet), *(left + right for left, right in pairs)]
     tokenizer = byte_level(models.BPE({token: number for number, token in enumerate(tokens)}, pairs))
-    tokenizer.add_special_tokens([END_OF_TEXT])
+    tokenizer.add_special_tokens(SPECIAL_TOKENS)
     return tokenizer.to_str(pretty=True)
 
 

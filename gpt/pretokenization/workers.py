@@ -24,9 +24,10 @@ from gpt.common.errors import Exit, UserError
 from gpt.common.signals import Signals
 from gpt.common.words import first_line
 from gpt.pretokenization.blocks import Findings, Reading, TextBlock, last_cut, parts_of
+from gpt.pretokenization.conversations import encode_conversations, plain_text
 from gpt.pretokenization.engines import encoder_for
 from gpt.pretokenization.files import Source
-from gpt.pretokenization.sources import documents_of
+from gpt.pretokenization.sources import KINDS, documents_of
 from gpt.tokens.layouts import DTYPES, native_dtype
 from gpt.tokens.tokenizer import Vocabulary
 
@@ -184,6 +185,7 @@ class SplitAnswer(NamedTuple):
     hashes: np.ndarray  # uint64
     ids: np.ndarray
     ends: np.ndarray  # of the documents, in these ids
+    is_answer: np.ndarray | None  # of conversations: bool for each id, if it counts in the loss
 
 
 @dataclass
@@ -209,7 +211,9 @@ def read_block(block: TextBlock, sources: Sequence[Source], reading: Reading, th
     text to sample. With a vocabulary, the documents are encoded by the engine.
     """
     answer = WorkerAnswer(Findings())
-    texts = documents_of(block, sources, reading, answer.findings)
+    documents = documents_of(block, sources, reading, answer.findings)
+    is_chat = KINDS[sources[block.source].kind].is_chat
+    texts = [plain_text(turns) for turns in documents] if is_chat else documents
     with_text = [text for text in texts if text and not text.isspace()]
     answer.findings.has_text = bool(with_text)
     if block.in_val is not None:  # a part of a document, which may be blank
@@ -224,7 +228,12 @@ def read_block(block: TextBlock, sources: Sequence[Source], reading: Reading, th
     for split, is_mine in (("train", ~in_val), ("val", in_val)):
         mine = list(itertools.compress(contents, is_mine))
         ids = ends = np.zeros(0, np.int64)
-        if vocabulary and mine:
+        is_answer = np.zeros(0, bool) if is_chat else None
+        if vocabulary and mine and is_chat:
+            chats = list(itertools.compress(documents, is_mine))
+            ids, ends, is_answer = encode_conversations(chats, encoder_for(vocabulary, engine))
+            ids = ids.astype(DTYPES[native_dtype(vocabulary.size)])
+        elif vocabulary and mine:
             encoder = encoder_for(vocabulary, engine)
             pieces, lasts = [], []  # parts of at most limits.part_bytes, and whether each ends its document
             for content in mine:
@@ -235,7 +244,7 @@ def read_block(block: TextBlock, sources: Sequence[Source], reading: Reading, th
             ids, ends = encoder.encode(pieces, lasts)
             ids = ids.astype(DTYPES[native_dtype(vocabulary.size)])
             answer.difference = answer.difference or encoder.difference_in(pieces)
-        answer.splits[split] = SplitAnswer(list(map(len, mine)), hashes[is_mine], ids, ends)
+        answer.splits[split] = SplitAnswer(list(map(len, mine)), hashes[is_mine], ids, ends, is_answer)
         if sample_fraction and split == "train":
             answer.sample = sample_of(mine, sample_fraction, reading)
     return answer

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from gpt.common.errors import Exit, UserError
@@ -24,10 +24,10 @@ MIN_VALIDATION_TOKENS = 32  # a training file with less than twice as many gives
 class Corpus:
     """Everything that train.py trains on; notes are the assumptions to tell the user.
 
-    identity is the sha256 of the training file; for several files it is the sha256 of their hex sha256s,
-    joined. val_identity is the same for the files that hold the validation tokens. The streams of a mixture
-    join the streams of its components, in their order; any other corpus has no components. origins are the
-    datasets of the Hugging Face hub from which the text came.
+    identity is the sha256 of the training file; for several files, a mask among them, it is the sha256 of their
+    hex sha256s, joined. val_identity is the same for the files that hold the validation tokens. The streams of a
+    mixture join the streams of its components, in their order; any other corpus has no components. origins are
+    the datasets of the Hugging Face hub from which the text came.
     """
 
     train: TokenStream
@@ -111,8 +111,8 @@ def open_corpus(train: Path, val: Path | None, metadata_file: Path | None, token
     val_stream = val_identity = None
     if val_files:
         val_stream, val_identity = _open(val_files, "val", metadata, known_size)
-        if val_stream.length < 2:
-            notes.append(f"{val_stream.name}: it is not used, because a single token leaves nothing to predict")
+        if val_stream.length < 2 or metadata.splits.get("val", FileRecord()).num_counted == 0:
+            notes.append(f"{val_stream.name}: it is not used, because it has no token to predict")
             val_stream = val_identity = None
     elif (not metadata.splits or "val" in metadata.splits) and train_stream.length >= 2 * MIN_VALIDATION_TOKENS:
         # Our own metadata without a validation split means that the user wanted none.
@@ -170,6 +170,17 @@ def _vocabulary(metadata: Metadata, tokenizer_file: Path | None, vocab_size: int
     return known_size, end_id
 
 
+def _checked_mask(path: Path, recorded: str | None) -> str:
+    """Returns the sha256 of a mask. Raises UserError (exit 3) if it is missing, or not the recorded one."""
+    try:
+        sha256 = sha256_of(path)
+    except OSError as error:
+        raise token_file_error(path, f"cannot be read: {error.strerror}. It says which tokens count in the loss. Run "
+                                     "pretokenize.py again.") from error
+    _check_sha256(f"token file {printable(path)}", sha256, recorded, "is not what pretokenize.py wrote")
+    return sha256
+
+
 def _check_sha256(name: str, sha256: str, recorded: str | None, problem: str) -> None:
     """Raises UserError (exit 3) if our metadata records another sha256."""
     if recorded not in (None, sha256):
@@ -214,14 +225,17 @@ def _open(files: Sequence[Path], split: str, metadata: Metadata, vocab_size: int
     record = metadata.splits.get(split, FileRecord())
     layouts = [LAYOUTS["nanogpt"] if split in metadata.splits else recognise(path) for path in files]
     parts, digests = [], []
+    mask = None if record.mask_sha256 is None else files[0].with_suffix(".mask")
     for path, layout in zip(files, layouts, strict=True):
         if layout is not layouts[0]:
             raise UserError(Exit.DATA, f"token files of two layouts: {printable(files[0].name)} and "
                                        f"{printable(path.name)}. Name the files with a narrower pattern.")
-        part = layout.read(path, metadata.dtype or assumed_dtype)
+        part = replace(layout.read(path, metadata.dtype or assumed_dtype), mask=mask)
         _check_length(path, part.length, record.num_tokens, metadata)
         parts.append(part)
         digests.append(_checked_sha256(part, record, vocab_size))
+        if mask:
+            digests.append(_checked_mask(mask, record.mask_sha256))
     stream = TokenStream(tuple(parts), vocab_size)
     if split == "train":
         _check_length(files[0], stream.length, metadata.num_tokens, metadata)

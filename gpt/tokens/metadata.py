@@ -32,6 +32,8 @@ class FileRecord(NamedTuple):
     num_tokens: int | None = None
     sha256: str | None = None
     modified_ns: int | None = None
+    mask_sha256: str | None = None  # of the file that says which tokens count in the loss
+    num_counted: int | None = None  # tokens that count
 
 
 @dataclass(frozen=True)
@@ -92,12 +94,13 @@ def metadata_of(path: Path) -> Metadata:
 def _record(path: Path, split: str, fields: Any) -> FileRecord:
     _check(path, f"splits.{split}", fields, isinstance(fields, dict), "an object")
     return FileRecord(_integer(path, fields, TOKEN_COUNTS, 0, MAX_TOKENS), _sha256(path, fields),
-                      fields.get("modified_ns"))
+                      fields.get("modified_ns"), _sha256(path, fields, "mask_sha256"),
+                      _integer(path, fields, ("counted",), 0, MAX_TOKENS))
 
 
-def _sha256(path: Path, record: Fields) -> str | None:
-    sha256 = record.get("sha256")
-    return _check(path, "sha256", sha256, sha256 is None or re.fullmatch("[0-9a-f]{64}", str(sha256)),
+def _sha256(path: Path, record: Fields, name: str = "sha256") -> str | None:
+    sha256 = record.get(name)
+    return _check(path, name, sha256, sha256 is None or re.fullmatch("[0-9a-f]{64}", str(sha256)),
                   "64 hexadecimal digits")
 
 

@@ -24,6 +24,7 @@ def try_to_compile(run: Run, compile_model: Callable[[], None]) -> None:
     machine, out = run.setup.runtime.machine, run.setup.runtime.out
     rng, started = machine.rng_state(), time.perf_counter()
     inputs_BT, targets_BT = run.batches.get(run.state.samples_seen, 0)
+    num_targets = run.batches.mean_targets(run.state.samples_seen, 1)
     is_whole_step = run.num_micro_batches == 1 and run.setup.runtime.processes.world_size == 1
 
     def compile_all() -> None:
@@ -33,7 +34,7 @@ def try_to_compile(run: Run, compile_model: Callable[[], None]) -> None:
             run.teacher.compile()
         with run.strategy.accumulating(is_last=is_whole_step):
             with machine.autocast():
-                loss = run.strategy.forward(inputs_BT, targets_BT, run.teacher_output(inputs_BT))
+                loss = run.strategy.forward(inputs_BT, targets_BT, run.teacher_output(inputs_BT), num_targets)
             run.scaler.scale(loss).backward()
         compile_optimizer(run.optimizer)
         machine.backend.synchronize()

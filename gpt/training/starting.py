@@ -4,7 +4,7 @@ import contextlib
 from functools import partial
 
 from gpt.checkpoint import load
-from gpt.common.words import printable
+from gpt.common.words import printable, several
 from gpt.hub.names import as_recorded
 from gpt.optimizers.build import expected_state
 from gpt.planning.recorded import settings_of
@@ -25,6 +25,9 @@ def load_start(run: Run) -> None:
         with out.phase("loading the weights"):
             folder, config = load.starting_config(setup.args.init_from, out.warn)
             load.start_from(folder, run.model)
+        num_new = setup.config.vocab_size - config.vocab_size
+        if num_new:
+            out.say(f"start       {several(num_new, 'id')} that the model lacks begin as the mean of the others")
         out.say(f"start       from the weights of {printable(as_recorded(str(folder)))}; T is "
                 f"{setup.config.seq_length:,} of {config.seq_length:,}")
         run.state.init_from = as_recorded(setup.args.init_from)

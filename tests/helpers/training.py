@@ -85,7 +85,8 @@ def run_of(model: Network, scaler: torch.amp.GradScaler | None = None, learning_
     setup: Any = types.SimpleNamespace(args=args, runtime=runtime, config=model.config,
                                        recipe=recipe(batch_size=1, grad_clip=grad_clip))
     return Run(setup, model, optimizer, scaler or torch.amp.GradScaler("cpu", enabled=False),
-               more.get("strategy") or Strategy(model), Decisions(ALONE), more.get("batches"),  # type: ignore[arg-type]
+               more.get("strategy") or Strategy(model), Decisions(ALONE),
+               more.get("batches") or types.SimpleNamespace(mean_targets=lambda *_: None),  # type: ignore[arg-type]
                TrainState(), more.get("teacher"))
 
 
