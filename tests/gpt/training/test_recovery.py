@@ -78,7 +78,7 @@ def test_undoing_a_step_drops_unfinished_moments_and_scaler_notes():
         scaler.unscale_(run.optimizer)
         raise Abandoned
 
-    run.batches = types.SimpleNamespace(batch_size=1, get=fails)  # type: ignore[assignment]
+    run.batches = types.SimpleNamespace(batch_size=1, get=fails, mean_targets=lambda *_: None)  # type: ignore[assignment]
     with pytest.raises(Abandoned):
         train.take_step(run)
     assert parameter not in run.optimizer.state

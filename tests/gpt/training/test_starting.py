@@ -76,7 +76,7 @@ def test_weights_that_do_not_fit_the_corpus_are_refused(run, corpus, tmp_path):
         (["--seq_length", "99"], Exit.FLAGS, "--seq_length 99: --init_from has 8 positions"),
         (["--n_layer", "2"], Exit.FLAGS, "--n_layer: not with --init_from"),
         (["--data_dir", str(tmp_path / "other")], Exit.DATA, "another tokenizer than the weights of --init_from"),
-        (["--data_dir", str(tmp_path / "larger")], Exit.DATA, "ids, the model of --init_from"),
+        (["--data_dir", str(tmp_path / "larger")], Exit.DATA, "another tokenizer than the weights of --init_from"),
     ):
         with pytest.raises(UserError, match=words) as caught:
             train.main(["--data_dir", str(corpus), "--output_dir", str(tmp_path / "tuned"), "--no-use_gpu",
