@@ -237,7 +237,7 @@ class Terminal(io.StringIO):
 
 def test_a_message_that_is_too_long_stops_a_pipe_and_not_a_terminal(talk, chatty):
     long = "sea " * 400
-    with refused(r"the message has \d\d\d tokens, and the model sees 248", Exit.DATA):
+    with refused(r"the message has \d\d\d tokens in its template, and the model sees 248", Exit.DATA):
         talk(long, ckpt=chatty)
     said, err = talk("the cat", long, "a dog", flags=GREEDY_JSON, ckpt=chatty, stream=Terminal)
     assert "warning: the message has" in err

@@ -40,7 +40,7 @@ def opened(language: Language, template: Any, folder: object, system: str, most:
     """
     tokenizer, model = language.tokenizer, shell_word(folder)
     cure = (f"Train it on conversations: python pretokenize.py chats.jsonl --tokenizer_file {model} --output_dir "
-            f"chats, then python train.py --init_from {model} --data_dir chats")
+            f"chats, then python train.py --init_from {model} --data_dir chats --output_dir out-chats")
     if template is None:
         without = " without --system" if system else ""
         warn(f"--chat: the model was not trained on conversations, and continues your text{without}. {cure}")
@@ -76,17 +76,18 @@ def conversation_ids(tokenizer: Tokenizer, system: str, most: int, history: list
         if len(ids) <= most:
             del history[:start]
             return ids
-    raise UserError(Exit.DATA, f"the message has {several(len(ids), 'token')}, and the model sees {most:,} before its "
-                               "answer. Give a shorter message.")
+    raise UserError(Exit.DATA, f"the message has {several(len(ids), 'token')} in its template, and the model sees "
+                               f"{most:,} before its answer. Give a shorter message or --system.")
 
 
 def converse(decoder: Decoder, ids_of: PromptIds, sampling: Sampling, language: Language, seed: int,
              max_new_tokens: int, as_json: bool) -> int:
     """Reads lines from stdin, and writes the model's answer to each, until /quit or the end of the input.
 
-    The seed grows by 1 with each answer. Ctrl-C ends an answer, and at the prompt the conversation; another
-    signal ends both. Returns the exit code, 128 + the number of such a signal. Raises UserError: exit 3 if stdin
-    is closed, or for a line that has no ids (a warning on a terminal), exit 6 if the logits are not finite.
+    The seed grows by 1 with each answer. Ctrl-C ends an answer, whose words so far stay in the conversation;
+    another signal ends both. Returns the exit code, 128 + the number of such a signal. Raises UserError: exit 3
+    if stdin is closed, or for a line that has no ids (a warning on a terminal), exit 6 if the logits are not
+    finite.
     """
     check_stdin("--chat")
     on_terminal = sys.stdin.isatty()
@@ -97,7 +98,7 @@ def converse(decoder: Decoder, ids_of: PromptIds, sampling: Sampling, language: 
     while True:
         try:
             line = without_surrogates(input(prompt_sign))
-        except (EOFError, KeyboardInterrupt):
+        except EOFError:
             return Exit.DONE
         if line == "/quit":
             return Exit.DONE

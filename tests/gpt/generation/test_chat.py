@@ -36,7 +36,7 @@ def test_the_oldest_messages_go_with_their_answers_and_the_systems_turn_stays(sp
         assert conversation_ids(speaker, "Be kind.", most, left, "the sea") == prompt_ids(kept, speaker)
         assert left == history[first:]
     left = history.copy()
-    with refused(f"has {min(lengths)} tokens, and the model sees {min(lengths) - 1}", Exit.DATA):
+    with refused(f"has {min(lengths)} tokens in its template, and the model sees {min(lengths) - 1}", Exit.DATA):
         conversation_ids(speaker, "Be kind.", min(lengths) - 1, left, "the sea")
     assert left == history
 

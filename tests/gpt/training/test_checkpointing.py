@@ -6,12 +6,17 @@ import time
 from threading import Event
 from types import SimpleNamespace
 
+import train
 from gpt.checkpoint.find import steps_in
 from gpt.checkpoint.folder import prune
+from gpt.checkpoint.load import chat_template
 from gpt.checkpoint.save import Snapshot, save, write_tensors
 from gpt.checkpoint.stored import verify
 from gpt.common.errors import Exit
 from gpt.planning.memory import checkpoint_bytes_of, has_room_for_copy
+from gpt.tokens.chat import special_names, template_of
+from gpt.tokens.corpus import Corpus
+from gpt.tokens.tokenizer import load_tokenizer
 from gpt.training.checkpointing import Checkpointer
 from gpt.training.validation import ValidationLoss
 from model import GPTConfig
@@ -79,6 +84,18 @@ def test_the_best_stays_until_a_better_one_is_on_the_disk(run, monkeypatch):
         ValidationLoss(1.0 if windows else next(losses), None)))
     run("--max_steps", "6", "--eval_interval", "2", "--checkpoint_every_steps", "1", "--keep_checkpoints", "1")
     assert list(steps_in(run.folder / "out")) == [3, 2]
+
+
+def test_a_run_on_conversations_saves_their_template_and_a_later_run_on_text_none(run, corpus, monkeypatch):
+    monkeypatch.setattr(Corpus, "converses", True)
+    run.ok("--max_steps", "1")
+    folder = run.folder / "out/checkpoint-1"
+    assert chat_template(folder) == template_of(special_names(load_tokenizer(folder)))
+    monkeypatch.undo()
+    text = run.folder / "text"
+    assert train.main(["--data_dir", str(corpus), "--output_dir", str(text), "--init_from", str(folder), "--max_steps",
+                       "1", "--no-use_gpu"]) == 0
+    assert chat_template(text / "checkpoint-1") is None
 
 
 def test_a_slow_disk_changes_nothing_in_what_a_save_prunes(run, monkeypatch):
