@@ -100,10 +100,11 @@ class UsualRates(NamedTuple):
 
 def usual_rates(optimizer: str, config: ModelConfig, tokens_per_step: int, total_tokens: int, is_finetuning: bool,
                 ) -> UsualRates:
-    """The default peaks: by the optimizer's own table where it has one (Muon), else AdamW's by width and steps.
+    """Returns the default peaks and initial deviation: by the optimizer's own table (Muon), else by AdamW's rule.
 
-    total_tokens are all that the run sees. is_finetuning: pretrained weights get a fraction, whatever the
-    optimizer.
+    AdamW's rule is by width and steps. total_tokens are all that the run sees. is_finetuning: with any
+    optimizer, both peaks are FINETUNING times the lower of rate_by_compute and rate_by_parameters, at least
+    1e-6.
     """
     lower_law = min(rate_by_compute(config, tokens_per_step, total_tokens), rate_by_parameters(config))
     if is_finetuning:

@@ -32,10 +32,11 @@ def default_fraction(num_bytes: int) -> float:
 
 
 def split_by_hash(val_fraction: float, lowest: int = 0, highest: int = 2**64 - 1) -> Split:
-    """Splits whole documents by their hash, so that a document's split does not depend on other documents.
+    """Splits whole documents by their 64-bit hash: those below a threshold are kept for validation.
 
-    lowest and highest are the smallest and largest hash, if known: then neither part is empty, unless all
-    documents are equal.
+    A document's split does not depend on other documents. A val_fraction of 0 keeps none. lowest and highest
+    are the smallest and largest hash, if known: then, above 0, neither part is empty, unless all documents
+    are equal.
     """
     if val_fraction == 0:
         return Split("none, as requested")

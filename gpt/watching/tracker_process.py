@@ -90,7 +90,7 @@ def rows(path: Path, has_ended: Callable[[], bool]) -> Iterator[dict[str, Any]]:
 
 
 def tensorboard(run: RecordedRun) -> Recording:
-    """Records to event files in output_dir/tensorboard."""
+    """Records to event files in output_dir/tensorboard; first it deletes those of earlier starts."""
     for path in Path(run.folder).glob("events.out.tfevents.*"):
         path.unlink()
     # purge_step: a TensorBoard that shows the deleted files forgets them.
@@ -108,7 +108,11 @@ def tensorboard(run: RecordedRun) -> Recording:
 
 
 def wandb(run: RecordedRun) -> Recording:
-    """Records to Weights & Biases: online after a login, else in files for `wandb sync`."""
+    """Begins to record to Weights & Biases: online after a login, else in files for `wandb sync`.
+
+    A WANDB_MODE in the environment decides instead. Offline it deletes the files of the run's earlier starts,
+    and all rows are recorded anew; online, a resumed run goes on after the step that it resumed from.
+    """
     netrc = Path(os.environ.get("NETRC", "~/.netrc")).expanduser()
     has_login = "WANDB_API_KEY" in os.environ or (
         netrc.is_file() and "wandb" in netrc.read_text(errors="replace"))
