@@ -64,13 +64,9 @@ def read_flags(argv: Sequence[str]) -> Namespace:
     g.add_argument("--seq_length", type=whole(1, 2**20), help="tokens per sequence (default: 1024, without a GPU 256)")
     g.add_argument("--dropout", type=fraction(), help="fraction of activations dropped; the masks depend on "
                    "--batch_size (default: 0.1 where Muon reads a small text 6 times or more, else 0)")
-    parser.relate(  # each sets the field of its name in GPTConfig
-        OF_GPT2,
-        g.add_argument("--bias", action=Switch, help="biases in linear layers and norms (default: on for gpt2, else "
-                       "none)"))
-    parser.relate(  # and in RotaryConfig
-        OF_ROTARY,
-        g.add_argument("--n_kv_head", type=whole(1, 1024), help=SUPPRESS),  # a third or half of --n_head
+    parser.relate(OF_GPT2, g.add_argument("--bias", action=Switch, help="in linear layers and norms (default: gpt2's)"))
+    parser.relate(  # like --bias, they set the config's field of their name
+        OF_ROTARY, g.add_argument("--n_kv_head", type=whole(1, 1024), help=SUPPRESS),  # a third or half of --n_head
         g.add_argument("--n_inner", type=whole(1, 2**20), help=SUPPRESS),  # width of the MLP: blocks as large as gpt2's
         g.add_argument("--rope_theta", type=real(1, 1e9, above=True), help=SUPPRESS))  # the rotary base: 10000
     g.add_argument("--tie_weights", action=Switch, default=True, help="embedding and output layer are one matrix")
@@ -111,8 +107,7 @@ def read_flags(argv: Sequence[str]) -> Namespace:
     g.add_argument("--use_gpu", action=Switch, help="require a GPU, NVIDIA's or Apple's, or exit 5 (default: if any)")
     g.add_argument("--use_amp", action=Switch, help="mixed precision (default: on with a GPU; on a CPU with bf16 where "
                    "the size is chosen)")
-    g.add_argument("--amp_dtype", type=one_of("auto", "bf16", "fp16"), default="auto", help="auto: bf16 where it is "
-                   "native, else fp16 with loss scaling")
+    g.add_argument("--amp_dtype", type=one_of("auto", "bf16", "fp16"), default="auto", help="auto: bf16 if native")
     g.add_argument("--model_parallel", type=one_of("auto", "ddp", "fsdp", "hsdp"), default="auto", help="how processes "
                    "share a model; ddp: each has all; fsdp: each a shard; hsdp: each machine all; auto: ddp if it fits")
     g.add_argument("--compile", action=Switch, help="torch.compile; eager where it fails (default: on with CUDA)")
@@ -120,8 +115,7 @@ def read_flags(argv: Sequence[str]) -> Namespace:
                    help="blocks: compiles in seconds, 1%% slower; reduce-overhead: CUDA graphs, for small models; "
                    "autotuning: compiles longer, may run faster (default: default; blocks without bf16 or distributed)")
     g.add_argument("--deterministic", action=Switch, default=False, help="use deterministic kernels: slower on a GPU")
-    g.add_argument("--activation_checkpointing", action=Switch, default=False, help="recompute blocks in the backward "
-                   "pass: a third of the memory, 1.3 times the time")
+    g.add_argument("--activation_checkpointing", action=Switch, default=False, help="recomputes: 1/3 memory, 1.3 x time")
 
     g = parser.add_argument_group("output")
     g.add_argument("--output_dir", type=text("DIR"), default="out", help="folder of checkpoints and metrics.jsonl")
@@ -354,9 +348,8 @@ def take_step(run: Run, num_micro_batches: int | None = None) -> Figures:
 def try_step(run: Run, batches: Iterable[tuple[torch.Tensor, torch.Tensor]], num: int) -> Figures:
     """Forward, backward, clip, update on num micro-batches; nothing changes where a loss or the norm is not finite.
 
-    All micro-batches have the same number of targets, or divide by their mean number (num_targets): so the mean of
-    their losses is the step's loss, in nats. The norm is the gradient's before clipping; skipped is 1 where nothing
-    has changed.
+    The mean of the micro-batches' losses is the step's, in nats: each divides by the same number of targets. The norm
+    is the gradient's before clipping; skipped is 1 where nothing has changed.
     """
     machine, optimizer = run.setup.runtime.machine, run.optimizer
     run.model.round_weights()  # the 16-bit copies that products read under autocast, once a step

@@ -62,8 +62,8 @@ class OutputLayer(nn.Module):
                 num_targets: torch.Tensor | None = None) -> torch.Tensor:
         """The loss of cross_entropy, fp32 []; without targets the logits, [B, T, V], both without the padding."""
         if targets_BT is not None and 0 < self.chunk_rows < targets_BT.numel():
-            return linear_cross_entropy(x_BTC.flatten(0, 1), weight_PC, targets_BT.flatten(), self.vocab_size,
-                                        teacher_output, self.chunk_rows, self.rounded, num_targets)
+            return linear_cross_entropy(x_BTC.flatten(0, 1), weight_PC, targets_BT.flatten(),
+                                        (self.vocab_size, self.chunk_rows), teacher_output, self.rounded, num_targets)
         logits_BTV = linear(x_BTC, weight_PC)[..., :self.vocab_size]
         if targets_BT is None:
             return logits_BTV
@@ -72,19 +72,19 @@ class OutputLayer(nn.Module):
                              None if teacher_logits_BTV is None else teacher_logits_BTV.flatten(0, 1), num_targets)
 
 
-def linear_cross_entropy(x_NC: torch.Tensor, weight_PC: torch.Tensor, targets_N: torch.Tensor, vocab_size: int,
-                         teacher_output: TeacherOutput | None, chunk_rows: int,
-                         rounded_PC: torch.Tensor | None = None,
+def linear_cross_entropy(x_NC: torch.Tensor, weight_PC: torch.Tensor, targets_N: torch.Tensor, sizes: tuple[int, int],
+                         teacher_output: TeacherOutput | None = None, rounded_PC: torch.Tensor | None = None,
                          num_targets: torch.Tensor | None = None) -> torch.Tensor:
-    """cross_entropy of the logits x weight' without their padding, on chunk_rows rows of logits at a time.
+    """cross_entropy of the logits x weight' without their padding, on some rows of logits at a time.
 
+    sizes are the number of ids and of the rows whose logits exist at a time.
     Matrix products have autocast's dtype; sums over chunks are in fp32. The forward pass computes the
     gradients together with the loss (Hsu et al. 2024, Liger Kernel, section 3.2): no tensor of size [N, P]
     is kept, and no product is computed twice.
     """
     is_mixed = torch.is_autocast_enabled(x_NC.device.type)
     dtype = torch.get_autocast_dtype(x_NC.device.type) if is_mixed else torch.float32
-    rule = (vocab_size, chunk_rows, torch.is_grad_enabled())
+    rule = (*sizes, torch.is_grad_enabled())
     theirs = [part.flatten(0, -2).to(dtype) for part in teacher_output or ()]
     with torch.autocast(x_NC.device.type, enabled=False):  # each product below has its operands' dtype
         rounded_PC = weight_PC.to(dtype) if rounded_PC is None else rounded_PC

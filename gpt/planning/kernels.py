@@ -133,7 +133,7 @@ def time_chunks(config: ModelConfig, machine: Machine) -> dict[str, float]:
 
     def loss_and_gradients(rows: int) -> None:
         with machine.autocast():
-            loss = linear_cross_entropy(x_NC, weight_PC, targets_N, config.vocab_size, None, rows)
+            loss = linear_cross_entropy(x_NC, weight_PC, targets_N, (config.vocab_size, rows))
         torch.autograd.grad(loss, (x_NC, weight_PC))
 
     return {str(rows): seconds_of(partial(loss_and_gradients, rows)) for rows in CHUNKS}

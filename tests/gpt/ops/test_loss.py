@@ -10,7 +10,7 @@ def loss_and_gradients(x_NC, weight_PC, targets_N, num_ids, scale, chunk_rows):
     x, weight = x_NC.clone().requires_grad_(), weight_PC.clone().requires_grad_()
     with torch.autocast("cpu", torch.float16):
         if chunk_rows:
-            loss = linear_cross_entropy(x, weight, targets_N, num_ids, None, chunk_rows)
+            loss = linear_cross_entropy(x, weight, targets_N, (num_ids, chunk_rows))
         else:
             loss = cross_entropy(torch.nn.functional.linear(x, weight)[:, :num_ids], targets_N)
     (loss * scale).backward()
@@ -64,9 +64,9 @@ def test_the_input_of_the_chunks_stays_as_it_was(dtype):
     for kept in (x, x.to(dtype)):
         leaf = kept.clone().requires_grad_()
         with torch.autocast("cpu", dtype):
-            linear_cross_entropy(leaf, weight, torch.randint(60, (24,)), 60, None, 8).backward()
+            linear_cross_entropy(leaf, weight, torch.randint(60, (24,)), (60, 8)).backward()
             with torch.no_grad():
-                linear_cross_entropy(leaf, weight, torch.randint(60, (24,)), 60, None, 8)
+                linear_cross_entropy(leaf, weight, torch.randint(60, (24,)), (60, 8))
         assert torch.equal(leaf, before.to(leaf.dtype))
 
 
@@ -79,7 +79,7 @@ def test_compiled_gradients_in_place_of_the_input_are_those_of_an_eager_step(is_
     def loss_of(leaf, weight):
         with torch.autocast("cpu", torch.float16):
             h = torch.nn.functional.layer_norm(leaf, (32,)).half()
-            loss = linear_cross_entropy(h, weight, targets, 500, None, 40)
+            loss = linear_cross_entropy(h, weight, targets, (500, 40))
             return loss + h.float().square().sin().mean() if is_used_again else loss
 
     found = []
