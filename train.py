@@ -115,7 +115,7 @@ def read_flags(argv: Sequence[str]) -> Namespace:
                    help="blocks: compiles in seconds, 1%% slower; reduce-overhead: CUDA graphs, for small models; "
                    "autotuning: compiles longer, may run faster (default: default; blocks without bf16 or distributed)")
     g.add_argument("--deterministic", action=Switch, default=False, help="use deterministic kernels: slower on a GPU")
-    g.add_argument("--activation_checkpointing", action=Switch, default=False, help="recomputes: 1/3 memory, 1.3 x time")
+    g.add_argument("--activation_checkpointing", action=Switch, default=False, help="recompute: 1/3 memory, 1.3 x time")
 
     g = parser.add_argument_group("output")
     g.add_argument("--output_dir", type=text("DIR"), default="out", help="folder of checkpoints and metrics.jsonl")
