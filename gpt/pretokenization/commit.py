@@ -78,4 +78,9 @@ def summarise(job: Job, metadata: Mapping[str, Any], seconds: float) -> None:
     say(f"vocabulary: {metadata['vocab_size']:,} ids ({metadata['dtype']})\n"
         f"bytes per token: {sums['bytes'] / max(1, sums['tokens']):.3f}\nseconds: {seconds:.1f}")
     data_dir = "" if str(job.folder.path) == "data" else f" --data_dir {shell_word(job.folder.path)}"
-    say(f"next: python train.py{data_dir}")
+    given = job.args.tokenizer_file
+    if job.has_chats and given and Path(given).is_dir():  # a model's folder; its own is not written to
+        say(f"next: python train.py --init_from {shell_word(given)}{data_dir} --output_dir "
+            f"{shell_word(f'{job.folder.path}-out')}")
+    else:
+        say(f"next: python train.py{data_dir}")

@@ -44,8 +44,9 @@ def load_with_size(path: Path) -> tuple[Tokenizer, int]:
 
     Raises UserError (exit 3).
     """
-    if path.is_dir():
-        path = path / TOKENIZER
+    if path.is_dir():  # the checkpoints of a run have the same tokenizer
+        own, of_checkpoints = path / TOKENIZER, sorted(path.glob(f"checkpoint-*/{TOKENIZER}"))
+        path = of_checkpoints[0] if of_checkpoints and not own.exists() else own
     name = f"tokenizer {printable(path)}"
     try:
         tokenizer = _for_text(Tokenizer.from_buffer(read_bytes(path, MAX_TOKENIZER_BYTES)))

@@ -15,6 +15,7 @@ from gpt.common.words import printable_text
 from gpt.generation.sampling import sample
 from gpt.ops.loss import IGNORED
 from gpt.ops.shards import reshard
+from gpt.tokens.chat import END, Turn, prompt_ids
 from gpt.tokens.corpus import Validation
 from gpt.tokens.tokenizer import bytes_per_id, load_tokenizer
 from gpt.training.state import Run
@@ -137,17 +138,23 @@ class Validator:
             yield inputs_BT.to(device), targets_BT.to(device)
 
     def sample(self, num_tokens: int = SAMPLE_TOKENS) -> str | None:
-        """A short text by the model as it is, safe to print; None without a tokenizer, or after a signal."""
+        """A short text by the model as it is, safe to print; None without a tokenizer, or after a signal.
+
+        It continues --sample_prompt; a model that learns conversations answers it.
+        """
         if self.tokenizer is None:
             return None
         model, setup = self._run.model, self._run.setup
         signals = setup.runtime.signals
         prompt, ids = setup.args.sample_prompt or "\n", []
+        asked, end_id = self.tokenizer.encode(prompt, add_special_tokens=False).ids, setup.corpus.end_of_text_id
+        if setup.corpus.converses:
+            prompt = f"{setup.args.sample_prompt or 'Hello'}\n"
+            asked, end_id = prompt_ids([Turn("user", prompt.strip())], self.tokenizer), self.tokenizer.token_to_id(END)
         with setup.runtime.out.phase("sampling"), setup.runtime.clock.pause():
             model.eval()
             with contextlib.suppress(UserError):  # logits that are not finite: the next steps end the run
-                ids += sample(model, self.tokenizer.encode(prompt, add_special_tokens=False).ids, num_tokens,
-                              setup.args.seed + self._run.state.step, setup.corpus.end_of_text_id,
+                ids += sample(model, asked, num_tokens, setup.args.seed + self._run.state.step, end_id,
                               should_stop=lambda: signals.number is not None)
             model.train()
         return None if signals.number is not None else printable_text(prompt + self.tokenizer.decode(ids)).strip()

@@ -278,7 +278,8 @@ class Monitor:
         if best_step not in (0, self.state.step):
             best = f"{folder}/best"
             note = f"\n      the best by validation, step {best_step:,}; {folder} alone is the last one"
-        self._out.say(f"next: python generate.py --ckpt {best}{note}")
+        chat = " --chat" if self._run.setup.corpus.converses else ""
+        self._out.say(f"next: python generate.py --ckpt {best}{chat}{note}")
         if self._overfitting.validations:
             self._say_how_to_improve(folder, best)
 
