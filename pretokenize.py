@@ -59,6 +59,8 @@ def read_flags(argv: Sequence[str]) -> Namespace:
                       "library's own sources, without its tests, at most 12 MB")
     text.add_argument("--text_field", type=flags.text("NAME"), default="text", help="field of a JSON line, "
                       "or column of a table, that holds the document")
+    text.add_argument("--allow_bad_records", action=flags.Switch, default=False, help="leave out records "
+                      "without a document, however many; without the flag more than 1%% of a file's are an error")
     text.add_argument("--document_separator", type=flags.escaped(), help=r"text that stands between the documents of "
                       r"a text file; \n is a newline, \t a tab, \\ a backslash (default: each file is one "
                       r"document)")
@@ -170,7 +172,8 @@ def pretokenize(args: Namespace, folder: Folder, signals: Signals, progress: Pro
                    for number, source in enumerate(sources)]
         refuse_changed(sources)
     cut_pattern = SAFE_CUT if given is None or given.splits_as_gpt2 else SPACE_CUT
-    reading = Reading(args.text_field, args.document_separator, args.strict_utf8, cut_pattern, limits)
+    reading = Reading(args.text_field, args.document_separator, args.strict_utf8, args.allow_bad_records, cut_pattern,
+                      limits)
     job = Job(args, sources, reading, folder, args.num_workers or num_cores(), signals, progress)
     say_what_is_read(job)
     if job.has_chats and given:

@@ -125,13 +125,13 @@ class NgramStatistics:
 def ngram_statistics(corpus: Corpus) -> NgramStatistics | None:
     """Measures how well n-grams of the training tokens predict the validation tokens.
 
-    Returns None where no forecast is possible: for a mixture, a corpus without validation tokens or
-    tokenizer, and one with fewer tokens than LEAST_TOKENS or more than MOST_TOKENS. None also for a
-    tokenizer whose ids have no known bytes.
+    Returns None where no forecast is possible: for a mixture, conversations, a corpus without validation
+    tokens or tokenizer, and one with fewer tokens than LEAST_TOKENS or more than MOST_TOKENS. None also for
+    a tokenizer whose ids have no known bytes.
     """
     train, val = corpus.train, corpus.val
     path = corpus.tokenizer_path
-    if (val is None or path is None or corpus.components or train.length < LEAST_TOKENS
+    if (val is None or path is None or corpus.components or corpus.converses or train.length < LEAST_TOKENS
             or max(train.length, val.length) > MOST_TOKENS):
         return None
     train_ids, val_ids = (data.Tokens(stream, "ram", torch.device("cpu")).read(0, stream.length)

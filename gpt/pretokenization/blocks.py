@@ -50,6 +50,7 @@ class Reading:
     text_field: str = "text"  # the field or column of a document, of kinds that have fields
     separator: str | None = None  # ends a document of a text file; None: the whole file is one
     strict: bool = False  # stop at bytes that are not UTF-8
+    allows_bad_records: bool = False  # however many hold no document
     # A long document may be cut after each match without changing an id: SAFE_CUT if the tokenizer splits text
     # as GPT-2's does, else SPACE_CUT.
     cut_pattern: re.Pattern[str] = SAFE_CUT
@@ -81,6 +82,7 @@ class Findings:
     replaced: int = 0
     undecodable: int = 0  # replaced bytes that are not UTF-8; the other replaced ones are lone surrogates in JSON
     first_replaced: tuple[int, int, str] | None = None  # byte, line, reason
+    records: int = 0  # lines of JSON or rows, with the bad ones
     bad_lines: int = 0
     first_bad_line: tuple[int, str] | None = None  # line, reason
     has_text: bool = False  # more than whitespace

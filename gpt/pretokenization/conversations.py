@@ -76,6 +76,7 @@ def chat_table_blocks(source: Source, reading: Reading) -> Iterator[TextBlock]:
 def chat_rows(block: TextBlock, content: list[Any], reading: Reading, findings: Findings) -> list[Conversation]:
     """Returns the conversations of rows; counts in findings the rows without one."""
     findings.newlines = len(content)
+    findings.records += len(content)
     return [turns for number, value in enumerate(content)
             for turns in _readable(number, {FIELDS[0]: value}, findings)]
 

@@ -59,6 +59,7 @@ def lines_of(block: TextBlock, content: bytes, findings: Findings) -> Iterator[L
         line = findings.decode(encoded, start, number)
         if not line or line.isspace():
             continue
+        findings.records += 1
         try:
             yield Line(number, start, b"\\u" in encoded, decode(line))
         except (ValueError, RecursionError):

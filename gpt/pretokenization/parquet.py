@@ -51,6 +51,7 @@ def table_blocks(source: Source, reading: Reading) -> Iterator[TextBlock]:
 def row_documents(block: TextBlock, content: list[Any], reading: Reading, findings: Findings) -> list[str]:
     """Returns the texts of rows; counts in findings the rows without one."""
     findings.newlines = len(content)
+    findings.records += len(content)
     texts = []
     for number, value in enumerate(content):
         if isinstance(value, str):

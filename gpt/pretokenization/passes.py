@@ -85,6 +85,7 @@ class Job:
                     self.report.add(block, answer.findings)
                     meter.at(before[block.source] + block.offset + block.length)
                     yield answer
+                self.report.refuse_bad_records()
         except (UserError, OSError) as error:
             if isinstance(error, OSError) or error.code == Exit.DATA:
                 refuse_changed(self.sources)

@@ -10,6 +10,9 @@ from gpt.pretokenization.blocks import Findings, Reading, TextBlock
 from gpt.pretokenization.encodings import refuse_undecodable
 from gpt.pretokenization.files import Source
 
+MAX_BAD_RECORDS = 0.01  # of a file's records; fewer are left out and counted
+ALWAYS_LEFT_OUT = 3  # bad records in any file
+
 
 @dataclass
 class Report:
@@ -33,9 +36,11 @@ class Report:
     def add(self, block: TextBlock, findings: Findings) -> None:
         """Counts the findings of the next block; blocks come in the order of the sources.
 
-        Raises UserError (exit 3) for bytes that are not UTF-8: for the first ones if strict, else for too many.
+        Raises UserError (exit 3) for bytes that are not UTF-8: for the first ones if strict, else for too many. At
+        the beginning of a source, raises the error of refuse_bad_records for the one before.
         """
         if block.source != self.source_index:
+            self.refuse_bad_records()
             self.source_index, self.in_source = block.source, Findings()
         source, in_source = self.sources[block.source], self.in_source
         unit = "line" if block.rows is None else "row"
@@ -47,16 +52,33 @@ class Report:
                                            "--strict_utf8 to have such bytes replaced.")
             self.first_replaced = self.first_replaced or f"{place}, {why}"
             in_source.first_replaced = in_source.first_replaced or findings.first_replaced
-        if findings.first_bad_line and not self.first_bad_line:
+        if findings.first_bad_line and not in_source.first_bad_line:
             line, why = findings.first_bad_line
-            self.first_bad_line = f"{unit} {in_source.newlines + line + 1:,} of {source.shown} {why}"
+            line += in_source.newlines
+            in_source.first_bad_line = line, f"{unit} {line + 1:,} of {source.shown} {why}"
+            self.first_bad_line = self.first_bad_line or in_source.first_bad_line[1]
         self.has_text |= findings.has_text
         self.replaced += findings.replaced
         self.bad_lines += findings.bad_lines
+        in_source.bad_lines += findings.bad_lines
+        in_source.records += findings.records
         self.separators += findings.separators
         in_source.newlines += findings.newlines
         in_source.undecodable += findings.undecodable
         refuse_undecodable(source, in_source)
+
+    def refuse_bad_records(self) -> None:
+        """Raises UserError (exit 3) if more than three records and 1% of the newest source's hold no document.
+
+        Does nothing with reading.allows_bad_records.
+        """
+        found = self.in_source
+        most = max(ALWAYS_LEFT_OUT, MAX_BAD_RECORDS * found.records)
+        if found.first_bad_line and found.bad_lines > most and not self.reading.allows_bad_records:
+            raise self.sources[self.source_index].error(
+                f"has {found.records:,} records, and {found.bad_lines:,} of them hold no document, the first: "
+                f"{found.first_bad_line[1]}. Give a file with one JSON object on each line, --text_field, or "
+                "--allow_bad_records to leave them out.")
 
     def say(self, progress: Progress) -> None:
         """Warns of replaced bytes, skipped records, and a separator that does not occur."""

@@ -229,11 +229,7 @@ def read_block(block: TextBlock, sources: Sequence[Source], reading: Reading, th
         mine = list(itertools.compress(contents, is_mine))
         ids = ends = np.zeros(0, np.int64)
         is_answer = np.zeros(0, bool) if is_chat else None
-        if vocabulary and mine and is_chat:
-            chats = list(itertools.compress(documents, is_mine))
-            ids, ends, is_answer = encode_conversations(chats, encoder_for(vocabulary, engine))
-            ids = ids.astype(DTYPES[native_dtype(vocabulary.size)])
-        elif vocabulary and mine:
+        if vocabulary and mine:
             encoder = encoder_for(vocabulary, engine)
             pieces, lasts = [], []  # parts of at most limits.part_bytes, and whether each ends its document
             for content in mine:
@@ -241,7 +237,10 @@ def read_block(block: TextBlock, sources: Sequence[Source], reading: Reading, th
                 pieces += parts
                 lasts += [False] * (len(parts) - 1) + [True]
             lasts[-1] = block.last
-            ids, ends = encoder.encode(pieces, lasts)
+            if is_chat:
+                ids, ends, is_answer = encode_conversations(list(itertools.compress(documents, is_mine)), encoder)
+            else:
+                ids, ends = encoder.encode(pieces, lasts)
             ids = ids.astype(DTYPES[native_dtype(vocabulary.size)])
             answer.difference = answer.difference or encoder.difference_in(pieces)
         answer.splits[split] = SplitAnswer(list(map(len, mine)), hashes[is_mine], ids, ends, is_answer)

@@ -64,7 +64,7 @@ def _turn_of(turn: Any, which: str) -> Turn:
     fields = turn if isinstance(turn, dict) else {}
     role_field, content_field = next((names for names in NAMES.items() if names[0] in fields), ("role", "content"))
     role, content = fields.get(role_field), fields.get(content_field)
-    if role not in ROLES:
+    if not isinstance(role, str) or role not in ROLES:
         raise ValueError(f"{which}: its {role_field} is {role!r}, not one of {', '.join(ROLES)}")
     if not isinstance(content, str):
         raise ValueError(f"{which}: its {content_field} is not text")
@@ -116,9 +116,12 @@ def template_of(names: Sequence[str]) -> str:
 
 
 def special_names(tokenizer: Tokenizer) -> list[str]:
-    """The special tokens that a text must not spell, by their ids; a name of one character cannot be kept out."""
+    """The special tokens that a text must not spell, by their ids; a name of one character cannot be kept out.
+
+    The template's own tokens are among them, even where the tokenizer does not call them special.
+    """
     return [token.content for _, token in sorted(tokenizer.get_added_tokens_decoder().items())
-            if token.special and len(token.content) > 1]
+            if (token.special and len(token.content) > 1) or token.content in (START, END)]
 
 
 def can_converse(tokenizer: Tokenizer) -> bool:

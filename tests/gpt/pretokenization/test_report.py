@@ -1,9 +1,12 @@
 """report.py: what was found in a text is counted, placed and said; too much that is not UTF-8 ends the run."""
 
+import json
+
 import pytest
 
 from gpt.common.errors import Exit, UserError
-from gpt.pretokenization.blocks import Reading
+from gpt.pretokenization.blocks import LIMITS, Limits, Reading
+from tests.helpers.pretokenize import refused, run
 from tests.helpers.texts import PACK, in_language, lines, read, words, write
 
 
@@ -31,3 +34,41 @@ def test_a_stray_byte_in_a_short_text_and_lone_surrogates_in_json_stop_nothing()
     assert read("a.txt")[1].replaced == 3
     write("b.jsonl", lines(["\ud83d" * 9] * 9))
     assert read("b.jsonl")[1].replaced == 81
+
+
+def table_of(documents: list) -> None:
+    parquet, arrow = pytest.importorskip("pyarrow.parquet"), pytest.importorskip("pyarrow")
+    parquet.write_table(arrow.table({"text": documents}), "a.parquet")
+
+
+def chats_of(documents: list) -> str:
+    return "".join(json.dumps({"messages": document and [{"role": "assistant", "content": document}]}) + "\n\n"
+                   for document in documents)
+
+
+@pytest.mark.parametrize("kind", ["lines", "chats", "parquet"])
+def test_a_file_of_which_more_than_a_hundredth_of_the_records_is_bad_is_refused(kind, tokenizer_file):
+    flags = ["--tokenizer_file", str(tokenizer_file), "--val_fraction", "0"]
+    name = f"a.{'parquet' if kind == 'parquet' else 'jsonl'}"
+    write("0.jsonl", {"lines": lines, "chats": chats_of, "parquet": lines}[kind](["more"] * 400))
+    for num_bad, num_good in ((4, 396), (3, 2), (4, 395)):
+        documents = ["good", *[None] * num_bad, *["good"] * (num_good - 1)]
+        table_of(documents) if kind == "parquet" else write(name, (lines if kind == "lines" else chats_of)(documents))
+        for limits in (LIMITS, Limits(block_bytes=100)):
+            for names in ([name, "0.jsonl"], ["0.jsonl", name]):
+                if num_bad > max(3, 0.01 * (num_bad + num_good)):
+                    message = refused(*names, *flags, "--output_dir", "none", limits=limits)
+                    first = f"{'row' if kind == 'parquet' else 'line'} {3 if kind == 'chats' else 2} of {name} "
+                    assert message.startswith(f"{name} has {num_bad + num_good:,} records, and {num_bad} of them")
+                    assert first in message
+                    metadata = run(*names, *flags, "--allow_bad_records", limits=limits)
+                else:
+                    metadata = run(*names, *flags, limits=limits)
+                assert metadata["splits"]["train"]["documents"] == num_good + 400
+
+
+def test_a_json_array_with_a_record_on_each_line_is_refused(tokenizer_file):
+    write("a.json", json.dumps([{"text": "a"}] * 434, indent=None).replace("}, {", "},\n{"))
+    message = refused("a.json", "--tokenizer_file", str(tokenizer_file))
+    assert "434 records, and 434 of them" in message
+    assert "line 1 of a.json" in message

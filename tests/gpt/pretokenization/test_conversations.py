@@ -1,0 +1,223 @@
+"""conversations.py: the ids and the mask of conversations are those of a plain computation, whatever form they had."""
+
+import gzip
+import json
+import os
+import random
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tokenizers import Tokenizer
+
+import pretokenize
+from gpt.common.errors import Exit
+from gpt.pretokenization.blocks import LIMITS, Limits
+from gpt.pretokenization.conversations import plain_text
+from gpt.tokens.chat import END, START, Turn, segments_of, special_names
+from gpt.tokens.stream import DTYPES
+from gpt.tokens.tokenizer import END_OF_TEXT, load_tokenizer
+from tests.helpers.pretokenize import hash_share, metadata_of, refused, run, written
+from tests.helpers.texts import random_texts, read, write
+from tests.helpers.training import QUIET, TINY, trained
+
+SMALL = Limits(block_bytes=300, part_bytes=64, window_bytes=64)
+SHARED = {"user": "human", "assistant": "gpt", "system": "system"}  # ShareGPT's names of roles
+
+
+def chats(number: int = 80, seed: int = 0) -> list[list[Turn]]:
+    """Conversations of texts that are hard to read right, with an answer in each."""
+    rng = random.Random(seed)
+    hostile = [END_OF_TEXT, START, f"a{END}b", f"{START}assistant\n", " x \n", ""]
+    return [[*(Turn(rng.choice([*SHARED]), rng.choice([*random_texts(rng, 3), *hostile]))
+               for _ in range(rng.randint(0, 4))), Turn("assistant", f"answer {index}")] for index in range(number)]
+
+
+def messages(turns: list[Turn]) -> list[dict[str, str]]:
+    return [turn._asdict() for turn in turns]
+
+
+def chat_lines(conversations: list[list[Turn]]) -> str:
+    return "".join(json.dumps({"id": 1, "messages": messages(turns)}) + "\n" for turns in conversations)
+
+
+def shared_lines(conversations: list[list[Turn]]) -> str:
+    records = [[{"from": SHARED[role], "value": said} for role, said in turns] for turns in conversations]
+    return "\n\n".join(json.dumps({"conversations": turns}, ensure_ascii=False) for turns in records)
+
+
+def table(name: str, values: list[Any]) -> str:
+    parquet, arrow = pytest.importorskip("pyarrow.parquet"), pytest.importorskip("pyarrow")
+    parquet.write_table(arrow.table({"id": range(len(values)), "messages": values}), name, row_group_size=70)
+    return name
+
+
+def encoded(conversations: list[list[Turn]], tokenizer: Tokenizer) -> tuple[list[int], list[bool]]:
+    """The ids of conversations, each with the id that ends a text, and for each id if it is of an answer."""
+    ids, counts = [], []
+    for turns in conversations:
+        for text, special, is_answer in segments_of(turns, special_names(tokenizer)):
+            ids += tokenizer.encode(text, add_special_tokens=False).ids
+            ids += [tokenizer.token_to_id(special)] if special else []
+            counts += [is_answer] * (len(ids) - len(counts))
+        ids, counts = [*ids, tokenizer.token_to_id(END_OF_TEXT)], [*counts, False]
+    return ids, counts
+
+
+def stored(split: str) -> tuple[list[int], list[bool]]:
+    """The ids of a split of ./data and the bits of its mask, read with nothing but numpy."""
+    metadata = metadata_of()
+    ids = np.fromfile(f"data/{split}.bin", DTYPES[metadata["dtype"]])
+    bits = np.unpackbits(np.fromfile(f"data/{split}.mask", np.uint8), bitorder="little").astype(bool)
+    assert len(bits) - len(ids) in range(8)
+    assert not bits[len(ids):].any()
+    assert metadata["splits"][split]["counted"] == bits.sum()
+    return ids.tolist(), bits[:len(ids)].tolist()
+
+
+# ---------------------------------------------------------------- ids and masks
+
+
+def test_every_form_of_conversations_has_the_ids_and_answers_of_a_plain_computation(tokenizer_file):
+    conversations = chats()
+    write("a.jsonl", chat_lines(conversations))
+    write("b.jsonl", "\ufeff" + shared_lines(conversations))
+    write("c.jsonl.gz", gzip.compress(Path("a.jsonl").read_bytes()))
+    names = ["a.jsonl", "b.jsonl", "c.jsonl.gz", table("d.parquet", [messages(turns) for turns in conversations])]
+    flags = ["--val_fraction", "0.3", "--tokenizer_file", str(tokenizer_file)]
+    run("a.jsonl", *flags)
+    first, tokenizer = written(), load_tokenizer("data/tokenizer.json")
+    is_val = [hash_share(plain_text(tuple(turns))) < 0.3 for turns in conversations]
+    for split, wanted in (("train", False), ("val", True)):
+        mine = [turns for turns, is_in_val in zip(conversations, is_val, strict=True) if is_in_val is wanted]
+        assert stored(split) == encoded(mine, tokenizer)
+        ends = np.fromfile(f"data/{split}.idx", "<u8").tolist()
+        assert ends == [len(encoded(mine[:number], tokenizer)[0]) for number in range(1, len(mine) + 1)]
+        starts = [index for index in stored(split)[0] if index == tokenizer.token_to_id(START)]
+        assert len(starts) == sum(map(len, mine))  # no text spells one
+    for name in names:
+        for limits, num_workers in ((LIMITS, "1"), (SMALL, "2")):
+            run(name, *flags, "--num_workers", num_workers, limits=limits)
+            assert written() == first, (name, num_workers)
+
+
+def test_both_engines_give_a_conversation_the_same_bytes(tokenizer_file, capsys):
+    pytest.importorskip("gigatoken")
+    write("a.jsonl", chat_lines(chats()))
+    found = []
+    for engine in ("tokenizers", "gigatoken"):
+        run("a.jsonl", "--tokenizer_file", str(tokenizer_file), "--engine", engine)
+        assert f"by {engine}\n" in capsys.readouterr().out
+        found.append(written())
+    assert found[0] == found[1]
+
+
+def test_every_token_of_a_text_counts_beside_conversations(tokenizer_file):
+    conversations = chats(9)
+    write("a.jsonl", chat_lines(conversations))
+    write("b.txt", "once upon a time")
+    write("c.jsonl", json.dumps({"text": "once more", "messages": []}))
+    names = ["b.txt", "a.jsonl", "c.jsonl"]
+    run(*names, "--val_fraction", "0", "--tokenizer_file", str(tokenizer_file))
+    tokenizer = load_tokenizer("data/tokenizer.json")
+    b, c = ([*tokenizer.encode(text).ids, tokenizer.token_to_id(END_OF_TEXT)] for text in ("once upon a time",
+                                                                                           "once more"))
+    ids, counts = encoded(conversations, tokenizer)
+    assert stored("train") == ([*b, *ids, *c], [*[True] * len(b), *counts, *[True] * len(c)])
+
+
+def test_lone_surrogates_in_a_turn_are_replaced_and_counted():
+    write("a.jsonl", chat_lines([[Turn("user", "\ud800 \ud83d\ude00"), Turn("assistant", "\udfff\ud800")]]))
+    [turns], report = read("a.jsonl")
+    assert turns == (Turn("user", "\ufffd \U0001f600"), Turn("assistant", "\ufffd\ufffd"))
+    assert report.replaced == 3
+    assert report.first_replaced.startswith("byte 0, line 1 of a.jsonl")
+
+
+# ---------------------------------------------------------------- records that are no conversation
+
+ANSWER = {"role": "assistant", "content": "a"}
+BAD = [
+    {}, [], "text", 5, None, {"messages": None}, {"messages": []}, {"messages": "a"}, {"messages": {"0": ANSWER}},
+    {"messages": [ANSWER, "a"]}, {"messages": [ANSWER, {}]}, {"messages": [{"role": "user", "content": "a"}]},
+    *({"messages": [ANSWER, {"role": role, "content": "a"}]} for role in ("tool", ["user"], {}, None, 1)),
+    *({"messages": [ANSWER, {"role": "user", "content": content}]} for content in (["a"], None, 1)),
+    {"messages": [ANSWER, {"role": "user"}]}, {"conversations": [{"from": "human", "value": "a"}]},
+    {"conversations": [{"from": "gpt", "value": None}]}]
+
+
+@pytest.mark.parametrize("bad", [*map(json.dumps, BAD), "{", '{"messages": [', "nonsense"])
+@pytest.mark.parametrize("limits", [LIMITS, SMALL])
+def test_a_line_without_a_conversation_is_left_out_and_named(bad, limits):
+    good = chats(9)
+    write("a.jsonl", "\n" + chat_lines(good[:8]) + bad + "\n" + chat_lines(good[8:]))
+    found, report = read("a.jsonl", limits=limits)
+    assert found == [*map(tuple, good)]
+    assert report.bad_lines == 1
+    assert report.first_bad_line.startswith("line 10 of a.jsonl ")
+
+
+@pytest.mark.parametrize("bad", [None, [], [{"role": "user", "content": "a"}], [ANSWER, {"role": "user"}],
+                                 [ANSWER, {"role": "tool", "content": "a"}]])
+def test_a_row_without_a_conversation_is_left_out_and_named(bad):
+    good = chats(70)
+    table("a.parquet", [*map(messages, good[:66]), bad, *map(messages, good[66:])])
+    found, report = read("a.parquet", limits=SMALL)
+    assert found == [*map(tuple, good)]
+    assert report.bad_lines == 1
+    assert report.first_bad_line.startswith("row 67 of a.parquet ")
+
+
+def test_a_text_field_beside_conversations_is_refused():
+    write("a.jsonl", chat_lines(chats(9)))
+    assert "--text_field body" in refused("a.jsonl", "--text_field", "body")
+
+
+# ---------------------------------------------------------------- the tokenizer and the folder
+
+
+@pytest.mark.parametrize("known", [[], [START], [END], [START, END]])
+def test_a_tokenizer_that_lacks_an_id_of_the_template_gets_it_as_its_last(known, tokenizer_file, capsys):
+    tokenizer = Tokenizer.from_file(str(tokenizer_file))
+    tokenizer.add_special_tokens(known)
+    tokenizer.save("given.json")
+    write("a.jsonl", chat_lines(chats(9)))
+    metadata = run("a.jsonl", "--tokenizer_file", "given.json")
+    found, num_ids = load_tokenizer("data/tokenizer.json").get_vocab(), tokenizer.get_vocab_size()
+    new = [name for name in (START, END) if name not in known]
+    assert found == {**tokenizer.get_vocab(), **{name: num_ids + number for number, name in enumerate(new)}}
+    assert metadata["vocab_size"] == num_ids + len(new)
+    assert (START in capsys.readouterr().out) == bool(new)
+
+
+def test_a_name_of_the_template_that_is_not_special_is_not_spelt_by_a_text(tokenizer_file):
+    tokenizer = Tokenizer.from_file(str(tokenizer_file))
+    tokenizer.add_tokens([START, END])
+    tokenizer.save("given.json")
+    write("a.jsonl", chat_lines([[Turn("user", f"{END}\n{START}assistant\nno"), Turn("assistant", "yes")]]))
+    run("a.jsonl", "--val_fraction", "0", "--tokenizer_file", "given.json")
+    for name in (START, END):
+        assert sum(index == tokenizer.token_to_id(name) for index in stored("train")[0]) == 2
+
+
+def test_a_damaged_or_missing_mask_is_named_by_verify_and_by_train(tokenizer_file, capsys):
+    write("a.jsonl", chat_lines(chats(200)))
+    run("a.jsonl", "--val_fraction", "0.2", "--tokenizer_file", str(tokenizer_file))
+    capsys.readouterr()
+    assert pretokenize.main(["--verify", "data", "--peek", "2"]) == 0
+    assert f"{START}assistant\nanswer " in capsys.readouterr().out.replace("\\n", "\n")
+    for split in ("train", "val"):
+        path = Path("data", f"{split}.mask")
+        content, times = path.read_bytes(), (path.stat().st_atime_ns, path.stat().st_mtime_ns)
+        flipped = bytes([content[0] ^ 1]) + content[1:]
+        for damaged in (flipped, content[:-1], b"", content + b"\0", None):
+            path.unlink() if damaged is None else path.write_bytes(damaged)
+            if damaged is not None:
+                os.utime(path, ns=times)
+            assert path.name in refused("--verify", "data")
+            error, _ = trained([*TINY, *QUIET, "--no-use_gpu", "--max_steps", "1"], capsys)
+            assert getattr(error, "code", 0) == Exit.DATA
+            assert path.name in str(error)
+        path.write_bytes(content)
+    assert pretokenize.main(["--verify", "data"]) == 0
