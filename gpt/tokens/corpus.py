@@ -217,11 +217,7 @@ def _description(stream: TokenStream) -> str:
 
 
 def _open(files: Sequence[Path], split: str, metadata: Metadata, vocab_size: int) -> tuple[TokenStream, str]:
-    """Opens the files of a split as one checked stream; returns its identity too. Raises UserError (exit 3).
-
-    Files without a recorded dtype are assumed to have nanoGPT's: uint16 where all ids fit, else int32.
-    """
-    assumed_dtype = "uint16" if vocab_size <= 2**16 else "int32"
+    """Opens the files of a split as one checked stream; returns its identity too. Raises UserError (exit 3)."""
     record = metadata.splits.get(split, FileRecord())
     layouts = [LAYOUTS["nanogpt"] if split in metadata.splits else recognise(path) for path in files]
     parts, digests = [], []
@@ -230,7 +226,7 @@ def _open(files: Sequence[Path], split: str, metadata: Metadata, vocab_size: int
         if layout is not layouts[0]:
             raise UserError(Exit.DATA, f"token files of two layouts: {printable(files[0].name)} and "
                                        f"{printable(path.name)}. Name the files with a narrower pattern.")
-        part = replace(layout.read(path, metadata.dtype or assumed_dtype), mask=mask)
+        part = replace(layout.read(path, metadata.dtype, vocab_size), mask=mask)
         _check_length(path, part.length, record.num_tokens, metadata)
         parts.append(part)
         digests.append(_checked_sha256(part, record, vocab_size))

@@ -1,7 +1,8 @@
 """The layouts of token files, ours and other programs': how each is recognised and read.
 
-    nanogpt    nanoGPT: raw ids, uint16. pretokenize.py writes this layout too, with the dtype in metadata.json and
-               the documents' ends in an .idx; so do Megatron-LM and NeMo, whose .idx is not read
+    nanogpt    nanoGPT: raw ids, without a word about their dtype. pretokenize.py writes this layout too, with the
+               dtype in metadata.json and the documents' ends in an .idx
+    megatron   Megatron-LM and NeMo: raw ids, described by the .idx beside them
     llmc       llm.c and modded-nanogpt: a header of 256 int32, then uint16 (uint32 for Llama 3's vocabulary)
     npy        numpy's .npy, as build-nanogpt writes it
     datatrove  datatrove and nanotron: a raw .ds, described by the .ds.metadata beside it
@@ -21,7 +22,7 @@ from pathlib import Path
 import numpy as np
 
 from gpt.common.errors import Exit, UserError
-from gpt.common.words import first_line, printable
+from gpt.common.words import first_line, printable, shell_word
 
 HEAD_BYTES = 4096  # read from the beginning of a file to recognise its layout
 MIN_TEXT_BYTES = 64  # a shorter file is not called text
@@ -29,6 +30,10 @@ MIN_TEXT_BYTES = 64  # a shorter file is not called text
 CONTROL = re.compile(rb"[\x00-\x08\x0b\x0e-\x1f]")
 # The dtypes of tokens; uint32 only with ids below 2^31, which fit int32.
 DTYPES = {name: np.dtype(name).newbyteorder("<") for name in ("int16", "uint16", "int32", "uint32")}
+NUM_SAMPLES, SAMPLED_IDS = 16, 2**15  # of raw ids, to find their dtype: places of a file, and ids of 8 bytes at each
+# The fraction of ids at even and at odd places whose high bytes pair up. Texts of LEAST_SAMPLED times 8 bytes have 0.87
+# and more; ids of 4 bytes beyond 65,535 have 0.5 and less, floating-point numbers and big-endian int32 nearly 0.
+LEAST_ALIKE, LEAST_SAMPLED = 0.6, 1024
 
 
 @dataclass(frozen=True)
@@ -54,18 +59,19 @@ class Part:
 class Layout:
     """How one program lays out its token files.
 
-    part(path, num_bytes, dtype) finds the tokens of a file; dtype counts if the file records none.
-    recognises gets the path and the first bytes of a file.
+    part(path, num_bytes, recorded, vocab_size) finds the tokens of a file; recorded is the dtype in metadata.json,
+    None without one, and counts if the file itself records none. recognises gets the path and the first bytes of
+    a file.
     """
 
     whose: str  # the program's name in messages: "nanoGPT's"
-    part: Callable[[Path, int, str], Part]
+    part: Callable[[Path, int, str | None, int], Part]
     recognises: Callable[[Path, bytes], bool] = lambda path, head: False
 
-    def read(self, path: Path, dtype: str) -> Part:
+    def read(self, path: Path, recorded: str | None, vocab_size: int) -> Part:
         """Finds the tokens of a file. Raises UserError (exit 3) for a missing or damaged file."""
         with _reading(path):
-            return self.part(path, path.stat().st_size, dtype)
+            return self.part(path, path.stat().st_size, recorded, vocab_size)
 
 
 @contextlib.contextmanager
@@ -107,6 +113,10 @@ def document_ends(path: Path, length: int) -> np.ndarray:
 
 def _sized(path: Path, num_bytes: int, dtype: str, length: int, offset_bytes: int = 0) -> Part:
     """The tokens of a file. Raises UserError (exit 3) unless its size fits this number of tokens."""
+    if dtype not in DTYPES:
+        convert = f"fromfile({str(path)!r}, {dtype!r}).astype('int32').tofile({str(path.with_suffix('.int32.bin'))!r})"
+        raise token_file_error(path, f"holds {dtype}, not {', '.join(DTYPES)}. Convert it: python -c "
+                                     f"{shell_word(f'import numpy; numpy.{convert}')}")
     expected = offset_bytes + length * DTYPES[dtype].itemsize
     if length < 1 or expected != num_bytes:
         raise _damaged(path, f"has {num_bytes:,} bytes, where its {length:,} tokens of {dtype} make "
@@ -114,16 +124,43 @@ def _sized(path: Path, num_bytes: int, dtype: str, length: int, offset_bytes: in
     return Part(path, dtype, length, offset_bytes)
 
 
-def _raw(path: Path, num_bytes: int, dtype: str) -> Part:
+def _raw(path: Path, num_bytes: int, recorded: str | None, vocab_size: int) -> Part:
     """Ids without a header."""
-    return _sized(path, num_bytes, dtype, num_bytes // DTYPES[dtype].itemsize)
+    dtype = _dtype_of(path, num_bytes, recorded, vocab_size)
+    return _sized(path, num_bytes, dtype, num_bytes // np.dtype(dtype).itemsize)
+
+
+def _dtype_of(path: Path, num_bytes: int, recorded: str | None, vocab_size: int) -> str:
+    """The dtype of raw ids. A sample shows a wide one: the same bytes of every id are zeros.
+
+    Without such zeros it is the recorded one, or else nanoGPT's: uint16 where all ids fit, int32 beyond. Raises
+    UserError (exit 3) for ids of a wider type than recorded, and for those that cannot be uint16.
+    """
+    num_quads = min(SAMPLED_IDS, num_bytes // 8)
+    starts = np.linspace(0, num_bytes // 8 - num_quads, NUM_SAMPLES).astype(int).tolist()
+    quads = np.concatenate([np.fromfile(path, "<u2", 4 * num_quads, offset=8 * start) for start in starts])
+    first, second, third, last = quads.reshape(-1, 4).T
+    evident = recorded or ("uint16" if vocab_size <= 2**16 else "int32")
+    if quads.any() and not last.any() and not (second.any() and third.any()):
+        evident = "int32" if third.any() else "int64"
+    if recorded:
+        if np.dtype(evident).itemsize > np.dtype(recorded).itemsize:
+            raise token_file_error(path, f"holds {evident}, but its metadata says {recorded}. Correct the metadata.")
+        return recorded
+    if evident == "uint16" and num_quads >= LEAST_SAMPLED:
+        counts = [np.bincount(column >> 8, minlength=256) for column in (first, last)]
+        if np.minimum(*counts).sum() < LEAST_ALIKE * len(first):
+            raise token_file_error(path, "does not hold uint16: its ids at even and odd places differ in kind. Say what "
+                                         'it holds: echo \'{"dtype": "int32"}\' > types.json, and give --metadata_file '
+                                         "types.json")
+    return evident
 
 
 LLMC_TYPES = {20240520: (1, "uint16"), 20240801: (7, "uint32")}  # by magic number: version, type
 LLMC_HEADER_BYTES = 1024
 
 
-def _llmc(path: Path, num_bytes: int, _: str) -> Part:
+def _llmc(path: Path, num_bytes: int, *_: object) -> Part:
     """karpathy/llm.c, dev/data/data_common.py: magic number, version, number of tokens; zeros fill 1,024 bytes."""
     with path.open("rb") as file:
         magic, version, length = struct.unpack("<3i", file.read(12).ljust(12, b"\0"))
@@ -134,7 +171,27 @@ def _llmc(path: Path, num_bytes: int, _: str) -> Part:
     return _sized(path, num_bytes, dtype, length, LLMC_HEADER_BYTES)
 
 
-def _npy(path: Path, num_bytes: int, _: str) -> Part:
+MEGATRON_TYPES = {1: "uint8", 2: "int8", 3: "int16", 4: "int32", 5: "int64", 6: "float64", 7: "float32", 8: "uint16"}
+MEGATRON_MAGIC = b"MMIDIDX\0\0"
+
+
+def _megatron(path: Path, num_bytes: int, *_: object) -> Part:
+    """NVIDIA/Megatron-LM, core/datasets/indexed_dataset.py: type code, number of sequences and documents, lengths."""
+    index = path.with_suffix(".idx")
+    with index.open("rb") as file:
+        version, code, num_sequences, _documents = struct.unpack("<9xQBQQ", file.read(34).ljust(34, b"\0"))
+        lengths = np.fromfile(file, "<i4", min(num_sequences, index.stat().st_size // 4))
+    if version != 1 or code not in MEGATRON_TYPES or len(lengths) != num_sequences:
+        raise _damaged(index, f"has version {version}, type {code} and {len(lengths):,} of {num_sequences:,} lengths")
+    return _sized(path, num_bytes, MEGATRON_TYPES[code], int(lengths.sum(dtype=np.int64)))
+
+
+def _has_megatron_index(path: Path, _: bytes) -> bool:
+    index = path.with_suffix(".idx")
+    return index.is_file() and np.fromfile(index, np.uint8, len(MEGATRON_MAGIC)).tobytes() == MEGATRON_MAGIC
+
+
+def _npy(path: Path, num_bytes: int, *_: object) -> Part:
     """numpy's .npy (numpy/lib/format.py): one row of ids."""
     try:
         ids = np.load(path, mmap_mode="r")
@@ -147,11 +204,11 @@ def _npy(path: Path, num_bytes: int, _: str) -> Part:
     return _sized(path, num_bytes, ids.dtype.name, len(ids), ids.offset)
 
 
-def _datatrove(path: Path, num_bytes: int, dtype: str) -> Part:
+def _datatrove(path: Path, num_bytes: int, recorded: str | None, vocab_size: int) -> Part:
     """huggingface/datatrove, pipeline/tokens/tokenizer.py: ids in a .ds; their size and number in .ds.metadata."""
     metadata = Path(f"{path}.metadata")
     if not metadata.is_file():
-        return _raw(path, num_bytes, dtype)
+        return _raw(path, num_bytes, recorded, vocab_size)
     match = re.match(r".*\|([24])\n(\d{1,18})\b", metadata.read_text("utf-8", "replace"))
     if not match:
         raise _damaged(metadata, "does not begin with the bytes of a token, 2 or 4, and the number of tokens")
@@ -161,6 +218,7 @@ def _datatrove(path: Path, num_bytes: int, dtype: str) -> Part:
 LAYOUTS = {  # recognise tries them in this order
     "nanogpt": Layout("nanoGPT's", _raw),
     "datatrove": Layout("datatrove's", _datatrove, lambda path, head: path.suffix == ".ds"),
+    "megatron": Layout("Megatron's", _megatron, _has_megatron_index),
     "npy": Layout("numpy's", _npy, lambda path, head: head.startswith(b"\x93NUMPY")),
     "llmc": Layout("llm.c's", _llmc, lambda path, head: int.from_bytes(head[:4], "little") in LLMC_TYPES),
 }
@@ -176,11 +234,12 @@ def recognise(path: Path) -> Layout:
 
     Raises UserError (exit 3) for a missing file and for text.
     """
-    with _reading(path), path.open("rb") as file:
-        head = file.read(HEAD_BYTES)
-    for layout in LAYOUTS.values():
-        if layout.recognises(path, head):
-            return layout
+    with _reading(path):
+        with path.open("rb") as file:
+            head = file.read(HEAD_BYTES)
+        for layout in LAYOUTS.values():
+            if layout.recognises(path, head):
+                return layout
     if len(head) >= MIN_TEXT_BYTES and not CONTROL.search(head):
         raise token_file_error(path, "holds text, not tokens. Make tokens of it: python pretokenize.py FILE")
     return LAYOUTS["nanogpt"]

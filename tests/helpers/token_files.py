@@ -26,6 +26,13 @@ def write_datatrove(path: Path, ids: np.ndarray = IDS, ends: np.ndarray = ENDS, 
     return path
 
 
+def write_megatron(path: Path, ids: np.ndarray = IDS, dtype: str = "uint16") -> Path:
+    code = {"int16": 3, "int32": 4, "uint16": 8}[dtype]
+    lengths = np.diff(ENDS, prepend=0).astype("<i4")  # pointers and documents follow, which nothing here needs
+    path.with_suffix(".idx").write_bytes(struct.pack("<9sQBQQ", b"MMIDIDX", 1, code, len(ENDS), 1) + lengths.tobytes())
+    return write_raw(path, ids, dtype)
+
+
 def write_npy(path: Path, ids: np.ndarray = IDS, dtype: str = "uint16") -> Path:
     np.save(path, ids.astype(DTYPES[dtype]))
     return path

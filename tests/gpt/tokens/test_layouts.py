@@ -11,12 +11,12 @@ from gpt.tokens.corpus import open_corpus
 from gpt.tokens.layouts import LAYOUTS, Layout, Part, document_ends, recognise
 from gpt.tokens.stream import DTYPES
 from tests.helpers.refusals import refused
-from tests.helpers.token_files import ENDS, IDS, ids_in, write_datatrove, write_llmc, write_npy, write_raw
+from tests.helpers.token_files import ENDS, IDS, ids_in, write_datatrove, write_llmc, write_megatron, write_npy, write_raw
 
 
 def ids_of(path: Path, dtype: str = "uint16") -> np.ndarray:
     """The ids of a file in the layout that is recognised."""
-    part = recognise(path).read(path, dtype)
+    part = recognise(path).read(path, dtype, 50_257)
     return np.memmap(path, DTYPES[part.dtype], "r", part.offset_bytes, (part.length,))
 
 
@@ -26,18 +26,46 @@ def ids_of(path: Path, dtype: str = "uint16") -> np.ndarray:
 @pytest.mark.parametrize(("layout", "write", "name", "dtype"), [
     *(("nanogpt", write_raw, "a.bin", dtype) for dtype in DTYPES),
     *(("npy", write_npy, "a.npy", dtype) for dtype in DTYPES),
+    *(("megatron", write_megatron, "a.bin", dtype) for dtype in ("int16", "uint16", "int32")),
     *(("llmc", write_llmc, "a.bin", dtype) for dtype in ("uint16", "uint32")),
     *(("datatrove", write_datatrove, "a.ds", dtype) for dtype in ("uint16", "uint32"))])
 def test_each_layout_is_recognised_and_gives_the_ids_it_holds(tmp_path, layout, write, name, dtype):
     ids = IDS % 32_768 if dtype == "int16" else IDS
     path = write(tmp_path / name, ids, dtype=dtype)
     assert recognise(path) is LAYOUTS[layout]
-    assert recognise(path).read(path, dtype).dtype == dtype
+    assert recognise(path).read(path, dtype, 50_257).dtype == dtype
     assert (ids_of(path, dtype) == ids).all()
 
 
+@pytest.mark.parametrize(("written", "vocab_size", "expected"), [
+    *((dtype, 50_257, "uint16") for dtype in ("int16", "uint16")),
+    *((dtype, 50_257, "int32") for dtype in ("int32", "uint32")),
+    ("int32", 10, "int32"), ("uint16", 100_000, "int32"), ("int32", 100_000, "int32"),
+    *((dtype, size, "holds int64") for dtype in ("int64", "uint64") for size in (10, 50_257, 100_000)),
+    *((dtype, 50_257, "does not hold uint16") for dtype in ("float32", "float64", ">i4", ">i8"))])
+def test_the_ids_themselves_tell_the_width_of_a_raw_file(tmp_path, written, vocab_size, expected):
+    path = tmp_path / "a.bin"
+    (IDS % 32_768 % vocab_size).astype(np.dtype(written)).tofile(path)
+    if expected in DTYPES:
+        assert recognise(path).read(path, None, vocab_size).dtype == expected
+    else:
+        with refused(expected, Exit.DATA):
+            recognise(path).read(path, None, vocab_size)
+
+
+def test_a_recorded_type_stands_unless_the_ids_contradict_it(tmp_path):
+    records = write_raw(tmp_path / "records.bin", np.arange(80_000) % 4 * 500 + IDS[0] % 400)
+    with refused("does not hold uint16", Exit.DATA):
+        recognise(records).read(records, None, 2000)
+    assert recognise(records).read(records, "uint16", 2000).length == 80_000
+    wide = write_raw(tmp_path / "wide.bin", np.array([5, 7, 9] * 50), "int32")
+    assert recognise(wide).read(wide, None, 10).length == 150
+    with refused("holds int32, but its metadata says uint16", Exit.DATA):
+        recognise(wide).read(wide, "uint16", 10)
+
+
 def test_a_new_layout_is_one_function_and_one_entry_of_the_table(tmp_path, monkeypatch):
-    toy = Layout("a toy's", lambda path, num_bytes, dtype: Part(path, "uint16", (num_bytes - 4) // 2, 4),
+    toy = Layout("a toy's", lambda path, num_bytes, *_: Part(path, "uint16", (num_bytes - 4) // 2, 4),
                  lambda path, head: head.startswith(b"TOY!"))
     monkeypatch.setitem(LAYOUTS, "toy", toy)
     (tmp_path / "train.bin").write_bytes(b"TOY!" + IDS.astype("<u2").tobytes())
@@ -75,7 +103,11 @@ def header(*numbers: int, tail: bytes = b"") -> bytes:
 
 LLMC, LLAMA = 20240520, 20240801
 FIVE = np.arange(5, dtype="<u2").tobytes()
+INDEX = struct.pack("<9sQBQQ", b"MMIDIDX", 1, 8, 1, 1) + struct.pack("<i", 5)
 DAMAGED = {  # name: the files, the first is opened, and what is said of them
+    "Megatron cut": ({"a.bin": FIVE, "a.idx": INDEX[:-4]}, "type 8 and 0 of 1 lengths"),
+    "Megatron long": ({"a.bin": FIVE + b"\0\0", "a.idx": INDEX}, "has 12 bytes, where its 5 tokens of uint16 make 10"),
+    "Megatron int64": ({"a.bin": FIVE * 4, "a.idx": INDEX[:17] + b"\5" + INDEX[18:]}, "holds int64.*Convert it: python"),
     "llm.c short": ({"a.bin": header(LLMC, 1, 5, tail=FIVE[:-2])}, "has 1,032 bytes, where its 5 tokens .*make 1,034"),
     "llm.c long": ({"a.bin": header(LLMC, 1, 5, tail=FIVE + b"\0\0")}, "has 1,036 bytes.*make 1,034"),
     "llm.c empty": ({"a.bin": header(LLMC, 1, 0)}, "has 1,024 bytes, where its 0 tokens"),
@@ -103,7 +135,7 @@ def test_a_damaged_file_is_refused_in_one_line_with_its_numbers(tmp_path, case):
         (tmp_path / name).write_bytes(content)
     path = tmp_path / next(iter(files), "a.bin")
     with refused(reason, Exit.DATA) as caught:
-        recognise(path).read(path, "uint16")
+        recognise(path).read(path, "uint16", 50_257)
     assert str(caught.value).count("\n") == 0
     assert str(caught.value).isprintable()
     assert len(str(caught.value)) < 500
