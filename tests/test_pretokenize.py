@@ -77,7 +77,7 @@ def test_a_tokenizer_that_splits_otherwise_is_known(change):
     from tokenizers import normalizers, pre_tokenizers
 
     content = tokenizer_json([(b"t", b"h"), (b"th", b"e")])
-    assert vocabulary_of(parse(content)).splits_as_gpt2
+    assert vocabulary_of(parse(content), 0).splits_as_gpt2
     tokenizer = parse(content)
     if change == "normalizer":
         tokenizer.normalizer = normalizers.NFC()  # type: ignore[assignment]
@@ -87,7 +87,7 @@ def test_a_tokenizer_that_splits_otherwise_is_known(change):
         tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()  # type: ignore[assignment]
     else:
         tokenizer.add_tokens(["two words"])
-    assert not vocabulary_of(tokenizer).splits_as_gpt2
+    assert not vocabulary_of(tokenizer, 0).splits_as_gpt2
 
 
 # ---------------------------------------------------------------- one text, many forms

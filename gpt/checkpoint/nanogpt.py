@@ -59,7 +59,7 @@ def convert(path: Path, folder: Path, tokenizer_file: str | None, n_head: int | 
             raise UserError(Exit.DATA, f"--tokenizer_file {printable(tokenizer_file)} has {num_ids:,} ids, the "
                                        f"model {config.vocab_size:,}: it was trained with another. Give that one, "
                                        "or none.")
-        tokenizer_json, end_id = tokenizer.to_str(), end_of_text_id(tokenizer)
+        tokenizer_json, end_id = tokenizer.to_str(), end_of_text_id(tokenizer, Path(tokenizer_file))
         config = replace(config, vocab_size=num_ids)
         stored = GPT2().to_hf_tensors(config, weights)
 

@@ -44,7 +44,8 @@ def documents_in(source: Source, scorer: Scorer) -> Iterator[Document]:
                                                 else [scorer.end_of_text_id])
     ids = []
     num_bytes = 0
-    splits_as_gpt2 = scorer.end_of_text_id is not None and vocabulary_of(tokenizer).splits_as_gpt2
+    splits_as_gpt2 = (scorer.end_of_text_id is not None
+                      and vocabulary_of(tokenizer, scorer.end_of_text_id).splits_as_gpt2)
     reading = Reading(cut_pattern=SAFE_CUT if splits_as_gpt2 else SPACE_CUT)
     for block in blocks_of(source, reading):
         texts = documents_of(block, [source], reading, found)

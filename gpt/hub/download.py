@@ -21,8 +21,9 @@ from gpt.common.words import printable, several
 from gpt.hub.library import explained_errors, hub_error
 from gpt.hub.names import DATASET, MODEL, HubName, is_on_hub, parse_name
 
-OF_A_MODEL = (CONFIG, WEIGHTS, INDEX, "model-*-of-*.safetensors", TOKENIZER, GENERATION,
-              TOKENIZER_CONFIG, TEMPLATE, "special_tokens_map.json", "added_tokens.json", "README.md", "LICENSE")
+OF_A_TOKENIZER = (TOKENIZER, TOKENIZER_CONFIG, TEMPLATE, "special_tokens_map.json")  # the others name its end of a text
+OF_A_MODEL = (CONFIG, WEIGHTS, INDEX, "model-*-of-*.safetensors", GENERATION, *OF_A_TOKENIZER, "added_tokens.json",
+              "README.md", "LICENSE")
 # In the order of preference: Parquet, JSON lines, text; a README.md does not count as text.
 FORMATS = (r"\.parquet$", r"\.(jsonl|ndjson)(\.(gz|zst|bz2|xz))?$|\.json\.(gz|zst|bz2|xz)$",
          r"\.(txt|text)(\.(gz|zst|bz2|xz))?$")
@@ -89,7 +90,7 @@ def download_tokenizer(args: Namespace, out: Progress, look: Callable[[], None])
         return args
     flag = f"--tokenizer_file {printable(args.tokenizer_file)}"
     name = parse_name(args.tokenizer_file, MODEL)
-    path = download(flag, name, [TOKENIZER], out, look) / TOKENIZER
+    path = download(flag, name, OF_A_TOKENIZER, out, look) / TOKENIZER
     if not path.is_file():
         raise hub_error(flag, name, f"{name.repo} has no {TOKENIZER}. Give a model that has one")
     return having(args, tokenizer_file=str(path))

@@ -18,10 +18,19 @@ from gpt.pretokenization.passes import Job
 from gpt.pretokenization.workers import SEPARATOR, in_child
 from gpt.tokens.chat import END, START, can_converse
 from gpt.tokens.faithful import probes_of, refuse_changes
-from gpt.tokens.tokenizer import END_OF_TEXT, Vocabulary, byte_alphabet, load_tokenizer, parse, vocabulary_of
+from gpt.tokens.tokenizer import (
+    END_OF_TEXT,
+    Vocabulary,
+    byte_alphabet,
+    end_of_text_id,
+    load_tokenizer,
+    parse,
+    vocabulary_of,
+)
 
 FAST_BYTES_PER_ID = 1000  # gigatoken trains only on samples with more bytes for each id
 SPECIAL_TOKENS = [END_OF_TEXT, START, END]
+END_ID = 0  # of END_OF_TEXT in a tokenizer that is trained here
 NUM_FIRST_IDS = len(SPECIAL_TOKENS) + 256  # the special tokens and the 256 bytes; each merge adds one id
 
 
@@ -37,7 +46,7 @@ def given_vocabulary(path: str, warn: Callable[[str], None]) -> Vocabulary:
     name = f"--tokenizer_file {printable(path)}"
     with without_collector():
         tokenizer = load_tokenizer(path)
-        vocabulary = vocabulary_of(tokenizer)
+        vocabulary = vocabulary_of(tokenizer, end_of_text_id(tokenizer, Path(path)))
     dropout = getattr(tokenizer.model, "dropout", None)
     if dropout:
         raise UserError(Exit.DATA, f"{name}: its BPE has a dropout of {dropout:g}, so the same text gets different "
@@ -55,7 +64,7 @@ def conversing(vocabulary: Vocabulary, say: Callable[[str], None]) -> Vocabulary
     tokenizer = parse(vocabulary.content)
     tokenizer.add_special_tokens([START, END])
     say(f"the tokenizer gets {START} and {END} as its last ids; with --init_from the model gets rows for them")
-    return vocabulary_of(tokenizer)
+    return vocabulary_of(tokenizer, vocabulary.end_id)
 
 
 def new_vocabulary(job: Job, train_bytes: int) -> Vocabulary:
@@ -90,7 +99,7 @@ def new_vocabulary(job: Job, train_bytes: int) -> Vocabulary:
         content = content or in_child(job.signals, train_tokenizer, path, possible, args.min_frequency)
     path.unlink()
 
-    vocabulary = vocabulary_of(parse(content))
+    vocabulary = vocabulary_of(parse(content), END_ID)
     if vocabulary.size < requested:
         progress.say(f"the text supports {vocabulary.size:,} ids, not {requested:,}: no other pair of "
                      f"tokens occurs {args.min_frequency:,} times")
@@ -146,7 +155,7 @@ def train_fast(sample: Path, vocab_size: int, min_frequency: int) -> str:
         return ""
 
     content = tokenizer_json(merges)
-    encoder = Encoder(vocabulary_of(parse(content)), "gigatoken")
+    encoder = Encoder(vocabulary_of(parse(content), END_ID), "gigatoken")
     count = 0  # of the last merge's id
     for text in read_sample(sample):
         ids, _ = encoder.encode_by_gigatoken([text], [False])

@@ -158,7 +158,7 @@ def _vocabulary(metadata: Metadata, tokenizer_file: Path | None, vocab_size: int
                                        f"{printable(metadata.path)} says {known_size:,}. Give the "
                                        "tokenizer of these tokens.")
         known_size = known_size or num_ids
-        end_id = end_of_text_id(tokenizer) if end_id is None else end_id
+        end_id = end_of_text_id(tokenizer, tokenizer_file) if end_id is None else end_id
 
     known_size = known_size or vocab_size
     if known_size is None:

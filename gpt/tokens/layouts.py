@@ -150,9 +150,9 @@ def _dtype_of(path: Path, num_bytes: int, recorded: str | None, vocab_size: int)
     if evident == "uint16" and num_quads >= LEAST_SAMPLED:
         counts = [np.bincount(column >> 8, minlength=256) for column in (first, last)]
         if np.minimum(*counts).sum() < LEAST_ALIKE * len(first):
-            raise token_file_error(path, "does not hold uint16: its ids at even and odd places differ in kind. Say what "
-                                         'it holds: echo \'{"dtype": "int32"}\' > types.json, and give --metadata_file '
-                                         "types.json")
+            raise token_file_error(path, "does not hold uint16: its ids at even and odd places differ in kind. Say "
+                                         'what it holds: echo \'{"dtype": "int32"}\' > types.json, and give '
+                                         "--metadata_file types.json")
     return evident
 
 

@@ -12,12 +12,14 @@ import numpy as np
 from tokenizers import Tokenizer, decoders
 
 from gpt.common.errors import Exit, UserError
-from gpt.common.files import read_bytes
-from gpt.common.names import TOKENIZER
+from gpt.common.files import read_bytes, read_text
+from gpt.common.names import METADATA, TEMPLATE, TOKENIZER, TOKENIZER_CONFIG
 from gpt.common.words import printable
 
 END_OF_TEXT = "<|endoftext|>"
-ENDS_OF_TEXT = (END_OF_TEXT, "</s>", "<|end_of_text|>", "<eos>")  # tokenizers' names for the end of a document
+USUAL_ENDS = (END_OF_TEXT, "</s>", "<|end_of_text|>", "<eos>")  # tokenizers' names for the end of a document
+# The files beside a tokenizer.json that name its end of a text, and their fields.
+ENDS_IN_FILES = {METADATA: "end_of_text", TOKENIZER_CONFIG: "eos_token", "special_tokens_map.json": "eos_token"}
 MAX_VOCAB_SIZE = 2**24  # checkpoints have the same bound
 MAX_TOKENIZER_BYTES = 256 * 2**20
 
@@ -86,10 +88,36 @@ def vocab_size_of(tokenizer: Tokenizer) -> int:
     return max(tokenizer.get_vocab(with_added_tokens=True).values(), default=-1) + 1
 
 
-def end_of_text_id(tokenizer: Tokenizer) -> int | None:
-    """The id of the token that ends a document, by its usual names; None without such a token."""
-    ids = map(tokenizer.token_to_id, ENDS_OF_TEXT)
-    return next((number for number in ids if number is not None), None)
+def end_of_text_id(tokenizer: Tokenizer, path: Path | None = None) -> int | None:
+    """The id of the special token that ends a document; None if it is not certain.
+
+    The token is the one that the files beside the tokenizer name. Without such files, and for models that converse,
+    whose eos_token may end an answer instead, it is the only one of USUAL_ENDS. path is the tokenizer's file or folder.
+    Raises UserError (exit 3).
+    """
+    special = {token.content: index for index, token in tokenizer.get_added_tokens_decoder().items() if token.special}
+    usual = [name for name in USUAL_ENDS if name in special]
+    named, converses = _named_end(path) if path else (None, False)
+    if named is None or (converses and len(usual) == 1):
+        named = usual[0] if len(usual) == 1 else None
+    return special.get(str(named))
+
+
+def _named_end(path: Path) -> tuple[str | None, bool]:
+    """The end that the files beside a tokenizer name, and whether for conversations. Raises UserError (exit 3)."""
+    folder = path if path.is_dir() else path.parent
+    for name, key in ENDS_IN_FILES.items():
+        if (folder / name).is_file():
+            try:
+                fields = json.loads(read_text(folder / name))
+                token = fields.get(key)
+            except (OSError, ValueError, AttributeError, RecursionError) as error:
+                raise UserError(Exit.DATA, f"{printable(folder / name)} is not an object of JSON "
+                                           f"({printable(error)[:120]}). Restore or delete it.") from error
+            token = token.get("content") if isinstance(token, dict) else token
+            if token is not None:
+                return str(token), "chat_template" in fields or (folder / TEMPLATE).is_file()
+    return None, False
 
 
 def opening_ids(tokenizer: Tokenizer) -> list[int]:
@@ -142,12 +170,14 @@ class Vocabulary:
     tokenizer: Tokenizer = field(compare=False, repr=False)
 
 
-def vocabulary_of(tokenizer: Tokenizer) -> Vocabulary:
-    """Collects the facts about a tokenizer. Raises UserError (exit 3) if it has no end-of-text token."""
-    end_id = end_of_text_id(tokenizer)
+def vocabulary_of(tokenizer: Tokenizer, end_id: int | None) -> Vocabulary:
+    """Collects the facts about a tokenizer. Raises UserError (exit 3) if end_id, which ends a document, is None."""
     if end_id is None:
-        raise UserError(Exit.DATA, "the tokenizer has no end-of-text token, which must separate documents. Add "
-                                   f"{END_OF_TEXT} to it, or leave out --tokenizer_file.")
+        special = [token.content for token in tokenizer.get_added_tokens_decoder().values() if token.special]
+        raise UserError(Exit.DATA, "the tokenizer has no special token that certainly ends a document; special are "
+                                   f"{printable(', '.join(special[:8]) or 'none')}. Set \"special\": true for one "
+                                   "in tokenizer.json, and name it in tokenizer_config.json beside it: "
+                                   f'{{"eos_token": "{END_OF_TEXT}"}}')
     content = tokenizer.to_str(pretty=True)
     fields = json.loads(content)
     splits_as_gpt2 = _splits_as_gpt2(fields)

@@ -39,7 +39,7 @@ def content(tmp_path_factory):
 
 @pytest.fixture
 def vocabulary(content):
-    return vocabulary_of(parse(content))
+    return vocabulary_of(parse(content), 0)
 
 
 @pytest.fixture
@@ -99,7 +99,7 @@ def changed(content: str, **changes: Any) -> Vocabulary:
     alphabet = byte_alphabet()
     fields["model"] |= {"merges": [], "vocab": dict(zip(["<|endoftext|>", *alphabet], range(257), strict=True))}
     fields["model"] |= changes
-    return vocabulary_of(parse(json.dumps(fields)))
+    return vocabulary_of(parse(json.dumps(fields)), 0)
 
 
 @pytest.mark.parametrize("change", [

@@ -26,7 +26,7 @@ def merges_of(content: str) -> list[tuple[bytes, bytes]]:
 def test_merges_become_the_json_that_tokenizers_writes():
     content = in_child(train_tokenizer, sample(language(50_000)), 600, 2)
     assert tokenizer_json(merges_of(content)) == content
-    assert vocabulary_of(parse(tokenizer_json([]))).size == 259
+    assert vocabulary_of(parse(tokenizer_json([])), 0).size == 259
 
 
 def test_both_trainers_make_the_same_tokenizer():

@@ -14,7 +14,7 @@ from tests.helpers.token_files import write_llmc
 def test_a_slice_of_a_stream_is_that_of_the_tokens(tmp_path):
     cuts = [0, 1, 7, 8, 40, 41, 64]
     values = np.arange(64)
-    parts = [LAYOUTS["llmc"].read(write_llmc(tmp_path / f"{low}.bin", values[low:high]), "")
+    parts = [LAYOUTS["llmc"].read(write_llmc(tmp_path / f"{low}.bin", values[low:high]), None, 64)
              for low, high in itertools.pairwise(cuts)]
     whole = TokenStream(tuple(parts), 2**16)
     assert (whole.length, whole.num_bytes, whole.dtype, whole.name) == (64, 128, "uint16", "0.bin and 5 more")

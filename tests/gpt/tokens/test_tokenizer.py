@@ -1,9 +1,12 @@
 """gpt/tokens/tokenizer.py: tokenizers of every origin open safely, and text never becomes a special id."""
 
+import json
+
 import pytest
+from tokenizers import AddedToken, Tokenizer, models
 
 from gpt.common.errors import Exit, UserError
-from gpt.tokens.tokenizer import END_OF_TEXT, bytes_per_id, load_tokenizer
+from gpt.tokens.tokenizer import END_OF_TEXT, bytes_per_id, end_of_text_id, load_tokenizer
 
 AB = '{"type": "BPE", "vocab": {"a": 0, "b": 1}, "merges": []}'
 BAD_TOKENIZERS = {
@@ -39,3 +42,35 @@ def test_bytes_per_id_add_up_to_the_length_in_utf8(tokenizer, texts):
     assert lengths[0] == 0
     for text in [*texts, "".join(map(chr, range(1, 0x300))), END_OF_TEXT, ""]:
         assert lengths[tokenizer.encode(text).ids].sum() == len(text.encode())
+
+
+@pytest.mark.parametrize(("special", "files", "expected"), [
+    (END_OF_TEXT, {}, END_OF_TEXT),
+    ("", {}, None),  # the text <|endoftext|> alone becomes its id
+    ("", {"tokenizer_config.json": {"eos_token": END_OF_TEXT}}, None),
+    ("<pad> <eod>", {}, None),
+    ("<pad> <eod>", {"tokenizer_config.json": {"eos_token": "<eod>"}}, "<eod>"),
+    ("<pad> <eod>", {"special_tokens_map.json": {"eos_token": {"content": "<eod>"}}}, "<eod>"),
+    ("<pad> <eod>", {"metadata.json": {"end_of_text": "<eod>"}}, "<eod>"),
+    (f"{END_OF_TEXT} <eod>", {"tokenizer_config.json": {"eos_token": "<eod>"}}, "<eod>"),  # the usual name is padding
+    (f"{END_OF_TEXT} <eod>", {"tokenizer_config.json": {"eos_token": "</s>"}}, None),
+    (f"{END_OF_TEXT} </s>", {}, None),
+    (f"{END_OF_TEXT} </s>", {"tokenizer_config.json": {"eos_token": "</s>"}}, "</s>"),
+    (f"{END_OF_TEXT} <end>", {"tokenizer_config.json": {"eos_token": "<end>", "chat_template": "x"}}, END_OF_TEXT),
+    ("<end>", {"tokenizer_config.json": {"eos_token": "<end>", "chat_template": "x"}}, "<end>")])
+def test_a_special_token_that_the_files_name_ends_a_document(tmp_path, special, files, expected):
+    tokenizer = Tokenizer(models.BPE({"</s>": 0, "a": 1}, []))  # an ordinary token of a usual name
+    tokenizer.add_tokens([AddedToken(END_OF_TEXT, special=False)])
+    tokenizer.add_special_tokens(special.split())
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    for name, fields in files.items():
+        (tmp_path / name).write_text(json.dumps(fields))
+    found = end_of_text_id(load_tokenizer(tmp_path), tmp_path)
+    assert found == (None if expected is None else tokenizer.token_to_id(expected))
+
+
+def test_a_damaged_file_beside_the_tokenizer_is_refused(tmp_path):
+    (tmp_path / "tokenizer_config.json").write_text("[]")
+    with pytest.raises(UserError, match=r"tokenizer_config\.json") as caught:
+        end_of_text_id(Tokenizer(models.BPE()), tmp_path / "tokenizer.json")
+    assert caught.value.code == Exit.DATA
