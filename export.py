@@ -2,6 +2,7 @@
 
     python export.py --ckpt out --output model.gguf                              for llama.cpp and programs built on it
     python export.py --ckpt out --output model.gguf --dtype f16                  half the size
+    python export.py --ckpt out --output model.gguf --dtype q8_0                 a quarter; q5_0 and q4_0 are smaller
     python export.py --ckpt out --output my-gpt2 --format huggingface --dtype bf16
     python export.py --ckpt out --output pruned --prune 0.3                      30% of the weights in blocks are zero
     python export.py --from_nanogpt ckpt.pt --output my-gpt2 --tokenizer_file gpt2/tokenizer.json
@@ -19,10 +20,13 @@ from gpt.common import flags
 from gpt.common.config import Relations
 from gpt.common.errors import Exit, UserError, guard, optional, require, writing
 from gpt.common.names import CARD, CONFIG, WEIGHTS
+from gpt.common.words import printable, several, shell_line
 from gpt.hub.names import ALSO_CKPT, ANY_MODEL, as_recorded, check_package, problems_with_name
 
 # ---------------------------------------------------------------- flags
 
+
+QUANTIZED = ("q8_0", "q5_0", "q4_0")  # llama.cpp's types of 32 weights with one scale
 
 RELATIONS = {
     "ckpt": Relations(aliases=ALSO_CKPT),
@@ -55,8 +59,8 @@ def read_flags(argv: Sequence[str]) -> argparse.Namespace:
                    "required)")
     g.add_argument("--format", type=one_of("gguf", "huggingface"), help="gguf needs the package gguf "
                    "(default: gguf; huggingface with --prune and --from_nanogpt)")
-    g.add_argument("--dtype", type=one_of("f32", "f16", "bf16"), default="f32", help="type of the "
-                   "matrices; the rest of a gguf stays f32")
+    g.add_argument("--dtype", type=one_of("f32", "f16", "bf16", *QUANTIZED), default="f32", help="type of the "
+                   "matrices; the rest of a gguf stays f32; q8_0, q5_0 and q4_0 are for gguf alone")
     g.add_argument("--overwrite", action=flags.Switch, default=False, help="replace an earlier export")
     g.add_argument("--prune", type=flags.real(0, 1, above=True, below=True), help="set this fraction of "
                    "each matrix in the blocks, the smallest weights, to zero (default: none)")
@@ -68,6 +72,11 @@ def check(args: argparse.Namespace) -> list[str]:
     problems = problems_with_name("--ckpt", args.ckpt)
     if not args.output:
         problems.append("--output: required. Name the file or folder to write")
+    elif form_of(args) == "gguf" and not args.output.endswith(".gguf"):
+        problems.append(f"--output {printable(args.output)}: a GGUF file ends in .gguf; for a folder give --format "
+                        "huggingface")
+    if args.dtype in QUANTIZED and form_of(args) != "gguf":
+        problems.append(f"--dtype {args.dtype}: only with --format gguf")
     if args.tokenizer_file and form_of(args) != "gguf" and not args.from_nanogpt:
         problems.append("--tokenizer_file: has no effect with --format huggingface, which copies the "
                         "checkpoint's")
@@ -115,13 +124,13 @@ from gpt.common.files import rename, sync
 from gpt.common.outputs import place_of
 from gpt.common.progress import Progress
 from gpt.common.signals import Signals, Stopped
-from gpt.common.words import printable, several
 from gpt.evaluation.pruning import prune_blocks
 from gpt.hub.download import download_models
 from gpt.tokens.llama_cpp import gguf_vocabulary
 from gpt.tokens.tokenizer import tokenizer_of
 
-DTYPES = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
+DTYPES = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16,
+          **dict.fromkeys(QUANTIZED, torch.float16)}  # of their scales
 
 
 # ---------------------------------------------------------------- the command, in the order of events
@@ -159,6 +168,9 @@ def export(args: argparse.Namespace, signals: Signals, out: Progress) -> None:
                 num_tensors = write_export(args, source, target, signals)
         origin = printable(args.from_nanogpt or as_recorded(str(source)))
         out.say(f"{origin} -> {printable(args.output)}: {several(num_tensors, 'tensor')}, {args.dtype}")
+        opened = str(source) if form_of(args) == "gguf" else args.output
+        out.say("benchmarks: " + shell_line(["lm_eval", "--model", "hf", "--model_args", f"pretrained={opened}",
+                                             "--tasks", "hellaswag,lambada_openai"]))
 
 
 def write_export(args: argparse.Namespace, source: Path, target: Path, signals: Signals) -> int:
@@ -243,8 +255,7 @@ def write_gguf(args: argparse.Namespace, config: ModelConfig, weights: Mapping[s
         "type": gguf.GGUFType.MODEL,
         "name": name,
         **architecture.gguf_fields(config),
-        "file_type": {"f32": file_types.ALL_F32, "f16": file_types.MOSTLY_F16,
-                      "bf16": file_types.MOSTLY_BF16}[args.dtype],
+        "file_type": file_types["ALL_F32" if args.dtype == "f32" else f"MOSTLY_{args.dtype.upper()}"],
         **vocabulary,
         "token_types": [gguf.TokenType[token_type] for token_type in vocabulary["token_types"]],
         "quantization_version": gguf.GGML_QUANT_VERSION,
@@ -258,6 +269,10 @@ def write_gguf(args: argparse.Namespace, config: ModelConfig, weights: Mapping[s
     tensors = architecture.to_gguf_tensors(config, weights)
     for key, tensor in tensors.items():
         stored_as = "f32" if tensor.dim() == 1 or key in architecture.GGUF_KEPT_IN_F32 else args.dtype
+        if stored_as in QUANTIZED and tensor.shape[1] % 32:
+            stored_as = "f16"  # as in convert_hf_to_gguf.py
+        elif stored_as in QUANTIZED and architecture.has_vocabulary_rows(key):
+            stored_as = "q8_0"  # llama.cpp spends more bits on the output layer too, which is the embedding if tied
         in_dtype(tensor, stored_as, key)
         array_type = gguf.GGMLQuantizationType[stored_as.upper()]
         array = gguf.quants.quantize(np.ascontiguousarray(tensor.float().numpy()), array_type)
@@ -283,6 +298,7 @@ def write_folder(args: argparse.Namespace, config: ModelConfig, source: Path, fo
     stored = stored_tensors(source)
     for name in PUBLISHED:
         if (source / name).is_file():
+            _check_place(source, name)
             shutil.copyfile(source / name, folder / name)
     if args.prune:
         model = load_model(source, torch.device("cpu"))
@@ -302,6 +318,14 @@ def write_folder(args: argparse.Namespace, config: ModelConfig, source: Path, fo
         sync(written)
     sync(folder)
     return len(tensors)
+
+
+def _check_place(source: Path, name: str) -> None:
+    """Raises UserError (exit 4) for a link out of the folder; in the hub's cache all files are links to its blobs."""
+    place = (source / name).resolve().parent
+    if place not in (source.resolve(), source.resolve().parent.parent / "blobs"):
+        raise UserError(Exit.CHECKPOINT, f"{printable(source / name)} is a link to a file of another folder, which the "
+                                         "export would publish. Delete the link, or replace it by the file.")
 
 
 if __name__ == "__main__":

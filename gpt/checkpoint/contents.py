@@ -2,6 +2,7 @@
 
     config.json  model.safetensors  generation_config.json  tokenizer.json  tokenizer_config.json    published
     optimizer.safetensors  trainer_state.json                                                        for resuming
+    model.safetensors.index.json         names the model's tensors, for loaders that take every *.safetensors
     chat_template.jinja                                                          published, if it learned to answer
     README.md  manifest.json                                 the model card; sizes and sha256, written last
 
@@ -23,6 +24,7 @@ from gpt.common.names import (
     CARD,
     CONFIG,
     GENERATION,
+    INDEX,
     OPTIMIZER,
     STATE,
     TEMPLATE,
@@ -32,7 +34,7 @@ from gpt.common.names import (
 )
 from gpt.machine.backends import backend_of
 from gpt.ops.shards import full_tensor, full_tensors
-from gpt.tokens.chat import END
+from gpt.tokens.chat import END, START
 
 NEEDED = (WEIGHTS, OPTIMIZER, STATE)  # in the manifest of every checkpoint
 # Files that are published with a model's weights.
@@ -130,30 +132,44 @@ def text_files(step: int, config: ModelConfig, state: Mapping[str, Any], tokeniz
     end_of_answer = [index for index, name in names.items() if name == END and chat_template]
     files = {
         CONFIG: json_text(architecture_of(config).to_hf_config(config, end_of_text_id)),
-        # Without max_new_tokens transformers generates 256, and a model of fewer positions raises an
-        # IndexError. Half of T leaves room for a prompt.
+        # Without max_length a model of few positions runs beyond them, an IndexError. A default of
+        # max_new_tokens would overrule the max_length of a caller.
         GENERATION: json_text({
             "bos_token_id": end_of_text_id,
             "eos_token_id": [*end_of_answer, end_of_text_id] if end_of_answer else end_of_text_id,
-            "max_new_tokens": min(256, max(1, config.seq_length // 2))}),
+            "max_length": config.seq_length}),
         STATE: json_text({"format": STATE_FORMAT, "version": STATE_VERSION, "step": step,
                           "arch": name_of(config), "model": asdict(config), **state}),
         CARD: card,
+        INDEX: _index_text(config),
     }
     if tokenizer_json is not None:
         files[TOKENIZER] = tokenizer_json
         special = ("bos_token", "eos_token", "unk_token", "pad_token") if end_of_text_id in names else ()
+        # A collator leaves padding out of the loss: padded with the end of text, a model would not learn to end.
+        padding = {"pad_token": START} if special and START in names.values() and not chat_template else {}
         # What AutoTokenizer of transformers 4 and 5 needs besides tokenizer.json.
         fields = {
             "tokenizer_class": "PreTrainedTokenizerFast",
             "model_max_length": config.seq_length,
             "clean_up_tokenization_spaces": False,
+            "model_input_names": ["input_ids", "attention_mask"],  # else transformers 4 adds token_type_ids
             **dict.fromkeys(special, names.get(end_of_text_id)),
+            **padding,
         }
         if chat_template:
             files[TEMPLATE] = fields["chat_template"] = chat_template
         files[TOKENIZER_CONFIG] = json_text(fields)
     return files
+
+
+def _index_text(config: ModelConfig) -> str:
+    """The index of the weights in their one file, by Hugging Face's names, from the shapes alone."""
+    architecture = architecture_of(config)
+    empty = {name: torch.empty(shape, device="meta") for name, shape in architecture.shapes(config).items()}
+    tensors = architecture.to_hf_tensors(config, empty)
+    return json_text({"metadata": {"total_size": sum(tensor.nbytes for tensor in tensors.values())},
+                      "weight_map": dict.fromkeys(sorted(tensors), WEIGHTS)})
 
 
 def json_text(fields: Mapping[str, Any]) -> str:

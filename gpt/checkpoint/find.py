@@ -89,6 +89,9 @@ def _locate(path: Path, warn: Callable[[str], None], to_train: bool, home: Path 
                        "Give another checkpoint.")
     if (folder / CONFIG).is_file():
         return folder, None
+    of_trainer = [path for path, _ in numbered_in(folder).values() if (path / "training_args.bin").is_file()]
+    if of_trainer:  # Hugging Face's Trainer wrote them
+        return of_trainer[0], None
     found = (_best_of(folder, warn, to_train) if name == BEST else
              newest_sound(folder, warn, partial(verify, to_train=to_train)))
     if found is None:

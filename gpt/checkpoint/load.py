@@ -27,6 +27,7 @@ from gpt.ops.shards import fill, like, local
 from model import Options
 
 FILE_NAME = re.compile(r"[^/\\\0]+\.safetensors")
+MAX_HEADER_BYTES = 2**22  # the names, types and shapes of 30,000 tensors
 COPY_WHOLE = "Download the model again, or copy all of its files."
 CURE = "--init_from starts a run from its weights alone"
 
@@ -97,6 +98,10 @@ def stored_tensors(folder: Path) -> dict[str, torch.Tensor]:
 def mapped(path: Path) -> dict[str, torch.Tensor]:
     """All tensors of one file. Raises InvalidCheckpoint."""
     try:
+        with path.open("rb") as file:
+            num_bytes = int.from_bytes(file.read(8), "little")
+        if num_bytes > MAX_HEADER_BYTES:  # opening millions of empty tensors takes minutes
+            raise OSError(f"its header has {num_bytes:,} bytes, more than {MAX_HEADER_BYTES:,}")
         with safe_open(path, framework="pt") as file:
             return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - no mapping
     except (SafetensorError, OSError, ValueError) as error:  # a name that is not UTF-8 is a ValueError

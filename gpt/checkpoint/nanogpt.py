@@ -18,7 +18,7 @@ from gpt.architectures.gpt2 import GPT2, STALE_MASKS
 from gpt.checkpoint.contents import model_card, text_files
 from gpt.checkpoint.load import weights_of
 from gpt.common.errors import Exit, InvalidCheckpoint, UserError
-from gpt.common.names import STATE, WEIGHTS
+from gpt.common.names import INDEX, STATE, WEIGHTS
 from gpt.common.words import count, printable
 from gpt.tokens.tokenizer import end_of_text_id, load_with_size
 from model import GPTConfig
@@ -66,7 +66,7 @@ def convert(path: Path, folder: Path, tokenizer_file: str | None, n_head: int | 
     folder.mkdir(parents=True)
     texts = text_files(0, config, {}, tokenizer_json, end_id, model_card(config, {
         "converted from": printable(path.name), "activation": config.activation}))
-    for name in texts.keys() - {STATE}:
+    for name in texts.keys() - {STATE, INDEX}:
         (folder / name).write_text(texts[name], encoding="utf-8")
     save_file({name: tensor.contiguous() for name, tensor in stored.items()
                if name != "lm_head.weight" or not config.tie_weights}, folder / WEIGHTS, {"format": "pt"})

@@ -7,12 +7,13 @@ holds them too, for a checkpoint that was copied away from its folder.
 import contextlib
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from gpt.common.config import TOML, Layer, read_toml, with_present_names
+from gpt.common.errors import warn
 from gpt.common.files import named_in, read_text
 from gpt.common.names import LOCK, MANIFEST, RUN_CONFIG, STATE
 from gpt.common.words import printable
@@ -20,10 +21,11 @@ from gpt.common.words import printable
 CURE = "Correct it, or empty it: the checkpoints hold the run's flags too."
 
 
-def recorded_flags(given: Mapping[str, Any]) -> Layer | None:
+def recorded_flags(given: Mapping[str, Any], of_a_call: Collection[str] = ()) -> Layer | None:
     """The recorded flags of the run that --resume_from or --cooldown_from means; None for a new run.
 
-    given holds the flags of the command line and of --config. The recorded flags come from the config.toml
+    given holds the flags of the command line and of --config. of_a_call names flags of a single call, such as
+    --overwrite: in a record they count for nothing, because a folder may come from anywhere. The recorded flags come from the config.toml
     beside the checkpoints, else from a checkpoint. A run continues in its own folder unless given names
     another. A run that was killed before its first checkpoint has only a config.toml, and 'auto' then
     starts a new run. A mirror continues in the output folder of the command. The recorded mirror is a
@@ -46,6 +48,10 @@ def recorded_flags(given: Mapping[str, Any]) -> Layer | None:
         layer = _first_readable(checkpoints)
     if layer is None:
         return None
+    for name in [name for name in of_a_call if name in layer.values]:
+        layer.given.pop(name, None)
+        layer.decided.pop(name, None)
+        warn(f"{layer.source}: {name} has no effect there. Give --{name} on the command line.")
     if checkpoints:
         layer.given.pop("init_from", None)  # a resumed run does not start from other weights
     has_config = (folder / RUN_CONFIG).exists()

@@ -29,6 +29,9 @@ PACKAGES = {"torch": "2.11", "numpy": "1.26", "tokenizers": "0.21", "tqdm": "4.6
 NEWEST_TESTED = {"torch": "2.15"}
 PIP = f"{os.path.basename(sys.executable)} -m pip install"
 
+PANIC = ("a library stopped at its input, most likely at a damaged tokenizer.json: {}. Give another "
+         "--tokenizer_file or checkpoint.")
+
 # Messages of other errors than OutOfMemoryError with the same cause: the CPU's allocator, cuBLAS, C++,
 # CUDA, Triton.
 OUT_OF_MEMORY = (
@@ -259,6 +262,8 @@ def _explain(error: BaseException) -> tuple[Exit, str]:
     """The exit code and the message of an error; writes the crash log of a bug."""
     if isinstance(error, UserError):
         return error.code, str(error)
+    if is_panic(error):
+        return Exit.DATA, PANIC.format(first_line(error))
     if is_out_of_memory(error):
         return Exit.MACHINE, ("out of memory. End other programs (nvidia-smi names those on a GPU), halve "
                               "--batch_size, or raise the limit (ulimit -v).")
@@ -276,6 +281,11 @@ def _explain(error: BaseException) -> tuple[Exit, str]:
                               "disk has free space (or for too many open files: ulimit -n 1024).")
     return Exit.BUG, (f"this is a bug in the program, not a mistake of yours: {type(error).__name__}: "
                       f"{first_line(error)}. Please report it with the file {_write_crash_log(error)}")
+
+
+def is_panic(error: BaseException) -> bool:
+    """True for a panic of a library in Rust, such as tokenizers: its input, and not this program, is at fault."""
+    return type(error).__name__ == "PanicException"
 
 
 def is_out_of_memory(error: BaseException) -> bool:

@@ -128,8 +128,18 @@ def write_all(handle: int, content: bytes | memoryview) -> None:
         unwritten = unwritten[num_bytes:]
 
 
+def refuse_link(path: Path) -> None:
+    """Raises OSError for a symbolic link, through which a folder from elsewhere could name other files."""
+    if path.is_symlink():
+        raise OSError(errno.ELOOP, "it is a symbolic link", str(path))
+
+
 def append_line(path: Path, line: bytes) -> None:
-    """Appends line and a newline to a file, or nothing; creates its folder if necessary. Raises OSError."""
+    """Appends line and a newline to a file, or nothing; creates its folder if necessary.
+
+    Raises OSError, also for a symbolic link, which could lead out of the folder.
+    """
+    refuse_link(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("ab", buffering=0) as file:
         end = file.tell()

@@ -18,7 +18,7 @@ import difflib
 import re
 import shutil
 from argparse import Namespace
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn, TypeVar
 
@@ -179,13 +179,14 @@ class Parser(argparse.ArgumentParser):
                            for action in actions}
 
     def read(self, argv: Sequence[str], check: Callable[[Namespace], list[str]],
-             recorded: Callable[[Mapping[str, Any]], Layer | None] = lambda given: None) -> Namespace:
+             recorded: Callable[[Mapping[str, Any], Collection[str]], Layer | None] = lambda given, of_a_call: None,
+             ) -> Namespace:
         """Parses argv. Flags missing there come from the file of --config, the resumed run, or the defaults.
 
-        check(args) returns the problems of a combination of flags that are each valid. recorded(given)
-        returns the flags of the run to resume, if there is one; given holds the command line's and
-        --config's. args.config is an Origin. Raises UserError (exit 2) with all problems, SystemExit after
-        --help.
+        check(args) returns the problems of a combination of flags that are each valid. recorded(given,
+        of_a_call) returns the flags of the run to resume, if there is one; given holds the command line's and
+        --config's, of_a_call the names of flags that no file of a run may set. args.config is an Origin.
+        Raises UserError (exit 2) with all problems, SystemExit after --help.
         """
         self.flags = {action.dest: action for action in self._actions if action.dest != "help"}
         for action in self.flags.values():
@@ -195,7 +196,8 @@ class Parser(argparse.ArgumentParser):
         asked = self._command_line(argv)
         if path := asked.given.pop("config", None):
             asked = rules.merge(self._checked(read_toml(Path(path))), asked)
-        resumed = None if self.problems else recorded(asked.values)
+        of_a_call = [name for name in self.flags if rules.of(name).scope == "call"]
+        resumed = None if self.problems else recorded(asked.values, of_a_call)
         lower = self._checked(resumed) if resumed else Layer("", {}, {})
         merged = rules.merge(lower, asked)
 

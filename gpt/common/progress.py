@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
 import sys
 import threading
@@ -139,8 +138,6 @@ class Progress:
                 self._unwritten.append(line)
                 return
             try:
-                if self._log.is_symlink():
-                    raise OSError(errno.ELOOP, "it is a symbolic link")
                 append_line(self._log, line.encode("utf-8", "backslashreplace"))
             except OSError as error:
                 if not self._has_lost_lines:

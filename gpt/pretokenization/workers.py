@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from gpt.common.children import start_process
-from gpt.common.errors import Exit, UserError
+from gpt.common.errors import PANIC, Exit, UserError, is_panic
 from gpt.common.signals import Signals
 from gpt.common.words import first_line
 from gpt.pretokenization.blocks import Findings, Reading, TextBlock, last_cut, parts_of
@@ -152,6 +152,8 @@ def _sendable(error: BaseException) -> tuple[Exit | None, str]:
     """Converts an error for the pipe: the code and message of a UserError, the traceback of a bug."""
     if isinstance(error, UserError):
         return error.code, str(error)
+    if is_panic(error):
+        return Exit.DATA, PANIC.format(first_line(error))
     if isinstance(error, OSError | MemoryError):
         return Exit.MACHINE, f"{first_line(error)} in a worker process. {ADVICE}"
     text = "".join(traceback.format_exception(error))

@@ -224,6 +224,18 @@ LAYOUTS = {  # recognise tries them in this order
 }
 
 
+# The first bytes of files that hold no tokens as they are, and what they are.
+FOREIGN = {
+    b"PK\3\4": "a zip, such as a .pt or .npz",
+    b"PAR1": "Parquet",
+    b"ARROW1": "Arrow",
+    b"\x89HDF": "HDF5",
+    b"\x28\xb5\x2f\xfd": "packed by zstd",
+    b"\x1f\x8b\x08": "packed by gzip",
+    b"GGUF": "a GGUF model",
+}
+
+
 def native_dtype(vocab_size: int) -> str:
     """The dtype that pretokenize.py gives to ids below vocab_size."""
     return "int16" if vocab_size <= 2**15 else "uint16" if vocab_size <= 2**16 else "int32"
@@ -232,7 +244,7 @@ def native_dtype(vocab_size: int) -> str:
 def recognise(path: Path) -> Layout:
     """Finds the first of LAYOUTS that recognises a token file by its name and first bytes, else nanoGPT's.
 
-    Raises UserError (exit 3) for a missing file and for text.
+    Raises UserError (exit 3) for a missing file, for text, and for a file of FOREIGN.
     """
     with _reading(path):
         with path.open("rb") as file:
@@ -240,6 +252,10 @@ def recognise(path: Path) -> Layout:
         for layout in LAYOUTS.values():
             if layout.recognises(path, head):
                 return layout
+    for start, kind in FOREIGN.items():
+        if head.startswith(start):
+            raise token_file_error(path, f"is {kind}, not tokens. Text: python pretokenize.py FILE. Ids: save them as "
+                                         "raw uint16 or .npy.")
     if len(head) >= MIN_TEXT_BYTES and not CONTROL.search(head):
         raise token_file_error(path, "holds text, not tokens. Make tokens of it: python pretokenize.py FILE")
     return LAYOUTS["nanogpt"]

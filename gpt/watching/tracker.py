@@ -5,8 +5,10 @@ import os
 import subprocess
 import sys
 import threading
+from pathlib import Path
 
 from gpt.common.children import PROGRAM
+from gpt.common.files import refuse_link
 from gpt.common.progress import Progress
 from gpt.common.ranks import without_torchrun
 from gpt.common.words import printable
@@ -26,9 +28,12 @@ class Tracker:
                        "PYTHONPATH": os.pathsep.join(
                            filter(None, [str(PROGRAM), os.environ.get("PYTHONPATH")]))}
         command = [sys.executable, str(PROGRAM / "gpt/watching/tracker_process.py"), name, json.dumps(run)]
+        folder = Path(run.folder)
         try:
-            os.makedirs(run.folder, exist_ok=True)
-            with open(f"{run.folder}/tracker.log", "a") as log:
+            refuse_link(folder)
+            refuse_link(folder / "tracker.log")
+            folder.mkdir(parents=True, exist_ok=True)
+            with (folder / "tracker.log").open("a") as log:
                 self._child = subprocess.Popen(  # in a session of its own, which Ctrl-C does not reach
                     command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log,
                     encoding="utf-8", start_new_session=True)
