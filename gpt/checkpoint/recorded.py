@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from gpt.common.config import TOML, Layer, read_toml, with_present_names
-from gpt.common.errors import warn
+from gpt.common.errors import Exit, UserError
 from gpt.common.files import named_in, read_text
 from gpt.common.names import LOCK, MANIFEST, RUN_CONFIG, STATE
 from gpt.common.words import printable
@@ -24,13 +24,13 @@ CURE = "Correct it, or empty it: the checkpoints hold the run's flags too."
 def recorded_flags(given: Mapping[str, Any], of_a_call: Collection[str] = ()) -> Layer | None:
     """The recorded flags of the run that --resume_from or --cooldown_from means; None for a new run.
 
-    given holds the flags of the command line and of --config. of_a_call names flags of a single call, such as
-    --overwrite: in a record they count for nothing, because a folder may come from anywhere. The recorded flags come from the config.toml
+    given holds the flags of the command line and of --config. The recorded flags come from the config.toml
     beside the checkpoints, else from a checkpoint. A run continues in its own folder unless given names
     another. A run that was killed before its first checkpoint has only a config.toml, and 'auto' then
     starts a new run. A mirror continues in the output folder of the command. The recorded mirror is a
     decided flag: the run has to prove that it is its own. None also means that no record can be read.
-    Raises UserError (exit 2) for a config.toml that is not TOML.
+    of_a_call names flags of a single call, such as --overwrite, which no record may set. Raises UserError
+    (exit 2) for a config.toml that sets one, or is not TOML; a checkpoint's are left out.
     """
     output_dir = Path(given.get("output_dir", "out"))
     requested = [given[name] for name in ("resume_from", "cooldown_from") if given.get(name)]
@@ -48,10 +48,13 @@ def recorded_flags(given: Mapping[str, Any], of_a_call: Collection[str] = ()) ->
         layer = _first_readable(checkpoints)
     if layer is None:
         return None
-    for name in [name for name in of_a_call if name in layer.values]:
+    refused = [name for name in of_a_call if name in layer.values]
+    if refused and layer.may_be_edited:
+        raise UserError(Exit.FLAGS, f"{layer.source} sets {', '.join(refused)}, which counts on the command line alone: "
+                                    "a folder may come from anywhere. Delete that from the file.")
+    for name in refused:
         layer.given.pop(name, None)
         layer.decided.pop(name, None)
-        warn(f"{layer.source}: {name} has no effect there. Give --{name} on the command line.")
     if checkpoints:
         layer.given.pop("init_from", None)  # a resumed run does not start from other weights
     has_config = (folder / RUN_CONFIG).exists()
