@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -174,6 +175,36 @@ def test_a_smaller_type_rounds_only_matrices(folder, tmp_path, dtype, torch_dtyp
     assert kinds == {dtype.upper(), "F32"}
 
 
+@pytest.mark.parametrize("dtype", ["q8_0", "q5_0", "q4_0"])
+@pytest.mark.parametrize(("arch", "width"), [("gpt2", 64), ("llama", 96), ("gpt2", 48)], ids=str)
+def test_a_quantized_gguf_is_the_gguf_packages_own_rounding_of_matrices(make_any, write_folder, tmp_path, arch, width,
+                                                                        dtype):
+    gguf = pytest.importorskip("gguf")
+    path = write_folder(tmp_path / "out", make_any(arch, n_embd=width))
+    files = {name: tmp_path / f"{name}.gguf" for name in ("f32", dtype)}
+    for name, file in files.items():
+        run(path, file, "--dtype", name)
+    exact, small = ({tensor.name: tensor for tensor in gguf.GGUFReader(file).tensors} for file in files.values())
+    for name, tensor in small.items():
+        kind, is_matrix = tensor.tensor_type, len(tensor.shape) == 2 and name != "position_embd.weight"
+        expected = "f16" if exact[name].data.shape[-1] % 32 else "q8_0" if name in (
+            "token_embd.weight", "output.weight") else dtype
+        assert kind.name == (expected.upper() if is_matrix else "F32"), name
+        assert np.array_equal(tensor.data, gguf.quants.quantize(exact[name].data, kind))
+        error = np.abs(gguf.quants.dequantize(tensor.data, kind) - exact[name].data).max()
+        assert error <= {"F32": 0, "F16": 2**-11, "Q8_0": 1 / 254, "Q5_0": 1 / 16, "Q4_0": 1 / 8}[
+            kind.name] * np.abs(exact[name].data).max() * 1.13  # a scale is an f16
+    assert files[dtype].stat().st_size < files["f32"].stat().st_size
+
+
+@pytest.mark.parametrize(("flags", "flag"), [
+    (["--output", "x.pt"], "--output"), (["--output", "x"], "--output"),
+    (["--output", "x", "--format", "huggingface", "--dtype", "q8_0"], "--dtype")], ids=str)
+def test_names_and_types_that_do_not_fit_the_format_are_refused(flags, flag):
+    with refused(f"^{flag} ", Exit.FLAGS):
+        export.read_flags(flags)
+
+
 def test_a_tokenizer_that_llama_cpp_would_split_differently_is_refused(folder, tokenizer, tmp_path):
     pytest.importorskip("gguf")
     change = {"pre_tokenizer": {"type": "Whitespace"}}
@@ -204,6 +235,21 @@ def test_the_published_folder_opens_in_transformers(folder, texts, tokenizer, tm
     run(tmp_path / "mine", tmp_path / "again", "--format", "huggingface")  # an export is a --ckpt, too
 
 
+def test_a_link_out_of_the_folder_is_not_published_but_the_hubs_cache_is(folder, tmp_path):
+    snapshot, blobs = tmp_path / "models--a/snapshots/1", tmp_path / "models--a/blobs"
+    blobs.mkdir(parents=True)
+    shutil.copytree(folder / "checkpoint-3", snapshot)
+    (snapshot / "README.md").rename(blobs / "1")
+    (snapshot / "README.md").symlink_to("../../blobs/1")
+    run(snapshot, tmp_path / "mine", "--format", "huggingface")
+    assert (tmp_path / "mine/README.md").read_bytes() == (blobs / "1").read_bytes()
+    (tmp_path / "id_rsa").write_text("secret")
+    (snapshot / "LICENSE").symlink_to(tmp_path / "id_rsa")
+    with refused("LICENSE", Exit.CHECKPOINT):
+        run(snapshot, tmp_path / "other", "--format", "huggingface")
+    assert not (tmp_path / "other").exists()
+
+
 # ---------------------------------------------------------------- earlier exports and failures
 
 
@@ -218,10 +264,10 @@ def test_an_export_is_replaced_only_on_request_and_nothing_else_ever_is(folder, 
         with pytest.raises(UserError, match="an earlier export and nothing else"):
             run(folder, output, *flags, "--overwrite")
     assert sorted(path.name for path in (folder / "checkpoint-3").iterdir()) == inside
-    (tmp_path / "file").write_text("x")
+    (tmp_path / "file.gguf").write_text("x")
     for form in (flags, ()):
         with pytest.raises(UserError, match="an earlier export and nothing else"):
-            run(folder, tmp_path / "file", *form, "--overwrite")
+            run(folder, tmp_path / "file.gguf", *form, "--overwrite")
 
 
 @pytest.mark.parametrize("form", ["gguf", "huggingface"])
@@ -230,12 +276,13 @@ def test_a_full_disk_is_no_bug_and_the_earlier_export_stays(folder, tmp_path, mo
         raise OSError(28, "No space left on device", str(path))
 
     pytest.importorskip("gguf")
-    run(folder, tmp_path / "mine", "--format", form)
-    files = [tmp_path / "mine"] if form == "gguf" else sorted((tmp_path / "mine").iterdir())
+    output = tmp_path / "mine.gguf"
+    run(folder, output, "--format", form)
+    files = [output] if form == "gguf" else sorted(output.iterdir())
     before = [path.read_bytes() for path in files]
     monkeypatch.setattr(export, "sync", full)
-    with refused(r"--output .*mine cannot be written: .*o space left.* Free some", Exit.MACHINE):
-        run(folder, tmp_path / "mine", "--format", form, "--overwrite")
+    with refused(r"--output .*mine\.gguf cannot be written: .*o space left.* Free some", Exit.MACHINE):
+        run(folder, output, "--format", form, "--overwrite")
     assert [path.read_bytes() for path in files] == before
     assert len(list(tmp_path.iterdir())) == 1
 

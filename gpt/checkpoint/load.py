@@ -105,7 +105,8 @@ def mapped(path: Path) -> dict[str, torch.Tensor]:
         with safe_open(path, framework="pt") as file:
             return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - no mapping
     except (SafetensorError, OSError, ValueError) as error:  # a name that is not UTF-8 is a ValueError
-        raise InvalidCheckpoint(f"{path.name} cannot be read ({printable(error)[:100]})", COPY_WHOLE) from error
+        why = printable(getattr(error, "strerror", None) or error)[:100]
+        raise InvalidCheckpoint(f"{path.name} cannot be read ({why})", COPY_WHOLE) from error
 
 
 class Weights(UserDict[str, Any]):

@@ -50,8 +50,8 @@ def recorded_flags(given: Mapping[str, Any], of_a_call: Collection[str] = ()) ->
         return None
     refused = [name for name in of_a_call if name in layer.values]
     if refused and layer.may_be_edited:
-        raise UserError(Exit.FLAGS, f"{layer.source} sets {', '.join(refused)}, which counts on the command line alone: "
-                                    "a folder may come from anywhere. Delete that from the file.")
+        raise UserError(Exit.FLAGS, f"{layer.source} sets {', '.join(refused)}, which counts on the command line "
+                                    "alone: a folder may come from anywhere. Delete that from the file.")
     for name in refused:
         layer.given.pop(name, None)
         layer.decided.pop(name, None)

@@ -347,7 +347,7 @@ OTHER_ROWS = [
     *rows("export.py", EXPORT, FLAGS,
         ("onto the model itself", "--output gpt2 --overwrite", "gpt2 is the model to export"),
         ("nowhere to write", "--output: required")),
-    *rows("export.py", "export.py --ckpt gpt2", FLAGS,
+    *rows("export.py", "export.py --ckpt gpt2 --format huggingface", FLAGS,
         ("a file that is no export", "--output text.txt --overwrite", "text.txt exists. Give another name")),
     *rows("plot.py", "plot.py", DATA, ("a folder without a run", "corpus", "metrics.jsonl: No such file")),
 ]

@@ -2,13 +2,20 @@
 
 import json
 
+from safetensors.torch import load_file
+
+from gpt.checkpoint.contents import text_files
 from gpt.checkpoint.load import chat_template, end_ids
 from gpt.checkpoint.mirror import copy_checkpoint
-from gpt.tokens.chat import END, special_names, template_of
+from gpt.checkpoint.stored import read_json
+from gpt.tokens.chat import END, START, special_names, template_of
+from gpt.tokens.tokenizer import END_OF_TEXT
+from model import GPTConfig
 from tests.helpers.models import conversing_checkpoint
 
 FILES = ["README.md", "config.json", "generation_config.json", "manifest.json", "model.safetensors",
-         "optimizer.safetensors", "tokenizer.json", "tokenizer_config.json", "trainer_state.json"]
+         "model.safetensors.index.json", "optimizer.safetensors", "tokenizer.json", "tokenizer_config.json",
+         "trainer_state.json"]
 
 
 def test_a_folder_holds_the_named_files_and_no_pickle(sound):
@@ -19,6 +26,25 @@ def test_a_folder_holds_the_named_files_and_no_pickle(sound):
             if file.suffix == ".json":
                 assert isinstance(json.loads(file.read_text(encoding="utf-8")), dict)
     assert sorted(path.name for path in sound.iterdir()) == ["checkpoint-1000", "checkpoint-900"]
+
+
+def test_other_programs_find_what_they_read_of_a_checkpoint(sound):
+    path = sound / "checkpoint-900"
+    tensors = load_file(path / "model.safetensors")
+    assert read_json(path / "model.safetensors.index.json") == {
+        "metadata": {"total_size": sum(tensor.nbytes for tensor in tensors.values())},
+        "weight_map": dict.fromkeys(sorted(tensors), "model.safetensors")}
+    assert read_json(path / "generation_config.json")["max_length"] == 16
+    assert read_json(path / "tokenizer_config.json")["model_input_names"] == ["input_ids", "attention_mask"]
+
+
+def test_padding_is_not_the_end_of_a_text_where_the_tokenizer_reserves_another_id(tokenizer):
+    config, content = GPTConfig(400, 16, 1, 2, 16), tokenizer.to_str()
+    for template, padding in (("", START), ("{{ messages }}", END_OF_TEXT)):
+        tokenizer.add_special_tokens([START])
+        text = text_files(1, config, {}, tokenizer.to_str(), 0, "", template)["tokenizer_config.json"]
+        assert [json.loads(text)[name] for name in ("pad_token", "eos_token")] == [padding, END_OF_TEXT]
+    assert json.loads(text_files(1, config, {}, content, 0, "")["tokenizer_config.json"])["pad_token"] == END_OF_TEXT
 
 
 def test_a_model_that_answers_has_the_template_and_ends_at_the_end_of_an_answer(tokenizer, sound, tmp_path):

@@ -41,6 +41,16 @@ def test_checkpoints_are_ordered_by_number_and_strangers_are_not_among_them(fold
     assert resolve(folder, no_warning).name == "checkpoint-1000"
 
 
+def test_a_folder_of_hugging_faces_trainer_means_its_newest_checkpoint(tmp_path):
+    for step in (6, 12):
+        (tmp_path / f"checkpoint-{step}").mkdir()
+        for name in ("config.json", "trainer_state.json", "training_args.bin"):
+            (tmp_path / f"checkpoint-{step}" / name).write_text("{}")
+    assert resolve(tmp_path, no_warning).name == "checkpoint-12"
+    with refused("", Exit.CHECKPOINT):
+        find_resume(str(tmp_path), tmp_path / "out", False, no_warning)
+
+
 # ---------------------------------------------------------------- best and last
 
 
@@ -111,7 +121,8 @@ class Bomb:
 def test_pickles_are_refused_without_being_opened(folder, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     path = folder / "checkpoint-900"
-    (path / "model.safetensors").unlink()
+    for name in ("model.safetensors", "model.safetensors.index.json"):
+        (path / name).unlink()
     monkeypatch.setattr("gpt.architectures.gpt2.GPT", None)  # nor is any model built
     for protocol in (2, 4):
         (path / "pytorch_model.bin").write_bytes(pickle.dumps(Bomb(), protocol))

@@ -6,6 +6,8 @@ import pytest
 
 from gpt.checkpoint import recorded
 from gpt.common.config import Layer, write_toml
+from gpt.common.errors import Exit
+from tests.helpers.refusals import refused
 
 
 @pytest.fixture(autouse=True)
@@ -71,6 +73,16 @@ def test_the_newest_checkpoint_whose_state_can_be_read_counts(place):
     (checkpoint(place / "out", 12) / "trainer_state.json").write_text("{")
     (checkpoint(place / "out", 13) / "manifest.json").unlink()
     assert flags_for(resume_from="auto").decided == {"n_layer": 4}
+
+
+def test_a_record_sets_no_flag_of_one_call(place):
+    checkpoint(place / "got/a", 5, flags={"given": {"overwrite": True}, "decided": {"output_dir": "mine"}})
+    found = recorded.recorded_flags({"resume_from": "got/a"}, ["overwrite", "output_dir"])
+    assert found is not None
+    assert found.values == {}
+    run_config(place / "got/a", output_dir="mine")
+    with refused(r"got/a/config\.toml sets output_dir", Exit.FLAGS):
+        recorded.recorded_flags({"resume_from": "got/a"}, ["overwrite", "output_dir"])
 
 
 @pytest.mark.parametrize("state", [{"flags": 3, "model": [], "settings": "x"}, {"flags": {"given": 1}}])

@@ -33,7 +33,7 @@ def parser() -> flags.Parser:
     return made
 
 
-def read(*argv: str, check=lambda args: [], recorded=lambda asked: None):
+def read(*argv: str, check=lambda args: [], recorded=lambda asked, of_a_call: None):
     return parser().read(argv, check, recorded)
 
 
@@ -108,7 +108,7 @@ def test_without_a_reader_of_toml_one_line_names_the_package(toml, monkeypatch):
 
 
 def recorded(given: dict, **decided):
-    return lambda asked: Layer("out/config.toml", dict(given), decided)
+    return lambda asked, of_a_call: Layer("out/config.toml", dict(given), decided)
 
 
 def test_a_resumed_run_has_the_recorded_flags_where_the_command_line_is_silent():

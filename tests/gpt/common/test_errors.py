@@ -81,6 +81,7 @@ def test_debug_shows_the_traceback_of_any_error(tmp_path):
     ("RuntimeError(\"can't start new thread\")", 5, "a thread could not be started. Raise the limits"),
     ("OSError('100 requested and 20 written')", 5, "100 requested and 20 written. Check that the path exists"),
     ("type('Panic', (BaseException,), {})('rust')", 70, "Panic: rust"),
+    ("type('PanicException', (BaseException,), {})('rust')", 3, "rust"),
     ("BrokenPipeError(32, 'x')", 141, ""), ("SystemExit(3)", 3, "")])
 def test_other_ends_have_their_code_and_at_most_one_line(error, code, words, tmp_path):
     done = command(f"raise {error}", TMPDIR=str(tmp_path))

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from gpt.common import files
-from gpt.common.files import read_bytes, sha256_of, try_lock, why_not_written, write_whole
+from gpt.common.files import append_line, read_bytes, sha256_of, try_lock, why_not_written, write_whole
 
 
 @pytest.mark.parametrize(("owner", "broken"), [(os, "fsync"), (os, "replace")])
@@ -90,3 +90,10 @@ def test_the_second_one_does_not_get_the_lock_and_reads_whose_it_is(tmp_path):
         assert not try_lock(second.fileno())
         assert (first.read(3), second.read(6)) == (b" 1\n", b"pid 1\n")
     assert path.read_bytes() == b"pid 1\n"
+
+
+def test_a_line_is_not_appended_through_a_link(tmp_path):
+    (tmp_path / "log").symlink_to(tmp_path / "of somebody else")
+    with pytest.raises(OSError, match="symbolic link"):
+        append_line(tmp_path / "log", b"one")
+    assert not (tmp_path / "of somebody else").exists()

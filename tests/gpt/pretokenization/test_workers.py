@@ -19,6 +19,10 @@ from tests.helpers.commands import ROOT
 from tests.helpers.refusals import refused
 
 
+class PanicException(BaseException):
+    """A panic of a Rust library, by its name."""
+
+
 def do(question):
     """Answers a number with its square; words make it do what they say."""
     if isinstance(question, tuple):
@@ -59,7 +63,8 @@ def test_an_error_of_the_user_comes_through_with_its_code(number):
 
 
 @pytest.mark.parametrize(("error", "code", "words"), [
-    (MemoryError(), Exit.MACHINE, "MemoryError"), (OSError(5, "Input/output error"), Exit.MACHINE, "Input/output")])
+    (MemoryError(), Exit.MACHINE, "MemoryError"), (PanicException("Onig"), Exit.DATA, "Onig"),
+    (OSError(5, "Input/output error"), Exit.MACHINE, "Input/output")])
 def test_what_the_machine_lacks_is_said_by_its_code(error, code, words):
     with refused(words, code):
         list(answers_of(2, do, [("raise", error)], Signals()))

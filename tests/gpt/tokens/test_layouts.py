@@ -8,7 +8,7 @@ import pytest
 
 from gpt.common.errors import Exit, UserError
 from gpt.tokens.corpus import open_corpus
-from gpt.tokens.layouts import LAYOUTS, Layout, Part, document_ends, recognise
+from gpt.tokens.layouts import FOREIGN, LAYOUTS, Layout, Part, document_ends, recognise
 from gpt.tokens.stream import DTYPES
 from tests.helpers.refusals import refused
 from tests.helpers.token_files import (
@@ -155,6 +155,13 @@ def test_a_damaged_file_is_refused_in_one_line_with_its_numbers(tmp_path, case):
 def test_a_text_is_no_file_of_tokens(tmp_path, content):
     (tmp_path / "a.bin").write_bytes(content)
     with refused(r"a\.bin holds text, not tokens", Exit.DATA):
+        recognise(tmp_path / "a.bin")
+
+
+@pytest.mark.parametrize("start", [*FOREIGN, b"ARROW1\0\0"], ids=str)
+def test_a_file_of_another_format_is_no_file_of_tokens(tmp_path, start):
+    (tmp_path / "a.bin").write_bytes(start + bytes(3000))
+    with refused(r"a\.bin is ", Exit.DATA):
         recognise(tmp_path / "a.bin")
 
 

@@ -47,3 +47,13 @@ def test_a_library_that_fails_or_hangs_costs_one_warning_and_never_the_run(run, 
     (child,) = started
     if child.poll() is None:
         os.killpg(child.pid, signal.SIGKILL)
+
+
+@pytest.mark.parametrize("link", ["wandb", "wandb/tracker.log", "starts.jsonl"])
+def test_a_link_in_a_folder_from_elsewhere_is_not_followed(run, link):
+    place = run.folder / "out" / link
+    place.parent.mkdir(parents=True)
+    place.symlink_to(run.folder / "of somebody else")
+    text = run.ok("--max_steps", "2", "--tracker", "wandb")
+    assert ("symbolic link" in text) == (link != "starts.jsonl")
+    assert not (run.folder / "of somebody else").exists()
