@@ -95,15 +95,14 @@ class GPT2(Architecture):
     def from_hf_tensors(self, config: GPTConfig, stored: Tensors) -> StackedParts:
         """Architecture.from_hf_tensors; a shorter seq_length takes the first positions.
 
-        The Hub's first uploads, with names without the prefix and with mask buffers, are read as well. A
-        tied output layer is left out, and so are biases of zeros for a model without biases.
+        The Hub's first uploads, with names without the prefix and with mask buffers, are read as well. Biases
+        of zeros are left out for a model without biases.
         """
         parts = {}
         for key, tensor in stored.items():
             name = key if key.startswith(("transformer.", "lm_head.")) else f"transformer.{key}"
-            is_tied_head = config.tie_weights and name == "lm_head.weight"
             is_absent_bias = not config.bias and name.endswith(".bias") and not tensor.any()
-            if name.endswith(STALE_MASKS) or is_tied_head or is_absent_bias:
+            if name.endswith(STALE_MASKS) or is_absent_bias:
                 continue
             if name.endswith(TRANSPOSED) and tensor.dim() == 2:
                 tensor = tensor.mT

@@ -148,8 +148,7 @@ class Llama(Architecture):
     def from_hf_tensors(self, config: RotaryConfig, stored: Tensors) -> StackedParts:
         """Architecture.from_hf_tensors. Raises InvalidCheckpoint for a missing or misshapen stacked part.
 
-        A tied output layer and buffers of old versions are left out. A folder without an output layer may
-        lack the prefix of the names.
+        Buffers of old versions are left out. A folder without an output layer may lack the prefix of the names.
         """
         named: StackedParts = {
             name if name.startswith(("model.", "lm_head.")) else f"model.{name}": (tensor,)
@@ -162,8 +161,6 @@ class Llama(Architecture):
                         f"{name} " + ("is missing" if shape is None else
                                       f"has shape {shape}, the config asks for {[height, config.n_embd]}"))
             named[fused] = tuple(named.pop(name)[0] for name in parts)
-        if config.tie_weights:
-            named.pop("lm_head.weight", None)
         return named
 
     def _fused(self, config: RotaryConfig) -> Iterator[tuple[str, dict[str, int]]]:

@@ -29,6 +29,7 @@ from model import Options
 FILE_NAME = re.compile(r"[^/\\\0]+\.safetensors")
 MAX_HEADER_BYTES = 2**22  # the names, types and shapes of 30,000 tensors
 COPY_WHOLE = "Download the model again, or copy all of its files."
+HEAD = "lm_head.weight"
 CURE = "--init_from starts a run from its weights alone"
 
 
@@ -124,13 +125,21 @@ class Weights(UserDict[str, Any]):
 def weights_of(config: ModelConfig, tensors: Mapping[str, torch.Tensor]) -> Weights:
     """The weights of a model from the tensors of a folder.
 
-    A model without biases leaves out biases of zeros, and a shorter seq_length takes the first positions.
-    Raises InvalidCheckpoint with the first three tensors that are missing, unknown, or of another shape or
-    type.
+    A model without biases leaves out biases of zeros, and a shorter seq_length takes the first positions. Of
+    a tied model the folder may hold the embedding, the output layer, or both if they are equal. Raises
+    InvalidCheckpoint for two that differ, and with the first three tensors that are missing, unknown, or of
+    another shape or type.
     """
     architecture = architecture_of(config)
     expected = architecture.shapes(config)
     stored = architecture.from_hf_tensors(config, tensors)
+    if config.tie_weights and HEAD in stored:
+        embedding = f"{architecture.Network.EMBEDDING}.weight"
+        head = stored.pop(HEAD)
+        of_embedding = stored.setdefault(embedding, head)
+        if head[0].dtype != of_embedding[0].dtype or not torch.equal(head[0], of_embedding[0]):
+            raise InvalidCheckpoint(f"{CONFIG} ties {HEAD} to {embedding}, but the two differ",
+                                    f"Set \"tie_word_embeddings\": false in {CONFIG}, which keeps both.")
     reasons = (f"{name} is missing" if name not in stored else
                f"{printable(name)[:100]} is not part of this model" if name not in expected else
                _why_unfit(name, stored[name], expected[name]) for name in {**expected, **stored})

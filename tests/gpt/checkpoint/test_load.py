@@ -60,6 +60,25 @@ def test_the_hubs_old_names_and_stored_masks_open(tmp_path):
     assert_same_logits(tmp_path, theirs)
 
 
+def test_the_values_decide_what_a_tied_output_layer_is(tmp_path):
+    theirs = hugging_face_folder(tmp_path)
+    embedding, head = "transformer.wte.weight", "lm_head.weight"
+    stored = load_file(tmp_path / "model.safetensors")
+    others = {name: tensor for name, tensor in stored.items() if name != embedding}
+    save_file({**others, head: stored[embedding]}, tmp_path / "model.safetensors")  # as save_model writes it
+    assert_same_logits(tmp_path, theirs)
+
+    changed = stored[embedding].clone()
+    changed[7, 3] += 1e-3
+    for other in (changed, changed[:-1], stored[embedding].double()):
+        save_file({**stored, head: other}, tmp_path / "model.safetensors")
+        with refused("lm_head.weight to transformer.wte.weight.*tie_word_embeddings", Exit.CHECKPOINT):
+            load_model(tmp_path, CPU)
+    save_file({**stored, head: changed}, tmp_path / "model.safetensors")
+    edit(tmp_path / "config.json", tie_word_embeddings=False)  # the cure
+    assert torch.equal(load_model(tmp_path, CPU).state_dict()[head], changed)
+
+
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.bfloat16, 2e-2), (torch.float64, 1e-5)])
 def test_weights_stored_in_another_precision_open(tmp_path, dtype, tolerance):
     theirs = hugging_face_folder(tmp_path)
