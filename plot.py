@@ -108,7 +108,9 @@ def main(argv: Sequence[str]) -> int:
         figure = figure_of(runs, X_AXES[args.x][1], Y_LABELS[args.y], args.y_max)
         figure.savefig(content, dpi=200, format=output.ending, metadata=NO_DATE.get(output.ending))
     output.write(content.getvalue())
-    print(f"{printable(output.path)}: {', '.join(dict.fromkeys(run.name for run in runs))}")
+    shown = [f"{run.name} ({printable(folder)})" if args.names else run.name
+             for run, folder in zip(runs, args.runs or ["out"], strict=True)]
+    print(f"{printable(output.path)}: {', '.join(shown)}")
     return Exit.DONE
 
 

@@ -2,7 +2,7 @@
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import MISSING, asdict, fields
 from functools import partial
 from pathlib import Path
@@ -16,7 +16,7 @@ from gpt.checkpoint.stored import Found, Stored, verify
 from gpt.common.errors import Exit, InvalidCheckpoint, UserError
 from gpt.common.files import BEST, named_in, sha256_of
 from gpt.common.names import CONFIG, MANIFEST, OPTIMIZER, RUN_CONFIG, STATE, TOKENIZER
-from gpt.common.words import printable, several, shell_word
+from gpt.common.words import printable, several, shell_line, shell_word
 
 PICKLES = " (a pickle, such as a .pt file, can run code and is never opened)"
 T = TypeVar("T")
@@ -178,16 +178,6 @@ def find_resume(requested: str, output_dir: Path, overwrite: bool, warn: Callabl
     return Found(path, stored)
 
 
-def held_by_another_run(flag: str, folder: Path, way_out: str = "") -> UserError:
-    """The error (exit 4) for the folder of a flag that holds checkpoints of another run.
-
-    way_out is a further cure, at the end of the message.
-    """
-    return _refusal(f"{flag} {printable(folder)} holds the checkpoints of another run, the last one of step "
-                    f"{max(steps_in(folder)):,}. Give --resume_from auto to continue that run, or another "
-                    f"{flag}{way_out}.")
-
-
 def checkpoints_of_other_runs(output_dir: Path, resumed: Path | None, step: int) -> list[Path]:
     """The checkpoints in output_dir that do not lead to the resumed one.
 
@@ -237,11 +227,12 @@ def check_same(found: Found, config: ModelConfig, train_sha256: str, tokenizer_s
                                        f"{printable(before)[:200]}; here {str(here)[:200]}. {cure}")
 
 
-def with_more_text(folder: str, tokenizer: Path, seconds: float) -> str:
+def with_more_text(folder: str, tokenizer: Path, seconds: float, text: Sequence[str] = ()) -> str:
     """The commands that continue a run with more text, for as long again plus 15 minutes.
 
-    folder is quoted for a shell; seconds is TrainState.seconds, 0 for a run without --max_minutes.
+    folder is quoted for a shell; seconds is TrainState.seconds, 0 for a run without --max_minutes. text are
+    the folders with the tokens that the run has, which stay.
     """
     return (f"python pretokenize.py MORE --output_dir more \\\n    --tokenizer_file {shell_word(tokenizer)}\n"
             f"python train.py --resume_from {folder} \\\n"
-            f"    --data_dir more --allow_new_data --max_minutes {15 + round(seconds / 30)}")
+            f"    --data_dir {shell_line([*text, 'more'])} --allow_new_data --max_minutes {15 + round(seconds / 30)}")

@@ -13,9 +13,8 @@ import time
 from argparse import Namespace
 from pathlib import Path
 
-from gpt.checkpoint.find import held_by_another_run, steps_in
 from gpt.checkpoint.folder import Retention, atomic_folder, check_place, discard, outdated, prune, sweep
-from gpt.checkpoint.recorded import is_same_folder
+from gpt.checkpoint.recorded import held_by_another_run, is_same_folder, steps_in
 from gpt.checkpoint.stored import manifest_entries
 from gpt.common.errors import Exit, InvalidCheckpoint, UserError, writing
 from gpt.common.files import write_whole

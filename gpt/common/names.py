@@ -15,3 +15,6 @@ LOCK = ".lock"  # held while a run writes into the folder, and never copied
 
 # In a folder of tokens: it is written last and marks the folder as complete.
 METADATA = "metadata.json"
+
+# The environment variable by which train.py tells pretokenize.py that it trains next.
+TRAINS_NEXT = "TRAINS_NEXT"

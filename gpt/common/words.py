@@ -73,6 +73,11 @@ def count(number: float) -> str:
     return f"{number:.0f}"
 
 
+def short(value: object) -> str:
+    """A value in one line of at most 60 characters; a fraction with four digits."""
+    return f"{value:.4g}" if isinstance(value, float) else printable(value)[:60]
+
+
 def several(number: int, noun: str) -> str:
     """A number with its noun: '1 file', '2,000 files', '3 micro-batches'."""
     if number != 1:

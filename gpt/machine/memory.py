@@ -7,23 +7,24 @@ import re
 import sys
 from pathlib import Path
 
-# The limit and the use of a container's memory: cgroup version 2, then version 1.
+# The limit and the use of a control group's memory: version 2, then version 1.
 CGROUP_FILES = (
-    ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),
-    ("/sys/fs/cgroup/memory/memory.limit_in_bytes", "/sys/fs/cgroup/memory/memory.usage_in_bytes"),
+    ("/sys/fs/cgroup", "memory.max", "memory.current"),
+    ("/sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.usage_in_bytes"),
 )
 
 
 def available_ram() -> int:
-    """Bytes of RAM that this process may still take; fewer than the system's in a container with a limit.
+    """Bytes of RAM that this process may still take; fewer than the system's in a container or a job with a limit.
 
     macOS tells only the size of the whole RAM; 2**62 where the system tells nothing.
     """
     available = _bytes_in("/proc/meminfo", "MemAvailable")
     bounds = [] if available is None else [available]
-    for limit, used in CGROUP_FILES:
-        with contextlib.suppress(OSError, ValueError):  # the limit may be the word "max"
-            bounds.append(int(Path(limit).read_text()) - int(Path(used).read_text()))
+    for root, limit, used in CGROUP_FILES:
+        for folder in _control_groups(root):
+            with contextlib.suppress(OSError, ValueError):  # the limit may be the word "max"
+                bounds.append(int((folder / limit).read_text()) - int((folder / used).read_text()))
     if not bounds:  # macOS tells the size of the RAM alone; Windows follows
         with contextlib.suppress(AttributeError, OSError, ValueError):
             bounds.append(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
@@ -31,6 +32,19 @@ def available_ram() -> int:
     if _call_windows("GlobalMemoryStatusEx", ctypes.byref(status)):
         bounds.append(status[2])
     return max(0, min(bounds, default=2**62))
+
+
+def _control_groups(root: str) -> list[Path]:
+    """The folders below root of the groups that this process is in, and of the groups that hold these, up to root.
+
+    A scheduler, such as Slurm or systemd, limits a job in one of them. A container may see its own as root.
+    """
+    folders = [Path(root)]
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/self/cgroup").read_text().splitlines():
+            inside = Path(line.split(":", 2)[2].lstrip("/"))
+            folders += [root / group for group in (inside, *inside.parents)]
+    return folders
 
 
 def peak_resident() -> int:

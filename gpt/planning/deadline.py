@@ -9,7 +9,6 @@ from collections import deque
 from dataclasses import replace
 
 from gpt.checkpoint.stored import Stored
-from gpt.common.words import shell_word
 from gpt.planning.decided import Pace, Setup
 from gpt.planning.recipe import Recipe, eval_interval_of, eval_tokens_of
 
@@ -21,10 +20,10 @@ NUM_INTERVALS = 4  # between validations; the pace is their mean, as only some h
 class Deadline:
     """The end of --max_minutes, for all starts of a run together; without the flag it never comes.
 
-    length is the last step that an earlier start planned, as the checkpoint has it: a killed run has the
-    schedule of one that was never stopped. A new run has none (None), nor a resume with other minutes:
-    with_length then decides the recipe's last step, and move_end (training/pacing.py) moves it when the pace
-    changes.
+    A cooldown has minutes of its own. length is the last step that an earlier start planned, as the checkpoint
+    has it: a killed run has the schedule of one that was never stopped. A new run has none (None), nor a resume
+    with other minutes: with_length then decides the recipe's last step, and move_end (training/pacing.py) moves
+    it when the pace changes.
     """
 
     def __init__(self, minutes: float | None, stored: Stored, began: float):
@@ -36,18 +35,16 @@ class Deadline:
         planned = settings.get("max_minutes")
         self.minutes = minutes
         self.length: int | None = None
-        self._began = began
+        self._began = began - stored.state.seconds
         self._laps: deque[tuple[int, float]] = deque(maxlen=NUM_INTERVALS)  # steps done, seconds used by then
-        self._is_resumed = minutes is not None and planned is not None
-        if minutes is not None and planned is not None:
-            self._began -= stored.state.seconds
-            if minutes == planned or (minutes < planned and stored.state.step >= settings["total_steps"]):
-                self.length = settings["total_steps"]
+        if minutes is not None and planned is not None and (
+                minutes == planned or (minutes < planned and stored.state.step >= settings["total_steps"])):
+            self.length = settings["total_steps"]
 
     @property
     def seconds_used(self) -> float:
-        """The seconds of --max_minutes used so far, by all starts of the run; 0 without the flag."""
-        return 0.0 if self.minutes is None else time.monotonic() - self._began
+        """The seconds used so far by all starts of the run, with and without --max_minutes."""
+        return time.monotonic() - self._began
 
     @property
     def is_open(self) -> bool:
@@ -57,9 +54,9 @@ class Deadline:
     def start(self, step: int, seconds_before: float) -> None:
         """Marks the start of the first step. A resumed run does not count its loading and compiling again.
 
-        Earlier starts of the run used seconds_before.
+        Earlier starts of the run used seconds_before, 0 for a new run.
         """
-        if self._is_resumed:
+        if seconds_before:
             self._began = time.monotonic() - seconds_before
         self._laps.append((step, self.seconds_used))
 
@@ -81,12 +78,6 @@ class Deadline:
         seconds_per_step = max(1e-9, (used - first_seconds) / (step - first_step))
         left = (1 - SPARE) * (60 * (self.minutes or 0.0) - used - ending_seconds)
         return min(most_steps, step + max(1, int(left / seconds_per_step)))
-
-    def describe_end(self, step: int, recipe: Recipe, folder: str) -> str:
-        """The line about a run that ends before its schedule, with the command that finishes it."""
-        return (f"time        {self.minutes:g} min are over at step {step:,} of {recipe.total_steps:,}: "
-                f"steps took longer than measured. To finish: python train.py --resume_from {shell_word(folder)}"
-                f" --max_steps {recipe.total_steps}")
 
 
 # ---------------------------------------------------------------- the length that fits

@@ -9,12 +9,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from gpt.checkpoint.recorded import held_by_another_run, steps_in
 from gpt.common.children import PROGRAM, run_child
 from gpt.common.errors import Exit, UserError, require
 from gpt.common.files import read_text
 from gpt.common.flags import in_list
 from gpt.common.memory import let_segments_grow
-from gpt.common.names import METADATA
+from gpt.common.names import METADATA, TRAINS_NEXT
 from gpt.common.ranks import is_main, is_one_of_several
 from gpt.common.signals import Signals
 from gpt.common.words import printable, shell_line
@@ -50,6 +51,13 @@ def require_packages(names: Sequence[str]) -> None:
 
 
 # ---------------------------------------------------------------- texts
+
+
+def check_unused(args: Namespace) -> None:
+    """Raises UserError (exit 4) for a new run whose output folder holds the checkpoints of another one."""
+    folder = Path(args.output_dir)
+    if not (args.resume_from or args.cooldown_from or args.overwrite) and steps_in(folder):
+        raise held_by_another_run("--output_dir", folder, ", or --overwrite, which deletes them")
 
 
 def in_tokens(texts: Any, given: Mapping[str, Any]) -> dict[str, Any]:
@@ -94,10 +102,10 @@ def make_tokens(args: Namespace) -> None:
         raise UserError(Exit.FLAGS, f"{printable(texts[0])} has no tokens yet. Type first: python "
                                     f"{shell_line(make)}")
     else:
-        print(f"texts       become tokens: python {shell_line(make)}", flush=True)
+        check_unused(args)
         with Signals() as signals:
             command = [sys.executable, str(PROGRAM / make[0]), *make[1:]]
-            answer = run_child(command, signals, shows=True)
+            answer = run_child(command, signals, env={TRAINS_NEXT: "1"}, shows=True)
         if answer.returncode:
             raise SystemExit(answer.returncode)
     if is_main():

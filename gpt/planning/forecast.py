@@ -222,7 +222,7 @@ def predict(evidence: Evidence, tokens_per_byte: float) -> Forecast:
 
 
 def describe_forecast(setup: Setup, pace: Pace) -> list[str]:
-    """Describes the end of this run, of a run with twice the time, and of a run on twice the text.
+    """Describes the end of this run, and of runs with twice the time or text where these end lower.
 
     Returns no lines where no forecast is possible.
     """
@@ -246,7 +246,19 @@ def describe_forecast(setup: Setup, pace: Pace) -> list[str]:
 
     doubling = (evidence.whole / evidence.half)**DOUBLING_EXPONENT
     doubled = replace(evidence, tokens=2 * evidence.tokens, whole=doubling * evidence.whole)
-    return [f"forecast    {forecast}",
-            f"            repeats in the text cause {evidence.repeats_fraction:.0%} of this interval's variance",
-            f"            with twice the time {bits_after(2 * minutes, evidence):.2f}; with twice the text in this "
-            f"time {bits_after(minutes, doubled):.2f}"]
+    others = {"twice the time": bits_after(2 * minutes, evidence),
+              "twice the text in this time": bits_after(minutes, doubled)}
+    lower = [f"{bits:.2f} with {what}" for what, bits in others.items() if f"{bits:.2f}" != f"{forecast.bits:.2f}"]
+    return [f"forecast    {forecast}", *([f"            {'; '.join(lower)}"] if lower else [])]
+
+
+def bits_after_twice(setup: Setup, bits: float) -> float | None:
+    """The bits per byte to expect of this network after twice the steps of a run that ended at these bits.
+
+    Returns None where no forecast is possible.
+    """
+    forecast = forecast_of(setup)
+    if forecast is None:
+        return None
+    longer = replace(forecast.evidence, seen=2 * forecast.evidence.seen)
+    return bits * predict(longer, forecast.tokens_per_byte).bits / forecast.bits

@@ -25,6 +25,7 @@ from gpt.machine import device
 from gpt.machine.backends import CPU, NVIDIA, gpu_in_use, gpu_of_this_system
 from gpt.machine.device import Machine
 from gpt.machine.runtime import Runtime
+from gpt.planning.early import check_unused
 from gpt.planning.recipe import choose_config
 from gpt.planning.schedules import Cooldown, schedule_of
 from gpt.planning.sizing import Sizing, choose_sizing
@@ -32,6 +33,8 @@ from gpt.tokens.corpus import Corpus, open_corpus
 from gpt.tokens.data_dirs import folders_of
 from gpt.tokens.mixture import check_lengths, mix, mixture_in_words
 from gpt.tokens.tokenizer import load_tokenizer
+
+LEAST_TO_FALL = 0.01  # of the peak, from which a cooldown still learns: the end of a cosine
 
 # ---------------------------------------------------------------- the machine
 
@@ -126,7 +129,7 @@ def choose_inputs(args: Namespace, runtime: Runtime) -> Inputs:
 def _check(args: Namespace, runtime: Runtime) -> Inputs:
     """Checks and returns the inputs in the main process. Raises one UserError with all problems."""
     problems = Problems()
-    corpus = sizing = config = resumed = None
+    corpus = resumed = None
     out, writes = runtime.out, not (args.dry_run or args.overfit)
     if args.config.recorded:
         changed = f"; on the command line {', '.join(args.config.changed)}" if args.config.changed else ""
@@ -140,24 +143,25 @@ def _check(args: Namespace, runtime: Runtime) -> Inputs:
                 prepare_mirror(args, out)
     with problems.catch(), out.phase("checking the tokens"):
         corpus = find_corpus(args)
-        sizing = choose_sizing(args, corpus, args.use_gpu, args.max_minutes, args.use_amp)
-        config = choose_config(args, corpus.vocab_size, corpus.train.length, sizing)
-        check_lengths(corpus, config.seq_length)
-        if args.teacher:
-            args = having(args, teacher=choose_teacher(args.teacher, config, corpus.tokenizer_path, out))
+        if args.init_from:
+            folder, weights = load.starting_config(args.init_from, lambda said: None)
+            _check_tokenizer("--init_from", folder, corpus.tokenizer_path, out, weights.vocab_size < corpus.vocab_size)
     with problems.catch():
         if writes or args.resume_from or args.cooldown_from:
             resumed = choose_resume(args, writes, out)
-        if resumed and corpus and config:
-            config = as_in_checkpoint(config, resumed.folder, args)
-            find.check_same(resumed, config, corpus.identity, corpus.tokenizer_sha256, args.allow_new_data,
-                            mixture_in_words(corpus.components))
-        elif args.init_from and corpus:
-            folder, weights = load.starting_config(args.init_from, lambda said: None)
-            _check_tokenizer("--init_from", folder, corpus.tokenizer_path, out, weights.vocab_size < corpus.vocab_size)
     problems.stop()
     assert corpus
-    assert config
+
+    with out.phase("measuring the processor"):
+        sizing = choose_sizing(args, corpus, args.use_gpu, args.max_minutes, args.use_amp)
+    config = choose_config(args, corpus.vocab_size, corpus.train.length, sizing)
+    check_lengths(corpus, config.seq_length)
+    if args.teacher:
+        args = having(args, teacher=choose_teacher(args.teacher, config, corpus.tokenizer_path, out))
+    if resumed:
+        config = as_in_checkpoint(config, resumed.folder, args)
+        find.check_same(resumed, config, corpus.identity, corpus.tokenizer_sha256, args.allow_new_data,
+                        mixture_in_words(corpus.components))
     return Inputs(args, corpus, sizing, config, resumed)
 
 
@@ -205,8 +209,7 @@ def choose_resume(args: Namespace, writes: bool, out: Progress) -> Found | None:
         if args.overwrite and find.is_inside(Path(model), output_dir):
             raise UserError(Exit.FLAGS, f"--overwrite: would delete {printable(model)}, which the run starts from. "
                                         "Give another --output_dir.")
-    if find.steps_in(output_dir) and not args.overwrite:
-        raise find.held_by_another_run("--output_dir", output_dir, ", or --overwrite, which deletes them")
+    check_unused(args)
     return None
 
 
@@ -231,17 +234,19 @@ def choose_cooldown(args: Namespace, out: Progress) -> Found:
     folder, stored = found or (Path(requested), NEW_RUN)
     step = stored.state.step
     try:
-        learning_rate = schedule_of(stored.settings).learning_rate_at(step)
+        schedule = schedule_of(stored.settings)
+        learning_rate = schedule.learning_rate_at(step)
     except (KeyError, TypeError, AttributeError, ArithmeticError) as error:  # no settings, or edited ones
         raise UserError(Exit.CHECKPOINT, f"{shown} holds no checkpoint with a learning rate. Give another one."
                         ) from error
 
-    if learning_rate <= (args.min_lr or 0.0):
-        raise UserError(Exit.FLAGS, f"{shown}: the learning rate has fallen to {learning_rate:.3g} already, and "
-                                    f"--min_lr is {args.min_lr or 0.0:g}. Give an earlier checkpoint.")
+    if learning_rate <= max(args.min_lr or 0.0, LEAST_TO_FALL * schedule.learning_rate):
+        raise UserError(Exit.FLAGS, f"{shown}: the learning rate has fallen to {learning_rate:.3g} already, from "
+                                    f"{schedule.learning_rate:.3g}, and --min_lr is {args.min_lr or 0.0:g}. Give an "
+                                    "earlier checkpoint.")
     settings = {**stored.settings, **Cooldown(step, learning_rate, str(folder)).settings()}
     settings.pop("max_minutes", None)  # a cooldown has its own
-    return Found(folder, replace(stored, settings=settings))
+    return Found(folder, replace(stored, settings=settings, state=replace(stored.state, seconds=0.0)))
 
 
 def _is_same(requested: str, source: str) -> bool:

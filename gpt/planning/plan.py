@@ -1,5 +1,6 @@
 """The plan of a run in words: size, time and disk, every decision with --verbose, and objections."""
 
+import math
 import shutil
 from argparse import Namespace
 
@@ -8,7 +9,7 @@ from torch.nn.attention import SDPBackend
 
 from gpt.architectures.table import ARCHITECTURES, DEFAULT, ModelConfig, architecture_of, by_flags, name_of
 from gpt.common.ranks import is_one_of_several
-from gpt.common.words import count, duration, percent, printable, several, size
+from gpt.common.words import count, duration, percent, printable, several, short, size
 from gpt.machine import device
 from gpt.machine.device import Machine
 from gpt.ops.attention import attends_in_blocks
@@ -23,6 +24,7 @@ from gpt.tokens.mixture import weight_percent
 from model import SIZES
 
 MIN_VAL_TOKENS = 1000
+FEWEST_STEPS = 100  # of a run that learns much
 MANY_COPIES = 0.1  # of the validation tokens
 
 
@@ -48,7 +50,9 @@ def say_first(setup: Setup) -> None:
     if sizing and setup.args.arch is None and sizing.arch != DEFAULT:
         out.say(f"            {architecture_of(config).NAME}'s network; --arch {DEFAULT} for "
                 f"{ARCHITECTURES[DEFAULT].NAME}")
-    for line in (*machine.warnings, *setup.corpus.notes):
+    for note in setup.corpus.notes:
+        out.say(f"tokens      {note}")
+    for line in (*machine.warnings, *early_objections(setup)):
         out.warn(line)
 
 
@@ -61,6 +65,8 @@ def say_rest(setup: Setup, pace: Pace, steps_done: int) -> None:
     steps = recipe.total_steps - steps_done
     epochs = in_epochs(steps * recipe.samples_per_step / recipe.windows_per_epoch)
     within = f" of {args.max_minutes:g} min" if args.max_minutes else ""
+    if args.max_minutes and setup.state.seconds:
+        within += f", {duration(setup.state.seconds)} of which earlier starts took"
     lines = describe_plan(setup) if args.verbose or args.dry_run else []
     lines += [f"time        about {duration(pace.seconds(recipe, steps_done))}{within}, estimated: "
               f"{several(steps, 'step')} of {figure(pace.step)} s, {epochs}",
@@ -148,7 +154,7 @@ def describe_plan(setup: Setup) -> list[str]:
         ("optimizer", f"{OPTIMIZERS[recipe.optimizer].words}; {setup.memory.optimizer_bytes:.3g} bytes of state a "
                       "parameter"),
         ("schedule", describe_schedule(recipe)),
-        *(("default", f"{name} {f'{value:.3g}' if isinstance(value, float) else value}: {recipe.reasons[name]}")
+        *(("default", f"{name} {short(value)}: {recipe.reasons[name]}")
           for name, value in decided.items() if name in recipe.reasons)]
     return [*describe_machine(config, setup.runtime.machine, setup.kernels.times),
             *(f"{label:<12}{text}" for label, text in rows)]
@@ -178,7 +184,30 @@ def attention_of(config: ModelConfig, machine: Machine) -> str:
 
 
 def objections(setup: Setup) -> list[str]:
-    """The objections of a practitioner to the plan, before the first step."""
+    """The objections of a practitioner to the plan that depend on the length of the run."""
+    args, config, recipe = setup.args, setup.config, setup.recipe
+    num_tokens = setup.corpus.train.length
+    lines = []
+    is_small = num_tokens < config.num_parameters
+    is_chosen = setup.resumed or (setup.sizing and setup.sizing.shape)
+    if is_small and not is_chosen and recipe.passes > 1:
+        lines.append(f"the corpus is small for this model: {count(num_tokens)} tokens, read {recipe.passes:.1f} times, "
+                     f"for {count(config.num_parameters)} parameters. Try a smaller --model_size or --dropout 0.2.")
+    has_length = args.epochs or args.max_steps or args.init_from or not args.max_minutes
+    most = most_passes(num_tokens, config.num_parameters, bool(args.teacher))
+    if is_small and not has_length and recipe.passes >= most:
+        teacher = "" if args.teacher else ", or a second run with --teacher"
+        lines.append(f"the run ends before its {args.max_minutes:g} min: after {most} passes this model only "
+                     f"learns the text by heart. More text helps{teacher}.")
+    elif recipe.total_steps < FEWEST_STEPS and not (has_length or is_chosen):
+        minutes = math.ceil(args.max_minutes * FEWEST_STEPS / recipe.total_steps)
+        lines.append(f"--max_minutes {args.max_minutes:g} allows only {several(recipe.total_steps, 'step')} of this "
+                     f"model, too few to learn much. Give --max_minutes {minutes}, or a smaller --model_size.")
+    return lines
+
+
+def early_objections(setup: Setup) -> list[str]:
+    """The objections of a practitioner to the plan that are known before a step is measured."""
     args, corpus = setup.args, setup.corpus
     config, recipe = setup.config, setup.recipe
     num_tokens = corpus.train.length
@@ -194,17 +223,10 @@ def objections(setup: Setup) -> list[str]:
     if setup.text and setup.text.copied >= MANY_COPIES:
         lines.append(f"{percent(setup.text.copied)} of the validation tokens stand word for word in the training text: "
                      "their loss counts memorized passages. Remove duplicates from the text.")
-    is_small = num_tokens < config.num_parameters
-    is_chosen = setup.resumed or (setup.sizing and setup.sizing.shape)
-    if is_small and not is_chosen and recipe.passes > 1:
-        lines.append(f"the corpus is small for this model: {count(num_tokens)} tokens, read {recipe.passes:.1f} times, "
-                     f"for {count(config.num_parameters)} parameters. Try a smaller --model_size or --dropout 0.2.")
-    has_length = args.epochs or args.max_steps or args.init_from or not args.max_minutes
-    most = most_passes(num_tokens, config.num_parameters, bool(args.teacher))
-    if is_small and not has_length and recipe.passes >= most:
-        teacher = "" if args.teacher else ", or a second run with --teacher"
-        lines.append(f"the run ends before its {args.max_minutes:g} min: after {most} passes this model only "
-                     f"learns the text by heart. More text helps{teacher}.")
+    if recipe.samples_per_step > recipe.windows_per_epoch:
+        lines.append(f"each step reads the text {figure(recipe.samples_per_step / recipe.windows_per_epoch)} times: it "
+                     f"has {several(recipe.windows_per_epoch, 'sequence')} of {config.seq_length:,} tokens. Give at "
+                     f"most --batch_size {recipe.windows_per_epoch}.")
     if setup.resumed and args.eval_batches not in (None, recipe.eval_tokens / recipe.batch_size / config.seq_length):
         lines.append(f"--eval_batches: validation keeps its {recipe.eval_tokens:,} tokens. Give --eval_tokens.")
     return lines

@@ -245,7 +245,9 @@ def choose_recipe(args: Namespace, config: ModelConfig, num_tokens: int, most_ba
     planned. Raises UserError: exit 2 for a warm-up longer than the run or a min_lr above the default peak,
     exit 4 for another optimizer than the checkpoint's.
     """
-    facts = _Facts(args, config, num_tokens, sizing, stored, {**sizing.reasons} if sizing and stored.is_new else {})
+    reasons = sizing.reasons.items() if sizing and stored.is_new else ()
+    facts = _Facts(args, config, num_tokens, sizing, stored,
+                   {name: why for name, why in reasons if getattr(args, name) is None})
     batch_size = facts.value_of("batch_size", most_batch_size)
     samples_per_step = batch_size * args.gradient_accumulation_steps
     optimizer, why = choose_optimizer(args, config, samples_per_step, stored)

@@ -63,7 +63,7 @@ class Schedule:
 
     def learning_rate_at(self, step: int) -> float:
         """The learning rate of a step, counted from 1."""
-        if self.cooldown and step > self.cooldown.start:
+        if self.cooldown and step >= self.cooldown.start:
             return _falling(step, self, self.cooldown.learning_rate)
         if step < self.warmup_steps:  # linear, up to the peak
             return self.learning_rate * step / self.warmup_steps

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import data
 from gpt.common.errors import Exit, UserError
+from gpt.common.words import duration
 from gpt.machine.memory import available_ram
 from gpt.machine.runtime import Runtime
 from gpt.planning import defaults
@@ -121,8 +122,9 @@ def _is_finished(inputs: Inputs, recipe: Recipe, deadline: Deadline, runtime: Ru
     args, state = inputs.args, inputs.state
     if state.step < recipe.total_steps and not deadline.is_within(0):
         return False
-    by_minutes = args.max_minutes and not deadline.is_open  # the minutes planned the last step
-    more = f"raise {'--max_minutes' if by_minutes else '--epochs or --max_steps'} to continue"
+    more = "raise --epochs or --max_steps to continue"
+    if deadline.is_within(0) or (args.max_minutes and not deadline.is_open):  # the minutes planned the last step
+        more = f"raise --max_minutes to continue: all starts together took {duration(state.seconds)}"
     if recipe.cooldown:
         more = f"cooled down; resume from checkpoint-{recipe.cooldown.start} with --overwrite to train on"
     runtime.out.say(f"already at step {state.step:,} of {recipe.total_steps:,}; {more}")

@@ -1,5 +1,6 @@
 """Commits the token files of a run, with metadata.json last, and prints the summary."""
 
+import os
 import sys
 import time
 from collections.abc import Mapping
@@ -7,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from gpt.common.files import sha256_of, sync
+from gpt.common.names import TRAINS_NEXT
 from gpt.common.words import shell_word
 from gpt.pretokenization.passes import Job
 from gpt.tokens.layouts import Part
@@ -77,6 +79,8 @@ def summarise(job: Job, metadata: Mapping[str, Any], seconds: float) -> None:
         say(f"answers: {100 * counted / sums['tokens']:.3g}% of the tokens; the loss counts these, the rest is context")
     say(f"vocabulary: {metadata['vocab_size']:,} ids ({metadata['dtype']})\n"
         f"bytes per token: {sums['bytes'] / max(1, sums['tokens']):.3f}\nseconds: {seconds:.1f}")
+    if TRAINS_NEXT in os.environ:
+        return
     data_dir = "" if str(job.folder.path) == "data" else f" --data_dir {shell_word(job.folder.path)}"
     given = job.args.tokenizer_file
     if job.has_chats and given and Path(given).is_dir():  # a model's folder; its own is not written to

@@ -26,13 +26,11 @@ class Due:
 def due_after_step(run: Run, checkpointer: Checkpointer, deadline: Deadline, pace: Pace) -> Due:
     """Decides the work due after the latest step, by intervals, the clock, and a signal that requests a save.
 
-    All processes call it after every step, as they vote. If the minutes end before the schedule, it prints so.
+    All processes call it after every step, as they vote.
     """
     step, recipe = run.state.step, run.recipe
     near_deadline = deadline.is_within(pace.ending(recipe, checkpointer.save_seconds))
     out_of_time = run.decisions.any_said("end", near_deadline and run.setup.runtime.processes.is_first)
-    if out_of_time and step < recipe.total_steps:
-        run.setup.runtime.out.say(deadline.describe_end(step, recipe, run.setup.args.output_dir))
     is_last = out_of_time or step == recipe.total_steps
     permanent = is_last or checkpointer.is_permanent()
     every_steps = run.setup.args.checkpoint_every_steps

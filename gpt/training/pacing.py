@@ -133,8 +133,8 @@ def dry_run(run: Run, pace: Pace) -> int:
 def move_end(run: Run, deadline: Deadline, pace: Pace, save_seconds: float) -> bool:
     """Moves the schedule's end to the last step within --max_minutes, if that is far from the present end.
 
-    Returns True if the last step moved, with a line that says so; the run then has another recipe. Other work
-    on the machine changes the pace: the learning rate still falls to its end, and no minutes stay unused.
+    Returns True if the last step moved; the run then has another recipe, and the bar another end. Other work on
+    the machine changes the pace: the learning rate still falls to its end, and no minutes stay unused.
     save_seconds is the time of the last save. All processes call it after a validation.
     """
     setup, recipe = run.setup, run.recipe
@@ -149,7 +149,6 @@ def move_end(run: Run, deadline: Deadline, pace: Pace, save_seconds: float) -> b
     later = max(1, LATER * left, LEAST_LATER * total)
     if -sooner <= last - total <= later:
         return False
-    how = "slower" if last < total else "faster"
-    setup.runtime.out.say(f"time        steps are {how} than measured: the run now has {last:,} steps, not {total:,}")
     run.adopt(replace(setup, recipe=recipe.until(last)))
+    setup.runtime.out.bar(last, run.state.step)
     return True

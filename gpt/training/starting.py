@@ -4,7 +4,7 @@ import contextlib
 from functools import partial
 
 from gpt.checkpoint import load
-from gpt.common.words import printable, several
+from gpt.common.words import printable, several, short
 from gpt.hub.names import as_recorded
 from gpt.optimizers.build import expected_state
 from gpt.planning.recorded import settings_of
@@ -59,7 +59,7 @@ def resume(run: Run) -> None:
     recorded = settings_of(setup)
     for kind, before, what in (("settings", stored.settings, "changed"),
                                ("environment", stored.environment, "losses will differ in the last digits")):
-        changed = [f"{name} {printable(before[name])[:60]} -> {value}" for name, value in recorded[kind].items()
+        changed = [f"{name} {short(before[name])} -> {short(value)}" for name, value in recorded[kind].items()
                    if before.get(name, value) != value and name not in ("epochs", "total_steps", "max_minutes")]
         if changed:
             say(f"resume      {what}: {', '.join(changed)}")

@@ -15,7 +15,9 @@ from gpt.checkpoint.find import with_more_text
 from gpt.common.words import duration, percent, printable, several, shell_word
 from gpt.machine.pinned import to_host
 from gpt.machine.timing import Mark
-from gpt.planning.forecast import forecast_of
+from gpt.planning.forecast import bits_after_twice, forecast_of
+from gpt.planning.plan import FEWEST_STEPS
+from gpt.tokens.data_dirs import folders_of
 from gpt.training.pacing import mfu
 from gpt.training.recovery import TooManySkipped
 from gpt.training.state import Figures, Run
@@ -284,29 +286,38 @@ class Monitor:
             self._say_how_to_improve(folder, best)
 
     def _say_how_to_improve(self, folder: str, best: str) -> None:
-        """Prints what leads to a better model, why, and the commands, if the run's figures show it."""
+        """Prints what leads to a better model, and the command, if the run's figures show it."""
         args, state = self._args, self.state
-        config, corpus = self._config, self._run.setup.corpus
+        recipe, setup = self._run.recipe, self._run.setup
+        config, corpus = self._config, setup.corpus
         sizes = {name: architecture_of(config).sized(shape, config.vocab_size, config.seq_length).num_parameters
                  for name, shape in SIZES.items() if not state.init_from}
         improvement = verdict(self._overfitting.validations, self._overfitting.losses[-1][0],
                               state.samples_seen * config.seq_length, corpus.train.length, config.num_parameters, sizes)
+        if state.step < recipe.total_steps and state.validations_without_gain < (args.patience or math.inf):
+            improvement = LONGER, (f"{args.max_minutes:g} min were over at step {state.step:,} of "
+                                   f"{recipe.total_steps:,}, as steps took longer than measured")
         if not improvement or not corpus.tokenizer_path:
             return
-        how, why = improvement
-        twice = (f"--max_minutes {2 * args.max_minutes:g}" if args.max_minutes
-                 else f"--max_steps {2 * state.step}")
-        actions = {LONGER: ("train longer", f"python train.py --resume_from {folder} {twice}"),
-                   MORE_TEXT: ("add text", with_more_text(folder, corpus.tokenizer_path, state.seconds))}
-        action, command = actions.get(how) or (
-            f"train a larger model, {how}", self._new_run(folder, f"--model_size {how}", how))
-        self._out.say(f"To improve: {action} ({why})\n{command}")
-        if how == MORE_TEXT and self._run.recipe.overfits and self._run.recipe.passes > FRESH and not args.teacher:
-            command = self._new_run(folder, f"--teacher {best} --seed {args.seed + 1}", "distilled")
-            self._out.say(f"To improve: distil this model into a new one\n{command}")
 
-    def _new_run(self, folder: str, flags: str, name: str) -> str:
-        """The command of another run by this one's flags and these, into a folder named after this one's."""
-        mirror = f" --mirror_to {shell_word(self._args.mirror_to)}-{name}" if self._args.mirror_to else ""
-        return (f"python train.py --config {folder}/config.toml \\\n"
-                f"    {flags} --output_dir {folder}-{name}{mirror}")
+        how, why = improvement
+        mirror = f" --mirror_to {shell_word(args.mirror_to)}-{how}" if args.mirror_to else ""
+        command = (f"python train.py --config {folder}/config.toml \\\n"
+                   f"    --model_size {how} --output_dir {folder}-{how}{mirror}")
+        if how == LONGER:
+            bits = self._bits_per_byte and bits_after_twice(setup, self._bits_per_byte)
+            why += f"; twice the time should reach {bits:.2f} bits per byte" if bits else ""
+            command = f"python train.py --resume_from {folder} {self._longer()}"
+        elif how == MORE_TEXT:
+            if recipe.overfits and recipe.passes > FRESH and not args.teacher:
+                why += f"; or, without more text, a new run with --teacher {best}"
+            text = [] if args.bin_file else [each.path for each in folders_of(args.data_dir)]
+            command = with_more_text(folder, corpus.tokenizer_path, state.seconds, text)
+        self._out.say(f"To improve: {why}\n{command}")
+
+    def _longer(self) -> str:
+        """The flag for twice this run, and for at least FEWEST_STEPS, in the user's unit or else in minutes."""
+        args, state = self._args, self.state
+        name = next((name for name in ("max_steps", "epochs") if name in args.config.given), "max_minutes")
+        length = getattr(args, name) or math.ceil(state.seconds / 60)
+        return f"--{name} {max(2, math.ceil(FEWEST_STEPS / state.step)) * length:.12g}"
