@@ -38,6 +38,6 @@ def verdict(validations: list[tuple[float, int]], train_loss: float, tokens_seen
     gain = before[-1] - last
     if tokens_seen < ENOUGH * num_parameters and gain > FALLING * last and may_go_on:
         return LONGER, f"still learning: the validation loss fell by {gain:.2f} in the last quarter"
-    larger = (name for name, size in sizes.items() if num_parameters < size <= num_tokens * FRESH / ENOUGH)
-    how = next(larger, MORE_TEXT)
-    return how, f"a model of this size has learned most of what it can; {how} helps"
+    larger = next((name for name, size in sizes.items() if num_parameters < size <= num_tokens * FRESH / ENOUGH), None)
+    helps = f"a larger model, {larger}, learns more" if larger else "more text helps"
+    return larger or MORE_TEXT, f"this model has learned most of what it can from this text: {helps}"

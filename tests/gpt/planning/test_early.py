@@ -34,7 +34,7 @@ def refusal(line: str):
 def test_texts_become_tokens_once_and_the_run_trains_on_them(place, capfd):
     done = run("train", "texts", *TINY, "--max_steps", "2", "--no-use_gpu", cwd=place)
     assert done.returncode == 0, done.stderr
-    assert [done.stdout.count(words) for words in (f"python {MAKE}\n", "reading a.txt", "step 2/2")] == [1, 1, 1]
+    assert [done.stdout.count(words) for words in ("reading a.txt", "step 2/2", "\nnext: ")] == [1, 1, 1]
     assert 'data_dir = "texts.tokens"' in (place / "out/config.toml").read_text()
     assert train.answer_early(["texts/"]) == train.answer_early(["texts.tokens"]) == 0
     assert capfd.readouterr().out == "texts       their tokens: texts.tokens\n"
@@ -55,6 +55,13 @@ def test_texts_become_tokens_once_and_the_run_trains_on_them(place, capfd):
 def test_texts_that_cannot_be_taken_are_refused(place, monkeypatch, line, says):
     monkeypatch.setattr("gpt.planning.early.is_one_of_several", lambda: line == "texts")  # as under torchrun
     assert refusal(line) == (Exit.FLAGS, says)
+
+
+def test_an_output_folder_in_use_is_refused_before_the_texts_become_tokens(place):
+    (place / "out/checkpoint-3").mkdir(parents=True)
+    (place / "out/checkpoint-3/manifest.json").write_text("{}")
+    assert refusal("texts")[0] == Exit.CHECKPOINT
+    assert not (place / "texts.tokens").exists()
 
 
 def test_a_text_that_is_not_there_is_named_by_pretokenize(place, capfd):
