@@ -20,10 +20,9 @@ import numpy as np
 import torch
 
 import data
-from gpt.architectures.table import ARCHITECTURES, ModelConfig
-from gpt.planning.decided import Pace, Setup
+from gpt.architectures.table import ModelConfig
+from gpt.planning.decided import Setup
 from gpt.planning.defaults import most_passes
-from gpt.planning.sizing import USUAL_MINUTES, sizing_for
 from gpt.tokens.corpus import Corpus
 from gpt.tokens.ngrams import copied_fraction, ngram_bits
 from gpt.tokens.tokenizer import bytes_per_id, load_tokenizer
@@ -43,7 +42,7 @@ PIECE = 4096  # tokens; half of the text is every other piece of it
 # by that factor to this power: each doubling gains less.
 DOUBLING_EXPONENT = 0.77
 
-TRAINING_FRACTION = 0.9  # of a run's time, without validations, samples and saves
+LEAST_GAIN = 0.005  # bits per byte that more time or text must gain to be worth a word
 
 # Runs vary more where a text repeats whole passages: n-grams copy a passage, a network only partly. N-grams
 # of up to 3 tokens cannot copy it, so their bits exceed the bits of long n-grams. At this excess the
@@ -221,44 +220,26 @@ def predict(evidence: Evidence, tokens_per_byte: float) -> Forecast:
                     tokens_per_byte)
 
 
-def describe_forecast(setup: Setup, pace: Pace) -> list[str]:
-    """Describes the end of this run, and of runs with twice the time or text where these end lower.
+def describe_forecast(setup: Setup) -> list[str]:
+    """Describes the end of this run, and of this network with twice the time or text where that ends lower.
 
     Returns no lines where no forecast is possible.
     """
-    forecast, sizing = forecast_of(setup), setup.sizing
-    if forecast is None or sizing is None:
+    forecast = forecast_of(setup)
+    if forecast is None:
         return []
     evidence = forecast.evidence
-    minutes = setup.args.max_minutes or USUAL_MINUTES
-    flops_per_second = TRAINING_FRACTION * setup.tokens_per_step / pace.step * setup.config.flops_per_token
-
-    def bits_after(minutes: float, evidence: Evidence) -> float:
-        """The bits at the end of the run that the program would plan; more time or text never makes them higher."""
-        planned = sizing_for(setup.config.vocab_size, evidence.tokens, sizing.speed, minutes, None,
-                             (sizing.arch, None))
-        assert planned.shape
-        network = ARCHITECTURES[sizing.arch].sized(planned.shape, setup.config.vocab_size, setup.config.seq_length)
-        most_seen = most_passes(evidence.tokens, network.num_parameters) * evidence.tokens
-        seen = max(1, min(most_seen, int(60 * minutes * flops_per_second / network.flops_per_token)))
-        longer = replace(evidence, seen=seen, parameters=network.num_parameters)
-        return min(forecast.bits, predict(longer, forecast.tokens_per_byte).bits)
-
     doubling = (evidence.whole / evidence.half)**DOUBLING_EXPONENT
     doubled = replace(evidence, tokens=2 * evidence.tokens, whole=doubling * evidence.whole)
-    others = {"twice the time": bits_after(2 * minutes, evidence),
-              "twice the text in this time": bits_after(minutes, doubled)}
-    lower = [f"{bits:.2f} with {what}" for what, bits in others.items() if f"{bits:.2f}" != f"{forecast.bits:.2f}"]
+    others = {"twice the time": bits_after_twice(forecast, forecast.bits),
+              "twice the text in this time": predict(doubled, forecast.tokens_per_byte).bits}
+    lower = [f"{bits:.2f} with {what}" for what, bits in others.items() if bits < forecast.bits - LEAST_GAIN]
     return [f"forecast    {forecast}", *([f"            {'; '.join(lower)}"] if lower else [])]
 
 
-def bits_after_twice(setup: Setup, bits: float) -> float | None:
-    """The bits per byte to expect of this network after twice the steps of a run that ended at these bits.
-
-    Returns None where no forecast is possible.
-    """
-    forecast = forecast_of(setup)
-    if forecast is None:
-        return None
-    longer = replace(forecast.evidence, seen=2 * forecast.evidence.seen)
+def bits_after_twice(forecast: Forecast, bits: float) -> float:
+    """The bits per byte to expect after twice the steps, at most a default run's passes, of a run that reached bits."""
+    evidence = forecast.evidence
+    most_seen = most_passes(evidence.tokens, evidence.parameters) * evidence.tokens
+    longer = replace(evidence, seen=max(evidence.seen, min(2 * evidence.seen, most_seen)))
     return bits * predict(longer, forecast.tokens_per_byte).bits / forecast.bits

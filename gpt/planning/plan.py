@@ -70,7 +70,7 @@ def say_rest(setup: Setup, pace: Pace, steps_done: int) -> None:
     lines = describe_plan(setup) if args.verbose or args.dry_run else []
     lines += [f"time        about {duration(pace.seconds(recipe, steps_done))}{within}, estimated: "
               f"{several(steps, 'step')} of {figure(pace.step)} s, {epochs}",
-              *describe_forecast(setup, pace), *describe_sharing(setup)]
+              *describe_forecast(setup), *describe_sharing(setup)]
     warnings = objections(setup)
     if not args.dry_run:
         most = most_checkpoints(args, recipe)

@@ -305,8 +305,10 @@ class Monitor:
         command = (f"python train.py --config {folder}/config.toml \\\n"
                    f"    --model_size {how} --output_dir {folder}-{how}{mirror}")
         if how == LONGER:
-            bits = self._bits_per_byte and bits_after_twice(setup, self._bits_per_byte)
-            why += f"; twice the time should reach {bits:.2f} bits per byte" if bits else ""
+            forecast = forecast_of(setup)
+            if forecast and self._bits_per_byte:
+                bits = bits_after_twice(forecast, self._bits_per_byte)
+                why += f"; twice the time should reach {bits:.2f} bits per byte"
             command = f"python train.py --resume_from {folder} {self._longer()}"
         elif how == MORE_TEXT:
             if recipe.overfits and recipe.passes > FRESH and not args.teacher:
@@ -317,7 +319,7 @@ class Monitor:
 
     def _longer(self) -> str:
         """The flag for twice this run, and for at least FEWEST_STEPS, in the user's unit or else in minutes."""
-        args, state = self._args, self.state
-        name = next((name for name in ("max_steps", "epochs") if name in args.config.given), "max_minutes")
-        length = getattr(args, name) or math.ceil(state.seconds / 60)
-        return f"--{name} {max(2, math.ceil(FEWEST_STEPS / state.step)) * length:.12g}"
+        given = [name for name in ("max_minutes", "max_steps", "epochs") if name in self._args.config.given]
+        name = given[0] if given else "max_minutes"
+        length = getattr(self._args, name) or math.ceil(self.state.seconds / 60)
+        return f"--{name} {max(2, math.ceil(FEWEST_STEPS / self.state.step)) * length:.12g}"
