@@ -136,6 +136,13 @@ def test_the_picture_is_written_whole_by_its_ending_and_is_the_same_file_again(m
     assert (tmp_path / name).read_bytes() == content
 
 
+def test_what_the_names_stand_for_is_printed(make_run, tmp_path, capsys):
+    pytest.importorskip("matplotlib")
+    runs = [make_run("a"), make_run("b", 0.2)]
+    assert plot.main([*runs, "--names", "wide,deep", "--output", f"{tmp_path}/x.png"]) == 0
+    assert capsys.readouterr().out.endswith(f": wide ({runs[0]}), deep ({runs[1]})\n")
+
+
 def test_without_matplotlib_one_line_names_it(make_run, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     with refused(r"needs the package matplotlib.*-m pip install matplotlib", Exit.MACHINE):

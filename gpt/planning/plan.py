@@ -52,7 +52,7 @@ def say_first(setup: Setup) -> None:
                 f"{ARCHITECTURES[DEFAULT].NAME}")
     for note in setup.corpus.notes:
         out.say(f"tokens      {note}")
-    for line in (*machine.warnings, *early_objections(setup)):
+    for line in (*machine.warnings, *([] if setup.args.overfit else early_objections(setup))):
         out.warn(line)
 
 

@@ -87,6 +87,17 @@ def test_on_a_terminal_of_any_width_the_bar_shows_the_time_left_first(columns, m
     assert all(len(line.rstrip()) < columns for line in lines)
 
 
+def test_a_bar_begun_anew_counts_to_its_new_end(monkeypatch):
+    with terminal(80, monkeypatch) as opened:
+        out = Progress(opened.stream)
+        for total in (10, 6):
+            out.bar(total, 2)
+            out.at(3, LINE, list(STEP.values()))
+            out.say("a line above the bar")
+        out.close()
+        assert [line[:4] for line in drawn(opened.close()) if "left" in line][-1] == " 50%"
+
+
 @pytest.mark.parametrize(("columns", "in_notebook"), [(60, True), (59, False)])
 def test_a_notebook_and_a_very_narrow_terminal_get_whole_lines(columns, in_notebook, monkeypatch):
     text = " ".join(show_steps(columns, monkeypatch, in_notebook))

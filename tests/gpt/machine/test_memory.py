@@ -44,6 +44,17 @@ def test_a_container_that_allows_less_is_believed(monkeypatch):
     assert available_ram() == 4096 * 1024
 
 
+@pytest.mark.parametrize(("line", "limit", "used"), [
+    ("0::/slurm/job_7/step_0", "/sys/fs/cgroup/slurm/job_7/memory.max", "/sys/fs/cgroup/slurm/job_7/memory.current"),
+    ("4:memory:/slurm/job_7", "/sys/fs/cgroup/memory/slurm/job_7/memory.limit_in_bytes",
+     "/sys/fs/cgroup/memory/slurm/job_7/memory.usage_in_bytes")])
+def test_a_scheduler_that_allows_a_job_less_is_believed(monkeypatch, line, limit, used):
+    texts = {"/proc/meminfo": "MemAvailable: 4096 kB\n", "/proc/self/cgroup": f"1:cpu:/\n{line}\n", limit: "3000000",
+             used: "1000000", "/sys/fs/cgroup/memory.max": "max"}
+    monkeypatch.setattr(Path, "read_text", lambda path, **_: texts.get(str(path), "no number"))
+    assert available_ram() == 2_000_000
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_the_peak_of_a_process_is_not_that_of_the_one_that_started_it():
     big = bytearray(b"x") * (600 * 2**20)  # more than importing torch takes

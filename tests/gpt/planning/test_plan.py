@@ -13,6 +13,7 @@ import train
 from gpt.machine.backends import NVIDIA
 from gpt.machine.device import Machine
 from gpt.machine.processes import ALONE, Processes
+from gpt.planning.decided import Pace
 from gpt.planning.memory import MemorySetting, fits_sample
 from gpt.planning.plan import describe_sharing
 from model import GPTConfig, Options
@@ -40,6 +41,28 @@ def test_a_corpus_shorter_than_a_sequence_trains_on_a_shorter_one(tmp_path, caps
     text = capsys.readouterr().err
     assert "T is 19, not 32" in text
     assert "no validation tokens" in text
+
+
+def test_a_batch_larger_than_the_text_is_said_before_a_step_is_measured(run, monkeypatch, capsys):
+    monkeypatch.setattr(train, "measure_pace", lambda *_: pytest.fail("measured"))
+    with pytest.raises(pytest.fail.Exception):
+        run("--batch_size", "1000000")
+    text = capsys.readouterr().err
+    assert re.search(r"warning: each step reads the text [\d,]{3,} times: .* --batch_size \d+\.\n", text)
+
+
+def test_minutes_that_allow_few_steps_of_a_named_size_name_enough_of_them(run, monkeypatch):
+    pace = Pace(step=2.5, val_token=0.0, val_tokens=0, sample=0.0, save=0.0, last_save=0.0)
+    monkeypatch.setattr(train, "measure_pace", lambda *_: pace)
+    text = run.ok("--max_minutes", "0.5", "--dry_run")
+    minutes, steps, enough = re.findall(r"--max_minutes (\S+) allows only (\d+) steps .* --max_minutes (\d+)", text)[0]
+    assert (minutes, int(steps) < 12, 4 <= int(enough) <= 6) == ("0.5", True, True)
+
+
+def test_a_flag_that_is_given_is_no_default(run):
+    text = run.ok("--max_steps", "2", "--dry_run")
+    assert "default     warmup_steps" in text
+    assert "default     seq_length" not in text
 
 
 def test_a_first_run_on_a_laptop_prints_size_time_and_disk_and_few_words_before_its_first_step(

@@ -98,7 +98,7 @@ def test_nanogpts_files_take_their_vocabulary_from_the_weights(run, corpus, tmp_
     shared = ["--output_dir", str(tmp_path / "tuned"), "--no-use_gpu", "--batch_size", "4"]
     source = [flag, str(tmp_path / "nano" / ("train.bin" * (flag == "--bin_file")))]
     assert train.main([*source, "--init_from", str(tmp_path / "gpt2"), *shared, "--max_steps", "1"]) == 0
-    assert "taken from --init_from" in capsys.readouterr().err
+    assert "taken from --init_from" in capsys.readouterr().out
     assert (tmp_path / "tuned/checkpoint-1/tokenizer.json").exists() == has_tokenizer
     assert train.main(["--resume_from", str(tmp_path / "tuned"), "--max_steps", "2"]) == 0
     assert read_config(tmp_path / "tuned/checkpoint-2") == read_config(tmp_path / "gpt2")
