@@ -488,12 +488,18 @@ def validation_batches(tokens: Tokens, seq_length: int, batch_size: int, max_win
                        processes: Processes = ALONE) -> Iterator[Batch]:
     """Yields inputs and targets, on the CPU, of all windows or of max_windows spread evenly, always the same.
 
-    Windows do not overlap, and the last one may be shorter than T. The processes share the windows and get
+    Windows do not overlap, and the last one may be shorter than T. Windows of which no target counts are left
+    out. The processes share the windows and get
     equally many batches. All batches have one shape, so that a compiled model is compiled once: targets
     IGNORED fill the last window and the last batch, stand for tokens that do not count, and may be all of a
     batch.
     """
     chosen = spread_windows(tokens.length, seq_length, max_windows)
+    if tokens.mask:
+        every = spread_windows(tokens.length, seq_length, tokens.length)
+        counted = every[tokens.mask.rows(every * seq_length + 1, seq_length).any(1)]
+        num = min(max_windows, len(counted))
+        chosen = counted[np.arange(num) * len(counted) // max(1, num)]
     mine = chosen[processes.rank::processes.world_size]
     num_batches = -(-len(chosen) // (batch_size * processes.world_size))
 

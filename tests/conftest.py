@@ -182,6 +182,22 @@ def corpus(tmp_path_factory):
     return folder / "data"
 
 
+@pytest.fixture(scope="session")
+def chats(corpus, tmp_path_factory):
+    """A folder of pretokenize.py with the corpus's tokenizer: conversations, of whose tokens few are answers."""
+    import pretokenize
+
+    folder, rng = tmp_path_factory.mktemp("chats"), np.random.default_rng(0)
+    words = ["the", "cat", "sat", "on", "a", "mat"]
+    texts = [" ".join(rng.choice(words, length)) for length in rng.integers(1, 30, 120)]
+    turns = [{"role": ("user", "assistant")[number % 2], "content": text} for number, text in enumerate(texts)]
+    lines = [json.dumps({"messages": turns[first:first + 2]}) for first in range(0, len(turns), 2)]
+    (folder / "chats.jsonl").write_text("\n".join(lines))
+    flags = ["--output_dir", str(folder / "data"), "--tokenizer_file", str(corpus / "tokenizer.json")]
+    assert pretokenize.main([str(folder / "chats.jsonl"), *flags, "--val_fraction", "0.1"]) == 0
+    return folder / "data"
+
+
 @pytest.fixture
 def run(corpus, tmp_path, capsys):
     """A function: runs train.main on the small corpus in this process; returns (exit code or UserError, what it

@@ -288,12 +288,13 @@ def choose_teacher(requested: str, config: ModelConfig, tokenizer: Path | None, 
 def _check_tokenizer(flag: str, folder: Path, ours: Path | None, out: Progress, grows: bool = False) -> None:
     """Compares the tokenizers of the corpus and of the flag's model. Raises UserError (exit 3) if they differ.
 
-    A model that grows must have a part of the corpus's tokens, with the same ids.
+    The corpus may have more tokens than the model of --init_from, after its own. A model that grows needs both
+    tokenizers.
     """
     theirs = tokenizer_in(folder)
     if theirs and ours:
         their_ids, our_ids = load_tokenizer(theirs).get_vocab(), load_tokenizer(ours).get_vocab()
-        fits = their_ids == our_ids or (grows and their_ids.items() <= our_ids.items())
+        fits = their_ids == our_ids or (flag == "--init_from" and their_ids.items() <= our_ids.items())
     else:
         fits = not grows
         out.warn(f"{flag}: without both tokenizers the ids of the corpus and the weights cannot be compared. With "

@@ -23,7 +23,8 @@ class Mask:
     def rows(self, starts: np.ndarray, width: int) -> np.ndarray:
         """Tells for rows of tokens which of them count, bool [B, width]: row i begins at token starts[i].
 
-        True beyond the last token. No row reaches from one part into another where one of them has a mask.
+        False beyond the last token of a part with a mask. No row reaches from one part into another where one of
+        them has a mask.
         """
         counted = np.ones((len(starts), width), bool)
         for row, start in zip(counted, starts.tolist(), strict=True):
@@ -33,6 +34,7 @@ class Mask:
                 first = start - self._firsts[index] + self._offsets[index]
                 whole = np.unpackbits(bits[first // 8:(first + width + 7) // 8], bitorder="little")
                 found = whole[first % 8:][:width]
+                row[:] = False
                 row[:len(found)] = found
         return counted
 

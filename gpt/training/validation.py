@@ -127,7 +127,8 @@ class Validator:
                                   lambda: run.decisions.any_said_now("stop", runtime.signals.number is not None))
                 if sums is None:
                     return None
-                measured.append((each, LossSums(*runtime.processes.total(list(astuple(sums))))))
+                sums = LossSums(*runtime.processes.total(list(astuple(sums))))
+                measured += [(each, sums)] if sums.num_tokens else []  # conversations may lack an answer
         return mean_by_weight(measured) if measured else None
 
     def _on_device(self, batches: Iterable[data.Batch]) -> Iterator[data.Batch]:
