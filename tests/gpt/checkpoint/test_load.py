@@ -76,7 +76,7 @@ def test_the_values_decide_what_a_tied_output_layer_is(tmp_path):
             load_model(tmp_path, CPU)
     save_file({**stored, head: changed}, tmp_path / "model.safetensors")
     edit(tmp_path / "config.json", tie_word_embeddings=False)  # the cure
-    assert torch.equal(load_model(tmp_path, CPU).state_dict()[head], changed)
+    assert torch.equal(load_model(tmp_path, CPU).state_dict()[head][:len(changed)], changed)
 
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.bfloat16, 2e-2), (torch.float64, 1e-5)])
