@@ -31,6 +31,9 @@ MATRICES_FRACTION, WIDTH_OF_FRACTION = 0.63, 384
 FULL_WARMUP = 100  # steps; a shorter warm-up tolerates a lower peak only, which falls in proportion
 LOWEST_PEAK = 1e-5  # for sizes far from the laws' own
 FINETUNING = 0.1  # of the lower law, for pretrained weights: about GPT's 6.25e-5 (Radford et al. 2018, section 4.1)
+# Pretrained weights that learn to answer: SmolLM2 of 135 and 360 million parameters is tuned at 1e-3 (Allal et al.
+# 2025). A small file of conversations is read more often, in smaller steps.
+CONVERSING, WANTED_STEPS, PASSES_OF_FEW = 1.0, 2000, 8
 
 # Initial matrices have the deviation sqrt(2 / 5 C) for the width C (Nguyen and Salazar 2019, SmallInit): at
 # least GPT-2's, at most the largest one tried. Muon keeps GPT-2's, as the size of its updates does not
@@ -70,7 +73,8 @@ GRAD_CLIP = 1.0  # Brown et al. 2020, appendix B
 # The reasons that the plan and config.toml give.
 REASONS = {
     "batch_size": "fits the memory; less for a small corpus",
-    "epochs": "20 tokens a parameter (Hoffmann et al. 2022) within time and limits; 3 for pretrained weights",
+    "epochs": "20 tokens a parameter (Hoffmann et al. 2022) within time and limits; 3 for pretrained weights, "
+              f"{PASSES_OF_FEW} for conversations of fewer tokens than parameters",
     "embedding_learning_rate": "for all but the matrices in blocks, at any width (Yang et al. 2022)",
     "init_std": "by the width at AdamW's default rate (Nguyen and Salazar 2019), else GPT-2's",
     "lr_schedule": "a line to zero ends lower than a cosine (Bergsma et al. 2025)",
@@ -98,18 +102,18 @@ class UsualRates(NamedTuple):
     why: str  # the reason for the peak
 
 
-def usual_rates(optimizer: str, config: ModelConfig, tokens_per_step: int, total_tokens: int, is_finetuning: bool,
-                ) -> UsualRates:
+def usual_rates(optimizer: str, config: ModelConfig, tokens_per_step: int, total_tokens: int,
+                of_lower_law: float = 0.0) -> UsualRates:
     """Returns the default peaks and initial deviation: by the optimizer's own table (Muon), else by AdamW's rule.
 
-    AdamW's rule is by width and steps. total_tokens are all that the run sees. is_finetuning: with any
-    optimizer, both peaks are FINETUNING times the lower of rate_by_compute and rate_by_parameters, at least
-    1e-6.
+    AdamW's rule is by width and steps. total_tokens are all that the run sees. of_lower_law is for pretrained
+    weights, FINETUNING or CONVERSING: with any optimizer, both peaks are so many times the lower of
+    rate_by_compute and rate_by_parameters, at least 1e-6. 0 means random weights.
     """
     lower_law = min(rate_by_compute(config, tokens_per_step, total_tokens), rate_by_parameters(config))
-    if is_finetuning:
-        rate = max(1e-6, FINETUNING * lower_law)
-        return UsualRates(rate, rate, INIT_STD, f"{FINETUNING:g} of the lower of two laws (Radford et al. 2018)")
+    if of_lower_law:
+        rate = max(1e-6, of_lower_law * lower_law)
+        return UsualRates(rate, rate, INIT_STD, f"{of_lower_law:g} of the lower of two laws (Radford et al. 2018)")
     if peaks := OPTIMIZERS[optimizer].peaks:
         rate = _peak_by_points(config.n_embd, [*peaks.items()])
         return UsualRates(rate, rate, INIT_STD, "by width (Liu et al. 2025)")

@@ -23,6 +23,7 @@ from gpt.optimizers.table import MUON_PAYS, OPTIMIZERS
 from gpt.planning import defaults
 from gpt.planning.schedules import Cooldown, Schedule, cooldown_of
 from gpt.planning.sizing import DEFAULT_SIZE, Sizing, shape_of
+from gpt.tokens.corpus import Corpus
 from model import INIT_STD, Options
 
 LEAST_EVAL_TOKENS, MOST_EVAL_TOKENS = 2**14, 2**19
@@ -215,7 +216,7 @@ class _Facts:
 
     args: Namespace
     config: ModelConfig
-    num_tokens: int
+    corpus: Corpus
     sizing: Sizing | None
     stored: Stored
     reasons: dict[str, str]
@@ -229,13 +230,28 @@ class _Facts:
         return default
 
     @property
+    def num_tokens(self) -> int:
+        return self.corpus.train.length
+
+    @property
+    def learns_to_answer(self) -> bool:
+        """True for pretrained weights that are tuned on conversations."""
+        return bool(self.args.init_from and self.corpus.converses)
+
+    @property
+    def usual_epochs(self) -> int:
+        """The passes of pretrained weights over their text."""
+        is_few = self.num_tokens < self.config.num_parameters
+        return defaults.PASSES_OF_FEW if self.learns_to_answer and is_few else 3
+
+    @property
     def is_small(self) -> bool:
         """True for a text of fewer tokens than parameters, where the schedule knows its end from the start."""
         return (self.num_tokens < self.config.num_parameters and not self.args.init_from
                 and self.args.lr_schedule not in defaults.OPEN_SCHEDULES)
 
 
-def choose_recipe(args: Namespace, config: ModelConfig, num_tokens: int, most_batch_size: int,
+def choose_recipe(args: Namespace, config: ModelConfig, corpus: Corpus, most_batch_size: int,
                   sizing: Sizing | None = None, stored: Stored = NEW_RUN, length: int | None = None) -> Recipe:
     """Decides everything that the flags leave open, with reasons.
 
@@ -245,9 +261,13 @@ def choose_recipe(args: Namespace, config: ModelConfig, num_tokens: int, most_ba
     planned. Raises UserError: exit 2 for a warm-up longer than the run or a min_lr above the default peak,
     exit 4 for another optimizer than the checkpoint's.
     """
+    num_tokens = corpus.train.length
     reasons = sizing.reasons.items() if sizing and stored.is_new else ()
-    facts = _Facts(args, config, num_tokens, sizing, stored,
+    facts = _Facts(args, config, corpus, sizing, stored,
                    {name: why for name, why in reasons if getattr(args, name) is None})
+    if facts.learns_to_answer:
+        most = facts.usual_epochs * num_tokens // (config.seq_length * defaults.WANTED_STEPS)
+        most_batch_size = min(most_batch_size, 1 << max(1, most, 1024 // config.seq_length).bit_length() - 1)
     batch_size = facts.value_of("batch_size", most_batch_size)
     samples_per_step = batch_size * args.gradient_accumulation_steps
     optimizer, why = choose_optimizer(args, config, samples_per_step, stored)
@@ -291,7 +311,7 @@ def _choose_length(facts: _Facts, cooldown: Cooldown | None, overfits: bool, win
     else:
         usual_epochs = facts.sizing.epochs if facts.sizing else math.ceil(20 * num_parameters / num_tokens)
         limit = most_epochs if overfits else defaults.USUAL_PASSES
-        epochs = facts.value_of("epochs", 3 if args.init_from else min(limit, usual_epochs))
+        epochs = facts.value_of("epochs", facts.usual_epochs if args.init_from else min(limit, usual_epochs))
     steps_left = -(-max(0, epochs * windows - samples_seen) // samples_per_step)
     return epochs, min(steps_done + steps_left, most_steps or 2**62, length or 2**62)
 
@@ -310,7 +330,10 @@ def _choose_rates(facts: _Facts, optimizer: str, samples_per_step: int, total_st
     """The peaks, and the initial deviation that goes with the default peak. Another step size gets another peak."""
     tokens_per_step = samples_per_step * facts.config.seq_length
     total_tokens = max(1, total_steps) * tokens_per_step
-    usual = defaults.usual_rates(optimizer, facts.config, tokens_per_step, total_tokens, bool(facts.args.init_from))
+    of_lower_law = 0.0
+    if facts.args.init_from:
+        of_lower_law = defaults.CONVERSING if facts.learns_to_answer else defaults.FINETUNING
+    usual = defaults.usual_rates(optimizer, facts.config, tokens_per_step, total_tokens, of_lower_law)
     default = usual.learning_rate
     why = f"for {tokens_per_step:,} tokens a step and {count(total_tokens)} in all; {usual.why}"
     recorded = facts.stored.settings.get("learning_rate")

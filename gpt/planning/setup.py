@@ -56,7 +56,7 @@ def choose_setup(inputs: Inputs, runtime: Runtime, deadline: Deadline) -> Setup 
     # The recipe, with the micro-batch that fits.
     strategy, why_strategy, most_batch_size = processes.from_first(
         lambda: choose_sharing(args, inputs.sizing, config, options, machine, processes))
-    recipe_for = partial(choose_recipe, args, config, corpus.train.length, most_batch_size, inputs.sizing,
+    recipe_for = partial(choose_recipe, args, config, corpus, most_batch_size, inputs.sizing,
                          inputs.stored)
     recipe = recipe_for(deadline.length)
     if inputs.resumed and _is_finished(inputs, recipe, deadline, runtime):
@@ -104,7 +104,7 @@ def _choose_dropout(inputs: Inputs, options: Options, runtime: Runtime, deadline
             shares_ram and args.activation_checkpointing):
         return args.dropout or 0.0
     most_batch_size = choose_sharing(args, inputs.sizing, config, options, machine, processes)[2]
-    recipe_for = partial(choose_recipe, args, config, inputs.corpus.train.length, most_batch_size, inputs.sizing,
+    recipe_for = partial(choose_recipe, args, config, inputs.corpus, most_batch_size, inputs.sizing,
                          inputs.stored)
     length = deadline.length
     if length is None and args.max_minutes:

@@ -30,13 +30,13 @@ def test_the_peak_is_sane_for_every_size_and_step(optimizer, name):
     config = shape(name)
     for tokens_per_step in STEPS:
         for total_tokens in (tokens_per_step, 10**6, 20 * config.num_parameters, 10**12):
-            found = usual_rates(optimizer, config, tokens_per_step, total_tokens, False)
+            found = usual_rates(optimizer, config, tokens_per_step, total_tokens)
             assert 1e-5 <= found.learning_rate <= found.embedding_learning_rate < 8e-3
-    assert usual_rates(optimizer, config, 2**19, 20 * config.num_parameters, False).learning_rate > 2e-4
+    assert usual_rates(optimizer, config, 2**19, 20 * config.num_parameters).learning_rate > 2e-4
 
 
 def of_width(width: int, optimizer: str = "adamw") -> UsualRates:
-    return usual_rates(optimizer, GPTConfig(70, 256, 4, 1, width), 2**16, 10**9, False)
+    return usual_rates(optimizer, GPTConfig(70, 256, 4, 1, width), 2**16, 10**9)
 
 
 def test_adamws_peak_is_nowhere_above_those_that_were_tried():

@@ -1,5 +1,8 @@
 """The recipe: what the flags leave open is filled in with reasons, and what a resumed run began with stays."""
 
+import types
+from typing import Any
+
 import pytest
 import torch
 
@@ -14,13 +17,15 @@ from model import GPTConfig
 NUM_TOKENS = 8 * 4001
 
 
-def recipe(*flags: str, width: int = 16, num_tokens: int = NUM_TOKENS, **settings) -> Recipe:
+def recipe(*flags: str, width: int = 16, num_tokens: int = NUM_TOKENS, converses: bool = False,
+           **settings) -> Recipe:
     """What flags and the settings of a checkpoint make of a tiny model, four sequences of eight tokens a step."""
     args = train.read_flags(["--optimizer", "adamw", *flags])
     stored = NEW_RUN
     if settings:
         stored = Stored(TrainState(100, samples_seen=400), {"optimizer": "adamw", **settings})
-    return choose_recipe(args, GPTConfig(70, 8, 1, 2, width), num_tokens, 4, None, stored)
+    corpus: Any = types.SimpleNamespace(train=types.SimpleNamespace(length=num_tokens), converses=converses)
+    return choose_recipe(args, GPTConfig(70, 8, 1, 2, width), corpus, 4, None, stored)
 
 
 @pytest.mark.parametrize(("flags", "expected"), [
@@ -111,7 +116,7 @@ def test_a_small_text_is_read_until_only_learning_by_heart_is_left(flags, num_to
 
 
 @pytest.mark.parametrize(("flags", "rate"), [
-    ("", usual_rates("adamw", GPTConfig(70, 8, 1, 2, 512), 32, 500 * 32, False).embedding_learning_rate),
+    ("", usual_rates("adamw", GPTConfig(70, 8, 1, 2, 512), 32, 500 * 32).embedding_learning_rate),
     ("--learning_rate 1e-3", 1e-3),  # which has always meant embeddings too
     ("--learning_rate 1e-3 --embedding_learning_rate 5e-3", 5e-3)])
 def test_embeddings_have_a_rate_of_their_own(flags, rate):
@@ -126,3 +131,13 @@ def test_products_have_the_dtype_that_the_device_is_fast_in(monkeypatch, device,
     monkeypatch.setattr(type(machine.backend), "has_bf16", lambda self: is_native)
     rounded_to = [choose_options(it, False, machine, {}).rounded_to for it in (False, True)]
     assert (*rounded_to, dtype_of_products(machine)) == (is_rounded and machine.dtype, None, getattr(torch, of_muon))
+
+
+def test_pretrained_weights_learn_to_answer_in_small_steps_at_the_rate_of_a_new_model():
+    weights = ("--init_from", "out")
+    text, chats = recipe(*weights, width=64), recipe(*weights, width=64, converses=True)
+    assert (text.epochs, chats.epochs) == (3, 8)  # fewer tokens than parameters
+    assert recipe(*weights, converses=True).epochs == 3
+    assert chats.learning_rate == pytest.approx(10 * text.learning_rate, rel=0.3)
+    many = 8 * 2**20
+    assert (recipe(*weights, width=64, num_tokens=many, converses=True).batch_size, text.batch_size) == (4, 4)
