@@ -17,7 +17,7 @@ from torch.utils.checkpoint import checkpoint
 
 from gpt.ops.attention import attends_in_blocks, attention_in_blocks
 from gpt.ops.linear import ACTIVATIONS, Embedding, Linear
-from gpt.ops.loss import OutputLayer, TeacherOutput
+from gpt.ops.loss import LossRule, OutputLayer, TeacherOutput
 from gpt.ops.shards import fill
 
 INIT_STD = 0.02  # standard deviation of initial matrices (Radford et al. 2018, section 4.1)
@@ -113,13 +113,15 @@ class Options:
     computes a block's activations again in the backward pass (Chen et al. 2016). loss_chunk is the number
     of tokens whose logits exist at a time, 0 for all. rounded_to is the 16-bit dtype of a second copy of
     the weights that products read; the caller renews it by round_weights(), once a step. None: no copy,
-    and autocast rounds the weights in each micro-batch.
+    and autocast rounds the weights in each micro-batch. label_smoothing is the part of each target that all
+    ids share while the network trains.
     """
 
     residual_dtype: torch.dtype | None = None
     recompute: bool = False
     loss_chunk: int = 0
     rounded_to: torch.dtype | None = None
+    label_smoothing: float = 0.0
 
 
 # ---------------------------------------------------------------- blocks
@@ -192,7 +194,7 @@ class LanguageModel(nn.Module):
         self.add_module(trunk, nn.ModuleDict(parts))  # all but the output layer
         if not config.tie_weights:
             self.lm_head = Linear(config.n_embd, config.padded_vocab_size, False)
-        self.output = OutputLayer(config.vocab_size, options.loss_chunk)
+        self.output = OutputLayer(LossRule(config.vocab_size, options.loss_chunk, options.label_smoothing))
         if options.rounded_to:
             for module, weight in self._products():
                 module.rounded = torch.empty_like(weight, dtype=options.rounded_to)

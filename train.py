@@ -100,7 +100,7 @@ def read_flags(argv: Sequence[str]) -> Namespace:
     g.add_argument("--beta1", type=fraction(), default=0.9, help="decay of the running mean of gradients")
     g.add_argument("--beta2", type=fraction(), help="decay of that of their squares (default: 0.95 to 0.99, by batch)")
     g.add_argument("--grad_clip", type=real(0, 1e6), help="largest norm of the gradient; 0: no clipping (default: 1)")
-    g.add_argument("--label_smoothing", type=fraction(), help=SUPPRESS)  # 0 alone
+    g.add_argument("--label_smoothing", type=fraction(), help="part of a target shared by all ids (default: 0)")
     g.add_argument("--seed", type=whole(0, 2**63 - 1), default=1337, help="of weights, data order and dropout")
 
     g = parser.add_argument_group("machine")

@@ -13,7 +13,7 @@ from gpt.architectures.gpt2 import GPT2
 from gpt.architectures.table import Network
 from gpt.checkpoint.load import load_model, load_weights
 from gpt.ops.attention import attention_in_blocks
-from gpt.ops.loss import IGNORED, TEACHERS_SHARE
+from gpt.ops.loss import IGNORED, TEACHERS_SHARE, LossRule
 from model import GPT, SIZES, GPTConfig, Options
 from tests.helpers.decoding import largest_difference
 
@@ -154,14 +154,16 @@ def test_garbage_in_the_padding_changes_neither_loss_nor_gradients(make_model, t
     assert (gradient[300:] == 0).all()
 
 
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
 @pytest.mark.parametrize("has_teacher", [False, True])
-def test_the_loss_is_the_cross_entropy_over_the_vocabulary_alone(make_model, has_teacher):
-    model = make_model(vocab_size=300)
+def test_the_loss_is_the_cross_entropy_over_the_vocabulary_alone(make_model, has_teacher, smoothing):
+    model = make_model(vocab_size=300).train()
+    model.output.rule = LossRule(300, 0, smoothing)
     ids, targets = random_ids(model), random_ids(model)
     logits = model(ids)
     assert logits.shape == (2, 16, 300)
     targets[:, 5:] = IGNORED
-    wanted = F.one_hot(targets[:, :5], 300).float()
+    wanted = (1 - smoothing) * F.one_hot(targets[:, :5], 300) + smoothing / 300
     teacher_output = random_teacher_output(model) if has_teacher else None
     if teacher_output:
         hidden, head = teacher_output
@@ -189,16 +191,17 @@ def loss_and_gradients(model: GPT, ids: torch.Tensor, targets: torch.Tensor, tea
     return [loss.detach(), *(p.grad.clone() for p in model.parameters() if p.grad is not None)]
 
 
-@pytest.mark.parametrize("chunk", [1, 7, 16, 31])
+@pytest.mark.parametrize(("chunk", "smoothing"), [(1, 0.0), (7, 0.0), (16, 0.0), (31, 0.0), (7, 0.2)])
 @pytest.mark.parametrize("has_teacher", [False, True])
 @pytest.mark.parametrize("tie_weights", [True, False])
-def test_the_loss_in_chunks_and_its_gradients_are_those_of_all_logits(make_model, tie_weights, has_teacher, chunk):
+def test_the_loss_in_chunks_is_that_of_all_logits(make_model, tie_weights, has_teacher, chunk, smoothing):
     model = make_model(tie_weights=tie_weights, vocab_size=300).train()
+    model.output.rule = LossRule(300, 0, smoothing)
     ids, targets = random_ids(model), random_ids(model)
     targets[0, 3:9] = IGNORED
     teacher_output = random_teacher_output(model) if has_teacher else None
     plain = loss_and_gradients(model, ids, targets, teacher_output)
-    model.output.chunk_rows = chunk
+    model.output.rule = LossRule(300, chunk, smoothing)
     for found, expected in zip(loss_and_gradients(model, ids, targets, teacher_output), plain, strict=True):
         assert largest_difference(found, expected) < 2e-6
     with torch.no_grad():
@@ -210,7 +213,7 @@ def test_the_whole_logits_are_not_kept_when_the_loss_is_in_chunks(make_model):
     model = make_model(vocab_size=300).train()
     ids, found = random_ids(model), {}
     for chunk in (0, 8):
-        model.output.chunk_rows = chunk
+        model.output.rule = LossRule(300, chunk)
         kept = []
         keep = lambda x, kept=kept: kept.append(tuple(x.shape)) or x  # noqa: E731
         with torch.autograd.graph.saved_tensors_hooks(keep, lambda x: x):
@@ -220,12 +223,14 @@ def test_the_whole_logits_are_not_kept_when_the_loss_is_in_chunks(make_model):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("changes", [{}, {"loss_chunk": 8}, {"recompute": True}, {"loss_chunk": 8, "recompute": True}])
+@pytest.mark.parametrize("changes", [{}, {"loss_chunk": 8}, {"recompute": True}, {"loss_chunk": 8, "recompute": True},
+                                     {"label_smoothing": 0.2}, {"loss_chunk": 8, "label_smoothing": 0.2}])
 def test_compiled_it_is_one_graph_with_the_same_loss_and_gradients(make_model, changes):
     model = make_model(vocab_size=300).train()
-    ids = random_ids(model)
+    ids, smoothing = random_ids(model), changes.get("label_smoothing", 0.0)
+    model.output.rule = LossRule(300, 0, smoothing)
     plain = loss_and_gradients(model, ids, ids)
-    model.options, model.output.chunk_rows = Options(**changes), changes.get("loss_chunk", 0)
+    model.options, model.output.rule = Options(**changes), LossRule(300, changes.get("loss_chunk", 0), smoothing)
     torch.compiler.reset()
     model.compile(dynamic=False, fullgraph=True)
     for found, expected in zip(loss_and_gradients(model, ids, ids), plain, strict=True):
@@ -265,7 +270,7 @@ def test_on_a_gpu_each_saving_gives_the_plain_gradients(make_model, compiled, ch
     model = make_model(vocab_size=300).train().to("cuda")
     ids = random_ids(model).to("cuda")
     exact = loss_and_gradients(model, ids, ids)
-    model.options, model.output.chunk_rows = Options(**changes), changes.get("loss_chunk", 0)
+    model.options, model.output.rule = Options(**changes), LossRule(300, changes.get("loss_chunk", 0))
     if compiled:
         torch.compiler.reset()
         model.compile(dynamic=False, fullgraph=True)

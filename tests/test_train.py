@@ -128,8 +128,9 @@ VARIANTS = {
     "--learning_rate": "0.1", "--init_std": "0.1", "--lr_schedule": "cosine", "--min_lr": "1e-6",
     "--cooldown": "0.5 | --lr_schedule wsd", "--cooldown_from": "nowhere", "--warmup_steps": "1",
     "--optimizer": "muon", "--embedding_learning_rate": "0.1", "--weight_decay": "5", "--beta1": "0.5",
-    "--beta2": "0.5", "--grad_clip": "0.01", "--teacher": "nowhere", "--seed": "2", "--use_gpu": "",
-    "--use_amp": "", "--amp_dtype": "fp16 | --use_amp", "--compile": "", "--activation_checkpointing": "",
+    "--beta2": "0.5", "--grad_clip": "0.01", "--label_smoothing": "0.1", "--teacher": "nowhere", "--seed": "2",
+    "--use_gpu": "", "--use_amp": "", "--amp_dtype": "fp16 | --use_amp", "--compile": "",
+    "--activation_checkpointing": "",
     "--output_dir": "{tmp}/elsewhere", "--checkpoint_interval": "3 | --batch_size 50 --epochs 3",
     "--checkpoint_every_steps": "1", "--keep_checkpoints": "1 | --checkpoint_every_steps 1",
     "--mirror_to": "{tmp}/mirror",
@@ -141,7 +142,7 @@ VARIANTS = {
 # Tested in gpt/common/, gpt/planning/ and system/, with a resumed run, with a real compile, or on a GPU.
 ELSEWHERE = ["--config", "--texts", "--check", "--model_size", "--allow_new_data", "--overwrite", "--tracker",
              "--compile_mode", "--verbose", "--deterministic", "--model_parallel", "--debug",
-             "--checkpoint_every_minutes", "--label_smoothing", "--use_lr_scheduler"]
+             "--checkpoint_every_minutes", "--use_lr_scheduler"]
 CLOCKS = re.compile(r"[\d.]+ (ms|GiB|MiB|s\b|min|free)|[\d,]+ tok/s|seconds: \S+|step_seconds: .*|\S*_second: .*|"
                     r"time: .*|\.\.\. .*\n|hours\S+ .*|cost: [\d.]+|budget: f.*|memory\S*:.*|out-\d+")
 

@@ -48,7 +48,6 @@ def contradictions(args: argparse.Namespace) -> list[str]:
         "--min_lr: has no effect with a constant learning rate":
             args.min_lr is not None and args.lr_schedule == "constant" and not continues,
         "--warmup_steps: ends after --max_steps": args.max_steps and (args.warmup_steps or 0) >= args.max_steps,
-        "--label_smoothing: can only be 0. Drop it, or distil from a --teacher": args.label_smoothing,
         "--n_embd: is not a multiple of --n_head": args.n_embd and args.n_head and args.n_embd % args.n_head,
         "--init_std: the weights are those of the checkpoint; drop it":
             any(change.startswith("init_std ") for change in args.config.changed),

@@ -18,7 +18,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from gpt.architectures.table import ModelConfig
 from gpt.common.files import cache_folder, read_text, write_whole
 from gpt.machine.device import Machine
-from gpt.ops.loss import linear_cross_entropy
+from gpt.ops.loss import LossRule, linear_cross_entropy
 from gpt.planning.recipe import LOSS_CHUNK
 
 # F.scaled_dot_product_attention's kernels, PyTorch's own preference first.
@@ -133,7 +133,7 @@ def time_chunks(config: ModelConfig, machine: Machine) -> dict[str, float]:
 
     def loss_and_gradients(rows: int) -> None:
         with machine.autocast():
-            loss = linear_cross_entropy(x_NC, weight_PC, targets_N, (config.vocab_size, rows))
+            loss = linear_cross_entropy(x_NC, weight_PC, targets_N, LossRule(config.vocab_size, rows))
         torch.autograd.grad(loss, (x_NC, weight_PC))
 
     return {str(rows): seconds_of(partial(loss_and_gradients, rows)) for rows in CHUNKS}

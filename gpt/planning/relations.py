@@ -82,7 +82,7 @@ RELATIONS = {
     "beta1": Relations(aliases="adam_beta1"),
     "beta2": Relations(aliases="adam_beta2"),
     "grad_clip": Relations(aliases="max_norm max_grad_norm clip gradient_clip_val"),
-    "label_smoothing": Relations("call"),
+    "label_smoothing": Relations(aliases="label_smoothing_factor"),
     "seed": Relations(aliases="random_seed"),
 
     # ---- machine

@@ -1,16 +1,24 @@
-"""The loss of an output layer in chunks, in fp16."""
+"""The loss of an output layer: smoothed labels, and chunks in fp16."""
 
 import pytest
 import torch
 
-from gpt.ops.loss import FP16_FACTOR, IGNORED, add_product_in_16_bits_, cross_entropy, linear_cross_entropy
+from gpt.ops.loss import (
+    FP16_FACTOR,
+    IGNORED,
+    LossRule,
+    OutputLayer,
+    add_product_in_16_bits_,
+    cross_entropy,
+    linear_cross_entropy,
+)
 
 
 def loss_and_gradients(x_NC, weight_PC, targets_N, num_ids, scale, chunk_rows):
     x, weight = x_NC.clone().requires_grad_(), weight_PC.clone().requires_grad_()
     with torch.autocast("cpu", torch.float16):
         if chunk_rows:
-            loss = linear_cross_entropy(x, weight, targets_N, (num_ids, chunk_rows))
+            loss = linear_cross_entropy(x, weight, targets_N, LossRule(num_ids, chunk_rows))
         else:
             loss = cross_entropy(torch.nn.functional.linear(x, weight)[:, :num_ids], targets_N)
     (loss * scale).backward()
@@ -64,9 +72,9 @@ def test_the_input_of_the_chunks_stays_as_it_was(dtype):
     for kept in (x, x.to(dtype)):
         leaf = kept.clone().requires_grad_()
         with torch.autocast("cpu", dtype):
-            linear_cross_entropy(leaf, weight, torch.randint(60, (24,)), (60, 8)).backward()
+            linear_cross_entropy(leaf, weight, torch.randint(60, (24,)), LossRule(60, 8)).backward()
             with torch.no_grad():
-                linear_cross_entropy(leaf, weight, torch.randint(60, (24,)), (60, 8))
+                linear_cross_entropy(leaf, weight, torch.randint(60, (24,)), LossRule(60, 8))
         assert torch.equal(leaf, before.to(leaf.dtype))
 
 
@@ -79,7 +87,7 @@ def test_compiled_gradients_in_place_of_the_input_are_those_of_an_eager_step(is_
     def loss_of(leaf, weight):
         with torch.autocast("cpu", torch.float16):
             h = torch.nn.functional.layer_norm(leaf, (32,)).half()
-            loss = linear_cross_entropy(h, weight, targets, (500, 40))
+            loss = linear_cross_entropy(h, weight, targets, LossRule(500, 40))
             return loss + h.float().square().sin().mean() if is_used_again else loss
 
     found = []
@@ -90,3 +98,26 @@ def test_compiled_gradients_in_place_of_the_input_are_those_of_an_eager_step(is_
         found.append([loss.detach(), *(leaf.grad for leaf in leaves)])
     for one, other in zip(*found, strict=True):
         assert (one - other).norm() < 1e-3 * other.norm()
+
+
+@pytest.mark.parametrize("num_targets", [None, 64.0])
+@pytest.mark.parametrize("chunk_rows", [0, 40])
+def test_smoothed_labels_are_those_of_pytorch_without_the_padding(chunk_rows, num_targets):
+    torch.manual_seed(0)
+    weight, x, targets = 0.3 * torch.randn(512, 32), torch.randn(2, 48, 32), torch.randint(500, (2, 48))
+    targets[:, ::7] = IGNORED
+    layer = OutputLayer(LossRule(500, chunk_rows, 0.1))
+    divisor = None if num_targets is None else torch.tensor(num_targets)
+    found, expected = ([leaf.clone().requires_grad_() for leaf in (x, weight)] for _ in range(2))
+    loss = layer(*found, targets, None, divisor)
+    logits = (expected[0] @ expected[1].t())[..., :500].flatten(0, 1)
+    right = torch.nn.functional.cross_entropy(logits, targets.flatten(), ignore_index=IGNORED, label_smoothing=0.1,
+                                              reduction="sum") / (num_targets or (targets != IGNORED).sum())
+    for value in (loss, right):
+        value.backward()
+    for ours, theirs in zip((loss, *(leaf.grad for leaf in found)), (right, *(leaf.grad for leaf in expected)),
+                            strict=True):
+        torch.testing.assert_close(ours, theirs, atol=1e-6, rtol=1e-6)
+    in_validation = OutputLayer(LossRule(500, chunk_rows))(*found, targets, None, divisor)
+    assert torch.equal(layer.eval()(*found, targets, None, divisor), in_validation)
+    assert abs(in_validation - loss) > 1e-4

@@ -19,7 +19,6 @@ from gpt.common.errors import Exit, UserError
     ("--output_dir a --mirror_to a/b", "--mirror_to: lies in --output_dir"),
     *((f"--compile_mode reduce-overhead {words}", "--compile_mode") for words in (
         "--no-use_gpu", "--activation_checkpointing", "--batch_size auto", "--dropout 0.1", "--deterministic")),
-    ("--label_smoothing 0.1", "--label_smoothing: can only be 0"),
     ("--lr_schedule constant --use_lr_scheduler", "--lr_schedule constant: not with --use_lr_scheduler"),
     ("--gpu_cost_per_hour 2", "--gpu_cost_per_hour: has no effect without --dry_run or --check")])
 def test_flags_that_contradict_each_other_are_answered(words, message):
@@ -32,7 +31,7 @@ def test_flags_that_contradict_each_other_are_answered(words, message):
 
 @pytest.mark.parametrize("words", ["--init_from a --tie_weights", "--init_from a --dropout 0.1",
                                    "--compile_mode blocks --no-use_gpu", "--arch qwen3 --n_kv_head 1",
-                                   "--use_lr_scheduler --min_lr 0", "--label_smoothing 0",
+                                   "--use_lr_scheduler --min_lr 0", "--label_smoothing 0.1 --teacher a",
                                    "--compile_mode reduce-overhead --gradient_accumulation_steps 4"])
 def test_flags_that_go_together_are_taken(words):
     train.read_flags(words.split())

@@ -51,7 +51,8 @@ def test_a_teacher_whose_weights_are_kept_in_bf16_expects_the_same(with_teacher)
 
 def test_a_distilling_run_that_was_stopped_ends_with_the_same_bytes(with_teacher):
     shown = str(with_teacher.folder / "first" / "checkpoint-8")
-    flags = [*STEPS, "--teacher", shown, "--dropout", "0.1", "--warmup_steps", "1", "--lr_schedule", "constant"]
+    flags = [*STEPS, "--teacher", shown, "--dropout", "0.1", "--label_smoothing", "0.1", "--warmup_steps", "1",
+             "--lr_schedule", "constant"]
     with_teacher.ok(*flags, "--max_steps", "4", out="whole")
     resume = ["--resume_from", str(with_teacher.folder / "whole"), "--max_steps", "8"]
     moved = (with_teacher.folder / "first").rename(with_teacher.folder / "moved")  # after the run recorded where it is
@@ -64,7 +65,8 @@ def test_a_distilling_run_that_was_stopped_ends_with_the_same_bytes(with_teacher
 
 def test_a_validation_is_of_the_text_alone(with_teacher):
     flags = [*STEPS, "--learning_rate", "1e-30", "--min_lr", "0"]
-    with_teacher.ok(*flags, "--teacher", str(with_teacher.folder / "first"), out="distilled")
+    with_teacher.ok(*flags, "--teacher", str(with_teacher.folder / "first"), "--label_smoothing", "0.1",
+                    out="distilled")
     with_teacher.ok(*flags, out="alone")
     (distilled, rows) = (metrics_of(with_teacher.folder / name) for name in ("distilled", "alone"))
     assert [row.get("val_loss") for row in distilled] == [row.get("val_loss") for row in rows]
