@@ -24,7 +24,7 @@ from gpt.common.signals import Signals
 from gpt.evaluation.scoring import Scorer
 from gpt.evaluation.token_files import token_files_of
 from gpt.machine import device
-from gpt.ops.loss import IGNORED, cross_entropy, linear_cross_entropy
+from gpt.ops.loss import IGNORED, LossRule, cross_entropy, linear_cross_entropy
 from gpt.tokens.corpus import open_corpus
 from gpt.tokens.layouts import Part
 from gpt.tokens.stream import TokenStream
@@ -89,18 +89,18 @@ def plain_mean(model: GPT, folder: Path, stream: TokenStream, teacher: GPT | Non
 # ---------------------------------------------------------------- the loss of a step
 
 
-@pytest.mark.parametrize("chunk_rows", [0, 5])
+@pytest.mark.parametrize("rule", [LossRule(16, 0), LossRule(16, 5), LossRule(16, 0, 0.1), LossRule(16, 5, 0.1)])
 @pytest.mark.parametrize("has_teacher", [False, True])
 @pytest.mark.parametrize("num_targets", [None, torch.tensor(3.5)])
-def test_logits_of_targets_that_do_not_count_have_no_gradient(chunk_rows, has_teacher, num_targets):
+def test_logits_of_targets_that_do_not_count_have_no_gradient(rule, has_teacher, num_targets):
     torch.manual_seed(0)
     logits, targets, theirs = torch.randn(24, 16, requires_grad=True), torch.randint(16, (24,)), torch.randn(24, 16)
     targets[5:10] = targets[::3] = IGNORED
-    if chunk_rows:  # the output matrix is the unit matrix, so that the inputs are the logits
-        loss = linear_cross_entropy(logits, torch.eye(16), targets, (16, chunk_rows),
+    if rule.chunk_rows:  # the output matrix is the unit matrix, so that the inputs are the logits
+        loss = linear_cross_entropy(logits, torch.eye(16), targets, rule,
                                     (theirs, torch.eye(16)) if has_teacher else None, num_targets=num_targets)
     else:
-        loss = cross_entropy(logits, targets, theirs if has_teacher else None, num_targets)
+        loss = cross_entropy(logits, targets, theirs if has_teacher else None, num_targets, rule.smoothing)
     [gradient] = torch.autograd.grad(loss, logits)
     assert torch.equal(gradient.abs().sum(-1) > 0, targets != IGNORED)
 
