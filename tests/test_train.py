@@ -279,7 +279,8 @@ def test_a_signal_in_the_last_validation_postpones_it_to_the_resumed_run(run, mo
     assert "\nloss  " not in text  # of a step: none was made
     assert metrics_of(run.folder / "parts") == metrics_of(run.folder / "whole")
     parts, whole = (verify(run.folder / out / "checkpoint-5") for out in ("parts", "whole"))
-    assert parts == whole
+    state = dataclasses.replace(parts.state, seconds=whole.state.seconds)
+    assert dataclasses.replace(parts, state=state) == whole
 
 
 @pytest.mark.slow
@@ -337,7 +338,7 @@ def test_the_old_spelling_of_the_files_trains(corpus, tmp_path, capsys):
         "--bin_file", f"{tmp_path}/tokens_bpe.bin", "--tokenizer_file", f"{tmp_path}/bpe_tokenizer.json",
         "--metadata_file", f"{tmp_path}/tokens_bpe_metadata.json", "--output_dir", f"{tmp_path}/out",
         *flags.split()]) == 0
-    assert "the last" in capsys.readouterr().err  # where the validation tokens come from
+    assert "the last" in capsys.readouterr().out  # where the validation tokens come from
 
 
 @pytest.mark.gpu

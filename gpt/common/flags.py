@@ -317,9 +317,9 @@ class Parser(argparse.ArgumentParser):
                 name = word.split("=")[0]
                 problems.append(f"{printable(name)}: no such flag. {self._suggest(name)}")
             elif not may_be_a_value:
-                problems.append(f"{printable(repr(word[:SHOWN_CHARACTERS]))}: unexpected argument. Give a value "
-                                "behind its flag, --NAME VALUE, and --NAME or --no-NAME for what is on or off. "
-                                "See --help.")
+                shown, first = printable(repr(word[:SHOWN_CHARACTERS])), [*self.flags][1]  # the first one is --debug
+                problems.append(f"{shown}: unexpected argument. Give a value behind its flag, such as --{first} "
+                                f"{shown}, and --NAME or --no-NAME for what is on or off. See --help.")
             may_be_a_value = word.startswith("-") and "=" not in word
         return problems
 

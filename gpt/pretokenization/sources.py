@@ -151,7 +151,8 @@ def examine(path: Path, shown: str, encoding: str = "") -> Source:
             kind = kind_of(source, name, head)  # in UTF-8 now, JSON lines are known by their first bytes
         return replace(source, kind=kind)
     except OSError as error:
-        raise UserError(Exit.DATA, f"{shown}: {error.strerror}. Give a text file that can be read.") from error
+        cure = f"Download it first: curl -LO {shell_word(shown)}" if "://" in shown else "Give a text that can be read."
+        raise UserError(Exit.DATA, f"{shown}: {error.strerror}. {cure}") from error
 
 
 def kind_of(source: Source, name: str, head: bytes) -> str:

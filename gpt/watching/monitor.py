@@ -261,8 +261,8 @@ class Monitor:
             "loss": "" if math.isnan(self._last_loss)
                     else f"{self._last_loss:.4f} at step {self._last_logged:,}",
             "val loss": "" if state.best_val_loss is None else f"{state.best}, the best",
-            "forecast": f"{forecast}; it is {self._bits_per_byte:.2f}"
-                        if forecast and self._bits_per_byte else "",
+            "forecast": f"{forecast.low:.2f} to {forecast.high:.2f} bits per byte nine times in ten; it is "
+                        f"{self._bits_per_byte:.2f}" if forecast and self._bits_per_byte else "",
             "skipped": several(state.skipped_steps, "step") if state.skipped_steps else "",
             "checkpoint": f"{printable(self._args.output_dir)}/checkpoint-{state.step}" if is_saved else "none"}
         self._out.say("\n".join(f"{name:<12}{value}" for name, value in closing.items() if value))

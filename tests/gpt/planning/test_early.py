@@ -69,6 +69,9 @@ def test_a_text_that_is_not_there_is_named_by_pretokenize(place, capfd):
         train.answer_early(["none"])
     assert ended.value.code == Exit.DATA
     assert "error: none: No such file" in capfd.readouterr().err
+    with pytest.raises(SystemExit):
+        train.answer_early(["https://x.org/a.txt"])
+    assert "curl -LO https://x.org/a.txt" in capfd.readouterr().err
     assert not (place / "none.tokens").exists()
 
 
