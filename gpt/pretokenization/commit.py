@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from gpt.common.files import sha256_of, sync
+from gpt.common.files import named_in, sha256_of, sync
 from gpt.common.names import TRAINS_NEXT
 from gpt.common.words import shell_word
 from gpt.pretokenization.passes import Job
@@ -83,7 +83,7 @@ def summarise(job: Job, metadata: Mapping[str, Any], seconds: float) -> None:
         return
     data_dir = "" if str(job.folder.path) == "data" else f" --data_dir {shell_word(job.folder.path)}"
     given = job.args.tokenizer_file
-    if job.has_chats and given and Path(given).is_dir():  # a model's folder; its own is not written to
+    if job.has_chats and given and named_in(Path(given))[0].is_dir():  # a model's
         say(f"next: python train.py --init_from {shell_word(given)}{data_dir} --output_dir "
             f"{shell_word(f'{job.folder.path}-out')}")
     else:

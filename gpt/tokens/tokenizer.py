@@ -12,7 +12,7 @@ import numpy as np
 from tokenizers import Tokenizer, decoders
 
 from gpt.common.errors import Exit, UserError
-from gpt.common.files import read_bytes, read_text
+from gpt.common.files import named_in, read_bytes, read_text
 from gpt.common.names import METADATA, TEMPLATE, TOKENIZER, TOKENIZER_CONFIG
 from gpt.common.words import printable
 
@@ -44,9 +44,10 @@ def load_tokenizer(path: str | Path) -> Tokenizer:
 def load_with_size(path: Path) -> tuple[Tokenizer, int]:
     """Returns load_tokenizer's result and its vocabulary size, which takes 20 ms to count for GPT-2's.
 
-    Raises UserError (exit 3).
+    path may be a tokenizer.json, a model's folder, a run's folder, or its best or last. Raises UserError (exit 3).
     """
-    if path.is_dir():  # the checkpoints of a run have the same tokenizer
+    path = named_in(path)[0]
+    if path.is_dir():  # all checkpoints of a run have the same tokenizer
         own, of_checkpoints = path / TOKENIZER, sorted(path.glob(f"checkpoint-*/{TOKENIZER}"))
         path = of_checkpoints[0] if of_checkpoints and not own.exists() else own
     name = f"tokenizer {printable(path)}"

@@ -6,7 +6,8 @@ import pytest
 from tokenizers import AddedToken, Tokenizer, models
 
 from gpt.common.errors import Exit, UserError
-from gpt.tokens.tokenizer import END_OF_TEXT, bytes_per_id, end_of_text_id, load_tokenizer
+from gpt.pretokenization.vocabulary import tokenizer_json
+from gpt.tokens.tokenizer import END_OF_TEXT, bytes_per_id, end_of_text_id, load_tokenizer, load_with_size
 
 AB = '{"type": "BPE", "vocab": {"a": 0, "b": 1}, "merges": []}'
 BAD_TOKENIZERS = {
@@ -74,3 +75,11 @@ def test_a_damaged_file_beside_the_tokenizer_is_refused(tmp_path):
     with pytest.raises(UserError, match=r"tokenizer_config\.json") as caught:
         end_of_text_id(Tokenizer(models.BPE()), tmp_path / "tokenizer.json")
     assert caught.value.code == Exit.DATA
+
+
+def test_a_folder_of_checkpoints_and_its_best_mean_the_tokenizer_of_the_run(tmp_path):
+    run = tmp_path / "out"
+    (run / "checkpoint-2").mkdir(parents=True)
+    (run / "checkpoint-2/tokenizer.json").write_text(tokenizer_json([]))
+    for path in (run, run / "best", run / "last", run / "checkpoint-2"):
+        assert load_with_size(path)[1] == 259
