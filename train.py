@@ -78,7 +78,7 @@ def read_flags(argv: Sequence[str]) -> Namespace:
                    "per step over all processes; double it to halve --batch_size (default: one for each process)")
     g.add_argument("--epochs", type=whole(1), help="passes over the tokens (default: by --max_steps, or size and text)")
     g.add_argument("--max_steps", type=whole(1), help="steps that end the run, if --epochs do not (default: no limit)")
-    g.add_argument("--max_minutes", type=positive(1e6, "MINUTES"), help="minutes that end the run, all included; "
+    g.add_argument("--max_minutes", type=positive(1e6, "MINUTES"), help="minutes of all starts that end the run; "
                    "--epochs and --max_steps stay upper limits (default: no limit)")
     g.add_argument("--cooldown_from", type=text(), help="checkpoint after which the learning rate falls to --min_lr")
     g.add_argument("--cooldown", type=steps(), help=SUPPRESS)  # length of the fall: 0.2 of the steps

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from gpt.checkpoint.recorded import steps_in
+from gpt.common.errors import Exit
 
 
 @pytest.mark.parametrize(("flags", "dropout"), [
@@ -25,6 +26,13 @@ def test_a_small_text_that_muon_reads_often_gets_dropout(run, flags, dropout):
     assert json.loads((newest / "config.json").read_text())["resid_pdrop"] == dropout
     assert json.loads((newest / "trainer_state.json").read_text())["settings"]["dropout"] == dropout
     assert ("dropout" in (newest.parent / "config.toml").read_text()) or not dropout
+
+
+def test_a_folder_that_cannot_be_resumed_is_refused_before_a_size_is_chosen(run, monkeypatch):
+    (run.folder / "hf").mkdir()
+    (run.folder / "hf/config.json").write_text("{}")
+    monkeypatch.setattr("gpt.planning.inputs.choose_sizing", lambda *_: pytest.fail("measures the processor"))
+    run.refused(Exit.CHECKPOINT, "--resume_from", str(run.folder / "hf"))
 
 
 def test_a_small_text_ends_a_run_before_its_minutes_and_more_minutes_name_what_leads_further(run):
