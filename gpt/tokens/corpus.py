@@ -221,7 +221,11 @@ def _open(files: Sequence[Path], split: str, metadata: Metadata, vocab_size: int
     record = metadata.splits.get(split, FileRecord())
     layouts = [LAYOUTS["nanogpt"] if split in metadata.splits else recognise(path) for path in files]
     parts, digests = [], []
-    mask = None if record.mask_sha256 is None else files[0].with_suffix(".mask")
+    mask = files[0].with_suffix(".mask")
+    if record.mask_sha256 is None and mask.is_file():
+        raise token_file_error(mask, "says which tokens count in the loss, and no metadata names it. Give the "
+                                     "--metadata_file that pretokenize.py wrote beside it.")
+    mask = mask if record.mask_sha256 else None
     for path, layout in zip(files, layouts, strict=True):
         if layout is not layouts[0]:
             raise UserError(Exit.DATA, f"token files of two layouts: {printable(files[0].name)} and "

@@ -103,13 +103,6 @@ def test_a_run_killed_at_random_moments_is_exact(usual):
     assert usual.kills
 
 
-@pytest.mark.slow
-def test_a_run_on_conversations_killed_at_random_moments_is_exact(forks, chats, tmp_path):
-    trial = Trial(forks, chats, tmp_path / "trial", 40, *USUAL.split())
-    prove(trial.killed, range(3))
-    assert trial.kills
-
-
 def test_what_a_save_writes_is_on_the_disk_before_it_is_seen(sweep):
     assert sweep.unordered() == []
 

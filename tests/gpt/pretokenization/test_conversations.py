@@ -220,4 +220,13 @@ def test_a_damaged_or_missing_mask_is_named_by_verify_and_by_train(tokenizer_fil
             assert getattr(error, "code", 0) == Exit.DATA
             assert path.name in str(error)
         path.write_bytes(content)
+    metadata = Path("data/metadata.json").read_text()
+    fields = json.loads(metadata)
+    del fields["splits"]["train"]["mask_sha256"]
+    write("data/metadata.json", json.dumps(fields))
+    assert "train.mask" in refused("--verify", "data")
+    write("data/metadata.json", metadata)
+    files = ["--bin_file", "data/train.bin", "--tokenizer_file", "data/tokenizer.json"]
+    error, _ = trained([*TINY, *QUIET, "--no-use_gpu", "--max_steps", "1", *files], capsys)
+    assert getattr(error, "code", 0) == Exit.DATA
     assert pretokenize.main(["--verify", "data"]) == 0

@@ -33,6 +33,7 @@ from gpt.training.teacher import Teacher
 from gpt.training.validation import sum_losses
 from model import GPT, Options
 from tests.helpers.training import QUIET, metrics_of, on_cpu, run_of, same_tensors, small_model, trained
+from tests.helpers.trial import Trial, prove
 
 T = 8
 NUM_SAMPLES = 12
@@ -171,6 +172,14 @@ def test_runs_in_several_processes_have_the_losses_of_one(chats, forks, tmp_path
         found.append([row[key] for row in metrics_of(out) for key in ("loss", "grad_norm", "val_loss") if key in row])
     assert len(found[0]) == 2 * 4 + 2
     assert found[1:] == [pytest.approx(found[0], rel=1e-5)] * 2
+
+
+@pytest.mark.slow
+def test_a_run_that_was_killed_three_times_is_exact(chats, forks, tmp_path):
+    trial = Trial(forks, chats, tmp_path / "trial", 40, "--checkpoint_every_steps", "10", "--eval_interval", "10",
+                  "--dropout", "0.1", "--gradient_accumulation_steps", "2")
+    prove(trial.killed, range(3))
+    assert trial.kills
 
 
 @pytest.mark.slow
