@@ -334,10 +334,14 @@ def test_the_old_spelling_of_the_files_trains(corpus, tmp_path, capsys):
     (tmp_path / "tokens_bpe_metadata.json").write_text(json.dumps({"vocab_size": vocab_size, "dtype": "int16"}))
     flags = ("--model_size tiny --batch_size 2 --gradient_accumulation_steps 2 --learning_rate 0.001 --epochs 10 "
              "--checkpoint_interval 1 --use_lr_scheduler --warmup_steps 1 --min_lr 1e-5 --seq_length 16 --max_steps 2")
-    assert train.main([
-        "--bin_file", f"{tmp_path}/tokens_bpe.bin", "--tokenizer_file", f"{tmp_path}/bpe_tokenizer.json",
-        "--metadata_file", f"{tmp_path}/tokens_bpe_metadata.json", "--output_dir", f"{tmp_path}/out",
-        *flags.split()]) == 0
+    named = ["--bin_file", f"{tmp_path}/tokens_bpe.bin", "--tokenizer_file", f"{tmp_path}/bpe_tokenizer.json",
+             "--metadata_file", f"{tmp_path}/tokens_bpe_metadata.json"]
+    losses = []
+    for words, out in ((named, "out"), (["--data_dir", str(tmp_path)], "found")):
+        assert train.main([*words, "--output_dir", f"{tmp_path}/{out}", *flags.split()]) == 0
+        losses.append([row.get("loss") for row in metrics_of(tmp_path / out)])
+    assert losses[0] == losses[1]
+    assert (tmp_path / "found/checkpoint-2/tokenizer.json").exists()
     assert "the last" in capsys.readouterr().out  # where the validation tokens come from
 
 

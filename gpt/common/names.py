@@ -15,6 +15,9 @@ LOCK = ".lock"  # held while a run writes into the folder, and never copied
 
 # In a folder of tokens: it is written last and marks the folder as complete.
 METADATA = "metadata.json"
+# The old spelling of tokens, tokenizer and metadata.
+OLD_TOKENS = "tokens_bpe.bin"
+OLD_NAMES = {TOKENIZER: "bpe_tokenizer.json", METADATA: "tokens_bpe_metadata.json"}
 
 # The environment variable by which train.py tells pretokenize.py that it trains next.
 TRAINS_NEXT = "TRAINS_NEXT"

@@ -94,6 +94,10 @@ class Backend:
         """
         return None
 
+    def utilization(self) -> float | None:
+        """The fraction of the last moment in which the GPU computed, by its driver, without a wait; None if unknown."""
+        return None
+
     # ---------------------------------------------------------------- memory
 
     def total_memory(self) -> int:
@@ -221,6 +225,11 @@ class CUDA(Backend):
         event = torch.cuda.Event(enable_timing=True)
         event.record()
         return event
+
+    def utilization(self) -> float | None:
+        with contextlib.suppress(Exception):  # without the package nvidia-ml-py, and on a slice of a card
+            return torch.cuda.utilization() / 100
+        return None
 
     def total_memory(self) -> int:
         return torch.cuda.mem_get_info()[1]

@@ -1,4 +1,4 @@
-"""train.py --check: describes the machine, and estimates the hours of each size here and on common cards.
+"""train.py --check: describes the machine, and estimates hours, memory and batch here and on common cards.
 
 It reads no data.
 """
@@ -8,6 +8,7 @@ import time
 from argparse import Namespace
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
+from typing import TypeAlias
 
 import torch
 
@@ -19,11 +20,23 @@ from gpt.common.words import count
 from gpt.machine.backends import NVIDIA
 from gpt.machine.cards import TYPICAL_GPUS, find_card
 from gpt.machine.device import Machine
+from gpt.machine.processes import ALONE
 from gpt.optimizers.build import state_bytes
 from gpt.optimizers.table import largest
-from gpt.planning.memory import CUDA_CONTEXT, GIB, MARGIN, MemorySetting, predicted_peak
+from gpt.planning.memory import (
+    CUDA_CONTEXT,
+    GIB,
+    MARGIN,
+    MOST_TOKENS,
+    MemorySetting,
+    divisors,
+    largest_micro_batch,
+    predicted_peak,
+    room_of_each,
+)
 from gpt.planning.plan import describe_machine, figure
 from gpt.planning.recipe import LOSS_CHUNK, choose_config, choose_options
+from gpt.planning.sizing import DEFAULT_SIZE
 from model import SIZES, Options
 
 TOKENS_PER_PARAMETER = 20  # Hoffmann et al. 2022
@@ -34,10 +47,13 @@ FRACTION_OF_PEAK, FULL_WIDTH = 0.35, 768
 # 2 cores.
 FRACTION_ON_GPU = 0.45
 FRACTION_COMPILED, FRACTION_EAGER = 0.75, 0.55
+BATCH_SIZES = (8, 16, 32, 64)  # whose memory is shown
+
+Device: TypeAlias = tuple[MemorySetting, float, float]  # free bytes, and FLOP/s of a training step
 
 
 def check_machine(args: Namespace, machine: Machine, out: Progress) -> int:
-    """Prints a description of the machine, and the hours or the price of each size here and on common cards.
+    """Prints a description of the machine, and hours or price, memory and batch here and on common cards.
 
     Returns the exit code. Raises UserError (exit 2) for a width that the heads do not divide.
     """
@@ -59,7 +75,18 @@ def check_machine(args: Namespace, machine: Machine, out: Progress) -> int:
             f"{config.vocab_size:,} ids, by the products above and {FRACTION_OF_PEAK:.0%} of a card's peak.\n"
             "-: does not fit. With your tokens, --dry_run measures.")
     options = choose_options(args.activation_checkpointing, False, machine, {})
-    out.say("\n".join(table(models, machine, options, largest(args.optimizer), products, price)))
+    optimizer, devices = largest(args.optimizer), devices_of(machine, options, products)
+    priced = {label: device for label, device in devices.items() if device[0].device_type != "cpu" or not price}
+    out.say("\n".join(table_of_hours(models, priced, optimizer, price)))
+
+    name = DEFAULT_SIZE if DEFAULT_SIZE in models else next(iter(models))
+    config = models[name]
+    busy_with = max(1, NVIDIA.busy_tokens // config.seq_length)
+    batch_size = args.batch_size if isinstance(args.batch_size, int) else busy_with
+    step = batch_size * args.gradient_accumulation_steps * config.seq_length
+    out.say(f"\nThe GiB of {name} by --batch_size, T {config.seq_length:,}; *: does not fit. Suggested for a step of "
+            f"{step:,} tokens:\n--batch_size, --seq_length (T) and --gradient_accumulation_steps.")
+    out.say("\n".join(table_of_batches(config, devices, optimizer, step)))
     return Exit.DONE
 
 
@@ -79,35 +106,64 @@ def matmul_flops(machine: Machine, width: int, seconds: float) -> float:
     return 2 * width**3 / best
 
 
-def table(models: dict[str, ModelConfig], machine: Machine, options: Options, optimizer: str, products: float,
-          price: float | None) -> Iterator[str]:
-    """The lines of a table with a column for each size: parameters, this machine, and a card for each memory size.
+def devices_of(machine: Machine, options: Options, products: float) -> dict[str, Device]:
+    """This machine and a card for each memory size, by their labels.
 
-    products is the FLOP/s of matrix products on this machine. The price is for an hour of a GPU; a
-    processor has none.
+    products is the FLOP/s of matrix products on this machine.
     """
-    def line(label: str, cells: Iterable[str]) -> str:
-        return f"{label:<18}" + "".join(f"{cell:>10}" for cell in cells)
-
-    yield line("", (name.removeprefix("gpt2_") for name in models))
-    yield line("parameters", (count(config.num_parameters) for config in models.values()))
-
-    rows = {}
-    if machine.on_gpu or not price:
-        on_cpu = FRACTION_COMPILED if machine.compile else FRACTION_EAGER
-        rows["this machine"] = (MemorySetting.of(machine, options, True, True, 0),
-                                (1 - MARGIN) * machine.backend.total_memory(),
-                                (FRACTION_ON_GPU if machine.on_gpu else on_cpu) * products)
+    fraction = FRACTION_ON_GPU if machine.on_gpu else FRACTION_COMPILED if machine.compile else FRACTION_EAGER
+    setting = MemorySetting.of(machine, options, True, True, 0)
+    devices: dict[str, Device] = {"this machine": (setting, room_of_each(machine, ALONE), fraction * products)}
     for gigabytes, name in TYPICAL_GPUS.items():
         card = find_card(name)
         assert card
         dtype = torch.bfloat16 if card.has_bf16 else torch.float16
         setting = MemorySetting(NVIDIA.type, dtype, True, True, 2, LOSS_CHUNK, options.recompute)
         room = (1 - MARGIN) * gigabytes * GIB - CUDA_CONTEXT
-        rows[f"{name}, {gigabytes} GB"] = setting, room, FRACTION_OF_PEAK * 1e12 * card.half_tflops
-    for label, (setting, room, flops) in rows.items():
+        devices[f"{name}, {gigabytes} GB"] = setting, room, FRACTION_OF_PEAK * 1e12 * card.half_tflops
+    return devices
+
+
+def table_of_hours(models: dict[str, ModelConfig], devices: dict[str, Device], optimizer: str,
+                   price: float | None) -> Iterator[str]:
+    """The lines of a table with a column for each size: its parameters, and its hours or price on each device."""
+    yield line("", (name.removeprefix("gpt2_") for name in models))
+    yield line("parameters", (count(config.num_parameters) for config in models.values()))
+    for label, (setting, room, flops) in devices.items():
         yield line(label, (price_of(config, replace(setting, optimizer_bytes=state_bytes(optimizer, config)), room,
                                     flops / (price or 1.0)) for config in models.values()))
+
+
+def table_of_batches(config: ModelConfig, devices: dict[str, Device], optimizer: str, step: int) -> Iterator[str]:
+    """The lines of a table with a row for each device: the memory by micro-batch, and the suggestion for a step."""
+    yield line("", (*map(str, BATCH_SIZES), "batch", "T", "accum"), width=8)
+    for label, (setting, room, _) in devices.items():
+        setting = replace(setting, optimizer_bytes=state_bytes(optimizer, config))
+        peaks = [predicted_peak(config, batch_size, setting) for batch_size in BATCH_SIZES]
+        cells = [f"{peak / GIB:.1f}{'' if peak <= room else '*'}" for peak in peaks]
+        yield line(label, (*cells, *suggestion(config, setting, room, step)), width=8)
+
+
+def suggestion(config: ModelConfig, setting: MemorySetting, room: float, step: int) -> tuple[str, str, str]:
+    """The micro-batch, T and accumulation of a step of this many tokens that fit; '-' if none do.
+
+    The micro-batch is the largest, as of --batch_size auto. T is halved, three times at most, where not one
+    sequence fits.
+    """
+    for halvings in range(4):
+        shorter = replace(config, seq_length=max(1, config.seq_length >> halvings))
+        samples = step // shorter.seq_length
+        most = max(1, min(samples, MOST_TOKENS // shorter.seq_length))
+        fitting = largest_micro_batch(shorter, setting, room, most)
+        if fitting:
+            batch_size = divisors(samples, fitting)[-1]
+            return str(batch_size), f"{shorter.seq_length:,}", str(samples // batch_size)
+    return "-", "-", "-"
+
+
+def line(label: str, cells: Iterable[str], width: int = 10) -> str:
+    """A line of a table."""
+    return f"{label:<18}" + "".join(f"{cell:>{width}}" for cell in cells)
 
 
 def price_of(config: ModelConfig, setting: MemorySetting, room: float, flops_per_price: float) -> str:

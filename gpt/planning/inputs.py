@@ -31,6 +31,7 @@ from gpt.planning.schedules import Cooldown, schedule_of
 from gpt.planning.sizing import Sizing, choose_sizing
 from gpt.tokens.corpus import Corpus, open_corpus
 from gpt.tokens.data_dirs import folders_of
+from gpt.tokens.files import beside_tokens
 from gpt.tokens.mixture import check_lengths, mix, mixture_in_words
 from gpt.tokens.tokenizer import load_tokenizer
 
@@ -336,8 +337,8 @@ def _find_one(flags: Namespace, data_dir: str) -> Corpus:
         raise UserError(Exit.DATA, f"--data_dir {shown} {problem}. Run: python pretokenize.py TEXT")
 
     def file_of(given: str | None, name: str) -> Path | None:
-        if given is None and flags.bin_file is None and (folder / name).exists():
-            return folder / name
+        if given is None and flags.bin_file is None:
+            return beside_tokens(folder, name)
         return Path(given) if given else None
 
     metadata = file_of(flags.metadata_file, METADATA)

@@ -9,9 +9,9 @@ from pathlib import Path
 
 from gpt.common.errors import Exit, UserError
 from gpt.common.files import sha256_of
-from gpt.common.names import METADATA
+from gpt.common.names import METADATA, TOKENIZER
 from gpt.common.words import printable
-from gpt.tokens.files import find_splits
+from gpt.tokens.files import beside_tokens, find_splits
 from gpt.tokens.layouts import LAYOUTS, Part, recognise, token_file_error
 from gpt.tokens.metadata import FileRecord, Metadata, metadata_of
 from gpt.tokens.stream import TokenStream, scan
@@ -134,14 +134,14 @@ def open_tokens(place: Path, vocab_size: int) -> Corpus:
     it names the files, and other files are recognised. Raises UserError (exit 3).
     """
     folder = place if place.is_dir() else place.parent
-    beside, tokenizer = folder / METADATA, folder / "tokenizer.json"
-    metadata = metadata_of(beside) if beside.is_file() else Metadata(place)
+    beside, tokenizer = beside_tokens(folder, METADATA), beside_tokens(folder, TOKENIZER)
+    metadata = metadata_of(beside) if beside else Metadata(place)
     train_files, val_files = _files_in(place, metadata)
     files = val_files or train_files
     names = [path.name for path in files]
     split = next((split for split in metadata.splits if names == [f"{split}.bin"]), None)
     stream, identity = _open(files, split or "val", metadata if split else Metadata(place), vocab_size)
-    return Corpus(stream, None, vocab_size, None, tokenizer if tokenizer.is_file() else None, None, identity,
+    return Corpus(stream, None, vocab_size, None, tokenizer, None, identity,
                   notes=() if split else (_description(stream),))
 
 

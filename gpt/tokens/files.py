@@ -5,11 +5,17 @@ import re
 from pathlib import Path
 
 from gpt.common.errors import Exit, UserError
+from gpt.common.names import OLD_NAMES, OLD_TOKENS
 from gpt.common.words import printable
 
 SUFFIXES = (".bin", ".ds", ".npy")
 _SPLIT_NAME = re.compile(r"(.*_)?(train|val)(_.*)?(\.bin|\.npy)")
 _VALIDATION = re.compile(r"(?<![a-z])(e?val|valid|validation)(?![a-z])", re.IGNORECASE)
+
+
+def beside_tokens(folder: Path, name: str) -> Path | None:
+    """The tokenizer.json or metadata.json in a folder of tokens, under its other name too; None without one."""
+    return next((path for path in (folder / name, folder / OLD_NAMES[name]) if path.exists()), None)
 
 
 def find_splits(place: Path) -> tuple[list[Path], list[Path]]:
@@ -43,6 +49,8 @@ def _only_set_in(folder: Path) -> list[Path]:
             sets.setdefault(printable(name), []).append(path)
     if len(sets) == 1:
         return next(iter(sets.values()))
+    if not sets and (folder / OLD_TOKENS).is_file():
+        return [folder / OLD_TOKENS]
     names = list(sets) or sorted(printable(path.name) for path in folder.iterdir())
     shown = ", ".join(name[:60] for name in names[:4]) or "nothing"
     raise UserError(Exit.DATA, f"{printable(folder)} has {len(sets)} sets of token files, not one. Found "

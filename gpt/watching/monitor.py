@@ -35,7 +35,7 @@ TRACKER_SECONDS_AFTER_SIGNAL = 5.0
 MOST_SKIPPED_IN_A_ROW = 10  # fp16's loss scale is found within a few steps
 WATCHED_SECONDS = 10  # of training, or of waiting for data, before a warning
 # The parts of a step's line; a narrow terminal leaves out the last ones.
-BY_IMPORTANCE = ("step", "left", "loss", "skipped", "speed", "mfu", "memory", "epoch", "lr", "norm", "time")
+BY_IMPORTANCE = ("step", "left", "loss", "skipped", "speed", "mfu", "gpu", "memory", "epoch", "lr", "norm", "time")
 
 
 @dataclass(frozen=True)
@@ -145,11 +145,13 @@ class Monitor:
         self._last_loss = figures["loss"]
         tokens_per_second = self._run.setup.tokens_per_step / step_seconds
         utilization = mfu(tokens_per_second, self._config, self._runtime)
-        memory_bytes = self._runtime.machine.backend.peak_memory()
+        backend = self._runtime.machine.backend
+        memory_bytes = backend.peak_memory()
+        busy = backend.utilization()
         self._recorder.log(step, time=time.time(), lr=lr, **figures,
                            tokens=logged.samples_seen * self._config.seq_length, seconds=step_seconds,
                            tokens_per_second=tokens_per_second, mfu=utilization, memory_bytes=memory_bytes,
-                           gpu=self._gpu)
+                           gpu=self._gpu, gpu_utilization=busy)
 
         epochs = min(recipe.epochs, math.ceil(recipe.passes))
         epoch = min(epochs, (logged.samples_seen - 1) // recipe.windows_per_epoch + 1)
@@ -161,6 +163,7 @@ class Monitor:
                  "norm": f"norm {figures['grad_norm']:.2f}", **more,
                  "time": f"{step_seconds * 1000:.1f} ms", "speed": f"{tokens_per_second:,.0f} tok/s",
                  "mfu": f"mfu {percent(utilization)}" if self._gpu or utilization else "",
+                 "gpu": "" if busy is None else f"gpu {busy:.0%}",
                  "memory": f"{memory_bytes / 2**30:.1f} GiB",
                  "left": f"{duration(wall_seconds * (recipe.total_steps - step))} left",
                  "skipped": f"{self.state.skipped_steps} skipped" if self.state.skipped_steps else ""}

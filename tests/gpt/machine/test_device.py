@@ -201,6 +201,13 @@ def test_the_peak_is_the_cards_in_the_precision_chosen(a_gpu, monkeypatch):
     assert device.choose(None, None, "auto", None).peak_flops is None
 
 
+def test_a_cards_utilization_is_its_drivers_where_that_can_be_asked(a_gpu, monkeypatch):
+    a_gpu()
+    for measure, fraction in ((lambda: 97, 0.97), (lambda: 1 / 0, None)):
+        monkeypatch.setattr(torch.cuda, "utilization", measure)
+        assert NVIDIA.utilization() == fraction
+
+
 def test_segments_stop_growing_where_a_driver_refuses_the_first_allocation(monkeypatch, tmp_path):
     """NVIDIA's vGPU refuses the virtual memory that growing needs."""
     def refuse(*_, device):

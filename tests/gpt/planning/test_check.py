@@ -11,8 +11,10 @@ import torch
 import train
 from gpt.common.errors import Exit, UserError
 from gpt.common.progress import Progress
+from gpt.machine.cards import TYPICAL_GPUS
+from gpt.optimizers.build import state_bytes
 from gpt.planning import check
-from gpt.planning.memory import GIB, MemorySetting
+from gpt.planning.memory import CUDA_CONTEXT, GIB, MemorySetting, predicted_peak
 from model import GPTConfig
 from tests.helpers.training import on_cpu
 
@@ -52,7 +54,36 @@ def test_the_machine_and_the_hours_of_each_size_are_said(say):
     assert re.search(r"^H100, 80 GB( +[\d.,]+){6}$", said, re.MULTILINE)
     said = say("--gpu_cost_per_hour", "2.5")
     assert "The price, at 2.5 an hour, of 20 tokens" in said
-    assert "this machine" not in said  # a processor, which has no price
+    assert said.count("this machine") == 1  # in the table of batches: a processor has no price
+
+
+def test_each_device_has_the_memory_of_batch_sizes_and_a_batch_that_fits(say):
+    said = say("--model_size", "gpt2_medium", "--batch_size", "32", "--gradient_accumulation_steps", "2")
+    rows = re.findall(r"^(\S.*?), (\d+) GB((?: +[\d.,*-]+){4})((?: +[\d,-]+){3})$", said, re.MULTILINE)
+    assert [name for name, *_ in rows] == list(TYPICAL_GPUS.values())
+    assert re.search(r"^this machine((?: +[\d.,*-]+){4})((?: +[\d,-]+){3})$", said, re.MULTILINE)
+    config = GPTConfig(50257, 1024, 24, 16, 1024)
+    for name, gigabytes, peaks, suggested in rows:
+        dtype = torch.float16 if name == "T4" else torch.bfloat16
+        setting = MemorySetting("cuda", dtype, True, residual_bytes=2, logit_rows=2048,
+                                optimizer_bytes=state_bytes("adamw", config))
+        room = 0.92 * int(gigabytes) * GIB - CUDA_CONTEXT
+        for num, peak in zip((8, 16, 32, 64), peaks.split(), strict=True):
+            predicted = predicted_peak(config, num, setting)
+            assert peak == f"{predicted / GIB:.1f}{'' if predicted <= room else '*'}"
+        batch_size, length, accumulation = (int(word.replace(",", "")) for word in suggested.split())
+        assert batch_size * length * accumulation == 64 * 1024
+        assert length == 1024 or predicted_peak(config, 1, setting) > room
+        fits = [predicted_peak(replace(config, seq_length=length), num, setting) <= room
+                for num in (batch_size, 2 * batch_size)]
+        assert fits == [True, False] or batch_size == 64
+
+
+def test_where_not_one_sequence_fits_a_shorter_one_is_suggested_or_none():
+    config, setting = GPTConfig(50257, 1024, 12, 12, 768), MemorySetting("cuda", torch.bfloat16, True, logit_rows=2048)
+    rooms = [predicted_peak(replace(config, seq_length=length), 1, setting) for length in (1024, 600, 128, 127)]
+    assert [check.suggestion(config, setting, room, 16_384) for room in rooms] == [
+        ("1", "1,024", "16"), ("1", "512", "32"), ("1", "128", "128"), ("-", "-", "-")]
 
 
 def test_the_flags_of_a_shape_make_it_the_only_one(say):

@@ -15,6 +15,7 @@ import torch
 
 import train
 from gpt.checkpoint.find import resolve
+from gpt.machine.backends import Backend
 from gpt.machine.device import Machine
 from gpt.machine.timing import Gauge, Mark, TrainingClock
 from gpt.training.state import TrainState
@@ -120,14 +121,16 @@ def test_a_logged_step_is_recorded_with_time_speed_mfu_memory_and_gpu(run, monke
         assert before < row["time"] < time.time()
         assert row["tokens_per_second"] == pytest.approx(4 * 8 / row["seconds"])
         assert row["memory_bytes"] > 2**20
-        assert (row["mfu"], row["gpu"]) == (None, None), "a processor's peak is not known"
+        assert (row["mfu"], row["gpu"], row["gpu_utilization"]) == (None, None, None), "a processor's are not known"
     assert all("time" in row for row in rows_of(run.folder / "cpu"))
 
     monkeypatch.setattr(Machine, "peak_flops", property(lambda self: 1e12))
+    monkeypatch.setattr(Backend, "utilization", lambda self: 0.97)
     _, text = run("--max_steps", "1", out="known")
     row = rows_of(run.folder / "known")[0]
     assert 0 < row["mfu"] < 1
-    assert f"mfu {row['mfu']:.1%}" in text
+    assert row["gpu_utilization"] == 0.97
+    assert f"mfu {row['mfu']:.1%} | gpu 97% | " in text
 
 
 def test_samples_warnings_and_advice_are_recorded(run, monkeypatch):
