@@ -86,17 +86,16 @@ def make_tokens(args: Namespace) -> None:
     mark = folder / METADATA
     make = ["pretokenize.py", *texts, "--output_dir", args.data_dir]
     if mark.exists():
-        from gpt.pretokenization.sources import files_of  # which imports numpy
+        from gpt.pretokenization.sources import find_files, identity_of  # which import numpy
 
-        before = json.loads(read_text(mark))["sources"]
-        files = list(dict.fromkeys(file for word in texts for file in files_of(word, lambda _: None)))
-        new = [f"; {printable(file)} is new" for file in files
-               if not os.path.exists(file) or os.path.getmtime(file) > os.path.getmtime(mark)]
-        if new or [Path(printable(file)).name for file in files][:1000] != before:
+        recorded = json.loads(read_text(mark))
+        files = find_files(texts, lambda _: None, {})
+        if identity_of((file.shown, file.path) for file in files) != recorded.get("sources_identity"):
+            before = printable(", ".join(recorded.get("sources", ["other texts"])))[:80]
             make += ["--overwrite", "--tokenizer_file", str(folder / "tokenizer.json")]
             resume = "" if args.resume_from else " --resume_from auto"
-            raise UserError(Exit.DATA, f"{printable(folder)} holds the tokens of {printable(', '.join(before))[:80]}"
-                                       f"{''.join(new[:1])}. Type:\n    python {shell_line(make)}\n    python "
+            raise UserError(Exit.DATA, f"{printable(folder)} holds the tokens of {before}, and these texts have other "
+                                       f"names, sizes or times. Type:\n    python {shell_line(make)}\n    python "
                                        f"{shell_line(sys.argv)}{resume} --allow_new_data")
     elif is_one_of_several() or args.dry_run or args.overfit:
         raise UserError(Exit.FLAGS, f"{printable(texts[0])} has no tokens yet. Type first: python "

@@ -11,6 +11,7 @@ from gpt.common.files import named_in, sha256_of, sync
 from gpt.common.names import TRAINS_NEXT
 from gpt.common.words import shell_word
 from gpt.pretokenization.passes import Job
+from gpt.pretokenization.sources import identity_of
 from gpt.tokens.layouts import Part
 from gpt.tokens.metadata import METADATA_FORMAT, METADATA_VERSION
 from gpt.tokens.stream import scan
@@ -55,6 +56,7 @@ def commit(job: Job, dtype: str, vocabulary: Vocabulary, trained_here: bool) -> 
         "tokenizer": {"trained_here": trained_here, "sha256": sha256_of(job.folder.work / "tokenizer.json")},
         "sources": sources[:MAX_SOURCES_LISTED],
         "num_sources": len(sources),
+        "sources_identity": identity_of((source.shown, source.path) for source in job.sources),
         **({"origins": origins} if origins else {}),  # datasets of the Hugging Face hub, each with its commit
         "split_rule": job.split.rule,
         **({"encoding": job.args.encoding} if job.args.encoding else {}),

@@ -5,10 +5,11 @@ KINDS is the table of the kinds of input.
 
 import contextlib
 import glob
+import hashlib
 import os
 import stat
 import sysconfig
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -48,12 +49,28 @@ def find_sources(words: Sequence[str], say: Callable[[str], None], fetched: Mapp
     encoding is the encoding of all text, '' for UTF-8. Raises UserError (exit 3) for a file that is missing
     or not text.
     """
+    return [replace(examine(file.path, file.shown, encoding), origin=file.origin)
+            for file in find_files(words, say, fetched)]
+
+
+def find_files(words: Sequence[str], say: Callable[[str], None], fetched: Mapping[str, Sequence[DatasetFile]],
+               ) -> list[DatasetFile]:
+    """The files of find_sources, unopened."""
     files: dict[str, DatasetFile] = {}
     for word in words:
         for file in fetched.get(word) or [DatasetFile(Path(name), printable(name), "")
                                           for name in files_of(word, say)]:
             files.setdefault(os.path.realpath(file.path), file)
-    return [replace(examine(file.path, file.shown, encoding), origin=file.origin) for file in files.values()]
+    return list(files.values())
+
+
+def identity_of(files: Iterable[tuple[str, Path]]) -> str:
+    """The identity of texts, given by their shown names and paths, in order: by names, sizes and times."""
+    lines = []
+    for shown, path in files:
+        status = path.stat() if path.exists() else None
+        lines.append(f"{Path(shown).name}\t{status and (status.st_size, status.st_mtime_ns)}\n")
+    return hashlib.sha256("".join(lines).encode()).hexdigest()
 
 
 def files_of(word: str, say: Callable[[str], None]) -> Iterator[str]:

@@ -3,12 +3,14 @@
 import importlib.util
 import json
 import os
+import shutil
 
 import pytest
 
 import train
 from gpt.common.errors import Exit, UserError
 from gpt.planning.early import requested_trackers, require_packages
+from gpt.pretokenization.sources import identity_of
 from tests.helpers.commands import run
 from tests.helpers.refusals import refused
 from tests.helpers.training import TINY
@@ -39,14 +41,32 @@ def test_texts_become_tokens_once_and_the_run_trains_on_them(place, capfd):
     assert train.answer_early(["texts/"]) == train.answer_early(["texts.tokens"]) == 0
     assert capfd.readouterr().out == "texts       their tokens: texts.tokens\n"
 
-    (place / "texts/b.txt").write_text("more")
-    os.utime(place / "texts/b.txt", (1, 1))
+    text, other, kept = place / "texts/a.txt", place / "texts/b.txt", place / "kept"
+    (place / "texts/link.txt").symlink_to("a.txt")
+    shutil.copy2(text, kept)
+    text.unlink()
+    shutil.copy2(kept, text)
+    assert train.answer_early(["texts"]) == 0, "a copy with its time, and a link to a text, are no other texts"
+
     go_on = (f"    python {MAKE} --overwrite --tokenizer_file texts.tokens/tokenizer.json\n"
              "    python train.py texts --resume_from auto --allow_new_data")
-    assert refusal("texts") == (Exit.DATA, f"texts.tokens holds the tokens of a.txt. Type:\n{go_on}")
-    (place / "texts/b.txt").unlink()
-    os.utime(place / "texts/a.txt", (2**32, 2**32))
-    assert "of a.txt; texts/a.txt is new. Type" in refusal("texts")[1]
+    other.write_text("more")
+    os.utime(other, (1, 1))
+    assert refusal("texts")[0] == Exit.DATA
+    assert refusal("texts")[1].endswith(f"Type:\n{go_on}")
+    other.rename(text)  # an older text of the same name
+    assert refusal("texts")[0] == Exit.DATA
+    text.write_text("x" * kept.stat().st_size)
+    os.utime(text, (1, 1))
+    assert refusal("texts")[0] == Exit.DATA
+    text.unlink()
+    assert refusal("texts")[0] == Exit.DATA
+
+
+def test_of_many_texts_each_one_counts(tmp_path):
+    files = [(f"{number}.txt", tmp_path / "same") for number in range(1200)]
+    assert identity_of(files) == identity_of(files)
+    assert identity_of(files) != identity_of([*files[:-1], ("other.txt", tmp_path / "same")])
 
 
 @pytest.mark.parametrize(("line", "says"), [
