@@ -24,7 +24,7 @@ from gpt.architectures.table import ModelConfig
 from gpt.planning.decided import Setup
 from gpt.planning.defaults import most_passes
 from gpt.tokens.corpus import Corpus
-from gpt.tokens.ngrams import copied_fraction, ngram_bits
+from gpt.tokens.ngrams import ngram_bits
 from gpt.tokens.tokenizer import bytes_per_id, load_tokenizer
 
 # The range of the fit: tokens of a text, and tokens that a run sees.
@@ -97,13 +97,11 @@ class Evidence:
 class NgramStatistics:
     """The bits of each validation token by n-grams, four arrays of float64 [val tokens] named as in Evidence.
 
-    tokens counts the training tokens, val_bytes the bytes of the validation text. copied is the fraction of
-    the validation text that stands word for word in the training text.
+    tokens counts the training tokens, val_bytes the bytes of the validation text.
     """
 
     tokens: int
     val_bytes: int
-    copied: float
     whole: np.ndarray
     half: np.ndarray
     pairs: np.ndarray
@@ -139,7 +137,7 @@ def ngram_statistics(corpus: Corpus) -> NgramStatistics | None:
     if bytes_of is None or not bytes_of[val_ids].any():
         return None
     every_other = train_ids[np.arange(len(train_ids)) // PIECE % 2 == 0]
-    return NgramStatistics(len(train_ids), int(bytes_of[val_ids].sum()), copied_fraction(train_ids, val_ids),
+    return NgramStatistics(len(train_ids), int(bytes_of[val_ids].sum()),
                            whole=ngram_bits(train_ids, val_ids, corpus.vocab_size),
                            half=ngram_bits(every_other, val_ids, corpus.vocab_size),
                            pairs=ngram_bits(train_ids, val_ids, corpus.vocab_size, order=2),

@@ -4,9 +4,11 @@ import math
 import shutil
 from argparse import Namespace
 
+import numpy as np
 import torch
 from torch.nn.attention import SDPBackend
 
+import data
 from gpt.architectures.table import ARCHITECTURES, DEFAULT, ModelConfig, architecture_of, by_flags, name_of
 from gpt.common.ranks import is_one_of_several
 from gpt.common.words import count, duration, percent, printable, several, short, size
@@ -20,12 +22,16 @@ from gpt.planning.forecast import describe_forecast
 from gpt.planning.memory import describe_memory, predicted_peak
 from gpt.planning.recipe import DEFAULT_SEQ_LENGTH, Recipe
 from gpt.planning.schedules import describe_schedule
+from gpt.tokens.corpus import Corpus
+from gpt.tokens.layouts import DTYPES
 from gpt.tokens.mixture import weight_percent
+from gpt.tokens.ngrams import COPIED_TOKENS, NUM_PASSAGES, copied_fraction
 from model import SIZES
 
 MIN_VAL_TOKENS = 1000
 FEWEST_STEPS = 100  # of a run that learns much
 MANY_COPIES = 0.1  # of the validation tokens
+SEARCHED_BLOCKS = 32  # of data.BLOCK_TOKENS training tokens, spread evenly: 268 million
 
 
 # ---------------------------------------------------------------- in a few lines
@@ -206,6 +212,20 @@ def objections(setup: Setup) -> list[str]:
     return lines
 
 
+def _copied_fraction(corpus: Corpus) -> float:
+    """Estimates the fraction of the validation tokens that stand in the training text, of which SEARCHED_BLOCKS."""
+    if corpus.val is None or corpus.val.length < COPIED_TOKENS:
+        return 0.0
+    train, val = (data.Tokens(stream, "mmap", torch.device("cpu")) for stream in (corpus.train, corpus.val))
+    width = min(2 * COPIED_TOKENS - 1, val.length)
+    starts = np.linspace(0, val.length - width, NUM_PASSAGES).astype(np.int64)
+    passages = np.asarray(val.rows(starts, width)).astype(DTYPES[corpus.train.dtype])
+    firsts = range(0, train.length, data.BLOCK_TOKENS)
+    step = -(-len(firsts) // SEARCHED_BLOCKS)
+    blocks = (train.read(first, min(data.BLOCK_TOKENS, train.length - first)) for first in firsts[::step])
+    return min(1.0, step * copied_fraction(blocks, passages))
+
+
 def early_objections(setup: Setup) -> list[str]:
     """The objections of a practitioner to the plan that are known before a step is measured."""
     args, corpus = setup.args, setup.corpus
@@ -220,8 +240,9 @@ def early_objections(setup: Setup) -> list[str]:
         lines.append("no validation tokens: overfitting will not be seen. Give pretokenize.py a --val_fraction.")
     elif fewest < MIN_VAL_TOKENS:
         lines.append(f"the validation set has {fewest:,} tokens: its loss is largely chance.")
-    if setup.text and setup.text.copied >= MANY_COPIES:
-        lines.append(f"{percent(setup.text.copied)} of the validation tokens stand word for word in the training text: "
+    copied = max(_copied_fraction(each) for each in [part.corpus for part in corpus.components] or [corpus])
+    if copied >= MANY_COPIES:
+        lines.append(f"{percent(copied)} of the validation tokens stand word for word in the training text: "
                      "their loss counts memorized passages. Remove duplicates from the text.")
     if recipe.samples_per_step > recipe.windows_per_epoch:
         lines.append(f"each step reads the text {figure(recipe.samples_per_step / recipe.windows_per_epoch)} times: it "

@@ -4,6 +4,8 @@ Interpolated Kneser-Ney smoothing with three discounts (Chen and Goodman 1998, A
 techniques for language modeling, section 4.1).
 """
 
+from collections.abc import Iterable
+
 import numpy as np
 
 COPIED_TOKENS = 32  # no text has a passage of this length twice by chance
@@ -47,14 +49,21 @@ def ngram_bits(train: np.ndarray, val: np.ndarray, vocab_size: int, order: int =
     return -np.log2(p)
 
 
-def copied_fraction(train: np.ndarray, val: np.ndarray) -> float:
-    """Estimates the fraction of the validation passages that also stand in the training ids.
+def copied_fraction(blocks: Iterable[np.ndarray], passages_PW: np.ndarray) -> float:
+    """The fraction of the passages of which COPIED_TOKENS stand in the training ids, given in blocks.
 
-    Compares up to NUM_PASSAGES passages of COPIED_TOKENS; both arrays have the same dtype.
+    Only runs that begin at multiples of COPIED_TOKENS are compared: passages of 2 * COPIED_TOKENS - 1 are certainly
+    found. All arrays have the same dtype.
     """
-    training_bytes = train.tobytes()
-    starts = np.linspace(0, max(0, len(val) - COPIED_TOKENS), NUM_PASSAGES).astype(int)
-    return float(np.mean([val[start:start + COPIED_TOKENS].tobytes() in training_bytes for start in starts]))
+    sought = np.lib.stride_tricks.sliding_window_view(passages_PW, COPIED_TOKENS, axis=1)
+    known = [_sums(block[:len(block) // COPIED_TOKENS * COPIED_TOKENS].reshape(-1, COPIED_TOKENS)) for block in blocks]
+    return float(np.isin(_sums(sought), np.concatenate(known)).any(1).mean())
+
+
+def _sums(runs: np.ndarray) -> np.ndarray:
+    """A weighted sum of the bytes of each run, by which equal runs are found."""
+    words = np.ascontiguousarray(runs).view(np.uint64)
+    return (words * np.random.default_rng(0).integers(2**63, size=words.shape[-1], dtype=np.uint64)).sum(-1)
 
 
 def _discounts(counts: np.ndarray) -> np.ndarray:

@@ -69,8 +69,18 @@ def test_a_run_tells_its_end_before_it_begins_and_beside_what_it_is(short, corpu
 
 
 def test_validation_tokens_that_stand_in_the_training_text_are_counted():
-    ids = np.arange(500)
-    assert copied_fraction(ids, np.concatenate([ids[7:263], ids[:256] + 1000])) == pytest.approx(0.5, abs=0.1)
+    ids = np.arange(1000, dtype="<u2")
+    passages = np.array([ids[start:start + 63] + new for start in range(0, 900, 7) for new in (0, 2000)], "<u2")
+    assert copied_fraction([ids[:512], ids[512:]], passages) == 0.5
+
+
+def test_validation_inside_the_training_text_is_told_whatever_the_flags(corpus, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    tokens = str(corpus / "train.bin")
+    flags = ["--bin_file", tokens, "--vocab_size", "400", "--no-use_gpu", "--max_steps", "1", "--learning_rate", "0.01"]
+    for val, is_copy in ((tokens, True), (str(corpus / "val.bin"), False)):
+        assert train.main([*flags, "--val_bin_file", val, "--overwrite"]) == 0
+        assert ("100.0% of the validation tokens stand word for word" in capsys.readouterr().err) == is_copy
 
 
 def test_a_run_that_flags_make_another_is_told_nothing(short, corpus, tmp_path, monkeypatch, capsys):
