@@ -253,7 +253,7 @@ def write_gguf(args: argparse.Namespace, config: ModelConfig, weights: Mapping[s
     writer = gguf.GGUFWriter(path, gguf.MODEL_ARCH_NAMES[kind])
     fields = {
         "type": gguf.GGUFType.MODEL,
-        "name": name,
+        "name": printable(name),
         **architecture.gguf_fields(config),
         "file_type": file_types["ALL_F32" if args.dtype == "f32" else f"MOSTLY_{args.dtype.upper()}"],
         **vocabulary,

@@ -223,7 +223,7 @@ def say_what_is_read(job: Job) -> None:
     args, sources = job.args, job.sources
     job.progress.say(f"reading {names_of(sources)} ({several(len(sources), 'file')}, "
                      f"{size(sum(source.stamp[0] for source in sources))})")
-    if args.encoding and not any(source.encoding for source in sources):
+    if args.encoding not in (None, "utf-8") and not any(source.encoding for source in sources):
         job.progress.warn("--encoding has no effect: there is no text file and no .jsonl file")
     if args.text_field != "text" and not job.has_fields:
         job.progress.warn(f"--text_field {printable(args.text_field)} has no effect: there is no .jsonl file")

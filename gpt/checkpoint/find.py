@@ -81,7 +81,10 @@ def _locate(path: Path, warn: Callable[[str], None], to_train: bool, home: Path 
     """resolve with the verified training state; without a state for a Hugging Face folder."""
     folder, name = named_in(path, home)
     if folder.exists() and not folder.is_dir():
-        raise _refusal(f"{printable(folder)} is not a folder{PICKLES}. Give {WHAT_OPENS}.")
+        convert = (f"Convert nanoGPT's: python export.py --from_nanogpt {shell_word(folder)} --output "
+                   f"{shell_word(folder.stem)}-gpt2 --tokenizer_file TOKENIZER. "
+                   if folder.suffix in (".pt", ".pth", ".bin") else "")
+        raise _refusal(f"{printable(folder)} is not a folder{PICKLES}. {convert}Give {WHAT_OPENS}.")
     if (folder / MANIFEST).is_file():
         return folder, _verified(folder, to_train, "Give the folder it is in to take the newest sound one.")
     if (folder / STATE).exists() and (folder / OPTIMIZER).exists():
@@ -128,6 +131,10 @@ def _refusal(message: str) -> UserError:
 def _nothing_found(path: Path) -> UserError:
     """The error for a folder without checkpoints, or for a folder that does not exist."""
     why = f"holds no checkpoint and no {CONFIG}{PICKLES}" if path.is_dir() else "does not exist"
+    others = [each.name for each in steps_in(path.parent).values()]
+    if others:
+        return _refusal(f"{printable(path)} {why}. {printable(path.parent)} holds {', '.join(others[:4])}. Give one "
+                        f"of them, or {shell_word(path.parent)} for the newest.")
     return _refusal(f"{printable(path)} {why}. Train one first: python train.py --output_dir {shell_word(path)}"
                     "; or give a model of huggingface.co, such as hf://openai-community/gpt2")
 
@@ -168,7 +175,8 @@ def find_resume(requested: str, output_dir: Path, overwrite: bool, warn: Callabl
         return found
     path, stored = _locate(Path(requested), warn, to_train=True, home=output_dir)
     if stored is None:
-        raise _refusal(f"{printable(path)} has no {MANIFEST}. Only a checkpoint of train.py can be resumed.")
+        raise _refusal(f"{printable(path)} has no {MANIFEST}, so it is no checkpoint of train.py. Start from its "
+                       f"weights: drop --resume_from or --cooldown_from, and give --init_from {shell_word(path)}.")
     others = [] if overwrite else checkpoints_of_other_runs(output_dir, path, stored.state.step)
     if others:
         names = printable(", ".join(other.name for other in others[:3]))

@@ -119,6 +119,8 @@ class Weights(UserDict[str, Any]):
 
     def __getitem__(self, name: str) -> torch.Tensor:
         parts = self.data[name]
+        if len({part.dtype for part in parts}) > 1:  # float8 beside another type cannot be promoted
+            parts = [part.float() for part in parts]
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 

@@ -98,7 +98,7 @@ def _config(weights: dict[str, torch.Tensor], n_head: int | None, activation: st
     width, head = embedding.shape[1], weights.get("lm_head.weight")
     if not n_head or width % n_head:
         raise InvalidCheckpoint(f"its tensors do not tell the number of heads of a width of {width}",
-                                f"Give --n_head, {width // 64} if it is shaped as GPT-2 is.")
+                                f"Give --n_head {max(1, width // 64)} if it is shaped as GPT-2 is.")
     return GPTConfig(vocab_size=embedding.shape[0], seq_length=positions.shape[0], n_head=n_head, n_embd=width,
                      n_layer=len({name.split(".")[2] for name in weights if name.startswith("transformer.h.")}),
                      bias="transformer.ln_f.bias" in weights, activation=activation,

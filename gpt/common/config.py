@@ -90,7 +90,7 @@ class Rules(NamedTuple):
     def conflicts(self, name: str, value: Any, values: Mapping[str, Any]) -> list[str]:
         """The conflicts of a flag of this value with other flags, as messages without the flag's name."""
         rules = (rule.rpartition(": ") for rule in self.of(name).conflicts.split(", ") if rule)
-        return [f"{' ' if only else ''}{only}: not with --{condition}" for only, _, condition in rules
+        return [f"{' ' if only else ''}{only}: not with --{condition}; drop one" for only, _, condition in rules
                 if only in ("", str(value)) and self.holds(condition, values)]
 
     def has_effect(self, name: str, values: Mapping[str, Any]) -> bool:
@@ -126,7 +126,8 @@ class Rules(NamedTuple):
             if value is None or value == default:
                 continue
             if value is not False and not self.has_effect(name, values):
-                yield f"--{name}: has no effect without --{self.of(name).requires.replace(', ', ' or --')}"
+                required = f"--{self.of(name).requires.replace(', ', ' or --')}"
+                yield f"--{name}: has no effect without {required.replace('--texts', 'TEXT')}"
             yield from (f"--{name}{conflict}" for conflict in self.conflicts(name, value, values))
 
 

@@ -42,6 +42,7 @@ OUT_OF_MEMORY = (
     "CUDA driver error: out of memory",
     "Error [CUDA]: out of memory",
     "MPS backend out of memory",
+    "could not create a",  # oneDNN's primitive, or memory object
     "Invalid buffer size",  # Metal's, for a tensor larger than the GPU's whole memory
 )
 
@@ -265,8 +266,12 @@ def _explain(error: BaseException) -> tuple[Exit, str]:
     if is_panic(error):
         return Exit.DATA, PANIC.format(first_line(error))
     if is_out_of_memory(error):
-        return Exit.MACHINE, ("out of memory. End other programs (nvidia-smi names those on a GPU), halve "
-                              "--batch_size, or raise the limit (ulimit -v).")
+        where = " on the GPU (nvidia-smi names them)" if "CUDA" in str(error) else ""
+        return Exit.MACHINE, (f"out of memory. End other programs{where}, give a smaller --batch_size, or raise the "
+                              "limit: ulimit -v unlimited")
+    if "CUDA driver error: operation not supported" in str(error):  # NVIDIA's vGPU
+        return Exit.MACHINE, ("this GPU's driver refuses memory that grows in place. Type before the same line: "
+                              "export PYTORCH_ALLOC_CONF=expandable_segments:False")
     if isinstance(error, ImportError):  # numpy's message is a page of advice with the cause at its end
         why = first_line(ImportError(str(error).rpartition("Original error was: ")[2]))
         return Exit.MACHINE, (f"a package cannot be loaded: {why}. "

@@ -109,13 +109,13 @@ def escaped(unit: str = "TEXT") -> ValueKind:
 
 
 def encoding() -> ValueKind:
-    """The name of a text encoding, as Python spells it; None for UTF-8."""
+    """The name of a text encoding, as Python spells it."""
 
-    def convert(value: str) -> str | None:
+    def convert(value: str) -> str:
         name = codecs.lookup(value).name
         codecs.getincrementaldecoder(name)
         "".encode(name)  # LookupError for codecs that are no text encodings, such as base64
-        return None if name in ("utf-8", "utf-8-sig") else name
+        return name.removesuffix("-sig")
 
     return ValueKind(convert, "an encoding that Python knows, such as cp1251, shift_jis or utf-16", "NAME")
 
@@ -304,8 +304,8 @@ class Parser(argparse.ArgumentParser):
         lines = self.problems
         if len(lines) > MESSAGE_LINES:
             lines = sorted(lines, key=lambda line: "Did you mean" in line or "Here it is called" in line)
-            names = [line.split(" ")[0].rstrip(":") for line in lines[MESSAGE_LINES - 1:]]
-            lines = [*lines[:MESSAGE_LINES - 1], f"and {len(names)} more: {', '.join(names)}"]
+            rest = map(_in_short, lines[MESSAGE_LINES - 1:])
+            lines = [*lines[:MESSAGE_LINES - 1], f"and {len(lines) - MESSAGE_LINES + 1} more: {', '.join(rest)}"]
         raise UserError(Exit.FLAGS, "\nerror: ".join(lines))
 
     def _explain_unknown(self, words: Iterable[str]) -> list[str]:
@@ -329,7 +329,8 @@ class Parser(argparse.ArgumentParser):
         for flag, relations in self.relations.items():
             # litgpt has --train.max_steps.
             if {plain, plain.removeprefix("train_")} & {*relations.aliases.split()}:
-                return f"Here it is called --{flag}."
+                off = f" or --no-{flag}" if isinstance(self.flags[flag], Switch) else ""
+                return f"Here it is called --{flag}{off}."
         known = [option for action in self._actions for option in action.option_strings
                  if option.startswith("--")]
         near = [option for option in known if len(name) > 4 and option.startswith(name)]
@@ -337,6 +338,13 @@ class Parser(argparse.ArgumentParser):
             spelt = "--" + re.sub(r"^no_", "no-", name.lstrip("-").replace("-", "_"))
             near = difflib.get_close_matches(spelt, known, 1, 0.7)
         return f"Did you mean {near[0]}?" if near else "See --help."
+
+
+def _in_short(problem: str) -> str:
+    """The name of a problem's flag, with the flag to give instead where the problem has one."""
+    name = problem.split(" ")[0].rstrip(":")
+    instead = re.search(r"(?:Did you mean|Here it is called) (.*)[.?]$", problem)
+    return f"{name} is {instead[1]}" if instead else name
 
 
 def _complete_help(action: argparse.Action) -> None:

@@ -15,22 +15,24 @@ from gpt.pretokenization.sources import KINDS, blocks_of, documents_of, find_sou
 from gpt.tokens.tokenizer import opening_ids, vocabulary_of
 
 
-def texts_of(words: Sequence[str], scorer: Scorer) -> Iterator[tuple[str, Iterator[Document]]]:
+def texts_of(words: Sequence[str], scorer: Scorer, encoding: str = "", text_field: str = "text",
+             ) -> Iterator[tuple[str, Iterator[Document]]]:
     """Yields the name and the documents of each file of --text; read the documents before the next file.
 
-    An unpacked copy of a compressed or encoded file is deleted then. words are files, folders and globs.
-    Raises UserError (exit 3) for an unreadable file, and Stopped at a signal.
+    An unpacked copy of a compressed or encoded file is deleted then. words are files, folders and globs;
+    encoding and text_field are pretokenize.py's flags. Raises UserError (exit 3) for an unreadable file, and
+    Stopped at a signal.
     """
-    for source in find_sources(words, scorer.out.say, {}):
+    for source in find_sources(words, scorer.out.say, {}, encoding):
         if KINDS[source.kind].is_chat:
             raise source.error("holds conversations. Make tokens of it, python pretokenize.py FILE --tokenizer_file "
                                "CHECKPOINT --output_dir chats, and give --tokens chats.")
         with tempfile.TemporaryDirectory() as folder:
             source = unpacked(source, Path(folder) / "text", scorer.signals.look)
-            yield source.shown, documents_in(source, scorer)
+            yield source.shown, documents_in(source, scorer, text_field)
 
 
-def documents_in(source: Source, scorer: Scorer) -> Iterator[Document]:
+def documents_in(source: Source, scorer: Scorer, text_field: str = "text") -> Iterator[Document]:
     """Reads the documents of a file, block by block; the tokenizer decides where a long document may be cut.
 
     A document begins with the tokenizer's opening id (Llama's has one) or the end-of-text id. If the
@@ -46,7 +48,7 @@ def documents_in(source: Source, scorer: Scorer) -> Iterator[Document]:
     num_bytes = 0
     splits_as_gpt2 = (scorer.end_of_text_id is not None
                       and vocabulary_of(tokenizer, scorer.end_of_text_id).splits_as_gpt2)
-    reading = Reading(cut_pattern=SAFE_CUT if splits_as_gpt2 else SPACE_CUT)
+    reading = Reading(text_field, cut_pattern=SAFE_CUT if splits_as_gpt2 else SPACE_CUT)
     for block in blocks_of(source, reading):
         texts = documents_of(block, [source], reading, found)
         refuse_undecodable(source, found)

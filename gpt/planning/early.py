@@ -20,6 +20,7 @@ from gpt.common.ranks import is_main, is_one_of_several
 from gpt.common.signals import Signals
 from gpt.common.words import printable, shell_line
 from gpt.hub.names import check_package
+from gpt.planning.relations import HANDED_ON
 
 
 def before_torch(args: Namespace) -> None:
@@ -63,13 +64,12 @@ def check_unused(args: Namespace) -> None:
 def in_tokens(texts: Any, given: Mapping[str, Any]) -> dict[str, Any]:
     """Converts TEXT to --data_dir: NAME.tokens beside the first text, or here if that folder is read-only.
 
-    Folders of tokens become --data_dir themselves. Raises ValueError beside a flag that names tokens or
-    weights.
+    Folders of tokens become --data_dir themselves. Raises ValueError beside a flag that names tokens.
     """
     texts = in_list(texts)
     first = Path(texts[0])
-    if others := given.keys() & {"data_dir", "bin_file", "vocab_size", "init_from"}:
-        raise ValueError(f"{printable(first)}: not with --{min(others)}")
+    if others := given.keys() & {"data_dir", "bin_file", "vocab_size"}:
+        raise ValueError(f"{printable(first)}: not with --{min(others)}. Drop one.")
     if all((Path(word) / METADATA).exists() for word in texts):
         return {"data_dir": texts if texts[1:] else texts[0]}
     folder = first.parent / f"{first.resolve().name}.tokens"
@@ -84,7 +84,11 @@ def make_tokens(args: Namespace) -> None:
     """
     texts, folder = in_list(args.texts), Path(args.data_dir)
     mark = folder / METADATA
-    make = ["pretokenize.py", *texts, "--output_dir", args.data_dir]
+    handed_on = [word for name in HANDED_ON if vars(args)[name]
+                 for word in (f"--{name}", vars(args)[name]) if word is not True]
+    make = ["pretokenize.py", *texts, "--output_dir", args.data_dir, *handed_on]
+    if args.init_from:
+        make += ["--tokenizer_file", args.init_from]
     if mark.exists():
         from gpt.pretokenization.sources import find_files, identity_of  # which import numpy
 

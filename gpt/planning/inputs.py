@@ -302,8 +302,9 @@ def _check_tokenizer(flag: str, folder: Path, ours: Path | None, out: Progress, 
                  "another tokenizer they mean other text.")
     if not fits:
         raise UserError(Exit.DATA, f"the corpus was made with another tokenizer than the weights of {flag}, so its ids "
-                                   "mean other text. Run pretokenize.py with --tokenizer_file "
-                                   f"{shell_word(theirs or folder)}")
+                                   "mean other text. Make them again: python pretokenize.py TEXT --output_dir "
+                                   f"tokens --tokenizer_file {shell_word(theirs or folder)}, and give --data_dir tokens"
+                        )
 
 
 # ---------------------------------------------------------------- the tokens
@@ -334,7 +335,10 @@ def _find_one(flags: Namespace, data_dir: str) -> Corpus:
     folder, shown = Path(data_dir), printable(data_dir)
     if flags.bin_file is None and not folder.is_dir():
         problem = "is not a folder" if folder.exists() else "does not exist"
-        raise UserError(Exit.DATA, f"--data_dir {shown} {problem}. Run: python pretokenize.py TEXT")
+        beside = Path(flags.config.recorded).parent.parent / folder  # the run began in another folder
+        cure = (f"Give --data_dir {shell_word(beside)}" if flags.config.recorded and beside.is_dir() else
+                f"Run: python pretokenize.py TEXT --output_dir {shell_word(data_dir)}")
+        raise UserError(Exit.DATA, f"--data_dir {shown} {problem}. {cure}")
 
     def file_of(given: str | None, name: str) -> Path | None:
         if given is None and flags.bin_file is None:
@@ -350,8 +354,9 @@ def _find_one(flags: Namespace, data_dir: str) -> Corpus:
         vocab_size = None if tokenizer else config.vocab_size
         notes = ("the tokens come without their vocabulary: it is taken from --init_from",)
     if flags.bin_file is None and metadata is None and not (flags.tokenizer_file or flags.vocab_size or notes):
-        raise UserError(Exit.DATA, f"--data_dir {shown} has no metadata.json. Run: python pretokenize.py TEXT, or give "
-                                   "--tokenizer_file or --vocab_size for tokens of another program.")
+        raise UserError(Exit.DATA, f"--data_dir {shown} has no metadata.json. For tokens of another program give "
+                                   "--tokenizer_file or --vocab_size; else make them again: python pretokenize.py TEXT "
+                                   f"--output_dir {shell_word(data_dir)} --overwrite")
     corpus = open_corpus(Path(flags.bin_file or folder), Path(flags.val_bin_file) if flags.val_bin_file else None,
                          metadata, tokenizer, vocab_size)
     return replace(corpus, notes=(*corpus.notes, *notes))

@@ -197,8 +197,9 @@ def objections(setup: Setup) -> list[str]:
     is_small = num_tokens < config.num_parameters
     is_chosen = setup.resumed or (setup.sizing and setup.sizing.shape)
     if is_small and not is_chosen and recipe.passes > 1:
+        smaller = "" if args.init_from else "a smaller --model_size or "
         lines.append(f"the corpus is small for this model: {count(num_tokens)} tokens, read {recipe.passes:.1f} times, "
-                     f"for {count(config.num_parameters)} parameters. Try a smaller --model_size or --dropout 0.2.")
+                     f"for {count(config.num_parameters)} parameters. Try {smaller}--dropout 0.2.")
     has_length = args.epochs or args.max_steps or args.init_from or not args.max_minutes
     most = most_passes(num_tokens, config.num_parameters, bool(args.teacher))
     if is_small and not has_length and recipe.passes >= most:
@@ -248,6 +249,10 @@ def early_objections(setup: Setup) -> list[str]:
         lines.append(f"each step reads the text {figure(recipe.samples_per_step / recipe.windows_per_epoch)} times: it "
                      f"has {several(recipe.windows_per_epoch, 'sequence')} of {config.seq_length:,} tokens. Give at "
                      f"most --batch_size {recipe.windows_per_epoch}.")
+    if recipe.learning_rate > 20 * recipe.usual_learning_rate:
+        lines.append(f"--learning_rate {recipe.learning_rate:g} is far above the default of this run, and may diverge. "
+                     f"Give --learning_rate {recipe.usual_learning_rate:.2g}.")
     if setup.resumed and args.eval_batches not in (None, recipe.eval_tokens / recipe.batch_size / config.seq_length):
-        lines.append(f"--eval_batches: validation keeps its {recipe.eval_tokens:,} tokens. Give --eval_tokens.")
+        lines.append(f"--eval_batches: validation keeps its {recipe.eval_tokens:,} tokens. Drop "
+                     "--eval_batches, and give --eval_tokens.")
     return lines

@@ -61,6 +61,12 @@ class Recipe(Schedule):
     reasons: Mapping[str, str]
     optimizer: str = "adamw"
     overfits: bool = False
+    usual_learning_rate: float = math.inf  # the default peak, also where a flag gives another
+
+    @property
+    def lower_learning_rate(self) -> float:
+        """The peak to try after a divergence: half of this one, or the default where that is lower."""
+        return min(self.learning_rate / 2, self.usual_learning_rate)
 
     @property
     def samples_per_step(self) -> int:
@@ -307,7 +313,8 @@ def _choose_length(facts: _Facts, cooldown: Cooldown | None, overfits: bool, win
         samples = samples_seen + max(0, last_step - steps_done) * samples_per_step
         epochs = epochs_of(samples, samples_per_step, windows)
     elif args.max_minutes and not args.epochs:
-        epochs = most_epochs if facts.is_small else 2**40  # endless, until the length that fits is planned
+        read = samples_seen // windows if args.allow_new_data else 0  # passes over another text
+        epochs = read + most_epochs if facts.is_small else 2**40  # endless, until the length that fits is planned
     else:
         usual_epochs = facts.sizing.epochs if facts.sizing else math.ceil(20 * num_parameters / num_tokens)
         limit = most_epochs if overfits else defaults.USUAL_PASSES
@@ -342,7 +349,7 @@ def _choose_rates(facts: _Facts, optimizer: str, samples_per_step: int, total_st
     learning_rate = facts.value_of("learning_rate", default, why)
     is_usual = learning_rate == usual.learning_rate
     of_embeddings = usual.embedding_learning_rate if is_usual else learning_rate
-    return {"learning_rate": learning_rate,
+    return {"learning_rate": learning_rate, "usual_learning_rate": usual.learning_rate,
             "embedding_learning_rate": facts.value_of("embedding_learning_rate", of_embeddings),
             "init_std": facts.value_of("init_std", usual.init_std if is_usual else INIT_STD)}
 

@@ -8,6 +8,7 @@ from gpt.pretokenization.files import MARK, Source
 MAX_UNDECODABLE = 0.01  # of a file's bytes; fewer are replaced and counted
 ALWAYS_REPLACED = 3  # places in any file: a stray byte in a short file is no sign of another encoding
 MARKS = {b"\xff\xfe\0\0": "utf-32", b"\0\0\xfe\xff": "utf-32", b"\xff\xfe": "utf-16", b"\xfe\xff": "utf-16"}
+ESCAPES = {b"\x1b$B": "iso2022_jp", b"\x1b$@": "iso2022_jp", b"\x1b$)C": "iso2022_kr"}
 CONTROLS = bytes({*range(32), 127} - {*b"\b\t\n\v\f\r\x1b"})
 MAX_CONTROLS = 0.05  # of a text's first bytes; one in nine random bytes is a control character
 
@@ -15,12 +16,15 @@ MAX_CONTROLS = 0.05  # of a text's first bytes; one in nine random bytes is a co
 def refuse_other_encoding(shown: str, head: bytes, encoding: str) -> None:
     """Raises UserError (exit 3) if a text's first bytes, head, show another encoding than this one ('': UTF-8).
 
-    A UTF-16 or UTF-32 mark shows one. With an encoding given, so do four characters of UTF-8 beyond ASCII.
+    A UTF-16 or UTF-32 mark shows one, and an escape of ISO-2022. With an encoding given, so do four characters
+    of UTF-8 beyond ASCII.
     """
     seen = next((name for mark, name in MARKS.items() if head.startswith(mark)), "")
+    if not encoding:
+        seen = next((name for escape, name in ESCAPES.items() if escape in head), seen)
     if seen and not encoding.startswith(("utf-16", "utf-32")):
         raise UserError(Exit.DATA, f"{shown} is {seen.upper()}, not {(encoding or 'UTF-8').upper()}, as "
-                                   f"its mark shows. Give --encoding {seen}.")
+                                   f"its marks show. Give --encoding {seen}.")
     text = head.decode(errors="ignore")
     is_utf8 = len(head) - len(text.encode()) < 4 and len(text) - len(text.encode("ascii", "ignore")) >= 4
     if encoding and not seen and (is_utf8 or head.startswith(MARK)):

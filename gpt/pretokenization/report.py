@@ -75,10 +75,11 @@ class Report:
         found = self.in_source
         most = max(ALWAYS_LEFT_OUT, MAX_BAD_RECORDS * found.records)
         if found.first_bad_line and found.bad_lines > most and not self.reading.allows_bad_records:
+            leave = ", or --allow_bad_records to leave them out" if found.bad_lines < found.records else ""
             raise self.sources[self.source_index].error(
                 f"has {found.records:,} records, and {found.bad_lines:,} of them hold no document, the first: "
-                f"{found.first_bad_line[1]}. Give a file with one JSON object on each line, --text_field, or "
-                "--allow_bad_records to leave them out.")
+                f"{found.first_bad_line[1]}. Give --text_field, or a file with one JSON object on each "
+                f"line{leave}.")
 
     def say(self, progress: Progress) -> None:
         """Warns of replaced bytes, skipped records, and a separator that does not occur."""

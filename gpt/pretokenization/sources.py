@@ -114,8 +114,9 @@ def files_in_folder(folder: str, say: Callable[[str], None]) -> list[str]:
                 is_input = bare.endswith(endings if bare == name.lower() else (*endings, ".json"))
                 (chosen if is_input else others).append(os.path.join(where, name))
     if not chosen:
-        raise UserError(Exit.DATA, f"{printable(folder)} holds no {', '.join(endings)} file. Name the files "
-                                   "themselves.")
+        tokens = f"For its tokens type: python train.py --data_dir {shell_word(folder)} --vocab_size N"
+        cure = tokens if any(name.endswith("train.bin") for name in others) else "Name the files themselves."
+        raise UserError(Exit.DATA, f"{printable(folder)} holds no {', '.join(endings)} file. {cure}")
     if others:
         say(f"{printable(folder)}: {several(len(chosen), 'text file')}; left out: "
             f"{several(len(others), 'file')}, the first: {printable(min(others))}")
@@ -158,13 +159,16 @@ def examine(path: Path, shown: str, encoding: str = "") -> Source:
         if KINDS[kind].is_text:
             if head.startswith(b"%PDF"):
                 raise source.error(f"is a PDF. Extract its text: pdftotext {shell_word(path)}")
-            refuse_other_encoding(shown, head, encoding)
-            source = replace(source, encoding=encoding)
-            head = head_of(source)
-            if has_controls(head):
+            is_text = encoding == "utf-8"  # the user says so
+            if not is_text:
+                refuse_other_encoding(shown, head, encoding)
+                source = replace(source, encoding=encoding)
+                head = head_of(source)
+            if has_controls(head) and not is_text:
                 raise source.error(f"is not text: its first {len(head):,} bytes are full of control "
-                                   "characters. If it holds tokens, give it to train.py --bin_file or "
-                                   "evaluate.py --tokens. If it is UTF-16, give --encoding.")
+                                   "characters. If it is text all the same, give --encoding utf-8 (or utf-16-le, "
+                                   "utf-16-be). If it holds tokens, give it to train.py --bin_file or "
+                                   "evaluate.py --tokens.")
             kind = kind_of(source, name, head)  # in UTF-8 now, JSON lines are known by their first bytes
         return replace(source, kind=kind)
     except OSError as error:

@@ -56,7 +56,7 @@ def _only_set_in(folder: Path) -> list[Path]:
     raise UserError(Exit.DATA, f"{printable(folder)} has {len(sets)} sets of token files, not one. Found "
                                f"{shown}{', ...' if len(names) > 4 else ''}. "
                                "Give one with --bin_file and --val_bin_file (to evaluate.py with "
-                               "--tokens), or run: python pretokenize.py TEXT")
+                               "--tokens), or run: python pretokenize.py TEXT --output_dir tokens")
 
 
 def _set_of(path: Path) -> str:

@@ -79,7 +79,8 @@ def _reading(path: Path) -> Iterator[None]:
     """Turns a missing file and system errors while reading into a UserError (exit 3) that names the path."""
     try:
         if not path.is_file():
-            raise token_file_error(path, "is missing or not a file. Run: python pretokenize.py corpus.txt")
+            raise token_file_error(path, "is missing or not a file. Make tokens: python pretokenize.py TEXT "
+                                         "--output_dir tokens")
         yield
     except OSError as error:
         raise token_file_error(error.filename or path, f"cannot be read: {error.strerror}. Check its "
@@ -254,8 +255,9 @@ def recognise(path: Path) -> Layout:
                 return layout
     for start, kind in FOREIGN.items():
         if head.startswith(start):
-            raise token_file_error(path, f"is {kind}, not tokens. Text: python pretokenize.py FILE. Ids: save them as "
-                                         "raw uint16 or .npy.")
+            raise token_file_error(path, f"is {kind}, not tokens. Text: python pretokenize.py FILE --output_dir "
+                                         "tokens. Ids: save them as raw uint16 or .npy.")
     if len(head) >= MIN_TEXT_BYTES and not CONTROL.search(head):
-        raise token_file_error(path, "holds text, not tokens. Make tokens of it: python pretokenize.py FILE")
+        raise token_file_error(path, "holds text, not tokens. Make tokens of it: python pretokenize.py FILE "
+                                     "--output_dir tokens")
     return LAYOUTS["nanogpt"]

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from gpt.common.errors import Exit, UserError
 from gpt.common.files import read_text
-from gpt.common.words import printable
+from gpt.common.words import printable, shell_word
 from gpt.tokens.layouts import DTYPES
 from gpt.tokens.tokenizer import MAX_VOCAB_SIZE
 
@@ -58,7 +58,8 @@ def read_metadata(path: Path) -> Fields:
         fields = json.loads(read_text(path))
     except (OSError, ValueError, RecursionError) as error:
         why = getattr(error, "strerror", None) or f"it is not JSON ({printable(error)[:120]})"
-        raise UserError(Exit.DATA, f"metadata {name}: {why}. Run: python pretokenize.py corpus.txt") from error
+        raise UserError(Exit.DATA, f"metadata {name}: {why}. Make the tokens again: python pretokenize.py "
+                                   f"TEXT --output_dir {shell_word(path.parent)} --overwrite") from error
     if not isinstance(fields, dict):
         raise UserError(Exit.DATA, f"metadata {name} holds no JSON object. Run pretokenize.py again.")
     if fields.get("format") == METADATA_FORMAT:

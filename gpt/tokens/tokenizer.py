@@ -14,7 +14,7 @@ from tokenizers import Tokenizer, decoders
 from gpt.common.errors import Exit, UserError
 from gpt.common.files import named_in, read_bytes, read_text
 from gpt.common.names import METADATA, TEMPLATE, TOKENIZER, TOKENIZER_CONFIG
-from gpt.common.words import printable
+from gpt.common.words import printable, shell_word
 
 END_OF_TEXT = "<|endoftext|>"
 USUAL_ENDS = (END_OF_TEXT, "</s>", "<|end_of_text|>", "<eos>")  # tokenizers' names for the end of a document
@@ -31,8 +31,8 @@ def tokenizer_of(folder: Path, given: str | None, vocab_size: int) -> Tokenizer:
     """
     tokenizer, num_ids = load_with_size(Path(given or folder))
     if num_ids > vocab_size:
-        raise UserError(Exit.DATA, f"the tokenizer has {num_ids:,} ids, the model {vocab_size:,}. "
-                                   "Give the model's own --tokenizer_file.")
+        cure = "Give the model's own --tokenizer_file." if given else f"Copy the model's own to {shell_word(folder)}."
+        raise UserError(Exit.DATA, f"the tokenizer has {num_ids:,} ids, the model {vocab_size:,}. {cure}")
     return tokenizer
 
 
@@ -46,7 +46,7 @@ def load_with_size(path: Path) -> tuple[Tokenizer, int]:
 
     path may be a tokenizer.json, a model's folder, a run's folder, or its best or last. Raises UserError (exit 3).
     """
-    path = named_in(path)[0]
+    path = folder = named_in(path)[0]
     if path.is_dir():  # all checkpoints of a run have the same tokenizer
         own, of_checkpoints = path / TOKENIZER, sorted(path.glob(f"checkpoint-*/{TOKENIZER}"))
         path = of_checkpoints[0] if of_checkpoints and not own.exists() else own
@@ -57,7 +57,9 @@ def load_with_size(path: Path) -> tuple[Tokenizer, int]:
         with contextlib.suppress(Exception):
             tokenizer.decode(tokenizer.encode("a \u00e9\n").ids)
     except OSError as error:
-        raise UserError(Exit.DATA, f"{name}: {error.strerror}. Give --tokenizer_file.") from error
+        copy = f"Copy there the one of the model's tokens: cp DATA/{TOKENIZER} {shell_word(folder)}"
+        cure = copy if folder.is_dir() else "Give another --tokenizer_file."
+        raise UserError(Exit.DATA, f"{name}: {error.strerror}. {cure}") from error
     except (KeyboardInterrupt, SystemExit):
         raise
     except BaseException as error:  # a panic of the Rust library is not an Exception

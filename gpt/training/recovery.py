@@ -10,6 +10,7 @@ import torch
 
 from gpt.common.errors import Exit, UserError, is_out_of_memory
 from gpt.common.words import several, size
+from gpt.machine.backends import CPU
 from gpt.optimizers.build import expected_state
 from gpt.planning.decided import Setup
 from gpt.planning.memory import divisors, remember_too_many
@@ -78,11 +79,11 @@ def explaining_memory(setup: Setup, run: Run | None = None) -> Iterator[None]:
         args, processes = setup.args, setup.runtime.processes
         backend = setup.runtime.machine.backend
         where = "while the model was built"
-        cure = ("Give a smaller model (--model_size, --n_layer, --n_embd), or share it among several GPUs: torchrun "
-                "with --model_parallel fsdp.")
+        shared = "" if backend is CPU else ", or share it among several GPUs: torchrun with --model_parallel fsdp"
+        cure = f"Give a smaller model: --model_size tiny, or a smaller --n_layer and --n_embd{shared}."
         if run:
             where = f"with {several(run.micro_batch, 'sequence')} at a time"
-            cure = "Try a smaller --batch_size, --seq_length or --model_size."
+            cure = "Try a smaller --seq_length or --model_size."
             if processes.world_size > 1 and run.micro_batch > 1 and not (args.dry_run or args.overfit):
                 remember_too_many(Path(args.output_dir), run.micro_batch)
                 cure = "Start again with --resume_from auto: the run then takes half as many at a time."
@@ -105,10 +106,10 @@ def explaining_the_end(run: Run, checkpointer: Checkpointer) -> Iterator[None]:
     try:
         yield
     except (TooManySkipped, FloatingPointError) as error:
-        is_tensor, rate = isinstance(error, FloatingPointError), run.recipe.learning_rate / 2
+        is_tensor, rate = isinstance(error, FloatingPointError), run.recipe.lower_learning_rate
         what = f"{error} is not finite after step {checkpointer.begun_step:,}" if is_tensor else str(error)
-        raise UserError(Exit.DIVERGED, f"{what}. {checkpointer.last_good()} with half the --learning_rate ({rate:.2g}) "
-                                       "or a longer --warmup_steps.") from error
+        raise UserError(Exit.DIVERGED, f"{what}. {checkpointer.last_good()} with --learning_rate {rate:.2g}, or a "
+                                       "longer --warmup_steps.") from error
     except TokensChanged as error:
         if run.state.step and processes.world_size == 1 and not (args.dry_run or args.overfit):
             checkpointer.finish()

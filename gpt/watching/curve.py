@@ -22,9 +22,10 @@ def spread(values: Sequence[float]) -> float:
 class LossCurve:
     """The training losses of a run; values that are not finite are left out."""
 
-    def __init__(self, guessing_loss: float):
-        """guessing_loss is the loss in nats of a uniform prediction: ln V."""
+    def __init__(self, guessing_loss: float, lower_rate: float):
+        """guessing_loss is the loss in nats of a uniform prediction: ln V. lower_rate is the peak to advise."""
         self._guessing_loss = guessing_loss
+        self._lower = f"Give --learning_rate {lower_rate:.2g}"
         self._recent: deque[float] = deque(maxlen=RECENT)
         self._quiet_until = 0
         self._block: list[float] = []
@@ -65,10 +66,10 @@ class LossCurve:
         noise = fmean(self._noises[-FEWEST_BLOCKS:]) * 1.2533 / math.sqrt(BLOCK)
         last = self._middles[-max(FEWEST_BLOCKS, len(self._middles) // 3):]
         now = median(last[-4:])
-        return (self._oscillates(last, now, noise, learning_rate) or self._explodes(now, noise, learning_rate)
+        return (self._oscillates(last, now, noise) or self._explodes(now, noise)
                 or self._stands_still(last, now, noise, learning_rate, peak_fraction))
 
-    def verdict(self, loss: float, learning_rate: float) -> str | None:
+    def verdict(self, loss: float) -> str | None:
         """Returns a warning if the last loss is a tenth worse than guessing: more than a short run's noise.
 
         None for a better loss, and for NaN.
@@ -76,9 +77,9 @@ class LossCurve:
         if not loss > 1.1 * self._guessing_loss:
             return None
         return (f"the last loss, {loss:.4f}, is worse than guessing (ln V is {self._guessing_loss:.2f}). "
-                f"Halve --learning_rate, to {learning_rate / 2:.2g}.")
+                f"{self._lower}.")
 
-    def _oscillates(self, last: list[float], now: float, noise: float, learning_rate: float) -> str | None:
+    def _oscillates(self, last: list[float], now: float, noise: float) -> str | None:
         """last is the last third of the curve's points; now is the median of the last four."""
         moves = [after - before for before, after in pairwise(last)]
         swing = fmean(map(abs, moves))
@@ -88,15 +89,15 @@ class LossCurve:
             return None
         return (f"the loss oscillates: it swings by {swing:.3f} every {BLOCK} steps, of which noise explains "
                 f"{noise:.3f}, and fell by {progress:.3f} in {len(last) * BLOCK:,} steps. "
-                f"Halve --learning_rate, to {learning_rate / 2:.2g}, or double --gradient_accumulation_steps.")
+                f"{self._lower}, or double --gradient_accumulation_steps.")
 
-    def _explodes(self, now: float, noise: float, learning_rate: float) -> str | None:
+    def _explodes(self, now: float, noise: float) -> str | None:
         lowest = min(self._middles)
         if now <= 1.1 * lowest + 6 * noise:
             return None
         steps_since = (len(self._middles) - self._middles.index(lowest) - 1) * BLOCK
         return (f"the loss explodes: {now:.4f}, up from {lowest:.4f} {steps_since:,} steps before. "
-                f"Halve --learning_rate, to {learning_rate / 2:.2g}, and resume from before the rise.")
+                f"{self._lower}, and resume from before the rise.")
 
     def _stands_still(self, last: list[float], now: float, noise: float, learning_rate: float,
                       peak_fraction: float) -> str | None:
@@ -107,5 +108,5 @@ class LossCurve:
         if now > 0.97 * self._guessing_loss:
             level = f"still that of guessing (ln V is {self._guessing_loss:.2f})"
         return (f"the loss is {level}: {now:.4f}, {gained:+.4f} gained in {len(last) * BLOCK:,} steps. "
-                f"Double --learning_rate, to {2 * learning_rate:.2g}, or end the run: "
+                f"Give --learning_rate {2 * learning_rate:.2g}, or end the run: "
                 "more such steps gain nothing.")

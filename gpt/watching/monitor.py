@@ -61,7 +61,7 @@ class Monitor:
         self._recorder, self._runtime = recorder, runtime
         self._out = runtime.out
         self._gpu = runtime.machine.name if runtime.machine.on_gpu else None
-        self._curve = LossCurve(math.log(setup.config.vocab_size))
+        self._curve = LossCurve(math.log(setup.config.vocab_size), setup.recipe.lower_learning_rate)
         self._overfitting = OverfittingWatch()
         self._first_step = self._last_logged = run.state.step
         self._last_loss = math.nan
@@ -226,7 +226,8 @@ class Monitor:
                            bits_per_byte=bits,
                            **{f"{VAL_LOSS_OF}{name}": share.nats for name, share in shares},
                            **{f"{BITS_OF}{name}": share.bits_per_byte for name, share in shares})
-        parts = [f"validation at step {step:,}", f"loss {loss.nats:.4f}", f"perplexity {loss.perplexity:,.2f}",
+        perplexity = f"{loss.perplexity:,.2f}" if loss.nats < 20 else f"{loss.perplexity:.3g}"
+        parts = [f"validation at step {step:,}", f"loss {loss.nats:.4f}", f"perplexity {perplexity}",
                  f"bits per byte {'n/a' if bits is None else f'{bits:.4f}'}",
                  *(f"{name} {share.nats:.4f}" for name, share in shares), "best so far" if is_best else ""]
         self._out.say(" | ".join(filter(None, parts)))
@@ -255,7 +256,7 @@ class Monitor:
         self._out.end_bar()
         self.close_trackers()
         self._out.close()
-        if advice := self._curve.verdict(self._last_loss, self._run.recipe.learning_rate):
+        if advice := self._curve.verdict(self._last_loss):
             self._out.warn(advice)
         forecast = forecast_of(self._run.setup) if self._runtime.signals.number is None else None
         closing = {

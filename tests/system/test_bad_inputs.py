@@ -223,7 +223,7 @@ TRAIN_ROWS = [
     *rows("train.py resumes", "train.py --resume_from out", CHECKPOINT,
         ("another model by a flag", "--model_size mini", "the checkpoint holds another model")),
     *rows("train.py resumes", RESUME, CHECKPOINT, *NO_CHECKPOINT,
-        ("a model without training state", "gpt2", "Only a checkpoint of train.py can be resumed")),
+        ("a model without training state", "gpt2", "and give --init_from gpt2")),
     *rows("train.py resumes", f"{RESUME} {HERE}", CHECKPOINT,
         ("no manifest", "no manifest.json", drop(MANIFEST)),
         ("a manifest that leaves its folder", "does not name a file of this folder",
@@ -248,7 +248,7 @@ TRAIN_ROWS = [
          both(drop("out/.lock"), lambda place: os.link(place / "text.txt", place / "out/.lock"))),
         ("the lock is a folder", "out --overwrite", "Is a directory. Choose another name.", folder("out/.lock"))),
     *rows("train.py cools down", f"train.py --data_dir corpus {MODEL} --batch_size 2 --output_dir new", CHECKPOINT,
-        ("a model without a schedule", "--cooldown_from gpt2", "gpt2 has no manifest.json. Only a checkpoint")),
+        ("a model without a schedule", "--cooldown_from gpt2", "gpt2 has no manifest.json")),
     *rows("train.py", "train.py --data_dir corpus --output_dir out --overwrite", FLAGS,
         ("it would delete the weights it starts from", "--init_from out/best", "--overwrite: would delete out/best")),
 ]

@@ -10,6 +10,7 @@ from collections import Counter
 import pytest
 
 from gpt.architectures.architecture import Architecture
+from gpt.planning.relations import HANDED_ON
 from tests.helpers.commands import COMMANDS, ROOT
 from tests.helpers.house import import_graph, imported_names, nodes, room_of, sources
 
@@ -95,7 +96,8 @@ def test_files_hold_definitions_and_nothing_that_acts():
     allowed = (ast.Import, ast.ImportFrom, ast.FunctionDef, ast.ClassDef, ast.Assign, ast.AnnAssign, ast.Try)
     for file, tree in sources().items():
         for node in tree.body:
-            guarded = isinstance(node, ast.If) and ast.unparse(node.test) in ("__name__ == '__main__'", "TYPE_CHECKING")
+            guarded = isinstance(node, ast.If) and ast.unparse(node.test) in (
+                "__name__ == '__main__'", "TYPE_CHECKING", "sys.version_info < (3, 10)")
             docstring = isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
             assert guarded or docstring or isinstance(node, allowed), f"{file}.py:{node.lineno}"
 
@@ -202,7 +204,7 @@ def test_each_flag_is_declared_once_and_read(command):
     assert len(declared) == len(set(declared))
     read = {node.attr for file in rooms_of(command) for node in ast.walk(sources()[file])
             if isinstance(node, ast.Attribute)}
-    assert set(declared) - read <= {"use_lr_scheduler"}  # a shorthand
+    assert set(declared) - read <= {"use_lr_scheduler", *HANDED_ON}  # a shorthand, and by their names alone
 
 
 def test_flags_are_never_assigned_and_none_is_read_that_is_not_declared():

@@ -133,7 +133,7 @@ DAMAGED = {  # name: the files, the first is opened, and what is said of them
     "datatrove size": ({"a.ds": FIVE, "a.ds.metadata": b"gpt2|8\n5\n"}, "a.ds.metadata does not begin with the bytes"),
     "datatrove count": ({"a.ds": FIVE, "a.ds.metadata": b"gpt2|2\n6\n"}, "has 10 bytes, where its 6 tokens .*make 12"),
     "raw odd": ({"a.bin": FIVE + b"\0"}, "has 11 bytes, where its 5 tokens of uint16 make 10"),
-    "missing": ({}, "a.bin is missing or not a file. Run: python pretokenize.py"),
+    "missing": ({}, "a.bin is missing or not a file. Make tokens: python pretokenize.py"),
 }
 
 

@@ -14,7 +14,7 @@ HEALTHY = 3.0 + 6.0 * np.exp(-STEPS / 150) + 1.2 * (STEPS + 10.0) ** -0.3
 
 def read(losses) -> tuple[LossCurve, list[str]]:
     """The curve after these losses, and the spikes it told of."""
-    curve = LossCurve(GUESSING)
+    curve = LossCurve(GUESSING, 3e-4)
     said = [curve.add(step, float(loss)) for step, loss in enumerate(losses, 1)]
     return curve, [line for line in said if line]
 
@@ -62,7 +62,7 @@ def test_a_loss_that_explodes_or_oscillates_is_told_with_half_the_learning_rate(
     advice = read(losses)[0].advice(6e-4, 0.8)
     assert advice is not None
     assert advice.startswith(words)
-    assert "--learning_rate, to 0.0003" in advice
+    assert "--learning_rate 0.0003" in advice
 
 
 @pytest.mark.parametrize(("level", "words"), [(GUESSING, "that of guessing"), (4.0, "the loss is flat")])
@@ -71,7 +71,7 @@ def test_a_flat_loss_is_told_while_the_learning_rate_is_high(level, words):
     advice = curve.advice(6e-4, 0.8)
     assert advice is not None
     assert words in advice
-    assert "--learning_rate, to 0.0012" in advice
+    assert "--learning_rate 0.0012" in advice
     assert curve.advice(6e-4, 0.1) is None  # at the end of a cosine it is what one expects
 
 

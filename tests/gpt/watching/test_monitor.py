@@ -196,7 +196,7 @@ def test_on_a_gpu_a_step_is_logged_when_the_next_one_has_been_given_to_it(monkey
         machine = replace(CPU, device=torch.device(kind))
         runtime: Any = SimpleNamespace(machine=machine, out=None, clock=clock, gauge=Gauge(machine))
         args: Any = SimpleNamespace()
-        recipe: Any = SimpleNamespace(log_interval=1, total_steps=4)
+        recipe: Any = SimpleNamespace(log_interval=1, total_steps=4, lower_learning_rate=1.0)
         setup = SimpleNamespace(args=args, recipe=recipe, config=SimpleNamespace(vocab_size=9), runtime=runtime)
         run: Any = SimpleNamespace(setup=setup, state=state, micro_batch=7, recipe=recipe)
         trackers: Any = SimpleNamespace(rows=[])
