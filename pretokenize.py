@@ -140,14 +140,14 @@ from gpt.common.files import write_whole
 from gpt.common.progress import Progress
 from gpt.common.signals import AtRisk, Signals, Stopped
 from gpt.common.waiting import in_thread
-from gpt.common.words import printable, several, size
+from gpt.common.words import printable, several, shell_word, size
 from gpt.hub.download import DatasetFile, download_dataset, download_tokenizer
 from gpt.pretokenization.blocks import LIMITS, SAFE_CUT, SPACE_CUT, Limits, Reading
 from gpt.pretokenization.commit import commit, summarise
 from gpt.pretokenization.files import STDIN, Source, refuse_changed, unpacked
 from gpt.pretokenization.passes import Job, encode_text, settle_split
 from gpt.pretokenization.report import names_of
-from gpt.pretokenization.sources import demo_sources, find_sources
+from gpt.pretokenization.sources import bare_name, demo_sources, find_sources
 from gpt.pretokenization.store import Folder
 from gpt.pretokenization.verify import peek, verify_folder
 from gpt.pretokenization.vocabulary import conversing, given_vocabulary, new_vocabulary
@@ -223,6 +223,12 @@ def say_what_is_read(job: Job) -> None:
     args, sources = job.args, job.sources
     job.progress.say(f"reading {names_of(sources)} ({several(len(sources), 'file')}, "
                      f"{size(sum(source.stamp[0] for source in sources))})")
+    for source in [source for source in sources if source.kind == "text" and source.has_returns][:1]:
+        job.progress.warn(f"{source.shown} has Windows' line ends: the model learns a \\r before each new line. To "
+                          f"drop them: tr -d '\\r' < {shell_word(source.path)} > unix.txt")
+    for source in [source for source in sources if bare_name(source.path.name).endswith((".csv", ".tsv"))][:1]:
+        job.progress.warn(f"{source.shown} is read as plain text: the model learns its columns, commas and quotes too. "
+                          "Give JSON lines, {\"text\": ...}, to train on one column.")
     if args.encoding not in (None, "utf-8") and not any(source.encoding for source in sources):
         job.progress.warn("--encoding has no effect: there is no text file and no .jsonl file")
     if args.text_field != "text" and not job.has_fields:

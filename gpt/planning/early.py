@@ -95,10 +95,10 @@ def make_tokens(args: Namespace) -> None:
         recorded = json.loads(read_text(mark))
         files = find_files(texts, lambda _: None, {})
         if identity_of((file.shown, file.path) for file in files) != recorded.get("sources_identity"):
-            before = printable(", ".join(recorded.get("sources", ["other texts"])))[:80]
             make += ["--overwrite", "--tokenizer_file", str(folder / "tokenizer.json")]
             resume = "" if args.resume_from else " --resume_from auto"
-            raise UserError(Exit.DATA, f"{printable(folder)} holds the tokens of {before}, and these texts have other "
+            raise UserError(Exit.DATA, f"{printable(folder)} holds the tokens of "
+                                       f"{printable(', '.join(recorded['sources']))[:80]}, and these texts have other "
                                        f"names, sizes or times. Type:\n    python {shell_line(make)}\n    python "
                                        f"{shell_line(sys.argv)}{resume} --allow_new_data")
     elif is_one_of_several() or args.dry_run or args.overfit:

@@ -24,7 +24,7 @@ from gpt.architectures.table import ModelConfig
 from gpt.planning.decided import Setup
 from gpt.planning.defaults import most_passes
 from gpt.tokens.corpus import Corpus
-from gpt.tokens.ngrams import ngram_bits
+from gpt.tokens.ngrams import COPIED_TOKENS, NUM_PASSAGES, copied_fraction, ngram_bits
 from gpt.tokens.tokenizer import bytes_per_id, load_tokenizer
 
 # The range of the fit: tokens of a text, and tokens that a run sees.
@@ -36,6 +36,7 @@ USUAL_SEEN = 2_000_000
 USUAL_PARAMETERS = 1_800_000
 USUAL_BITS = 4.0
 
+SEARCHED_BLOCKS = 32  # of data.BLOCK_TOKENS training tokens, spread evenly: 268 million
 PIECE = 4096  # tokens; half of the text is every other piece of it
 
 # The bits of n-grams fall by a factor from half of the text to all of it. Twice the text would lower them
@@ -117,6 +118,19 @@ class NgramStatistics:
         means = (float(np.mean([bits[start + 1:start + 1 + seq_length].mean() for start in starts]))
                  for bits in (self.whole, self.half, self.pairs, self.threes))
         return Evidence(self.tokens, seen, config.num_parameters, *means)
+
+
+def copied_in(corpus: Corpus) -> float:
+    """Estimates the fraction of the validation tokens that stand in the training text, from SEARCHED_BLOCKS of it."""
+    if corpus.val is None or corpus.val.length < COPIED_TOKENS:
+        return 0.0
+    train, val = (data.Tokens(stream, "mmap", torch.device("cpu")) for stream in (corpus.train, corpus.val))
+    width = min(2 * COPIED_TOKENS - 1, val.length)
+    starts = np.linspace(0, val.length - width, NUM_PASSAGES).astype(np.int64)
+    firsts = range(0, train.length, data.BLOCK_TOKENS)
+    step = -(-len(firsts) // SEARCHED_BLOCKS)
+    blocks = (train.read(first, min(data.BLOCK_TOKENS, train.length - first)) for first in firsts[::step])
+    return min(1.0, step * copied_fraction(blocks, np.asarray(val.rows(starts, width))))
 
 
 def ngram_statistics(corpus: Corpus) -> NgramStatistics | None:

@@ -4,11 +4,9 @@ import math
 import shutil
 from argparse import Namespace
 
-import numpy as np
 import torch
 from torch.nn.attention import SDPBackend
 
-import data
 from gpt.architectures.table import ARCHITECTURES, DEFAULT, ModelConfig, architecture_of, by_flags, name_of
 from gpt.common.ranks import is_one_of_several
 from gpt.common.words import count, duration, percent, printable, several, short, size
@@ -18,20 +16,16 @@ from gpt.ops.attention import attends_in_blocks
 from gpt.optimizers.table import OPTIMIZERS
 from gpt.planning.decided import Pace, Setup
 from gpt.planning.defaults import most_passes
-from gpt.planning.forecast import describe_forecast
+from gpt.planning.forecast import copied_in, describe_forecast
 from gpt.planning.memory import describe_memory, predicted_peak
 from gpt.planning.recipe import DEFAULT_SEQ_LENGTH, Recipe
 from gpt.planning.schedules import describe_schedule
-from gpt.tokens.corpus import Corpus
-from gpt.tokens.layouts import DTYPES
 from gpt.tokens.mixture import weight_percent
-from gpt.tokens.ngrams import COPIED_TOKENS, NUM_PASSAGES, copied_fraction
 from model import SIZES
 
 MIN_VAL_TOKENS = 1000
 FEWEST_STEPS = 100  # of a run that learns much
 MANY_COPIES = 0.1  # of the validation tokens
-SEARCHED_BLOCKS = 32  # of data.BLOCK_TOKENS training tokens, spread evenly: 268 million
 
 
 # ---------------------------------------------------------------- in a few lines
@@ -213,20 +207,6 @@ def objections(setup: Setup) -> list[str]:
     return lines
 
 
-def _copied_fraction(corpus: Corpus) -> float:
-    """Estimates the fraction of the validation tokens that stand in the training text, of which SEARCHED_BLOCKS."""
-    if corpus.val is None or corpus.val.length < COPIED_TOKENS:
-        return 0.0
-    train, val = (data.Tokens(stream, "mmap", torch.device("cpu")) for stream in (corpus.train, corpus.val))
-    width = min(2 * COPIED_TOKENS - 1, val.length)
-    starts = np.linspace(0, val.length - width, NUM_PASSAGES).astype(np.int64)
-    passages = np.asarray(val.rows(starts, width)).astype(DTYPES[corpus.train.dtype])
-    firsts = range(0, train.length, data.BLOCK_TOKENS)
-    step = -(-len(firsts) // SEARCHED_BLOCKS)
-    blocks = (train.read(first, min(data.BLOCK_TOKENS, train.length - first)) for first in firsts[::step])
-    return min(1.0, step * copied_fraction(blocks, passages))
-
-
 def early_objections(setup: Setup) -> list[str]:
     """The objections of a practitioner to the plan that are known before a step is measured."""
     args, corpus = setup.args, setup.corpus
@@ -241,7 +221,7 @@ def early_objections(setup: Setup) -> list[str]:
         lines.append("no validation tokens: overfitting will not be seen. Give pretokenize.py a --val_fraction.")
     elif fewest < MIN_VAL_TOKENS:
         lines.append(f"the validation set has {fewest:,} tokens: its loss is largely chance.")
-    copied = max(_copied_fraction(each) for each in [part.corpus for part in corpus.components] or [corpus])
+    copied = max(copied_in(each) for each in [part.corpus for part in corpus.components] or [corpus])
     if copied >= MANY_COPIES:
         lines.append(f"{percent(copied)} of the validation tokens stand word for word in the training text: "
                      "their loss counts memorized passages. Remove duplicates from the text.")

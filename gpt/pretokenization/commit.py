@@ -17,8 +17,6 @@ from gpt.tokens.metadata import METADATA_FORMAT, METADATA_VERSION
 from gpt.tokens.stream import scan
 from gpt.tokens.tokenizer import Vocabulary
 
-MAX_SOURCES_LISTED = 1000
-
 
 def commit(job: Job, dtype: str, vocabulary: Vocabulary, trained_here: bool) -> dict[str, Any]:
     """Reads all token files back, gives them their final names, writes metadata.json and returns its fields.
@@ -54,7 +52,7 @@ def commit(job: Job, dtype: str, vocabulary: Vocabulary, trained_here: bool) -> 
         "dtype": dtype,
         "splits": splits,
         "tokenizer": {"trained_here": trained_here, "sha256": sha256_of(job.folder.work / "tokenizer.json")},
-        "sources": sources[:MAX_SOURCES_LISTED],
+        "sources": sources[:1000],  # for messages; their identity is that of all
         "num_sources": len(sources),
         "sources_identity": identity_of((source.shown, source.path) for source in job.sources),
         **({"origins": origins} if origins else {}),  # datasets of the Hugging Face hub, each with its commit

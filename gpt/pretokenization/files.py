@@ -43,6 +43,7 @@ class Source:
     kind: str = "text"  # a key of sources.KINDS
     encoding: str = ""  # Python's name; nothing: UTF-8
     origin: str = ""  # its repository on the Hugging Face hub, with the commit; nothing: the user's own file
+    has_returns: bool = False  # its first lines end as on Windows
     cut: int | None = None  # of a single document: validation begins at this byte after MARK; None: no cut
 
     def error(self, why: str) -> UserError:

@@ -66,10 +66,7 @@ def find_files(words: Sequence[str], say: Callable[[str], None], fetched: Mappin
 
 def identity_of(files: Iterable[tuple[str, Path]]) -> str:
     """The identity of texts, given by their shown names and paths, in order: by names, sizes and times."""
-    lines = []
-    for shown, path in files:
-        status = path.stat() if path.exists() else None
-        lines.append(f"{Path(shown).name}\t{status and (status.st_size, status.st_mtime_ns)}\n")
+    lines = [f"{Path(shown).name}\t{path.exists() and stamp_of(path.stat())[:2]}\n" for shown, path in files]
     return hashlib.sha256("".join(lines).encode()).hexdigest()
 
 
@@ -170,7 +167,7 @@ def examine(path: Path, shown: str, encoding: str = "") -> Source:
                                    "utf-16-be). If it holds tokens, give it to train.py --bin_file or "
                                    "evaluate.py --tokens.")
             kind = kind_of(source, name, head)  # in UTF-8 now, JSON lines are known by their first bytes
-        return replace(source, kind=kind)
+        return replace(source, kind=kind, has_returns=KINDS[kind].is_text and b"\r\n" in head)
     except OSError as error:
         cure = f"Download it first: curl -LO {shell_word(shown)}" if "://" in shown else "Give a text that can be read."
         raise UserError(Exit.DATA, f"{shown}: {error.strerror}. {cure}") from error

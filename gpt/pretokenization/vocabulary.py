@@ -30,7 +30,6 @@ from gpt.tokens.tokenizer import (
 
 FAST_BYTES_PER_ID = 1000  # gigatoken trains only on samples with more bytes for each id
 SPECIAL_TOKENS = [END_OF_TEXT, START, END]
-END_ID = 0  # of END_OF_TEXT in a tokenizer that is trained here
 NUM_FIRST_IDS = len(SPECIAL_TOKENS) + 256  # the special tokens and the 256 bytes; each merge adds one id
 
 
@@ -99,7 +98,7 @@ def new_vocabulary(job: Job, train_bytes: int) -> Vocabulary:
         content = content or in_child(job.signals, train_tokenizer, path, possible, args.min_frequency)
     path.unlink()
 
-    vocabulary = vocabulary_of(parse(content), END_ID)
+    vocabulary = vocabulary_of(parse(content), 0)
     if vocabulary.size < requested:
         progress.say(f"the text supports {vocabulary.size:,} ids, not {requested:,}: no other pair of "
                      f"tokens occurs {args.min_frequency:,} times")
@@ -155,7 +154,7 @@ def train_fast(sample: Path, vocab_size: int, min_frequency: int) -> str:
         return ""
 
     content = tokenizer_json(merges)
-    encoder = Encoder(vocabulary_of(parse(content), END_ID), "gigatoken")
+    encoder = Encoder(vocabulary_of(parse(content), 0), "gigatoken")
     count = 0  # of the last merge's id
     for text in read_sample(sample):
         ids, _ = encoder.encode_by_gigatoken([text], [False])

@@ -115,9 +115,9 @@ def document_ends(path: Path, length: int) -> np.ndarray:
 def _sized(path: Path, num_bytes: int, dtype: str, length: int, offset_bytes: int = 0) -> Part:
     """The tokens of a file. Raises UserError (exit 3) unless its size fits this number of tokens."""
     if dtype not in DTYPES:
-        convert = f"fromfile({str(path)!r}, {dtype!r}).astype('int32').tofile({str(path.with_suffix('.int32.bin'))!r})"
-        raise token_file_error(path, f"holds {dtype}, not {', '.join(DTYPES)}. Convert it: python -c "
-                                     f"{shell_word(f'import numpy; numpy.{convert}')}")
+        raise token_file_error(path, f"holds {dtype}, not {', '.join(DTYPES)}. Convert it: python -c " + shell_word(
+            f"from numpy import *; fromfile({str(path)!r}, {dtype!r}).astype(int32)"
+            f".tofile({str(path.with_suffix('.int32.bin'))!r})"))
     expected = offset_bytes + length * DTYPES[dtype].itemsize
     if length < 1 or expected != num_bytes:
         raise _damaged(path, f"has {num_bytes:,} bytes, where its {length:,} tokens of {dtype} make "
@@ -144,17 +144,14 @@ def _dtype_of(path: Path, num_bytes: int, recorded: str | None, vocab_size: int)
     evident = recorded or ("uint16" if vocab_size <= 2**16 else "int32")
     if quads.any() and not last.any() and not (second.any() and third.any()):
         evident = "int32" if third.any() else "int64"
-    if recorded:
-        if np.dtype(evident).itemsize > np.dtype(recorded).itemsize:
-            raise token_file_error(path, f"holds {evident}, but its metadata says {recorded}. Correct the metadata.")
-        return recorded
-    if evident == "uint16" and num_quads >= LEAST_SAMPLED:
-        counts = [np.bincount(column >> 8, minlength=256) for column in (first, last)]
-        if np.minimum(*counts).sum() < LEAST_ALIKE * len(first):
-            raise token_file_error(path, "does not hold uint16: its ids at even and odd places differ in kind. Say "
-                                         'what it holds: echo \'{"dtype": "int32"}\' > types.json, and give '
-                                         "--metadata_file types.json")
-    return evident
+    if np.dtype(evident).itemsize > np.dtype(recorded or evident).itemsize:
+        raise token_file_error(path, f"holds {evident}, but its metadata says {recorded}. Correct the metadata.")
+    alike = np.minimum(*(np.bincount(column >> 8, minlength=256) for column in (first, last))).sum()
+    if not recorded and evident == "uint16" and num_quads >= LEAST_SAMPLED and alike < LEAST_ALIKE * len(first):
+        raise token_file_error(path, "does not hold uint16: its ids at even and odd places differ in kind. Say what it "
+                                     'holds: echo \'{"dtype": "int32"}\' > types.json, and give --metadata_file '
+                                     "types.json")
+    return recorded or evident
 
 
 LLMC_TYPES = {20240520: (1, "uint16"), 20240801: (7, "uint32")}  # by magic number: version, type
@@ -173,7 +170,6 @@ def _llmc(path: Path, num_bytes: int, *_: object) -> Part:
 
 
 MEGATRON_TYPES = {1: "uint8", 2: "int8", 3: "int16", 4: "int32", 5: "int64", 6: "float64", 7: "float32", 8: "uint16"}
-MEGATRON_MAGIC = b"MMIDIDX\0\0"
 
 
 def _megatron(path: Path, num_bytes: int, *_: object) -> Part:
@@ -185,11 +181,6 @@ def _megatron(path: Path, num_bytes: int, *_: object) -> Part:
     if version != 1 or code not in MEGATRON_TYPES or len(lengths) != num_sequences:
         raise _damaged(index, f"has version {version}, type {code} and {len(lengths):,} of {num_sequences:,} lengths")
     return _sized(path, num_bytes, MEGATRON_TYPES[code], int(lengths.sum(dtype=np.int64)))
-
-
-def _has_megatron_index(path: Path, _: bytes) -> bool:
-    index = path.with_suffix(".idx")
-    return index.is_file() and np.fromfile(index, np.uint8, len(MEGATRON_MAGIC)).tobytes() == MEGATRON_MAGIC
 
 
 def _npy(path: Path, num_bytes: int, *_: object) -> Part:
@@ -219,7 +210,8 @@ def _datatrove(path: Path, num_bytes: int, recorded: str | None, vocab_size: int
 LAYOUTS = {  # recognise tries them in this order
     "nanogpt": Layout("nanoGPT's", _raw),
     "datatrove": Layout("datatrove's", _datatrove, lambda path, head: path.suffix == ".ds"),
-    "megatron": Layout("Megatron's", _megatron, _has_megatron_index),
+    "megatron": Layout("Megatron's", _megatron, lambda path, head: path.with_suffix(".idx").is_file()
+                       and np.fromfile(path.with_suffix(".idx"), np.uint8, 9).tobytes() == b"MMIDIDX\0\0"),
     "npy": Layout("numpy's", _npy, lambda path, head: head.startswith(b"\x93NUMPY")),
     "llmc": Layout("llm.c's", _llmc, lambda path, head: int.from_bytes(head[:4], "little") in LLMC_TYPES),
 }

@@ -53,16 +53,16 @@ def copied_fraction(blocks: Iterable[np.ndarray], passages_PW: np.ndarray) -> fl
     """The fraction of the passages of which COPIED_TOKENS stand in the training ids, given in blocks.
 
     Only runs that begin at multiples of COPIED_TOKENS are compared: passages of 2 * COPIED_TOKENS - 1 are certainly
-    found. All arrays have the same dtype.
+    found.
     """
-    sought = np.lib.stride_tricks.sliding_window_view(passages_PW, COPIED_TOKENS, axis=1)
     known = [_sums(block[:len(block) // COPIED_TOKENS * COPIED_TOKENS].reshape(-1, COPIED_TOKENS)) for block in blocks]
-    return float(np.isin(_sums(sought), np.concatenate(known)).any(1).mean())
+    sought = _sums(np.lib.stride_tricks.sliding_window_view(passages_PW, COPIED_TOKENS, axis=1))
+    return float(np.isin(sought, np.concatenate(known)).any(1).mean())
 
 
 def _sums(runs: np.ndarray) -> np.ndarray:
-    """A weighted sum of the bytes of each run, by which equal runs are found."""
-    words = np.ascontiguousarray(runs).view(np.uint64)
+    """A weighted sum of the ids of each run, by which equal runs are found."""
+    words = np.ascontiguousarray(runs).astype("<u2").view(np.uint64)  # the low halves of wide ids suffice
     return (words * np.random.default_rng(0).integers(2**63, size=words.shape[-1], dtype=np.uint64)).sum(-1)
 
 

@@ -117,9 +117,9 @@ def _named_end(path: Path) -> tuple[str | None, bool]:
             except (OSError, ValueError, AttributeError, RecursionError) as error:
                 raise UserError(Exit.DATA, f"{printable(folder / name)} is not an object of JSON "
                                            f"({printable(error)[:120]}). Restore or delete it.") from error
-            token = token.get("content") if isinstance(token, dict) else token
             if token is not None:
-                return str(token), "chat_template" in fields or (folder / TEMPLATE).is_file()
+                converses = "chat_template" in fields or (folder / TEMPLATE).is_file()
+                return str(token.get("content") if isinstance(token, dict) else token), converses
     return None, False
 
 
@@ -176,9 +176,9 @@ class Vocabulary:
 def vocabulary_of(tokenizer: Tokenizer, end_id: int | None) -> Vocabulary:
     """Collects the facts about a tokenizer. Raises UserError (exit 3) if end_id, which ends a document, is None."""
     if end_id is None:
-        special = [token.content for token in tokenizer.get_added_tokens_decoder().values() if token.special]
+        special = ", ".join(token.content for token in tokenizer.get_added_tokens_decoder().values() if token.special)
         raise UserError(Exit.DATA, "the tokenizer has no special token that certainly ends a document; special are "
-                                   f"{printable(', '.join(special[:8]) or 'none')}. Set \"special\": true for one "
+                                   f"{printable(special)[:80] or 'none'}. Set \"special\": true for one "
                                    "in tokenizer.json, and name it in tokenizer_config.json beside it: "
                                    f'{{"eos_token": "{END_OF_TEXT}"}}')
     content = tokenizer.to_str(pretty=True)

@@ -110,3 +110,9 @@ def test_a_file_of_the_hub_keeps_its_name_there_and_is_read_once():
     fetched = {"hf://datasets/someone/tales": [DatasetFile(Path("a.txt"), "data/a.txt", "hf://datasets/someone/tales@0")]}
     source, = sources.find_sources(["hf://datasets/someone/tales", "a.txt"], print, fetched)
     assert (source.shown, source.origin, source.path) == ("data/a.txt", "hf://datasets/someone/tales@0", Path("a.txt"))
+
+
+def test_line_ends_of_windows_are_noticed_in_the_first_lines():
+    for name, content, expected in (("w.txt", b"one\r\ntwo\r\n", True), ("u.txt", b"one\ntwo\n", False)):
+        Path(name).write_bytes(content)
+        assert examine(Path(name), name).has_returns == expected
