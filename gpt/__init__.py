@@ -11,7 +11,6 @@ import sys
 
 # Every command imports this file first, and an older Python can read it.
 if sys.version_info < (3, 10):
-    found = ".".join(map(str, sys.version_info[:2]))
-    sys.stderr.write("error: this is Python " + found + ", and the program needs 3.10 or newer. Install one, such as "
-                     "with uv (docs.astral.sh/uv), and type: uv run train.py\n")
+    sys.stderr.write("error: this is Python " + ".".join(map(str, sys.version_info[:2])) + ", and the program needs "
+                     "3.10 or newer. Install one, such as with uv (docs.astral.sh/uv), and type: uv run train.py\n")
     sys.exit(5)

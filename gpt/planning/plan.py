@@ -191,9 +191,8 @@ def objections(setup: Setup) -> list[str]:
     is_small = num_tokens < config.num_parameters
     is_chosen = setup.resumed or (setup.sizing and setup.sizing.shape)
     if is_small and not is_chosen and recipe.passes > 1:
-        smaller = "" if args.init_from else "a smaller --model_size or "
         lines.append(f"the corpus is small for this model: {count(num_tokens)} tokens, read {recipe.passes:.1f} times, "
-                     f"for {count(config.num_parameters)} parameters. Try {smaller}--dropout 0.2.")
+                     f"for {count(config.num_parameters)} parameters. Try --dropout 0.2, or a smaller model.")
     has_length = args.epochs or args.max_steps or args.init_from or not args.max_minutes
     most = most_passes(num_tokens, config.num_parameters, bool(args.teacher))
     if is_small and not has_length and recipe.passes >= most:

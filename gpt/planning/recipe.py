@@ -313,8 +313,9 @@ def _choose_length(facts: _Facts, cooldown: Cooldown | None, overfits: bool, win
         samples = samples_seen + max(0, last_step - steps_done) * samples_per_step
         epochs = epochs_of(samples, samples_per_step, windows)
     elif args.max_minutes and not args.epochs:
-        read = samples_seen // windows if args.allow_new_data else 0  # passes over another text
-        epochs = read + most_epochs if facts.is_small else 2**40  # endless, until the length that fits is planned
+        # Passes over another text do not count. 2**40 is endless, until the length that fits is planned.
+        most_epochs += samples_seen // windows if args.allow_new_data else 0
+        epochs = most_epochs if facts.is_small else 2**40
     else:
         usual_epochs = facts.sizing.epochs if facts.sizing else math.ceil(20 * num_parameters / num_tokens)
         limit = most_epochs if overfits else defaults.USUAL_PASSES

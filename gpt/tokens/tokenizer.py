@@ -57,8 +57,8 @@ def load_with_size(path: Path) -> tuple[Tokenizer, int]:
         with contextlib.suppress(Exception):
             tokenizer.decode(tokenizer.encode("a \u00e9\n").ids)
     except OSError as error:
-        copy = f"Copy there the one of the model's tokens: cp DATA/{TOKENIZER} {shell_word(folder)}"
-        cure = copy if folder.is_dir() else "Give another --tokenizer_file."
+        cure = (f"Copy there the one of the model's tokens: cp DATA/{TOKENIZER} {shell_word(folder)}"
+                if folder.is_dir() else "Give another --tokenizer_file.")
         raise UserError(Exit.DATA, f"{name}: {error.strerror}. {cure}") from error
     except (KeyboardInterrupt, SystemExit):
         raise
