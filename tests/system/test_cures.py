@@ -241,7 +241,7 @@ NOT_TYPED = {
         "Try a smaller --seq_length", "continuation')} at once", "could not be written; run again",
         "has too little free space", "fewer --num_workers", "the loader holds the device back"),
     "is a part of another message, or no message": (
-        ", or --overwrite, which deletes them", "a smaller --model_size or ",
+        ", or --overwrite, which deletes them",
         ", or a second run with --teacher", ", or --allow_bad_records to",
         " with --tokenizer_file {shell_word(corpus", "; or, without more text", "python {prog}",
         "python {prog} [flags]", "python {sys.version}", "with --init_from the model gets rows",
