@@ -36,10 +36,6 @@ def read_flags(argv: Sequence[str]) -> Namespace:
 
     g = parser.add_argument_group("data")
     g.add_argument("texts", nargs="*", type=text("TEXT"), help="texts, tokenized first, to NAME.tokens beside them")
-    g.add_argument("--encoding", type=text("NAME"), help=SUPPRESS)  # these four are pretokenize.py's, for TEXT
-    g.add_argument("--text_field", type=text("NAME"), help=SUPPRESS)
-    g.add_argument("--val_fraction", type=text("X"), help=SUPPRESS)
-    g.add_argument("--allow_bad_records", action=Switch, default=False, help=SUPPRESS)
     g.add_argument("--data_dir", nargs="+", type=text("DIR[:WEIGHT]"), default="data", help="folder of token files, "
                    "which the next four flags override; several are mixed: a:0.7 b:0.3 by tokens, a b by their sizes")
     g.add_argument("--bin_file", type=text(), help="training tokens: file, folder or glob (default: in --data_dir)")
@@ -387,8 +383,7 @@ def try_step(run: Run, batches: Iterable[tuple[torch.Tensor, torch.Tensor]], num
 def validate_first(run: Run, validator: Validator, checkpointer: Checkpointer, monitor: Monitor) -> None:
     """Validates the weights of --init_from, or does the validation without which a run ended."""
     state, recipe = run.state, run.recipe
-    measured = validator.measure() if run.setup.args.init_from and state.step == 0 else None
-    if measured:
+    if run.setup.args.init_from and state.step == 0 and (measured := validator.measure()):
         run.setup.runtime.out.say(f"validation before the first step | loss {measured.nats:.4f}")
     run.setup.runtime.out.bar(recipe.total_steps, state.step)
     is_due = state.step % recipe.eval_interval == 0 or state.step == recipe.total_steps

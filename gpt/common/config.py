@@ -126,8 +126,7 @@ class Rules(NamedTuple):
             if value is None or value == default:
                 continue
             if value is not False and not self.has_effect(name, values):
-                required = f"--{self.of(name).requires.replace(', ', ' or --')}"
-                yield f"--{name}: has no effect without {required.replace('--texts', 'TEXT')}"
+                yield f"--{name}: has no effect without --{self.of(name).requires.replace(', ', ' or --')}"
             yield from (f"--{name}{conflict}" for conflict in self.conflicts(name, value, values))
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from gpt.checkpoint.recorded import held_by_another_run, steps_in
 from gpt.common.children import PROGRAM, run_child
-from gpt.common.errors import Exit, UserError, require
+from gpt.common.errors import Exit, UserError, require, warn
 from gpt.common.files import read_text
 from gpt.common.flags import in_list
 from gpt.common.memory import let_segments_grow
@@ -20,7 +20,6 @@ from gpt.common.ranks import is_main, is_one_of_several
 from gpt.common.signals import Signals
 from gpt.common.words import printable, shell_line
 from gpt.hub.names import check_package
-from gpt.planning.relations import HANDED_ON
 
 
 def before_torch(args: Namespace) -> None:
@@ -84,9 +83,7 @@ def make_tokens(args: Namespace) -> None:
     """
     texts, folder = in_list(args.texts), Path(args.data_dir)
     mark = folder / METADATA
-    handed_on = [word for name in HANDED_ON if vars(args)[name]
-                 for word in (f"--{name}", vars(args)[name]) if word is not True]
-    make = ["pretokenize.py", *texts, "--output_dir", args.data_dir, *handed_on]
+    make = ["pretokenize.py", *texts, "--output_dir", args.data_dir]
     if args.init_from:
         make += ["--tokenizer_file", args.init_from]
     if mark.exists():
@@ -109,6 +106,8 @@ def make_tokens(args: Namespace) -> None:
         with Signals() as signals:
             command = [sys.executable, str(PROGRAM / make[0]), *make[1:]]
             answer = run_child(command, signals, env={TRAINS_NEXT: "1"}, shows=True)
+        if answer.returncode == Exit.DATA:
+            warn(f"a flag such as --encoding goes to: python {shell_line(make)}. Then type the same line again.")
         if answer.returncode:
             raise SystemExit(answer.returncode)
     if is_main():

@@ -11,8 +11,6 @@ BY_BATCH = "learning_rate embedding_learning_rate min_lr beta2"
 WITHOUT_CUDA_GRAPHS = (
     "no-use_gpu", "deterministic", "activation_checkpointing", "batch_size auto", "dropout", "teacher")
 
-HANDED_ON = ("encoding", "text_field", "val_fraction", "allow_bad_records")  # pretokenize.py's, which tokenizes TEXT
-
 # The conditions of flags that not every architecture has; train.py gives them where it declares such a flag.
 OF_GPT2 = {"conflicts": "arch qwen3|llama, init_from"}
 OF_ROTARY = {"requires": "arch qwen3|llama", "conflicts": "init_from"}
@@ -21,7 +19,6 @@ RELATIONS = {
     # ---- data
     "config": Relations("call"),
     "texts": Relations("call"),
-    **dict.fromkeys(HANDED_ON, Relations("call", requires="texts")),
     "data_dir": Relations(
         aliases="data dataset data_path dataset_path train_data",
         overrides="texts bin_file val_bin_file tokenizer_file metadata_file vocab_size"),

@@ -92,7 +92,7 @@ def run_of(model: Network, scaler: torch.amp.GradScaler | None = None, learning_
 
 def metrics_of(folder: Path) -> list[dict]:
     """The figures of metrics.jsonl, without what depends on the machine and its clock; neither samples nor advice."""
-    measured = {"time", "seconds", "tokens_per_second", "mfu", "memory_bytes", "gpu"}
+    measured = {"time", "seconds", "tokens_per_second", "mfu", "memory_bytes", "gpu", "gpu_utilization"}
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     return [{key: value for key, value in line.items() if key not in measured} for line in lines
             if "loss" in line or "val_loss" in line]

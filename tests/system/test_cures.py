@@ -151,10 +151,11 @@ AT_ONCE = [
     Case("python pretokenize.py MORE", "train.py --resume_from out --max_steps 8 --data_dir data2 --allow_new_data"),
 ]
 LATER = [
-    Case("as its marks show", f"{NEW} x.txt", text_in("utf-16")),
-    Case("cannot be decoded, from", f"{NEW} x.txt", text_in("latin-1"), {"--encoding": "latin-1"}),
-    Case("hold no document, the first", f"{NEW} k.jsonl", records("body"), {"--text_field": "body"}),
-    Case("as its marks show", f"{NEW} x.txt", text_in("iso2022_jp", "\u65e5\u672c\u8a9e\u306e\u6587\n" * 200)),
+    Case("as its marks show", "pretokenize.py x.txt --output_dir new", text_in("utf-16")),
+    Case("cannot be decoded, from", "pretokenize.py x.txt --output_dir new", text_in("latin-1"),
+         {"--encoding": "latin-1"}),
+    Case("as its marks show", "pretokenize.py x.txt --output_dir new",
+         text_in("iso2022_jp", "\u65e5\u672c\u8a9e\u306e\u6587\n" * 200)),
     Case("as its marks show", "evaluate.py --ckpt out --text x.txt", text_in("utf-16")),
     Case("full of control characters", "pretokenize.py x.txt --output_dir new", text_in("ascii", "a\0b c\0d\n" * 2000),
          until=" If it holds"),

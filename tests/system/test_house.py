@@ -10,7 +10,6 @@ from collections import Counter
 import pytest
 
 from gpt.architectures.architecture import Architecture
-from gpt.planning.relations import HANDED_ON
 from tests.helpers.commands import COMMANDS, ROOT
 from tests.helpers.house import import_graph, imported_names, nodes, room_of, sources
 
@@ -204,7 +203,7 @@ def test_each_flag_is_declared_once_and_read(command):
     assert len(declared) == len(set(declared))
     read = {node.attr for file in rooms_of(command) for node in ast.walk(sources()[file])
             if isinstance(node, ast.Attribute)}
-    assert set(declared) - read <= {"use_lr_scheduler", *HANDED_ON}  # a shorthand, and by their names alone
+    assert set(declared) - read <= {"use_lr_scheduler"}  # a shorthand
 
 
 def test_flags_are_never_assigned_and_none_is_read_that_is_not_declared():

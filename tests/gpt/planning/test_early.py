@@ -129,3 +129,12 @@ def test_a_missing_package_ends_the_command_with_the_line_that_installs_it(tmp_p
     cure = r"Run: \S+ -m pip install no_such_tracker, or give --tracker none\.$"
     with refused(cure, Exit.MACHINE):
         require_packages(["json", "no_such_tracker"])
+
+
+def test_texts_that_pretokenize_refuses_end_with_the_line_that_takes_its_flags(place):
+    (place / "texts/a.txt").write_text("caf\u00e9 " * 100, encoding="latin-1")
+    done = run("train", "texts", "--no-use_gpu", cwd=place)
+    assert done.returncode == Exit.DATA
+    assert f"python {MAKE}" in done.stderr
+    assert run("pretokenize", *MAKE.split()[1:], "--encoding", "latin-1", cwd=place).returncode == 0
+    assert run("train", "texts", *TINY, "--max_steps", "1", "--no-use_gpu", cwd=place).returncode == 0
