@@ -29,7 +29,7 @@ from gpt.machine.processes import ALONE, Processes
 from gpt.ops.loss import IGNORED
 from gpt.tokens.corpus import Component
 from gpt.tokens.layouts import Part
-from gpt.tokens.masks import mask_of
+from gpt.tokens.masks import Mask
 from gpt.tokens.stream import DTYPES, TokenStream, bound_of, check_ids
 from gpt.tokens.watch import Watch
 
@@ -76,7 +76,7 @@ class Tokens:
     def __init__(self, stream: TokenStream, where: str, device: torch.device):
         """Copies or maps the tokens to the place where: 'gpu' (the memory of device), 'ram' or 'mmap'."""
         self.length = stream.length
-        self.mask = mask_of(stream)
+        self.mask = Mask(stream) if any(part.mask for part in stream.parts) else None
         self._stream = stream
         self._kind = DTYPES[stream.dtype]
         self._unsigned = np.dtype(f"<u{self._kind.itemsize}")
@@ -402,8 +402,7 @@ class Batches:
 
     def first_sample(self, samples_seen: int, micro: int) -> int:
         """The first sample of this process in the micro-th micro-batch after samples_seen samples."""
-        processes = self._processes
-        return samples_seen + (micro * processes.world_size + processes.rank) * self.batch_size
+        return samples_seen + (micro * self._processes.world_size + self._processes.rank) * self.batch_size
 
     def get(self, samples_seen: int, micro: int) -> Batch:
         """Returns this process's inputs and targets of the micro-th micro-batch after samples_seen samples.
@@ -489,27 +488,25 @@ def validation_batches(tokens: Tokens, seq_length: int, batch_size: int, max_win
     """Yields inputs and targets, on the CPU, of all windows or of max_windows spread evenly, always the same.
 
     Windows do not overlap, and the last one may be shorter than T. Windows of which no target counts are left
-    out. The processes share the windows and get
-    equally many batches. All batches have one shape, so that a compiled model is compiled once: targets
-    IGNORED fill the last window and the last batch, stand for tokens that do not count, and may be all of a
-    batch.
+    out. The processes share the windows and get equally many batches. All batches have one shape, so that a
+    compiled model is compiled once: targets IGNORED fill the last window and the last batch, stand for tokens
+    that do not count, and may be all of a batch.
     """
-    chosen = spread_windows(tokens.length, seq_length, max_windows)
+    windows = spread_windows(tokens.length, seq_length, tokens.length)
     if tokens.mask:
-        every = spread_windows(tokens.length, seq_length, tokens.length)
-        counted = every[tokens.mask.rows(every * seq_length + 1, seq_length).any(1)]
-        num = min(max_windows, len(counted))
-        chosen = counted[np.arange(num) * len(counted) // max(1, num)]
+        windows = windows[tokens.mask.rows(windows * seq_length + 1, seq_length).any(1)]
+    num = min(max_windows, len(windows))
+    chosen = windows[np.arange(num) * len(windows) // max(1, num)]
     mine = chosen[processes.rank::processes.world_size]
     num_batches = -(-len(chosen) // (batch_size * processes.world_size))
 
     for first in range(0, num_batches * batch_size, batch_size):
         ids_BT = np.full((batch_size, seq_length + 1), IGNORED, np.int32)
-        for row, start in zip(ids_BT, (mine[first:first + batch_size] * seq_length).tolist(), strict=False):
+        starts = mine[first:first + batch_size] * seq_length
+        for row, start in zip(ids_BT, starts.tolist(), strict=False):
             ids = tokens.read(start, min(seq_length + 1, tokens.length - start))
             row[:len(ids)] = ids
         inputs_BT, targets_BT = ids_BT[:, :-1].clip(min=0), ids_BT[:, 1:].copy()
         if tokens.mask:
-            starts = mine[first:first + batch_size] * seq_length
             targets_BT[:len(starts)][~tokens.mask.rows(starts + 1, seq_length)] = IGNORED
         yield torch.from_numpy(inputs_BT), torch.from_numpy(targets_BT)

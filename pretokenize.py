@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 
 from gpt.common import flags
 from gpt.common.config import Relations
-from gpt.common.errors import guard, require
+from gpt.common.errors import Exit, UserError, guard, require
 from gpt.hub.names import DATASET, check_package, is_on_hub, problems_with_name
 
 if TYPE_CHECKING:
@@ -135,7 +135,6 @@ import sys
 import time
 from pathlib import Path
 
-from gpt.common.errors import Exit, UserError
 from gpt.common.files import write_whole
 from gpt.common.progress import Progress
 from gpt.common.signals import AtRisk, Signals, Stopped

@@ -95,29 +95,25 @@ def converse(decoder: Decoder, ids_of: PromptIds, sampling: Sampling, language: 
     with contextlib.suppress(ImportError):  # Windows
         import readline  # noqa: F401 - gives input() line editing
     history: list[Sample] = []
-    while True:
-        try:
-            line = without_surrogates(input(prompt_sign))
-        except EOFError:
-            return Exit.DONE
-        if line == "/quit":
-            return Exit.DONE
-        if line == "/reset":
-            history = []
-        elif line.startswith("/"):
-            print(HELP, file=sys.stderr)
-        else:
-            try:
-                ids = ids_of(history, line)
-            except UserError as error:
-                if not on_terminal:
-                    raise
-                warn(str(error))
-                continue
-            answer = Sample(0, line, ids, max_new_tokens, seed, language.tokenizer)
-            with Signals() as signals:
-                write_samples(decoder, [answer], sampling, language, as_json, signals)
-            if signals.number not in (None, signal.SIGINT):
-                return 128 + signals.number
-            history.append(answer)
-            seed += 1
+    with contextlib.suppress(EOFError):  # the end of the input
+        for line in iter(lambda: without_surrogates(input(prompt_sign)), "/quit"):
+            if line == "/reset":
+                history = []
+            elif line.startswith("/"):
+                print(HELP, file=sys.stderr)
+            else:
+                try:
+                    ids = ids_of(history, line)
+                except UserError as error:
+                    if not on_terminal:
+                        raise
+                    warn(str(error))
+                    continue
+                answer = Sample(0, line, ids, max_new_tokens, seed, language.tokenizer)
+                with Signals() as signals:
+                    write_samples(decoder, [answer], sampling, language, as_json, signals)
+                if signals.number not in (None, signal.SIGINT):
+                    return 128 + signals.number
+                history.append(answer)
+                seed += 1
+    return Exit.DONE

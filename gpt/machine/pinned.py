@@ -40,10 +40,8 @@ class HostBuffer:
         whole = torch.empty(num_bytes + mmap.PAGESIZE, dtype=torch.uint8)
         start = -whole.data_ptr() % mmap.PAGESIZE
         self.bytes = whole[start:start + num_bytes].zero_()
-        self.is_pinned = False
-        if pinned and num_bytes:
-            # 1 is cudaHostRegisterPortable: for all devices.
-            self.is_pinned = _call_cuda("cudaHostRegister", self.bytes.data_ptr(), num_bytes, 1)
+        self.is_pinned = pinned and num_bytes > 0 and _call_cuda(
+            "cudaHostRegister", self.bytes.data_ptr(), num_bytes, 1)  # 1 is cudaHostRegisterPortable: for all devices
 
     def close(self) -> None:
         """Unpins the pages. The memory itself is freed with the last tensor that uses it."""

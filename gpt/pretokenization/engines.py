@@ -10,7 +10,6 @@ import functools
 import importlib.metadata
 import importlib.util
 import json
-import os
 import random
 import re
 from collections.abc import Callable
@@ -19,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from gpt.common.memory import without_collector
+from gpt.machine.memory import resident_bytes
 from gpt.tokens.tokenizer import Vocabulary
 
 BATCH_BYTES = 2**20  # encoded by tokenizers at once; an encoding takes about 100 bytes of memory for each token
@@ -194,12 +194,3 @@ def _in_halves(encode: Callable[..., tuple[np.ndarray, np.ndarray]], pieces: lis
 
 
 encoder_for = functools.lru_cache(1)(Encoder)  # forked worker processes inherit the one made here
-
-
-def resident_bytes() -> int:
-    """The resident memory of this process; 0 if the system does not tell."""
-    try:
-        with open("/proc/self/statm", "rb") as file:
-            return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-    except (OSError, ValueError, AttributeError):
-        return 0

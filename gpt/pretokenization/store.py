@@ -17,8 +17,6 @@ from gpt.common.files import IS_WINDOWS, rename, sync, try_lock, write_whole
 from gpt.common.names import METADATA
 from gpt.common.words import printable
 
-LOCK_FLAGS = os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0)  # never opens a link's target
-WORK = ".pretokenize"  # the work folder inside the output folder
 LOCK = ".pretokenize.lock"
 OUTPUTS = (METADATA, "tokenizer.json", "train.bin", "train.idx", "train.mask", "val.bin", "val.idx", "val.mask")
 
@@ -78,11 +76,12 @@ class Folder:
     def __init__(self, path: Path):
         self.path = path
         self.shown = printable(path)
-        self.work = path / WORK
+        self.work = path / ".pretokenize"
         self.was_made = not path.exists()
         with self.writing():
             path.mkdir(parents=True, exist_ok=True)
-            self.lock = os.fdopen(os.open(path / LOCK, LOCK_FLAGS, 0o666), "w")
+            never_follows = os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0)
+            self.lock = os.fdopen(os.open(path / LOCK, never_follows, 0o666), "w")
             if not try_lock(self.lock.fileno()):
                 raise UserError(Exit.BUSY, f"--output_dir {self.shown} is in use by another run. Wait for "
                                            "it, or give another --output_dir.")

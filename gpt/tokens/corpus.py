@@ -12,7 +12,7 @@ from gpt.common.files import sha256_of
 from gpt.common.names import METADATA, TOKENIZER
 from gpt.common.words import printable
 from gpt.tokens.files import beside_tokens, find_splits
-from gpt.tokens.layouts import LAYOUTS, Part, recognise, token_file_error
+from gpt.tokens.layouts import LAYOUTS, Part, reading, recognise, token_file_error
 from gpt.tokens.metadata import FileRecord, Metadata, metadata_of
 from gpt.tokens.stream import TokenStream, scan
 from gpt.tokens.tokenizer import end_of_text_id, load_with_size
@@ -170,17 +170,6 @@ def _vocabulary(metadata: Metadata, tokenizer_file: Path | None, vocab_size: int
     return known_size, end_id
 
 
-def _checked_mask(path: Path, recorded: str | None) -> str:
-    """Returns the sha256 of a mask. Raises UserError (exit 3) if it is missing, or not the recorded one."""
-    try:
-        sha256 = sha256_of(path)
-    except OSError as error:
-        raise token_file_error(path, f"cannot be read: {error.strerror}. It says which tokens count in the loss. Run "
-                                     "pretokenize.py again.") from error
-    _check_sha256(f"token file {printable(path)}", sha256, recorded, "is not what pretokenize.py wrote")
-    return sha256
-
-
 def _check_sha256(name: str, sha256: str, recorded: str | None, problem: str) -> None:
     """Raises UserError (exit 3) if our metadata records another sha256."""
     if recorded not in (None, sha256):
@@ -235,7 +224,10 @@ def _open(files: Sequence[Path], split: str, metadata: Metadata, vocab_size: int
         parts.append(part)
         digests.append(_checked_sha256(part, record, vocab_size))
         if mask:
-            digests.append(_checked_mask(mask, record.mask_sha256))
+            with reading(mask):
+                digests.append(sha256_of(mask))
+            _check_sha256(f"token file {printable(mask)}", digests[-1], record.mask_sha256,
+                          "is not what pretokenize.py wrote")
     stream = TokenStream(tuple(parts), vocab_size)
     if split == "train":
         _check_length(files[0], stream.length, metadata.num_tokens, metadata)

@@ -52,23 +52,18 @@ def problems_with(words: str | Sequence[str]) -> list[str]:
 
 
 def _folder_of(word: str, is_alone: bool) -> DataDir:
-    """Parses one word. Raises ValueError for an invalid weight."""
+    """Parses one word. Raises ValueError for a weight that is no number above 0."""
     path, weight = word.rpartition(":")[::2]
     is_weight = bool(re.fullmatch(NUMBER, weight))
     exists = bool(path) and os.path.isdir(path)
     if not path or os.path.isdir(word) or not (is_weight or exists) or (is_alone
                                                                         and not (is_weight and exists)):
         return DataDir(word, None)  # the colon belongs to the name; a missing folder is reported later
-    return DataDir(path, _weight(weight, word))
-
-
-def _weight(text: str, word: str) -> Fraction:
-    """Parses a weight, which must be above 0. Raises ValueError."""
     from fractions import Fraction  # imports decimal, which takes longer than all other imports of this file
 
-    if not re.fullmatch(NUMBER, text) or Fraction(text) <= 0:
+    if not is_weight or Fraction(weight) <= 0:
         raise ValueError(f"{printable(word)}: the weight must be a number above 0, such as 0.7.")
-    return Fraction(text)
+    return DataDir(path, Fraction(weight))
 
 
 def whole_parts(folders: Sequence[DataDir], num_tokens: Sequence[int]) -> list[int]:

@@ -70,12 +70,12 @@ class Layout:
 
     def read(self, path: Path, recorded: str | None, vocab_size: int) -> Part:
         """Finds the tokens of a file. Raises UserError (exit 3) for a missing or damaged file."""
-        with _reading(path):
+        with reading(path):
             return self.part(path, path.stat().st_size, recorded, vocab_size)
 
 
 @contextlib.contextmanager
-def _reading(path: Path) -> Iterator[None]:
+def reading(path: Path) -> Iterator[None]:
     """Turns a missing file and system errors while reading into a UserError (exit 3) that names the path."""
     try:
         if not path.is_file():
@@ -102,7 +102,7 @@ def document_ends(path: Path, length: int) -> np.ndarray:
     Raises UserError (exit 3) for an .idx that is missing, not in order, or does not end at token length.
     """
     index = path.with_suffix(".idx")
-    with _reading(index):
+    with reading(index):
         ends = np.fromfile(index, "<u8")
     if index.stat().st_size != ends.nbytes or ends[-1:].tolist() != [length] or (ends[1:] < ends[:-1]).any():
         raise _damaged(index, f"does not end at token {length:,}, or is not in order")
@@ -155,7 +155,6 @@ def _dtype_of(path: Path, num_bytes: int, recorded: str | None, vocab_size: int)
 
 
 LLMC_TYPES = {20240520: (1, "uint16"), 20240801: (7, "uint32")}  # by magic number: version, type
-LLMC_HEADER_BYTES = 1024
 
 
 def _llmc(path: Path, num_bytes: int, *_: object) -> Part:
@@ -166,7 +165,7 @@ def _llmc(path: Path, num_bytes: int, *_: object) -> Part:
     if version != expected:
         raise _damaged(path, f"begins with {magic} and {version}, but llm.c's header begins with 20240520 "
                              "and 1, or 20240801 and 7")
-    return _sized(path, num_bytes, dtype, length, LLMC_HEADER_BYTES)
+    return _sized(path, num_bytes, dtype, length, 1024)
 
 
 MEGATRON_TYPES = {1: "uint8", 2: "int8", 3: "int16", 4: "int32", 5: "int64", 6: "float64", 7: "float32", 8: "uint16"}
@@ -239,7 +238,7 @@ def recognise(path: Path) -> Layout:
 
     Raises UserError (exit 3) for a missing file, for text, and for a file of FOREIGN.
     """
-    with _reading(path):
+    with reading(path):
         with path.open("rb") as file:
             head = file.read(HEAD_BYTES)
         for layout in LAYOUTS.values():

@@ -37,8 +37,3 @@ class Mask:
                 row[:] = False
                 row[:len(found)] = found
         return counted
-
-
-def mask_of(stream: TokenStream) -> Mask | None:
-    """The mask of a stream; None where all tokens count."""
-    return Mask(stream) if any(part.mask for part in stream.parts) else None

@@ -183,16 +183,11 @@ def vocabulary_of(tokenizer: Tokenizer, end_id: int | None) -> Vocabulary:
                                    f'{{"eos_token": "{END_OF_TEXT}"}}')
     content = tokenizer.to_str(pretty=True)
     fields = json.loads(content)
-    splits_as_gpt2 = _splits_as_gpt2(fields)
+    pre = fields["pre_tokenizer"] or {}
+    splits_as_gpt2 = (fields["normalizer"] is None and pre.get("type") == "ByteLevel" and not pre["add_prefix_space"]
+                      and pre.get("use_regex", True) and all(token["special"] for token in fields["added_tokens"]))
     return Vocabulary(content, vocab_size_of(tokenizer), end_id, str(tokenizer.id_to_token(end_id)),
                       splits_as_gpt2, splits_as_gpt2 and _merges_as_gpt2(fields["model"]), tokenizer)
-
-
-def _splits_as_gpt2(fields: dict[str, Any]) -> bool:
-    """True if a tokenizer.json splits text into words as GPT-2's does."""
-    pre = fields["pre_tokenizer"] or {}
-    return (fields["normalizer"] is None and pre.get("type") == "ByteLevel" and not pre["add_prefix_space"]
-            and pre.get("use_regex", True) and all(token["special"] for token in fields["added_tokens"]))
 
 
 def _merges_as_gpt2(model: dict[str, Any]) -> bool:
