@@ -14,7 +14,7 @@ from pathlib import Path
 
 from gpt.common import flags
 from gpt.common.config import Relations
-from gpt.common.errors import guard, require
+from gpt.common.errors import Exit, UserError, guard, require
 from gpt.hub.names import ALSO_CKPT, ANY_MODEL, as_recorded, check_package, problems_with_name
 
 RELATIONS = {
@@ -68,7 +68,6 @@ import json
 
 from gpt.checkpoint.find import read_checkpoint
 from gpt.checkpoint.load import load_model
-from gpt.common.errors import Exit, UserError
 from gpt.common.outputs import Output
 from gpt.common.progress import Progress
 from gpt.common.signals import Signals, Stopped
@@ -76,7 +75,7 @@ from gpt.common.words import printable
 from gpt.evaluation.scoring import Scorer
 from gpt.evaluation.texts import texts_of
 from gpt.evaluation.token_files import token_files_of
-from gpt.hub.download import download_models
+from gpt.hub.download import download_model_of
 from gpt.machine import device
 from gpt.tokens.tokenizer import end_of_text_id, tokenizer_of
 
@@ -100,7 +99,7 @@ def measure_everything(args: argparse.Namespace, out: Progress, signals: Signals
     machine = device.choose(args.use_gpu, args.use_amp, "auto", False)
     device.disable_cudnn_attention()
 
-    args = download_models(args, ["ckpt"], out, signals.look)
+    args = download_model_of(args, "ckpt", out, signals.look)
     with out.phase("loading the model"):
         folder, model = read_checkpoint(Path(args.ckpt), out.warn, lambda folder: (
             folder, load_model(folder, machine.device).eval()))

@@ -14,7 +14,7 @@ written under a temporary name and then renamed.
 """
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from gpt.common import flags
 from gpt.common.config import Relations
@@ -107,7 +107,6 @@ import os
 import shutil
 import stat
 import tempfile
-from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -125,7 +124,7 @@ from gpt.common.outputs import place_of
 from gpt.common.progress import Progress
 from gpt.common.signals import Signals, Stopped
 from gpt.evaluation.pruning import prune_blocks
-from gpt.hub.download import download_models
+from gpt.hub.download import download_model_of
 from gpt.tokens.llama_cpp import gguf_vocabulary
 from gpt.tokens.tokenizer import tokenizer_of
 
@@ -149,7 +148,7 @@ def export(args: argparse.Namespace, signals: Signals, out: Progress) -> None:
     """Exports one model, and prints where it is. Raises UserError, OSError, Stopped."""
     with contextlib.ExitStack() as temporary:
         target = choose_target(args.output, form_of(args), args.overwrite)
-        args = download_models(args, ["ckpt"], out, signals.look)
+        args = download_model_of(args, "ckpt", out, signals.look)
         with writing(f"--output {printable(args.output)}", SafetensorError):  # which may be a full disk
             target.parent.mkdir(parents=True, exist_ok=True)
             if args.from_nanogpt:
@@ -248,14 +247,13 @@ def write_gguf(args: argparse.Namespace, config: ModelConfig, weights: Mapping[s
     tokenizer = tokenizer_of(source, args.tokenizer_file, config.vocab_size)
     vocabulary = gguf_vocabulary(tokenizer, config.vocab_size, end_ids(source, config.vocab_size))
     kind = gguf.MODEL_ARCH[architecture.GGUF_ARCHITECTURE]
-    file_types = gguf.LlamaFileType
 
     writer = gguf.GGUFWriter(path, gguf.MODEL_ARCH_NAMES[kind])
     fields = {
         "type": gguf.GGUFType.MODEL,
         "name": printable(name),
         **architecture.gguf_fields(config),
-        "file_type": file_types["ALL_F32" if args.dtype == "f32" else f"MOSTLY_{args.dtype.upper()}"],
+        "file_type": gguf.LlamaFileType["ALL_F32" if args.dtype == "f32" else f"MOSTLY_{args.dtype.upper()}"],
         **vocabulary,
         "token_types": [gguf.TokenType[token_type] for token_type in vocabulary["token_types"]],
         "quantization_version": gguf.GGML_QUANT_VERSION,

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from gpt.common import flags
 from gpt.common.config import Relations
-from gpt.common.errors import guard, is_out_of_memory, require
+from gpt.common.errors import Exit, UserError, guard, is_out_of_memory, require, warn
 from gpt.generation.continuation import DEFAULTS, Sampling
 from gpt.hub.names import ALSO_CKPT, ANY_MODEL, check_package, problems_with_name
 
@@ -111,7 +111,6 @@ import torch
 
 from gpt.checkpoint.find import read_checkpoint
 from gpt.checkpoint.load import chat_template, end_ids, open_model
-from gpt.common.errors import Exit, UserError, warn
 from gpt.common.files import cache_folder
 from gpt.common.progress import Progress
 from gpt.common.signals import Signals
@@ -121,9 +120,8 @@ from gpt.generation import chat
 from gpt.generation.decoder import Decoder
 from gpt.generation.prompts import Language, read_prompt_file, without_surrogates
 from gpt.generation.streaming import Sample, write_samples
-from gpt.hub.download import download_models
+from gpt.hub.download import download_model_of
 from gpt.machine import device
-from gpt.machine.device import Machine
 from gpt.machine.kernels import with_sound_kernels
 from gpt.ops.products import INT8_ROWS, fastest_kind
 from gpt.tokens.tokenizer import tokenizer_of
@@ -138,18 +136,18 @@ def main(argv: Sequence[str]) -> int:
     device.disable_cudnn_attention()
     prompt = args.prompt if args.prompt_file is None else read_prompt_file(args.prompt_file)
     num_rows = min(args.batch_size, args.num_samples)
+    sampling = Sampling(args.temperature, args.top_k, args.top_p)
 
     with Progress(sys.stderr) as out:
-        args = download_models(args, ["ckpt"], out)
+        args = download_model_of(args, "ckpt", out)
         # If a training run deletes the folder meanwhile, the next one is loaded.
         with out.phase("loading and compiling the model" if args.compile else "loading the model"):
             folder, decoder = read_checkpoint(Path(args.ckpt), warn, lambda folder: (
-                folder, load_decoder(args, machine, folder, num_rows)))
+                folder, load_decoder(args, machine, folder, num_rows, sampling)))
     vocab_size = decoder.config.vocab_size
     tokenizer = tokenizer_of(folder, None, vocab_size)
     tokenizer.encode_special_tokens = True  # a prompt with <|endoftext|> means these characters, not the token
     language = Language.of(tokenizer, vocab_size, end_ids(folder, vocab_size))
-    sampling = sampling_of(args)
     ids_of = partial(chat.text_ids, language)
     if args.chat:
         most = decoder.window - min(args.max_new_tokens, decoder.window // 2)  # which leaves room for an answer
@@ -175,7 +173,8 @@ def main(argv: Sequence[str]) -> int:
     return Exit.DONE if signals.number is None else 128 + signals.number
 
 
-def load_decoder(args: argparse.Namespace, machine: Machine, folder: Path, num_rows: int) -> Decoder:
+def load_decoder(args: argparse.Namespace, machine: device.Machine, folder: Path, num_rows: int,
+                 sampling: Sampling) -> Decoder:
     """Loads a folder's model for decoding num_rows texts at once, compiled with --compile.
 
     8-bit weights on a CPU decode at most INT8_ROWS texts. If the step cannot be compiled, warns and leaves
@@ -205,11 +204,11 @@ def load_decoder(args: argparse.Namespace, machine: Machine, folder: Path, num_r
         raise UserError(Exit.MACHINE, f"out of memory with {several(num_rows, 'continuation')} at once. "
                                       "Give a smaller --batch_size, or --quantize int8.") from error
     if compiles:
-        compile_step(decoder, machine, sampling_of(args))
+        compile_step(decoder, machine, sampling)
     return decoder
 
 
-def why_no_compile(machine: Machine, num_rows: int) -> str | None:
+def why_no_compile(machine: device.Machine, num_rows: int) -> str | None:
     """Explains why --compile cannot compile the step; None if it can."""
     if not machine.on_gpu and num_rows > 1:
         return (f"on a CPU the compiled step makes one continuation at a time, not {num_rows}. Give "
@@ -217,12 +216,7 @@ def why_no_compile(machine: Machine, num_rows: int) -> str | None:
     return machine.backend.why_no_compile()
 
 
-def sampling_of(args: argparse.Namespace) -> Sampling:
-    """The sampling that the flags request."""
-    return Sampling(args.temperature, args.top_k, args.top_p)
-
-
-def compile_step(decoder: Decoder, machine: Machine, sampling: Sampling) -> None:
+def compile_step(decoder: Decoder, machine: device.Machine, sampling: Sampling) -> None:
     """Compiles the decoder's step, with kernels stored for later runs; if that fails, warns and leaves it eager."""
     device.set_kernel_folder(cache_folder() / "compiled")
     try:

@@ -98,35 +98,25 @@ def main(argv: Sequence[str]) -> int:
     output = Output("--output", args.output)
     matplotlib = optional("matplotlib", "plot.py")
 
-    runs = read_runs(args.runs or ["out"], args.names)
-    if args.y == "nats":
-        warn_of_different_texts(runs)
-    runs = [in_units(run, args.x, args.y) for run in runs]
-
-    content = io.BytesIO()
-    with matplotlib.rc_context(SETTINGS):
-        figure = figure_of(runs, X_AXES[args.x][1], Y_LABELS[args.y], args.y_max)
-        figure.savefig(content, dpi=200, format=output.ending, metadata=NO_DATE.get(output.ending))
-    output.write(content.getvalue())
-    shown = [f"{run.name} ({printable(folder)})" if args.names else run.name
-             for run, folder in zip(runs, args.runs or ["out"], strict=True)]
-    print(f"{printable(output.path)}: {', '.join(shown)}")
-    return Exit.DONE
-
-
-def read_runs(folders: Sequence[str], names: str | None) -> list[LoggedRun]:
-    """Reads the metrics of each run, and gives it its name. Raises UserError (exit 3) for a folder without metrics."""
-    chosen = names.split(",") if names else folders
-    return [replace(read_run(folder), name=printable(name))
-            for folder, name in zip(folders, chosen, strict=True)]
-
-
-def warn_of_different_texts(runs: Sequence[LoggedRun]) -> None:
-    """Warns if losses in nats per token cannot be compared between the runs."""
+    folders = args.runs or ["out"]
+    names = args.names.split(",") if args.names else folders
+    runs = [replace(read_run(folder), name=printable(name))
+            for folder, name in zip(folders, names, strict=True)]
     ratios = [run.bits_per_nat for run in runs if run.bits_per_nat]
-    if ratios and max(ratios) > (1 + SAME_TEXT) * min(ratios):
+    if args.y == "nats" and ratios and max(ratios) > (1 + SAME_TEXT) * min(ratios):
         warn("the runs have different vocabularies or validation texts: their losses in nats per token "
              "cannot be compared. Give --y bits.")
+    runs = [in_units(run, args.x, args.y) for run in runs]
+
+    content, ending = io.BytesIO(), args.output.rsplit(".", 1)[-1].lower()
+    with matplotlib.rc_context(SETTINGS):
+        figure = figure_of(runs, X_AXES[args.x][1], Y_LABELS[args.y], args.y_max)
+        figure.savefig(content, dpi=200, format=ending, metadata=NO_DATE.get(ending))
+    output.write(content.getvalue())
+    shown = [f"{run.name} ({printable(folder)})" if args.names else run.name
+             for run, folder in zip(runs, folders, strict=True)]
+    print(f"{printable(args.output)}: {', '.join(shown)}")
+    return Exit.DONE
 
 
 def in_units(run: LoggedRun, x: str, y: str) -> LoggedRun:

@@ -3,6 +3,7 @@
 import itertools
 import json
 import sys
+from dataclasses import replace
 
 import pytest
 
@@ -82,8 +83,8 @@ def test_a_loss_is_placed_by_its_step_on_every_axis(make_run, x, first, last):
 
 def figure_of(runs: list[str], names: list[str]):
     pytest.importorskip("matplotlib")
-    named = plot.read_runs(runs, ",".join(names))
-    return plot.figure_of([plot.in_units(run, "steps", "nats") for run in named], "step", "loss, nats per token", None)
+    return plot.figure_of([plot.in_units(replace(read_run(run), name=name), "steps", "nats")
+                           for run, name in zip(runs, names, strict=True)], "step", "loss, nats per token", None)
 
 
 def test_seeds_are_a_mean_with_a_band_and_the_legend_tells_the_lowest_loss(make_run):

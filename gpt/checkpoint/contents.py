@@ -130,8 +130,12 @@ def text_files(step: int, config: ModelConfig, state: Mapping[str, Any], tokeniz
     """
     names = {token["id"]: token["content"] for token in json.loads(tokenizer_json or "{}").get("added_tokens", [])}
     end_of_answer = [index for index, name in names.items() if name == END and chat_template]
+    architecture = architecture_of(config)
+    # The index of the weights in their one file, by Hugging Face's names, follows from the shapes alone.
+    empty = {name: torch.empty(shape, device="meta") for name, shape in architecture.shapes(config).items()}
+    tensors = architecture.to_hf_tensors(config, empty)
     files = {
-        CONFIG: json_text(architecture_of(config).to_hf_config(config, end_of_text_id)),
+        CONFIG: json_text(architecture.to_hf_config(config, end_of_text_id)),
         # Without max_length a model of few positions runs beyond them, an IndexError. A default of
         # max_new_tokens would overrule the max_length of a caller.
         GENERATION: json_text({
@@ -141,7 +145,8 @@ def text_files(step: int, config: ModelConfig, state: Mapping[str, Any], tokeniz
         STATE: json_text({"format": STATE_FORMAT, "version": STATE_VERSION, "step": step,
                           "arch": name_of(config), "model": asdict(config), **state}),
         CARD: card,
-        INDEX: _index_text(config),
+        INDEX: json_text({"metadata": {"total_size": sum(tensor.nbytes for tensor in tensors.values())},
+                          "weight_map": dict.fromkeys(sorted(tensors), WEIGHTS)}),
     }
     if tokenizer_json is not None:
         files[TOKENIZER] = tokenizer_json
@@ -161,15 +166,6 @@ def text_files(step: int, config: ModelConfig, state: Mapping[str, Any], tokeniz
             files[TEMPLATE] = fields["chat_template"] = chat_template
         files[TOKENIZER_CONFIG] = json_text(fields)
     return files
-
-
-def _index_text(config: ModelConfig) -> str:
-    """The index of the weights in their one file, by Hugging Face's names, from the shapes alone."""
-    architecture = architecture_of(config)
-    empty = {name: torch.empty(shape, device="meta") for name, shape in architecture.shapes(config).items()}
-    tensors = architecture.to_hf_tensors(config, empty)
-    return json_text({"metadata": {"total_size": sum(tensor.nbytes for tensor in tensors.values())},
-                      "weight_map": dict.fromkeys(sorted(tensors), WEIGHTS)})
 
 
 def json_text(fields: Mapping[str, Any]) -> str:

@@ -196,13 +196,13 @@ def opening(what: str) -> Iterator[None]:
         raise UserError(Exit.CHECKPOINT, f"{what}: {error}. {cure}") from error
 
 
-def load_model(folder: Path, device: torch.device) -> Network:
+def load_model(folder: Path, device: torch.device, options: Options | None = None, what: str = "") -> Network:
     """The model of a checkpoint or a Hugging Face folder on a device, in fp32 and in training mode.
 
-    Raises UserError (exit 4).
+    Raises UserError (exit 4) as open_model.
     """
-    config, weights = open_model(folder)
-    model = architecture_of(config).build(config, Options())
+    config, weights = open_model(folder, what)
+    model = architecture_of(config).build(config, options or Options())
     _copy(weights, model)
     return model.to(device)
 

@@ -42,8 +42,7 @@ def convert(path: Path, folder: Path, tokenizer_file: str | None, n_head: int | 
         is_object = isinstance(saved, SimpleNamespace)
         shape = vars(saved) if is_object else facts.get("model_args") or {}
         config = _config(weights, n_head or shape.get("n_head"), "gelu_new" if is_object else "gelu")
-        stored = GPT2().to_hf_tensors(config, weights)
-        weights_of(config, stored)
+        weights_of(config, GPT2().to_hf_tensors(config, weights))
     except (InvalidCheckpoint, KeyError, IndexError) as error:
         cure = (getattr(error, "cure", "")
                 or "Give a ckpt.pt of nanoGPT, or its model.state_dict() saved by torch.save.")
@@ -61,13 +60,13 @@ def convert(path: Path, folder: Path, tokenizer_file: str | None, n_head: int | 
                                        "or none.")
         tokenizer_json, end_id = tokenizer.to_str(), end_of_text_id(tokenizer, Path(tokenizer_file))
         config = replace(config, vocab_size=num_ids)
-        stored = GPT2().to_hf_tensors(config, weights)
 
     folder.mkdir(parents=True)
     texts = text_files(0, config, {}, tokenizer_json, end_id, model_card(config, {
         "converted from": printable(path.name), "activation": config.activation}))
     for name in texts.keys() - {STATE, INDEX}:
         (folder / name).write_text(texts[name], encoding="utf-8")
+    stored = GPT2().to_hf_tensors(config, weights)
     save_file({name: tensor.contiguous() for name, tensor in stored.items()
                if name != "lm_head.weight" or not config.tie_weights}, folder / WEIGHTS, {"format": "pt"})
     return (f"{count(config.num_parameters)} parameters, {config.n_layer} layers, {config.n_head} heads, width "

@@ -19,17 +19,11 @@ class Output:
     """
 
     def __init__(self, flag: str, path: str):
-        self.path = path
         self._shown = f"{flag} {printable(path)}"
         if Path(path).is_dir():
             raise UserError(Exit.FLAGS, f"{self._shown}: is a folder. Name a file.")
         with writing(self._shown):
             self._target = place_of(path)
-
-    @property
-    def ending(self) -> str:
-        """The extension of the file in small letters, without its dot: 'png'."""
-        return self.path.rsplit(".", 1)[-1].lower()
 
     def write(self, content: bytes) -> None:
         """Replaces the file's content. Raises UserError (exit 5) if that fails."""

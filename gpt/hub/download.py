@@ -64,20 +64,17 @@ def download(flag: str, name: HubName, patterns: Sequence[str], out: Progress,
 # ---------------------------------------------------------------- models
 
 
-def download_models(args: Args, names: Sequence[str], out: Progress,
-                    look: Callable[[], None] = lambda: None) -> Args:
-    """Downloads the models that the named flags give as hf://; returns the flags with their folders instead.
+def download_model_of(args: Args, name: str, out: Progress, look: Callable[[], None] = lambda: None) -> Args:
+    """Downloads the model that the named flag gives as hf://; returns the flags with its folder instead.
 
-    A folder is in the cache. args stays unchanged, and is returned itself if no flag names the hub. look is
-    called meanwhile, and may raise. Raises UserError: exit 4 for a repository without a model, exit 5 if
-    the download fails.
+    The folder is in the cache. args stays unchanged, and is returned itself if the flag does not name the hub.
+    look is called meanwhile, and may raise. Raises UserError: exit 4 for a repository without a model, exit 5
+    if the download fails.
     """
-    folders = {}
-    for name in names:
-        word = vars(args)[name]
-        if is_on_hub(word):
-            folders[name] = str(download_model(f"--{name} {printable(word)}", word, out, look))
-    return having(args, **folders) if folders else args
+    word = vars(args)[name]
+    if not is_on_hub(word):
+        return args
+    return having(args, **{name: str(download_model(f"--{name} {printable(word)}", word, out, look))})
 
 
 def download_tokenizer(args: Namespace, out: Progress, look: Callable[[], None]) -> Namespace:

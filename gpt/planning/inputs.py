@@ -20,10 +20,9 @@ from gpt.common.flags import having
 from gpt.common.names import MANIFEST, METADATA, TOKENIZER
 from gpt.common.progress import Progress
 from gpt.common.words import printable, shell_word
-from gpt.hub.download import download_models
+from gpt.hub.download import download_model_of
 from gpt.machine import device
 from gpt.machine.backends import CPU, NVIDIA, gpu_in_use, gpu_of_this_system
-from gpt.machine.device import Machine
 from gpt.machine.runtime import Runtime
 from gpt.planning.early import check_unused
 from gpt.planning.recipe import choose_config
@@ -40,7 +39,7 @@ LEAST_TO_FALL = 0.01  # of the peak, from which a cooldown still learns: the end
 # ---------------------------------------------------------------- the machine
 
 
-def choose_machine(flags: Namespace, prefers_bf16: bool = False) -> Machine:
+def choose_machine(flags: Namespace, prefers_bf16: bool = False) -> device.Machine:
     """Chooses the device, its precision and whether to compile, and sets them up for the whole process.
 
     With prefers_bf16 a processor that multiplies bf16 in hardware uses it, unless a flag names the
@@ -110,7 +109,7 @@ def choose_inputs(args: Namespace, runtime: Runtime) -> Inputs:
     """
     if args.overfit:  # dropout, a teacher and smoothed labels keep the training loss above zero
         args = having(args, dropout=0.0, teacher=None, label_smoothing=0.0)
-    args = download_models(args, ["init_from"], runtime.out)
+    args = download_model_of(args, "init_from", runtime.out)
     processes = runtime.processes
     checked = processes.from_first(lambda: _check(args, runtime))
     resumed = checked.resumed
@@ -292,8 +291,8 @@ def _check_tokenizer(flag: str, folder: Path, ours: Path | None, out: Progress, 
     The corpus may have more tokens than the model of --init_from, after its own. A model that grows needs both
     tokenizers.
     """
-    theirs = tokenizer_in(folder)
-    if theirs and ours:
+    theirs = folder / TOKENIZER
+    if ours and theirs.is_file():
         their_ids, our_ids = load_tokenizer(theirs).get_vocab(), load_tokenizer(ours).get_vocab()
         fits = their_ids == our_ids or (flag == "--init_from" and their_ids.items() <= our_ids.items())
     else:
@@ -303,8 +302,7 @@ def _check_tokenizer(flag: str, folder: Path, ours: Path | None, out: Progress, 
     if not fits:
         raise UserError(Exit.DATA, f"the corpus was made with another tokenizer than the weights of {flag}, so its ids "
                                    "mean other text. Make them again: python pretokenize.py TEXT --output_dir "
-                                   f"tokens --tokenizer_file {shell_word(theirs or folder)}, and give --data_dir tokens"
-                        )
+                                   f"tokens --tokenizer_file {shell_word(folder)}, and give --data_dir tokens")
 
 
 # ---------------------------------------------------------------- the tokens
@@ -323,11 +321,6 @@ def find_corpus(flags: Namespace) -> Corpus:
             corpora.append(_find_one(flags, folder.path))
     problems.stop()
     return corpora[0] if len(folders) == 1 else mix(folders, corpora)
-
-
-def tokenizer_in(folder: Path) -> Path | None:
-    """The tokenizer's file in the folder of a model; None without one."""
-    return folder / TOKENIZER if (folder / TOKENIZER).is_file() else None
 
 
 def _find_one(flags: Namespace, data_dir: str) -> Corpus:
@@ -350,7 +343,7 @@ def _find_one(flags: Namespace, data_dir: str) -> Corpus:
     vocab_size, notes = flags.vocab_size, ()
     if flags.init_from and not (metadata or tokenizer or vocab_size):
         weights, config = load.starting_config(flags.init_from, lambda said: None)
-        tokenizer = tokenizer_in(weights)
+        tokenizer = weights / TOKENIZER if (weights / TOKENIZER).is_file() else None
         vocab_size = None if tokenizer else config.vocab_size
         notes = ("the tokens come without their vocabulary: it is taken from --init_from",)
     if flags.bin_file is None and metadata is None and not (flags.tokenizer_file or flags.vocab_size or notes):

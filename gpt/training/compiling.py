@@ -7,8 +7,7 @@ import torch
 
 from gpt.common.errors import is_out_of_memory
 from gpt.common.words import duration
-from gpt.machine import device
-from gpt.machine.device import Machine
+from gpt.machine.device import Machine, describe_compile_error
 from gpt.machine.kernels import with_sound_kernels
 from gpt.optimizers.build import compile_optimizer
 from gpt.training.state import Run
@@ -60,7 +59,7 @@ def _fall_back_to_eager(run: Run, error: Exception) -> None:
         run.teacher.run_eagerly()
     for module in run.model.modules():
         module._compiled_call_impl = None  # set by module.compile(), which has no public inverse
-    run.setup.runtime.out.warn(f"torch.compile failed, running eagerly: {device.describe_compile_error(error)}. If its "
+    run.setup.runtime.out.warn(f"torch.compile failed, running eagerly: {describe_compile_error(error)}. If its "
                                "folder is full or does not allow execution, set TORCHINDUCTOR_CACHE_DIR to another.")
 
 

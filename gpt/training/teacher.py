@@ -8,8 +8,8 @@ from pathlib import Path
 
 import torch
 
-from gpt.architectures.table import Network, architecture_of
-from gpt.checkpoint import load
+from gpt.architectures.table import Network
+from gpt.checkpoint.load import load_model
 from gpt.common.words import printable
 from gpt.machine.device import Machine
 from gpt.ops.loss import TeacherOutput
@@ -45,8 +45,4 @@ def load_teacher(path: str | None, options: Options, machine: Machine) -> Teache
     """
     if path is None:
         return None
-    with load.opening(f"--teacher {printable(path)}"):
-        config = load.read_config(Path(path))
-        model = architecture_of(config).build(config, options)
-        load.load_weights(Path(path), model)
-    return Teacher(model.to(machine.device))
+    return Teacher(load_model(Path(path), machine.device, options, f"--teacher {printable(path)}"))
