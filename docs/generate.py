@@ -64,20 +64,19 @@ def room_graph(files: dict[str, ast.Module]) -> dict[str, set[str]]:
     return {room: graph[room] for room in reversed([*from_below])}
 
 
-def with_section(page: str, heading: str, body: str) -> str:
-    """The page with what follows a heading's introduction (its first paragraph) replaced, up to the next heading."""
-    before, rest = page.split(f"\n{heading}\n", 1)
-    introduction = rest.lstrip("\n").split("\n\n", 1)[0]
-    following = re.search(r"\n## .*", rest, re.DOTALL)
-    return f"{before}\n{heading}\n\n{introduction}\n\n{body}\n" + (following[0] if following else "")
-
-
 def architecture() -> str:
-    """docs/architecture.md with the import graph as the code has it now."""
+    """docs/architecture.md with the import graph as the code has it now.
+
+    The drawing replaces what follows the introduction of its heading, a paragraph, up to the next heading.
+    """
     graph = room_graph(modules())
     page = (ROOT / "docs/architecture.md").read_text(encoding="utf-8")
     drawing = "\n".join(f"    {room} -> {', '.join(sorted(graph[room])) or 'nothing'}" for room in graph)
-    return with_section(page, "## The import graph", drawing)
+    heading = "\n## The import graph\n"
+    before, rest = page.split(heading, 1)
+    introduction = rest.lstrip("\n").split("\n\n", 1)[0]
+    following = re.search(r"\n## .*", rest, re.DOTALL)
+    return f"{before}{heading}\n{introduction}\n\n{drawing}\n" + (following[0] if following else "")
 
 
 def flag_rows(section: str) -> Iterator[tuple[str, str]]:

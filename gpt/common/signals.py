@@ -80,7 +80,14 @@ class Signals:
             if signal.getsignal(number) is not signal.SIG_IGN:
                 self._previous[number] = signal.signal(number, handler)
         if os.name == "posix":
-            self._start_thread()
+            # A thread reads the pipe to which the interpreter writes the number of each signal.
+            read_end, self._write_end = os.pipe()
+            os.set_blocking(self._write_end, False)
+            # A forked child would write its own signals to the parent's pipe.
+            os.register_at_fork(after_in_child=lambda: signal.set_wakeup_fd(-1))
+            signal.set_wakeup_fd(self._write_end, warn_on_full_buffer=False)
+            self._thread = threading.Thread(target=self._listen, args=(read_end,), daemon=True, name="signals")
+            self._thread.start()
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -108,16 +115,6 @@ class Signals:
     def name(self) -> str:
         """The name of the first signal, for example 'SIGTERM'; empty before it."""
         return signal_name(self.number) if self.number is not None else ""
-
-    def _start_thread(self) -> None:
-        """Starts the thread that reads the pipe to which the interpreter writes the number of each signal."""
-        read_end, self._write_end = os.pipe()
-        os.set_blocking(self._write_end, False)
-        # A forked child would write its own signals to the parent's pipe.
-        os.register_at_fork(after_in_child=lambda: signal.set_wakeup_fd(-1))
-        signal.set_wakeup_fd(self._write_end, warn_on_full_buffer=False)
-        self._thread = threading.Thread(target=self._listen, args=(read_end,), daemon=True, name="signals")
-        self._thread.start()
 
     def _listen(self, read_end: int) -> None:
         while (byte := os.read(read_end, 1)) not in (END, b""):

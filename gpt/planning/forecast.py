@@ -84,14 +84,10 @@ class Evidence:
                 math.log(self.whole / USUAL_BITS), math.log(self.parameters / self.tokens)]
 
     @property
-    def repeats_fraction(self) -> float:
-        """The fraction of the variance that comes from passages of more than three tokens that the text repeats."""
-        return 1 - 1 / (1 + ((self.threes / self.whole - 1) / REPEATS_EXCESS)**2)
-
-    @property
     def variance(self) -> float:
         """The variance of the outcome; 1 for many passes over a text without repeated passages."""
-        return (1 + (FEW_PASSES * self.tokens / self.seen)**2) / (1 - self.repeats_fraction)
+        repeats = (self.threes / self.whole - 1) / REPEATS_EXCESS
+        return (1 + (FEW_PASSES * self.tokens / self.seen)**2) * (1 + repeats**2)
 
 
 @dataclass(frozen=True)

@@ -86,11 +86,6 @@ class MemorySetting:
                              options.loss_chunk or None, options.recompute, copies, optimizer_bytes, strategy,
                              processes.world_size, shards)
 
-    def beside(self, teacher: str | None) -> MemorySetting:
-        """The setting of a run that also holds the weights of --teacher."""
-        num_parameters = read_config(Path(teacher)).num_parameters if teacher else 0
-        return replace(self, teacher_bytes=(6 if self.rounds else 4) * num_parameters)
-
     @property
     def has_own_memory(self) -> bool:
         """True on a GPU with memory apart from the RAM."""
@@ -119,7 +114,9 @@ def setting_of(args: Namespace, config: ModelConfig, options: Options, machine: 
     It saves through a copy in RAM. choose_setup replaces accumulates and copies once they are decided.
     """
     optimizer_bytes = state_bytes(optimizer, config)
-    return MemorySetting.of(machine, options, True, True, optimizer_bytes, strategy, processes).beside(args.teacher)
+    setting = MemorySetting.of(machine, options, True, True, optimizer_bytes, strategy, processes)
+    of_teacher = read_config(Path(args.teacher)).num_parameters if args.teacher else 0
+    return replace(setting, teacher_bytes=(6 if setting.rounds else 4) * of_teacher)
 
 
 def memory_parts(config: ModelConfig, batch_size: int, setting: MemorySetting) -> dict[str, int]:

@@ -10,8 +10,7 @@ from torch.nn.attention import SDPBackend
 from gpt.architectures.table import ARCHITECTURES, DEFAULT, ModelConfig, architecture_of, by_flags, name_of
 from gpt.common.ranks import is_one_of_several
 from gpt.common.words import count, duration, percent, printable, several, short, size
-from gpt.machine import device
-from gpt.machine.device import Machine
+from gpt.machine.device import Machine, describe
 from gpt.ops.attention import attends_in_blocks
 from gpt.optimizers.table import OPTIMIZERS
 from gpt.planning.decided import Pace, Setup
@@ -163,7 +162,7 @@ def describe_plan(setup: Setup) -> list[str]:
 def describe_machine(config: ModelConfig, machine: Machine, attention_times: str = "") -> list[str]:
     """The lines about the machine, with the times of attention's kernels in one block, where they were measured."""
     times = f" (a block, forward and backward: {attention_times})" if attention_times else ""
-    return device.describe(machine, machine.backend.total_memory(), attention_of(config, machine) + times)
+    return describe(machine, machine.backend.total_memory(), attention_of(config, machine) + times)
 
 
 def attention_of(config: ModelConfig, machine: Machine) -> str:

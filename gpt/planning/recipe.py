@@ -135,14 +135,21 @@ def choose_config(flags: Namespace, vocab_size: int, num_tokens: int, sizing: Si
                   ) -> ModelConfig:
     """The model's shape from the flags, --init_from or the sizing; T is shorter than requested for a shorter corpus.
 
-    Raises UserError. Exit 2 means a width that the heads do not divide, or a T longer than --init_from
-    allows. Exit 3 means a corpus of fewer than two tokens. Exit 4 means that --init_from names no model.
+    The model of --init_from gets an id for each of the corpus. Raises UserError. Exit 2 means a width that the heads
+    do not divide, or a T longer than --init_from allows. Exit 3 means a corpus of fewer than two tokens. Exit 4 means
+    that --init_from names no model.
     """
     if num_tokens < 2:
         raise UserError(Exit.DATA, f"the corpus has {several(num_tokens, 'token')}, and training needs at least 2. "
                                    "Give pretokenize.py more text.")
     if flags.init_from:
-        return _config_of_weights(flags, vocab_size, num_tokens)
+        _, config = starting_config(flags.init_from, lambda said: None)
+        if (flags.seq_length or 1) > config.seq_length:
+            raise UserError(Exit.FLAGS, f"--seq_length {flags.seq_length}: --init_from has {config.seq_length} "
+                                        "positions. Lower it.")
+        seq_length = min(flags.seq_length or min(config.seq_length, LONGEST_DEFAULT_SEQ_LENGTH), num_tokens - 1)
+        return replace(config, vocab_size=max(vocab_size, config.vocab_size), seq_length=seq_length,
+                       dropout=flags.dropout or 0.0)
 
     shape = (sizing and sizing.shape) or shape_of(flags, flags.model_size or DEFAULT_SIZE)
     seq_length = flags.seq_length or (sizing.seq_length if sizing else DEFAULT_SEQ_LENGTH)
@@ -150,17 +157,6 @@ def choose_config(flags: Namespace, vocab_size: int, num_tokens: int, sizing: Si
     others = {name: getattr(flags, name) for name in beyond_size(architecture.Config, vars(flags))
               if getattr(flags, name) is not None}
     return architecture.sized(shape, vocab_size, min(seq_length, num_tokens - 1), **others)
-
-
-def _config_of_weights(flags: Namespace, vocab_size: int, num_tokens: int) -> ModelConfig:
-    """The shape of --init_from's model, with the T and the dropout of the flags, and an id for each of the corpus."""
-    _, config = starting_config(flags.init_from, lambda said: None)
-    if (flags.seq_length or 1) > config.seq_length:
-        raise UserError(Exit.FLAGS, f"--seq_length {flags.seq_length}: --init_from has {config.seq_length} positions. "
-                                    "Lower it.")
-    seq_length = min(flags.seq_length or min(config.seq_length, LONGEST_DEFAULT_SEQ_LENGTH), num_tokens - 1)
-    return replace(config, vocab_size=max(vocab_size, config.vocab_size), seq_length=seq_length,
-                   dropout=flags.dropout or 0.0)
 
 
 def choose_options(recompute: bool, has_weights: bool, machine: Machine, began_with: Mapping[str, Any]) -> Options:

@@ -313,17 +313,15 @@ class Monitor:
             if forecast and self._bits_per_byte:
                 bits = bits_after_twice(forecast, self._bits_per_byte)
                 why += f"; twice the time should reach {bits:.2f} bits per byte"
-            command = f"python train.py --resume_from {folder} {self._longer()}"
+            # Twice this run, and at least FEWEST_STEPS, in the user's unit or else in minutes.
+            units = ("max_minutes", "max_steps", "epochs")
+            unit = next((name for name in units if name in args.config.given), "max_minutes")
+            length = getattr(args, unit) or math.ceil(state.seconds / 60)
+            length *= max(2, math.ceil(FEWEST_STEPS / state.step))
+            command = f"python train.py --resume_from {folder} --{unit} {length:.12g}"
         elif how == MORE_TEXT:
             if recipe.overfits and recipe.passes > FRESH and not args.teacher:
                 why += f"; or, without more text, a new run with --teacher {best}"
             text = [] if args.bin_file else [each.path for each in folders_of(args.data_dir)]
             command = with_more_text(folder, corpus.tokenizer_path, state.seconds, text)
         self._out.say(f"To improve: {why}\n{command}")
-
-    def _longer(self) -> str:
-        """The flag for twice this run, and for at least FEWEST_STEPS, in the user's unit or else in minutes."""
-        given = [name for name in ("max_minutes", "max_steps", "epochs") if name in self._args.config.given]
-        name = given[0] if given else "max_minutes"
-        length = getattr(self._args, name) or math.ceil(self.state.seconds / 60)
-        return f"--{name} {max(2, math.ceil(FEWEST_STEPS / self.state.step)) * length:.12g}"

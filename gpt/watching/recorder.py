@@ -20,7 +20,6 @@ from gpt.watching.tracker import Tracker
 from gpt.watching.tracker_process import RecordedRun
 
 Fields = dict[str, Any]  # numbers and texts; None for a number that is not finite or not known
-RUN_ID = "trackers.json"  # the file with the run's id
 
 
 def run_id(output_dir: Path, is_resumed: bool) -> str:
@@ -29,7 +28,7 @@ def run_id(output_dir: Path, is_resumed: bool) -> str:
     A run that is not resumed, or has no such file, gets a new one, which is written there. Where it cannot be
     written or read, each start has an id of its own.
     """
-    path, new_id = output_dir / RUN_ID, secrets.token_hex(4)
+    path, new_id = output_dir / "trackers.json", secrets.token_hex(4)
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
         if not is_resumed or not path.exists():
             write_whole(path, json.dumps({"id": new_id}) + "\n")

@@ -23,7 +23,6 @@ class Tracker:
         self.name = name
         self._out = out
         self._child: subprocess.Popen[str] | None = None
-        self._listener = threading.Thread(target=self._listen, args=(f"{run.folder}/tracker.log",), daemon=True)
         environment = {**without_torchrun(os.environ), "OMP_NUM_THREADS": "1", "PYTHONIOENCODING": "utf-8",
                        "PYTHONPATH": os.pathsep.join(
                            filter(None, [str(PROGRAM), os.environ.get("PYTHONPATH")]))}
@@ -37,6 +36,8 @@ class Tracker:
                 self._child = subprocess.Popen(  # in a session of its own, which Ctrl-C does not reach
                     command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log,
                     encoding="utf-8", start_new_session=True)
+            self._listener = threading.Thread(target=self._listen, args=(self._child, folder / "tracker.log"),
+                                              daemon=True)
             self._listener.start()
         except OSError as error:
             self._warn(f"its process could not be started: {error.strerror}")
@@ -56,12 +57,11 @@ class Tracker:
             if self._listener.is_alive():
                 self._warn("it has not finished yet, and goes on by itself")
 
-    def _listen(self, log: str) -> None:
-        assert self._child
-        assert self._child.stdout
-        for line in self._child.stdout:
+    def _listen(self, child: subprocess.Popen[str], log: Path) -> None:
+        assert child.stdout
+        for line in child.stdout:
             self._out.say(f"{'tracker':12}{printable(line.rstrip())}")
-        if self._child.wait():
+        if child.wait():
             self._warn(f"its process has failed; {printable(log)} says why")
 
     def _warn(self, problem: str) -> None:

@@ -253,7 +253,7 @@ NOT_TYPED = {
         "the loss oscillates", "the loss is {level}", "Give --learning_rate {lower_rate}",
         "overfitting since step", "did not come near", "last_good()} with", "allows only {several(recipe",
         "raise --max_minutes to", "python train.py --config {folder}",
-        "--resume_from {folder} {self._longer()}", "stopped by {signals.name}; to"),
+        "--resume_from {folder} --{unit} {length", "stopped by {signals.name}; to"),
     "could be typed, and is not yet": (
         "cooled down; resume from", "no validation tokens: over", "the corpus is small for this",
         ": only with --format gguf",
