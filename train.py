@@ -210,8 +210,7 @@ def main(argv: Sequence[str]) -> int:
             return Exit.DONE
         say_first(setup)
 
-        # The model, its optimizer, its batches; a resumed run has its step, and from load_start on its weights. Steps
-        # are measured and undone: with --max_minutes they give the length.
+        # Model, optimizer, batches; load_start loads weights. Steps are measured and undone: minutes give the length.
         run = build_run(setup)
         validator = Validator(run)
         with recovery.explaining_memory(setup, run):
@@ -383,7 +382,8 @@ def try_step(run: Run, batches: Iterable[tuple[torch.Tensor, torch.Tensor]], num
 def validate_first(run: Run, validator: Validator, checkpointer: Checkpointer, monitor: Monitor) -> None:
     """Validates the weights of --init_from, or does the validation without which a run ended."""
     state, recipe = run.state, run.recipe
-    if run.setup.args.init_from and state.step == 0 and (measured := validator.measure()):
+    measured = validator.measure() if run.setup.args.init_from and state.step == 0 else None
+    if measured:
         run.setup.runtime.out.say(f"validation before the first step | loss {measured.nats:.4f}")
     run.setup.runtime.out.bar(recipe.total_steps, state.step)
     is_due = state.step % recipe.eval_interval == 0 or state.step == recipe.total_steps

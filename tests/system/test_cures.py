@@ -247,7 +247,7 @@ NOT_TYPED = {
         " with --tokenizer_file {shell_word(corpus", "; or, without more text", "python {prog}",
         "python {prog} [flags]", "python {sys.version}", "with --init_from the model gets rows",
         "parameters} for {num_tokens}", "does not go with FILE or --demo", "not with several folders in",
-        "unexpected argument. Give a value",
+        "unexpected argument. Give a value", "a flag such as --encoding goes to",
         "with --chat it needs --prompt"),
     "needs a model that learns, or a run of minutes": (
         "the loss oscillates", "the loss is {level}", "Give --learning_rate {lower_rate}",
