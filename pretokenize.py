@@ -133,6 +133,7 @@ import contextlib
 import shutil
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 from gpt.common.files import write_whole
@@ -146,11 +147,10 @@ from gpt.pretokenization.commit import commit, summarise
 from gpt.pretokenization.files import STDIN, Source, refuse_changed, unpacked
 from gpt.pretokenization.passes import Job, encode_text, settle_split
 from gpt.pretokenization.report import names_of
-from gpt.pretokenization.sources import bare_name, demo_sources, find_sources
+from gpt.pretokenization.sources import AS_TEXTS, bare_name, demo_sources, find_sources
 from gpt.pretokenization.store import Folder
 from gpt.pretokenization.verify import peek, verify_folder
 from gpt.pretokenization.vocabulary import conversing, given_vocabulary, new_vocabulary
-from gpt.tokens.chat import FIELDS
 from gpt.tokens.layouts import native_dtype
 
 # ---------------------------------------------------------------- the stages, in the order of events
@@ -203,7 +203,10 @@ def read_names(args: Namespace, folder: Folder, signals: Signals, progress: Prog
         with progress.phase("reading stdin"), folder.writing():
             in_thread(lambda: spool_stdin(path), signals.look)
         fetched["-"] = [DatasetFile(path, STDIN, "")]
-    return find_sources(args.files, progress.say, fetched, args.encoding or "")
+    sources = find_sources(args.files, progress.say, fetched, args.encoding or "")
+    if args.text_field == "text":
+        return sources
+    return [replace(source, kind=AS_TEXTS.get(source.kind, source.kind)) for source in sources]
 
 
 def spool_stdin(path: Path) -> None:
@@ -232,9 +235,6 @@ def say_what_is_read(job: Job) -> None:
         job.progress.warn("--encoding has no effect: there is no text file and no .jsonl file")
     if args.text_field != "text" and not job.has_fields:
         job.progress.warn(f"--text_field {printable(args.text_field)} has no effect: there is no .jsonl file")
-    if args.text_field != "text" and job.has_chats:
-        raise UserError(Exit.DATA, f"--text_field {printable(args.text_field)}: the records hold conversations, which "
-                                   f"have no text field. Leave out the flag, or the field {' or '.join(FIELDS)}.")
 
 
 def refuse_empty(job: Job) -> None:

@@ -76,14 +76,15 @@ def summarise(job: Job, metadata: Mapping[str, Any], seconds: float) -> None:
         say(f"{key}: {value:,} ({', '.join(f'{split} {splits[split][key]:,}' for split in splits)})")
     if job.has_chats:
         counted = sum(split["counted"] for split in splits.values())
-        say(f"answers: {100 * counted / sums['tokens']:.3g}% of the tokens; the loss counts these, the rest is context")
+        say(f"counted: {100 * counted / sums['tokens']:.3g}% of the tokens; the loss leaves out what is no answer")
     say(f"vocabulary: {metadata['vocab_size']:,} ids ({metadata['dtype']})\n"
         f"bytes per token: {sums['bytes'] / max(1, sums['tokens']):.3f}\nseconds: {seconds:.1f}")
     if TRAINS_NEXT in os.environ:
         return
     data_dir = "" if str(job.folder.path) == "data" else f" --data_dir {shell_word(job.folder.path)}"
     given = job.args.tokenizer_file
-    if job.has_chats and given and named_in(Path(given))[0].is_dir():  # a model's
+    model = named_in(Path(given or ""))[0]
+    if job.has_chats and given and [*model.glob("*.safetensors"), *model.glob("checkpoint-*")]:
         say(f"next: python train.py --init_from {shell_word(given)}{data_dir} --output_dir "
             f"{shell_word(f'{job.folder.path}-out')}")
     else:

@@ -16,7 +16,8 @@ from gpt.pretokenization.json_lines import encodable, is_json_lines, line_blocks
 from gpt.pretokenization.parquet import is_parquet, table_blocks
 from gpt.tokens.chat import FIELDS, Turn, segments_of, special_names, turns_of
 
-FIRST_LINE_BYTES = 2**24  # the longest first line that tells what a file holds
+# The lines that tell what a file holds, and the longest of them.
+FIRST_RECORDS, FIRST_LINE_BYTES = 100, 2**24
 
 Conversation = tuple[Turn, ...]
 
@@ -25,7 +26,7 @@ Conversation = tuple[Turn, ...]
 
 
 def is_chat_lines(source: Source, name: str, head: bytes) -> bool:
-    """True for JSON lines whose first record has a list of turns, and no text."""
+    """True for JSON lines whose first records have a list of turns, one of them at least, and no text."""
     if not is_json_lines(source, name, head):
         return False
     content = b""
@@ -33,12 +34,19 @@ def is_chat_lines(source: Source, name: str, head: bytes) -> bool:
         content = (content + piece).lstrip()
         if b"\n" in content or len(content) > FIRST_LINE_BYTES:
             break
+    found = [_has_turns(line) for line in content.split(b"\n")[:FIRST_RECORDS]]
+    return True in found and False not in found
+
+
+def _has_turns(line: bytes) -> bool | None:
+    """True for a record with a list of turns, False for one with a text, None for any other line."""
     try:
-        record = json.loads(content.partition(b"\n")[0])
+        record = json.loads(line)
     except (ValueError, RecursionError):
-        return False
-    return isinstance(record, dict) and "text" not in record and any(isinstance(record.get(field), list)
-                                                                     for field in FIELDS)
+        return None
+    if not isinstance(record, dict):
+        return None
+    return False if "text" in record else any(isinstance(record.get(field), list) for field in FIELDS) or None
 
 
 def is_chat_table(source: Source, name: str, head: bytes) -> bool:
@@ -50,10 +58,11 @@ def column_of(source: Source) -> str:
     """The table's column of turns, '' if there is none or the table is damaged. Raises UserError (exit 5)."""
     parquet = optional("pyarrow.parquet", source.shown)
     try:
-        names = parquet.read_schema(source.path).names
+        schema = parquet.read_schema(source.path)
     except (OSError, ValueError):  # table_blocks reports it
         return ""
-    return "" if "text" in names else next((field for field in FIELDS if field in names), "")
+    lists = [name for name, kind in zip(schema.names, schema.types, strict=True) if "list<" in str(kind)]
+    return "" if "text" in schema.names else next((field for field in FIELDS if field in lists), "")
 
 
 # ---------------------------------------------------------------- the conversations of a block

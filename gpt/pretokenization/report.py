@@ -76,10 +76,13 @@ class Report:
         most = max(ALWAYS_LEFT_OUT, MAX_BAD_RECORDS * found.records)
         if found.first_bad_line and found.bad_lines > most and not self.reading.allows_bad_records:
             leave = ", or --allow_bad_records to leave them out" if found.bad_lines < found.records else ""
-            raise self.sources[self.source_index].error(
-                f"has {found.records:,} records, and {found.bad_lines:,} of them hold no document, the first: "
-                f"{found.first_bad_line[1]}. Give --text_field, or a file with one JSON object on each "
-                f"line{leave}.")
+            source = self.sources[self.source_index]
+            cure = "Give --text_field, or a file with one JSON object on each line"
+            if source.kind.startswith("chat"):
+                cure = ('Give each record the form {"messages": [{"role": "user", "content": "..."}, '
+                        '{"role": "assistant", "content": "..."}]}')
+            raise source.error(f"has {found.records:,} records, and {found.bad_lines:,} of them hold no document, the "
+                               f"first: {found.first_bad_line[1]}. {cure}{leave}.")
 
     def say(self, progress: Progress) -> None:
         """Warns of replaced bytes, skipped records, and a separator that does not occur."""

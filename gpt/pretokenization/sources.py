@@ -33,6 +33,7 @@ KINDS = {
     "lines": JSON_LINES,
     "text": TEXT_FILES,
 }
+AS_TEXTS = {"chat tables": "parquet", "chat lines": "lines"}  # with --text_field records of conversations are texts
 DEMO_BYTES = 12_000_000
 DEMO_SKIPS = {"test", "tests", "idle_test", "idlelib", "lib2to3", "site-packages", "dist-packages",
               "__pycache__"}

@@ -50,8 +50,9 @@ def turns_of(record: Any) -> tuple[Turn, ...]:
     Accepts ShareGPT's names too: conversations, from, value, human, gpt. Raises ValueError, with the reason for
     the user, for anything else and for a conversation without an answer.
     """
-    turns = next((record[field] for field in FIELDS if record.get(field)), None) if isinstance(record, dict) else None
-    if not isinstance(turns, list):
+    fields = record if isinstance(record, dict) else {}
+    turns = next((fields[field] for field in FIELDS if fields.get(field) and isinstance(fields[field], list)), None)
+    if turns is None:
         raise ValueError(f"has no list of turns in a field {' or '.join(FIELDS)}")
     read = tuple(_turn_of(turn, f"turn {number}") for number, turn in enumerate(turns, 1))
     if all(turn.role != "assistant" for turn in read):
@@ -62,7 +63,8 @@ def turns_of(record: Any) -> tuple[Turn, ...]:
 def _turn_of(turn: Any, which: str) -> Turn:
     """Reads one turn. Raises ValueError that begins with which."""
     fields = turn if isinstance(turn, dict) else {}
-    role_field, content_field = next((names for names in NAMES.items() if names[0] in fields), ("role", "content"))
+    role_field, content_field = next((names for names in NAMES.items() if fields.get(names[0]) is not None),
+                                     ("role", "content"))
     role, content = fields.get(role_field), fields.get(content_field)
     if not isinstance(role, str) or role not in ROLES:
         raise ValueError(f"{which}: its {role_field} is {role!r}, not one of {', '.join(ROLES)}")

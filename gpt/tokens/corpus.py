@@ -210,7 +210,8 @@ def _open(files: Sequence[Path], split: str, metadata: Metadata, vocab_size: int
     record = metadata.splits.get(split, FileRecord())
     layouts = [LAYOUTS["nanogpt"] if split in metadata.splits else recognise(path) for path in files]
     parts, digests = [], []
-    mask = files[0].with_suffix(".mask")
+    mask = next((path for path in (file.resolve().with_suffix(".mask") for file in files) if path.is_file()),
+                files[0].with_suffix(".mask"))
     if record.mask_sha256 is None and mask.is_file():
         raise token_file_error(mask, "says which tokens count in the loss, and no metadata names it. Give the "
                                      "--metadata_file that pretokenize.py wrote beside it.")

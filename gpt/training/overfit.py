@@ -52,6 +52,9 @@ def overfit_batches(run: Run, take_step: Callable[[Run], Figures]) -> int:
             out.at(state.step, f"step {state.step:,}/{most_steps:,} | loss {last:.4f}")
     out.end_bar()
 
+    if last == 0:
+        raise UserError(Exit.DATA, f"--overfit {num}: the batches have no answer, which alone counts in the loss. Give "
+                                   "a larger --seq_length or --batch_size.")
     if last > near or not math.isfinite(last):
         raise UserError(Exit.DIVERGED, f"--overfit {num}: the loss did not come near {near:.4f}, it is {last:.4f} "
                                        f"after {several(state.step, 'step')}. Try another --learning_rate than "

@@ -169,9 +169,16 @@ def test_a_row_without_a_conversation_is_left_out_and_named(bad):
     assert report.first_bad_line.startswith("row 67 of a.parquet ")
 
 
-def test_a_text_field_beside_conversations_is_refused():
-    write("a.jsonl", chat_lines(chats(9)))
-    assert "--text_field body" in refused("a.jsonl", "--text_field", "body")
+def test_an_explicit_text_field_reads_the_records_as_texts():
+    records = [{"story": f"the cat {number} sat", "messages": messages(turns)} for number, turns in enumerate(chats(9))]
+    write("a.jsonl", "".join(json.dumps(record) + "\n" for record in records))
+    assert "counted" not in run("a.jsonl", "--text_field", "story", "--val_fraction", "0")["splits"]["train"]
+    assert "'body'" in refused("a.jsonl", "--text_field", "body", "--overwrite")
+
+
+def test_bad_first_records_leave_a_file_of_conversations_what_it_is():
+    write("a.jsonl", '{"id": 1}\n{"messages"\n{"messages": {}}\n' + chat_lines(chats(300)))
+    assert run("a.jsonl", "--val_fraction", "0")["splits"]["train"]["documents"] == 300
 
 
 # ---------------------------------------------------------------- the tokenizer and the folder
