@@ -77,12 +77,13 @@ class Report:
         if found.first_bad_line and found.bad_lines > most and not self.reading.allows_bad_records:
             leave = ", or --allow_bad_records to leave them out" if found.bad_lines < found.records else ""
             source = self.sources[self.source_index]
-            cure = "Give --text_field, or a file with one JSON object on each line"
+            line = found.first_bad_line[1]
             if source.kind.startswith("chat"):
-                cure = ('Give each record the form {"messages": [{"role": "user", "content": "..."}, '
-                        '{"role": "assistant", "content": "..."}]}')
+                form = '{"messages": [{"role": "user", "content": "..."}, {"role": "assistant", "content": "..."}]}'
+                raise source.error(f"has {found.records:,} records, and {found.bad_lines:,} of them hold no "
+                                   f"conversation, the first: {line}. Give each the form {form}{leave}.")
             raise source.error(f"has {found.records:,} records, and {found.bad_lines:,} of them hold no document, the "
-                               f"first: {found.first_bad_line[1]}. {cure}{leave}.")
+                               f"first: {line}. Give --text_field, or a file with one JSON object on each line{leave}.")
 
     def say(self, progress: Progress) -> None:
         """Warns of replaced bytes, skipped records, and a separator that does not occur."""

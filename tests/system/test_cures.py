@@ -255,7 +255,7 @@ NOT_TYPED = {
         "raise --max_minutes to", "python train.py --config {folder}",
         "--resume_from {folder} --{unit} {length", "stopped by {signals.name}; to"),
     "could be typed, and is not yet": (
-        "cooled down; resume from", "no validation tokens: over", "the corpus is small for this",
+        "cooled down; resume from", "no validation tokens: over", "the corpus is small for this", "the batches have no",
         ": only with --format gguf",
         "which --dtype {dtype} cannot", "{reason}. Give --format huggingface.",
         "It cannot be resumed with these", "every checkpoint there is damaged",
