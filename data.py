@@ -479,24 +479,28 @@ def divide_windows(num_tokens: Sequence[int], seq_length: int, limit: int) -> li
 
 def spread_windows(num_tokens: int, seq_length: int, limit: int) -> np.ndarray:
     """The numbers of all windows, or of limit windows spread evenly, int64 [num]; window w begins at token w T."""
-    num_windows = -(-(num_tokens - 1) // seq_length)
-    return np.arange(num_windows) if num_windows <= limit else np.arange(limit) * num_windows // limit
+    return spaced(-(-(num_tokens - 1) // seq_length), limit)
+
+
+def spaced(number: int, limit: int) -> np.ndarray:
+    """The numbers below number, or limit of them at even distances, int64 [num]."""
+    num = min(number, limit)
+    return np.arange(num) * number // max(1, num)
 
 
 def validation_batches(tokens: Tokens, seq_length: int, batch_size: int, max_windows: int,
                        processes: Processes = ALONE) -> Iterator[Batch]:
     """Yields inputs and targets, on the CPU, of all windows or of max_windows spread evenly, always the same.
 
-    Windows do not overlap, and the last one may be shorter than T. Windows of which no target counts are left
-    out. The processes share the windows and get equally many batches. All batches have one shape, so that a
+    Windows do not overlap, and the last one may be shorter than T. Windows without a target that counts are
+    left out. The processes share the windows and get equally many batches. All batches have one shape, so that a
     compiled model is compiled once: targets IGNORED fill the last window and the last batch, stand for tokens
     that do not count, and may be all of a batch.
     """
     windows = spread_windows(tokens.length, seq_length, tokens.length)
     if tokens.mask:
         windows = windows[tokens.mask.rows(windows * seq_length + 1, seq_length).any(1)]
-    num = min(max_windows, len(windows))
-    chosen = windows[np.arange(num) * len(windows) // max(1, num)]
+    chosen = windows[spaced(len(windows), max_windows)]
     mine = chosen[processes.rank::processes.world_size]
     num_batches = -(-len(chosen) // (batch_size * processes.world_size))
 

@@ -7,8 +7,8 @@
     python train.py --check                                             what can this machine do? no data needed
     python train.py --use_gpu --dry_run --gpu_cost_per_hour 2           what will it take? four steps, nothing written
 
-Read it from top to bottom: the flags, then main in the order of events, then the loop and the step. What these call is
-machinery in gpt/: planning/ decides before the run, training/ is what a step is made of, watching/ says what happens. A
+Read it from top to bottom: the flags, then main in the order of events, then the loop and the step. The machinery is
+in gpt/: planning/ decides before the run, training/ is what a step is made of, watching/ says what happens. A
 step is one optimizer step over accumulated micro-batches of B sequences of T tokens.
 """
 
@@ -210,7 +210,7 @@ def main(argv: Sequence[str]) -> int:
             return Exit.DONE
         say_first(setup)
 
-        # Model, optimizer, batches; load_start loads weights. Steps are measured and undone: minutes give the length.
+        # Model, optimizer and batches. Steps are measured and undone: with --max_minutes they decide the length.
         run = build_run(setup)
         validator = Validator(run)
         with recovery.explaining_memory(setup, run):

@@ -26,7 +26,7 @@ Conversation = tuple[Turn, ...]
 
 
 def is_chat_lines(source: Source, name: str, head: bytes) -> bool:
-    """True for JSON lines whose first records have a list of turns, one of them at least, and no text."""
+    """True for JSON lines in which the first record that has turns or a text has turns."""
     if not is_json_lines(source, name, head):
         return False
     content = b""
@@ -35,7 +35,7 @@ def is_chat_lines(source: Source, name: str, head: bytes) -> bool:
         if b"\n" in content or len(content) > FIRST_LINE_BYTES:
             break
     found = [_has_turns(line) for line in content.split(b"\n")[:FIRST_RECORDS]]
-    return True in found and False not in found
+    return next((has_turns for has_turns in found if has_turns is not None), False)
 
 
 def _has_turns(line: bytes) -> bool | None:

@@ -27,7 +27,7 @@ ROLES = {"system": "system", "user": "user", "assistant": "assistant", "human": 
 
 
 class Turn(NamedTuple):
-    """What one side says; role is system, user or assistant."""
+    """The words of one side; role is system, user or assistant."""
 
     role: str
     content: str

@@ -188,3 +188,8 @@ def test_the_laptop_recipe_of_the_readme_runs_and_its_outcome_can_be_used_as_the
     assert (tmp_path / "my-gpt2/model.safetensors").exists()
     logged = [json.loads(line) for line in (tmp_path / "out/metrics.jsonl").read_text().splitlines()]
     assert any("bits_per_byte" in line for line in logged)
+
+
+def test_the_reading_tour_has_the_true_lengths():
+    for file, lines in re.findall(r"\]\(([\w/]+\.py)\), (\d+) lines", (ROOT / "README.md").read_text("utf-8")):
+        assert len((ROOT / file).read_text("utf-8").splitlines()) == int(lines), file

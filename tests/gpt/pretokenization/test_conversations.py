@@ -237,3 +237,8 @@ def test_a_damaged_or_missing_mask_is_named_by_verify_and_by_train(tokenizer_fil
     error, _ = trained([*TINY, *QUIET, "--no-use_gpu", "--max_steps", "1", *files], capsys)
     assert getattr(error, "code", 0) == Exit.DATA
     assert pretokenize.main(["--verify", "data"]) == 0
+
+
+def test_a_stray_text_among_the_first_conversations_is_a_bad_record():
+    write("a.jsonl", chat_lines(chats(3)) + '{"text": "the cat"}\n' + chat_lines(chats(300)))
+    assert run("a.jsonl", "--val_fraction", "0")["splits"]["train"]["documents"] == 303
