@@ -9,7 +9,7 @@ import codecs
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NamedTuple
 
 from gpt.common.errors import Exit, UserError
 from gpt.common.words import size
@@ -107,6 +107,15 @@ class Findings:
         return text
 
 
+class Record(NamedTuple):
+    """A line of JSON or a row of a table: its number in the block, its value, and of a line its place in the text."""
+
+    number: int
+    value: Any
+    start: int = 0  # the byte where the line begins
+    has_escapes: bool = False
+
+
 @dataclass(frozen=True)
 class Kind:
     """A kind of input: an entry of sources.KINDS, with its functions in a file of its own.
@@ -114,18 +123,21 @@ class Kind:
     recognises(source, name, head): is a file of this kind? name is its lower-case name without the ending
     of a packed file, head its first unpacked bytes. Raises UserError (exit 3) for a broken file.
     blocks(source, reading): cuts a source into blocks. Raises UserError: exit 3 for a broken file or a
-    document too long to be held, exit 5 for a missing package; and OSError. documents(block, content,
-    reading, findings): the documents of a block, from its bytes or rows, each a text or a tuple of turns; the
-    text of the part if the block is a part of a document.
+    document too long to be held, exit 5 for a missing package; and OSError. records(block, content, findings):
+    what the bytes or rows of a block hold: records, or the text of a text file. documents(records, reading,
+    findings): their documents, each a text or a tuple of turns; the text of the part if the block is a part of a
+    document.
     """
 
     recognises: Callable[[Source, str, bytes], bool]
     blocks: Callable[[Source, Reading], Iterator[TextBlock]]
-    documents: Callable[[TextBlock, Any, Reading, Findings], list[Any]]
+    records: Callable[[TextBlock, Any, Findings], Any]
+    documents: Callable[[Any, Reading, Findings], list[Any]]
     endings: tuple[str, ...] = ()  # of the file names that are taken from a folder
     is_text: bool = True  # the file must be UTF-8: UTF-16, pictures, archives and the like are refused
     has_fields: bool = True  # --text_field names the document; False: a file without separators is one document
     is_chat: bool = False  # documents are conversations
+    form: str = "--text_field, or a file with one JSON object on each line"  # of a record that can be read
 
 
 def read_at(file: BinaryIO, start: int, length: int) -> bytes:

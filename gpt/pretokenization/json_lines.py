@@ -2,14 +2,15 @@
 
 import json
 import re
-from collections.abc import Iterator
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Iterator
+from pathlib import Path
 
-from gpt.common.words import printable
+from gpt.common.words import printable, shell_word
 from gpt.pretokenization.blocks import (
     Findings,
     Kind,
     Reading,
+    Record,
     TextBlock,
     find_end,
     refuse_over_limit,
@@ -21,7 +22,15 @@ JSON_ENDINGS = (".jsonl", ".ndjson")
 
 
 def is_json_lines(source: Source, name: str, head: bytes) -> bool:
-    """True for the names of JSON lines, and for standard input that begins with an object."""
+    """True for the names of JSON lines, and for standard input that begins with an object.
+
+    Raises UserError (exit 3) for a file that is one array of JSON.
+    """
+    if name.endswith(".json") and re.match(rb"\s*\[", head.removeprefix(MARK)):
+        lines = shell_word(Path(source.path.name).with_suffix(".jsonl"))
+        raise source.error("is one array of JSON. Make a line of each record: python -c 'import json, sys; [print("
+                           f"json.dumps(record)) for record in json.load(sys.stdin)]' < {shell_word(source.path)} > "
+                           f"{lines}, and give {lines}")
     return name.endswith((*JSON_ENDINGS, ".json")) or (
         name == STDIN and re.match(rb'{\s*["}]', head.removeprefix(MARK)) is not None)
 
@@ -40,16 +49,7 @@ def line_blocks(source: Source, reading: Reading) -> Iterator[TextBlock]:
             start = end
 
 
-class Line(NamedTuple):
-    """A line of JSON: its number in the block, the byte where it begins in the text, and its value."""
-
-    number: int
-    start: int
-    has_escapes: bool
-    value: Any
-
-
-def lines_of(block: TextBlock, content: bytes, findings: Findings) -> Iterator[Line]:
+def lines_of(block: TextBlock, content: bytes, findings: Findings) -> Iterator[Record]:
     """Yields whole lines without the blank ones; counts in findings the lines that are not JSON."""
     decode = json.JSONDecoder().decode
     findings.newlines = content.count(b"\n")
@@ -61,12 +61,12 @@ def lines_of(block: TextBlock, content: bytes, findings: Findings) -> Iterator[L
             continue
         findings.records += 1
         try:
-            yield Line(number, start, b"\\u" in encoded, decode(line))
+            yield Record(number, decode(line), start, b"\\u" in encoded)
         except (ValueError, RecursionError):
             findings.count_bad_line(number, "is not JSON")
 
 
-def encodable(text: str, line: Line, findings: Findings) -> str:
+def encodable(text: str, line: Record, findings: Findings) -> str:
     """Returns text of a line that UTF-8 can encode: JSON can spell lone surrogates; they are replaced and counted."""
     if not line.has_escapes:
         return text
@@ -77,19 +77,18 @@ def encodable(text: str, line: Line, findings: Findings) -> str:
     return text
 
 
-def line_documents(block: TextBlock, content: bytes, reading: Reading, findings: Findings) -> list[str]:
-    """Returns the documents of whole lines; counts in findings the lines without one, except blank lines."""
-    texts = []
-    for line in lines_of(block, content, findings):
-        fields = line.value
-        text = fields.get(reading.text_field) if isinstance(fields, dict) else None
+def record_texts(records: Iterable[Record], reading: Reading, findings: Findings) -> list[str]:
+    """Returns the texts in the field of records; counts in findings the records without one."""
+    texts, name = [], reading.text_field
+    for record in records:
+        fields = record.value if isinstance(record.value, dict) else {}
+        text = fields.get(name)
         if isinstance(text, str):
-            texts.append(encodable(text, line, findings))
+            texts.append(encodable(text, record, findings))
         else:
-            what = f"its fields are {', '.join(list(fields)[:8])}" if isinstance(fields, dict) else "no object"
-            why = f"has no text in field {reading.text_field!r}: {what}"
-            findings.count_bad_line(line.number, printable(why)[:200])
+            what = f"it is {text!r}" if name in fields else f"its fields are {', '.join(list(fields)[:8]) or 'none'}"
+            findings.count_bad_line(record.number, printable(f"has no text in field {name!r}: {what}")[:200])
     return texts
 
 
-JSON_LINES = Kind(is_json_lines, line_blocks, line_documents, JSON_ENDINGS)
+JSON_LINES = Kind(is_json_lines, line_blocks, lines_of, record_texts, JSON_ENDINGS)

@@ -9,6 +9,7 @@ from gpt.common.words import several
 from gpt.pretokenization.blocks import Findings, Reading, TextBlock
 from gpt.pretokenization.encodings import refuse_undecodable
 from gpt.pretokenization.files import Source
+from gpt.pretokenization.sources import KINDS
 
 MAX_BAD_RECORDS = 0.01  # of a file's records; fewer are left out and counted
 ALWAYS_LEFT_OUT = 3  # bad records in any file
@@ -77,13 +78,8 @@ class Report:
         if found.first_bad_line and found.bad_lines > most and not self.reading.allows_bad_records:
             leave = ", or --allow_bad_records to leave them out" if found.bad_lines < found.records else ""
             source = self.sources[self.source_index]
-            line = found.first_bad_line[1]
-            if source.kind.startswith("chat"):
-                form = '{"messages": [{"role": "user", "content": "..."}, {"role": "assistant", "content": "..."}]}'
-                raise source.error(f"has {found.records:,} records, and {found.bad_lines:,} of them hold no "
-                                   f"conversation, the first: {line}. Give each the form {form}{leave}.")
             raise source.error(f"has {found.records:,} records, and {found.bad_lines:,} of them hold no document, the "
-                               f"first: {line}. Give --text_field, or a file with one JSON object on each line{leave}.")
+                               f"first: {found.first_bad_line[1]}. Give {KINDS[source.kind].form}{leave}.")
 
     def say(self, progress: Progress) -> None:
         """Warns of replaced bytes, skipped records, and a separator that does not occur."""
@@ -102,8 +98,8 @@ class Report:
             return
         why = "It holds less than 2 bytes of text besides whitespace. Give a file with text."
         if self.bad_lines:
-            why = (f"{several(self.bad_lines, 'record')} skipped, the first: {self.first_bad_line}. Give "
-                   "--text_field, or a file with one JSON object on each line.")
+            form = KINDS[self.sources[self.source_index].kind].form
+            why = f"{several(self.bad_lines, 'record')} skipped, the first: {self.first_bad_line}. Give {form}."
         raise UserError(Exit.DATA, f"there is nothing to train on in {names_of(self.sources)}. {why}")
 
 

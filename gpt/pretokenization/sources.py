@@ -205,10 +205,11 @@ def documents_of(block: TextBlock, sources: Sequence[Source], reading: Reading,
     Raises UserError (exit 3) if the file cannot be read or became shorter after the block was cut.
     """
     source, content = sources[block.source], block.rows
+    kind = KINDS[source.kind]
     if content is None:
         with readable(source), source.text_path.open("rb", buffering=0) as file:
             content = read_at(file, block.offset, block.length)
         if len(content) != block.length:
             raise source.error("became shorter while it was read. Run the command again when nothing "
                                "writes to the file.")
-    return KINDS[source.kind].documents(block, content, reading, findings)
+    return kind.documents(kind.records(block, content, findings), reading, findings)

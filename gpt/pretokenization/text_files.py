@@ -67,13 +67,17 @@ def parts_between(file: BinaryIO, reading: Reading, start: int, end: int, in_val
         start = stop
 
 
-def text_documents(block: TextBlock, content: bytes, reading: Reading, findings: Findings) -> list[str]:
-    """Returns the documents of a block: all of its text, or the texts between separators.
+def text_of(block: TextBlock, content: bytes, findings: Findings) -> str:
+    """Returns the text of a block, and counts its lines in findings."""
+    findings.newlines = content.count(b"\n")
+    return findings.decode(content, block.offset, 0)
+
+
+def text_documents(text: str, reading: Reading, findings: Findings) -> list[str]:
+    """Returns the documents of a block's text: all of it, or the texts between separators.
 
     An empty text after the last separator is left out.
     """
-    findings.newlines = content.count(b"\n")
-    text = findings.decode(content, block.offset, 0)
     if not reading.separator:
         return [text]
     texts = text.split(reading.separator)
@@ -82,5 +86,5 @@ def text_documents(block: TextBlock, content: bytes, reading: Reading, findings:
 
 
 # KINDS asks it last: it takes any file that no other kind recognises.
-TEXT_FILES = Kind(lambda source, name, head: True, text_blocks, text_documents, (".txt", ".text", ".md"),
+TEXT_FILES = Kind(lambda source, name, head: True, text_blocks, text_of, text_documents, (".txt", ".text", ".md"),
                   has_fields=False)

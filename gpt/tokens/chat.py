@@ -22,6 +22,7 @@ from tokenizers import Tokenizer
 
 START, END = "<|im_start|>", "<|im_end|>"
 FIELDS = ("messages", "conversations")  # of a record, for its list of turns
+SYSTEM = "system"  # of a record too, for the system's turn
 NAMES = {"role": "content", "from": "value"}  # a turn's fields: the usual names, and ShareGPT's
 ROLES = {"system": "system", "user": "user", "assistant": "assistant", "human": "user", "gpt": "assistant"}
 
@@ -31,6 +32,7 @@ class Turn(NamedTuple):
 
     role: str
     content: str
+    counts: bool = True  # of an answer: it is learned
 
 
 class Segment(NamedTuple):
@@ -47,17 +49,19 @@ class Segment(NamedTuple):
 def turns_of(record: Any) -> tuple[Turn, ...]:
     """Reads the turns of a record of JSON or of a table: {"messages": [{"role": ..., "content": ...}, ...]}.
 
-    Accepts ShareGPT's names too: conversations, from, value, human, gpt. Raises ValueError, with the reason for
-    the user, for anything else and for a conversation without an answer.
+    Accepts ShareGPT's names too: conversations, from, value, human, gpt, and a field system beside the turns. Raises
+    ValueError, with the reason for the user, for anything else and for a conversation without an answer to learn.
     """
     fields = record if isinstance(record, dict) else {}
     turns = next((fields[field] for field in FIELDS if fields.get(field) and isinstance(fields[field], list)), None)
     if turns is None:
         raise ValueError(f"has no list of turns in a field {' or '.join(FIELDS)}")
-    read = tuple(_turn_of(turn, f"turn {number}") for number, turn in enumerate(turns, 1))
-    if all(turn.role != "assistant" for turn in read):
-        raise ValueError("has no turn of the assistant")
-    return read
+    read = [_turn_of(turn, f"turn {number}") for number, turn in enumerate(turns, 1)]
+    if not any(turn.role == "assistant" and turn.counts for turn in read):
+        raise ValueError("has no answer (a turn of the assistant, whose weight is not 0)")
+    if fields.get(SYSTEM):
+        read.insert(0, _turn_of({"role": "system", "content": fields[SYSTEM]}, SYSTEM))
+    return tuple(read)
 
 
 def _turn_of(turn: Any, which: str) -> Turn:
@@ -70,30 +74,33 @@ def _turn_of(turn: Any, which: str) -> Turn:
         raise ValueError(f"{which}: its {role_field} is {role!r}, not one of {', '.join(ROLES)}")
     if not isinstance(content, str):
         raise ValueError(f"{which}: its {content_field} is not text")
-    return Turn(ROLES[role], content)
+    weight = fields.get("weight")
+    if weight not in (None, 0, 1):
+        raise ValueError(f"{which}: its weight is {weight!r}, not 0 or 1")
+    turn = Turn(ROLES[role], content, weight != 0)
+    if turn.role == "assistant" and turn.counts and not content.strip():
+        raise ValueError(f"{which}: its answer is empty, and is learned unless the turn has the weight 0")
+    return turn
 
 
 # ---------------------------------------------------------------- the template
 
 
-def segments_of(turns: Sequence[Turn], names: Sequence[str], asks: bool = False) -> list[Segment]:
+def segments_of(turns: Sequence[Turn], names: Sequence[str]) -> list[Segment]:
     """The segments of a conversation, whose ids follow each other; names are the special tokens of the tokenizer.
 
-    An answer begins and ends without whitespace, so that it has the same ids in training as when it is
-    generated. With asks the segments end where the next answer begins.
+    An answer begins and ends without whitespace, so that it has the same ids in training as when it is generated.
     """
     segments = []
-    for role, content in turns:
+    for role, content, counts in turns:
         for name in names:
             content = content.replace(name, f"{name[0]} {name[1:]}")
         segments.append(Segment("", START, False))
         if role == "assistant":
-            segments += [Segment("assistant\n", "", False), Segment(content.strip(), END, True)]
+            segments += [Segment("assistant\n", "", False), Segment(content.strip(), END, counts)]
         else:
             segments.append(Segment(f"{role}\n{content}", END, False))
         segments.append(Segment("\n", "", False))
-    if asks:
-        segments += [Segment("", START, False), Segment("assistant\n", "", False)]
     return segments
 
 
@@ -134,7 +141,8 @@ def can_converse(tokenizer: Tokenizer) -> bool:
 def prompt_ids(turns: Sequence[Turn], tokenizer: Tokenizer) -> list[int]:
     """The ids of a conversation up to where the assistant's next answer begins; the tokenizer can converse."""
     ids = []
-    for text, special, _ in segments_of(turns, special_names(tokenizer), asks=True):
+    question = segments_of(turns, special_names(tokenizer))
+    for text, special, _ in [*question, Segment("", START, False), Segment("assistant\n", "", False)]:
         ids += tokenizer.encode(text, add_special_tokens=False).ids
         ids += [tokenizer.token_to_id(special)] if special else []
     return ids

@@ -1,6 +1,5 @@
 """Which tokens count in the loss: one bit for each token of a corpus of conversations."""
 
-import bisect
 import itertools
 
 import numpy as np
@@ -17,23 +16,20 @@ class Mask:
     def __init__(self, stream: TokenStream):
         """Reads the masks of the stream's parts, whose content open_corpus has compared with its sha256."""
         self._firsts = list(itertools.accumulate((part.length for part in stream.parts[:-1]), initial=0))
-        self._bits = [None if part.mask is None else np.fromfile(part.mask, np.uint8) for part in stream.parts]
-        self._offsets = [part.offset_bytes // part.item_bytes for part in stream.parts]
+        bits = [np.full(-(-part.length // 8), 255, np.uint8) if part.mask is None else np.fromfile(part.mask, np.uint8)
+                for part in stream.parts]
+        self._bits = np.concatenate([*bits, np.zeros(1, np.uint8)])  # the last byte stands for all beyond the stream
+        # From the number of a token in the stream to that of its bit: each part begins with a byte of its own.
+        before = itertools.accumulate(map(len, bits[:-1]), initial=0)
+        self._shifts = np.array([8 * num_bytes + part.offset_bytes // part.item_bytes * bool(part.mask) - first
+                                 for num_bytes, part, first in zip(before, stream.parts, self._firsts, strict=True)])
 
     def rows(self, starts: np.ndarray, width: int) -> np.ndarray:
         """Tells for rows of tokens which of them count, bool [B, width]: row i begins at token starts[i].
 
-        False beyond the last token of a part with a mask. No row reaches from one part into another where one of
+        False beyond the last token of a stream with a mask. No row reaches from one part into another where one of
         them has a mask.
         """
-        counted = np.ones((len(starts), width), bool)
-        for row, start in zip(counted, starts.tolist(), strict=True):
-            index = bisect.bisect_right(self._firsts, start) - 1
-            bits = self._bits[index]
-            if bits is not None:
-                first = start - self._firsts[index] + self._offsets[index]
-                whole = np.unpackbits(bits[first // 8:(first + width + 7) // 8], bitorder="little")
-                found = whole[first % 8:][:width]
-                row[:] = False
-                row[:len(found)] = found
-        return counted
+        shifts = self._shifts[np.searchsorted(self._firsts, starts, "right") - 1]
+        places = (starts + shifts)[:, None] + np.arange(width)
+        return self._bits.take(places >> 3, mode="clip") >> (places & 7).astype(np.uint8) & 1 > 0

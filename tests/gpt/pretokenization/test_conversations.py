@@ -27,15 +27,22 @@ SHARED = {"user": "human", "assistant": "gpt", "system": "system"}  # ShareGPT's
 
 
 def chats(number: int = 80, seed: int = 0) -> list[list[Turn]]:
-    """Conversations of texts that are hard to read right, with an answer in each."""
+    """Conversations of texts that are hard to read right, with an answer in each; blank answers are not learned."""
     rng = random.Random(seed)
     hostile = [END_OF_TEXT, START, f"a{END}b", f"{START}assistant\n", " x \n", ""]
-    return [[*(Turn(rng.choice([*SHARED]), rng.choice([*random_texts(rng, 3), *hostile]))
-               for _ in range(rng.randint(0, 4))), Turn("assistant", f"answer {index}")] for index in range(number)]
+    spoken = [[(rng.choice([*SHARED]), rng.choice([*random_texts(rng, 3), *hostile])) for _ in range(rng.randint(0, 4))]
+              for _ in range(number)]
+    return [[*(Turn(role, said, bool(said.strip())) for role, said in turns), Turn("assistant", f"answer {index}")]
+            for index, turns in enumerate(spoken)]
 
 
-def messages(turns: list[Turn]) -> list[dict[str, str]]:
-    return [turn._asdict() for turn in turns]
+def messages(turns: list[Turn]) -> list[dict[str, Any]]:
+    return [{"role": role, "content": said} | ({} if counts else {"weight": 0}) for role, said, counts in turns]
+
+
+def with_system(turns: list[Turn]) -> tuple[str | None, list[Turn]]:
+    """The words of a system's turn that comes first, as records have them beside the turns, and the other turns."""
+    return (turns[0].content, turns[1:]) if turns[0].role == "system" and turns[0].content else (None, turns)
 
 
 def chat_lines(conversations: list[list[Turn]]) -> str:
@@ -43,13 +50,16 @@ def chat_lines(conversations: list[list[Turn]]) -> str:
 
 
 def shared_lines(conversations: list[list[Turn]]) -> str:
-    records = [[{"from": SHARED[role], "value": said} for role, said in turns] for turns in conversations]
-    return "\n\n".join(json.dumps({"conversations": turns}, ensure_ascii=False) for turns in records)
+    records = [{"conversations": [{"from": SHARED[role], "value": said, "weight": int(counts)}
+                                  for role, said, counts in turns], "system": system}
+               for system, turns in map(with_system, conversations)]
+    return "\n\n".join(json.dumps(record, ensure_ascii=False) for record in records)
 
 
-def table(name: str, values: list[Any]) -> str:
+def table(name: str, values: list[Any], **columns: list[Any]) -> str:
     parquet, arrow = pytest.importorskip("pyarrow.parquet"), pytest.importorskip("pyarrow")
-    parquet.write_table(arrow.table({"id": range(len(values)), "messages": values}), name, row_group_size=70)
+    parquet.write_table(arrow.table({"id": range(len(values)), "messages": values, **columns}), name,
+                        row_group_size=70)
     return name
 
 
@@ -84,7 +94,8 @@ def test_every_form_of_conversations_has_the_ids_and_answers_of_a_plain_computat
     write("a.jsonl", chat_lines(conversations))
     write("b.jsonl", "\ufeff" + shared_lines(conversations))
     write("c.jsonl.gz", gzip.compress(Path("a.jsonl").read_bytes()))
-    names = ["a.jsonl", "b.jsonl", "c.jsonl.gz", table("d.parquet", [messages(turns) for turns in conversations])]
+    system, others = zip(*map(with_system, conversations), strict=True)
+    names = ["a.jsonl", "b.jsonl", "c.jsonl.gz", table("d.parquet", [*map(messages, others)], system=[*system])]
     flags = ["--val_fraction", "0.3", "--tokenizer_file", str(tokenizer_file)]
     run("a.jsonl", *flags)
     first, tokenizer = written(), load_tokenizer("data/tokenizer.json")
@@ -144,6 +155,9 @@ BAD = [
     *({"messages": [ANSWER, {"role": role, "content": "a"}]} for role in ("tool", ["user"], {}, None, 1)),
     *({"messages": [ANSWER, {"role": "user", "content": content}]} for content in (["a"], None, 1)),
     {"messages": [ANSWER, {"role": "user"}]}, {"conversations": [{"from": "human", "value": "a"}]},
+    {"messages": [{**ANSWER, "weight": 0}]}, {"messages": [{**ANSWER, "weight": 0.5}]}, {"messages": [ANSWER],
+                                                                                       "system": 1},
+    *({"messages": [ANSWER, {"role": "assistant", "content": content}]} for content in ("", " \n")),
     {"conversations": [{"from": "gpt", "value": None}]}]
 
 

@@ -1,6 +1,7 @@
 """report.py: what was found in a text is counted, placed and said; too much that is not UTF-8 ends the run."""
 
 import json
+import subprocess
 
 import pytest
 
@@ -67,8 +68,11 @@ def test_a_file_of_which_more_than_a_hundredth_of_the_records_is_bad_is_refused(
                 assert metadata["splits"]["train"]["documents"] == num_good + 400
 
 
-def test_a_json_array_with_a_record_on_each_line_is_refused(tokenizer_file):
-    write("a.json", json.dumps([{"text": "a"}] * 434, indent=None).replace("}, {", "},\n{"))
+@pytest.mark.parametrize("record", [{"text": "the cat"}, {"messages": [{"role": "assistant", "content": "the cat"}]}])
+@pytest.mark.parametrize("indent", [None, 1])
+def test_a_json_array_is_refused_with_the_command_that_makes_lines_of_it(record, indent, tokenizer_file):
+    write("a.json", json.dumps([record] * 9, indent=indent))
     message = refused("a.json", "--tokenizer_file", str(tokenizer_file))
-    assert "434 records, and 434 of them" in message
-    assert "line 1 of a.json" in message
+    subprocess.run(message[message.index("python -c"):message.index(", and give")], shell=True, check=True)
+    metadata = run("a.jsonl", "--tokenizer_file", str(tokenizer_file), "--val_fraction", "0")
+    assert metadata["splits"]["train"]["documents"] == 9

@@ -89,8 +89,8 @@ def test_a_file_that_becomes_shorter_while_it_is_read_is_named():
 
 CSV = Kind(lambda source, name, head: name.endswith(".csv"),
            lambda source, reading: iter([TextBlock(0, source.text_bytes)]),
-           lambda block, content, reading, found: [line.strip('"') for line in content.decode().splitlines()],
-           (".csv",))
+           lambda block, content, found: content.decode().splitlines(),
+           lambda records, reading, found: [line.strip('"') for line in records], (".csv",))
 
 
 def test_a_new_kind_of_input_is_one_entry_of_the_table(monkeypatch):
