@@ -221,18 +221,18 @@ def test_a_model_that_learned_from_text_alone_continues_the_lines(talk, call, tm
     assert talk("the cat", "a dog", flags=greedy)[0] != first
 
 
-def test_a_conversation_takes_its_commands(talk):
-    said, err = talk("/nothing", "the cat", "/quit", "never read")
-    assert said == talk("the cat")[0]
-    assert "/reset" in err
-    assert err.count("new tokens") == 1
-
-
 class Terminal(io.StringIO):
     """Standard input where somebody types."""
 
     def isatty(self) -> bool:
         return True
+
+
+def test_a_conversation_takes_its_commands(talk):
+    said, err = talk("/usr/bin is where?", "/quit", "never read", flags=GREEDY_JSON)
+    assert [record["prompt"] for record in objects(said)] == ["/usr/bin is where?"]
+    assert "/reset" not in err
+    assert "/reset" in talk("the cat", stream=Terminal)[1]
 
 
 def test_a_message_that_is_too_long_stops_a_pipe_and_not_a_terminal(talk, chatty):

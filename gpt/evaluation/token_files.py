@@ -12,6 +12,7 @@ from gpt.common.errors import Exit, UserError
 from gpt.common.words import printable
 from gpt.evaluation.scoring import Document, Scorer
 from gpt.tokens.corpus import Corpus, open_tokens
+from gpt.tokens.masks import warn_without_mask
 from gpt.tokens.tokenizer import bytes_per_id, load_tokenizer
 
 BLOCK_TOKENS = 2**20  # tokens to read at once in search of the documents' ends
@@ -31,6 +32,7 @@ def token_files_of(words: Sequence[str], scorer: Scorer) -> Iterator[tuple[str, 
         elif load_tokenizer(corpus.tokenizer_path).get_vocab() != scorer.tokenizer.get_vocab():
             raise UserError(Exit.DATA, f"{printable(corpus.tokenizer_path)} is another tokenizer than the "
                                        "model's. Give token files of the model's tokenizer.")
+        warn_without_mask(corpus.train, scorer.tokenizer, scorer.out.warn)
         yield printable(word), documents_of_tokens(corpus, scorer)
 
 

@@ -22,11 +22,6 @@ from gpt.generation.prompts import Language, check_stdin, encode_prompt, without
 from gpt.generation.streaming import Sample, write_samples
 from gpt.tokens.chat import END, START, Turn, can_converse, prompt_ids, special_names, template_of
 
-HELP = """/reset  start anew: the model forgets what was said
-/quit   leave; the end of the input leaves, too
-Any other line is a message that the model answers, or text that it continues if it was not trained on
-conversations. Ctrl-C stops the answer."""
-
 # The ids of a prompt, from the answers so far and the next line. Answers that no later prompt needs are removed.
 PromptIds: TypeAlias = Callable[[list[Sample], str], list[int]]
 
@@ -92,6 +87,9 @@ def converse(decoder: Decoder, ids_of: PromptIds, sampling: Sampling, language: 
     check_stdin("--chat")
     on_terminal = sys.stdin.isatty()
     prompt_sign = "> " if on_terminal and not as_json else ""
+    if on_terminal:
+        print("/reset starts anew, /quit leaves, Ctrl-C stops an answer; any other line is for the model.",
+              file=sys.stderr)
     with contextlib.suppress(ImportError):  # Windows
         import readline  # noqa: F401 - gives input() line editing
     history: list[Sample] = []
@@ -99,8 +97,6 @@ def converse(decoder: Decoder, ids_of: PromptIds, sampling: Sampling, language: 
         for line in iter(lambda: without_surrogates(input(prompt_sign)), "/quit"):
             if line == "/reset":
                 history = []
-            elif line.startswith("/"):
-                print(HELP, file=sys.stderr)
             else:
                 try:
                     ids = ids_of(history, line)

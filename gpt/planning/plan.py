@@ -7,6 +7,7 @@ from argparse import Namespace
 import torch
 from torch.nn.attention import SDPBackend
 
+from data import spread_windows
 from gpt.architectures.table import ARCHITECTURES, DEFAULT, ModelConfig, architecture_of, by_flags, name_of
 from gpt.common.ranks import is_one_of_several
 from gpt.common.words import count, duration, percent, printable, several, short, size
@@ -19,12 +20,14 @@ from gpt.planning.forecast import copied_in, describe_forecast
 from gpt.planning.memory import describe_memory, predicted_peak
 from gpt.planning.recipe import DEFAULT_SEQ_LENGTH, Recipe
 from gpt.planning.schedules import describe_schedule
+from gpt.tokens.masks import Mask
 from gpt.tokens.mixture import weight_percent
 from model import SIZES
 
 MIN_VAL_TOKENS = 1000
 FEWEST_STEPS = 100  # of a run that learns much
 MANY_COPIES = 0.1  # of the validation tokens
+MANY_SILENT = 0.2  # of the sequences, without an answer
 
 
 # ---------------------------------------------------------------- in a few lines
@@ -223,6 +226,13 @@ def early_objections(setup: Setup) -> list[str]:
     if copied >= MANY_COPIES:
         lines.append(f"{percent(copied)} of the validation tokens stand word for word in the training text: "
                      "their loss counts memorized passages. Remove duplicates from the text.")
+    starts = spread_windows(num_tokens, config.seq_length, 1000) * config.seq_length
+    silent = 1 - Mask(corpus.train).rows(starts + 1, config.seq_length).any(1).mean() if corpus.converses else 0
+    if silent > MANY_SILENT:
+        cure = (f"Give --seq_length {2 * config.seq_length}, or more" if args.seq_length or not args.init_from else
+                f"Shorten the questions: the model sees {config.seq_length:,} tokens")
+        lines.append(f"{percent(silent)} of the sequences of {config.seq_length:,} tokens hold no answer, and teach "
+                     f"nothing. {cure}.")
     if recipe.samples_per_step > recipe.windows_per_epoch:
         lines.append(f"each step reads the text {figure(recipe.samples_per_step / recipe.windows_per_epoch)} times: it "
                      f"has {several(recipe.windows_per_epoch, 'sequence')} of {config.seq_length:,} tokens. Give at "

@@ -60,8 +60,7 @@ def commit(job: Job, dtype: str, vocabulary: Vocabulary, trained_here: bool) -> 
         **({"encoding": job.args.encoding} if job.args.encoding else {}),
         "created": time.strftime("%Y-%m-%d", time.gmtime()),
     }
-    endings = ("bin", "idx", "mask") if job.has_chats else ("bin", "idx")
-    names = [f"{split}.{ending}" for split in splits for ending in endings]
+    names = [path.name for split in splits for path in sorted(job.folder.work.glob(f"{split}.*"))]
     job.folder.commit(["tokenizer.json", *names], metadata)
     return metadata
 

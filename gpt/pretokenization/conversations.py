@@ -92,11 +92,10 @@ def encode_conversations(conversations: Sequence[Conversation], encoder: Encoder
     """
     vocabulary = encoder.vocabulary
     names = special_names(vocabulary.tokenizer)
-    segments, ends_here = [], []
+    segments = []
     for turns in conversations:
         *others, last = segments_of(turns, names)
         segments += [*others, last._replace(special=vocabulary.end)]
-        ends_here += [False] * len(others) + [True]
 
     # The encoder puts the end-of-text id after each segment; the segment's own special token takes its place.
     ids, ends = encoder.encode([segment.text.encode() for segment in segments], [True] * len(segments))
@@ -106,4 +105,5 @@ def encode_conversations(conversations: Sequence[Conversation], encoder: Encoder
     ids[ends - 1] = [special_ids[segment.special] for segment in segments]
     is_answer = np.repeat([segment.is_answer for segment in segments], np.diff(ends, prepend=0))
     kept = ids != nothing
-    return ids[kept], np.cumsum(kept)[ends[ends_here] - 1], is_answer[kept]
+    last_ends = ends[[segment.special == vocabulary.end for segment in segments]]
+    return ids[kept], np.cumsum(kept)[last_ends - 1], is_answer[kept]

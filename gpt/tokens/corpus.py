@@ -12,7 +12,7 @@ from gpt.common.files import sha256_of
 from gpt.common.names import METADATA, TOKENIZER
 from gpt.common.words import printable
 from gpt.tokens.files import beside_tokens, find_splits
-from gpt.tokens.layouts import LAYOUTS, Part, reading, recognise, token_file_error
+from gpt.tokens.layouts import LAYOUTS, Part, recognise, token_file_error
 from gpt.tokens.metadata import FileRecord, Metadata, metadata_of
 from gpt.tokens.stream import TokenStream, scan
 from gpt.tokens.tokenizer import end_of_text_id, load_with_size
@@ -90,11 +90,13 @@ def open_corpus(train: Path, val: Path | None, metadata_file: Path | None, token
     beside the training file, or the last val_fraction of the training tokens. Our metadata without a
     validation split means none. A file whose size and time match our metadata is trusted; any other file is
     read once and must have the recorded sha256. Without metadata the vocabulary comes from the tokenizer or
-    from vocab_size, and the layout is recognised.
+    from vocab_size, and the layout is recognised. With our metadata the tokenizer beside it needs no name.
     """
     if tokenizer_file is not None and tokenizer_file.is_dir():
         tokenizer_file = tokenizer_file / "tokenizer.json"
     metadata = metadata_of(metadata_file) if metadata_file else Metadata(train)
+    if tokenizer_file is None and metadata.tokenizer_sha256:
+        tokenizer_file = beside_tokens(metadata.path.parent, TOKENIZER)
     train_files, val_files = _find_files(train, val, metadata)
     layout = recognise(train_files[0])  # a missing file is reported before a missing vocabulary
     known_size, end_id = _vocabulary(metadata, tokenizer_file, vocab_size)
@@ -210,23 +212,23 @@ def _open(files: Sequence[Path], split: str, metadata: Metadata, vocab_size: int
     record = metadata.splits.get(split, FileRecord())
     layouts = [LAYOUTS["nanogpt"] if split in metadata.splits else recognise(path) for path in files]
     parts, digests = [], []
-    mask = next((path for path in (file.resolve().with_suffix(".mask") for file in files) if path.is_file()),
-                files[0].with_suffix(".mask"))
-    if record.mask_sha256 is None and mask.is_file():
-        raise token_file_error(mask, "says which tokens count in the loss, and no metadata names it. Give the "
-                                     "--metadata_file that pretokenize.py wrote beside it.")
-    mask = mask if record.mask_sha256 else None
     for path, layout in zip(files, layouts, strict=True):
         if layout is not layouts[0]:
             raise UserError(Exit.DATA, f"token files of two layouts: {printable(files[0].name)} and "
                                        f"{printable(path.name)}. Name the files with a narrower pattern.")
-        part = replace(layout.read(path, metadata.dtype, vocab_size), mask=mask)
+        mask = path.with_suffix(".mask")
+        mask = mask if mask.is_file() else path.resolve().with_suffix(".mask")
+        if mask.is_file() != bool(record.mask_sha256):
+            is_what = "missing" if record.mask_sha256 else "not named by any metadata"
+            raise token_file_error(path.with_suffix(".mask"),
+                                   f"is {is_what}: it says which tokens of conversations are answers. Keep the .bin, "
+                                   "the .mask and metadata.json in one folder, and give it as --data_dir.")
+        part = replace(layout.read(path, metadata.dtype, vocab_size), mask=mask if record.mask_sha256 else None)
         _check_length(path, part.length, record.num_tokens, metadata)
         parts.append(part)
         digests.append(_checked_sha256(part, record, vocab_size))
-        if mask:
-            with reading(mask):
-                digests.append(sha256_of(mask))
+        if part.mask:
+            digests.append(sha256_of(mask))
             _check_sha256(f"token file {printable(mask)}", digests[-1], record.mask_sha256,
                           "is not what pretokenize.py wrote")
     stream = TokenStream(tuple(parts), vocab_size)

@@ -17,6 +17,7 @@ from gpt.ops.loss import IGNORED
 from gpt.ops.shards import reshard
 from gpt.tokens.chat import END, Turn, prompt_ids
 from gpt.tokens.corpus import Validation
+from gpt.tokens.masks import warn_without_mask
 from gpt.tokens.tokenizer import bytes_per_id, load_tokenizer
 from gpt.training.state import Run
 
@@ -104,6 +105,8 @@ class Validator:
     def __init__(self, run: Run):
         corpus, device = run.setup.corpus, run.setup.runtime.machine.device
         self.tokenizer: Tokenizer | None = load_tokenizer(corpus.tokenizer_path) if corpus.tokenizer_path else None
+        if self.tokenizer:
+            warn_without_mask(corpus.train, self.tokenizer, run.setup.runtime.out.warn)
         self._run = run
         self._sets = [(each, data.Tokens(each.stream, "mmap", device)) for each in corpus.validations]
         lengths = bytes_per_id(self.tokenizer, run.setup.config.vocab_size) if self.tokenizer else None

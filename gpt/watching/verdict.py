@@ -17,17 +17,18 @@ def verdict(validations: list[tuple[float, int]], train_loss: float, tokens_seen
 
     validations are losses with their steps, at least one; train_loss is the one near the last of them.
     num_tokens is the length of the text. sizes are the numbers of parameters of the named sizes, smallest
-    first. A long run without a validation in its first three quarters shows nothing, nor does a short one that has
-    made all passes of a default run.
+    first; none for pretrained weights, which learn much in few steps. A long run without a validation in its first
+    three quarters shows nothing, nor does a short one that has made all passes of a default run.
     """
     last, last_step = validations[-1]
     best, best_step = min(validations)
     before = [loss for loss, step in validations if step <= 0.75 * last_step]
     passes = tokens_seen / num_tokens
+    is_short = bool(sizes) and last_step < FEWEST_STEPS
     may_go_on = passes < most_passes(num_tokens, num_parameters)
-    if last_step < FEWEST_STEPS and may_go_on:
+    if is_short and may_go_on:
         return LONGER, f"{several(last_step, 'step')} are too few to learn much"
-    if last_step < FEWEST_STEPS or not before:
+    if is_short or not before:
         return None
     if last - best > RISEN * best:
         return MORE_TEXT, (f"the model learns the text by heart: its validation loss rose from {best:.2f} at step "

@@ -4,6 +4,7 @@ import gzip
 import json
 import os
 import random
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer
 
+import evaluate
 import pretokenize
 from gpt.common.errors import Exit
 from gpt.pretokenization.blocks import LIMITS, Limits
@@ -251,6 +253,26 @@ def test_a_damaged_or_missing_mask_is_named_by_verify_and_by_train(tokenizer_fil
     error, _ = trained([*TINY, *QUIET, "--no-use_gpu", "--max_steps", "1", *files], capsys)
     assert getattr(error, "code", 0) == Exit.DATA
     assert pretokenize.main(["--verify", "data"]) == 0
+
+
+def test_a_lone_copy_of_the_tokens_of_conversations_is_never_trained_whole_in_silence(tokenizer_file, capsys):
+    write("a.jsonl", chat_lines(chats(200)))
+    run("a.jsonl", "--val_fraction", "0", "--tokenizer_file", str(tokenizer_file))
+    Path("lone").mkdir()
+    shutil.copy("data/train.bin", "lone/x.bin")
+    flags = [*TINY, *QUIET, "--no-use_gpu", "--max_steps", "1", "--output_dir"]
+    error, _ = trained([*flags, "1", "--bin_file", "lone/x.bin", "--metadata_file", "data/metadata.json"], capsys)
+    assert getattr(error, "code", 0) == Exit.DATA
+    assert "lone/x.mask" in str(error)
+    code, text = trained([*flags, "2", "--bin_file", "lone/x.bin", "--tokenizer_file", "data/tokenizer.json"], capsys)
+    assert code == 0
+    assert "warning: lone/x.bin" in text
+    assert evaluate.main(["--ckpt", "2", "--tokens", "lone/x.bin", "data", "--no-use_gpu"]) == 0
+    assert capsys.readouterr().err.count("warning: lone/x.bin") == 1
+    code, text = trained([*flags, "3", "--bin_file", "data/train.bin", "--metadata_file", "data/metadata.json"], capsys)
+    assert code == 0
+    assert "data/train.bin" not in text
+    assert load_tokenizer("3").get_vocab() == load_tokenizer("data").get_vocab()  # the one beside the metadata
 
 
 def test_a_stray_text_among_the_first_conversations_is_a_bad_record():

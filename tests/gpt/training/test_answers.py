@@ -3,6 +3,7 @@
 import copy
 import dataclasses
 import json
+import re
 import shutil
 from pathlib import Path
 
@@ -255,7 +256,13 @@ def test_a_validation_of_few_windows_takes_those_with_an_answer(run, chats, tmp_
         assert len(targets) == most or most == 10_000
     counted = json.loads((tmp_path / "few" / "metadata.json").read_text())["splits"]["val"]["counted"]
     assert int((targets != IGNORED).sum()) == counted
-    run.ok("--data_dir", str(tmp_path / "few"), *STEPS, "--eval_batches", "1", "--batch_size", "1")
+    text = run.ok("--data_dir", str(tmp_path / "few"), *STEPS, "--eval_batches", "1", "--batch_size", "1")
+    bits = np.unpackbits(np.fromfile(tmp_path / "few/train.mask", np.uint8), bitorder="little")[1:]
+    silent = 100 - 100 * bits[:len(bits) // T * T].reshape(-1, T).any(1).mean()
+    [(share, longer)] = re.findall(r"warning: ([\d.]+)% .* --seq_length (\d+)", text)
+    assert float(share) == pytest.approx(silent, abs=1)
+    assert int(longer) == 2 * T
+    assert "--seq_length" not in run.ok("--data_dir", str(tmp_path / "few"), *STEPS, "--seq_length", "256", out="long")
     assert [row["val_loss"] > 0 for row in metrics_of(run.folder / "out") if "val_loss" in row] == [True, True]
 
 

@@ -9,12 +9,12 @@ from types import SimpleNamespace
 import train
 from gpt.checkpoint.find import steps_in
 from gpt.checkpoint.folder import prune
-from gpt.checkpoint.load import chat_template
+from gpt.checkpoint.load import chat_template, end_ids
 from gpt.checkpoint.save import Snapshot, save, write_tensors
 from gpt.checkpoint.stored import verify
 from gpt.common.errors import Exit
 from gpt.planning.memory import checkpoint_bytes_of, has_room_for_copy
-from gpt.tokens.chat import special_names, template_of
+from gpt.tokens.chat import START, special_names, template_of
 from gpt.tokens.corpus import Corpus
 from gpt.tokens.tokenizer import load_tokenizer
 from gpt.training.checkpointing import Checkpointer
@@ -86,16 +86,24 @@ def test_the_best_stays_until_a_better_one_is_on_the_disk(run, monkeypatch):
     assert list(steps_in(run.folder / "out")) == [3, 2]
 
 
-def test_a_run_on_conversations_saves_their_template_and_a_later_run_on_text_none(run, corpus, monkeypatch):
+def test_the_template_of_a_run_on_conversations_stays_in_later_runs_on_text(run, corpus, monkeypatch, capsys):
     monkeypatch.setattr(Corpus, "converses", True)
     run.ok("--max_steps", "1")
     folder = run.folder / "out/checkpoint-1"
-    assert chat_template(folder) == template_of(special_names(load_tokenizer(folder)))
+    template = template_of(special_names(load_tokenizer(folder)))
+    assert chat_template(folder) == template
     monkeypatch.undo()
     text = run.folder / "text"
-    assert train.main(["--data_dir", str(corpus), "--output_dir", str(text), "--init_from", str(folder), "--max_steps",
-                       "1", "--no-use_gpu"]) == 0
+    start = ["--data_dir", str(corpus), "--output_dir", str(text), "--no-use_gpu", "--init_from", str(folder)]
+    for flags in ([*start, "--max_steps", "1"], ["--resume_from", str(text), "--max_steps", "2"]):
+        assert train.main(flags) == 0
+        assert chat_template(text / f"checkpoint-{flags[-1]}") == template
+        assert end_ids(text / f"checkpoint-{flags[-1]}", 500) == end_ids(folder, 500)
+    assert START not in capsys.readouterr().err
+    monkeypatch.setattr("gpt.training.checkpointing.can_converse", lambda tokenizer: False)
+    assert train.main([*start, "--overwrite", "--max_steps", "1"]) == 0
     assert chat_template(text / "checkpoint-1") is None
+    assert START in capsys.readouterr().err
 
 
 def test_a_slow_disk_changes_nothing_in_what_a_save_prunes(run, monkeypatch):

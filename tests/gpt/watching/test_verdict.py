@@ -27,5 +27,10 @@ def test_the_figures_of_a_run_say_how_to_improve(val_losses, loss, passes, num_t
     assert re.findall(r"\d+(?:\.\d+)?", reason) == figures
     short = [(val_loss, step // 10) for val_loss, step in validations]
     assert (verdict(short, loss, 1, 1, 1, SIZES) or [""])[0] == "longer"
+    tuned, long = (verdict(each, loss, round(passes * num_tokens), num_tokens, 10**6, {}) for each in
+                   (short, validations))
+    assert tuned  # pretrained weights learn in few steps
+    assert long
+    assert tuned[0] == long[0]
     assert verdict(short, loss, 100, 1, 1, SIZES) is None  # all passes over a short text
     assert verdict(validations[-1:], loss, 1, 1, 1, SIZES) is None
