@@ -15,7 +15,7 @@ from gpt.training.validation import SAMPLE_TOKENS, Validator
 
 WARM_STEPS = 3  # measured at least, after a cold one
 MEASURING_FRACTION, MEASURING_SECONDS = 0.02, 20.0  # of --max_minutes for measuring, and at most
-LONG_SECONDS = 5.0  # one cold step that takes longer is enough
+LONG_SECONDS = 5.0  # one warm step that takes longer is enough; a cold one may have compiled something
 MEASURED_MICRO_BATCHES = 2  # of a step, however many it has
 MEASURED_TOKENS = 8  # of a sample
 COPIED_BYTES, WRITTEN_BYTES = 1e9, 2e8  # a second, assumed, of a save: copied to the RAM, or written to a disk
@@ -78,7 +78,7 @@ def _measure_step(run: Run, take_step: TakeStep, whole: bool, least_seconds: flo
     The lower quartile counts, the fastest of three: other programs make a step longer, never shorter. A
     learning rate of 0 leaves the weights as they are, without the memory of a copy; loss scale and random
     numbers are restored, bit for bit, and the optimizer's state is cleared. Unless whole, a long step is
-    measured once, and a step of many micro-batches by some of them.
+    measured once after a cold one, and a step of many micro-batches by some of them.
     """
     runtime = run.setup.runtime
     rng, scaler = runtime.machine.rng_state(), run.scaler.state_dict()
@@ -86,7 +86,7 @@ def _measure_step(run: Run, take_step: TakeStep, whole: bool, least_seconds: flo
     seconds: list[float] = []
 
     def needs_another(seconds: Sequence[float]) -> bool:
-        if seconds and seconds[0] > LONG_SECONDS and not whole:
+        if len(seconds) > 1 and seconds[1] > LONG_SECONDS and not whole:
             return False
         return len(seconds) <= WARM_STEPS or sum(seconds) < least_seconds
 

@@ -13,6 +13,7 @@ import train
 from gpt.machine.backends import NVIDIA
 from gpt.machine.device import Machine
 from gpt.machine.processes import ALONE, Processes
+from gpt.machine.timing import TrainingClock
 from gpt.planning.decided import Pace
 from gpt.planning.memory import MemorySetting, fits_sample
 from gpt.planning.plan import describe_sharing
@@ -49,6 +50,12 @@ def test_a_batch_larger_than_the_text_is_said_before_a_step_is_measured(run, mon
         run("--batch_size", "1000000")
     text = capsys.readouterr().err
     assert re.search(r"warning: each step reads the text [\d,]{3,} times: .* --batch_size \d+\.\n", text)
+
+
+def test_a_first_step_that_compiles_for_long_is_no_measure_of_the_next_ones(run, monkeypatch):
+    laps = iter([15.0, 0.25, 0.25, 0.25])
+    monkeypatch.setattr(TrainingClock, "lap", lambda clock, end=None: next(laps, 0.25))
+    assert re.search(r"^time .*, estimated: 2 steps of 0\.25 s, ", run.ok("--max_steps", "2"), re.MULTILINE)
 
 
 def test_minutes_that_allow_few_steps_of_a_named_size_name_enough_of_them(run, monkeypatch):
