@@ -5,6 +5,7 @@
     python generate.py --ckpt out/checkpoint-1200 --prompt "Once upon a time" --num_samples 3
     python generate.py --ckpt ~/gpt2 --temperature 0                 a GPT-2, Qwen3 or Llama of Hugging Face; greedy
     python generate.py --prompt_file story.txt --json                a JSON object per sample
+    python generate.py --num_samples 4 --compare_with data           and what they quote from the training text
     python generate.py --chat --system "You are kind."               a conversation with a model that learned to answer
 
 The text goes to stdout while it is generated, in whole characters; one line about the speed goes to stderr.
@@ -29,6 +30,7 @@ RELATIONS = {
     "prompt": Relations(aliases="start text input_text"),
     "chat": Relations(aliases="interactive conversation cnv"),
     "system": Relations(aliases="system_prompt sys", requires="chat"),
+    "compare_with": Relations(conflicts="chat"),
     "num_samples": Relations(aliases="num_return_sequences n_samples samples"),
     "max_new_tokens": Relations(aliases="max_tokens n_predict num_tokens n"),
     "temperature": Relations(aliases="temp t"),
@@ -67,6 +69,8 @@ def read_flags(argv: Sequence[str]) -> argparse.Namespace:
     g = parser.add_argument_group("output, machine")
     g.add_argument("--json", action=flags.Switch, default=False, help="a JSON object per continuation: "
                    "text, ids, log-probabilities, reason of its end")
+    g.add_argument("--compare_with", type=flags.text(), help="folder of the training tokens: which passage of each "
+                   "continuation stands there word for word (default: none)")
     g.add_argument("--use_gpu", action=flags.Switch, help="require a GPU; exit 5 when there is none "
                    "(default: a GPU when there is one)")
     g.add_argument("--use_amp", action=flags.Switch, help="16-bit weights and arithmetic (default: on with "
@@ -112,19 +116,22 @@ import torch
 from gpt.checkpoint.find import read_checkpoint
 from gpt.checkpoint.load import chat_template, end_ids, open_model
 from gpt.common.files import cache_folder
+from gpt.common.names import METADATA, TOKENIZER
 from gpt.common.progress import Progress
 from gpt.common.signals import Signals
 from gpt.common.terminal import print_line
-from gpt.common.words import several
+from gpt.common.words import printable, several, shell_word
 from gpt.generation import chat
 from gpt.generation.decoder import Decoder
 from gpt.generation.prompts import Language, read_prompt_file, without_surrogates
-from gpt.generation.streaming import Sample, write_samples
+from gpt.generation.quoting import write_quotations
+from gpt.generation.streaming import Sample, show, write_samples
 from gpt.hub.download import download_model_of
 from gpt.machine import device
 from gpt.machine.kernels import with_sound_kernels
 from gpt.ops.products import INT8_ROWS, fastest_kind
-from gpt.tokens.tokenizer import tokenizer_of
+from gpt.tokens.corpus import Corpus, open_corpus
+from gpt.tokens.tokenizer import load_tokenizer, tokenizer_of
 
 # ---------------------------------------------------------------- the command
 
@@ -148,6 +155,7 @@ def main(argv: Sequence[str]) -> int:
     tokenizer = tokenizer_of(folder, None, vocab_size)
     tokenizer.encode_special_tokens = True  # a prompt with <|endoftext|> means these characters, not the token
     language = Language.of(tokenizer, vocab_size, end_ids(folder, vocab_size))
+    corpus = None if args.compare_with is None else open_training_text(Path(args.compare_with), folder, language)
     ids_of = partial(chat.text_ids, language)
     if args.chat:
         most = decoder.window - min(args.max_new_tokens, decoder.window // 2)  # which leaves room for an answer
@@ -168,9 +176,29 @@ def main(argv: Sequence[str]) -> int:
 
     # Stdout may be within a line.
     with Signals(lambda line: print_line(f"\n{line}")) as signals:
-        samples = map(sample_of, range(args.num_samples))
-        write_samples(decoder, samples, sampling, language, args.json, signals)
+        made = map(sample_of, range(args.num_samples))
+        samples = list(made) if corpus else made
+        write_samples(decoder, samples, sampling, language, args.json, signals,
+                      (lambda _text: None) if corpus and args.json else show)  # JSON waits for the quotations
+    if corpus and (args.json or signals.number is None):
+        with Progress(sys.stderr) as out, out.phase("searching the training text"):
+            write_quotations([sample for sample in samples if sample.new_ids or sample.finish_reason], corpus,
+                             tokenizer.decode, args.json)
     return Exit.DONE if signals.number is None else 128 + signals.number
+
+
+def open_training_text(folder: Path, model: Path, language: Language) -> Corpus:
+    """Opens the training tokens in a folder of pretokenize.py.
+
+    Raises UserError: exit 2 for a tokenizer other than the model's, exit 3 for tokens that cannot be read.
+    """
+    corpus = open_corpus(folder, None, folder / METADATA, folder / TOKENIZER)
+    if load_tokenizer(folder).get_vocab() != language.tokenizer.get_vocab():
+        raise UserError(Exit.FLAGS, f"--compare_with {printable(folder)}: its tokenizer is not the model's, so that "
+                                    "equal texts have other tokens. Give the folder of the model's training tokens, "
+                                    f"or make one: python pretokenize.py TEXT --tokenizer_file {shell_word(model)} "
+                                    "--output_dir tokens")
+    return corpus
 
 
 def load_decoder(args: argparse.Namespace, machine: device.Machine, folder: Path, num_rows: int,
@@ -184,11 +212,13 @@ def load_decoder(args: argparse.Namespace, machine: device.Machine, folder: Path
     quantized = args.quantize == "int8"
     if quantized and on_cpu:
         num_rows = min(num_rows, INT8_ROWS)  # products with more rows round differently
-    compiles = args.compile
-    reason = why_no_compile(machine, num_rows) if compiles else None
+    reason = machine.backend.why_no_compile() if args.compile else None
+    if args.compile and on_cpu and num_rows > 1:
+        reason = (f"on a CPU the compiled step makes one continuation at a time, not {num_rows}. Give "
+                  "--batch_size 1 to compile")
     if reason:
         warn(f"--compile: running eagerly: {reason}.")
-        compiles = False
+    compiles = args.compile and not reason
     # The CPU's 8-bit product needs bf16.
     weight_dtype = torch.bfloat16 if quantized and on_cpu else machine.dtype
     # Compiled loops would convert bf16 at each use.
@@ -206,14 +236,6 @@ def load_decoder(args: argparse.Namespace, machine: device.Machine, folder: Path
     if compiles:
         compile_step(decoder, machine, sampling)
     return decoder
-
-
-def why_no_compile(machine: device.Machine, num_rows: int) -> str | None:
-    """Explains why --compile cannot compile the step; None if it can."""
-    if not machine.on_gpu and num_rows > 1:
-        return (f"on a CPU the compiled step makes one continuation at a time, not {num_rows}. Give "
-                "--batch_size 1 to compile")
-    return machine.backend.why_no_compile()
 
 
 def compile_step(decoder: Decoder, machine: device.Machine, sampling: Sampling) -> None:

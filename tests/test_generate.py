@@ -8,6 +8,7 @@ import signal
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -149,6 +150,61 @@ def test_a_step_that_cannot_be_compiled_is_said_and_runs_eagerly(call, monkeypat
 
     monkeypatch.setattr(generate.Decoder, "compile", fail)
     assert "warning: --compile: failed, running eagerly: no kernel\n" in call("--compile")[1]
+
+
+# ---------------------------------------------------------------- quotations
+
+
+@pytest.fixture
+def training_text(corpus_folder):
+    """A function: a folder as pretokenize.py leaves it, whose training tokens begin with the given ids."""
+    folder = corpus_folder
+
+    def put(ids: list[int]) -> Path:
+        (folder / "train.bin").write_bytes(np.array(ids, "<i2").tobytes() + (folder / "train.bin").read_bytes())
+        metadata = json.loads((folder / "metadata.json").read_text())
+        metadata["splits"]["train"] = {"tokens": 1000 + len(ids)}
+        (folder / "metadata.json").write_text(json.dumps(metadata))
+        return folder
+
+    return put
+
+
+def test_quotations_are_marked_and_change_no_text(call, training_text, tokenizer):
+    settings = ["--num_samples", "2", "--prompt", "the cat"]
+    plain = objects(call(*settings, "--json")[0])
+    passage = plain[1]["ids"][3:20]
+    flags = [*settings, "--compare_with", str(training_text([7, *passage, 7]))]
+    out, err = call(*flags, "--json")
+    none = {"quoted_tokens": 0, "quoted_text": "", "quoted_at": None}
+    quoted = {"quoted_tokens": 17, "quoted_text": tokenizer.decode(passage), "quoted_at": 1}
+    assert objects(out) == [{**plain[0], **none}, {**plain[1], **quoted}]
+    lines = r"sample 0: no passage of 8 .*\nsample 1: 17 tokens .* token 1 on: .*\nof 100 .* 24 .* 7 .* 7\n"
+    assert re.search(lines, err)
+    out, err = call(*flags)
+    assert out == call(*settings)[0]
+    assert re.search(lines, err)
+
+
+def test_the_validation_text_says_how_long_passages_usually_are(call, training_text, corpus_folder):
+    validation = np.fromfile(corpus_folder / "val.bin", "<i2").tolist()
+    folder = training_text(validation[:50])
+    found = re.search(r"\nof 100 .* share at most (\d+) .* at most (\d+)\n", call("--compare_with", str(folder))[1])
+    assert found
+    assert 7 < int(found[1]) < 24 == int(found[2])
+
+
+def test_only_tokens_of_the_models_own_tokenizer_are_compared(call, training_text, tmp_path):
+    folder = training_text([])
+    fields = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))
+    fields["model"]["vocab"] = {token: 399 - number for token, number in fields["model"]["vocab"].items()}
+    (folder / "tokenizer.json").write_text(json.dumps(fields))
+    with refused(r"--compare_with .*--tokenizer_file", Exit.FLAGS):
+        call("--compare_with", str(folder))
+    with refused("--chat.*--compare_with|--compare_with.*--chat", Exit.FLAGS):
+        call("--chat", "--compare_with", str(folder))
+    with refused("none", Exit.DATA):
+        call("--compare_with", str(tmp_path / "none"))
 
 
 # ---------------------------------------------------------------- a conversation

@@ -6,5 +6,6 @@ drawing       draws the next ids from the distribution that the settings leave
 sampling      the loop that generates several texts
 prompts       reads the prompt and encodes it
 streaming     prints text while it is generated
+quoting       what a text quotes from the training text: generate.py --compare_with
 chat          a conversation: generate.py --chat
 """

@@ -4,7 +4,7 @@ import json
 import sys
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from tokenizers import Tokenizer
@@ -60,11 +60,13 @@ class Sample(Continuation):
                 "finish_reason": self.finish_reason or "interrupted"}
 
 
-def write_started(started: deque[Sample], as_json: bool, interrupted: bool = False) -> None:
+def write_started(started: deque[Sample], as_json: bool, interrupted: bool = False,
+                  write: Callable[[str], object] = show) -> None:
     """Prints the new text of the started samples in their order, and removes the samples that are complete.
 
     As text, the first unfinished sample is printed while it grows. As JSON, each finished sample is one line.
-    interrupted ends unfinished samples as well: as text the sample on the screen, as JSON all of them.
+    interrupted ends unfinished samples as well: as text the sample on the screen, as JSON all of them. write
+    takes the text.
     """
     while started:
         sample = started[0]
@@ -72,18 +74,18 @@ def write_started(started: deque[Sample], as_json: bool, interrupted: bool = Fal
         if is_over:
             sample.end()
         if not as_json:
-            show(sample.pending)
+            write(sample.pending)
             sample.pending = ""
         if not is_over:
             return
-        show((json.dumps(sample.record()) if as_json else "") + "\n")
+        write((json.dumps(sample.record()) if as_json else "") + "\n")
         started.popleft()
         if interrupted and not as_json:
             return
 
 
 def write_samples(decoder: Decoder, samples: Iterable[Sample], sampling: Sampling, language: Language,
-                  as_json: bool, signals: Signals) -> None:
+                  as_json: bool, signals: Signals, write: Callable[[str], object] = show) -> None:
     """Generates the samples, writes them in their order, and prints their speed to stderr.
 
     A signal ends the work after the current ids, which are still written. Each sample gets its new ids and
@@ -96,7 +98,7 @@ def write_samples(decoder: Decoder, samples: Iterable[Sample], sampling: Samplin
     def start_samples() -> Iterator[Sample]:
         for sample in samples:
             started.append(sample)
-            write_started(started, as_json)
+            write_started(started, as_json, write=write)
             yield sample
 
     for sample in decode(decoder, start_samples(), sampling, language.end_ids):
@@ -104,10 +106,10 @@ def write_samples(decoder: Decoder, samples: Iterable[Sample], sampling: Samplin
             num_ids += 1
             if num_ids == 1:
                 first_id_time = time.perf_counter()
-        write_started(started, as_json)
+        write_started(started, as_json, write=write)
         if signals.number:
             break
-    write_started(started, as_json, interrupted=True)
+    write_started(started, as_json, True, write)
 
     num_later = max(0, num_ids - 1)
     seconds = time.perf_counter() - first_id_time if num_later else 0.0
