@@ -147,7 +147,7 @@ from gpt.pretokenization.commit import commit, summarise
 from gpt.pretokenization.files import STDIN, Source, refuse_changed, unpacked
 from gpt.pretokenization.passes import Job, encode_text, settle_split
 from gpt.pretokenization.report import names_of
-from gpt.pretokenization.sources import AS_TEXTS, bare_name, demo_sources, find_sources
+from gpt.pretokenization.sources import bare_name, demo_sources, find_sources
 from gpt.pretokenization.store import Folder
 from gpt.pretokenization.verify import peek, verify_folder
 from gpt.pretokenization.vocabulary import conversing, given_vocabulary, new_vocabulary
@@ -206,7 +206,7 @@ def read_names(args: Namespace, folder: Folder, signals: Signals, progress: Prog
     sources = find_sources(args.files, progress.say, fetched, args.encoding or "")
     if args.text_field == "text":
         return sources
-    return [replace(source, kind=AS_TEXTS.get(source.kind, source.kind)) for source in sources]
+    return [replace(source, kind=source.kind.removeprefix("chat ")) for source in sources]  # their records are texts
 
 
 def spool_stdin(path: Path) -> None:

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import Any, TypeAlias
+from typing import Any
 
 from tokenizers import Tokenizer
 
@@ -22,23 +22,22 @@ from gpt.generation.prompts import Language, check_stdin, encode_prompt, without
 from gpt.generation.streaming import Sample, write_samples
 from gpt.tokens.chat import END, START, Turn, can_converse, prompt_ids, special_names, template_of
 
-# The ids of a prompt, from the answers so far and the next line. Answers that no later prompt needs are removed.
-PromptIds: TypeAlias = Callable[[list[Sample], str], list[int]]
 
-
-def opened(language: Language, template: Any, folder: object, system: str, most: int) -> tuple[Language, PromptIds]:
+def opened(language: Language, template: Any, folder: object, system: str, most: int,
+           ) -> tuple[Language, Callable[[list[Sample], str], list[int]]]:
     """Decides by a folder's template how its model is asked; returns the Language of its answers, too.
 
-    A folder without a template, None, has a model that continues a text; any template but ours costs a warning.
-    A prompt has at most the given number of ids. Raises UserError (exit 4) if the model has a template, but no
-    special tokens of ours.
+    The function makes the ids of a prompt from the answers so far, of which it removes those that no later prompt
+    needs, and the next line. A folder without a template, None, has a model that continues a text; any template but
+    ours costs a warning. A prompt has at most the given number of ids. Raises UserError (exit 4) if the model has a
+    template, but no special tokens of ours.
     """
     tokenizer, model = language.tokenizer, shell_word(folder)
     cure = (f"Train it on conversations: python pretokenize.py chats.jsonl --tokenizer_file {model} --output_dir "
             f"chats, then python train.py --init_from {model} --data_dir chats --output_dir out-chats")
     if template is None:
-        without = " without --system" if system else ""
-        warn(f"--chat: the model was not trained on conversations, and continues your text{without}. {cure}")
+        warn("--chat: the model was not trained on conversations, and continues your text"
+             f"{' without --system' if system else ''}. {cure}")
         return language, partial(text_ids, language)
     if not can_converse(tokenizer):
         raise UserError(Exit.CHECKPOINT, "--chat: the model has a template of its own, and its tokenizer has no "
@@ -75,8 +74,8 @@ def conversation_ids(tokenizer: Tokenizer, system: str, most: int, history: list
                                f"{most:,} before its answer. Give a shorter message or --system.")
 
 
-def converse(decoder: Decoder, ids_of: PromptIds, sampling: Sampling, language: Language, seed: int,
-             max_new_tokens: int, as_json: bool) -> int:
+def converse(decoder: Decoder, ids_of: Callable[[list[Sample], str], list[int]], sampling: Sampling,
+             language: Language, seed: int, max_new_tokens: int, as_json: bool) -> int:
     """Reads lines from stdin, and writes the model's answer to each, until /quit or the end of the input.
 
     The seed grows by 1 with each answer. Ctrl-C ends an answer, whose words so far stay in the conversation;
@@ -86,7 +85,6 @@ def converse(decoder: Decoder, ids_of: PromptIds, sampling: Sampling, language: 
     """
     check_stdin("--chat")
     on_terminal = sys.stdin.isatty()
-    prompt_sign = "> " if on_terminal and not as_json else ""
     if on_terminal:
         print("/reset starts anew, /quit leaves, Ctrl-C stops an answer; any other line is for the model.",
               file=sys.stderr)
@@ -94,7 +92,7 @@ def converse(decoder: Decoder, ids_of: PromptIds, sampling: Sampling, language: 
         import readline  # noqa: F401 - gives input() line editing
     history: list[Sample] = []
     with contextlib.suppress(EOFError):  # the end of the input
-        for line in iter(lambda: without_surrogates(input(prompt_sign)), "/quit"):
+        for line in iter(lambda: without_surrogates(input("> " if on_terminal and not as_json else "")), "/quit"):
             if line == "/reset":
                 history = []
             else:

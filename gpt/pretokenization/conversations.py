@@ -15,34 +15,27 @@ from gpt.pretokenization.engines import Encoder
 from gpt.pretokenization.files import Source, pieces_of
 from gpt.pretokenization.json_lines import encodable, is_json_lines, line_blocks, lines_of
 from gpt.pretokenization.parquet import is_parquet, rows_of, table_blocks
-from gpt.tokens.chat import FIELDS, SYSTEM, Turn, segments_of, special_names, turns_of
+from gpt.tokens.chat import FIELDS, Turn, segments_of, special_names, turns_of
 
 # The lines that tell what a file holds, and the pieces of the file (1 MiB, or 8 KiB packed) where they are looked for.
 FIRST_RECORDS, FIRST_PIECES = 100, 16
 FORM = 'each the form {"messages": [{"role": "user", "content": "..."}, {"role": "assistant", "content": "..."}]}'
-
-Conversation = tuple[Turn, ...]
 
 
 # ---------------------------------------------------------------- which files hold conversations
 
 
 def is_chat_lines(source: Source, name: str, head: bytes) -> bool:
-    """True for JSON lines in which the first record that has turns or a text has turns."""
+    """True for JSON lines in which the first record that has turns or a text has turns and no text."""
     if not is_json_lines(source, name, head):
         return False
     content = b"".join(itertools.islice(pieces_of(source), FIRST_PIECES)).lstrip()
-    found = map(_has_turns, content.split(b"\n", FIRST_RECORDS)[:FIRST_RECORDS])
-    return next((has_turns for has_turns in found if has_turns is not None), False)
-
-
-def _has_turns(line: bytes) -> bool | None:
-    """True for a record with a list of turns, False for one with a text, None for any other line."""
-    with contextlib.suppress(ValueError, RecursionError):
-        record = json.loads(line)
-        if isinstance(record, dict):
-            return False if "text" in record else any(isinstance(record.get(field), list) for field in FIELDS) or None
-    return None
+    for line in content.split(b"\n", FIRST_RECORDS)[:FIRST_RECORDS]:
+        with contextlib.suppress(ValueError, RecursionError):
+            fields = json.loads(line)
+            if isinstance(fields, dict) and not {"text", *FIELDS}.isdisjoint(fields):
+                return "text" not in fields
+    return False
 
 
 def is_chat_table(source: Source, name: str, head: bytes) -> bool:
@@ -50,14 +43,14 @@ def is_chat_table(source: Source, name: str, head: bytes) -> bool:
     with contextlib.suppress(OSError, ValueError):  # table_blocks reports a damaged table
         if is_parquet(source, name, head):
             names = optional("pyarrow.parquet", source.shown).read_schema(source.path).names
-            return "text" not in names and any(field in names for field in FIELDS)
+            return "text" not in names and not {*FIELDS}.isdisjoint(names)
     return False
 
 
 # ---------------------------------------------------------------- the conversations of a block
 
 
-def conversations_of(records: Iterable[Record], reading: Reading, findings: Findings) -> list[Conversation]:
+def conversations_of(records: Iterable[Record], reading: Reading, findings: Findings) -> list[tuple[Turn, ...]]:
     """Returns the conversations of records; counts in findings the records without one."""
     conversations = []
     for record in records:
@@ -70,7 +63,7 @@ def conversations_of(records: Iterable[Record], reading: Reading, findings: Find
     return conversations
 
 
-CHAT_TABLES = Kind(is_chat_table, partial(table_blocks, columns=(*FIELDS, SYSTEM)), rows_of, conversations_of,
+CHAT_TABLES = Kind(is_chat_table, partial(table_blocks, columns=(*FIELDS, "system")), rows_of, conversations_of,
                    is_text=False, is_chat=True, form=FORM)
 CHAT_LINES = Kind(is_chat_lines, line_blocks, lines_of, conversations_of, is_chat=True, form=FORM)
 
@@ -78,12 +71,12 @@ CHAT_LINES = Kind(is_chat_lines, line_blocks, lines_of, conversations_of, is_cha
 # ---------------------------------------------------------------- encoding
 
 
-def plain_text(turns: Conversation) -> str:
+def plain_text(turns: tuple[Turn, ...]) -> str:
     """The words of a conversation, each turn after its role; the hash, the size and the sample are taken from it."""
     return "\n".join(f"{turn.role}\n{turn.content}" for turn in turns)
 
 
-def encode_conversations(conversations: Sequence[Conversation], encoder: Encoder,
+def encode_conversations(conversations: Sequence[tuple[Turn, ...]], encoder: Encoder,
                          ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Encodes conversations by the template, each with the end-of-text id after it.
 
@@ -99,11 +92,11 @@ def encode_conversations(conversations: Sequence[Conversation], encoder: Encoder
 
     # The encoder puts the end-of-text id after each segment; the segment's own special token takes its place.
     ids, ends = encoder.encode([segment.text.encode() for segment in segments], [True] * len(segments))
-    nothing = vocabulary.size
-    special_ids = {name: vocabulary.tokenizer.token_to_id(name) for name in (*names, vocabulary.end)} | {"": nothing}
+    special_ids = {name: vocabulary.tokenizer.token_to_id(name) for name in (*names, vocabulary.end)}
+    special_ids[""] = vocabulary.size  # beyond all ids: removed below
     ids = ids.copy()
     ids[ends - 1] = [special_ids[segment.special] for segment in segments]
     is_answer = np.repeat([segment.is_answer for segment in segments], np.diff(ends, prepend=0))
-    kept = ids != nothing
+    kept = ids != vocabulary.size
     last_ends = ends[[segment.special == vocabulary.end for segment in segments]]
     return ids[kept], np.cumsum(kept)[last_ends - 1], is_answer[kept]

@@ -98,8 +98,8 @@ class Report:
             return
         why = "It holds less than 2 bytes of text besides whitespace. Give a file with text."
         if self.bad_lines:
-            form = KINDS[self.sources[self.source_index].kind].form
-            why = f"{several(self.bad_lines, 'record')} skipped, the first: {self.first_bad_line}. Give {form}."
+            why = (f"{several(self.bad_lines, 'record')} skipped, the first: {self.first_bad_line}. Give "
+                   f"{KINDS[self.sources[self.source_index].kind].form}.")
         raise UserError(Exit.DATA, f"there is nothing to train on in {names_of(self.sources)}. {why}")
 
 

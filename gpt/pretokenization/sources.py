@@ -27,13 +27,12 @@ from gpt.pretokenization.text_files import TEXT_FILES
 
 # The first kind that recognises a file is taken.
 KINDS = {
-    "chat tables": CHAT_TABLES,
+    "chat parquet": CHAT_TABLES,
     "parquet": PARQUET,
     "chat lines": CHAT_LINES,
     "lines": JSON_LINES,
     "text": TEXT_FILES,
 }
-AS_TEXTS = {"chat tables": "parquet", "chat lines": "lines"}  # with --text_field records of conversations are texts
 DEMO_BYTES = 12_000_000
 DEMO_SKIPS = {"test", "tests", "idle_test", "idlelib", "lib2to3", "site-packages", "dist-packages",
               "__pycache__"}

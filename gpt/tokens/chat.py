@@ -22,7 +22,6 @@ from tokenizers import Tokenizer
 
 START, END = "<|im_start|>", "<|im_end|>"
 FIELDS = ("messages", "conversations")  # of a record, for its list of turns
-SYSTEM = "system"  # of a record too, for the system's turn
 NAMES = {"role": "content", "from": "value"}  # a turn's fields: the usual names, and ShareGPT's
 ROLES = {"system": "system", "user": "user", "assistant": "assistant", "human": "user", "gpt": "assistant"}
 
@@ -57,10 +56,11 @@ def turns_of(record: Any) -> tuple[Turn, ...]:
     if turns is None:
         raise ValueError(f"has no list of turns in a field {' or '.join(FIELDS)}")
     read = [_turn_of(turn, f"turn {number}") for number, turn in enumerate(turns, 1)]
-    if not any(turn.role == "assistant" and turn.counts for turn in read):
-        raise ValueError("has no answer (a turn of the assistant, whose weight is not 0)")
-    if fields.get(SYSTEM):
-        read.insert(0, _turn_of({"role": "system", "content": fields[SYSTEM]}, SYSTEM))
+    answers = [turn.content.strip() for turn in read if turn.role == "assistant" and turn.counts]
+    if not answers or "" in answers:
+        raise ValueError("has no answer, or an empty one, which is learned unless its turn has the weight 0")
+    if fields.get("system"):
+        read.insert(0, _turn_of({"role": "system", "content": fields["system"]}, "system"))
     return tuple(read)
 
 
@@ -77,10 +77,7 @@ def _turn_of(turn: Any, which: str) -> Turn:
     weight = fields.get("weight")
     if weight not in (None, 0, 1):
         raise ValueError(f"{which}: its weight is {weight!r}, not 0 or 1")
-    turn = Turn(ROLES[role], content, weight != 0)
-    if turn.role == "assistant" and turn.counts and not content.strip():
-        raise ValueError(f"{which}: its answer is empty, and is learned unless the turn has the weight 0")
-    return turn
+    return Turn(ROLES[role], content, weight != 0)
 
 
 # ---------------------------------------------------------------- the template

@@ -216,12 +216,10 @@ def _open(files: Sequence[Path], split: str, metadata: Metadata, vocab_size: int
         if layout is not layouts[0]:
             raise UserError(Exit.DATA, f"token files of two layouts: {printable(files[0].name)} and "
                                        f"{printable(path.name)}. Name the files with a narrower pattern.")
-        mask = path.with_suffix(".mask")
-        mask = mask if mask.is_file() else path.resolve().with_suffix(".mask")
+        mask = path.resolve().with_suffix(".mask")
         if mask.is_file() != bool(record.mask_sha256):
-            is_what = "missing" if record.mask_sha256 else "not named by any metadata"
-            raise token_file_error(path.with_suffix(".mask"),
-                                   f"is {is_what}: it says which tokens of conversations are answers. Keep the .bin, "
+            raise token_file_error(path.with_suffix(".mask"), "says which tokens of conversations are answers, and "
+                                   f"{'is missing' if record.mask_sha256 else 'no metadata names it'}. Keep the .bin, "
                                    "the .mask and metadata.json in one folder, and give it as --data_dir.")
         part = replace(layout.read(path, metadata.dtype, vocab_size), mask=mask if record.mask_sha256 else None)
         _check_length(path, part.length, record.num_tokens, metadata)

@@ -8,17 +8,15 @@ from tokenizers import Tokenizer
 
 from gpt.common.words import printable
 from gpt.tokens.chat import START, can_converse
-from gpt.tokens.layouts import DTYPES
-from gpt.tokens.stream import TokenStream
-
-LOOKED_AT = 2**16  # tokens of a file, in search of conversations
+from gpt.tokens.stream import DTYPES, TokenStream
 
 
-def warn_without_mask(stream: TokenStream, tokenizer: Tokenizer, warn: Callable[[str], None]) -> None:
-    """Warns of files that hold conversations if nothing says which of their tokens are answers."""
-    for part in stream.parts if can_converse(tokenizer) else ():
-        first = np.fromfile(part.path, DTYPES[part.dtype], min(part.length, LOOKED_AT), offset=part.offset_bytes)
-        if part.mask is None and tokenizer.token_to_id(START) in first:
+def warn_without_mask(stream: TokenStream, tokenizer: Tokenizer | None, warn: Callable[[str], None]) -> None:
+    """Warns of files whose beginning holds conversations if nothing says which of their tokens are answers."""
+    start_id = tokenizer.token_to_id(START) if tokenizer and can_converse(tokenizer) else None
+    for part in stream.parts if start_id else ():
+        first = np.fromfile(part.path, DTYPES[part.dtype], min(part.length, 2**16), offset=part.offset_bytes)
+        if part.mask is None and start_id in first:
             warn(f"{printable(part.path)} holds conversations, and the tokens of the questions count too. For the "
                  "answers alone, keep it in the folder of pretokenize.py, with metadata.json and the .mask.")
 

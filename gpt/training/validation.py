@@ -105,8 +105,7 @@ class Validator:
     def __init__(self, run: Run):
         corpus, device = run.setup.corpus, run.setup.runtime.machine.device
         self.tokenizer: Tokenizer | None = load_tokenizer(corpus.tokenizer_path) if corpus.tokenizer_path else None
-        if self.tokenizer:
-            warn_without_mask(corpus.train, self.tokenizer, run.setup.runtime.out.warn)
+        warn_without_mask(corpus.train, self.tokenizer, run.setup.runtime.out.warn)
         self._run = run
         self._sets = [(each, data.Tokens(each.stream, "mmap", device)) for each in corpus.validations]
         lengths = bytes_per_id(self.tokenizer, run.setup.config.vocab_size) if self.tokenizer else None

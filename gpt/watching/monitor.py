@@ -316,8 +316,8 @@ class Monitor:
                 why += f"; twice the time should reach {bits:.2f} bits per byte"
             # Twice this run, and at least FEWEST_STEPS from random weights, in the user's unit or else in its own.
             units = ("max_minutes", "max_steps", "epochs")
-            default = "epochs" if state.init_from else "max_minutes"
-            unit = next((name for name in units if name in args.config.given), default)
+            unit = next((name for name in units if name in args.config.given),
+                        "epochs" if state.init_from else "max_minutes")
             length = getattr(args, unit) or (recipe.epochs if state.init_from else math.ceil(state.seconds / 60))
             length *= 2 if state.init_from else max(2, math.ceil(FEWEST_STEPS / state.step))
             command = f"python train.py --resume_from {folder} --{unit} {length:.12g}"
