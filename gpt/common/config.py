@@ -133,10 +133,15 @@ class Rules(NamedTuple):
 def changes(lower: Layer, upper: Layer, merged: Layer) -> tuple[str, ...]:
     """Describes the flags whose values the upper layer changes, and the given flags that the merge dropped."""
     before = lower.values
-    described = (f"{name} {printable(before[name])[:60]} -> {printable(value)[:60]}"
+    described = (f"{name} {_as_words(before[name])} -> {_as_words(value)}"
                  for name, value in upper.given.items()
                  if value != "auto" and before.get(name, value) != value)  # auto keeps the lower value
     return (*described, *(f"without {name}" for name in lower.given if name not in merged.values))
+
+
+def _as_words(value: Any) -> str:
+    """The first 60 characters of a flag's value, as on a command line."""
+    return printable(" ".join(map(str, value)) if isinstance(value, list) else value)[:60]
 
 
 # ---------------------------------------------------------------- reading

@@ -292,7 +292,7 @@ class Parser(argparse.ArgumentParser):
         recorded by _get_value instead, and parsing goes on.
         """
         if "ignored explicit argument" in message:  # as in nanoGPT's --compile=False
-            message = f"{message.split(':')[0]}: takes no value. --NAME turns it on, --no-NAME off."
+            message = re.sub(r"(\S+)/(\S+): .*", r"\1: takes no value. Give \1 for true, \2 for false.", message)
         self.problems.append(message.removeprefix("argument "))
         self.stop()
 
@@ -317,7 +317,9 @@ class Parser(argparse.ArgumentParser):
                 name = word.split("=")[0]
                 problems.append(f"{printable(name)}: no such flag. {self._suggest(name)}")
             elif not may_be_a_value:
-                shown, first = printable(repr(word[:SHOWN_CHARACTERS])), [*self.flags][1]  # the first one is --debug
+                shown = printable(repr(word[:SHOWN_CHARACTERS]))
+                # A word without a flag is most often the text of evaluate.py or generate.py.
+                first = next(name for name in ("text", "prompt", [*self.flags][1]) if name in self.flags)
                 problems.append(f"{shown}: unexpected argument. Give a value behind its flag, such as --{first} "
                                 f"{shown}, and --NAME or --no-NAME for what is on or off. See --help.")
             may_be_a_value = word.startswith("-") and "=" not in word

@@ -152,7 +152,8 @@ class Progress:
         if self.on_terminal:
             from tqdm import tqdm
 
-            self._bar = tqdm(total=total, initial=done, ncols=columns_of(self.stream), file=self.stream,
+            # tqdm draws nothing on a terminal that reports no height, such as a container's.
+            self._bar = tqdm(total=total, initial=done, ncols=columns_of(self.stream), nrows=2, file=self.stream,
                              leave=False, bar_format=BAR)
 
     def at(self, done: int, line: str = "", fields: Sequence[str] = ()) -> None:

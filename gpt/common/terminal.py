@@ -36,14 +36,14 @@ def columns_of(stream: Any) -> int | None:
 def folded(text: str, stream: Any) -> str:
     """Returns a text folded to the width of a stream's terminal; the text itself for a pipe or a notebook.
 
-    Lines break between words and align beside their label. A command (python ..., torchrun ...) keeps its
-    lines, so that it can be copied.
+    Lines break between words and align beside their label. A command (python ..., cp ...) keeps its lines, so
+    that it can be copied.
     """
     columns = columns_of(stream)
     if columns is None or in_notebook():
         return text
     # A command's spaces become another character, at which textwrap does not break.
-    commands = r"(?<!\S)(python|torchrun)(.*\\\n)*.*"
+    commands = r"(?<!\S)(python|torchrun|(cp|lm_eval|pdftotext|tr)(?= ))(.*\\\n)*.*"
     text = re.sub(commands, lambda command: command[0].replace(" ", "\0"), text)
     folded_lines = []
     for line in text.split("\n"):

@@ -103,6 +103,9 @@ def make_tokens(args: Namespace) -> None:
                                     f"{shell_line(make)}")
     else:
         check_unused(args)
+        if len(texts) == 1 and texts[0].endswith(".py"):  # as nanoGPT's config/train_shakespeare_char.py
+            warn(f"{printable(texts[0])} is read as text to learn, not as settings. Settings are flags, or stand in "
+                 "a TOML file: --config FILE")
         with Signals() as signals:
             command = [sys.executable, str(PROGRAM / make[0]), *make[1:]]
             answer = run_child(command, signals, env={TRAINS_NEXT: "1"}, shows=True)

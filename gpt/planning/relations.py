@@ -56,7 +56,8 @@ RELATIONS = {
         aliases="num_train_epochs max_epochs", overrides="max_steps max_minutes cooldown_from", invalidates=BY_LENGTH,
         conflicts="cooldown_from"),
     "max_steps": Relations(
-        aliases="max_iters num_iterations", overrides="epochs max_minutes cooldown_from", invalidates=BY_LENGTH,
+        aliases="max_iters num_iterations lr_decay_iters", overrides="epochs max_minutes cooldown_from",
+        invalidates=BY_LENGTH,
         conflicts="cooldown_from"),
     "max_minutes": Relations(
         overrides="epochs max_steps", invalidates=f"learning_rate embedding_learning_rate {BY_LENGTH}"),
@@ -102,7 +103,7 @@ RELATIONS = {
     "output_dir": Relations("call", aliases="out_dir out save_dir checkpoint_dir log_dir run_dir"),
     "checkpoint_interval": Relations(aliases="save_strategy"),
     "checkpoint_every_steps": Relations(aliases="save_interval save_steps"),
-    "keep_checkpoints": Relations(aliases="save_total_limit keep_last"),
+    "keep_checkpoints": Relations(aliases="save_total_limit keep_last always_save_checkpoint"),
     "mirror_to": Relations(),  # on every machine, once the mirror is known to be this run's
     "resume_from": Relations("call", aliases="resume resume_from_checkpoint ckpt"),
     "overwrite": Relations("call", aliases="overwrite_output_dir force", conflicts="resume_from auto"),

@@ -85,7 +85,8 @@ class Report:
         """Warns of replaced bytes, skipped records, and a separator that does not occur."""
         if self.replaced:
             progress.warn(f"not UTF-8 and replaced by U+FFFD: {several(self.replaced, 'place')}, the first: "
-                          f"{self.first_replaced}")
+                          f"{self.first_replaced}. If the text is in another encoding, give --encoding, such as "
+                          "cp1252 of Windows, and --overwrite.")
         if self.bad_lines:
             progress.warn(f"skipped: {several(self.bad_lines, 'record')} without a document, the first: "
                           f"{self.first_bad_line}")

@@ -58,14 +58,16 @@ def load_with_size(path: Path) -> tuple[Tokenizer, int]:
             tokenizer.decode(tokenizer.encode("a \u00e9\n").ids)
     except OSError as error:
         cure = (f"Copy there the one of the model's tokens: cp DATA/{TOKENIZER} {shell_word(folder)}"
-                if folder.is_dir() else "Give another --tokenizer_file.")
+                if folder.is_dir() else "Give another --tokenizer_file, or a model's of the hub, hf://OWNER/NAME.")
         raise UserError(Exit.DATA, f"{name}: {error.strerror}. {cure}") from error
     except (KeyboardInterrupt, SystemExit):
         raise
     except BaseException as error:  # a panic of the Rust library is not an Exception
+        cure = ("Give --vocab_size alone, or make a tokenizer.json as docs/export.md does from nanoGPT's meta.pkl."
+                if path.suffix == ".pkl" else
+                "Give one of pretokenize.py, or one that transformers saves with AutoTokenizer.")
         raise UserError(Exit.DATA, f"{name} is not a tokenizer.json of the tokenizers library "
-                                   f"({printable(error)[:120]}). Give one of pretokenize.py, or one that "
-                                   "transformers saves with AutoTokenizer.") from error
+                                   f"({printable(error)[:120]}). {cure}") from error
     num_ids = vocab_size_of(tokenizer)
     if not 1 <= num_ids <= MAX_VOCAB_SIZE:
         raise UserError(Exit.DATA, f"{name} has {num_ids:,} ids, not 1 to {MAX_VOCAB_SIZE:,}. Give another "

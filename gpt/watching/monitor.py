@@ -12,6 +12,7 @@ import torch
 
 from gpt.architectures.table import architecture_of
 from gpt.checkpoint.find import with_more_text
+from gpt.common.names import TOKENIZER
 from gpt.common.words import duration, percent, printable, several, shell_word
 from gpt.machine.pinned import to_host
 from gpt.machine.timing import Mark
@@ -286,7 +287,10 @@ class Monitor:
             best = f"{folder}/best"
             note = f"\n      the best by validation, step {best_step:,}; {folder} alone is the last one"
         chat = " --chat" if self._run.setup.corpus.converses else ""
-        self._out.say(f"next: python generate.py --ckpt {best}{chat}{note}")
+        first = ("" if self._run.setup.corpus.tokenizer_path else
+                 "\nBut first copy the tokens' tokenizer, which this run has not:\n"
+                 f"cp TOKENIZER {folder}/checkpoint-{best_step or self.state.step}/{TOKENIZER}")
+        self._out.say(f"next: python generate.py --ckpt {best}{chat}{note}{first}")
         if self._overfitting.validations:
             self._say_how_to_improve(folder, best)
 

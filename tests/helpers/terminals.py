@@ -15,12 +15,12 @@ from gpt.common.terminal import NOTEBOOK_VARIABLES
 class Terminal:
     """A pseudo-terminal; stream is what a command prints to, written all that came so far."""
 
-    def __init__(self, columns: int):
+    def __init__(self, columns: int, rows: int = 24):
         import fcntl
         import termios
 
         self._ours, theirs = os.openpty()
-        fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
+        fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
         self.stream = os.fdopen(theirs, "w", encoding="utf-8")
         self.written = b""
         self._reader = threading.Thread(target=self._read, daemon=True)
@@ -40,7 +40,7 @@ class Terminal:
 
 
 @contextlib.contextmanager
-def terminal(columns: int, monkeypatch, in_notebook: bool = False) -> Iterator[Terminal]:
+def terminal(columns: int, monkeypatch, in_notebook: bool = False, rows: int = 24) -> Iterator[Terminal]:
     """A terminal outside of any notebook, or what a notebook's cell shows to its commands."""
     pytest.importorskip("fcntl")
     for name in (*NOTEBOOK_VARIABLES, "COLUMNS"):
@@ -48,7 +48,7 @@ def terminal(columns: int, monkeypatch, in_notebook: bool = False) -> Iterator[T
     monkeypatch.setenv("TERM", "xterm")
     if in_notebook:
         monkeypatch.setenv("JPY_PARENT_PID", "1")
-    yield Terminal(columns)
+    yield Terminal(columns, rows)
 
 
 def drawn(written: str) -> list[str]:

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from gpt.common import config, flags
-from gpt.common.config import Layer, Relations
+from gpt.common.config import Layer, Relations, changes
 from gpt.common.errors import Exit
 from tests.helpers.refusals import refused
 
@@ -117,6 +117,8 @@ def test_a_resumed_run_has_the_recorded_flags_where_the_command_line_is_silent()
     assert args.config.recorded == "out/config.toml"
     assert args.config.changed == ("n_layer 8 -> 3",)
     assert args.config.given == {"bias", "n_layer"}
+    assert changes(Layer("", {"data_dir": "a"}, {}), Layer("", {"data_dir": ["a", "b"]}, {}),
+                   Layer("", {"data_dir": ["a", "b"]}, {})) == ("data_dir a -> a b",)
 
 
 @pytest.mark.parametrize(("words", "expected"), [

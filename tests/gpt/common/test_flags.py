@@ -57,7 +57,7 @@ def test_a_flag_like_no_other_and_a_stray_word_point_to_help():
     assert problems("--zzzzzz", "3") == ["error: --zzzzzz: no such flag. See --help."]
     assert re.match(r"error: 'stray': unexpected argument\. .* --\w+ 'stray'", problems("stray")[0])
     assert problems("--compile=False") == [
-        "error: --compile/--no-compile: takes no value. --NAME turns it on, --no-NAME off."]
+        "error: --compile: takes no value. Give --compile for true, --no-compile for false."]
     assert "\x1b" not in problems("\x1b[2J")[0]
 
 

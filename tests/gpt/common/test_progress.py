@@ -104,9 +104,10 @@ def test_a_notebook_and_a_very_narrow_terminal_get_whole_lines(columns, in_noteb
     assert text.startswith(f"{LINE} validation ... saving, ")
 
 
-def test_bytes_done_move_a_bar_on_a_terminal(monkeypatch):
+@pytest.mark.parametrize("rows", [24, 0])  # a container's terminal may report no height
+def test_bytes_done_move_a_bar_on_a_terminal(rows, monkeypatch):
     monkeypatch.setattr("gpt.common.progress.BAR_SECONDS", 0.0)
-    with terminal(80, monkeypatch) as opened:
+    with terminal(80, monkeypatch, rows=rows) as opened:
         out = Progress(opened.stream)
         Meter(out, "encoding", 4_000_000).at(1_000_000)
         out.say("a line above the bar")

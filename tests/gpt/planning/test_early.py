@@ -84,6 +84,14 @@ def test_an_output_folder_in_use_is_refused_before_the_texts_become_tokens(place
     assert not (place / "texts.tokens").exists()
 
 
+def test_settings_given_as_a_text_cost_a_warning(place, capfd):
+    (place / "config.py").write_text("max_iters = 200\n" * 99)
+    assert train.answer_early(["config.py"]) == 0
+    said = capfd.readouterr().err
+    assert "warning: config.py " in said
+    assert "--config" in said
+
+
 def test_a_text_that_is_not_there_is_named_by_pretokenize(place, capfd):
     with pytest.raises(SystemExit) as ended:
         train.answer_early(["none"])

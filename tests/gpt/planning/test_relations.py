@@ -80,3 +80,16 @@ def test_the_words_of_others_are_answered_with_ours(words, meant):
     message = said("train", *words.split())
     assert meant in message
     assert "See --help" not in message
+
+
+@pytest.mark.parametrize(("command", "flag"), [("evaluate", "text"), ("generate", "prompt"), ("export", "ckpt")])
+def test_a_word_without_a_flag_gets_the_flag_of_texts(command, flag):
+    with pytest.raises(UserError, match=f" --{flag} 'a.txt'"):
+        COMMANDS[command].read_flags(["a.txt"])
+
+
+def test_nanogpts_flags_have_counterparts():
+    with pytest.raises(UserError) as caught:
+        COMMANDS["train"].read_flags(["--lr_decay_iters=200", "--always_save_checkpoint=False"])
+    assert "--max_steps" in str(caught.value)
+    assert "--keep_checkpoints" in str(caught.value)

@@ -2,6 +2,7 @@
 
 import json
 import subprocess
+from types import SimpleNamespace
 
 import pytest
 
@@ -18,16 +19,20 @@ def test_a_text_of_which_more_than_a_hundredth_is_not_utf8_is_refused(form):
     reading = Reading(separator="\n\n" if form == "separated" else None)
     names = {"plain": "a.txt", "separated": "a.txt", "lines": "a.jsonl"}
     name = names.get(form, f"a.txt.{form}")
+    warnings = []
     for is_too_much, text in ((True, content), (True, few[:20 * len(content)] + content), (False, few + content)):
         if form == "lines":
             text = b"".join(b'{"text": "' + line + b'"}\n' for line in text.split(b"\n"))
         write(name, PACK[form](text) if form in PACK else text)
         if not is_too_much:
-            assert read(name, reading=reading)[1].replaced > 1000
+            report = read(name, reading=reading)[1]
+            assert report.replaced > 1000
+            report.say(SimpleNamespace(warn=lambda said: warnings.append(said)))
             continue
         with pytest.raises(UserError, match=rf"{name} .*\d,\d+ places.*--encoding") as caught:
             read(name, reading=reading)
         assert caught.value.code == Exit.DATA
+    assert "--encoding" in warnings[0]
 
 
 def test_a_stray_byte_in_a_short_text_and_lone_surrogates_in_json_stop_nothing():

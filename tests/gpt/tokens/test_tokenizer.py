@@ -34,6 +34,9 @@ def test_a_bad_tokenizer_is_refused_and_no_panic_escapes(tmp_path, content, reas
         load_tokenizer(tmp_path)
     assert caught.value.code == Exit.DATA
     assert str(caught.value).count("\n") == 0
+    (tmp_path / "tokenizer.json").rename(tmp_path / "meta.pkl")
+    with pytest.raises(UserError, match=r"--vocab_size" if "library" in str(caught.value) else reason):
+        load_tokenizer(tmp_path / "meta.pkl")
 
 
 def test_bytes_per_id_add_up_to_the_length_in_utf8(tokenizer, texts):

@@ -3,6 +3,7 @@
 import itertools
 import json
 import re
+import shutil
 import sys
 import time
 from dataclasses import replace
@@ -13,6 +14,7 @@ from typing import Any, ClassVar
 import pytest
 import torch
 
+import generate
 import train
 from gpt.checkpoint.find import resolve
 from gpt.machine.backends import Backend
@@ -25,6 +27,7 @@ from gpt.watching.monitor import Monitor
 from tests.helpers.checkpoints import no_warning
 from tests.helpers.machines import CPU
 from tests.helpers.terminals import drawn, terminal
+from tests.helpers.training import QUIET, TINY
 
 ROOT = Path(train.__file__).parent
 
@@ -95,6 +98,16 @@ def test_the_closing_lines_name_best_and_last_and_how_to_improve(overfitting, co
     folder = f"{overfitting.folder}/small"
     assert (f"\nTo improve: its size\npython train.py --config {folder}/config.toml \\\n"
             f"    --model_size mini --output_dir {folder}-mini\n") in text
+
+
+def test_a_run_without_a_tokenizer_says_where_to_copy_one(corpus, tmp_path, capsys):
+    shutil.copy(corpus / "train.bin", tmp_path)
+    out = str(tmp_path / "out")
+    assert train.main(["--bin_file", f"{tmp_path}/train.bin", "--vocab_size", "300", "--output_dir", out, *TINY, *QUIET,
+                       "--no-use_gpu", "--max_steps", "1"]) == 0
+    copy = re.findall(r"\ncp TOKENIZER (.*)", capsys.readouterr().out)
+    shutil.copy(corpus / "tokenizer.json", *copy)
+    assert generate.main(["--ckpt", out, "--max_new_tokens", "1", "--no-use_gpu"]) == 0
 
 
 def test_after_many_passes_the_model_may_teach_a_new_one(run, monkeypatch):
