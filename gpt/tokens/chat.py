@@ -58,7 +58,8 @@ def turns_of(record: Any) -> tuple[Turn, ...]:
     read = [_turn_of(turn, f"turn {number}") for number, turn in enumerate(turns, 1)]
     answers = [turn.content.strip() for turn in read if turn.role == "assistant" and turn.counts]
     if not answers or "" in answers:
-        raise ValueError("has no answer, or an empty one, which is learned unless its turn has the weight 0")
+        raise ValueError('has an empty answer (with "weight": 0 it is not learned)' if answers else
+                         "has no answer to learn")
     if fields.get("system"):
         read.insert(0, _turn_of({"role": "system", "content": fields["system"]}, "system"))
     return tuple(read)

@@ -48,26 +48,21 @@ class Checkpointer:
         self._first_step = run.state.step
         self._is_waiting = False  # for a save, in any process
         self._tokenizer_json = tokenizer.to_str() if tokenizer else None
-        self._chat_template = self._template(tokenizer)
+        # The template of a model that answers: ours after conversations, else that of the model at the start.
+        requested = self._args.init_from
+        start = (run.setup.resumed.folder if run.setup.resumed else
+                 requested and find.resolve(Path(requested), lambda said: None, to_train=False))
+        template = load.chat_template(start) if start else None
+        if tokenizer and run.setup.corpus.converses:
+            template = template_of(special_names(tokenizer))
+        elif template and not (tokenizer and can_converse(tokenizer) and isinstance(template, str)):
+            self._runtime.out.warn(f"the chat template of {printable(start)} is left out, as its turns are not marked "
+                                   f"by {START} and {END}. Copy it and generation_config.json to the model afterwards.")
+            template = None
+        self._chat_template = template or ""
         self._thread, self._pending = ThreadPoolExecutor(1, "saver", yield_the_cores), None
         self._snapshot = save.Snapshot() if is_first and run.setup.memory.copies else None
         self.mirror = Mirror(self._args, self._runtime.out) if is_first and self._args.mirror_to else None
-
-    def _template(self, tokenizer: Tokenizer | None) -> str:
-        """The template of a model that answers: ours after conversations, else that of the model at the start.
-
-        Warns of a template that cannot be kept, because its marks of turns are not known here.
-        """
-        setup, requested = self._run.setup, self._args.init_from
-        if tokenizer and setup.corpus.converses:
-            return template_of(special_names(tokenizer))
-        start = setup.resumed.folder if setup.resumed else requested and find.resolve(Path(requested), print, False)
-        theirs = load.chat_template(start) if start else None
-        if theirs and not (tokenizer and can_converse(tokenizer) and isinstance(theirs, str)):
-            self._runtime.out.warn(f"the chat template of {printable(start)} is left out, as its turns are not marked "
-                                   f"by {START} and {END}. Copy it and generation_config.json to the model afterwards.")
-            theirs = ""
-        return theirs or ""
 
     # ---- when
 
