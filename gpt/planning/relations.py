@@ -88,7 +88,7 @@ RELATIONS = {
 
     # ---- machine
     "use_gpu": Relations("machine", aliases="device accelerator cuda gpu gpus cpu no_cuda use_cpu"),
-    "use_amp": Relations("machine", aliases="amp mixed_precision fp16"),
+    "use_amp": Relations("machine", aliases="amp mixed_precision fp16 bf16"),
     "amp_dtype": Relations(
         "machine", aliases="dtype precision torch_dtype", conflicts="bf16: no-use_amp, fp16: no-use_amp"),
     "compile": Relations("machine", aliases="torch_compile use_compile"),

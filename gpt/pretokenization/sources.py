@@ -154,8 +154,11 @@ def examine(path: Path, shown: str, encoding: str = "") -> Source:
         name = bare_name(path.name)
         kind = kind_of(source, name, head)
         if KINDS[kind].is_text:
-            if head.startswith(b"%PDF"):
-                raise source.error(f"is a PDF. Extract its text: pdftotext {shell_word(path)}")
+            if head.startswith((b"%PDF", b"PK\3\4", b"{\\rtf", b"\xd0\xcf\x11\xe0")):
+                raise source.error(f"is a PDF. Extract its text: pdftotext {shell_word(path)}"
+                                   if head.startswith(b"%") else
+                                   "is a document of a word processor, or an archive, not plain text. Open it there, "
+                                   "save its text as a file that ends in .txt, and give that file.")
             is_text = encoding == "utf-8"  # the user says so
             if not is_text:
                 refuse_other_encoding(shown, head, encoding)

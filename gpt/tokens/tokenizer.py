@@ -58,7 +58,7 @@ def load_with_size(path: Path) -> tuple[Tokenizer, int]:
             tokenizer.decode(tokenizer.encode("a \u00e9\n").ids)
     except OSError as error:
         cure = (f"Copy there the one of the model's tokens: cp DATA/{TOKENIZER} {shell_word(folder)}"
-                if folder.is_dir() else "Give another --tokenizer_file, or a model's of the hub, hf://OWNER/NAME.")
+                if folder.is_dir() else "Give another --tokenizer_file. A model's on the hub is hf://OWNER/NAME.")
         raise UserError(Exit.DATA, f"{name}: {error.strerror}. {cure}") from error
     except (KeyboardInterrupt, SystemExit):
         raise

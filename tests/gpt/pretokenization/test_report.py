@@ -1,12 +1,13 @@
 """report.py: what was found in a text is counted, placed and said; too much that is not UTF-8 ends the run."""
 
+import io
 import json
 import subprocess
-from types import SimpleNamespace
 
 import pytest
 
 from gpt.common.errors import Exit, UserError
+from gpt.common.progress import Progress
 from gpt.pretokenization.blocks import LIMITS, Limits, Reading
 from tests.helpers.pretokenize import refused, run
 from tests.helpers.texts import PACK, in_language, lines, read, words, write
@@ -27,7 +28,9 @@ def test_a_text_of_which_more_than_a_hundredth_is_not_utf8_is_refused(form):
         if not is_too_much:
             report = read(name, reading=reading)[1]
             assert report.replaced > 1000
-            report.say(SimpleNamespace(warn=lambda said: warnings.append(said)))
+            progress = Progress(io.StringIO())
+            progress.on_warning = warnings.append
+            report.say(progress)
             continue
         with pytest.raises(UserError, match=rf"{name} .*\d,\d+ places.*--encoding") as caught:
             read(name, reading=reading)
