@@ -163,7 +163,7 @@ def training_text(corpus_folder):
     def put(ids: list[int]) -> Path:
         (folder / "train.bin").write_bytes(np.array(ids, "<i2").tobytes() + (folder / "train.bin").read_bytes())
         metadata = json.loads((folder / "metadata.json").read_text())
-        metadata["splits"]["train"] = {"tokens": 1000 + len(ids)}
+        metadata["splits"] = {"train": {"tokens": 1000 + len(ids)}, "val": {"tokens": 100}}
         (folder / "metadata.json").write_text(json.dumps(metadata))
         return folder
 
@@ -186,12 +186,14 @@ def test_quotations_are_marked_and_change_no_text(call, training_text, tokenizer
     assert re.search(lines, err)
 
 
-def test_the_validation_text_says_how_long_passages_usually_are(call, training_text, corpus_folder):
-    validation = np.fromfile(corpus_folder / "val.bin", "<i2").tolist()
-    folder = training_text(validation[:50])
+def test_the_validation_text_says_how_long_passages_of_a_document_are(call, training_text, corpus_folder):
+    validation = np.fromfile(corpus_folder / "val.bin", "<i2")
+    validation[::12] = 0  # the end of a document
+    validation.tofile(corpus_folder / "val.bin")
+    folder = training_text(validation[:50].tolist())
     found = re.search(r"\nof 100 .* share at most (\d+) .* at most (\d+)\n", call("--compare_with", str(folder))[1])
     assert found
-    assert 7 < int(found[1]) < 24 == int(found[2])
+    assert 7 <= int(found[1]) <= int(found[2]) == 11
 
 
 def test_only_tokens_of_the_models_own_tokenizer_are_compared(call, training_text, tmp_path):
