@@ -3,6 +3,7 @@
 import itertools
 import json
 import shutil
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -84,6 +85,14 @@ def test_the_gguf_holds_what_llama_cpp_reads_of_a_gpt2(make_checkpoint, tokenize
     stored = json.loads(tokenizer.to_str())["model"]["merges"]
     assert fields["tokenizer.ggml.merges"] == [" ".join(merge) for merge in stored]
     assert "output.weight" not in [tensor.name for tensor in reader.tensors]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems have no such names")
+def test_a_name_that_is_not_utf8_is_printable_in_the_gguf(folder, tmp_path):
+    gguf = pytest.importorskip("gguf")
+    run(folder, tmp_path / "m\udcff.gguf")
+    (path,) = tmp_path.iterdir()
+    assert gguf.GGUFReader(path.rename(tmp_path / "m.gguf")).fields["general.name"].contents() == "m\\udcff"
 
 
 @pytest.mark.parametrize("arch", ["qwen3", "llama"])

@@ -2,21 +2,22 @@
 
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import MISSING, asdict, fields
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from gpt.architectures.fields import shown
 from gpt.architectures.table import ModelConfig, name_of
-from gpt.checkpoint.contents import WHAT_OPENS
-from gpt.checkpoint.recorded import numbered_in, steps_in
-from gpt.checkpoint.stored import Found, Stored, verify
+from gpt.checkpoint.recorded import first_readable, numbered_in, steps_in
+from gpt.checkpoint.stored import Found, Stored, TrainState, verify
 from gpt.common.errors import Exit, InvalidCheckpoint, UserError
 from gpt.common.files import BEST, named_in, sha256_of
-from gpt.common.names import CONFIG, MANIFEST, OPTIMIZER, RUN_CONFIG, STATE, TOKENIZER
+from gpt.common.names import CONFIG, MANIFEST, METADATA, OPTIMIZER, RUN_CONFIG, STATE, TOKENIZER
 from gpt.common.words import printable, several, shell_line, shell_word
+from gpt.tokens.data_dirs import folders_of
+from gpt.tokens.files import beside_tokens
 
 PICKLES = " (a pickle, such as a .pt file, can run code and is never opened)"
 T = TypeVar("T")
@@ -81,10 +82,7 @@ def _locate(path: Path, warn: Callable[[str], None], to_train: bool, home: Path 
     """resolve with the verified training state; without a state for a Hugging Face folder."""
     folder, name = named_in(path, home)
     if folder.exists() and not folder.is_dir():
-        convert = (f"Convert nanoGPT's: python export.py --from_nanogpt {shell_word(folder)} --output "
-                   f"{shell_word(folder.stem)}-gpt2 --tokenizer_file TOKENIZER. "
-                   if folder.suffix in (".pt", ".pth", ".bin") else "")
-        raise _refusal(f"{printable(folder)} is not a folder{PICKLES}. {convert}Give {WHAT_OPENS}.")
+        raise _nothing_found(folder)
     if (folder / MANIFEST).is_file():
         return folder, _verified(folder, to_train, "Give the folder it is in to take the newest sound one.")
     if (folder / STATE).exists() and (folder / OPTIMIZER).exists():
@@ -129,14 +127,23 @@ def _refusal(message: str) -> UserError:
 
 
 def _nothing_found(path: Path) -> UserError:
-    """The error for a folder without checkpoints, or for a folder that does not exist."""
-    why = f"holds no checkpoint and no {CONFIG}{PICKLES}" if path.is_dir() else "does not exist"
-    others = [each.name for each in steps_in(path.parent).values()]
+    """The error for a file, for a folder without checkpoints, or for a folder that does not exist."""
+    why = (f"holds no checkpoint and no {CONFIG}{PICKLES}" if path.is_dir() else
+           f"is not a folder{PICKLES}" if path.exists() else "does not exist")
+    pickles = [each for each in (path, *sorted(path.glob("*")))
+               if each.suffix in (".pt", ".pth", ".bin") and each.is_file()]
+    if pickles:
+        return _refusal(f"{printable(path)} {why}. Convert nanoGPT's: python export.py --from_nanogpt "
+                        f"{shell_word(pickles[0])} --output {shell_word(pickles[0].stem)}-gpt2 --tokenizer_file "
+                        "TOKENIZER")
+    others = [*steps_in(path.parent).values()] or sorted({each.parents[1] for each in  # or runs
+                                                          path.parent.glob(f"*/*/{STATE}")})
     if others:
-        return _refusal(f"{printable(path)} {why}. {printable(path.parent)} holds {', '.join(others[:4])}. Give one "
-                        f"of them, or {shell_word(path.parent)} for the newest.")
-    return _refusal(f"{printable(path)} {why}. Train one first: python train.py --output_dir {shell_word(path)}"
-                    "; or give a model of huggingface.co, such as hf://openai-community/gpt2")
+        return _refusal(f"{printable(path)} {why}. Give one of those beside it: "
+                        f"{printable(', '.join(map(str, others[:4])))}")
+    return _refusal(f"{printable(path)} {why}. Train one first: python train.py --output_dir "
+                    f"{'out' if path.is_file() else shell_word(path)}; or give a model of huggingface.co, such as "
+                    "hf://openai-community/gpt2")
 
 
 def read_checkpoint(path: Path, warn: Callable[[str], None], reader: Callable[[Path], T]) -> T:
@@ -211,8 +218,9 @@ def check_same(found: Found, config: ModelConfig, train_sha256: str, tokenizer_s
     components of mixed tokens, as the checkpoint's field of this name does.
     """
     folder, stored = found
+    recorded = first_readable([folder])
     more_text = "More text keeps the vocabulary:\n" + with_more_text(
-        shell_word(folder.parent), folder / TOKENIZER, stored.state.seconds)
+        shell_word(folder.parent), folder / TOKENIZER, stored.state, recorded.values if recorded else {})
     # A field that an older version did not store had its default.
     usual = {field.name: field.default for field in fields(config) if field.default is not MISSING}
     saved = {**usual, **stored.model, "arch": stored.arch}
@@ -235,12 +243,16 @@ def check_same(found: Found, config: ModelConfig, train_sha256: str, tokenizer_s
                                        f"{printable(before)[:200]}; here {str(here)[:200]}. {cure}")
 
 
-def with_more_text(folder: str, tokenizer: Path, seconds: float, text: Sequence[str] = ()) -> str:
+def with_more_text(folder: str, tokenizer: Path, state: TrainState, flags: Mapping[str, Any]) -> str:
     """The commands that continue a run with more text, for as long again plus 15 minutes.
 
-    folder is quoted for a shell; seconds is TrainState.seconds, 0 for a run without --max_minutes. text are
-    the folders with the tokens that the run has, which stay.
+    folder is quoted for a shell. flags are the run's, which name its tokens: those with metadata stay, as others
+    cannot be mixed with the new ones.
     """
-    return (f"python pretokenize.py MORE --output_dir more \\\n    --tokenizer_file {shell_word(tokenizer)}\n"
-            f"python train.py --resume_from {folder} \\\n"
-            f"    --data_dir {shell_line([*text, 'more'])} --allow_new_data --max_minutes {15 + round(seconds / 30)}")
+    new, minutes = f"more-{state.step}", 15 + round(state.seconds / 30)
+    paths = ([os.path.dirname(flags["bin_file"])] if flags.get("bin_file") else
+             [each.path for each in folders_of(flags.get("data_dir", []))])
+    old = [path for path in paths if beside_tokens(Path(path), METADATA)]
+    return (f"python pretokenize.py MORE --output_dir {new} \\\n    --tokenizer_file {shell_word(tokenizer)}\n"
+            f"python train.py --resume_from {folder} \\\n    --data_dir {shell_line([*old, new])} "
+            f"--allow_new_data --max_minutes {minutes}")

@@ -30,7 +30,6 @@ FILE_NAME = re.compile(r"[^/\\\0]+\.safetensors")
 MAX_HEADER_BYTES = 2**22  # the names, types and shapes of 30,000 tensors
 COPY_WHOLE = "Download the model again, or copy all of its files."
 HEAD = "lm_head.weight"
-CURE = "--init_from starts a run from its weights alone"
 
 
 def read_config(folder: Path) -> ModelConfig:
@@ -97,14 +96,17 @@ def stored_tensors(folder: Path) -> dict[str, torch.Tensor]:
 
 
 def mapped(path: Path) -> dict[str, torch.Tensor]:
-    """All tensors of one file. Raises InvalidCheckpoint."""
+    """All tensors of one file, those in float8 as bf16. Raises InvalidCheckpoint."""
     try:
         with path.open("rb") as file:
             num_bytes = int.from_bytes(file.read(8), "little")
         if num_bytes > MAX_HEADER_BYTES:  # opening millions of empty tensors takes minutes
             raise OSError(f"its header has {num_bytes:,} bytes, more than {MAX_HEADER_BYTES:,}")
         with safe_open(path, framework="pt") as file:
-            return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - no mapping
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - no mapping
+        # bf16 holds the values of float8, for which torch has hardly any operation.
+        return {name: tensor.bfloat16() if str(tensor.dtype).startswith("torch.float8") else tensor
+                for name, tensor in tensors.items()}
     except (SafetensorError, OSError, ValueError) as error:  # a name that is not UTF-8 is a ValueError
         why = printable(getattr(error, "strerror", None) or error)[:100]
         raise InvalidCheckpoint(f"{path.name} cannot be read ({why})", COPY_WHOLE) from error
@@ -119,8 +121,6 @@ class Weights(UserDict[str, Any]):
 
     def __getitem__(self, name: str) -> torch.Tensor:
         parts = self.data[name]
-        if len({part.dtype for part in parts}) > 1:  # float8 beside another type cannot be promoted
-            parts = [part.float() for part in parts]
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
@@ -292,7 +292,8 @@ def _check_optimizer_state(file: Any, model: Network, schema: StateSchema) -> No
         problems = [f"{name} is {count:g}, not 0 or more" for name, count in counts.items()
                     if not 0 <= count <= MAX_COUNT]
     if problems:
-        raise InvalidCheckpoint(f"{OPTIMIZER}: {'; '.join(problems[:3])}; {CURE}")
+        raise InvalidCheckpoint(f"{OPTIMIZER}: {'; '.join(problems[:3])}; --init_from starts a run from its "
+                                "weights alone")
 
 
 def _restore_generators(file: Any, device: torch.device) -> list[str]:

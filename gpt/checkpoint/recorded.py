@@ -6,6 +6,7 @@ holds them too, for a checkpoint that was copied away from its folder.
 
 import contextlib
 import json
+import os
 import re
 from collections.abc import Collection, Mapping
 from importlib.util import find_spec
@@ -17,8 +18,6 @@ from gpt.common.errors import Exit, UserError
 from gpt.common.files import named_in, read_text
 from gpt.common.names import LOCK, MANIFEST, RUN_CONFIG, STATE
 from gpt.common.words import printable
-
-CURE = "Correct it, or empty it: the checkpoints hold the run's flags too."
 
 
 def recorded_flags(given: Mapping[str, Any], of_a_call: Collection[str] = ()) -> Layer | None:
@@ -43,9 +42,10 @@ def recorded_flags(given: Mapping[str, Any], of_a_call: Collection[str] = ()) ->
         return None
 
     has_own_file = (folder / RUN_CONFIG).is_file() and find_spec(TOML)
-    layer = read_toml(folder / RUN_CONFIG, CURE) if has_own_file else None
+    layer = read_toml(folder / RUN_CONFIG, "Correct it, or empty it: the checkpoints hold the run's flags "
+                      "too.") if has_own_file else None
     if layer is None or not layer.values:  # a broken disk leaves empty files
-        layer = _first_readable(checkpoints)
+        layer = first_readable(checkpoints)
     if layer is None:
         return None
     refused = [name for name in of_a_call if name in layer.values]
@@ -67,7 +67,21 @@ def recorded_flags(given: Mapping[str, Any], of_a_call: Collection[str] = ()) ->
     output_dir = given.get("output_dir") or layer.decided.get("output_dir", "out")
     if is_mirror or (mirror and is_same_folder(output_dir, folder)):  # a run in another folder needs another mirror
         layer.decided["mirror_to"] = str(folder) if is_mirror else mirror
+    paths = ("data_dir", "bin_file", "val_bin_file", "metadata_file", "tokenizer_file", "teacher")
+    for values in (layer.given, layer.decided):
+        values.update({name: _from_here(values[name], folder) for name in paths if name in values})
     return layer
+
+
+def _from_here(value: Any, folder: Path) -> Any:
+    """A recorded path, or each path of a list, as it is named here: the run may have begun in another folder.
+
+    That folder holds the run's own, or is one above. A path that is nowhere stays as it is.
+    """
+    if isinstance(value, list):
+        return [_from_here(word, folder) for word in value]
+    names = [str(value), *(str(place / str(value)) for place in Path(os.path.abspath(folder)).parents[:2])]
+    return next((name for name in names if os.path.exists(name) or os.path.exists(name.rpartition(":")[0])), value)
 
 
 def _pop_mirror(layer: Layer, folder: Path) -> str | None:
@@ -128,7 +142,7 @@ def numbered_in(folder: Path) -> dict[int, tuple[Path, str | None]]:
     return dict(sorted(numbered.items(), reverse=True))
 
 
-def _first_readable(checkpoints: list[Path]) -> Layer | None:
+def first_readable(checkpoints: list[Path]) -> Layer | None:
     """The flags in the first checkpoint whose state can be read; verifying it later names a damaged one."""
     for path in checkpoints:
         if state := _object_in(path / STATE):

@@ -269,7 +269,7 @@ def _explain(error: BaseException) -> tuple[Exit, str]:
         where = " on the GPU (nvidia-smi names them)" if "CUDA" in str(error) else ""
         return Exit.MACHINE, (f"out of memory. End other programs{where}, give a smaller --batch_size, or raise the "
                               "limit: ulimit -v unlimited")
-    if "CUDA driver error: operation not supported" in str(error):  # NVIDIA's vGPU
+    if "error: operation not supported" in str(error):  # NVIDIA's vGPU
         return Exit.MACHINE, ("this GPU's driver refuses memory that grows in place. Type before the same line: "
                               "export PYTORCH_ALLOC_CONF=expandable_segments:False")
     if isinstance(error, ImportError):  # numpy's message is a page of advice with the cause at its end

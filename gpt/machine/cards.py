@@ -76,7 +76,7 @@ CARDS = (
 )
 
 # These words beside a card's pattern mean another chip, or a slice of the card such as 24Q, with another peak.
-VARIANTS = r"\b(Laptop|Ti|SUPER|D|Max-Q|MIG|\d+[ABCQ])\b"
+VARIANTS = r"\b(Laptop|Ti|SUPER|D|Max-Q|MIG|\d+[ABCQ]|\d+CME)\b"
 
 
 def find_card(name: str) -> Card | None:

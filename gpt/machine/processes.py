@@ -175,7 +175,8 @@ def joined(processes: Processes, use_gpu: bool | None) -> Iterator[None]:
     except RuntimeError as error:
         if not is_of_lost_process(error):
             raise
-        why = first_line(RuntimeError(str(error).rpartition("Last error:")[2]))  # NCCL's cause stands last
+        last = str(error).rpartition("Last error:")[2].strip()  # NCCL's cause stands last, and may be empty
+        why = first_line(RuntimeError(last) if last else error)
         raise UserError(Exit.MACHINE, f"another process of this run has ended, or cannot be reached any more: {why}. "
                                       "What was saved is safe. Start again with --resume_from auto; torchrun "
                                       "--max_restarts 3 does that by itself.") from error

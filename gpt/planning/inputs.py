@@ -327,11 +327,8 @@ def _find_one(flags: Namespace, data_dir: str) -> Corpus:
     """Opens the corpus of one folder. Raises UserError (exit 3)."""
     folder, shown = Path(data_dir), printable(data_dir)
     if flags.bin_file is None and not folder.is_dir():
-        problem = "is not a folder" if folder.exists() else "does not exist"
-        beside = Path(flags.config.recorded).parent.parent / folder  # the run began in another folder
-        cure = (f"Give --data_dir {shell_word(beside)}" if flags.config.recorded and beside.is_dir() else
-                f"Run: python pretokenize.py TEXT --output_dir {shell_word(data_dir)}")
-        raise UserError(Exit.DATA, f"--data_dir {shown} {problem}. {cure}")
+        raise UserError(Exit.DATA, f"--data_dir {shown} {'is not a folder' if folder.exists() else 'does not exist'}. "
+                                   f"Run: python pretokenize.py TEXT --output_dir {shell_word(data_dir)}")
 
     def file_of(given: str | None, name: str) -> Path | None:
         if given is None and flags.bin_file is None:

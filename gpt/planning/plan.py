@@ -194,7 +194,9 @@ def objections(setup: Setup) -> list[str]:
     is_chosen = setup.resumed or (setup.sizing and setup.sizing.shape)
     if is_small and not is_chosen and recipe.passes > 1:
         lines.append(f"the corpus is small for this model: {count(num_tokens)} tokens, read {recipe.passes:.1f} times, "
-                     f"for {count(config.num_parameters)} parameters. Try --dropout 0.2, or a smaller model.")
+                     f"for {count(config.num_parameters)} parameters. Try --dropout "
+                     f"{min(0.5, max(0.2, config.dropout + 0.1)):.2g}, or a smaller "
+                     f"{'--init_from' if args.init_from else '--model_size'}.")
     has_length = args.epochs or args.max_steps or args.init_from or not args.max_minutes
     most = most_passes(num_tokens, config.num_parameters, bool(args.teacher))
     if is_small and not has_length and recipe.passes >= most:

@@ -5,8 +5,8 @@ from gpt.common.words import several
 from gpt.pretokenization.blocks import Findings
 from gpt.pretokenization.files import MARK, Source
 
-MAX_UNDECODABLE = 0.01  # of a file's bytes; fewer are replaced and counted
-ALWAYS_REPLACED = 3  # places in any file: a stray byte in a short file is no sign of another encoding
+MAX_FAULTS = 0.01  # of a file's bytes, or of its records; fewer are replaced or left out, and counted
+FEW_FAULTS = 3  # in any file: a stray byte in a short file is no sign of another encoding
 MARKS = {b"\xff\xfe\0\0": "utf-32", b"\0\0\xfe\xff": "utf-32", b"\xff\xfe": "utf-16", b"\xfe\xff": "utf-16"}
 ESCAPES = {b"\x1b$B": "iso2022_jp", b"\x1b$@": "iso2022_jp", b"\x1b$)C": "iso2022_kr"}
 CONTROLS = bytes({*range(32), 127} - {*b"\b\t\n\v\f\r\x1b"})
@@ -43,7 +43,7 @@ def refuse_undecodable(source: Source, findings: Findings) -> None:
 
     findings hold the file's blocks so far.
     """
-    most = max(ALWAYS_REPLACED, MAX_UNDECODABLE * source.text_bytes)
+    most = max(FEW_FAULTS, MAX_FAULTS * source.text_bytes)
     if findings.first_replaced and findings.undecodable > most:
         raise source.error(f"is not UTF-8: {several(findings.undecodable, 'place')} cannot be decoded, from "
                            f"byte {findings.first_replaced[0]:,} on. Give its --encoding, such as cp1251 or "

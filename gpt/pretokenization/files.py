@@ -19,6 +19,7 @@ PACKED_ENDINGS = (".gz", ".zst", ".bz2", ".xz")
 PACKINGS = {  # the first bytes of a packed file
     b"\x1f\x8b": "gzip",
     b"\x28\xb5\x2f\xfd": "zstd",
+    **{bytes([number, 0x2a, 0x4d, 0x18]): "zstd" for number in range(0x50, 0x60)},  # a frame to skip, as of pzstd
     **{b"BZh%d1AY&SY" % level: "bzip2" for level in range(1, 10)},  # a text may begin with BZh
     b"\xfd7zXZ\0": "xz",
 }

@@ -1,5 +1,6 @@
 """Parquet tables as input: each row of the column --text_field is a document. Needs the package pyarrow."""
 
+import contextlib
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -10,7 +11,6 @@ from gpt.pretokenization.files import Source
 from gpt.pretokenization.json_lines import record_texts
 
 MAGIC = b"PAR1"
-ROWS_AT_ONCE = 64
 
 
 def is_parquet(source: Source, name: str, head: bytes) -> bool:
@@ -36,11 +36,11 @@ def table_blocks(source: Source, reading: Reading, columns: Sequence[str] = ()) 
             raise source.error(f"has no column {reading.text_field!r}, it has "
                                f"{printable(', '.join(names))[:200]}. Give --text_field.")
         row_bytes = source.text_bytes / max(1, file.metadata.num_rows)
-        batches = file.iter_batches(ROWS_AT_ONCE, columns=chosen)
+        batches = file.iter_batches(64, columns=chosen)
         rows, num_bytes = [], 0
         for num_rows, row in enumerate((row for batch in batches for row in batch.to_pylist()), 1):
             rows.append(row)
-            num_bytes += sum(len(value if isinstance(value, str) else str(value)) for value in row.values())
+            num_bytes += sum(len(value if isinstance(value, str | bytes) else str(value)) for value in row.values())
             if num_bytes >= reading.limits.block_bytes:
                 yield TextBlock(int(num_rows * row_bytes), 0, rows)
                 rows, num_bytes = [], 0
@@ -53,7 +53,14 @@ def rows_of(block: TextBlock, content: list[Any], findings: Findings) -> list[Re
     """Returns the rows of a block, and counts them in findings."""
     findings.newlines = len(content)
     findings.records += len(content)
-    return [Record(number, row) for number, row in enumerate(content)]
+    return [Record(number, {name: _as_text(value) for name, value in row.items()}) for number, row in enumerate(content)]
+
+
+def _as_text(value: Any) -> Any:
+    """Decodes bytes in UTF-8: Impala and others do not mark their columns as text."""
+    with contextlib.suppress(UnicodeDecodeError):
+        return value.decode() if isinstance(value, bytes) else value
+    return value
 
 
 PARQUET = Kind(is_parquet, table_blocks, rows_of, record_texts, (".parquet",), is_text=False)

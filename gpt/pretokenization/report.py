@@ -7,12 +7,9 @@ from gpt.common.errors import Exit, UserError
 from gpt.common.progress import Progress
 from gpt.common.words import several
 from gpt.pretokenization.blocks import Findings, Reading, TextBlock
-from gpt.pretokenization.encodings import refuse_undecodable
+from gpt.pretokenization.encodings import FEW_FAULTS, MAX_FAULTS, refuse_undecodable
 from gpt.pretokenization.files import Source
 from gpt.pretokenization.sources import KINDS
-
-MAX_BAD_RECORDS = 0.01  # of a file's records; fewer are left out and counted
-ALWAYS_LEFT_OUT = 3  # bad records in any file
 
 
 @dataclass
@@ -74,7 +71,7 @@ class Report:
         Does nothing with reading.allows_bad_records.
         """
         found = self.in_source
-        most = max(ALWAYS_LEFT_OUT, MAX_BAD_RECORDS * found.records)
+        most = max(FEW_FAULTS, MAX_FAULTS * found.records)
         if found.first_bad_line and found.bad_lines > most and not self.reading.allows_bad_records:
             leave = ", or --allow_bad_records to leave them out" if found.bad_lines < found.records else ""
             source = self.sources[self.source_index]

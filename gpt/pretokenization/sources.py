@@ -19,7 +19,7 @@ from gpt.common.words import printable, several, shell_word
 from gpt.hub.download import DatasetFile
 from gpt.pretokenization.blocks import Findings, Reading, TextBlock, read_at
 from gpt.pretokenization.conversations import CHAT_LINES, CHAT_TABLES
-from gpt.pretokenization.encodings import has_controls, refuse_other_encoding
+from gpt.pretokenization.encodings import CONTROLS, has_controls, refuse_other_encoding
 from gpt.pretokenization.files import HEAD_BYTES, PACKED_ENDINGS, PACKINGS, Source, head_of, stamp_of
 from gpt.pretokenization.json_lines import JSON_LINES
 from gpt.pretokenization.parquet import PARQUET
@@ -165,10 +165,11 @@ def examine(path: Path, shown: str, encoding: str = "") -> Source:
                 source = replace(source, encoding=encoding)
                 head = head_of(source)
             if has_controls(head) and not is_text:
+                most = max({*head}.intersection(CONTROLS), key=head.count)
                 raise source.error(f"is not text: its first {len(head):,} bytes are full of control "
-                                   "characters. If it is text all the same, give --encoding utf-8 (or utf-16-le, "
-                                   "utf-16-be). If it holds tokens, give it to train.py --bin_file or "
-                                   "evaluate.py --tokens.")
+                                   f"characters, most often {'NUL' if most == 0 else f'0x{most:02x}'}. If it is "
+                                   "text all the same, give --encoding utf-8 (or utf-16-le, utf-16-be). If it "
+                                   "holds tokens, give it to train.py --bin_file or evaluate.py --tokens.")
             kind = kind_of(source, name, head)  # in UTF-8 now, JSON lines are known by their first bytes
         return replace(source, kind=kind, has_returns=KINDS[kind].is_text and b"\r\n" in head)
     except OSError as error:

@@ -79,7 +79,8 @@ def explaining_memory(setup: Setup, run: Run | None = None) -> Iterator[None]:
         args, processes = setup.args, setup.runtime.processes
         backend = setup.runtime.machine.backend
         where = "while the model was built"
-        shared = "" if backend is CPU else ", or share it among several GPUs: torchrun with --model_parallel fsdp"
+        shared = (", or raise the limit: ulimit -v unlimited" if backend is CPU else
+                  ", or share it among several GPUs: torchrun with --model_parallel fsdp")
         cure = f"Give a smaller model: --model_size tiny, or a smaller --n_layer and --n_embd{shared}."
         if run:
             where = f"with {several(run.micro_batch, 'sequence')} at a time"

@@ -18,7 +18,6 @@ from gpt.machine.pinned import to_host
 from gpt.machine.timing import Mark
 from gpt.planning.forecast import bits_after_twice, forecast_of
 from gpt.planning.plan import FEWEST_STEPS
-from gpt.tokens.data_dirs import folders_of
 from gpt.training.pacing import mfu
 from gpt.training.recovery import TooManySkipped
 from gpt.training.state import Figures, Run
@@ -220,7 +219,7 @@ class Monitor:
     def log_validation(self, loss: ValidationLoss, is_best: bool) -> None:
         """Prints and records a validation of the latest step; warns once if the model overfits.
 
-        is_best adds 'best so far' to the printed line.
+        is_best adds 'best' to the printed line.
         """
         step, shares = self.state.step, loss.shares.items()
         bits = self._bits_per_byte = loss.bits_per_byte
@@ -229,9 +228,9 @@ class Monitor:
                            **{f"{VAL_LOSS_OF}{name}": share.nats for name, share in shares},
                            **{f"{BITS_OF}{name}": share.bits_per_byte for name, share in shares})
         perplexity = f"{loss.perplexity:,.2f}" if loss.nats < 20 else f"{loss.perplexity:.3g}"
-        parts = [f"validation at step {step:,}", f"loss {loss.nats:.4f}", f"perplexity {perplexity}",
+        parts = [f"step {step:,}", f"val loss {loss.nats:.4f}", f"perplexity {perplexity}",
                  f"bits per byte {'n/a' if bits is None else f'{bits:.4f}'}",
-                 *(f"{name} {share.nats:.4f}" for name, share in shares), "best so far" if is_best else ""]
+                 *(f"{name} {share.nats:.4f}" for name, share in shares), "best" if is_best else ""]
         self._out.say(" | ".join(filter(None, parts)))
         if warning := self._overfitting.add_validation(step, loss.nats):
             self.warn_once("overfitting", warning)
@@ -328,6 +327,5 @@ class Monitor:
         elif how == MORE_TEXT:
             if recipe.overfits and recipe.passes > FRESH and not args.teacher:
                 why += f"; or, without more text, a new run with --teacher {best}"
-            text = [] if args.bin_file else [each.path for each in folders_of(args.data_dir)]
-            command = with_more_text(folder, corpus.tokenizer_path, state.seconds, text)
+            command = with_more_text(folder, corpus.tokenizer_path, state, vars(args))
         self._out.say(f"To improve: {why}\n{command}")

@@ -131,8 +131,9 @@ def test_pickles_are_refused_without_being_opened(folder, tmp_path, monkeypatch)
         with refused("pickle", Exit.CHECKPOINT):
             resolve(path / "pytorch_model.bin", no_warning)
     torch.save({}, tmp_path / "ckpt.pt")
-    with refused("pickle", Exit.CHECKPOINT):
-        resolve(tmp_path / "ckpt.pt", no_warning)
+    for named in (tmp_path / "ckpt.pt", tmp_path):
+        with refused(rf"pickle.* export\.py --from_nanogpt {tmp_path}/ckpt\.pt", Exit.CHECKPOINT):
+            resolve(named, no_warning)
     assert not (tmp_path / "it-went-off").exists()
 
 
@@ -168,8 +169,9 @@ def test_a_run_resumes_from_best_and_last(ranked, tmp_path):
         assert found.stored.state.step == step
     with refused("checkpoint-600: checkpoint-900.*--overwrite"):
         find_resume("best", folder, False, no_warning)
-    with refused("train.py", Exit.CHECKPOINT):
-        find_resume("last", new, False, no_warning)
+    for named, others in ((new, folder), (folder / "checkpoint-5", f"{folder}/checkpoint-900, {folder}/checkpoint-6")):
+        with refused(f"{named} does not exist.* {others}", Exit.CHECKPOINT):
+            find_resume(str(named), new, False, no_warning)
 
 
 def test_a_checkpoint_of_another_model_tokenizer_or_corpus_is_told_apart(sound, make_model):
@@ -180,9 +182,9 @@ def test_a_checkpoint_of_another_model_tokenizer_or_corpus_is_told_apart(sound, 
     for args, code, why in (
             ((shallow, "a", "b", True), Exit.CHECKPOINT, "n_layer is 2 in the checkpoint and 1 here.*leave out --re"),
             ((replace(config, vocab_size=999), "a", "c", True), Exit.CHECKPOINT, "999 here. (.|\n)* --tokenizer_file "
-             rf"{sound}/checkpoint-900/tokenizer.json\n.* --resume_from {sound} \\\n *--data_dir more --allow_new"),
+             rf"{sound}/checkpoint-900/tokenizer.json\n.* --resume_from {sound} \\\n *--data_dir more-900 --allow_new"),
             ((config, "other", "b", False), Exit.DATA, "on another text: a; here other.*--allow_new_data"),
-            ((config, "a", "other", True), Exit.DATA, "on another tokenizer: b; here other(.|\n)*more \\\\\n *--tok")):
+            ((config, "a", "other", True), Exit.DATA, "another tokenizer: b; here other(.|\n)*more-900 \\\\\n *--tok")):
         with refused(why, code):
             check_same(found, *args)
 

@@ -7,7 +7,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from gpt.checkpoint.contents import Tensors, tensor_files, text_files
-from gpt.checkpoint.load import load_model, load_training, load_weights, start_from, starting_config
+from gpt.checkpoint.load import load_model, load_training, load_weights, start_from, starting_config, stored_tensors
 from gpt.checkpoint.save import save
 from gpt.common.errors import Exit, InvalidCheckpoint
 from gpt.optimizers.build import kept_by
@@ -87,6 +87,18 @@ def test_weights_stored_in_another_precision_open(tmp_path, dtype, tolerance):
     assert_same_logits(tmp_path, theirs, tolerance)
     model = load_model(tmp_path, CPU)
     assert torch.equal(model.state_dict()["transformer.wpe.weight"], stored["transformer.wpe.weight"].float())
+
+
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2])
+def test_float8_beside_another_type_is_read_as_bf16(make_any, write_folder, tmp_path, dtype):
+    folder = write_folder(tmp_path, make_any("llama"))
+    stored = {name: tensor.to(dtype) if "q_proj" in name or "mlp" in name else tensor
+              for name, tensor in load_file(tmp_path / "model.safetensors").items()}
+    save_file(stored, tmp_path / "model.safetensors")
+    read = stored_tensors(folder)
+    assert {str(tensor.dtype) for tensor in read.values()} == {"torch.float32", "torch.bfloat16"}
+    assert all(torch.equal(tensor.float(), stored[name].float()) for name, tensor in read.items())
+    assert torch.isfinite(load_model(folder, CPU)(torch.ones(1, 4, dtype=torch.long))).all()
 
 
 @pytest.mark.parametrize("tie_weights", [True, False])

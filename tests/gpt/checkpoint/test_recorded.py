@@ -44,6 +44,15 @@ def test_a_run_is_found_by_its_folder_or_one_of_its_checkpoints_and_goes_on_ther
     assert found.source == "runs/a/config.toml"
 
 
+def test_paths_of_a_run_that_began_in_another_folder_are_named_from_here(place, monkeypatch):
+    checkpoint(place / "runs/a", 5)
+    (place / "tokens/here").mkdir(parents=True)
+    run_config(place / "runs/a", data_dir=["tokens:0.7", "gone"], tokenizer_file="tokens", teacher="hf://a/b")
+    monkeypatch.chdir(place / "tokens/here")
+    assert flags_for(resume_from="../../runs/a").given == {
+        "data_dir": [f"{place}/tokens:0.7", "gone"], "tokenizer_file": f"{place}/tokens", "teacher": "hf://a/b"}
+
+
 def test_a_new_run_records_nothing_to_take(place):
     (place / "out").mkdir()
     run_config(place / "out", data_dir="d")  # it died before its first checkpoint

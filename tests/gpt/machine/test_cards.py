@@ -24,7 +24,9 @@ def test_the_peak_is_the_data_sheets(name, tflops):
     "NVIDIA Unheard Of", "NVIDIA RTX A1000", "NVIDIA GeForce RTX 4090 Laptop GPU", "NVIDIA GeForce RTX 3090 Ti",
     "NVIDIA GeForce RTX 4070 SUPER", "NVIDIA GeForce RTX 4090 D", "NVIDIA T400", "Quadro RTX 6000",
     "NVIDIA GeForce RTX 5070 Ti Laptop GPU", "NVIDIA RTX PRO 6000 Blackwell Max-Q Workstation Edition",
-    "NVIDIA A10-24Q", "Tesla V100-FHHL-16GB", "NVIDIA A100-SXM4-40GB MIG 1g.5gb"])
+    "NVIDIA A10-24Q", "NVIDIA A40-48C", "GRID V100D-32C", "GRID T4-16Q", "NVIDIA L40S-24A",
+    "NVIDIA A100-1-5CME", "NVIDIA A100-4-20C", "NVIDIA H100XM-80C",
+    "Tesla V100-FHHL-16GB", "NVIDIA A100-SXM4-40GB MIG 1g.5gb"])
 def test_a_name_that_only_contains_a_known_one_borrows_nothing(name):
     assert find_card(name) is None
 

@@ -16,6 +16,7 @@ from tests.helpers.machines import CPU
     (torch.OutOfMemoryError("CUDA out of memory. Tried"), True), (type("OfNumpy", (MemoryError,), {})(), True),
     (RuntimeError("[enforce fail at alloc_cpu.cpp:119] DefaultCPUAllocator: can't allocate memory"), True),
     (RuntimeError("CUDA error: out of memory\nCUDA kernel errors might"), True),
+    (RuntimeError("could not create a primitive"), True), (RuntimeError("could not create a memory object"), True),
     (RuntimeError("Triton Error [CUDA]: out of memory"), True), (RuntimeError("CUDA error: invalid argument"), False)])
 def test_which_errors_mean_that_memory_ran_out(error, is_one):
     assert is_out_of_memory(error) == is_one

@@ -90,17 +90,24 @@ def test_a_store_that_cannot_be_reached_is_no_bug(monkeypatch):
     assert caught.value.code == Exit.MACHINE
 
 
-@pytest.mark.parametrize("error", [
-    "NCCL error in: ProcessGroupNCCL.cpp:3690, unhandled system error, NCCL version 2.29\nncclSystemError: System call "
-    "failed\nLast error:\nError while creating shared memory segment /dev/shm/nccl-6\nmore",
-    "Error while creating shared memory segment /dev/shm/nccl-6\nmore"])
-def test_what_nccl_reports_is_shown(monkeypatch, error):
+@pytest.mark.parametrize(("error", "shown"), [
+    ("NCCL error in: ProcessGroupNCCL.cpp:3690, unhandled system error, NCCL version 2.29\nncclSystemError: System "
+     "call failed\nLast error:\nError while creating shared memory segment /dev/shm/nccl-6\nmore",
+     "segment /dev/shm/nccl-6"),
+    ("Error while creating shared memory segment /dev/shm/nccl-6\nmore", "segment /dev/shm/nccl-6"),
+    ("NCCL error in: ProcessGroupNCCL.cpp:3690, invalid usage (run with NCCL_DEBUG=WARN for details), NCCL version 2.29"
+     "\nncclInvalidUsage: This usually reflects invalid usage of NCCL library.\nLast error:\nDuplicate GPU detected : "
+     "rank 1 and rank 0 both on CUDA device 1000", "Duplicate GPU detected : rank 1 and rank 0 both on CUDA device "
+     "1000"),
+    ("NCCL error in: ProcessGroupNCCL.cpp:3690, unhandled cuda error, NCCL version 2.29\nLast error:\n",
+     "unhandled cuda error, NCCL version 2.29")])
+def test_what_nccl_reports_is_shown(monkeypatch, error, shown):
     def fail(*_, **__):
         raise dist.DistBackendError(error)
 
     monkeypatch.setattr("gpt.machine.processes.rendezvous", fail)
     monkeypatch.setattr("gpt.machine.processes._stop_without_torchrun", lambda: None)
-    with pytest.raises(UserError, match=r"segment /dev/shm/nccl-6\. W") as caught, joined(Processes(1, 2), False):
+    with pytest.raises(UserError, match=rf"{shown}\. W") as caught, joined(Processes(1, 2), False):
         pass
     assert caught.value.code == Exit.MACHINE
 

@@ -33,6 +33,8 @@ def test_control_characters_of_texts_are_no_sign_of_a_binary_file():
     ("\ufeffa text".encode("utf-16-le"), "cp1251", "a.txt .*CP1251.*--encoding utf-16"),
     ("caf\u00e9 na\u00efve \u00fcber \u00df".encode(), "cp1252", "a.txt .*UTF-8.*--encoding cp1252"),
     ("\ufeffplain".encode(), "cp1251", "a.txt .*UTF-8.*--encoding cp1251"),
+    ("From: a\n\n\u65e5\u672c\u8a9e".encode("iso2022_jp"), "", "a.txt .*--encoding iso2022_jp"),
+    ("\ud55c\uad6d\uc5b4".encode("iso2022_kr"), "", "a.txt .*--encoding iso2022_kr"),
 ])
 def test_a_flag_that_would_garble_the_text_is_refused(content, encoding, says):
     with pytest.raises(UserError, match=says):

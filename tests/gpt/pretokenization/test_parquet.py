@@ -28,6 +28,15 @@ def test_a_tables_rows_are_its_documents(block_bytes):
     assert report.first_bad_line.startswith("row 101 of a.parquet ")
 
 
+def test_a_column_of_bytes_is_text_where_it_is_utf8():
+    texts = random_texts(random.Random(8), 9)
+    table("a.parquet", [*(text.encode() for text in texts), b"caf\xe9"])
+    found, report = read("a.parquet")
+    assert found == texts
+    assert report.first_bad_line.startswith("row 10 of a.parquet ")
+    assert r"b'caf\xe9'" in report.first_bad_line
+
+
 def test_a_table_without_the_column_or_damaged_is_named():
     table("a.parquet", ["x"] * 1000)
     with refused(r"'body'.*number, text.*--text_field", Exit.DATA):

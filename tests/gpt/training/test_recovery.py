@@ -105,6 +105,7 @@ def test_weights_that_do_not_fit_need_a_smaller_model(run, monkeypatch):
     monkeypatch.setattr(train, "build_model", fails)
     message = run.refused(Exit.MACHINE)
     assert "--model_size" in message
+    assert "ulimit -v unlimited" in message
     assert "--batch_size" not in message
 
 
