@@ -18,9 +18,11 @@ from gpt.checkpoint.find import (
     resolve,
     steps_in,
     wait_until_here,
+    with_more_text,
 )
 from gpt.checkpoint.load import load_model
-from gpt.checkpoint.stored import Found, verify
+from gpt.checkpoint.stored import Found, TrainState, verify
+from gpt.common.config import Layer
 from gpt.common.errors import Exit
 from gpt.common.files import sha256_of
 from gpt.common.names import MANIFEST
@@ -174,7 +176,22 @@ def test_a_run_resumes_from_best_and_last(ranked, tmp_path):
             find_resume(str(named), new, False, no_warning)
 
 
-def test_a_checkpoint_of_another_model_tokenizer_or_corpus_is_told_apart(sound, make_model):
+def test_more_text_joins_the_tokens_that_have_metadata(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in ("data", "raw"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "data/metadata.json").touch()
+    for flags, words in (({"data_dir": "data"}, "data more-5"), ({"data_dir": ["data:0.3", "raw"]}, "data more-5"),
+                         ({"data_dir": "gone", "bin_file": "data/train.bin"}, "data more-5"), ({}, "more-5"),
+                         ({"data_dir": "data", "bin_file": "raw/train.bin"}, "more-5")):
+        typed = with_more_text("out", Path("t.json"), TrainState(step=5), flags)
+        assert f"--data_dir {words} --allow_new_data" in typed
+        assert " --output_dir more-5 " in typed
+
+
+def test_a_checkpoint_of_another_model_tokenizer_or_corpus_is_told_apart(sound, make_model, tmp_path, monkeypatch):
+    (tmp_path / "metadata.json").touch()
+    monkeypatch.setattr("gpt.checkpoint.find.first_readable", lambda _: Layer("", {"data_dir": str(tmp_path)}, {}))
     found = Found(sound / "checkpoint-900", verify(sound / "checkpoint-900"))
     config, shallow = make_model().config, make_model(n_layer=1).config
     check_same(found, config, "a", "b", False)
@@ -182,7 +199,7 @@ def test_a_checkpoint_of_another_model_tokenizer_or_corpus_is_told_apart(sound, 
     for args, code, why in (
             ((shallow, "a", "b", True), Exit.CHECKPOINT, "n_layer is 2 in the checkpoint and 1 here.*leave out --re"),
             ((replace(config, vocab_size=999), "a", "c", True), Exit.CHECKPOINT, "999 here. (.|\n)* --tokenizer_file "
-             rf"{sound}/checkpoint-900/tokenizer.json\n.* --resume_from {sound} \\\n *--data_dir more-900 --allow_new"),
+             rf"{sound}/checkpoint-900/tokenizer.json\n.* --resume_from {sound} \\\n *--data_dir {tmp_path} more-900 --allow_new"),
             ((config, "other", "b", False), Exit.DATA, "on another text: a; here other.*--allow_new_data"),
             ((config, "a", "other", True), Exit.DATA, "another tokenizer: b; here other(.|\n)*more-900 \\\\\n *--tok")):
         with refused(why, code):
