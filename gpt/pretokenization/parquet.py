@@ -53,7 +53,8 @@ def rows_of(block: TextBlock, content: list[Any], findings: Findings) -> list[Re
     """Returns the rows of a block, and counts them in findings."""
     findings.newlines = len(content)
     findings.records += len(content)
-    return [Record(number, {name: _as_text(value) for name, value in row.items()}) for number, row in enumerate(content)]
+    return [Record(number, {name: _as_text(value) for name, value in row.items()})
+            for number, row in enumerate(content)]
 
 
 def _as_text(value: Any) -> Any:
