@@ -145,6 +145,7 @@ from gpt.hub.download import DatasetFile, download_dataset, download_tokenizer
 from gpt.pretokenization.blocks import LIMITS, SAFE_CUT, SPACE_CUT, Limits, Reading
 from gpt.pretokenization.commit import commit, summarise
 from gpt.pretokenization.files import STDIN, Source, refuse_changed, unpacked
+from gpt.pretokenization.look import look_at
 from gpt.pretokenization.passes import Job, encode_text, settle_split
 from gpt.pretokenization.report import names_of
 from gpt.pretokenization.sources import bare_name, demo_sources, find_sources
@@ -189,7 +190,9 @@ def pretokenize(args: Namespace, folder: Folder, signals: Signals, progress: Pro
     with folder.writing(), progress.phase("writing to the disk"):
         refuse_empty(job)
         job.report.say(progress)
-        metadata = commit(job, dtype, vocabulary, trained_here=given is None)
+        with progress.phase("looking at the text"):
+            copied = look_at(job, dtype, vocabulary)
+        metadata = commit(job, dtype, vocabulary, copied, trained_here=given is None)
     summarise(job, metadata, time.monotonic() - began)
 
 

@@ -117,8 +117,11 @@ class NgramStatistics:
 
 
 def copied_in(corpus: Corpus) -> float:
-    """Estimates the fraction of the validation tokens that stand in the training text, from SEARCHED_BLOCKS of it."""
-    if corpus.val is None or corpus.val.length < COPIED_TOKENS:
+    """Estimates the fraction of the validation tokens that stand in the training text, from SEARCHED_BLOCKS of it.
+
+    It is 0 where pretokenize.py has reported it.
+    """
+    if corpus.val is None or corpus.val.length < COPIED_TOKENS or corpus.is_looked_at:
         return 0.0
     train, val = (data.Tokens(stream, "mmap", torch.device("cpu")) for stream in (corpus.train, corpus.val))
     width = min(2 * COPIED_TOKENS - 1, val.length)

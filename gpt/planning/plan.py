@@ -22,11 +22,11 @@ from gpt.planning.recipe import DEFAULT_SEQ_LENGTH, Recipe
 from gpt.planning.schedules import describe_schedule
 from gpt.tokens.masks import Mask
 from gpt.tokens.mixture import weight_percent
+from gpt.tokens.ngrams import MANY_COPIES
 from model import SIZES
 
 MIN_VAL_TOKENS = 1000
 FEWEST_STEPS = 100  # of a run that learns much
-MANY_COPIES = 0.1  # of the validation tokens
 MANY_SILENT = 0.2  # of the sequences, without an answer
 
 

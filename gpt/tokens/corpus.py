@@ -27,7 +27,8 @@ class Corpus:
     identity is the sha256 of the training file; for several files, a mask among them, it is the sha256 of their
     hex sha256s, joined. val_identity is the same for the files that hold the validation tokens. The streams of a
     mixture join the streams of its components, in their order; any other corpus has no components. origins are
-    the datasets of the Hugging Face hub from which the text came.
+    the datasets of the Hugging Face hub from which the text came. is_looked_at is True if pretokenize.py searched the
+    training tokens for copies of the validation tokens.
     """
 
     train: TokenStream
@@ -41,6 +42,7 @@ class Corpus:
     notes: tuple[str, ...] = ()
     components: tuple[Component, ...] = ()
     origins: tuple[str, ...] = ()
+    is_looked_at: bool = False
 
     @property
     def converses(self) -> bool:
@@ -124,8 +126,9 @@ def open_corpus(train: Path, val: Path | None, metadata_file: Path | None, token
         val_stream, val_identity = train_stream.slice(train_stream.length - num, num), identity
         train_stream = train_stream.slice(0, train_stream.length - num)
 
+    is_looked_at = val is None and metadata.splits.get("val", FileRecord()).copied is not None
     return Corpus(train_stream, val_stream, known_size, end_id, tokenizer_file, tokenizer_sha256,
-                  identity, val_identity, tuple(notes), origins=metadata.origins)
+                  identity, val_identity, tuple(notes), origins=metadata.origins, is_looked_at=is_looked_at)
 
 
 def open_tokens(place: Path, vocab_size: int) -> Corpus:

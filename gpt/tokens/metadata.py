@@ -34,6 +34,7 @@ class FileRecord(NamedTuple):
     modified_ns: int | None = None
     mask_sha256: str | None = None  # of the file that says which tokens count in the loss
     num_counted: int | None = None  # tokens that count
+    copied: float | None = None  # the fraction of the validation tokens that stand in the training text
 
 
 @dataclass(frozen=True)
@@ -96,7 +97,7 @@ def _record(path: Path, split: str, fields: Any) -> FileRecord:
     _check(path, f"splits.{split}", fields, isinstance(fields, dict), "an object")
     return FileRecord(_integer(path, fields, TOKEN_COUNTS, 0, MAX_TOKENS), _sha256(path, fields),
                       fields.get("modified_ns"), _sha256(path, fields, "mask_sha256"),
-                      _integer(path, fields, ("counted",), 0, MAX_TOKENS))
+                      _integer(path, fields, ("counted",), 0, MAX_TOKENS), fields.get("copied"))
 
 
 def _sha256(path: Path, record: Fields, name: str = "sha256") -> str | None:
