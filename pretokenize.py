@@ -190,8 +190,7 @@ def pretokenize(args: Namespace, folder: Folder, signals: Signals, progress: Pro
     with folder.writing(), progress.phase("writing to the disk"):
         refuse_empty(job)
         job.report.say(progress)
-        with progress.phase("looking at the text"):
-            copied = look_at(job, dtype, vocabulary)
+        copied = look_at(job, dtype, vocabulary)
         metadata = commit(job, dtype, vocabulary, copied, trained_here=given is None)
     summarise(job, metadata, time.monotonic() - began)
 

@@ -126,9 +126,9 @@ def open_corpus(train: Path, val: Path | None, metadata_file: Path | None, token
         val_stream, val_identity = train_stream.slice(train_stream.length - num, num), identity
         train_stream = train_stream.slice(0, train_stream.length - num)
 
-    is_looked_at = val is None and metadata.splits.get("val", FileRecord()).copied is not None
     return Corpus(train_stream, val_stream, known_size, end_id, tokenizer_file, tokenizer_sha256,
-                  identity, val_identity, tuple(notes), origins=metadata.origins, is_looked_at=is_looked_at)
+                  identity, val_identity, tuple(notes), origins=metadata.origins,
+                  is_looked_at=val is None and metadata.splits.get("val", FileRecord()).copied is not None)
 
 
 def open_tokens(place: Path, vocab_size: int) -> Corpus:

@@ -59,8 +59,7 @@ def copied_fraction(blocks: Iterable[np.ndarray], passages_PW: np.ndarray) -> fl
     known = [_sums(block[:len(block) // COPIED_TOKENS * COPIED_TOKENS].reshape(-1, COPIED_TOKENS)) for block in blocks]
     sought = _sums(np.lib.stride_tricks.sliding_window_view(passages_PW, COPIED_TOKENS, axis=1))
     ordered = np.sort(np.concatenate(known))
-    is_known = np.searchsorted(ordered, sought, "right") > np.searchsorted(ordered, sought)
-    return float(is_known.any(1).mean())
+    return float((np.searchsorted(ordered, sought, "right") > np.searchsorted(ordered, sought)).any(1).mean())
 
 
 def _sums(runs: np.ndarray) -> np.ndarray:

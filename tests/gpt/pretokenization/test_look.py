@@ -1,0 +1,111 @@
+"""pretokenize.py's look at the text: each planted fault is found, by its figure, and none is invented."""
+
+import random
+import re
+
+import pytest
+
+from gpt.pretokenization import look
+from tests.helpers.pretokenize import run
+from tests.helpers.texts import lines, write
+
+LATIN, CYRILLIC, CHINESE = (("a", "z"), ("\u0430", "\u044f"), ("\u4e00", "\u9fa0"))
+
+
+def prose(num_words: int, seed: int = 0, script: tuple[str, str] = LATIN, blank: str = " ") -> str:
+    """Lines of up to 15 words of 4,000, in this range of characters: no passage occurs twice."""
+    rng = random.Random(seed)
+    letters = [chr(code) for code in range(ord(script[0]), ord(script[1]) + 1)]
+    known = ["".join(rng.choices(letters, k=rng.randint(3, 7))) for _ in range(4000)]
+    chosen = [rng.choice(known) + blank for _ in range(num_words)]
+    return "".join(word + ("\n" if rng.random() < 1 / 15 else "") for word in chosen)
+
+
+def articles(number: int) -> list[str]:
+    return [prose(150, seed) for seed in range(number)]
+
+
+def changed(content: str) -> str:
+    """A near copy: every 40th word is another one."""
+    words = content.split(" ")
+    return " ".join("other" if number % 40 == 0 else word for number, word in enumerate(words))
+
+
+def paged(content: str) -> str:
+    pages = [content[start:start + 1500] for start in range(0, len(content), 1500)]
+    return "".join(f"{page}\nPrinted for the members of the society, {number} of 99.\n"
+                   for number, page in enumerate(pages))
+
+
+def logged(number: int) -> str:
+    rng = random.Random(0)
+    whats = ("accepted the connection from", "has finished its job without errors in", "waits for the answer of")
+    return "".join(f"2026-01-01 {rng.randint(0, 10**6)} INFO worker {rng.choice(whats)} {rng.randint(0, 10**6)}\n"
+                   for _ in range(number))
+
+
+def texts_of(fault: str) -> tuple[str, ...]:
+    """Writes a text with this fault; returns the command's words."""
+    book = prose(6000)
+    if fault == "copies":
+        write("a.jsonl", lines(articles(40) + articles(4)))
+        return ("a.jsonl", "--val_fraction", "0")
+    if fault == "a near copy":
+        write("a.jsonl", lines([*articles(30), changed(articles(12)[11])]))
+        return ("a.jsonl", "--val_fraction", "0")
+    if fault == "one file":
+        return (write("a.txt", book), write("b.txt", book[::-1][:1200]))
+    half = book[:len(book) // 2]
+    code = "".join(f"x[{number}]=function(a){{return {number * 7}}};" for number in range(100))
+    content = {
+        "a footer": paged(book),
+        "mojibake": book.replace("e \n", "d\u00e9j\u00e0 l\u2019\u00e9t\u00e9\n".encode().decode("cp1252")),
+        "minified": half + code + half[::-1],
+        "controls": book.replace("a \n", "\x1b[0ma\n"),
+        "a log": logged(900),
+        "validation": book + book[9000:13000],
+        "twice": book * 2,
+    }[fault]
+    return (write("a.txt", content),)
+
+
+FAULTS = {  # the word that tells the finding, and the bounds of its figure
+    "copies": ("documents", 8, 10),
+    "a near copy": ("documents", 2.9, 3.6),
+    "a footer": ("lines", 1.5, 3.5),
+    "mojibake": ("broken", 0.1, 0.5),
+    "minified": ("minified", 7, 10),
+    "controls": ("control", 20, 60),
+    "one file": ("file", 95, 98),
+    "a log": ("lines", 40, 80),
+    "validation": ("validation", 90, 100),
+    "twice": ("passages", 40, 50),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("is_sampled", [False, True])
+def test_a_planted_fault_is_found(fault, is_sampled, tokenizer_file, capsys, monkeypatch):
+    if is_sampled:
+        monkeypatch.setattr(look, "CHUNK_TOKENS", 4000)
+        monkeypatch.setattr(look, "MOST_PASSAGES", 6000)
+        monkeypatch.setattr(look, "PIECE_TOKENS", 1500)
+        monkeypatch.setattr(look, "MOST_PIECES", 16)
+    run(*texts_of(fault), "--tokenizer_file", str(tokenizer_file))
+    found = re.findall(r"^  .+", capsys.readouterr().out, re.M)
+    word, low, high = FAULTS[fault]
+    figures = [float(re.findall(r"[\d.]+", line)[0]) for line in found if re.search(rf"\b{word}\b", line)]
+    assert len(figures) == 1
+    assert low <= figures[0] <= high or is_sampled
+    assert len(found) <= {"twice": 2, "a log": 3}.get(fault, 1)
+    assert max(map(len, found)) <= look.COLUMNS
+
+
+@pytest.mark.parametrize("content", [
+    prose(6000), prose(6000, 1, CYRILLIC), prose(6000, 2, CHINESE, ""),
+    prose(4000).replace("a ", "\u00e9\u00bb ").replace("e ", " \u00ab\u00a0\u00e0\u00a0\u00bb\u00b7 "),
+    "".join(f"    {word}.{word[::-1]} = {word[:3]}({number:x}, [])\n"
+            for number, word in enumerate(prose(900, 3).split())), "a"])
+def test_of_a_clean_text_nothing_is_found(content, tokenizer_file, capsys):
+    run(write("a.txt", content + "\n"), "--tokenizer_file", str(tokenizer_file))
+    assert not re.search(r"^  ", capsys.readouterr().out, re.M)
