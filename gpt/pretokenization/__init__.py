@@ -9,5 +9,5 @@ workers       reads, samples and encodes blocks in several processes.
 passes        makes the passes over the text, and settles the validation split.
 vocabulary    opens or trains the tokenizer.
 commit        gives the token files their final names.
-verify        looks inside a finished folder.
+verify        looks inside a finished folder; look says what in its text would spoil a model.
 """

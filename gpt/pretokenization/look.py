@@ -56,7 +56,7 @@ def look_at(job: Job, dtype: str, vocabulary: Vocabulary) -> float | None:
     def shown(start: int) -> str:
         return vocabulary.tokenizer.decode(train[start:start + EXAMPLE_TOKENS].tolist())
 
-    text = text_of(train, vocabulary)
+    text = sampled_text(train, vocabulary)
     if not job.has_chats:  # there, roles and system prompts are repeated
         width = max(PASSAGE_TOKENS, PASSAGE_BYTES * len(train) // job.totals["train"]["bytes"])
         lines += about_passages(chunks, width, np.memmap(job.folder.work / "train.idx", "<u8", "r"), shown)
@@ -69,7 +69,7 @@ def look_at(job: Job, dtype: str, vocabulary: Vocabulary) -> float | None:
     return copied
 
 
-def text_of(ids: np.ndarray, vocabulary: Vocabulary) -> str:
+def sampled_text(ids: np.ndarray, vocabulary: Vocabulary) -> str:
     """Decodes pieces spread over the ids, or all ids if they are few. Each document ends with a newline."""
     pieces = np.array_split(ids, min(MOST_PIECES, -(-len(ids) // PIECE_TOKENS)))
     texts = vocabulary.tokenizer.decode_batch([piece[:PIECE_TOKENS].tolist() for piece in pieces],

@@ -1,11 +1,15 @@
 """pretokenize.py's look at the text: each planted fault is found, by its figure, and none is invented."""
 
+import json
 import random
 import re
+from pathlib import Path
 
 import pytest
 
+from gpt.planning.forecast import copied_in
 from gpt.pretokenization import look
+from gpt.tokens.corpus import open_corpus
 from tests.helpers.pretokenize import run
 from tests.helpers.texts import lines, write
 
@@ -108,4 +112,22 @@ def test_a_planted_fault_is_found(fault, is_sampled, tokenizer_file, capsys, mon
             for number, word in enumerate(prose(900, 3).split())), "a"])
 def test_of_a_clean_text_nothing_is_found(content, tokenizer_file, capsys):
     run(write("a.txt", content + "\n"), "--tokenizer_file", str(tokenizer_file))
+    assert not re.search(r"^  ", capsys.readouterr().out, re.M)
+
+
+def test_training_repeats_nothing_that_was_told_here_but_looks_at_other_files(tokenizer_file):
+    recorded = run(*texts_of("validation"), "--tokenizer_file", str(tokenizer_file))["splits"]["val"]["copied"]
+    folder = Path("data")
+    for val, expected in ((None, 0.0), (folder / "val.bin", recorded)):
+        corpus = open_corpus(folder, val, folder / "metadata.json", folder / "tokenizer.json")
+        assert copied_in(corpus) == expected
+    assert recorded > 0.9
+
+
+def test_prompts_that_all_conversations_share_are_no_finding(capsys):
+    system = {"role": "system", "content": prose(40, 1)}
+    write("a.jsonl", "".join(json.dumps({"messages": [system, {"role": "user", "content": prose(30, seed)},
+                                                      {"role": "assistant", "content": prose(60, seed + 500)}]}) + "\n"
+                             for seed in range(60)))
+    run("a.jsonl", "--vocab_size", "300", "--val_fraction", "0")
     assert not re.search(r"^  ", capsys.readouterr().out, re.M)
