@@ -2,7 +2,9 @@
 
 import json
 import os
+import re
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -64,6 +66,18 @@ def test_a_checkpoint_of_nanogpt_computes_the_same(tmp_path, prefix, changes, ca
     said = capsys.readouterr()
     assert "448 ids" in said.err
     assert not [path for path in tmp_path.iterdir() if path.name.startswith(".")]
+
+
+def test_the_lines_on_the_page_of_exports_lead_back_to_nanogpt(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    model = make_model(vocab_size=448, activation="gelu")
+    torch.save({"model": state_of(model), "model_args": ARGS}, "first.pt")
+    converted("first.pt", tmp_path)
+    page = (Path(export.__file__).parent / "docs/export.md").read_text()
+    [lines] = re.findall(r"## To nanoGPT.*?```python\n(.*?)```", page, re.DOTALL)
+    exec(lines.replace("my-gpt2", "made"), {})
+    os.rename("made", "first")
+    assert same(converted("ckpt.pt", tmp_path), model)
 
 
 def test_build_nanogpt_saves_its_config_as_an_object_and_computes_tanh(tmp_path, monkeypatch):
