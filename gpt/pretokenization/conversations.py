@@ -17,8 +17,6 @@ from gpt.pretokenization.json_lines import encodable, is_json_lines, line_blocks
 from gpt.pretokenization.parquet import is_parquet, rows_of, table_blocks
 from gpt.tokens.chat import FIELDS, Turn, segments_of, special_names, turns_of
 
-# The lines that tell what a file holds, and the pieces of the file (1 MiB, or 8 KiB packed) where they are looked for.
-FIRST_RECORDS, FIRST_PIECES = 100, 16
 FORM = 'each the form {"messages": [{"role": "user", "content": "..."}, {"role": "assistant", "content": "..."}]}'
 
 
@@ -26,11 +24,13 @@ FORM = 'each the form {"messages": [{"role": "user", "content": "..."}, {"role":
 
 
 def is_chat_lines(source: Source, name: str, head: bytes) -> bool:
-    """True for JSON lines in which the first record that has turns or a text has turns and no text."""
+    """True for JSON lines in which the first record of a hundred that has turns or a text has turns and no text."""
     if not is_json_lines(source, name, head):
         return False
-    content = b"".join(itertools.islice(pieces_of(source), FIRST_PIECES)).lstrip()
-    for line in content.split(b"\n", FIRST_RECORDS)[:FIRST_RECORDS]:
+    content = next(filter(None, pieces_of(source)), b"").lstrip()
+    if b"\n" not in content:  # a long line, or a short piece of a packed file
+        content = b"".join(itertools.islice(pieces_of(source), 16)).lstrip()
+    for line in content.split(b"\n", 100)[:100]:
         with contextlib.suppress(ValueError, RecursionError):
             fields = json.loads(line)
             if isinstance(fields, dict) and not {"text", *FIELDS}.isdisjoint(fields):

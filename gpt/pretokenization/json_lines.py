@@ -24,13 +24,13 @@ JSON_ENDINGS = (".jsonl", ".ndjson")
 def is_json_lines(source: Source, name: str, head: bytes) -> bool:
     """True for the names of JSON lines, and for standard input that begins with an object.
 
-    Raises UserError (exit 3) for a file that is one array of JSON.
+    Raises UserError (exit 3) for an array of objects.
     """
-    if name.endswith(".json") and re.match(rb"\s*\[", head.removeprefix(MARK)):
+    if not source.packing and name.endswith((".json", STDIN)) and re.match(rb"\s*\[\s*{", head.removeprefix(MARK)):
         lines = shell_word(Path(source.path.name).with_suffix(".jsonl"))
         raise source.error("is one array of JSON. Make a line of each record: python -c 'import json, sys; [print("
-                           f"json.dumps(record)) for record in json.load(sys.stdin)]' < {shell_word(source.path)} > "
-                           f"{lines}, and give {lines}")
+                           "json.dumps(record)) for record in json.load(sys.stdin)]' < "
+                           f"{shell_word('FILE' if name == STDIN else source.path)} > {lines}, and give {lines}")
     return name.endswith((*JSON_ENDINGS, ".json")) or (
         name == STDIN and re.match(rb'{\s*["}]', head.removeprefix(MARK)) is not None)
 

@@ -78,9 +78,13 @@ def test_a_file_of_which_more_than_a_hundredth_of_the_records_is_bad_is_refused(
 
 @pytest.mark.parametrize("record", [{"text": "the cat"}, {"messages": [{"role": "assistant", "content": "the cat"}]}])
 @pytest.mark.parametrize("indent", [None, 1])
-def test_a_json_array_is_refused_with_the_command_that_makes_lines_of_it(record, indent, tokenizer_file):
+def test_a_json_array_is_refused_with_the_command_that_makes_lines_of_it(record, indent, tokenizer_file,
+                                                                             monkeypatch):
     write("a.json", json.dumps([record] * 9, indent=indent))
     message = refused("a.json", "--tokenizer_file", str(tokenizer_file))
+    with open("a.json") as file:
+        monkeypatch.setattr("sys.stdin", file)
+        assert "array" in refused("-", "--tokenizer_file", str(tokenizer_file))
     subprocess.run(message[message.index("python -c"):message.index(", and give")], shell=True, check=True)
     metadata = run("a.jsonl", "--tokenizer_file", str(tokenizer_file), "--val_fraction", "0")
     assert metadata["splits"]["train"]["documents"] == 9
