@@ -76,7 +76,7 @@ def check(args: argparse.Namespace) -> list[str]:
         problems.append(f"--output {printable(args.output)}: a GGUF file ends in .gguf; for a folder give --format "
                         "huggingface")
     if args.dtype in QUANTIZED and form_of(args) != "gguf":
-        problems.append(f"--dtype {args.dtype}: only with --format gguf")
+        problems.append(f"--dtype {args.dtype}: only in a file. Give --format gguf and --output NAME.gguf")
     if args.tokenizer_file and form_of(args) != "gguf" and not args.from_nanogpt:
         problems.append("--tokenizer_file: has no effect with --format huggingface, which copies the "
                         "checkpoint's")

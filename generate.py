@@ -91,7 +91,7 @@ def check(args: argparse.Namespace) -> list[str]:
         problems.append("--prompt and --prompt_file: give one of them")
     has_prompt = args.prompt is not None or args.prompt_file is not None
     if args.chat and args.num_samples > 1 and not has_prompt:
-        problems.append("--num_samples: with --chat it needs --prompt or --prompt_file")
+        problems.append("--num_samples: a conversation has one answer at a time. Give --prompt or --prompt_file")
     if args.amp_dtype != "auto" and not args.use_amp:
         problems.append("--amp_dtype: has no effect without --use_amp")
     return problems

@@ -267,7 +267,7 @@ def _explain(error: BaseException) -> tuple[Exit, str]:
         return Exit.DATA, PANIC.format(first_line(error))
     if is_out_of_memory(error):
         where = " on the GPU (nvidia-smi names them)" if "CUDA" in str(error) else ""
-        return Exit.MACHINE, (f"out of memory. End other programs{where}, give a smaller --batch_size, or raise the "
+        return Exit.MACHINE, (f"out of memory. End other programs{where}, take a smaller model or batch, or raise the "
                               "limit: ulimit -v unlimited")
     if "error: operation not supported" in str(error):  # NVIDIA's vGPU
         return Exit.MACHINE, ("this GPU's driver refuses memory that grows in place. Type before the same line: "

@@ -17,7 +17,7 @@ from gpt.generation.drawing import draw
 from gpt.ops.shards import full_tensors
 
 NOT_FINITE = ("the model's logits are not finite: it diverged, or overflows in fp16. Give an earlier "
-              "checkpoint, or --no-use_amp.")
+              "checkpoint, or --use_amp --amp_dtype bf16.")
 
 
 def decode(decoder: Decoder, continuations: Iterable[Continuation], sampling: Sampling,

@@ -53,7 +53,7 @@ def download(flag: str, name: HubName, patterns: Sequence[str], out: Progress,
     """
     hub = optional("huggingface_hub", flag)
     if not out.on_terminal:  # the heartbeat of Progress replaces the bars
-        hub.utils.disable_progress_bars()
+        optional("huggingface_hub.utils", flag).disable_progress_bars()
     with explained_errors(flag, name), out.phase(f"downloading {printable(name)}"):
         folder = in_thread(lambda: hub.snapshot_download(
             name.repo, repo_type=name.kind, revision=name.revision, allow_patterns=list(patterns)), look)

@@ -61,7 +61,8 @@ def _check_device(flags: Namespace) -> None:
     gpu = gpu_in_use(flags.use_gpu)
     # On Apple's GPU recomputation would drop other values.
     if flags.activation_checkpointing and flags.dropout and gpu and not gpu.has_own_memory:
-        raise UserError(Exit.MACHINE, "--activation_checkpointing: not with --dropout on Apple's GPU. Drop one.")
+        raise UserError(Exit.MACHINE, "--activation_checkpointing and --dropout: not together on Apple's GPU. "
+                                      "Drop --dropout or --activation_checkpointing.")
 
 
 # ---------------------------------------------------------------- the inputs

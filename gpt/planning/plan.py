@@ -192,7 +192,7 @@ def objections(setup: Setup) -> list[str]:
     lines = []
     is_small = num_tokens < config.num_parameters
     is_chosen = setup.resumed or (setup.sizing and setup.sizing.shape)
-    if is_small and not is_chosen and recipe.passes > 1:
+    if is_small and not (is_chosen or config.dropout) and recipe.passes > 1:
         lines.append(f"the corpus is small for this model: {count(num_tokens)} tokens, read {recipe.passes:.1f} times, "
                      f"for {count(config.num_parameters)} parameters. Try --dropout "
                      f"{min(0.5, max(0.2, config.dropout + 0.1)):.2g}, or a smaller "
@@ -221,7 +221,8 @@ def early_objections(setup: Setup) -> list[str]:
         lines.append(f"T is {config.seq_length:,}, not {requested:,}: the corpus has {num_tokens:,} tokens.")
     fewest = min((each.stream.length for each in corpus.validations), default=0)
     if corpus.val is None:
-        lines.append("no validation tokens: overfitting will not be seen. Give pretokenize.py a --val_fraction.")
+        lines.append("no validation tokens: overfitting will not be seen. Make some: python pretokenize.py TEXT "
+                     "--val_fraction 0.01 --output_dir tokens, then give --data_dir tokens.")
     elif fewest < MIN_VAL_TOKENS:
         lines.append(f"the validation set has {fewest:,} tokens: its loss is largely chance.")
     copied = max(copied_in(each) for each in [part.corpus for part in corpus.components] or [corpus])

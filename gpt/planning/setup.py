@@ -6,7 +6,7 @@ from pathlib import Path
 
 import data
 from gpt.common.errors import Exit, UserError
-from gpt.common.words import duration
+from gpt.common.words import duration, shell_word
 from gpt.machine.memory import available_ram
 from gpt.machine.runtime import Runtime
 from gpt.planning import defaults
@@ -126,7 +126,9 @@ def _is_finished(inputs: Inputs, recipe: Recipe, deadline: Deadline, runtime: Ru
     if deadline.is_within(0) or (args.max_minutes and not deadline.is_open):  # the minutes planned the last step
         more = f"raise --max_minutes to continue: all starts together took {duration(state.seconds)}"
     if recipe.cooldown:
-        more = f"cooled down; resume from checkpoint-{recipe.cooldown.start} with --overwrite to train on"
+        more = ("cooled down; to train on from before: python train.py --resume_from "
+                f"{shell_word(recipe.cooldown.source)} --output_dir {shell_word(f'{args.output_dir}-longer')} "
+                f"--max_steps {2 * recipe.total_steps}")
     runtime.out.say(f"already at step {state.step:,} of {recipe.total_steps:,}; {more}")
     if state.step == recipe.total_steps != state.validated_step and inputs.corpus.val and not args.dry_run:
         runtime.out.say("its last validation is missing and follows now")

@@ -148,9 +148,9 @@ def _dtype_of(path: Path, num_bytes: int, recorded: str | None, vocab_size: int)
         raise token_file_error(path, f"holds {evident}, but its metadata says {recorded}. Correct the metadata.")
     alike = np.minimum(*(np.bincount(column >> 8, minlength=256) for column in (first, last))).sum()
     if not recorded and evident == "uint16" and num_quads >= LEAST_SAMPLED and alike < LEAST_ALIKE * len(first):
-        raise token_file_error(path, "does not hold uint16: its ids at even and odd places differ in kind. Say what it "
-                                     'holds: echo \'{"dtype": "int32"}\' > types.json, and give --metadata_file '
-                                     "types.json")
+        raise token_file_error(path, "does not look like uint16: its ids at even and odd places differ in kind. Give "
+                                     "the --vocab_size of its tokenizer, over 65,536 for int32, or if it is uint16: "
+                                     'echo \'{"dtype": "uint16"}\' > types.json, and give --metadata_file types.json')
     return recorded or evident
 
 

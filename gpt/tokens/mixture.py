@@ -62,9 +62,8 @@ def _check_alike(path: str, corpus: Corpus, other_path: str, other: Corpus) -> N
                 ("ids in their vocabularies", corpus.vocab_size, other.vocab_size),
                 ("ids for the end of a text", corpus.end_of_text_id, other.end_of_text_id),
                 ("types of tokens", corpus.train.dtype, other.train.dtype)]
-    cure = f"Run pretokenize.py for {printable(other_path)} again"
-    if corpus.tokenizer_path is not None:
-        cure += f" with --tokenizer_file {shell_word(corpus.tokenizer_path)}"
+    given = f" --tokenizer_file {shell_word(corpus.tokenizer_path)}" if corpus.tokenizer_path else ""
+    cure = f"Make them again: python pretokenize.py TEXT --output_dir {shell_word(other_path)} --overwrite{given}"
     for what, mine, theirs in compared:
         if mine != theirs:
             raise UserError(Exit.DATA, f"--data_dir {printable(path)} and {printable(other_path)} have different "

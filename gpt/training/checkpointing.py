@@ -245,7 +245,7 @@ class Checkpointer:
             self.settle(wait=True)
         steps = find.steps_in(self.output_dir)
         if steps:
-            return f"The last good checkpoint is checkpoint-{max(steps)}. Resume"
+            return f"The last good checkpoint is checkpoint-{max(steps)}. Resume (--resume_from auto)"
         return "There is no checkpoint yet. Start again"
 
     def finish(self) -> bool:

@@ -81,7 +81,7 @@ def explaining_memory(setup: Setup, run: Run | None = None) -> Iterator[None]:
         where = "while the model was built"
         shared = (", or raise the limit: ulimit -v unlimited" if backend is CPU else
                   ", or share it among several GPUs: torchrun with --model_parallel fsdp")
-        cure = f"Give a smaller model: --model_size tiny, or a smaller --n_layer and --n_embd{shared}."
+        cure = f"Give a smaller model: --model_size tiny, or a smaller --n_layer{shared}."
         if run:
             where = f"with {several(run.micro_batch, 'sequence')} at a time"
             cure = "Try a smaller --seq_length or --model_size."

@@ -55,10 +55,10 @@ class LossCurve:
             self._block.clear()
         return warning
 
-    def advice(self, learning_rate: float, peak_fraction: float) -> str | None:
+    def advice(self, higher_rate: float, peak_fraction: float) -> str | None:
         """Returns what to change and why; None for a healthy or a short curve.
 
-        learning_rate is the peak; peak_fraction is the current learning rate as a fraction of it.
+        higher_rate is the peak to advise; peak_fraction is the current learning rate as a fraction of the run's.
         """
         if len(self._middles) < FEWEST_BLOCKS:
             return None
@@ -67,7 +67,7 @@ class LossCurve:
         last = self._middles[-max(FEWEST_BLOCKS, len(self._middles) // 3):]
         now = median(last[-4:])
         return (self._oscillates(last, now, noise) or self._explodes(now, noise)
-                or self._stands_still(last, now, noise, learning_rate, peak_fraction))
+                or self._stands_still(last, now, noise, higher_rate, peak_fraction))
 
     def verdict(self, loss: float) -> str | None:
         """Returns a warning if the last loss is a tenth worse than guessing: more than a short run's noise.
@@ -99,7 +99,7 @@ class LossCurve:
         return (f"the loss explodes: {now:.4f}, up from {lowest:.4f} {steps_since:,} steps before. "
                 f"{self._lower}, and resume from before the rise.")
 
-    def _stands_still(self, last: list[float], now: float, noise: float, learning_rate: float,
+    def _stands_still(self, last: list[float], now: float, noise: float, higher_rate: float,
                       peak_fraction: float) -> str | None:
         gained = median(last[:4]) - now
         if peak_fraction <= 0.5 or gained + 3 * noise >= 0.01 * now:
@@ -108,5 +108,5 @@ class LossCurve:
         if now > 0.97 * self._guessing_loss:
             level = f"still that of guessing (ln V is {self._guessing_loss:.2f})"
         return (f"the loss is {level}: {now:.4f}, {gained:+.4f} gained in {len(last) * BLOCK:,} steps. "
-                f"Give --learning_rate {2 * learning_rate:.2g}, or end the run: "
+                f"Give --learning_rate {higher_rate:.2g}, or end the run: "
                 "more such steps gain nothing.")

@@ -44,8 +44,8 @@ def read_lines(path: Path) -> list[Row]:
     try:
         rows = rows_in(read_bytes(path, MOST_BYTES))
     except OSError as error:
-        raise UserError(Exit.DATA, f"{printable(path)}: {error.strerror}. Give an --output_dir of "
-                                   "train.py.") from error
+        raise UserError(Exit.DATA, f"{printable(path)}: {error.strerror}. Name a folder that "
+                                   "train.py wrote, as in: python plot.py out") from error
     if not rows:
         raise UserError(Exit.DATA, f"{printable(path)} holds no logged step yet. Wait for the first one, "
                                    "or give another folder.")

@@ -209,8 +209,9 @@ class Monitor:
         for step, loss in enumerate(losses, self._last_logged + 1):
             if spike := self._curve.add(step, loss):
                 self._out.warn(spike)
-        peak = self._run.recipe.learning_rate
-        if advice := self._curve.advice(peak, self._run.recipe.learning_rate_at(last_step) / peak):
+        recipe = self._run.recipe
+        if advice := self._curve.advice(max(2 * recipe.learning_rate, recipe.usual_learning_rate),
+                                        recipe.learning_rate_at(last_step) / recipe.learning_rate):
             # The kind is the advice up to its colon, for example 'the loss explodes'.
             self.warn_once(advice.partition(":")[0], f"advice at step {last_step:,}: {advice}")
 
@@ -323,7 +324,9 @@ class Monitor:
                         "epochs" if state.init_from else "max_minutes")
             length = getattr(args, unit) or (recipe.epochs if state.init_from else math.ceil(state.seconds / 60))
             length *= 2 if state.init_from else max(2, math.ceil(FEWEST_STEPS / state.step))
-            command = f"python train.py --resume_from {folder} --{unit} {length:.12g}"
+            start = (f"{shell_word(recipe.cooldown.source)} --output_dir {folder}-{how}" if recipe.cooldown
+                     else folder)  # what has cooled down has ended
+            command = f"python train.py --resume_from {start} --{unit} {length:.12g}"
         elif how == MORE_TEXT:
             if recipe.overfits and recipe.passes > FRESH and not args.teacher:
                 why += f"; or, without more text, a new run with --teacher {best}"

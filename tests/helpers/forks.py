@@ -46,15 +46,17 @@ class Raised:
     """What befalls a process in its call number `call` of "module:function".
 
     It gets a signal, `delay` seconds after the call began, or the call fails, or returns a tensor that is not finite.
+    With `returns`, the call does nothing and returns that.
     """
 
     function: str
-    call: int
+    call: int  # 0: every call
     number: int = 0  # of the signal; 0: none
     delay: float = 0.0
     rank: int | None = None  # of several processes the one that it befalls; None: each
     error: str = ""  # name of a builtin exception
     spoils: bool = False  # the result becomes NaN
+    returns: Any = None
 
 
 @dataclass(frozen=True)
@@ -73,6 +75,7 @@ class Job:
     num_machines: int = 1  # that these are said to be on
     victim: int | None = None  # of these the one that is killed then; None: the one that started them
     own_words: dict[str, list[str]] = field(default_factory=dict)  # by rank: what its command line has besides
+    stdin: str = ""  # what is piped into it, less than a pipe holds; empty: the null device
 
 
 @dataclass(frozen=True)
@@ -138,6 +141,11 @@ def run_job(job: Job, module: ModuleType, code: CodeType) -> NoReturn:
     os.chdir(job.cwd)
     for stream, path in enumerate((os.devnull, job.stdout, job.stderr)):
         os.dup2(os.open(path, os.O_RDWR | os.O_APPEND), stream)
+    if job.stdin:
+        reading, writing = os.pipe()
+        os.write(writing, job.stdin.encode())
+        os.close(writing)
+        os.dup2(reading, 0)
     sys.stdin = open(0, closefd=False)  # noqa: SIM115
     if job.world_size > 1:
         become_one_of(job)
@@ -231,10 +239,12 @@ def raise_in(wanted: Raised) -> None:
 
     def wrapped(*args: Any, **kwargs: Any) -> Any:
         calls.append(1)
-        if len(calls) != wanted.call:
+        if wanted.call not in (0, len(calls)):
             return real(*args, **kwargs)
         if wanted.error:
             raise getattr(builtins, wanted.error)
+        if wanted.returns is not None:
+            return wanted.returns
         if wanted.delay:
             timer = threading.Timer(wanted.delay, os.kill, (os.getpid(), wanted.number))
             timer.daemon = True

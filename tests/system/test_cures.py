@@ -6,10 +6,12 @@ and without the message. Each message of the program with a cure has a case, or 
 
 import ast
 import functools
+import gzip
 import json
 import re
 import shlex
 import shutil
+import signal
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -20,22 +22,29 @@ import pytest
 
 import train
 from gpt.common.errors import UserError
+from gpt.common.files import try_lock
 from tests.helpers.commands import ROOT
+from tests.helpers.forks import Raised
 from tests.helpers.house import nodes, sources
 
-COMMAND = re.compile(r"(?:python \w+\.py|cp) (?:\\\n|[^\n])*?(?=\.?\n|\.?$|[.;] |, (?:then|and|or|with) )")
+COMMAND = re.compile(r"(?:python \w+\.py|cp|echo) (?:\\\n|[^\n])*?(?=\.?\n|\.?$|[.;] |, (?:then|and|or|with) )")
 FLAG = re.compile(r"--(?:no-)?[a-z][a-z0-9_]*")
-CURE = re.compile(r"python (?:\w+\.py|\{)|cp DATA|(?:\b[Gg]ive|\b[Dd]rop|\b[Tt]ry|\b[Ll]ower|\braise|\bDouble"
-                  r"|\b[Ll]eave out|\bhelps|another|(?<!has no effect) with|fewer|smaller|larger|, or)\b[^\n]*?--[a-z]")
+CURE = re.compile(r"python (?:\w+\.py|\{)|cp DATA|echo '|(?:\b[Gg]ive|\b[Dd]rop|\b[Tt]ry|\b[Ll]ower|\braise|\bDouble"
+                  r"|\b[Ll]eave out|\bhelps|another|Resume|(?<!has no effect) with|fewer|smaller|larger|, or)\b"
+                  r"[^\n]*?--[a-z]")
 DROPS = re.compile(r"(?:[Dd]rop|[Ll]eave out) (?:--\w+ or )?$")
 NO_VALUE = {"to", "and", "or", "with", "for", "of", "whose", "which", "replaces", "in", "then", "than", "if", "on"}
 Maker = Callable[[], object]
 
 
 USUAL = {"--output_dir": "other", "--ckpt": "out", "--data_dir": "data", "--init_from": "out", "TEXT": "a.txt",
-         "--output": "other.gguf", "FILE": "a.txt", "DATA": "data", "MORE": "b.txt", "TOKENIZER": "data/tokenizer.json",
+         "--output": "other.gguf", "FILE": "a.txt", "DATA": "data", "MORE": "b.txt",
+         "TOKENIZER": "data/tokenizer.json",
          "--tokenizer_file": "data/tokenizer.json", "--model_size": "tiny", "--vocab_size": "300", "N": "300",
          "--seq_length": "4", "--val_fraction": "0.01", "CHECKPOINT": "out", "--num_workers": "1"}
+CPU = {"env": {"CUDA_VISIBLE_DEVICES": ""}}
+TWO = {"world_size": 2}
+ALONE: dict[str, Any] = {}
 
 
 class Case(NamedTuple):
@@ -44,8 +53,10 @@ class Case(NamedTuple):
     make prepares the current folder. values replaces words in capitals, and gives flags the values that the
     message leaves open. The flags of a message are cures by themselves, unless they are together; the commands of a
     message come one after the other. drops are flags of the line that the cure asks to leave out in other words. again
-    repeats the line after the commands. adds are
-    the flags of the line that a command leaves to the user. What follows until is no cure of this case.
+    repeats the line after the commands. adds are the flags of the line that a command leaves to the user. What follows
+    until is no cure of this case. raised befalls the line alone; more are fields of the Job, such as stdin, of the line
+    and of its cures. file is the file of the run that holds the message, as comments. With said the line raises nothing
+    on a machine without a GPU: the flags of the message are typed all the same. With stays the message may come again.
     """
 
     message: str
@@ -57,12 +68,20 @@ class Case(NamedTuple):
     again: bool = False
     adds: str = ""
     until: str = ""
+    raised: tuple[Raised, ...] = ()
+    more: dict[str, Any] = ALONE
+    file: str = ""
+    said: bool = False
+    stays: bool = False
 
 
 SMALL = "--n_layer 1 --n_head 2 --n_embd 16 --seq_length 8"
 QUIET = "--batch_size 4 --no-use_gpu --sample_interval 0 --eval_interval 3 --max_steps 6"
 NEW = f"train.py {SMALL} {QUIET} --output_dir new"
 MORE = f"train.py {QUIET} --resume_from out --max_steps 8"
+KEPT = f"train.py {SMALL} {QUIET} --output_dir run"
+LENGTHLESS = QUIET.removesuffix(" --max_steps 6")
+STEP = "train:try_step"
 
 
 # ---------------------------------------------------------------- the situations
@@ -136,6 +155,135 @@ def larger() -> None:
     Path("t.json").write_text(json.dumps(fields))
 
 
+def weights(factor: float, folder: str = "hf") -> Maker:
+    """Makes the weights of a folder larger."""
+    def make() -> None:
+        from safetensors.torch import load_file, save_file
+
+        path = f"{folder}/model.safetensors"
+        save_file({name: factor * tensor for name, tensor in load_file(path).items()}, path)
+    return make
+
+
+def endless() -> None:
+    """Takes the end of a text out of the folder hf."""
+    edited("hf/config.json", eos_token_id=None, bos_token_id=None)()
+    Path("hf/generation_config.json").unlink(missing_ok=True)
+    edited("hf/tokenizer.json", added_tokens=[], post_processor=None)()
+
+
+def words_alone() -> None:
+    """Gives the folder hf a vocabulary of words, without a token for others."""
+    from tokenizers import Tokenizer, models, pre_tokenizers
+
+    tokenizer = Tokenizer(models.WordLevel({"the": 0, "cat": 1}))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer.save("hf/tokenizer.json")
+
+
+def in_use() -> None:
+    """Locks the folder new as long as the tests last."""
+    Path("new").mkdir()
+    assert try_lock(os.open("new/.pretokenize.lock", os.O_RDWR | os.O_CREAT))
+
+
+def in_hub_cache() -> None:
+    pytest.importorskip("huggingface_hub")
+    repository = Path("hub/models--someone--cat")
+    shutil.copytree("hf", repository / "snapshots" / ("0" * 40))
+    (repository / "refs").mkdir()
+    (repository / "refs/main").write_text("0" * 40)
+
+
+def table() -> None:
+    pyarrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    parquet.write_table(pyarrow.table({"body": [f"the cat {n} sat" for n in range(300)]}), "k.parquet")
+
+
+def timed() -> None:
+    trained(f"{SMALL} {LENGTHLESS} --output_dir timed --max_minutes 0.005")
+
+
+def half_bad() -> None:
+    records("text")()
+    with open("k.jsonl", "a") as file:
+        file.write('{"body": "the cat"}\n' * 300)
+
+
+def damaged_mirror() -> None:
+    for number in (2, 4, 6):
+        shutil.copytree(f"out/checkpoint-{number}", f"mirror/checkpoint-{number}")
+        Path(f"mirror/checkpoint-{number}/model.safetensors").write_bytes(b"0")
+
+
+def panics() -> None:
+    bytes_of_text = json.loads(Path("data/tokenizer.json").read_text())["pre_tokenizer"]
+    edited("data/tokenizer.json", pre_tokenizer={"type": "Sequence", "pretokenizers": [
+        {"type": "Split", "pattern": {"Regex": "(x+x+)+y"}, "behavior": "Isolated", "invert": False}, bytes_of_text]})()
+    shutil.move("data/tokenizer.json", "t.json")
+    shutil.copy("data2/tokenizer.json", "data")
+    Path("a.txt").write_text("x" * 30000)
+
+
+def uneven() -> None:
+    raw_tokens()
+    np.arange(90000, dtype="<i4").tofile("raw/train.bin")
+
+
+def interleaved() -> None:
+    """Writes uint16 ids, of which every second is a large one."""
+    raw_tokens()
+    ids = np.arange(20000) % 200
+    (ids + (np.arange(20000) % 2) * 60000).astype("<u2").tofile("raw/train.bin")
+
+
+def pretokenized(line: str) -> None:
+    import pretokenize
+
+    assert pretokenize.main(shlex.split(line)) == 0
+
+
+def trained(line: str) -> None:
+    assert train.main(shlex.split(line)) == 0
+
+
+def masked() -> None:
+    chats()
+    pretokenized("chats.jsonl --tokenizer_file data/tokenizer.json --output_dir chats --num_workers 1")
+
+
+def converses() -> None:
+    from tokenizers import Tokenizer
+
+    from tests.helpers.models import conversing_checkpoint
+
+    shutil.move(conversing_checkpoint(Path("chats"), Tokenizer.from_file("data/tokenizer.json")), "chat")
+
+
+def small_folder(flags: str = "") -> None:
+    text_in("utf-8", "the cat sat on a mat\n" * 40, "small.txt")()
+    pretokenized(f"small.txt --tokenizer_file data/tokenizer.json --output_dir small --num_workers 1 {flags}")
+
+
+def cooled() -> None:
+    trained(f"{LENGTHLESS} --cooldown_from out/checkpoint-4 --output_dir cool")
+
+
+def other_vocabulary() -> None:
+    shutil.copytree("out", "out2")
+    path = Path("out2/metrics.jsonl")
+    path.write_text(path.read_text().replace('"bits_per_byte": ', '"bits_per_byte": 1'))
+
+
+def logged() -> None:
+    Path("m.jsonl").write_text("".join(json.dumps({"step": step, "loss": 1 / step}) + "\n" for step in range(1, 9)))
+
+
+def of_trainer() -> None:
+    shutil.copytree("hf", "trainer/checkpoint-5")
+    Path("trainer/checkpoint-5/training_args.bin").touch()
+
+
 # ---------------------------------------------------------------- the cases
 
 AT_ONCE = [
@@ -146,6 +294,15 @@ AT_ONCE = [
     Case("For its tokens type", f"{NEW} raw", raw_tokens, adds=f"{SMALL} {QUIET} --output_dir new"),
     Case("is far above the default", f"{NEW} --learning_rate 9"),
     Case("python pretokenize.py MORE", "train.py --resume_from out --max_steps 8 --data_dir data2 --allow_new_data"),
+    Case(": only in a file. Give", "export.py --ckpt out --output e --format huggingface --dtype q8_0",
+         together=True),
+    Case("--use_gpu: {reason}", NEW.replace("--no-use_gpu", "--use_gpu"), more=CPU, drops="--use_gpu"),
+    Case("the hub has weights", f"train.py {QUIET} --resume_from hf://someone/cat --output_dir new", in_hub_cache,
+         {"--init_from": "hf://someone/cat"}, drops="--resume_from",
+         more={"env": {"HF_HUB_OFFLINE": "1", "HF_HUB_CACHE": "hub"}}),
+    Case("Pipe it in", "pretokenize.py /dev/stdin --output_dir new", adds="--output_dir new",
+         more={"stdin": "the cat sat\n" * 300}),
+    Case("choose another --output_dir", NEW, lambda: (Path("new").mkdir(), Path("new/.lock").write_text("mine"))),
 ]
 LATER = [
     Case("as its marks show", "pretokenize.py x.txt --output_dir new", text_in("utf-16")),
@@ -154,7 +311,8 @@ LATER = [
     Case("as its marks show", "pretokenize.py x.txt --output_dir new",
          text_in("iso2022_jp", "\u65e5\u672c\u8a9e\u306e\u6587\n" * 200)),
     Case("as its marks show", "evaluate.py --ckpt out --text x.txt", text_in("utf-16")),
-    Case("full of control characters", "pretokenize.py x.txt --output_dir new", text_in("ascii", "a\0b c\0d\n" * 2000),
+    Case("full of control characters", "pretokenize.py x.txt --output_dir new",
+         text_in("ascii", "a\0b c\0d\n" * 2000),
          until=" If it holds"),
     Case("hold no document, the first", "pretokenize.py k.jsonl --output_dir new", records("body"),
          {"--text_field": "body"}),
@@ -217,53 +375,157 @@ LATER = [
     Case("is missing or not a file. Make", f"{NEW} --bin_file none.bin --vocab_size 300"),
     Case("Give the model's own --tokenizer_file", "export.py --ckpt out --output e.gguf --tokenizer_file t.json",
          larger),
-    Case("next: python generate.py", f"{NEW}"),
+    Case("next: python generate.py", KEPT, stays=True),
     Case("next: python train.py{data_dir}", "pretokenize.py a.txt --output_dir new",
-         adds=f"{SMALL} {QUIET} --output_dir run"),
+         adds=f"{SMALL} {QUIET} --output_dir run", stays=True),
     Case("--eval_batches: validation keeps", "train.py --resume_from out --max_steps 8 --eval_batches 1",
          values={"--eval_tokens": "64"}, together=True),
+    Case("metadata {name}: {why}. Make", NEW, lambda: Path("data/metadata.json").write_text("{"), again=True),
+    Case("which --dtype {dtype} cannot", "export.py --ckpt hf --output e.gguf --dtype f16", weights(1e6),
+         until=" after"),
+    Case("{reason}. Give --format huggingface.", "export.py --ckpt hf --output e.gguf",
+         edited("hf/config.json", activation_function="gelu")),
+    Case("so llama.cpp would split text", "export.py --ckpt hf --output e.gguf",
+         edited("hf/tokenizer.json", normalizer={"type": "Lowercase"})),
+    Case("so llama.cpp would never end", "export.py --ckpt hf --output e.gguf", endless),
+    Case("It cannot be resumed with these", f"{MORE} --data_dir data", drops="--resume_from",
+         raised=(Raised("gpt.checkpoint.load:_check_optimizer_state", 1, error="OSError"),)),
+    Case("every checkpoint there is damaged",
+         f"train.py {SMALL} {QUIET} --output_dir new --resume_from auto --mirror_to mirror",
+         damaged_mirror, {"--mirror_to": "other"}),
+    Case("a library stopped at its input", "pretokenize.py a.txt --output_dir new --tokenizer_file t.json", panics),
+    Case("Train it on conversations", "generate.py --ckpt hf --chat --prompt the --max_new_tokens 2", chats,
+         adds=QUIET),
+    Case("Give a shorter message or",
+         f"generate.py --ckpt chat --chat --prompt cat --max_new_tokens 2 --system '{'the cat ' * 90}'",
+         converses, {"--system": "the"}),
+    Case("or change --prompt", "generate.py --ckpt hf --max_new_tokens 2 --prompt zebra", words_alone,
+         {"--prompt": "the"}),
+    Case("Give --prompt.", "generate.py --ckpt hf --max_new_tokens 2 --prompt ''", endless, {"--prompt": "the"}),
+    Case("logits are not finite", "generate.py --ckpt hf --max_new_tokens 2 --use_amp --amp_dtype fp16",
+         weights(1e6), together=True),
+    Case("--init_from {shell_word(given)}", "pretokenize.py chats.jsonl --tokenizer_file hf --output_dir chats",
+         chats,
+         adds=QUIET),
+    Case("differ in kind. Give", f"{NEW} --bin_file raw/train.bin --vocab_size 300", uneven,
+         {"--vocab_size": "90000"},
+         until=", or if"),
+    Case("differ in kind. Give", f"{NEW} --bin_file raw/train.bin --vocab_size 61000", interleaved, again=True),
+    Case("is {kind}, not tokens", f"{NEW} --bin_file a.gz --vocab_size 300",
+         lambda: Path("a.gz").write_bytes(gzip.compress(b"the cat " * 99))),
+    Case("which tokens of conversations are", f"{NEW} --bin_file chats/train.bin --vocab_size 300", masked,
+         {"--data_dir": "chats"}, drops="--bin_file"),
+    Case("fewer than a sequence of", f"{NEW} --seq_length 512 --data_dir data small", small_folder),
+    Case("no validation tokens: over", f"{NEW} --data_dir small", lambda: small_folder("--val_fraction 0"),
+         again=True),
+    Case("the corpus is small for this", f"{NEW} --n_embd 64 --batch_size 64 --max_steps 40", until=", or"),
+    Case("the batches have no",
+         f"{NEW} --overfit 1 --seq_length 1 --batch_size 1 --data_dir chats --max_steps 900 --learning_rate 0.02",
+         masked,
+         {"--seq_length": "64", "--batch_size": "64"}),
+    Case("would go to validation", "pretokenize.py one.jsonl --val_fraction 0.999 --output_dir new "
+         "--tokenizer_file data/tokenizer.json",
+         text_in("utf-8", json.dumps({"text": "the cat sat on a mat " * 1600000}), "one.jsonl")),
+    Case("cooled down; to train on", "train.py --resume_from cool", cooled),
+    Case("Name a folder that train.py wrote", "plot.py nowhere"),
+    Case("Give --y bits", "plot.py out out2", other_vocabulary),
+    Case("Give --x steps", "plot.py m.jsonl --x hours", logged),
+    Case("Give --y nats", "plot.py m.jsonl --y bits", logged),
+    Case("The flags of the run in", KEPT, file="run/config.toml", adds="--max_steps 8"),
+    Case("so it is no checkpoint of train.py", f"train.py {QUIET} --resume_from trainer --output_dir new",
+         of_trainer, together=True),
+    # machine
+    Case("has no bf16 instructions", f"{NEW} --use_amp",
+         raised=(Raised("gpt.machine.backends:Backend.has_bf16", 0, returns=False),)),
+    Case("not even one sequence of", f"train.py {QUIET} --seq_length 8 --output_dir new --batch_size auto",
+         raised=(Raised("gpt.planning.memory:available_ram", 0, returns=0),),
+         values={"--model_size": "tiny", "--seq_length": "4"}),
+    Case("on a CPU the compiled step",
+         "generate.py --ckpt hf --compile --num_samples 2 --batch_size 2 --max_new_tokens 2 --no-use_gpu"),
+    Case("mixed precision is off on a GPU", NEW, said=True),
+    Case("only emulates bf16", f"{NEW} --use_amp --amp_dtype bf16", said=True),
+    Case("torch.compile is off on", f"{NEW} --no-compile", said=True),
+    Case("not together on Apple", f"{NEW} --dropout 0.1 --activation_checkpointing", said=True),
+    Case("the GPU waits for the host", NEW, said=True, values={"--batch_size": "8"}),
+    Case("the loader holds the device", NEW, said=True),
+    # processes
+    Case("processes cannot share evenly", f"{NEW} --batch_size 3 --gradient_accumulation_steps 1", more=TWO,
+         together=True,
+         values={"--batch_size": "2", "--gradient_accumulation_steps": "2"}),
+    Case("another process of this run has ended", f"{NEW} --checkpoint_every_steps 1", more=TWO, until="; torchrun",
+         raised=(Raised(STEP, 6, signal.SIGKILL, rank=1),)),
+    Case("has not answered for", f"{NEW} --checkpoint_every_steps 1", more=TWO, said=True),
+    Case("takes half as many at a time", f"{NEW} --checkpoint_every_steps 1", more=TWO,
+         raised=(Raised(STEP, 6, error="MemoryError"),)),
+    Case(", or share it among several", NEW, more=TWO, said=True),
+    Case("is in use by another run", "pretokenize.py a.txt --output_dir new", in_use),
+    # packages
+    Case("--tracker {name}: not installed. Run", f"{NEW} --tracker wandb"),
+    Case("has no column", "pretokenize.py k.parquet --output_dir new", table, {"--text_field": "body"}),
+    # memory, disk
+    Case("out of memory in step", NEW, raised=(Raised(STEP, 3, error="MemoryError"),), together=True),
+    Case("Give a smaller model: ", f"train.py {QUIET} --seq_length 8 --output_dir new",
+         values={"--n_layer": "1"}, raised=(Raised("train:build_model", 1, error="MemoryError"),)),
+    Case("Try a smaller --seq_length", f"train.py {QUIET} --seq_length 8 --batch_size 1 --output_dir new",
+         values={"--model_size": "tiny", "--seq_length": "4"},
+         raised=(Raised(STEP, 3, error="MemoryError"),)),
+    Case("continuation')} at once", "generate.py --ckpt hf --max_new_tokens 2 --num_samples 2",
+         values={"--batch_size": "1"},
+         raised=(Raised("generate:open_model", 1, error="MemoryError"),)),
+    Case("could not be written; run again", "export.py --ckpt hf --output e.gguf",
+         raised=(Raised("export:write_export", 1, error="KeyError"), Raised("tempfile:mkstemp", 0, error="OSError"))),
+    Case("has too little free space", NEW, values={"--checkpoint_interval": "2"},
+         raised=(Raised("gpt.planning.plan:most_checkpoints", 0, returns=10**12),)),
+    Case("fewer --num_workers", "pretokenize.py a.txt --output_dir new --num_workers 2 --vocab_size 300",
+         values={"--num_workers": "1", "--train_sample_bytes": "10000"},
+         raised=(Raised("gpt.pretokenization.passes:read_block", 1, signal.SIGKILL),)),
+    # learning
+    Case("the loss oscillates", NEW, said=True,
+         values={"--gradient_accumulation_steps": "2", "--learning_rate": "0.001"}),
+    Case("the loss is {level}",
+         f"{NEW} --max_steps 270 --eval_interval 270 --learning_rate 1e-9 --no-use_lr_scheduler"),
+    Case("Give --learning_rate {lower_rate}", f"{NEW} --learning_rate 9 --max_steps 40"),
+    Case("overfitting since step", NEW, said=True),
+    Case("did not come near", f"{NEW} --overfit 1 --max_steps 2", together=True,
+         values={"--learning_rate": "0.02", "--max_steps": "900"}),
+    Case("last_good()} with", NEW, raised=(Raised(STEP, 6, error="FloatingPointError"),), together=True,
+         values={"--warmup_steps": "3"}),
+    Case("The last good checkpoint is", f"{NEW} --checkpoint_every_steps 1", together=True,
+         values={"--warmup_steps": "3"}, raised=(Raised(STEP, 6, error="FloatingPointError"),)),
+    Case("allows only {several(recipe", f"train.py {SMALL} {LENGTHLESS} --output_dir new --max_minutes 0.001",
+         stays=True, values={"--model_size": "tiny"}),
+    Case("raise --max_minutes to", "train.py --resume_from timed", timed, {"--max_minutes": "0.1"},
+         raised=(Raised("gpt.planning.deadline:Deadline.is_within", 0, returns=True),)),
+    Case("python train.py --config {folder}", KEPT,
+         raised=(Raised("gpt.watching.monitor:verdict", 1, returns=["tiny", "it may"]),)),
+    Case("--resume_from {start} --{unit} {length", KEPT, stays=True),
+    Case("--resume_from {start} --{unit} {length",
+         f"train.py {LENGTHLESS} --cooldown_from out/checkpoint-4 --output_dir cool",
+         stays=True),
+    Case("stopped by {signals.name}; to", KEPT, raised=(Raised(STEP, 6, signal.SIGINT),)),
+    # parts of messages
+    Case(", or --overwrite, which deletes them", f"train.py {SMALL} {QUIET}"),
+    Case(", or a second run with --teacher", NEW, said=True, values={"--teacher": "out"}),
+    Case(", or --allow_bad_records to", "pretokenize.py k.jsonl --output_dir new", half_bad),
+    Case("; or, without more text", NEW, said=True, values={"--teacher": "out"}),
+    Case("parameters} for {num_tokens}", f"train.py {QUIET} --output_dir new --seq_length 8",
+         values={"--model_size": "tiny"}),
+    Case("a flag such as --encoding goes to", f"train.py {SMALL} {QUIET} --output_dir new x.txt", text_in("latin-1"),
+         adds="--encoding latin-1", again=True),
+    Case("a conversation has one answer", "generate.py --ckpt hf --chat --num_samples 2 --max_new_tokens 2",
+         values={"--prompt": "the", "--prompt_file": "a.txt"}),
+    Case("--overwrite{given}", f"{NEW} --data_dir data data2", again=True),
 ]
 
 NOT_TYPED = {
-    "needs a GPU, or a processor without bf16": (
-        "mixed precision is off on a GPU", "only emulates bf16", "has no bf16 instructions",
-        "torch.compile is off on", "finds no Apple GPU", "not with --dropout on Apple", "--use_gpu: {reason}",
-        "the GPU waits for the host", "not even one sequence of", "on a CPU the compiled step"),
-    "needs several processes, or their memory": (
-        "processes were started on a machine", "another process of this run has ended", "has not answered for",
-        "processes cannot share evenly", "samples     none, as with", ", or share it among several",
-        "--batch_size auto, or this", "takes half as many at a time", "is in use by another run"),
-    "needs a network, or a package that is missing": (
-        "Check the network and the disk", "the hub has weights", "not installed. Run", "has no column"),
-    "needs memory or a disk that runs out": (
-        "End other programs{where}", "out of memory in step", "Give a smaller model: ",
-        "Try a smaller --seq_length", "continuation')} at once", "could not be written; run again",
-        "has too little free space", "fewer --num_workers", "the loader holds the device back"),
-    "is a part of another message, or no message": (
-        ", or --overwrite, which deletes them",
-        ", or a second run with --teacher", ", or --allow_bad_records to",
-        " with --tokenizer_file {shell_word(corpus", "; or, without more text", "python {prog}",
-        "python {prog} [flags]", "python {sys.version}", "with --init_from the model gets rows",
-        "parameters} for {num_tokens}", "does not go with FILE or --demo", "not with several folders in",
-        "unexpected argument. Give a value", "a flag such as --encoding goes to",
-        "with --chat it needs --prompt"),
-    "needs a model that learns, or a run of minutes": (
-        "the loss oscillates", "the loss is {level}", "Give --learning_rate {lower_rate}",
-        "overfitting since step", "did not come near", "last_good()} with", "allows only {several(recipe",
-        "raise --max_minutes to", "python train.py --config {folder}",
-        "--resume_from {folder} --{unit} {length", "stopped by {signals.name}; to"),
-    "could be typed, and is not yet": (
-        "cooled down; resume from", "no validation tokens: over", "the corpus is small for this", "the batches have no",
-        ": only with --format gguf",
-        "which --dtype {dtype} cannot", "{reason}. Give --format huggingface.",
-        "It cannot be resumed with these", "every checkpoint there is damaged",
-        "a library stopped at its input", "Train it on conversations", "Give a shorter message or",
-        "or change --prompt", "Give --prompt.", "logits are not finite", "--init_from {shell_word(given)}",
-        "differ in kind. Say", "is {kind}, not tokens", "so llama.cpp would split text",
-        "so llama.cpp would never end", "metadata {name}: {why}. Make", "Give an --output_dir of",
-        "Give --y bits", "Give --x steps", "Give --y nats", "Pipe it in",
-        "no metadata names it", "fewer than a sequence of",
-        "choose another --output_dir", "would go to validation", "The flags of the run in"),
+    "its cure is torchrun's or pip's on a machine with GPUs": (
+        "processes were started on a machine", "finds no Apple GPU"),
+    "its cure downloads from huggingface.co": ("Check the network and the disk",),
+    "says what was decided, or that two flags do not go together: no cure, or the pattern of one": (
+        "samples     none, as with", "--batch_size auto, or this", "with --init_from the model gets rows",
+        "does not go with FILE or --demo", "not with several folders in", "unexpected argument. Give a value"),
+    "is the name of the program, or a line of the crash log": (
+        "python {prog}", "python {prog} [flags]", "python {sys.version}"),
 }
 
 
@@ -328,7 +590,7 @@ def cures(case: Case, said: str) -> Iterator[list[str]]:
         if DROPS.search(cure[:flag.start()]):
             typed = without_flag(together if case.together else line, flag[0])
         else:
-            word = re.match(r" ([\w./:-]*[\w/])", cure[flag.end():])
+            word = re.match(r" (?!--)([\w./:-]*[\w/])", cure[flag.end():])
             is_value = word and word[1] not in NO_VALUE
             value = [word[1]] if word and is_value else [case.values.get(flag[0], USUAL.get(flag[0], ""))]
             typed = [*without_flag(together if case.together else line, flag[0]), flag[0], *filter(None, value)]
@@ -375,26 +637,27 @@ def check(case: Case, place: Path, forks, tmp_path: Path, monkeypatch) -> None:
     case.make()
     here = Path.cwd().relative_to(folder)
     pattern = pattern_of(the_message(case.message))
-    ended = forks.run(case.line, cwd=folder / here, merged=True)
-    found = pattern.search(ended.stdout)
-    assert found, ended.stdout[-2000:]
+    ended = forks.run(case.line, cwd=folder / here, merged=True, raised=case.raised, **case.more)
+    printed = Path(case.file).read_text().replace("\n# ", "\n") if case.file else ended.stdout
+    found = [the_message(case.message)] if case.said else pattern.search(printed)
+    assert found, printed[-2000:]
     typed = [*cures(case, found[0].split(case.until)[0] if case.until else found[0])]
     assert typed, found[0]
-    if ended.code == 0 and not found[0].startswith("next: "):
+    if ended.code == 0 and not case.stays:
         shutil.rmtree("new", ignore_errors=True)
         shutil.rmtree("e", ignore_errors=True)
     for number, lines in enumerate(typed):
         said = ""
         again = shutil.copytree(folder, tmp_path / str(number)) / here
         for line in lines:
-            if line.startswith("cp "):
+            if line.startswith(("cp ", "echo ")):
                 subprocess.run(line, shell=True, check=True, cwd=again)
                 continue
-            line = re.sub(r"--max_minutes \S+", "--max_minutes 0.03", line)  # the only word that is not as it was said
-            answer = forks.run(line, cwd=again, merged=True)
+            line = re.sub(r"--max_minutes [1-9]\S*", "--max_minutes 0.03", line)  # the only word that differs
+            answer = forks.run(line, cwd=again, merged=True, **case.more)
             said = answer.stdout[-2000:]
             assert answer.code == 0, (line, said)
-        assert not pattern.search(said) or found[0].startswith("next: "), (lines, said)
+        assert not pattern.search(said) or case.stays, (lines, said)
 
 
 @pytest.mark.parametrize("case", AT_ONCE, ids=lambda case: case.message[:40])
@@ -415,6 +678,19 @@ def test_each_message_with_a_cure_has_a_case_or_a_reason():
     with_a_cure = {text for text in messages() if CURE.search(text)}
     assert sorted(with_a_cure - typed - others) == []
     assert others <= with_a_cure
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("flags", ["--output e.gguf", "--format huggingface --output e"])
+def test_the_line_for_benchmarks_names_a_folder_that_lm_eval_opens(flags, place, forks, tmp_path, monkeypatch):
+    transformers = pytest.importorskip("transformers")
+    monkeypatch.chdir(shutil.copytree(place, tmp_path / "here"))
+    said = forks.run(f"export.py --ckpt out {flags}", cwd=Path.cwd()).stdout
+    words = shlex.split(said.partition("benchmarks: ")[2])
+    assert words[:4] == ["lm_eval", "--model", "hf", "--model_args"]
+    folder = dict(word.split("=") for word in words[4].split(","))["pretrained"]
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder)
+    assert model.config.vocab_size == len(transformers.AutoTokenizer.from_pretrained(folder))
 
 
 @pytest.mark.parametrize("command", ["train", "generate", "evaluate", "export", "pretokenize"])

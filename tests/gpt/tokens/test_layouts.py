@@ -51,7 +51,7 @@ def test_each_layout_is_recognised_and_gives_the_ids_it_holds(tmp_path, layout, 
     *((dtype, 50_257, "int32") for dtype in ("int32", "uint32")),
     ("int32", 10, "int32"), ("uint16", 100_000, "int32"), ("int32", 100_000, "int32"),
     *((dtype, size, "holds int64") for dtype in ("int64", "uint64") for size in (10, 50_257, 100_000)),
-    *((dtype, 50_257, "does not hold uint16") for dtype in ("float32", "float64", ">i4", ">i8"))])
+    *((dtype, 50_257, "does not look like uint16") for dtype in ("float32", "float64", ">i4", ">i8"))])
 def test_the_ids_themselves_tell_the_width_of_a_raw_file(tmp_path, written, vocab_size, expected):
     path = tmp_path / "a.bin"
     (IDS % 32_768 % vocab_size).astype(np.dtype(written)).tofile(path)
@@ -64,7 +64,7 @@ def test_the_ids_themselves_tell_the_width_of_a_raw_file(tmp_path, written, voca
 
 def test_a_recorded_type_stands_unless_the_ids_contradict_it(tmp_path):
     records = write_raw(tmp_path / "records.bin", np.arange(80_000) % 4 * 500 + IDS[0] % 400)
-    with refused("does not hold uint16", Exit.DATA):
+    with refused("does not look like uint16", Exit.DATA):
         recognise(records).read(records, None, 2000)
     assert recognise(records).read(records, "uint16", 2000).length == 80_000
     wide = write_raw(tmp_path / "wide.bin", np.array([5, 7, 9] * 50), "int32")

@@ -75,7 +75,7 @@ def test_folders_that_do_not_fit_together_are_refused_by_name(folders):
     Path("code/tokenizer.json").write_text(json.dumps(tokenizer))
     said = refusal("prose", "code")
     assert "--data_dir prose and code have different tokenizers, by their sha256: " in said
-    assert "Run pretokenize.py for code again with --tokenizer_file prose/tokenizer.json" in said
+    assert "--output_dir code --overwrite --tokenizer_file prose/tokenizer.json" in said
 
 
 # ---------------------------------------------------------------- losses
