@@ -8,6 +8,11 @@ import ast
 import functools
 import gzip
 import json
+<<<<<<< HEAD
+=======
+import os
+import pickle
+>>>>>>> eff3864 (Cures: the new messages' are typed too)
 import re
 import shlex
 import shutil
@@ -29,11 +34,13 @@ from tests.helpers.house import nodes, sources
 
 COMMAND = re.compile(r"(?:python \w+\.py|cp|echo) (?:\\\n|[^\n])*?(?=\.?\n|\.?$|[.;] |, (?:then|and|or|with) )")
 FLAG = re.compile(r"--(?:no-)?[a-z][a-z0-9_]*")
-CURE = re.compile(r"python (?:\w+\.py|\{)|cp DATA|echo '|(?:\b[Gg]ive|\b[Dd]rop|\b[Tt]ry|\b[Ll]ower|\braise|\bDouble"
+CURE = re.compile(r"python (?:\w+\.py|\{)|cp DATA|echo '|^--\w+, or"
+                  r"|(?:\b[Gg]ive|\b[Dd]rop|\b[Tt]ry|\b[Ll]ower|\braise|\bDouble"
                   r"|\b[Ll]eave out|\bhelps|another|Resume|(?<!has no effect) with|fewer|smaller|larger|, or)\b"
                   r"[^\n]*?--[a-z]")
 DROPS = re.compile(r"(?:[Dd]rop|[Ll]eave out) (?:--\w+ or )?$")
-NO_VALUE = {"to", "and", "or", "with", "for", "of", "whose", "which", "replaces", "in", "then", "than", "if", "on"}
+NO_VALUE = {"to", "and", "or", "with", "for", "of", "whose", "which", "replaces", "in", "then", "than", "if", "on",
+            "alone"}
 Maker = Callable[[], object]
 
 
@@ -314,7 +321,7 @@ LATER = [
     Case("full of control characters", "pretokenize.py x.txt --output_dir new",
          text_in("ascii", "a\0b c\0d\n" * 2000),
          until=" If it holds"),
-    Case("hold no document, the first", "pretokenize.py k.jsonl --output_dir new", records("body"),
+    Case("--text_field, or a file with one", "pretokenize.py k.jsonl --output_dir new", records("body"),
          {"--text_field": "body"}),
     Case("cannot be decoded, from", "evaluate.py --ckpt out --text x.txt", text_in("latin-1"),
          {"--encoding": "latin-1"}),
@@ -327,7 +334,7 @@ LATER = [
          lambda: (Path("new").mkdir(), text_in("ascii", "the cat sat. " * 99, "new/train.bin")())),
     Case("To keep it, give --tokenizer_file", "pretokenize.py a.txt --output_dir data --overwrite --vocab_size 280",
          drops="--vocab_size"),
-    Case("Give another --tokenizer_file.", "pretokenize.py a.txt --tokenizer_file none.json --output_dir new"),
+    Case("Give another --tokenizer_file, or", "pretokenize.py a.txt --tokenizer_file none.json --output_dir new"),
     Case("FILE: none given", "pretokenize.py --output_dir new --vocab_size 300"),
     Case("Train one first", "generate.py --ckpt new --max_new_tokens 2",
          lambda: shutil.move("out", Path("a/b/c").mkdir(parents=True) or "a/b/c"), adds=f"{SMALL} {QUIET}", again=True),
@@ -363,8 +370,8 @@ LATER = [
     Case("has no tokens yet", f"{NEW} b.txt --dry_run", again=True),
     Case("holds the tokens of", f"{NEW} b.txt", lambda: shutil.copytree("data", "b.txt.tokens")),
     Case("each step reads the text", f"{NEW} --batch_size 4000 --max_steps 1"),
-    Case("skipped, the first", "pretokenize.py k.jsonl --output_dir new --allow_bad_records", records("body"),
-         {"--text_field": "body"}),
+    Case("--text_field, or a file with one", "pretokenize.py k.jsonl --output_dir new --allow_bad_records",
+         records("body"), {"--text_field": "body"}),
     Case("is not known. Give --metadata_file", f"{NEW} --bin_file raw/train.bin",
          lambda: (raw_tokens(), Path("m.json").write_text('{"vocab_size": 300}')),
          {"--metadata_file": "m.json"}),
@@ -434,6 +441,16 @@ LATER = [
     Case("The flags of the run in", KEPT, file="run/config.toml", adds="--max_steps 8"),
     Case("so it is no checkpoint of train.py", f"train.py {QUIET} --resume_from trainer --output_dir new",
          of_trainer, together=True),
+    Case("--compare_with {printable(folder)}: its", "generate.py --ckpt hf --compare_with data2 --max_new_tokens 4",
+         again=True),
+    Case("not as settings", f"{NEW} x.py",
+         lambda: (text_in("utf-8", name="x.py")(), text_in("utf-8", "seed = 2\n", "s.toml")()), {"FILE": "s.toml"},
+         drops="x.py"),
+    Case("Give --seq_length {2 *", f"{NEW} --seq_length 16 --data_dir chats", masked, until=","),
+    Case("not UTF-8 and replaced", "pretokenize.py x.txt --output_dir new",
+         text_in("latin-1", "the cat sat on a mat. " * 400 + "caf\u00e9"), {"--encoding": "latin-1"}, together=True),
+    Case("Give --vocab_size alone", "pretokenize.py a.txt --tokenizer_file meta.pkl --output_dir new",
+         lambda: Path("meta.pkl").write_bytes(pickle.dumps({"stoi": {}})), drops="--tokenizer_file", until=", or"),
     # machine
     Case("has no bf16 instructions", f"{NEW} --use_amp",
          raised=(Raised("gpt.machine.backends:Backend.has_bf16", 0, returns=False),)),
@@ -592,7 +609,7 @@ def cures(case: Case, said: str) -> Iterator[list[str]]:
         else:
             word = re.match(r" (?!--)([\w./:-]*[\w/])", cure[flag.end():])
             is_value = word and word[1] not in NO_VALUE
-            value = [word[1]] if word and is_value else [case.values.get(flag[0], USUAL.get(flag[0], ""))]
+            value = [values.get(word[1], word[1]) if word and is_value else values.get(flag[0], "")]
             typed = [*without_flag(together if case.together else line, flag[0]), flag[0], *filter(None, value)]
         together = typed
         if not case.together:
