@@ -8,11 +8,8 @@ import ast
 import functools
 import gzip
 import json
-<<<<<<< HEAD
-=======
 import os
 import pickle
->>>>>>> eff3864 (Cures: the new messages' are typed too)
 import re
 import shlex
 import shutil
@@ -334,7 +331,7 @@ LATER = [
          lambda: (Path("new").mkdir(), text_in("ascii", "the cat sat. " * 99, "new/train.bin")())),
     Case("To keep it, give --tokenizer_file", "pretokenize.py a.txt --output_dir data --overwrite --vocab_size 280",
          drops="--vocab_size"),
-    Case("Give another --tokenizer_file, or", "pretokenize.py a.txt --tokenizer_file none.json --output_dir new"),
+    Case("Give another --tokenizer_file. A", "pretokenize.py a.txt --tokenizer_file none.json --output_dir new"),
     Case("FILE: none given", "pretokenize.py --output_dir new --vocab_size 300"),
     Case("Train one first", "generate.py --ckpt new --max_new_tokens 2",
          lambda: shutil.move("out", Path("a/b/c").mkdir(parents=True) or "a/b/c"), adds=f"{SMALL} {QUIET}", again=True),
