@@ -320,7 +320,7 @@ GENERATE_ROWS = [
         ("a folder whose name is not UTF-8", BAD_NAME, "cannot be read",
          lambda place: (place / "gpt2").rename(place / BAD_NAME)),
         ("a folder with a newline in its name", "'a\nerror: b'",
-         r"error: a\nerror: b does not exist. Train one first: python train.py --output_dir 'a\nerror: b'")),
+         r"error: a\nerror: b does not exist. Give one of those beside it: out")),
     *rows("generate.py --ckpt out/best", f"{GENERATE} out/best", CHECKPOINT,
         ("a run that never validated", "out has no best checkpoint: checkpoint-2 says",
          state("best_val_loss", None)),
