@@ -33,8 +33,9 @@ def opened(language: Language, template: Any, folder: object, system: str, most:
     template, but no special tokens of ours.
     """
     tokenizer, model = language.tokenizer, shell_word(folder)
-    cure = (f"Train it on conversations: python pretokenize.py chats.jsonl --tokenizer_file {model} --output_dir "
-            f"chats, then python train.py --init_from {model} --data_dir chats --output_dir out-chats")
+    cure = ("Train it on conversations:\n"
+            f"python pretokenize.py chats.jsonl --output_dir chats \\\n    --tokenizer_file {model}\n"
+            f"python train.py --init_from {model} \\\n    --data_dir chats --output_dir out-chats")
     if template is None:
         warn("--chat: the model was not trained on conversations, and continues your text"
              f"{' without --system' if system else ''}. {cure}")

@@ -172,7 +172,7 @@ def test_a_run_resumes_from_best_and_last(ranked, tmp_path):
     with refused("checkpoint-600: checkpoint-900.*--overwrite"):
         find_resume("best", folder, False, no_warning)
     for named, others in ((new, folder), (folder / "checkpoint-5", f"{folder}/checkpoint-900, {folder}/checkpoint-6")):
-        with refused(f"{named} does not exist.* {others}", Exit.CHECKPOINT):
+        with refused(f"{named} does not exist.* {others}.* hf://", Exit.CHECKPOINT):
             find_resume(str(named), new, False, no_warning)
 
 

@@ -1,5 +1,7 @@
 """gpt/generation/chat.py: which turns a prompt has, and what ends an answer."""
 
+import re
+
 import pytest
 from tokenizers import Tokenizer
 
@@ -47,3 +49,5 @@ def test_the_end_of_an_answer_and_the_end_of_text_end_an_answer(speaker, capsys)
     assert opened(language, template, "out", "", 50)[0].end_ids == (7, speaker.token_to_id(END))
     assert capsys.readouterr().err == ""
     assert opened(language, None, "out", "", 50)[0].end_ids == (7,)
+    commands = re.findall("\npython (\\w+)", capsys.readouterr().err)
+    assert commands == ["pretokenize", "train"], "each on a line of its own, to be copied"
