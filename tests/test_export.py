@@ -139,8 +139,8 @@ def test_the_gguf_has_the_template_of_conversations_and_ends_at_the_end_of_an_an
     turns = [Turn("system", " a{{ 7*7 }}"), Turn("user", f"{START} {END}\n"), Turn("assistant", " b ")]
     text = jinja2.Template(fields["tokenizer.chat_template"]).render(
         messages=[turn._asdict() for turn in turns], add_generation_prompt=True)
-    segments = segments_of(turns, special_names(tokenizer), asks=True)
-    assert text == "".join(segment.text + segment.special for segment in segments)
+    segments = segments_of(turns, special_names(tokenizer))
+    assert text == "".join(segment.text + segment.special for segment in segments) + f"{START}assistant\n"
     run(folder, tmp_path / "mine", "--format", "huggingface")
     for name in ("chat_template.jinja", "generation_config.json", "tokenizer_config.json"):
         assert (tmp_path / "mine" / name).read_bytes() == (folder / name).read_bytes()
