@@ -272,7 +272,7 @@ PRETOKENIZE_ROWS = [
         ("token ids", IDS, "--bin_file"),
         ("a text that the output would replace", f"{TOKENIZER} --output_dir corpus --overwrite",
          f"{TOKENIZER} would be"),
-        ("a gigabyte of zeros", "x.txt", "full of control characters", sparse("x.txt")),
+        ("a gigabyte of zeros", "x.txt", "full of control characters, most often NUL", sparse("x.txt")),
         ("a bomb", "x.txt.gz", "as an archive bomb does",
          lambda place: (place / "x.txt.gz").write_bytes(gzip.compress(b"\n" * 2**20) * 300)),
         ("junk for a table", "x.parquet", "x.parquet is not a Parquet file", write("x.parquet", "junk" * 99))),
