@@ -93,7 +93,7 @@ def choose_setup(inputs: Inputs, runtime: Runtime, deadline: Deadline) -> Setup 
 
 
 def _choose_dropout(inputs: Inputs, options: Options, runtime: Runtime, deadline: Deadline) -> float:
-    """The flag's dropout, or a default by the passes over the text in a run without dropout.
+    """The flag's dropout, or what a resumed run began with, or a default by the passes over the text.
 
     No step is measured yet: an estimate of the machine's speed converts --max_minutes to steps.
     """
@@ -114,7 +114,8 @@ def _choose_dropout(inputs: Inputs, options: Options, runtime: Runtime, deadline
         length = int(60 * args.max_minutes * speed / (config.flops_per_token * tokens_per_step))
     recipe = recipe_for(length)
     is_large = config.num_parameters >= defaults.LEAST_PARAMETERS * inputs.corpus.train.length
-    return defaults.DROPOUT if recipe.overfits and is_large and recipe.passes >= defaults.MANY_PASSES else 0.0
+    default = defaults.DROPOUT if recipe.overfits and is_large and recipe.passes >= defaults.MANY_PASSES else 0.0
+    return inputs.stored.settings.get("dropout") or default
 
 
 def _is_finished(inputs: Inputs, recipe: Recipe, deadline: Deadline, runtime: Runtime) -> bool:

@@ -28,6 +28,14 @@ def test_a_small_text_that_muon_reads_often_gets_dropout(run, flags, dropout):
     assert ("dropout" in (newest.parent / "config.toml").read_text()) or not dropout
 
 
+def test_a_resumed_run_keeps_its_dropout_where_its_passes_become_fewer(run, monkeypatch):
+    run.ok("--optimizer", "muon", "--epochs", "7", "--max_steps", "9999")
+    monkeypatch.setattr("gpt.planning.defaults.MANY_PASSES", 9)
+    run.ok("--optimizer", "muon", "--epochs", "8", "--resume_from", "auto")
+    newest = next(iter(steps_in(run.folder / "out").values()))
+    assert json.loads((newest / "trainer_state.json").read_text())["settings"]["dropout"] == 0.1
+
+
 def test_a_folder_that_cannot_be_resumed_is_refused_before_a_size_is_chosen(run, monkeypatch):
     (run.folder / "hf").mkdir()
     (run.folder / "hf/config.json").write_text("{}")
