@@ -18,7 +18,7 @@ import difflib
 import re
 import shutil
 from argparse import Namespace
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn, TypeVar
 
@@ -32,6 +32,12 @@ MAX_WHOLE = 2**31 - 1
 SHOWN_CHARACTERS = 80  # of a value that a message quotes
 COMMAND_LINE_ONLY = ("config", "debug")  # flags that a file cannot set
 NOT_GIVEN = object()
+WITHOUT_FLAG = {  # flags of other programs: what does here what they do there
+    "eval_only": "a command: python evaluate.py --ckpt out --text FILE",
+    "train_file": "the first argument: the text's name, without a flag",
+    "validation_file": "a part of the text: --val_fraction of pretokenize.py",
+    **dict.fromkeys(("do_train", "do_eval"), "always on: drop it"),
+}
 
 # ---------------------------------------------------------------- types of values
 
@@ -214,7 +220,7 @@ class Parser(argparse.ArgumentParser):
     def _command_line(self, argv: Sequence[str]) -> Layer:
         """The flags that the command line gives."""
         line, unknown = self.parse_known_intermixed_args(
-            argv, Namespace(**dict.fromkeys(self.flags, NOT_GIVEN)))
+            list(self._without_stops(argv)), Namespace(**dict.fromkeys(self.flags, NOT_GIVEN)))
         self.problems += self._explain_unknown(unknown)
         given = {}
         for name, value in vars(line).items():
@@ -225,6 +231,19 @@ class Parser(argparse.ArgumentParser):
             is_single = isinstance(value, list) and len(value) == 1 and not is_positional
             given[name] = value[0] if is_single else value
         return Layer("the command line", self._expanded(given), {})
+
+    def _without_stops(self, argv: Sequence[str]) -> Iterator[str]:
+        """Yields the words, but records as a problem each flag at which argparse would stop and read no more."""
+        for word, following in zip(argv, [*argv, "--"][1:], strict=True):
+            name = word.partition("=")[0]
+            action = self._option_string_actions.get(name)
+            if isinstance(action, Switch) and name != word:  # as in nanoGPT's --compile=False
+                on, off = action.option_strings
+                self.problems.append(f"{on}: takes no value. Give {on} for true, {off} for false.")
+            elif action and action.nargs != 0 and name == word and self._parse_optional(following):
+                self.problems.append(f"{name}: needs a value behind it")
+            else:
+                yield word
 
     def _expanded(self, given: dict[str, Any]) -> dict[str, Any]:
         """The given flags with shorthands replaced. Only valid values are: expand relies on them."""
@@ -285,17 +304,6 @@ class Parser(argparse.ArgumentParser):
 
     # ---- problems
 
-    def error(self, message: str) -> NoReturn:
-        """Raises UserError (exit 2) with this problem and all earlier ones.
-
-        argparse calls it where it cannot go on, for example for a flag without its value; a wrong value is
-        recorded by _get_value instead, and parsing goes on.
-        """
-        if "ignored explicit argument" in message:  # as in nanoGPT's --compile=False
-            message = re.sub(r"(\S+)/(\S+): .*", r"\1: takes no value. Give \1 for true, \2 for false.", message)
-        self.problems.append(message.removeprefix("argument "))
-        self.stop()
-
     def stop(self) -> NoReturn:
         """Raises one UserError (exit 2) with a line for each problem.
 
@@ -303,7 +311,7 @@ class Parser(argparse.ArgumentParser):
         """
         lines = self.problems
         if len(lines) > MESSAGE_LINES:
-            lines = sorted(lines, key=lambda line: "Did you mean" in line or "Here it is called" in line)
+            lines = sorted(lines, key=lambda line: "Did you mean" in line or "Here it is" in line)
             rest = map(_in_short, lines[MESSAGE_LINES - 1:])
             lines = [*lines[:MESSAGE_LINES - 1], f"and {len(lines) - MESSAGE_LINES + 1} more: {', '.join(rest)}"]
         raise UserError(Exit.FLAGS, "\nerror: ".join(lines))
@@ -333,6 +341,8 @@ class Parser(argparse.ArgumentParser):
             if {plain, plain.removeprefix("train_")} & {*relations.aliases.split()}:
                 off = f" or --no-{flag}" if isinstance(self.flags[flag], Switch) else ""
                 return f"Here it is called --{flag}{off}."
+        if plain in WITHOUT_FLAG:
+            return f"Here it is {WITHOUT_FLAG[plain]}."
         known = [option for action in self._actions for option in action.option_strings
                  if option.startswith("--")]
         near = [option for option in known if len(name) > 4 and option.startswith(name)]
@@ -345,7 +355,7 @@ class Parser(argparse.ArgumentParser):
 def _in_short(problem: str) -> str:
     """The name of a problem's flag, with the flag to give instead where the problem has one."""
     name = problem.split(" ")[0].rstrip(":")
-    instead = re.search(r"(?:Did you mean|Here it is called) (.*)[.?]$", problem)
+    instead = re.search(r"(?:Did you mean|Here it is(?: called)?) (.*)[.?]$", problem)
     return f"{name} is {instead[1]}" if instead else name
 
 

@@ -44,6 +44,10 @@ def contradictions(args: argparse.Namespace) -> list[str]:
     mirror = os.path.join(os.path.realpath(args.mirror_to or ""), "")
     output_dir = os.path.join(os.path.realpath(args.output_dir), "")
     rules = {
+        "--init_from resume: drop it; --resume_from auto continues the run in --output_dir":
+            args.init_from == "resume" and not os.path.exists("resume"),
+        "--init_from scratch: drop it; a run starts from random weights":
+            args.init_from == "scratch" and not os.path.exists("scratch"),
         "--min_lr: is above --learning_rate": args.learning_rate and (args.min_lr or 0) > args.learning_rate,
         "--min_lr: has no effect with a constant learning rate":
             args.min_lr is not None and args.lr_schedule == "constant" and not continues,

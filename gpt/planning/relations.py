@@ -22,8 +22,8 @@ RELATIONS = {
     "data_dir": Relations(
         aliases="data dataset data_path dataset_path train_data",
         overrides="texts bin_file val_bin_file tokenizer_file metadata_file vocab_size"),
-    "bin_file": Relations(aliases="train_bin train_file"),
-    "val_bin_file": Relations(aliases="val_bin validation_file"),
+    "bin_file": Relations(aliases="train_bin"),
+    "val_bin_file": Relations(aliases="val_bin"),
     "tokenizer_file": Relations(aliases="tokenizer tokenizer_name tokenizer_path"),
     "metadata_file": Relations(aliases="meta"),
     "preload": Relations("machine", conflicts="gpu: no-use_gpu"),

@@ -300,6 +300,8 @@ AT_ONCE = [
     Case("python pretokenize.py MORE", "train.py --resume_from out --max_steps 8 --data_dir data2 --allow_new_data"),
     Case(": only in a file. Give", "export.py --ckpt out --output e --format huggingface --dtype q8_0",
          together=True),
+    Case("--ckpt out --text FILE", f"{NEW} --eval_only"),
+    Case("--init_from resume: drop it", f"{NEW} --init_from resume", drops="--init_from"),
     Case("--use_gpu: {reason}", NEW.replace("--no-use_gpu", "--use_gpu"), more=CPU, drops="--use_gpu"),
     Case("the hub has weights", f"train.py {QUIET} --resume_from hf://someone/cat --output_dir new", in_hub_cache,
          {"--init_from": "hf://someone/cat"}, drops="--resume_from",

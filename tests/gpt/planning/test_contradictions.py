@@ -15,6 +15,8 @@ from gpt.common.errors import Exit, UserError
     ("--init_from a --no-tie_weights", "--tie_weights: not with --init_from"),
     ("--n_inner 64", "--n_inner: has no effect without --arch qwen3|llama"),
     ("--no-use_amp --amp_dtype bf16", "--amp_dtype bf16: not with --no-use_amp"),
+    ("--init_from=resume", "--init_from resume: drop it; --resume_from auto"),
+    ("--init_from=scratch", "--init_from scratch: drop it"),
     ("--overwrite --resume_from auto", "--overwrite: not with --resume_from auto"),
     ("--output_dir a --mirror_to a/b", "--mirror_to: lies in --output_dir"),
     *((f"--compile_mode reduce-overhead {words}", "--compile_mode") for words in (

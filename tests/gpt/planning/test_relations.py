@@ -90,7 +90,8 @@ def test_a_word_without_a_flag_gets_the_flag_of_texts(command, flag):
 
 @pytest.mark.parametrize(("theirs", "ours"), [
     ("--lr_decay_iters=200", "--max_steps"), ("--always_save_checkpoint=False", "--keep_checkpoints"),
-    ("--bf16=True", "--use_amp")])
+    ("--bf16=True", "--use_amp"), ("--eval_only=True", "python evaluate.py"), ("--do_train", "drop it"),
+    ("--train_file=a.txt", "first argument"), ("--validation_file=a.txt", "--val_fraction")])
 def test_flags_of_other_programs_have_counterparts(theirs, ours):
     with pytest.raises(UserError, match=rf" {ours}\b"):
-        COMMANDS["train"].read_flags([theirs])
+        COMMANDS["train"].read_flags(["--compile=False", theirs])
