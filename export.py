@@ -19,8 +19,8 @@ from collections.abc import Mapping, Sequence
 from gpt.common import flags
 from gpt.common.config import Relations
 from gpt.common.errors import Exit, UserError, guard, optional, require, writing
-from gpt.common.names import CARD, CONFIG, WEIGHTS
-from gpt.common.words import printable, several, shell_line
+from gpt.common.names import CARD, CONFIG, TOKENIZER, WEIGHTS
+from gpt.common.words import printable, several, shell_line, shell_word
 from gpt.hub.names import ALSO_CKPT, ANY_MODEL, as_recorded, check_package, problems_with_name
 
 # ---------------------------------------------------------------- flags
@@ -167,9 +167,16 @@ def export(args: argparse.Namespace, signals: Signals, out: Progress) -> None:
                 num_tensors = write_export(args, source, target, signals)
         origin = printable(args.from_nanogpt or as_recorded(str(source)))
         out.say(f"{origin} -> {printable(args.output)}: {several(num_tensors, 'tensor')}, {args.dtype}")
-        opened = str(source) if form_of(args) == "gguf" else args.output
-        out.say("benchmarks: " + shell_line(["lm_eval", "--model", "hf", "--model_args", f"pretrained={opened}",
-                                             "--tasks", "hellaswag,lambada_openai"]))
+        is_file, output = form_of(args) == "gguf", shell_word(args.output)
+        opened = str(source) if is_file else args.output
+        has_tokenizer = (Path(opened) / TOKENIZER).is_file()
+        copying = ("" if is_file or has_tokenizer else
+                   f"the folder has no tokenizer; first copy the one of the tokens:\ncp DATA/{TOKENIZER} {output}\n")
+        out.say(copying + (f"to open it: llama-server -m {output}" if is_file else
+                           f"to open it: python generate.py --ckpt {output}"))
+        if has_tokenizer and not (is_file and args.from_nanogpt):  # whose folder was temporary
+            out.say("benchmarks: " + shell_line(["lm_eval", "--model", "hf", "--model_args", f"pretrained={opened}",
+                                                 "--tasks", "hellaswag,lambada_openai"]))
 
 
 def write_export(args: argparse.Namespace, source: Path, target: Path, signals: Signals) -> int:

@@ -225,12 +225,17 @@ def check_same(found: Found, config: ModelConfig, train_sha256: str, tokenizer_s
     # A field that an older version did not store had its default.
     usual = {field.name: field.default for field in fields(config) if field.default is not MISSING}
     saved = {**usual, **stored.model, "arch": stored.arch}
-    for key, value in {"arch": name_of(config), **asdict(config)}.items():
-        if key != "dropout" and saved.get(key) != value:
-            raise _refusal(f"the checkpoint holds another model: {key} is {shown(saved.get(key))} in the "
-                           f"checkpoint and {value} here. " + (more_text if key == "vocab_size" else (
-                               "Another shape is another run: leave out --resume_from, and give another "
-                               "--output_dir.")))
+    shape = {"arch": name_of(config), **asdict(config)}
+    changed = [key for key, value in shape.items() if key != "dropout" and saved.get(key) != value]
+    if changed:
+        # Another architecture has other fields, not all of which are flags.
+        flags = " ".join(f"--no-{key}" if shape[key] is False else f"--{key} {shape[key]}".removesuffix(" True")
+                         for key in changed[:1 if "arch" in changed else None])
+        new_run = (f"Another shape is another run:\npython train.py --config {shell_word(folder.parent / RUN_CONFIG)} "
+                   f"\\\n    {flags} --output_dir {shell_word(f'{folder.parent}-{changed[0]}-{shape[changed[0]]}')}")
+        raise _refusal(f"the checkpoint holds another model: {changed[0]} is {shown(saved.get(changed[0]))} in the "
+                       f"checkpoint and {shape[changed[0]]} here. "
+                       + (more_text if changed[0] == "vocab_size" else new_run))
 
     compared = [("tokenizer", stored.data.get("tokenizer_sha256"), tokenizer_sha256, more_text)]
     if not allow_new_data:
@@ -240,8 +245,9 @@ def check_same(found: Found, config: ModelConfig, train_sha256: str, tokenizer_s
                         ("mixture", before or "one folder", mixture or "one folder", cure))
     for what, before, here, cure in compared:
         if str(before) != str(here):
+            most = 200 if what == "mixture" else 12  # of a sha256
             raise UserError(Exit.DATA, f"the checkpoint was trained on another {what}: "
-                                       f"{printable(before)[:200]}; here {str(here)[:200]}. {cure}")
+                                       f"{printable(before)[:most]}; here {str(here)[:most]}. {cure}")
 
 
 def with_more_text(folder: str, tokenizer: Path, state: TrainState, flags: Mapping[str, Any]) -> str:
