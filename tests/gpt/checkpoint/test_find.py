@@ -197,11 +197,11 @@ def test_a_checkpoint_of_another_model_tokenizer_or_corpus_is_told_apart(sound, 
     check_same(found, config, "a", "b", False)
     check_same(found, config, "other", "b", True)
     for args, code, why in (
-            ((shallow, "a", "b", True), Exit.CHECKPOINT, "n_layer is 2 in the checkpoint and 1 here(.|\n)* --n_layer 1 --output_dir "
-             rf"{sound}-n_layer-1$"),
+            ((shallow, "a", "b", True), Exit.CHECKPOINT, "n_layer is 2 in the checkpoint and 1 here(.|\n)*"
+             rf" --n_layer 1 --output_dir {sound}-n_layer-1$"),
             ((replace(config, vocab_size=999), "a", "c", True), Exit.CHECKPOINT, "999 here. (.|\n)* --tokenizer_file "
              rf"{sound}/checkpoint-900/tokenizer.json\n.* --resume_from {sound} \\\n *--data_dir {tmp_path} more-900 "),
-            ((config, "0123456789ab" + 52 * "c", "b", False), Exit.DATA, "text: a; here 0123456789ab. .*--allow_new_data"),
+            ((config, "0123456789ab" + 52 * "c", "b", False), Exit.DATA, "a; here 0123456789ab. .*--allow_new_data"),
             ((config, "a", "other", True), Exit.DATA, "another tokenizer: b; here other(.|\n)*more-900 \\\\\n *--tok")):
         with refused(why, code):
             check_same(found, *args)
