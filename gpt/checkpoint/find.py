@@ -133,9 +133,10 @@ def _nothing_found(path: Path) -> UserError:
     pickles = [each for each in (path, *sorted(path.glob("*")))
                if each.suffix in (".pt", ".pth", ".bin") and each.is_file()]
     if pickles:
-        return _refusal(f"{printable(path)} {why}. Convert nanoGPT's: python export.py --from_nanogpt "
-                        f"{shell_word(pickles[0])} --output {shell_word(pickles[0].stem)}-gpt2 --tokenizer_file "
-                        "TOKENIZER")
+        cure = with_transformers(pickles[0].parent) or (
+            f"Convert nanoGPT's: python export.py --from_nanogpt {shell_word(pickles[0])} --output "
+            f"{shell_word(pickles[0].stem)}-gpt2 --tokenizer_file TOKENIZER")
+        return _refusal(f"{printable(path)} {why}. {cure}")
     others = [*steps_in(path.parent).values()] or sorted({each.parents[1] for each in  # or runs
                                                           path.parent.glob(f"*/*/{STATE}")})
     if others:
@@ -145,6 +146,15 @@ def _nothing_found(path: Path) -> UserError:
     return _refusal(f"{printable(path)} {why}. Train one first: python train.py --output_dir "
                     f"{'out' if path.is_file() else shell_word(path)}; or give a model of huggingface.co, such as "
                     "hf://openai-community/gpt2")
+
+
+def with_transformers(folder: Path) -> str:
+    """The command that saves a Hugging Face folder's pickled weights as safetensors; '' for any other folder."""
+    if not ((folder / CONFIG).is_file() and any(folder.glob("pytorch_model*.bin"))):
+        return ""
+    return ("Save the same weights as safetensors, with transformers:\npython -c 'import sys, transformers\n"
+            f"transformers.AutoModelForCausalLM.from_pretrained(sys.argv[1]).save_pretrained(sys.argv[1])' "
+            f"{shell_word(folder)}")
 
 
 def read_checkpoint(path: Path, warn: Callable[[str], None], reader: Callable[[Path], T]) -> T:

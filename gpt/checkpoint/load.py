@@ -17,7 +17,7 @@ from safetensors import SafetensorError, safe_open
 from gpt.architectures.fields import check_whole, shown
 from gpt.architectures.table import ModelConfig, Network, architecture_of, by_model_type
 from gpt.checkpoint.contents import DTYPES, WHAT_OPENS, StateSchema
-from gpt.checkpoint.find import resolve
+from gpt.checkpoint.find import resolve, with_transformers
 from gpt.checkpoint.stored import MAX_COUNT, read_json
 from gpt.common.errors import Exit, InvalidCheckpoint, UserError
 from gpt.common.names import CONFIG, GENERATION, INDEX, OPTIMIZER, TEMPLATE, TOKENIZER_CONFIG, WEIGHTS
@@ -60,15 +60,18 @@ def end_ids(folder: Path, vocab_size: int) -> tuple[int, ...]:
 
 
 def chat_template(folder: Path) -> Any:
-    """The folder's template of conversations in Jinja, a list of several by name in older folders; None if none.
+    """The folder's template of conversations in Jinja; None if none, and any value where it is damaged.
 
-    As in transformers a file of its own comes before tokenizer_config.json. Raises UserError (exit 4).
+    As in transformers a file of its own comes before tokenizer_config.json, and of several by name, as older folders
+    have them, the default is taken. Raises UserError (exit 4).
     """
     with opening(f"checkpoint {printable(folder)}"):
         if (folder / TEMPLATE).is_file():
             return (folder / TEMPLATE).read_text("utf-8", "replace")
         if (folder / TOKENIZER_CONFIG).is_file():
-            return read_json(folder / TOKENIZER_CONFIG).get("chat_template")
+            found = read_json(folder / TOKENIZER_CONFIG).get("chat_template")
+            several = [each for each in found if isinstance(each, dict)] if isinstance(found, list) else []
+            return next((each.get("template") for each in several if each.get("name") == "default"), found)
     return None
 
 
@@ -85,7 +88,7 @@ def stored_tensors(folder: Path) -> dict[str, torch.Tensor]:
         return mapped(folder / WEIGHTS)
     if not (folder / INDEX).exists():
         raise InvalidCheckpoint(f"{WEIGHTS} is missing, and {INDEX} too (pickles can run code and are never "
-                                "opened)", COPY_WHOLE)
+                                "opened)", with_transformers(folder) or COPY_WHOLE)
     file_of = read_json(folder / INDEX).get("weight_map")
     if not isinstance(file_of, dict) or not file_of or not all(
             isinstance(file, str) and FILE_NAME.fullmatch(file) for file in file_of.values()):

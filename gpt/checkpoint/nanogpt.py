@@ -16,6 +16,7 @@ from safetensors.torch import save_file
 
 from gpt.architectures.gpt2 import GPT2, STALE_MASKS
 from gpt.checkpoint.contents import model_card, text_files
+from gpt.checkpoint.find import with_transformers
 from gpt.checkpoint.load import weights_of
 from gpt.common.errors import Exit, InvalidCheckpoint, UserError
 from gpt.common.names import INDEX, STATE, WEIGHTS
@@ -44,7 +45,7 @@ def convert(path: Path, folder: Path, tokenizer_file: str | None, n_head: int | 
         config = _config(weights, n_head or shape.get("n_head"), "gelu_new" if is_object else "gelu")
         weights_of(config, GPT2().to_hf_tensors(config, weights))
     except (InvalidCheckpoint, KeyError, IndexError) as error:
-        cure = (getattr(error, "cure", "")
+        cure = (with_transformers(path.parent) or getattr(error, "cure", "")
                 or "Give a ckpt.pt of nanoGPT, or its model.state_dict() saved by torch.save.")
         raise UserError(Exit.CHECKPOINT, f"--from_nanogpt {printable(path)} does not hold a GPT-2: "
                                          f"{printable(error)}. {cure}") from error

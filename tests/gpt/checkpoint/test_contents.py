@@ -61,4 +61,8 @@ def test_a_model_that_answers_has_the_template_and_ends_at_the_end_of_an_answer(
     assert GenerationConfig.from_pretrained(folder).bos_token_id == 0
     (folder / "chat_template.jinja").unlink()
     assert chat_template(folder) == template
+    config = folder / "tokenizer_config.json"  # as older releases of transformers wrote several
+    several = [{"name": "tool_use", "template": "x"}, {"name": "default", "template": template}]
+    config.write_text(json.dumps({**json.loads(config.read_text()), "chat_template": several}))
+    assert chat_template(folder) == template
     assert chat_template(sound / "checkpoint-900") is None

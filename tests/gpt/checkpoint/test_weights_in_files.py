@@ -1,14 +1,18 @@
 """gpt/checkpoint/load.py: weights in several files are those in one, and an index that is not true is refused."""
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from gpt.checkpoint.find import resolve
 from gpt.checkpoint.load import load_model, open_model, stored_tensors
-from gpt.common.errors import Exit
+from gpt.checkpoint.nanogpt import convert
+from gpt.common.errors import Exit, UserError
 from gpt.common.names import INDEX, WEIGHTS
 from tests.helpers.checkpoints import cut_into_shards
 from tests.helpers.refusals import refused
@@ -46,6 +50,22 @@ def test_weights_in_several_files_are_those_in_one(arch, make_any, write_folder,
     ids = torch.randint(0, 400, (2, 16))
     with torch.no_grad():
         assert torch.equal(load_model(folder, CPU).eval()(ids), model(ids))
+
+
+def test_the_command_for_a_pickle_of_hugging_face_makes_the_same_weights(make_any, write_folder, tmp_path):
+    folder = write_folder(tmp_path / "hf", make_any("qwen3"))
+    expected = load_file(folder / WEIGHTS)
+    torch.save(expected, folder / "pytorch_model.bin")
+    (folder / WEIGHTS).unlink()
+    said = []
+    for answer in (lambda: load_model(folder, CPU), lambda: resolve(folder / "pytorch_model.bin", print),
+                   lambda: convert(folder / "pytorch_model.bin", tmp_path / "made", None, None, print)):
+        with pytest.raises(UserError) as caught:
+            answer()
+        said.append(str(caught.value).partition("python -c ")[2])
+    assert len({*said}) == 1
+    subprocess.run(f"{sys.executable} -c {said[0]}", shell=True, check=True)
+    assert all(torch.equal(stored_tensors(folder)[name], tensor) for name, tensor in expected.items())
 
 
 def test_nothing_of_the_weights_is_copied_before_it_is_asked_for(shards, monkeypatch):
