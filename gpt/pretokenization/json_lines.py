@@ -3,7 +3,6 @@
 import json
 import re
 from collections.abc import Iterable, Iterator
-from pathlib import Path
 
 from gpt.common.words import printable, shell_word
 from gpt.pretokenization.blocks import (
@@ -26,13 +25,21 @@ def is_json_lines(source: Source, name: str, head: bytes) -> bool:
 
     Raises UserError (exit 3) for an array of objects.
     """
-    if not source.packing and name.endswith((".json", STDIN)) and re.match(rb"\s*\[\s*{", head.removeprefix(MARK)):
-        lines = shell_word(Path(source.path.name).with_suffix(".jsonl"))
-        raise source.error("is one array of JSON. Make a line of each record: python -c 'import json, sys; [print("
-                           "json.dumps(record)) for record in json.load(sys.stdin)]' < "
-                           f"{shell_word('FILE' if name == STDIN else source.path)} > {lines}, and give {lines}")
+    is_array = re.match(rb"\s*\[\s*{", head.removeprefix(MARK)) and not re.search(rb"\]\s*\n\s*\[", head)
+    if is_array and name.endswith((*JSON_ENDINGS, ".json", STDIN)):
+        raise source.error("is one array of JSON. Make a line of each record" + lines_by(
+            "import json, sys; [print(json.dumps(record)) for record in json.load(sys.stdin)]", source))
     return name.endswith((*JSON_ENDINGS, ".json")) or (
         name == STDIN and re.match(rb'{\s*["}]', head.removeprefix(MARK)) is not None)
+
+
+def lines_by(program: str, source: Source) -> str:
+    """The end of a sentence: the command that makes JSON lines of a file by a Python program, and their name."""
+    file = shell_word("FILE" if source.path.name == STDIN else source.path)
+    lines = shell_word(f"lines-{source.path.name.partition('.')[0]}.jsonl")
+    reading = f"{source.packing} -dc {file} | python -c '{program}'"
+    return (f", and give {lines}:\n" + (reading if source.packing else f"python -c '{program}' < {file}")
+            + f" > {lines}")
 
 
 def line_blocks(source: Source, reading: Reading) -> Iterator[TextBlock]:

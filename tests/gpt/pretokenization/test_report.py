@@ -3,6 +3,7 @@
 import io
 import json
 import subprocess
+from pathlib import Path
 
 import pytest
 
@@ -77,14 +78,29 @@ def test_a_file_of_which_more_than_a_hundredth_of_the_records_is_bad_is_refused(
 
 
 @pytest.mark.parametrize("record", [{"text": "the cat"}, {"messages": [{"role": "assistant", "content": "the cat"}]}])
-@pytest.mark.parametrize("indent", [None, 1])
-def test_a_json_array_is_refused_with_the_command_that_makes_lines_of_it(record, indent, tokenizer_file,
+@pytest.mark.parametrize(("indent", "name"), [
+    (None, "a.json"), (1, "a.jsonl"), (None, "a.json.gz"), (1, "a.ndjson.xz")])
+def test_a_json_array_is_refused_with_the_command_that_makes_lines_of_it(record, indent, name, tokenizer_file,
                                                                              monkeypatch):
-    write("a.json", json.dumps([record] * 9, indent=indent))
-    message = refused("a.json", "--tokenizer_file", str(tokenizer_file))
-    with open("a.json") as file:
+    text = json.dumps([record] * 9, indent=indent).encode()
+    write(name, PACK.get(name.rpartition(".")[2], bytes)(text))
+    with open(name) as file:
         monkeypatch.setattr("sys.stdin", file)
         assert "array" in refused("-", "--tokenizer_file", str(tokenizer_file))
-    subprocess.run(message[message.index("python -c"):message.index(", and give")], shell=True, check=True)
-    metadata = run("a.jsonl", "--tokenizer_file", str(tokenizer_file), "--val_fraction", "0")
+    typed(refused(name, "--tokenizer_file", str(tokenizer_file)))
+    metadata = run("lines-a.jsonl", "--tokenizer_file", str(tokenizer_file), "--val_fraction", "0")
     assert metadata["splits"]["train"]["documents"] == 9
+
+
+@pytest.mark.parametrize(("name", "mark"), [("a.csv", ","), ("b.tsv", "\t")])
+def test_the_command_of_a_table_takes_one_column(name, mark, tokenizer_file, capsys):
+    write(name, f'id{mark}body\n7{mark}"the cat{mark} sat"\n8{mark}dog\n' * 300)
+    run(name, "--tokenizer_file", str(tokenizer_file))
+    typed(capsys.readouterr().err.replace("COLUMN", "body"))
+    lines = Path(f"lines-{name[0]}.jsonl").read_text().splitlines()
+    assert [json.loads(line)["text"] for line in lines[:2]] == [f"the cat{mark} sat", "dog"]
+
+
+def typed(message: str) -> None:
+    """Runs the last line of a message that makes JSON lines."""
+    subprocess.run(next(line for line in message.splitlines() if line.endswith(".jsonl")), shell=True, check=True)
