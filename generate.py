@@ -196,8 +196,9 @@ def open_training_text(folder: Path, model: Path, language: Language) -> Corpus:
     if load_tokenizer(folder).get_vocab() != language.tokenizer.get_vocab():
         raise UserError(Exit.FLAGS, f"--compare_with {printable(folder)}: its tokenizer is not the model's, so that "
                                     "equal texts have other tokens. Give the folder of the model's training tokens, "
-                                    f"or make one: python pretokenize.py TEXT --tokenizer_file {shell_word(model)} "
-                                    "--output_dir tokens, then give --compare_with tokens.")
+                                    "or make one, and give --compare_with tokens:\n"
+                                    f"python pretokenize.py TEXT --tokenizer_file {shell_word(model)} "
+                                    "--output_dir tokens")
     return corpus
 
 

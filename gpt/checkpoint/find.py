@@ -143,9 +143,9 @@ def _nothing_found(path: Path) -> UserError:
         return _refusal(f"{printable(path)} {why}. Give one of those beside it: "
                         f"{printable(', '.join(map(str, others[:4])))}; or a model of huggingface.co, such as "
                         "hf://openai-community/gpt2")
-    return _refusal(f"{printable(path)} {why}. Train one first: python train.py --output_dir "
-                    f"{'out' if path.is_file() else shell_word(path)}; or give a model of huggingface.co, such as "
-                    "hf://openai-community/gpt2")
+    return _refusal(f"{printable(path)} {why}. Give a model of huggingface.co, such as "
+                    "hf://openai-community/gpt2, or train one first:\npython train.py --output_dir "
+                    f"{'out' if path.is_file() else shell_word(path)}")
 
 
 def with_transformers(folder: Path) -> str:

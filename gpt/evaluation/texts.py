@@ -25,8 +25,9 @@ def texts_of(words: Sequence[str], scorer: Scorer, encoding: str = "", text_fiel
     """
     for source in find_sources(words, scorer.out.say, {}, encoding):
         if KINDS[source.kind].is_chat:
-            raise source.error("holds conversations. Make tokens of it, python pretokenize.py FILE --tokenizer_file "
-                               "CHECKPOINT --output_dir chats --val_fraction 0, and give --tokens chats.")
+            raise source.error("holds conversations. Make tokens of it, and give --tokens chats:\n"
+                               "python pretokenize.py FILE --tokenizer_file CHECKPOINT --output_dir chats "
+                               "--val_fraction 0")
         with tempfile.TemporaryDirectory() as folder:
             source = unpacked(source, Path(folder) / "text", scorer.signals.look)
             yield source.shown, documents_in(source, scorer, text_field)

@@ -99,7 +99,7 @@ def make_tokens(args: Namespace) -> None:
                                        f"names, sizes or times. Type:\n    python {shell_line(make)}\n    python "
                                        f"{shell_line(sys.argv)}{resume} --allow_new_data")
     elif is_one_of_several() or args.dry_run or args.overfit:
-        raise UserError(Exit.FLAGS, f"{printable(texts[0])} has no tokens yet. Type first: python "
+        raise UserError(Exit.FLAGS, f"{printable(texts[0])} has no tokens yet. Type first:\npython "
                                     f"{shell_line(make)}")
     else:
         check_unused(args)
@@ -110,7 +110,8 @@ def make_tokens(args: Namespace) -> None:
             command = [sys.executable, str(PROGRAM / make[0]), *make[1:]]
             answer = run_child(command, signals, env={TRAINS_NEXT: "1"}, shows=True)
         if answer.returncode == Exit.DATA:
-            warn(f"a flag such as --encoding goes to: python {shell_line(make)}. Then type the same line again.")
+            warn("a flag such as --encoding goes to this command; type it, then the same line again:\n"
+                 f"python {shell_line(make)}")
         if answer.returncode:
             raise SystemExit(answer.returncode)
     if is_main():

@@ -302,8 +302,9 @@ def _check_tokenizer(flag: str, folder: Path, ours: Path | None, out: Progress, 
                  "another tokenizer they mean other text.")
     if not fits:
         raise UserError(Exit.DATA, f"the corpus was made with another tokenizer than the weights of {flag}, so its ids "
-                                   "mean other text. Make them again: python pretokenize.py TEXT --output_dir "
-                                   f"tokens --tokenizer_file {shell_word(folder)}, and give --data_dir tokens")
+                                   "mean other text. Make them again, and give --data_dir tokens:\n"
+                                   "python pretokenize.py TEXT --output_dir tokens --tokenizer_file "
+                                   f"{shell_word(folder)}")
 
 
 # ---------------------------------------------------------------- the tokens

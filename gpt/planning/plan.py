@@ -221,8 +221,8 @@ def early_objections(setup: Setup) -> list[str]:
         lines.append(f"T is {config.seq_length:,}, not {requested:,}: the corpus has {num_tokens:,} tokens.")
     fewest = min((each.stream.length for each in corpus.validations), default=0)
     if corpus.val is None:
-        lines.append("no validation tokens: overfitting will not be seen. Make some: python pretokenize.py TEXT "
-                     "--val_fraction 0.01 --output_dir tokens, then give --data_dir tokens.")
+        lines.append("no validation tokens: overfitting will not be seen. Make some, and give --data_dir "
+                     "tokens:\npython pretokenize.py TEXT --val_fraction 0.01 --output_dir tokens")
     elif fewest < MIN_VAL_TOKENS:
         lines.append(f"the validation set has {fewest:,} tokens: its loss is largely chance.")
     copied = max(copied_in(each) for each in [part.corpus for part in corpus.components] or [corpus])

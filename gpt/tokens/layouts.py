@@ -149,8 +149,9 @@ def _dtype_of(path: Path, num_bytes: int, recorded: str | None, vocab_size: int)
     alike = np.minimum(*(np.bincount(column >> 8, minlength=256) for column in (first, last))).sum()
     if not recorded and evident == "uint16" and num_quads >= LEAST_SAMPLED and alike < LEAST_ALIKE * len(first):
         raise token_file_error(path, "does not look like uint16: its ids at even and odd places differ in kind. Give "
-                                     "the --vocab_size of its tokenizer, over 65,536 for int32, or if it is uint16: "
-                                     'echo \'{"dtype": "uint16"}\' > types.json, and give --metadata_file types.json')
+                                     "the --vocab_size of its tokenizer, over 65,536 for int32, or if it is uint16, "
+                                     "type this line, and give --metadata_file types.json:\n"
+                                     'echo \'{"dtype": "uint16"}\' > types.json')
     return recorded or evident
 
 
@@ -246,9 +247,9 @@ def recognise(path: Path) -> Layout:
                 return layout
     for start, kind in FOREIGN.items():
         if head.startswith(start):
-            raise token_file_error(path, f"is {kind}, not tokens. Text: python pretokenize.py FILE --output_dir "
-                                         "tokens. Ids: save them as raw uint16 or .npy.")
+            raise token_file_error(path, f"is {kind}, not tokens. Save ids as raw uint16 or .npy. Make tokens of a "
+                                         "text:\npython pretokenize.py FILE --output_dir tokens")
     if len(head) >= MIN_TEXT_BYTES and not CONTROL.search(head):
-        raise token_file_error(path, "holds text, not tokens. Make tokens of it: python pretokenize.py FILE "
-                                     "--output_dir tokens")
+        raise token_file_error(path, "holds text, not tokens. Make tokens of it:\n"
+                                     "python pretokenize.py FILE --output_dir tokens")
     return LAYOUTS["nanogpt"]

@@ -335,7 +335,7 @@ LATER = [
          drops="--vocab_size"),
     Case("Give another --tokenizer_file. A", "pretokenize.py a.txt --tokenizer_file none.json --output_dir new"),
     Case("FILE: none given", "pretokenize.py --output_dir new --vocab_size 300"),
-    Case("Train one first", "generate.py --ckpt new --max_new_tokens 2",
+    Case("or train one first", "generate.py --ckpt new --max_new_tokens 2",
          lambda: shutil.move("out", Path("a/b/c").mkdir(parents=True) or "a/b/c"), adds=f"{SMALL} {QUIET}", again=True),
     Case("Convert nanoGPT's", f"train.py {QUIET} --init_from ck.pt --output_dir new", pickled),
     Case("holds the checkpoints of another run", f"train.py {SMALL} {QUIET}"),
@@ -697,6 +697,11 @@ def test_each_message_with_a_cure_has_a_case_or_a_reason():
     with_a_cure = {text for text in messages() if CURE.search(text)}
     assert sorted(with_a_cure - typed - others) == []
     assert others <= with_a_cure
+
+
+def test_nothing_stands_behind_a_command_on_its_line():
+    behind = re.compile(r"(?:python (?:\w+\.py|\{)|cp DATA|echo ')[^\n]*(?:[.;] \w|, (?:and|or|then|with) )")
+    assert [text for text in messages() if behind.search(text)] == []
 
 
 @pytest.mark.slow
