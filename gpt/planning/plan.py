@@ -194,8 +194,7 @@ def objections(setup: Setup) -> list[str]:
     is_chosen = setup.resumed or (setup.sizing and setup.sizing.shape)
     if is_small and not (is_chosen or config.dropout) and recipe.passes > 1:
         lines.append(f"the corpus is small for this model: {count(num_tokens)} tokens, read {recipe.passes:.1f} times, "
-                     f"for {count(config.num_parameters)} parameters. Try --dropout "
-                     f"{min(0.5, max(0.2, config.dropout + 0.1)):.2g}, or a smaller "
+                     f"for {count(config.num_parameters)} parameters. Try --dropout 0.2, or a smaller "
                      f"{'--init_from' if args.init_from else '--model_size'}.")
     has_length = args.epochs or args.max_steps or args.init_from or not args.max_minutes
     most = most_passes(num_tokens, config.num_parameters, bool(args.teacher))
@@ -203,11 +202,22 @@ def objections(setup: Setup) -> list[str]:
         teacher = "" if args.teacher else ", or a second run with --teacher"
         lines.append(f"the run ends before its {args.max_minutes:g} min: after {most} passes this model only "
                      f"learns the text by heart. More text helps{teacher}.")
-    elif recipe.total_steps < FEWEST_STEPS and not (has_length or is_chosen):
-        minutes = math.ceil(args.max_minutes * FEWEST_STEPS / recipe.total_steps)
-        lines.append(f"--max_minutes {args.max_minutes:g} allows only {several(recipe.total_steps, 'step')} of this "
-                     f"model, too few to learn much. Give --max_minutes {minutes}, or a smaller --model_size.")
+    elif not (has_length or is_chosen):
+        tokens = recipe.total_steps * setup.tokens_per_step
+        times = times_too_short(recipe.total_steps, tokens, num_tokens, config.num_parameters)
+        if times > 1:
+            lines.append(f"--max_minutes {args.max_minutes:g} allows only {several(recipe.total_steps, 'step')} of "
+                         f"this model, {in_epochs(recipe.passes)}: too few to learn much. Give --max_minutes "
+                         f"{math.ceil(times * args.max_minutes)}, or a smaller --model_size.")
     return lines
+
+
+def times_too_short(steps: int, tokens: int, num_tokens: int, num_parameters: int) -> float:
+    """By how many times a run from random weights is too short to learn much; at most 1 for a run that is not.
+
+    It needs FEWEST_STEPS, and the tokens of its text, read once, or as many tokens as it has parameters.
+    """
+    return max(FEWEST_STEPS / steps, min(num_tokens, num_parameters) / tokens)
 
 
 def early_objections(setup: Setup) -> list[str]:

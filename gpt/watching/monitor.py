@@ -17,7 +17,7 @@ from gpt.common.words import duration, percent, printable, several, shell_word
 from gpt.machine.pinned import to_host
 from gpt.machine.timing import Mark
 from gpt.planning.forecast import bits_after_twice, forecast_of
-from gpt.planning.plan import FEWEST_STEPS
+from gpt.planning.plan import times_too_short
 from gpt.training.pacing import mfu
 from gpt.training.recovery import TooManySkipped
 from gpt.training.state import Figures, Run
@@ -301,8 +301,9 @@ class Monitor:
         config, corpus = self._config, setup.corpus
         sizes = {name: architecture_of(config).sized(shape, config.vocab_size, config.seq_length).num_parameters
                  for name, shape in SIZES.items() if not state.init_from}
-        improvement = verdict(self._overfitting.validations, self._overfitting.losses[-1][0],
-                              state.samples_seen * config.seq_length, corpus.train.length, config.num_parameters, sizes)
+        tokens_seen = state.samples_seen * config.seq_length
+        improvement = verdict(self._overfitting.validations, self._overfitting.losses[-1][0], tokens_seen,
+                              corpus.train.length, config.num_parameters, sizes)
         if state.step < recipe.total_steps and state.validations_without_gain < (args.patience or math.inf):
             improvement = LONGER, (f"{args.max_minutes:g} min were over at step {state.step:,} of "
                                    f"{recipe.total_steps:,}, as steps took longer than measured")
@@ -318,12 +319,13 @@ class Monitor:
             if forecast and self._bits_per_byte:
                 bits = bits_after_twice(forecast, self._bits_per_byte)
                 why += f"; twice the time should reach {bits:.2f} bits per byte"
-            # Twice this run, and at least FEWEST_STEPS from random weights, in the user's unit or else in its own.
+            # Twice this run, or as long as random weights need, in the user's unit or else in its own.
             units = ("max_minutes", "max_steps", "epochs")
             unit = next((name for name in units if name in args.config.given),
                         "epochs" if state.init_from else "max_minutes")
             length = getattr(args, unit) or (recipe.epochs if state.init_from else math.ceil(state.seconds / 60))
-            length *= 2 if state.init_from else max(2, math.ceil(FEWEST_STEPS / state.step))
+            length *= 2 if state.init_from else max(2, math.ceil(times_too_short(
+                state.step, tokens_seen, corpus.train.length, config.num_parameters)))
             start = (f"{shell_word(recipe.cooldown.source)} --output_dir {folder}-{how}" if recipe.cooldown
                      else folder)  # what has cooled down has ended
             command = f"python train.py --resume_from {start} --{unit} {length:.12g}"

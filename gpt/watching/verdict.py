@@ -2,7 +2,7 @@
 
 from gpt.common.words import several
 from gpt.planning.defaults import most_passes
-from gpt.planning.plan import FEWEST_STEPS
+from gpt.planning.plan import in_epochs, times_too_short
 
 LONGER, MORE_TEXT = "longer", "more text"  # the verdicts besides the name of a size
 RISEN, FALLING = 0.01, 0.005  # fractions of the validation loss
@@ -24,10 +24,10 @@ def verdict(validations: list[tuple[float, int]], train_loss: float, tokens_seen
     best, best_step = min(validations)
     before = [loss for loss, step in validations if step <= 0.75 * last_step]
     passes = tokens_seen / num_tokens
-    is_short = bool(sizes) and last_step < FEWEST_STEPS
+    is_short = bool(sizes) and times_too_short(last_step, tokens_seen, num_tokens, num_parameters) > 1
     may_go_on = passes < most_passes(num_tokens, num_parameters)
     if is_short and may_go_on:
-        return LONGER, f"{several(last_step, 'step')} in all: too few to learn much"
+        return LONGER, f"{several(last_step, 'step')}, {in_epochs(passes)} in all: too few to learn much"
     if is_short or not before:
         return None
     if last - best > RISEN * best:

@@ -80,7 +80,7 @@ def test_a_resumed_run_remembers_that_overfitting_was_said_or_that_it_was_not(ov
 def test_the_closing_lines_name_best_and_last_and_how_to_improve(overfitting, corpus, monkeypatch):
     monkeypatch.chdir(overfitting.folder)
     for room in ("verdict", "monitor"):
-        monkeypatch.setattr(f"gpt.watching.{room}.FEWEST_STEPS", 8)
+        monkeypatch.setattr(f"gpt.watching.{room}.times_too_short", lambda *_: 1)
     _, text = overfitting("--max_steps", "20", out="my run")
     folder = f"'{overfitting.folder}/my run'"
     assert (f"\nnext: python generate.py --ckpt {folder}/best\n"

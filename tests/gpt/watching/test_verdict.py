@@ -27,6 +27,7 @@ def test_the_figures_of_a_run_say_how_to_improve(val_losses, loss, passes, num_t
     assert re.findall(r"\d+(?:\.\d+)?", reason) == figures
     short = [(val_loss, step // 10) for val_loss, step in validations]
     assert (verdict(short, loss, 1, 1, 1, SIZES) or [""])[0] == "longer"
+    assert (verdict(validations, loss, 10**6 // 3, 10**6, 10**7, SIZES) or [""])[0] == "longer"  # a third of a pass
     tuned, long = (verdict(each, loss, round(passes * num_tokens), num_tokens, 10**6, {}) for each in
                    (short, validations))
     assert tuned  # pretrained weights learn in few steps
