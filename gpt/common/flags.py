@@ -33,10 +33,10 @@ SHOWN_CHARACTERS = 80  # of a value that a message quotes
 COMMAND_LINE_ONLY = ("config", "debug")  # flags that a file cannot set
 NOT_GIVEN = object()
 WITHOUT_FLAG = {  # flags of other programs: what does here what they do there
-    "eval_only": "a command: python evaluate.py --ckpt out --text FILE",
-    "train_file": "the first argument: the text's name, without a flag",
-    "validation_file": "a part of the text: --val_fraction of pretokenize.py",
-    **dict.fromkeys(("do_train", "do_eval"), "always on: drop it"),
+    "eval_only": "Here it is a command: python evaluate.py --ckpt out --text FILE",
+    "train_file": "Here it is the first argument: the text's name, without a flag.",
+    "validation_file": "Here it is a part of the text: --val_fraction of pretokenize.py.",
+    **dict.fromkeys(("do_train", "do_eval"), "Here it is always on: drop it."),
 }
 
 # ---------------------------------------------------------------- types of values
@@ -235,13 +235,12 @@ class Parser(argparse.ArgumentParser):
     def _without_stops(self, argv: Sequence[str]) -> Iterator[str]:
         """Yields the words, but records as a problem each flag at which argparse would stop and read no more."""
         for word, following in zip(argv, [*argv, "--"][1:], strict=True):
-            name = word.partition("=")[0]
-            action = self._option_string_actions.get(name)
-            if isinstance(action, Switch) and name != word:  # as in nanoGPT's --compile=False
+            action = self._option_string_actions.get(word.partition("=")[0])
+            if isinstance(action, Switch) and "=" in word:  # as in nanoGPT's --compile=False
                 on, off = action.option_strings
                 self.problems.append(f"{on}: takes no value. Give {on} for true, {off} for false.")
-            elif action and action.nargs != 0 and name == word and self._parse_optional(following):
-                self.problems.append(f"{name}: needs a value behind it")
+            elif action and action.nargs != 0 and "=" not in word and self._parse_optional(following):
+                self.problems.append(f"{word}: needs a value behind it")
             else:
                 yield word
 
@@ -341,21 +340,19 @@ class Parser(argparse.ArgumentParser):
             if {plain, plain.removeprefix("train_")} & {*relations.aliases.split()}:
                 off = f" or --no-{flag}" if isinstance(self.flags[flag], Switch) else ""
                 return f"Here it is called --{flag}{off}."
-        if plain in WITHOUT_FLAG:
-            return f"Here it is {WITHOUT_FLAG[plain]}."
         known = [option for action in self._actions for option in action.option_strings
                  if option.startswith("--")]
         near = [option for option in known if len(name) > 4 and option.startswith(name)]
         if not near:
             spelt = "--" + re.sub(r"^no_", "no-", name.lstrip("-").replace("-", "_"))
             near = difflib.get_close_matches(spelt, known, 1, 0.7)
-        return f"Did you mean {near[0]}?" if near else "See --help."
+        return WITHOUT_FLAG.get(plain, f"Did you mean {near[0]}?" if near else "See --help.")
 
 
 def _in_short(problem: str) -> str:
     """The name of a problem's flag, with the flag to give instead where the problem has one."""
     name = problem.split(" ")[0].rstrip(":")
-    instead = re.search(r"(?:Did you mean|Here it is(?: called)?) (.*)[.?]$", problem)
+    instead = re.search(r"(?:Did you mean|Here it is(?: called)?) (.*?)[.?]?$", problem)
     return f"{name} is {instead[1]}" if instead else name
 
 

@@ -198,17 +198,16 @@ def objections(setup: Setup) -> list[str]:
                      f"{'--init_from' if args.init_from else '--model_size'}.")
     has_length = args.epochs or args.max_steps or args.init_from or not args.max_minutes
     most = most_passes(num_tokens, config.num_parameters, bool(args.teacher))
+    times = 0 if has_length or is_chosen else times_too_short(
+        recipe.total_steps, recipe.total_steps * setup.tokens_per_step, num_tokens, config.num_parameters)
     if is_small and not has_length and recipe.passes >= most:
         teacher = "" if args.teacher else ", or a second run with --teacher"
         lines.append(f"the run ends before its {args.max_minutes:g} min: after {most} passes this model only "
                      f"learns the text by heart. More text helps{teacher}.")
-    elif not (has_length or is_chosen):
-        tokens = recipe.total_steps * setup.tokens_per_step
-        times = times_too_short(recipe.total_steps, tokens, num_tokens, config.num_parameters)
-        if times > 1:
-            lines.append(f"--max_minutes {args.max_minutes:g} allows only {several(recipe.total_steps, 'step')} of "
-                         f"this model, {in_epochs(recipe.passes)}: too few to learn much. Give --max_minutes "
-                         f"{math.ceil(times * args.max_minutes)}, or a smaller --model_size.")
+    elif times > 1:
+        lines.append(f"--max_minutes {args.max_minutes:g} allows only {several(recipe.total_steps, 'step')} of this "
+                     f"model, {in_epochs(recipe.passes)}: too few to learn much. Give --max_minutes "
+                     f"{math.ceil(times * args.max_minutes)}, or a smaller --model_size.")
     return lines
 
 

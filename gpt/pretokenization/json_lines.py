@@ -35,11 +35,10 @@ def is_json_lines(source: Source, name: str, head: bytes) -> bool:
 
 def lines_by(program: str, source: Source) -> str:
     """The end of a sentence: the command that makes JSON lines of a file by a Python program, and their name."""
-    file = shell_word("FILE" if source.path.name == STDIN else source.path)
     lines = shell_word(f"lines-{source.path.name.partition('.')[0]}.jsonl")
-    reading = f"{source.packing} -dc {file} | python -c '{program}'"
-    return (f", and give {lines}:\n" + (reading if source.packing else f"python -c '{program}' < {file}")
-            + f" > {lines}")
+    reading = f"{source.packing} -dc" if source.packing else "cat"
+    file = "FILE" if source.path.name == STDIN else source.path
+    return f", and give {lines}:\n{reading} {shell_word(file)} | python -c '{program}' > {lines}"
 
 
 def line_blocks(source: Source, reading: Reading) -> Iterator[TextBlock]:
