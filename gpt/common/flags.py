@@ -18,7 +18,7 @@ import difflib
 import re
 import shutil
 from argparse import Namespace
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn, TypeVar
 
@@ -219,30 +219,38 @@ class Parser(argparse.ArgumentParser):
 
     def _command_line(self, argv: Sequence[str]) -> Layer:
         """The flags that the command line gives."""
-        line, unknown = self.parse_known_intermixed_args(
-            list(self._without_stops(argv)), Namespace(**dict.fromkeys(self.flags, NOT_GIVEN)))
-        self.problems += self._explain_unknown(unknown)
+        line, stray = self.parse_known_intermixed_args(
+            list(self._readable(argv)), Namespace(**dict.fromkeys(self.flags, NOT_GIVEN)))
+        for word in stray:
+            shown = printable(repr(word[:SHOWN_CHARACTERS]))
+            # A word without a flag is most often the text of evaluate.py or generate.py.
+            first = next(name for name in ("text", "prompt", [*self.flags][1]) if name in self.flags)
+            self.problems.append(f"{shown}: unexpected argument. Give a value behind its flag, such as --{first} "
+                                 f"{shown}, and --NAME or --no-NAME for what is on or off. See --help.")
         given = {}
         for name, value in vars(line).items():
-            is_positional = not self.flags[name].option_strings
-            # A positional argument may be the value of an unknown flag.
-            if value is NOT_GIVEN or value == [] or (is_positional and unknown):
-                continue
-            is_single = isinstance(value, list) and len(value) == 1 and not is_positional
-            given[name] = value[0] if is_single else value
+            if value is not NOT_GIVEN and value != []:
+                is_single = isinstance(value, list) and len(value) == 1 and self.flags[name].option_strings
+                given[name] = value[0] if is_single else value
         return Layer("the command line", self._expanded(given), {})
 
-    def _without_stops(self, argv: Sequence[str]) -> Iterator[str]:
-        """Yields the words, but records as a problem each flag at which argparse would stop and read no more."""
+    def _readable(self, argv: Sequence[str]) -> Iterator[str]:
+        """Yields the words that argparse can read; an unknown flag, and one at which it would stop, is a problem."""
+        may_be_a_value = False  # of an unknown flag
         for word, following in zip(argv, [*argv, "--"][1:], strict=True):
-            action = self._option_string_actions.get(word.partition("=")[0])
-            if isinstance(action, Switch) and "=" in word:  # as in nanoGPT's --compile=False
+            name = word.partition("=")[0]
+            action = self._option_string_actions.get(name)
+            is_unknown = not action and word != "--" and self._parse_optional(word)
+            if is_unknown:
+                self.problems.append(f"{printable(name)}: no such flag. {self._suggest(name)}")
+            elif isinstance(action, Switch) and name != word:  # as in nanoGPT's --compile=False
                 on, off = action.option_strings
                 self.problems.append(f"{on}: takes no value. Give {on} for true, {off} for false.")
-            elif action and action.nargs != 0 and "=" not in word and self._parse_optional(following):
+            elif action and action.nargs != 0 and name == word and self._parse_optional(following):
                 self.problems.append(f"{word}: needs a value behind it")
-            else:
+            elif action or not may_be_a_value:
                 yield word
+            may_be_a_value = is_unknown and name == word
 
     def _expanded(self, given: dict[str, Any]) -> dict[str, Any]:
         """The given flags with shorthands replaced. Only valid values are: expand relies on them."""
@@ -314,23 +322,6 @@ class Parser(argparse.ArgumentParser):
             rest = map(_in_short, lines[MESSAGE_LINES - 1:])
             lines = [*lines[:MESSAGE_LINES - 1], f"and {len(lines) - MESSAGE_LINES + 1} more: {', '.join(rest)}"]
         raise UserError(Exit.FLAGS, "\nerror: ".join(lines))
-
-    def _explain_unknown(self, words: Iterable[str]) -> list[str]:
-        """A problem for each word that argparse left over, except for the values of unknown flags."""
-        problems = []
-        may_be_a_value = False
-        for word in words:
-            if word.startswith("-") and len(word) > 1:
-                name = word.split("=")[0]
-                problems.append(f"{printable(name)}: no such flag. {self._suggest(name)}")
-            elif not may_be_a_value:
-                shown = printable(repr(word[:SHOWN_CHARACTERS]))
-                # A word without a flag is most often the text of evaluate.py or generate.py.
-                first = next(name for name in ("text", "prompt", [*self.flags][1]) if name in self.flags)
-                problems.append(f"{shown}: unexpected argument. Give a value behind its flag, such as --{first} "
-                                f"{shown}, and --NAME or --no-NAME for what is on or off. See --help.")
-            may_be_a_value = word.startswith("-") and "=" not in word
-        return problems
 
     def _suggest(self, name: str) -> str:
         """The flag to give instead of a misspelt, shortened or hyphenated one, or of another program's."""

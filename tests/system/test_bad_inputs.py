@@ -300,7 +300,7 @@ GENERATE_ROWS = [
         ("a billion new tokens", "--max_new_tokens 1000000000",
          "--max_new_tokens '1000000000': must be a whole number from 1 to 1,000,000"),
         ("two prompts", "--prompt a --prompt_file text.txt", "--prompt and --prompt_file: give one of them"),
-        ("several answers to each line", "--chat --num_samples 2", "--num_samples: with --chat it needs --prompt"),
+        ("several answers to each line", "--chat --num_samples 2", "--num_samples: a conversation has one answer"),
         ("a conversation by its earlier name", "--interactive", "Here it is called --chat"),
         ("a system's turn without a conversation", "--system x", "--system: has no effect without --chat"),
         ("a precision that is not used", "--amp_dtype bf16", "--amp_dtype: has no effect")),
