@@ -191,8 +191,8 @@ def pretokenize(args: Namespace, folder: Folder, signals: Signals, progress: Pro
     with folder.writing(), progress.phase("writing to the disk"):
         refuse_empty(job)
         job.report.say(progress)
-        copied = look_at(job, dtype, vocabulary)
-        metadata = commit(job, dtype, vocabulary, copied, trained_here=given is None)
+        look_at(job, dtype, vocabulary)
+        metadata = commit(job, dtype, vocabulary, trained_here=given is None)
     summarise(job, metadata, time.monotonic() - began)
 
 

@@ -132,20 +132,17 @@ def _nothing_found(path: Path) -> UserError:
            f"is not a folder{PICKLES}" if path.exists() else "does not exist")
     pickles = [each for each in (path, *sorted(path.glob("*")))
                if each.suffix in (".pt", ".pth", ".bin") and each.is_file()]
+    others = [*steps_in(path.parent).values()] or sorted({each.parents[1] for each in  # or runs
+                                                          path.parent.glob(f"*/*/{STATE}")})
+    model = "a model of huggingface.co, such as hf://openai-community/gpt2"
+    cure = (f"Give one of those beside it: {printable(', '.join(map(str, others[:4])))}; or {model}" if others else
+            f"Give {model}, or train one first:\npython train.py --output_dir "
+            f"{'out' if path.is_file() else shell_word(path)}")
     if pickles:
         cure = with_transformers(pickles[0].parent) or (
             f"Convert nanoGPT's: python export.py --from_nanogpt {shell_word(pickles[0])} --output "
             f"{shell_word(pickles[0].stem)}-gpt2 --tokenizer_file TOKENIZER")
-        return _refusal(f"{printable(path)} {why}. {cure}")
-    others = [*steps_in(path.parent).values()] or sorted({each.parents[1] for each in  # or runs
-                                                          path.parent.glob(f"*/*/{STATE}")})
-    if others:
-        return _refusal(f"{printable(path)} {why}. Give one of those beside it: "
-                        f"{printable(', '.join(map(str, others[:4])))}; or a model of huggingface.co, such as "
-                        "hf://openai-community/gpt2")
-    return _refusal(f"{printable(path)} {why}. Give a model of huggingface.co, such as "
-                    "hf://openai-community/gpt2, or train one first:\npython train.py --output_dir "
-                    f"{'out' if path.is_file() else shell_word(path)}")
+    return _refusal(f"{printable(path)} {why}. {cure}")
 
 
 def with_transformers(folder: Path) -> str:

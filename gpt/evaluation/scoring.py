@@ -28,14 +28,14 @@ LOGIT_ROWS = 1024  # tokens whose logits exist at once: 206 MB in fp32 for GPT-2
 
 
 class Document(NamedTuple):
-    """A document to score: its ids, the bytes of its scored text, and for each id if it is scored, None for all.
+    """A document to score: its ids, the bytes of its scored text, and for each id if it is scored, bool.
 
     The first id is context alone.
     """
 
     ids: np.ndarray
     num_bytes: int
-    counted: np.ndarray | None = None
+    counted: np.ndarray
 
 
 Window = tuple[np.ndarray, np.ndarray]  # at most T + 1 ids, and for each id if it is scored here
@@ -95,7 +95,6 @@ class Scorer:
 
         def windows() -> Iterator[Window]:
             for ids, num_bytes, counted in documents:
-                counted = np.ones(len(ids), bool) if counted is None else counted
                 counts["documents"] += 1
                 counts["tokens"] += int(counted[1:].sum())
                 counts["bytes"] += num_bytes

@@ -63,7 +63,7 @@ def documents_in(source: Source, scorer: Scorer, text_field: str = "text") -> It
             ids_N = np.concatenate([np.array(start_ids, np.int32), *ids])
             if not start_ids:
                 num_bytes -= len(tokenizer.decode(ids_N[:1].tolist(), skip_special_tokens=False).encode())
-            yield Document(ids_N, num_bytes)
+            yield Document(ids_N, num_bytes, np.ones(len(ids_N), bool))
             ids = []
             num_bytes = 0
     refuse_changed([source])

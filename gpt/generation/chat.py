@@ -45,8 +45,8 @@ def opened(language: Language, template: Any, folder: object, system: str, most:
                                          f"{START} and {END}, the only marks of turns known here. {cure}")
     if template != template_of(special_names(tokenizer)):
         warn("--chat: the model has a template of its own; here its turns are written in ChatML.")
-    ends = (*language.end_ids, tokenizer.token_to_id(END))
-    return replace(language, end_ids=ends), partial(conversation_ids, tokenizer, system, most)
+    return (replace(language, end_ids=(*language.end_ids, tokenizer.token_to_id(END))),
+            partial(conversation_ids, tokenizer, system, most))
 
 
 def text_ids(language: Language, history: list[Sample], line: str) -> list[int]:

@@ -24,7 +24,7 @@ from gpt.architectures.table import ModelConfig
 from gpt.planning.decided import Setup
 from gpt.planning.defaults import most_passes
 from gpt.tokens.corpus import Corpus
-from gpt.tokens.ngrams import COPIED_TOKENS, NUM_PASSAGES, copied_fraction, ngram_bits
+from gpt.tokens.ngrams import COPIED_TOKENS, copied_fraction, ngram_bits
 from gpt.tokens.tokenizer import bytes_per_id, load_tokenizer
 
 # The range of the fit: tokens of a text, and tokens that a run sees.
@@ -124,12 +124,10 @@ def copied_in(corpus: Corpus) -> float:
     if corpus.val is None or corpus.val.length < COPIED_TOKENS or corpus.is_looked_at:
         return 0.0
     train, val = (data.Tokens(stream, "mmap", torch.device("cpu")) for stream in (corpus.train, corpus.val))
-    width = min(2 * COPIED_TOKENS - 1, val.length)
-    starts = np.linspace(0, val.length - width, NUM_PASSAGES).astype(np.int64)
     firsts = range(0, train.length, data.BLOCK_TOKENS)
     step = -(-len(firsts) // SEARCHED_BLOCKS)
     blocks = (train.read(first, min(data.BLOCK_TOKENS, train.length - first)) for first in firsts[::step])
-    return min(1.0, step * copied_fraction(blocks, np.asarray(val.rows(starts, width))))
+    return copied_fraction(blocks, step, val.length, lambda starts, width: np.asarray(val.rows(starts, width)))
 
 
 def ngram_statistics(corpus: Corpus) -> NgramStatistics | None:
@@ -209,9 +207,6 @@ class Forecast:
     evidence: Evidence
     tokens_per_byte: float
 
-    def __str__(self) -> str:
-        return f"{self.bits:.2f} bits per byte at the end, {self.low:.2f} to {self.high:.2f} nine times in ten"
-
 
 def forecast_of(setup: Setup) -> Forecast | None:
     """The forecast for a run; None for a text without n-gram statistics, a short run, and AdamW's runs."""
@@ -245,7 +240,8 @@ def describe_forecast(setup: Setup) -> list[str]:
     others = {"twice the time": bits_after_twice(forecast, forecast.bits),
               "twice the text in this time": predict(doubled, forecast.tokens_per_byte).bits}
     lower = [f"{bits:.2f} with {what}" for what, bits in others.items() if bits < forecast.bits - LEAST_GAIN]
-    return [f"forecast    {forecast}", *([f"            {'; '.join(lower)}"] if lower else [])]
+    return [f"forecast    {forecast.bits:.2f} bits per byte at the end, {forecast.low:.2f} to {forecast.high:.2f} nine "
+            "times in ten", *([f"            {'; '.join(lower)}"] if lower else [])]
 
 
 def bits_after_twice(forecast: Forecast, bits: float) -> float:

@@ -44,11 +44,9 @@ def say_first(setup: Setup) -> None:
     name = next((name for name in SIZES if SIZES[name] == shape), f"{config.n_layer} x {config.n_embd}")
     parameters = f"{count(config.num_parameters)} parameters"
     device_name = f" in {machine.precision} on {machine.name}" if machine.on_gpu else ""
-    if sizing and sizing.shape:
-        num_tokens = count(setup.corpus.train.length)
-        out.say(f"size        {name}: {parameters} for {num_tokens} tokens{device_name}, or --model_size")
-    else:
-        out.say(f"size        {name}: {parameters} with T {config.seq_length:,}{device_name or ' on a CPU'}")
+    about = (f"for {count(setup.corpus.train.length)} tokens{device_name}, or --model_size" if sizing and sizing.shape
+             else f"with T {config.seq_length:,}{device_name or ' on a CPU'}")
+    out.say(f"size        {name}: {parameters} {about}")
     if sizing and setup.args.arch is None and sizing.arch != DEFAULT:
         out.say(f"            {architecture_of(config).NAME}'s network; --arch {DEFAULT} for "
                 f"{ARCHITECTURES[DEFAULT].NAME}")

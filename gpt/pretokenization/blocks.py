@@ -135,7 +135,6 @@ class Kind:
     documents: Callable[[Any, Reading, Findings], list[Any]]
     endings: tuple[str, ...] = ()  # of the file names that are taken from a folder
     is_text: bool = True  # the file must be UTF-8: UTF-16, pictures, archives and the like are refused
-    has_fields: bool = True  # --text_field names the document; False: a file without separators is one document
     is_chat: bool = False  # documents are conversations
     form: str = "--text_field, or a file with one JSON object on each line"  # of a record that can be read
 

@@ -18,13 +18,12 @@ from gpt.tokens.stream import scan
 from gpt.tokens.tokenizer import Vocabulary
 
 
-def commit(job: Job, dtype: str, vocabulary: Vocabulary, copied: float | None, trained_here: bool) -> dict[str, Any]:
+def commit(job: Job, dtype: str, vocabulary: Vocabulary, trained_here: bool) -> dict[str, Any]:
     """Reads all token files back, gives them their final names, writes metadata.json and returns its fields.
 
-    A split without documents gets no file. copied is the fraction of the validation tokens that stand in the training
-    text, None if it is not known. trained_here says whether this run trained the tokenizer.
-    Raises UserError (exit 3) if a file has an id outside the vocabulary or a size other than written.
-    Raises OSError, and Stopped at a signal before the renaming.
+    A split without documents gets no file. trained_here says whether this run trained the tokenizer. Raises
+    UserError (exit 3) if a file has an id outside the vocabulary or a size other than written, OSError, and
+    Stopped at a signal before the renaming.
     """
     splits = {}
     for split, totals in job.totals.items():
@@ -37,12 +36,9 @@ def commit(job: Job, dtype: str, vocabulary: Vocabulary, copied: float | None, t
                              "sha256": scan(Part(path, dtype, totals["tokens"]), vocabulary.size)}
             if job.has_chats:
                 splits[split]["mask_sha256"] = sha256_of(path.with_suffix(".mask"))
-    if copied is not None:
-        splits["val"]["copied"] = copied
 
-    sources = [Path(source.shown).name for source in job.sources]
-    if job.args.demo:
-        sources = [f"Python {sys.version.split()[0]} standard library"]
+    sources = ([f"Python {sys.version.split()[0]} standard library"] if job.args.demo else
+               [Path(source.shown).name for source in job.sources])
     origins = list(dict.fromkeys(source.origin for source in job.sources if source.origin))
     metadata = {
         "format": METADATA_FORMAT,

@@ -15,7 +15,7 @@ from gpt.pretokenization.files import Source
 from gpt.pretokenization.passes import Job
 from gpt.pretokenization.report import names_of
 from gpt.tokens.layouts import DTYPES
-from gpt.tokens.ngrams import COPIED_TOKENS, MANY_COPIES, NUM_PASSAGES, copied_fraction
+from gpt.tokens.ngrams import COPIED_TOKENS, MANY_COPIES, copied_fraction
 from gpt.tokens.tokenizer import Vocabulary
 
 CHUNK_TOKENS, MOST_CHUNKS = 2**18, 256  # read: 67 million tokens at most
@@ -36,21 +36,21 @@ BROKEN = re.compile("\ufffd|[\xc2\xc3\xd0\xd1][\xa1-\xaa\xac\xae-\xb6\xb8-\xba\x
                     "|[\xe0-\xef][\xa1-\xa6\xa8-\xaa\xac\xae\xaf\xb1-\xb6\xb8-\xba\xbc-\xbf]|\xe2\u20ac|\u0420\xb5")
 
 
-def look_at(job: Job, dtype: str, vocabulary: Vocabulary) -> float | None:
-    """Prints what would spoil a model; returns the fraction of the validation tokens that are copies.
+def look_at(job: Job, dtype: str, vocabulary: Vocabulary) -> None:
+    """Prints what in the text would spoil a model; the token files are in the work folder.
 
-    The token files are in the work folder. Returns None if there are too few validation tokens.
+    Adds to job.totals the fraction of the validation tokens that are copies, unless there are too few.
     """
     train = np.memmap(job.folder.work / "train.bin", DTYPES[dtype], "r")
     firsts = range(0, len(train), CHUNK_TOKENS)
     step = -(-len(firsts) // MOST_CHUNKS)
     chunks = {first: train[first:first + CHUNK_TOKENS] for first in firsts[::step]}
-    copied, lines = None, []
+    lines = []
     if job.totals["val"]["tokens"] >= COPIED_TOKENS:
         val = np.memmap(job.folder.work / "val.bin", DTYPES[dtype], "r")
-        width = min(2 * COPIED_TOKENS - 1, len(val))
-        starts = np.linspace(0, len(val) - width, NUM_PASSAGES).astype(np.int64)
-        copied = min(1.0, step * copied_fraction(chunks.values(), val[starts[:, None] + np.arange(width)]))
+        copied = copied_fraction(chunks.values(), step, len(val),
+                                 lambda starts, width: val[starts[:, None] + np.arange(width)])
+        job.totals["val"]["copied"] = copied
         lines += finding(copied, MANY_COPIES, "of the validation tokens stand in the training text; remove the copies")
 
     def shown(start: int) -> str:
@@ -66,7 +66,6 @@ def look_at(job: Job, dtype: str, vocabulary: Vocabulary) -> float | None:
     heading = "looked at " + ("samples of the text" if len(train) > PIECE_TOKENS * MOST_PIECES else "the text")
     job.progress.say("\n".join([f"{heading}:", *lines]) if lines else
                      f"{heading}: nothing repeated, no broken characters, no minified lines")
-    return copied
 
 
 def sampled_text(ids: np.ndarray, vocabulary: Vocabulary) -> str:

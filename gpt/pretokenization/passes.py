@@ -34,7 +34,8 @@ class Job:
     """One run: its flags, its input, the validation split, and its output folder.
 
     settle_split sets split, and may change sources and reading; it comes before every other pass. Each pass
-    makes a new report. encode sets totals: for each split tokens, documents, bytes and largest_id.
+    makes a new report. encode sets totals: for each split tokens, documents, bytes and largest_id. look_at adds copied,
+    the fraction of the validation tokens that are copies.
     """
 
     args: Namespace
@@ -45,7 +46,7 @@ class Job:
     signals: Signals
     progress: Progress
     split: Split = field(init=False)
-    totals: dict[str, dict[str, int]] = field(init=False)  # by split: counts of the written tokens
+    totals: dict[str, dict[str, Any]] = field(init=False)  # by split: figures of the written tokens
     report: Report = field(init=False)  # of the last pass over the text
 
     @property
@@ -56,7 +57,7 @@ class Job:
     @property
     def has_fields(self) -> bool:
         """True if --text_field applies to a file."""
-        return any(KINDS[source.kind].has_fields for source in self.sources)
+        return any(source.kind != "text" for source in self.sources)
 
     @property
     def has_chats(self) -> bool:
@@ -120,7 +121,7 @@ def settle_split(job: Job, needs_size: bool) -> int:
             hashes.append(part.hashes)
             sizes += part.sizes
     job.report.refuse_empty(sum(sizes))
-    if reading.separator and len(sizes) == len(job.sources) == 1 and not job.report.separators:
+    if reading.separator and len(sizes) == len(job.sources) == 1 and not job.report.total.separators:
         job.report.say(job.progress)  # warns that the separator does not occur: the text is a single document
         job.reading = replace(reading, separator=None)
         return settle_split(job, needs_size)

@@ -14,22 +14,16 @@ from gpt.pretokenization.sources import KINDS
 
 @dataclass
 class Report:
-    """The findings of all blocks so far, with positions in the user's files.
+    """The findings of all blocks so far, and of those of the newest source.
 
-    replaced counts places, bad_lines the lines or rows without a document. first_replaced and
-    first_bad_line are the first place of each in words, '' for none.
+    In both, the reasons of first_replaced and first_bad_line begin with the place in the user's files.
     """
 
     sources: Sequence[Source]
     reading: Reading
-    has_text: bool = False
-    replaced: int = 0
-    first_replaced: str = ""
-    bad_lines: int = 0
-    first_bad_line: str = ""
-    separators: int = 0
+    total: Findings = field(default_factory=Findings)
     source_index: int = -1
-    in_source: Findings = field(default_factory=Findings)  # in the blocks of this source so far
+    in_source: Findings = field(default_factory=Findings)
 
     def add(self, block: TextBlock, findings: Findings) -> None:
         """Counts the findings of the next block; blocks come in the order of the sources.
@@ -48,21 +42,20 @@ class Report:
             if self.reading.strict:
                 raise UserError(Exit.DATA, f"not UTF-8: {why} at {place}. Correct the text, or leave out "
                                            "--strict_utf8 to have such bytes replaced.")
-            self.first_replaced = self.first_replaced or f"{place}, {why}"
-            in_source.first_replaced = in_source.first_replaced or findings.first_replaced
-        if findings.first_bad_line and not in_source.first_bad_line:
+            findings.first_replaced = byte, line, f"{place}, {why}"
+        if findings.first_bad_line:
             line, why = findings.first_bad_line
-            line += in_source.newlines
-            in_source.first_bad_line = line, f"{unit} {line + 1:,} of {source.shown} {why}"
-            self.first_bad_line = self.first_bad_line or in_source.first_bad_line[1]
-        self.has_text |= findings.has_text
-        self.replaced += findings.replaced
-        self.bad_lines += findings.bad_lines
-        in_source.bad_lines += findings.bad_lines
-        in_source.records += findings.records
-        self.separators += findings.separators
-        in_source.newlines += findings.newlines
-        in_source.undecodable += findings.undecodable
+            findings.first_bad_line = line, f"{unit} {in_source.newlines + line + 1:,} of {source.shown} {why}"
+        for sums in (self.total, in_source):
+            sums.newlines += findings.newlines
+            sums.separators += findings.separators
+            sums.replaced += findings.replaced
+            sums.undecodable += findings.undecodable
+            sums.first_replaced = sums.first_replaced or findings.first_replaced
+            sums.records += findings.records
+            sums.bad_lines += findings.bad_lines
+            sums.first_bad_line = sums.first_bad_line or findings.first_bad_line
+            sums.has_text |= findings.has_text
         refuse_undecodable(source, in_source)
 
     def refuse_bad_records(self) -> None:
@@ -80,25 +73,26 @@ class Report:
 
     def say(self, progress: Progress) -> None:
         """Warns of replaced bytes, skipped records, and a separator that does not occur."""
-        if self.replaced:
-            progress.warn(f"not UTF-8 and replaced by U+FFFD: {several(self.replaced, 'place')}, the first: "
-                          f"{self.first_replaced}. If the text is in another encoding, give --encoding, such as "
+        found = self.total
+        if found.first_replaced:
+            progress.warn(f"not UTF-8 and replaced by U+FFFD: {several(found.replaced, 'place')}, the first: "
+                          f"{found.first_replaced[2]}. If the text is in another encoding, give --encoding, such as "
                           "cp1252 of Windows, and --overwrite.")
-        if self.bad_lines:
-            progress.warn(f"skipped: {several(self.bad_lines, 'record')} without a document, the first: "
-                          f"{self.first_bad_line}")
-        if self.reading.separator and not self.separators:
+        if found.first_bad_line:
+            progress.warn(f"skipped: {several(found.bad_lines, 'record')} without a document, the first: "
+                          f"{found.first_bad_line[1]}")
+        if self.reading.separator and not found.separators:
             progress.warn(f"--document_separator {self.reading.separator!r} does not occur in any text file")
 
     def refuse_empty(self, num_bytes: int) -> None:
         """Raises UserError (exit 3) if the documents, num_bytes long, hold no text to train on."""
-        if num_bytes >= 2 and self.has_text:
-            return
+        found = self.total
         why = "It holds less than 2 bytes of text besides whitespace. Give a file with text."
-        if self.bad_lines:
-            why = (f"{several(self.bad_lines, 'record')} skipped, the first: {self.first_bad_line}. Give "
+        if found.first_bad_line:
+            why = (f"{several(found.bad_lines, 'record')} skipped, the first: {found.first_bad_line[1]}. Give "
                    f"{KINDS[self.sources[self.source_index].kind].form}.")
-        raise UserError(Exit.DATA, f"there is nothing to train on in {names_of(self.sources)}. {why}")
+        if num_bytes < 2 or not found.has_text:
+            raise UserError(Exit.DATA, f"there is nothing to train on in {names_of(self.sources)}. {why}")
 
 
 def names_of(sources: Sequence[Source]) -> str:

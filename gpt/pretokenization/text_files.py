@@ -86,5 +86,4 @@ def text_documents(text: str, reading: Reading, findings: Findings) -> list[str]
 
 
 # KINDS asks it last: it takes any file that no other kind recognises.
-TEXT_FILES = Kind(lambda source, name, head: True, text_blocks, text_of, text_documents, (".txt", ".text", ".md"),
-                  has_fields=False)
+TEXT_FILES = Kind(lambda source, name, head: True, text_blocks, text_of, text_documents, (".txt", ".text", ".md"))

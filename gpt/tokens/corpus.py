@@ -53,8 +53,8 @@ class Corpus:
     def validations(self) -> list[Validation]:
         """The sets of validation tokens: one, or one for each component of a mixture that has any."""
         named = [(each.name, each.weight, each.corpus.val) for each in self.components]
-        sets = named or [("", 1.0, self.val)]
-        return [Validation(name, weight, stream) for name, weight, stream in sets if stream is not None]
+        return [Validation(name, weight, stream) for name, weight, stream in named or [("", 1.0, self.val)]
+                if stream is not None]
 
 
 @dataclass(frozen=True)

@@ -126,13 +126,7 @@ def _sized(path: Path, num_bytes: int, dtype: str, length: int, offset_bytes: in
 
 
 def _raw(path: Path, num_bytes: int, recorded: str | None, vocab_size: int) -> Part:
-    """Ids without a header."""
-    dtype = _dtype_of(path, num_bytes, recorded, vocab_size)
-    return _sized(path, num_bytes, dtype, num_bytes // np.dtype(dtype).itemsize)
-
-
-def _dtype_of(path: Path, num_bytes: int, recorded: str | None, vocab_size: int) -> str:
-    """The dtype of raw ids. A sample shows a wide one: the same bytes of every id are zeros.
+    """Finds ids without a header. A sample shows a wide dtype: the same bytes of every id are zeros.
 
     Without such zeros it is the recorded one, or else nanoGPT's: uint16 where all ids fit, int32 beyond. Raises
     UserError (exit 3) for ids of a wider type than recorded, and for those that cannot be uint16.
@@ -152,7 +146,8 @@ def _dtype_of(path: Path, num_bytes: int, recorded: str | None, vocab_size: int)
                                      "the --vocab_size of its tokenizer, over 65,536 for int32, or if it is uint16, "
                                      "type this line, and give --metadata_file types.json:\n"
                                      'echo \'{"dtype": "uint16"}\' > types.json')
-    return recorded or evident
+    dtype = recorded or evident
+    return _sized(path, num_bytes, dtype, num_bytes // np.dtype(dtype).itemsize)
 
 
 LLMC_TYPES = {20240520: (1, "uint16"), 20240801: (7, "uint32")}  # by magic number: version, type

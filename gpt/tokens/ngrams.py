@@ -4,7 +4,7 @@ Interpolated Kneser-Ney smoothing with three discounts (Chen and Goodman 1998, A
 techniques for language modeling, section 4.1).
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import numpy as np
 
@@ -50,16 +50,21 @@ def ngram_bits(train: np.ndarray, val: np.ndarray, vocab_size: int, order: int =
     return -np.log2(p)
 
 
-def copied_fraction(blocks: Iterable[np.ndarray], passages_PW: np.ndarray) -> float:
-    """The fraction of the passages of which COPIED_TOKENS stand in the training ids, given in blocks.
+def copied_fraction(blocks: Iterable[np.ndarray], step: int, num_val: int,
+                    rows: Callable[[np.ndarray, int], np.ndarray]) -> float:
+    """Estimates the fraction of the validation tokens that stand in the training ids, from every step-th block of them.
 
-    Only runs that begin at multiples of COPIED_TOKENS are compared: passages of 2 * COPIED_TOKENS - 1 are certainly
-    found.
+    It is that of NUM_PASSAGES passages with COPIED_TOKENS of a block, times step. rows(starts, width) are passages of
+    the num_val validation tokens, COPIED_TOKENS or more. Only runs that begin at multiples of COPIED_TOKENS are
+    compared: passages of 2 * COPIED_TOKENS - 1 are certainly found.
     """
+    width = min(2 * COPIED_TOKENS - 1, num_val)
+    passages_PW = rows(np.linspace(0, num_val - width, NUM_PASSAGES).astype(np.int64), width)
     known = [_sums(block[:len(block) // COPIED_TOKENS * COPIED_TOKENS].reshape(-1, COPIED_TOKENS)) for block in blocks]
     sought = _sums(np.lib.stride_tricks.sliding_window_view(passages_PW, COPIED_TOKENS, axis=1))
     ordered = np.sort(np.concatenate(known))
-    return float((np.searchsorted(ordered, sought, "right") > np.searchsorted(ordered, sought)).any(1).mean())
+    is_copied_P = (np.searchsorted(ordered, sought, "right") > np.searchsorted(ordered, sought)).any(1)
+    return min(1.0, step * float(is_copied_P.mean()))
 
 
 def _sums(runs: np.ndarray) -> np.ndarray:

@@ -103,8 +103,8 @@ def end_of_text_id(tokenizer: Tokenizer, path: Path | None = None) -> int | None
     special = {token.content: index for index, token in tokenizer.get_added_tokens_decoder().items() if token.special}
     usual = [name for name in USUAL_ENDS if name in special]
     named, converses = _named_end(path) if path else (None, False)
-    if named is None or (converses and len(usual) == 1):
-        named = usual[0] if len(usual) == 1 else None
+    if len(usual) == 1 and (named is None or converses):
+        named = usual[0]
     return special.get(str(named))
 
 

@@ -49,9 +49,8 @@ class Checkpointer:
         self._is_waiting = False  # for a save, in any process
         self._tokenizer_json = tokenizer.to_str() if tokenizer else None
         # The template of a model that answers: ours after conversations, else that of the model at the start.
-        requested = self._args.init_from
-        start = (run.setup.resumed.folder if run.setup.resumed else
-                 requested and find.resolve(Path(requested), lambda said: None, to_train=False))
+        start = (run.setup.resumed.folder if run.setup.resumed else self._args.init_from and
+                 find.resolve(Path(self._args.init_from), lambda said: None, to_train=False))
         template = load.chat_template(start) if start else None
         if tokenizer and run.setup.corpus.converses:
             template = template_of(special_names(tokenizer))
@@ -192,11 +191,11 @@ class Checkpointer:
     def _fields(self, permanent: bool) -> dict[str, Any]:
         """The fields of trainer_state.json, except format, step and model."""
         corpus = self._run.setup.corpus
-        hashes = {"train_sha256": corpus.identity, "val_sha256": corpus.val_identity,
-                  "tokenizer_sha256": corpus.tokenizer_sha256}
         return {**asdict(self._run.state), **settings_of(self._run.setup), "stays": permanent,
                 "scaler": self._run.scaler.state_dict(),
-                "data": {**hashes, "mixture": mixture_in_words(corpus.components)} if corpus.components else hashes}
+                "data": {"train_sha256": corpus.identity, "val_sha256": corpus.val_identity,
+                         "tokenizer_sha256": corpus.tokenizer_sha256,
+                         **({"mixture": mixture_in_words(corpus.components)} if corpus.components else {})}}
 
     def _card(self) -> str:
         """The model card, README.md."""

@@ -104,9 +104,8 @@ class LossCurve:
         gained = median(last[:4]) - now
         if peak_fraction <= 0.5 or gained + 3 * noise >= 0.01 * now:
             return None
-        level = "flat"
-        if now > 0.97 * self._guessing_loss:
-            level = f"still that of guessing (ln V is {self._guessing_loss:.2f})"
+        is_guessing = now > 0.97 * self._guessing_loss
+        level = f"still that of guessing (ln V is {self._guessing_loss:.2f})" if is_guessing else "flat"
         return (f"the loss is {level}: {now:.4f}, {gained:+.4f} gained in {len(last) * BLOCK:,} steps. "
                 f"Give --learning_rate {higher_rate:.2g}, or end the run: "
                 "more such steps gain nothing.")

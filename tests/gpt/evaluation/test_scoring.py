@@ -32,7 +32,8 @@ def test_batches_hold_every_window_once_and_no_more_tokens_than_they_may():
 
 def test_the_loss_is_that_of_transformers_whatever_stands_in_the_same_batch(scorer, theirs):
     rng = np.random.default_rng(0)
-    documents = [Document(rng.integers(1, 400, rng.integers(2, T + 2)), 1) for _ in range(20)]
+    documents = [Document(rng.integers(1, 400, length), 1, np.ones(length, bool))
+                 for length in rng.integers(2, T + 2, 20)]
     expected = [-sum(log_probabilities(theirs, document.ids.tolist())) for document in documents]
     for chosen in ([3], range(20)):
         found = scorer.measure([documents[number] for number in chosen], "x")
@@ -46,5 +47,5 @@ def test_logits_that_are_not_finite_end_it(scorer):
     with torch.no_grad():
         scorer.model.get_parameter("transformer.wpe.weight").fill_(torch.nan)
     with pytest.raises(UserError, match="not finite") as caught:
-        scorer.measure([Document(np.array([1, 2]), 1)], "x")
+        scorer.measure([Document(np.array([1, 2]), 1, np.ones(2, bool))], "x")
     assert caught.value.code == Exit.DIVERGED

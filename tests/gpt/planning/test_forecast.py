@@ -71,7 +71,7 @@ def test_a_run_tells_its_end_before_it_begins_and_beside_what_it_is(short, corpu
 def test_validation_tokens_that_stand_in_the_training_text_are_counted():
     ids = np.arange(1000, dtype="<u2")
     passages = np.array([ids[start:start + 63] + new for start in range(0, 900, 7) for new in (0, 2000)], "<u2")
-    assert copied_fraction([ids[:512], ids[512:]], passages) == 0.5
+    assert copied_fraction([ids[:512], ids[512:]], 1, 63, lambda starts, width: passages) == 0.5
 
 
 def test_validation_inside_the_training_text_is_told_whatever_the_flags(corpus, tmp_path, monkeypatch, capsys):

@@ -144,8 +144,8 @@ def test_lone_surrogates_in_a_turn_are_replaced_and_counted():
     write("a.jsonl", chat_lines([[Turn("user", "\ud800 \ud83d\ude00"), Turn("assistant", "\udfff\ud800")]]))
     [turns], report = read("a.jsonl")
     assert turns == (Turn("user", "\ufffd \U0001f600"), Turn("assistant", "\ufffd\ufffd"))
-    assert report.replaced == 3
-    assert report.first_replaced.startswith("byte 0, line 1 of a.jsonl")
+    assert report.total.replaced == 3
+    assert report.total.first_replaced[2].startswith("byte 0, line 1 of a.jsonl")
 
 
 # ---------------------------------------------------------------- records that are no conversation
@@ -170,8 +170,8 @@ def test_a_line_without_a_conversation_is_left_out_and_named(bad, limits):
     write("a.jsonl", "\n" + chat_lines(good[:8]) + bad + "\n" + chat_lines(good[8:]))
     found, report = read("a.jsonl", limits=limits)
     assert found == [*map(tuple, good)]
-    assert report.bad_lines == 1
-    assert report.first_bad_line.startswith("line 10 of a.jsonl ")
+    assert report.total.bad_lines == 1
+    assert report.total.first_bad_line[1].startswith("line 10 of a.jsonl ")
 
 
 @pytest.mark.parametrize("bad", [None, [], [{"role": "user", "content": "a"}], [ANSWER, {"role": "user"}],
@@ -181,8 +181,8 @@ def test_a_row_without_a_conversation_is_left_out_and_named(bad):
     table("a.parquet", [*map(messages, good[:66]), bad, *map(messages, good[66:])])
     found, report = read("a.parquet", limits=SMALL)
     assert found == [*map(tuple, good)]
-    assert report.bad_lines == 1
-    assert report.first_bad_line.startswith("row 67 of a.parquet ")
+    assert report.total.bad_lines == 1
+    assert report.total.first_bad_line[1].startswith("row 67 of a.parquet ")
 
 
 def test_an_explicit_text_field_reads_the_records_as_texts():

@@ -28,7 +28,7 @@ def test_a_text_of_which_more_than_a_hundredth_is_not_utf8_is_refused(form):
         write(name, PACK[form](text) if form in PACK else text)
         if not is_too_much:
             report = read(name, reading=reading)[1]
-            assert report.replaced > 1000
+            assert report.total.replaced > 1000
             progress = Progress(io.StringIO())
             progress.on_warning = warnings.append
             report.say(progress)
@@ -41,9 +41,9 @@ def test_a_text_of_which_more_than_a_hundredth_is_not_utf8_is_refused(form):
 
 def test_a_stray_byte_in_a_short_text_and_lone_surrogates_in_json_stop_nothing():
     write("a.txt", b"short \xff text \xff\xff")
-    assert read("a.txt")[1].replaced == 3
+    assert read("a.txt")[1].total.replaced == 3
     write("b.jsonl", lines(["\ud83d" * 9] * 9))
-    assert read("b.jsonl")[1].replaced == 81
+    assert read("b.jsonl")[1].total.replaced == 81
 
 
 def table_of(documents: list) -> None:

@@ -34,7 +34,7 @@ def test_separated_documents_are_the_same_in_blocks_of_any_size(named, separator
         for name in ("a.txt", "a.txt.gz"):
             found, report = read(name, reading=Reading(separator=separator), limits=limits)
             assert found == expected
-            assert report.separators == content.count(separator)
+            assert report.total.separators == content.count(separator)
 
 
 @pytest.mark.parametrize("named", SIZES)
@@ -75,4 +75,4 @@ def test_any_bytes_at_all_are_read_as_one_decoding_of_them(monkeypatch):
         assert "".join(read("a.txt", limits=limits)[0]) == expected
         found, report = read("a.txt", reading=Reading(separator="."), limits=limits)
         assert found == (expected.removesuffix(".")).split(".")
-        assert report.replaced == expected.count("\ufffd")
+        assert report.total.replaced == expected.count("\ufffd")
