@@ -326,7 +326,7 @@ def write_folder(args: argparse.Namespace, config: ModelConfig, source: Path, fo
 
 
 def _check_place(source: Path, name: str) -> None:
-    """Raises UserError (exit 4) for a link out of the folder; in the hub's cache all files are links to its blobs."""
+    """Raises UserError (exit 4) for a link out of the folder. In the hub's cache all files are links to its blobs."""
     place = (source / name).resolve().parent
     if place not in (source.resolve(), source.resolve().parent.parent / "blobs"):
         raise UserError(Exit.CHECKPOINT, f"{printable(source / name)} is a link to a file of another folder, which the "

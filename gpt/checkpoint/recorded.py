@@ -74,9 +74,10 @@ def recorded_flags(given: Mapping[str, Any], of_a_call: Collection[str] = ()) ->
 
 
 def _from_here(value: Any, folder: Path) -> Any:
-    """A recorded path, or each path of a list, as it is named here: the run may have begun in another folder.
+    """Finds a recorded path, or each path of a list, from the current folder.
 
-    That folder holds the run's own, or is one above. A path that is nowhere stays as it is.
+    The run may have begun in another one: in the folder that holds the run's own, or in the one above. A path that
+    is nowhere stays as it is.
     """
     if isinstance(value, list):
         return [_from_here(word, folder) for word in value]

@@ -289,7 +289,7 @@ def _explain(error: BaseException) -> tuple[Exit, str]:
 
 
 def is_panic(error: BaseException) -> bool:
-    """True for a panic of a library in Rust, such as tokenizers: its input, and not this program, is at fault."""
+    """True for a panic of a library in Rust, such as tokenizers. Its input is at fault, not this program."""
     return type(error).__name__ == "PanicException"
 
 

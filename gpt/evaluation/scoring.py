@@ -28,9 +28,9 @@ LOGIT_ROWS = 1024  # tokens whose logits exist at once: 206 MB in fp32 for GPT-2
 
 
 class Document(NamedTuple):
-    """A document to score: its ids, the bytes of its scored text, and for each id if it is scored, bool.
+    """A document to score, as ids [N]; the first one is context alone.
 
-    The first id is context alone.
+    num_bytes is the size of the scored text; counted tells for each id if it is scored, bool [N].
     """
 
     ids: np.ndarray

@@ -140,8 +140,7 @@ class Decoder:
                                                enable_gqa=k.size(1) < q_HNK.size(0))
             return y.transpose(1, 2).reshape(num_ids, -1)
 
-        ids_N = torch.tensor(ids, device=self.device)
-        self._trunk(ids_N, torch.arange(num_ids, device=self.device), attend)
+        self._trunk(torch.tensor(ids, device=self.device), torch.arange(num_ids, device=self.device), attend)
 
     # ---------------------------------------------------------------- a step
 

@@ -19,12 +19,12 @@ from gpt.tokens.corpus import Corpus
 
 SHORTEST = 8  # tokens of a passage; nearly every text shares shorter ones
 BLOCK_TOKENS = 2**18  # searched at a time: their hashes fit into the processor's cache
-TO_22_BITS = np.uint64(42)  # a shift: a table of all hashes would be too large
+TO_22_BITS = np.uint64(42)  # shifts a hash to its upper bits: a table of all hashes would be too large
 POWERS = np.uint64(0x9E3779B97F4A7C15) ** np.arange(SHORTEST, dtype=np.uint64)  # of an odd number
 
 
 def longest_passages(texts: Sequence[np.ndarray], tokens: Tokens) -> list[tuple[list[int], int]]:
-    """Finds the longest passage of each text in the training tokens, in one pass over them.
+    """Finds each text's longest passage that stands in the training tokens, in one pass over them.
 
     texts are arrays of ids; no passage holds an id below 0. Returns the ids of each passage, none if it would be
     shorter than SHORTEST, and its position in the training tokens. Equal runs of tokens are found by their hashes of
@@ -60,7 +60,7 @@ def longest_passages(texts: Sequence[np.ndarray], tokens: Tokens) -> list[tuple[
 
 def write_quotations(samples: Sequence[Sample], corpus: Corpus, decode: Callable[[list[int]], str],
                      as_json: bool) -> None:
-    """Writes to stderr what each sample quotes from the training text, and how much validation texts do.
+    """Writes to stderr what each sample quotes from the training text, and how much the validation text does.
 
     As JSON, also writes the samples with fields for it to stdout. decode is the tokenizer's.
     """
@@ -69,7 +69,7 @@ def write_quotations(samples: Sequence[Sample], corpus: Corpus, decode: Callable
         width = min(corpus.val.length, max(SHORTEST, int(np.median([len(text) for text in texts]))))
         starts = np.linspace(0, corpus.val.length - width, 100).astype(np.int64)
         rows = np.asarray(Tokens(corpus.val, "mmap", torch.device("cpu")).rows(starts, width), np.int64)
-        texts += list(np.where(rows == corpus.end_of_text_id, -1, rows))  # no sample goes on behind its document
+        texts += list(np.where(rows == corpus.end_of_text_id, -1, rows))  # no sample goes on after its document
     passages = longest_passages(texts, Tokens(corpus.train, "mmap", torch.device("cpu")))
 
     for sample, (ids, position) in zip(samples, passages, strict=False):

@@ -35,7 +35,7 @@ def available_ram() -> int:
 
 
 def _control_groups(root: str) -> list[Path]:
-    """The folders below root of the groups that this process is in, and of the groups that hold these, up to root.
+    """The folders below root of this process's control groups, and of the groups that hold them, up to root.
 
     A scheduler, such as Slurm or systemd, limits a job in one of them. A container may see its own as root.
     """

@@ -81,8 +81,8 @@ def check_machine(args: Namespace, machine: Machine, out: Progress) -> int:
 
     name = DEFAULT_SIZE if DEFAULT_SIZE in models else next(iter(models))
     config = models[name]
-    busy_with = max(1, NVIDIA.busy_tokens // config.seq_length)
-    batch_size = args.batch_size if isinstance(args.batch_size, int) else busy_with
+    batch_size = (args.batch_size if isinstance(args.batch_size, int) else
+                  max(1, NVIDIA.busy_tokens // config.seq_length))
     step = batch_size * args.gradient_accumulation_steps * config.seq_length
     out.say(f"\nThe GiB of {name} by --batch_size, T {config.seq_length:,}; *: does not fit. Suggested for a step of "
             f"{step:,} tokens:\n--batch_size, --seq_length (T) and --gradient_accumulation_steps.")
@@ -126,7 +126,7 @@ def devices_of(machine: Machine, options: Options, products: float) -> dict[str,
 
 def table_of_hours(models: dict[str, ModelConfig], devices: dict[str, Device], optimizer: str,
                    price: float | None) -> Iterator[str]:
-    """The lines of a table with a column for each size: its parameters, and its hours or price on each device."""
+    """The lines of a table of each size's parameters, and of its hours or price on each device."""
     yield line("", (name.removeprefix("gpt2_") for name in models))
     yield line("parameters", (count(config.num_parameters) for config in models.values()))
     for label, (setting, room, flops) in devices.items():
@@ -135,7 +135,7 @@ def table_of_hours(models: dict[str, ModelConfig], devices: dict[str, Device], o
 
 
 def table_of_batches(config: ModelConfig, devices: dict[str, Device], optimizer: str, step: int) -> Iterator[str]:
-    """The lines of a table with a row for each device: the memory by micro-batch, and the suggestion for a step."""
+    """The lines of a table of each device's memory by micro-batch, and of the suggestion for a step on it."""
     yield line("", (*map(str, BATCH_SIZES), "batch", "T", "accum"), width=8)
     for label, (setting, room, _) in devices.items():
         setting = replace(setting, optimizer_bytes=state_bytes(optimizer, config))

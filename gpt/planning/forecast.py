@@ -245,7 +245,10 @@ def describe_forecast(setup: Setup) -> list[str]:
 
 
 def bits_after_twice(forecast: Forecast, bits: float) -> float:
-    """The bits per byte to expect after twice the steps, at most a default run's passes, of a run that reached bits."""
+    """The bits per byte to expect after twice the steps of a run that reached bits.
+
+    Passes beyond a default run's do not count.
+    """
     evidence = forecast.evidence
     most_seen = most_passes(evidence.tokens, evidence.parameters) * evidence.tokens
     longer = replace(evidence, seen=max(evidence.seen, min(2 * evidence.seen, most_seen)))

@@ -196,10 +196,8 @@ def choose_resume(args: Namespace, writes: bool, out: Progress) -> Found | None:
         requested = "auto"
     if requested or args.cooldown_from is not None:
         with out.phase("verifying the checkpoint"):
-            if args.cooldown_from is not None:
-                found = choose_cooldown(args, out)
-            else:
-                found = find.find_resume(requested, output_dir, args.overwrite, out.warn)
+            found = (find.find_resume(requested, output_dir, args.overwrite, out.warn) if args.cooldown_from is None
+                     else choose_cooldown(args, out))
         if found is None:
             out.say(f"resume      no checkpoint in {printable(output_dir)} yet: starting at step 0")
         elif not find.is_inside(found.folder, output_dir):

@@ -64,9 +64,8 @@ def say_rest(setup: Setup, pace: Pace, steps_done: int) -> None:
     args, recipe = setup.args, setup.recipe
     steps = recipe.total_steps - steps_done
     epochs = in_epochs(steps * recipe.samples_per_step / recipe.windows_per_epoch)
-    within = f" of {args.max_minutes:g} min" if args.max_minutes else ""
-    if args.max_minutes and setup.state.seconds:
-        within += f", {duration(setup.state.seconds)} of which earlier starts took"
+    earlier = f", {duration(setup.state.seconds)} of which earlier starts took" if setup.state.seconds else ""
+    within = f" of {args.max_minutes:g} min{earlier}" if args.max_minutes else ""
     lines = describe_plan(setup) if args.verbose or args.dry_run else []
     lines += [f"time        about {duration(pace.seconds(recipe, steps_done))}{within}, estimated: "
               f"{several(steps, 'step')} of {figure(pace.step)} s, {epochs}",
@@ -210,9 +209,9 @@ def objections(setup: Setup) -> list[str]:
 
 
 def times_too_short(steps: int, tokens: int, num_tokens: int, num_parameters: int) -> float:
-    """By how many times a run from random weights is too short to learn much; at most 1 for a run that is not.
+    """The factor by which a run from random weights is too short to learn much; at most 1 otherwise.
 
-    It needs FEWEST_STEPS, and the tokens of its text, read once, or as many tokens as it has parameters.
+    Such a run needs FEWEST_STEPS, and one pass over its text, or as many tokens as it has parameters.
     """
     return max(FEWEST_STEPS / steps, min(num_tokens, num_parameters) / tokens)
 

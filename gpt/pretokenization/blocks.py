@@ -108,7 +108,7 @@ class Findings:
 
 
 class Record(NamedTuple):
-    """A line of JSON or a row of a table: its number in the block, its value, and of a line its place in the text."""
+    """A line of JSON or a row of a table, with its number in the block; of a line also its place in the text."""
 
     number: int
     value: Any

@@ -24,7 +24,7 @@ FORM = 'each the form {"messages": [{"role": "user", "content": "..."}, {"role":
 
 
 def is_chat_lines(source: Source, name: str, head: bytes) -> bool:
-    """True for JSON lines in which the first record of a hundred that has turns or a text has turns and no text."""
+    """True for JSON lines whose first record with turns or a text has turns and no text. Looks at a hundred lines."""
     if not is_json_lines(source, name, head):
         return False
     content = next(filter(None, pieces_of(source)), b"").lstrip()
@@ -72,7 +72,7 @@ CHAT_LINES = Kind(is_chat_lines, line_blocks, lines_of, conversations_of, is_cha
 
 
 def plain_text(turns: tuple[Turn, ...]) -> str:
-    """The words of a conversation, each turn after its role; the hash, the size and the sample are taken from it."""
+    """The words of a conversation, each turn after its role, for its hash, its size and the sample."""
     return "\n".join(f"{turn.role}\n{turn.content}" for turn in turns)
 
 

@@ -34,7 +34,7 @@ def is_json_lines(source: Source, name: str, head: bytes) -> bool:
 
 
 def lines_by(program: str, source: Source) -> str:
-    """The end of a sentence: the command that makes JSON lines of a file by a Python program, and their name."""
+    """The end of a sentence: the name of the JSON lines, and the command that makes them by a Python program."""
     lines = shell_word(f"lines-{source.path.name.partition('.')[0]}.jsonl")
     reading = f"{source.packing} -dc" if source.packing else "cat"
     file = "FILE" if source.path.name == STDIN else source.path

@@ -1,7 +1,7 @@
 """Looks at the tokens that were written, and says what in their text would spoil a model.
 
-Of a long text all figures are estimates. Passages are drawn by their own ids: with one all of its copies are drawn.
-Lines and characters come from pieces spread over the text. So neither time nor memory grows with the text.
+Of a long text all figures are estimates. Passages are drawn by their own ids, so that all copies of one are drawn
+with it. Lines and characters come from pieces spread over the text. So neither time nor memory grows with the text.
 """
 
 import re
@@ -26,12 +26,12 @@ EXAMPLE_TOKENS, COLUMNS = 20, 80  # printed
 PASSAGE_TOKENS, PASSAGE_BYTES = 13, 40  # of a passage at least: a shorter one may stand in a text many times
 LEAST_DRAWN = 3  # passages of a document that is called a copy
 LINE_LETTERS, LEAST_LINES = 20, 4  # letters of a repeated line, and its copies: fewer are part of a repeated passage
-LONG_LINE, FEW_BLANKS = 1000, 0.09  # bytes, and the part of them in ASCII: prose has twice as many, minified code half
+LONG_LINE, FEW_BLANKS = 1000, 0.09  # bytes, and the fraction of blanks in them: prose has twice that, minified code half
 NO_LETTERS = bytes(byte for byte in range(128) if not chr(byte).isalpha())
 NO_CODE = b" \t" + bytes(range(128, 256))
 CONTROL = re.compile("[\0-\x08\x0e-\x1f\x7f-\x84\x86-\x9f]")
-# What was lost, and letters in UTF-8 that were decoded as Latin-1, cp1252 or cp1251. Quotation marks, no-break spaces
-# and middle dots stand after such letters in good text too.
+# U+FFFD, and letters in UTF-8 that were decoded as Latin-1, cp1252 or cp1251. Quotation marks, no-break spaces and
+# middle dots are left out: they stand after such a first letter in good text too.
 BROKEN = re.compile("\ufffd|[\xc2\xc3\xd0\xd1][\xa1-\xaa\xac\xae-\xb6\xb8-\xba\xbc-\xbf]"
                     "|[\xe0-\xef][\xa1-\xa6\xa8-\xaa\xac\xae\xaf\xb1-\xb6\xb8-\xba\xbc-\xbf]|\xe2\u20ac|\u0420\xb5")
 
@@ -81,7 +81,7 @@ def sampled_text(ids: np.ndarray, vocabulary: Vocabulary) -> str:
 
 
 def finding(fraction: float, least: float, sentence: str, example: str = "") -> list[str]:
-    """One line of at most COLUMNS columns, with as much of the example as fits; no line below the least fraction."""
+    """One line of at most COLUMNS columns, with as much of the example as fits; none below the least fraction."""
     if fraction < least:
         return []
     figure = percent(fraction) if fraction >= 0.001 else f"{1e5 * fraction:.0f} in 100,000"
@@ -96,7 +96,7 @@ def about_passages(chunks: Mapping[int, np.ndarray], width: int, ends: np.ndarra
                    shown: Callable[[int], str]) -> list[str]:
     """Finds documents that repeat earlier ones, wholly or mostly, and other passages of this width that occur again.
 
-    ends are the documents' ends. shown(start) is the text from a token on.
+    ends are the documents' ends, in tokens. shown(start) is the text from token start on.
     """
     keys, places = drawn_passages(chunks, width)
     document = np.searchsorted(ends, places, "right")
@@ -105,7 +105,7 @@ def about_passages(chunks: Mapping[int, np.ndarray], width: int, ends: np.ndarra
         return []
     places, document = places[is_whole], np.unique(document[is_whole], return_inverse=True)[1]
     _, firsts, kinds = np.unique(keys[is_whole], return_index=True, return_inverse=True)
-    first = firsts[kinds]  # of the passages equal to each
+    first = firsts[kinds]  # for each passage the first one equal to it
     num_drawn = np.bincount(document)
     num_copied = np.bincount(document, document[first] != document)
     in_copy = ((num_copied >= num_drawn / 2) & (num_drawn >= LEAST_DRAWN))[document]

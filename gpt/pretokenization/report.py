@@ -87,10 +87,9 @@ class Report:
     def refuse_empty(self, num_bytes: int) -> None:
         """Raises UserError (exit 3) if the documents, num_bytes long, hold no text to train on."""
         found = self.total
-        why = "It holds less than 2 bytes of text besides whitespace. Give a file with text."
-        if found.first_bad_line:
-            why = (f"{several(found.bad_lines, 'record')} skipped, the first: {found.first_bad_line[1]}. Give "
-                   f"{KINDS[self.sources[self.source_index].kind].form}.")
+        why = (f"{several(found.bad_lines, 'record')} skipped, the first: {found.first_bad_line[1]}. Give "
+               f"{KINDS[self.sources[self.source_index].kind].form}." if found.first_bad_line else
+               "It holds less than 2 bytes of text besides whitespace. Give a file with text.")
         if num_bytes < 2 or not found.has_text:
             raise UserError(Exit.DATA, f"there is nothing to train on in {names_of(self.sources)}. {why}")
 

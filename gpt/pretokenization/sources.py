@@ -111,8 +111,8 @@ def files_in_folder(folder: str, say: Callable[[str], None]) -> list[str]:
                 is_input = bare.endswith(endings if bare == name.lower() else (*endings, ".json"))
                 (chosen if is_input else others).append(os.path.join(where, name))
     if not chosen:
-        tokens = f"For its tokens type: python train.py --data_dir {shell_word(folder)} --vocab_size N"
-        cure = tokens if any(name.endswith("train.bin") for name in others) else "Name the files themselves."
+        cure = (f"For its tokens type: python train.py --data_dir {shell_word(folder)} --vocab_size N"
+                if any(name.endswith("train.bin") for name in others) else "Name the files themselves.")
         raise UserError(Exit.DATA, f"{printable(folder)} holds no {', '.join(endings)} file. {cure}")
     if others:
         say(f"{printable(folder)}: {several(len(chosen), 'text file')}; left out: "
@@ -159,12 +159,11 @@ def examine(path: Path, shown: str, encoding: str = "") -> Source:
                                    if head.startswith(b"%") else
                                    "is a document of a word processor, or an archive, not plain text. Open it there, "
                                    "save its text as a file that ends in .txt, and give that file.")
-            is_text = encoding == "utf-8"  # the user says so
-            if not is_text:
+            if encoding != "utf-8":  # else the user says that it is text
                 refuse_other_encoding(shown, head, encoding)
                 source = replace(source, encoding=encoding)
                 head = head_of(source)
-            if has_controls(head) and not is_text:
+            if encoding != "utf-8" and has_controls(head):
                 most = max({*head}.intersection(CONTROLS), key=head.count)
                 raise source.error(f"is not text: its first {len(head):,} bytes are full of control "
                                    f"characters, most often {'NUL' if most == 0 else f'0x{most:02x}'}. If it is "

@@ -66,7 +66,7 @@ def turns_of(record: Any) -> tuple[Turn, ...]:
 
 
 def _turn_of(turn: Any, which: str) -> Turn:
-    """Reads one turn. Raises ValueError that begins with which."""
+    """Reads one turn. Raises ValueError, whose message begins with which."""
     fields = turn if isinstance(turn, dict) else {}
     role_field, content_field = next((names for names in NAMES.items() if fields.get(names[0]) is not None),
                                      ("role", "content"))
@@ -123,9 +123,10 @@ def template_of(names: Sequence[str]) -> str:
 
 
 def special_names(tokenizer: Tokenizer) -> list[str]:
-    """The special tokens that a text must not spell, by their ids; a name of one character cannot be kept out.
+    """The special tokens that a text must not spell, in the order of their ids.
 
-    The template's own tokens are among them, even where the tokenizer does not call them special.
+    A name of one character cannot be kept out. The template's own tokens are among them, even where the tokenizer
+    does not call them special.
     """
     return [token.content for _, token in sorted(tokenizer.get_added_tokens_decoder().items())
             if (token.special and len(token.content) > 1) or token.content in (START, END)]

@@ -143,8 +143,7 @@ def open_tokens(place: Path, vocab_size: int) -> Corpus:
     metadata = metadata_of(beside) if beside else Metadata(place)
     train_files, val_files = _files_in(place, metadata)
     files = val_files or train_files
-    names = [path.name for path in files]
-    split = next((split for split in metadata.splits if names == [f"{split}.bin"]), None)
+    split = next((split for split in metadata.splits if files == [folder / f"{split}.bin"]), None)
     stream, identity = _open(files, split or "val", metadata if split else Metadata(place), vocab_size)
     return Corpus(stream, None, vocab_size, None, tokenizer, None, identity,
                   notes=() if split else (_description(stream),))

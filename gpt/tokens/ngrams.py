@@ -54,9 +54,9 @@ def copied_fraction(blocks: Iterable[np.ndarray], step: int, num_val: int,
                     rows: Callable[[np.ndarray, int], np.ndarray]) -> float:
     """Estimates the fraction of the validation tokens that stand in the training ids, from every step-th block of them.
 
-    It is that of NUM_PASSAGES passages with COPIED_TOKENS of a block, times step. rows(starts, width) are passages of
-    the num_val validation tokens, COPIED_TOKENS or more. Only runs that begin at multiples of COPIED_TOKENS are
-    compared: passages of 2 * COPIED_TOKENS - 1 are certainly found.
+    It counts those of NUM_PASSAGES validation passages that share COPIED_TOKENS with a block, times step. num_val is
+    the number of validation tokens, COPIED_TOKENS or more; rows(starts, width) reads passages of them, [P, W]. Only
+    runs that begin at multiples of COPIED_TOKENS are compared: passages of 2 * COPIED_TOKENS - 1 are certainly found.
     """
     width = min(2 * COPIED_TOKENS - 1, num_val)
     passages_PW = rows(np.linspace(0, num_val - width, NUM_PASSAGES).astype(np.int64), width)

@@ -109,7 +109,7 @@ def end_of_text_id(tokenizer: Tokenizer, path: Path | None = None) -> int | None
 
 
 def _named_end(path: Path) -> tuple[str | None, bool]:
-    """The end that the files beside a tokenizer name, and whether for conversations. Raises UserError (exit 3)."""
+    """The end of a text by the files beside a tokenizer, and whether its model converses. Raises UserError (exit 3)."""
     folder = path if path.is_dir() else path.parent
     for name, key in ENDS_IN_FILES.items():
         if (folder / name).is_file():

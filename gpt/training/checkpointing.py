@@ -152,8 +152,8 @@ class Checkpointer:
     def _retention(self, step: int, best: int) -> Retention:
         """The checkpoints that stay after a save: the last ones, the best, and the mirror's current copy."""
         copying_step = self.mirror.copying_step if self.mirror else 0
-        protected = frozenset((best, self._run.recipe.plateau_end or 0, copying_step))
-        return Retention(step, self._args.keep_checkpoints, protected)
+        return Retention(step, self._args.keep_checkpoints,
+                         protected=frozenset((best, self._run.recipe.plateau_end or 0, copying_step)))
 
     def settle(self, wait: bool) -> None:
         """Notes the end of a save in flight that has ended, and warns if it failed, as on a full disk.
@@ -230,8 +230,8 @@ class Checkpointer:
         """In words: the steps lost if the process ends now, and the safe checkpoint. Any thread may call this."""
         step, saved = self._run.state.step, self._written_step
         if saved is None:
-            lost = f"the {several(step - self._first_step, 'step')} of this run, which has saved nothing yet"
-            return AtRisk(lost, "")
+            return AtRisk(f"the {several(step - self._first_step, 'step')} of this run, which has saved nothing yet",
+                          safe="")
         return AtRisk(f"the {several(step - saved, 'step')} since checkpoint-{saved}",
                      f"checkpoint-{saved}, from which --resume_from {shell_word(self.output_dir)} goes on")
 

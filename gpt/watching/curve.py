@@ -9,14 +9,13 @@ from statistics import fmean, median
 RECENT = 128  # the number of losses that the next one is compared with
 BLOCK = 16  # steps whose median is one point of the curve
 FEWEST_BLOCKS = 16
-DEVIATION = 1.4826  # times the median absolute deviation is the standard deviation of a normal distribution
 SPIKE_DEVIATIONS = 8.0
 
 
 def spread(values: Sequence[float]) -> float:
     """A robust standard deviation: 1.4826 times the median absolute deviation (Huber 1981, section 5.1)."""
     middle = median(values)
-    return DEVIATION * median(abs(value - middle) for value in values)
+    return 1.4826 * median(abs(value - middle) for value in values)
 
 
 class LossCurve:

@@ -7,7 +7,6 @@ import contextlib
 import itertools
 import json
 import statistics
-from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -52,12 +51,6 @@ def read_lines(path: Path) -> list[Row]:
     return sorted(rows, key=lambda row: row["step"])
 
 
-def numbers_of(rows: Iterable[Row]) -> list[dict[str, float]]:
-    """Returns the finite numbers of each row, its step too; texts, None and numbers over 1e100 are left out."""
-    return [{name: float(value) for name, value in row.items()
-             if type(value) in (int, float) and abs(value) <= LARGEST_VALUE} for row in rows]
-
-
 @dataclass(frozen=True)
 class Curve:
     """Values ys over steps, tokens or hours xs, in ascending order."""
@@ -93,7 +86,9 @@ def read_run(word: str) -> LoggedRun:
     Raises UserError (exit 3) as read_lines.
     """
     path = Path(word)
-    rows = numbers_of(read_lines(path / METRICS if path.is_dir() else path))
+    rows = [{name: float(value) for name, value in row.items()  # of a row the step too
+             if type(value) in (int, float) and abs(value) <= LARGEST_VALUE}
+            for row in read_lines(path / METRICS if path.is_dir() else path)]
     by_step: dict[str, dict[float, float]] = {}
     for row in rows:
         for name, value in row.items():

@@ -302,15 +302,14 @@ class Monitor:
         sizes = {name: architecture_of(config).sized(shape, config.vocab_size, config.seq_length).num_parameters
                  for name, shape in SIZES.items() if not state.init_from}
         tokens_seen = state.samples_seen * config.seq_length
-        improvement = verdict(self._overfitting.validations, self._overfitting.losses[-1][0], tokens_seen,
-                              corpus.train.length, config.num_parameters, sizes)
+        how, why = verdict(self._overfitting.validations, self._overfitting.losses[-1][0], tokens_seen,
+                           corpus.train.length, config.num_parameters, sizes)
         if state.step < recipe.total_steps and state.validations_without_gain < (args.patience or math.inf):
-            improvement = LONGER, (f"{args.max_minutes:g} min were over at step {state.step:,} of "
-                                   f"{recipe.total_steps:,}, as steps took longer than measured")
-        if not improvement or not corpus.tokenizer_path:
+            how, why = LONGER, (f"{args.max_minutes:g} min were over at step {state.step:,} of "
+                                f"{recipe.total_steps:,}, as steps took longer than measured")
+        if not how or not corpus.tokenizer_path:
             return
 
-        how, why = improvement
         mirror = f" --mirror_to {shell_word(args.mirror_to)}-{how}" if args.mirror_to else ""
         command = (f"python train.py --config {folder}/config.toml \\\n"
                    f"    --model_size {how} --output_dir {folder}-{how}{mirror}")

@@ -12,8 +12,8 @@ ENOUGH = 20  # tokens per parameter, from which a larger model and more text hel
 
 
 def verdict(validations: list[tuple[float, int]], train_loss: float, tokens_seen: int, num_tokens: int,
-            num_parameters: int, sizes: dict[str, int]) -> tuple[str, str] | None:
-    """LONGER, MORE_TEXT or the name of a larger size, with the reason; None if the figures show nothing.
+            num_parameters: int, sizes: dict[str, int]) -> tuple[str, str]:
+    """LONGER, MORE_TEXT or the name of a larger size, with the reason; both '' if the figures show nothing.
 
     validations are losses with their steps, at least one; train_loss is the one near the last of them.
     num_tokens is the length of the text. sizes are the numbers of parameters of the named sizes, smallest
@@ -29,7 +29,7 @@ def verdict(validations: list[tuple[float, int]], train_loss: float, tokens_seen
     if is_short and may_go_on:
         return LONGER, f"{several(last_step, 'step')}, {in_epochs(passes)} in all: too few to learn much"
     if is_short or not before:
-        return None
+        return "", ""
     if last - best > RISEN * best:
         return MORE_TEXT, (f"the model learns the text by heart: its validation loss rose from {best:.2f} at step "
                            f"{best_step:,} to {last:.2f}")

@@ -22,16 +22,14 @@ FALLS, FLAT = (3.0, 2.5, 2.2, 2.1, 2.0), (3.0, 2.1, 2.0, 2.0, 2.0)
 ])
 def test_the_figures_of_a_run_say_how_to_improve(val_losses, loss, passes, num_tokens, best, figures):
     validations = [(val_loss, 100 * at) for at, val_loss in enumerate(val_losses, 1)]
-    how, reason = verdict(validations, loss, round(passes * num_tokens), num_tokens, 10**6, SIZES) or ("", "")
+    how, reason = verdict(validations, loss, round(passes * num_tokens), num_tokens, 10**6, SIZES)
     assert how == best
     assert re.findall(r"\d+(?:\.\d+)?", reason) == figures
     short = [(val_loss, step // 10) for val_loss, step in validations]
-    assert (verdict(short, loss, 1, 1, 1, SIZES) or [""])[0] == "longer"
-    assert (verdict(validations, loss, 10**6 // 3, 10**6, 10**7, SIZES) or [""])[0] == "longer"  # a third of a pass
+    assert verdict(short, loss, 1, 1, 1, SIZES)[0] == "longer"
+    assert verdict(validations, loss, 10**6 // 3, 10**6, 10**7, SIZES)[0] == "longer"  # a third of a pass
     tuned, long = (verdict(each, loss, round(passes * num_tokens), num_tokens, 10**6, {}) for each in
                    (short, validations))
-    assert tuned  # pretrained weights learn in few steps
-    assert long
-    assert tuned[0] == long[0]
-    assert verdict(short, loss, 100, 1, 1, SIZES) is None  # all passes over a short text
-    assert verdict(validations[-1:], loss, 1, 1, 1, SIZES) is None
+    assert "" != tuned[0] == long[0]  # pretrained weights learn in few steps
+    assert verdict(short, loss, 100, 1, 1, SIZES) == ("", "")  # all passes over a short text
+    assert verdict(validations[-1:], loss, 1, 1, 1, SIZES) == ("", "")
