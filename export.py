@@ -165,8 +165,8 @@ def export(args: argparse.Namespace, signals: Signals, out: Progress) -> None:
                                             "Give another name.")
             with out.phase(f"writing {printable(target.name)}"):
                 num_tensors = write_export(args, source, target, signals)
-        origin = printable(args.from_nanogpt or as_recorded(str(source)))
-        out.say(f"{origin} -> {printable(args.output)}: {several(num_tensors, 'tensor')}, {args.dtype}")
+        out.say(f"{printable(args.from_nanogpt or as_recorded(str(source)))} -> {printable(args.output)}: "
+                f"{several(num_tensors, 'tensor')}, {args.dtype}")
         is_file, output = form_of(args) == "gguf", shell_word(args.output)
         opened = str(source) if is_file else args.output
         has_tokenizer = (Path(opened) / TOKENIZER).is_file()
@@ -251,8 +251,8 @@ def write_gguf(args: argparse.Namespace, config: ModelConfig, weights: Mapping[s
     reason = architecture.why_no_gguf(config)
     if reason:
         raise UserError(Exit.CHECKPOINT, f"{reason}. Give --format huggingface.")
-    tokenizer = tokenizer_of(source, args.tokenizer_file, config.vocab_size)
-    vocabulary = gguf_vocabulary(tokenizer, config.vocab_size, end_ids(source, config.vocab_size))
+    vocabulary = gguf_vocabulary(tokenizer_of(source, args.tokenizer_file, config.vocab_size), config.vocab_size,
+                                 end_ids(source, config.vocab_size))
     kind = gguf.MODEL_ARCH[architecture.GGUF_ARCHITECTURE]
 
     writer = gguf.GGUFWriter(path, gguf.MODEL_ARCH_NAMES[kind])
@@ -296,14 +296,18 @@ def write_gguf(args: argparse.Namespace, config: ModelConfig, weights: Mapping[s
 def write_folder(args: argparse.Namespace, config: ModelConfig, source: Path, folder: Path) -> int:
     """Copies a checkpoint without its training state, with all weights in one file; returns the number of tensors.
 
-    The folder is new. Prunes the weights with --prune, and notes that in the model card. Raises UserError
-    (in_dtype's too) and OSError.
+    The folder is new. Prunes the weights with --prune, and notes that in the model card. Raises UserError (exit 4
+    for a link out of the source, and in_dtype's) and OSError.
     """
     folder.mkdir()
     stored = stored_tensors(source)
     for name in PUBLISHED:
         if (source / name).is_file():
-            _check_place(source, name)
+            # A link may lead to another folder; in the hub's cache all files are links to its blobs.
+            if (source / name).resolve().parent not in (source.resolve(), source.resolve().parent.parent / "blobs"):
+                raise UserError(Exit.CHECKPOINT, f"{printable(source / name)} is a link to a file of another folder, "
+                                                 "which the export would publish. Delete the link, or replace it by "
+                                                 "the file.")
             shutil.copyfile(source / name, folder / name)
     if args.prune:
         model = load_model(source, torch.device("cpu"))
@@ -323,14 +327,6 @@ def write_folder(args: argparse.Namespace, config: ModelConfig, source: Path, fo
         sync(written)
     sync(folder)
     return len(tensors)
-
-
-def _check_place(source: Path, name: str) -> None:
-    """Raises UserError (exit 4) for a link out of the folder. In the hub's cache all files are links to its blobs."""
-    place = (source / name).resolve().parent
-    if place not in (source.resolve(), source.resolve().parent.parent / "blobs"):
-        raise UserError(Exit.CHECKPOINT, f"{printable(source / name)} is a link to a file of another folder, which the "
-                                         "export would publish. Delete the link, or replace it by the file.")
 
 
 if __name__ == "__main__":

@@ -147,11 +147,10 @@ def _nothing_found(path: Path) -> UserError:
 
 def with_transformers(folder: Path) -> str:
     """The command that saves a Hugging Face folder's pickled weights as safetensors; '' for any other folder."""
-    if not ((folder / CONFIG).is_file() and any(folder.glob("pytorch_model*.bin"))):
-        return ""
+    is_theirs = (folder / CONFIG).is_file() and any(folder.glob("pytorch_model*.bin"))
     return ("Save the same weights as safetensors, with transformers:\npython -c 'import sys, transformers\n"
             f"transformers.AutoModelForCausalLM.from_pretrained(sys.argv[1]).save_pretrained(sys.argv[1])' "
-            f"{shell_word(folder)}")
+            f"{shell_word(folder)}") if is_theirs else ""
 
 
 def read_checkpoint(path: Path, warn: Callable[[str], None], reader: Callable[[Path], T]) -> T:
@@ -194,10 +193,10 @@ def find_resume(requested: str, output_dir: Path, overwrite: bool, warn: Callabl
                        f"weights: drop --resume_from or --cooldown_from, and give --init_from {shell_word(path)}.")
     others = [] if overwrite else checkpoints_of_other_runs(output_dir, path, stored.state.step)
     if others:
-        names = printable(", ".join(other.name for other in others[:3]))
         raise _refusal(f"--output_dir {printable(output_dir)} holds checkpoints that do not lead to "
-                       f"{printable(path.name)}: {names}. Give another --output_dir, or --overwrite, which "
-                       f"deletes {several(len(others), 'checkpoint')}.")
+                       f"{printable(path.name)}: {printable(', '.join(other.name for other in others[:3]))}. Give "
+                       "another --output_dir, or --overwrite, which deletes "
+                       f"{several(len(others), 'checkpoint')}.")
     return Found(path, stored)
 
 

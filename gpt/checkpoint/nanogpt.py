@@ -67,8 +67,7 @@ def convert(path: Path, folder: Path, tokenizer_file: str | None, n_head: int | 
         "converted from": printable(path.name), "activation": config.activation}))
     for name in texts.keys() - {STATE, INDEX}:
         (folder / name).write_text(texts[name], encoding="utf-8")
-    stored = GPT2().to_hf_tensors(config, weights)
-    save_file({name: tensor.contiguous() for name, tensor in stored.items()
+    save_file({name: tensor.contiguous() for name, tensor in GPT2().to_hf_tensors(config, weights).items()
                if name != "lm_head.weight" or not config.tie_weights}, folder / WEIGHTS, {"format": "pt"})
     return (f"{count(config.num_parameters)} parameters, {config.n_layer} layers, {config.n_head} heads, width "
             f"{config.n_embd}, T {config.seq_length:,}, vocabulary {config.vocab_size:,}, {config.activation}")
@@ -77,8 +76,7 @@ def convert(path: Path, folder: Path, tokenizer_file: str | None, n_head: int | 
 def _read(path: Path) -> tuple[dict[str, torch.Tensor], Mapping[str, Any]]:
     """The weights in fp32, and the file's whole content. Raises InvalidCheckpoint."""
     # build-nanogpt saves an object of its class GPTConfig; here it becomes one without methods.
-    modules = ("__main__", "model", "train_gpt2")
-    known: list[Any] = [(SimpleNamespace, f"{module}.GPTConfig") for module in modules]
+    known: list[Any] = [(SimpleNamespace, f"{module}.GPTConfig") for module in ("__main__", "model", "train_gpt2")]
     try:
         with torch.serialization.safe_globals(known):
             found = torch.load(path, map_location="cpu", weights_only=True)

@@ -55,9 +55,8 @@ def conversations_of(records: Iterable[Record], reading: Reading, findings: Find
     conversations = []
     for record in records:
         try:
-            turns = turns_of(record.value)
             conversations.append(tuple(turn._replace(content=encodable(turn.content, record, findings))
-                                       for turn in turns))
+                                       for turn in turns_of(record.value)))
         except ValueError as error:
             findings.count_bad_line(record.number, printable(error)[:200])
     return conversations

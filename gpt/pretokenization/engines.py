@@ -155,8 +155,8 @@ class Encoder:
         """Does the work of encode by tokenizers, the reference, whatever the engine."""
         if len(pieces) > 1 and sum(map(len, pieces)) > BATCH_BYTES:
             return _in_halves(self.encode_by_tokenizers, pieces, lasts)
-        texts = [piece.decode() for piece in pieces]
-        encodings = self.vocabulary.tokenizer.encode_batch_fast(texts, add_special_tokens=False)
+        encodings = self.vocabulary.tokenizer.encode_batch_fast([piece.decode() for piece in pieces],
+                                                                add_special_tokens=False)
         ids = [np.array(encoding.ids + [self.vocabulary.end_id] * last, np.uint32)
                for encoding, last in zip(encodings, lasts, strict=True)]
         piece_ends = np.cumsum(list(map(len, ids)), dtype=np.int64)

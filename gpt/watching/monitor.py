@@ -319,8 +319,7 @@ class Monitor:
                 bits = bits_after_twice(forecast, self._bits_per_byte)
                 why += f"; twice the time should reach {bits:.2f} bits per byte"
             # Twice this run, or as long as random weights need, in the user's unit or else in its own.
-            units = ("max_minutes", "max_steps", "epochs")
-            unit = next((name for name in units if name in args.config.given),
+            unit = next((name for name in ("max_minutes", "max_steps", "epochs") if name in args.config.given),
                         "epochs" if state.init_from else "max_minutes")
             length = getattr(args, unit) or (recipe.epochs if state.init_from else math.ceil(state.seconds / 60))
             length *= 2 if state.init_from else max(2, math.ceil(times_too_short(
