@@ -7,6 +7,7 @@ import lzma
 import random
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -84,6 +85,11 @@ def read(*names: str, reading: Reading | None = None, limits: Limits = LIMITS) -
             documents += documents_of(block, sources, reading, found)
             report.add(block, found)
     return documents, report
+
+
+def words_of_first(first: tuple[Any, ...] | None) -> str:
+    """The words of a report's first_replaced or first_bad_line; '' for none."""
+    return first[-1] if first else ""
 
 
 # ---------------------------------------------------------------- other languages and encodings
