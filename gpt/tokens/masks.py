@@ -14,7 +14,7 @@ from gpt.tokens.stream import DTYPES, TokenStream
 def warn_without_mask(stream: TokenStream, tokenizer: Tokenizer | None, warn: Callable[[str], None]) -> None:
     """Warns of files whose beginning holds conversations if nothing says which of their tokens are answers."""
     start_id = tokenizer.token_to_id(START) if tokenizer and can_converse(tokenizer) else None
-    for part in stream.parts if start_id else ():
+    for part in stream.parts if start_id is not None else ():
         first = np.fromfile(part.path, DTYPES[part.dtype], min(part.length, 2**16), offset=part.offset_bytes)
         if part.mask is None and start_id in first:
             warn(f"{printable(part.path)} holds conversations, and the tokens of the questions count too. For the "
