@@ -132,8 +132,8 @@ def in_units(run: LoggedRun, x: str, y: str) -> LoggedRun:
         raise UserError(Exit.DATA, f"{run.name} has no line with bits_per_byte. Give --y nats.")
     curves = {}
     for name in ("loss", "val_loss"):
-        steps = run[name].xs  # a validation may lie between two logged steps
-        xs = np.interp(steps, [0, *run[logged].xs], [0, *run[logged].ys]) / scale
+        # A validation may lie between two logged steps.
+        xs = np.interp(run[name].xs, [0, *run[logged].xs], [0, *run[logged].ys]) / scale
         curves[name] = Curve(xs.tolist(), [factor * loss for loss in run[name].ys])
     curves["loss"] = smoothed(curves["loss"])
     return replace(run, curves=curves)

@@ -237,11 +237,11 @@ def check_same(found: Found, config: ModelConfig, train_sha256: str, tokenizer_s
         # Another architecture has other fields, not all of which are flags.
         flags = " ".join(f"--no-{key}" if shape[key] is False else f"--{key} {shape[key]}".removesuffix(" True")
                          for key in changed[:1 if "arch" in changed else None])
-        new_run = (f"Another shape is another run:\npython train.py --config {shell_word(folder.parent / RUN_CONFIG)} "
-                   f"\\\n    {flags} --output_dir {shell_word(f'{folder.parent}-{changed[0]}-{shape[changed[0]]}')}")
         raise _refusal(f"the checkpoint holds another model: {changed[0]} is {shown(saved.get(changed[0]))} in the "
-                       f"checkpoint and {shape[changed[0]]} here. "
-                       + (more_text if changed[0] == "vocab_size" else new_run))
+                       f"checkpoint and {shape[changed[0]]} here. " + (more_text if changed[0] == "vocab_size" else (
+                           "Another shape is another run:\npython train.py --config "
+                           f"{shell_word(folder.parent / RUN_CONFIG)} \\\n    {flags} --output_dir "
+                           + shell_word(f"{folder.parent}-{changed[0]}-{shape[changed[0]]}"))))
 
     compared = [("tokenizer", stored.data.get("tokenizer_sha256"), tokenizer_sha256, more_text)]
     if not allow_new_data:

@@ -157,8 +157,7 @@ class Signals:
 
     def _first_words(self) -> str:
         lost = self._at_risk().lost
-        loss = f" and loses {lost}" if lost else ""
-        return f"{self.name}: {self._stopping()}. Ctrl-C now ends it at once{loss}."
+        return f"{self.name}: {self._stopping()}. Ctrl-C now ends it at once{f' and loses {lost}' if lost else ''}."
 
     def _last_words(self, name: str, at_once: str) -> str:
         if at_once:

@@ -39,8 +39,7 @@ class HubName(NamedTuple):  # a dataclass would cost every --help 10 ms
         """The name as a user types it."""
         folder = "datasets/" if self.kind == DATASET else ""
         revision = "" if self.revision == "main" else f"@{self.revision}"
-        path = f"/{self.path}" if self.path else ""
-        return f"{SCHEME}{folder}{self.repo}{revision}{path}"
+        return f"{SCHEME}{folder}{self.repo}{revision}{f'/{self.path}' if self.path else ''}"
 
 
 def is_on_hub(word: str | None) -> TypeGuard[str]:

@@ -113,8 +113,7 @@ def setting_of(args: Namespace, config: ModelConfig, options: Options, machine: 
 
     It saves through a copy in RAM. choose_setup replaces accumulates and copies once they are decided.
     """
-    optimizer_bytes = state_bytes(optimizer, config)
-    setting = MemorySetting.of(machine, options, True, True, optimizer_bytes, strategy, processes)
+    setting = MemorySetting.of(machine, options, True, True, state_bytes(optimizer, config), strategy, processes)
     of_teacher = read_config(Path(args.teacher)).num_parameters if args.teacher else 0
     return replace(setting, teacher_bytes=(6 if setting.rounds else 4) * of_teacher)
 

@@ -205,8 +205,8 @@ def _files_in(place: Path, metadata: Metadata) -> tuple[list[Path], list[Path]]:
 
 def _description(stream: TokenStream) -> str:
     """Describes files whose layout was recognised, for the notes."""
-    whose = recognise(stream.parts[0].path).whose
-    return f"{stream.name}: {whose} layout, {stream.dtype}, {stream.length:,} tokens"
+    return (f"{stream.name}: {recognise(stream.parts[0].path).whose} layout, {stream.dtype}, "
+            f"{stream.length:,} tokens")
 
 
 def _open(files: Sequence[Path], split: str, metadata: Metadata, vocab_size: int) -> tuple[TokenStream, str]:

@@ -58,8 +58,8 @@ class TokenStream:
             low = max(start, 0)
             high = min(start + length, part.length)
             if low < high:
-                offset_bytes = part.offset_bytes + low * part.item_bytes
-                kept.append(replace(part, length=high - low, offset_bytes=offset_bytes))
+                kept.append(replace(part, length=high - low,
+                                    offset_bytes=part.offset_bytes + low * part.item_bytes))
             start -= part.length  # counted from the first token of the next part
         return TokenStream(tuple(kept), self.vocab_size)
 

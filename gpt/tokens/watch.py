@@ -48,8 +48,8 @@ class Watch:
         seen, now = self._seen[index], _status_of(self._parts[index])
         if seen is None or now is None or now == seen or now[:2] != seen[:2]:
             return ""
-        name = printable(self._parts[index].path)
-        return f"token file {name} was written to or cut ({seen[2]:,} bytes before, {now[2]:,} now)"
+        return (f"token file {printable(self._parts[index].path)} was written to or cut ({seen[2]:,} bytes before, "
+                f"{now[2]:,} now)")
 
     def explain(self) -> str:
         """Names the changed file, for the last message of a process that read beyond its end; '' if none has."""

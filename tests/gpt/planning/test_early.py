@@ -71,7 +71,7 @@ def test_of_many_texts_each_one_counts(tmp_path):
 
 @pytest.mark.parametrize(("line", "says"), [
     *((f"texts --{name} x", f"texts: not with --{name}. Drop one.") for name in ("data_dir", "bin_file")),
-    *((line, f"texts has no tokens yet. Type first: python {MAKE}") for line in ("texts", "texts --dry_run"))])
+    *((line, f"texts has no tokens yet. Type first:\npython {MAKE}") for line in ("texts", "texts --dry_run"))])
 def test_texts_that_cannot_be_taken_are_refused(place, monkeypatch, line, says):
     monkeypatch.setattr("gpt.planning.early.is_one_of_several", lambda: line == "texts")  # as under torchrun
     assert refusal(line) == (Exit.FLAGS, says)
