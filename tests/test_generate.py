@@ -201,7 +201,7 @@ def test_only_tokens_of_the_models_own_tokenizer_are_compared(call, training_tex
     fields = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))
     fields["model"]["vocab"] = {token: 399 - number for token, number in fields["model"]["vocab"].items()}
     (folder / "tokenizer.json").write_text(json.dumps(fields))
-    with refused(r"--compare_with .*--tokenizer_file", Exit.FLAGS):
+    with refused(r"(?s)--compare_with .*--tokenizer_file", Exit.FLAGS):
         call("--compare_with", str(folder))
     with refused("--chat.*--compare_with|--compare_with.*--chat", Exit.FLAGS):
         call("--chat", "--compare_with", str(folder))
@@ -270,7 +270,7 @@ def test_a_prompt_is_answered_once_without_being_repeated(call, chatty):
 def test_a_model_that_learned_from_text_alone_continues_the_lines(talk, call, tmp_path):
     said, err = talk("the cat", flags=["--system", "x"])
     assert "the cat" + said == call("--prompt", "the cat", "--max_new_tokens", "8")[0]
-    assert re.fullmatch(rf"warning: --chat: .* without --system\. .*train\.py --init_from .*\n{TIMING}", err)
+    assert re.fullmatch(rf"(?s)warning: --chat: .* without --system\. .*train\.py --init_from .*\n{TIMING}", err)
     assert "the cat" + call("--chat", "--prompt", "the cat")[0] == call("--prompt", "the cat")[0]
     assert talk("x", "/reset", "the cat")[0][-len(said):] != said  # the next seed
     greedy = ["--temperature", "0"]
@@ -332,5 +332,5 @@ def test_a_template_that_is_not_ours_is_said_or_refused(talk, call, chatty):
     fields = json.loads((chatty / "tokenizer.json").read_text(encoding="utf-8"))
     fields["added_tokens"] = fields["added_tokens"][:1]
     (chatty / "tokenizer.json").write_text(json.dumps(fields))
-    with refused(r"no <\|im_start\|>.*pretokenize\.py", Exit.CHECKPOINT):
+    with refused(r"(?s)no <\|im_start\|>.*pretokenize\.py", Exit.CHECKPOINT):
         talk("the cat", ckpt=chatty)

@@ -527,7 +527,7 @@ LATER = [
     Case(", or a second run with --teacher", NEW, said=True, values={"--teacher": "out"}),
     Case(", or --allow_bad_records to", "pretokenize.py k.jsonl --output_dir new", half_bad),
     Case("; or, without more text", NEW, said=True, values={"--teacher": "out"}),
-    Case("parameters} for {num_tokens}", f"train.py {QUIET} --output_dir new --seq_length 8",
+    Case("tokens{device_name}, or --model_size", f"train.py {QUIET} --output_dir new --seq_length 8",
          values={"--model_size": "tiny"}),
     Case("a flag such as --encoding goes to", f"train.py {SMALL} {QUIET} --output_dir new x.txt", text_in("latin-1"),
          adds="--encoding latin-1", again=True),
