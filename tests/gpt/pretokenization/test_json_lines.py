@@ -94,5 +94,5 @@ def test_lines_without_a_document_are_counted_and_the_first_is_named():
         assert report.total.replaced == 1
         assert "line 7 of a.jsonl" in words_of_first(report.total.first_replaced)
     write("a.jsonl", '{"other": 1, "more": 2}')
-    first = words_of_first(read("a.jsonl")[1].total.first_bad_line)
-    assert re.match("line 1 of a.jsonl .*'text'.* other, more$", first)
+    assert re.match("line 1 of a.jsonl .*'text'.* other, more$",
+                    words_of_first(read("a.jsonl")[1].total.first_bad_line))
