@@ -9,8 +9,10 @@ from model import LanguageModel, Options
 
 Tensors: TypeAlias = Mapping[str, torch.Tensor]
 StackedParts: TypeAlias = dict[str, tuple[torch.Tensor, ...]]  # most tensors have only one part
-# attend(q_NHK, kv_N2GK) stores the keys and values of N new ids. It returns the output of causal attention, [N, H K].
-Attend: TypeAlias = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+# attend(q_NHK, kv_N2GK) stores the keys and values of N new ids. It returns the attention's output, [N, H K].
+# With a third argument attention is not plainly causal: that is added to the scores of all positions, -inf for
+# later ones; [N, 1, T], or [N, H, T] where no heads share keys.
+Attend: TypeAlias = Callable[..., torch.Tensor]
 # Parameters laid out for decoding, by their names without .weight: the blocks' matrices as Dense with their
 # bias, all others as tensors in the dtype of the activations.
 LaidOut: TypeAlias = dict[str, Any]

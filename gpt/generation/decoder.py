@@ -132,11 +132,13 @@ class Decoder:
         """Computes the keys and values of all ids in one pass."""
         num_ids = len(ids)
 
-        def attend(layer: int, q_NHK: torch.Tensor, kv_N2GK: torch.Tensor) -> torch.Tensor:
+        def attend(layer: int, q_NHK: torch.Tensor, kv_N2GK: torch.Tensor,
+                   bias_NHT: torch.Tensor | None = None) -> torch.Tensor:
             q_HNK, kv_2GNK = q_NHK.transpose(0, 1), kv_N2GK.permute(1, 2, 0, 3)
             self.caches[layer][row, :, :, :num_ids] = kv_2GNK
             k, v = kv_2GNK[:, None]
-            y = F.scaled_dot_product_attention(q_HNK[None], k, v, is_causal=True,
+            mask_HNN = None if bias_NHT is None else bias_NHT[..., :num_ids].transpose(0, 1)
+            y = F.scaled_dot_product_attention(q_HNK[None], k, v, mask_HNN, is_causal=mask_HNN is None,
                                                enable_gqa=k.size(1) < q_HNK.size(0))
             return y.transpose(1, 2).reshape(num_ids, -1)
 
@@ -188,14 +190,16 @@ class Decoder:
         num_sharing = self.config.n_head // self.config.n_kv_head
         adds_query = num_sharing % 2 and self.device.type == "cpu" and not torch.compiler.is_compiling()
 
-        def attend(layer: int, q_NHK: torch.Tensor, kv_N2GK: torch.Tensor) -> torch.Tensor:
+        def attend(layer: int, q_NHK: torch.Tensor, kv_N2GK: torch.Tensor,
+                   bias_NHT: torch.Tensor | None = None) -> torch.Tensor:
             cache = self.caches[layer]
             cache[row_B, :, :, positions_B] = kv_N2GK[:B]
             # The queries of the heads that share keys are rows of one product, so no key is copied.
             q_BGqK = q_NHK[:B].unflatten(1, (self.config.n_kv_head, -1))
             if adds_query:
                 q_BGqK = F.pad(q_BGqK, (0, 0, 0, 1))
-            y_BGqK = F.scaled_dot_product_attention(q_BGqK, cache[:B, 0, :, :S], cache[:B, 1, :, :S], mask_B11S)
+            mask = mask_B11S if bias_NHT is None else mask_B11S + F.pad(bias_NHT[:B, :, None], (0, S - self.window))
+            y_BGqK = F.scaled_dot_product_attention(q_BGqK, cache[:B, 0, :, :S], cache[:B, 1, :, :S], mask)
             return y_BGqK[:, :, :num_sharing].reshape(B, -1)[from_R]
 
         x = self._trunk(ids_B[from_R], positions_B[from_R], attend)

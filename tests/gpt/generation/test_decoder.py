@@ -1,10 +1,12 @@
 """gpt/generation/decoder.py: a step gives the model's logits, and a row is the same alone and among others."""
 
 import random
+from typing import Any
 
 import pytest
 import torch
 
+from gpt.architectures.gpt2 import GPT2
 from gpt.checkpoint.load import open_model
 from gpt.generation.continuation import Continuation, Sampling
 from gpt.generation.decoder import Decoder
@@ -63,6 +65,21 @@ def test_a_row_has_the_same_bits_alone_and_among_others(make_any, one_thread, ar
     together = logits(list(range(7)))
     for number in range(7):
         assert torch.equal(logits([number])[0], together[number]), number
+
+
+def test_attention_adds_the_bias_that_the_architecture_gives(make_any, monkeypatch):
+    """With two tokens of the past in each of two layers, and no positions, logits depend on the last three ids."""
+    plain: Any = GPT2.decode_block
+    age_TT = torch.arange(70)[:, None] - torch.arange(70)
+    bias_T1T = torch.where((age_TT >= 0) & (age_TT < 2), 0.0, -torch.inf)[:, None]
+    monkeypatch.setattr(GPT2, "enter", lambda self, config, ends, x, positions_N: (x, bias_T1T[positions_N]))
+    monkeypatch.setattr(GPT2, "decode_block", lambda *given: plain(
+        *given[:-1], lambda q_NHK, kv_N2GK, *_: given[-1](q_NHK, kv_N2GK, given[-2])))
+    decoder = decoder_of(make_any("gpt2", seq_length=70), 2)
+    decoder.fill(0, [1, 2, 7, 8])
+    decoder.fill(1, [*range(66), 7])  # the next ids cross a multiple of SLOTS
+    first, second = (logits_after(decoder, ids) for ids in ([9, 8], [0, 9]))
+    torch.testing.assert_close(first[0], second[1])
 
 
 @pytest.mark.parametrize("kind", [Dense, Int8])
