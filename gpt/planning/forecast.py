@@ -2,10 +2,8 @@
 
 The text enters by the bits that its own n-grams need for its validation tokens (gpt/tokens/ngrams.py). The
 run enters by its steps, passes and parameters, which say how far a network of the default recipe gets
-beyond those n-grams. The relation is a least-squares fit to the runs in forecast.csv. This command prints
-the lines of that table for finished runs:
-
-    python -m gpt.benchmarks.forecast OUT [OUT ...]
+beyond those n-grams. The relation is a least-squares fit to the runs in forecast.csv, which
+`python -m gpt.benchmarks.forecast --refit DIR` makes anew.
 """
 
 from __future__ import annotations
@@ -26,6 +24,8 @@ from gpt.planning.defaults import most_passes
 from gpt.tokens.corpus import Corpus
 from gpt.tokens.ngrams import COPIED_TOKENS, copied_fraction, ngram_bits
 from gpt.tokens.tokenizer import bytes_per_id, load_tokenizer
+
+TABLE = Path(__file__).with_suffix(".csv")  # of finished runs; gpt/benchmarks/forecast.py makes it
 
 # The range of the fit: tokens of a text, and tokens that a run sees.
 LEAST_TOKENS, MOST_TOKENS = 100_000, 1_000_000
@@ -50,6 +50,7 @@ LEAST_GAIN = 0.005  # bits per byte that more time or text must gain to be worth
 # variance doubles.
 REPEATS_EXCESS = 0.05
 FEW_PASSES = 2.4  # runs with this many passes vary twice as much as runs with many: texts differ most early on
+WIDEST = 0.3  # of the predicted bits: a wider interval says nothing
 DEVIATIONS = 1.65  # standard deviations on either side of the prediction hold 90% of the runs
 
 
@@ -168,7 +169,7 @@ class FinishedRun(Evidence):
 
 def finished_runs() -> list[FinishedRun]:
     """Reads the table of finished runs."""
-    with Path(__file__).with_suffix(".csv").open(encoding="utf-8") as file:
+    with TABLE.open(encoding="utf-8") as file:
         return [FinishedRun(text=row.pop("text"), **{name: float(value) for name, value in row.items()})  # type: ignore
                 for row in csv.DictReader(file)]
 
@@ -209,13 +210,17 @@ class Forecast:
 
 
 def forecast_of(setup: Setup) -> Forecast | None:
-    """The forecast for a run; None for a text without n-gram statistics, a short run, and AdamW's runs."""
+    """The forecast for a run; None for a text without n-gram statistics, a short run, and AdamW's runs.
+
+    None also where the interval would be wide, as for a text that repeats its pages.
+    """
     recipe, text = setup.recipe, setup.text
     seen = recipe.total_steps * setup.tokens_per_step
     if text is None or seen < LEAST_SEEN or recipe.optimizer != "muon":
         return None
     evidence = text.evidence(setup.config, recipe.eval_windows(setup.config), seen)
-    return predict(evidence, len(text.whole) / text.val_bytes)
+    forecast = predict(evidence, len(text.whole) / text.val_bytes)
+    return forecast if forecast.high - forecast.low < WIDEST * forecast.bits else None
 
 
 def predict(evidence: Evidence, tokens_per_byte: float) -> Forecast:

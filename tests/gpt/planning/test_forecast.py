@@ -2,14 +2,15 @@
 
 import math
 import re
+import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 import train
-from gpt.benchmarks.forecast import line_of
-from gpt.planning.forecast import DEVIATIONS, finished_runs, predicted_bits
+from gpt.benchmarks.forecast import MINUTES, intervals_that_hold, line_of, refit
+from gpt.planning.forecast import TABLE, finished_runs
 from gpt.tokens.ngrams import copied_fraction, ngram_bits
 from tests.helpers.training import metrics_of
 
@@ -33,12 +34,8 @@ def test_pairs_are_smoothed_as_chen_and_goodman_say():
 
 
 def test_the_interval_holds_on_texts_that_the_fit_has_not_seen():
-    runs, within = finished_runs(), []
-    for text in {run.text for run in runs}:
-        others = [run for run in runs if run.text != text]
-        told = [(run, *predicted_bits(run, others)) for run in runs if run.text == text]
-        within += [abs(run.bits - bits) < DEVIATIONS * deviation for run, bits, deviation in told]
-    assert sum(within) >= 0.85 * len(within) >= 0.85 * 100
+    held = intervals_that_hold(finished_runs())
+    assert sum(held) >= 0.85 * len(held) >= 0.85 * 100
 
 
 @pytest.fixture
@@ -47,6 +44,7 @@ def short(monkeypatch):
     for name in ("gpt.planning.forecast.LEAST_TOKENS", "gpt.planning.forecast.LEAST_SEEN",
                  "gpt.planning.recipe.MUON_PAYS"):
         monkeypatch.setattr(name, 1)
+    monkeypatch.setattr("gpt.planning.forecast.WIDEST", math.inf)
 
 
 def test_a_run_tells_its_end_before_it_begins_and_beside_what_it_is(short, corpus, tmp_path, monkeypatch, capsys):
@@ -67,6 +65,16 @@ def test_a_run_tells_its_end_before_it_begins_and_beside_what_it_is(short, corpu
 
     assert line_of(Path("out"))["bits"] == metrics_of(tmp_path / "out")[-1]["val_loss"] / math.log(2)
 
+    table, before = tmp_path / "table.csv", len(finished_runs())
+    shutil.copy(TABLE, table)
+    for room in ("gpt.planning", "gpt.benchmarks"):
+        monkeypatch.setattr(f"{room}.forecast.TABLE", table)
+    monkeypatch.setattr("gpt.benchmarks.forecast.trained", lambda *_: Path("out"))
+    for _ in range(2):  # the second time the lines of this text are replaced
+        refit(corpus.parent)
+        assert len(finished_runs()) == before + len(MINUTES)
+    assert re.search(rf"\n\d+ of {before + len(MINUTES)} runs end in the interval", capsys.readouterr().out)
+
 
 def test_validation_tokens_that_stand_in_the_training_text_are_counted():
     ids = np.arange(1000, dtype="<u2")
@@ -83,7 +91,11 @@ def test_validation_inside_the_training_text_is_told_whatever_the_flags(corpus, 
         assert ("100.0% of the validation tokens stand word for word" in capsys.readouterr().err) == is_copy
 
 
-def test_a_run_that_flags_make_another_is_told_nothing(short, corpus, tmp_path, monkeypatch, capsys):
+@pytest.mark.parametrize(("flags", "widest"), [(["--weight_decay", "0.2"], 10.0), (["--input_noise", "0.2"], 10.0),
+                                                ([], 0.001)])
+def test_a_run_of_another_recipe_and_a_wide_interval_are_told_nothing(short, corpus, tmp_path, monkeypatch, capsys,
+                                                                      flags, widest):
     monkeypatch.chdir(tmp_path)
-    assert train.main(["--data_dir", str(corpus), "--no-use_gpu", "--max_steps", "2", "--weight_decay", "0.2"]) == 0
+    monkeypatch.setattr("gpt.planning.forecast.WIDEST", widest)
+    assert train.main(["--data_dir", str(corpus), "--no-use_gpu", "--max_steps", "2", *flags]) == 0
     assert "forecast" not in capsys.readouterr().out
