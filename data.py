@@ -447,6 +447,22 @@ class Batches:
         return rows, time.perf_counter() - started
 
 
+def with_noise(inputs_BT: torch.Tensor, fraction: float, vocab_size: int, seed: int, first_sample: int) -> torch.Tensor:
+    """Replaces about this fraction of the inputs by random ids below vocab_size, int32 [B, T].
+
+    A sample's noise is a pure function of (seed, sample); row i is sample first_sample + i. Source: "Input noise"
+    for many passes over one text (arXiv 2606.16246).
+    """
+    num_rows, seq_length = inputs_BT.shape
+    samples = range(first_sample, first_sample + num_rows)
+    bits_BT = np.stack([np.random.Philox(key=scrambled(seed), counter=sample << 64).random_raw(seq_length)
+                        for sample in samples])
+    is_noise_BT = bits_BT >> 32 < int(fraction * 2**32)
+    noise_BT = np.where(is_noise_BT, (bits_BT & 0xFFFFFFFF) % vocab_size, vocab_size).astype(np.int32)
+    noise_BT = to_device(torch.from_numpy(noise_BT), inputs_BT.device)
+    return torch.where(noise_BT < vocab_size, noise_BT, inputs_BT)
+
+
 def _as_batch(rows: Rows, dtype: str, device: torch.device) -> Batch:
     """Makes inputs and targets on the device from rows [B, T + 1]: two views of the rows, one token apart."""
     if isinstance(rows, np.ndarray):

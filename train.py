@@ -64,6 +64,7 @@ def read_flags(argv: Sequence[str]) -> Namespace:
     g.add_argument("--seq_length", type=whole(1, 2**20), help="tokens per sequence (default: 1024, without a GPU 256)")
     g.add_argument("--dropout", type=fraction(), help="fraction of activations dropped; the masks depend on "
                    "--batch_size (default: 0.1 where Muon reads a small text 6 times or more, else 0)")
+    g.add_argument("--input_noise", type=fraction(), default=0.0, help="fraction of the input ids that become random")
     parser.relate(OF_GPT2, g.add_argument("--bias", action=Switch, help="in linear layers and norms (default: gpt2's)"))
     parser.relate(  # like --bias, they set the config's field of their name
         OF_ROTARY, g.add_argument("--n_kv_head", type=whole(1, 1024), help=SUPPRESS),  # a third or half of --n_head

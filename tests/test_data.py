@@ -195,6 +195,21 @@ class SlowWindows:
         """All tokens count."""
 
 
+def test_noise_follows_from_seed_and_sample_and_leaves_the_other_ids():
+    def noisy(first: int, num: int, seed: int = 3, fraction: float = 0.25) -> torch.Tensor:
+        return data.with_noise(torch.full((num, 500), 999), fraction, 1000, seed, first)
+
+    rows = noisy(10, 40)
+    replaced = rows != 999
+    assert replaced.float().mean() == pytest.approx(0.25, abs=0.01)
+    assert rows[replaced].float().mean() == pytest.approx(499, abs=15)
+    assert rows.min() < 10 and rows[replaced].max() > 989
+    assert torch.equal(torch.cat([noisy(10, 8), noisy(18, 1), noisy(19, 31)]), rows)
+    assert not torch.equal(noisy(10, 40, seed=4), rows)
+    assert torch.equal(noisy(10, 40, fraction=0.5)[replaced], rows[replaced])
+    assert (noisy(2**63, 1, seed=2**63 - 1) != 999).any()
+
+
 def test_batches_come_from_any_windows_and_slow_ones_alone_are_read_ahead(monkeypatch):
     windows = SlowWindows()
     drawn = Batches(cast(Any, windows), 2, CPU, Processes(1, 2))

@@ -128,7 +128,7 @@ VARIANTS = {
     "--learning_rate": "0.1", "--init_std": "0.1", "--lr_schedule": "cosine", "--min_lr": "1e-6",
     "--cooldown": "0.5 | --lr_schedule wsd", "--cooldown_from": "nowhere", "--warmup_steps": "1",
     "--optimizer": "muon", "--embedding_learning_rate": "0.1", "--weight_decay": "5", "--beta1": "0.5",
-    "--beta2": "0.5", "--grad_clip": "0.01", "--label_smoothing": "0.1", "--teacher": "nowhere", "--seed": "2",
+    "--beta2": "0.5", "--grad_clip": "0.01", "--label_smoothing": "0.1", "--input_noise": "0.1", "--teacher": "nowhere", "--seed": "2",
     "--use_gpu": "", "--use_amp": "", "--amp_dtype": "fp16 | --use_amp", "--compile": "",
     "--activation_checkpointing": "",
     "--output_dir": "{tmp}/elsewhere", "--checkpoint_interval": "3 | --batch_size 50 --epochs 3",

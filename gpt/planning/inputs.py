@@ -108,8 +108,8 @@ def choose_inputs(args: Namespace, runtime: Runtime) -> Inputs:
     the runtime closes, and tries the mirror. Raises one UserError with all problems, and the exit code of the
     first.
     """
-    if args.overfit:  # dropout, a teacher and smoothed labels keep the training loss above zero
-        args = having(args, dropout=0.0, teacher=None, label_smoothing=0.0)
+    if args.overfit:  # dropout, noise, a teacher and smoothed labels keep the training loss above zero
+        args = having(args, dropout=0.0, input_noise=0.0, teacher=None, label_smoothing=0.0)
     args = download_model_of(args, "init_from", runtime.out)
     processes = runtime.processes
     checked = processes.from_first(lambda: _check(args, runtime))

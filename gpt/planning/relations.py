@@ -42,6 +42,7 @@ RELATIONS = {
     "n_embd": Relations(
         aliases="d_model dim n_embed hidden_size", invalidates="n_inner init_std", conflicts="init_from"),
     "seq_length": Relations(aliases="block_size max_seq_len max_seq_length seq_len context_length n_ctx"),
+    "input_noise": Relations(aliases="token_noise"),
     "dropout": Relations(aliases="drop dropout_rate resid_pdrop attn_pdrop"),
     "n_kv_head": Relations(invalidates="n_inner"),
     "tie_weights": Relations(aliases="weight_tying tie_embeddings tie_word_embeddings", conflicts="init_from"),

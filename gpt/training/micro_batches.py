@@ -26,6 +26,7 @@ def micro_batches(run: Run, num: int) -> Iterator[data.Batch]:
     Raises Abandoned, with a line, after a signal if the rest would take more than REST_SECONDS; not before the
     first micro-batch, and never with several processes.
     """
+    args = run.setup.args
     runtime, state = run.setup.runtime, run.state
     began = time.monotonic()
     for micro in range(num):
@@ -36,8 +37,12 @@ def micro_batches(run: Run, num: int) -> Iterator[data.Batch]:
                                 f"{several(num, 'micro-batch')}: the rest would take {duration(rest)}")
                 raise Abandoned
         with runtime.gauge.waiting("data"):
-            batch = run.batches.get(state.samples_seen, micro)
-        if run.setup.config.dropout:  # the masks follow from the samples, whatever the number of processes
-            first_sample = run.batches.first_sample(state.samples_seen, micro)
-            torch.manual_seed(data.scrambled(run.setup.args.seed ^ data.scrambled(first_sample)))
-        yield batch
+            inputs_BT, targets_BT = run.batches.get(state.samples_seen, micro)
+        # Noise and dropout's masks follow from the samples, whatever the number of processes.
+        first_sample = run.batches.first_sample(state.samples_seen, micro)
+        if args.input_noise:
+            inputs_BT = data.with_noise(inputs_BT, args.input_noise, run.setup.corpus.vocab_size, args.seed,
+                                        first_sample)
+        if run.setup.config.dropout:
+            torch.manual_seed(data.scrambled(args.seed ^ data.scrambled(first_sample)))
+        yield inputs_BT, targets_BT

@@ -34,7 +34,7 @@ MIXTURE = f"{EVERY_10} --data_dir"  # two folders follow
 MATRIX = {  # flags: processes and machines
     USUAL: (1, 1),
     "--checkpoint_every_steps 1 --keep_checkpoints 1 --eval_interval 7": (1, 1),
-    "--checkpoint_every_steps 11 --preload mmap --dropout 0.2 --eval_interval 9": (1, 1),
+    "--checkpoint_every_steps 11 --preload mmap --dropout 0.2 --input_noise 0.1 --eval_interval 9": (1, 1),
     "--checkpoint_every_steps 6 --use_amp --eval_interval 4 --sample_interval 10": (1, 1),
     "--checkpoint_every_steps 13 --use_amp --amp_dtype fp16 --gradient_accumulation_steps 2": (1, 1),
     "--checkpoint_every_steps 8 --no-tie_weights --activation_checkpointing": (1, 1),

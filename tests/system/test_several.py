@@ -60,7 +60,8 @@ def figures(folder: Path) -> list[float]:
 
 def test_losses_do_not_depend_on_the_number_of_processes(train):
     for out, world_size, strategy in (("alone", 1, "ddp"), ("ddp", 2, "ddp"), ("fsdp", 2, "fsdp")):
-        train(world_size, "--optimizer", "adamw", "--dropout", "0.1", "--model_parallel", strategy, out=out)
+        train(world_size, "--optimizer", "adamw", "--dropout", "0.1", "--input_noise", "0.2", "--model_parallel",
+              strategy, out=out)
     alone = figures(train.folder / "alone")
     assert len(alone) == 27
     for out in ("ddp", "fsdp"):

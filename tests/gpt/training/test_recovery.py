@@ -26,7 +26,8 @@ def test_a_compiler_that_fails_costs_one_warning(run, monkeypatch):
 @pytest.mark.parametrize(("kind", "preload"), [("gpu", "ram"), ("cpu", "mmap"), ("host", "ram")])
 def test_a_step_that_does_not_fit_is_done_in_smaller_micro_batches(run, monkeypatch, kind, preload):
     """Ten samples a step as 10, then as 2 x 5 from the first step on, and as 2 x 5 from the flags: one mathematics."""
-    flags = ["--max_steps", "6", "--log_interval", "1", "--eval_interval", "3", "--preload", preload]
+    flags = ["--max_steps", "6", "--log_interval", "1", "--eval_interval", "3", "--preload", preload,
+             "--input_noise", "0.2"]
     assert run(*flags, "--batch_size", "10", out="whole")[0] == 0
     assert run(*flags, "--batch_size", "2", "--gradient_accumulation_steps", "5", out="fifths")[0] == 0
     rows = forward_that_needs(monkeypatch, 2, OUT_OF_MEMORY[kind])
