@@ -25,7 +25,6 @@ from gpt.planning.forecast import DEVIATIONS, TABLE, FinishedRun, finished_runs,
 from gpt.tokens.corpus import open_corpus
 from gpt.watching.history import read_run
 
-
 ROOT = Path(__file__).parents[2]
 MINUTES = (16, 8, 4, 2, 1)  # of a refit's runs over each text, by one thread
 
