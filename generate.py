@@ -192,13 +192,14 @@ def open_training_text(folder: Path, model: Path, language: Language) -> Corpus:
 
     Raises UserError: exit 2 for a tokenizer other than the model's, exit 3 for tokens that cannot be read.
     """
+    cure = ("Give the folder of the model's training tokens, or make one, and give --compare_with tokens:\n"
+            f"python pretokenize.py TEXT --tokenizer_file {shell_word(model)} --output_dir tokens")
+    if not all((folder / name).is_file() for name in (METADATA, TOKENIZER, "train.bin")):
+        raise UserError(Exit.DATA, f"--compare_with {printable(folder)}: is no folder of pretokenize.py. {cure}")
     corpus = open_corpus(folder, None, folder / METADATA, folder / TOKENIZER)
     if load_tokenizer(folder).get_vocab() != language.tokenizer.get_vocab():
         raise UserError(Exit.FLAGS, f"--compare_with {printable(folder)}: its tokenizer is not the model's, so that "
-                                    "equal texts have other tokens. Give the folder of the model's training tokens, "
-                                    "or make one, and give --compare_with tokens:\n"
-                                    f"python pretokenize.py TEXT --tokenizer_file {shell_word(model)} "
-                                    "--output_dir tokens")
+                                    f"equal texts have other tokens. {cure}")
     return corpus
 
 

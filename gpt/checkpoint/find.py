@@ -131,7 +131,8 @@ def _nothing_found(path: Path) -> UserError:
     why = (f"holds no checkpoint and no {CONFIG}{PICKLES}" if path.is_dir() else
            f"is not a folder{PICKLES}" if path.exists() else "does not exist")
     pickles = [each for each in (path, *sorted(path.glob("*")))
-               if each.suffix in (".pt", ".pth", ".bin") and each.is_file()]
+               if each.suffix in (".pt", ".pth", ".bin") and each.is_file()
+               and not (each.parent / METADATA).is_file()]  # beside it, our tokens
     others = [*steps_in(path.parent).values()] or sorted({each.parents[1] for each in  # or runs
                                                           path.parent.glob(f"*/*/{STATE}")})
     model = "a model of huggingface.co, such as hf://openai-community/gpt2"

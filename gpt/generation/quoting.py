@@ -18,6 +18,7 @@ from gpt.generation.streaming import Sample, show
 from gpt.tokens.corpus import Corpus
 
 SHORTEST = 8  # tokens of a passage; nearly every text shares shorter ones
+MOST_PASSAGES = 100  # of the validation text
 BLOCK_TOKENS = 2**18  # searched at a time: their hashes fit into the processor's cache
 TO_22_BITS = np.uint64(42)  # shifts a hash to its upper bits: a table of all hashes would be too large
 POWERS = np.uint64(0x9E3779B97F4A7C15) ** np.arange(SHORTEST, dtype=np.uint64)  # of an odd number
@@ -67,7 +68,8 @@ def write_quotations(samples: Sequence[Sample], corpus: Corpus, decode: Callable
     texts = [np.array(sample.new_ids, np.int64) for sample in samples]
     if corpus.val is not None:
         width = min(corpus.val.length, max(SHORTEST, int(np.median([len(text) for text in texts]))))
-        starts = np.linspace(0, corpus.val.length - width, 100).astype(np.int64)
+        num = max(1, min(MOST_PASSAGES, corpus.val.length // width))
+        starts = np.linspace(0, corpus.val.length - width, num).astype(np.int64)
         rows = np.asarray(Tokens(corpus.val, "mmap", torch.device("cpu")).rows(starts, width), np.int64)
         texts += list(np.where(rows == corpus.end_of_text_id, -1, rows))  # no sample goes on after its document
     passages = longest_passages(texts, Tokens(corpus.train, "mmap", torch.device("cpu")))

@@ -10,7 +10,7 @@ from torch.nn.attention import SDPBackend
 from data import spread_windows
 from gpt.architectures.table import ARCHITECTURES, DEFAULT, ModelConfig, architecture_of, by_flags, name_of
 from gpt.common.ranks import is_one_of_several
-from gpt.common.words import count, duration, percent, printable, several, short, size
+from gpt.common.words import count, duration, percent, printable, several, shell_word, short, size
 from gpt.machine.device import Machine, describe
 from gpt.ops.attention import attends_in_blocks
 from gpt.optimizers.table import OPTIMIZERS
@@ -227,8 +227,9 @@ def early_objections(setup: Setup) -> list[str]:
         lines.append(f"T is {config.seq_length:,}, not {requested:,}: the corpus has {num_tokens:,} tokens.")
     fewest = min((each.stream.length for each in corpus.validations), default=0)
     if corpus.val is None:
+        given = f"--tokenizer_file {shell_word(corpus.tokenizer_path)} " if corpus.tokenizer_path else ""
         lines.append("no validation tokens: overfitting will not be seen. Make some, and give --data_dir "
-                     "tokens:\npython pretokenize.py TEXT --val_fraction 0.01 --output_dir tokens")
+                     f"tokens:\npython pretokenize.py TEXT {given}--val_fraction 0.01 --output_dir tokens")
     elif fewest < MIN_VAL_TOKENS:
         lines.append(f"the validation set has {fewest:,} tokens: its loss is largely chance.")
     copied = max(copied_in(each) for each in [part.corpus for part in corpus.components] or [corpus])

@@ -51,21 +51,24 @@ def look_at(job: Job, dtype: str, vocabulary: Vocabulary) -> None:
         copied = copied_fraction(chunks.values(), step, len(val),
                                  lambda starts, width: val[starts[:, None] + np.arange(width)])
         job.totals["val"]["copied"] = copied
-        lines += finding(copied, MANY_COPIES, "of the validation tokens stand in the training text; remove the copies")
+        if not job.has_chats:  # there, roles and system prompts are repeated
+            lines += finding(copied, MANY_COPIES,
+                             "of the validation tokens stand in the training text; remove the copies")
 
     def shown(start: int) -> str:
         return vocabulary.tokenizer.decode(train[start:start + EXAMPLE_TOKENS].tolist())
 
     text = sampled_text(train, vocabulary)
-    if not job.has_chats:  # there, roles and system prompts are repeated
+    clear = "no broken characters"
+    if not job.has_chats:
+        clear = "no repeats, broken characters or minified lines"
         width = max(PASSAGE_TOKENS, PASSAGE_BYTES * len(train) // job.totals["train"]["bytes"])
         lines += about_passages(chunks, width, np.memmap(job.folder.work / "train.idx", "<u8", "r"), shown)
         lines += about_lines(text)
     lines += about_characters(text) + about_files(job.sources)
 
     heading = "looked at " + ("samples of the text" if len(train) > PIECE_TOKENS * MOST_PIECES else "the text")
-    job.progress.say("\n".join([f"{heading}:", *lines]) if lines else
-                     f"{heading}: nothing repeated, no broken characters, no minified lines")
+    job.progress.say("\n".join([f"{heading}:", *lines]) if lines else f"{heading}: {clear}")
 
 
 def sampled_text(ids: np.ndarray, vocabulary: Vocabulary) -> str:
@@ -147,7 +150,7 @@ def about_lines(text: str) -> list[str]:
             and len(line.translate(None, NO_CODE)) >= (1 - FEW_BLANKS) * len(line)]
     code = b"".join(long)
     return (finding(sum(sizes.values()) / len(content), 0.01,
-                    f"of it is repeated lines; delete them; {copies[largest]:,} times", example.decode())
+                    f"of it is repeated lines; delete what is no text; {copies[largest]:,} times", example.decode())
             + finding(len(code) / len(content), 0.003, "of it is long lines as of minified code; leave out",
                       code[len(code) // 2:][:COLUMNS].decode(errors="ignore")))
 

@@ -138,7 +138,8 @@ def _raw(path: Path, num_bytes: int, recorded: str | None, vocab_size: int) -> P
     evident = recorded or ("uint16" if vocab_size <= 2**16 else "int32")
     if quads.any() and not last.any() and not (second.any() and third.any()):
         evident = "int32" if third.any() else "int64"
-    if np.dtype(evident).itemsize > np.dtype(recorded or evident).itemsize:
+    length = num_bytes // np.dtype(recorded or evident).itemsize
+    if np.dtype(evident).itemsize > np.dtype(recorded or evident).itemsize and not _is_indexed(path, length):
         raise token_file_error(path, f"holds {evident}, but its metadata says {recorded}. Correct the metadata.")
     alike = np.minimum(*(np.bincount(column >> 8, minlength=256) for column in (first, last))).sum()
     if not recorded and evident == "uint16" and num_quads >= LEAST_SAMPLED and alike < LEAST_ALIKE * len(first):
@@ -146,8 +147,14 @@ def _raw(path: Path, num_bytes: int, recorded: str | None, vocab_size: int) -> P
                                      "the --vocab_size of its tokenizer, over 65,536 for int32, or if it is uint16, "
                                      "type this line, and give --metadata_file types.json:\n"
                                      'echo \'{"dtype": "uint16"}\' > types.json')
-    dtype = recorded or evident
-    return _sized(path, num_bytes, dtype, num_bytes // np.dtype(dtype).itemsize)
+    return _sized(path, num_bytes, recorded or evident, length)
+
+
+def _is_indexed(path: Path, length: int) -> bool:
+    """True if an .idx of ours beside the file ends at this length: then zeros are ids, as of many short documents."""
+    with contextlib.suppress(UserError):
+        return len(document_ends(path, length)) > 0
+    return False
 
 
 LLMC_TYPES = {20240520: (1, "uint16"), 20240801: (7, "uint32")}  # by magic number: version, type

@@ -23,7 +23,7 @@ from gpt.checkpoint.find import (
 from gpt.checkpoint.load import load_model
 from gpt.checkpoint.stored import Found, TrainState, verify
 from gpt.common.config import Layer
-from gpt.common.errors import Exit
+from gpt.common.errors import Exit, UserError
 from gpt.common.files import sha256_of
 from gpt.common.names import MANIFEST
 from model import GPTConfig
@@ -136,6 +136,10 @@ def test_pickles_are_refused_without_being_opened(folder, tmp_path, monkeypatch)
     for named in (tmp_path / "ckpt.pt", tmp_path):
         with refused(rf"pickle.* export\.py --from_nanogpt {tmp_path}/ckpt\.pt", Exit.CHECKPOINT):
             resolve(named, no_warning)
+    (tmp_path / "metadata.json").touch()  # beside it, a .bin is a file of tokens
+    with pytest.raises(UserError) as error:
+        resolve(tmp_path, no_warning)
+    assert "from_nanogpt" not in str(error.value)
     assert not (tmp_path / "it-went-off").exists()
 
 

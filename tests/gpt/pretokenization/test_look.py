@@ -129,5 +129,7 @@ def test_prompts_that_all_conversations_share_are_no_finding(capsys):
     write("a.jsonl", "".join(json.dumps({"messages": [system, {"role": "user", "content": prose(30, seed)},
                                                       {"role": "assistant", "content": prose(60, seed + 500)}]}) + "\n"
                              for seed in range(60)))
-    run("a.jsonl", "--vocab_size", "300", "--val_fraction", "0")
-    assert not re.search(r"^  ", capsys.readouterr().out, re.M)
+    run("a.jsonl", "--vocab_size", "300", "--val_fraction", "0.3")
+    printed = capsys.readouterr().out
+    assert re.search(r"^looked at .*: no broken characters$", printed, re.M)
+    assert not re.search(r"^  ", printed, re.M)

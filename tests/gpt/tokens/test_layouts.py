@@ -71,6 +71,8 @@ def test_a_recorded_type_stands_unless_the_ids_contradict_it(tmp_path):
     assert recognise(wide).read(wide, None, 10).length == 150
     with refused("holds int32, but its metadata says uint16", Exit.DATA):
         recognise(wide).read(wide, "uint16", 10)
+    np.arange(2, 302, 2, dtype="<u8").tofile(wide.with_suffix(".idx"))  # 150 documents of a token and their end
+    assert recognise(wide).read(wide, "uint16", 10).length == 300
 
 
 def test_a_new_layout_is_one_function_and_one_entry_of_the_table(tmp_path, monkeypatch):
