@@ -443,7 +443,7 @@ LATER = [
     Case("The flags of the run in", KEPT, file="run/config.toml", adds="--max_steps 8"),
     Case("so it is no checkpoint of train.py", f"train.py {QUIET} --resume_from trainer --output_dir new",
          of_trainer, together=True),
-    Case("--compare_with {printable(folder)}: its", "generate.py --ckpt hf --compare_with data2 --max_new_tokens 4",
+    Case("Give the folder of the model's training", "generate.py --ckpt hf --compare_with data2 --max_new_tokens 4",
          again=True),
     Case("not as settings", f"{NEW} x.py",
          lambda: (text_in("utf-8", name="x.py")(), text_in("utf-8", "seed = 2\n", "s.toml")()), {"FILE": "s.toml"},
