@@ -1,6 +1,6 @@
 """From a text to a model that answers, as docs/conversations.md has it: facts, sums, words backwards, refusals.
 
-Twelve minutes on two quiet cores.
+Six minutes on two quiet cores.
 """
 
 import json

@@ -52,6 +52,7 @@ def test_weights_in_several_files_are_those_in_one(arch, make_any, write_folder,
         assert torch.equal(load_model(folder, CPU).eval()(ids), model(ids))
 
 
+@pytest.mark.slow
 def test_the_command_for_a_pickle_of_hugging_face_makes_the_same_weights(make_any, write_folder, tmp_path):
     folder = write_folder(tmp_path / "hf", make_any("qwen3"))
     expected = load_file(folder / WEIGHTS)
