@@ -303,8 +303,9 @@ def write_folder(args: argparse.Namespace, config: ModelConfig, source: Path, fo
     stored = stored_tensors(source)
     for name in PUBLISHED:
         if (source / name).is_file():
+            place = (source / name).resolve().parent
             # A link may lead to another folder; in the hub's cache all files are links to its blobs.
-            if (source / name).resolve().parent not in (source.resolve(), source.resolve().parent.parent / "blobs"):
+            if place not in (source.resolve(), source.resolve().parent.parent / "blobs"):
                 raise UserError(Exit.CHECKPOINT, f"{printable(source / name)} is a link to a file of another folder, "
                                                  "which the export would publish. Delete the link, or replace it by "
                                                  "the file.")

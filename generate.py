@@ -159,8 +159,8 @@ def main(argv: Sequence[str]) -> int:
     ids_of = partial(chat.text_ids, language)
     if args.chat:
         most = decoder.window - min(args.max_new_tokens, decoder.window // 2)  # which leaves room for an answer
-        language, ids_of = chat.opened(language, chat_template(folder), folder, without_surrogates(args.system or ""),
-                                       most)
+        system = without_surrogates(args.system or "")
+        language, ids_of = chat.opened(language, chat_template(folder), folder, system, most)
         if prompt is None:
             return chat.converse(decoder, ids_of, sampling, language, args.seed, args.max_new_tokens, args.json)
 

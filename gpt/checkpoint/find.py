@@ -148,10 +148,11 @@ def _nothing_found(path: Path) -> UserError:
 
 def with_transformers(folder: Path) -> str:
     """The command that saves a Hugging Face folder's pickled weights as safetensors; '' for any other folder."""
-    is_theirs = (folder / CONFIG).is_file() and any(folder.glob("pytorch_model*.bin"))
+    if not ((folder / CONFIG).is_file() and any(folder.glob("pytorch_model*.bin"))):
+        return ""
     return ("Save the same weights as safetensors, with transformers:\npython -c 'import sys, transformers\n"
             f"transformers.AutoModelForCausalLM.from_pretrained(sys.argv[1]).save_pretrained(sys.argv[1])' "
-            f"{shell_word(folder)}") if is_theirs else ""
+            f"{shell_word(folder)}")
 
 
 def read_checkpoint(path: Path, warn: Callable[[str], None], reader: Callable[[Path], T]) -> T:
@@ -194,10 +195,10 @@ def find_resume(requested: str, output_dir: Path, overwrite: bool, warn: Callabl
                        f"weights: drop --resume_from or --cooldown_from, and give --init_from {shell_word(path)}.")
     others = [] if overwrite else checkpoints_of_other_runs(output_dir, path, stored.state.step)
     if others:
+        names = printable(", ".join(other.name for other in others[:3]))
         raise _refusal(f"--output_dir {printable(output_dir)} holds checkpoints that do not lead to "
-                       f"{printable(path.name)}: {printable(', '.join(other.name for other in others[:3]))}. Give "
-                       "another --output_dir, or --overwrite, which deletes "
-                       f"{several(len(others), 'checkpoint')}.")
+                       f"{printable(path.name)}: {names}. Give another --output_dir, or --overwrite, which "
+                       f"deletes {several(len(others), 'checkpoint')}.")
     return Found(path, stored)
 
 
@@ -238,11 +239,11 @@ def check_same(found: Found, config: ModelConfig, train_sha256: str, tokenizer_s
         # Another architecture has other fields, not all of which are flags.
         flags = " ".join(f"--no-{key}" if shape[key] is False else f"--{key} {shape[key]}".removesuffix(" True")
                          for key in changed[:1 if "arch" in changed else None])
+        new_run = (f"Another shape is another run:\npython train.py --config {shell_word(folder.parent / RUN_CONFIG)} "
+                   f"\\\n    {flags} --output_dir {shell_word(f'{folder.parent}-{changed[0]}-{shape[changed[0]]}')}")
         raise _refusal(f"the checkpoint holds another model: {changed[0]} is {shown(saved.get(changed[0]))} in the "
-                       f"checkpoint and {shape[changed[0]]} here. " + (more_text if changed[0] == "vocab_size" else (
-                           "Another shape is another run:\npython train.py --config "
-                           f"{shell_word(folder.parent / RUN_CONFIG)} \\\n    {flags} --output_dir "
-                           + shell_word(f"{folder.parent}-{changed[0]}-{shape[changed[0]]}"))))
+                       f"checkpoint and {shape[changed[0]]} here. "
+                       + (more_text if changed[0] == "vocab_size" else new_run))
 
     compared = [("tokenizer", stored.data.get("tokenizer_sha256"), tokenizer_sha256, more_text)]
     if not allow_new_data:

@@ -49,8 +49,8 @@ def owned(output_dir: Path) -> Iterator[None]:
             lock.truncate(0)
             # The line names the holder and proves that the disk takes writes. It passes the buffer, which on
             # a full disk would keep the line and fail again at the close.
-            os.write(lock.fileno(),
-                     f"{SIGNED}{os.getpid()}, started {time.strftime('%Y-%m-%d %H:%M:%S')}\n".encode())
+            started = time.strftime("%Y-%m-%d %H:%M:%S")
+            os.write(lock.fileno(), f"{SIGNED}{os.getpid()}, started {started}\n".encode())
         sweep(output_dir)
         yield
 

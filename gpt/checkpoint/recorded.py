@@ -42,8 +42,8 @@ def recorded_flags(given: Mapping[str, Any], of_a_call: Collection[str] = ()) ->
         return None
 
     has_own_file = (folder / RUN_CONFIG).is_file() and find_spec(TOML)
-    layer = read_toml(folder / RUN_CONFIG, "Correct it, or empty it: the checkpoints hold the run's flags "
-                      "too.") if has_own_file else None
+    cure = "Correct it, or empty it: the checkpoints hold the run's flags too."
+    layer = read_toml(folder / RUN_CONFIG, cure) if has_own_file else None
     if layer is None or not layer.values:  # a broken disk leaves empty files
         layer = first_readable(checkpoints)
     if layer is None:

@@ -319,8 +319,8 @@ class Parser(argparse.ArgumentParser):
         lines = self.problems
         if len(lines) > MESSAGE_LINES:
             lines = sorted(lines, key=lambda line: "Did you mean" in line or "Here it is" in line)
-            lines = [*lines[:MESSAGE_LINES - 1], f"and {len(lines) - MESSAGE_LINES + 1} more: "
-                     + ", ".join(map(_in_short, lines[MESSAGE_LINES - 1:]))]
+            rest = map(_in_short, lines[MESSAGE_LINES - 1:])
+            lines = [*lines[:MESSAGE_LINES - 1], f"and {len(lines) - MESSAGE_LINES + 1} more: {', '.join(rest)}"]
         raise UserError(Exit.FLAGS, "\nerror: ".join(lines))
 
     def _suggest(self, name: str) -> str:

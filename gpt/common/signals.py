@@ -157,7 +157,8 @@ class Signals:
 
     def _first_words(self) -> str:
         lost = self._at_risk().lost
-        return f"{self.name}: {self._stopping()}. Ctrl-C now ends it at once{f' and loses {lost}' if lost else ''}."
+        loss = f" and loses {lost}" if lost else ""
+        return f"{self.name}: {self._stopping()}. Ctrl-C now ends it at once{loss}."
 
     def _last_words(self, name: str, at_once: str) -> str:
         if at_once:

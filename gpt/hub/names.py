@@ -39,7 +39,8 @@ class HubName(NamedTuple):  # a dataclass would cost every --help 10 ms
         """The name as a user types it."""
         folder = "datasets/" if self.kind == DATASET else ""
         revision = "" if self.revision == "main" else f"@{self.revision}"
-        return f"{SCHEME}{folder}{self.repo}{revision}{f'/{self.path}' if self.path else ''}"
+        path = f"/{self.path}" if self.path else ""
+        return f"{SCHEME}{folder}{self.repo}{revision}{path}"
 
 
 def is_on_hub(word: str | None) -> TypeGuard[str]:

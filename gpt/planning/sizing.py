@@ -115,8 +115,8 @@ def shape_of(flags: Namespace, name: str) -> Shape:
 
     Raises UserError (exit 2) for a width that the heads do not divide.
     """
-    n_layer, n_head, n_embd = (number or default for number, default in zip(
-        (flags.n_layer, flags.n_head, flags.n_embd), SIZES[name], strict=True))
+    given = (flags.n_layer, flags.n_head, flags.n_embd)
+    n_layer, n_head, n_embd = (number or default for number, default in zip(given, SIZES[name], strict=True))
     if n_embd % n_head:
         raise UserError(Exit.FLAGS, f"--n_embd {n_embd}: is not a multiple of --n_head {n_head}. Give both.")
     return n_layer, n_head, n_embd

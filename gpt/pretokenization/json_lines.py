@@ -4,7 +4,7 @@ import json
 import re
 from collections.abc import Iterable, Iterator
 
-from gpt.common.words import printable, shell_line, shell_word
+from gpt.common.words import printable, shell_word
 from gpt.pretokenization.blocks import (
     Findings,
     Kind,
@@ -36,9 +36,9 @@ def is_json_lines(source: Source, name: str, head: bytes) -> bool:
 def lines_by(program: str, source: Source) -> str:
     """The end of a sentence: the name of the JSON lines, and the command that makes them by a Python program."""
     lines = shell_word(f"lines-{source.path.name.partition('.')[0]}.jsonl")
-    reading = shell_line([*([source.packing, "-dc"] if source.packing else ["cat"]),
-                          "FILE" if source.path.name == STDIN else str(source.path)])
-    return f", and give {lines}:\n{reading} | python -c '{program}' > {lines}"
+    reading = f"{source.packing} -dc" if source.packing else "cat"
+    file = "FILE" if source.path.name == STDIN else shell_word(source.path)
+    return f", and give {lines}:\n{reading} {file} | python -c '{program}' > {lines}"
 
 
 def line_blocks(source: Source, reading: Reading) -> Iterator[TextBlock]:

@@ -46,4 +46,5 @@ class Mask:
         """
         shifts = self._shifts[np.searchsorted(self._firsts, starts, "right") - 1]
         places = (starts + shifts)[:, None] + np.arange(width)
-        return self._bits.take(places >> 3, mode="clip") >> (places & 7).astype(np.uint8) & 1 > 0
+        bits = self._bits.take(places // 8, mode="clip") >> (places % 8).astype(np.uint8)
+        return bits & 1 > 0
