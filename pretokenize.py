@@ -188,10 +188,11 @@ def pretokenize(args: Namespace, folder: Folder, signals: Signals, progress: Pro
 
     dtype = native_dtype(vocabulary.size)
     encode_text(job, vocabulary, dtype)
-    with folder.writing(), progress.phase("writing to the disk"):
-        refuse_empty(job)
-        job.report.say(progress)
+    refuse_empty(job)
+    job.report.say(progress)
+    with progress.phase("looking at the text"):
         look_at(job, dtype, vocabulary)
+    with folder.writing(), progress.phase("writing to the disk"):
         metadata = commit(job, dtype, vocabulary, trained_here=given is None)
     summarise(job, metadata, time.monotonic() - began)
 
