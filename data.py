@@ -450,8 +450,8 @@ class Batches:
 def with_noise(inputs_BT: torch.Tensor, fraction: float, vocab_size: int, seed: int, first_sample: int) -> torch.Tensor:
     """Replaces about this fraction of the inputs by random ids below vocab_size, int32 [B, T].
 
-    A sample's noise is a pure function of (seed, sample); row i is sample first_sample + i. Source: "Input noise"
-    for many passes over one text (arXiv 2606.16246).
+    A sample's noise is a pure function of (seed, sample); row i is sample first_sample + i. Source: arXiv 2606.16246,
+    for many passes over one text.
     """
     num_rows, seq_length = inputs_BT.shape
     samples = range(first_sample, first_sample + num_rows)
@@ -510,8 +510,8 @@ def validation_batches(tokens: Tokens, seq_length: int, batch_size: int, max_win
 
     Windows do not overlap, and the last one may be shorter than T. Windows without a target that counts are
     left out. The processes share the windows and get equally many batches. All batches have one shape, so that a
-    compiled model is compiled once: targets IGNORED fill the last window and the last batch, stand for tokens
-    that do not count, and may be all of a batch.
+    compiled model is compiled once: targets IGNORED fill the last window and the last batch. They also stand for
+    tokens that do not count, and may be all of a batch.
     """
     windows = spread_windows(tokens.length, seq_length, tokens.length)
     if tokens.mask:

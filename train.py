@@ -364,7 +364,7 @@ def try_step(run: Run, batches: Iterable[tuple[torch.Tensor, torch.Tensor]], num
             run.scaler.scale(loss).backward()
         mean_loss += loss.detach()
 
-    # Clip, without scaler.step, for which the host would wait: every optimizer here divides by grad_scale on its way,
+    # Clip, without scaler.step: the host would wait for it. Every optimizer here divides by grad_scale on its way,
     # and does nothing where found_inf is 1. scaler.update() reads what unscale_ has found.
     run.scaler.unscale_(optimizer)
     gradients = [p.grad for p in run.model.parameters() if p.grad is not None]

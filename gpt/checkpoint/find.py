@@ -70,7 +70,7 @@ def resolve(path: Path, warn: Callable[[str], None], to_train: bool = True) -> P
     """The folder that path means: a checkpoint, the newest sound one of a folder, or a Hugging Face folder.
 
     folder/best is the best checkpoint of a folder by validation, folder/last the newest sound one; best
-    and last alone are those of out. A checkpoint is verified, its optimizer's state by size alone without
+    and last alone mean out/best and out/last. A checkpoint is verified, its optimizer's state by size alone without
     to_train. A damaged one is skipped with a warning, or refused if the path names it. Raises UserError
     (exit 4) then, and for any other path.
     """

@@ -19,5 +19,5 @@ METADATA = "metadata.json"
 OLD_TOKENS = "tokens_bpe.bin"
 OLD_NAMES = {TOKENIZER: "bpe_tokenizer.json", METADATA: "tokens_bpe_metadata.json"}
 
-# The environment variable by which train.py tells pretokenize.py that it trains next.
+# With this environment variable train.py tells pretokenize.py that it trains next.
 TRAINS_NEXT = "TRAINS_NEXT"

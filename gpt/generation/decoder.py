@@ -110,7 +110,7 @@ class Decoder:
 
     @torch.inference_mode()
     def fill(self, row: int, ids: list[int]) -> None:
-        """Replaces the row's keys and values by those of these ids, at most T.
+        """Fills a row with the keys and values of these ids, at most T.
 
         They are copied, not computed, if another row was filled with the same ids.
         """

@@ -127,7 +127,7 @@ RELATIONS = {
 }
 
 
-# Flags that a run of the default recipe may have: its tokens, its length, what it writes. Every other flag of a run
+# Flags that a run of the default recipe may have: for its tokens, its length and its files. Every other flag of a run
 # makes another recipe, on which the losses depend.
 OF_ANY_RECIPE = frozenset((
     "data_dir", "bin_file", "val_bin_file", "tokenizer_file", "metadata_file", "vocab_size", "epochs", "max_steps",
