@@ -31,8 +31,6 @@ def read_flags(argv: Sequence[str]) -> argparse.Namespace:
     g.add_argument("--ckpt", type=text(), default="out", help=ANY_MODEL)
     g.add_argument("--text", nargs="+", type=text("FILE"), help="files, folders or globs, as for "
                    "pretokenize.py (default: none)")
-    g.add_argument("--encoding", type=flags.encoding(), help="of --text, such as cp1251 or utf-16 (default: utf-8)")
-    g.add_argument("--text_field", type=text("NAME"), default="text", help="field or column with the documents")
     g.add_argument("--tokens", nargs="+", type=text("FILE"), help="token files of the model's tokenizer, "
                    "in any layout that train.py reads (default: none)")
     g.add_argument("--use_gpu", action=flags.Switch, help="require a GPU; exit 5 when there is none "
@@ -63,7 +61,6 @@ if __name__ == "__main__":
     guard(answer_early)
 
 import contextlib
-import functools
 import json
 
 from gpt.checkpoint.find import read_checkpoint
@@ -113,9 +110,7 @@ def measure_everything(args: argparse.Namespace, out: Progress, signals: Signals
 
     results = []
     try:
-        as_written = functools.partial(texts_of, encoding=args.encoding or "", text_field=args.text_field)
-        for flag, words, documents_of in (("text", args.text, as_written),
-                                          ("tokens", args.tokens, token_files_of)):
+        for flag, words, documents_of in (("text", args.text, texts_of), ("tokens", args.tokens, token_files_of)):
             for name, documents in documents_of(flags.in_list(words), scorer) if words else ():
                 results.append({"task": flag, "file": name, **scorer.measure(documents, name)})
         if not any(result["tokens"] for result in results):

@@ -1,11 +1,13 @@
 """Reads documents to score from text files, as pretokenize.py does."""
 
+import contextlib
 import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
 
+from gpt.common.errors import UserError
 from gpt.common.words import several
 from gpt.evaluation.scoring import Document, Scorer
 from gpt.pretokenization.blocks import SAFE_CUT, SPACE_CUT, Findings, Reading, parts_of
@@ -15,25 +17,37 @@ from gpt.pretokenization.sources import KINDS, blocks_of, documents_of, find_sou
 from gpt.tokens.tokenizer import opening_ids, vocabulary_of
 
 
-def texts_of(words: Sequence[str], scorer: Scorer, encoding: str = "", text_field: str = "text",
-             ) -> Iterator[tuple[str, Iterator[Document]]]:
+def texts_of(words: Sequence[str], scorer: Scorer) -> Iterator[tuple[str, Iterator[Document]]]:
     """Yields the name and the documents of each file of --text; read the documents before the next file.
 
-    An unpacked copy of a compressed or encoded file is deleted then. words are files, folders and globs;
-    encoding and text_field are pretokenize.py's flags. Raises UserError (exit 3) for an unreadable file, and
-    Stopped at a signal.
+    An unpacked copy of a compressed or encoded file is deleted then. words are files, folders and globs. Raises
+    UserError (exit 3) for an unreadable file, and Stopped at a signal.
     """
-    for source in find_sources(words, scorer.out.say, {}, encoding):
-        if KINDS[source.kind].is_chat:
-            raise source.error("holds conversations. Make tokens of it, and give --tokens chats:\n"
-                               "python pretokenize.py FILE --tokenizer_file CHECKPOINT --output_dir chats "
-                               "--val_fraction 0")
-        with tempfile.TemporaryDirectory() as folder:
-            source = unpacked(source, Path(folder) / "text", scorer.signals.look)
-            yield source.shown, documents_in(source, scorer, text_field)
+    with leading_to_tokens():
+        for source in find_sources(words, scorer.out.say, {}):
+            if KINDS[source.kind].is_chat:
+                raise source.error("holds conversations. Make tokens of it, and give --tokens chats:\n"
+                                   "python pretokenize.py FILE --tokenizer_file CHECKPOINT --output_dir chats "
+                                   "--val_fraction 0")
+            with tempfile.TemporaryDirectory() as folder:
+                source = unpacked(source, Path(folder) / "text", scorer.signals.look)
+                yield source.shown, documents_in(source, scorer)
 
 
-def documents_in(source: Source, scorer: Scorer, text_field: str = "text") -> Iterator[Document]:
+@contextlib.contextmanager
+def leading_to_tokens() -> Iterator[None]:
+    """Adds to a UserError that names a flag of pretokenize.py the command that takes the flag."""
+    try:
+        yield
+    except UserError as error:
+        if " --" not in str(error) or "python " in str(error):
+            raise
+        raise UserError(error.code, f"{error} The flag goes to this command; then give --tokens new instead of "
+                                    "--text:\npython pretokenize.py FILE --tokenizer_file CHECKPOINT --output_dir new "
+                                    "--val_fraction 0") from error
+
+
+def documents_in(source: Source, scorer: Scorer) -> Iterator[Document]:
     """Reads the documents of a file, block by block; the tokenizer decides where a long document may be cut.
 
     A document begins with the tokenizer's opening id (Llama's has one) or the end-of-text id. If the
@@ -49,23 +63,24 @@ def documents_in(source: Source, scorer: Scorer, text_field: str = "text") -> It
     num_bytes = 0
     splits_as_gpt2 = (scorer.end_of_text_id is not None
                       and vocabulary_of(tokenizer, scorer.end_of_text_id).splits_as_gpt2)
-    reading = Reading(text_field, cut_pattern=SAFE_CUT if splits_as_gpt2 else SPACE_CUT)
-    for block in blocks_of(source, reading):
-        texts = documents_of(block, [source], reading, found)
-        refuse_undecodable(source, found)
-        for text in texts:
-            for part in parts_of(text.encode(), reading):  # a long document has many parts
-                scorer.signals.look()
-                num_bytes += len(part)
-                ids.append(np.array(tokenizer.encode(part.decode(), add_special_tokens=False).ids, np.int32))
-            if not block.last:
-                continue
-            ids_N = np.concatenate([np.array(start_ids, np.int32), *ids])
-            if not start_ids:
-                num_bytes -= len(tokenizer.decode(ids_N[:1].tolist(), skip_special_tokens=False).encode())
-            yield Document(ids_N, num_bytes, np.ones(len(ids_N), bool))
-            ids = []
-            num_bytes = 0
+    reading = Reading(cut_pattern=SAFE_CUT if splits_as_gpt2 else SPACE_CUT)
+    with leading_to_tokens():
+        for block in blocks_of(source, reading):
+            texts = documents_of(block, [source], reading, found)
+            refuse_undecodable(source, found)
+            for text in texts:
+                for part in parts_of(text.encode(), reading):  # a long document has many parts
+                    scorer.signals.look()
+                    num_bytes += len(part)
+                    ids.append(np.array(tokenizer.encode(part.decode(), add_special_tokens=False).ids, np.int32))
+                if not block.last:
+                    continue
+                ids_N = np.concatenate([np.array(start_ids, np.int32), *ids])
+                if not start_ids:
+                    num_bytes -= len(tokenizer.decode(ids_N[:1].tolist(), skip_special_tokens=False).encode())
+                yield Document(ids_N, num_bytes, np.ones(len(ids_N), bool))
+                ids = []
+                num_bytes = 0
     refuse_changed([source])
     if found.bad_lines or found.replaced:
         scorer.out.warn(f"{source.shown}: {several(found.bad_lines, 'record')} without a document skipped, "
