@@ -173,6 +173,7 @@ from gpt.planning.check import check_machine
 from gpt.planning.deadline import Deadline, with_length
 from gpt.planning.decided import Pace, Setup
 from gpt.planning.inputs import choose_inputs, choose_machine
+from gpt.planning.own_teacher import with_own_teacher
 from gpt.planning.plan import say_first, say_rest
 from gpt.planning.setup import choose_setup
 from gpt.training import recovery
@@ -201,7 +202,7 @@ def main(argv: Sequence[str]) -> int:
             return check_machine(args, choose_machine(args), runtime.out)
 
         # What there is: tokens, the model's shape, a checkpoint to resume from. The machine: TF32 is on from here.
-        inputs = choose_inputs(args, runtime)
+        inputs = with_own_teacher(choose_inputs(args, runtime), runtime, argv)
         runtime.use(choose_machine(args, inputs.prefers_bf16))
 
         # What will be trained and how, each default with its reason (planning/recipe.py).

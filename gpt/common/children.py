@@ -23,6 +23,7 @@ PROGRAM = Path(__file__).resolve().parents[2]
 SAFE_PATH = "PYTHONSAFEPATH"  # since Python 3.11
 TIMED_OUT = 124  # the exit code of timeout(1)
 GRACE_SECONDS = 5.0  # between SIGTERM and SIGKILL
+GRACE_OF_SHOWN = 60.0  # of a script that shows what it does, and may save
 
 
 def leave_out_current_folder() -> None:
@@ -44,10 +45,10 @@ def run_child(command: Sequence[str], signals: Signals, seconds: float = math.in
               ) -> subprocess.CompletedProcess[str]:
     """Runs a script of this program, at most for some seconds, and returns its exit code and its output.
 
-    A script that takes longer, or that still runs at a signal, gets SIGTERM. Five seconds later it is
-    killed with all its child processes. Its exit code is then TIMED_OUT; after a signal SystemExit is raised
-    instead. env is added to this process's environment, without torchrun's variables. With shows the script
-    prints to this process's own stdout and stderr, and no output is returned.
+    A script that takes longer, or that still runs at a signal, gets SIGTERM. Five seconds later, with shows a
+    minute later, it is killed with all its child processes. Its exit code is then TIMED_OUT; after a signal
+    SystemExit is raised instead. env is added to this process's environment, without torchrun's variables. With
+    shows the script prints to this process's own stdout and stderr, and no output is returned.
     """
     inherited = without_torchrun(os.environ)
     inherited.pop(SAFE_PATH, None)  # the script's own folder must stay on its module path
@@ -68,7 +69,7 @@ def run_child(command: Sequence[str], signals: Signals, seconds: float = math.in
                 continue
             child.terminate()
             with contextlib.suppress(subprocess.TimeoutExpired):
-                child.wait(GRACE_SECONDS)
+                child.wait(GRACE_OF_SHOWN if shows else GRACE_SECONDS)
             with contextlib.suppress(ProcessLookupError):  # nothing of its group is left
                 os.killpg(child.pid, signal.SIGKILL) if os.name == "posix" else child.kill()
     if signals.number is not None:

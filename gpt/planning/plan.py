@@ -1,6 +1,7 @@
 """The plan of a run in words: size, time and disk, every decision with --verbose, and objections."""
 
 import math
+import os
 import shutil
 from argparse import Namespace
 
@@ -9,6 +10,7 @@ from torch.nn.attention import SDPBackend
 
 from data import spread_windows
 from gpt.architectures.table import ARCHITECTURES, DEFAULT, ModelConfig, architecture_of, by_flags, name_of
+from gpt.common.names import TRAINS_NEXT
 from gpt.common.ranks import is_one_of_several
 from gpt.common.words import count, duration, percent, printable, several, shell_word, short, size
 from gpt.machine.device import Machine, describe
@@ -197,7 +199,7 @@ def objections(setup: Setup) -> list[str]:
     most = most_passes(num_tokens, config.num_parameters, bool(args.teacher))
     times = 0 if has_length or is_chosen else times_too_short(
         recipe.total_steps, recipe.total_steps * setup.tokens_per_step, num_tokens, config.num_parameters)
-    if is_small and not has_length and recipe.passes >= most:
+    if is_small and not has_length and recipe.passes >= most and TRAINS_NEXT not in os.environ:
         teacher = "" if args.teacher else ", or a second run with --teacher"
         lines.append(f"the run ends before its {args.max_minutes:g} min: after {most} passes this model only "
                      f"learns the text by heart. More text helps{teacher}.")

@@ -53,7 +53,8 @@ class Sizing:
     """Network, T, micro-batch and epochs without a GPU, with the reasons.
 
     speed is in FLOP/s of training. shape is the program's choice, or None for a size that flags name.
-    batch_size is the most sequences of a default micro-batch; the memory may allow fewer.
+    batch_size is the most sequences of a default micro-batch; the memory may allow fewer. spare is the fraction of
+    --max_minutes left after the passes that the text allows, for a shape of the program's choice; else 0.
     """
 
     speed: float
@@ -63,6 +64,7 @@ class Sizing:
     batch_size: int
     epochs: int
     reasons: Mapping[str, str]
+    spare: float = 0.0
 
 
 def choose_sizing(flags: Namespace, corpus: Corpus, use_gpu: bool | None, max_minutes: float | None,
@@ -157,7 +159,11 @@ def sizing_for(vocab_size: int, num_tokens: int, speed: float, max_minutes: floa
     epochs = max(1, min(most_passes(num_tokens, config.num_parameters, has_teacher), passes_in_time, wanted_passes))
     step_tokens = _power_of_two(epochs * num_tokens // least_steps, LEAST_STEP_TOKENS, most_step_tokens)
     chosen = None if shape else (config.n_layer, config.n_head, config.n_embd)
-    return Sizing(speed, arch, chosen, seq_length, max(1, step_tokens // seq_length), epochs, reasons)
+    spare = 0.0
+    if chosen and max_minutes and num_tokens < config.num_parameters:
+        most_tokens = most_passes(num_tokens, config.num_parameters, has_teacher) * num_tokens
+        spare = max(0.0, 1 - most_tokens * config.flops_per_token / flops)
+    return Sizing(speed, arch, chosen, seq_length, max(1, step_tokens // seq_length), epochs, reasons, spare)
 
 
 def _power_of_two(number: float, least: int, most: int) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import time
 from collections import deque
 from collections.abc import Sequence
@@ -12,7 +13,7 @@ import torch
 
 from gpt.architectures.table import architecture_of
 from gpt.checkpoint.find import with_more_text
-from gpt.common.names import TOKENIZER
+from gpt.common.names import TOKENIZER, TRAINS_NEXT
 from gpt.common.words import duration, percent, printable, several, shell_word
 from gpt.machine.pinned import to_host
 from gpt.machine.timing import Mark
@@ -276,11 +277,15 @@ class Monitor:
     def say_what_next(self, best_step: int) -> None:
         """Prints the next command: to generate, and how to improve; after a signal the one to continue, alone.
 
-        best_step is the step of the best checkpoint on the disk, or 0.
+        best_step is the step of the best checkpoint on the disk, or 0. A run's own teacher, which its student
+        follows, has no next command.
         """
         signals, folder = self._runtime.signals, shell_word(self._args.output_dir)
+        student = os.environ.get(TRAINS_NEXT)
         if signals.number is not None:
-            self._out.say(f"stopped by {signals.name}; to continue: python train.py --resume_from {folder}")
+            resume = f"{student} --resume_from auto" if student else f"train.py --resume_from {folder}"
+            self._out.say(f"stopped by {signals.name}; to continue: python {resume}")
+        if student or signals.number is not None:
             return
         best, note = folder, ""
         if best_step not in (0, self.state.step):

@@ -1,0 +1,112 @@
+"""A run's own teacher: which runs have one, and that a killed run ends as one that was never stopped."""
+
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+import train
+from gpt.common.names import TRAINS_NEXT
+from gpt.planning import own_teacher
+from gpt.planning.own_teacher import with_own_teacher
+from gpt.planning.sizing import choose_sizing, sizing_for
+from tests.helpers.commands import ROOT
+
+LENGTH = "--max_minutes 10"
+
+
+def answer(flags: str, spare: float = 0.9, world_size: int = 1, **more: Any) -> str:
+    """What a run with these flags says about its own teacher; its inputs must not change."""
+    said: list[str] = []
+    runtime: Any = SimpleNamespace(out=SimpleNamespace(say=said.append), processes=SimpleNamespace(world_size=world_size))
+    args = train.read_flags(f"{flags} --dry_run".split())
+    inputs: Any = SimpleNamespace(args=args, sizing=SimpleNamespace(spare=spare), resumed=None)
+    vars(inputs).update(more)
+    assert with_own_teacher(inputs, runtime, []) is inputs
+    return "".join(said)
+
+
+def test_a_run_of_the_default_recipe_whose_text_leaves_minutes_has_its_own_teacher():
+    assert "first 3 min for a model in out/own_teacher" in answer(LENGTH)
+    assert "first 3 min for a model in b/own_teacher" in answer(f"{LENGTH} --output_dir b --seed 3")
+
+
+@pytest.mark.parametrize(("flags", "more"), [
+    (LENGTH, {"spare": 0.2}), (LENGTH, {"sizing": None}), (LENGTH, {"resumed": True}), (LENGTH, {"world_size": 2}),
+    (f"{LENGTH} --mirror_to m", {}), (f"{LENGTH} --teacher other", {}), (f"{LENGTH} --learning_rate 1e-3", {}),
+    (f"{LENGTH} --init_from other", {})])
+def test_every_other_run_trains_one_model(flags, more):
+    assert answer(flags, **more) == ""
+
+
+def test_a_teacher_has_no_teacher_of_its_own(monkeypatch):
+    monkeypatch.setenv(TRAINS_NEXT, "train.py")
+    assert answer(LENGTH) == ""
+
+
+def test_the_text_leaves_what_its_passes_do_not_take():
+    speed, num_tokens = 2e11, 100_000
+    found = sizing_for(1024, num_tokens, speed, 16.0, None)
+    assert found.shape
+    config = own_teacher.choose_config(train.read_flags([]), 1024, num_tokens, found)
+    seconds = 10 * num_tokens * config.flops_per_token / speed  # its parameters allow the usual ten passes
+    assert found.spare == pytest.approx(1 - seconds / 960)
+    assert 0.3 < found.spare < 0.99
+    for minutes, tokens, shape in ((None, num_tokens, None), (16.0, num_tokens, (2, 2, 128)), (16.0, 10**7, None)):
+        assert sizing_for(1024, tokens, speed, minutes, None, ("qwen3", shape)).spare == 0
+
+
+def run_until(command: list[str], file: Path, lines: int) -> None:
+    """Runs a command until a file has so many lines, then kills it with all its processes."""
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    while not file.exists() or file.read_bytes().count(b"\n") < lines:
+        assert process.poll() is None, "it ended before"
+        time.sleep(0.05)
+    [children] = [Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()]
+    for number in (process.pid, *map(int, children)):
+        os.kill(number, signal.SIGKILL)
+    process.wait()
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
+def test_teacher_and_student_killed_and_resumed_end_with_the_same_weights(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a.txt").write_text((ROOT / "docs/LOG.md").read_text(encoding="utf-8")[:30_000], encoding="utf-8")
+    subprocess.run([sys.executable, str(ROOT / "pretokenize.py"), "a.txt", "--vocab_size", "512"], check=True)
+    flags = "--max_minutes 3 --no-use_gpu --sample_interval 0 --log_interval 1 --checkpoint_every_steps 5 --output_dir"
+    command = [sys.executable, str(ROOT / "train.py"), *flags.split()]
+
+    whole = subprocess.run([*command, "whole"], check=True, capture_output=True, text=True).stdout
+    assert re.findall(r"^(?:next|To improve|stopped)", whole, re.MULTILINE)[:1] == ["next"]
+    assert whole.count("next: ") == 1, "the teacher has no command of its own"
+
+    run_until([*command, "cut"], tmp_path / "cut/own_teacher/metrics.jsonl", 20)
+    again = [*command, "cut", "--resume_from", "auto"]
+    run_until(again, tmp_path / "cut/metrics.jsonl", 20)
+    subprocess.run(again, check=True)
+    for folder in ("own_teacher/", ""):
+        [ours, theirs] = [max((tmp_path / name / folder).glob("checkpoint-*"), key=lambda path: path.stat().st_mtime_ns)
+                          for name in ("whole", "cut")]
+        assert ours.name == theirs.name
+        for name in ("model.safetensors", "optimizer.safetensors"):
+            assert (ours / name).read_bytes() == (theirs / name).read_bytes()
+
+    shutil.rmtree("cut")
+    process = subprocess.Popen([*command, "cut"], stdout=subprocess.PIPE, text=True)
+    assert process.stdout
+    for line in process.stdout:
+        if line.startswith("step 10/"):
+            process.send_signal(signal.SIGINT)
+            break
+    said = process.stdout.read()
+    assert process.wait() == 130
+    assert f"to continue: python train.py {flags} cut --resume_from auto" in said
