@@ -20,7 +20,7 @@ from typing import TextIO
 
 from gpt.architectures.table import ARCHITECTURES
 from gpt.common.config import read_toml
-from gpt.common.names import METADATA, RUN_CONFIG, TOKENIZER
+from gpt.common.names import METADATA, RUN_CONFIG, TOKENIZER, TRAINS_NEXT
 from gpt.planning.forecast import DEVIATIONS, TABLE, FinishedRun, finished_runs, ngram_statistics, predicted_bits
 from gpt.tokens.corpus import open_corpus
 from gpt.watching.history import read_run
@@ -49,11 +49,12 @@ def refit(folder: Path) -> None:
 
 
 def trained(text: Path, minutes: int, runs: Path) -> Path:
-    """Trains on a text's tokens for so many minutes by one thread, if that is not done; returns the output folder."""
+    """Trains one model on a text's tokens for so many minutes by one thread, once; returns the output folder."""
     out = runs / f"{text.name}-{minutes}"
     command = [sys.executable, str(ROOT / "train.py"), "--data_dir", str(text), "--output_dir", str(out),
                "--max_minutes", str(minutes), "--resume_from", "auto", "--sample_interval", "0"]
-    subprocess.run(command, env={**os.environ, "OMP_NUM_THREADS": "1"}, check=True)
+    one_model = {TRAINS_NEXT: "train.py"}  # a run has a teacher of its own only without it
+    subprocess.run(command, env={**os.environ, "OMP_NUM_THREADS": "1", **one_model}, check=True)
     return out
 
 

@@ -17,7 +17,7 @@ import train
 from gpt.common.names import TRAINS_NEXT
 from gpt.planning import own_teacher
 from gpt.planning.own_teacher import with_own_teacher
-from gpt.planning.sizing import choose_sizing, sizing_for
+from gpt.planning.sizing import sizing_for
 from tests.helpers.commands import ROOT
 
 LENGTH = "--max_minutes 10"
@@ -26,7 +26,8 @@ LENGTH = "--max_minutes 10"
 def answer(flags: str, spare: float = 0.9, world_size: int = 1, **more: Any) -> str:
     """What a run with these flags says about its own teacher; its inputs must not change."""
     said: list[str] = []
-    runtime: Any = SimpleNamespace(out=SimpleNamespace(say=said.append), processes=SimpleNamespace(world_size=world_size))
+    processes = SimpleNamespace(world_size=world_size)
+    runtime: Any = SimpleNamespace(out=SimpleNamespace(say=said.append), processes=processes)
     args = train.read_flags(f"{flags} --dry_run".split())
     inputs: Any = SimpleNamespace(args=args, sizing=SimpleNamespace(spare=spare), resumed=None)
     vars(inputs).update(more)
