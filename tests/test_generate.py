@@ -289,10 +289,12 @@ class Terminal(io.StringIO):
 
 
 def test_a_conversation_takes_its_commands(talk):
-    said, err = talk("/usr/bin is where?", "/quit", "never read", flags=GREEDY_JSON)
+    said, err = talk("/usr/bin is where?", "/quit ", "never read", flags=GREEDY_JSON)
     assert [record["prompt"] for record in objects(said)] == ["/usr/bin is where?"]
     assert "/reset" not in err
-    assert "/reset" in talk("the cat", stream=Terminal)[1]
+    said, err = talk("", " ", "the cat", flags=GREEDY_JSON, stream=Terminal)
+    assert "/reset" in err
+    assert [record["prompt"] for record in objects(said)] == ["the cat"], "a bare Enter is no message"
 
 
 def test_a_message_that_is_too_long_stops_a_pipe_and_not_a_terminal(talk, chatty):

@@ -93,10 +93,14 @@ def converse(decoder: Decoder, ids_of: Callable[[list[Sample], str], list[int]],
         import readline  # noqa: F401 - gives input() line editing
     history: list[Sample] = []
     with contextlib.suppress(EOFError):  # the end of the input
-        for line in iter(lambda: without_surrogates(input("> " if on_terminal and not as_json else "")), "/quit"):
-            if line == "/reset":
+        while True:
+            line = without_surrogates(input("> " if on_terminal and not as_json else ""))
+            command = line.strip()
+            if command == "/quit":
+                break
+            if command == "/reset":
                 history = []
-            else:
+            elif command or not on_terminal:
                 try:
                     ids = ids_of(history, line)
                 except UserError as error:
