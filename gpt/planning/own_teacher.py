@@ -34,8 +34,9 @@ def with_own_teacher(inputs: Inputs, runtime: Runtime, argv: Sequence[str]) -> I
     another exit code than 0, or at a signal: then it goes on where the same command resumes.
     """
     args, sizing, out = inputs.args, inputs.sizing, runtime.out
-    if (inputs.resumed or args.overfit or args.mirror_to or not sizing or sizing.spare < LEAST_SPARE
-            or of_another_recipe(args.config.given) or runtime.processes.world_size > 1 or TRAINS_NEXT in os.environ):
+    is_default = not (inputs.resumed or args.teacher or of_another_recipe(args.config.given))
+    is_alone = not (args.overfit or args.mirror_to or runtime.processes.world_size > 1 or TRAINS_NEXT in os.environ)
+    if not (is_default and is_alone and sizing and sizing.spare >= LEAST_SPARE):
         return inputs
     began = time.monotonic()
     minutes = TEACHERS_PART * args.max_minutes
