@@ -179,9 +179,9 @@ def default_decay(passes: float, parameters_per_token: float) -> float:
 def most_passes(num_tokens: int, num_parameters: int, has_teacher: bool = False) -> int:
     """The most passes of a default run over a text of num_tokens, for any number of minutes.
 
-    At least USUAL_PASSES; above them a teacher (has_teacher) allows WITH_TEACHER times as many.
+    At least USUAL_PASSES; a teacher (has_teacher) allows WITH_TEACHER times as many.
     """
-    return max(USUAL_PASSES, BY_HEART * (WITH_TEACHER if has_teacher else 1) * num_tokens // num_parameters)
+    return (WITH_TEACHER if has_teacher else 1) * max(USUAL_PASSES, BY_HEART * num_tokens // num_parameters)
 
 
 def default_beta2(tokens_per_step: int) -> float:

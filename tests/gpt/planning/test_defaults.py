@@ -5,7 +5,14 @@ import itertools
 import pytest
 
 from gpt.optimizers.table import OPTIMIZERS
-from gpt.planning.defaults import UsualRates, default_beta2, rate_by_compute, rate_by_parameters, usual_rates
+from gpt.planning.defaults import (
+    UsualRates,
+    default_beta2,
+    most_passes,
+    rate_by_compute,
+    rate_by_parameters,
+    usual_rates,
+)
 from model import SIZES, GPTConfig
 
 STEPS = (2**10, 2**14, 2**19)  # tokens
@@ -62,3 +69,11 @@ def test_beta2_forgets_half_in_as_many_tokens_whatever_the_step():
     assert default_beta2(2**19) == pytest.approx(0.95, abs=1e-3)
     assert [default_beta2(tokens) for tokens in (1, 2**10, 2**16)] == [0.99] * 3
     assert default_beta2(2**22) == 0.95
+
+
+def test_a_small_text_bears_more_passes_of_a_smaller_model_and_with_a_teacher_twice_as_many():
+    assert most_passes(100_000, 3_000_000) == 10
+    assert most_passes(400_000, 2_000_000) == 20
+    assert most_passes(400_000, 1_000_000) == 40
+    assert most_passes(100_000, 3_000_000, has_teacher=True) == 20
+    assert most_passes(400_000, 2_000_000, has_teacher=True) == 40
