@@ -173,7 +173,6 @@ from gpt.planning.check import check_machine
 from gpt.planning.deadline import Deadline, with_length
 from gpt.planning.decided import Pace, Setup
 from gpt.planning.inputs import choose_inputs, choose_machine
-from gpt.planning.own_teacher import with_own_teacher
 from gpt.planning.plan import say_first, say_rest
 from gpt.planning.setup import choose_setup
 from gpt.training import recovery
@@ -186,7 +185,7 @@ from gpt.training.pacing import dry_run, measure_pace, move_end
 from gpt.training.starting import forget_best_on_other_tokens, load_start
 from gpt.training.state import Figures, Run
 from gpt.training.strategies import Decisions, build_model
-from gpt.training.teacher import load_teacher
+from gpt.training.teacher import after_first_model, load_teacher
 from gpt.training.validation import Validator
 from gpt.watching.monitor import Monitor
 from gpt.watching.output import open_output
@@ -202,7 +201,7 @@ def main(argv: Sequence[str]) -> int:
             return check_machine(args, choose_machine(args), runtime.out)
 
         # What there is: tokens, the model's shape, a checkpoint to resume from. The machine: TF32 is on from here.
-        inputs = with_own_teacher(choose_inputs(args, runtime), runtime, argv)
+        inputs = after_first_model(choose_inputs(args, runtime), runtime, argv)
         runtime.use(choose_machine(args, inputs.prefers_bf16))
 
         # What will be trained and how, each default with its reason (planning/recipe.py).

@@ -53,7 +53,7 @@ def trained(text: Path, minutes: int, runs: Path) -> Path:
     out = runs / f"{text.name}-{minutes}"
     command = [sys.executable, str(ROOT / "train.py"), "--data_dir", str(text), "--output_dir", str(out),
                "--max_minutes", str(minutes), "--resume_from", "auto", "--sample_interval", "0"]
-    one_model = {TRAINS_NEXT: "train.py"}  # a run has a teacher of its own only without it
+    one_model = {TRAINS_NEXT: "train.py"}  # a run has two models only without it
     subprocess.run(command, env={**os.environ, "OMP_NUM_THREADS": "1", **one_model}, check=True)
     return out
 

@@ -7,6 +7,7 @@ Muon. Muon's update is scaled so that both have the same unit (Liu et al. 2025, 
 from __future__ import annotations
 
 import math
+from argparse import Namespace
 from collections.abc import Sequence
 from itertools import pairwise
 from typing import NamedTuple
@@ -55,7 +56,7 @@ LEAST_PARAMETERS = 3  # per token, of a model that dropout helps
 # passes x parameters reach BY_HEART x tokens: after that it learns the text by heart, whatever the decay
 # (same entry).
 USUAL_PASSES, BY_HEART = 10, 100
-WITH_TEACHER = 2  # a teacher doubles the passes and parameters that a text allows
+WITH_HELP = 2  # a teacher, or noise on the inputs, doubles the passes and parameters that a text allows
 OPEN_SCHEDULES = ("wsd", "constant")
 
 # beta2 follows from the tokens after which the average has forgotten half. It is 0.95 at 0.5M tokens a
@@ -176,12 +177,17 @@ def default_decay(passes: float, parameters_per_token: float) -> float:
     return min(MOST_DECAY, DECAY_OF_A_PASS * (1.0 + max(0.0, passes - 1.0) * growth))
 
 
-def most_passes(num_tokens: int, num_parameters: int, has_teacher: bool = False) -> int:
+def most_passes(num_tokens: int, num_parameters: int, has_help: bool = False) -> int:
     """The most passes of a default run over a text of num_tokens, for any number of minutes.
 
-    At least USUAL_PASSES; a teacher (has_teacher) allows WITH_TEACHER times as many.
+    At least USUAL_PASSES; help (helps_many_passes) allows WITH_HELP times as many.
     """
-    return (WITH_TEACHER if has_teacher else 1) * max(USUAL_PASSES, BY_HEART * num_tokens // num_parameters)
+    return (WITH_HELP if has_help else 1) * max(USUAL_PASSES, BY_HEART * num_tokens // num_parameters)
+
+
+def helps_many_passes(flags: Namespace) -> bool:
+    """True if a teacher, or noise on the inputs, delays the pass from which a run learns its text by heart."""
+    return bool(flags.teacher or flags.input_noise)
 
 
 def default_beta2(tokens_per_step: int) -> float:

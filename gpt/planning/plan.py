@@ -17,7 +17,7 @@ from gpt.machine.device import Machine, describe
 from gpt.ops.attention import attends_in_blocks
 from gpt.optimizers.table import OPTIMIZERS
 from gpt.planning.decided import Pace, Setup
-from gpt.planning.defaults import most_passes
+from gpt.planning.defaults import helps_many_passes, most_passes
 from gpt.planning.forecast import copied_in, describe_forecast
 from gpt.planning.memory import describe_memory, predicted_peak
 from gpt.planning.recipe import DEFAULT_SEQ_LENGTH, Recipe
@@ -196,7 +196,7 @@ def objections(setup: Setup) -> list[str]:
                      f"for {count(config.num_parameters)} parameters. Try --dropout 0.2, or a smaller "
                      f"{'--init_from' if args.init_from else '--model_size'}.")
     has_length = args.epochs or args.max_steps or args.init_from or not args.max_minutes
-    most = most_passes(num_tokens, config.num_parameters, bool(args.teacher))
+    most = most_passes(num_tokens, config.num_parameters, helps_many_passes(args))
     times = 0 if has_length or is_chosen else times_too_short(
         recipe.total_steps, recipe.total_steps * setup.tokens_per_step, num_tokens, config.num_parameters)
     if is_small and not has_length and recipe.passes >= most and TRAINS_NEXT not in os.environ:

@@ -302,7 +302,7 @@ def _choose_length(facts: _Facts, cooldown: Cooldown | None, overfits: bool, win
     args, num_tokens = facts.args, facts.num_tokens
     num_parameters = facts.config.num_parameters
     steps_done, samples_seen = facts.stored.state.step, facts.stored.state.samples_seen
-    most_epochs = defaults.most_passes(num_tokens, num_parameters, bool(args.teacher))
+    most_epochs = defaults.most_passes(num_tokens, num_parameters, defaults.helps_many_passes(args))
     most_steps = _most_steps(args, facts.stored.settings, cooldown)
     last_step = most_steps or length
     if last_step and not args.epochs:

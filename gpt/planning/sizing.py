@@ -16,7 +16,7 @@ from gpt.architectures.table import ARCHITECTURES, DEFAULT, ModelConfig, beyond_
 from gpt.common.errors import Exit, UserError
 from gpt.machine.backends import CPU, gpu_in_use
 from gpt.optimizers.table import MUON_PAYS
-from gpt.planning.defaults import USUAL_PASSES, WITH_TEACHER, most_passes
+from gpt.planning.defaults import USUAL_PASSES, WITH_HELP, helps_many_passes, most_passes
 from gpt.tokens.corpus import Corpus
 from model import SIZES, Options
 
@@ -90,7 +90,7 @@ def choose_sizing(flags: Namespace, corpus: Corpus, use_gpu: bool | None, max_mi
         speed = FRACTION_OF_MEASURED * measured_speed(arch, corpus.vocab_size, use_amp is not False and CPU.has_bf16())
     shape = shape_of(flags, flags.model_size or DEFAULT_SIZE) if names_size else None
     return sizing_for(corpus.vocab_size, corpus.train.length, speed, max_minutes, flags.seq_length, (arch, shape),
-                      bool(flags.teacher))
+                      helps_many_passes(flags))
 
 
 def measured_speed(arch: str, vocab_size: int, use_bf16: bool) -> float:
@@ -126,15 +126,15 @@ def shape_of(flags: Namespace, name: str) -> Shape:
 
 def sizing_for(vocab_size: int, num_tokens: int, speed: float, max_minutes: float | None,
                seq_length: int | None, network: tuple[str, Shape | None] = (CHOSEN_ARCH, None),
-               has_teacher: bool = False) -> Sizing:
+               has_help: bool = False) -> Sizing:
     """Chooses the sizing for num_tokens of training text and speed FLOP/s.
 
     max_minutes and seq_length are None without their flags; the network's shape is None where no flag names
-    a size: then it is the largest that text and time allow, or else the smallest. has_teacher is True
-    with --teacher, which allows more passes and parameters for a text.
+    a size: then it is the largest that text and time allow, or else the smallest. has_help (helps_many_passes)
+    allows more passes and parameters for a text.
     """
     arch, shape = network
-    most_parameters = MOST_PARAMETERS_PER_TOKEN * (WITH_TEACHER if has_teacher else 1) * num_tokens
+    most_parameters = MOST_PARAMETERS_PER_TOKEN * (WITH_HELP if has_help else 1) * num_tokens
     minutes = max_minutes or USUAL_MINUTES
     seq_length = seq_length or _power_of_two(num_tokens // LEAST_SEQUENCES, SHORTEST_SEQUENCE, LONGEST_SEQUENCE)
     flops = speed * 60 * minutes
@@ -156,12 +156,12 @@ def sizing_for(vocab_size: int, num_tokens: int, speed: float, max_minutes: floa
 
     passes_in_time = int(flops / config.flops_per_token / num_tokens)
     wanted_passes = -(-20 * config.num_parameters // num_tokens)
-    epochs = max(1, min(most_passes(num_tokens, config.num_parameters, has_teacher), passes_in_time, wanted_passes))
+    epochs = max(1, min(most_passes(num_tokens, config.num_parameters, has_help), passes_in_time, wanted_passes))
     step_tokens = _power_of_two(epochs * num_tokens // least_steps, LEAST_STEP_TOKENS, most_step_tokens)
     chosen = None if shape else (config.n_layer, config.n_head, config.n_embd)
     spare = 0.0
     if chosen and max_minutes and num_tokens < config.num_parameters:
-        most_tokens = most_passes(num_tokens, config.num_parameters, has_teacher) * num_tokens
+        most_tokens = most_passes(num_tokens, config.num_parameters, has_help) * num_tokens
         spare = max(0.0, 1 - most_tokens * config.flops_per_token / flops)
     return Sizing(speed, arch, chosen, seq_length, max(1, step_tokens // seq_length), epochs, reasons, spare)
 

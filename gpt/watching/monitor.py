@@ -277,15 +277,15 @@ class Monitor:
     def say_what_next(self, best_step: int) -> None:
         """Prints the next command: to generate, and how to improve; after a signal the one to continue, alone.
 
-        best_step is the step of the best checkpoint on the disk, or 0. A run's own teacher, which its student
+        best_step is the step of the best checkpoint on the disk, or 0. A first model, which a second one
         follows, has no next command.
         """
         signals, folder = self._runtime.signals, shell_word(self._args.output_dir)
-        student = os.environ.get(TRAINS_NEXT)
+        second = os.environ.get(TRAINS_NEXT)
         if signals.number is not None:
-            resume = f"{student} --resume_from auto" if student else f"train.py --resume_from {folder}"
+            resume = f"{second} --resume_from auto" if second else f"train.py --resume_from {folder}"
             self._out.say(f"stopped by {signals.name}; to continue: python {resume}")
-        if student or signals.number is not None:
+        if second or signals.number is not None:
             return
         best, note = folder, ""
         if best_step not in (0, self.state.step):

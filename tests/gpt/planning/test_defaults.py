@@ -71,9 +71,9 @@ def test_beta2_forgets_half_in_as_many_tokens_whatever_the_step():
     assert default_beta2(2**22) == 0.95
 
 
-def test_a_small_text_bears_more_passes_of_a_smaller_model_and_with_a_teacher_twice_as_many():
+def test_a_small_text_bears_more_passes_of_a_smaller_model_and_with_help_twice_as_many():
     assert most_passes(100_000, 3_000_000) == 10
     assert most_passes(400_000, 2_000_000) == 20
     assert most_passes(400_000, 1_000_000) == 40
-    assert most_passes(100_000, 3_000_000, has_teacher=True) == 20
-    assert most_passes(400_000, 2_000_000, has_teacher=True) == 40
+    assert most_passes(100_000, 3_000_000, has_help=True) == 20
+    assert most_passes(400_000, 2_000_000, has_help=True) == 40

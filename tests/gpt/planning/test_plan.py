@@ -72,7 +72,8 @@ def test_minutes_that_allow_few_steps_of_a_named_size_name_enough_of_them(run, m
 @pytest.mark.parametrize(("init_from", "dropout", "cures"), [
     (None, 0.0, ["--model_size."]), ("out", 0.0, ["--init_from."]), (None, 0.2, [])])
 def test_what_helps_a_small_corpus_are_flags_that_the_run_takes(init_from, dropout, cures):
-    args = SimpleNamespace(init_from=init_from, epochs=3, max_steps=None, max_minutes=None, teacher=None)
+    args = SimpleNamespace(init_from=init_from, epochs=3, max_steps=None, max_minutes=None, teacher=None,
+                           input_noise=0.0)
     setup: Any = SimpleNamespace(args=args, config=GPTConfig(50257, 64, 2, 2, 64, dropout=dropout), resumed=None,
                                  recipe=SimpleNamespace(passes=3.0, total_steps=999), sizing=None,
                                  corpus=SimpleNamespace(train=SimpleNamespace(length=1000)))

@@ -1,4 +1,4 @@
-"""A run's own teacher: which runs have one, and that a killed run ends as one that was never stopped."""
+"""Two models in the minutes of one: which runs have them, and that a killed run ends as one that was never stopped."""
 
 import os
 import re
@@ -10,34 +10,39 @@ import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 
 import train
+from gpt.checkpoint.stored import TrainState
 from gpt.common.names import TRAINS_NEXT
-from gpt.planning import own_teacher
-from gpt.planning.own_teacher import with_own_teacher
+from gpt.planning.defaults import helps_many_passes
+from gpt.planning.inputs import Inputs
+from gpt.planning.recipe import choose_config
 from gpt.planning.sizing import sizing_for
+from gpt.training import teacher as teachers
+from gpt.training.teacher import after_first_model
 from tests.helpers.commands import ROOT
 
 LENGTH = "--max_minutes 10"
 
 
 def answer(flags: str, spare: float = 0.9, world_size: int = 1, **more: Any) -> str:
-    """What a run with these flags says about its own teacher; its inputs must not change."""
+    """What a run with these flags says about two models; its inputs must not change."""
     said: list[str] = []
     processes = SimpleNamespace(world_size=world_size)
     runtime: Any = SimpleNamespace(out=SimpleNamespace(say=said.append), processes=processes)
     args = train.read_flags(f"{flags} --dry_run".split())
     inputs: Any = SimpleNamespace(args=args, sizing=SimpleNamespace(spare=spare), resumed=None)
     vars(inputs).update(more)
-    assert with_own_teacher(inputs, runtime, []) is inputs
+    assert after_first_model(inputs, runtime, []) is inputs
     return "".join(said)
 
 
-def test_a_run_of_the_default_recipe_whose_text_leaves_minutes_has_its_own_teacher():
-    assert "first 3 min for a model in out/own_teacher" in answer(LENGTH)
-    assert "first 3 min for a model in b/own_teacher" in answer(f"{LENGTH} --output_dir b --seed 3")
+def test_a_run_of_the_default_recipe_whose_text_leaves_minutes_has_two_models():
+    assert "The first has 3 min, and out/first_model" in answer(LENGTH)
+    assert "The first has 3 min, and b/first_model" in answer(f"{LENGTH} --output_dir b --seed 3")
 
 
 @pytest.mark.parametrize(("flags", "more"), [
@@ -48,16 +53,40 @@ def test_every_other_run_trains_one_model(flags, more):
     assert answer(flags, **more) == ""
 
 
-def test_a_teacher_has_no_teacher_of_its_own(monkeypatch):
+def test_a_first_model_has_none_before_it(monkeypatch):
     monkeypatch.setenv(TRAINS_NEXT, "train.py")
     assert answer(LENGTH) == ""
+
+
+@pytest.mark.parametrize(("best_loss", "best_step", "teacher", "noise"), [
+    (3.0, 9, "out/first_model/checkpoint-9", 0.0), (3.0, 8, None, 0.1), (None, 0, "out/first_model/checkpoint-9", 0.0)])
+def test_a_first_model_teaches_the_second_or_tells_that_it_needs_noise(
+        best_loss, best_step, teacher, noise, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    typed: list[list[str]] = []
+    state = TrainState(step=9, best_val_loss=best_loss, best_step=best_step)
+    first = SimpleNamespace(folder=Path("out/first_model/checkpoint-9"), stored=SimpleNamespace(state=state))
+    for name, answer_of in (
+            ("run_child", lambda command, *_, **__: typed.append(command) or SimpleNamespace(returncode=0)),
+            ("newest_sound", lambda *_: first), ("choose_teacher", lambda found, *_: found),
+            ("choose_config", lambda *_: "its shape"), ("choose_sizing", lambda flags, *_: helps_many_passes(flags))):
+        monkeypatch.setattr(teachers, name, answer_of)
+    runtime: Any = SimpleNamespace(out=SimpleNamespace(say=print, warn=print), signals=None,
+                                   processes=SimpleNamespace(world_size=1))
+    argv = ["--max_minutes", "10", "--seed", "3"]
+    inputs = Inputs(train.read_flags(argv), MagicMock(), MagicMock(spare=0.9), MagicMock(), None)
+    second = after_first_model(inputs, runtime, argv)
+    assert typed == [[sys.executable, str(ROOT / "train.py"), *argv, "--output_dir", "out/first_model", "--max_minutes",
+                      "3.0"]]
+    assert (second.args.teacher, second.args.input_noise) == (teacher, noise)
+    assert (second.sizing, second.config) == (True, "its shape")
 
 
 def test_the_text_leaves_what_its_passes_do_not_take():
     speed, num_tokens = 2e11, 100_000
     found = sizing_for(1024, num_tokens, speed, 16.0, None)
     assert found.shape
-    config = own_teacher.choose_config(train.read_flags([]), 1024, num_tokens, found)
+    config = choose_config(train.read_flags([]), 1024, num_tokens, found)
     seconds = 10 * num_tokens * config.flops_per_token / speed  # its parameters allow the usual ten passes
     assert found.spare == pytest.approx(1 - seconds / 960)
     assert 0.3 < found.spare < 0.99
@@ -79,7 +108,7 @@ def run_until(command: list[str], file: Path, lines: int) -> None:
 
 @pytest.mark.slow
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
-def test_teacher_and_student_killed_and_resumed_end_with_the_same_weights(tmp_path, monkeypatch):
+def test_both_models_killed_and_resumed_end_with_the_same_weights(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "a.txt").write_text((ROOT / "docs/LOG.md").read_text(encoding="utf-8")[:30_000], encoding="utf-8")
     subprocess.run([sys.executable, str(ROOT / "pretokenize.py"), "a.txt", "--vocab_size", "512"], check=True)
@@ -88,13 +117,13 @@ def test_teacher_and_student_killed_and_resumed_end_with_the_same_weights(tmp_pa
 
     whole = subprocess.run([*command, "whole"], check=True, capture_output=True, text=True).stdout
     assert re.findall(r"^(?:next|To improve|stopped)", whole, re.MULTILINE)[:1] == ["next"]
-    assert whole.count("next: ") == 1, "the teacher has no command of its own"
+    assert whole.count("next: ") == 1, "the first model has no next command"
 
-    run_until([*command, "cut"], tmp_path / "cut/own_teacher/metrics.jsonl", 20)
+    run_until([*command, "cut"], tmp_path / "cut/first_model/metrics.jsonl", 20)
     again = [*command, "cut", "--resume_from", "auto"]
     run_until(again, tmp_path / "cut/metrics.jsonl", 20)
     subprocess.run(again, check=True)
-    for folder in ("own_teacher/", ""):
+    for folder in ("first_model/", ""):
         [ours, theirs] = [max((tmp_path / name / folder).glob("checkpoint-*"), key=lambda path: path.stat().st_mtime_ns)
                           for name in ("whole", "cut")]
         assert ours.name == theirs.name
