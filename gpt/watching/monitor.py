@@ -17,6 +17,7 @@ from gpt.common.names import TOKENIZER, TRAINS_NEXT
 from gpt.common.words import duration, percent, printable, several, shell_word
 from gpt.machine.pinned import to_host
 from gpt.machine.timing import Mark
+from gpt.planning.defaults import helps_many_passes
 from gpt.planning.forecast import bits_after_twice, forecast_of
 from gpt.planning.plan import times_too_short
 from gpt.training.pacing import mfu
@@ -333,7 +334,7 @@ class Monitor:
                      else folder)  # what has cooled down has ended
             command = f"python train.py --resume_from {start} --{unit} {length:.12g}"
         elif how == MORE_TEXT:
-            if recipe.overfits and recipe.passes > FRESH and not args.teacher:
+            if recipe.overfits and recipe.passes > FRESH and not helps_many_passes(args):
                 why += f"; or, without more text, a new run with --teacher {best}"
             command = with_more_text(folder, corpus.tokenizer_path, state, vars(args))
         self._out.say(f"To improve: {why}\n{command}")
