@@ -5,7 +5,7 @@
     python generate.py --ckpt out/checkpoint-1200 --prompt "Once upon a time" --num_samples 3
     python generate.py --ckpt ~/gpt2 --temperature 0                 a GPT-2, Qwen3 or Llama of Hugging Face; greedy
     python generate.py --prompt_file story.txt --json                a JSON object per sample
-    python generate.py --num_samples 4 --compare_with data           and what they quote from the training text
+    python generate.py --num_samples 4 --compare_with data           and the passages that they quote from the text
     python generate.py --chat --system "You are kind."               a conversation with a model that learned to answer
 
 The text goes to stdout while it is generated, in whole characters; one line about the speed goes to stderr.

@@ -172,7 +172,7 @@ from gpt.optimizers.build import adamw_for, build_optimizer, dtype_of_products, 
 from gpt.planning.check import check_machine
 from gpt.planning.deadline import Deadline, with_length
 from gpt.planning.decided import Pace, Setup
-from gpt.planning.inputs import choose_inputs, choose_machine
+from gpt.planning.inputs import after_first_model, choose_inputs, choose_machine
 from gpt.planning.plan import say_first, say_rest
 from gpt.planning.setup import choose_setup
 from gpt.training import recovery
@@ -185,7 +185,7 @@ from gpt.training.pacing import dry_run, measure_pace, move_end
 from gpt.training.starting import forget_best_on_other_tokens, load_start
 from gpt.training.state import Figures, Run
 from gpt.training.strategies import Decisions, build_model
-from gpt.training.teacher import after_first_model, load_teacher
+from gpt.training.teacher import load_teacher
 from gpt.training.validation import Validator
 from gpt.watching.monitor import Monitor
 from gpt.watching.output import open_output

@@ -32,7 +32,7 @@ MAX_WHOLE = 2**31 - 1
 SHOWN_CHARACTERS = 80  # of a value that a message quotes
 COMMAND_LINE_ONLY = ("config", "debug")  # flags that a file cannot set
 NOT_GIVEN = object()
-WITHOUT_FLAG = {  # flags of other programs: what does here what they do there
+WITHOUT_FLAG = {  # flags of other programs, and the way to the same here
     "eval_only": "Here it is a command: python evaluate.py --ckpt out --text FILE",
     "train_file": "Here it is the first argument: the text's name, without a flag.",
     "validation_file": "Here it is a part of the text: --val_fraction of pretokenize.py.",

@@ -4,7 +4,11 @@ All inputs are checked before any decision; independent problems are reported to
 """
 
 import contextlib
+import os
+import sys
+import time
 from argparse import Namespace
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -14,18 +18,20 @@ from gpt.checkpoint.folder import owned
 from gpt.checkpoint.mirror import prepare_mirror
 from gpt.checkpoint.recorded import is_same_folder
 from gpt.checkpoint.stored import NEW_RUN, Found, Stored, TrainState
+from gpt.common.children import PROGRAM, run_child
 from gpt.common.errors import Exit, InvalidCheckpoint, Problems, UserError
 from gpt.common.files import cache_folder, named_in, sha256_of
 from gpt.common.flags import having
-from gpt.common.names import MANIFEST, METADATA, TOKENIZER
+from gpt.common.names import MANIFEST, METADATA, TOKENIZER, TRAINS_NEXT
 from gpt.common.progress import Progress
-from gpt.common.words import printable, shell_word
+from gpt.common.words import percent, printable, shell_line, shell_word
 from gpt.hub.download import download_model_of
 from gpt.machine import device
 from gpt.machine.backends import CPU, NVIDIA, gpu_in_use, gpu_of_this_system
 from gpt.machine.runtime import Runtime
 from gpt.planning.early import check_unused
 from gpt.planning.recipe import choose_config
+from gpt.planning.relations import of_another_recipe
 from gpt.planning.schedules import Cooldown, schedule_of
 from gpt.planning.sizing import Sizing, choose_sizing
 from gpt.tokens.corpus import Corpus, open_corpus
@@ -34,6 +40,10 @@ from gpt.tokens.files import beside_tokens
 from gpt.tokens.mixture import check_lengths, mix, mixture_in_words
 from gpt.tokens.tokenizer import load_tokenizer
 
+FIRST_MODEL = "first_model"  # its folder, in the output folder
+LEAST_SPARE = 0.25  # of the minutes, that one model would leave
+FIRST_PART = 0.3  # of the minutes
+NOISE = 0.1  # fraction of the input ids
 LEAST_TO_FALL = 0.01  # of the peak, from which a cooldown still learns: the end of a cosine
 
 # ---------------------------------------------------------------- the machine
@@ -153,17 +163,68 @@ def _check(args: Namespace, runtime: Runtime) -> Inputs:
     problems.stop()
     assert corpus
 
+    inputs = _with_size(args, corpus, args.max_minutes, out)
+    if resumed:
+        config = as_in_checkpoint(inputs.config, resumed.folder, args)
+        find.check_same(resumed, config, corpus.identity, corpus.tokenizer_sha256, args.allow_new_data,
+                        mixture_in_words(corpus.components))
+        inputs = replace(inputs, config=config, resumed=resumed)
+    return inputs
+
+
+def _with_size(args: Namespace, corpus: Corpus, max_minutes: float | None, out: Progress) -> Inputs:
+    """The inputs of a new run with the size for a corpus and these minutes, once the teacher fits it."""
     with out.phase("measuring the processor"):
-        sizing = choose_sizing(args, corpus, args.use_gpu, args.max_minutes, args.use_amp)
+        sizing = choose_sizing(args, corpus, args.use_gpu, max_minutes, args.use_amp)
     config = choose_config(args, corpus.vocab_size, corpus.train.length, sizing)
     check_lengths(corpus, config.seq_length)
     if args.teacher:
         args = having(args, teacher=choose_teacher(args.teacher, config, corpus.tokenizer_path, out))
-    if resumed:
-        config = as_in_checkpoint(config, resumed.folder, args)
-        find.check_same(resumed, config, corpus.identity, corpus.tokenizer_sha256, args.allow_new_data,
-                        mixture_in_words(corpus.components))
-    return Inputs(args, corpus, sizing, config, resumed)
+    return Inputs(args, corpus, sizing, config, None)
+
+
+# ---------------------------------------------------------------- two models in the minutes of one
+
+
+def after_first_model(inputs: Inputs, runtime: Runtime, argv: Sequence[str]) -> Inputs:
+    """Trains a first model by the same command, where that pays, and returns the inputs of the second one.
+
+    After some passes one model only learns a small text by heart, and the rest of --max_minutes would be idle. Then
+    the first model is the teacher of the second one. Where its validation loss rose in the end, the second one has
+    noise on its inputs instead. Both bear twice the passes (LOG.md, 2026-11-27, Two models in the minutes of one).
+
+    argv are the command's flags. A new run of the default recipe without a GPU has two models if one would leave
+    LEAST_SPARE of its minutes; a dry run only says so. Raises SystemExit if the first one's training ends with
+    another exit code than 0, or at a signal: then it goes on where the same command resumes.
+    """
+    args, sizing, out = inputs.args, inputs.sizing, runtime.out
+    is_default = not (inputs.resumed or args.teacher or of_another_recipe(args.config.given))
+    is_alone = not (args.overfit or args.mirror_to or runtime.processes.world_size > 1 or TRAINS_NEXT in os.environ)
+    if not (is_default and is_alone and sizing and sizing.spare >= LEAST_SPARE):
+        return inputs
+    began = time.monotonic()
+    minutes = FIRST_PART * args.max_minutes
+    folder = Path(args.output_dir) / FIRST_MODEL
+    out.say(f"models      two: one alone would learn the text by heart, and leave {percent(sizing.spare)} of the "
+            f"minutes.\n            The first has {minutes:.3g} min, and {printable(folder)}")
+    if args.dry_run:
+        return inputs
+
+    start = ["--overwrite"] if args.overwrite else ["--resume_from", "auto"] if folder.exists() else []
+    command = [str(PROGRAM / "train.py"), *argv, "--output_dir", str(folder), "--max_minutes", str(minutes), *start]
+    answer = run_child([sys.executable, *command], runtime.signals, shows=True,
+                       env={TRAINS_NEXT: shell_line(["train.py", *argv])})
+    if answer.returncode:
+        raise SystemExit(answer.returncode)
+    first = find.newest_sound(folder, out.warn)
+    assert first
+    state = first.stored.state
+    if state.best_val_loss is not None and state.best_step < state.step:
+        args = having(args, input_noise=NOISE)
+        out.say(f"noise       on {NOISE:.0%} of the inputs: the first model's validation loss rose in the end")
+    else:
+        args = having(args, teacher=str(first.folder))
+    return _with_size(args, inputs.corpus, args.max_minutes - (time.monotonic() - began) / 60, out)
 
 
 # ---------------------------------------------------------------- the checkpoint

@@ -211,7 +211,7 @@ def objections(setup: Setup) -> list[str]:
 
 
 def times_too_short(steps: int, tokens: int, num_tokens: int, num_parameters: int) -> float:
-    """The factor by which a run from random weights is too short to learn much; at most 1 otherwise.
+    """How many times longer a run from random weights must be to learn much; at most 1 if it is long enough.
 
     Such a run needs FEWEST_STEPS, and one pass over its text, or as many tokens as it has parameters.
     """

@@ -220,7 +220,7 @@ LAYOUTS = {  # recognise tries them in this order
 }
 
 
-# The first bytes of files that hold no tokens as they are, and what they are.
+# Kinds of files that hold no tokens as they are, by their first bytes.
 FOREIGN = {
     b"PK\3\4": "a zip, such as a .pt or .npz",
     b"PAR1": "Parquet",

@@ -17,12 +17,11 @@ import pytest
 import train
 from gpt.checkpoint.stored import TrainState
 from gpt.common.names import TRAINS_NEXT
+from gpt.planning import inputs as inputs_of
 from gpt.planning.defaults import helps_many_passes
-from gpt.planning.inputs import Inputs
+from gpt.planning.inputs import Inputs, after_first_model
 from gpt.planning.recipe import choose_config
 from gpt.planning.sizing import sizing_for
-from gpt.training import teacher as teachers
-from gpt.training.teacher import after_first_model
 from tests.helpers.commands import ROOT
 
 LENGTH = "--max_minutes 10"
@@ -64,22 +63,24 @@ def test_a_first_model_teaches_the_second_or_tells_that_it_needs_noise(
         best_loss, best_step, teacher, noise, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     typed: list[list[str]] = []
+    shape = SimpleNamespace(seq_length=1024)
     state = TrainState(step=9, best_val_loss=best_loss, best_step=best_step)
     first = SimpleNamespace(folder=Path("out/first_model/checkpoint-9"), stored=SimpleNamespace(state=state))
     for name, answer_of in (
             ("run_child", lambda command, *_, **__: typed.append(command) or SimpleNamespace(returncode=0)),
-            ("newest_sound", lambda *_: first), ("choose_teacher", lambda found, *_: found),
-            ("choose_config", lambda *_: "its shape"), ("choose_sizing", lambda flags, *_: helps_many_passes(flags))):
-        monkeypatch.setattr(teachers, name, answer_of)
-    runtime: Any = SimpleNamespace(out=SimpleNamespace(say=print, warn=print), signals=None,
-                                   processes=SimpleNamespace(world_size=1))
+            ("check_lengths", lambda *_: None), ("choose_teacher", lambda found, *_: found),
+            ("choose_config", lambda *_: shape), ("choose_sizing", lambda flags, *_: helps_many_passes(flags))):
+        monkeypatch.setattr(inputs_of, name, answer_of)
+    monkeypatch.setattr(inputs_of.find, "newest_sound", lambda *_: first)
+    out = MagicMock()
+    runtime: Any = SimpleNamespace(out=out, signals=None, processes=SimpleNamespace(world_size=1))
     argv = ["--max_minutes", "10", "--seed", "3"]
     inputs = Inputs(train.read_flags(argv), MagicMock(), MagicMock(spare=0.9), MagicMock(), None)
     second = after_first_model(inputs, runtime, argv)
     assert typed == [[sys.executable, str(ROOT / "train.py"), *argv, "--output_dir", "out/first_model", "--max_minutes",
                       "3.0"]]
     assert (second.args.teacher, second.args.input_noise) == (teacher, noise)
-    assert (second.sizing, second.config) == (True, "its shape")
+    assert (second.sizing, second.config) == (True, shape)
 
 
 def test_the_text_leaves_what_its_passes_do_not_take():
