@@ -140,8 +140,7 @@ def read_flags(argv: Sequence[str]) -> Namespace:
                    "metrics.jsonl, samples and advice besides; needs the package of its name (default: none)")
 
     g = parser.add_argument_group("plan")
-    g.add_argument("--check", action=Switch, default=False, help="what this machine can do; hours, memory "
-                   "and a batch that fits, here and on common cards; reads no data, trains nothing")
+    g.add_argument("--check", action=Switch, default=False, help="hours, memory and batch, here and on common GPUs")
     g.add_argument("--verbose", action=Switch, default=False, help=SUPPRESS)  # print the whole plan
     g.add_argument("--dry_run", action=Switch, default=False, help="print the plan, run four steps, write nothing")
     g.add_argument("--overfit", type=whole(1), help="overfit N batches, write nothing; exit 6 if that fails")

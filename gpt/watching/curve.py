@@ -3,7 +3,6 @@
 import math
 from collections import deque
 from collections.abc import Sequence
-from itertools import pairwise
 from statistics import fmean, median
 
 RECENT = 128  # the number of losses that the next one is compared with
@@ -65,8 +64,7 @@ class LossCurve:
         noise = fmean(self._noises[-FEWEST_BLOCKS:]) * 1.2533 / math.sqrt(BLOCK)
         last = self._middles[-max(FEWEST_BLOCKS, len(self._middles) // 3):]
         now = median(last[-4:])
-        return (self._oscillates(last, now, noise) or self._explodes(now, noise)
-                or self._stands_still(last, now, noise, higher_rate, peak_fraction))
+        return self._explodes(now, noise) or self._stands_still(last, now, noise, higher_rate, peak_fraction)
 
     def verdict(self, loss: float) -> str | None:
         """Returns a warning if the last loss is a tenth worse than guessing: more than a short run's noise.
@@ -77,18 +75,6 @@ class LossCurve:
             return None
         return (f"the last loss, {loss:.4f}, is worse than guessing (ln V is {self._guessing_loss:.2f}). "
                 f"{self._lower}.")
-
-    def _oscillates(self, last: list[float], now: float, noise: float) -> str | None:
-        """last is the last third of the curve's points; now is the median of the last four."""
-        moves = [after - before for before, after in pairwise(last)]
-        swing = fmean(map(abs, moves))
-        progress = last[0] - now
-        rises = sum(move for move in moves if move > 0)
-        if not (swing > max(4 * noise, 0.02 * now) and rises > 2 * abs(progress)):
-            return None
-        return (f"the loss oscillates: it swings by {swing:.3f} every {BLOCK} steps, of which noise explains "
-                f"{noise:.3f}, and fell by {progress:.3f} in {len(last) * BLOCK:,} steps. "
-                f"{self._lower}, or double --gradient_accumulation_steps.")
 
     def _explodes(self, now: float, noise: float) -> str | None:
         lowest = min(self._middles)

@@ -500,8 +500,6 @@ LATER = [
          values={"--num_workers": "1", "--train_sample_bytes": "10000"},
          raised=(Raised("gpt.pretokenization.passes:read_block", 1, signal.SIGKILL),)),
     # learning
-    Case("the loss oscillates", NEW, said=True,
-         values={"--gradient_accumulation_steps": "2", "--learning_rate": "0.001"}),
     Case("the loss is {level}",
          f"{NEW} --max_steps 270 --eval_interval 270 --learning_rate 1e-9 --no-use_lr_scheduler"),
     Case("Give --learning_rate {lower_rate}", f"{NEW} --learning_rate 9 --max_steps 40"),

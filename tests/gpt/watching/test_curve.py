@@ -55,13 +55,10 @@ def test_what_is_not_finite_takes_no_part():
     assert curve.advice(1e-3, 0.9) is None
 
 
-@pytest.mark.parametrize(("losses", "words"), [
-    (HEALTHY + noise(3, 0.05) + np.maximum(0, (STEPS - 700) / 100), "the loss explodes"),
-    (4.0 + 0.5 * np.sin(STEPS / 25) + noise(4, 0.05), "the loss oscillates")], ids=["explodes", "oscillates"])
-def test_a_loss_that_explodes_or_oscillates_is_told_with_half_the_learning_rate(losses, words):
-    advice = read(losses)[0].advice(6e-4, 0.8)
+def test_a_loss_that_explodes_is_told_with_half_the_learning_rate():
+    advice = read(HEALTHY + noise(3, 0.05) + np.maximum(0, (STEPS - 700) / 100))[0].advice(6e-4, 0.8)
     assert advice is not None
-    assert advice.startswith(words)
+    assert advice.startswith("the loss explodes")
     assert "--learning_rate 0.0003" in advice
 
 
