@@ -14,7 +14,7 @@ from gpt.checkpoint.recorded import first_readable, numbered_in, steps_in
 from gpt.checkpoint.stored import Found, Stored, TrainState, verify
 from gpt.common.errors import Exit, InvalidCheckpoint, UserError
 from gpt.common.files import BEST, named_in, sha256_of
-from gpt.common.names import CONFIG, MANIFEST, METADATA, OPTIMIZER, RUN_CONFIG, STATE, TOKENIZER
+from gpt.common.names import CONFIG, FIRST_MODEL, MANIFEST, METADATA, OPTIMIZER, RUN_CONFIG, STATE, TOKENIZER
 from gpt.common.words import printable, several, shell_line, shell_word
 from gpt.tokens.data_dirs import folders_of
 from gpt.tokens.files import beside_tokens
@@ -143,6 +143,9 @@ def _nothing_found(path: Path) -> UserError:
         cure = with_transformers(pickles[0].parent) or (
             f"Convert nanoGPT's: python export.py --from_nanogpt {shell_word(pickles[0])} --output "
             f"{shell_word(pickles[0].stem)}-gpt2 --tokenizer_file TOKENIZER")
+    if (path / FIRST_MODEL).is_dir():
+        cure = (f"Its first model is in {printable(path / FIRST_MODEL)}. To go on with both, type the command that "
+                "began the run, with --resume_from auto.")
     return _refusal(f"{printable(path)} {why}. {cure}")
 
 

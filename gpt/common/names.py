@@ -12,6 +12,7 @@ CARD, MANIFEST = "README.md", "manifest.json"
 METRICS, LOG = "metrics.jsonl", "log.txt"
 STARTS, RUN_CONFIG = "starts.jsonl", "config.toml"
 LOCK = ".lock"  # held while a run writes into the folder, and never copied
+FIRST_MODEL = "first_model"  # a folder: the run of the first of two models
 
 # In a folder of tokens: it is written last and marks the folder as complete.
 METADATA = "metadata.json"

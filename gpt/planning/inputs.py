@@ -22,7 +22,7 @@ from gpt.common.children import PROGRAM, run_child
 from gpt.common.errors import Exit, InvalidCheckpoint, Problems, UserError
 from gpt.common.files import cache_folder, named_in, sha256_of
 from gpt.common.flags import having
-from gpt.common.names import MANIFEST, METADATA, TOKENIZER, TRAINS_NEXT
+from gpt.common.names import FIRST_MODEL, MANIFEST, METADATA, TOKENIZER, TRAINS_NEXT
 from gpt.common.progress import Progress
 from gpt.common.words import percent, printable, shell_line, shell_word
 from gpt.hub.download import download_model_of
@@ -40,7 +40,6 @@ from gpt.tokens.files import beside_tokens
 from gpt.tokens.mixture import check_lengths, mix, mixture_in_words
 from gpt.tokens.tokenizer import load_tokenizer
 
-FIRST_MODEL = "first_model"  # its folder, in the output folder
 LEAST_SPARE = 0.25  # of the minutes, that one model would leave
 FIRST_PART = 0.3  # of the minutes
 NOISE = 0.1  # fraction of the input ids

@@ -331,6 +331,8 @@ GENERATE_ROWS = [
         ("a record that is no JSON", "no sound checkpoint in out. checkpoint-2: trainer_state.json cannot be read",
          sealed(write(STATE, "x"))),
         ("no checkpoint at all", "out holds no checkpoint and no config.json", drop(HERE)),
+        ("the first of two models alone", "Its first model is in out/first_model. To go on with both",
+         lambda place: (place / HERE).rename(place / "out/first_model")),
         ("a file for a folder", "out is not a folder", write("out", "x"))),
 ]
 
