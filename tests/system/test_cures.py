@@ -340,6 +340,8 @@ LATER = [
          lambda: shutil.move("out", Path("a/b/c").mkdir(parents=True) or "a/b/c"), adds=f"{SMALL} {QUIET}", again=True),
     Case("Convert nanoGPT's", f"train.py {QUIET} --init_from ck.pt --output_dir new", pickled),
     Case("holds the checkpoints of another run", f"train.py {SMALL} {QUIET}"),
+    Case("Its first model is in", f"{NEW} --resume_from new",
+         lambda: Path("new/first_model").mkdir(parents=True)),
     Case("holds checkpoints that do not lead", "train.py --resume_from out2 --output_dir out --max_steps 8",
          copied("out", "out2")),
     Case("Give that data, or --allow_new_data", "train.py --resume_from out --max_steps 8 --data_dir data3",
