@@ -200,7 +200,7 @@ def main(argv: Sequence[str]) -> int:
             return check_machine(args, choose_machine(args), runtime.out)
 
         # What there is: tokens, the model's shape, a checkpoint to resume from. The machine: TF32 is on from here.
-        inputs = after_first_model(choose_inputs(args, runtime), runtime, argv)
+        inputs, began = after_first_model(choose_inputs(args, runtime), runtime, argv, began)
         runtime.use(choose_machine(args, inputs.prefers_bf16))
 
         # What will be trained and how, each default with its reason (planning/recipe.py).

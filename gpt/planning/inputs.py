@@ -185,29 +185,29 @@ def _with_size(args: Namespace, corpus: Corpus, max_minutes: float | None, out: 
 # ---------------------------------------------------------------- two models in the minutes of one
 
 
-def after_first_model(inputs: Inputs, runtime: Runtime, argv: Sequence[str]) -> Inputs:
-    """Trains a first model by the same command, where that pays, and returns the inputs of the second one.
+def after_first_model(inputs: Inputs, runtime: Runtime, argv: Sequence[str], began: float) -> tuple[Inputs, float]:
+    """Trains a first model by the same command, where that pays; returns the second one's inputs, and its beginning.
 
     After some passes one model only learns a small text by heart, and the rest of --max_minutes would be idle. Then
     the first model is the teacher of the second one. Where its validation loss rose in the end, the second one has
     noise on its inputs instead. Both bear twice the passes (LOG.md, 2026-11-27, Two models in the minutes of one).
 
-    argv are the command's flags. A new run of the default recipe without a GPU has two models if one would leave
-    LEAST_SPARE of its minutes; a dry run only says so. Raises SystemExit if the first one's training ends with
-    another exit code than 0, or at a signal: then it goes on where the same command resumes.
+    argv are the command's flags; began is its start, in seconds of time.monotonic(). The beginning that is returned is
+    earlier where other starts of the first model took minutes. A new run of the default recipe without a GPU has two
+    models if one would leave LEAST_SPARE of its minutes; a dry run only says so. Raises SystemExit if the first one's
+    training ends with another exit code than 0, or at a signal: then it goes on where the same command resumes.
     """
     args, sizing, out = inputs.args, inputs.sizing, runtime.out
     is_default = not (inputs.resumed or args.teacher or of_another_recipe(args.config.given))
     is_alone = not (args.overfit or args.mirror_to or runtime.processes.world_size > 1 or TRAINS_NEXT in os.environ)
     if not (is_default and is_alone and sizing and sizing.spare >= LEAST_SPARE):
-        return inputs
-    began = time.monotonic()
+        return inputs, began
     minutes = FIRST_PART * args.max_minutes
     folder = Path(args.output_dir) / FIRST_MODEL
     out.say(f"models      two: one alone would learn the text by heart, and leave {percent(sizing.spare)} of the "
             f"minutes.\n            The first has {minutes:.3g} min, and {printable(folder)}")
     if args.dry_run:
-        return inputs
+        return inputs, began
 
     start = ["--overwrite"] if args.overwrite else ["--resume_from", "auto"] if folder.exists() else []
     command = [str(PROGRAM / "train.py"), *argv, "--output_dir", str(folder), "--max_minutes", str(minutes), *start]
@@ -218,12 +218,16 @@ def after_first_model(inputs: Inputs, runtime: Runtime, argv: Sequence[str]) -> 
     first = find.newest_sound(folder, out.warn)
     assert first
     state = first.stored.state
+    now = time.monotonic()
+    began = min(began, now - state.seconds)
+    minutes_left = args.max_minutes - (now - began) / 60
+    out.say(f"models      the second one has {minutes_left:.3g} min")
     if state.best_val_loss is not None and state.best_step < state.step:
         args = having(args, input_noise=NOISE)
         out.say(f"noise       on {NOISE:.0%} of the inputs: the first model's validation loss rose in the end")
     else:
         args = having(args, teacher=str(first.folder))
-    return _with_size(args, inputs.corpus, args.max_minutes - (time.monotonic() - began) / 60, out)
+    return _with_size(args, inputs.corpus, minutes_left, out), began
 
 
 # ---------------------------------------------------------------- the checkpoint

@@ -35,7 +35,7 @@ def answer(flags: str, spare: float = 0.9, world_size: int = 1, **more: Any) -> 
     args = train.read_flags(f"{flags} --dry_run".split())
     inputs: Any = SimpleNamespace(args=args, sizing=SimpleNamespace(spare=spare), resumed=None)
     vars(inputs).update(more)
-    assert after_first_model(inputs, runtime, []) is inputs
+    assert after_first_model(inputs, runtime, [], 5.0) == (inputs, 5.0)
     return "".join(said)
 
 
@@ -64,23 +64,25 @@ def test_a_first_model_teaches_the_second_or_tells_that_it_needs_noise(
     monkeypatch.chdir(tmp_path)
     typed: list[list[str]] = []
     shape = SimpleNamespace(seq_length=1024)
-    state = TrainState(step=9, best_val_loss=best_loss, best_step=best_step)
+    state = TrainState(step=9, seconds=120.0, best_val_loss=best_loss, best_step=best_step)
     first = SimpleNamespace(folder=Path("out/first_model/checkpoint-9"), stored=SimpleNamespace(state=state))
     for name, answer_of in (
             ("run_child", lambda command, *_, **__: typed.append(command) or SimpleNamespace(returncode=0)),
             ("check_lengths", lambda *_: None), ("choose_teacher", lambda found, *_: found),
-            ("choose_config", lambda *_: shape), ("choose_sizing", lambda flags, *_: helps_many_passes(flags))):
+            ("choose_config", lambda *_: shape),
+            ("choose_sizing", lambda flags, *more: (helps_many_passes(flags), round(more[2])))):
         monkeypatch.setattr(inputs_of, name, answer_of)
     monkeypatch.setattr(inputs_of.find, "newest_sound", lambda *_: first)
     out = MagicMock()
     runtime: Any = SimpleNamespace(out=out, signals=None, processes=SimpleNamespace(world_size=1))
     argv = ["--max_minutes", "10", "--seed", "3"]
     inputs = Inputs(train.read_flags(argv), MagicMock(), MagicMock(spare=0.9), MagicMock(), None)
-    second = after_first_model(inputs, runtime, argv)
+    second, began = after_first_model(inputs, runtime, argv, time.monotonic())
+    assert time.monotonic() - began == pytest.approx(120, abs=20), "earlier starts count"
     assert typed == [[sys.executable, str(ROOT / "train.py"), *argv, "--output_dir", "out/first_model", "--max_minutes",
                       "3.0"]]
     assert (second.args.teacher, second.args.input_noise) == (teacher, noise)
-    assert (second.sizing, second.config) == (True, shape)
+    assert (second.sizing, second.config) == ((True, 8), shape)
 
 
 def test_the_text_leaves_what_its_passes_do_not_take():
