@@ -56,7 +56,9 @@ LEAST_PARAMETERS = 3  # per token, of a model that dropout helps
 # passes x parameters reach BY_HEART x tokens: after that it learns the text by heart, whatever the decay
 # (same entry).
 USUAL_PASSES, BY_HEART = 10, 100
-WITH_HELP = 2  # a teacher, or noise on the inputs, doubles the passes and parameters that a text allows
+# A teacher, or noise on the inputs, doubles the passes and parameters that a text allows, while passes x parameters
+# stay below this number of tokens (LOG.md, 2026-11-27, Other teachers, larger second models).
+WITH_HELP, BY_HEART_WITH_HELP = 2, 750
 OPEN_SCHEDULES = ("wsd", "constant")
 
 # beta2 follows from the tokens after which the average has forgotten half. It is 0.95 at 0.5M tokens a
@@ -180,9 +182,12 @@ def default_decay(passes: float, parameters_per_token: float) -> float:
 def most_passes(num_tokens: int, num_parameters: int, has_help: bool = False) -> int:
     """The most passes of a default run over a text of num_tokens, for any number of minutes.
 
-    At least USUAL_PASSES; help (helps_many_passes) allows WITH_HELP times as many.
+    At least USUAL_PASSES; help (helps_many_passes) allows up to WITH_HELP times as many.
     """
-    return (WITH_HELP if has_help else 1) * max(USUAL_PASSES, BY_HEART * num_tokens // num_parameters)
+    passes = max(USUAL_PASSES, BY_HEART * num_tokens // num_parameters)
+    if not has_help:
+        return passes
+    return max(USUAL_PASSES, min(WITH_HELP * passes, BY_HEART_WITH_HELP * num_tokens // num_parameters))
 
 
 def helps_many_passes(flags: Namespace) -> bool:
