@@ -43,7 +43,7 @@ def newest_sound(folder: Path, warn: Callable[[str], None],
                  reader: Callable[[Path], Stored] = verify) -> Found | None:
     """The newest checkpoint of a folder that the reader accepts, with its training state.
 
-    Warns of each damaged checkpoint, for which the reader raises InvalidCheckpoint, and skips it. None if
+    Skips each damaged checkpoint, where the reader raises InvalidCheckpoint, with a warning. None if
     the folder holds no checkpoint. Raises UserError (exit 4) with the reasons if all checkpoints are
     damaged.
     """

@@ -56,8 +56,8 @@ LEAST_PARAMETERS = 3  # per token, of a model that dropout helps
 # passes x parameters reach BY_HEART x tokens: after that it learns the text by heart, whatever the decay
 # (same entry).
 USUAL_PASSES, BY_HEART = 10, 100
-# A teacher, or noise on the inputs, doubles the passes and parameters that a text allows, while passes x parameters
-# stay below this number of tokens (LOG.md, 2026-11-27, Other teachers, larger second models).
+# A teacher, or noise on the inputs, doubles the parameters that a text allows. It doubles the passes too, until
+# passes x parameters reach BY_HEART_WITH_HELP x tokens (LOG.md, 2026-11-27, Other teachers, larger second models).
 WITH_HELP, BY_HEART_WITH_HELP = 2, 750
 OPEN_SCHEDULES = ("wsd", "constant")
 

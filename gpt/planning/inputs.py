@@ -190,7 +190,8 @@ def after_first_model(inputs: Inputs, runtime: Runtime, argv: Sequence[str], beg
 
     After some passes one model only learns a small text by heart, and the rest of --max_minutes would be idle. Then
     the first model is the teacher of the second one. Where its validation loss rose in the end, the second one has
-    noise on its inputs instead. Both bear twice the passes (LOG.md, 2026-11-27, Two models in the minutes of one).
+    noise on its inputs instead. Either allows it up to twice the passes (LOG.md, 2026-11-27, Two models in the
+    minutes of one).
 
     argv are the command's flags; began is its start, in seconds of time.monotonic(). The beginning that is returned is
     earlier where other starts of the first model took minutes. A new run of the default recipe without a GPU has two
