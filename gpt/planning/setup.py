@@ -59,7 +59,7 @@ def choose_setup(inputs: Inputs, runtime: Runtime, deadline: Deadline) -> Setup 
     recipe_for = partial(choose_recipe, args, config, corpus, most_batch_size, inputs.sizing,
                          inputs.stored)
     recipe = recipe_for(deadline.length)
-    if inputs.resumed and _is_finished(inputs, recipe, deadline, runtime):
+    if inputs.resumed and _is_finished(inputs, recipe, recipe_for(None), deadline, runtime):
         return None
     memory = setting_of(args, config, options, machine, processes, recipe.optimizer, strategy)
     if args.batch_size == "auto":
@@ -119,13 +119,16 @@ def _choose_dropout(inputs: Inputs, options: Options, runtime: Runtime, deadline
     return inputs.stored.settings.get("dropout") or default
 
 
-def _is_finished(inputs: Inputs, recipe: Recipe, deadline: Deadline, runtime: Runtime) -> bool:
-    """True, after a line that says so, for a resumed run with nothing left, neither steps nor a validation."""
+def _is_finished(inputs: Inputs, recipe: Recipe, longest: Recipe, deadline: Deadline, runtime: Runtime) -> bool:
+    """True, after a line that says so, for a resumed run with nothing left, neither steps nor a validation.
+
+    longest is the recipe for any number of minutes.
+    """
     args, state = inputs.args, inputs.state
     if state.step < recipe.total_steps and not deadline.is_within(0):
         return False
     more = "raise --epochs or --max_steps to continue"
-    if deadline.is_within(0) or (args.max_minutes and not deadline.is_open):  # the minutes planned the last step
+    if deadline.is_within(0) or recipe.total_steps < longest.total_steps:  # the minutes planned the last step
         more = f"raise --max_minutes to continue: all starts together took {duration(state.seconds)}"
     if recipe.cooldown:
         more = ("cooled down; to train on from before: python train.py --resume_from "
