@@ -1,7 +1,9 @@
 """gpt/hub/download.py, gpt/hub/library.py: the right files are downloaded, and each error is one line."""
 
 import argparse
+import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -138,6 +140,16 @@ def test_without_the_hub_the_cache_serves_or_the_commands_by_hand_are_told(model
     assert code == 5
     assert why in message
     assert "hf download someone/other --repo-type model --local-dir" in message
+
+
+def test_the_download_by_hand_works_as_it_is_typed(model, out, monkeypatch, tmp_path):
+    model.status = 503
+    _, message = refusal(out)
+    command = message[message.index("hf download"):].rstrip(".").split()
+    model.status = None  # another machine, with a network
+    command[command.index("FOLDER")] = str(tmp_path / "by_hand")
+    subprocess.run([Path(sys.executable).parent / command[0], *command[1:]], check=True, capture_output=True)
+    assert {name: (tmp_path / "by_hand" / name).read_bytes() for name in FILES} == FILES
 
 
 PAGE = b"<html>Log in to the network</html>"
