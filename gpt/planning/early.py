@@ -107,8 +107,8 @@ def make_tokens(args: Namespace) -> None:
             warn(f"{printable(texts[0])} is read as text to learn, not as settings. Settings are flags, or stand in "
                  "a TOML file: --config FILE")
         with Signals() as signals:
-            command = [sys.executable, str(PROGRAM / make[0]), *make[1:]]
-            answer = run_child(command, signals, env={TRAINS_NEXT: "1"}, shows=True)
+            answer = run_child([sys.executable, str(PROGRAM / make[0]), *make[1:]], signals, shows=True,
+                               env={TRAINS_NEXT: "1"})
         if answer.returncode == Exit.DATA:
             warn("a flag such as --encoding goes to this command; type it, then the same line again:\n"
                  f"python {shell_line(make)}")

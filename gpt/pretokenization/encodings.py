@@ -43,8 +43,7 @@ def refuse_undecodable(source: Source, findings: Findings) -> None:
 
     findings hold the file's blocks so far.
     """
-    most = max(FEW_FAULTS, MAX_FAULTS * source.text_bytes)
-    if findings.first_replaced and findings.undecodable > most:
+    if findings.first_replaced and findings.undecodable > max(FEW_FAULTS, MAX_FAULTS * source.text_bytes):
         raise source.error(f"is not UTF-8: {several(findings.undecodable, 'place')} cannot be decoded, from "
                            f"byte {findings.first_replaced[0]:,} on. Give its --encoding, such as cp1251 or "
                            "shift_jis.")

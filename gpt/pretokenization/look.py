@@ -158,7 +158,8 @@ def about_lines(text: str) -> list[str]:
 def about_characters(text: str) -> list[str]:
     """Finds control characters, and characters that a wrong encoding broke."""
     control, broken = CONTROL.findall(text), BROKEN.findall(text)
-    return (finding(len(control) / len(text), 1e-4, "of the characters are control characters; delete them",
+    cure = "give --encoding iso2022_jp" if "\x1b$B" in text else "delete them"
+    return (finding(len(control) / len(text), 1e-4, f"of the characters are control characters; {cure}",
                     "".join(control[:1]))
             + finding(len(broken) / len(text), 1e-4, "of the characters are broken; convert the text again",
                       "".join(broken[:1])))
