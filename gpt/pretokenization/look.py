@@ -159,7 +159,7 @@ def about_characters(text: str) -> list[str]:
     """Finds control characters, and characters that a wrong encoding broke."""
     control, broken = CONTROL.findall(text), BROKEN.findall(text)
     cure = "give --encoding iso2022_jp" if "\x1b$B" in text else "delete them"
-    return (finding(len(control) / len(text), 1e-4, f"of the characters are control characters; {cure}",
+    return (finding(len(control) / len(text), 1e-4, f"of it is control characters; {cure}",
                     "".join(control[:1]))
             + finding(len(broken) / len(text), 1e-4, "of the characters are broken; convert the text again",
                       "".join(broken[:1])))
