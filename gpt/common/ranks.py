@@ -3,7 +3,7 @@
 import os
 from collections.abc import Mapping
 
-STARTED_BY = os.getppid()  # torchrun's process; another parent later means that it has ended
+STARTED_BY = os.getppid()  # torchrun, or train.py; another parent later means that it has ended
 PLACE = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
 MEETING = ("MASTER_ADDR", "MASTER_PORT")
 THEIRS = (*PLACE, *MEETING, "GROUP_RANK", "GROUP_WORLD_SIZE", "ROLE_RANK", "ROLE_WORLD_SIZE", "ROLE_NAME",

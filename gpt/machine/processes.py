@@ -22,6 +22,7 @@ from torch.distributed.rendezvous import rendezvous
 
 from gpt.common import ranks
 from gpt.common.errors import ENDED, Exit, UserError
+from gpt.common.names import TRAINS_NEXT
 from gpt.common.ranks import MEETING, PLACE, is_one_of_several
 from gpt.common.signals import Signals
 from gpt.common.terminal import print_line
@@ -147,15 +148,16 @@ def of_environment() -> Processes:
 def joined(processes: Processes, use_gpu: bool | None) -> Iterator[None]:
     """Connects the processes while inside: by gloo, and by NCCL too if each has a GPU.
 
-    Does nothing for ALONE. use_gpu is the flag. Each process takes the GPU of its local_rank, and gets
-    SIGTERM when torchrun ends. After an error the connections are not closed in order, because that would
-    wait for processes that may be dead. Raises UserError (exit 5) if a machine has fewer GPUs than
+    Does nothing for ALONE. use_gpu is the flag. Each process takes the GPU of its local_rank. A process that torchrun
+    or train.py started gets SIGTERM when they end. After an error the connections are not closed in order, because
+    that would wait for processes that may be dead. Raises UserError (exit 5) if a machine has fewer GPUs than
     processes, and if a process cannot be reached or is lost, inside the block too.
     """
+    if processes is not ALONE or TRAINS_NEXT in os.environ:
+        threading.Thread(target=_stop_without_parent, daemon=True, name="parent").start()
     if processes is ALONE:
         yield
         return
-    threading.Thread(target=_stop_without_torchrun, daemon=True, name="parent").start()
     gpu = gpu_in_use(use_gpu)
     device = None
     if gpu:
@@ -207,8 +209,8 @@ def _store_of_this_start(store: Store, rank: int, world_size: int) -> Store:
         time.sleep(ANSWER_SECONDS)
 
 
-def _stop_without_torchrun() -> None:
-    """Stops this process after torchrun has ended: a process without torchrun would wait for lost ones forever."""
+def _stop_without_parent() -> None:
+    """Stops this process after its parent has ended: torchrun, or the run whose first model this process trains."""
     while os.getppid() == ranks.STARTED_BY:
         time.sleep(WATCH_SECONDS)
     os.kill(os.getpid(), signal.SIGTERM)
