@@ -17,7 +17,8 @@ from types import MappingProxyType
 from typing import Any
 
 from gpt.common.ranks import without_torchrun
-from gpt.common.signals import Signals
+from gpt.common.signals import Signals, signal_name
+from gpt.common.terminal import print_line
 
 PROGRAM = Path(__file__).resolve().parents[2]
 SAFE_PATH = "PYTHONSAFEPATH"  # since Python 3.11
@@ -48,7 +49,8 @@ def run_child(command: Sequence[str], signals: Signals, seconds: float = math.in
     A script that takes longer, or that still runs at a signal, gets SIGTERM. Five seconds later, with shows a
     minute later, it is killed with all its child processes. Its exit code is then TIMED_OUT; after a signal
     SystemExit is raised instead. env is added to this process's environment, without torchrun's variables. With
-    shows the script prints to this process's own stdout and stderr, and no output is returned.
+    shows the script prints to this process's own stdout and stderr, no output is returned, and 128 + n if signal n
+    killed it, with a line of error.
     """
     inherited = without_torchrun(os.environ)
     inherited.pop(SAFE_PATH, None)  # the script's own folder must stay on its module path
@@ -75,7 +77,12 @@ def run_child(command: Sequence[str], signals: Signals, seconds: float = math.in
     if signals.number is not None:
         raise SystemExit(128 + signals.number)
     signals.at_once = at_once
-    return subprocess.CompletedProcess(command, TIMED_OUT if is_late else child.returncode, stdout, stderr)
+    returncode = TIMED_OUT if is_late else child.returncode
+    if shows and returncode < 0:
+        print_line(f"error: {Path(command[1]).name} was killed by {signal_name(-returncode)}, as the system does when "
+                   "memory runs out. Close other programs, and start again.")
+        returncode = 128 - returncode
+    return subprocess.CompletedProcess(command, returncode, stdout, stderr)
 
 
 def start_process(context: Any, target: Callable[..., Any], *arguments: Any) -> Any:

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+from gpt.common.names import TRAINS_NEXT
 from gpt.common.ranks import is_one_of_several
 from gpt.common.terminal import in_notebook, print_line
 
@@ -134,9 +135,10 @@ class Signals:
             self._answer(lambda: f"{signal_name(number)}: saving after this step, and going on")
             return
         is_repeated = self._num_received > 0 and time.monotonic() - self._received_at < ONE_STOP_SECONDS
-        if is_repeated and (in_notebook() or is_one_of_several()):
-            return  # a notebook's stop button sends three signals; torchrun adds one of its own
-        if self._num_received > 0 and is_one_of_several() and number != signal.SIGINT and not self.at_once:
+        has_parent = is_one_of_several() or TRAINS_NEXT in os.environ
+        if is_repeated and (in_notebook() or has_parent):
+            return  # a notebook's stop button sends three signals; torchrun, or train.py, adds one of its own
+        if self._num_received > 0 and has_parent and number != signal.SIGINT and not self.at_once:
             return  # Slurm signals every process and torchrun, which signals each one again
         self._num_received += 1
         self._record(number)

@@ -14,9 +14,9 @@ from pathlib import Path
 
 from gpt.architectures.table import ModelConfig, by_flags
 from gpt.checkpoint import find, load
-from gpt.checkpoint.folder import owned
+from gpt.checkpoint.folder import delete_other_runs, owned
 from gpt.checkpoint.mirror import prepare_mirror
-from gpt.checkpoint.recorded import is_same_folder
+from gpt.checkpoint.recorded import held_by_another_run, is_same_folder, steps_in
 from gpt.checkpoint.stored import NEW_RUN, Found, Stored, TrainState
 from gpt.common.children import PROGRAM, run_child
 from gpt.common.errors import Exit, InvalidCheckpoint, Problems, UserError
@@ -41,6 +41,7 @@ from gpt.tokens.mixture import check_lengths, mix, mixture_in_words
 from gpt.tokens.tokenizer import load_tokenizer
 
 LEAST_SPARE = 0.25  # of the minutes, that one model would leave
+LEAST_MINUTES = 2.0  # of a run with two models, each of which starts anew
 FIRST_PART = 0.3  # of the minutes
 NOISE = 0.1  # fraction of the input ids
 LEAST_TO_FALL = 0.01  # of the peak, from which a cooldown still learns: the end of a cosine
@@ -194,36 +195,47 @@ def after_first_model(inputs: Inputs, runtime: Runtime, argv: Sequence[str], beg
     minutes of one).
 
     argv are the command's flags; began is its start, in seconds of time.monotonic(). The beginning that is returned is
-    earlier where other starts of the first model took minutes. A new run of the default recipe without a GPU has two
-    models if one would leave LEAST_SPARE of its minutes; a dry run only says so. Raises SystemExit if the first one's
-    training ends with another exit code than 0, or at a signal: then it goes on where the same command resumes.
+    earlier where other starts of the first model took minutes. A new run of the default recipe and length without a GPU
+    has two models if one would leave LEAST_SPARE of its minutes, or if the first one has begun; a dry run only says so.
+    Raises UserError: exit 4 if the first one is of another run, exit 3 if it learned other tokens. Raises SystemExit if
+    its training ends with another exit code than 0, or at a signal: then it goes on where the same command resumes.
     """
     args, sizing, out = inputs.args, inputs.sizing, runtime.out
-    is_default = not (inputs.resumed or args.teacher or of_another_recipe(args.config.given))
+    folder = Path(args.output_dir) / FIRST_MODEL
+    is_default = not (inputs.resumed or args.teacher or args.epochs or args.max_steps
+                      or of_another_recipe(args.config.given))
     is_alone = not (args.overfit or args.mirror_to or runtime.processes.world_size > 1 or TRAINS_NEXT in os.environ)
-    if not (is_default and is_alone and sizing and sizing.spare >= LEAST_SPARE):
+    has_minutes = (args.max_minutes or 0) >= LEAST_MINUTES
+    # A second start measures another speed, which may leave fewer minutes.
+    has_begun = args.resume_from and steps_in(folder)
+    if not (sizing and is_default and is_alone and has_minutes and (has_begun or sizing.spare >= LEAST_SPARE)):
         return inputs, began
     minutes = FIRST_PART * args.max_minutes
-    folder = Path(args.output_dir) / FIRST_MODEL
     out.say(f"models      two: one alone would learn the text by heart, and leave {percent(sizing.spare)} of the "
             f"minutes.\n            The first has {minutes:.3g} min, and {printable(folder)}")
     if args.dry_run:
         return inputs, began
 
-    start = ["--overwrite"] if args.overwrite else ["--resume_from", "auto"] if folder.exists() else []
-    command = [str(PROGRAM / "train.py"), *argv, "--output_dir", str(folder), "--max_minutes", str(minutes), *start]
+    if args.overwrite:
+        delete_other_runs(Path(args.output_dir), None, 0, out)
+    elif steps_in(folder) and not has_begun:
+        raise held_by_another_run("--output_dir", folder, ", or --overwrite, which deletes them")
+    command = [str(PROGRAM / "train.py"), *argv, f"--output_dir={folder}", "--max_minutes", str(minutes)]
+    resumable = [word for word in argv if word != "--overwrite"]
     answer = run_child([sys.executable, *command], runtime.signals, shows=True,
-                       env={TRAINS_NEXT: shell_line(["train.py", *argv])})
+                       env={TRAINS_NEXT: shell_line(["train.py", *resumable])})
     if answer.returncode:
         raise SystemExit(answer.returncode)
     first = find.newest_sound(folder, out.warn)
     assert first
+    find.check_same(first, load.read_config(first.folder), inputs.corpus.identity, inputs.corpus.tokenizer_sha256,
+                    args.allow_new_data, mixture_in_words(inputs.corpus.components))
     state = first.stored.state
     now = time.monotonic()
     began = min(began, now - state.seconds)
-    minutes_left = args.max_minutes - (now - began) / 60
+    minutes_left = max(1.0, args.max_minutes - (now - began) / 60)
     out.say(f"models      the second one has {minutes_left:.3g} min")
-    if state.best_val_loss is not None and state.best_step < state.step:
+    if state.best_val_loss is not None and state.best_step < state.validated_step:
         args = having(args, input_noise=NOISE)
         out.say(f"noise       on {NOISE:.0%} of the inputs: the first model's validation loss rose in the end")
     else:

@@ -81,7 +81,7 @@ def choose_setup(inputs: Inputs, runtime: Runtime, deadline: Deadline) -> Setup 
         lambda: fits_sample(config, memory, machine, processes))
 
     text = None
-    other_recipe = args.overfit or args.teacher or of_another_recipe(args.config.given)
+    other_recipe = args.overfit or args.teacher or args.input_noise or of_another_recipe(args.config.given)
     if inputs.sizing and processes.is_first and not other_recipe:
         with runtime.out.phase("reading the text's n-grams"):
             text = ngram_statistics(corpus)

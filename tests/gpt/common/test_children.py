@@ -8,6 +8,7 @@ import sys
 import pytest
 
 from gpt.common import children
+from gpt.common.signals import Signals
 from tests.helpers.commands import ROOT, run_python
 from tests.helpers.poison import marks, poison
 
@@ -78,3 +79,12 @@ def test_ctrl_c_in_a_terminal_does_not_reach_a_child_that_is_still_starting(meth
                       f"        time.sleep(0.02)\n    process.join()\n    print(signals.name, process.exitcode)")
     assert done.stdout == "Ctrl-C 0\n", done.stderr
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.skipif(os.name != "posix", reason="no signals")
+def test_a_script_that_the_system_kills_is_told_with_the_shells_exit_code(tmp_path, capsys):
+    (tmp_path / "a.py").write_text("import os\nos.kill(os.getpid(), 9)\n")
+    with Signals() as signals:
+        answer = children.run_child([sys.executable, str(tmp_path / "a.py")], signals, shows=True)
+    assert answer.returncode == 137
+    assert "a.py was killed by SIGKILL" in capsys.readouterr().err

@@ -16,6 +16,7 @@ import pytest
 
 import train
 from gpt.checkpoint.stored import TrainState
+from gpt.common.errors import Exit
 from gpt.common.names import TRAINS_NEXT
 from gpt.planning import inputs as inputs_of
 from gpt.planning.defaults import helps_many_passes
@@ -23,8 +24,10 @@ from gpt.planning.inputs import Inputs, after_first_model
 from gpt.planning.recipe import choose_config
 from gpt.planning.sizing import sizing_for
 from tests.helpers.commands import ROOT
+from tests.helpers.refusals import refused
 
 LENGTH = "--max_minutes 10"
+SHAPE: Any = SimpleNamespace(seq_length=1024)
 
 
 def answer(flags: str, spare: float = 0.9, world_size: int = 1, **more: Any) -> str:
@@ -47,7 +50,8 @@ def test_a_run_of_the_default_recipe_whose_text_leaves_minutes_has_two_models():
 @pytest.mark.parametrize(("flags", "more"), [
     (LENGTH, {"spare": 0.2}), (LENGTH, {"sizing": None}), (LENGTH, {"resumed": True}), (LENGTH, {"world_size": 2}),
     (f"{LENGTH} --mirror_to m", {}), (f"{LENGTH} --teacher other", {}), (f"{LENGTH} --learning_rate 1e-3", {}),
-    (f"{LENGTH} --init_from other", {})])
+    (f"{LENGTH} --init_from other", {}), (f"{LENGTH} --epochs 3", {}), (f"{LENGTH} --max_steps 50", {}),
+    ("--max_minutes 1", {})])
 def test_every_other_run_trains_one_model(flags, more):
     assert answer(flags, **more) == ""
 
@@ -57,32 +61,67 @@ def test_a_first_model_has_none_before_it(monkeypatch):
     assert answer(LENGTH) == ""
 
 
-@pytest.mark.parametrize(("best_loss", "best_step", "teacher", "noise"), [
-    (3.0, 9, "out/first_model/checkpoint-9", 0.0), (3.0, 8, None, 0.1), (None, 0, "out/first_model/checkpoint-9", 0.0)])
-def test_a_first_model_teaches_the_second_or_tells_that_it_needs_noise(
-        best_loss, best_step, teacher, noise, monkeypatch, tmp_path):
+@pytest.fixture
+def two_models(monkeypatch, tmp_path):
+    """A function: the inputs of a second model, their beginning, and the commands of first models with their lines.
+
+    It takes the state in which the first model ended, the command's flags, and what one model alone would leave. A
+    line is the one by which the command is typed again after a stop.
+    """
     monkeypatch.chdir(tmp_path)
-    typed: list[list[str]] = []
-    shape = SimpleNamespace(seq_length=1024)
-    state = TrainState(step=9, seconds=120.0, best_val_loss=best_loss, best_step=best_step)
-    first = SimpleNamespace(folder=Path("out/first_model/checkpoint-9"), stored=SimpleNamespace(state=state))
+    typed: list[tuple[list[str], str]] = []
+
+    def run(command: list[str], *_: object, env: dict[str, str], **__: object) -> SimpleNamespace:
+        typed.append((command, env[TRAINS_NEXT]))
+        return SimpleNamespace(returncode=0)
+
     for name, answer_of in (
-            ("run_child", lambda command, *_, **__: typed.append(command) or SimpleNamespace(returncode=0)),
-            ("check_lengths", lambda *_: None), ("choose_teacher", lambda found, *_: found),
-            ("choose_config", lambda *_: shape),
+            ("run_child", run), ("mixture_in_words", lambda *_: ""), ("check_lengths", lambda *_: None),
+            ("choose_teacher", lambda found, *_: found), ("choose_config", lambda *_: SHAPE),
             ("choose_sizing", lambda flags, *more: (helps_many_passes(flags), round(more[2])))):
         monkeypatch.setattr(inputs_of, name, answer_of)
-    monkeypatch.setattr(inputs_of.find, "newest_sound", lambda *_: first)
-    out = MagicMock()
-    runtime: Any = SimpleNamespace(out=out, signals=None, processes=SimpleNamespace(world_size=1))
+    monkeypatch.setattr(inputs_of.find, "check_same", lambda *_: None)
+    monkeypatch.setattr(inputs_of.load, "read_config", lambda folder: SHAPE)
+
+    def call(state: TrainState, argv: list[str], spare: float = 0.9) -> tuple[Inputs, float, Any]:
+        typed.clear()
+        first = SimpleNamespace(folder=Path("out/first_model/checkpoint-9"), stored=SimpleNamespace(state=state))
+        monkeypatch.setattr(inputs_of.find, "newest_sound", lambda *_: first)
+        runtime: Any = SimpleNamespace(out=MagicMock(), signals=None, processes=SimpleNamespace(world_size=1))
+        inputs = Inputs(train.read_flags(argv), MagicMock(), MagicMock(spare=spare), MagicMock(), None)
+        return *after_first_model(inputs, runtime, argv, time.monotonic()), typed
+
+    return call
+
+
+@pytest.mark.parametrize(("best_loss", "best_step", "validated", "teacher", "noise"), [
+    (3.0, 9, 9, "out/first_model/checkpoint-9", 0.0), (3.0, 8, 9, None, 0.1),
+    (3.0, 8, 8, "out/first_model/checkpoint-9", 0.0), (None, 0, 0, "out/first_model/checkpoint-9", 0.0)])
+def test_a_first_model_teaches_the_second_or_tells_that_it_needs_noise(
+        best_loss, best_step, validated, teacher, noise, two_models):
+    state = TrainState(step=9, seconds=120.0, best_val_loss=best_loss, best_step=best_step, validated_step=validated)
     argv = ["--max_minutes", "10", "--seed", "3"]
-    inputs = Inputs(train.read_flags(argv), MagicMock(), MagicMock(spare=0.9), MagicMock(), None)
-    second, began = after_first_model(inputs, runtime, argv, time.monotonic())
+    second, began, typed = two_models(state, argv)
     assert time.monotonic() - began >= 120, "earlier starts count"
-    assert typed == [[sys.executable, str(ROOT / "train.py"), *argv, "--output_dir", "out/first_model", "--max_minutes",
-                      "3.0"]]
+    assert typed == [([sys.executable, str(ROOT / "train.py"), *argv, "--output_dir=out/first_model", "--max_minutes",
+                       "3.0"], "train.py --max_minutes 10 --seed 3")]
     assert (second.args.teacher, second.args.input_noise) == (teacher, noise)
-    assert (second.sizing, second.config) == ((True, 8), shape)
+    assert (second.sizing, second.config) == ((True, 8), SHAPE)
+
+
+def test_a_first_model_that_has_begun_goes_on_where_it_is_asked_to(two_models):
+    steps = [Path("out/checkpoint-5"), Path("out/first_model/checkpoint-9")]
+    for folder in steps:
+        folder.mkdir(parents=True)
+        (folder / "manifest.json").touch()
+    with refused("--output_dir out/first_model holds .* Give --resume_from auto", Exit.CHECKPOINT):
+        two_models(TrainState(), [*LENGTH.split()])
+    _, _, typed = two_models(TrainState(), [*LENGTH.split(), "--resume_from", "auto"], spare=0.1)
+    assert len(typed) == 1, "though fewer minutes are left than at its start"
+    _, _, [(command, resumed)] = two_models(TrainState(), [*LENGTH.split(), "--overwrite"])
+    assert "--overwrite" in command, "the first model's own checkpoints go too"
+    assert resumed == "train.py --max_minutes 10"
+    assert not steps[0].exists(), "a later --resume_from auto would go on with it"
 
 
 def test_the_text_leaves_what_its_passes_do_not_take():
