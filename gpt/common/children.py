@@ -99,8 +99,9 @@ def start_process(context: Any, target: Callable[..., Any], *arguments: Any) -> 
             from multiprocessing import resource_tracker
 
             resource_tracker.ensure_running()  # before the signals are blocked: its start unblocks them
-        # A terminal sends both to all of its processes: a starting child would end with a traceback.
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGHUP))
+        # A terminal sends two of them to all of its processes: a starting child would end with a traceback. SIGTERM in
+        # a child that has just been forked would be written to the pipe of this process's own signals.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGHUP, signal.SIGTERM))
         try:
             process.start()
         finally:
@@ -109,6 +110,9 @@ def start_process(context: Any, target: Callable[..., Any], *arguments: Any) -> 
 
 
 def _call_in(folder: str, target: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    if os.name == "posix":
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM])
     if folder:
         os.chdir(folder)
     target(*arguments)

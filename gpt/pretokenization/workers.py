@@ -133,7 +133,6 @@ def _serve(questions: Any, answers: Any, answer: Callable[[Any], Any], not_ours:
     """The worker process: answers questions until their pipe is closed. The parent handles signals and ends it."""
     for number in (signal.SIGINT, getattr(signal, "SIGHUP", signal.SIGINT)):
         signal.signal(number, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
     for other in not_ours:  # an open end here would keep this process alive after the parent's death
         other.close()
     try:

@@ -88,3 +88,14 @@ def test_a_script_that_the_system_kills_is_told_with_the_shells_exit_code(tmp_pa
         answer = children.run_child([sys.executable, str(tmp_path / "a.py")], signals, shows=True)
     assert answer.returncode == 137
     assert "a.py was killed by SIGKILL" in capsys.readouterr().err
+
+
+@pytest.mark.skipif(os.name != "posix", reason="no fork")
+def test_ending_a_child_that_has_just_been_forked_is_no_signal_to_its_parent():
+    done = run_python("import multiprocessing, time\nfrom gpt.common.children import start_process\n"
+                      "from gpt.common.signals import Signals\nwith Signals() as signals:\n"
+                      "    for _ in range(100):\n"
+                      "        process = start_process(multiprocessing.get_context('fork'), time.sleep, 60)\n"
+                      "        process.terminate()\n        process.join()\n"
+                      "    print(repr(signals.name), process.exitcode)")
+    assert done.stdout == "'' -15\n", done.stderr
