@@ -114,8 +114,8 @@ class Processes:
               step_seconds: float) -> None:
         """Starts a thread that ends this process if, after a signal, another process does not answer.
 
-        It waits for 20 s and the time of three steps. The wait begins anew when beat() changes, which it does with
-        each progress of the run, and while is_busy() is true, as during a save. The exit code is 128 + the
+        It waits for 20 s and the time of three steps. The wait begins anew with each progress of the run, when beat()
+        changes, and while is_busy() is true, as during a save. The exit code is 128 + the
         signal's number. Does nothing for a single process.
         """
         if self.world_size > 1:
@@ -148,8 +148,8 @@ def of_environment() -> Processes:
 def joined(processes: Processes, use_gpu: bool | None) -> Iterator[None]:
     """Connects the processes while inside: by gloo, and by NCCL too if each has a GPU.
 
-    Does nothing for ALONE. use_gpu is the flag. Each process takes the GPU of its local_rank. A process that torchrun
-    or train.py started gets SIGTERM when they end. After an error the connections are not closed in order, because
+    Connects nothing for ALONE. use_gpu is the flag. Each process takes the GPU of its local_rank. A process that
+    torchrun or train.py started gets SIGTERM when they end. After an error connections are not closed in order, because
     that would wait for processes that may be dead. Raises UserError (exit 5) if a machine has fewer GPUs than
     processes, and if a process cannot be reached or is lost, inside the block too.
     """

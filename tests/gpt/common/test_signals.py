@@ -68,6 +68,14 @@ def test_the_signals_of_a_notebooks_stop_button_are_one():
                       JPY_PARENT_PID="1").returncode == 128 + signal.SIGINT
 
 
+@pytest.mark.skipif(os.name != "posix", reason="Windows ends the process")
+def test_a_first_model_saves_though_its_parent_hands_it_the_signal_of_all_processes_again():
+    twice = "    for _ in range(2):\n        os.kill(os.getpid(), signal.SIGTERM)\n        time.sleep(0.3)\n"
+    done = run_python(PROMISE + twice + "    print('saved')", TRAINS_NEXT="train.py")
+    assert (done.returncode, done.stdout) == (0, "saved\n")
+    assert run_python(PROMISE + twice + "    print('saved')").returncode == 128 + signal.SIGTERM
+
+
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork")
 def test_a_forked_process_that_lives_on_does_not_keep_the_command_waiting():
     done = run_python("import os, time\nfrom gpt.common.signals import Signals\nwith Signals():\n"

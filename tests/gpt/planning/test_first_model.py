@@ -16,7 +16,7 @@ import pytest
 
 import train
 from gpt.checkpoint.stored import TrainState
-from gpt.common.errors import Exit
+from gpt.common.errors import Exit, UserError
 from gpt.common.names import TRAINS_NEXT
 from gpt.planning import inputs as inputs_of
 from gpt.planning.defaults import helps_many_passes
@@ -122,6 +122,15 @@ def test_a_first_model_that_has_begun_goes_on_where_it_is_asked_to(two_models):
     assert "--overwrite" in command, "the first model's own checkpoints go too"
     assert resumed == "train.py --max_minutes 10"
     assert not steps[0].exists(), "a later --resume_from auto would go on with it"
+
+
+def test_a_first_model_that_learned_other_tokens_is_refused(two_models, monkeypatch):
+    def compare(first, config, identity, *_):
+        raise UserError(Exit.DATA, f"{first.folder} {identity}")
+
+    monkeypatch.setattr(inputs_of.find, "check_same", compare)
+    with refused("out/first_model/checkpoint-9 <MagicMock name='mock.identity'", Exit.DATA):
+        two_models(TrainState(), LENGTH.split())
 
 
 def test_the_text_leaves_what_its_passes_do_not_take():
