@@ -21,6 +21,8 @@ from tests.helpers.forks import Forks
 
 if "PYTEST_XDIST_WORKER" in os.environ:  # a core for each process, and so for those that the tests start
     os.environ["OMP_NUM_THREADS"] = "1"
+# cuBLAS reads it at the first product of a process, long before the tests of --deterministic.
+os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 
 # A shell that runs the tests in the background, and nohup, ignore these; what the tests start would inherit that.
 for number in (signal.SIGINT, getattr(signal, "SIGHUP", None)):

@@ -3,7 +3,7 @@
 # limit of its own: one that hangs takes nothing from the others but that time.
 #
 #     bash tests/gpu.sh                            all parts, about three hours
-#     bash tests/gpu.sh first                      nine minutes; needs no file and no network
+#     bash tests/gpu.sh first                      nine minutes; needs no file and no network, but pytest
 #     bash tests/gpu.sh facts profile              some of the parts below
 #     LIMIT=560 bash tests/gpu.sh                  stops after so many seconds; the same command goes on from there
 #     RETRY=1 bash tests/gpu.sh memory             what failed again; FORCE=1: what is done, too
@@ -337,6 +337,7 @@ small = dict(n_layer=2, n_embd=64, n_head=2) if '${SMALL:-}' else {}
 folder = tempfile.mkdtemp()
 transformers.GPT2LMHeadModel(transformers.GPT2Config(**small)).save_pretrained(folder)
 prompts = torch.randint(50_000, (8, 32)).tolist()
+sampling = Sampling(temperature=0.8, top_k=200)
 def said(name, num, work):
     work()  # which warms up
     started = time.perf_counter()
@@ -355,10 +356,10 @@ for num in (1, 8):
         if '--compile' not in flags or device == 'cuda':
             args = generate.read_flags(['--ckpt', folder, where, *flags.split()])
             machine = generate.device.choose(args.use_gpu, args.use_amp, args.amp_dtype, False)
-            decoder = generate.load_decoder(args, machine, generate.Path(folder), num)
+            decoder = generate.load_decoder(args, machine, generate.Path(folder), num, sampling)
             said(f'ours {flags}', num, lambda: list(decode(
                 decoder, [Continuation(prompt, num_new, seed) for seed, prompt in enumerate(prompts[:num])],
-                Sampling(temperature=0.8, top_k=200), ())))"
+                sampling, ())))"
 }
 
 # ---------------------------------------------------------------- the parts

@@ -60,15 +60,18 @@ def pip_command(use_gpu: str) -> str:
     """Chooses the command that installs the packages, and prints the build of torch that it takes.
 
     use_gpu is auto, yes or no. Raises CellFailed if it is yes and the machine has no GPU. An installed torch
-    that is new enough stays. Otherwise the driver decides the build: a build for CUDA 12.6 runs with every
+    that is new enough stays. Otherwise driver and GPU decide the build: a build for CUDA 12.6 runs with every
     driver for CUDA 12, a build for 13.0 with every driver for 13 (NVIDIA, CUDA minor version compatibility).
+    CUDA 13 has no kernels for GPUs from before 2018, such as Kaggle's P100.
     """
     cuda = 0
     torch = ""
     pip = f'"{sys.executable}" -m pip install -q'
+    is_old = False
     with contextlib.suppress(OSError):
         answer = subprocess.run("nvidia-smi", capture_output=True, text=True).stdout
         cuda = max(map(int, re.findall(r"CUDA[\w ]* Version: *(\d+)", answer)), default=0)
+        is_old = re.search(r"\b(P100|P40|P4|V100|K80|M60)\b", answer) is not None
     if not cuda and sys.platform != "darwin":
         how = "Runtime > Change runtime type > T4 (Colab), Settings > Accelerator (Kaggle)"
         if use_gpu == "yes":
@@ -80,7 +83,8 @@ def pip_command(use_gpu: str) -> str:
         torch = metadata.version("torch")
     command = f'{pip} -r "{ROOT}/requirements.txt"'
     if not torch or (cuda and "+cpu" in torch):
-        torch = f"https://download.pytorch.org/whl/{'cu130' if cuda > 12 else 'cu126' if cuda else 'cpu'}"
+        build = "cpu" if not cuda else "cu130" if cuda > 12 and not is_old else "cu126"
+        torch = f"https://download.pytorch.org/whl/{build}"
         command = f"{pip} --force-reinstall torch --index-url {torch} && {command}"
     print(f"torch        {torch}; the driver's CUDA: {cuda or 'none'}")
     return command

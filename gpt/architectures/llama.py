@@ -25,7 +25,7 @@ from gpt.architectures.fields import (
 )
 from gpt.architectures.rotary import RotaryConfig, RotaryTransformer
 from gpt.common.errors import Exit, InvalidCheckpoint, UserError
-from gpt.ops.attention import attends_in_blocks, attention_bytes
+from gpt.ops.attention import attends_in_blocks, attention_bytes, shares_heads
 from gpt.ops.linear import swiglu
 from gpt.ops.rotary import RotaryScaling, rotary_frequencies, rotate
 
@@ -97,14 +97,18 @@ class Llama(Architecture):
     def block_bytes(self, config: RotaryConfig, device_type: str, dtype: torch.dtype, residual_bytes: int,
                     ) -> float:
         # Autograd keeps the inputs of both norms in the residual stream's dtype. In autocast's dtype it
-        # keeps 2 C outputs of norms; the output of qkv_proj, for norms of q and k or as v; q and k rotated,
-        # and a copy of v for attention in blocks; H K of attention; 2 F of gate and up, F of their product.
+        # keeps 2 C outputs of norms; the output of qkv_proj, for norms of q and k or as v; q and k rotated, and a copy
+        # of v for attention in blocks; where the kernel shares no heads, copies of k and v with the heads of q; H K of
+        # attention; 2 F of gate and up, F of their product.
         # The norms' statistics have 4 bytes each. Dropout adds two masks with a byte per element.
         C, T = config.n_embd, config.seq_length
         q, k, v = config.qkv_rows
-        copies_v, drops = attends_in_blocks(device_type, dtype, T), config.dropout > 0
-        projected = q + k + v if config.qk_norm or not copies_v else 0
-        elements = 2 * C + projected + q + k + (v if copies_v else 0) + q + 3 * config.n_inner
+        drops = config.dropout > 0
+        copied_v = v if attends_in_blocks(device_type, dtype, T) else 0
+        if k < q and not shares_heads(device_type, dtype):
+            k = copied_v = q
+        projected = sum(config.qkv_rows) if config.qk_norm or not copied_v else 0
+        elements = 2 * C + projected + q + k + copied_v + q + 3 * config.n_inner
         num_norms = 2 + (config.n_head + config.n_kv_head if config.qk_norm else 0)
         return (2 * C * residual_bytes + dtype.itemsize * elements + 4 * num_norms + (2 * C if drops else 0)
                 + attention_bytes(device_type, dtype, config.n_head, T, drops))

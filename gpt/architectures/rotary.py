@@ -17,7 +17,7 @@ import torch
 import torch.nn as nn
 import torch.nn.functional as F
 
-from gpt.ops.attention import attends_in_blocks, attention_in_blocks
+from gpt.ops.attention import attends_in_blocks, attention_in_blocks, heads_for_kernel
 from gpt.ops.linear import Embedding, Linear, swiglu
 from gpt.ops.norm import RMSNorm
 from gpt.ops.rotary import RotaryScaling, rotary_tables, rotate
@@ -92,9 +92,9 @@ class RotaryAttention(nn.Module):
         if attends_in_blocks(x.device.type, q_BHTK.dtype, T):  # on a CPU in bf16, where that is faster
             y_BHTK = attention_in_blocks(q_BHTK, k_BHTK, v_BHTK, dropout)
         else:
-            y_BHTK = F.scaled_dot_product_attention(q_BHTK, k_BHTK, v_BHTK, is_causal=True,
-                                                    dropout_p=dropout,
-                                                    enable_gqa=config.n_kv_head != config.n_head)
+            k_BHTK, v_BHTK = heads_for_kernel(k_BHTK, v_BHTK, config.n_head)
+            y_BHTK = F.scaled_dot_product_attention(q_BHTK, k_BHTK, v_BHTK, is_causal=True, dropout_p=dropout,
+                                                    enable_gqa=k_BHTK.size(1) < config.n_head)
         y = self.o_proj(y_BHTK.transpose(1, 2).reshape(B, T, -1))
         return F.dropout(y, config.dropout, self.training)
 

@@ -25,6 +25,7 @@ from gpt.architectures.table import ModelConfig, architecture_of
 from gpt.generation.continuation import Sampling
 from gpt.generation.drawing import draw
 from gpt.machine.backends import backend_of
+from gpt.ops.attention import heads_for_kernel
 from gpt.ops.products import PACKED_ROWS, Dense, Packed
 
 SLOTS = 64  # attention reads a multiple of this, so that a row's sums do not depend on its neighbours' lengths
@@ -137,6 +138,7 @@ class Decoder:
             q_HNK, kv_2GNK = q_NHK.transpose(0, 1), kv_N2GK.permute(1, 2, 0, 3)
             self.caches[layer][row, :, :, :num_ids] = kv_2GNK
             k, v = kv_2GNK[:, None]
+            k, v = heads_for_kernel(k, v, q_HNK.size(0))
             mask_HNN = None if bias_NHT is None else bias_NHT[..., :num_ids].transpose(0, 1)
             y = F.scaled_dot_product_attention(q_HNK[None], k, v, mask_HNN, is_causal=mask_HNN is None,
                                                enable_gqa=k.size(1) < q_HNK.size(0))

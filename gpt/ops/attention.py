@@ -1,8 +1,8 @@
-"""Causal attention in blocks of rows, which a CPU computes faster in bf16 than F.scaled_dot_product_attention.
+"""Causal attention: in blocks of rows on a CPU in bf16, else with the heads that PyTorch's fused kernels can read.
 
 A head of k and v may serve several heads of q (Ainslie et al. 2023, GQA, section 2.2).
 
-Shapes: B batch, H heads, T time, K head size.
+Shapes: B batch, H heads, G heads of k and v, T time, K head size.
 """
 
 import torch
@@ -19,6 +19,24 @@ def attends_in_blocks(device_type: str, dtype: torch.dtype, seq_length: int) -> 
     memory.
     """
     return device_type == "cpu" and dtype == torch.bfloat16 and seq_length <= 512
+
+
+def shares_heads(device_type: str, dtype: torch.dtype) -> bool:
+    """True where the fused kernel reads one head of k and v for several heads of q.
+
+    On an NVIDIA GPU only flash attention does, which needs 16 bits and a card that has bf16 (compute capability
+    8.0). fp16 is the type of older cards: they and fp32 have the memory-efficient kernel, and with enable_gqa
+    PyTorch would store the whole matrix of scores instead (its documentation of scaled_dot_product_attention).
+    """
+    return device_type != "cuda" or dtype == torch.bfloat16
+
+
+def heads_for_kernel(k_BGTK: torch.Tensor, v_BGTK: torch.Tensor, num_heads: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """k and v with a head for each head of q, [B, H, T, K], where the fused kernel needs that; else unchanged."""
+    groups = num_heads // v_BGTK.size(1)
+    if groups == 1 or shares_heads(v_BGTK.device.type, v_BGTK.dtype):  # a norm may have left k in fp32
+        return k_BGTK, v_BGTK
+    return k_BGTK.repeat_interleave(groups, 1), v_BGTK.repeat_interleave(groups, 1)
 
 
 def attention_bytes(device_type: str, dtype: torch.dtype, num_heads: int, seq_length: int,

@@ -18,6 +18,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from gpt.architectures.table import ModelConfig
 from gpt.common.files import cache_folder, read_text, write_whole
 from gpt.machine.device import Machine
+from gpt.ops.attention import heads_for_kernel
 from gpt.ops.loss import LossRule, linear_cross_entropy
 from gpt.planning.recipe import LOSS_CHUNK
 
@@ -141,10 +142,11 @@ def time_chunks(config: ModelConfig, machine: Machine) -> dict[str, float]:
 
 def attend(inputs: Sequence[torch.Tensor], dropout: float = 0.0) -> tuple[torch.Tensor, ...]:
     """Causal attention of q, k, v, and their gradients by the gradient of the result, the last of the inputs."""
-    q_BHTK, k_BHTK, v_BHTK, dy_BHTK = inputs
+    q_BHTK, k_BGTK, v_BGTK, dy_BHTK = inputs
+    k_BHTK, v_BHTK = heads_for_kernel(k_BGTK, v_BGTK, q_BHTK.size(1))
     y_BHTK = F.scaled_dot_product_attention(q_BHTK, k_BHTK, v_BHTK, is_causal=True, dropout_p=dropout,
                                             enable_gqa=k_BHTK.size(1) < q_BHTK.size(1))
-    return y_BHTK, *torch.autograd.grad(y_BHTK, (q_BHTK, k_BHTK, v_BHTK), dy_BHTK)
+    return y_BHTK, *torch.autograd.grad(y_BHTK, (q_BHTK, k_BGTK, v_BGTK), dy_BHTK)
 
 
 def is_close(result: torch.Tensor, right: torch.Tensor) -> bool:

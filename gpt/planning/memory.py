@@ -22,6 +22,7 @@ from gpt.checkpoint.load import read_config
 from gpt.checkpoint.stored import Stored
 from gpt.common.errors import Exit, UserError
 from gpt.common.files import write_whole
+from gpt.common.names import TOO_LARGE
 from gpt.common.progress import Progress
 from gpt.common.words import printable, several, size
 from gpt.machine.backends import BACKENDS
@@ -51,7 +52,6 @@ NCCL_BUFFERS = 2**29  # of several processes on GPUs, assumed
 PASSING = ("activations", "logits", "gradients")  # parts that a step allocates and frees
 LEAST_TOKENS = 4_096  # the model is sharded where a whole copy leaves no room for this micro-batch
 MOST_TOKENS = 65_536  # of a micro-batch of --batch_size auto; a card is busy with fewer
-FILE = "out_of_memory.json"  # in the output folder: the number of sequences that did not fit
 TEXT_BYTES = 2**20  # of a checkpoint's files besides its tensors
 
 
@@ -352,7 +352,7 @@ def remember_too_many(output_dir: Path, num_sequences: int) -> None:
     """
     with contextlib.suppress(OSError):
         output_dir.mkdir(parents=True, exist_ok=True)
-        write_whole(output_dir / FILE, json.dumps({"sequences": num_sequences}))
+        write_whole(output_dir / TOO_LARGE, json.dumps({"sequences": num_sequences}))
 
 
 def after_out_of_memory(output_dir: Path, recipe: Recipe, out: Progress) -> int:
@@ -362,12 +362,12 @@ def after_out_of_memory(output_dir: Path, recipe: Recipe, out: Progress) -> int:
     """
     too_many = recipe.batch_size + 1
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-        too_many = max(2, int(json.loads((output_dir / FILE).read_text(encoding="utf-8"))["sequences"]))
+        too_many = max(2, int(json.loads((output_dir / TOO_LARGE).read_text(encoding="utf-8"))["sequences"]))
     if too_many > recipe.batch_size:
         return recipe.batch_size
     batch_size = divisors(recipe.samples_per_step, too_many // 2)[-1]
     out.say(f"batch_size  {batch_size} x {several(recipe.samples_per_step // batch_size, 'micro-batch')}: {too_many} "
-            f"were out of memory (delete {FILE} in {printable(output_dir)} to try again)")
+            f"were out of memory (delete {TOO_LARGE} in {printable(output_dir)} to try again)")
     return batch_size
 
 

@@ -14,7 +14,7 @@ from gpt.common.names import TRAINS_NEXT
 from gpt.common.ranks import is_one_of_several
 from gpt.common.words import count, duration, percent, printable, several, shell_word, short, size
 from gpt.machine.device import Machine, describe
-from gpt.ops.attention import attends_in_blocks
+from gpt.ops.attention import attends_in_blocks, heads_for_kernel
 from gpt.optimizers.table import OPTIMIZERS
 from gpt.planning.decided import Pace, Setup
 from gpt.planning.defaults import helps_many_passes, most_passes
@@ -176,8 +176,9 @@ def attention_of(config: ModelConfig, machine: Machine) -> str:
     # PyTorch's choice does not depend on the batch.
     q, kv = (torch.empty((1, heads, config.seq_length, config.head_dim), device=machine.device, dtype=machine.dtype,
                          requires_grad=True) for heads in (config.n_head, config.n_kv_head))
-    choice = torch._fused_sdp_choice(q, kv, kv, None, config.dropout, True,  # type: ignore[attr-defined] - not public
-                                     enable_gqa=config.n_kv_head != config.n_head)
+    k, v = heads_for_kernel(kv, kv, config.n_head)
+    choice = torch._fused_sdp_choice(q, k, v, None, config.dropout, True,  # type: ignore[attr-defined] - not public
+                                     enable_gqa=k.size(1) < config.n_head)
     return SDPBackend(choice).name.lower().removesuffix("_attention").replace("math", "unfused")
 
 

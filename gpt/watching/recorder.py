@@ -11,7 +11,7 @@ from typing import Any
 
 from gpt.common.errors import warn
 from gpt.common.files import append_line, read_text, write_whole
-from gpt.common.names import METRICS
+from gpt.common.names import METRICS, TRACKERS
 from gpt.common.progress import Progress
 from gpt.planning.early import requested_trackers
 from gpt.training.state import TrainState
@@ -28,7 +28,7 @@ def run_id(output_dir: Path, is_resumed: bool) -> str:
     A run that is not resumed, or has no such file, gets a new one, which is written there. Where it cannot be
     written or read, each start has an id of its own.
     """
-    path, new_id = output_dir / "trackers.json", secrets.token_hex(4)
+    path, new_id = output_dir / TRACKERS, secrets.token_hex(4)
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
         if not is_resumed or not path.exists():
             write_whole(path, json.dumps({"id": new_id}) + "\n")

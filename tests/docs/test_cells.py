@@ -107,6 +107,7 @@ SMI = "| NVIDIA-SMI 550.54 Driver Version: 550.54 CUDA {}: {} |"
 @pytest.mark.parametrize(("driver", "torch", "index", "says"), [
     (SMI.format("Version", "12.4"), "2.10.0+cu126", "cu126", "whl/cu126; the driver's CUDA: 12"),
     (SMI.format("UMD Version", "13.1"), "2.13.0+cpu", "cu130", "whl/cu130; the driver's CUDA: 13"),
+    (SMI.format("Version", "13.0") + "\n|   0  Tesla P100-PCIE-16GB  Off |", "2.9.1", "cu126", "CUDA: 13"),
     (SMI.format("Version", "12.4"), "2.11.0+cu128", "", "2.11.0+cu128; the driver's CUDA: 12"),
     ("NVIDIA-SMI has failed", "2.13.0+cpu", "", "CPU. For a GPU: Runtime > Change runtime type > T4"),
     ("NVIDIA-SMI has failed", "2.9.1", "cpu", "whl/cpu; the driver's CUDA: none")])

@@ -9,6 +9,7 @@ import tarfile
 import time
 from functools import partial
 
+import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -65,6 +66,17 @@ def test_first_needs_no_file_and_each_of_its_commands_has_a_limit(tmp_path):
     limits = [int(limit) for limit in (tmp_path / "limits").read_text().split()]
     assert len(limits) == len(FIRST) + 1
     assert max(limits) <= 260
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("part", ["decode", "saving"])
+def test_a_part_shows_its_figures_on_a_processor_too(part, tmp_path):
+    pytest.importorskip("transformers")
+    env = {**os.environ, "SMALL": "1", "PYTHON": sys.executable, "FIGURES": str(tmp_path)}
+    found = subprocess.run(["bash", "tests/gpu.sh", part], cwd=ROOT, env=env,
+                           capture_output=True, text=True, check=False)
+    assert found.returncode == 0, found.stdout
+    assert "FAILED" not in found.stdout
 
 
 def test_the_flop_of_each_kernel_are_those_that_torch_counts():

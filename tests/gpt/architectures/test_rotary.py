@@ -83,10 +83,14 @@ def test_the_initial_weights_are_as_wide_as_said(deviation):
 
 
 @pytest.mark.parametrize("arch", ["qwen3", "llama"])
-@pytest.mark.parametrize(("dtype", "seq_length"), [(torch.float32, 64), (torch.bfloat16, 64), (torch.bfloat16, 600)])
-def test_a_blocks_activations_are_what_autograd_keeps_of_it(arch, dtype, seq_length):
+@pytest.mark.parametrize(("dtype", "seq_length", "shares"), [
+    (torch.float32, 64, True), (torch.bfloat16, 64, True), (torch.bfloat16, 600, True), (torch.float32, 64, False)])
+def test_a_blocks_activations_are_what_autograd_keeps_of_it(arch, dtype, seq_length, shares, monkeypatch):
+    for module in ("gpt.ops.attention", "gpt.architectures.llama"):
+        monkeypatch.setattr(f"{module}.shares_heads", lambda *_: shares)
     architecture = ARCHITECTURES[arch]
     shallow, deep = (architecture.sized((layers, 6, 96), 256, seq_length) for layers in (1, 3))
+    assert shallow.n_kv_head < shallow.n_head
     found = (kept_by_autograd(deep, 4, dtype) - kept_by_autograd(shallow, 4, dtype)) / 2
     if dtype == torch.bfloat16:
         found -= 2 * shallow.num_block_weights  # the copies of the matrices

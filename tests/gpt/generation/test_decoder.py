@@ -10,6 +10,7 @@ from gpt.architectures.gpt2 import GPT2
 from gpt.checkpoint.load import open_model
 from gpt.generation.continuation import Continuation, Sampling
 from gpt.generation.decoder import Decoder
+from gpt.generation.drawing import draw
 from gpt.generation.sampling import decode
 from gpt.ops.products import Dense, Int8
 from gpt.ops.rotary import RotaryScaling
@@ -150,6 +151,16 @@ def test_on_a_gpu_a_step_gives_the_models_logits(make_model, compiled, dtype, ki
         found = logits_after(decoder, [int(ids[row, step + length]) for row, length in enumerate((0, 5, 60))])
         expected = torch.stack([whole[row, step + length] for row, length in enumerate((0, 5, 60))])
         assert largest_difference(found.cpu().float()[:, :300], expected) < most
+
+
+@pytest.mark.gpu
+def test_on_a_gpu_the_compiled_draw_is_the_eager_one(make_model):
+    model = make_model(vocab_size=300, seq_length=128)
+    decoder, sampling = Decoder(model.config, model.state_dict(), 2, "cuda", torch.float32, Dense), Sampling(top_p=0.9)
+    decoder.compile(True, sampling)
+    for step in range(6):
+        logits, uniforms = decoder.step([5, 6], [0.1 + step / 10, 0.9 - step / 10])
+        torch.testing.assert_close(decoder.draw(logits, uniforms, sampling), draw(logits, uniforms, sampling))
 
 
 # ---------------------------------------------------------------- the weights

@@ -11,12 +11,12 @@ import torch
 
 from gpt.architectures.gpt2 import GPT2
 from gpt.common.errors import Exit
+from gpt.common.names import TOO_LARGE
 from gpt.common.progress import Progress
 from gpt.machine.device import Machine
 from gpt.machine.processes import Processes
 from gpt.planning import memory
 from gpt.planning.memory import (
-    FILE,
     GIB,
     MemorySetting,
     after_out_of_memory,
@@ -204,6 +204,6 @@ def test_half_of_what_did_not_fit_is_taken_as_a_divisor_of_the_step(tmp_path, to
     assert fits() == 8
     remember_too_many(tmp_path / "out", too_many)
     assert fits() == found
-    (tmp_path / "out" / FILE).write_text("[]")
+    (tmp_path / "out" / TOO_LARGE).write_text("[]")
     assert fits() == 8
-    remember_too_many(tmp_path / "out" / FILE, too_many)  # a folder that cannot be written is no other error
+    remember_too_many(tmp_path / "out" / TOO_LARGE, too_many)  # a folder that cannot be written is no other error
