@@ -57,6 +57,18 @@ def like(tensor: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
     return distribute_tensor(tensor, target.device_mesh, target.placements, src_data_rank=None)
 
 
+def own_rows(tensor: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    """This process's rows of a whole tensor, which is sharded as the target is; all rows if the target is whole.
+
+    torch.compile can trace it, unlike `like`.
+    """
+    if not is_sharded(target):
+        return tensor
+    mesh = target.device_mesh
+    share = -(-len(tensor) // mesh.size(mesh.ndim - 1))  # as torch.chunk cuts
+    return tensor[mesh.get_local_rank(mesh.ndim - 1) * share:][:share]
+
+
 def fill(target: torch.Tensor, tensor: torch.Tensor) -> None:
     """Copies a whole tensor into the first rows of the target, in its dtype, and zeros into its other rows.
 
@@ -83,8 +95,9 @@ def all_gathered(rows: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
                               stride=like.stride()).full_tensor()
 
 
-def in_shares(function: Callable[[torch.Tensor], torch.Tensor], items: torch.Tensor) -> torch.Tensor:
-    """function(items), [N, ...], for a function that treats each item by itself and keeps its shape.
+def in_shares(function: Callable[[torch.Tensor], torch.Tensor], items: torch.Tensor,
+              dtype: torch.dtype) -> torch.Tensor:
+    """function(items), [N, ...] in dtype, for a function that treats each item by itself and keeps its shape.
 
     Each process computes some of the items and gathers the others: all must call this, with the same items.
     """
@@ -97,6 +110,6 @@ def in_shares(function: Callable[[torch.Tensor], torch.Tensor], items: torch.Ten
     gather = gather or collectives.all_gather_tensor  # before torch 2.13
     share = -(-len(items) // world_size)
     mine = items[dist.get_rank() * share:][:share]
-    padding = items.new_zeros(share - len(mine), *items.shape[1:])
-    results = function(mine) if len(mine) else mine
+    padding = torch.zeros(share - len(mine), *items.shape[1:], dtype=dtype, device=items.device)
+    results = function(mine) if len(mine) else padding[:0]
     return gather(torch.cat([results, padding]), 0, dist.group.WORLD)[:len(items)]

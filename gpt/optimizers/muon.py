@@ -13,7 +13,7 @@ import torch
 
 from gpt.checkpoint.contents import StateTensor
 from gpt.ops.orthogonal import orthogonalized
-from gpt.ops.shards import all_gathered, in_shares, like, local
+from gpt.ops.shards import all_gathered, in_shares, local, own_rows
 from gpt.optimizers.beside_adamw import BesideAdamW, Rows
 
 MOMENTUM = 0.95
@@ -46,7 +46,7 @@ def update_matrices(weights: Sequence[torch.Tensor], gradients: Sequence[torch.T
         for number in some:
             parts = [next(updates) for _ in rows[number]]
             update = torch.cat([part * math.sqrt(max(part.shape)) for part in parts])
-            weight, moved = local(weights[number]), rate * UPDATE_SIZE * local(like(update, weights[number])).float()
+            weight, moved = local(weights[number]), rate * UPDATE_SIZE * own_rows(update, weights[number]).float()
             weight.copy_(torch.where(stays, weight, weight * (1 - rate * weight_decay) - moved))
 
 
@@ -61,7 +61,7 @@ def orthogonalized_all(matrices: Sequence[torch.Tensor], dtype: torch.dtype) -> 
     for shape in dict.fromkeys(shapes):
         same = [number for number, its_shape in enumerate(shapes) if its_shape == shape]
         wide = [matrices[number] if matrices[number].shape == shape else matrices[number].mT for number in same]
-        updates = in_shares(partial(orthogonalized, dtype=dtype), torch.stack(wide))
+        updates = in_shares(partial(orthogonalized, dtype=dtype), torch.stack(wide), dtype)
         for number, update in zip(same, updates, strict=True):
             done[number] = update if update.shape == matrices[number].shape else update.mT
     return [done[number] for number in range(len(matrices))]

@@ -10,6 +10,7 @@ from gpt.common.words import duration
 from gpt.machine.device import Machine, describe_compile_error
 from gpt.machine.kernels import with_sound_kernels
 from gpt.optimizers.build import compile_optimizer
+from gpt.training.micro_batches import micro_batches
 from gpt.training.state import Run
 
 
@@ -17,37 +18,51 @@ def try_to_compile(run: Run, compile_model: Callable[[], None]) -> None:
     """Compiles model, teacher and optimizer by a pass over the next batch; on failure warns and runs eagerly.
 
     Weights and random numbers stay, gradients are dropped. compile_model marks the model's parts for
-    torch.compile; the first call of each part compiles it. Out of memory is no failure: the next step meets it
-    again, and is halved.
+    torch.compile; the first call of each part compiles it. Out of memory is no failure of one process: the next
+    step meets it again, and is halved. Several processes become eager together; the error of one that is out of
+    memory is raised, as the others cannot go on without it.
     """
-    machine, out = run.setup.runtime.machine, run.setup.runtime.out
+    machine, out, processes = run.setup.runtime.machine, run.setup.runtime.out, run.setup.runtime.processes
     rng, started = machine.rng_state(), time.perf_counter()
-    inputs_BT, targets_BT = run.batches.get(run.state.samples_seen, 0)
+    inputs_BT, targets_BT = next(micro_batches(run, 1))
     num_targets = run.batches.mean_targets(run.state.samples_seen, 1)
-    is_whole_step = run.num_micro_batches == 1 and run.setup.runtime.processes.world_size == 1
+    is_whole_step = run.num_micro_batches == 1 and processes.world_size == 1
 
-    def compile_all() -> None:
+    def compile_passes() -> None:
         run.optimizer.zero_grad(set_to_none=True)  # an earlier attempt may have got half way
         compile_model()
         if run.teacher:
             run.teacher.compile()
-        with run.strategy.accumulating(is_last=is_whole_step):
+        with run.strategy.accumulating(is_last=is_whole_step or run.strategy.is_sharded):
             with machine.autocast():
                 loss = run.strategy.forward(inputs_BT, targets_BT, run.teacher_output(inputs_BT), num_targets)
             run.scaler.scale(loss).backward()
-        compile_optimizer(run.optimizer)
-        machine.backend.synchronize()
 
-    try:
-        with out.phase("compiling, a minute or two the first time"):
-            with_sound_kernels(compile_all, out.say)
+    error = None
+    with out.phase("compiling, a minute or two the first time"):
+        for work in (compile_passes, lambda: compile_optimizer(run.optimizer)):
+            error = _error_of(work, out.say)
+            if error and processes.world_size > 1 and is_out_of_memory(error):
+                raise error
+            has_failed = processes.total([error is not None])[0] > 0
+            if has_failed:  # here, or in another process
+                break
+        machine.backend.synchronize()
+    if not has_failed:
         out.say(f"compiled    in {duration(time.perf_counter() - started)}")
-    except Exception as error:
-        if not is_out_of_memory(error):  # otherwise the next step runs out of memory as well, and is halved
-            _fall_back_to_eager(run, error)
+    elif not (error and is_out_of_memory(error)):
+        _fall_back_to_eager(run, error or RuntimeError("it failed in another process"))
     run.optimizer.zero_grad(set_to_none=True)
     machine.set_rng_state(rng)
     machine.backend.reset_peak_memory()
+
+
+def _error_of(work: Callable[[], None], say: Callable[[str], None]) -> Exception | None:
+    try:
+        with_sound_kernels(work, say)
+    except Exception as error:  # each version of the compiler has errors of its own
+        return error
+    return None
 
 
 def _fall_back_to_eager(run: Run, error: Exception) -> None:

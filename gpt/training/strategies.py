@@ -28,11 +28,13 @@ class Strategy:
     """Shares a step among the processes of a run: the forward pass, and the sums over the processes; for one process.
 
     forward is the model as the step calls it. keeps_gradients: the gradients stay in place from step to step, and are
-    set to zero. compiles_blocks: the blocks are compiled one by one, whatever the flags say.
+    set to zero. compiles_blocks: the blocks are compiled one by one, whatever the flags say. is_sharded: processes
+    share each weight.
     """
 
     keeps_gradients = False
     compiles_blocks = False
+    is_sharded = False
 
     def __init__(self, model: Network):
         self._model = model
@@ -130,6 +132,8 @@ class FullySharded(_Distributed):
     are drawn.
     """
 
+    is_sharded = True
+
     def __init__(self, model: Network, processes: Processes, machine: Machine, std: float, groups: int = 1):
         from torch.distributed.device_mesh import init_device_mesh
         from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
@@ -139,7 +143,8 @@ class FullySharded(_Distributed):
         warnings.filterwarnings("ignore", "FSDP2-wrapped module .* returned a view tensor")
         shape = (groups, processes.world_size // groups)[groups == 1:]
         mesh = init_device_mesh(machine.device.type, shape, mesh_dim_names=("replicate", "shard")[groups == 1:])
-        policy = MixedPrecisionPolicy(machine.dtype, torch.float32)
+        # Numbers of targets and rotary tables stay in fp32.
+        policy = MixedPrecisionPolicy(machine.dtype, torch.float32, cast_forward_inputs=False)
         for block in model.blocks:
             fully_shard(block, mesh=mesh, mp_policy=policy)
         self.forward = fully_shard(model, mesh=mesh, mp_policy=policy, reshard_after_forward=False)

@@ -4,6 +4,7 @@ They speak by gloo. Most are forks, which start in a tenth of a second (tests/he
 Kills, signals, damages and failing disks befall several processes in test_faults.py.
 """
 
+import dataclasses
 import os
 import random
 import re
@@ -71,7 +72,7 @@ def test_losses_do_not_depend_on_the_number_of_processes(train):
 @pytest.mark.slow
 @pytest.mark.parametrize("precision", PRECISIONS)
 @pytest.mark.parametrize("name", [*(f"--optimizer adamw {flags}" for flags in MODELS), "--optimizer muon",
-                                  "--optimizer adamw8bit"])
+                                  "--optimizer muon --compile", "--optimizer adamw8bit"])
 def test_forty_losses_are_those_of_one_process_and_the_same_again(train, name, precision):
     """Muon multiplies in bf16, where another order of sums counts; a rounding may give a code of 8 bits its neighbour.
     """
@@ -208,6 +209,16 @@ def test_out_of_memory_in_one_process_is_remembered_and_the_next_start_takes_les
     assert "batch_size  1 x 8 micro-batches: with 2 sequences at a time the run was out of memory" in again.stdout
     train(2, *flags, out="whole")
     assert figures(train.folder / "out") == pytest.approx(figures(train.folder / "whole"), rel=EXACT)
+
+
+@pytest.mark.slow
+def test_where_one_process_cannot_compile_all_are_eager_and_out_of_memory_ends_the_run(train):
+    flags = ["--compile", "--model_parallel", "ddp", "--optimizer", "muon"]
+    fails = Raised("model:GPT.forward", 1, rank=1, error="RuntimeError")
+    done = train(2, *flags, raised=[fails])
+    assert "torch.compile failed, running eagerly: it failed in another process" in done.stderr
+    died = train(2, *flags, out="died", code=Exit.MACHINE, raised=[dataclasses.replace(fails, error="MemoryError")])
+    assert "out of memory" in died.stderr
 
 
 def test_a_process_with_another_recipe_or_other_tokens_says_in_what_it_differs(train, make_corpus):

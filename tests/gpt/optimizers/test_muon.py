@@ -3,7 +3,9 @@
 
 import pytest
 import torch
+import torch.distributed as dist
 
+from gpt.ops.shards import full_tensor
 from gpt.optimizers import muon
 from gpt.optimizers.muon import Muon
 from tests.helpers.training import run_of, small_batch, small_model
@@ -94,3 +96,22 @@ def test_the_step_of_all_hidden_matrices_is_traced_as_one_graph():
     for a, b in zip(eager.model.parameters(), traced.model.parameters(), strict=True):
         assert torch.allclose(a, b, atol=1e-6)
     assert len(graphs) == 1  # another learning rate is not another graph
+
+
+def test_the_step_of_sharded_matrices_is_traced_too(tmp_path):
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import Shard, distribute_tensor
+
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    try:
+        mesh, results = init_device_mesh("cpu", (1,)), []
+        for shares in (False, True):
+            weights, gradients, momenta = ([distribute_tensor(tensor.detach(), mesh, [Shard(0)]) if shares else
+                                            tensor.detach() for tensor in weights_of(seed)] for seed in range(3))
+            update = torch.compile(muon.update_matrices, fullgraph=True, dynamic=False, backend="eager")
+            update(weights, gradients, momenta, ROWS, (torch.tensor(0.02), torch.tensor(0.1)),
+                   (torch.tensor(0.0), torch.tensor(2.0)), torch.float32)
+            results.append([full_tensor(tensor) for tensor in (*weights, *momenta)])
+    finally:
+        dist.destroy_process_group()
+    assert all(torch.allclose(whole, shared, atol=1e-6) for whole, shared in zip(*results, strict=True))
