@@ -109,6 +109,10 @@ class Backend:
         """Bytes free on a GPU; None on a CPU."""
         return None
 
+    def held_by_others(self) -> int:
+        """Bytes of a GPU's own memory that neither are free nor PyTorch's; its driver holds some for this process."""
+        return 0
+
     def peak_memory(self) -> int:
         """The most bytes held: by PyTorch on a GPU, by the process (resident) on a CPU.
 
@@ -237,6 +241,10 @@ class CUDA(Backend):
 
     def free_memory(self) -> int | None:
         return torch.cuda.mem_get_info()[0]
+
+    def held_by_others(self) -> int:
+        free, total = torch.cuda.mem_get_info()
+        return total - free - torch.cuda.memory_reserved()
 
     def peak_memory(self) -> int:
         return torch.cuda.max_memory_reserved()

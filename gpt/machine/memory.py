@@ -7,10 +7,11 @@ import re
 import sys
 from pathlib import Path
 
-# The limit and the use of a control group's memory: version 2, then version 1.
+# The limit and the use of a control group's memory, and the name in memory.stat of what it uses for files that the
+# system can read again: version 2, then version 1.
 CGROUP_FILES = (
-    ("/sys/fs/cgroup", "memory.max", "memory.current"),
-    ("/sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.usage_in_bytes"),
+    ("/sys/fs/cgroup", "memory.max", "memory.current", "inactive_file"),
+    ("/sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
 )
 
 
@@ -21,10 +22,11 @@ def available_ram() -> int:
     """
     available = _bytes_in("/proc/meminfo", "MemAvailable")
     bounds = [] if available is None else [available]
-    for root, limit, used in CGROUP_FILES:
+    for root, limit, used, of_files in CGROUP_FILES:
         for folder in _control_groups(root):
             with contextlib.suppress(OSError, ValueError):  # the limit may be the word "max"
-                bounds.append(int((folder / limit).read_text()) - int((folder / used).read_text()))
+                bound = int((folder / limit).read_text()) - int((folder / used).read_text())
+                bounds.append(bound + _bytes_of_files(folder, of_files))
     if not bounds:  # macOS tells the size of the RAM alone; Windows follows
         with contextlib.suppress(AttributeError, OSError, ValueError):
             bounds.append(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
@@ -45,6 +47,14 @@ def _control_groups(root: str) -> list[Path]:
             inside = Path(line.split(":", 2)[2].lstrip("/"))
             folders += [root / group for group in (inside, *inside.parents)]
     return folders
+
+
+def _bytes_of_files(group: Path, name: str) -> int:
+    """The bytes that a control group uses for files and gives back when they are needed; 0 where it does not tell."""
+    with contextlib.suppress(OSError):
+        match = re.search(rf"^{name} (\d+)$", (group / "memory.stat").read_text(), re.MULTILINE)
+        return int(match[1]) if match else 0
+    return 0
 
 
 def peak_resident() -> int:

@@ -82,7 +82,10 @@ def use_attention(name: str, dropout: float) -> None:
 
 
 def _read_or_measure(config: ModelConfig, machine: Machine) -> tuple[dict[str, float], dict[str, float]]:
-    """The seconds of attention by kernel, and of the output layer by rows of a chunk; timed once for a shape."""
+    """The seconds of attention by kernel, and of the output layer by rows of a chunk; timed once for a shape.
+
+    Both are empty where the memory that is free does not suffice for the timing.
+    """
     path = cache_folder() / "kernels.json"
     shape = (config.n_head, config.n_kv_head, config.head_dim, config.seq_length, config.n_embd, config.vocab_size)
     # The build's description has the versions of CUDA and of the cuDNN that was found.
@@ -91,7 +94,11 @@ def _read_or_measure(config: ModelConfig, machine: Machine) -> tuple[dict[str, f
     with contextlib.suppress(OSError, ValueError, TypeError):
         known = dict(json.loads(read_text(path)))
     if key not in known:
-        known[key] = (time_attention(config, machine), time_chunks(config, machine))
+        try:
+            known[key] = (time_attention(config, machine), time_chunks(config, machine))
+        except torch.OutOfMemoryError:
+            machine.backend.release_memory()
+            return {}, {}
         machine.backend.reset_peak_memory()  # the run reports its own
         with contextlib.suppress(OSError):  # the next run measures again
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -112,11 +119,15 @@ def time_attention(config: ModelConfig, machine: Machine) -> dict[str, float]:
     seconds = {}
     for name, kernel in KERNELS.items():
         is_sound = name != "cudnn" or not config.dropout  # see use_attention
-        # RuntimeError: this card has no such kernel, or not for this shape. Then PyTorch warns besides.
-        with contextlib.suppress(RuntimeError), warnings.catch_warnings(), sdpa_kernel(kernel):
-            warnings.simplefilter("ignore")
-            if is_sound and all(map(is_close, attend(checked), right)):
-                seconds[name] = seconds_of(partial(attend, inputs, config.dropout))
+        try:
+            with warnings.catch_warnings(), sdpa_kernel(kernel):
+                warnings.simplefilter("ignore")
+                if is_sound and all(map(is_close, attend(checked), right)):
+                    seconds[name] = seconds_of(partial(attend, inputs, config.dropout))
+        except torch.OutOfMemoryError:
+            raise
+        except RuntimeError:  # this card has no such kernel, or not for this shape, of which PyTorch warns besides
+            continue
     return seconds
 
 

@@ -321,18 +321,19 @@ def micro_batch_of(recipe: Recipe, world_size: int) -> int:
 
 
 def largest_batch_size(recipe: Recipe, config: ModelConfig, setting: MemorySetting, runtime: Runtime,
-                       stored: Stored) -> int:
+                       stored: Stored, tokens_on_gpu: int = 0) -> int:
     """The micro-batch that --batch_size auto begins with: the largest that is predicted to fit.
 
     It begins high on a GPU, without a margin, as a step that runs out of memory is repeated with half of
     it. On a processor it keeps the margin: running out of RAM would hurt other programs. A resumed run
-    keeps its micro-batch. Raises UserError (exit 5) where not even one sequence fits.
+    keeps its micro-batch. tokens_on_gpu is the bytes of the training tokens that will lie there too. Raises
+    UserError (exit 5) where not even one sequence fits.
     """
     if had_step_of(stored.settings, recipe.samples_per_step):
         return stored.settings["batch_size"]
     backend, processes = runtime.machine.backend, runtime.processes
     free_ram = (1 - MARGIN) * (available_ram() // processes.local_world_size)
-    room = float(backend.free_memory() or 0) if backend.has_own_memory else free_ram
+    room = float(backend.free_memory() or 0) - tokens_on_gpu if backend.has_own_memory else free_ram
     fitting = largest_micro_batch(config, setting, room)
     if not fitting:
         raise UserError(Exit.MACHINE, f"--batch_size auto: not even one sequence of {config.seq_length:,} tokens fits "

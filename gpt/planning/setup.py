@@ -6,7 +6,7 @@ from pathlib import Path
 
 import data
 from gpt.common.errors import Exit, UserError
-from gpt.common.words import duration, shell_word
+from gpt.common.words import duration, shell_word, size
 from gpt.machine.memory import available_ram
 from gpt.machine.runtime import Runtime
 from gpt.planning import defaults
@@ -53,7 +53,8 @@ def choose_setup(inputs: Inputs, runtime: Runtime, deadline: Deadline) -> Setup 
     use_attention(kernels.attention, dropout)
     options = replace(options, loss_chunk=kernels.chunk_rows, label_smoothing=args.label_smoothing or 0.0)
 
-    # The recipe, with the micro-batch that fits.
+    # The recipe, with the micro-batch that fits beside the tokens.
+    place, why_place = processes.from_first(lambda: choose_place(args.preload, corpus, runtime))
     strategy, why_strategy, most_batch_size = processes.from_first(
         lambda: choose_sharing(args, inputs.sizing, config, options, machine, processes))
     recipe_for = partial(choose_recipe, args, config, corpus, most_batch_size, inputs.sizing,
@@ -62,16 +63,16 @@ def choose_setup(inputs: Inputs, runtime: Runtime, deadline: Deadline) -> Setup 
     if inputs.resumed and _is_finished(inputs, recipe, recipe_for(None), deadline, runtime):
         return None
     memory = setting_of(args, config, options, machine, processes, recipe.optimizer, strategy)
+    tokens_on_gpu = corpus.train.num_bytes if place == "gpu" else 0
     if args.batch_size == "auto":
         recipe = recipe.with_micro_batch(processes.from_first(
-            lambda: largest_batch_size(recipe, config, memory, runtime, inputs.stored)))
+            lambda: largest_batch_size(recipe, config, memory, runtime, inputs.stored, tokens_on_gpu)))
     if processes.world_size > 1:
         recipe = recipe.with_micro_batch(processes.from_first(
             lambda: after_out_of_memory(Path(args.output_dir), recipe, runtime.out)))
     micro_batch = micro_batch_of(recipe, processes.world_size)
 
-    # The place of the tokens, the bytes of a checkpoint, and the memory of a step.
-    place, why_place = processes.from_first(lambda: choose_place(args.preload, corpus, runtime))
+    # The bytes of a checkpoint, and the memory of a step.
     weights = 0 if machine.backend.has_own_memory else 4 * config.num_parameters
     held_bytes = weights + (corpus.train.num_bytes if place == "ram" else 0)
     checkpoint_bytes = checkpoint_bytes_of(config, memory.optimizer_bytes)
@@ -144,9 +145,12 @@ def _is_finished(inputs: Inputs, recipe: Recipe, longest: Recipe, deadline: Dead
 def choose_place(requested: str, corpus: Corpus, runtime: Runtime) -> tuple[str, str]:
     """The place of the training tokens ('gpu', 'ram' or 'mmap') and the reason. Raises UserError (exit 5)."""
     backend, num_processes = runtime.machine.backend, runtime.processes.local_world_size
-    if requested == "gpu" and not backend.has_own_memory:  # an Apple GPU shares the RAM
-        raise UserError(Exit.MACHINE, "--preload gpu: the run uses no GPU with its own memory. Give --preload auto.")
     free_bytes = backend.free_memory() if backend.has_own_memory else None
+    if requested == "gpu" and corpus.train.num_bytes > (free_bytes or 0):
+        reason = "the run uses no GPU with its own memory"  # an Apple GPU shares the RAM
+        if backend.has_own_memory:
+            reason = f"the tokens take {size(corpus.train.num_bytes)}, and {size(free_bytes or 0)} of the GPU are free"
+        raise UserError(Exit.MACHINE, f"--preload gpu: {reason}. Give --preload auto.")
     place, why = data.choose_preload(requested, corpus.train.num_bytes, free_bytes, available_ram())
     if place == "ram" and num_processes > 1:
         return "mmap", f"once in RAM for all {num_processes} processes of a machine"

@@ -13,7 +13,7 @@ from gpt.common.words import several, size
 from gpt.machine.backends import CPU
 from gpt.optimizers.build import expected_state
 from gpt.planning.decided import Setup
-from gpt.planning.memory import divisors, remember_too_many
+from gpt.planning.memory import CUDA_CONTEXT, GIB, divisors, remember_too_many
 from gpt.tokens.watch import TokensChanged
 from gpt.training.checkpointing import Checkpointer
 from gpt.training.state import Run
@@ -56,13 +56,16 @@ def halve_micro_batch(run: Run, rng: Mapping[str, torch.Tensor]) -> None:
     """
     setup, before = run.setup, run.micro_batch
     undo_step(run, rng)
+    if setup.runtime.machine.compile:
+        torch.compiler.reset()  # CUDA graphs keep their memory otherwise
     setup.runtime.machine.backend.release_memory()
     smaller = divisors(run.recipe.samples_per_step, (before + 1) // 2)[-1]
     run.batches.resize(smaller)
     run.adopt(replace(setup, recipe=run.recipe.with_micro_batch(smaller)))  # a resumed run starts with it
     setup.runtime.out.warn(
         f"out of memory in step {run.state.step + 1:,} with {several(before, 'sequence')} at a time: going on with "
-        f"--batch_size {smaller} --gradient_accumulation_steps {run.num_micro_batches}. Next time give these.")
+        f"--batch_size {smaller} --gradient_accumulation_steps {run.num_micro_batches}. Next time give these."
+        f"{of_others(setup)}")
 
 
 @contextlib.contextmanager
@@ -90,7 +93,14 @@ def explaining_memory(setup: Setup, run: Run | None = None) -> Iterator[None]:
                 cure = "Start again with --resume_from auto: the run then takes half as many at a time."
         with processes.errors_of_this_rank():
             raise UserError(Exit.MACHINE, f"out of memory {where}: {size(backend.peak_memory())} held, of "
-                                          f"{size(backend.total_memory())}. What was saved is safe. {cure}") from error
+                                          f"{size(backend.total_memory())}.{of_others(setup)} What was saved is safe. "
+                                          f"{cure}") from error
+
+
+def of_others(setup: Setup) -> str:
+    """A sentence on what other programs hold of the GPU's memory, after a blank; empty below a GiB."""
+    num_bytes = setup.runtime.machine.backend.held_by_others() - CUDA_CONTEXT
+    return f" Other programs hold {size(num_bytes)} of the GPU; nvidia-smi names them." if num_bytes > GIB else ""
 
 
 # ---------------------------------------------------------------- not finite, or changed tokens

@@ -17,7 +17,10 @@ from tests.helpers.machines import CPU
     (RuntimeError("[enforce fail at alloc_cpu.cpp:119] DefaultCPUAllocator: can't allocate memory"), True),
     (RuntimeError("CUDA error: out of memory\nCUDA kernel errors might"), True),
     (RuntimeError("could not create a primitive"), True), (RuntimeError("could not create a memory object"), True),
-    (RuntimeError("Triton Error [CUDA]: out of memory"), True), (RuntimeError("CUDA error: invalid argument"), False)])
+    (RuntimeError("Triton Error [CUDA]: out of memory"), True),
+    (RuntimeError("InductorError: OutOfMemoryError: CUDA out of memory. Tried to allocate"), True),
+    (RuntimeError("NCCL error: unhandled cuda error\nLast error: Cuda failure 2 'out of memory'"), True),
+    (RuntimeError("CUDA error: invalid argument"), False)])
 def test_which_errors_mean_that_memory_ran_out(error, is_one):
     assert is_out_of_memory(error) == is_one
 
@@ -41,6 +44,8 @@ def test_a_container_that_allows_less_is_believed(monkeypatch):
 
     monkeypatch.setattr(Path, "read_text", read_text)
     assert available_ram() == 2_000_000
+    texts["/sys/fs/cgroup/memory.stat"] = "anon 1\ninactive_file 500000\nactive_file 300000\n"
+    assert available_ram() == 2_500_000  # files that were read are no memory in use
     texts["/sys/fs/cgroup/memory.max"] = "max"
     assert available_ram() == 4096 * 1024
 

@@ -15,6 +15,14 @@ CONFIG = GPTConfig(vocab_size=512, seq_length=32, n_layer=1, n_head=2, n_embd=16
 MACHINE = device.choose(False, False, "auto", False)
 
 
+def raises(error):
+    """A function that raises the error, whatever it is called with."""
+    def function(*_):
+        raise error
+
+    return function
+
+
 @pytest.fixture
 def card(monkeypatch, tmp_path):
     """A pretended card, on which every kernel is the processor's; a function sets the milliseconds of each."""
@@ -65,6 +73,17 @@ def test_a_kernel_with_a_wrong_gradient_is_refused(card, monkeypatch):
     monkeypatch.setattr(kernels, "attend", wrong)
     assert time_attention(CONFIG, MACHINE) == {}
     assert fastest({}) == ""
+
+
+def test_timings_that_memory_did_not_allow_are_no_choice_and_are_not_kept(card, monkeypatch):
+    card(flash=0.5, efficient=0.9, cudnn=0.4, chunk=4.0, larger_chunk=3.5)
+    for name in ("attend", "linear_cross_entropy"):
+        with monkeypatch.context() as patch:
+            patch.setattr(kernels, name, raises(torch.OutOfMemoryError("CUDA out of memory")))
+            assert choose_kernels(CONFIG, MACHINE, CHUNKS[0], {}) == ("", CHUNKS[0], "")
+        assert not (cache_folder() / "kernels.json").exists()
+        card(flash=0.5, efficient=0.9, cudnn=0.4, chunk=4.0, larger_chunk=3.5)
+    assert choose_kernels(CONFIG, MACHINE, CHUNKS[0], {}).attention == "cudnn"
 
 
 def test_a_damaged_file_of_timings_is_measured_anew(card):

@@ -2,12 +2,16 @@
 
 import json
 import re
+import types
+from typing import Any
 
 import pytest
 import torch
 
 from gpt.checkpoint.recorded import steps_in
-from gpt.common.errors import Exit
+from gpt.common.errors import Exit, UserError
+from gpt.machine.processes import ALONE
+from gpt.planning.setup import choose_place
 
 
 @pytest.mark.parametrize(("flags", "dropout"), [
@@ -54,3 +58,15 @@ def test_a_small_text_ends_a_run_before_its_minutes_and_more_minutes_name_what_l
     newest = max(steps_in(run.folder / "out"))
     run.ok("--epochs", "11", "--resume_from", "auto")
     assert max(steps_in(run.folder / "out")) > newest
+
+
+@pytest.mark.parametrize(("free_bytes", "place"), [(10**9, "gpu"), (1, None)])
+def test_tokens_that_the_gpu_has_no_room_for_are_refused_there(free_bytes, place):
+    backend = types.SimpleNamespace(has_own_memory=True, free_memory=lambda: free_bytes)
+    runtime: Any = types.SimpleNamespace(machine=types.SimpleNamespace(backend=backend), processes=ALONE)
+    corpus: Any = types.SimpleNamespace(train=types.SimpleNamespace(num_bytes=2000))
+    if place:
+        assert choose_place("gpu", corpus, runtime)[0] == place
+    else:
+        with pytest.raises(UserError, match=r"2000 bytes, and 1 bytes of the GPU are free. Give --preload auto"):
+            choose_place("gpu", corpus, runtime)

@@ -8,6 +8,7 @@ import torch
 import train
 from gpt.common.errors import Exit
 from gpt.machine.backends import Backend
+from gpt.planning.memory import GIB
 from gpt.training.micro_batches import Abandoned
 from gpt.training.pacing import MEASURED_MICRO_BATCHES, WARM_STEPS
 from model import GPT
@@ -97,6 +98,14 @@ def test_one_sequence_that_does_not_fit_ends_with_exit_5_and_the_cure(run, monke
     assert "out of memory with 1 sequence at a time" in str(code)
     assert "--seq_length" in str(code)
     assert "--gradient_accumulation_steps 4" in text
+
+
+def test_what_other_programs_hold_of_the_gpu_is_said(run, monkeypatch):
+    forward_that_needs(monkeypatch, 0, OUT_OF_MEMORY["gpu"])
+    monkeypatch.setattr(Backend, "held_by_others", lambda _: 9 * GIB)
+    code, text = run("--max_steps", "2")
+    assert "Other programs hold 8.4 GiB of the GPU; nvidia-smi names them." in str(code)
+    assert text.count("nvidia-smi") == 2  # warnings
 
 
 def test_weights_that_do_not_fit_need_a_smaller_model(run, monkeypatch):
