@@ -45,7 +45,7 @@ def check(args: argparse.Namespace) -> list[str]:
     """The problems that argparse does not see, one line each."""
     problems = problems_with_name("--ckpt", args.ckpt)
     if not args.text and not args.tokens:
-        problems.append("--text: nothing to measure; give it files, or give --tokens")
+        problems.append("--text: nothing to measure; give it files, or the tokens of training: --tokens data")
     return problems
 
 

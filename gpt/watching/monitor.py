@@ -335,6 +335,6 @@ class Monitor:
             command = f"python train.py --resume_from {start} --{unit} {length:.12g}"
         elif how == MORE_TEXT:
             if recipe.overfits and recipe.passes > FRESH and not helps_many_passes(args):
-                why += f"; or, without more text, a new run with --teacher {best}"
+                why += f". Give it more text, or teach a second model: --teacher {best} --output_dir {folder}-2"
             command = with_more_text(folder, corpus.tokenizer_path, state, vars(args))
         self._out.say(f"To improve: {why}\n{command}")
