@@ -114,8 +114,8 @@ def test_a_run_without_a_tokenizer_says_where_to_copy_one(corpus, tmp_path, caps
 def test_after_many_passes_the_model_may_teach_a_new_one(run, monkeypatch):
     monkeypatch.setattr("gpt.watching.monitor.verdict", lambda *_: ("more text", "its text"))
     folder, flags = run.folder / "out", ["--epochs", "5", "--eval_interval", "50", "--optimizer", "muon"]
-    (teacher,) = re.findall(r"To improve: its text; .* --teacher (.*)\n", run.ok(*flags))
-    assert teacher == f"{folder}/best"
+    ((teacher, out),) = re.findall(r"To improve: its text\. .* --teacher (.*) --output_dir (.*)\n", run.ok(*flags))
+    assert (teacher, out) == (f"{folder}/best", f"{folder}-2")
     assert "--teacher" not in run.ok(*flags, "--teacher", teacher, "--seed", "1338", out="distilled")
 
 
