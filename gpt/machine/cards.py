@@ -7,7 +7,7 @@ from dataclasses import dataclass
 TYPICAL_GPUS = {
     8: "RTX 4060", 12: "RTX 3060", 16: "T4", 24: "RTX 4090", 40: "A100", 48: "L40S", 80: "H100", 141: "H200",
 }
-WITH_CHECKS = ("T4", "L40S")  # their correction of errors takes a sixteenth of the memory
+WITH_ECC = ("T4", "L40S")  # their error-correcting code takes a sixteenth of the memory
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,7 @@ def available_ram() -> int:
         for folder in _control_groups(root):
             with contextlib.suppress(OSError, ValueError):  # the limit may be the word "max"
                 bound = int((folder / limit).read_text()) - int((folder / used).read_text())
-                bounds.append(bound + _bytes_of_files(folder, of_files))
+                bounds.append(bound + (_bytes_in(f"{folder}/memory.stat", of_files) or 0))
     if not bounds:  # macOS tells the size of the RAM alone; Windows follows
         with contextlib.suppress(AttributeError, OSError, ValueError):
             bounds.append(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
@@ -47,14 +47,6 @@ def _control_groups(root: str) -> list[Path]:
             inside = Path(line.split(":", 2)[2].lstrip("/"))
             folders += [root / group for group in (inside, *inside.parents)]
     return folders
-
-
-def _bytes_of_files(group: Path, name: str) -> int:
-    """The bytes that a control group uses for files and gives back when they are needed; 0 where it does not tell."""
-    with contextlib.suppress(OSError):
-        match = re.search(rf"^{name} (\d+)$", (group / "memory.stat").read_text(), re.MULTILINE)
-        return int(match[1]) if match else 0
-    return 0
 
 
 def peak_resident() -> int:
@@ -79,10 +71,10 @@ def resident_bytes() -> int:
 
 
 def _bytes_in(file: str, name: str) -> int | None:
-    """Reads a number of KiB from a file of /proc; None if the file or the name is missing."""
+    """Reads a number of KiB from a file of /proc, or of bytes from one of a control group; None if it is missing."""
     with contextlib.suppress(OSError):
-        match = re.search(rf"^{name}:\s*(\d+)", Path(file).read_text(), re.MULTILINE)
-        return int(match[1]) * 1024 if match else None
+        match = re.search(rf"^{name}:?\s+(\d+)( kB)?", Path(file).read_text(), re.MULTILINE)
+        return int(match[1]) * (1024 if match[2] else 1) if match else None
     return None
 
 

@@ -18,7 +18,7 @@ from gpt.common.flags import having
 from gpt.common.progress import Progress
 from gpt.common.words import count
 from gpt.machine.backends import NVIDIA
-from gpt.machine.cards import TYPICAL_GPUS, WITH_CHECKS, find_card
+from gpt.machine.cards import TYPICAL_GPUS, WITH_ECC, find_card
 from gpt.machine.device import Machine
 from gpt.machine.processes import ALONE
 from gpt.optimizers.build import state_bytes
@@ -119,7 +119,7 @@ def devices_of(machine: Machine, options: Options, products: float) -> dict[str,
         assert card
         dtype = torch.bfloat16 if card.has_bf16 else torch.float16
         setting = MemorySetting(NVIDIA.type, dtype, True, True, 2, LOSS_CHUNK, options.recompute)
-        memory = gigabytes * GIB * (15 / 16 if name in WITH_CHECKS else 1)
+        memory = gigabytes * GIB * (15 / 16 if name in WITH_ECC else 1)
         room = (1 - MARGIN) * memory - CUDA_CONTEXT
         devices[f"{name}, {gigabytes} GB"] = setting, room, FRACTION_OF_PEAK * 1e12 * card.half_tflops
     return devices

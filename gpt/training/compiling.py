@@ -52,6 +52,7 @@ def try_to_compile(run: Run, compile_model: Callable[[], None]) -> None:
         out.say(f"compiled    in {duration(time.perf_counter() - started)}")
     elif not (error and is_out_of_memory(error)):
         _fall_back_to_eager(run, error or RuntimeError("it failed in another process"))
+    error = None  # its traceback holds the tensors of the pass
     run.optimizer.zero_grad(set_to_none=True)
     machine.set_rng_state(rng)
     machine.backend.reset_peak_memory()
