@@ -145,7 +145,7 @@ from gpt.hub.download import DatasetFile, download_dataset, download_tokenizer
 from gpt.pretokenization.blocks import LIMITS, SAFE_CUT, SPACE_CUT, Limits, Reading
 from gpt.pretokenization.commit import commit, summarise
 from gpt.pretokenization.files import STDIN, Source, refuse_changed, unpacked
-from gpt.pretokenization.json_lines import lines_by
+from gpt.pretokenization.json_lines import lines_of_widest_column
 from gpt.pretokenization.look import look_at
 from gpt.pretokenization.passes import Job, encode_text, settle_split
 from gpt.pretokenization.report import names_of
@@ -229,15 +229,13 @@ def say_what_is_read(job: Job) -> None:
     args, sources = job.args, job.sources
     job.progress.say(f"reading {names_of(sources)} ({several(len(sources), 'file')}, "
                      f"{size(sum(source.stamp[0] for source in sources))})")
-    for source in [source for source in sources if source.kind == "text" and source.has_returns][:1]:
+    tables = [source for source in sources if bare_name(source.path.name).endswith((".csv", ".tsv"))]
+    for source in [each for each in sources if each.kind == "text" and each.has_returns and each not in tables][:1]:
         job.progress.warn(f"{source.shown} has Windows' line ends: the model learns a \\r before each new line. To "
                           f"drop them: tr -d '\\r' < {shell_word(source.path)} > unix.txt")
-    for source in [source for source in sources if bare_name(source.path.name).endswith((".csv", ".tsv"))][:1]:
-        mark = "," if bare_name(source.path.name).endswith(".csv") else "\\t"
-        column = ('import csv, json, sys; csv.field_size_limit(10**9); [print(json.dumps({"text": row["COLUMN"]})) '
-                  f'for row in csv.DictReader(sys.stdin, delimiter="{mark}")]')
+    for source in tables[:1]:
         job.progress.warn(f"{source.shown} is read as plain text: the model learns its columns, commas and quotes too. "
-                          f"To train on one column, make JSON lines of it{lines_by(column, source)}")
+                          f"{lines_of_widest_column(source)}")
     if args.encoding not in (None, "utf-8") and not any(source.encoding for source in sources):
         job.progress.warn("--encoding has no effect: there is no text file and no .jsonl file")
     if args.text_field != "text" and not job.has_fields:

@@ -150,9 +150,8 @@ class MPS(Backend):
 
     def why_unavailable(self) -> str | None:
         if not torch.backends.mps.is_available():
-            return (f"torch {torch.__version__} finds no Apple GPU that it can use. Take an Apple "
-                    "processor with macOS 14 or newer, and the build for it: pip install --force-reinstall "
-                    "torch")
+            return (f"torch {torch.__version__} finds no Apple GPU that it can use. Take an Apple processor with "
+                    "macOS 14 or newer")
         if world_size() > 1:
             return "an Apple GPU serves one process, not several of torchrun. Start train.py without torchrun"
         return None

@@ -1,10 +1,12 @@
 """JSON lines as input: each line is an object, and its field --text_field is a document."""
 
+import csv
+import io
 import json
 import re
 from collections.abc import Iterable, Iterator
 
-from gpt.common.words import printable, shell_word
+from gpt.common.words import printable, shell_word, short
 from gpt.pretokenization.blocks import (
     Findings,
     Kind,
@@ -18,6 +20,7 @@ from gpt.pretokenization.blocks import (
 from gpt.pretokenization.files import MARK, STDIN, Source
 
 JSON_ENDINGS = (".jsonl", ".ndjson")
+TABLE_CHARACTERS = 2**16  # of a table, in which its columns are measured
 
 
 def is_json_lines(source: Source, name: str, head: bytes) -> bool:
@@ -39,6 +42,32 @@ def lines_by(program: str, source: Source) -> str:
     reading = f"{source.packing} -dc" if source.packing else "cat"
     file = "FILE" if source.path.name == STDIN else shell_word(source.path)
     return f", and give {lines}:\n{reading} {file} | python -c '{program}' > {lines}"
+
+
+def lines_of_widest_column(source: Source) -> str:
+    """The cure for a table: the names of its columns, and the command that makes JSON lines of the one with most text.
+
+    The first line has the names. Only the beginning of the table is looked at.
+    """
+    with source.text_path.open(encoding="utf-8-sig", errors="replace", newline="") as file:
+        head = io.StringIO(file.read(TABLE_CHARACTERS), newline="")
+    mark = max(",;\t|", key=head.readline().count)
+    head.seek(0)
+    table = csv.DictReader(head, delimiter=mark)
+    rows = [*table]
+    names = [*(table.fieldnames or [""])]
+    widest = max(names, key=lambda name: sum(len(row[name] or "") for row in rows))
+    program = ('import csv, json, sys; csv.field_size_limit(10**9); '
+               f'table = open(0, encoding="{source.encoding or "utf-8-sig"}", errors="replace", newline=""); '
+               f'[print(json.dumps({{"text": row[{_quoted(widest)}] or ""}})) '
+               f'for row in csv.DictReader(table, delimiter={_quoted(mark)})]')
+    return (f"Its columns are {short(', '.join(names))}. To train on {printable(widest)} alone, make JSON lines of "
+            f"it{lines_by(program, source)}")
+
+
+def _quoted(text: str) -> str:
+    """A string in Python's double quotes that a shell's single quotes can hold."""
+    return json.dumps(text).replace("'", r"\u0027")
 
 
 def line_blocks(source: Source, reading: Reading) -> Iterator[TextBlock]:

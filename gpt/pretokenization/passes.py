@@ -22,7 +22,7 @@ from gpt.pretokenization.engines import choose_engine
 from gpt.pretokenization.files import Source, refuse_changed
 from gpt.pretokenization.report import Report
 from gpt.pretokenization.sources import KINDS, blocks_of
-from gpt.pretokenization.split import VAL_FRACTION, Split, default_fraction, split_by_hash, split_of_files
+from gpt.pretokenization.split import VAL_FRACTION, Split, fraction_of_documents, split_by_hash, split_of_files
 from gpt.pretokenization.store import Folder, TokenWriter
 from gpt.pretokenization.workers import WorkerAnswer, answers_of, read_block
 from gpt.tokens.metadata import SPLITS
@@ -115,20 +115,17 @@ def settle_split(job: Job, needs_size: bool) -> int:
         return sum(source.text_bytes if source.cut is None else source.cut for source in job.sources)
     if not needs_size and job.text_bytes >= reading.limits.survey_bytes:
         return 0
-    hashes, sizes = [], []
-    for answer in job.answers("reading"):
-        for part in answer.splits.values():
-            hashes.append(part.hashes)
-            sizes += part.sizes
-    job.report.refuse_empty(sum(sizes))
+    parts = [part for answer in job.answers("reading") for part in answer.splits.values()]
+    sizes = np.array([size for part in parts for size in part.sizes], dtype=np.int64)
+    job.report.refuse_empty(int(sizes.sum()))
     if reading.separator and len(sizes) == len(job.sources) == 1 and not job.report.total.separators:
         job.report.say(job.progress)  # warns that the separator does not occur: the text is a single document
         job.reading = replace(reading, separator=None)
         return settle_split(job, needs_size)
-    all_hashes = np.concatenate(hashes)
-    job.split = split_by_hash(default_fraction(sum(sizes)) if fraction is None else fraction,
-                              int(all_hashes.min()), int(all_hashes.max()))
-    return int(np.array(sizes)[all_hashes >= np.uint64(job.split.threshold)].sum())
+    hashes = np.concatenate([part.hashes for part in parts])
+    job.split = split_by_hash(fraction_of_documents(hashes, sizes) if fraction is None else fraction,
+                              int(hashes.min()), int(hashes.max()))
+    return int(sizes[hashes >= np.uint64(job.split.threshold)].sum())
 
 
 # ---------------------------------------------------------------- encoding

@@ -3,6 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from gpt.pretokenization.blocks import text_start
 from gpt.pretokenization.files import Source
 
@@ -29,6 +31,17 @@ class Split:
 def default_fraction(num_bytes: int) -> float:
     """0.5% of the text; more of a small text, to keep 64 KiB, but a tenth at most."""
     return max(VAL_FRACTION, min(MAX_VAL_FRACTION, MIN_VAL_BYTES / max(1, num_bytes)))
+
+
+def fraction_of_documents(hashes: np.ndarray, sizes: np.ndarray) -> float:
+    """The default fraction, or more until the documents with the lowest hashes hold as much text as it promises.
+
+    hashes are of 64 bits, sizes in bytes, each of shape (documents,).
+    """
+    order = np.argsort(hashes)
+    wanted = min(MIN_VAL_BYTES, MAX_VAL_FRACTION * sizes.sum())
+    last = hashes[order][np.searchsorted(np.cumsum(sizes[order]), wanted)]
+    return max(default_fraction(sizes.sum()), float(np.nextafter(last / 2**64, 1)))
 
 
 def split_by_hash(val_fraction: float, lowest: int = 0, highest: int = 2**64 - 1) -> Split:

@@ -76,7 +76,7 @@ class Late(backends.CUDA):
 
     type = "late"
     compiles = False
-    collectives = "gloo"
+    collectives = "cpu:gloo,late:gloo"  # enough for a group of one process, which sends no tensor of the device
 
     def device(self) -> torch.device:
         return torch.device("late", 0)

@@ -4,6 +4,7 @@
 """
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -107,6 +108,16 @@ def test_a_killed_run_resumes_bit_for_bit(late, trained, flags_of, tmp_path, opt
     parts = trained("parts", 40, *flags, "--resume_from", "auto")
     assert parts.metrics == whole.metrics
     assert same_tensors(parts.folder / "checkpoint-40", whole.folder / "checkpoint-40")
+
+
+def test_more_processes_than_gpus_are_told_the_flag_of_torchrun_that_works(late, flags_of):
+    torchrun = [sys.executable, "-m", "torch.distributed.run"]
+    command = ["-m", "tests.late_device.device", "train", *flags_of("out", 4, *LATE)]
+    asked = [*torchrun, "--nproc_per_node", "2", *command]
+    refused = subprocess.run(asked, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert "2 processes were started on a machine with 1 GPUs" in refused.stderr
+    cure = re.findall(r"Give torchrun (--nproc_per_node \d+)\.", refused.stderr)[0].split()
+    assert subprocess.run([*torchrun, *cure, *command], cwd=ROOT, capture_output=True, check=False).returncode == 0
 
 
 def test_a_run_recovers_from_too_little_memory(late, trained):

@@ -540,8 +540,8 @@ LATER = [
 ]
 
 NOT_TYPED = {
-    "its cure is torchrun's or pip's on a machine with GPUs": (
-        "processes were started on a machine", "finds no Apple GPU"),
+    "its cure is torchrun's, typed on a pretended GPU in tests/late_device/test_commands.py": (
+        "processes were started on a machine",),
     "its cure is typed where a hub answers, in tests/gpt/hub/test_download.py": ("Check the network and the disk",),
     "says what was decided, or that two flags do not go together: no cure, or the pattern of one": (
         "samples     none, as with", "--batch_size auto, or this", "with --init_from the model gets rows",

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from gpt.common.errors import is_out_of_memory
+from gpt.common.errors import UserError, is_out_of_memory
 from gpt.machine import backends, device
 from gpt.machine.timing import TrainingClock
 from tests.helpers import apple
@@ -45,6 +45,8 @@ def test_without_one_the_reason_speaks_of_apple_and_never_of_cuda(monkeypatch):
     assert re.match(r"torch .* finds no Apple GPU that it can use\. Take an Apple processor", reason)
     assert reason.count(". ") == 1
     assert "CUDA" not in reason
+    with pytest.raises(UserError, match=r"--use_gpu: .*, or drop the flag\."):
+        device.choose(True, None, "auto", None)
     assert device.choose(None, None, "auto", None).device.type == "cpu"
 
 

@@ -92,13 +92,18 @@ def test_a_json_array_is_refused_with_the_command_that_makes_lines_of_it(record,
     assert metadata["splits"]["train"]["documents"] == 9
 
 
-@pytest.mark.parametrize(("name", "mark"), [("a.csv", ","), ("b.tsv", "\t")])
-def test_the_command_of_a_table_takes_one_column(name, mark, tokenizer_file, capsys):
-    write(name, f'id{mark}body\n7{mark}"the cat{mark} sat"\n8{mark}dog\n' * 300)
-    run(name, "--tokenizer_file", str(tokenizer_file))
-    typed(capsys.readouterr().err.replace("COLUMN", "body"))
+@pytest.mark.parametrize(("name", "mark", "encoding"), [
+    ("a.csv", ",", "utf-8"), ("a.csv", ";", "utf-8-sig"), ("a.csv", ",", "utf-16"), ("b.tsv", "\t", "cp1252")])
+def test_the_command_of_a_table_takes_the_column_with_most_text(name, mark, encoding, tokenizer_file, capsys):
+    rows = [f"Critic's text{mark}id", f'"the caf\u00e9{mark} sat"{mark}7', "", "dog", f"{mark}8", ""]
+    write(name, "\r\n".join(rows).encode(encoding))
+    run(name, "--tokenizer_file", str(tokenizer_file), "--encoding", encoding)
+    said = capsys.readouterr().err
+    assert "Windows" not in said
+    assert "Its columns are Critic's text, id. To train on Critic's text alone" in said
+    typed(said)
     lines = Path(f"lines-{name[0]}.jsonl").read_text().splitlines()
-    assert [json.loads(line)["text"] for line in lines[:2]] == [f"the cat{mark} sat", "dog"]
+    assert [json.loads(line)["text"] for line in lines] == [f"the caf\u00e9{mark} sat", "dog", ""]
 
 
 def typed(message: str) -> None:

@@ -3,12 +3,14 @@
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from gpt.pretokenization.split import (
     MIN_VAL_BYTES,
     VAL_FRACTION,
     default_fraction,
+    fraction_of_documents,
     is_blank,
     split_by_hash,
     split_of_one,
@@ -23,6 +25,14 @@ def test_a_small_text_keeps_enough_to_measure_and_never_more_than_a_tenth():
     assert default_fraction(SMALL_BYTES + 1) == default_fraction(10**12) == 0.005
     fractions = [default_fraction(num_bytes) for num_bytes in range(1, 2 * SMALL_BYTES, 99_999)]
     assert fractions == sorted(fractions, reverse=True)
+
+
+@pytest.mark.parametrize(("sizes", "kept"), [
+    ([500_000, 60_000, 40_000], 100_000), ([100] * 50, 500), ([10**6, 100], 100), ([300_000] * 999, 1_500_000)])
+def test_documents_are_kept_until_they_hold_enough(sizes, kept):
+    hashes = np.linspace(2**40, 2**64 - 2**12, len(sizes)).astype(np.uint64)[::-1]
+    threshold = split_by_hash(fraction_of_documents(hashes, np.array(sizes)), 2**40, int(hashes.max())).threshold
+    assert np.array(sizes)[hashes < threshold].sum() == kept
 
 
 def test_neither_part_is_empty_and_the_words_say_why():
