@@ -77,12 +77,16 @@ def resolve(path: Path, warn: Callable[[str], None], to_train: bool = True) -> P
     return _locate(path, warn, to_train)[0]
 
 
-def _locate(path: Path, warn: Callable[[str], None], to_train: bool, home: Path = Path("out"),
+def _locate(path: Path, warn: Callable[[str], None], to_train: bool, run_folder: Path | None = None,
             ) -> tuple[Path, Stored | None]:
-    """resolve with the verified training state; without a state for a Hugging Face folder."""
-    folder, name = named_in(path, home)
+    """resolve with the verified training state; without a state for a Hugging Face folder.
+
+    run_folder is the output folder of a run that is to be resumed, if it is.
+    """
+    folder, name = named_in(path, run_folder or Path("out"))
+    nothing_found = partial(_nothing_found, folder, to_resume=run_folder is not None)
     if folder.exists() and not folder.is_dir():
-        raise _nothing_found(folder)
+        raise nothing_found()
     if (folder / MANIFEST).is_file():
         return folder, _verified(folder, to_train, "Give the folder it is in to take the newest sound one.")
     if (folder / STATE).exists() and (folder / OPTIMIZER).exists():
@@ -96,7 +100,7 @@ def _locate(path: Path, warn: Callable[[str], None], to_train: bool, home: Path 
     found = (_best_of(folder, warn, to_train) if name == BEST else
              newest_sound(folder, warn, partial(verify, to_train=to_train)))
     if found is None:
-        raise _nothing_found(folder)
+        raise nothing_found()
     return found
 
 
@@ -126,8 +130,11 @@ def _refusal(message: str) -> UserError:
     return UserError(Exit.CHECKPOINT, message)
 
 
-def _nothing_found(path: Path) -> UserError:
-    """The error for a file, for a folder without checkpoints, or for a folder that does not exist."""
+def _nothing_found(path: Path, to_resume: bool) -> UserError:
+    """The error for a file, for a folder without checkpoints, or for a folder that does not exist.
+
+    to_resume is False where a model alone will do.
+    """
     why = (f"holds no checkpoint and no {CONFIG}{PICKLES}" if path.is_dir() else
            f"is not a folder{PICKLES}" if path.exists() else "does not exist")
     pickles = [each for each in (path, *sorted(path.glob("*")))
@@ -136,9 +143,13 @@ def _nothing_found(path: Path) -> UserError:
     others = [*steps_in(path.parent).values()] or sorted({each.parents[1] for each in  # or runs
                                                           path.parent.glob(f"*/*/{STATE}")})
     model = "a model of huggingface.co, such as hf://openai-community/gpt2"
-    cure = (f"Give one of those beside it: {printable(', '.join(map(str, others[:4])))}; or {model}" if others else
-            f"Give {model}, or train one first:\npython train.py --output_dir "
-            f"{'out' if path.is_file() else shell_word(path)}")
+    beside = f"Give one of those beside it: {printable(', '.join(map(str, others[:4])))}"
+    new = "out" if path.is_file() else shell_word(path)
+    if to_resume:
+        cure = beside if others else f"Begin a run there:\npython train.py --output_dir {new}"
+    else:
+        begin = f"Give {model}, or train one first:\npython train.py --output_dir {new}"
+        cure = f"{beside}; or {model}" if others else begin
     if pickles:
         cure = with_transformers(pickles[0].parent) or (
             f"Convert nanoGPT's: python export.py --from_nanogpt {shell_word(pickles[0])} --output "
@@ -190,9 +201,9 @@ def find_resume(requested: str, output_dir: Path, overwrite: bool, warn: Callabl
     if requested == "auto" or (name != BEST and folder.resolve() == output_dir.resolve()):
         found = newest_sound(output_dir, warn)
         if found is None and requested != "auto" and (name or not (output_dir / RUN_CONFIG).is_file()):
-            raise _nothing_found(output_dir)
+            raise _nothing_found(output_dir, to_resume=True)
         return found
-    path, stored = _locate(Path(requested), warn, to_train=True, home=output_dir)
+    path, stored = _locate(Path(requested), warn, to_train=True, run_folder=output_dir)
     if stored is None:
         raise _refusal(f"{printable(path)} has no {MANIFEST}, so it is no checkpoint of train.py. Start from its "
                        f"weights: drop --resume_from or --cooldown_from, and give --init_from {shell_word(path)}.")

@@ -34,6 +34,7 @@ from model import SIZES
 SHORT_MICRO_BATCH_SECONDS = 0.005  # after a shorter one a GPU is likely to wait for the host
 TRACKER_SECONDS = 20.0  # the longest wait for trackers at the end of a run
 TRACKER_SECONDS_AFTER_SIGNAL = 5.0
+NEARLY_ALL = 0.99  # of the planned steps, without which the run is told as cut off
 MOST_SKIPPED_IN_A_ROW = 10  # fp16's loss scale is found within a few steps
 WATCHED_SECONDS = 10  # of training, or of waiting for data, before a warning
 # The parts of a step's line; a narrow terminal leaves out the last ones.
@@ -310,7 +311,8 @@ class Monitor:
         tokens_seen = state.samples_seen * config.seq_length
         how, why = verdict(self._overfitting.validations, self._overfitting.losses[-1][0], tokens_seen,
                            corpus.train.length, config.num_parameters, sizes)
-        if state.step < recipe.total_steps and state.validations_without_gain < (args.patience or math.inf):
+        has_patience = state.validations_without_gain < (args.patience or math.inf)
+        if state.step < NEARLY_ALL * recipe.total_steps and has_patience:
             how, why = LONGER, (f"{args.max_minutes:g} min were over at step {state.step:,} of "
                                 f"{recipe.total_steps:,}, as steps took longer than measured")
         if not how or not corpus.tokenizer_path:

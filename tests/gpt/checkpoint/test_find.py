@@ -176,7 +176,7 @@ def test_a_run_resumes_from_best_and_last(ranked, tmp_path):
     with refused("checkpoint-600: checkpoint-900.*--overwrite"):
         find_resume("best", folder, False, no_warning)
     for named, others in ((new, folder), (folder / "checkpoint-5", f"{folder}/checkpoint-900, {folder}/checkpoint-6")):
-        with refused(f"{named} does not exist.* {others}.* hf://", Exit.CHECKPOINT):
+        with refused(f"{named} does not exist. Give one of those beside it: {others}[^;]*$", Exit.CHECKPOINT):
             find_resume(str(named), new, False, no_warning)
 
 
@@ -216,3 +216,6 @@ def test_a_name_that_does_not_exist_is_answered_with_how_to_train_or_download_on
     for name in ("gpt2", "someone/gpt2-novels", "out/checkpoint-5", "none"):
         with refused(f"{name} .*hf://.*\npython train.py", Exit.CHECKPOINT):
             resolve(Path(name), no_warning)
+        with refused(f"{name} .*Begin a run there:\npython train.py --output_dir ", Exit.CHECKPOINT) as caught:
+            find_resume(name, Path("new"), False, no_warning)
+        assert "hf://" not in str(caught.value)
