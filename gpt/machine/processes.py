@@ -26,7 +26,7 @@ from gpt.common.names import TRAINS_NEXT
 from gpt.common.ranks import MEETING, PLACE, is_one_of_several
 from gpt.common.signals import Signals
 from gpt.common.terminal import print_line
-from gpt.common.words import first_line
+from gpt.common.words import first_line, several
 from gpt.machine.backends import CPU, gpu_in_use
 
 # The longest wait of one process for another: a save takes so long if the RAM is too small for a copy. The
@@ -164,7 +164,7 @@ def joined(processes: Processes, use_gpu: bool | None) -> Iterator[None]:
         num_gpus = gpu.num_devices()
         if processes.local_world_size > num_gpus:
             raise UserError(Exit.MACHINE, f"{processes.local_world_size} processes were started on a "
-                                          f"machine with {num_gpus} GPUs. Give torchrun --nproc_per_node "
+                                          f"machine with {several(num_gpus, 'GPU')}. Give torchrun --nproc_per_node "
                                           f"{num_gpus}.")
         device = torch.device(gpu.type, processes.local_rank)
         gpu.api.set_device(device)

@@ -115,7 +115,7 @@ def test_more_processes_than_gpus_are_told_the_flag_of_torchrun_that_works(late,
     command = ["-m", "tests.late_device.device", "train", *flags_of("out", 4, *LATE)]
     asked = [*torchrun, "--nproc_per_node", "2", *command]
     refused = subprocess.run(asked, cwd=ROOT, capture_output=True, text=True, check=False)
-    assert "2 processes were started on a machine with 1 GPUs" in refused.stderr
+    assert "2 processes were started on a machine with 1 GPU." in refused.stderr
     cure = re.findall(r"Give torchrun (--nproc_per_node \d+)\.", refused.stderr)[0].split()
     assert subprocess.run([*torchrun, *cure, *command], cwd=ROOT, capture_output=True, check=False).returncode == 0
 
