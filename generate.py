@@ -153,7 +153,6 @@ def main(argv: Sequence[str]) -> int:
                 folder, load_decoder(args, machine, folder, num_rows, sampling)))
     vocab_size = decoder.config.vocab_size
     tokenizer = tokenizer_of(folder, None, vocab_size)
-    tokenizer.encode_special_tokens = True  # a prompt with <|endoftext|> means these characters, not the token
     language = Language.of(tokenizer, vocab_size, end_ids(folder, vocab_size))
     corpus = None if args.compare_with is None else open_training_text(Path(args.compare_with), folder, language)
     ids_of = partial(chat.text_ids, language)

@@ -83,10 +83,8 @@ class Tensors:
         """The tensors on their device, without copies except for the states of the generators."""
         training = {f"{key}.{name}": value.detach() for name, parameter in model.named_parameters()
                     for key, value in optimizer.state[parameter].items()}
-        training["rng.cpu"] = torch.get_rng_state()
-        device = next(model.parameters()).device
-        if device.type != "cpu":
-            training[f"rng.{device.type}"] = backend_of(device).api.get_rng_state()
+        generators = backend_of(next(model.parameters())).rng_states()
+        training |= {f"rng.{kind}": state for kind, state in generators.items()}
         return Tensors({name: tensor.detach() for name, tensor in model.state_dict().items()}, training)
 
     def join_gather(self) -> None:

@@ -173,10 +173,10 @@ def load_weights(folder: Path, model: Network) -> None:
     _copy(weights_of(model.config, stored_tensors(folder)), model)
 
 
+@torch.no_grad()
 def _copy(weights: Weights, model: Network) -> None:
-    with torch.no_grad():
-        for name, target in model.state_dict().items():
-            fill(target, weights[name])  # the vocabulary's padding becomes zero
+    for name, target in model.state_dict().items():
+        fill(target, weights[name])  # the vocabulary's padding becomes zero
 
 
 def open_model(folder: Path, what: str = "") -> tuple[ModelConfig, Weights]:
@@ -304,15 +304,11 @@ def _restore_generators(file: Any, device: torch.device) -> list[str]:
 
     Raises InvalidCheckpoint.
     """
+    kinds = {"cpu", device.type} if f"rng.{device.type}" in file.keys() else {"cpu"}  # noqa: SIM118 - no mapping
     try:
-        torch.set_rng_state(file.get_tensor("rng.cpu"))
-        if device.type != "cpu":
-            name = f"rng.{device.type}"
-            if name not in file.keys():  # noqa: SIM118 - the file is no mapping
-                return ["the checkpoint was saved on another kind of device: dropout on this GPU starts a new "
-                        "random sequence"]
-            backend_of(device).api.set_rng_state(file.get_tensor(name))
+        backend_of(device).set_rng_states({kind: file.get_tensor(f"rng.{kind}") for kind in kinds})
     except (RuntimeError, TypeError) as error:
         raise InvalidCheckpoint(f"{OPTIMIZER}: rng.cpu or a GPU's is not the state of a random-number "
                                 f"generator ({first_line(error)[:120]})") from error
-    return []
+    return [] if device.type in kinds else ["the checkpoint was saved on another kind of device: dropout on this GPU "
+                                            "starts a new random sequence"]

@@ -9,8 +9,6 @@
 Flags come from the command line, from the TOML file of --config, and for a resumed run from its records.
 """
 
-from __future__ import annotations
-
 import argparse
 import codecs
 import contextlib

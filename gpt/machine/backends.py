@@ -13,6 +13,7 @@ import re
 import shutil
 import sys
 import sysconfig
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -98,6 +99,21 @@ class Backend:
     def utilization(self) -> float | None:
         """The fraction of the last moment in which the GPU computed, by its driver, without a wait; None if unknown."""
         return None
+
+    # ---------------------------------------------------------------- random numbers
+
+    def rng_states(self) -> dict[str, torch.Tensor]:
+        """The states of the random-number generators of dropout, by device type."""
+        states = {"cpu": torch.get_rng_state()}
+        if self.is_gpu:
+            states[self.type] = self.api.get_rng_state()
+        return states
+
+    def set_rng_states(self, states: Mapping[str, torch.Tensor]) -> None:
+        """Restores the states, a GPU's if it is among them. Raises RuntimeError or TypeError for invalid ones."""
+        torch.set_rng_state(states["cpu"])
+        if self.is_gpu and self.type in states:
+            self.api.set_rng_state(states[self.type])
 
     # ---------------------------------------------------------------- memory
 

@@ -4,7 +4,6 @@ import contextlib
 import os
 import platform
 import tempfile
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -62,19 +61,6 @@ class Machine:
             return 1e12 * card.half_tflops
         has_tf32 = card.has_bf16 and torch.get_float32_matmul_precision() != "highest"
         return 1e12 * (card.half_tflops / 2 if has_tf32 else card.fp32_tflops)
-
-    def rng_state(self) -> dict[str, torch.Tensor]:
-        """The states of the random-number generators of dropout, by device type."""
-        states = {"cpu": torch.get_rng_state()}
-        if self.on_gpu:
-            states[self.device.type] = self.backend.api.get_rng_state()
-        return states
-
-    def set_rng_state(self, states: Mapping[str, torch.Tensor]) -> None:
-        """Restores the states that rng_state returned. Raises RuntimeError or TypeError for invalid states."""
-        torch.set_rng_state(states["cpu"])
-        if self.on_gpu:
-            self.backend.api.set_rng_state(states[self.device.type])
 
 
 def name_of_dtype(dtype: torch.dtype | None) -> str:

@@ -1,7 +1,5 @@
 """The terminal, the signals and the processes of a run, then its machine with clock and gauge."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field

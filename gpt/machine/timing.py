@@ -1,7 +1,5 @@
 """Measures the seconds of training alone, and the load of the device."""
 
-from __future__ import annotations
-
 import contextlib
 import time
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """The deadline of --max_minutes, and the length of the schedule that fits before it."""
 
-from __future__ import annotations
-
 import math
 import time
 from bisect import bisect_right

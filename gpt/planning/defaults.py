@@ -4,8 +4,6 @@ A learning rate means Recipe.learning_rate: of every parameter for AdamW, of the
 Muon. Muon's update is scaled so that both have the same unit (Liu et al. 2025, Moonlight, section 2.2).
 """
 
-from __future__ import annotations
-
 import math
 from argparse import Namespace
 from collections.abc import Sequence

@@ -6,8 +6,6 @@ beyond those n-grams. The relation is a least-squares fit to the runs in forecas
 `python -m gpt.benchmarks.forecast --refit DIR` makes anew.
 """
 
-from __future__ import annotations
-
 import csv
 import math
 from collections.abc import Sequence

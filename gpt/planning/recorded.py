@@ -1,7 +1,5 @@
 """The records of a run's decisions: flags, settings and environment, for config.toml and each checkpoint."""
 
-from __future__ import annotations
-
 import os
 from dataclasses import asdict
 from typing import Any

@@ -92,6 +92,19 @@ class Findings:
         self.bad_lines += 1
         self.first_bad_line = self.first_bad_line or (number, why)
 
+    def plus(self, later: "Findings") -> "Findings":
+        """The counts of both, with the first places of this one if it has any."""
+        return Findings(
+            newlines=self.newlines + later.newlines,
+            separators=self.separators + later.separators,
+            replaced=self.replaced + later.replaced,
+            undecodable=self.undecodable + later.undecodable,
+            first_replaced=self.first_replaced or later.first_replaced,
+            records=self.records + later.records,
+            bad_lines=self.bad_lines + later.bad_lines,
+            first_bad_line=self.first_bad_line or later.first_bad_line,
+            has_text=self.has_text or later.has_text)
+
     def decode(self, content: bytes, offset: int, line: int) -> str:
         """Decodes UTF-8; invalid bytes become U+FFFD and are counted. content begins at offset, in line."""
         try:

@@ -46,17 +46,9 @@ class Report:
         if findings.first_bad_line:
             line, why = findings.first_bad_line
             findings.first_bad_line = line, f"{unit} {in_source.newlines + line + 1:,} of {source.shown} {why}"
-        for sums in (self.total, in_source):
-            sums.newlines += findings.newlines
-            sums.separators += findings.separators
-            sums.replaced += findings.replaced
-            sums.undecodable += findings.undecodable
-            sums.first_replaced = sums.first_replaced or findings.first_replaced
-            sums.records += findings.records
-            sums.bad_lines += findings.bad_lines
-            sums.first_bad_line = sums.first_bad_line or findings.first_bad_line
-            sums.has_text |= findings.has_text
-        refuse_undecodable(source, in_source)
+        self.total = self.total.plus(findings)
+        self.in_source = in_source.plus(findings)
+        refuse_undecodable(source, self.in_source)
 
     def refuse_bad_records(self) -> None:
         """Raises UserError (exit 3) if more than three records and 1% of the newest source's hold no document.

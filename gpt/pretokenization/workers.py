@@ -1,7 +1,5 @@
 """Worker processes: questions go to them and answers come back, in order; each reads, samples or encodes blocks."""
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import itertools
@@ -135,7 +133,7 @@ def _serve(questions: Any, answers: Any, answer: Callable[[Any], Any], not_ours:
         signal.signal(number, signal.SIG_IGN)
     for other in not_ours:  # an open end here would keep this process alive after the parent's death
         other.close()
-    try:
+    with contextlib.suppress(EOFError, OSError):
         while True:
             question = questions.recv()
             try:
@@ -143,8 +141,6 @@ def _serve(questions: Any, answers: Any, answer: Callable[[Any], Any], not_ours:
             except BaseException as error:  # a panic of a Rust library is not an Exception
                 reply = None, _sendable(error)
             answers.send(reply)
-    except (EOFError, OSError):
-        pass
 
 
 def _sendable(error: BaseException) -> tuple[Exit | None, str]:

@@ -12,8 +12,6 @@ compares them. No text of a turn becomes a special token: the names of special t
 Source: OpenAI's ChatML (openai-python, chatml.md); the generation marks are transformers'.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from typing import Any, NamedTuple

@@ -84,7 +84,7 @@ def _for_text(tokenizer: Tokenizer) -> Tokenizer:
     """Makes a tokenizer encode every text whole, without special ids."""
     tokenizer.no_truncation()  # some tokenizer.json cut or pad every text to a fixed length
     tokenizer.no_padding()
-    tokenizer.encode_special_tokens = True
+    tokenizer.encode_special_tokens = True  # <|endoftext|> in a text means these characters, not the token
     return tokenizer
 
 

@@ -23,7 +23,7 @@ def try_to_compile(run: Run, compile_model: Callable[[], None]) -> None:
     memory is raised, as the others cannot go on without it.
     """
     machine, out, processes = run.setup.runtime.machine, run.setup.runtime.out, run.setup.runtime.processes
-    rng, started = machine.rng_state(), time.perf_counter()
+    rng, started = machine.backend.rng_states(), time.perf_counter()
     inputs_BT, targets_BT = next(micro_batches(run, 1))
     num_targets = run.batches.mean_targets(run.state.samples_seen, 1)
     is_whole_step = run.num_micro_batches == 1 and processes.world_size == 1
@@ -54,7 +54,7 @@ def try_to_compile(run: Run, compile_model: Callable[[], None]) -> None:
         _fall_back_to_eager(run, error or RuntimeError("it failed in another process"))
     error = None  # its traceback holds the tensors of the pass
     run.optimizer.zero_grad(set_to_none=True)
-    machine.set_rng_state(rng)
+    machine.backend.set_rng_states(rng)
     machine.backend.reset_peak_memory()
 
 

@@ -81,7 +81,7 @@ def _measure_step(run: Run, take_step: TakeStep, whole: bool, least_seconds: flo
     measured once after a cold one, and a step of many micro-batches by some of them.
     """
     runtime = run.setup.runtime
-    rng, scaler = runtime.machine.rng_state(), run.scaler.state_dict()
+    rng, scaler = runtime.machine.backend.rng_states(), run.scaler.state_dict()
     num_measured = run.num_micro_batches if whole else min(MEASURED_MICRO_BATCHES, run.num_micro_batches)
     seconds: list[float] = []
 
@@ -100,7 +100,7 @@ def _measure_step(run: Run, take_step: TakeStep, whole: bool, least_seconds: flo
 
     run.optimizer.state.clear()
     run.scaler.load_state_dict(scaler)
-    runtime.machine.set_rng_state(rng)
+    runtime.machine.backend.set_rng_states(rng)
     runtime.gauge.waited = dict.fromkeys(runtime.gauge.waited, 0.0)  # these steps were no training
     warm = sorted(runtime.processes.from_first(lambda: seconds[1:] or seconds))
     return warm[len(warm) // 4] * run.num_micro_batches / num_measured

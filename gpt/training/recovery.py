@@ -39,7 +39,7 @@ def undo_step(run: Run, rng: Mapping[str, torch.Tensor]) -> None:
     """
     optimizer, scaler = run.optimizer, run.scaler
     optimizer.zero_grad(set_to_none=True)
-    run.setup.runtime.machine.set_rng_state(rng)
+    run.setup.runtime.machine.backend.set_rng_states(rng)
     for parameter, kept in list(optimizer.state.items()):
         if kept.keys() != expected_state(optimizer, parameter).keys():  # the step has not finished it
             del optimizer.state[parameter]

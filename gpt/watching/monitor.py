@@ -1,7 +1,5 @@
 """Prints and records a run while it trains: the logged steps, warnings, validations, the closing block."""
 
-from __future__ import annotations
-
 import math
 import os
 import time

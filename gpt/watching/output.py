@@ -1,7 +1,5 @@
 """Takes over the output folder before the first step: log.txt, config.toml, the mirror and metrics.jsonl."""
 
-from __future__ import annotations
-
 import contextlib
 import gc
 import time

@@ -89,10 +89,10 @@ def test_the_state_of_its_random_numbers_comes_back(monkeypatch):
     monkeypatch.setattr(torch.mps, "get_rng_state", lambda: states.now)
     monkeypatch.setattr(torch.mps, "set_rng_state", lambda state: setattr(states, "now", state))
     machine = apple.machine()
-    before = machine.rng_state()
+    before = machine.backend.rng_states()
     assert set(before) == {"cpu", "mps"}
     states.now = torch.tensor([2], dtype=torch.uint8)
-    machine.set_rng_state(before)
+    machine.backend.set_rng_states(before)
     assert states.now.tolist() == [1]
 
 
