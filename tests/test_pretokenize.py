@@ -216,10 +216,11 @@ def test_a_small_text_keeps_64_kib_for_validation_but_at_most_a_tenth(capsys, to
     write("c.jsonl", lines(texts))
     for how in (given, ("--vocab_size", "300")):
         metadata = run("c.jsonl", *how)
-        lowest = sorted(texts, key=hash_share)[:len(documents("val"))]
-        assert documents("val") == [content for content in texts if content in lowest]
-        assert sum(map(len, lowest[:-1])) < sum(map(len, texts)) / 10 <= sum(map(len, lowest))
-        assert "the documents whose sha256 is among the lowest" in metadata["split_rule"]
+        assert documents("val") == [content for content in texts if hash_share(content) < 0.1]
+        assert metadata["split_rule"] == "the documents whose sha256 is among the lowest 10% of all values"
+    write("d.jsonl", lines([*texts, words(50_000)]))
+    run("d.jsonl", *given)
+    assert documents("val") == [content for content in texts if hash_share(content) < 0.1]  # never the long one
 
 
 @pytest.mark.parametrize("is_trained", [False, True])

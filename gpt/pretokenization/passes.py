@@ -22,7 +22,7 @@ from gpt.pretokenization.engines import choose_engine
 from gpt.pretokenization.files import Source, refuse_changed
 from gpt.pretokenization.report import Report
 from gpt.pretokenization.sources import KINDS, blocks_of
-from gpt.pretokenization.split import VAL_FRACTION, Split, fraction_of_documents, split_by_hash, split_of_files
+from gpt.pretokenization.split import VAL_FRACTION, Split, split_by_hash, split_of_documents, split_of_files
 from gpt.pretokenization.store import Folder, TokenWriter
 from gpt.pretokenization.workers import WorkerAnswer, answers_of, read_block
 from gpt.tokens.metadata import SPLITS
@@ -72,7 +72,7 @@ class Job:
         raised in its place. Raises Stopped at a signal, and UserError (exit 5) if a worker dies.
         """
         read = partial(read_block, sources=self.sources, reading=self.reading,
-                       threshold=self.split.threshold, **setup)
+                       split=self.split, **setup)
         blocks = (replace(block, source=index) for index, source in enumerate(self.sources)
                   for block in blocks_of(source, self.reading))
         before = [0, *itertools.accumulate(source.text_bytes for source in self.sources)]
@@ -123,9 +123,8 @@ def settle_split(job: Job, needs_size: bool) -> int:
         job.reading = replace(reading, separator=None)
         return settle_split(job, needs_size)
     hashes = np.concatenate([part.hashes for part in parts])
-    job.split = split_by_hash(fraction_of_documents(hashes, sizes) if fraction is None else fraction,
-                              int(hashes.min()), int(hashes.max()))
-    return int(sizes[hashes >= np.uint64(job.split.threshold)].sum())
+    job.split = split_of_documents(hashes, sizes, fraction)
+    return int(sizes[~job.split.in_val(hashes, sizes)].sum())
 
 
 # ---------------------------------------------------------------- encoding

@@ -1,7 +1,7 @@
 """Splits a text for validation: whole documents by their hash, or the tail of each file if they are few."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -12,6 +12,7 @@ VAL_FRACTION = 0.005
 MIN_VAL_BYTES = 2**16  # with less, the validation loss of a small text is mostly chance
 MAX_VAL_FRACTION = 0.1  # even if that is less than MIN_VAL_BYTES
 FEW_FILES = 100  # fewer text files are split by their tails: whole files would be far too much text, or too little
+HIGHEST = np.uint64(2**64 - 1)  # of all hashes: such a document is never for validation
 MIN_TAIL_BYTES = 32  # a file with a shorter tail gives nothing to validation
 
 
@@ -19,13 +20,18 @@ MIN_TAIL_BYTES = 32  # a file with a shorter tail gives nothing to validation
 class Split:
     """The part of the text kept for validation, and the rule in words, as metadata.json records it.
 
-    Either the documents with a hash below threshold, or each file from a cut on, in bytes after MARK. None
-    means that nothing of the file is for validation. Only one of threshold and cuts is in use.
+    Either the documents with a hash below threshold and at most largest bytes, or each file from a cut on, in bytes
+    after MARK. None means that nothing of the file is for validation. Only one of threshold and cuts is in use.
     """
 
     rule: str
     threshold: int = 0
+    largest: int = 2**62
     cuts: tuple[int | None, ...] = ()
+
+    def in_val(self, hashes: np.ndarray, sizes: np.ndarray) -> np.ndarray:
+        """For each document, with its hash and its size in bytes, whether it is for validation."""
+        return (hashes < np.uint64(self.threshold)) & (sizes <= self.largest)
 
 
 def default_fraction(num_bytes: int) -> float:
@@ -33,21 +39,27 @@ def default_fraction(num_bytes: int) -> float:
     return max(VAL_FRACTION, min(MAX_VAL_FRACTION, MIN_VAL_BYTES / max(1, num_bytes)))
 
 
-def fraction_of_documents(hashes: np.ndarray, sizes: np.ndarray) -> float:
-    """The default fraction, or more until the documents with the lowest hashes hold as much text as it promises.
+def split_of_documents(hashes: np.ndarray, sizes: np.ndarray, val_fraction: float | None) -> Split:
+    """Splits documents by their hashes, without one that holds more than half of all text; it is for training.
 
-    hashes are of 64 bits, sizes in bytes, each of shape (documents,).
+    hashes are of 64 bits, sizes in bytes, each of shape (documents,). val_fraction None means the default fraction,
+    or more, up to a tenth of all hashes, until the documents hold as much text as it promises.
     """
-    order = np.argsort(hashes)
-    wanted = min(MIN_VAL_BYTES, MAX_VAL_FRACTION * sizes.sum())
-    last = hashes[order][np.searchsorted(np.cumsum(sizes[order]), wanted)]
-    return max(default_fraction(sizes.sum()), float(np.nextafter(last / 2**64, 1)))
+    largest = int(sizes.sum()) // 2
+    hashes = np.where(sizes > largest, HIGHEST, hashes)
+    if val_fraction is None:
+        order = np.argsort(hashes)
+        reached = np.cumsum(sizes[order])
+        enough = np.searchsorted(reached, min(MIN_VAL_BYTES, MAX_VAL_FRACTION * reached[-1]))
+        needed = float(np.nextafter(hashes[order][enough] / 2**64, 1))
+        val_fraction = max(default_fraction(reached[-1]), min(MAX_VAL_FRACTION, needed))
+    return replace(split_by_hash(val_fraction, int(hashes.min()), int(hashes.max())), largest=largest)
 
 
 def split_by_hash(val_fraction: float, lowest: int = 0, highest: int = 2**64 - 1) -> Split:
     """Splits whole documents by their 64-bit hash: those below a threshold are kept for validation.
 
-    A document's split does not depend on other documents. A val_fraction of 0 keeps none. lowest and highest
+    A val_fraction of 0 keeps none. lowest and highest
     are the smallest and largest hash, if known: then, above 0, neither part is empty, unless all documents
     are equal.
     """

@@ -26,6 +26,7 @@ from gpt.pretokenization.conversations import encode_conversations, plain_text
 from gpt.pretokenization.engines import encoder_for
 from gpt.pretokenization.files import Source
 from gpt.pretokenization.sources import KINDS, documents_of
+from gpt.pretokenization.split import Split
 from gpt.tokens.layouts import DTYPES, native_dtype
 from gpt.tokens.tokenizer import Vocabulary
 
@@ -199,12 +200,12 @@ class WorkerAnswer:
     difference: str = ""
 
 
-def read_block(block: TextBlock, sources: Sequence[Source], reading: Reading, threshold: int = 0,
+def read_block(block: TextBlock, sources: Sequence[Source], reading: Reading, split: Split,
                sample_fraction: float = 0.0, vocabulary: Vocabulary | None = None,
                engine: str = "tokenizers") -> WorkerAnswer:
     """Reads a block in a worker process, and samples or encodes its documents.
 
-    Documents with a hash below the threshold are for validation. sample_fraction is the part of the training
+    split tells which documents are for validation. sample_fraction is the part of the training
     text to sample. With a vocabulary, the documents are encoded by the engine.
     """
     answer = WorkerAnswer(Findings())
@@ -220,9 +221,9 @@ def read_block(block: TextBlock, sources: Sequence[Source], reading: Reading, th
         contents = [text.encode() for text in with_text]
         digests = b"".join([hashlib.sha256(content).digest()[:8] for content in contents])
         hashes = np.frombuffer(digests, ">u8").astype(np.uint64)
-        in_val = hashes < np.uint64(threshold)
+        in_val = split.in_val(hashes, np.array([len(content) for content in contents], dtype=np.int64))
 
-    for split, is_mine in (("train", ~in_val), ("val", in_val)):
+    for part, is_mine in (("train", ~in_val), ("val", in_val)):
         mine = list(itertools.compress(contents, is_mine))
         ids = ends = np.zeros(0, np.int64)
         is_answer = np.zeros(0, bool) if is_chat else None
@@ -240,8 +241,8 @@ def read_block(block: TextBlock, sources: Sequence[Source], reading: Reading, th
                 ids, ends = encoder.encode(pieces, lasts)
             ids = ids.astype(DTYPES[native_dtype(vocabulary.size)])
             answer.difference = answer.difference or encoder.difference_in(pieces)
-        answer.splits[split] = SplitAnswer(list(map(len, mine)), hashes[is_mine], ids, ends, is_answer)
-        if sample_fraction and split == "train":
+        answer.splits[part] = SplitAnswer(list(map(len, mine)), hashes[is_mine], ids, ends, is_answer)
+        if sample_fraction and part == "train":
             answer.sample = sample_of(mine, sample_fraction, reading)
     return answer
 

@@ -10,9 +10,9 @@ from gpt.pretokenization.split import (
     MIN_VAL_BYTES,
     VAL_FRACTION,
     default_fraction,
-    fraction_of_documents,
     is_blank,
     split_by_hash,
+    split_of_documents,
     split_of_one,
 )
 
@@ -27,12 +27,15 @@ def test_a_small_text_keeps_enough_to_measure_and_never_more_than_a_tenth():
     assert fractions == sorted(fractions, reverse=True)
 
 
-@pytest.mark.parametrize(("sizes", "kept"), [
-    ([500_000, 60_000, 40_000], 100_000), ([100] * 50, 500), ([10**6, 100], 100), ([300_000] * 999, 1_500_000)])
-def test_documents_are_kept_until_they_hold_enough(sizes, kept):
+@pytest.mark.parametrize(("sizes", "fraction", "kept"), [
+    ([500_000, 400_000, *[30_000] * 30, 60_000, 40_000], None, 100_000),  # two are enough
+    ([100] * 50, None, 500), ([300_000] * 999, None, 1_500_000),
+    ([*[100] * 100, 10**6], None, 900), ([10**6, *[100] * 100], None, 1000),  # a tenth of all but the long one
+    ([*[100] * 100, 10**6], 0.5, 4900), ([100, 10**6], 0.1, 100), ([10**6, 100], None, 100), ([100], None, 0)])
+def test_documents_are_kept_until_they_hold_enough_and_never_most_of_the_text(sizes, fraction, kept):
     hashes = np.linspace(2**40, 2**64 - 2**12, len(sizes)).astype(np.uint64)[::-1]
-    threshold = split_by_hash(fraction_of_documents(hashes, np.array(sizes)), 2**40, int(hashes.max())).threshold
-    assert np.array(sizes)[hashes < threshold].sum() == kept
+    found = split_of_documents(hashes, np.array(sizes), fraction)
+    assert np.array(sizes)[found.in_val(hashes, np.array(sizes))].sum() == kept
 
 
 def test_neither_part_is_empty_and_the_words_say_why():
