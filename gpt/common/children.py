@@ -17,7 +17,7 @@ from types import MappingProxyType
 from typing import Any
 
 from gpt.common.ranks import without_torchrun
-from gpt.common.signals import Signals, signal_name
+from gpt.common.signals import SAVING, Signals, signal_name
 from gpt.common.terminal import print_line
 
 PROGRAM = Path(__file__).resolve().parents[2]
@@ -46,11 +46,11 @@ def run_child(command: Sequence[str], signals: Signals, seconds: float = math.in
               ) -> subprocess.CompletedProcess[str]:
     """Runs a script of this program, at most for some seconds, and returns its exit code and its output.
 
-    A script that takes longer, or that still runs at a signal, gets SIGTERM. Five seconds later, with shows a
+    A script that takes longer gets SIGTERM, one that still runs at a signal that one. Five seconds later, with shows a
     minute later, it is killed with all its child processes. Its exit code is then TIMED_OUT; after a signal
     SystemExit is raised instead. env is added to this process's environment, without torchrun's variables. With
     shows the script prints to this process's own stdout and stderr, no output is returned, and 128 + n if signal n
-    killed it, with a line of error.
+    killed it, with a line of error; SIGUSR1 is passed on, once the script's Signals listen.
     """
     inherited = without_torchrun(os.environ)
     inherited.pop(SAFE_PATH, None)  # the script's own folder must stay on its module path
@@ -59,17 +59,25 @@ def run_child(command: Sequence[str], signals: Signals, seconds: float = math.in
     ends_at = time.monotonic() + seconds
     is_late = False
     pipe = None if shows else subprocess.PIPE
+    saving = [SAVING] if shows and SAVING is not None else []
+    if saving:
+        signal.pthread_sigmask(signal.SIG_BLOCK, saving)  # in the script too: it would end one that does not listen
     with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=pipe, stderr=pipe, text=True,
                           errors="replace", env={**inherited, **env},
                           start_new_session=os.name == "posix") as child:
+        if saving:
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, saving)
         while True:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 stdout, stderr = child.communicate(timeout=0.2)
                 break
+            if saving and signals.asks_to_save:
+                signals.asks_to_save = False
+                child.send_signal(saving[0])
             is_late = time.monotonic() > ends_at
             if not is_late and signals.number is None:
                 continue
-            child.terminate()
+            child.send_signal((os.name == "posix" and signals.number) or signal.SIGTERM)
             with contextlib.suppress(subprocess.TimeoutExpired):
                 child.wait(GRACE_OF_SHOWN if shows else GRACE_SECONDS)
             with contextlib.suppress(ProcessLookupError):  # nothing of its group is left

@@ -87,6 +87,7 @@ class Signals:
             # A forked child would write its own signals to the parent's pipe.
             os.register_at_fork(after_in_child=lambda: signal.set_wakeup_fd(-1))
             signal.set_wakeup_fd(self._write_end, warn_on_full_buffer=False)
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, self._listened)  # run_child has blocked one
             self._thread = threading.Thread(target=self._listen, args=(read_end,), daemon=True, name="signals")
             self._thread.start()
         return self

@@ -15,7 +15,7 @@ from pathlib import Path
 from gpt.architectures.table import ModelConfig, by_flags
 from gpt.checkpoint import find, load
 from gpt.checkpoint.folder import delete_other_runs, owned
-from gpt.checkpoint.mirror import prepare_mirror
+from gpt.checkpoint.mirror import holds_this_run, prepare_mirror
 from gpt.checkpoint.recorded import held_by_another_run, is_same_folder, steps_in
 from gpt.checkpoint.stored import NEW_RUN, Found, Stored, TrainState
 from gpt.common.children import PROGRAM, run_child
@@ -163,6 +163,8 @@ def _check(args: Namespace, runtime: Runtime) -> Inputs:
     problems.stop()
     assert corpus
 
+    if resumed:
+        args = with_own_teacher(args, resumed.folder.parent)
     inputs = _with_size(args, corpus, args.max_minutes, out)
     if resumed:
         config = as_in_checkpoint(inputs.config, resumed.folder, args)
@@ -209,6 +211,9 @@ def after_first_model(inputs: Inputs, runtime: Runtime, argv: Sequence[str], beg
     # A second start measures another speed, which may leave fewer minutes.
     has_begun = args.resume_from and steps_in(folder)
     if not (sizing and is_default and is_alone and has_minutes and (has_begun or sizing.spare >= LEAST_SPARE)):
+        if has_begun and not inputs.resumed:
+            out.warn(f"the model in {printable(folder)} is not used, as this command has other flags than the one that "
+                     "began it: it trains one model, from step 0.")
         return inputs, began
     minutes = FIRST_PART * args.max_minutes
     out.say(f"models      two: one alone would learn the text by heart, and leave {percent(sizing.spare)} of the "
@@ -260,6 +265,15 @@ def as_in_checkpoint(config: ModelConfig, folder: Path, flags: Namespace) -> Mod
     return config
 
 
+def with_own_teacher(args: Namespace, folder: Path) -> Namespace:
+    """The flags of a resumed run with its own first model as the teacher, though its folder has moved since."""
+    teacher = Path(args.teacher or "")
+    first = folder / FIRST_MODEL / teacher.name
+    if teacher.parent.name == FIRST_MODEL and "teacher" not in args.config.given and first.exists():
+        return having(args, teacher=str(first))
+    return args
+
+
 def choose_resume(args: Namespace, writes: bool, out: Progress) -> Found | None:
     """The verified checkpoint to resume from and its state, or None for a new run.
 
@@ -269,13 +283,14 @@ def choose_resume(args: Namespace, writes: bool, out: Progress) -> Found | None:
     model to start from.
     """
     output_dir, requested = Path(args.output_dir), args.resume_from or ""
-    if requested and args.mirror_to and writes and is_same_folder(requested, args.mirror_to):
+    is_mirror = requested and args.mirror_to and writes and is_same_folder(requested, args.mirror_to)
+    if is_mirror and (not steps_in(output_dir) or holds_this_run(Path(args.mirror_to), output_dir)):
         requested = "auto"
     if requested or args.cooldown_from is not None:
         with out.phase("verifying the checkpoint"):
             found = (find.find_resume(requested, output_dir, args.overwrite, out.warn) if args.cooldown_from is None
                      else choose_cooldown(args, out))
-        if found is None:
+        if found is None and not steps_in(output_dir / FIRST_MODEL):
             out.say(f"resume      no checkpoint in {printable(output_dir)} yet: starting at step 0")
         elif not find.is_inside(found.folder, output_dir):
             _check_no_stranger(output_dir)

@@ -208,6 +208,9 @@ def objections(setup: Setup) -> list[str]:
         lines.append(f"--max_minutes {args.max_minutes:g} allows only {several(recipe.total_steps, 'step')} of this "
                      f"model, {in_epochs(recipe.passes)}: too few to learn much. Give --max_minutes "
                      f"{math.ceil(times * args.max_minutes)}, or a smaller --model_size.")
+    if recipe.learning_rate > 20 * recipe.usual_learning_rate:
+        lines.append(f"--learning_rate {recipe.learning_rate:g} is far above the default of this run, and may diverge. "
+                     f"Give --learning_rate {recipe.usual_learning_rate:.2g}.")
     return lines
 
 
@@ -250,9 +253,6 @@ def early_objections(setup: Setup) -> list[str]:
         lines.append(f"each step reads the text {figure(recipe.samples_per_step / recipe.windows_per_epoch)} times: it "
                      f"has {several(recipe.windows_per_epoch, 'sequence')} of {config.seq_length:,} tokens. Give at "
                      f"most --batch_size {recipe.windows_per_epoch}.")
-    if recipe.learning_rate > 20 * recipe.usual_learning_rate:
-        lines.append(f"--learning_rate {recipe.learning_rate:g} is far above the default of this run, and may diverge. "
-                     f"Give --learning_rate {recipe.usual_learning_rate:.2g}.")
     if setup.resumed and args.eval_batches not in (None, recipe.eval_tokens / recipe.batch_size / config.seq_length):
         lines.append(f"--eval_batches: validation keeps its {recipe.eval_tokens:,} tokens. Drop "
                      "--eval_batches, and give --eval_tokens.")

@@ -281,9 +281,11 @@ class Monitor:
         follows, has no next command.
         """
         signals, folder = self._runtime.signals, shell_word(self._args.output_dir)
-        second = os.environ.get(TRAINS_NEXT)
+        second = os.environ.get(TRAINS_NEXT, "")
         if signals.number is not None:
-            resume = f"{second} --resume_from auto" if second else f"train.py --resume_from {folder}"
+            resume = second or f"train.py --resume_from {folder}"
+            if "--resume_from" not in resume:
+                resume += " --resume_from auto"
             self._out.say(f"stopped by {signals.name}; to continue: python {resume}")
         if second or signals.number is not None:
             return

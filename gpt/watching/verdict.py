@@ -37,8 +37,11 @@ def verdict(validations: list[tuple[float, int]], train_loss: float, tokens_seen
         return MORE_TEXT, (f"after {passes:.0f} readings the model knows the text better than new text, loss "
                            f"{train_loss:.2f} and {last:.2f}")
     gain = before[-1] - last
-    if tokens_seen < ENOUGH * num_parameters and gain > FALLING * last and may_go_on:
-        return LONGER, f"still learning: the validation loss fell by {gain:.2f} in the last quarter"
+    if tokens_seen < ENOUGH * num_parameters and may_go_on:
+        if gain > FALLING * last:
+            return LONGER, f"still learning: the validation loss fell by {gain:.2f} in the last quarter"
+        if sizes and passes < FRESH:
+            return LONGER, f"{in_epochs(passes)} so far, and up to {FRESH} teach nearly as much as new text"
     larger = next((name for name, size in sizes.items() if num_parameters < size <= num_tokens * FRESH / ENOUGH), None)
     helps = f"a larger model, {larger}, learns more" if larger else "more text helps"
     return larger or MORE_TEXT, f"this model has learned most of what it can from this text: {helps}"

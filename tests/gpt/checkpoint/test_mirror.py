@@ -238,6 +238,15 @@ def test_the_checkpoints_of_another_run_are_neither_mixed_with_nor_deleted(run, 
     assert names_in(drive) == before
 
 
+def test_the_mirrors_name_alone_never_means_another_run_in_the_output_folder(run, finished, drive):
+    shutil.rmtree(finished)
+    run.ok(*SAVING, "--seed", "7", out="again")
+    before = names_in(run.folder / "again"), names_in(drive)
+    said = run.refused(Exit.CHECKPOINT, "--resume_from", str(drive), "--max_steps", "8", out="again")
+    assert "do not lead to checkpoint-6" in said
+    assert before == (names_in(run.folder / "again"), names_in(drive))
+
+
 def test_a_run_whose_mirror_has_fallen_behind_still_knows_it(run, finished, drive):
     for path in (finished / "checkpoint-2", finished / "checkpoint-4", drive / "checkpoint-6"):
         shutil.rmtree(path)

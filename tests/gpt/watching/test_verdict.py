@@ -17,6 +17,7 @@ FALLS, FLAT = (3.0, 2.5, 2.2, 2.1, 2.0), (3.0, 2.1, 2.0, 2.0, 2.0)
     (FALLS, 1.9, 10, 10**6, "longer", ["0.20"]),
     (FALLS, 1.9, 12, 10**5, "more text", []),  # a default run makes at most 10 passes over this text
     (FLAT, 1.9, 10, 10**6, "more text", []),
+    (FLAT, 1.9, 2, 10**6, "longer", ["2", "4"]),
     (FALLS, 1.9, 0.5, 5 * 10**7, "mini", []),
     (FALLS, 1.9, 0.6, 4 * 10**7, "more text", []),
 ])
