@@ -62,7 +62,7 @@ def read_flags(argv: Sequence[str]) -> Namespace:
     text.add_argument("--allow_bad_records", action=flags.Switch, default=False, help="leave out records "
                       "without a document, however many; without the flag more than 1%% of a file's are an error")
     text.add_argument("--document_separator", type=flags.escaped(), help=r"text that stands between the documents of "
-                      r"a text file; \n is a newline, \t a tab, \\ a backslash (default: each file is one "
+                      r"a text file; \n is a newline, \r a return, \t a tab, \\ a backslash (default: each file is one "
                       r"document)")
     text.add_argument("--encoding", type=flags.encoding(), help="encoding of the whole text, such as cp1251, "
                       "shift_jis or utf-16; invalid bytes are errors (default: utf-8)")

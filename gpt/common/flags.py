@@ -106,9 +106,9 @@ def text(unit: str = "PATH") -> ValueKind:
 
 
 def escaped(unit: str = "TEXT") -> ValueKind:
-    r"""Text that is not empty; \n, \t and \\ become a newline, a tab and a backslash."""
-    characters = {"n": "\n", "t": "\t", "\\": "\\"}
-    return ValueKind(lambda value: re.sub(r"\\([nt\\])", lambda found: characters[found[1]], value),
+    r"""Text that is not empty; \n, \r, \t and \\ become a newline, a return, a tab and a backslash."""
+    characters = {"n": "\n", "r": "\r", "t": "\t", "\\": "\\"}
+    return ValueKind(lambda value: re.sub(r"\\([nrt\\])", lambda found: characters[found[1]], value),
                      "text that is not empty", unit, text().fits)
 
 
@@ -245,7 +245,7 @@ class Parser(argparse.ArgumentParser):
                 on, off = action.option_strings
                 self.problems.append(f"{on}: takes no value. Give {on} for true, {off} for false.")
             elif action and action.nargs != 0 and name == word and self._parse_optional(following):
-                self.problems.append(f"{word}: needs a value behind it")
+                self.problems.append(f"{word}: needs a value behind it, or as {word}=VALUE where that begins with -")
             elif action or not may_be_a_value:
                 yield word
             may_be_a_value = is_unknown and name == word

@@ -1,5 +1,6 @@
 """The start of train.py before it imports torch, which takes seconds: packages, and tokens of given texts."""
 
+import glob
 import importlib.util
 import json
 import os
@@ -67,6 +68,8 @@ def in_tokens(texts: Any, given: Mapping[str, Any]) -> dict[str, Any]:
     """
     texts = in_list(texts)
     first = Path(texts[0])
+    if "-" in texts:
+        raise ValueError("-: standard input is read by pretokenize.py alone. Pipe the text into it")
     if others := given.keys() & {"data_dir", "bin_file", "vocab_size"}:
         raise ValueError(f"{printable(first)}: not with --{min(others)}. Drop one.")
     if all((Path(word) / METADATA).exists() for word in texts):
@@ -99,6 +102,9 @@ def make_tokens(args: Namespace) -> None:
                                        f"names, sizes or times. Type:\n    python {shell_line(make)}\n    python "
                                        f"{shell_line(sys.argv)}{resume} --allow_new_data")
     elif is_one_of_several() or args.dry_run or args.overfit:
+        missing = [text for text in texts if not (os.path.exists(text) or "://" in text or glob.has_magic(text))]
+        if missing:
+            raise UserError(Exit.DATA, f"{printable(missing[0])}: No such file or directory. Give the path of a text.")
         raise UserError(Exit.FLAGS, f"{printable(texts[0])} has no tokens yet. Type first:\npython "
                                     f"{shell_line(make)}")
     else:

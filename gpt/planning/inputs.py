@@ -290,10 +290,10 @@ def choose_resume(args: Namespace, writes: bool, out: Progress) -> Found | None:
         with out.phase("verifying the checkpoint"):
             found = (find.find_resume(requested, output_dir, args.overwrite, out.warn) if args.cooldown_from is None
                      else choose_cooldown(args, out))
-        if found is None and not steps_in(output_dir / FIRST_MODEL):
-            out.say(f"resume      no checkpoint in {printable(output_dir)} yet: starting at step 0")
-        elif not find.is_inside(found.folder, output_dir):
+        if found and not find.is_inside(found.folder, output_dir):
             _check_no_stranger(output_dir)
+        elif not (found or steps_in(output_dir / FIRST_MODEL)):
+            out.say(f"resume      no checkpoint in {printable(output_dir)} yet: starting at step 0")
         return found
     _check_no_stranger(output_dir)
     for model in filter(None, (args.init_from, args.teacher)):

@@ -85,9 +85,9 @@ def unpacked(source: Source, path: Path, look: Callable[[], None]) -> Source:
     return replace(source, text_path=path, text_bytes=path.stat().st_size)
 
 
-def head_of(source: Source) -> bytes:
-    """The first HEAD_BYTES of the text in UTF-8, or fewer. Raises UserError as unpacked does, and OSError."""
-    return next(filter(None, pieces_of(source)), b"")[:HEAD_BYTES]
+def head_of(source: Source, num_bytes: int = HEAD_BYTES) -> bytes:
+    """The first bytes of the text in UTF-8, or fewer. Raises UserError as unpacked does, and OSError."""
+    return next(filter(None, pieces_of(source)), b"")[:num_bytes]
 
 
 def pieces_of(source: Source) -> Iterator[bytes]:

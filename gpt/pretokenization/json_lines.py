@@ -5,6 +5,7 @@ import io
 import json
 import re
 from collections.abc import Iterable, Iterator
+from typing import Any
 
 from gpt.common.words import printable, shell_word, short
 from gpt.pretokenization.blocks import (
@@ -20,7 +21,9 @@ from gpt.pretokenization.blocks import (
 from gpt.pretokenization.files import MARK, STDIN, Source
 
 JSON_ENDINGS = (".jsonl", ".ndjson")
-TABLE_CHARACTERS = 2**16  # of a table, in which its columns are measured
+TABLE_CHARACTERS = 2**20  # of a table, in which its columns are measured
+MARKS = ",;\t|"  # between the cells
+NO_TABLE: list[list[str]] = [[]]
 
 
 def is_json_lines(source: Source, name: str, head: bytes) -> bool:
@@ -47,27 +50,44 @@ def lines_by(program: str, source: Source) -> str:
 def lines_of_widest_column(source: Source) -> str:
     """The cure for a table: the names of its columns, and the command that makes JSON lines of the one with most text.
 
-    The first line has the names. Only the beginning of the table is looked at.
+    Names stand in the first line. The separator is the one that cuts the beginning of the table into most columns, into
+    as many in each row.
     """
     with source.text_path.open(encoding="utf-8-sig", errors="replace", newline="") as file:
-        head = io.StringIO(file.read(TABLE_CHARACTERS), newline="")
-    mark = max(",;\t|", key=head.readline().count)
-    head.seek(0)
-    table = csv.DictReader(head, delimiter=mark)
-    rows = [*table]
-    names = [*(table.fieldnames or [""])]
-    widest = max(names, key=lambda name: sum(len(row[name] or "") for row in rows))
-    program = ('import csv, json, sys; csv.field_size_limit(10**9); '
-               f'table = open(0, encoding="{source.encoding or "utf-8-sig"}", errors="replace", newline=""); '
-               f'[print(json.dumps({{"text": row[{_quoted(widest)}] or ""}})) '
-               f'for row in csv.DictReader(table, delimiter={_quoted(mark)})]')
-    return (f"Its columns are {short(', '.join(names))}. To train on {printable(widest)} alone, make JSON lines of "
-            f"it{lines_by(program, source)}")
+        head = file.read(TABLE_CHARACTERS)
+    forms = [(mark, quoting) for quoting in (csv.QUOTE_MINIMAL, csv.QUOTE_NONE) for mark in MARKS]
+    tables = [(_equal_rows(head, mark, quoting), mark, quoting) for mark, quoting in forms]
+    rows, mark, quoting = max(tables, key=lambda table: len(table[0][0]))
+    if rows == NO_TABLE:
+        return "Its rows differ in their number of cells: to train on one column, save that alone as a text."
+    names, *cells = rows
+    widest = max(range(len(names)), key=lambda column: sum(len(row[column]) for row in cells))
+    program = (
+        "import csv, json, sys; csv.field_size_limit(10**9); "
+        f'rows = csv.reader(open(0, encoding="{source.encoding or "utf-8-sig"}", newline=""), '
+        f"delimiter={json.dumps(mark)}, quoting={quoting:d}, skipinitialspace=True, strict=True); next(rows); "
+        f'[print(json.dumps({{"text": row[{widest}]}})) for row in rows if len(row) == {len(names)} or '
+        'row and sys.exit(f"error: line {rows.line_num} has {len(row)} cells")]')
+    return (f"Its first line names the columns {short(', '.join(names))}. To train on {short(names[widest])} alone, "
+            f"make JSON lines of it{lines_by(program, source)}")
 
 
-def _quoted(text: str) -> str:
-    """A string in Python's double quotes that a shell's single quotes can hold."""
-    return json.dumps(text).replace("'", r"\u0027")
+def _equal_rows(head: str, mark: str, quoting: Any) -> list[list[str]]:
+    """The rows of a table's beginning, or NO_TABLE unless there are two and all have as many cells."""
+    rows: list[list[str]] = []
+    is_cut = len(head) == TABLE_CHARACTERS
+    try:
+        rows += filter(None, csv.reader(io.StringIO(head, newline=""), delimiter=mark, quoting=quoting,
+                                        skipinitialspace=True, strict=True))
+    except csv.Error:
+        if not is_cut:
+            return NO_TABLE
+    if is_cut:
+        rows = rows[:-1]
+    if len(rows) < 2 or len({len(row) for row in rows}) > 1:
+        return NO_TABLE
+    is_one_column = len(rows[0]) == 1
+    return NO_TABLE if is_one_column and set(rows[0][0]).intersection(MARKS) else rows
 
 
 def line_blocks(source: Source, reading: Reading) -> Iterator[TextBlock]:

@@ -67,9 +67,10 @@ class Report:
         """Warns of replaced bytes, skipped records, and a separator that does not occur."""
         found = self.total
         if found.first_replaced:
+            cure = (" If the text is in another encoding, give --encoding, such as cp1252 of Windows, and --overwrite."
+                    if found.undecodable else "")
             progress.warn(f"not UTF-8 and replaced by U+FFFD: {several(found.replaced, 'place')}, the first: "
-                          f"{found.first_replaced[2]}. If the text is in another encoding, give --encoding, such as "
-                          "cp1252 of Windows, and --overwrite.")
+                          f"{found.first_replaced[2]}.{cure}")
         if found.first_bad_line:
             progress.warn(f"skipped: {several(found.bad_lines, 'record')} without a document, the first: "
                           f"{found.first_bad_line[1]}")

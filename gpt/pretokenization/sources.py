@@ -20,7 +20,7 @@ from gpt.hub.download import DatasetFile
 from gpt.pretokenization.blocks import Findings, Reading, TextBlock, read_at
 from gpt.pretokenization.conversations import CHAT_LINES, CHAT_TABLES
 from gpt.pretokenization.encodings import CONTROLS, has_controls, refuse_other_encoding
-from gpt.pretokenization.files import HEAD_BYTES, PACKED_ENDINGS, PACKINGS, Source, head_of, stamp_of
+from gpt.pretokenization.files import HEAD_BYTES, PACKED_ENDINGS, PACKINGS, READ_BYTES, Source, head_of, stamp_of
 from gpt.pretokenization.json_lines import JSON_LINES
 from gpt.pretokenization.parquet import PARQUET
 from gpt.pretokenization.text_files import TEXT_FILES
@@ -160,7 +160,7 @@ def examine(path: Path, shown: str, encoding: str = "") -> Source:
                                    "is a document of a word processor, or an archive, not plain text. Open it there, "
                                    "save its text as a file that ends in .txt, and give that file.")
             if encoding != "utf-8":  # else the user says that it is text
-                refuse_other_encoding(shown, head, encoding)
+                refuse_other_encoding(shown, head_of(source, READ_BYTES) if encoding else head, encoding)
                 source = replace(source, encoding=encoding)
                 head = head_of(source)
             if encoding != "utf-8" and has_controls(head):

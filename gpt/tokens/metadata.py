@@ -59,8 +59,9 @@ def read_metadata(path: Path) -> Fields:
         fields = json.loads(read_text(path))
     except (OSError, ValueError, RecursionError) as error:
         why = getattr(error, "strerror", None) or f"it is not JSON ({printable(error)[:120]})"
-        raise UserError(Exit.DATA, f"metadata {name}: {why}. Make the tokens again: python pretokenize.py "
-                                   f"TEXT --output_dir {shell_word(path.parent)} --overwrite") from error
+        cure = ("Give a folder that pretokenize.py has made" if isinstance(error, OSError) else
+                f"Make the tokens again: python pretokenize.py TEXT --output_dir {shell_word(path.parent)} --overwrite")
+        raise UserError(Exit.DATA, f"metadata {name}: {why}. {cure}") from error
     if not isinstance(fields, dict):
         raise UserError(Exit.DATA, f"metadata {name} holds no JSON object. Run pretokenize.py again.")
     if fields.get("format") == METADATA_FORMAT:

@@ -179,10 +179,10 @@ def vocabulary_of(tokenizer: Tokenizer, end_id: int | None) -> Vocabulary:
     """Collects the facts about a tokenizer. Raises UserError (exit 3) if end_id, which ends a document, is None."""
     if end_id is None:
         special = ", ".join(token.content for token in tokenizer.get_added_tokens_decoder().values() if token.special)
-        raise UserError(Exit.DATA, "the tokenizer has no special token that certainly ends a document; special are "
-                                   f"{printable(special)[:80] or 'none'}. Set \"special\": true for one "
-                                   "in tokenizer.json, and name it in tokenizer_config.json beside it: "
-                                   f'{{"eos_token": "{END_OF_TEXT}"}}')
+        cure = (f"special are {printable(special)[:80]}. Set \"special\": true for one in tokenizer.json, and name it "
+                f'in tokenizer_config.json beside it: {{"eos_token": "{END_OF_TEXT}"}}' if special else
+                f'it has none at all. Add one by the package tokenizers: add_special_tokens(["{END_OF_TEXT}"]), save')
+        raise UserError(Exit.DATA, f"the tokenizer has no special token that certainly ends a document; {cure}")
     content = tokenizer.to_str(pretty=True)
     fields = json.loads(content)
     pre = fields["pre_tokenizer"] or {}

@@ -92,18 +92,38 @@ def test_a_json_array_is_refused_with_the_command_that_makes_lines_of_it(record,
     assert metadata["splits"]["train"]["documents"] == 9
 
 
-@pytest.mark.parametrize(("name", "mark", "encoding"), [
-    ("a.csv", ",", "utf-8"), ("a.csv", ";", "utf-8-sig"), ("a.csv", ",", "utf-16"), ("b.tsv", "\t", "cp1252")])
-def test_the_command_of_a_table_takes_the_column_with_most_text(name, mark, encoding, tokenizer_file, capsys):
-    rows = [f"Critic's text{mark}id", f'"the caf\u00e9{mark} sat"{mark}7', "", "dog", f"{mark}8", ""]
+@pytest.mark.parametrize(("name", "rows", "encoding", "texts"), [
+    ("a.csv", ["Critic's text,id", '"the caf\u00e9, sat",7', "", "dog,8", ",9"], "utf-8",
+     ["the caf\u00e9, sat", "dog", ""]),
+    ("a.csv", ["id;text", '7;"the ""caf\u00e9"";\r\nsat"'], "utf-8-sig", ['the "caf\u00e9";\r\nsat']),
+    ("a.csv", ["id,text", "7,caf\u00e9"], "utf-16", ["caf\u00e9"]),
+    ("b.tsv", ["id\ttext", '7\t"line one', '8\t"line two\' of it'], "cp1252", ['"line one', '"line two\' of it']),
+    ("a.csv", ["text", "Yes, one", "Yes, two, too"], "utf-8", ["Yes, one", "Yes, two, too"]),
+    ("a.csv", ["id,text,text", "1,the long text,s"], "utf-8", ["the long text"]),
+    ("a.csv", ['"id, number";"the text, all"', "1;cat, dog"], "utf-8", ["cat, dog"]),
+    ("a.csv", ["id, text", '1, "cat, dog"'], "utf-8", ["cat, dog"])])
+def test_the_command_of_a_table_takes_the_column_with_most_text(name, rows, encoding, texts, tokenizer_file, capsys):
     write(name, "\r\n".join(rows).encode(encoding))
     run(name, "--tokenizer_file", str(tokenizer_file), "--encoding", encoding)
     said = capsys.readouterr().err
     assert "Windows" not in said
-    assert "Its columns are Critic's text, id. To train on Critic's text alone" in said
     typed(said)
     lines = Path(f"lines-{name[0]}.jsonl").read_text().splitlines()
-    assert [json.loads(line)["text"] for line in lines] == [f"the caf\u00e9{mark} sat", "dog", ""]
+    assert [json.loads(line)["text"] for line in lines] == texts
+
+
+@pytest.mark.parametrize("content", ["a,b\nthe,cat,sat\n\"x\"y;z", "text"])
+def test_a_file_that_is_no_table_gets_no_command(content, tokenizer_file, capsys):
+    write("a.csv", content)
+    run("a.csv", "--tokenizer_file", str(tokenizer_file), "--val_fraction", "0")
+    assert "Its rows differ" in capsys.readouterr().err
+
+
+def test_the_command_of_a_table_ends_at_a_row_with_other_cells(tokenizer_file, capsys):
+    write("a.csv", "id,text\n" + "1,the cat sat\n" * 90_000 + "2,the,dog\n")
+    run("a.csv", "--tokenizer_file", str(tokenizer_file))
+    with pytest.raises(subprocess.CalledProcessError):
+        typed(capsys.readouterr().err)
 
 
 def typed(message: str) -> None:

@@ -95,7 +95,7 @@ BAD_CORPORA = {
     "missing bin": (lambda folder: (folder / "train.bin").unlink(), "is missing or not a file. Make tokens: python"),
     "missing val": (lambda folder: (folder / "val.bin").unlink(), "val.bin is missing"),
     "folder as bin": (swap_for_a_folder, "train.bin is missing or not a file"),
-    "no metadata": (lambda folder: (folder / "metadata.json").unlink(), "No such file or directory. Make"),
+    "no metadata": (lambda folder: (folder / "metadata.json").unlink(), "No such file or directory. Give a folder"),
     "cut metadata": (write("metadata.json", '{"format": "gpt-tok'), "is not JSON"),
     "metadata a list": (write("metadata.json", "[1, 2]"), "holds no JSON object"),
     "no version": (lambda folder: change(folder, version=None), "version is None"),

@@ -118,7 +118,7 @@ INDEX = struct.pack("<9sQBQQ", b"MMIDIDX", 1, 8, 1, 1) + struct.pack("<i", 5)
 DAMAGED = {  # name: the files, the first is opened, and what is said of them
     "Megatron cut": ({"a.bin": FIVE, "a.idx": INDEX[:-4]}, "type 8 and 0 of 1 lengths"),
     "Megatron long": ({"a.bin": FIVE + b"\0\0", "a.idx": INDEX}, "has 12 bytes, where its 5 tokens of uint16 make 10"),
-    "Megatron int64": ({"a.bin": FIVE * 4, "a.idx": INDEX[:17] + b"\5" + INDEX[18:]}, "int64.*Convert it: python"),
+    "Megatron int64": ({"a.bin": FIVE * 4, "a.idx": INDEX[:17] + b"\5" + INDEX[18:]}, "int64.*the new file: python"),
     "llm.c short": ({"a.bin": header(LLMC, 1, 5, tail=FIVE[:-2])}, "has 1,032 bytes, where its 5 tokens .*make 1,034"),
     "llm.c long": ({"a.bin": header(LLMC, 1, 5, tail=FIVE + b"\0\0")}, "has 1,036 bytes.*make 1,034"),
     "llm.c empty": ({"a.bin": header(LLMC, 1, 0)}, "has 1,024 bytes, where its 0 tokens"),
