@@ -164,6 +164,9 @@ def _check(args: Namespace, runtime: Runtime) -> Inputs:
     assert corpus
 
     if resumed:
+        if args.init_from and not resumed.stored.state.init_from:
+            raise UserError(Exit.FLAGS, f"{printable(resumed.folder)} is of a run that began from random weights. "
+                                        "Drop --init_from.")
         args = with_own_teacher(args, resumed.folder.parent)
     inputs = _with_size(args, corpus, args.max_minutes, out)
     if resumed:

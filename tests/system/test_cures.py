@@ -340,6 +340,7 @@ LATER = [
     Case("FILE: none given", "pretokenize.py --output_dir new --vocab_size 300"),
     Case("or train one first", "generate.py --ckpt new --max_new_tokens 2",
          lambda: shutil.move("out", Path("a/b/c").mkdir(parents=True) or "a/b/c"), adds=f"{SMALL} {QUIET}", again=True),
+    Case("began from random weights", f"{MORE} --init_from out"),
     Case("Begin a run there", f"{MORE} --output_dir new --resume_from new".replace("--resume_from out ", ""),
          lambda: shutil.move("out", Path("a/b/c").mkdir(parents=True) or "a/b/c"), adds=f"{SMALL} {QUIET}"),
     Case("Convert nanoGPT's", f"train.py {QUIET} --init_from ck.pt --output_dir new", pickled),
