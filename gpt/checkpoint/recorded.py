@@ -13,10 +13,10 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from gpt.common.config import TOML, Layer, read_toml, with_present_names
+from gpt.common.config import TOML, Layer, read_toml
 from gpt.common.errors import Exit, UserError
 from gpt.common.files import named_in, read_text
-from gpt.common.names import LOCK, MANIFEST, RUN_CONFIG, STATE
+from gpt.common.names import FIRST_MODEL, LOCK, MANIFEST, RUN_CONFIG, STATE
 from gpt.common.words import printable
 
 
@@ -58,7 +58,8 @@ def recorded_flags(given: Mapping[str, Any], of_a_call: Collection[str] = ()) ->
     if checkpoints:
         layer.given.pop("init_from", None)  # a resumed run does not start from other weights
     has_config = (folder / RUN_CONFIG).exists()
-    mirror = given.get("mirror_to", _pop_mirror(layer, folder))
+    recorded = layer.given.pop("mirror_to", None) or layer.decided.pop("mirror_to", None)
+    mirror = given.get("mirror_to", recorded and str(recorded))
     # An output folder keeps its lock file, and no lock file is copied: without one the folder is a mirror, moved.
     is_moved = mirror and "mirror_to" not in given and has_config and not (folder / LOCK).exists()
     is_mirror = is_moved or (mirror and is_same_folder(mirror, folder))
@@ -70,6 +71,10 @@ def recorded_flags(given: Mapping[str, Any], of_a_call: Collection[str] = ()) ->
     paths = ("data_dir", "bin_file", "val_bin_file", "metadata_file", "tokenizer_file", "teacher")
     for values in (layer.given, layer.decided):
         values.update({name: _from_here(values[name], folder) for name in paths if name in values})
+        teacher = Path(str(values.get("teacher")))
+        first = folder / FIRST_MODEL / teacher.name
+        if teacher.parent.name == FIRST_MODEL and first.exists():  # the run's own, wherever its folder is now
+            values["teacher"] = str(first)
     return layer
 
 
@@ -83,14 +88,6 @@ def _from_here(value: Any, folder: Path) -> Any:
         return [_from_here(word, folder) for word in value]
     names = [str(value), *(str(place / str(value)) for place in Path(os.path.abspath(folder)).parents[:2])]
     return next((name for name in names if os.path.exists(name) or os.path.exists(name.rpartition(":")[0])), value)
-
-
-def _pop_mirror(layer: Layer, folder: Path) -> str | None:
-    """Removes the mirror from the flags of the run in a folder, and returns it. Older runs kept it in mirror.json."""
-    mark = _object_in(folder / "mirror.json")
-    recorded = layer.given.pop("mirror_to", None) or layer.decided.pop("mirror_to", None)
-    mirror = recorded or (folder if "output_dir" in mark else mark.get("mirror_to"))  # a mirror's mark has output_dir
-    return mirror and str(mirror)
 
 
 def held_by_another_run(flag: str, folder: Path, way_out: str = "") -> UserError:
@@ -149,7 +146,7 @@ def first_readable(checkpoints: list[Path]) -> Layer | None:
         if state := _object_in(path / STATE):
             flags = _object(state.get("flags"))
             given, decided = _object(flags.get("given")), _object(flags.get("decided"))
-            return Layer(printable(path), with_present_names(given), with_present_names(decided))
+            return Layer(printable(path), given, decided)
     return None
 
 

@@ -165,18 +165,7 @@ def read_toml(path: Path,
     except (ValueError, RecursionError) as error:
         raise UserError(Exit.FLAGS, f"{shown} is not TOML: {first_line(error)}. {cure}") from error
     decided = fields.pop(DECIDED) if isinstance(fields.get(DECIDED), dict) else {}
-    return Layer(shown, with_present_names(fields), with_present_names(decided), may_be_edited=True)
-
-
-def with_present_names(recorded: dict[str, Any]) -> dict[str, Any]:
-    """Recorded flags by their present names: older runs recorded checkpoint_every = ["500", "10m"]."""
-    present = dict(recorded)
-    if "checkpoint_every" in present:
-        value = present.pop("checkpoint_every")
-        words = [str(word) for word in (value if isinstance(value, list) else [value])]
-        present["checkpoint_every_steps"] = ([word for word in words if not word.endswith("m")] or [0])[-1]
-        present["checkpoint_every_minutes"] = ([word[:-1] for word in words if word.endswith("m")] or [0])[-1]
-    return present
+    return Layer(shown, fields, decided, may_be_edited=True)
 
 
 # ---------------------------------------------------------------- writing

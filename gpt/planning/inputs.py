@@ -163,11 +163,9 @@ def _check(args: Namespace, runtime: Runtime) -> Inputs:
     problems.stop()
     assert corpus
 
-    if resumed:
-        if args.init_from and not resumed.stored.state.init_from:
-            raise UserError(Exit.FLAGS, f"{printable(resumed.folder)} is of a run that began from random weights. "
-                                        "Drop --init_from.")
-        args = with_own_teacher(args, resumed.folder.parent)
+    if resumed and args.init_from and not resumed.stored.state.init_from:
+        raise UserError(Exit.FLAGS, f"{printable(resumed.folder)} is of a run that began from random weights. Drop "
+                                    "--init_from.")
     inputs = _with_size(args, corpus, args.max_minutes, out)
     if resumed:
         config = as_in_checkpoint(inputs.config, resumed.folder, args)
@@ -266,15 +264,6 @@ def as_in_checkpoint(config: ModelConfig, folder: Path, flags: Namespace) -> Mod
             return replace(recorded, **{name: getattr(config, name) for name in by_flags(config, vars(flags))},
                            vocab_size=max(config.vocab_size, recorded.vocab_size))
     return config
-
-
-def with_own_teacher(args: Namespace, folder: Path) -> Namespace:
-    """The flags of a resumed run with its own first model as the teacher, though its folder has moved since."""
-    teacher = Path(args.teacher or "")
-    first = folder / FIRST_MODEL / teacher.name
-    if teacher.parent.name == FIRST_MODEL and "teacher" not in args.config.given and first.exists():
-        return having(args, teacher=str(first))
-    return args
 
 
 def choose_resume(args: Namespace, writes: bool, out: Progress) -> Found | None:

@@ -55,9 +55,10 @@ def lines_of_widest_column(source: Source) -> str:
     """
     with source.text_path.open(encoding="utf-8-sig", errors="replace", newline="") as file:
         head = file.read(TABLE_CHARACTERS)
-    forms = [(mark, quoting) for quoting in (csv.QUOTE_MINIMAL, csv.QUOTE_NONE) for mark in MARKS]
-    tables = [(_equal_rows(head, mark, quoting), mark, quoting) for mark, quoting in forms]
-    rows, mark, quoting = max(tables, key=lambda table: len(table[0][0]))
+    tables = {(mark, quoting): _equal_rows(head, mark, quoting)
+              for quoting in (csv.QUOTE_MINIMAL, csv.QUOTE_NONE) for mark in MARKS}
+    mark, quoting = max(tables, key=lambda form: len(tables[form][0]))
+    rows = tables[mark, quoting]
     if rows == NO_TABLE:
         return "Its rows differ in their number of cells: to train on one column, save that alone as a text."
     names, *cells = rows

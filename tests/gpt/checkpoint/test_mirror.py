@@ -3,7 +3,6 @@
 import contextlib
 import errno
 import io
-import json
 import shutil
 import threading
 from argparse import Namespace
@@ -306,22 +305,6 @@ def test_the_mirror_alone_continues_a_run_in_the_current_folder(run, finished, d
     assert max(steps_in(elsewhere / "out")) == 8
     assert max(steps_in(drive)) == 8
     assert set(names_in(drive)) - set(before) == {"checkpoint-8"}, "no run takes the mirror for its own folder"
-
-
-def test_a_run_of_an_older_version_keeps_the_mirror_of_its_mirror_json(run, drive):
-    run.ok(*SAVING)
-    shutil.copytree(run.folder / "out", drive, ignore=shutil.ignore_patterns(".lock"))
-    (run.folder / "out/mirror.json").write_text(json.dumps({"mirror_to": str(drive)}))
-    run.ok("--resume_from", str(run.folder / "out"), "--max_steps", "8")
-    assert max(steps_in(drive)) == 8
-
-
-def test_a_mirror_of_an_older_version_is_known_by_its_mirror_json(run, drive, tmp_path, capsys, monkeypatch):
-    run.ok(*SAVING)
-    (tmp_path / "out").rename(drive)
-    (drive / "mirror.json").write_text(json.dumps({"output_dir": str(tmp_path / "out"), "taken_by": "1"}))
-    resume(capsys, monkeypatch, tmp_path, "--resume_from", str(drive), "--max_steps", "8")
-    assert max(steps_in(tmp_path / "out")) == max(steps_in(drive)) == 8
 
 
 @pytest.mark.parametrize("content", ["nothing", "an empty folder", "files", "another run"])

@@ -17,7 +17,6 @@ import pytest
 import train
 from gpt.checkpoint.stored import TrainState
 from gpt.common.errors import Exit, UserError
-from gpt.common.flags import having
 from gpt.common.names import TRAINS_NEXT
 from gpt.planning import inputs as inputs_of
 from gpt.planning.defaults import helps_many_passes
@@ -133,18 +132,6 @@ def test_a_first_model_that_another_command_leaves_alone_is_named(two_models):
     inputs = Inputs(train.read_flags(["--resume_from", "auto"]), MagicMock(), MagicMock(), MagicMock(), None)
     assert after_first_model(inputs, runtime, [], 5.0) == (inputs, 5.0)
     assert "the model in out/first_model is not used" in runtime.out.warn.call_args[0][0]
-
-
-def test_a_resumed_run_whose_folder_has_moved_finds_its_first_model(tmp_path):
-    own = tmp_path / "moved/first_model/checkpoint-9"
-    own.mkdir(parents=True)
-
-    def teacher_of(argv: list[str], teacher: str) -> str:
-        return inputs_of.with_own_teacher(having(train.read_flags(argv), teacher=teacher), tmp_path / "moved").teacher
-
-    assert teacher_of([], "out/first_model/checkpoint-9") == str(own)
-    assert teacher_of([], "other/checkpoint-9") == "other/checkpoint-9"
-    assert teacher_of(["--teacher", "a/first_model/checkpoint-9"], "a/first_model/checkpoint-9").startswith("a")
 
 
 def test_a_first_model_that_learned_other_tokens_is_refused(two_models, monkeypatch):

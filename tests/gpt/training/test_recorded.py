@@ -124,11 +124,12 @@ def test_the_file_makes_another_run_alike(place):
     assert same_tensors(place / "out/checkpoint-4", place / "again/checkpoint-4")
 
 
-def test_a_run_with_the_checkpoint_every_of_older_versions_goes_on(stopped):
+def test_a_run_whose_folder_has_moved_finds_its_first_model(stopped, monkeypatch):
     stopped(FEW)
-    path = Path("parts/config.toml")
-    recorded = path.read_text()
-    assert "checkpoint_every_minutes = " in recorded
-    path.write_text('checkpoint_every = ["7", "10m"]\n' + recorded.replace("checkpoint_every_", "# "))
-    args = train.read_flags(["--resume_from", "parts"])
-    assert (args.checkpoint_every_steps, args.checkpoint_every_minutes) == (7, 10)
+    first = Path("moved/first_model/checkpoint-9")
+    Path("parts").rename("moved")
+    first.mkdir(parents=True)
+    path = Path("moved/config.toml")
+    path.write_text('teacher = "parts/first_model/checkpoint-9"\n' + path.read_text())
+    assert train.read_flags(["--resume_from", "moved"]).teacher == str(first)
+    assert train.read_flags(["--resume_from", "moved", "--teacher", "b/first_model/checkpoint-9"]).teacher[0] == "b"
