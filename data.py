@@ -7,8 +7,6 @@ Batches turns windows into inputs and targets.
 B is the number of rows in a batch, T the length of a window in tokens.
 """
 
-from __future__ import annotations
-
 import bisect
 import heapq
 import itertools
@@ -276,8 +274,8 @@ class WindowOrder:
 class _Fork(NamedTuple):
     """A fork in the tree of a mixture; each branch is another fork or the index of a corpus."""
 
-    left: _Fork | int
-    right: _Fork | int
+    left: "_Fork | int"
+    right: "_Fork | int"
     left_parts: int  # the integer weight of the left branch
     parts: int  # of both branches
 

@@ -13,20 +13,14 @@ result is the same for any number of workers. No file gets its final name before
 and metadata.json is last: a folder without it is incomplete. After a killed run the next one starts clean.
 """
 
-from __future__ import annotations
-
 import os
+from argparse import Namespace
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from gpt.common import flags
 from gpt.common.config import Relations
 from gpt.common.errors import Exit, UserError, guard, require
 from gpt.hub.names import DATASET, check_package, is_on_hub, problems_with_name
-
-if TYPE_CHECKING:
-    from argparse import Namespace
-
 
 # ---------------------------------------------------------------- flags
 

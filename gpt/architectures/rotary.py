@@ -8,8 +8,6 @@ Shapes: B batch, T time, C width, H heads, KV heads of keys and values, K head s
 V vocabulary, P vocabulary padded.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -140,7 +138,7 @@ class RotaryTransformer(LanguageModel):
         self.register_buffer("rotation_2TK2", config.rotation(), persistent=False)
 
     @torch.no_grad()
-    def init_weights(self, std: float = INIT_STD) -> RotaryTransformer:
+    def init_weights(self, std: float = INIT_STD) -> "RotaryTransformer":
         self.get_buffer("rotation_2TK2").copy_(self.config.rotation())  # which was built on the meta device
         return super().init_weights(std)
 

@@ -9,8 +9,6 @@
 No file is a pickle: tensors are in safetensors files, the rest is JSON or Markdown.
 """
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -79,7 +77,7 @@ class Tensors:
     training: dict[str, torch.Tensor]
 
     @staticmethod
-    def of(model: Network, optimizer: torch.optim.Optimizer) -> Tensors:
+    def of(model: Network, optimizer: torch.optim.Optimizer) -> "Tensors":
         """The tensors on their device, without copies except for the states of the generators."""
         training = {f"{key}.{name}": value.detach() for name, parameter in model.named_parameters()
                     for key, value in optimizer.state[parameter].items()}
@@ -95,7 +93,7 @@ class Tensors:
         for tensor in (*self.model.values(), *self.training.values()):
             full_tensor(tensor)
 
-    def gathered(self) -> Tensors:
+    def gathered(self) -> "Tensors":
         """The same tensors, sharded ones whole; the other processes must call join_gather() meanwhile."""
         return Tensors(*map(full_tensors, (self.model, self.training)))
 

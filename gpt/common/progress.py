@@ -1,7 +1,5 @@
 """The output of a command: a bar on a terminal, whole lines elsewhere, and a copy of every line in log.txt."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import sys
@@ -63,7 +61,7 @@ class Progress:
         self._closed = threading.Event()
         threading.Thread(target=self._beat, daemon=True, name="heartbeat").start()
 
-    def __enter__(self) -> Progress:
+    def __enter__(self) -> "Progress":
         LISTENERS.append(self._record)
         return self
 

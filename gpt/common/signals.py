@@ -1,7 +1,5 @@
 """Ctrl-C, SIGTERM and their like: the first one stops a command without loss, the second one at once."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import signal
@@ -73,7 +71,7 @@ class Signals:
         self.at_once = ""
         self._stopping, self._at_risk = stopping, at_risk
 
-    def __enter__(self) -> Signals:
+    def __enter__(self) -> "Signals":
         # Without a handler Python's own would raise KeyboardInterrupt. This one records the signal as well,
         # in case a loop reads it before the thread has run.
         handler = self._record if os.name == "posix" else self._receive

@@ -1,7 +1,5 @@
 """Reads the prompt from the command line, a file or standard input, and encodes it."""
 
-from __future__ import annotations
-
 import sys
 from dataclasses import dataclass
 
@@ -62,7 +60,7 @@ class Language:
     end_ids: tuple[int, ...]  # each of them ends a text
 
     @classmethod
-    def of(cls, tokenizer: Tokenizer, vocab_size: int, end_ids: tuple[int, ...]) -> Language:
+    def of(cls, tokenizer: Tokenizer, vocab_size: int, end_ids: tuple[int, ...]) -> "Language":
         """Makes a Language from a tokenizer and the end ids in the model's folder.
 
         If the folder names none, the tokenizer's end-of-text id ends a text.

@@ -3,8 +3,6 @@
 PyTorch's package for DTensor takes half a second to import, so only functions on sharded tensors import it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, TypeGuard
 
@@ -15,7 +13,7 @@ if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor
 
 
-def is_sharded(tensor: torch.Tensor) -> TypeGuard[DTensor]:
+def is_sharded(tensor: torch.Tensor) -> TypeGuard["DTensor"]:
     """True for a DTensor, whose rows several processes share."""
     return hasattr(tensor, "placements")
 

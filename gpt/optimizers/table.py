@@ -3,8 +3,6 @@
 To add one, write its class in a file like gpt/optimizers/muon.py, and enter it in OPTIMIZERS.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -20,19 +18,19 @@ class OptimizerRow(NamedTuple):
     """
 
     words: str
-    load: Callable[[], type[BesideAdamW]] | None = None  # imports its class; None: PyTorch's AdamW
+    load: "Callable[[], type[BesideAdamW]] | None" = None  # imports its class; None: PyTorch's AdamW
     updates_all: bool = True  # otherwise only matrices inside blocks, and AdamW the others
     against: str = ""
     peaks: Mapping[int, float] | None = None
 
 
-def _muon() -> type[BesideAdamW]:
+def _muon() -> "type[BesideAdamW]":
     from gpt.optimizers.muon import Muon
 
     return Muon
 
 
-def _adamw8bit() -> type[BesideAdamW]:
+def _adamw8bit() -> "type[BesideAdamW]":
     from gpt.optimizers.adamw8bit import AdamW8bit
 
     return AdamW8bit

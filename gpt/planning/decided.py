@@ -1,7 +1,5 @@
 """The decisions before the first step (Setup), and the seconds of a run's parts (Pace)."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -41,7 +39,7 @@ class Setup(Inputs):
     why_strategy: str
     recipe_for: Callable[[int | None], Recipe]
     samples: bool
-    text: NgramStatistics | None = None
+    text: "NgramStatistics | None" = None
 
     @property
     def tokens_per_step(self) -> int:

@@ -5,8 +5,6 @@ The formula plans the micro-batch, halving corrects it. A checkpoint's copy in R
 C is the width, e the bytes of an element in the dtype of autocast. All sizes are in bytes.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import json
@@ -78,7 +76,7 @@ class MemorySetting:
 
     @staticmethod
     def of(machine: Machine, options: Options, accumulates: bool, copies: bool, optimizer_bytes: float,
-           strategy: str = "alone", processes: Processes = ALONE) -> MemorySetting:
+           strategy: str = "alone", processes: Processes = ALONE) -> "MemorySetting":
         """The setting of a run. Sharding gathers weights in the dtype of autocast; the residual stream has it too."""
         shards = {"fsdp": processes.world_size, "hsdp": processes.world_size // processes.num_machines}.get(strategy, 1)
         is_half = options.residual_dtype or (strategy in ("fsdp", "hsdp") and machine.dtype != torch.float32)

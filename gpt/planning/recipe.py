@@ -3,8 +3,6 @@
 A sample is one sequence of T tokens, a step is one optimizer step.
 """
 
-from __future__ import annotations
-
 import math
 from argparse import Namespace
 from collections.abc import Mapping
@@ -72,11 +70,11 @@ class Recipe(Schedule):
     def samples_per_step(self) -> int:
         return self.batch_size * self.accumulation
 
-    def with_micro_batch(self, batch_size: int) -> Recipe:
+    def with_micro_batch(self, batch_size: int) -> "Recipe":
         """The recipe with another micro-batch, a divisor of its samples per step, which stay the same."""
         return replace(self, batch_size=batch_size, accumulation=self.samples_per_step // batch_size)
 
-    def until(self, last_step: int) -> Recipe:
+    def until(self, last_step: int) -> "Recipe":
         """The recipe with another last step, counted from the run's first; intervals stay."""
         epochs = epochs_of(last_step * self.samples_per_step, self.samples_per_step, self.windows_per_epoch)
         return replace(self, total_steps=last_step, epochs=epochs)

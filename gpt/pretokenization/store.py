@@ -1,7 +1,5 @@
 """The output folder while it is filled: token files in a work folder, then one commit."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os
@@ -88,7 +86,7 @@ class Folder:
             self._clean()
             self.work.mkdir()  # fails if it is a link, which rmtree does not follow
 
-    def __enter__(self) -> Folder:
+    def __enter__(self) -> "Folder":
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -1,7 +1,5 @@
 """Finds, opens and checks the token files that train.py trains on, and notes what had to be assumed."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -40,7 +38,7 @@ class Corpus:
     identity: str
     val_identity: str | None = None
     notes: tuple[str, ...] = ()
-    components: tuple[Component, ...] = ()
+    components: "tuple[Component, ...]" = ()
     origins: tuple[str, ...] = ()
     is_looked_at: bool = False
 
@@ -50,7 +48,7 @@ class Corpus:
         return any(part.mask for part in self.train.parts)
 
     @property
-    def validations(self) -> list[Validation]:
+    def validations(self) -> "list[Validation]":
         """The sets of validation tokens: one, or one for each component of a mixture that has any."""
         named = [(each.name, each.weight, each.corpus.val) for each in self.components]
         return [Validation(name, weight, stream) for name, weight, stream in named or [("", 1.0, self.val)]

@@ -5,8 +5,6 @@ letter has one too). In any other word the text after the last colon is the weig
 library is used, so that a wrong weight is answered before torch is imported.
 """
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Sequence
@@ -25,7 +23,7 @@ class DataDir(NamedTuple):
     """A folder of tokens and its weight, exactly as given; None without a weight."""
 
     path: str
-    weight: Fraction | None
+    weight: "Fraction | None"
 
 
 def folders_of(words: str | Sequence[str]) -> list[DataDir]:

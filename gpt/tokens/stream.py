@@ -1,7 +1,5 @@
 """The tokens of one or more files as one stream, and the check that reads each of them once."""
 
-from __future__ import annotations
-
 import hashlib
 from dataclasses import dataclass, field, replace
 
@@ -50,7 +48,7 @@ class TokenStream:
         first, *others = self.parts
         return printable(first.path.name) + (f" and {len(others):,} more" if others else "")
 
-    def slice(self, start: int, length: int) -> TokenStream:
+    def slice(self, start: int, length: int) -> "TokenStream":
         """Returns the stream of the tokens from start to start + length."""
         assert 0 <= start < start + length <= self.length
         kept = []
