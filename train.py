@@ -328,7 +328,7 @@ def take_step(run: Run, num_micro_batches: int | None = None) -> Figures:
     measuring. The host waits for no device. Raises Abandoned after a signal and TokensChanged, both with the
     step undone. Raises the out-of-memory error where a single sequence is too much or other processes wait.
     """
-    rng = run.setup.runtime.machine.backend.rng_states()  # for undo_step; dropout's masks are seeded by micro_batches
+    rng = run.setup.runtime.machine.backend.rng_states()  # for undo_step; micro_batches seeds dropout's masks
     while True:
         num = num_micro_batches or run.num_micro_batches
         try:

@@ -46,7 +46,7 @@ def run_child(command: Sequence[str], signals: Signals, seconds: float = math.in
               ) -> subprocess.CompletedProcess[str]:
     """Runs a script of this program, at most for some seconds, and returns its exit code and its output.
 
-    A script that takes longer gets SIGTERM, one that still runs at a signal that one. Five seconds later, with shows a
+    A script that takes longer gets SIGTERM, and at a signal that signal. Five seconds later, with shows a
     minute later, it is killed with all its child processes. Its exit code is then TIMED_OUT; after a signal
     SystemExit is raised instead. env is added to this process's environment, without torchrun's variables. With
     shows the script prints to this process's own stdout and stderr, no output is returned, and 128 + n if signal n

@@ -102,9 +102,9 @@ def make_tokens(args: Namespace) -> None:
                                        f"names, sizes or times. Type:\n    python {shell_line(make)}\n    python "
                                        f"{shell_line(sys.argv)}{resume} --allow_new_data")
     elif is_one_of_several() or args.dry_run or args.overfit:
-        missing = [text for text in texts if not (os.path.exists(text) or "://" in text or glob.has_magic(text))]
-        if missing:
-            raise UserError(Exit.DATA, f"{printable(missing[0])}: No such file or directory. Give the path of a text.")
+        for text in texts:
+            if not (os.path.exists(text) or "://" in text or glob.has_magic(text)):
+                raise UserError(Exit.DATA, f"{printable(text)}: No such file or directory. Give the path of a text.")
         raise UserError(Exit.FLAGS, f"{printable(texts[0])} has no tokens yet. Type first:\npython "
                                     f"{shell_line(make)}")
     else:

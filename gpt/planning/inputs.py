@@ -213,8 +213,8 @@ def after_first_model(inputs: Inputs, runtime: Runtime, argv: Sequence[str], beg
     has_begun = args.resume_from and steps_in(folder)
     if not (sizing and is_default and is_alone and has_minutes and (has_begun or sizing.spare >= LEAST_SPARE)):
         if has_begun and not inputs.resumed:
-            out.warn(f"the model in {printable(folder)} is not used, as this command has other flags than the one that "
-                     "began it: it trains one model, from step 0.")
+            out.warn(f"the model in {printable(folder)} is not used, as this command has other flags than the one "
+                     "that began it: it trains one model, from step 0.")
         return inputs, began
     minutes = FIRST_PART * args.max_minutes
     out.say(f"models      two: one alone would learn the text by heart, and leave {percent(sizing.spare)} of the "

@@ -20,8 +20,8 @@ MIN_TAIL_BYTES = 32  # a file with a shorter tail gives nothing to validation
 class Split:
     """The part of the text kept for validation, and the rule in words, as metadata.json records it.
 
-    Either the documents with a hash below threshold and at most largest bytes, or each file from a cut on, in bytes
-    after MARK. None means that nothing of the file is for validation. Only one of threshold and cuts is in use.
+    Either the documents with a hash below threshold and at most largest bytes, or each file from a cut on, in
+    bytes after MARK. None means that nothing of the file is for validation. Only one of threshold and cuts is in use.
     """
 
     rule: str
@@ -42,8 +42,8 @@ def default_fraction(num_bytes: int) -> float:
 def split_of_documents(hashes: np.ndarray, sizes: np.ndarray, val_fraction: float | None) -> Split:
     """Splits documents by their hashes, without one that holds more than half of all text; it is for training.
 
-    hashes are of 64 bits, sizes in bytes, each of shape (documents,). val_fraction None means the default fraction,
-    or more, up to a tenth of all hashes, until the documents hold as much text as it promises.
+    hashes are of 64 bits, sizes in bytes, each of shape (documents,). val_fraction None means the default
+    fraction, or more, up to a tenth of all hashes, until the documents hold as much text as it promises.
     """
     largest = int(sizes.sum()) // 2
     hashes = np.where(sizes > largest, HIGHEST, hashes)
