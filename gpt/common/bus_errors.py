@@ -24,12 +24,8 @@ def add(explaining: Any) -> None:
     """
     _explaining.add(explaining)
     if not _handlers and hasattr(signal, "SIGBUS"):
-        libc = ctypes.CDLL(None)
-        handler_type = ctypes.CFUNCTYPE(None, ctypes.c_int)
-        libc.signal.argtypes = [ctypes.c_int, handler_type]
-        libc.signal.restype = ctypes.c_void_p
-        _handlers.append(handler_type(_leave))
-        libc.signal(signal.SIGBUS, _handlers[0])
+        _handlers.append(ctypes.CFUNCTYPE(None, ctypes.c_int)(_leave))
+        ctypes.CDLL(None).signal(signal.SIGBUS, _handlers[0])
 
 
 def _leave(_number: int) -> None:

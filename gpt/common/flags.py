@@ -15,7 +15,6 @@ import contextlib
 import difflib
 import re
 import shutil
-from argparse import Namespace
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn, TypeVar
@@ -145,7 +144,7 @@ def in_list(value: Any) -> list[Any]:
     return value if isinstance(value, list) else [] if value is None else [value]
 
 
-Args = TypeVar("Args", bound=Namespace)
+Args = TypeVar("Args", bound=argparse.Namespace)
 
 
 def having(args: Args, **values: Any) -> Args:
@@ -182,9 +181,9 @@ class Parser(argparse.ArgumentParser):
         self.relations |= {action.dest: self.relations.get(action.dest, Relations())._replace(**conditions)
                            for action in actions}
 
-    def read(self, argv: Sequence[str], check: Callable[[Namespace], list[str]],
+    def read(self, argv: Sequence[str], check: Callable[[argparse.Namespace], list[str]],
              recorded: Callable[[Mapping[str, Any], Collection[str]], Layer | None] = lambda given, of_a_call: None,
-             ) -> Namespace:
+             ) -> argparse.Namespace:
         """Parses argv. Flags missing there come from the file of --config, the resumed run, or the defaults.
 
         check(args) returns the problems of a combination of flags that are each valid. recorded(given,
@@ -205,7 +204,7 @@ class Parser(argparse.ArgumentParser):
         lower = self._checked(resumed) if resumed else Layer("", {}, {})
         merged = rules.merge(lower, asked)
 
-        args = Namespace(**{**rules.defaults, **merged.values, "config": Origin(
+        args = argparse.Namespace(**{**rules.defaults, **merged.values, "config": Origin(
             frozenset(merged.given), lower.source, changes(lower, asked, merged))})
         if not self.problems:
             self.problems = [*check(args), *rules.problems(vars(args))]
@@ -218,7 +217,7 @@ class Parser(argparse.ArgumentParser):
     def _command_line(self, argv: Sequence[str]) -> Layer:
         """The flags that the command line gives."""
         line, stray = self.parse_known_intermixed_args(
-            list(self._readable(argv)), Namespace(**dict.fromkeys(self.flags, NOT_GIVEN)))
+            list(self._readable(argv)), argparse.Namespace(**dict.fromkeys(self.flags, NOT_GIVEN)))
         for word in stray:
             shown = printable(repr(word[:SHOWN_CHARACTERS]))
             # A word without a flag is most often the text of evaluate.py or generate.py.

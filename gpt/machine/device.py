@@ -171,7 +171,6 @@ def set_up(machine: Machine, compiled: Path, deterministic: bool = False) -> Non
         set_kernel_folder(compiled)
     if deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS demands it
-        torch.backends.cudnn.benchmark = False
 
     # A compiled backward of an embedding on a CPU adds atomically, in the order of the threads. Its
     # deterministic form has no measurable cost. Eager kernels are deterministic already, and this call

@@ -23,7 +23,6 @@ from torch.distributed.rendezvous import rendezvous
 from gpt.common import ranks
 from gpt.common.errors import ENDED, Exit, UserError
 from gpt.common.names import TRAINS_NEXT
-from gpt.common.ranks import MEETING, PLACE, is_one_of_several
 from gpt.common.signals import Signals
 from gpt.common.terminal import print_line
 from gpt.common.words import first_line, several
@@ -132,14 +131,14 @@ def of_environment() -> Processes:
 
     Raises UserError (exit 5) for values that contradict each other.
     """
-    if not is_one_of_several():
+    if not ranks.is_one_of_several():
         return ALONE
     with contextlib.suppress(ValueError):
-        place = Processes(*(int(os.environ[name]) for name in PLACE))
+        place = Processes(*(int(os.environ[name]) for name in ranks.PLACE))
         is_in_machine = 0 <= place.local_rank < place.local_world_size
         if 0 <= place.rank < place.world_size and is_in_machine and place.num_machines >= 1:
             return place
-    values = ", ".join(f"{name}={os.environ[name]}" for name in (*PLACE, *MEETING))
+    values = ", ".join(f"{name}={os.environ[name]}" for name in (*ranks.PLACE, *ranks.MEETING))
     raise UserError(Exit.MACHINE, f"the environment describes several processes, but {values} makes no "
                                   "sense. Start them by torchrun, or unset RANK to train in one process.")
 

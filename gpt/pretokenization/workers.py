@@ -4,7 +4,7 @@ import contextlib
 import hashlib
 import itertools
 import math
-import multiprocessing
+import multiprocessing.connection
 import signal
 import sys
 import time
@@ -12,7 +12,6 @@ import traceback
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from multiprocessing import connection
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -112,7 +111,7 @@ def _answers_of_processes(number: int, answer: Callable[[Any], Any], questions: 
                     question = next(source, None)
 
                 # receive
-                for pipe in connection.wait([pipe for pipe in queues if queues[pipe]], 0.1):
+                for pipe in multiprocessing.connection.wait([pipe for pipe in queues if queues[pipe]], 0.1):
                     reply, error = pipe.recv()  # type: ignore[union-attr]
                     if error:
                         raise UserError(*error) if error[0] else RuntimeError(error[1])
