@@ -169,4 +169,7 @@ def onednn_linear(x: torch.Tensor, weight_OI: torch.Tensor, bias_O: torch.Tensor
     return torch.ops.mkldnn._linear_pointwise(x, weight_OI, bias_O, "none", [], "")
 
 
-onednn_linear.register_fake(lambda x, weight_OI, bias_O: x.new_empty(*x.shape[:-1], len(weight_OI)))
+@onednn_linear.register_fake
+def _shape_of_onednn_linear(x: torch.Tensor, weight_OI: torch.Tensor, bias_O: torch.Tensor | None,
+                            ) -> torch.Tensor:
+    return x.new_empty(*x.shape[:-1], len(weight_OI))
