@@ -165,16 +165,9 @@ def _why_unfit(name: str, parts: Sequence[torch.Tensor], expected: list[int]) ->
     return f"{name} holds {others[0]}, not floating-point numbers" if others else ""
 
 
-def load_weights(folder: Path, model: Network) -> None:
-    """Copies a folder's weights into the model, whose config must be the folder's.
-
-    Raises InvalidCheckpoint as weights_of does; the model is then unchanged.
-    """
-    _copy(weights_of(model.config, stored_tensors(folder)), model)
-
-
 @torch.no_grad()
-def _copy(weights: Weights, model: Network) -> None:
+def load_weights(weights: Weights, model: Network) -> None:
+    """Copies weights into the model that they fit, as weights_of has checked."""
     for name, target in model.state_dict().items():
         fill(target, weights[name])  # the vocabulary's padding becomes zero
 
@@ -206,7 +199,7 @@ def load_model(folder: Path, device: torch.device, options: Options | None = Non
     """
     config, weights = open_model(folder, what)
     model = architecture_of(config).build(config, options or Options())
-    _copy(weights, model)
+    load_weights(weights, model)
     return model.to(device)
 
 
@@ -234,7 +227,7 @@ def start_from(folder: Path, model: Network) -> None:
                 rows = weights[name]
                 mean = rows.float().mean(0, keepdim=True).to(rows.dtype)
                 weights[name] = [rows, mean.expand(model.config.vocab_size - vocab_size, -1)]
-        _copy(weights, model)
+        load_weights(weights, model)
     _check_finite(folder / WEIGHTS, model.named_parameters())
 
 
@@ -265,7 +258,7 @@ def load_training(folder: Path, model: Network, optimizer: torch.optim.Optimizer
     another model or optimizer, and for NaN or infinity; the model may then have changed.
     """
     try:
-        load_weights(folder, model)
+        load_weights(weights_of(model.config, stored_tensors(folder)), model)
         _check_finite(folder / WEIGHTS, model.named_parameters())
         with safe_open(folder / OPTIMIZER, framework="pt") as file:
             _check_optimizer_state(file, model, schema)  # all of it, before any is used

@@ -145,8 +145,7 @@ def first_readable(checkpoints: list[Path]) -> Layer | None:
     for path in checkpoints:
         if state := _object_in(path / STATE):
             flags = _object(state.get("flags"))
-            given, decided = _object(flags.get("given")), _object(flags.get("decided"))
-            return Layer(printable(path), given, decided)
+            return Layer(printable(path), _object(flags.get("given")), _object(flags.get("decided")))
     return None
 
 

@@ -6,7 +6,7 @@ import json
 import os
 import sys
 from argparse import Namespace
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +31,11 @@ def before_torch(args: Namespace) -> None:
     let_segments_grow()
     require("torch", "numpy", "tokenizers", "tqdm", "safetensors")
     check_package(args.init_from)
-    require_packages(requested_trackers(args))
+    for name in requested_trackers(args):
+        spec = importlib.util.find_spec(name)
+        if spec is None or spec.origin is None:  # no origin: a folder of that name, like the one wandb writes
+            raise UserError(Exit.MACHINE, f"--tracker {name}: not installed. Run: {os.path.basename(sys.executable)} "
+                                          f"-m pip install {name}, or give --tracker none.")
 
 
 # ---------------------------------------------------------------- trackers
@@ -40,15 +44,6 @@ def before_torch(args: Namespace) -> None:
 def requested_trackers(args: Namespace) -> list[str]:
     """The names in --tracker, each once."""
     return [name for name in dict.fromkeys(in_list(args.tracker)) if name != "none"]
-
-
-def require_packages(names: Sequence[str]) -> None:
-    """Raises UserError (exit 5) if the package of a tracker, which has the tracker's name, is not installed."""
-    for name in names:
-        spec = importlib.util.find_spec(name)
-        if spec is None or spec.origin is None:  # no origin: a folder of that name, like the one wandb writes
-            raise UserError(Exit.MACHINE, f"--tracker {name}: not installed. Run: {os.path.basename(sys.executable)} "
-                                          f"-m pip install {name}, or give --tracker none.")
 
 
 # ---------------------------------------------------------------- texts

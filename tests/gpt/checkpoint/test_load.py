@@ -7,7 +7,15 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from gpt.checkpoint.contents import Tensors, tensor_files, text_files
-from gpt.checkpoint.load import load_model, load_training, load_weights, start_from, starting_config, stored_tensors
+from gpt.checkpoint.load import (
+    load_model,
+    load_training,
+    load_weights,
+    start_from,
+    starting_config,
+    stored_tensors,
+    weights_of,
+)
 from gpt.checkpoint.save import save
 from gpt.common.errors import Exit, InvalidCheckpoint
 from gpt.optimizers.build import kept_by
@@ -108,7 +116,7 @@ def test_the_padding_is_zero_after_loading(make_checkpoint, make_model, tmp_path
     with torch.no_grad():
         model.get_parameter("transformer.wte.weight")[400:] = 1.0
         model.head_weight[400:] = 1.0
-    load_weights(path, model)
+    load_weights(weights_of(model.config, stored_tensors(path)), model)
     assert model.head_weight.shape[0] == 512
     assert not model.head_weight[400:].any()
     assert not model.get_parameter("transformer.wte.weight")[400:].any()
@@ -137,7 +145,7 @@ def test_missing_extra_and_misshapen_tensors_are_named_and_the_model_stays_as_it
     tensors |= {"transformer.h.2.ln_1.weight": torch.zeros(32), "stranger": torch.zeros(32)}
     save_file(tensors, path / "model.safetensors")
     with pytest.raises(InvalidCheckpoint) as caught:
-        load_weights(path, model)
+        load_weights(weights_of(model.config, stored_tensors(path)), model)
     for said in ("5 tensors", "wpe.weight is missing", "[32, 96]", "[31]"):
         assert said in str(caught.value)
     for name, tensor in model.state_dict().items():
