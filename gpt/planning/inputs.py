@@ -40,9 +40,9 @@ from gpt.tokens.files import beside_tokens
 from gpt.tokens.mixture import check_lengths, mix, mixture_in_words
 from gpt.tokens.tokenizer import load_tokenizer
 
-LEAST_SPARE = 0.25  # of the minutes, that one model would leave
+LEAST_SPARE = 0.2  # of the minutes, that one model would leave
 LEAST_MINUTES = 2.0  # of a run with two models, each of which starts anew
-FIRST_PART = 0.3  # of the minutes
+FIRST_PART, MOST_FIRST_PART, FIRST_MINUTES = 0.15, 0.3, 2.0  # of the minutes; up to MOST_FIRST_PART for FIRST_MINUTES
 NOISE = 0.1  # fraction of the input ids
 LEAST_TO_FALL = 0.01  # of the peak, from which a cooldown still learns: the end of a cosine
 
@@ -216,7 +216,7 @@ def after_first_model(inputs: Inputs, runtime: Runtime, argv: Sequence[str], beg
             out.warn(f"the model in {printable(folder)} is not used, as this command has other flags than the one "
                      "that began it: it trains one model, from step 0.")
         return inputs, began
-    minutes = FIRST_PART * args.max_minutes
+    minutes = max(FIRST_PART * args.max_minutes, min(MOST_FIRST_PART * args.max_minutes, FIRST_MINUTES))
     out.say(f"models      two: one alone would learn the text by heart, and leave {percent(sizing.spare)} of the "
             f"minutes.\n            The first has {minutes:.3g} min, and {printable(folder)}")
     if args.dry_run:

@@ -43,12 +43,14 @@ def answer(flags: str, spare: float = 0.9, world_size: int = 1, **more: Any) -> 
 
 
 def test_a_run_of_the_default_recipe_whose_text_leaves_minutes_has_two_models():
-    assert "The first has 3 min, and out/first_model" in answer(LENGTH)
-    assert "The first has 3 min, and b/first_model" in answer(f"{LENGTH} --output_dir b --seed 3")
+    assert "The first has 2 min, and out/first_model" in answer(LENGTH)
+    assert "The first has 2 min, and b/first_model" in answer(f"{LENGTH} --output_dir b --seed 3")
+    for minutes, of_first in (("2", "0.6"), ("5", "1.5"), ("16", "2.4"), ("64", "9.6")):
+        assert f"The first has {of_first} min" in answer(f"--max_minutes {minutes}")
 
 
 @pytest.mark.parametrize(("flags", "more"), [
-    (LENGTH, {"spare": 0.2}), (LENGTH, {"sizing": None}), (LENGTH, {"resumed": True}), (LENGTH, {"world_size": 2}),
+    (LENGTH, {"spare": 0.19}), (LENGTH, {"sizing": None}), (LENGTH, {"resumed": True}), (LENGTH, {"world_size": 2}),
     (f"{LENGTH} --mirror_to m", {}), (f"{LENGTH} --teacher other", {}), (f"{LENGTH} --learning_rate 1e-3", {}),
     (f"{LENGTH} --init_from other", {}), (f"{LENGTH} --epochs 3", {}), (f"{LENGTH} --max_steps 50", {}),
     ("--max_minutes 1", {})])
@@ -104,7 +106,7 @@ def test_a_first_model_teaches_the_second_or_tells_that_it_needs_noise(
     second, began, typed = two_models(state, argv)
     assert time.monotonic() - began >= 120, "earlier starts count"
     assert typed == [([sys.executable, str(ROOT / "train.py"), *argv, "--output_dir=out/first_model", "--max_minutes",
-                       "3.0"], "train.py --max_minutes 10 --seed 3")]
+                       "2.0"], "train.py --max_minutes 10 --seed 3")]
     assert (second.args.teacher, second.args.input_noise) == (teacher, noise)
     assert (second.sizing, second.config) == ((True, 8), SHAPE)
 
