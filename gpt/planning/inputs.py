@@ -42,7 +42,8 @@ from gpt.tokens.tokenizer import load_tokenizer
 
 LEAST_SPARE = 0.2  # of the minutes, that one model would leave
 LEAST_MINUTES = 2.0  # of a run with two models, each of which starts anew
-FIRST_PART, MOST_FIRST_PART, FIRST_MINUTES = 0.15, 0.3, 2.0  # of the minutes; up to MOST_FIRST_PART for FIRST_MINUTES
+FIRST_PART = 0.15  # of the minutes, for the first of two models
+FIRST_MINUTES, MOST_FIRST_PART = 2.0, 0.3  # it has so many at least, up to this part
 NOISE = 0.1  # fraction of the input ids
 LEAST_TO_FALL = 0.01  # of the peak, from which a cooldown still learns: the end of a cosine
 
