@@ -76,7 +76,8 @@ def lines_of_widest_column(source: Source) -> str:
 def _equal_rows(head: str, mark: str, quoting: Any) -> list[list[str]]:
     """The rows of a table's beginning, or NO_TABLE unless there are two and all have as many cells."""
     rows: list[list[str]] = []
-    is_cut = len(head) == TABLE_CHARACTERS
+    is_cut = len(head) == TABLE_CHARACTERS  # then the last row may be in error; those before it are kept
+    csv.field_size_limit(TABLE_CHARACTERS)
     try:
         rows += filter(None, csv.reader(io.StringIO(head, newline=""), delimiter=mark, quoting=quoting,
                                         skipinitialspace=True, strict=True))

@@ -100,6 +100,7 @@ def test_a_json_array_is_refused_with_the_command_that_makes_lines_of_it(record,
     ("b.tsv", ["id\ttext", '7\t"line one', '8\t"line two\' of it'], "cp1252", ['"line one', '"line two\' of it']),
     ("a.csv", ["text", "Yes, one", "Yes, two, too"], "utf-8", ["Yes, one", "Yes, two, too"]),
     ("a.csv", ["id,text,text", "1,the long text,s"], "utf-8", ["the long text"]),
+    ("a.csv", ["id,text", f"1,{'the cat ' * 30_000}"], "utf-8", ["the cat " * 30_000]),
     ("a.csv", ['"id, number";"the text, all"', "1;cat, dog"], "utf-8", ["cat, dog"]),
     ("a.csv", ["id, text", '1, "cat, dog"'], "utf-8", ["cat, dog"])])
 def test_the_command_of_a_table_takes_the_column_with_most_text(name, rows, encoding, texts, tokenizer_file, capsys):
