@@ -194,8 +194,8 @@ def find_resume(requested: str, output_dir: Path, overwrite: bool, warn: Callabl
     requested is a checkpoint, a folder of checkpoints (for the newest sound one), or 'auto' for
     output_dir; 'best' or 'last' may stand alone or after a folder. None if 'auto', or the folder of a run
     that was killed early, holds no checkpoint. Raises UserError (exit 4) for any other path without a
-    checkpoint. It raises it too for a damaged checkpoint that no sound one replaces, and for an output_dir with
-    checkpoints of another run unless overwrite is on.
+    checkpoint, and for a damaged checkpoint that no sound one replaces. Without overwrite, checkpoints of
+    another run in output_dir raise it too.
     """
     folder, name = named_in(Path(requested), output_dir)
     if requested == "auto" or (name != BEST and folder.resolve() == output_dir.resolve()):

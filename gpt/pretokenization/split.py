@@ -53,7 +53,9 @@ def split_of_documents(hashes: np.ndarray, sizes: np.ndarray, val_fraction: floa
         enough = np.searchsorted(reached, min(MIN_VAL_BYTES, MAX_VAL_FRACTION * reached[-1]))
         needed = float(np.nextafter(hashes[order][enough] / 2**64, 1))
         val_fraction = max(default_fraction(reached[-1]), min(MAX_VAL_FRACTION, needed))
-    return replace(split_by_hash(val_fraction, int(hashes.min()), int(hashes.max())), largest=largest)
+    found = split_by_hash(val_fraction, int(hashes.min()), int(hashes.max()))
+    exception = ", but not the longest" if found.threshold and sizes.max() > largest else ""
+    return replace(found, largest=largest, rule=found.rule + exception)
 
 
 def split_by_hash(val_fraction: float, lowest: int = 0, highest: int = 2**64 - 1) -> Split:

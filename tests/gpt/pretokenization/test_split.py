@@ -36,6 +36,7 @@ def test_documents_are_kept_until_they_hold_enough_and_never_most_of_the_text(si
     hashes = np.linspace(2**40, 2**64 - 2**12, len(sizes)).astype(np.uint64)[::-1]
     found = split_of_documents(hashes, np.array(sizes), fraction)
     assert np.array(sizes)[found.in_val(hashes, np.array(sizes))].sum() == kept
+    assert ("not the longest" in found.rule) == (2 * max(sizes) > sum(sizes) and kept > 0)
 
 
 def test_neither_part_is_empty_and_the_words_say_why():
