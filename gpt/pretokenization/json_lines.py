@@ -84,8 +84,7 @@ def _equal_rows(head: str, mark: str, quoting: Any) -> list[list[str]]:
     except csv.Error:
         if not is_cut:
             return NO_TABLE
-    if is_cut:
-        rows = rows[:-1]
+    rows = rows[:-1] if is_cut else rows
     if len(rows) < 2 or len({len(row) for row in rows}) > 1:
         return NO_TABLE
     is_one_column = len(rows[0]) == 1

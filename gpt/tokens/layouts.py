@@ -115,8 +115,8 @@ def document_ends(path: Path, length: int) -> np.ndarray:
 def _sized(path: Path, num_bytes: int, dtype: str, length: int, offset_bytes: int = 0) -> Part:
     """The tokens of a file. Raises UserError (exit 3) unless its size fits this number of tokens."""
     if dtype not in DTYPES:
-        cure = "Convert it, and give the new file: python -c "
-        raise token_file_error(path, f"holds {dtype}, not {', '.join(DTYPES)}. {cure}" + shell_word(
+        raise token_file_error(path, f"holds {dtype}, not {', '.join(DTYPES)}. "
+                               "Convert it, and give the new file: python -c " + shell_word(
             f"from numpy import *; fromfile({str(path)!r}, {dtype!r}).astype(int32)"
             f".tofile({str(path.with_suffix('.int32.bin'))!r})"))
     expected = offset_bytes + length * DTYPES[dtype].itemsize
