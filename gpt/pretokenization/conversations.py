@@ -15,16 +15,17 @@ from gpt.pretokenization.engines import Encoder
 from gpt.pretokenization.files import Source, pieces_of
 from gpt.pretokenization.json_lines import encodable, is_json_lines, line_blocks, lines_of
 from gpt.pretokenization.parquet import is_parquet, rows_of, table_blocks
-from gpt.tokens.chat import FIELDS, Turn, segments_of, special_names, turns_of
+from gpt.tokens.chat import FIELDS, PAIRS, Turn, is_conversation, segments_of, special_names, turns_of
 
 FORM = 'each the form {"messages": [{"role": "user", "content": "..."}, {"role": "assistant", "content": "..."}]}'
 
+COLUMNS = (*FIELDS, "system", *{*itertools.chain(*PAIRS)})  # of a table
 
 # ---------------------------------------------------------------- which files hold conversations
 
 
 def is_chat_lines(source: Source, name: str, head: bytes) -> bool:
-    """True for JSON lines whose first record with turns or a text has turns and no text. Looks at a hundred lines."""
+    """True for JSON lines whose first conversation or text is a conversation. Looks at a hundred lines."""
     if not is_json_lines(source, name, head):
         return False
     content = next(filter(None, pieces_of(source)), b"").lstrip()
@@ -33,17 +34,17 @@ def is_chat_lines(source: Source, name: str, head: bytes) -> bool:
     for line in content.split(b"\n", 100)[:100]:
         with contextlib.suppress(ValueError, RecursionError):
             fields = json.loads(line)
-            if isinstance(fields, dict) and not {"text", *FIELDS}.isdisjoint(fields):
+            if isinstance(fields, dict) and ("text" in fields or is_conversation(fields)):
                 return "text" not in fields
     return False
 
 
 def is_chat_table(source: Source, name: str, head: bytes) -> bool:
-    """True for a table with a column of turns, and none of text. Raises UserError as is_parquet does, and exit 5."""
+    """True for a table of conversations, without a column of text. Raises UserError as is_parquet does, and exit 5."""
     with contextlib.suppress(OSError, ValueError):  # table_blocks reports a damaged table
         if is_parquet(source, name, head):
             names = optional("pyarrow.parquet", source.shown).read_schema(source.path).names
-            return "text" not in names and not {*FIELDS}.isdisjoint(names)
+            return "text" not in names and is_conversation(names)
     return False
 
 
@@ -62,7 +63,7 @@ def conversations_of(records: Iterable[Record], reading: Reading, findings: Find
     return conversations
 
 
-CHAT_TABLES = Kind(is_chat_table, partial(table_blocks, columns=(*FIELDS, "system")), rows_of, conversations_of,
+CHAT_TABLES = Kind(is_chat_table, partial(table_blocks, columns=COLUMNS), rows_of, conversations_of,
                    is_text=False, is_chat=True, form=FORM)
 CHAT_LINES = Kind(is_chat_lines, line_blocks, lines_of, conversations_of, is_chat=True, form=FORM)
 

@@ -13,13 +13,16 @@ Source: OpenAI's ChatML (openai-python, chatml.md); the generation marks are tra
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any, NamedTuple
 
 from tokenizers import Tokenizer
 
 START, END = "<|im_start|>", "<|im_end|>"
 FIELDS = ("messages", "conversations")  # of a record, for its list of turns
+# Fields of a record with one question, the text that it is about, and the answer: Alpaca's, Dolly's, TRL's, GSM8K's.
+PAIRS = (("instruction", "input", "output"), ("instruction", "context", "response"), ("prompt", "", "completion"),
+         ("question", "", "answer"))
 NAMES = {"role": "content", "from": "value"}  # a turn's fields: the usual names, and ShareGPT's
 ROLES = {"system": "system", "user": "user", "assistant": "assistant", "human": "user", "gpt": "assistant"}
 
@@ -43,14 +46,21 @@ class Segment(NamedTuple):
 # ---------------------------------------------------------------- the turns of a record
 
 
+def is_conversation(names: Collection[str]) -> bool:
+    """True if fields of these names hold a list of turns, or a question and its answer."""
+    return not {*FIELDS}.isdisjoint(names) or any(asked in names and answered in names for asked, _, answered in PAIRS)
+
+
 def turns_of(record: Any) -> tuple[Turn, ...]:
     """Reads the turns of a record of JSON or of a table: {"messages": [{"role": ..., "content": ...}, ...]}.
 
-    Accepts ShareGPT's names too: conversations, from, value, human, gpt, and a field system beside the turns. Raises
-    ValueError, with the reason for the user, for anything else and for a conversation without an answer to learn.
+    Accepts ShareGPT's names too: conversations, from, value, human, gpt; a field system beside the turns; and PAIRS.
+    Raises ValueError, with the reason for the user, for anything else and for a conversation without an answer to
+    learn.
     """
     fields = record if isinstance(record, dict) else {}
-    turns = next((fields[field] for field in FIELDS if fields.get(field) and isinstance(fields[field], list)), None)
+    turns = next((fields[field] for field in FIELDS if fields.get(field) and isinstance(fields[field], list)),
+                 _pair_in(fields))
     if turns is None:
         raise ValueError(f"has no list of turns in a field {' or '.join(FIELDS)}")
     read = [_turn_of(turn, f"turn {number}") for number, turn in enumerate(turns, 1)]
@@ -61,6 +71,16 @@ def turns_of(record: Any) -> tuple[Turn, ...]:
     if fields.get("system"):
         read.insert(0, _turn_of({"role": "system", "content": fields["system"]}, "system"))
     return tuple(read)
+
+
+def _pair_in(fields: dict[str, Any]) -> list[dict[str, str]] | None:
+    """The two turns of a record of PAIRS, the text after its question; None for another record."""
+    for asked, about, answered in PAIRS:
+        question = [fields.get(asked), *filter(None, [fields.get(about)])]
+        if all(isinstance(text, str) for text in (*question, fields.get(answered))):
+            return [{"role": "user", "content": "\n\n".join(question)},
+                    {"role": "assistant", "content": fields[answered]}]
+    return None
 
 
 def _turn_of(turn: Any, which: str) -> Turn:
