@@ -149,7 +149,8 @@ class Kind:
     endings: tuple[str, ...] = ()  # of the file names that are taken from a folder
     is_text: bool = True  # the file must be UTF-8: UTF-16, pictures, archives and the like are refused
     is_chat: bool = False  # documents are conversations
-    form: str = "--text_field, or a file with one JSON object on each line"  # of a record that can be read
+    # Of a record that can be read.
+    form: str = "--text_field, or an object with a text, or with a question and an answer, on each line"
 
 
 def read_at(file: BinaryIO, start: int, length: int) -> bytes:

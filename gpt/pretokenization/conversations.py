@@ -15,11 +15,11 @@ from gpt.pretokenization.engines import Encoder
 from gpt.pretokenization.files import Source, pieces_of
 from gpt.pretokenization.json_lines import encodable, is_json_lines, line_blocks, lines_of
 from gpt.pretokenization.parquet import is_parquet, rows_of, table_blocks
-from gpt.tokens.chat import FIELDS, PAIRS, Turn, is_conversation, segments_of, special_names, turns_of
+from gpt.tokens.chat import ABOUT, ANSWERED, ASKED, FIELDS, Turn, is_conversation, segments_of, special_names, turns_of
 
 FORM = 'each the form {"messages": [{"role": "user", "content": "..."}, {"role": "assistant", "content": "..."}]}'
 
-COLUMNS = (*FIELDS, "system", *{*itertools.chain(*PAIRS)})  # of a table
+COLUMNS = (*FIELDS, "system", *ASKED, *ABOUT, "history", *ANSWERED)  # of a table
 
 # ---------------------------------------------------------------- which files hold conversations
 

@@ -19,6 +19,7 @@ from gpt.pretokenization.blocks import (
     text_start,
 )
 from gpt.pretokenization.files import MARK, STDIN, Source
+from gpt.tokens.chat import is_conversation
 
 JSON_ENDINGS = (".jsonl", ".ndjson")
 TABLE_CHARACTERS = 2**20  # of a table, in which its columns are measured
@@ -33,10 +34,16 @@ def is_json_lines(source: Source, name: str, head: bytes) -> bool:
     """
     is_array = re.match(rb"\s*\[\s*{", head.removeprefix(MARK)) and not re.search(rb"\]\s*\n\s*\[", head)
     if is_array and name.endswith((*JSON_ENDINGS, ".json", STDIN)):
+        array = f'json.load(open(0, encoding="{_encoding(source)}"))'
         raise source.error("is one array of JSON. Make a line of each record" + lines_by(
-            "import json, sys; [print(json.dumps(record)) for record in json.load(sys.stdin)]", source))
+            f"import json; [print(json.dumps(record)) for record in {array}]", source))
     return name.endswith((*JSON_ENDINGS, ".json")) or (
         name == STDIN and re.match(rb'{\s*["}]', head.removeprefix(MARK)) is not None)
+
+
+def _encoding(source: Source) -> str:
+    """Python's name of the encoding in which a command reads a source; of UTF-8 with or without a mark."""
+    return source.encoding or "utf-8-sig"
 
 
 def lines_by(program: str, source: Source) -> str:
@@ -63,14 +70,17 @@ def lines_of_widest_column(source: Source) -> str:
         return "Its rows differ in their number of cells: to train on one column, save that alone as a text."
     names, *cells = rows
     widest = max(range(len(names)), key=lambda column: sum(len(row[column]) for row in cells))
+    is_chat = is_conversation(names)
+    record = "dict(zip(names, row))" if is_chat else f'{{"text": row[{widest}]}}'
     program = (
         "import csv, json, sys; csv.field_size_limit(10**9); "
-        f'rows = csv.reader(open(0, encoding="{source.encoding or "utf-8-sig"}", newline=""), '
-        f"delimiter={json.dumps(mark)}, quoting={quoting:d}, skipinitialspace=True, strict=True); next(rows); "
-        f'[print(json.dumps({{"text": row[{widest}]}})) for row in rows if len(row) == {len(names)} or '
+        f'rows = csv.reader(open(0, encoding="{_encoding(source)}", newline=""), '
+        f"delimiter={json.dumps(mark)}, quoting={quoting:d}, skipinitialspace=True, strict=True); names = next(rows); "
+        f'[print(json.dumps({record})) for row in rows if len(row) == {len(names)} or '
         'row and sys.exit(f"error: line {rows.line_num} has {len(row)} cells")]')
-    return (f"Its first line names the columns {short(', '.join(names))}. To train on {short(names[widest])} alone, "
-            f"make JSON lines of it{lines_by(program, source)}")
+    part = "its conversations" if is_chat else f"{short(names[widest])} alone"
+    return (f"Its first line names the columns {short(', '.join(names))}. To train on {part}, make JSON lines of "
+            f"{'them' if is_chat else 'it'}{lines_by(program, source)}")
 
 
 def _equal_rows(head: str, mark: str, quoting: Any) -> list[list[str]]:

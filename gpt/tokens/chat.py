@@ -20,9 +20,9 @@ from tokenizers import Tokenizer
 
 START, END = "<|im_start|>", "<|im_end|>"
 FIELDS = ("messages", "conversations")  # of a record, for its list of turns
-# Fields of a record with one question, the text that it is about, and the answer: Alpaca's, Dolly's, TRL's, GSM8K's.
-PAIRS = (("instruction", "input", "output"), ("instruction", "context", "response"), ("prompt", "", "completion"),
-         ("question", "", "answer"))
+# Fields of a record with one question, which may be about a text, and its answer: Alpaca's, Dolly's, TRL's, GSM8K's.
+ASKED, ABOUT = ("instruction", "prompt", "question"), ("input", "context")
+ANSWERED = ("output", "completion", "response", "answer")
 NAMES = {"role": "content", "from": "value"}  # a turn's fields: the usual names, and ShareGPT's
 ROLES = {"system": "system", "user": "user", "assistant": "assistant", "human": "user", "gpt": "assistant"}
 
@@ -48,21 +48,26 @@ class Segment(NamedTuple):
 
 def is_conversation(names: Collection[str]) -> bool:
     """True if fields of these names hold a list of turns, or a question and its answer."""
-    return not {*FIELDS}.isdisjoint(names) or any(asked in names and answered in names for asked, _, answered in PAIRS)
+    return not {*FIELDS}.isdisjoint(names) or _holds_answer(names)
+
+
+def _holds_answer(names: Collection[str]) -> bool:
+    """True if fields of these names hold a question and its answer."""
+    return not ({*ASKED, *ABOUT}.isdisjoint(names) or {*ANSWERED}.isdisjoint(names))
 
 
 def turns_of(record: Any) -> tuple[Turn, ...]:
     """Reads the turns of a record of JSON or of a table: {"messages": [{"role": ..., "content": ...}, ...]}.
 
-    Accepts ShareGPT's names too: conversations, from, value, human, gpt; a field system beside the turns; and PAIRS.
-    Raises ValueError, with the reason for the user, for anything else and for a conversation without an answer to
-    learn.
+    Accepts ShareGPT's names too: conversations, from, value, human, gpt; a field system beside the turns; and a
+    question with its answer. Raises ValueError, with the reason for the user, for anything else and for a conversation
+    without an answer to learn.
     """
     fields = record if isinstance(record, dict) else {}
     turns = next((fields[field] for field in FIELDS if fields.get(field) and isinstance(fields[field], list)),
-                 _pair_in(fields))
+                 _question_and_answer(fields) if _holds_answer(fields) else None)
     if turns is None:
-        raise ValueError(f"has no list of turns in a field {' or '.join(FIELDS)}")
+        raise ValueError(f"has no list of turns in a field {' or '.join(FIELDS)}, nor a question and its answer")
     read = [_turn_of(turn, f"turn {number}") for number, turn in enumerate(turns, 1)]
     answers = [turn.content.strip() for turn in read if turn.role == "assistant" and turn.counts]
     if not answers or "" in answers:
@@ -73,14 +78,17 @@ def turns_of(record: Any) -> tuple[Turn, ...]:
     return tuple(read)
 
 
-def _pair_in(fields: dict[str, Any]) -> list[dict[str, str]] | None:
-    """The two turns of a record of PAIRS, the text after its question; None for another record."""
-    for asked, about, answered in PAIRS:
-        question = [fields.get(asked), *filter(None, [fields.get(about)])]
-        if all(isinstance(text, str) for text in (*question, fields.get(answered))):
-            return [{"role": "user", "content": "\n\n".join(question)},
-                    {"role": "assistant", "content": fields[answered]}]
-    return None
+def _question_and_answer(fields: dict[str, Any]) -> list[dict[str, str]]:
+    """The two turns of a record: what it asks with what that is about below, and its answer. Raises ValueError."""
+    found = {names: next((fields[name] for name in names if fields.get(name) is not None), "")
+             for names in (ASKED, ABOUT, ANSWERED)}
+    for names, text in found.items():
+        if not isinstance(text, str):
+            raise ValueError(f"its {next(name for name in names if fields.get(name) is not None)} is not text")
+    question = "\n\n".join(filter(str.strip, (found[ASKED], found[ABOUT])))
+    if not question or fields.get("history"):
+        raise ValueError("has an empty question" if not question else "has a history besides its question")
+    return [{"role": "user", "content": question}, {"role": "assistant", "content": found[ANSWERED]}]
 
 
 def _turn_of(turn: Any, which: str) -> Turn:

@@ -17,7 +17,7 @@ import pretokenize
 from gpt.common.errors import Exit
 from gpt.pretokenization.blocks import LIMITS, Limits
 from gpt.pretokenization.conversations import plain_text
-from gpt.tokens.chat import END, PAIRS, START, Turn, segments_of, special_names
+from gpt.tokens.chat import END, START, Turn, segments_of, special_names
 from gpt.tokens.stream import DTYPES
 from gpt.tokens.tokenizer import END_OF_TEXT, load_tokenizer
 from tests.helpers.pretokenize import hash_share, metadata_of, refused, run, written
@@ -115,16 +115,22 @@ def test_every_form_of_conversations_has_the_ids_and_answers_of_a_plain_computat
             assert written() == first, (name, num_workers)
 
 
-@pytest.mark.parametrize(("asked", "about", "answered"), PAIRS)
-def test_a_question_and_its_answer_are_two_turns(asked, about, answered):
+@pytest.mark.parametrize("names", ["instruction input output", "instruction context response", "prompt id completion",
+                                   "question id answer", "instruction input response", "prompt context answer",
+                                   "id input output"])
+def test_a_question_and_its_answer_are_two_turns(names):
     parquet, arrow = pytest.importorskip("pyarrow.parquet"), pytest.importorskip("pyarrow")
-    texts = [None, "", "one\ntwo"] if about else [None]
-    records = [{"id": 1, asked: "Which is longer?", about or "other": text, answered: "two"} for text in texts * 9]
+    asked, about, answered = names.split()
+    texts = [None] if about == "id" else [None, "", " ", "one\ntwo"]
+    records = [{asked: "Which is longer?", about: text, answered: "two"} for text in texts * 9]
+    if asked == "id":
+        records = [{**record, about: "Which is longer?"} for record in records]
     write("a.jsonl", "".join(json.dumps(record) + "\n" for record in records))
     parquet.write_table(arrow.Table.from_pylist(records), "b.parquet")
     for name in ("a.jsonl", "b.parquet"):
-        assert read(name)[0] == [(Turn("user", f"Which is longer?\n\n{text}" if text else "Which is longer?"),
-                                  Turn("assistant", "two")) for text in texts * 9]
+        assert read(name)[0] == [
+            (Turn("user", "Which is longer?" + ("\n\none\ntwo" if text == "one\ntwo" and asked != "id" else "")),
+             Turn("assistant", "two")) for text in texts * 9]
 
 
 def test_both_engines_give_a_conversation_the_same_bytes(tokenizer_file, capsys):
@@ -173,7 +179,9 @@ BAD = [
                                                                                        "system": 1},
     *({"messages": [ANSWER, {"role": "assistant", "content": content}]} for content in ("", " \n")),
     {"conversations": [{"from": "gpt", "value": None}]}, {"prompt": "a"}, {"prompt": "a", "completion": " "},
-    {"prompt": [ANSWER], "completion": "a"}, {"instruction": "a", "input": 5, "output": "b"}]
+    {"prompt": "a", "completion": None}, {"question": "a", "answer": 5}, {"question": " ", "answer": "a"},
+    {"prompt": [ANSWER], "completion": "a"}, {"instruction": "a", "input": 0, "output": "b"},
+    {"instruction": "a", "history": [["b", "c"]], "output": "b"}]
 
 
 @pytest.mark.parametrize("bad", [*map(json.dumps, BAD), "{", '{"messages": [', "nonsense"])

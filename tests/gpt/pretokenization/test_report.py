@@ -82,7 +82,7 @@ def test_a_file_of_which_more_than_a_hundredth_of_the_records_is_bad_is_refused(
     (None, "a.json"), (1, "a.jsonl"), (None, "a.json.gz"), (1, "a.ndjson.xz")])
 def test_a_json_array_is_refused_with_the_command_that_makes_lines_of_it(record, indent, name, tokenizer_file,
                                                                              monkeypatch):
-    text = json.dumps([record] * 9, indent=indent).encode()
+    text = json.dumps([record] * 9, indent=indent).encode("utf-8" if indent else "utf-8-sig")
     write(name, PACK.get(name.rpartition(".")[2], bytes)(text))
     with open(name) as file:
         monkeypatch.setattr("sys.stdin", file)
@@ -111,6 +111,14 @@ def test_the_command_of_a_table_takes_the_column_with_most_text(name, rows, enco
     typed(said)
     lines = Path(f"lines-{name[0]}.jsonl").read_text().splitlines()
     assert [json.loads(line)["text"] for line in lines] == texts
+
+
+def test_the_command_of_a_table_with_questions_and_answers_makes_conversations(tokenizer_file, capsys):
+    write("a.csv", 'id,question,answer\n1,"the cat, or the dog?",the cat\n2,who sat?,"the dog, who sat"\n')
+    run("a.csv", "--tokenizer_file", str(tokenizer_file))
+    typed(capsys.readouterr().err)
+    run("lines-a.jsonl", "--tokenizer_file", str(tokenizer_file), "--val_fraction", "0", "--output_dir", "chats")
+    assert [turns[1].content for turns in read("lines-a.jsonl")[0]] == ["the cat", "the dog, who sat"]
 
 
 @pytest.mark.parametrize("content", ["a,b\nthe,cat,sat\n\"x\"y;z", "text"])
