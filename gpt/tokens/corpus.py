@@ -97,7 +97,11 @@ def open_corpus(train: Path, val: Path | None, metadata_file: Path | None, token
     metadata = metadata_of(metadata_file) if metadata_file else Metadata(train)
     if tokenizer_file is None and metadata.tokenizer_sha256:
         tokenizer_file = beside_tokens(metadata.path.parent, TOKENIZER)
-    train_files, val_files = _find_files(train, val, metadata)
+    train_files, val_files = _find_files(train, metadata)
+    split, of_val = "val", metadata
+    if val is not None:
+        unnamed = replace(metadata, splits={}, num_tokens=None)
+        val_files, split, of_val = _described(val, unnamed, metadata_file is not None)
     layout = recognise(train_files[0])  # a missing file is reported before a missing vocabulary
     known_size, end_id = _vocabulary(metadata, tokenizer_file, vocab_size)
     tokenizer_sha256 = None
@@ -112,8 +116,8 @@ def open_corpus(train: Path, val: Path | None, metadata_file: Path | None, token
         notes.append(_description(train_stream))
     val_stream = val_identity = None
     if val_files:
-        val_stream, val_identity = _open(val_files, "val", metadata, known_size)
-        if val_stream.length < 2 or metadata.splits.get("val", FileRecord()).num_counted == 0:
+        val_stream, val_identity = _open(val_files, split, of_val, known_size)
+        if val_stream.length < 2 or of_val.splits.get(split, FileRecord()).num_counted == 0:
             notes.append(f"{val_stream.name}: it is not used, because it has no token to predict")
             val_stream = val_identity = None
     elif (not metadata.splits or "val" in metadata.splits) and train_stream.length >= 2 * MIN_VALIDATION_TOKENS:
@@ -136,15 +140,27 @@ def open_tokens(place: Path, vocab_size: int) -> Corpus:
     tokenizer_path is the tokenizer.json beside them, if any. As in open_corpus, our metadata.json counts if
     it names the files, and other files are recognised. Raises UserError (exit 3).
     """
-    folder = place if place.is_dir() else place.parent
-    beside, tokenizer = beside_tokens(folder, METADATA), beside_tokens(folder, TOKENIZER)
-    metadata = metadata_of(beside) if beside else Metadata(place)
+    files, split, metadata = _described(place, Metadata(place))
+    stream, identity = _open(files, split, metadata, vocab_size)
+    return Corpus(stream, None, vocab_size, None, beside_tokens(_folder_of(place), TOKENIZER), None, identity,
+                  notes=() if metadata.splits else (_description(stream),))
+
+
+def _folder_of(place: Path) -> Path:
+    return place if place.is_dir() else place.parent
+
+
+def _described(place: Path, unnamed: Metadata, looks_beside: bool = True) -> tuple[list[Path], str, Metadata]:
+    """The files of a place, the validation files first, with their split in our metadata beside them.
+
+    Files that it does not name, or without it, are "val" of the metadata unnamed.
+    """
+    beside = beside_tokens(_folder_of(place), METADATA) if looks_beside else None
+    metadata = metadata_of(beside) if beside else unnamed
     train_files, val_files = _files_in(place, metadata)
     files = val_files or train_files
-    split = next((split for split in metadata.splits if files == [folder / f"{split}.bin"]), None)
-    stream, identity = _open(files, split or "val", metadata if split else Metadata(place), vocab_size)
-    return Corpus(stream, None, vocab_size, None, tokenizer, None, identity,
-                  notes=() if split else (_description(stream),))
+    split = next((split for split in metadata.splits if files == [_folder_of(place) / f"{split}.bin"]), "")
+    return (files, split, metadata) if split else (files, "val", unnamed)
 
 
 def _vocabulary(metadata: Metadata, tokenizer_file: Path | None, vocab_size: int | None) -> tuple[int, int | None]:
@@ -180,15 +196,12 @@ def _check_sha256(name: str, sha256: str, recorded: str | None, problem: str) ->
                                    "wrote, or run it again.")
 
 
-def _find_files(train: Path, val: Path | None, metadata: Metadata) -> tuple[list[Path], list[Path]]:
+def _find_files(train: Path, metadata: Metadata) -> tuple[list[Path], list[Path]]:
     """The files for training and for validation, in their order."""
     train_files, val_files = _files_in(train, metadata)
     if not train_files:  # only files named for validation, which the user gives for training
         train_files, val_files = val_files, []
-    if val is not None:
-        others, val_files = _files_in(val, metadata)
-        val_files = val_files or others
-    elif not val_files and "val" in metadata.splits:  # the user named the training file alone
+    if not val_files and "val" in metadata.splits:  # the user named the training file alone
         beside = train_files[0].with_name("val.bin")
         val_files = [beside] if beside.is_file() and beside not in train_files else []
     return train_files, val_files
@@ -220,7 +233,7 @@ def _open(files: Sequence[Path], split: str, metadata: Metadata, vocab_size: int
         if mask.is_file() != bool(record.mask_sha256):
             raise token_file_error(path.with_suffix(".mask"), "says which tokens of conversations are answers, and "
                                    f"{'is missing' if record.mask_sha256 else 'no metadata names it'}. Keep the .bin, "
-                                   "the .mask and metadata.json in one folder, and give it as --data_dir.")
+                                   "the .mask and metadata.json in one folder, and give that folder.")
         part = replace(layout.read(path, metadata.dtype, vocab_size), mask=mask if record.mask_sha256 else None)
         _check_length(path, part.length, record.num_tokens, metadata)
         parts.append(part)
