@@ -8,12 +8,12 @@ from pathlib import Path
 from gpt.common.errors import Exit, UserError
 from gpt.common.files import sha256_of
 from gpt.common.names import METADATA, TOKENIZER
-from gpt.common.words import printable
+from gpt.common.words import printable, shell_word
 from gpt.tokens.files import beside_tokens, find_splits
 from gpt.tokens.layouts import LAYOUTS, Part, recognise, token_file_error
 from gpt.tokens.metadata import FileRecord, Metadata, metadata_of
 from gpt.tokens.stream import TokenStream, scan
-from gpt.tokens.tokenizer import end_of_text_id, load_with_size
+from gpt.tokens.tokenizer import end_of_text_id, load_tokenizer, load_with_size
 
 MIN_VALIDATION_TOKENS = 32  # a training file with less than twice as many gives none to validation
 
@@ -109,6 +109,8 @@ def open_corpus(train: Path, val: Path | None, metadata_file: Path | None, token
         tokenizer_sha256 = sha256_of(tokenizer_file)
         _check_sha256(f"tokenizer {printable(tokenizer_file)}", tokenizer_sha256, metadata.tokenizer_sha256,
                       "is not the one with which the tokens were made")
+        if of_val.tokenizer_sha256 not in (None, metadata.tokenizer_sha256):
+            _check_same_ids(of_val.path.parent, tokenizer_file)
 
     train_stream, identity = _open(train_files, "train", metadata, known_size)
     notes = []
@@ -147,6 +149,7 @@ def open_tokens(place: Path, vocab_size: int) -> Corpus:
 
 
 def _folder_of(place: Path) -> Path:
+    """A folder itself, or the folder of a file or glob."""
     return place if place.is_dir() else place.parent
 
 
@@ -194,6 +197,15 @@ def _check_sha256(name: str, sha256: str, recorded: str | None, problem: str) ->
         raise UserError(Exit.DATA, f"{name} {problem}: its sha256 is not the one in metadata.json ({sha256[:12]}, "
                                    f"recorded {str(recorded)[:12]}). Give the file that pretokenize.py "
                                    "wrote, or run it again.")
+
+
+def _check_same_ids(folder: Path, tokenizer_file: Path) -> None:
+    """Raises UserError (exit 3) if the tokenizer in a folder of validation tokens has an id that this one lacks."""
+    theirs = beside_tokens(folder, TOKENIZER)
+    if theirs and not load_tokenizer(theirs).get_vocab().items() <= load_tokenizer(tokenizer_file).get_vocab().items():
+        raise UserError(Exit.DATA, f"the validation tokens in {printable(folder)} were made with another tokenizer "
+                                   "than the training tokens. Make them again: python pretokenize.py TEXT --output_dir "
+                                   f"{shell_word(folder)} --overwrite --tokenizer_file {shell_word(tokenizer_file)}")
 
 
 def _find_files(train: Path, metadata: Metadata) -> tuple[list[Path], list[Path]]:

@@ -540,6 +540,7 @@ LATER = [
     Case("a conversation has one answer", "generate.py --ckpt hf --chat --num_samples 2 --max_new_tokens 2",
          values={"--prompt": "the", "--prompt_file": "a.txt"}),
     Case("--overwrite{given}", f"{NEW} --data_dir data data2", again=True),
+    Case("--overwrite --tokenizer_file {shell_word(tokenizer_file)}", f"{NEW} --val_bin_file data2", again=True),
 ]
 
 NOT_TYPED = {

@@ -14,10 +14,11 @@ from tokenizers import Tokenizer
 
 import evaluate
 import pretokenize
-from gpt.common.errors import Exit
+from gpt.common.errors import Exit, UserError
 from gpt.pretokenization.blocks import LIMITS, Limits
 from gpt.pretokenization.conversations import plain_text
 from gpt.tokens.chat import END, START, Turn, segments_of, special_names
+from gpt.tokens.corpus import open_corpus
 from gpt.tokens.stream import DTYPES
 from gpt.tokens.tokenizer import END_OF_TEXT, load_tokenizer
 from tests.helpers.pretokenize import hash_share, metadata_of, refused, run, written
@@ -299,3 +300,25 @@ def test_a_lone_copy_of_the_tokens_of_conversations_is_never_trained_whole_in_si
 def test_a_stray_text_among_the_first_conversations_is_a_bad_record():
     write("a.jsonl", chat_lines(chats(3)) + '{"text": "the cat"}\n' + chat_lines(chats(300)))
     assert run("a.jsonl", "--val_fraction", "0")["splits"]["train"]["documents"] == 303
+
+
+# ---------------------------------------------------------------- validation on other conversations
+
+
+def test_validation_tokens_of_another_folder_have_the_answers_that_their_metadata_names(tokenizer_file):
+    flags = ["--tokenizer_file", str(tokenizer_file), "--val_fraction"]
+    write("a.jsonl", chat_lines(chats(40)))
+    write("b.jsonl", chat_lines(chats(60, seed=1)))
+    write("c.txt", "once upon a time " * 9)
+    run("a.jsonl", *flags, "0.5", output_dir="a")
+    run("b.jsonl", *flags, "0", output_dir="b")
+    run("b.jsonl", *flags, "0.3", output_dir="both")
+    run("c.txt", *flags, "0.3", output_dir="text")
+    masks = {"b": "b/train", "b/train.bin": "b/train", "both/val.bin": "both/val", "both": "both/val", "text": None}
+    for val, counted in masks.items():
+        stream = open_corpus(Path("a"), Path(val), Path("a/metadata.json"), None).val
+        assert stream.parts[0].mask == (counted and Path(f"{counted}.mask").resolve())
+    write("d.txt", "another text")
+    run("d.txt", "--vocab_size", "300", "--val_fraction", "0", output_dir="other")
+    with pytest.raises(UserError, match="tokens in other were made with another tokenizer"):
+        open_corpus(Path("a"), Path("other"), Path("a/metadata.json"), None)
