@@ -1,12 +1,13 @@
 """Makes the decisions before the first step in their order: dropout, strategy, recipe, place of the tokens."""
 
+import math
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 import data
 from gpt.common.errors import Exit, UserError
-from gpt.common.words import duration, shell_word, size
+from gpt.common.words import duration, several, shell_word, size
 from gpt.machine.memory import available_ram
 from gpt.machine.runtime import Runtime
 from gpt.planning import defaults
@@ -125,18 +126,24 @@ def _is_finished(inputs: Inputs, recipe: Recipe, longest: Recipe, deadline: Dead
 
     longest is the recipe for any number of minutes.
     """
-    args, state = inputs.args, inputs.state
-    if state.step < recipe.total_steps and not deadline.is_within(0):
+    args, state, corpus = inputs.args, inputs.state, inputs.corpus
+    # Other validation tokens begin to count anew.
+    is_patient = (state.validations_without_gain < (args.patience or math.inf)
+                  or inputs.stored.data.get("val_sha256", corpus.val_identity) != corpus.val_identity)
+    if state.step < recipe.total_steps and is_patient and not deadline.is_within(0):
         return False
     more = "raise --epochs or --max_steps to continue"
     if deadline.is_within(0) or recipe.total_steps < longest.total_steps:  # the minutes planned the last step
         more = f"raise --max_minutes to continue: all starts together took {duration(state.seconds)}"
-    if recipe.cooldown:
+    if not is_patient:
+        more = (f"{several(state.validations_without_gain, 'validation')} brought no new best; raise --patience to "
+                "continue")
+    if recipe.cooldown and is_patient:
         more = ("cooled down; to train on from before: python train.py --resume_from "
                 f"{shell_word(recipe.cooldown.source)} --output_dir {shell_word(f'{args.output_dir}-longer')} "
                 f"--max_steps {2 * recipe.total_steps}")
     runtime.out.say(f"already at step {state.step:,} of {recipe.total_steps:,}; {more}")
-    if state.step == recipe.total_steps != state.validated_step and inputs.corpus.val and not args.dry_run:
+    if state.step == recipe.total_steps != state.validated_step and corpus.val and not args.dry_run:
         runtime.out.say("its last validation is missing and follows now")
         return False
     return True

@@ -298,7 +298,7 @@ class Monitor:
                  "\nBut first copy the tokens' tokenizer, which this run has not:\n"
                  f"cp TOKENIZER {folder}/checkpoint-{best_step or self.state.step}/{TOKENIZER}")
         self._out.say(f"next: python generate.py --ckpt {best}{chat}{note}{first}")
-        if self._overfitting.validations:
+        if self._overfitting.validations and not self._curve.verdict(self._last_loss):
             self._say_how_to_improve(folder, best)
 
     def _say_how_to_improve(self, folder: str, best: str) -> None:
@@ -334,7 +334,8 @@ class Monitor:
                 state.step, tokens_seen, corpus.train.length, config.num_parameters)))
             start = (f"{shell_word(recipe.cooldown.source)} --output_dir {folder}-{how}" if recipe.cooldown
                      else folder)  # what has cooled down has ended
-            command = f"python train.py --resume_from {start} --{unit} {length:.12g}"
+            patience = "" if has_patience else f" --patience {state.validations_without_gain + args.patience}"
+            command = f"python train.py --resume_from {start} --{unit} {length:.12g}{patience}"
         elif how == MORE_TEXT:
             if recipe.overfits and recipe.passes > FRESH and not helps_many_passes(args):
                 why += f". Give it more text, or teach a second model: --teacher {best} --output_dir {folder}-2"

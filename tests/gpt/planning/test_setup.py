@@ -60,6 +60,20 @@ def test_a_small_text_ends_a_run_before_its_minutes_and_more_minutes_name_what_l
     assert max(steps_in(run.folder / "out")) > newest
 
 
+def test_a_run_that_patience_ended_takes_no_further_step_until_it_has_more(run, corpus):
+    still = ["--eval_interval", "2", "--learning_rate", "1e-30", "--min_lr", "0"]
+    assert "the run ends here" in run.ok("--max_steps", "40", "--patience", "2", *still)
+    ended, resume = max(steps_in(run.folder / "out")), ["--resume_from", "auto", *still]
+    for more in ("40", "80"):
+        text = run.ok(*resume, "--max_steps", more)
+        assert f"already at step {ended} of {more}; 2 validations brought no new best; raise --patience" in text
+    assert max(steps_in(run.folder / "out")) == ended < 40
+    run.ok(*resume, "--patience", "3")
+    assert max(steps_in(run.folder / "out")) == ended + 2
+    run.ok(*resume, "--val_bin_file", f"{corpus}/train.bin")  # whose validations count anew
+    assert max(steps_in(run.folder / "out")) > ended + 2
+
+
 @pytest.mark.parametrize(("free_bytes", "place"), [(10**9, "gpu"), (1, None)])
 def test_tokens_that_the_gpu_has_no_room_for_are_refused_there(free_bytes, place):
     backend = types.SimpleNamespace(has_own_memory=True, free_memory=lambda: free_bytes)
