@@ -172,8 +172,9 @@ def export(args: argparse.Namespace, signals: Signals, out: Progress) -> None:
         has_tokenizer = (Path(opened) / TOKENIZER).is_file()
         copying = ("" if is_file or has_tokenizer else
                    f"the folder has no tokenizer; first copy the one of the tokens:\ncp DATA/{TOKENIZER} {output}\n")
+        chat = " --chat" if chat_template(source) else ""
         out.say(copying + (f"to open it: llama-server -m {output}" if is_file else
-                           f"to open it: python generate.py --ckpt {output}"))
+                           f"to open it: python generate.py --ckpt {output}{chat}"))
         if has_tokenizer and not (is_file and args.from_nanogpt):  # whose folder was temporary
             out.say("benchmarks: " + shell_line(["lm_eval", "--model", "hf", "--model_args", f"pretrained={opened}",
                                                  "--tasks", "hellaswag,lambada_openai"]))

@@ -162,6 +162,7 @@ def main(argv: Sequence[str]) -> int:
         language, ids_of = chat.opened(language, chat_template(folder), folder, system, most)
         if prompt is None:
             return chat.converse(decoder, ids_of, sampling, language, args.seed, args.max_new_tokens, args.json)
+        prompt = prompt.rstrip("\r\n")  # of a file
 
     text = "\n" if prompt is None else without_surrogates(prompt)
     prompt_ids = ids_of([], text)

@@ -260,10 +260,13 @@ def test_a_conversation_remembers_its_turns_in_the_template_of_training(talk, ch
     assert re.fullmatch(TIMING * 3, err)
 
 
-def test_a_prompt_is_answered_once_without_being_repeated(call, chatty):
+def test_a_prompt_is_answered_once_without_being_repeated(call, chatty, tmp_path):
     prompt = ["--chat", "--prompt", "the cat", "--num_samples", "2", "--temperature", "0"]
     first, second = objects(call(*prompt, "--json", ckpt=chatty)[0])
     assert first["ids"] == second["ids"] == asked(chatty, [Turn("user", "the cat")], 24)
+    (tmp_path / "p.txt").write_bytes(b"the cat\r\n")  # a line's end is no part of the question
+    of_file = call("--chat", "--prompt_file", str(tmp_path / "p.txt"), "--temperature", "0", "--json", ckpt=chatty)
+    assert objects(of_file[0])[0]["ids"] == first["ids"]
     assert call(*prompt, ckpt=chatty)[0] == f"{first['text']}\n{SEPARATOR}{first['text']}\n"
     with refused(r"the message has \d\d\d tokens", Exit.DATA):
         call("--chat", "--prompt", "sea " * 400, ckpt=chatty)

@@ -81,16 +81,16 @@ def make_tokens(args: Namespace) -> None:
     """
     texts, folder = in_list(args.texts), Path(args.data_dir)
     mark = folder / METADATA
-    make = ["pretokenize.py", *texts, "--output_dir", args.data_dir]
-    if args.init_from:
-        make += ["--tokenizer_file", args.init_from]
+    tokenizer = str(folder / "tokenizer.json") if mark.exists() else args.init_from
+    make = ["pretokenize.py", *texts, "--output_dir", args.data_dir,
+            *(["--tokenizer_file", tokenizer] if tokenizer else [])]
     if mark.exists():
         from gpt.pretokenization.sources import find_files, identity_of  # which import numpy
 
         recorded = json.loads(read_text(mark))
         files = find_files(texts, lambda _: None, {})
         if identity_of((file.shown, file.path) for file in files) != recorded.get("sources_identity"):
-            make += ["--overwrite", "--tokenizer_file", str(folder / "tokenizer.json")]
+            make.append("--overwrite")
             resume = "" if args.resume_from else " --resume_from auto"
             raise UserError(Exit.DATA, f"{printable(folder)} holds the tokens of "
                                        f"{printable(', '.join(recorded['sources']))[:80]}, and these texts have other "

@@ -22,6 +22,7 @@ from gpt.planning.forecast import copied_in, describe_forecast
 from gpt.planning.memory import describe_memory, predicted_peak
 from gpt.planning.recipe import DEFAULT_SEQ_LENGTH, Recipe
 from gpt.planning.schedules import describe_schedule
+from gpt.tokens.corpus import Component
 from gpt.tokens.masks import Mask
 from gpt.tokens.mixture import weight_percent
 from gpt.tokens.ngrams import MANY_COPIES
@@ -100,9 +101,8 @@ def describe_sharing(setup: Setup) -> list[str]:
     corpus, processes = setup.corpus, setup.runtime.processes
     lines = []
     if corpus.components:
-        tokens = setup.recipe.total_steps * setup.tokens_per_step
-        folders = [f"{part.name} {weight_percent(part.weight)}, "
-                   f"{in_epochs(part.weight * tokens / part.corpus.train.length)}" for part in corpus.components]
+        folders = [f"{part.name} {weight_percent(part.weight)}, {in_epochs(passes)}"
+                   for part, passes in _passes_of_components(setup)]
         lines.append(f"mixture     {'; '.join(folders)}")
     if processes.world_size > 1:
         peak = size(predicted_peak(setup.config, setup.micro_batch, setup.memory))
@@ -208,10 +208,20 @@ def objections(setup: Setup) -> list[str]:
         lines.append(f"--max_minutes {args.max_minutes:g} allows only {several(recipe.total_steps, 'step')} of this "
                      f"model, {in_epochs(recipe.passes)}: too few to learn much. Give --max_minutes "
                      f"{math.ceil(times * args.max_minutes)}, or a smaller --model_size.")
+    for part, passes in _passes_of_components(setup):
+        if passes > most_passes(part.corpus.train.length, config.num_parameters, helps_many_passes(args)):
+            lines.append(f"{part.name} is read {passes:,.0f} times, and learned by heart. Give it a smaller weight, or "
+                         "more text.")
     if recipe.learning_rate > 20 * recipe.usual_learning_rate:
         lines.append(f"--learning_rate {recipe.learning_rate:g} is far above the default of this run, and may diverge. "
                      f"Give --learning_rate {recipe.usual_learning_rate:.2g}.")
     return lines
+
+
+def _passes_of_components(setup: Setup) -> list[tuple[Component, float]]:
+    """The passes over each folder of a mixture, none without one."""
+    tokens = setup.recipe.total_steps * setup.tokens_per_step
+    return [(part, part.weight * tokens / part.corpus.train.length) for part in setup.corpus.components]
 
 
 def times_too_short(steps: int, tokens: int, num_tokens: int, num_parameters: int) -> float:

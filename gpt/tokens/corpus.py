@@ -245,7 +245,8 @@ def _open(files: Sequence[Path], split: str, metadata: Metadata, vocab_size: int
         if mask.is_file() != bool(record.mask_sha256):
             raise token_file_error(path.with_suffix(".mask"), "says which tokens of conversations are answers, and "
                                    f"{'is missing' if record.mask_sha256 else 'no metadata names it'}. Keep the .bin, "
-                                   "the .mask and metadata.json in one folder, and give that folder.")
+                                   "the .mask and metadata.json in one folder, and give that as --data_dir "
+                                   "(evaluate.py: --tokens).")
         part = replace(layout.read(path, metadata.dtype, vocab_size), mask=mask if record.mask_sha256 else None)
         _check_length(path, part.length, record.num_tokens, metadata)
         parts.append(part)

@@ -208,6 +208,10 @@ def timed() -> None:
     trained(f"{SMALL} {LENGTHLESS} --output_dir timed --max_minutes 0.005")
 
 
+def impatient() -> None:
+    trained(f"{SMALL} {QUIET} --output_dir run --max_steps 40 --learning_rate 1e-30 --min_lr 0 --patience 1")
+
+
 def half_bad() -> None:
     records("text")()
     with open("k.jsonl", "a") as file:
@@ -520,6 +524,7 @@ LATER = [
          stays=True, values={"--model_size": "tiny"}),
     Case("raise --max_minutes to", "train.py --resume_from timed", timed, {"--max_minutes": "0.1"},
          raised=(Raised("gpt.planning.deadline:Deadline.is_within", 0, returns=True),)),
+    Case("raise --patience to", "train.py --resume_from run", impatient, {"--patience": "9"}),
     Case("python train.py --config {folder}", KEPT,
          raised=(Raised("gpt.watching.monitor:verdict", 1, returns=["tiny", "it may"]),)),
     Case("--resume_from {start} --{unit} {length", KEPT, stays=True),

@@ -49,7 +49,7 @@ def test_texts_become_tokens_once_and_the_run_trains_on_them(place, capfd):
     shutil.copy2(kept, text)
     assert train.answer_early(["texts"]) == 0, "a copy with its time, and a link to a text, are no other texts"
 
-    go_on = (f"    python {MAKE} --overwrite --tokenizer_file texts.tokens/tokenizer.json\n"
+    go_on = (f"    python {MAKE} --tokenizer_file texts.tokens/tokenizer.json --overwrite\n"
              "    python train.py texts --resume_from auto --allow_new_data")
     other.write_text("more")
     os.utime(other, (1, 1))

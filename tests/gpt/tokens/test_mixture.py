@@ -1,6 +1,7 @@
 """Mixtures: the checks that their folders fit together, and runs of train.py on them."""
 
 import json
+import re
 import shutil
 from pathlib import Path
 
@@ -124,6 +125,12 @@ def test_a_resumed_mixture_equals_an_undisturbed_run_in_ram_and_in_a_memory_map(
     assert train.main(["--resume_from", "parts", "--preload", "mmap"]) == 0
     assert same_tensors(Path("whole/checkpoint-8"), Path("parts/checkpoint-8"))
     assert metrics_of(Path("whole")) == metrics_of(Path("parts"))
+
+
+def test_a_folder_of_a_mixture_that_would_be_learned_by_heart_is_named(run_on):
+    warnings = re.findall(r"warning: (.*) is read (\S+) times", run_on(*MIXED, "--max_steps", "1000", "--dry_run")[1])
+    assert warnings == [("prose", "22"), ("code", "32")]
+    assert "times" not in run_on(*MIXED, "--max_steps", "8", "--dry_run")[1]
 
 
 def test_a_checkpoint_of_another_mixture_is_refused_and_says_which(run_on):
