@@ -126,7 +126,8 @@ def _is_finished(inputs: Inputs, recipe: Recipe, longest: Recipe, deadline: Dead
 
     longest is the recipe for any number of minutes.
     """
-    args, state, corpus = inputs.args, inputs.state, inputs.corpus
+    args, state = inputs.args, inputs.state
+    corpus = inputs.corpus
     # Other validation tokens begin to count anew.
     is_patient = (state.validations_without_gain < (args.patience or math.inf)
                   or inputs.stored.data.get("val_sha256", corpus.val_identity) != corpus.val_identity)

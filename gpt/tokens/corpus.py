@@ -98,10 +98,10 @@ def open_corpus(train: Path, val: Path | None, metadata_file: Path | None, token
     if tokenizer_file is None and metadata.tokenizer_sha256:
         tokenizer_file = beside_tokens(metadata.path.parent, TOKENIZER)
     train_files, val_files = _find_files(train, metadata)
-    split, of_val = "val", metadata
+    of_val = metadata
     if val is not None:
         unnamed = replace(metadata, splits={}, num_tokens=None)
-        val_files, split, of_val = _described(val, unnamed, metadata_file is not None)
+        val_files, of_val = _described(val, unnamed, metadata_file is not None)
     layout = recognise(train_files[0])  # a missing file is reported before a missing vocabulary
     known_size, end_id = _vocabulary(metadata, tokenizer_file, vocab_size)
     tokenizer_sha256 = None
@@ -118,8 +118,8 @@ def open_corpus(train: Path, val: Path | None, metadata_file: Path | None, token
         notes.append(_description(train_stream))
     val_stream = val_identity = None
     if val_files:
-        val_stream, val_identity = _open(val_files, split, of_val, known_size)
-        if val_stream.length < 2 or of_val.splits.get(split, FileRecord()).num_counted == 0:
+        val_stream, val_identity = _open(val_files, "val", of_val, known_size)
+        if val_stream.length < 2 or of_val.splits.get("val", FileRecord()).num_counted == 0:
             notes.append(f"{val_stream.name}: it is not used, because it has no token to predict")
             val_stream = val_identity = None
     elif (not metadata.splits or "val" in metadata.splits) and train_stream.length >= 2 * MIN_VALIDATION_TOKENS:
@@ -142,8 +142,8 @@ def open_tokens(place: Path, vocab_size: int) -> Corpus:
     tokenizer_path is the tokenizer.json beside them, if any. As in open_corpus, our metadata.json counts if
     it names the files, and other files are recognised. Raises UserError (exit 3).
     """
-    files, split, metadata = _described(place, Metadata(place))
-    stream, identity = _open(files, split, metadata, vocab_size)
+    files, metadata = _described(place, Metadata(place))
+    stream, identity = _open(files, "val", metadata, vocab_size)
     return Corpus(stream, None, vocab_size, None, beside_tokens(_folder_of(place), TOKENIZER), None, identity,
                   notes=() if metadata.splits else (_description(stream),))
 
@@ -153,17 +153,17 @@ def _folder_of(place: Path) -> Path:
     return place if place.is_dir() else place.parent
 
 
-def _described(place: Path, unnamed: Metadata, looks_beside: bool = True) -> tuple[list[Path], str, Metadata]:
-    """The files of a place, the validation files first, with their split in our metadata beside them.
+def _described(place: Path, unnamed: Metadata, looks_beside: bool = True) -> tuple[list[Path], Metadata]:
+    """The files of a place to measure on, the validation files first, with the metadata of their split as "val".
 
-    Files that it does not name, or without it, are "val" of the metadata unnamed.
+    It comes from our metadata beside them; unnamed is the metadata of files that it does not name.
     """
     beside = beside_tokens(_folder_of(place), METADATA) if looks_beside else None
     metadata = metadata_of(beside) if beside else unnamed
     train_files, val_files = _files_in(place, metadata)
     files = val_files or train_files
-    split = next((split for split in metadata.splits if files == [_folder_of(place) / f"{split}.bin"]), "")
-    return (files, split, metadata) if split else (files, "val", unnamed)
+    records = [record for split, record in metadata.splits.items() if files == [_folder_of(place) / f"{split}.bin"]]
+    return files, replace(metadata, splits={"val": records[0]}) if records else unnamed
 
 
 def _vocabulary(metadata: Metadata, tokenizer_file: Path | None, vocab_size: int | None) -> tuple[int, int | None]:

@@ -317,6 +317,7 @@ def test_validation_tokens_of_another_folder_have_the_answers_that_their_metadat
     masks = {"b": "b/train", "b/train.bin": "b/train", "both/val.bin": "both/val", "both": "both/val", "text": None}
     for val, counted in masks.items():
         stream = open_corpus(Path("a"), Path(val), Path("a/metadata.json"), None).val
+        assert stream
         assert stream.parts[0].mask == (counted and Path(f"{counted}.mask").resolve())
     write("d.txt", "another text")
     run("d.txt", "--vocab_size", "300", "--val_fraction", "0", output_dir="other")

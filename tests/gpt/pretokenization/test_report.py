@@ -117,7 +117,8 @@ def test_the_command_of_a_table_with_questions_and_answers_makes_conversations(t
     write("a.csv", 'id,question,answer\n1,"the cat, or the dog?",the cat\n2,who sat?,"the dog, who sat"\n')
     run("a.csv", "--tokenizer_file", str(tokenizer_file))
     typed(capsys.readouterr().err)
-    assert [turns[1].content for turns in read("lines-a.jsonl")[0]] == ["the cat", "the dog, who sat"]
+    question, answer = read("lines-a.jsonl")[0][1]
+    assert (question, answer) == (("user", "who sat?", True), ("assistant", "the dog, who sat", True))
 
 
 @pytest.mark.parametrize("content", ["a,b\nthe,cat,sat\n\"x\"y;z", "text"])
