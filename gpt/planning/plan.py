@@ -210,8 +210,8 @@ def objections(setup: Setup) -> list[str]:
                      f"{math.ceil(times * args.max_minutes)}, or a smaller --model_size.")
     for part, passes in _passes_of_components(setup):
         if passes > most_passes(part.corpus.train.length, config.num_parameters, helps_many_passes(args)):
-            lines.append(f"{part.name} is read {passes:,.0f} times, and learned by heart. Give it a smaller weight, or "
-                         "more text.")
+            lines.append(f"{part.name} is read {passes:,.0f} times, and learned by heart. Give it a smaller "
+                         "weight, or more text.")
     if recipe.learning_rate > 20 * recipe.usual_learning_rate:
         lines.append(f"--learning_rate {recipe.learning_rate:g} is far above the default of this run, and may diverge. "
                      f"Give --learning_rate {recipe.usual_learning_rate:.2g}.")

@@ -137,8 +137,8 @@ def _is_finished(inputs: Inputs, recipe: Recipe, longest: Recipe, deadline: Dead
     if deadline.is_within(0) or recipe.total_steps < longest.total_steps:  # the minutes planned the last step
         more = f"raise --max_minutes to continue: all starts together took {duration(state.seconds)}"
     if not is_patient:
-        more = (f"{several(state.validations_without_gain, 'validation')} brought no new best; raise --patience to "
-                "continue")
+        validations = several(state.validations_without_gain, "validation")
+        more = f"{validations} brought no new best; raise --patience to continue"
     if recipe.cooldown and is_patient:
         more = ("cooled down; to train on from before: python train.py --resume_from "
                 f"{shell_word(recipe.cooldown.source)} --output_dir {shell_word(f'{args.output_dir}-longer')} "

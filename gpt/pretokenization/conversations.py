@@ -15,7 +15,17 @@ from gpt.pretokenization.engines import Encoder
 from gpt.pretokenization.files import Source, pieces_of
 from gpt.pretokenization.json_lines import encodable, is_json_lines, line_blocks, lines_of
 from gpt.pretokenization.parquet import is_parquet, rows_of, table_blocks
-from gpt.tokens.chat import ABOUT, ANSWERED, ASKED, FIELDS, Turn, is_conversation, segments_of, special_names, turns_of
+from gpt.tokens.chat import (
+    ABOUT,
+    ANSWERED,
+    ASKED,
+    FIELDS,
+    Turn,
+    is_conversation,
+    segments_of,
+    special_names,
+    turns_of,
+)
 
 FORM = 'each the form {"messages": [{"role": "user", "content": "..."}, {"role": "assistant", "content": "..."}]}'
 
@@ -40,7 +50,7 @@ def is_chat_lines(source: Source, name: str, head: bytes) -> bool:
 
 
 def is_chat_table(source: Source, name: str, head: bytes) -> bool:
-    """True for a table of conversations, without a column of text. Raises UserError as is_parquet does, and exit 5."""
+    """True for a table of conversations, without texts. Raises UserError as is_parquet does, and exit 5."""
     with contextlib.suppress(OSError, ValueError):  # table_blocks reports a damaged table
         if is_parquet(source, name, head):
             names = optional("pyarrow.parquet", source.shown).read_schema(source.path).names

@@ -75,12 +75,12 @@ def lines_of_widest_column(source: Source) -> str:
     program = (
         "import csv, json, sys; csv.field_size_limit(10**9); "
         f'rows = csv.reader(open(0, encoding="{_encoding(source)}", newline=""), '
-        f"delimiter={json.dumps(mark)}, quoting={quoting:d}, skipinitialspace=True, strict=True); names = next(rows); "
-        f'[print(json.dumps({record})) for row in rows if len(row) == {len(names)} or '
+        f"delimiter={json.dumps(mark)}, quoting={quoting:d}, skipinitialspace=True, strict=True); "
+        f'names = next(rows); [print(json.dumps({record})) for row in rows if len(row) == {len(names)} or '
         'row and sys.exit(f"error: line {rows.line_num} has {len(row)} cells")]')
     part = "its conversations" if is_chat else f"{short(names[widest])} alone"
-    return (f"Its first line names the columns {short(', '.join(names))}. To train on {part}, make JSON lines of "
-            f"{'them' if is_chat else 'it'}{lines_by(program, source)}")
+    return (f"Its first line names the columns {short(', '.join(names))}. To train on {part}, "
+            f"make JSON lines{lines_by(program, source)}")
 
 
 def _equal_rows(head: str, mark: str, quoting: Any) -> list[list[str]]:

@@ -20,7 +20,7 @@ from tokenizers import Tokenizer
 
 START, END = "<|im_start|>", "<|im_end|>"
 FIELDS = ("messages", "conversations")  # of a record, for its list of turns
-# Fields of a record with one question, which may be about a text, and its answer: Alpaca's, Dolly's, TRL's, GSM8K's.
+# Of a record with one question, which may be about a text, and its answer: Alpaca's, Dolly's, TRL's, GSM8K's names.
 ASKED, ABOUT = ("instruction", "prompt", "question"), ("input", "context")
 ANSWERED = ("output", "completion", "response", "answer")
 NAMES = {"role": "content", "from": "value"}  # a turn's fields: the usual names, and ShareGPT's
@@ -67,7 +67,7 @@ def turns_of(record: Any) -> tuple[Turn, ...]:
     turns = next((fields[field] for field in FIELDS if fields.get(field) and isinstance(fields[field], list)),
                  _question_and_answer(fields) if _holds_answer(fields) else None)
     if turns is None:
-        raise ValueError(f"has no list of turns in a field {' or '.join(FIELDS)}, nor a question and its answer")
+        raise ValueError(f"has no list of turns in a field {' or '.join(FIELDS)}, nor a question with an answer")
     read = [_turn_of(turn, f"turn {number}") for number, turn in enumerate(turns, 1)]
     answers = [turn.content.strip() for turn in read if turn.role == "assistant" and turn.counts]
     if not answers or "" in answers:
@@ -79,7 +79,7 @@ def turns_of(record: Any) -> tuple[Turn, ...]:
 
 
 def _question_and_answer(fields: dict[str, Any]) -> list[dict[str, str]]:
-    """The two turns of a record: what it asks with what that is about below, and its answer. Raises ValueError."""
+    """The two turns of a record: its question, with what that is about below, and its answer. Raises ValueError."""
     found = {names: next((fields[name] for name in names if fields.get(name) is not None), "")
              for names in (ASKED, ABOUT, ANSWERED)}
     for names, text in found.items():

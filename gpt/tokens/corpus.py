@@ -162,7 +162,8 @@ def _described(place: Path, unnamed: Metadata, looks_beside: bool = True) -> tup
     metadata = metadata_of(beside) if beside else unnamed
     train_files, val_files = _files_in(place, metadata)
     files = val_files or train_files
-    records = [record for split, record in metadata.splits.items() if files == [_folder_of(place) / f"{split}.bin"]]
+    records = [record for split, record in metadata.splits.items()
+               if files == [_folder_of(place) / f"{split}.bin"]]
     return files, replace(metadata, splits={"val": records[0]}) if records else unnamed
 
 
@@ -200,12 +201,14 @@ def _check_sha256(name: str, sha256: str, recorded: str | None, problem: str) ->
 
 
 def _check_same_ids(folder: Path, tokenizer_file: Path) -> None:
-    """Raises UserError (exit 3) if the tokenizer in a folder of validation tokens has an id that this one lacks."""
+    """Raises UserError (exit 3) if the tokenizer beside validation tokens has an id that this one lacks."""
     theirs = beside_tokens(folder, TOKENIZER)
-    if theirs and not load_tokenizer(theirs).get_vocab().items() <= load_tokenizer(tokenizer_file).get_vocab().items():
+    ours = load_tokenizer(tokenizer_file).get_vocab()
+    if theirs and not load_tokenizer(theirs).get_vocab().items() <= ours.items():
         raise UserError(Exit.DATA, f"the validation tokens in {printable(folder)} were made with another tokenizer "
-                                   "than the training tokens. Make them again: python pretokenize.py TEXT --output_dir "
-                                   f"{shell_word(folder)} --overwrite --tokenizer_file {shell_word(tokenizer_file)}")
+                                   "than the training tokens. Make them again: python pretokenize.py TEXT "
+                                   f"--output_dir {shell_word(folder)} --overwrite "
+                                   f"--tokenizer_file {shell_word(tokenizer_file)}")
 
 
 def _find_files(train: Path, metadata: Metadata) -> tuple[list[Path], list[Path]]:
