@@ -26,6 +26,7 @@ from gpt.common.names import FIRST_MODEL, MANIFEST, METADATA, TOKENIZER, TRAINS_
 from gpt.common.progress import Progress
 from gpt.common.words import percent, printable, shell_line, shell_word
 from gpt.hub.download import download_model_of
+from gpt.hub.names import as_recorded
 from gpt.machine import device
 from gpt.machine.backends import CPU, NVIDIA, gpu_in_use, gpu_of_this_system
 from gpt.machine.runtime import Runtime
@@ -164,9 +165,13 @@ def _check(args: Namespace, runtime: Runtime) -> Inputs:
     problems.stop()
     assert corpus
 
-    if resumed and args.init_from and not resumed.stored.state.init_from:
-        raise UserError(Exit.FLAGS, f"{printable(resumed.folder)} is of a run that began from random weights. Drop "
-                                    "--init_from.")
+    if resumed and args.init_from:
+        origin = resumed.stored.state.init_from
+        if not origin:
+            raise UserError(Exit.FLAGS, f"{printable(resumed.folder)} is of a run that began from random weights. Drop "
+                                        "--init_from.")
+        if origin != as_recorded(args.init_from):
+            out.say(f"resume      --init_from has no effect: the run began from {printable(origin)}")
     inputs = _with_size(args, corpus, args.max_minutes, out)
     if resumed:
         config = as_in_checkpoint(inputs.config, resumed.folder, args)

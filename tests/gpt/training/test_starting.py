@@ -105,7 +105,8 @@ def test_nanogpts_files_take_their_vocabulary_from_the_weights(run, corpus, tmp_
 
 
 @pytest.mark.parametrize("arch", ["qwen3", "llama"])
-def test_weights_of_others_are_trained_and_resumed_with_what_no_flag_says(arch, run, corpus, tmp_path, write_folder):
+def test_weights_of_others_are_trained_and_resumed_with_what_no_flag_says(arch, run, corpus, tmp_path, write_folder,
+                                                                          capsys):
     model = make_rotary(arch, vocab_size=512, head_dim=24, rms_norm_epsilon=1e-3, rope_theta=500.0,
                         rope_scaling=RotaryScaling(8.0, 1.0, 4.0, 24))
     folder = write_folder(tmp_path / "theirs", model)
@@ -115,5 +116,10 @@ def test_weights_of_others_are_trained_and_resumed_with_what_no_flag_says(arch, 
     assert train.main([*argv, "--init_from", str(folder), "--seq_length", "16", "--max_steps", "2"]) == 0
     config = read_config(tmp_path / "out/checkpoint-2")
     assert config == replace(model.config, seq_length=16)
-    assert train.main(["--resume_from", str(tmp_path / "out"), "--max_steps", "3"]) == 0
-    assert read_config(tmp_path / "out/checkpoint-3") == config
+    for step, origin in ((3, folder), (4, tmp_path / "out")):
+        capsys.readouterr()
+        resume = ["--resume_from", str(tmp_path / "out"), "--max_steps", str(step)]
+        assert train.main([*resume, "--init_from", str(origin)]) == 0
+        assert read_config(tmp_path / f"out/checkpoint-{step}") == config
+        said = capsys.readouterr().out
+        assert (f"--init_from has no effect: the run began from {folder}" in said) == (origin != folder)
