@@ -64,10 +64,10 @@ def turns_of(record: Any) -> tuple[Turn, ...]:
     without an answer to learn.
     """
     fields = record if isinstance(record, dict) else {}
-    turns = next((fields[field] for field in FIELDS if fields.get(field) and isinstance(fields[field], list)),
-                 _question_and_answer(fields) if _holds_answer(fields) else None)
-    if turns is None:
+    lists = [fields[field] for field in FIELDS if fields.get(field) and isinstance(fields[field], list)]
+    if not (lists or _holds_answer(fields)):
         raise ValueError(f"has no list of turns in a field {' or '.join(FIELDS)}, nor a question with an answer")
+    turns = lists[0] if lists else _question_and_answer(fields)
     read = [_turn_of(turn, f"turn {number}") for number, turn in enumerate(turns, 1)]
     answers = [turn.content.strip() for turn in read if turn.role == "assistant" and turn.counts]
     if not answers or "" in answers:
@@ -80,15 +80,16 @@ def turns_of(record: Any) -> tuple[Turn, ...]:
 
 def _question_and_answer(fields: dict[str, Any]) -> list[dict[str, str]]:
     """The two turns of a record: its question, with what that is about below, and its answer. Raises ValueError."""
-    found = {names: next((fields[name] for name in names if fields.get(name) is not None), "")
-             for names in (ASKED, ABOUT, ANSWERED)}
-    for names, text in found.items():
-        if not isinstance(text, str):
-            raise ValueError(f"its {next(name for name in names if fields.get(name) is not None)} is not text")
-    question = "\n\n".join(filter(str.strip, (found[ASKED], found[ABOUT])))
+    texts = {}
+    for names in (ASKED, ABOUT, ANSWERED):
+        name = next((name for name in names if fields.get(name) is not None), "")
+        texts[names] = fields[name] if name else ""
+        if not isinstance(texts[names], str):
+            raise ValueError(f"its {name} is not text")
+    question = "\n\n".join(filter(str.strip, (texts[ASKED], texts[ABOUT])))
     if not question or fields.get("history"):
         raise ValueError("has an empty question" if not question else "has a history besides its question")
-    return [{"role": "user", "content": question}, {"role": "assistant", "content": found[ANSWERED]}]
+    return [{"role": "user", "content": question}, {"role": "assistant", "content": texts[ANSWERED]}]
 
 
 def _turn_of(turn: Any, which: str) -> Turn:

@@ -49,7 +49,8 @@ def with_system(turns: list[Turn]) -> tuple[str | None, list[Turn]]:
 
 
 def chat_lines(conversations: list[list[Turn]]) -> str:
-    return "".join(json.dumps({"id": 1, "messages": messages(turns)}) + "\n" for turns in conversations)
+    others = {"prompt": ["not read"], "completion": 1}
+    return "".join(json.dumps({**others, "messages": messages(turns)}) + "\n" for turns in conversations)
 
 
 def shared_lines(conversations: list[list[Turn]]) -> str:
