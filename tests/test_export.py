@@ -127,7 +127,7 @@ def test_scaled_rotary_frequencies_are_a_tensor_of_a_llama_and_refused_of_a_qwen
         run(write_folder(tmp_path / "qwen3", make_any("qwen3", rope_scaling=SCALING)), tmp_path / "q.gguf")
 
 
-def test_the_gguf_has_the_template_of_conversations_and_ends_at_the_end_of_an_answer(tokenizer, tmp_path):
+def test_the_gguf_has_the_template_of_conversations_and_ends_at_the_end_of_an_answer(tokenizer, tmp_path, capsys):
     gguf = pytest.importorskip("gguf")
     jinja2 = pytest.importorskip("jinja2")
     folder = conversing_checkpoint(tmp_path / "out", tokenizer)
@@ -142,6 +142,7 @@ def test_the_gguf_has_the_template_of_conversations_and_ends_at_the_end_of_an_an
     segments = segments_of(turns, special_names(tokenizer))
     assert text == "".join(segment.text + segment.special for segment in segments) + f"{START}assistant\n"
     run(folder, tmp_path / "mine", "--format", "huggingface")
+    assert f"python generate.py --ckpt {tmp_path / 'mine'} --chat\n" in capsys.readouterr().out
     for name in ("chat_template.jinja", "generation_config.json", "tokenizer_config.json"):
         assert (tmp_path / "mine" / name).read_bytes() == (folder / name).read_bytes()
 

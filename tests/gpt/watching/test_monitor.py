@@ -24,6 +24,7 @@ from gpt.training.state import TrainState
 from gpt.training.validation import ValidationLoss
 from gpt.watching.curve import LossCurve
 from gpt.watching.monitor import Monitor
+from gpt.watching.verdict import LONGER
 from tests.helpers.checkpoints import no_warning
 from tests.helpers.machines import CPU
 from tests.helpers.terminals import drawn, terminal
@@ -99,6 +100,15 @@ def test_the_closing_lines_name_best_and_last_and_how_to_improve(overfitting, co
     folder = f"{overfitting.folder}/small"
     assert (f"\nTo improve: its size\npython train.py --config {folder}/config.toml \\\n"
             f"    --model_size mini --output_dir {folder}-mini\n") in text
+
+
+def test_advice_to_go_on_raises_a_used_up_patience_and_is_not_given_for_a_loss_worse_than_guessing(
+        overfitting, monkeypatch):
+    monkeypatch.setattr("gpt.watching.monitor.verdict", lambda *_: (LONGER, "it may"))
+    _, text = overfitting("--max_steps", "20", "--patience", "2", out="ended")
+    assert f"\npython train.py --resume_from {overfitting.folder}/ended --max_steps 180 --patience 4\n" in text
+    monkeypatch.setattr("gpt.watching.curve.LossCurve.verdict", lambda *_: "worse than guessing")
+    assert "To improve" not in overfitting("--max_steps", "20", out="diverged")[1]
 
 
 def test_a_run_without_a_tokenizer_says_where_to_copy_one(corpus, tmp_path, capsys):
