@@ -250,7 +250,7 @@ def check_same(found: Found, config: ModelConfig, train_sha256: str, tokenizer_s
     shape = {"arch": name_of(config), **asdict(config)}
     changed = [key for key, value in shape.items() if key != "dropout" and saved.get(key) != value]
     if changed:
-        # Another architecture has other fields, not all of which are flags.
+        # Another architecture has other fields, and some of them are no flags.
         flags = " ".join(f"--no-{key}" if shape[key] is False else f"--{key} {shape[key]}".removesuffix(" True")
                          for key in changed[:1 if "arch" in changed else None])
         new_run = (f"Another shape is another run:\npython train.py --config {shell_word(folder.parent / RUN_CONFIG)} "

@@ -139,7 +139,7 @@ def _is_finished(inputs: Inputs, recipe: Recipe, longest: Recipe, deadline: Dead
     if not is_patient:
         validations = several(state.validations_without_gain, "validation")
         more = f"{validations} brought no new best; raise --patience to continue"
-    if recipe.cooldown and is_patient:
+    elif recipe.cooldown:
         more = ("cooled down; to train on from before: python train.py --resume_from "
                 f"{shell_word(recipe.cooldown.source)} --output_dir {shell_word(f'{args.output_dir}-longer')} "
                 f"--max_steps {2 * recipe.total_steps}")

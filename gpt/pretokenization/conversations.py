@@ -28,8 +28,8 @@ from gpt.tokens.chat import (
 )
 
 FORM = 'each the form {"messages": [{"role": "user", "content": "..."}, {"role": "assistant", "content": "..."}]}'
-
 COLUMNS = (*FIELDS, "system", *ASKED, *ABOUT, "history", *ANSWERED)  # of a table
+
 
 # ---------------------------------------------------------------- which files hold conversations
 
@@ -45,7 +45,7 @@ def is_chat_lines(source: Source, name: str, head: bytes) -> bool:
         with contextlib.suppress(ValueError, RecursionError):
             fields = json.loads(line)
             if isinstance(fields, dict) and ("text" in fields or is_conversation(fields)):
-                return "text" not in fields
+                return is_conversation(fields)
     return False
 
 
@@ -54,7 +54,7 @@ def is_chat_table(source: Source, name: str, head: bytes) -> bool:
     with contextlib.suppress(OSError, ValueError):  # table_blocks reports a damaged table
         if is_parquet(source, name, head):
             names = optional("pyarrow.parquet", source.shown).read_schema(source.path).names
-            return "text" not in names and is_conversation(names)
+            return is_conversation(names)
     return False
 
 

@@ -22,7 +22,7 @@ from gpt.pretokenization.files import MARK, STDIN, Source
 from gpt.tokens.chat import is_conversation
 
 JSON_ENDINGS = (".jsonl", ".ndjson")
-TABLE_CHARACTERS = 2**20  # of a table, in which its columns are measured
+TABLE_CHARACTERS = 2**20  # of a table: they show which column has most text
 MARKS = ",;\t|"  # between the cells
 NO_TABLE: list[list[str]] = [[]]
 

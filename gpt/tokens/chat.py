@@ -47,8 +47,8 @@ class Segment(NamedTuple):
 
 
 def is_conversation(names: Collection[str]) -> bool:
-    """True if fields of these names hold a list of turns, or a question and its answer."""
-    return not {*FIELDS}.isdisjoint(names) or _holds_answer(names)
+    """True if fields of these names hold a list of turns, or a question and its answer, and no text of their own."""
+    return "text" not in names and (not {*FIELDS}.isdisjoint(names) or _holds_answer(names))
 
 
 def _holds_answer(names: Collection[str]) -> bool:

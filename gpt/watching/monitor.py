@@ -32,7 +32,7 @@ from model import SIZES
 SHORT_MICRO_BATCH_SECONDS = 0.005  # after a shorter one a GPU is likely to wait for the host
 TRACKER_SECONDS = 20.0  # the longest wait for trackers at the end of a run
 TRACKER_SECONDS_AFTER_SIGNAL = 5.0
-NEARLY_ALL = 0.99  # of the planned steps, without which the run is told as cut off
+NEARLY_ALL = 0.99  # of the planned steps: a run that made fewer was cut off
 MOST_SKIPPED_IN_A_ROW = 10  # fp16's loss scale is found within a few steps
 WATCHED_SECONDS = 10  # of training, or of waiting for data, before a warning
 # The parts of a step's line; a narrow terminal leaves out the last ones.

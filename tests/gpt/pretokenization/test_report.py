@@ -102,7 +102,8 @@ def test_a_json_array_is_refused_with_the_command_that_makes_lines_of_it(record,
     ("a.csv", ["id,text,text", "1,the long text,s"], "utf-8", ["the long text"]),
     ("a.csv", ["id,text", f"1,{'the cat ' * 30_000}"], "utf-8", ["the cat " * 30_000]),
     ("a.csv", ['"id, number";"the text, all"', "1;cat, dog"], "utf-8", ["cat, dog"]),
-    ("a.csv", ["id, text", '1, "cat, dog"'], "utf-8", ["cat, dog"])])
+    ("a.csv", ["id, text", '1, "cat, dog"'], "utf-8", ["cat, dog"]),
+    ("a.csv", ["prompt,response,text", "1,2,the cat"], "utf-8", ["the cat"])])
 def test_the_command_of_a_table_takes_the_column_with_most_text(name, rows, encoding, texts, tokenizer_file, capsys):
     write(name, "\r\n".join(rows).encode(encoding))
     run(name, "--tokenizer_file", str(tokenizer_file), "--encoding", encoding)
