@@ -101,7 +101,7 @@ def measure_everything(args: argparse.Namespace, out: Progress, signals: Signals
         folder, model = read_checkpoint(Path(args.ckpt), out.warn, lambda folder: (
             folder, load_model(folder, machine.device).eval()))
         tokenizer = tokenizer_of(folder, None, model.config.vocab_size)
-    scorer = Scorer(model, tokenizer, end_of_text_id(tokenizer, folder), machine, out, signals)
+    scorer = Scorer(model, folder, tokenizer, end_of_text_id(tokenizer, folder), machine, out, signals)
     facts = {"ckpt": as_recorded(str(folder)), "seq_length": model.config.seq_length, "device": machine.name,
              "precision": machine.precision}
     for name, value in facts.items():

@@ -7,6 +7,7 @@ import itertools
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -77,6 +78,7 @@ class Scorer:
     """
 
     model: Network
+    folder: Path  # of its checkpoint
     tokenizer: Tokenizer
     end_of_text_id: int | None
     machine: Machine

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from gpt.common.errors import UserError
-from gpt.common.words import several
+from gpt.common.words import several, shell_line, shell_word
 from gpt.evaluation.scoring import Document, Scorer
 from gpt.pretokenization.blocks import SAFE_CUT, SPACE_CUT, Findings, Reading, parts_of
 from gpt.pretokenization.encodings import refuse_undecodable
@@ -23,28 +23,32 @@ def texts_of(words: Sequence[str], scorer: Scorer) -> Iterator[tuple[str, Iterat
     An unpacked copy of a compressed or encoded file is deleted then. words are files, folders and globs. Raises
     UserError (exit 3) for an unreadable file, and Stopped at a signal.
     """
-    with leading_to_tokens():
+    with leading_to_tokens(words, scorer):
         for source in find_sources(words, scorer.out.say, {}):
             if KINDS[source.kind].is_chat:
                 raise source.error("holds conversations. Make tokens of it, and give --tokens chats:\n"
-                                   "python pretokenize.py FILE --tokenizer_file CHECKPOINT --output_dir chats "
-                                   "--val_fraction 0")
+                                   f"{_command_of([source.shown], scorer, 'chats')}")
             with tempfile.TemporaryDirectory() as folder:
                 source = unpacked(source, Path(folder) / "text", scorer.signals.look)
                 yield source.shown, documents_in(source, scorer)
 
 
 @contextlib.contextmanager
-def leading_to_tokens() -> Iterator[None]:
-    """Adds to a UserError that names a flag of pretokenize.py the command that takes the flag."""
+def leading_to_tokens(names: Sequence[str], scorer: Scorer) -> Iterator[None]:
+    """Adds to a UserError that names a flag of pretokenize.py the command that takes the flag, for these files."""
     try:
         yield
     except UserError as error:
         if " --" not in str(error) or "python " in str(error):
             raise
         raise UserError(error.code, f"{error} The flag goes to this command; then give --tokens new instead of "
-                                    "--text:\npython pretokenize.py FILE --tokenizer_file CHECKPOINT --output_dir new "
-                                    "--val_fraction 0") from error
+                                    f"--text:\n{_command_of(names, scorer, 'new')}") from error
+
+
+def _command_of(names: Sequence[str], scorer: Scorer, output_dir: str) -> str:
+    """The command that makes tokens of files, by the tokenizer of the scored checkpoint."""
+    return (f"python pretokenize.py {shell_line(names)} --tokenizer_file {shell_word(scorer.folder)} "
+            f"--output_dir {output_dir} --val_fraction 0")
 
 
 def documents_in(source: Source, scorer: Scorer) -> Iterator[Document]:
@@ -64,7 +68,7 @@ def documents_in(source: Source, scorer: Scorer) -> Iterator[Document]:
     splits_as_gpt2 = (scorer.end_of_text_id is not None
                       and vocabulary_of(tokenizer, scorer.end_of_text_id).splits_as_gpt2)
     reading = Reading(cut_pattern=SAFE_CUT if splits_as_gpt2 else SPACE_CUT)
-    with leading_to_tokens():
+    with leading_to_tokens([source.shown], scorer):
         for block in blocks_of(source, reading):
             texts = documents_of(block, [source], reading, found)
             refuse_undecodable(source, found)

@@ -192,8 +192,9 @@ def choose_optimizer(args: Namespace, config: ModelConfig, samples_per_step: int
         name = str(stored.settings.get("optimizer", "adamw"))  # an older program named none
         if args.optimizer not in ("auto", name) or name not in OPTIMIZERS:
             raise UserError(Exit.CHECKPOINT, f"--optimizer {args.optimizer}: the checkpoint has the moments of "
-                                             f"{shown(name)}, which it cannot use. Drop the flag, or give --init_from "
-                                             "to start from its weights alone.")
+                                             f"{shown(name)}, which it cannot use. Drop the flag; or, to start from "
+                                             "its weights alone, drop --resume_from and give --init_from and another "
+                                             "--output_dir.")
         return name, ""
     if args.optimizer != "auto":
         return args.optimizer, ""

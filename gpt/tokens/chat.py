@@ -78,18 +78,23 @@ def turns_of(record: Any) -> tuple[Turn, ...]:
     return tuple(read)
 
 
-def _question_and_answer(fields: dict[str, Any]) -> list[dict[str, str]]:
-    """The two turns of a record: its question, with what that is about below, and its answer. Raises ValueError."""
-    texts = {}
-    for names in (ASKED, ABOUT, ANSWERED):
-        name = next((name for name in names if fields.get(name) is not None), "")
-        texts[names] = fields[name] if name else ""
-        if not isinstance(texts[names], str):
-            raise ValueError(f"its {name} is not text")
-    question = "\n\n".join(filter(str.strip, (texts[ASKED], texts[ABOUT])))
+def _question_and_answer(fields: dict[str, Any]) -> list[Any]:
+    """The turns of a record: its question, with what that is about below, and its answer. Raises ValueError.
+
+    Question and answer may be lists of turns, as in TRL; then those of the question are not learned.
+    """
+    asked, about, answered = names = [next((name for name in names if fields.get(name) is not None), names[0])
+                                      for names in (ASKED, ABOUT, ANSWERED)]
+    if isinstance(fields.get(asked), list) and isinstance(fields.get(answered), list):
+        context = ({**turn, "weight": 0} if isinstance(turn, dict) else turn for turn in fields[asked])
+        return [*context, *fields[answered]]
+    given = {name: fields[name] for name in names if fields.get(name) is not None}
+    if not_text := [name for name, value in given.items() if not isinstance(value, str)]:
+        raise ValueError(f"its {not_text[0]} is not text")
+    question = "\n\n".join(filter(str.strip, (given.get(asked, ""), given.get(about, ""))))
     if not question or fields.get("history"):
         raise ValueError("has an empty question" if not question else "has a history besides its question")
-    return [{"role": "user", "content": question}, {"role": "assistant", "content": texts[ANSWERED]}]
+    return [{"role": "user", "content": question}, {"role": "assistant", "content": given.get(answered, "")}]
 
 
 def _turn_of(turn: Any, which: str) -> Turn:

@@ -255,5 +255,5 @@ def recognise(path: Path) -> Layout:
                                          "text:\npython pretokenize.py FILE --output_dir tokens")
     if len(head) >= MIN_TEXT_BYTES and not CONTROL.search(head):
         raise token_file_error(path, "holds text, not tokens. Make tokens of it:\n"
-                                     "python pretokenize.py FILE --output_dir tokens")
+                                     f"python pretokenize.py {shell_word(path)} --output_dir tokens")
     return LAYOUTS["nanogpt"]

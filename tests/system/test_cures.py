@@ -45,7 +45,7 @@ USUAL = {"--output_dir": "other", "--ckpt": "out", "--data_dir": "data", "--init
          "--output": "other.gguf", "FILE": "a.txt", "DATA": "data", "MORE": "b.txt",
          "TOKENIZER": "data/tokenizer.json",
          "--tokenizer_file": "data/tokenizer.json", "--model_size": "tiny", "--vocab_size": "300", "N": "300",
-         "--seq_length": "4", "--val_fraction": "0.01", "CHECKPOINT": "out", "--num_workers": "1"}
+         "--seq_length": "4", "--val_fraction": "0.01", "--num_workers": "1"}
 CPU = {"env": {"CUDA_VISIBLE_DEVICES": ""}}
 TWO = {"world_size": 2}
 ALONE: dict[str, Any] = {}
@@ -323,14 +323,14 @@ LATER = [
     Case("as its marks show", "pretokenize.py x.txt --output_dir new",
          text_in("iso2022_jp", "\u65e5\u672c\u8a9e\u306e\u6587\n" * 200)),
     Case("The flag goes to this command", "evaluate.py --ckpt out --text x.txt", text_in("utf-16"),
-         {"FILE": "x.txt", "CHECKPOINT": "out"}, adds="--encoding utf-16", drops="--text", again=True),
+         adds="--encoding utf-16", drops="--text", again=True),
     Case("full of control characters", "pretokenize.py x.txt --output_dir new",
          text_in("ascii", "a\0b c\0d\n" * 2000),
          until=" If it holds"),
     Case("--text_field, or an object with a text", "pretokenize.py k.jsonl --output_dir new", records("body"),
          {"--text_field": "body"}),
     Case("The flag goes to this command", "evaluate.py --ckpt out --text x.txt", text_in("latin-1"),
-         {"FILE": "x.txt", "CHECKPOINT": "out"}, adds="--encoding latin-1", drops="--text", again=True),
+         adds="--encoding latin-1", drops="--text", again=True),
     Case("Give the right --encoding", "pretokenize.py x.txt --encoding ascii --output_dir new", text_in("latin-1"),
          {"--encoding": "latin-1"}),
     Case("leave out --strict_utf8", "pretokenize.py x.txt --strict_utf8 --output_dir new",
@@ -365,8 +365,8 @@ LATER = [
     Case("does not exist. Give --teacher", f"{NEW} --teacher gone", values={"--teacher": "out"}),
     Case("but no manifest.json, and a run", f"{NEW}",
          lambda: (copied("out/checkpoint-6", "new/checkpoint-6")(), without("manifest.json", "new/checkpoint-6")())),
-    Case("which it cannot use. Drop", "train.py --resume_from out --max_steps 8 --optimizer muon",
-         drops="--optimizer"),
+    Case("which it cannot use. Drop", f"train.py --resume_from out {QUIET} --max_steps 8 --optimizer muon",
+         values={"--output_dir": "new"}, together=True),
     Case("raise --epochs or", "train.py --resume_from out", values={"--epochs": "2", "--max_steps": "8"}),
     Case("Give --preload auto", f"{NEW} --preload gpu".replace("--no-use_gpu ", "")),
     Case("nothing to measure; give it files", "evaluate.py --ckpt out", values={"--text": "a.txt"}),
@@ -380,6 +380,7 @@ LATER = [
          lambda: pickled(False)),
     Case("the folder gets no tokenizer", "export.py --from_nanogpt ck.pt --output e --n_head 2", pickled),
     Case("holds conversations. Make", "evaluate.py --ckpt out --text chats.jsonl", chats),
+    Case("--output_dir {output_dir} --val_fraction 0", "evaluate.py --ckpt out --text chats.jsonl", chats),
     Case("has no tokens yet", f"{NEW} b.txt --dry_run", again=True),
     Case("holds the tokens of", f"{NEW} b.txt", lambda: shutil.copytree("data", "b.txt.tokens")),
     Case("each step reads the text", f"{NEW} --batch_size 4000 --max_steps 1"),
@@ -434,7 +435,7 @@ LATER = [
     Case("is {kind}, not tokens", f"{NEW} --bin_file a.gz --vocab_size 300",
          lambda: Path("a.gz").write_bytes(gzip.compress(b"the cat " * 99))),
     Case("which tokens of conversations are", f"{NEW} --bin_file chats/train.bin --vocab_size 300", masked,
-         {"--data_dir": "chats"}, drops="--bin_file"),
+         {"--data_dir": "chats"}, drops="--bin_file", until=" (evaluate"),
     Case("fewer than a sequence of", f"{NEW} --seq_length 512 --data_dir data small", small_folder),
     Case("no validation tokens: over", f"{NEW} --data_dir small", lambda: small_folder("--val_fraction 0"),
          again=True),

@@ -32,4 +32,4 @@ def scorer(model_folder, tokenizer):
     """The model, ready to score; the id of the end of a text is 0."""
     model = load_model(model_folder, torch.device("cpu")).eval()
     with contextlib.closing(Progress(io.StringIO())) as out:
-        yield Scorer(model, tokenizer, 0, on_cpu(), out, Signals())
+        yield Scorer(model, model_folder, tokenizer, 0, on_cpu(), out, Signals())

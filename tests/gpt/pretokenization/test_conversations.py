@@ -135,6 +135,14 @@ def test_a_question_and_its_answer_are_two_turns(names):
              Turn("assistant", "two")) for text in texts * 9]
 
 
+def test_a_prompt_and_its_completion_may_be_lists_of_turns_and_the_completion_alone_is_learned():
+    record = {"prompt": messages([Turn("user", "Hello"), Turn("assistant", "Hi"), Turn("user", "2 + 2?")]),
+              "completion": messages([Turn("assistant", "4")])}
+    write("a.jsonl", (json.dumps(record) + "\n") * 9)
+    assert read("a.jsonl")[0] == 9 * [(Turn("user", "Hello", False), Turn("assistant", "Hi", False),
+                                       Turn("user", "2 + 2?", False), Turn("assistant", "4"))]
+
+
 def test_both_engines_give_a_conversation_the_same_bytes(tokenizer_file, capsys):
     pytest.importorskip("gigatoken")
     write("a.jsonl", chat_lines(chats()))
@@ -182,7 +190,9 @@ BAD = [
     *({"messages": [ANSWER, {"role": "assistant", "content": content}]} for content in ("", " \n")),
     {"conversations": [{"from": "gpt", "value": None}]}, {"prompt": "a"}, {"prompt": "a", "completion": " "},
     {"prompt": "a", "completion": None}, {"question": "a", "answer": 5}, {"question": " ", "answer": "a"},
-    {"prompt": [ANSWER], "completion": "a"}, {"instruction": "a", "input": 0, "output": "b"},
+    {"prompt": [ANSWER], "completion": "a"}, {"prompt": [ANSWER], "completion": []},
+    {"prompt": ["a"], "completion": [ANSWER]}, {"prompt": "a", "completion": [ANSWER]},
+    {"instruction": "a", "input": 0, "output": "b"},
     {"instruction": "a", "history": [["b", "c"]], "output": "b"}]
 
 

@@ -203,7 +203,7 @@ def test_validation_counts_the_tokens_and_bytes_that_evaluate_counts(chats):
     sums = [sum_losses(model, data.validation_batches(tokens, length, 4, 1000), lengths, on_cpu().autocast,
                        lambda: False) for length in (8, 128)]
 
-    scorer = Scorer(model.eval(), tokenizer, corpus.end_of_text_id, on_cpu(), Progress(), Signals())
+    scorer = Scorer(model.eval(), chats, tokenizer, corpus.end_of_text_id, on_cpu(), Progress(), Signals())
     [(name, documents)] = token_files_of([str(chats)], scorer)
     found = scorer.measure(documents, name)
     for each in sums:
