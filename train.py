@@ -74,7 +74,7 @@ def read_flags(argv: Sequence[str]) -> Namespace:
 
     g = parser.add_argument_group("length")
     g.add_argument("--batch_size", type=auto_or(whole(1, 2**20)), help="sequences per device per forward pass; auto: "
-                   "the largest part of a step that fits (default: up to 16,384 tokens on a GPU, 512 to 4,096 without)")
+                   "the largest part of a step that fits (default: up to 16,384 tokens on a GPU, 512 to 8,192 without)")
     g.add_argument("--gradient_accumulation_steps", type=whole(1, 2**20), default=world_size(), help="micro-batches "
                    "per step over all processes; double it to halve --batch_size (default: one for each process)")
     g.add_argument("--epochs", type=whole(1), help="passes over the tokens (default: by --max_steps, or size and text)")

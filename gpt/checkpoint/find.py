@@ -279,7 +279,7 @@ def with_more_text(folder: str, tokenizer: Path, state: TrainState, flags: Mappi
     cannot be mixed with the new ones.
     """
     new, minutes = f"more-{state.step}", 15 + round(state.seconds / 30)
-    paths = ([os.path.dirname(flags["bin_file"])] if flags.get("bin_file") else
+    paths = ([os.path.dirname(flags["bin_file"]) or "."] if flags.get("bin_file") else
              [each.path for each in folders_of(flags.get("data_dir", []))])
     old = [path for path in paths if beside_tokens(Path(path), METADATA)]
     return (f"python pretokenize.py MORE --output_dir {new} \\\n    --tokenizer_file {shell_word(tokenizer)}\n"

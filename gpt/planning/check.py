@@ -36,13 +36,11 @@ from gpt.planning.memory import (
 )
 from gpt.planning.plan import describe_machine, figure
 from gpt.planning.recipe import LOSS_CHUNK, choose_config, choose_options
-from gpt.planning.sizing import DEFAULT_SIZE
+from gpt.planning.sizing import DEFAULT_SIZE, FRACTION_OF_PEAK
 from model import SIZES, Options
 
 TOKENS_PER_PARAMETER = 20  # Hoffmann et al. 2022
-# Trainers of GPT-2 Small and larger ones report a third to a half of the data sheet's peak. The matrices of
-# narrower models than FULL_WIDTH are too small for that.
-FRACTION_OF_PEAK, FULL_WIDTH = 0.35, 768
+FULL_WIDTH = 768  # the matrices of narrower models are too small for FRACTION_OF_PEAK
 # Of the matrix products measured here: the ladder (gpt.benchmarks) reached 0.76 compiled and 0.55 eager on
 # 2 cores.
 FRACTION_ON_GPU = 0.45

@@ -51,7 +51,8 @@ def contradictions(args: argparse.Namespace) -> list[str]:
         "--min_lr: is above --learning_rate": args.learning_rate and (args.min_lr or 0) > args.learning_rate,
         "--min_lr: has no effect with a constant learning rate":
             args.min_lr is not None and args.lr_schedule == "constant" and not continues,
-        "--warmup_steps: ends after --max_steps": args.max_steps and (args.warmup_steps or 0) >= args.max_steps,
+        "--warmup_steps: does not end before --max_steps":
+            args.max_steps and (args.warmup_steps or 0) >= args.max_steps,
         "--n_embd: is not a multiple of --n_head": args.n_embd and args.n_head and args.n_embd % args.n_head,
         "--init_std: the weights are those of the checkpoint; drop it":
             any(change.startswith("init_std ") for change in args.config.changed),

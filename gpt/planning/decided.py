@@ -70,7 +70,7 @@ class Pace:
         return 2 * self.step + self.validation(recipe) + self.sample + max(self.last_save, save_seconds)
 
     def seconds(self, recipe: Recipe, steps_done: int = 0) -> float:
-        """Seconds from the steps done to the end of the run. Each epoch saves; each validation may save a best."""
+        """Seconds from the steps done to the end of the run. Each epoch may save, and each validation."""
         steps = recipe.total_steps - steps_done
         validations = recipe.num_times(recipe.eval_interval, steps_done)
         samples = recipe.num_times(recipe.sample_interval, steps_done)

@@ -84,7 +84,7 @@ REASONS = {
     "beta2": f"forgets half in {HALF_LIFE_TOKENS / 1e6:g}M tokens, within limits (Marek et al. 2025)",
     "cooldown": "a fifth of the steps is enough (Haegele et al. 2024)",
     "grad_clip": "as GPT-3 (Brown et al. 2020, appendix B)",
-    "weight_decay": f"{DECAY_OF_A_PASS}; over a small text by its passes and the model's size (Kim et al. 2025)",
+    "weight_decay": f"{DECAY_OF_A_PASS} for one pass; more over a small text, by passes and size (Kim et al. 2025)",
     "dropout": f"where a small text is read {MANY_PASSES} times or more (Kim et al. 2025)",
 }
 

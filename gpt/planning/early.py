@@ -2,7 +2,6 @@
 
 import glob
 import importlib.util
-import json
 import os
 import sys
 from argparse import Namespace
@@ -13,7 +12,6 @@ from typing import Any
 from gpt.checkpoint.recorded import held_by_another_run, steps_in
 from gpt.common.children import PROGRAM, run_child
 from gpt.common.errors import Exit, UserError, require, warn
-from gpt.common.files import read_text
 from gpt.common.flags import in_list
 from gpt.common.memory import let_segments_grow
 from gpt.common.names import METADATA, TRAINS_NEXT
@@ -86,14 +84,15 @@ def make_tokens(args: Namespace) -> None:
             *(["--tokenizer_file", tokenizer] if tokenizer else [])]
     if mark.exists():
         from gpt.pretokenization.sources import find_files, identity_of  # which import numpy
+        from gpt.tokens.metadata import read_metadata
 
-        recorded = json.loads(read_text(mark))
+        recorded = read_metadata(mark)
         files = find_files(texts, lambda _: None, {})
         if identity_of((file.shown, file.path) for file in files) != recorded.get("sources_identity"):
             make.append("--overwrite")
             resume = "" if args.resume_from else " --resume_from auto"
-            raise UserError(Exit.DATA, f"{printable(folder)} holds the tokens of "
-                                       f"{printable(', '.join(recorded['sources']))[:80]}, and these texts have other "
+            sources = printable(", ".join(recorded.get("sources", ["another program"])))[:80]
+            raise UserError(Exit.DATA, f"{printable(folder)} holds the tokens of {sources}, and these texts have other "
                                        f"names, sizes or times. Type:\n    python {shell_line(make)}\n    python "
                                        f"{shell_line(sys.argv)}{resume} --allow_new_data")
     elif is_one_of_several() or args.dry_run or args.overfit:

@@ -182,7 +182,7 @@ def _check(args: Namespace, runtime: Runtime) -> Inputs:
 
 
 def _with_size(args: Namespace, corpus: Corpus, max_minutes: float | None, out: Progress) -> Inputs:
-    """The inputs of a new run with the size for a corpus and these minutes, once the teacher fits it."""
+    """The inputs of a run with the size for a corpus and these minutes, once the teacher fits it."""
     with out.phase("measuring the processor"):
         sizing = choose_sizing(args, corpus, args.use_gpu, max_minutes, args.use_amp)
     config = choose_config(args, corpus.vocab_size, corpus.train.length, sizing)

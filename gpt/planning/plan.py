@@ -17,12 +17,12 @@ from gpt.machine.device import Machine, describe
 from gpt.ops.attention import attends_in_blocks, heads_for_kernel
 from gpt.optimizers.table import OPTIMIZERS
 from gpt.planning.decided import Pace, Setup
-from gpt.planning.defaults import helps_many_passes, most_passes
+from gpt.planning.defaults import OPEN_SCHEDULES, helps_many_passes, most_passes
 from gpt.planning.forecast import copied_in, describe_forecast
 from gpt.planning.memory import describe_memory, predicted_peak
 from gpt.planning.recipe import DEFAULT_SEQ_LENGTH, Recipe
 from gpt.planning.schedules import describe_schedule
-from gpt.tokens.corpus import Component
+from gpt.tokens.corpus import Component, Corpus
 from gpt.tokens.masks import Mask
 from gpt.tokens.mixture import weight_percent
 from gpt.tokens.ngrams import MANY_COPIES
@@ -200,7 +200,8 @@ def objections(setup: Setup) -> list[str]:
     most = most_passes(num_tokens, config.num_parameters, helps_many_passes(args))
     times = 0 if has_length or is_chosen else times_too_short(
         recipe.total_steps, recipe.total_steps * setup.tokens_per_step, num_tokens, config.num_parameters)
-    if is_small and not has_length and recipe.passes >= most and TRAINS_NEXT not in os.environ:
+    if is_small and not has_length and recipe.passes >= most and (
+            recipe.schedule not in OPEN_SCHEDULES and TRAINS_NEXT not in os.environ):
         teacher = "" if helps_many_passes(args) else ", or a second run with --teacher"
         lines.append(f"the run ends before its {args.max_minutes:g} min: after {most} passes this model only "
                      f"learns the text by heart. More text helps{teacher}.")
@@ -216,6 +217,14 @@ def objections(setup: Setup) -> list[str]:
         lines.append(f"--learning_rate {recipe.learning_rate:g} is far above the default of this run, and may diverge. "
                      f"Give --learning_rate {recipe.usual_learning_rate:.2g}.")
     return lines
+
+
+def _silent(corpus: Corpus, seq_length: int) -> float:
+    """The share of the training sequences without a token that counts, from a thousand of them."""
+    if not corpus.converses:
+        return 0.0
+    starts = spread_windows(corpus.train.length, seq_length, 1000) * seq_length
+    return 1 - float(Mask(corpus.train).rows(starts + 1, seq_length).any(1).mean())
 
 
 def _passes_of_components(setup: Setup) -> list[tuple[Component, float]]:
@@ -244,7 +253,8 @@ def early_objections(setup: Setup) -> list[str]:
     fewest = min((each.stream.length for each in corpus.validations), default=0)
     if corpus.val is None:
         given = f"--tokenizer_file {shell_word(corpus.tokenizer_path)} " if corpus.tokenizer_path else ""
-        lines.append("no validation tokens: overfitting will not be seen. Make some, and give --data_dir "
+        patience = ", and --patience has no effect" if args.patience else ""
+        lines.append(f"no validation tokens: overfitting will not be seen{patience}. Make some, and give --data_dir "
                      f"tokens:\npython pretokenize.py TEXT {given}--val_fraction 0.01 --output_dir tokens")
     elif fewest < MIN_VAL_TOKENS:
         lines.append(f"the validation set has {fewest:,} tokens: its loss is largely chance.")
@@ -252,8 +262,9 @@ def early_objections(setup: Setup) -> list[str]:
     if copied >= MANY_COPIES:
         lines.append(f"{percent(copied)} of the validation tokens stand word for word in the training text: "
                      "their loss counts memorized passages. Remove duplicates from the text.")
-    starts = spread_windows(num_tokens, config.seq_length, 1000) * config.seq_length
-    silent = 1 - Mask(corpus.train).rows(starts + 1, config.seq_length).any(1).mean() if corpus.converses else 0
+    silent = sum(part.weight * _silent(part.corpus, config.seq_length) for part in corpus.components)
+    if not corpus.components:
+        silent = _silent(corpus, config.seq_length)
     if silent > MANY_SILENT:
         cure = (f"Give --seq_length {2 * config.seq_length}, or more" if args.seq_length or not args.init_from else
                 f"Shorten the questions: the model sees {config.seq_length:,} tokens")

@@ -15,7 +15,7 @@ from gpt.architectures.table import ARCHITECTURES, DEFAULT, ModelConfig, beyond_
 from gpt.checkpoint.load import starting_config
 from gpt.checkpoint.stored import NEW_RUN, Stored
 from gpt.common.errors import Exit, UserError
-from gpt.common.words import count, several
+from gpt.common.words import count, several, shell_word
 from gpt.machine.device import Machine
 from gpt.optimizers.table import MUON_PAYS, OPTIMIZERS
 from gpt.planning import defaults
@@ -78,6 +78,12 @@ class Recipe(Schedule):
         """The recipe with another last step, counted from the run's first; intervals stay."""
         epochs = epochs_of(last_step * self.samples_per_step, self.samples_per_step, self.windows_per_epoch)
         return replace(self, total_steps=last_step, epochs=epochs)
+
+    def command_after_cooldown(self, output_dir: str) -> str:
+        """The command for twice the steps, in another folder, from where the cooldown began."""
+        assert self.cooldown
+        return (f"python train.py --resume_from {shell_word(self.cooldown.source)} --output_dir "
+                f"{shell_word(f'{output_dir}-longer')} --max_steps {2 * self.total_steps}")
 
     @property
     def passes(self) -> float:
@@ -178,6 +184,7 @@ def choose_options(recompute: bool, has_weights: bool, machine: Machine, began_w
 
 # ---------------------------------------------------------------- the optimizer
 
+ENDLESS = 2**40  # epochs, until the length that fits into --max_minutes is planned
 ADAMWS_OWN = ("learning_rate", "beta1", "beta2")  # people tune these for AdamW
 
 
@@ -235,9 +242,14 @@ class _Facts:
         return self.corpus.train.length
 
     @property
+    def is_pretrained(self) -> bool:
+        """True for a run from pretrained weights, resumed or not."""
+        return bool(self.args.init_from or self.stored.state.init_from)
+
+    @property
     def learns_to_answer(self) -> bool:
         """True for pretrained weights that are tuned on conversations."""
-        return bool(self.args.init_from and self.corpus.converses)
+        return self.is_pretrained and self.corpus.converses
 
     @property
     def usual_epochs(self) -> int:
@@ -248,7 +260,7 @@ class _Facts:
     @property
     def is_small(self) -> bool:
         """True for a text of fewer tokens than parameters, where the schedule knows its end from the start."""
-        return (self.num_tokens < self.config.num_parameters and not self.args.init_from
+        return (self.num_tokens < self.config.num_parameters and not self.is_pretrained
                 and self.args.lr_schedule not in defaults.OPEN_SCHEDULES)
 
 
@@ -308,13 +320,13 @@ def _choose_length(facts: _Facts, cooldown: Cooldown | None, overfits: bool, win
         samples = samples_seen + max(0, last_step - steps_done) * samples_per_step
         epochs = epochs_of(samples, samples_per_step, windows)
     elif args.max_minutes and not args.epochs:
-        # Passes over another text do not count. 2**40 is endless, until the length that fits is planned.
+        # Passes over another text do not count.
         most_epochs += samples_seen // windows if args.allow_new_data else 0
-        epochs = most_epochs if facts.is_small else 2**40
+        epochs = most_epochs if facts.is_small else ENDLESS
     else:
         usual_epochs = facts.sizing.epochs if facts.sizing else math.ceil(20 * num_parameters / num_tokens)
         limit = most_epochs if overfits else defaults.USUAL_PASSES
-        epochs = facts.value_of("epochs", facts.usual_epochs if args.init_from else min(limit, usual_epochs))
+        epochs = facts.value_of("epochs", facts.usual_epochs if facts.is_pretrained else min(limit, usual_epochs))
     steps_left = -(-max(0, epochs * windows - samples_seen) // samples_per_step)
     return epochs, min(steps_done + steps_left, most_steps or 2**62, length or 2**62)
 
@@ -334,7 +346,7 @@ def _choose_rates(facts: _Facts, optimizer: str, samples_per_step: int, total_st
     tokens_per_step = samples_per_step * facts.config.seq_length
     total_tokens = max(1, total_steps) * tokens_per_step
     of_lower_law = 0.0
-    if facts.args.init_from:
+    if facts.is_pretrained:
         of_lower_law = defaults.CONVERSING if facts.learns_to_answer else defaults.FINETUNING
     usual = defaults.usual_rates(optimizer, facts.config, tokens_per_step, total_tokens, of_lower_law)
     default = usual.learning_rate

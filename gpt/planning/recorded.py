@@ -7,12 +7,20 @@ from typing import Any
 import torch
 
 from gpt.architectures.table import by_flags, name_of
+from gpt.checkpoint.stored import Stored
 from gpt.common.config import Layer
 from gpt.hub.names import as_recorded
 from gpt.machine.device import name_of_dtype
 from gpt.planning.decided import Setup
 from gpt.planning.relations import flags_of_scope, of_another_recipe
+from gpt.tokens.corpus import Corpus
 from model import SIZES
+
+
+def measures_same_tokens(stored: Stored, corpus: Corpus, eval_tokens: int) -> bool:
+    """True if a resumed run measures the validation tokens that its checkpoint measured, and as many of them."""
+    return (stored.settings.get("eval_tokens", eval_tokens) == eval_tokens
+            and stored.data.get("val_sha256", corpus.val_identity) == corpus.val_identity)
 
 
 def flags_of_run(setup: Setup) -> Layer:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import data
 from gpt.common.errors import Exit, UserError
-from gpt.common.words import duration, several, shell_word, size
+from gpt.common.words import duration, several, size
 from gpt.machine.memory import available_ram
 from gpt.machine.runtime import Runtime
 from gpt.planning import defaults
@@ -26,8 +26,8 @@ from gpt.planning.memory import (
     micro_batch_of,
     setting_of,
 )
-from gpt.planning.recipe import Recipe, choose_options, choose_recipe
-from gpt.planning.recorded import same_everywhere
+from gpt.planning.recipe import ENDLESS, Recipe, choose_options, choose_recipe
+from gpt.planning.recorded import measures_same_tokens, same_everywhere
 from gpt.planning.relations import of_another_recipe
 from gpt.planning.sizing import FRACTION_OF_PEAK, UNKNOWN_PEAK
 from gpt.tokens.corpus import Corpus
@@ -45,7 +45,8 @@ def choose_setup(inputs: Inputs, runtime: Runtime, deadline: Deadline) -> Setup 
     """
     args, corpus = inputs.args, inputs.corpus
     machine, processes = runtime.machine, runtime.processes
-    options = choose_options(args.activation_checkpointing, bool(args.init_from), machine,
+    is_pretrained = bool(args.init_from or inputs.state.init_from)
+    options = choose_options(args.activation_checkpointing, is_pretrained, machine,
                              inputs.stored.environment)
     dropout = processes.from_first(lambda: _choose_dropout(inputs, options, runtime, deadline))
     config = replace(inputs.config, dropout=dropout)
@@ -61,7 +62,8 @@ def choose_setup(inputs: Inputs, runtime: Runtime, deadline: Deadline) -> Setup 
     recipe_for = partial(choose_recipe, args, config, corpus, most_batch_size, inputs.sizing,
                          inputs.stored)
     recipe = recipe_for(deadline.length)
-    if inputs.resumed and _is_finished(inputs, recipe, recipe_for(None), deadline, runtime):
+    if inputs.resumed and processes.from_first(
+            lambda: _is_finished(inputs, recipe, recipe_for(None), deadline, runtime)):
         return None
     memory = setting_of(args, config, options, machine, processes, recipe.optimizer, strategy)
     tokens_on_gpu = corpus.train.num_bytes if place == "gpu" else 0
@@ -130,7 +132,7 @@ def _is_finished(inputs: Inputs, recipe: Recipe, longest: Recipe, deadline: Dead
     corpus = inputs.corpus
     # Other validation tokens begin to count anew.
     is_patient = (state.validations_without_gain < (args.patience or math.inf)
-                  or inputs.stored.data.get("val_sha256", corpus.val_identity) != corpus.val_identity)
+                  or not measures_same_tokens(inputs.stored, corpus, recipe.eval_tokens))
     if state.step < recipe.total_steps and is_patient and not deadline.is_within(0):
         return False
     more = "raise --epochs or --max_steps to continue"
@@ -140,10 +142,9 @@ def _is_finished(inputs: Inputs, recipe: Recipe, longest: Recipe, deadline: Dead
         validations = several(state.validations_without_gain, "validation")
         more = f"{validations} brought no new best; raise --patience to continue"
     elif recipe.cooldown:
-        more = ("cooled down; to train on from before: python train.py --resume_from "
-                f"{shell_word(recipe.cooldown.source)} --output_dir {shell_word(f'{args.output_dir}-longer')} "
-                f"--max_steps {2 * recipe.total_steps}")
-    runtime.out.say(f"already at step {state.step:,} of {recipe.total_steps:,}; {more}")
+        more = f"cooled down; to train on from before: {recipe.command_after_cooldown(args.output_dir)}"
+    planned = f" of {recipe.total_steps:,}" if recipe.epochs < ENDLESS else ""
+    runtime.out.say(f"already at step {state.step:,}{planned}; {more}")
     if state.step == recipe.total_steps != state.validated_step and corpus.val and not args.dry_run:
         runtime.out.say("its last validation is missing and follows now")
         return False

@@ -23,8 +23,9 @@ def mix(folders: Sequence[DataDir], corpora: Sequence[Corpus]) -> Corpus:
     components = tuple(Component(name, part, part / sum(parts), corpus)
                        for name, part, corpus in zip(_short_names(folders), parts, corpora, strict=True))
     validations = [corpus.val for corpus in corpora if corpus.val is not None]
+    with_tokenizer = next((corpus for corpus in corpora if corpus.tokenizer_sha256), corpora[0])
     return replace(
-        corpora[0],
+        with_tokenizer,
         components=components,
         train=_joined([corpus.train for corpus in corpora]),
         val=_joined(validations) if validations else None,

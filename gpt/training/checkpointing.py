@@ -5,6 +5,7 @@ copy, training waits for the disk.
 """
 
 import contextlib
+import re
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -280,5 +281,11 @@ def command_for_card(given: Mapping[str, Any]) -> str:
         words.append(f"--no-{name}" if value is False else f"--{name}")
         if not isinstance(value, bool):
             texts = map(str, value if isinstance(value, list) else [value])
-            words += [text if is_on_hub(text) else Path(text).name or text for text in texts]
+            words += texts if name == "sample_prompt" else map(_without_folder, texts)
     return shell_line(words)
+
+
+def _without_folder(text: str) -> str:
+    """The last part of a path, which may have the weight of a mixture behind it; a name on the hub as it is."""
+    path, *weight = re.split(r":(?=[\d./e+-]+$)", text, maxsplit=1)
+    return text if is_on_hub(text) else ":".join([Path(path).name or path, *weight])

@@ -7,7 +7,7 @@ from gpt.checkpoint import load
 from gpt.common.words import printable, several, short
 from gpt.hub.names import as_recorded
 from gpt.optimizers.build import expected_state
-from gpt.planning.recorded import settings_of
+from gpt.planning.recorded import measures_same_tokens, settings_of
 from gpt.planning.schedules import schedule_of
 from gpt.training.state import Run
 
@@ -72,9 +72,8 @@ def forget_best_on_other_tokens(run: Run) -> None:
     Other tokens are another validation text, or another number of its tokens.
     """
     stored, corpus = run.setup.stored, run.setup.corpus
-    state, num_tokens = run.state, run.recipe.eval_tokens
-    is_same = (stored.settings.get("eval_tokens", num_tokens) == num_tokens
-               and stored.data.get("val_sha256", corpus.val_identity) == corpus.val_identity)
+    state = run.state
+    is_same = measures_same_tokens(stored, corpus, run.recipe.eval_tokens)
     if corpus.val is not None and state.best_val_loss is not None and not is_same:
         run.setup.runtime.out.say("resume      validation measures other tokens than before: the best so far, "
                                   f"{state.best}, does not count any more")

@@ -12,6 +12,7 @@ import data
 from gpt.architectures.table import Network
 from gpt.common.errors import UserError
 from gpt.common.words import printable_text
+from gpt.generation.prompts import Language, encode_prompt
 from gpt.generation.sampling import sample
 from gpt.ops.loss import IGNORED
 from gpt.ops.shards import reshard
@@ -141,7 +142,7 @@ class Validator:
             yield inputs_BT.to(device), targets_BT.to(device)
 
     def sample(self, num_tokens: int = SAMPLE_TOKENS) -> str | None:
-        """A short text by the model as it is, safe to print; None without a tokenizer, or after a signal.
+        """A short text by the model as it is, safe to print; None without ids for its prompt, or after a signal.
 
         It continues --sample_prompt; a model that learns conversations answers it.
         """
@@ -150,10 +151,16 @@ class Validator:
         model, setup = self._run.model, self._run.setup
         signals = setup.runtime.signals
         prompt, ids = setup.args.sample_prompt or "\n", []
-        asked, end_id = self.tokenizer.encode(prompt, add_special_tokens=False).ids, setup.corpus.end_of_text_id
+        end_id = setup.corpus.end_of_text_id
         if setup.corpus.converses:
             prompt = f"{setup.args.sample_prompt or 'Hello'}\n"
             asked, end_id = prompt_ids([Turn("user", prompt.strip())], self.tokenizer), self.tokenizer.token_to_id(END)
+        else:
+            end_ids = () if end_id is None else (end_id,)
+            try:
+                asked = encode_prompt(prompt, Language.of(self.tokenizer, setup.corpus.vocab_size, end_ids))
+            except UserError:  # a vocabulary without ids for the prompt
+                return None
         with setup.runtime.out.phase("sampling"), setup.runtime.clock.pause():
             model.eval()
             with contextlib.suppress(UserError):  # logits that are not finite: the next steps end the run

@@ -65,7 +65,7 @@ class Monitor:
         self._curve = LossCurve(math.log(setup.config.vocab_size), setup.recipe.lower_learning_rate)
         self._overfitting = OverfittingWatch()
         self._first_step = self._last_logged = run.state.step
-        self._last_loss = math.nan
+        self._last_loss, self._step_of_loss = math.nan, 0
         self._bits_per_byte: float | None = None  # of the last validation
         self._results: list[Figures] = []  # of the steps since the last logged one
         self._num_counted = 0  # the first of these, which catch_up has counted
@@ -144,7 +144,8 @@ class Monitor:
         """Prints and records one logged step."""
         step, recipe = logged.step, self._run.recipe
         lr = recipe.learning_rate_at(step)
-        self._last_loss = figures["loss"] or self._last_loss
+        if figures["loss"]:
+            self._last_loss, self._step_of_loss = figures["loss"], step
         tokens_per_second = self._run.setup.tokens_per_step / step_seconds
         utilization = mfu(tokens_per_second, self._config, self._runtime)
         backend = self._runtime.machine.backend
@@ -261,18 +262,23 @@ class Monitor:
         self._out.close()
         if advice := self._curve.verdict(self._last_loss):
             self._out.warn(advice)
-        forecast = forecast_of(self._run.setup) if self._runtime.signals.number is None else None
+        forecast = None if self._is_cut_off else forecast_of(self._run.setup)
         closing = {
             "trained": f"{several(state.step, 'step')}, {state.samples_seen * self._config.seq_length:,} tokens; "
                        f"{duration(self.seconds)} since this start",
             "loss": "" if math.isnan(self._last_loss)
-                    else f"{self._last_loss:.4f} at step {self._last_logged:,}",
+                    else f"{self._last_loss:.4f} at step {self._step_of_loss:,}",
             "val loss": "" if state.best_val_loss is None else f"{state.best}, the best",
             "forecast": f"{forecast.low:.2f} to {forecast.high:.2f} bits per byte nine times in ten; it is "
                         f"{self._bits_per_byte:.2f}" if forecast and self._bits_per_byte else "",
             "skipped": several(state.skipped_steps, "step") if state.skipped_steps else "",
             "checkpoint": f"{printable(self._args.output_dir)}/checkpoint-{state.step}" if is_saved else "none"}
         self._out.say("\n".join(f"{name:<12}{value}" for name, value in closing.items() if value))
+
+    @property
+    def _is_cut_off(self) -> bool:
+        """True if the run made fewer steps than planned."""
+        return self.state.step < NEARLY_ALL * self._run.recipe.total_steps
 
     def say_what_next(self, best_step: int) -> None:
         """Prints the next command: to generate, and how to improve; after a signal the one to continue, alone.
@@ -312,7 +318,7 @@ class Monitor:
         how, why = verdict(self._overfitting.validations, self._overfitting.losses[-1][0], tokens_seen,
                            corpus.train.length, config.num_parameters, sizes)
         has_patience = state.validations_without_gain < (args.patience or math.inf)
-        if state.step < NEARLY_ALL * recipe.total_steps and has_patience:
+        if self._is_cut_off and has_patience:
             how, why = LONGER, (f"{args.max_minutes:g} min were over at step {state.step:,} of "
                                 f"{recipe.total_steps:,}, as steps took longer than measured")
         if not how or not corpus.tokenizer_path:
@@ -332,10 +338,9 @@ class Monitor:
             length = getattr(args, unit) or (recipe.epochs if state.init_from else math.ceil(state.seconds / 60))
             length *= 2 if state.init_from else max(2, math.ceil(times_too_short(
                 state.step, tokens_seen, corpus.train.length, config.num_parameters)))
-            start = (f"{shell_word(recipe.cooldown.source)} --output_dir {folder}-{how}" if recipe.cooldown
-                     else folder)  # what has cooled down has ended
             patience = "" if has_patience else f" --patience {state.validations_without_gain + args.patience}"
-            command = f"python train.py --resume_from {start} --{unit} {length:.12g}{patience}"
+            command = (recipe.command_after_cooldown(args.output_dir) if recipe.cooldown else
+                       f"python train.py --resume_from {folder} --{unit} {length:.12g}{patience}")
         elif how == MORE_TEXT:
             if recipe.overfits and recipe.passes > FRESH and not helps_many_passes(args):
                 why += f". Give it more text, or teach a second model: --teacher {best} --output_dir {folder}-2"

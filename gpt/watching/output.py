@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from gpt.architectures.fields import is_number
+from gpt.checkpoint.find import is_inside
 from gpt.checkpoint.folder import delete_other_runs
 from gpt.common.config import write_toml
 from gpt.common.names import LOG, RUN_CONFIG
@@ -33,6 +34,7 @@ def open_output(run: Run, argv: Sequence[str], checkpointer: Checkpointer) -> It
     out, is_first = runtime.out, runtime.processes.is_first
     resumed, output_dir = setup.resumed.folder if setup.resumed else None, Path(args.output_dir)
     flags = flags_of_run(setup)
+    replaces = bool(args.overwrite and resumed and not is_inside(resumed, output_dir))
     out.write_log(output_dir / LOG, shell_line(["python", "train.py", *argv]), state.step,
                   appends=bool(state.step or args.resume_from))
     runtime.signals.on_stop(
@@ -45,7 +47,7 @@ def open_output(run: Run, argv: Sequence[str], checkpointer: Checkpointer) -> It
                        f"    python train.py --resume_from {shell_word(output_dir)}", run.recipe.reasons)
     checkpointer.start(resumed)
 
-    recorder = Recorder(args, output_dir, state, out, is_silent=not is_first, config={
+    recorder = Recorder(args, output_dir, state, out, is_silent=not is_first, replaces=replaces, config={
         **flags.values, **settings_of(setup)["environment"], "parameters": setup.config.num_parameters})
     checkpointer.validations += [(row["step"], row["val_loss"], row.get("bits_per_byte"))
                                  for row in recorder.rows if is_number(row.get("val_loss"))]

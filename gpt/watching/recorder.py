@@ -50,13 +50,14 @@ def append_row(path: Path, row: Fields, what: str) -> None:
 class Recorder:
     """Records a run in metrics.jsonl, one JSON object a line, and in its trackers. A full disk costs the line.
 
-    The constructor cuts the file back to the step of the state, 0 empties it, so that it never holds a step
-    twice; rows are the lines that it keeps. It starts the trackers of --tracker. config has the run's settings,
-    for them. A silent recorder, as in all processes but the main one, records nothing.
+    The constructor cuts the file back to the step of the state, so that it never holds a step twice; 0 empties it, and
+    so does a run that replaces another one in its folder. rows are the lines that it keeps. It starts the trackers of
+    --tracker. config has the run's settings, for them. A silent recorder, as in all processes but the main one,
+    records nothing.
     """
 
     def __init__(self, flags: Namespace, output_dir: Path, state: TrainState, out: Progress,
-                 config: Fields | None = None, is_silent: bool = False):
+                 config: Fields | None = None, is_silent: bool = False, replaces: bool = False):
         self._path = output_dir / METRICS
         self._lock = threading.Lock()  # a warning may come from another thread
         self._out, self._is_silent = out, is_silent
@@ -64,12 +65,12 @@ class Recorder:
         self._trackers: list[Tracker] = []
         if is_silent:
             return
-        recorded = rows_in(self._path.read_bytes()) if self._path.exists() and state.step else []
+        recorded = rows_in(self._path.read_bytes()) if self._path.exists() and state.step and not replaces else []
         self.rows = [row for row in recorded
                      if row["step"] <= (state.validated_step if "val_loss" in row else state.step)]
         write_whole(self._path, "".join(json.dumps(row) + "\n" for row in self.rows))
         names = requested_trackers(flags)
-        number = run_id(output_dir, bool(state.step or flags.resume_from)) if names else ""
+        number = run_id(output_dir, bool(state.step or flags.resume_from) and not replaces) if names else ""
         self._trackers = [Tracker(name, RecordedRun(number, state.step, config or {}, str(output_dir / name)), out)
                           for name in names]
 

@@ -10,7 +10,7 @@ from gpt.common.errors import Exit, UserError
     ("--data_dir a b --bin_file c.bin", "--bin_file: not with several folders in --data_dir"),
     ("--min_lr 1 --learning_rate 0.1", "--min_lr: is above --learning_rate"),
     ("--no-use_lr_scheduler --min_lr 0", "--min_lr: has no effect with a constant learning rate"),
-    ("--warmup_steps 10 --max_steps 10", "--warmup_steps: ends after --max_steps"),
+    ("--warmup_steps 10 --max_steps 10", "--warmup_steps: does not end before --max_steps"),
     ("--n_embd 10 --n_head 3", "--n_embd: is not a multiple of --n_head"),
     ("--init_from a --no-tie_weights", "--tie_weights: not with --init_from"),
     ("--n_inner 64", "--n_inner: has no effect without --arch qwen3|llama"),

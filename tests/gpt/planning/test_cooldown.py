@@ -117,6 +117,21 @@ def test_a_run_goes_on_from_its_plateau_after_a_cooldown(run, plateau):
     assert same_tensors(plateau / "checkpoint-30", run.folder / "whole/checkpoint-30")
 
 
+def test_a_cooldown_that_replaces_another_run_keeps_nothing_of_its_metrics(run, plateau):
+    run.ok("--max_steps", "12", "--eval_interval", "4", *EVERY, out="other")
+    assert rates_of(run.folder / "other").keys() >= {1, 12}
+    run.ok("--cooldown_from", str(plateau / "checkpoint-10"), "--overwrite", *EVERY, out="other")
+    assert min(rates_of(run.folder / "other")) == 11
+
+
+def test_the_advice_after_a_cooldown_is_the_command_that_a_resume_of_it_prints(run, plateau, monkeypatch):
+    monkeypatch.setattr("gpt.watching.monitor.verdict", lambda *_: ("longer", "it still learns"))
+    text = run.ok("--cooldown_from", str(plateau), "--cooldown", "4", *EVERY, out="new")
+    command = text.split("To improve: it still learns\n")[1].splitlines()[0]
+    assert command.endswith("--max_steps 48")
+    assert command in run.ok("--resume_from", str(run.folder / "new"), out="new")
+
+
 def test_a_cooldown_that_is_not_possible_is_refused(run, plateau):
     assert run("--cooldown_from", str(plateau / "checkpoint-10"))[0].code == Exit.CHECKPOINT  # later ones are there
     said = run.refused(Exit.FLAGS, "--cooldown_from", str(plateau / "checkpoint-10"), "--min_lr", "0.001", out="new")

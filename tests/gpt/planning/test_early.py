@@ -64,6 +64,15 @@ def test_texts_become_tokens_once_and_the_run_trains_on_them(place, capfd):
     assert refusal("texts")[0] == Exit.DATA
 
 
+@pytest.mark.parametrize(("content", "said"), [
+    ('{"vocab_size": 512}', "texts.tokens holds the tokens of another program"), ('{"vocab', "it is not JSON")])
+def test_a_folder_of_tokens_with_foreign_or_damaged_metadata_is_refused(place, content, said):
+    (place / "texts.tokens").mkdir()
+    (place / "texts.tokens/metadata.json").write_text(content)
+    assert refusal("texts")[0] == Exit.DATA
+    assert said in refusal("texts")[1]
+
+
 def test_of_many_texts_each_one_counts(tmp_path):
     files = [(f"{number}.txt", tmp_path / "same") for number in range(1200)]
     assert identity_of(files) == identity_of(files)

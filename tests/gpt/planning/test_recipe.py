@@ -18,12 +18,12 @@ NUM_TOKENS = 8 * 4001
 
 
 def recipe(*flags: str, width: int = 16, num_tokens: int = NUM_TOKENS, converses: bool = False,
-           **settings) -> Recipe:
+           began_from: str = "", **settings) -> Recipe:
     """What flags and the settings of a checkpoint make of a tiny model, four sequences of eight tokens a step."""
     args = train.read_flags(["--optimizer", "adamw", *flags])
     stored = NEW_RUN
     if settings:
-        stored = Stored(TrainState(100, samples_seen=400), {"optimizer": "adamw", **settings})
+        stored = Stored(TrainState(100, samples_seen=400, init_from=began_from), {"optimizer": "adamw", **settings})
     corpus: Any = types.SimpleNamespace(train=types.SimpleNamespace(length=num_tokens), converses=converses)
     return choose_recipe(args, GPTConfig(70, 8, 1, 2, width), corpus, 4, None, stored)
 
@@ -141,3 +141,15 @@ def test_pretrained_weights_learn_to_answer_in_small_steps_at_the_rate_of_a_new_
     assert chats.learning_rate == pytest.approx(10 * text.learning_rate, rel=0.3)
     many = 8 * 2**20
     assert (recipe(*weights, width=64, num_tokens=many, converses=True).batch_size, text.batch_size) == (4, 4)
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+def test_a_resumed_run_from_pretrained_weights_keeps_the_rules_for_them(optimizer):
+    """Another step size gets another rate, and many passes over a small text neither decay nor dropout."""
+    flags = ("--optimizer", optimizer, "--max_steps", "50000", "--batch_size", "4")
+    new = recipe("--init_from", "out", *flags, width=64)
+    resumed = recipe(*flags, width=64, began_from="out", optimizer=optimizer, batch_size=2, accumulation=1,
+                     learning_rate=1e-9)
+    for name in ("learning_rate", "usual_learning_rate", "weight_decay", "overfits"):
+        assert getattr(resumed, name) == getattr(new, name), name
+    assert recipe(*flags, width=64).learning_rate > 5 * new.learning_rate

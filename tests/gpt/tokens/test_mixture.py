@@ -58,6 +58,15 @@ def test_a_mixture_holds_the_tokens_of_its_folders_in_their_order(folders):
     assert prose.components == ()
 
 
+def test_a_mixture_has_the_tokenizer_of_any_of_its_folders(folders):
+    Path("prose/tokenizer.json").unlink()
+    edit("prose", tokenizer_sha256=None)
+    for words in (("prose", "code"), ("code", "prose")):
+        corpus = opened(*words)
+        assert corpus.tokenizer_path == Path("code/tokenizer.json")
+        assert corpus.tokenizer_sha256 == opened("code").tokenizer_sha256
+
+
 def test_the_identity_of_a_mixture_depends_on_folders_order_and_weights(folders):
     first = opened("prose:3", "code:1").identity
     assert first == opened("prose:0.75", "code:.25").identity

@@ -265,6 +265,12 @@ def test_a_validation_of_few_windows_takes_those_with_an_answer(run, chats, tmp_
     assert "--seq_length" not in run.ok("--data_dir", str(tmp_path / "few"), *STEPS, "--seq_length", "256", out="long")
     assert [row["val_loss"] > 0 for row in metrics_of(run.folder / "out") if "val_loss" in row] == [True, True]
 
+    shutil.copytree(chats, tmp_path / "most")
+    text = run.ok("--data_dir", f"{tmp_path}/few:1", f"{tmp_path}/most:1", *STEPS, "--dry_run")
+    alone = run.ok("--data_dir", str(chats), *STEPS, "--dry_run")
+    shares = [float((re.findall(r"warning: ([\d.]+)% of the sequences", said) or [0])[0]) for said in (text, alone)]
+    assert shares[0] == pytest.approx((silent + shares[1]) / 2, abs=12), "by the weights, not by the sizes"
+
 
 # ---------------------------------------------------------------- a model that lacks the ids of conversations
 

@@ -17,7 +17,7 @@ from gpt.planning.memory import checkpoint_bytes_of, has_room_for_copy
 from gpt.tokens.chat import START, special_names, template_of
 from gpt.tokens.corpus import Corpus
 from gpt.tokens.tokenizer import load_tokenizer
-from gpt.training.checkpointing import Checkpointer
+from gpt.training.checkpointing import Checkpointer, command_for_card
 from gpt.training.validation import ValidationLoss
 from model import GPTConfig
 from tests.helpers.training import metrics_of, same_tensors
@@ -189,3 +189,10 @@ def test_a_disk_that_fills_up_costs_the_checkpoint_and_not_the_run(run, monkeypa
     assert not list((run.folder / "out").glob(".tmp*"))
     calls[:] = []
     run.refused(Exit.MACHINE, "--max_steps", "2", out="full")
+
+
+def test_the_command_of_the_card_shows_names_without_folders_and_weights_and_prompts_as_they_are():
+    given = {"data_dir": ["/home/me/prose:1/3", "tok:0.5", "last:2e-1"], "sample_prompt": "yes/no?", "compile": False,
+             "init_from": "hf://a/b", "bin_file": "../x/train.bin"}
+    assert command_for_card(given) == ("python train.py --data_dir prose:1/3 tok:0.5 last:2e-1 --sample_prompt "
+                                       "'yes/no?' --no-compile --init_from hf://a/b --bin_file train.bin")

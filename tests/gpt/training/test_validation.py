@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from tokenizers import Tokenizer, models, pre_tokenizers
 
 import data
 from gpt.checkpoint.stored import Stored
@@ -24,6 +25,18 @@ from gpt.training.strategies import CudaGraphs
 from gpt.training.validation import LossSums, sum_losses
 from model import GPT, GPTConfig
 from tests.helpers.training import recipe, small_batch, small_model
+
+
+@pytest.mark.parametrize("vocabulary", [{"the": 0, "cat": 1}, {"the": 0, "cat": 1, "[UNK]": 2}])
+def test_a_run_whose_tokenizer_has_no_ids_for_the_prompt_shows_no_sample(run, tmp_path, vocabulary):
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()  # type: ignore[misc]
+    tokenizer.save(str(tmp_path / "t.json"))
+    (np.arange(900) % 2).astype("<i2").tofile(tmp_path / "train.bin")
+    for prompt in ("\n", "unknown"):
+        text = run.ok("--data_dir", str(tmp_path), "--tokenizer_file", str(tmp_path / "t.json"), "--max_steps", "4",
+                      "--sample_interval", "2", "--sample_prompt", prompt, "--overwrite")
+        assert ("sample at step" in text) == (prompt == "unknown" and len(vocabulary) == 3)
 
 
 @pytest.fixture
