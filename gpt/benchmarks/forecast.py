@@ -36,6 +36,8 @@ def refit(folder: Path) -> None:
     other texts stay in the table.
     """
     texts = sorted(path.parent for path in folder.glob(f"*/{METADATA}"))
+    if not texts:
+        sys.exit(f"{folder} holds no folder of tokens, and the table stays as it is.")
     runs = [(text, minutes) for text in texts for minutes in MINUTES]
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         outs = list(pool.map(lambda run: trained(run[0], run[1], folder / "runs"), runs))
@@ -93,7 +95,10 @@ def line_of(folder: Path) -> dict[str, object]:
 
 
 if __name__ == "__main__":
+    folders = [Path(word) for word in sys.argv[1:] if word != "--refit"]
+    if not folders or not all(folder.is_dir() for folder in folders):
+        sys.exit("Give the folders of finished runs, or --refit and a folder with folders of tokens.")
     if sys.argv[1] == "--refit":
-        refit(Path(sys.argv[2]))
+        refit(folders[0])
     else:
-        write_table((line_of(Path(folder)) for folder in sys.argv[1:]), sys.stdout)
+        write_table(map(line_of, folders), sys.stdout)

@@ -60,8 +60,10 @@ def recorded_flags(given: Mapping[str, Any], of_a_call: Collection[str] = ()) ->
     has_config = (folder / RUN_CONFIG).exists()
     recorded = layer.given.pop("mirror_to", None) or layer.decided.pop("mirror_to", None)
     mirror = given.get("mirror_to", recorded and str(recorded))
-    # An output folder keeps its lock file, and no lock file is copied: without one the folder is a mirror, moved.
-    is_moved = mirror and "mirror_to" not in given and has_config and not (folder / LOCK).exists()
+    # An output folder keeps its lock file, and no lock file is copied: without one the folder is a mirror, moved, or
+    # a copy of it in the place of the output folder.
+    is_moved = (mirror and "mirror_to" not in given and has_config and not (folder / LOCK).exists()
+                and not is_same_folder(output_dir, folder))
     is_mirror = is_moved or (mirror and is_same_folder(mirror, folder))
     if has_config and not is_mirror:
         layer.decided["output_dir"] = str(folder)

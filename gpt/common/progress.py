@@ -1,6 +1,7 @@
 """The output of a command: a bar on a terminal, whole lines elsewhere, and a copy of every line in log.txt."""
 
 import contextlib
+import errno
 import os
 import sys
 import threading
@@ -10,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
-from gpt.common.errors import UserError
+from gpt.common.errors import Exit, UserError
 from gpt.common.files import append_line
 from gpt.common.ranks import is_main
 from gpt.common.terminal import LISTENERS, columns_of, folded, in_notebook, print_line
@@ -32,7 +33,8 @@ class Progress:
     one alone prints.
 
     As a context manager it also keeps every line for write_log: lines of print_line too, and at the end the
-    error that ends the command, with the traceback of a bug.
+    error that ends the command, with the traceback of a bug. Without a log, lines that a full disk has lost raise a
+    UserError (exit 5) there.
 
     on_terminal is True where a bar can be drawn: not in a notebook, though its cells look like a terminal.
     doing is the current phase, for example 'step 12'; any thread may read it.
@@ -51,6 +53,7 @@ class Progress:
         self._log: Path | None = None
         self._unwritten: list[str] = []  # lines from before write_log
         self._has_lost_lines = False
+        self._why_lost = ""  # from the operating system, for lines to stdout
 
         self._bar: Any = None
         self._bar_text = ""
@@ -72,6 +75,8 @@ class Progress:
             self._record("".join(traceback.format_exception(error)).rstrip())
         LISTENERS.remove(self._record)
         self.close()
+        if self._why_lost and error is None and self._log is None:
+            raise UserError(Exit.MACHINE, f"standard output: {self._why_lost}. The printed lines are lost.")
 
     def say(self, line: str = "") -> None:
         """Prints one or more whole lines, above the bar if there is one."""
@@ -87,7 +92,9 @@ class Progress:
                 self.stream.flush()
                 if self._bar is not None:
                     self._bar.refresh()
-            except (OSError, ValueError):  # the reader of stdout has gone away
+            except (OSError, ValueError) as error:  # the reader of stdout has gone away, or its disk is full
+                if isinstance(error, OSError) and error.errno != errno.EPIPE:
+                    self._why_lost = error.strerror or ""
                 self.stream = open(os.devnull, "w")  # noqa: SIM115
                 self._bar = None
 

@@ -14,6 +14,7 @@ from gpt.pretokenization.blocks import SAFE_CUT, SPACE_CUT, Findings, Reading, p
 from gpt.pretokenization.encodings import refuse_undecodable
 from gpt.pretokenization.files import Source, refuse_changed, unpacked
 from gpt.pretokenization.sources import KINDS, blocks_of, documents_of, find_sources
+from gpt.tokens.faithful import decodes_to_itself
 from gpt.tokens.tokenizer import opening_ids, vocabulary_of
 
 
@@ -67,6 +68,7 @@ def documents_in(source: Source, scorer: Scorer) -> Iterator[Document]:
     num_bytes = 0
     splits_as_gpt2 = (scorer.end_of_text_id is not None
                       and vocabulary_of(tokenizer, scorer.end_of_text_id).splits_as_gpt2)
+    is_faithful, lost = decodes_to_itself(tokenizer), 0
     reading = Reading(cut_pattern=SAFE_CUT if splits_as_gpt2 else SPACE_CUT)
     with leading_to_tokens([source.shown], scorer):
         for block in blocks_of(source, reading):
@@ -75,8 +77,11 @@ def documents_in(source: Source, scorer: Scorer) -> Iterator[Document]:
             for text in texts:
                 for part in parts_of(text.encode(), reading):  # a long document has many parts
                     scorer.signals.look()
+                    part_ids = tokenizer.encode(part.decode(), add_special_tokens=False).ids
+                    if not is_faithful:
+                        lost += max(0, len(part) - len(tokenizer.decode(part_ids, skip_special_tokens=False).encode()))
                     num_bytes += len(part)
-                    ids.append(np.array(tokenizer.encode(part.decode(), add_special_tokens=False).ids, np.int32))
+                    ids.append(np.array(part_ids, np.int32))
                 if not block.last:
                     continue
                 ids_N = np.concatenate([np.array(start_ids, np.int32), *ids])
@@ -86,6 +91,9 @@ def documents_in(source: Source, scorer: Scorer) -> Iterator[Document]:
                 ids = []
                 num_bytes = 0
     refuse_changed([source])
+    if lost:
+        scorer.out.warn(f"{source.shown}: the tokenizer has no ids for {lost:,} bytes of the text. They were not "
+                        "scored, and make the bits per byte too low.")
     if found.bad_lines or found.replaced:
         scorer.out.warn(f"{source.shown}: {several(found.bad_lines, 'record')} without a document skipped, "
                         f"{several(found.replaced, 'invalid character')} replaced by U+FFFD.")

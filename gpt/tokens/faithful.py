@@ -64,5 +64,14 @@ def refuse_changes(tokenizer: Tokenizer, name: str, texts: Sequence[str]) -> str
     return change
 
 
+def decodes_to_itself(tokenizer: Tokenizer) -> bool:
+    """True if the tokenizer changes none of the common texts, or harmlessly."""
+    try:
+        refuse_changes(tokenizer, "", PROBES)
+    except UserError:
+        return False
+    return True
+
+
 def _shown(text: str) -> str:
     return printable(repr(text[:SHOWN_CHARACTERS]))

@@ -18,7 +18,8 @@ def verdict(validations: list[tuple[float, int]], train_loss: float, tokens_seen
     validations are losses with their steps, at least one; train_loss is the one near the last of them.
     num_tokens is the length of the text. sizes are the numbers of parameters of the named sizes, smallest
     first; none for pretrained weights, which learn much in few steps. A long run without a validation in its first
-    three quarters shows nothing, nor does a short one that has made all passes of a default run.
+    three quarters shows nothing, nor does a short one that has made all passes of a default run, nor one of pretrained
+    weights that has not read its text once and learns no more.
     """
     last, last_step = validations[-1]
     best, best_step = min(validations)
@@ -42,6 +43,8 @@ def verdict(validations: list[tuple[float, int]], train_loss: float, tokens_seen
             return LONGER, f"still learning: the validation loss fell by {gain:.2f} in the last quarter"
         if sizes and passes < FRESH:
             return LONGER, f"{in_epochs(passes)} so far, and up to {FRESH} teach nearly as much as new text"
+        if passes < 1:  # more text would not be reached
+            return "", ""
     larger = next((name for name, size in sizes.items() if num_parameters < size <= num_tokens * FRESH / ENOUGH), None)
     helps = f"a larger model, {larger}, learns more" if larger else "more text helps"
     return larger or MORE_TEXT, f"this model has learned most of what it can from this text: {helps}"

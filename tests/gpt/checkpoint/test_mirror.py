@@ -307,6 +307,15 @@ def test_the_mirror_alone_continues_a_run_in_the_current_folder(run, finished, d
     assert set(names_in(drive)) - set(before) == {"checkpoint-8"}, "no run takes the mirror for its own folder"
 
 
+@pytest.mark.parametrize("flags", [["--resume_from", "out"], ["--resume_from", "auto"]])
+def test_a_copy_of_the_mirror_in_the_place_of_the_output_folder_goes_on(
+        run, finished, drive, flags, capsys, monkeypatch):
+    shutil.rmtree(finished)
+    shutil.copytree(drive, finished)
+    resume(capsys, monkeypatch, finished.parent, *flags, "--output_dir", "out", "--max_steps", "8")
+    assert max(steps_in(finished)) == max(steps_in(drive)) == 8
+
+
 @pytest.mark.parametrize("content", ["nothing", "an empty folder", "files", "another run"])
 def test_nothing_is_written_into_a_recorded_mirror_that_lacks_this_run(run, drive, tmp_path, sound, content):
     out = run.folder / "out"

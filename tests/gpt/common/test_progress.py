@@ -1,6 +1,8 @@
 """Progress: whole lines in a pipe, a bar on a terminal, a heartbeat that is never silent for long, and log.txt."""
 
+import errno
 import io
+import os
 import re
 import threading
 from pathlib import Path
@@ -15,6 +17,27 @@ STEP = {"step": "step 1,200/795,075", "left": "10 h 50 min left", "loss": "loss 
         "mfu": "mfu 48.2%", "memory": "15.2 GiB", "epoch": "epoch 1/10", "lr": "lr 1.00e-03", "norm": "norm 0.41",
         "time": "49.1 ms"}
 LINE = " | ".join(STEP.values())
+
+
+class FullDisk(io.StringIO):
+    def write(self, text):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def print_figures(log: Path | None = None) -> None:
+    with Progress(FullDisk()) as out:
+        if log:
+            out.write_log(log, "train.py", 0, appends=False)
+        out.say("figures")
+        out.say("more")
+
+
+def test_lines_that_a_full_disk_loses_end_a_command_without_a_log_with_exit_5(tmp_path):
+    with pytest.raises(UserError, match="standard output: No space left") as caught:
+        print_figures()
+    assert caught.value.code == Exit.MACHINE
+    print_figures(tmp_path / "log.txt")
+    assert "figures" in (tmp_path / "log.txt").read_text()
 
 
 class Pipe(io.StringIO):

@@ -6,6 +6,7 @@ import math
 from dataclasses import replace
 
 import pytest
+from tokenizers import Tokenizer, decoders, models
 
 from gpt.common.errors import UserError
 from gpt.evaluation import texts
@@ -34,6 +35,16 @@ def test_perplexity_is_that_of_transformers_on_the_same_windows(measure, theirs,
     assert found["nats_per_token"] == pytest.approx(nats / (len(ids) - 1), rel=1e-6)
     assert found["perplexity"] == pytest.approx(math.exp(nats / (len(ids) - 1)), rel=1e-5)
     assert found["bits_per_byte"] == pytest.approx(nats / math.log(2) / len(content.encode()), rel=1e-6)
+
+
+def test_bytes_that_the_tokenizer_drops_are_told(scorer, tmp_path, capsys):
+    letters = Tokenizer(models.BPE({letter: at for at, letter in enumerate("abcdefgh ")}, []))
+    letters.decoder = decoders.Fuse()  # type: ignore[misc]
+    (tmp_path / "a.txt").write_text("a bad cafe\u0301 \u0416\u0416")
+    scorer = replace(scorer, tokenizer=letters, end_of_text_id=None)
+    (_, documents), = texts_of([str(tmp_path / "a.txt")], scorer)
+    assert len([*documents]) == 1
+    assert "no ids for 6 bytes" in capsys.readouterr().err
 
 
 def test_documents_count_alike_in_whatever_form_they_come(measure, texts, tmp_path):

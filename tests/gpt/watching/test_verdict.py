@@ -32,5 +32,7 @@ def test_the_figures_of_a_run_say_how_to_improve(val_losses, loss, passes, num_t
     tuned, long = (verdict(each, loss, round(passes * num_tokens), num_tokens, 10**6, {}) for each in
                    (short, validations))
     assert "" != tuned[0] == long[0]  # pretrained weights learn in few steps
+    still = [(2.0, step) for _, step in validations]
+    assert verdict(still, 2.0, 10**5, 10**6, 10**6, {}) == ("", "")  # a tenth of its text, and nothing was learned
     assert verdict(short, loss, 100, 1, 1, SIZES) == ("", "")  # all passes over a short text
     assert verdict(validations[-1:], loss, 1, 1, 1, SIZES) == ("", "")
