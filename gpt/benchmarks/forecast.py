@@ -51,7 +51,7 @@ def refit(folder: Path) -> None:
 
 
 def trained(text: Path, minutes: int, runs: Path) -> Path:
-    """Trains one model on a text's tokens for so many minutes by one thread, once; returns the output folder."""
+    """Trains one model on a text's tokens, with one thread, unless it is there; returns the output folder."""
     out = runs / f"{text.name}-{minutes}"
     command = [sys.executable, str(ROOT / "train.py"), "--data_dir", str(text), "--output_dir", str(out),
                "--max_minutes", str(minutes), "--resume_from", "auto", "--sample_interval", "0"]

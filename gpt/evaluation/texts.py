@@ -92,8 +92,8 @@ def documents_in(source: Source, scorer: Scorer) -> Iterator[Document]:
                 num_bytes = 0
     refuse_changed([source])
     if lost:
-        scorer.out.warn(f"{source.shown}: the tokenizer has no ids for {lost:,} bytes of the text. They were not "
-                        "scored, and make the bits per byte too low.")
+        scorer.out.warn(f"{source.shown}: the tokenizer has no ids for {lost:,} bytes of the text. They were "
+                        "not scored, and make the bits per byte too low.")
     if found.bad_lines or found.replaced:
         scorer.out.warn(f"{source.shown}: {several(found.bad_lines, 'record')} without a document skipped, "
                         f"{several(found.replaced, 'invalid character')} replaced by U+FFFD.")

@@ -204,8 +204,9 @@ def after_first_model(inputs: Inputs, runtime: Runtime, argv: Sequence[str], beg
     minutes of one).
 
     argv are the command's flags; began is its start, in seconds of time.monotonic(). The beginning that is returned is
-    earlier where other starts of the first model took minutes. A new run of the default recipe and length without a GPU
-    has two models if one would leave LEAST_SPARE of its minutes, or if the first one has begun; a dry run only says so.
+    earlier where other starts of the first model took minutes. Two models are for a new run without a GPU, of the
+    default recipe and length. It has them if one would leave LEAST_SPARE of its minutes, or if the first one has begun;
+    a dry run only says so.
     Raises UserError: exit 4 if the first one is of another run, exit 3 if it learned other tokens. Raises SystemExit if
     its training ends with another exit code than 0, or at a signal: then it goes on where the same command resumes.
     """

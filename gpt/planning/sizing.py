@@ -26,8 +26,8 @@ MEASURED_TOKENS = 2048  # in each forward and backward pass
 MEASURED_SECONDS = 1.0  # for all passes together
 FRACTION_OF_MEASURED = 0.55  # of that speed, in a run with dropout and its optimizer; two machines had 0.45 and 0.68
 FLOPS_OF_APPLE_GPU = 1e12  # FLOP/s of MPS in training, assumed: 40% of the smallest M1's fp32 peak in its data sheet
-# Of a GPU with its own memory: trainers of GPT-2 Small and larger ones report a third to a half of the data sheet's
-# peak. UNKNOWN_PEAK is the FLOP/s of an unknown card.
+# Of a GPU with its own memory: trainers of GPT-2 Small and larger ones report a third to a half of the data
+# sheet's peak. UNKNOWN_PEAK is the FLOP/s of an unknown card.
 FRACTION_OF_PEAK, UNKNOWN_PEAK = 0.35, 1e13
 MOST_PARAMETERS_PER_TOKEN = 30  # of the text: no larger model was tried (LOG.md, 2026-11-25, More decay)
 USUAL_MINUTES = 15.0  # where --max_minutes is not given

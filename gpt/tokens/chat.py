@@ -83,14 +83,15 @@ def _question_and_answer(fields: dict[str, Any]) -> list[Any]:
 
     Question and answer may be lists of turns, as in TRL; then those of the question are not learned.
     """
-    asked, about, answered = names = [next((name for name in names if fields.get(name) is not None), names[0])
-                                      for names in (ASKED, ABOUT, ANSWERED)]
+    asked, about, answered = (next((name for name in names if fields.get(name) is not None), names[0])
+                              for names in (ASKED, ABOUT, ANSWERED))
     if isinstance(fields.get(asked), list) and isinstance(fields.get(answered), list):
         context = ({**turn, "weight": 0} if isinstance(turn, dict) else turn for turn in fields[asked])
         return [*context, *fields[answered]]
-    given = {name: fields[name] for name in names if fields.get(name) is not None}
-    if not_text := [name for name, value in given.items() if not isinstance(value, str)]:
-        raise ValueError(f"its {not_text[0]} is not text")
+    given = {name: fields[name] for name in (asked, about, answered) if fields.get(name) is not None}
+    for name, value in given.items():
+        if not isinstance(value, str):
+            raise ValueError(f"its {name} is not text")
     question = "\n\n".join(filter(str.strip, (given.get(asked, ""), given.get(about, ""))))
     if not question or fields.get("history"):
         raise ValueError("has an empty question" if not question else "has a history besides its question")
