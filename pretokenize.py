@@ -20,6 +20,7 @@ from collections.abc import Sequence
 from gpt.common import flags
 from gpt.common.config import Relations
 from gpt.common.errors import Exit, UserError, guard, require
+from gpt.common.names import TOKENIZER
 from gpt.hub.names import DATASET, check_package, is_on_hub, problems_with_name
 
 # ---------------------------------------------------------------- flags
@@ -178,7 +179,7 @@ def pretokenize(args: Namespace, folder: Folder, signals: Signals, progress: Pro
     train_bytes = settle_split(job, needs_size=given is None)
     vocabulary = given or new_vocabulary(job, train_bytes)
     with folder.writing():
-        write_whole(folder.work / "tokenizer.json", vocabulary.content)
+        write_whole(folder.work / TOKENIZER, vocabulary.content)
 
     dtype = native_dtype(vocabulary.size)
     encode_text(job, vocabulary, dtype)

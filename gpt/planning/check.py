@@ -17,6 +17,7 @@ from gpt.common.errors import Exit
 from gpt.common.flags import having
 from gpt.common.progress import Progress
 from gpt.common.words import count
+from gpt.hub.download import download_model_of
 from gpt.machine.backends import NVIDIA
 from gpt.machine.cards import TYPICAL_GPUS, WITH_ECC, find_card
 from gpt.machine.device import Machine
@@ -39,6 +40,7 @@ from gpt.planning.recipe import LOSS_CHUNK, choose_config, choose_options
 from gpt.planning.sizing import DEFAULT_SIZE, FRACTION_OF_PEAK
 from model import SIZES, Options
 
+GPT2_IDS = 50_257
 TOKENS_PER_PARAMETER = 20  # Hoffmann et al. 2022
 FULL_WIDTH = 768  # the matrices of narrower models are too small for FRACTION_OF_PEAK
 # Of the matrix products measured here: the ladder (gpt.benchmarks) reached 0.76 compiled and 0.55 eager on
@@ -53,12 +55,16 @@ Device: TypeAlias = tuple[MemorySetting, float, float]  # free bytes, and FLOP/s
 def check_machine(args: Namespace, machine: Machine, out: Progress) -> int:
     """Prints a description of the machine, and hours or price, memory and batch here and on common cards.
 
-    Returns the exit code. Raises UserError (exit 2) for a width that the heads do not divide.
+    The models are the one of --init_from, the one whose size flags name, or all sizes. Returns the exit code. Raises
+    UserError as choose_config.
     """
-    names_size = any(value is not None for value in (args.model_size, args.n_layer, args.n_head, args.n_embd))
-    models = {name or "your shape": choose_config(having(args, init_from=None, model_size=name),
-                                                  args.vocab_size or 50_257, 2**62)  # GPT-2's number of ids
-              for name in ([args.model_size] if names_size else SIZES)}
+    args = download_model_of(args, "init_from", out)
+    if args.init_from:
+        models = {"your model": choose_config(args, args.vocab_size or 0, 2**62)}
+    else:
+        names_size = any(value is not None for value in (args.model_size, args.n_layer, args.n_head, args.n_embd))
+        models = {name or "your shape": choose_config(having(args, model_size=name), args.vocab_size or GPT2_IDS, 2**62)
+                  for name in ([args.model_size] if names_size else SIZES)}
     config = next(iter(models.values()))
     with out.phase("multiplying matrices"):
         products = matmul_flops(machine, machine.backend.matmul_width, seconds=2.0)

@@ -14,7 +14,7 @@ from gpt.common.children import PROGRAM, run_child
 from gpt.common.errors import Exit, UserError, require, warn
 from gpt.common.flags import in_list
 from gpt.common.memory import let_segments_grow
-from gpt.common.names import METADATA, TRAINS_NEXT
+from gpt.common.names import METADATA, TOKENIZER, TRAINS_NEXT
 from gpt.common.ranks import is_main, is_one_of_several
 from gpt.common.signals import Signals
 from gpt.common.words import printable, shell_line
@@ -79,7 +79,7 @@ def make_tokens(args: Namespace) -> None:
     """
     texts, folder = in_list(args.texts), Path(args.data_dir)
     mark = folder / METADATA
-    tokenizer = str(folder / "tokenizer.json") if mark.exists() else args.init_from
+    tokenizer = str(folder / TOKENIZER) if mark.exists() else args.init_from
     make = ["pretokenize.py", *texts, "--output_dir", args.data_dir,
             *(["--tokenizer_file", tokenizer] if tokenizer else [])]
     if mark.exists():

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from gpt.common.files import named_in, sha256_of, sync
-from gpt.common.names import TRAINS_NEXT
+from gpt.common.names import TOKENIZER, TRAINS_NEXT
 from gpt.common.words import shell_word
 from gpt.pretokenization.passes import Job
 from gpt.pretokenization.sources import identity_of
@@ -50,7 +50,7 @@ def commit(job: Job, dtype: str, vocabulary: Vocabulary, trained_here: bool) -> 
         "end_of_text": vocabulary.end,
         "dtype": dtype,
         "splits": splits,
-        "tokenizer": {"trained_here": trained_here, "sha256": sha256_of(job.folder.work / "tokenizer.json")},
+        "tokenizer": {"trained_here": trained_here, "sha256": sha256_of(job.folder.work / TOKENIZER)},
         "sources": sources[:1000],  # for messages; their identity is that of all
         "num_sources": len(sources),
         "sources_identity": identity_of((source.shown, source.path) for source in job.sources),
@@ -60,7 +60,7 @@ def commit(job: Job, dtype: str, vocabulary: Vocabulary, trained_here: bool) -> 
         "created": time.strftime("%Y-%m-%d", time.gmtime()),
     }
     names = [path.name for split in splits for path in sorted(job.folder.work.glob(f"{split}.*"))]
-    job.folder.commit(["tokenizer.json", *names], metadata)
+    job.folder.commit([TOKENIZER, *names], metadata)
     return metadata
 
 

@@ -12,11 +12,11 @@ import numpy as np
 
 from gpt.common.errors import Exit, UserError, writing
 from gpt.common.files import IS_WINDOWS, rename, sync, try_lock, write_whole
-from gpt.common.names import METADATA
+from gpt.common.names import METADATA, TOKENIZER
 from gpt.common.words import printable
 
 LOCK = ".pretokenize.lock"
-OUTPUTS = (METADATA, "tokenizer.json", "train.bin", "train.idx", "train.mask", "val.bin", "val.idx", "val.mask")
+OUTPUTS = (METADATA, TOKENIZER, "train.bin", "train.idx", "train.mask", "val.bin", "val.idx", "val.mask")
 
 
 class TokenWriter:

@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 
 from gpt.common.errors import Exit, UserError
-from gpt.common.names import METADATA
+from gpt.common.names import METADATA, TOKENIZER
 from gpt.common.progress import Progress
 from gpt.common.signals import Signals
 from gpt.common.words import printable, printable_text, several
@@ -21,7 +21,7 @@ SHOWN_CHARACTERS = 400
 
 def open_folder(folder: Path) -> Corpus:
     """Opens the token files of a finished folder. Raises UserError (exit 3)."""
-    return open_corpus(folder, None, folder / METADATA, folder / "tokenizer.json")
+    return open_corpus(folder, None, folder / METADATA, folder / TOKENIZER)
 
 
 def verify_folder(folder: Path, signals: Signals, progress: Progress) -> None:
@@ -30,7 +30,7 @@ def verify_folder(folder: Path, signals: Signals, progress: Progress) -> None:
     Raises UserError (exit 3) at the first difference, and Stopped at a signal.
     """
     corpus, metadata = open_folder(folder), read_metadata(folder / METADATA)
-    path = folder / "tokenizer.json"
+    path = folder / TOKENIZER
     if metadata.get("format") != METADATA_FORMAT or corpus.vocab_size != vocab_size_of(load_tokenizer(path)):
         raise _differs(folder / METADATA, "its vocab_size does not fit the tokenizer beside it")
     if (metadata.get("tokenizer") or {}).get("sha256") != corpus.tokenizer_sha256:
@@ -63,7 +63,7 @@ def peek(folder: Path, number: int, progress: Progress) -> None:
 
     Prints fewer if the first PEEKED_TOKENS hold fewer, and at least one. Raises UserError (exit 3).
     """
-    corpus, tokenizer = open_folder(folder), load_tokenizer(folder / "tokenizer.json")
+    corpus, tokenizer = open_folder(folder), load_tokenizer(folder / TOKENIZER)
     part = corpus.train.parts[0]
     ids = np.fromfile(part.path, DTYPES[part.dtype], min(part.length, PEEKED_TOKENS), offset=part.offset_bytes)
     ends = np.flatnonzero(ids == corpus.end_of_text_id)[:number].tolist() or [len(ids)]

@@ -12,6 +12,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from gpt.common.errors import Exit, UserError
 from gpt.common.memory import without_collector
+from gpt.common.names import TOKENIZER
 from gpt.common.words import printable, shell_word
 from gpt.pretokenization.engines import Encoder, is_compared, may_differ
 from gpt.pretokenization.passes import Job
@@ -77,7 +78,7 @@ def new_vocabulary(job: Job, train_bytes: int) -> Vocabulary:
     requested = auto_vocab_size(train_bytes) if args.vocab_size == "auto" else args.vocab_size
     why = " (32,000 from 100 MB of text on)" if args.vocab_size == "auto" else ""
     progress.say(f"training a tokenizer of {requested:,} ids{why} on {sample_bytes:,} of {train_bytes:,} bytes")
-    old = job.folder.path / "tokenizer.json"
+    old = job.folder.path / TOKENIZER
     if old.exists():
         progress.warn(f"a new tokenizer replaces the one in {job.folder.shown}, which checkpoints trained "
                       f"on it need. To keep it, give --tokenizer_file {shell_word(old)}.")

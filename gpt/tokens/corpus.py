@@ -93,7 +93,7 @@ def open_corpus(train: Path, val: Path | None, metadata_file: Path | None, token
     from vocab_size, and the layout is recognised. With our metadata the tokenizer beside it needs no name.
     """
     if tokenizer_file is not None and tokenizer_file.is_dir():
-        tokenizer_file = tokenizer_file / "tokenizer.json"
+        tokenizer_file = tokenizer_file / TOKENIZER
     metadata = metadata_of(metadata_file) if metadata_file else Metadata(train)
     if tokenizer_file is None and metadata.tokenizer_sha256:
         tokenizer_file = beside_tokens(metadata.path.parent, TOKENIZER)

@@ -1,5 +1,8 @@
 """gpt/generation/prompts.py: a prompt from a file, and its ids."""
 
+from tokenizers import Tokenizer
+from tokenizers.models import BPE
+
 from gpt.common.errors import Exit
 from gpt.generation.prompts import Language, encode_prompt, read_prompt_file
 from tests.helpers.refusals import refused
@@ -18,6 +21,12 @@ def test_an_empty_prompt_is_the_start_of_a_document(tokenizer):
     assert encode_prompt("", Language.of(tokenizer, 400, ())) == [0]
     with refused("an empty prompt", Exit.DATA):
         encode_prompt("", Language(tokenizer, 400, [], (), ()))
+
+
+def test_a_prompt_of_unknown_characters_alone_is_no_empty_prompt():
+    letters = Tokenizer(BPE({"a": 0}, []))
+    with refused("no ids for the prompt ??", Exit.DATA):
+        encode_prompt("??", Language(letters, 1, [0], (0,), (0,)))
 
 
 def test_a_text_begins_and_ends_as_its_tokenizer_and_its_folder_say(tokenizer):

@@ -16,6 +16,7 @@ from gpt.optimizers.build import state_bytes
 from gpt.planning import check
 from gpt.planning.memory import CUDA_CONTEXT, GIB, MemorySetting, predicted_peak
 from model import GPTConfig
+from tests.helpers.checkpoints import hugging_face_folder
 from tests.helpers.training import on_cpu
 
 
@@ -92,6 +93,16 @@ def test_the_flags_of_a_shape_make_it_the_only_one(say):
     assert re.search("^ +your shape$", said, re.MULTILINE)
     with pytest.raises(UserError, match="is not a multiple") as caught:
         say("--n_head", "5")
+    assert caught.value.code == Exit.FLAGS
+
+
+def test_the_model_to_fine_tune_is_the_only_one(say, tmp_path):
+    model = hugging_face_folder(tmp_path)
+    said = say("--init_from", str(tmp_path))
+    assert f"{model.config.vocab_size} ids" in said
+    assert re.search("^ +your model$", said, re.MULTILINE)
+    with pytest.raises(UserError, match="has 16 positions") as caught:
+        say("--init_from", str(tmp_path), "--seq_length", "4096")
     assert caught.value.code == Exit.FLAGS
 
 
