@@ -26,9 +26,9 @@ from gpt.machine.pinned import to_device
 from gpt.machine.processes import ALONE, Processes
 from gpt.ops.loss import IGNORED
 from gpt.tokens.corpus import Component
-from gpt.tokens.layouts import Part
+from gpt.tokens.layouts import DTYPES, Part
 from gpt.tokens.masks import Mask
-from gpt.tokens.stream import DTYPES, TokenStream, bound_of, check_ids
+from gpt.tokens.stream import TokenStream, bound_of, check_ids
 from gpt.tokens.watch import Watch
 
 PLANNED_WINDOWS = 16_384  # starts computed in one call, in about four times the time of 64
@@ -62,7 +62,7 @@ def choose_preload(requested: str, num_bytes: int, gpu_free_bytes: int | None,
 
 
 class Tokens:
-    """Holds the tokens of a stream for training: in one array, in a memory map of each part, or on the GPU.
+    """Holds the tokens of a stream for training: in an array, in memory maps, or on the GPU.
 
     Tokens keep the dtype of the file; a GPU holds the bits of uint16 as int16. Reads do not depend on the
     stream's division into parts. Every id returned is inside the vocabulary, even if a file changes after
@@ -462,7 +462,7 @@ def with_noise(inputs_BT: torch.Tensor, fraction: float, vocab_size: int, seed: 
 
 
 def _as_batch(rows: Rows, dtype: str, device: torch.device) -> Batch:
-    """Makes inputs and targets on the device from rows [B, T + 1]: two views of the rows, one token apart."""
+    """Makes inputs and targets on the device: two views of rows [B, T + 1], one token apart."""
     if isinstance(rows, np.ndarray):
         if device.type == "cpu":
             # numpy is faster here: PyTorch would wake its other threads to convert these few bytes.

@@ -130,7 +130,7 @@ from gpt.hub.download import download_model_of
 from gpt.machine import device
 from gpt.machine.kernels import with_sound_kernels
 from gpt.ops.products import INT8_ROWS, fastest_kind
-from gpt.tokens.corpus import Corpus, open_corpus
+from gpt.tokens.corpus import Corpus, open_folder
 from gpt.tokens.tokenizer import load_tokenizer, tokenizer_of
 
 # ---------------------------------------------------------------- the command
@@ -196,7 +196,7 @@ def open_training_text(folder: Path, model: Path, language: Language) -> Corpus:
             f"python pretokenize.py TEXT --tokenizer_file {shell_word(model)} --output_dir tokens")
     if not all((folder / name).is_file() for name in (METADATA, TOKENIZER, "train.bin")):
         raise UserError(Exit.DATA, f"--compare_with {printable(folder)}: is no folder of pretokenize.py. {cure}")
-    corpus = open_corpus(folder, None, folder / METADATA, folder / TOKENIZER)
+    corpus = open_folder(folder)
     if load_tokenizer(folder).get_vocab() != language.tokenizer.get_vocab():
         raise UserError(Exit.FLAGS, f"--compare_with {printable(folder)}: its tokenizer is not the model's, so that "
                                     f"equal texts have other tokens. {cure}")

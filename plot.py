@@ -154,7 +154,7 @@ def smoothed(curve: Curve) -> Curve:
 
 
 def mean_of(curves: Sequence[Curve]) -> tuple[Curve, np.ndarray]:
-    """The mean curve of several seeds and its standard error at each x, over the range that all of them cover.
+    """The mean curve of several seeds and its standard error, over the range that all of them cover.
 
     Empty curves are left out; without any other the mean is empty. One seed has an error of 0.
     """

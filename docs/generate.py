@@ -80,7 +80,7 @@ def architecture() -> str:
 
 
 def flag_rows(section: str) -> Iterator[tuple[str, str]]:
-    """Each flag of one group of --help, with its help text unwrapped, also where a word was broken at its hyphen."""
+    """Each flag of one group of --help, with its help text in one line."""
     entries: list[list[str]] = []
     for line in section.splitlines():
         entry = re.match(r"  (\S.*?)(?:  +(.*))?$", line)

@@ -4,7 +4,7 @@
     python -m gpt.benchmarks.forecast --refit DIR       # trains on each folder of tokens in DIR, and writes the table
 
 Give DIR folders of pretokenize.py, of 100,000 to 1,000,000 tokens each. Twelve of them take three hours on two cores.
-A changed recipe changes how runs end: then the table is made anew, or the forecast misleads.
+A changed recipe changes how runs end: then make the table again, or the forecast misleads.
 """
 
 import csv
@@ -20,9 +20,9 @@ from typing import TextIO
 
 from gpt.architectures.table import ARCHITECTURES
 from gpt.common.config import read_toml
-from gpt.common.names import METADATA, RUN_CONFIG, TOKENIZER, TRAINS_NEXT
+from gpt.common.names import METADATA, RUN_CONFIG, TRAINS_NEXT
 from gpt.planning.forecast import DEVIATIONS, TABLE, FinishedRun, finished_runs, ngram_statistics, predicted_bits
-from gpt.tokens.corpus import open_corpus
+from gpt.tokens.corpus import open_folder
 from gpt.watching.history import read_run
 
 ROOT = Path(__file__).parents[2]
@@ -82,7 +82,7 @@ def line_of(folder: Path) -> dict[str, object]:
     flags = read_toml(folder / RUN_CONFIG).values
     validations = read_run(str(folder))["val_loss"]
     tokens = Path(flags["data_dir"])
-    corpus = open_corpus(tokens, None, tokens / METADATA, tokens / TOKENIZER)
+    corpus = open_folder(tokens)
     statistics = ngram_statistics(corpus)
     assert statistics, f"{tokens}: no forecast is possible for this text"
     shape = (flags["n_layer"], flags["n_head"], flags["n_embd"])

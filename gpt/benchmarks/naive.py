@@ -19,7 +19,7 @@ import data
 import train
 from gpt.machine.backends import backend_of
 from gpt.optimizers.build import AdamWForMPS
-from gpt.tokens.stream import DTYPES
+from gpt.tokens.layouts import DTYPES
 
 FIRST_RECORDED, NUM_RECORDED = 15, 6  # batches
 GROUPS = {  # of kernels, with a pattern of their names

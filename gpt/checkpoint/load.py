@@ -1,4 +1,4 @@
-"""Loads a checkpoint or a Hugging Face folder: its config, its weights, a model, or the whole state of a run.
+"""Loads a checkpoint or a Hugging Face folder: its config, weights, model, or the state of a run.
 
 The folder's architecture (gpt/architectures/) decides which fields and tensors it must hold.
 """
@@ -62,8 +62,8 @@ def end_ids(folder: Path, vocab_size: int) -> tuple[int, ...]:
 def chat_template(folder: Path) -> Any:
     """The folder's template of conversations in Jinja; None if none, and any value where it is damaged.
 
-    As in transformers a file of its own comes before tokenizer_config.json, and of several by name, as older folders
-    have them, the default is taken. Raises UserError (exit 4).
+    As in transformers a file of its own comes before tokenizer_config.json. Older folders have several by name; of
+    them the default is taken. Raises UserError (exit 4).
     """
     with opening(f"checkpoint {printable(folder)}"):
         if (folder / TEMPLATE).is_file():

@@ -29,7 +29,7 @@ def add(explaining: Any) -> None:
 
 
 def _leave(_number: int) -> None:
-    """The handler: it runs in the thread that read the map, in the middle of a copy, which holds no lock."""
+    """The handler: it runs in the thread that read the map, in a copy, which holds no lock."""
     try:
         message = next(filter(None, (explaining.explain() for explaining in list(_explaining))),
                        "a file became shorter while it was read. Run the command again.")

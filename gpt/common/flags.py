@@ -268,7 +268,7 @@ class Parser(argparse.ArgumentParser):
     # ---- files
 
     def _checked(self, layer: Layer) -> Layer:
-        """Converts the values of a file; a wrong one is a problem if a person can correct it, else left out."""
+        """Converts the values of a file; a wrong one is a problem if a person can correct it."""
         checked = Layer(layer.source, {}, {})
         for fields, values in ((layer.given, checked.given), (layer.decided, checked.decided)):
             for name, value in fields.items():
@@ -345,7 +345,7 @@ def _in_short(problem: str) -> str:
 
 
 def _complete_help(action: argparse.Action) -> None:
-    """Adds to the help of a flag the form of its value, and its default where the text does not name it."""
+    """Adds to a flag's help the form of its value, and its default if the text does not name it."""
     if isinstance(action.type, ValueKind) and action.metavar is None:
         action.metavar = action.type.metavar
     if action.default in (None, []) or action.help in (None, argparse.SUPPRESS) or "(default" in action.help:

@@ -1,10 +1,7 @@
-"""Settings of PyTorch's allocator for GPUs, which precede its import, and of the garbage collector."""
+"""The setting of PyTorch's allocator for GPUs, which precedes its import."""
 
-import contextlib
-import gc
 import os
 import sys
-from collections.abc import Iterator
 
 VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")  # the second is the older name
 
@@ -19,13 +16,3 @@ def let_segments_grow() -> None:
         return
     if not any(os.environ.get(name) for name in VARIABLES):
         os.environ[VARIABLES[0]] = "expandable_segments:True"
-
-
-@contextlib.contextmanager
-def without_collector() -> Iterator[None]:
-    """Switches the garbage collector off in the block: it doubles the time to read 50,000 short lists."""
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.enable()

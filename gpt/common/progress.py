@@ -1,4 +1,4 @@
-"""The output of a command: a bar on a terminal, whole lines elsewhere, and a copy of every line in log.txt."""
+"""The output of a command: a bar on a terminal, whole lines elsewhere, every line also in log.txt."""
 
 import contextlib
 import errno
@@ -119,7 +119,7 @@ class Progress:
     def write_log(self, path: Path, command: str, step: int, appends: bool) -> None:
         """Begins the log: writes a heading and all lines so far to the file, and then every line, at once.
 
-        With appends the lines follow what the file holds; without, the file begins anew. The heading has the
+        With appends the lines follow what the file holds; without, the file begins empty. The heading has the
         time, the command and the step after which it resumes. A line that cannot be written is lost; the first
         one costs a warning. Where the file is a symbolic link, which could lead out of the output folder,
         nothing is written: the link and its target stay as they are, and every line counts as lost.

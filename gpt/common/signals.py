@@ -25,7 +25,7 @@ class Stopped(Exception):
 
 
 class AtRisk(NamedTuple):
-    """The work that is lost if the process ends now, and the work that is safe, each in words or empty."""
+    """What is lost if the process ends now, and what is safe, each in words or empty."""
 
     lost: str
     safe: str

@@ -25,7 +25,7 @@ def in_notebook() -> bool:
 
 
 def columns_of(stream: Any) -> int | None:
-    """The width of the terminal that a stream writes to; None for a pipe, a file, or no stream at all."""
+    """The width of the terminal that a stream writes to; None for a pipe, a file, or no stream."""
     if stream is None or stream.closed or not stream.isatty():
         return None
     with contextlib.suppress(OSError, ValueError):  # a stream of a test has no file descriptor

@@ -43,7 +43,7 @@ Window = tuple[np.ndarray, np.ndarray]  # at most T + 1 ids, and for each id if 
 
 
 def windows_of(ids: np.ndarray, counted: np.ndarray, seq_length: int) -> Iterator[Window]:
-    """Cuts ids into windows that visit each id but the first once: T in the first window, T / 2 in each later one.
+    """Cuts ids into windows: T ids are new in the first one, T / 2 in each later one.
 
     counted tells for each id if it is scored, bool.
     """

@@ -87,7 +87,7 @@ def converse(decoder: Decoder, ids_of: Callable[[list[Sample], str], list[int]],
     check_stdin("--chat")
     on_terminal = sys.stdin.isatty()
     if on_terminal:
-        print("/reset starts anew, /quit leaves, Ctrl-C stops an answer. Type your line:", file=sys.stderr)
+        print("/reset forgets what was said, /quit leaves, Ctrl-C stops an answer. Type your line:", file=sys.stderr)
     with contextlib.suppress(ImportError):  # Windows
         import readline  # noqa: F401 - gives input() line editing
     history: list[Sample] = []

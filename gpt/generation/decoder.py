@@ -1,4 +1,4 @@
-"""Runs a model one token at a time: several sequences, each with its keys and values, share one pass over the weights.
+"""Runs a model one token at a time: several sequences share each pass over the weights.
 
 Each sequence is computed as if it were alone. A prompt is read in a pass of its own, and the rows of a batch never
 mix. The number of slots that attention sums over does not depend on the other rows. On a CPU with
@@ -176,7 +176,7 @@ class Decoder:
         return torch.where(is_used_BS, 0.0, -torch.inf).to(self.dtype)[:, None, None]
 
     def _logits(self, ids_B: torch.Tensor, positions_B: torch.Tensor, mask_B11S: torch.Tensor) -> torch.Tensor:
-        """The fp32 logits [B, V] after one more id in each row; its keys and values go to the slots positions_B.
+        """The fp32 logits [B, V] after one more id in each row, which fills the slots positions_B.
 
         On a CPU a product with one row may round in another order than a product with several. Two measures
         give a row the same bits alone and in a batch. Packed weights are multiplied with at least

@@ -83,7 +83,7 @@ def encode_prompt(prompt: str, language: Language, opens: bool = True) -> list[i
         raise UserError(Exit.DATA, f"the tokenizer has no ids for the prompt ({printable(error)[:120]}). "
                                    f"{cure}",
                         ) from error
-    if prompt and not ids:
+    if prompt.strip() and not ids:
         raise UserError(Exit.DATA, f"the tokenizer has no ids for the prompt {printable(prompt)[:40]}. {cure}")
     if opens:
         ids = [*language.opening_ids, *ids]

@@ -21,8 +21,8 @@ NOT_FINITE = ("the model's logits are not finite: it diverged, or overflows in f
 
 
 def decode(decoder: Decoder, continuations: Iterable[Continuation], sampling: Sampling,
-           end_ids: Container[int | None], ) -> Iterator[Continuation]:
-    """Generates the texts, several at a time in the decoder's rows; yields a text after each new id and at its end.
+           end_ids: Container[int | None]) -> Iterator[Continuation]:
+    """Generates texts, several at a time; yields a text after each new id and at its end.
 
     A text ends after max_new_tokens, at one of end_ids, which is not added, or when the caller sets
     finish_reason. A free row takes the next text of continuations. When a window of T positions is full,

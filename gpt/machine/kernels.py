@@ -33,10 +33,9 @@ def with_sound_kernels(run: Callable[[], None], say: Callable[[str], None]) -> N
 def remove_unfinished_kernels(say: Callable[[str], None]) -> int:
     """Deletes unfinished libraries in the compiler's cache, TORCHINDUCTOR_CACHE_DIR; returns their number.
 
-    Without this variable it deletes none.
-    The compiler takes any existing file for a finished one. An empty file makes every later compile fail
-    ("file too short"). A truncated one kills the process that loads it (SIGBUS). If the file is the
-    compiler's test of the CPU's instructions, all later kernels are slow. A file that another process is
+    Without this variable it deletes none. The compiler takes any existing file for a finished one. An empty file
+    makes every later compile fail ("file too short"). A truncated one kills the process that loads it (SIGBUS). If the
+    file is the compiler's test of the CPU's instructions, all later kernels are slow. A file that another process is
     writing, under its lock, stays.
     """
     folder = Path(os.environ.get("TORCHINDUCTOR_CACHE_DIR") or os.devnull)

@@ -16,7 +16,7 @@ CGROUP_FILES = (
 
 
 def available_ram() -> int:
-    """Bytes of RAM that this process may still take; fewer than the system's in a container or a job with a limit.
+    """Bytes of RAM that this process may still take, within the limits of a container or a job.
 
     macOS tells only the size of the whole RAM; 2**62 where the system tells nothing.
     """
@@ -71,7 +71,7 @@ def resident_bytes() -> int:
 
 
 def _bytes_in(file: str, name: str) -> int | None:
-    """Reads a number of KiB from a file of /proc, or of bytes from one of a control group; None if it is missing."""
+    """Reads a number of bytes from a file of /proc or a control group; None if it is missing."""
     with contextlib.suppress(OSError):
         match = re.search(rf"^{name}:?\s+(\d+)( kB)?", Path(file).read_text(), re.MULTILINE)
         return int(match[1]) * (1024 if match[2] else 1) if match else None

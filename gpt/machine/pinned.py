@@ -28,7 +28,7 @@ def to_device(x: torch.Tensor, device: torch.device) -> torch.Tensor:
 
 
 class HostBuffer:
-    """Zeroed host memory, allocated at once, and pinned if wished and CUDA allows it.
+    """Zeroed host memory, allocated at once, and pinned if that is asked for and CUDA allows it.
 
     bytes is the memory as a tensor of uint8. Raises RuntimeError for too little memory. A pinned buffer must
     be closed before it is dropped. PyTorch rounds its pinned memory up to a power of two: 17 GB would take

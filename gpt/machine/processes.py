@@ -113,9 +113,9 @@ class Processes:
               step_seconds: float) -> None:
         """Starts a thread that ends this process if, after a signal, another process does not answer.
 
-        It waits for 20 s and the time of three steps. The wait begins anew with each progress of the run, when beat()
-        changes, and while is_busy() is true, as during a save. The exit code is 128 + the
-        signal's number. Does nothing for a single process.
+        It waits for 20 s and the time of three steps. The wait begins again with each progress of the run, when beat()
+        changes, and while is_busy() is true, as during a save. The exit code is 128 + the signal's number. Does
+        nothing for a single process.
         """
         if self.world_size > 1:
             patience = STANDSTILL_SECONDS + STANDSTILL_STEPS * step_seconds

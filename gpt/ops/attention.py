@@ -1,4 +1,4 @@
-"""Causal attention: in blocks of rows on a CPU in bf16, else with the heads that PyTorch's fused kernels can read.
+"""Causal attention: in blocks of rows on a CPU in bf16, else by PyTorch's fused kernels.
 
 A head of k and v may serve several heads of q (Ainslie et al. 2023, GQA, section 2.2).
 
@@ -32,7 +32,10 @@ def shares_heads(device_type: str, dtype: torch.dtype) -> bool:
 
 
 def heads_for_kernel(k_BGTK: torch.Tensor, v_BGTK: torch.Tensor, num_heads: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """k and v with a head for each head of q, [B, H, T, K], where the fused kernel needs that; else unchanged."""
+    """k and v with a head for each head of q, where the fused kernel needs that.
+
+    Both are [B, H, T, K] then, else unchanged.
+    """
     groups = num_heads // v_BGTK.size(1)
     if groups == 1 or shares_heads(v_BGTK.device.type, v_BGTK.dtype):  # a norm may have left k in fp32
         return k_BGTK, v_BGTK

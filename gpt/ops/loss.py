@@ -155,29 +155,19 @@ def add_product_in_16_bits_(sum_PC: torch.Tensor, a_PN: torch.Tensor, b_NC: torc
     sum_PC.add_(a_PN @ (b_NC * 2.0**-10), alpha=2.0**10)
 
 
-@add_product_.register_fake
-def _shapes_of_add_product_(sum_PC: torch.Tensor, a_PN: torch.Tensor, b_NC: torch.Tensor) -> None:
-    pass
-
-
 @torch.library.custom_op("gpt::overwrite_", mutates_args=("x_NC",))
 def overwrite_(x_NC: torch.Tensor, y_NC: torch.Tensor) -> None:
     """Writes y over x, some rows of a larger matrix; the compiler alone would write the whole matrix."""
     x_NC.copy_(y_NC)
 
 
-@overwrite_.register_fake
-def _shapes_of_overwrite_(x_NC: torch.Tensor, y_NC: torch.Tensor) -> None:
-    pass
-
-
 def head_in_chunks(x_NC: torch.Tensor, weight_PC: torch.Tensor, targets_N: torch.Tensor,
                    teacher_output: Sequence[torch.Tensor], rule: LossRule, needs_gradients: bool,
                    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """The sum of all rows' losses, fp32 [], its gradients by x, [N, C], and by the weight, fp32 [P, C].
+    """The sum of all rows' losses, fp32 [], and its gradients by x and by the weight.
 
-    x and weight are in the dtype of the products. In fp16 the gradients are FP16_FACTOR times as large.
-    Gradients that are not needed are empty.
+    The gradients are [N, C], and fp32 [P, C]. x and weight are in the dtype of the products. In fp16 the gradients are
+    FP16_FACTOR times as large. Gradients that are not needed are empty.
     """
     factor = FP16_FACTOR if x_NC.dtype == torch.float16 else 1.0
     # In fp16 the sum over rows could overflow. A CPU adds faster in the compiler's loops.

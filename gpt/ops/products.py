@@ -26,7 +26,10 @@ LOOP_ROWS = 4  # with more rows, a GPU converts 8-bit weights first, which moves
 
 
 def quantize(weight_OC: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """The weight as int8 [O, C] with a scale for each output, bf16 [O]: int8 x scale, within half a scale."""
+    """The weight as int8 [O, C] and a scale for each output, bf16 [O].
+
+    An integer times its scale is the weight, within half a scale.
+    """
     highest_O = torch.maximum(-weight_OC.amin(1), weight_OC.amax(1))
     scale_O = (highest_O.float() / 127).clamp(min=2.0**-60).bfloat16()  # the same scale for every dtype
     integers_OC = (weight_OC.float() * scale_O.float().reciprocal()[:, None]).round_()

@@ -56,7 +56,7 @@ def like(tensor: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
 
 
 def own_rows(tensor: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-    """This process's rows of a whole tensor, which is sharded as the target is; all rows if the target is whole.
+    """This process's rows of a whole tensor, sharded as the target is; all rows for a whole target.
 
     torch.compile can trace it, unlike `like`.
     """

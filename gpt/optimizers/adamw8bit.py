@@ -1,4 +1,4 @@
-"""AdamW with moments in 8 bits: codes of a byte, and a scale in fp32 for each block of 256 elements.
+"""AdamW with moments in 8 bits: codes of a byte, and a scale for each block of elements.
 
 Dettmers et al. 2022 have larger blocks and codes by a table. Here a code c of the first moment means scale (c / 127)^2
 with the sign of c, one of the second means scale (c / 255)^4: as large as the largest of the block, or smaller by up to

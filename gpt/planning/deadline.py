@@ -20,8 +20,8 @@ class Deadline:
 
     A cooldown has minutes of its own. length is the last step that an earlier start planned, as the checkpoint
     has it: a killed run has the schedule of one that was never stopped. A new run has none (None), nor a resume
-    with other minutes: with_length then decides the recipe's last step, and move_end (training/pacing.py) moves
-    it when the pace changes.
+    with other minutes, unless they are fewer and the run is finished. Then with_length decides the recipe's last
+    step, and move_end (training/pacing.py) moves it when the pace changes.
     """
 
     def __init__(self, minutes: float | None, stored: Stored, began: float):

@@ -108,7 +108,7 @@ def usual_rates(optimizer: str, config: ModelConfig, tokens_per_step: int, total
     """Returns the default peaks and initial deviation: by the optimizer's own table (Muon), else by AdamW's rule.
 
     AdamW's rule is by width and steps. total_tokens are all that the run sees. of_lower_law is for pretrained
-    weights, FINETUNING or CONVERSING: with any optimizer, both peaks are so many times the lower of
+    weights, FINETUNING or CONVERSING: with any optimizer, both peaks are this multiple of the lower of
     rate_by_compute and rate_by_parameters, at least 1e-6. 0 means random weights.
     """
     lower_law = min(rate_by_compute(config, tokens_per_step, total_tokens), rate_by_parameters(config))
@@ -189,7 +189,7 @@ def most_passes(num_tokens: int, num_parameters: int, has_help: bool = False) ->
 
 
 def helps_many_passes(flags: Namespace) -> bool:
-    """True if a teacher, or noise on the inputs, delays the pass from which a run learns its text by heart."""
+    """True if a teacher, or noise on the inputs, delays learning the text by heart."""
     return bool(flags.teacher or flags.input_noise)
 
 

@@ -3,7 +3,7 @@
 The text enters by the bits that its own n-grams need for its validation tokens (gpt/tokens/ngrams.py). The
 run enters by its steps, passes and parameters, which say how far a network of the default recipe gets
 beyond those n-grams. The relation is a least-squares fit to the runs in forecast.csv, which
-`python -m gpt.benchmarks.forecast --refit DIR` makes anew.
+`python -m gpt.benchmarks.forecast --refit DIR` makes again.
 """
 
 import csv
@@ -159,7 +159,7 @@ def ngram_statistics(corpus: Corpus) -> NgramStatistics | None:
 
 @dataclass(frozen=True)
 class FinishedRun(Evidence):
-    """A finished run: its evidence, the name of its text, and its validation loss at the end in bits per token."""
+    """A finished run: its evidence, its text, and its final validation loss in bits per token."""
 
     text: str
     bits: float

@@ -42,9 +42,9 @@ from gpt.tokens.mixture import check_lengths, mix, mixture_in_words
 from gpt.tokens.tokenizer import load_tokenizer
 
 LEAST_SPARE = 0.2  # of the minutes, that one model would leave
-LEAST_MINUTES = 2.0  # of a run with two models, each of which starts anew
+LEAST_MINUTES = 2.0  # of a run with two models, each of which builds and compiles
 FIRST_PART = 0.15  # of the minutes, for the first of two models
-FIRST_MINUTES, MOST_FIRST_PART = 2.0, 0.3  # it has so many at least, up to this part
+FIRST_MINUTES, MOST_FIRST_PART = 2.0, 0.3  # at least so many, up to this part of all
 NOISE = 0.1  # fraction of the input ids
 LEAST_TO_FALL = 0.01  # of the peak, from which a cooldown still learns: the end of a cosine
 
@@ -55,8 +55,7 @@ def choose_machine(flags: Namespace, prefers_bf16: bool = False) -> device.Machi
     """Chooses the device, its precision and whether to compile, and sets them up for the whole process.
 
     With prefers_bf16 a processor that multiplies bf16 in hardware uses it, unless a flag names the
-    precision. Raises UserError (exit 5) for --use_gpu without a usable GPU, and for --compile_mode
-    reduce-overhead without a usable NVIDIA GPU.
+    precision. Raises UserError (exit 5) for --use_gpu without a usable GPU.
     """
     is_native = prefers_bf16 and flags.use_amp is None and not gpu_in_use(flags.use_gpu) and CPU.has_bf16()
     machine = device.choose(flags.use_gpu, is_native or flags.use_amp, flags.amp_dtype, flags.compile)
@@ -184,7 +183,7 @@ def _check(args: Namespace, runtime: Runtime) -> Inputs:
 def _with_size(args: Namespace, corpus: Corpus, max_minutes: float | None, out: Progress) -> Inputs:
     """The inputs of a run with the size for a corpus and these minutes, once the teacher fits it."""
     with out.phase("measuring the processor"):
-        sizing = choose_sizing(args, corpus, args.use_gpu, max_minutes, args.use_amp)
+        sizing = choose_sizing(args, corpus, max_minutes)
     config = choose_config(args, corpus.vocab_size, corpus.train.length, sizing)
     check_lengths(corpus, config.seq_length)
     if args.teacher:
@@ -260,7 +259,7 @@ def after_first_model(inputs: Inputs, runtime: Runtime, argv: Sequence[str], beg
 
 
 def as_in_checkpoint(config: ModelConfig, folder: Path, flags: Namespace) -> ModelConfig:
-    """The config with the fields of a checkpoint's model that no flag sets: the size of heads, the epsilon of norms.
+    """The config with the fields of a checkpoint's model that no flag sets, as the epsilon of norms.
 
     A run from pretrained weights may have more ids than the corpus; they stay. Unchanged for a checkpoint that
     cannot be read or has another architecture.
@@ -341,7 +340,7 @@ def choose_cooldown(args: Namespace, out: Progress) -> Found:
 
 def _is_same(requested: str, source: str) -> bool:
     """True if a request names the checkpoint source, or a folder of checkpoints."""
-    return not (Path(requested) / MANIFEST).is_file() or Path(requested).resolve() == Path(source).resolve()
+    return not (Path(requested) / MANIFEST).is_file() or is_same_folder(requested, source)
 
 
 def _check_no_stranger(output_dir: Path) -> None:

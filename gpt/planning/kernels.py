@@ -82,7 +82,7 @@ def use_attention(name: str, dropout: float) -> None:
 
 
 def _read_or_measure(config: ModelConfig, machine: Machine) -> tuple[dict[str, float], dict[str, float]]:
-    """The seconds of attention by kernel, and of the output layer by rows of a chunk; timed once for a shape.
+    """The seconds of attention by kernel, and of the output layer by rows of a chunk.
 
     Both are empty where the memory that is free does not suffice for the timing.
     """
@@ -161,7 +161,7 @@ def attend(inputs: Sequence[torch.Tensor], dropout: float = 0.0) -> tuple[torch.
 
 
 def is_close(result: torch.Tensor, right: torch.Tensor) -> bool:
-    """True if the norm of the error is below TOLERANCE of the norm of the right result; False with a NaN."""
+    """True if the error's norm is below TOLERANCE of the right result's norm; False with a NaN."""
     return float((result.float() - right).norm()) < TOLERANCE * float(right.norm())
 
 

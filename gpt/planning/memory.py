@@ -167,7 +167,7 @@ def _gathered_elements(config: ModelConfig) -> tuple[int, int]:
 
 
 def _activation_bytes(config: ModelConfig, batch_size: int, setting: MemorySetting, table: int, logits: int) -> int:
-    """The bytes of the blocks, the final norm and the 16-bit copy of the matrices, all kept for the backward pass.
+    """Bytes kept for the backward pass: of the blocks, the final norm and the matrices' 16-bit copy.
 
     A recomputed block takes the place that the logits had.
     """
@@ -249,7 +249,7 @@ def room_of_each(machine: Machine, processes: Processes) -> int:
 
 
 def fits_sample(config: ModelConfig, setting: MemorySetting, machine: Machine, processes: Processes) -> bool:
-    """True if a process has room for a sample: it gathers a sharded model, in fp32, beside what stays between steps."""
+    """True if a process has room for a sample, which gathers a sharded model in fp32."""
     held = sum(part for name, part in memory_parts(config, 1, setting).items() if name not in PASSING)
     return not setting.is_sharded or held + 4 * config.num_parameters <= room_of_each(machine, processes)
 

@@ -234,7 +234,7 @@ def _passes_of_components(setup: Setup) -> list[tuple[Component, float]]:
 
 
 def times_too_short(steps: int, tokens: int, num_tokens: int, num_parameters: int) -> float:
-    """How many times longer a run from random weights must be to learn much; at most 1 if it is long enough.
+    """How many times longer a run must be to learn much; at most 1 if it is long enough.
 
     Such a run needs FEWEST_STEPS, and one pass over its text, or as many tokens as it has parameters.
     """

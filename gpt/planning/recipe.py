@@ -128,7 +128,7 @@ class Recipe(Schedule):
         return max(1, self.eval_tokens // config.seq_length)
 
     def num_times(self, interval: int, steps_done: int = 0) -> int:
-        """The number of events after the steps done: one at each interval and one at the last step; 0 means never."""
+        """The number of events after the steps done: one at each interval, one at the last step."""
         return -(-self.total_steps // interval) - steps_done // interval if interval else 0
 
 

@@ -130,7 +130,7 @@ def _is_finished(inputs: Inputs, recipe: Recipe, longest: Recipe, deadline: Dead
     """
     args, state = inputs.args, inputs.state
     corpus = inputs.corpus
-    # Other validation tokens begin to count anew.
+    # On other validation tokens the count begins again.
     is_patient = (state.validations_without_gain < (args.patience or math.inf)
                   or not measures_same_tokens(inputs.stored, corpus, recipe.eval_tokens))
     if state.step < recipe.total_steps and is_patient and not deadline.is_within(0):

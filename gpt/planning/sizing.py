@@ -69,16 +69,14 @@ class Sizing:
     spare: float = 0.0
 
 
-def choose_sizing(flags: Namespace, corpus: Corpus, use_gpu: bool | None, max_minutes: float | None,
-                  use_amp: bool | None = None) -> Sizing | None:
+def choose_sizing(flags: Namespace, corpus: Corpus, max_minutes: float | None) -> Sizing | None:
     """Chooses the sizing for a corpus and this processor or Apple GPU.
 
-    use_gpu, max_minutes and use_amp are the flags, None where not given. Where no flag names a size, it
-    measures the processor for a second: in bf16 if it has that, and use_amp is not False. Returns None
-    for pretrained weights, and for a GPU with its own memory, whose default is gpt2_small. Raises
-    UserError (exit 2) as shape_of.
+    max_minutes is None for a run without a deadline. Where no flag names a size, it measures the processor for a
+    second: in bf16 if it has that, and --no-use_amp is not given. Returns None for pretrained weights, and for a GPU
+    with its own memory, whose default is gpt2_small. Raises UserError (exit 2) as shape_of.
     """
-    gpu = gpu_in_use(use_gpu)
+    gpu = gpu_in_use(flags.use_gpu)
     if flags.init_from or (gpu and gpu.has_own_memory):
         return None
     names_size = any(getattr(flags, name) for name in (
@@ -89,7 +87,8 @@ def choose_sizing(flags: Namespace, corpus: Corpus, use_gpu: bool | None, max_mi
     arch = flags.arch or (DEFAULT if names_size or names_default else CHOSEN_ARCH)
     speed = FLOPS_OF_APPLE_GPU if gpu else FLOPS_PER_THREAD * torch.get_num_threads()
     if not (gpu or names_size):
-        speed = FRACTION_OF_MEASURED * measured_speed(arch, corpus.vocab_size, use_amp is not False and CPU.has_bf16())
+        in_bf16 = flags.use_amp is not False and CPU.has_bf16()
+        speed = FRACTION_OF_MEASURED * measured_speed(arch, corpus.vocab_size, in_bf16)
     shape = shape_of(flags, flags.model_size or DEFAULT_SIZE) if names_size else None
     return sizing_for(corpus.vocab_size, corpus.train.length, speed, max_minutes, flags.seq_length, (arch, shape),
                       helps_many_passes(flags))

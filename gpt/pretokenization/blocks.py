@@ -73,8 +73,8 @@ class TextBlock:
 class Findings:
     """Counts of one block; lines count from the block's first, bytes from the beginning of Source.text_path.
 
-    replaced counts places that became U+FFFD. A second block with the same findings sets newlines and
-    separators anew and adds to the other counts. The caller of the documents sets has_text.
+    replaced counts places that became U+FFFD. A second block with the same findings replaces newlines and
+    separators, and adds to the other counts. The caller of the documents sets has_text.
     """
 
     newlines: int = 0
@@ -121,7 +121,7 @@ class Findings:
 
 
 class Record(NamedTuple):
-    """A line of JSON or a row of a table, with its number in the block; of a line also its place in the text."""
+    """A line of JSON or a row of a table, with its number and place in the block."""
 
     number: int
     value: Any

@@ -1,4 +1,4 @@
-"""Conversations as input: a line of JSON or a row of a table holds the turns; their answers alone count in the loss."""
+"""Conversations as input: a record holds the turns; their answers alone count in the loss."""
 
 import contextlib
 import itertools

@@ -17,7 +17,6 @@ from typing import Any
 
 import numpy as np
 
-from gpt.common.memory import without_collector
 from gpt.machine.memory import resident_bytes
 from gpt.tokens.tokenizer import Vocabulary
 
@@ -110,16 +109,15 @@ class Encoder:
         # No end of one is a beginning of one, so text before a special token cannot complete another.
         self.end, self.joint = b"\0<end of document>", b"\0<joint>"
         self.joint_id = self.vocabulary.size
-        with without_collector():
-            fields = json.loads(self.vocabulary.content)
-            added = {self.end.decode(): self.vocabulary.end_id, self.joint.decode(): self.joint_id}
-            fields["model"]["vocab"].pop(self.vocabulary.end, None)
-            fields["model"]["vocab"].update(added)
-            fields["added_tokens"] = [
-                {"id": number, "content": content, "single_word": False, "lstrip": False, "rstrip": False,
-                 "normalized": False, "special": True}
-                for content, number in added.items()]
-            self.fast = gigatoken.Tokenizer.from_json(json.dumps(fields, ensure_ascii=False))
+        fields = json.loads(self.vocabulary.content)
+        added = {self.end.decode(): self.vocabulary.end_id, self.joint.decode(): self.joint_id}
+        fields["model"]["vocab"].pop(self.vocabulary.end, None)
+        fields["model"]["vocab"].update(added)
+        fields["added_tokens"] = [
+            {"id": number, "content": content, "single_word": False, "lstrip": False, "rstrip": False,
+             "normalized": False, "special": True}
+            for content, number in added.items()]
+        self.fast = gigatoken.Tokenizer.from_json(json.dumps(fields, ensure_ascii=False))
         self._bytes_before = resident_bytes()
 
     def encode(self, pieces: list[bytes], lasts: list[bool]) -> tuple[np.ndarray, np.ndarray]:

@@ -1,4 +1,4 @@
-"""One input file and its text as UTF-8; packed or encoded text is converted once, into a file beside the output."""
+"""One input file and its text as UTF-8; packed or encoded text is converted once, into a file."""
 
 import bz2
 import codecs
@@ -33,7 +33,7 @@ HEAD_BYTES = 4096
 
 @dataclass(frozen=True)
 class Source:
-    """One input file: its name in messages, its state on the disk when the run began, and how to read it."""
+    """One input file: its name in messages, its first state on the disk, and how to read it."""
 
     path: Path
     shown: str

@@ -47,7 +47,7 @@ def _encoding(source: Source) -> str:
 
 
 def lines_by(program: str, source: Source) -> str:
-    """The end of a sentence: the name of the JSON lines, and the command that makes them by a Python program."""
+    """The end of a sentence: the name of the JSON lines, and the command that makes them."""
     lines = shell_word(f"lines-{source.path.name.partition('.')[0]}.jsonl")
     reading = f"{source.packing} -dc" if source.packing else "cat"
     file = "FILE" if source.path.name == STDIN else shell_word(source.path)

@@ -1,4 +1,4 @@
-"""One run and its passes over the text: a survey if file sizes do not settle the split, a sample, the encoding.
+"""The passes over the text: a survey if file sizes do not settle the split, a sample, the encoding.
 
 Worker processes read the blocks; this process puts their answers together, in order.
 """

@@ -9,19 +9,14 @@ from gpt.common.names import METADATA, TOKENIZER
 from gpt.common.progress import Progress
 from gpt.common.signals import Signals
 from gpt.common.words import printable, printable_text, several
-from gpt.tokens.corpus import Corpus, open_corpus
-from gpt.tokens.layouts import document_ends
+from gpt.tokens.corpus import open_folder
+from gpt.tokens.layouts import DTYPES, document_ends
 from gpt.tokens.metadata import METADATA_FORMAT, read_metadata
-from gpt.tokens.stream import DTYPES, scan
+from gpt.tokens.stream import scan
 from gpt.tokens.tokenizer import load_tokenizer, vocab_size_of
 
 PEEKED_TOKENS = 2**22
 SHOWN_CHARACTERS = 400
-
-
-def open_folder(folder: Path) -> Corpus:
-    """Opens the token files of a finished folder. Raises UserError (exit 3)."""
-    return open_corpus(folder, None, folder / METADATA, folder / TOKENIZER)
 
 
 def verify_folder(folder: Path, signals: Signals, progress: Progress) -> None:

@@ -11,7 +11,6 @@ import numpy as np
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from gpt.common.errors import Exit, UserError
-from gpt.common.memory import without_collector
 from gpt.common.names import TOKENIZER
 from gpt.common.words import printable, shell_word
 from gpt.pretokenization.engines import Encoder, is_compared, may_differ
@@ -44,9 +43,8 @@ def given_vocabulary(path: str, warn: Callable[[str], None]) -> Vocabulary:
     opened.
     """
     name = f"--tokenizer_file {printable(path)}"
-    with without_collector():
-        tokenizer = load_tokenizer(path)
-        vocabulary = vocabulary_of(tokenizer, end_of_text_id(tokenizer, Path(path)))
+    tokenizer = load_tokenizer(path)
+    vocabulary = vocabulary_of(tokenizer, end_of_text_id(tokenizer, Path(path)))
     dropout = getattr(tokenizer.model, "dropout", None)
     if dropout:
         raise UserError(Exit.DATA, f"{name}: its BPE has a dropout of {dropout:g}, so the same text gets different "

@@ -47,7 +47,7 @@ class Segment(NamedTuple):
 
 
 def is_conversation(names: Collection[str]) -> bool:
-    """True if fields of these names hold a list of turns, or a question and its answer, and no text of their own."""
+    """True if fields of these names hold turns, or a question and its answer, and no text."""
     return "text" not in names and (not {*FIELDS}.isdisjoint(names) or _holds_answer(names))
 
 

@@ -135,8 +135,13 @@ def open_corpus(train: Path, val: Path | None, metadata_file: Path | None, token
                   is_looked_at=val is None and metadata.splits.get("val", FileRecord()).copied is not None)
 
 
+def open_folder(folder: Path) -> Corpus:
+    """Opens the token files of a folder of pretokenize.py. Raises UserError (exit 3)."""
+    return open_corpus(folder, None, folder / METADATA, folder / TOKENIZER)
+
+
 def open_tokens(place: Path, vocab_size: int) -> Corpus:
-    """Opens the tokens of a file, a folder or a glob to measure a model on them; prefers the validation files.
+    """Opens the tokens of a file, a folder or a glob for an evaluation; prefers validation files.
 
     They are the Corpus's train; no tokens are kept back, and every id must be below vocab_size.
     tokenizer_path is the tokenizer.json beside them, if any. As in open_corpus, our metadata.json counts if

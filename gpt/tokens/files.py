@@ -1,4 +1,4 @@
-"""Finds the token files of a folder, a glob or a path, for training and for validation, by the names programs use."""
+"""Finds token files for training and validation, by the names that programs use."""
 
 import glob
 import re
@@ -19,7 +19,7 @@ def beside_tokens(folder: Path, name: str) -> Path | None:
 
 
 def find_splits(place: Path) -> tuple[list[Path], list[Path]]:
-    """Finds the training files and the validation files of a file, a folder or a glob, each list sorted by name.
+    """Finds the training and validation files of a file, a folder or a glob, sorted by name.
 
     A single file is for training, whatever its name. A folder must hold one set of files: NAME_train_*.bin
     with NAME_val_*.bin (train.bin and train_000000.bin count too), the same with .npy, or all .ds. A glob

@@ -153,7 +153,7 @@ def _raw(path: Path, num_bytes: int, recorded: str | None, vocab_size: int) -> P
 
 
 def _is_indexed(path: Path, length: int) -> bool:
-    """True if an .idx of ours beside the file ends at this length: then zeros are ids, as of many short documents."""
+    """True if an .idx of ours beside the file ends at this length: then zeros are ids."""
     with contextlib.suppress(UserError):
         return len(document_ends(path, length)) > 0
     return False

@@ -8,7 +8,8 @@ from tokenizers import Tokenizer
 
 from gpt.common.words import printable
 from gpt.tokens.chat import START, can_converse
-from gpt.tokens.stream import DTYPES, TokenStream
+from gpt.tokens.layouts import DTYPES
+from gpt.tokens.stream import TokenStream
 
 
 def warn_without_mask(stream: TokenStream, tokenizer: Tokenizer | None, warn: Callable[[str], None]) -> None:

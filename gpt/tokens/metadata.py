@@ -108,7 +108,7 @@ def _sha256(path: Path, record: Fields, name: str = "sha256") -> str | None:
 
 
 def _integer(path: Path, fields: Mapping[str, Any], names: tuple[str, ...], low: int, high: int) -> int | None:
-    """The value of the first of these names that has one, an integer from low to high; None if all are missing."""
+    """The integer of the first of these names that has one; None if all are missing."""
     name = next((name for name in names if fields.get(name) is not None), None)
     if name is None:
         return None

@@ -60,8 +60,6 @@ def load_with_size(path: Path) -> tuple[Tokenizer, int]:
         cure = (f"Copy there the one of the model's tokens: cp DATA/{TOKENIZER} {shell_word(folder)}"
                 if folder.is_dir() else "Give another --tokenizer_file. A model's on the hub is hf://OWNER/NAME.")
         raise UserError(Exit.DATA, f"{name}: {error.strerror}. {cure}") from error
-    except (KeyboardInterrupt, SystemExit):
-        raise
     except BaseException as error:  # a panic of the Rust library is not an Exception
         cure = ("Give --vocab_size alone, or make a tokenizer.json as docs/export.md does from nanoGPT's meta.pkl."
                 if path.suffix == ".pkl" else
@@ -193,7 +191,7 @@ def vocabulary_of(tokenizer: Tokenizer, end_id: int | None) -> Vocabulary:
 
 
 def _merges_as_gpt2(model: dict[str, Any]) -> bool:
-    """True for a plain BPE over the 256 bytes with its merges in the order of the ids that they make."""
+    """True for a plain BPE over the 256 bytes with its merges in the order of their ids."""
     if not is_byte_level_bpe(model) or model.get("ignore_merges"):
         return False
     results = [model["vocab"].get(left + right, -1) for left, right in model["merges"]]

@@ -157,7 +157,7 @@ class Checkpointer:
                          protected=frozenset((best, self._run.recipe.plateau_end or 0, copying_step)))
 
     def settle(self, wait: bool) -> None:
-        """Notes the end of a save in flight that has ended, and warns if it failed, as on a full disk.
+        """Notes the end of a save in flight, and warns if it failed, as on a full disk.
 
         With wait the call waits for that end. Raises FloatingPointError, with the name of the tensor, if the
         save found weights or optimizer state that are not finite; it has left no checkpoint then.
@@ -272,7 +272,7 @@ class Checkpointer:
 
 
 def command_for_card(given: Mapping[str, Any]) -> str:
-    """The command of a run for its model card, with the flags that a person gave at any of its starts.
+    """The command of a run for its model card, with the flags given at any of its starts.
 
     A file is shown by its name alone, because folders reveal the user of a machine; a name on the hub is public.
     """
@@ -286,6 +286,6 @@ def command_for_card(given: Mapping[str, Any]) -> str:
 
 
 def _without_folder(text: str) -> str:
-    """The last part of a path, which may have the weight of a mixture behind it; a name on the hub as it is."""
+    """The last part of a path, with the weight behind it; a name on the hub as it is."""
     path, *weight = re.split(r":(?=[\d./e+-]+$)", text, maxsplit=1)
     return text if is_on_hub(text) else ":".join([Path(path).name or path, *weight])

@@ -14,7 +14,7 @@ REST_SECONDS = 2.0  # after a signal, a step whose rest would take longer is aba
 
 
 class Abandoned(Exception):
-    """A step was abandoned in its middle, as a signal came and the rest of the step would take too long."""
+    """A step was abandoned after a signal, as its rest would take too long."""
 
 
 ENDS_THE_RUN = (Abandoned, TokensChanged)  # raised in a step; once the step is undone, the run ends

@@ -25,11 +25,11 @@ DELAY = 2  # calls after which a vote of several processes is read: it has arriv
 
 
 class Strategy:
-    """Shares a step among the processes of a run: the forward pass, and the sums over the processes; for one process.
+    """Shares a step among the processes of a run: the forward pass, and the sums over the processes.
 
-    forward is the model as the step calls it. keeps_gradients: the gradients stay in place from step to step, and are
-    set to zero. compiles_blocks: the blocks are compiled one by one, whatever the flags say. is_sharded: processes
-    share each weight.
+    This one is for one process. forward is the model as the step calls it. keeps_gradients: the gradients stay in
+    place from step to step, and are set to zero. compiles_blocks: the blocks are compiled one by one, whatever the
+    flags say. is_sharded: processes share each weight.
     """
 
     keeps_gradients = False

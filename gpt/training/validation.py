@@ -142,7 +142,7 @@ class Validator:
             yield inputs_BT.to(device), targets_BT.to(device)
 
     def sample(self, num_tokens: int = SAMPLE_TOKENS) -> str | None:
-        """A short text by the model as it is, safe to print; None without ids for its prompt, or after a signal.
+        """A short text by the model, safe to print; None without ids for its prompt, or after a signal.
 
         It continues --sample_prompt; a model that learns conversations answers it.
         """

@@ -111,7 +111,7 @@ def wandb(run: RecordedRun) -> Recording:
     """Begins to record to Weights & Biases: online after a login, else in files for `wandb sync`.
 
     A WANDB_MODE in the environment decides instead. Offline it deletes the files of the run's earlier starts,
-    and all rows are recorded anew; online, a resumed run goes on after the step that it resumed from.
+    and all rows are recorded again; online, a resumed run goes on after the step that it resumed from.
     """
     netrc = Path(os.environ.get("NETRC", "~/.netrc")).expanduser()
     has_login = "WANDB_API_KEY" in os.environ or (

@@ -1,4 +1,4 @@
-"""What leads to a better model after a run, by its own figures: more steps, a larger model or more text."""
+"""What leads to a better model after a run: more steps, a larger model or more text."""
 
 from gpt.common.words import several
 from gpt.planning.defaults import most_passes

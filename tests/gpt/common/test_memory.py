@@ -1,6 +1,5 @@
 """Settings of memory: segments grow where the system can, and the garbage collector is afterwards as it was."""
 
-import gc
 import os
 import sys
 from types import SimpleNamespace
@@ -22,12 +21,3 @@ def test_segments_grow_on_linux_unless_the_user_has_decided(monkeypatch, system,
     monkeypatch.setattr(os, "environ", dict(given))
     memory.let_segments_grow()
     assert os.environ == expected
-
-
-def test_the_collector_is_off_inside_and_then_on_again():
-    with memory.without_collector():
-        assert not gc.isenabled()
-    assert gc.isenabled()
-    with pytest.raises(KeyError), memory.without_collector():
-        raise KeyError
-    assert gc.isenabled()

@@ -41,13 +41,13 @@ def test_a_size_that_flags_name_is_gpt2s_and_one_that_is_chosen_qwen3s(flags, ar
     monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
     monkeypatch.setattr("gpt.planning.sizing.measured_speed", lambda *_: 7e10)
     corpus: Any = SimpleNamespace(vocab_size=1024, train=SimpleNamespace(length=443_000))
-    found: Any = choose_sizing(train.read_flags(flags.split()), corpus, False, None)
+    found: Any = choose_sizing(train.read_flags(["--no-use_gpu", *flags.split()]), corpus, None)
     assert (found.arch, found.shape, found.seq_length, found.batch_size) == (arch, shape, 256, batch_size)
 
 
 def test_with_a_gpu_gpt2_small_stays_the_default(monkeypatch):
     monkeypatch.setattr(NVIDIA, "why_unavailable", lambda: None)
-    assert choose_sizing(train.read_flags([]), None, None, None) is None  # type: ignore[arg-type]
+    assert choose_sizing(train.read_flags([]), None, None) is None  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(("has_bf16", "flags", "precision"), [
