@@ -314,7 +314,8 @@ class Monitor:
         config, corpus = self._config, setup.corpus
         sizes = {name: architecture_of(config).sized(shape, config.vocab_size, config.seq_length).num_parameters
                  for name, shape in SIZES.items() if not state.init_from}
-        tokens_seen = state.samples_seen * config.seq_length
+        # A pass counts as the whole text, though its windows leave out up to 2 T - 2 tokens.
+        tokens_seen = round(state.samples_seen / recipe.windows_per_epoch * corpus.train.length)
         how, why = verdict(self._overfitting.validations, self._overfitting.losses[-1][0], tokens_seen,
                            corpus.train.length, config.num_parameters, sizes)
         has_patience = state.validations_without_gain < (args.patience or math.inf)

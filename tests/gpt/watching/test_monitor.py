@@ -129,6 +129,14 @@ def test_after_many_passes_the_model_may_teach_a_new_one(run, monkeypatch):
     assert "--teacher" not in run.ok(*flags, "--teacher", teacher, "--seed", "1338", out="distilled")
 
 
+def test_an_epoch_counts_as_the_whole_text_though_its_windows_leave_some_out(run, monkeypatch):
+    asked = []
+    monkeypatch.setattr("gpt.watching.monitor.verdict", lambda *figures: asked.append(figures[2:4]) or ("", ""))
+    run.ok("--epochs", "3", "--max_steps", "1000")
+    ((tokens_seen, num_tokens),) = asked
+    assert 3 * num_tokens <= tokens_seen < 3.1 * num_tokens
+
+
 # ---------------------------------------------------------------- what is recorded
 
 
