@@ -154,6 +154,8 @@ def _nothing_found(path: Path, to_resume: bool) -> UserError:
         cure = with_transformers(pickles[0].parent) or (
             f"Convert nanoGPT's: python export.py --from_nanogpt {shell_word(pickles[0])} --output "
             f"{shell_word(pickles[0].stem)}-gpt2 --tokenizer_file TOKENIZER")
+    if path.is_file() and (path.parent / CONFIG).is_file():
+        cure = f"Give the folder that holds it, {shell_word(path.parent)}."
     if (path / FIRST_MODEL).is_dir():
         cure = (f"Its first model is in {printable(path / FIRST_MODEL)}. To go on with both, type the command that "
                 "began the run, with --resume_from auto.")

@@ -95,13 +95,13 @@ def make_tokens(args: Namespace) -> None:
             raise UserError(Exit.DATA, f"{printable(folder)} holds the tokens of {sources}, and these texts have other "
                                        f"names, sizes or times. Type:\n    python {shell_line(make)}\n    python "
                                        f"{shell_line(sys.argv)}{resume} --allow_new_data")
-    elif is_one_of_several() or args.dry_run or args.overfit:
+    else:
         for text in texts:
             if not (os.path.exists(text) or "://" in text or glob.has_magic(text)):
                 raise UserError(Exit.DATA, f"{printable(text)}: No such file or directory. Give the path of a text.")
-        raise UserError(Exit.FLAGS, f"{printable(texts[0])} has no tokens yet. Type first:\npython "
-                                    f"{shell_line(make)}")
-    else:
+        if is_one_of_several() or args.dry_run or args.overfit:
+            raise UserError(Exit.FLAGS, f"{printable(texts[0])} has no tokens yet. Type first:\npython "
+                                        f"{shell_line(make)}")
         check_unused(args)
         if len(texts) == 1 and texts[0].endswith(".py"):  # as nanoGPT's config/train_shakespeare_char.py
             warn(f"{printable(texts[0])} is read as text to learn, not as settings. Settings are flags, or stand in "

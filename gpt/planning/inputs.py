@@ -418,7 +418,8 @@ def _find_one(flags: Namespace, data_dir: str) -> Corpus:
     folder, shown = Path(data_dir), printable(data_dir)
     if flags.bin_file is None and not folder.is_dir():
         raise UserError(Exit.DATA, f"--data_dir {shown} {'is not a folder' if folder.exists() else 'does not exist'}. "
-                                   f"Run: python pretokenize.py TEXT --output_dir {shell_word(data_dir)}")
+                                   "If it was moved, give --data_dir with its new place; else run: python "
+                                   f"pretokenize.py TEXT --output_dir {shell_word(data_dir)}")
 
     def file_of(given: str | None, name: str) -> Path | None:
         if given is None and flags.bin_file is None:

@@ -359,7 +359,7 @@ LATER = [
          together=True),
     Case("was made with another tokenizer", f"train.py {QUIET} --init_from out --data_dir data2 --output_dir new",
          again=True, together=True),
-    Case("Run: python pretokenize.py TEXT --output_dir", f"{NEW} --data_dir none", again=True),
+    Case("else run: python pretokenize.py TEXT", f"{NEW} --data_dir none", again=True),
     Case("has no metadata.json. For", f"{NEW} --data_dir raw", raw_tokens),
     Case("would delete {printable(model)}", f"train.py {QUIET} --init_from out --overwrite"),
     Case("does not exist. Give --teacher", f"{NEW} --teacher gone", values={"--teacher": "out"}),

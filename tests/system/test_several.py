@@ -155,7 +155,7 @@ def test_one_process_prints_and_saves_and_sigusr1_to_any_saves_too(train):
 
 
 @pytest.mark.parametrize(("flags", "code", "message"), [
-    (["--data_dir", "nowhere"], 3, "error: --data_dir nowhere does not exist. Run: python pretokenize.py TEXT"),
+    (["--data_dir", "nowhere"], 3, "error: --data_dir nowhere does not exist. If it was moved"),
     (["--n_layer", "many"], 2, "error: --n_layer 'many'"),
     (["--batch_size", "3", "--gradient_accumulation_steps", "1"], 2,
      "error: a step has 3 sequences, which 2 processes cannot share evenly. Give --batch_size and "

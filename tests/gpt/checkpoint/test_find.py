@@ -180,6 +180,12 @@ def test_a_run_resumes_from_best_and_last(ranked, tmp_path):
             find_resume(str(named), new, False, no_warning)
 
 
+def test_for_a_file_of_a_model_its_folder_is_named(sound):
+    folder = sound / "checkpoint-900"
+    with refused(f"Give the folder that holds it, {folder}\\.", Exit.CHECKPOINT):
+        resolve(folder / "model.safetensors", no_warning, to_train=False)
+
+
 def test_more_text_joins_the_tokens_that_have_metadata(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for name in ("data", "raw"):
