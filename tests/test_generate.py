@@ -113,6 +113,8 @@ def test_a_text_ends_where_the_folder_says(call, make_any, write_folder, tmp_pat
     short, = objects(call(*greedy, ckpt=folder)[0])
     assert short["finish_reason"] == "end_of_text"
     assert short["ids"] == whole["ids"][:whole["ids"].index(whole["ids"][5])]
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": whole["ids"][0]}))
+    assert call(*greedy, ckpt=folder)[1] == "no new token\n"
     (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": "<|im_end|>"}))
     with refused(r"generation_config\.json: eos_token_id is '<\|im_end\|>'", Exit.CHECKPOINT):
         call(*greedy, ckpt=folder)

@@ -27,8 +27,8 @@ def texts_of(words: Sequence[str], scorer: Scorer) -> Iterator[tuple[str, Iterat
     with leading_to_tokens(words, scorer):
         for source in find_sources(words, scorer.out.say, {}):
             if KINDS[source.kind].is_chat:
-                raise source.error("holds conversations. Make tokens of it, and give --tokens chats:\n"
-                                   f"{_command_of([source.shown], scorer, 'chats')}")
+                raise source.error("holds conversations. Make tokens of it, and give --tokens to_score:\n"
+                                   f"{_command_of([source.shown], scorer)}")
             with tempfile.TemporaryDirectory() as folder:
                 source = unpacked(source, Path(folder) / "text", scorer.signals.look)
                 yield source.shown, documents_in(source, scorer)
@@ -42,14 +42,14 @@ def leading_to_tokens(names: Sequence[str], scorer: Scorer) -> Iterator[None]:
     except UserError as error:
         if " --" not in str(error) or "python " in str(error):
             raise
-        raise UserError(error.code, f"{error} The flag goes to this command; then give --tokens new instead of "
-                                    f"--text:\n{_command_of(names, scorer, 'new')}") from error
+        raise UserError(error.code, f"{error} The flag goes to this command; then give --tokens to_score instead of "
+                                    f"--text:\n{_command_of(names, scorer)}") from error
 
 
-def _command_of(names: Sequence[str], scorer: Scorer, output_dir: str) -> str:
+def _command_of(names: Sequence[str], scorer: Scorer) -> str:
     """The command that makes tokens of files, by the tokenizer of the scored checkpoint."""
     return (f"python pretokenize.py {shell_line(names)} --tokenizer_file {shell_word(scorer.folder)} "
-            f"--output_dir {output_dir} --val_fraction 0")
+            "--output_dir to_score --val_fraction 0")
 
 
 def documents_in(source: Source, scorer: Scorer) -> Iterator[Document]:

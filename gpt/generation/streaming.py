@@ -111,7 +111,10 @@ def write_samples(decoder: Decoder, samples: Iterable[Sample], sampling: Samplin
             break
     write_started(started, as_json, True, write)
 
-    num_later = max(0, num_ids - 1)
+    if not num_ids:
+        print_line("no new token")
+        return
+    num_later = num_ids - 1
     seconds = time.perf_counter() - first_id_time if num_later else 0.0
     rate = f"{num_later / seconds:.1f}" if num_later else "n/a"
     print_line(f"first token {first_id_time - start_time:.3f} s, then {several(num_later, 'new token')} in "
