@@ -212,8 +212,9 @@ def find_resume(requested: str, output_dir: Path, overwrite: bool, warn: Callabl
     others = [] if overwrite else checkpoints_of_other_runs(output_dir, path, stored.state.step)
     if others:
         names = printable(", ".join(other.name for other in others[:3]))
-        raise _refusal(f"--output_dir {printable(output_dir)} holds checkpoints that do not lead to "
-                       f"{printable(path.name)}: {names}. Give another --output_dir, or --overwrite, which "
+        more = f" and {len(others) - 3} more" if others[3:] else ""
+        raise _refusal(f"--output_dir {printable(output_dir)} holds checkpoints of another run, or of this one after "
+                       f"step {stored.state.step:,}: {names}{more}. Give another --output_dir, or --overwrite, which "
                        f"deletes {several(len(others), 'checkpoint')}.")
     return Found(path, stored)
 

@@ -109,7 +109,9 @@ def files_in_folder(folder: str, say: Callable[[str], None]) -> list[str]:
             if not name.startswith("."):
                 bare = bare_name(name)
                 is_input = bare.endswith(endings if bare == name.lower() else (*endings, ".json"))
-                (chosen if is_input else others).append(os.path.join(where, name))
+                path = os.path.join(where, name)
+                # A link may lead nowhere.
+                (chosen if is_input and os.path.exists(path) else others).append(path)
     if not chosen:
         cure = (f"For its tokens type: python train.py --data_dir {shell_word(folder)} --vocab_size N"
                 if any(name.endswith("train.bin") for name in others) else "Name the files themselves.")
@@ -154,7 +156,8 @@ def examine(path: Path, shown: str, encoding: str = "") -> Source:
         name = bare_name(path.name)
         kind = kind_of(source, name, head)
         if KINDS[kind].is_text:
-            if head.startswith((b"%PDF", b"PK\3\4", b"{\\rtf", b"\xd0\xcf\x11\xe0")):
+            is_tar = head[257:262] == b"ustar"
+            if is_tar or head.startswith((b"%PDF", b"PK\3\4", b"{\\rtf", b"\xd0\xcf\x11\xe0")):
                 raise source.error(f"is a PDF. Extract its text: pdftotext {shell_word(path)}"
                                    if head.startswith(b"%") else
                                    "is a document of a word processor, or an archive, not plain text. Open it there, "

@@ -151,7 +151,7 @@ def test_a_path_is_resumed_where_no_other_run_is_overwritten(folder, sound, tmp_
     assert found is not None
     assert found[0] == folder / "checkpoint-1000"
     for requested in (sound / "checkpoint-900", folder / "checkpoint-900"):
-        with refused(r"checkpoint-900: checkpoint-1000.*--overwrite") as caught:
+        with refused(r"after step 900: checkpoint-1000.*--overwrite") as caught:
             find_resume(str(requested), folder, False, no_warning)
         assert caught.value.code == Exit.CHECKPOINT
         found = find_resume(str(requested), folder, True, no_warning)
@@ -163,7 +163,7 @@ def test_a_path_is_resumed_where_no_other_run_is_overwritten(folder, sound, tmp_
     assert len(checkpoints_of_other_runs(folder, None, 0)) == 2
     for step in (1001, 1002, 1003):
         shutil.copytree(folder / "checkpoint-900", folder / f"checkpoint-{step}")
-    with refused(r"checkpoint-1003, checkpoint-1002, checkpoint-1001\. .*--overwrite.* 4 checkpoints"):
+    with refused(r"checkpoint-1003, checkpoint-1002, checkpoint-1001 and 1 more\. .*--overwrite.* 4 checkpoints"):
         find_resume(str(folder / "checkpoint-900"), folder, False, no_warning)
 
 
@@ -173,7 +173,7 @@ def test_a_run_resumes_from_best_and_last(ranked, tmp_path):
         found = find_resume(requested, output_dir, True, no_warning)
         assert found is not None
         assert found.stored.state.step == step
-    with refused("checkpoint-600: checkpoint-900.*--overwrite"):
+    with refused("after step 600: checkpoint-900.*--overwrite"):
         find_resume("best", folder, False, no_warning)
     for named, others in ((new, folder), (folder / "checkpoint-5", f"{folder}/checkpoint-900, {folder}/checkpoint-6")):
         with refused(f"{named} does not exist. Give one of those beside it: {others}[^;]*$", Exit.CHECKPOINT):

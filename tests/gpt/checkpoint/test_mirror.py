@@ -242,7 +242,7 @@ def test_the_mirrors_name_alone_never_means_another_run_in_the_output_folder(run
     run.ok(*SAVING, "--seed", "7", out="again")
     before = names_in(run.folder / "again"), names_in(drive)
     said = run.refused(Exit.CHECKPOINT, "--resume_from", str(drive), "--max_steps", "8", out="again")
-    assert "do not lead to checkpoint-6" in said
+    assert "of this one after step 6: " in said
     assert before == (names_in(run.folder / "again"), names_in(drive))
 
 
