@@ -27,7 +27,8 @@ Trainer the name that it has here. Numbers may be written with commas or undersc
 lists the exit codes of all commands.
 
 Every command has `--debug`, which shows the traceback of an error, and train.py `--config FILE`: flags from a TOML file
-([training.md](training.md#flags-in-a-file)).
+([training.md](training.md#flags-in-a-file)). Twelve flags of train.py that few runs need are
+[in a table of their own](training.md#flags-that---help-leaves-out).
 """
 
 

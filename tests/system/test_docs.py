@@ -119,6 +119,14 @@ def test_the_generated_parts_are_what_the_code_says():
     assert done.returncode == 0, done.stderr
 
 
+def test_the_flags_that_help_leaves_out_have_a_table():
+    program = (ROOT / "train.py").read_text(encoding="utf-8")
+    hidden = re.findall(r'"--(\w+)".*help=SUPPRESS', program)
+    page = (ROOT / "docs/training.md").read_text(encoding="utf-8")
+    section = page.split("\n## Flags that --help leaves out\n")[1].split("\n## ")[0]
+    assert set(re.findall(r"^\| `--(\w+)", section, re.MULTILINE)) == set(hidden)
+
+
 def test_every_file_and_folder_at_the_top_is_named():
     pages = [ROOT / "README.md", ROOT / "docs/architecture.md"]
     named = "".join(page.read_text(encoding="utf-8") for page in pages)
