@@ -1,8 +1,19 @@
 """The decisions before a run, and the lines that describe them.
 
-inputs: tokens, shape and checkpoint, all checked. setup: the decisions in their order; decided: their
-dataclass, Setup; recorded: what a run records of them. recipe: every default with its reason (defaults,
-schedules, sizing). Memory: the formula, the micro-batch, a copy for saves (memory).
-Time: the length that fits into --max_minutes (deadline). The loss at the end (forecast). The lines before
-the first step (plan), and --check (check). Before torch: flags (relations, contradictions), texts (early).
+Before torch is imported:
+relations      how flags relate to each other, a table; contradictions: rules that no table holds
+early          answers wrong flags at once, and makes tokens of texts
+
+The decisions, in their order:
+inputs         tokens, shape and checkpoint, all checked; sizing chooses a size by text and time
+recipe         every default with its reason, from defaults and schedules
+kernels        on an NVIDIA GPU: attention and the output layer, by timing
+memory         the formula, the micro-batch, a copy for saves
+deadline       the length that fits into --max_minutes
+setup          makes them; decided: their dataclass, Setup; recorded: what a run records of them
+
+In words:
+plan           the lines before the first step
+forecast       the loss at the end
+check          --check
 """

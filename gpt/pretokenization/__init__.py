@@ -1,12 +1,13 @@
 """Text to token files, in the order that the text takes. Start with pretokenize.py, which calls the stages.
 
-files         holds one input file and its text, unpacked and decoded.
-blocks        is the base of all kinds of input: text_files, json_lines and parquet.
+files         holds one input file and its text, unpacked and decoded; encodings refuses text that is not UTF-8.
+blocks        is the base of all kinds of input: text_files, json_lines, conversations and parquet.
 sources       finds the input files and recognises their kind, by its table KINDS.
 engines       encodes text into ids.
 store         holds the output folder while it is filled.
 workers       reads, samples and encodes blocks in several processes.
 passes        makes the passes over the text, and settles the validation split.
+report        adds up what the blocks find, and warns at the end.
 vocabulary    opens or trains the tokenizer.
 commit        gives the token files their final names.
 verify        looks inside a finished folder; look says what in its text would spoil a model.
