@@ -80,7 +80,7 @@ def two_models(monkeypatch, tmp_path):
     for name, answer_of in (
             ("run_child", run), ("mixture_in_words", lambda *_: ""), ("check_lengths", lambda *_: None),
             ("choose_teacher", lambda found, *_: found), ("choose_config", lambda *_: SHAPE),
-            ("choose_sizing", lambda flags, *more: (helps_many_passes(flags), round(more[2])))):
+            ("choose_sizing", lambda flags, *more: (helps_many_passes(flags), round(more[1])))):
         monkeypatch.setattr(inputs_of, name, answer_of)
     monkeypatch.setattr(inputs_of.find, "check_same", lambda *_: None)
     monkeypatch.setattr(inputs_of.load, "read_config", lambda folder: SHAPE)
