@@ -18,12 +18,12 @@ from typing import Any
 
 import numpy as np
 
+from gpt.checkpoint.history import Curve, LoggedRun, read_run
 from gpt.common import flags
 from gpt.common.config import Relations
 from gpt.common.errors import Exit, UserError, guard, optional, warn
 from gpt.common.outputs import Output
 from gpt.common.words import printable, several
-from gpt.watching.history import Curve, LoggedRun, read_run
 
 ENDINGS = (".png", ".svg", ".pdf")
 X_AXES = {  # the logged number, its label, and its divisor

@@ -8,8 +8,8 @@ from dataclasses import replace
 import pytest
 
 import plot
+from gpt.checkpoint.history import read_run
 from gpt.common.errors import Exit
-from gpt.watching.history import read_run
 from tests.helpers.refusals import refused
 
 

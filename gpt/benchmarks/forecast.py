@@ -19,11 +19,11 @@ from pathlib import Path
 from typing import TextIO
 
 from gpt.architectures.table import ARCHITECTURES
+from gpt.checkpoint.history import read_run
 from gpt.common.config import read_toml
 from gpt.common.names import METADATA, RUN_CONFIG, TRAINS_NEXT
 from gpt.planning.forecast import DEVIATIONS, TABLE, FinishedRun, finished_runs, ngram_statistics, predicted_bits
 from gpt.tokens.corpus import open_folder
-from gpt.watching.history import read_run
 
 ROOT = Path(__file__).parents[2]
 MINUTES = (16, 8, 4, 2, 1)  # of a refit's runs over each text, by one thread

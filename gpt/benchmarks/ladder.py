@@ -15,12 +15,12 @@ from pathlib import Path
 from subprocess import CompletedProcess
 from typing import TYPE_CHECKING, Any
 
+from gpt.checkpoint.history import read_lines
 from gpt.common.children import PROGRAM, SAFE_PATH, run_child
 from gpt.common.errors import Exit, UserError
 from gpt.common.progress import Progress
 from gpt.common.signals import Signals
 from gpt.common.words import percent, printable, size
-from gpt.watching.history import read_lines
 
 if TYPE_CHECKING:  # it imports torch, and bench.py reports flag errors before that
     from gpt.machine.device import Machine

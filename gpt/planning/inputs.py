@@ -15,6 +15,7 @@ from pathlib import Path
 from gpt.architectures.table import ModelConfig, by_flags
 from gpt.checkpoint import find, load
 from gpt.checkpoint.folder import delete_other_runs, owned
+from gpt.checkpoint.history import read_run
 from gpt.checkpoint.mirror import holds_this_run, prepare_mirror
 from gpt.checkpoint.recorded import held_by_another_run, is_same_folder, steps_in
 from gpt.checkpoint.stored import NEW_RUN, Found, Stored, TrainState
@@ -46,6 +47,7 @@ LEAST_MINUTES = 2.0  # of a run with two models, each of which builds and compil
 FIRST_PART = 0.15  # of the minutes, for the first of two models
 FIRST_MINUTES, MOST_FIRST_PART = 2.0, 0.3  # at least so many, up to this part of all
 NOISE = 0.1  # fraction of the input ids
+WIDE_GAP = 1.1  # nats between the losses of a first model, above which it teaches badly, and noise helps
 LEAST_TO_FALL = 0.01  # of the peak, from which a cooldown still learns: the end of a cosine
 
 # ---------------------------------------------------------------- the machine
@@ -198,9 +200,9 @@ def after_first_model(inputs: Inputs, runtime: Runtime, argv: Sequence[str], beg
     """Trains a first model by the same command, where that pays; returns the second one's inputs, and its beginning.
 
     After some passes one model only learns a small text by heart, and the rest of --max_minutes would be idle. Then
-    the first model is the teacher of the second one. Where its validation loss rose in the end, the second one has
-    noise on its inputs instead. Either allows it up to twice the passes (LOG.md, 2026-11-27, Two models in the
-    minutes of one).
+    the first model is the teacher of the second one. Where its validation loss ends WIDE_GAP above its training loss,
+    the second one has noise on its inputs instead. Either allows it up to twice the passes (LOG.md, 2026-11-27, Two
+    models in the minutes of one; 2026-11-28, Teacher or noise).
 
     argv are the command's flags; began is its start, in seconds of time.monotonic(). The beginning that is returned is
     earlier where other starts of the first model took minutes. Two models are for a new run without a GPU, of the
@@ -247,9 +249,13 @@ def after_first_model(inputs: Inputs, runtime: Runtime, argv: Sequence[str], beg
     began = min(began, now - state.seconds)
     minutes_left = max(1.0, args.max_minutes - (now - began) / 60)
     out.say(f"models      the second one has {minutes_left:.3g} min")
-    if state.best_val_loss is not None and state.best_step < state.validated_step:
+    gap = 0.0
+    with contextlib.suppress(UserError):  # metrics.jsonl is gone
+        gap = read_run(str(folder)).gap
+    if gap > WIDE_GAP:
         args = having(args, input_noise=NOISE)
-        out.say(f"noise       on {NOISE:.0%} of the inputs: the first model's validation loss rose in the end")
+        out.say(f"noise       on {NOISE:.0%} of the inputs, and no teacher: the first model's validation loss is "
+                f"{gap:.1f} nats above its training loss")
     else:
         args = having(args, teacher=str(first.folder))
     return _with_size(args, inputs.corpus, minutes_left, out), began

@@ -1,7 +1,6 @@
-"""Prints and records a run while it trains, and reads the records back.
+"""Prints and records a run while it trains; gpt/checkpoint/history.py reads the records back.
 
 output     takes over the output folder before the first step
 monitor    the log line, warnings and the closing block, by curve, overfitting and verdict
 recorder   metrics.jsonl and its trackers; tracker starts tracker_process, which calls the library; starts.jsonl: starts
-history    reads metrics.jsonl back for plots and reports
 """

@@ -11,6 +11,7 @@ import torch
 
 from gpt.architectures.table import architecture_of
 from gpt.checkpoint.find import with_more_text
+from gpt.checkpoint.history import BITS_OF, VAL_LOSS_OF
 from gpt.common.names import TOKENIZER, TRAINS_NEXT
 from gpt.common.words import duration, percent, printable, several, shell_word
 from gpt.machine.pinned import to_host
@@ -23,7 +24,6 @@ from gpt.training.recovery import TooManySkipped
 from gpt.training.state import Figures, Run
 from gpt.training.validation import ValidationLoss
 from gpt.watching.curve import LossCurve
-from gpt.watching.history import BITS_OF, VAL_LOSS_OF
 from gpt.watching.overfitting import OverfittingWatch
 from gpt.watching.recorder import Fields, Recorder
 from gpt.watching.verdict import FRESH, LONGER, MORE_TEXT, verdict

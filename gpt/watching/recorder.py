@@ -9,13 +9,13 @@ from argparse import Namespace
 from pathlib import Path
 from typing import Any
 
+from gpt.checkpoint.history import Row, rows_in
 from gpt.common.errors import warn
 from gpt.common.files import append_line, read_text, write_whole
 from gpt.common.names import METRICS, TRACKERS
 from gpt.common.progress import Progress
 from gpt.planning.early import requested_trackers
 from gpt.training.state import TrainState
-from gpt.watching.history import Row, rows_in
 from gpt.watching.tracker import Tracker
 from gpt.watching.tracker_process import RecordedRun
 

@@ -79,6 +79,17 @@ class LoggedRun:
     def __getitem__(self, name: str) -> Curve:
         return self.curves.get(name, Curve([], []))
 
+    @property
+    def gap(self) -> float:
+        """The nats by which the last validation loss is above the training loss in the last tenth of the steps.
+
+        0 if one of them is missing.
+        """
+        validations, losses = self["val_loss"], self["loss"]
+        last_step = max(losses.xs, default=0.0)
+        recent = [loss for step, loss in zip(losses.xs, losses.ys, strict=True) if step > 0.9 * last_step]
+        return validations.ys[-1] - statistics.fmean(recent) if validations.ys and recent else 0.0
+
 
 def read_run(word: str) -> LoggedRun:
     """Reads the run of an output folder, or of a metrics.jsonl itself; its name is the word that was given.

@@ -4,8 +4,8 @@ import json
 
 import pytest
 
+from gpt.checkpoint.history import Curve, read_lines, read_run
 from gpt.common.errors import Exit, UserError
-from gpt.watching.history import Curve, read_lines, read_run
 
 
 def write(path, *lines):
@@ -29,6 +29,14 @@ def test_every_figure_of_a_step_is_a_curve_by_its_name_and_the_best_is_the_lowes
                          {"step": 9, "val_loss": 2.75, "val_loss/a": 2.0}))
     assert (run["val_loss"].lowest, run["heat"], run["cold"]) == ((5, 2.5), Curve([5], [7.0]), Curve([], []))
     assert run["val_loss/a"] == Curve([9], [2.0])
+
+
+def test_the_gap_is_between_the_last_validation_and_the_last_tenth_of_the_steps(tmp_path):
+    rows = [{"step": 90, "loss": 9.0}, {"step": 95, "loss": 2.0}, {"step": 100, "loss": 3.0},
+            {"step": 50, "val_loss": 3.0}, {"step": 100, "val_loss": 4.0}]
+    assert read_run(write(tmp_path / "m.jsonl", *rows)).gap == 1.5
+    for alone in (rows[:3], rows[3:]):
+        assert read_run(write(tmp_path / "m.jsonl", *alone)).gap == 0
 
 
 @pytest.mark.parametrize("line", [
