@@ -3,8 +3,6 @@
 It reads no data.
 """
 
-import math
-import time
 from argparse import Namespace
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
@@ -95,19 +93,12 @@ def check_machine(args: Namespace, machine: Machine, out: Progress) -> int:
 
 
 def matmul_flops(machine: Machine, width: int, seconds: float) -> float:
-    """The FLOP/s of torch.mm with two square matrices, by the fastest of the runs that begin within the seconds."""
-    products = 20 if machine.on_gpu else 1
+    """The FLOP/s of torch.mm with two square matrices, by the fastest of the blocks of runs in these seconds."""
+    from torch.utils.benchmark import Timer  # a CUDA build without a GPU prints a warning where this is imported
+
     a, b = (torch.randn(width, width, device=machine.device).to(machine.dtype) for _ in range(2))
-    torch.mm(a, b)  # the first product loads the library
-    best, ends_at = math.inf, time.perf_counter() + seconds
-    while best == math.inf or time.perf_counter() < ends_at:
-        machine.backend.synchronize()
-        started = time.perf_counter()
-        for _ in range(products):
-            torch.mm(a, b)
-        machine.backend.synchronize()
-        best = min(best, (time.perf_counter() - started) / products)
-    return 2 * width**3 / best
+    timer = Timer("torch.mm(a, b)", globals={"torch": torch, "a": a, "b": b}, num_threads=torch.get_num_threads())
+    return 2 * width**3 / min(timer.blocked_autorange(min_run_time=seconds).times)
 
 
 def devices_of(machine: Machine, options: Options, products: float) -> dict[str, Device]:
