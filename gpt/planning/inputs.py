@@ -200,26 +200,20 @@ def after_first_model(inputs: Inputs, runtime: Runtime, argv: Sequence[str], beg
     """Trains a first model by the same command, where that pays; returns the second one's inputs, and its beginning.
 
     After some passes one model only learns a small text by heart, and the rest of --max_minutes would be idle. Then
-    the first model is the teacher of the second one. Where its validation loss ends WIDE_GAP above its training loss,
-    the second one has noise on its inputs instead. Either allows it up to twice the passes (LOG.md, 2026-11-27, Two
-    models in the minutes of one; 2026-11-28, Teacher or noise).
+    the first model helps the second one to make up to twice the passes (LOG.md, 2026-11-27, Two models in the minutes
+    of one). A dry run only says so.
 
     argv are the command's flags; began is its start, in seconds of time.monotonic(). The beginning that is returned is
-    earlier where other starts of the first model took minutes. Two models are for a new run without a GPU, of the
-    default recipe and length. It has them if one would leave LEAST_SPARE of its minutes, or if the first one has begun;
-    a dry run only says so.
-    Raises UserError: exit 4 if the first one is of another run, exit 3 if it learned other tokens. Raises SystemExit if
-    its training ends with another exit code than 0, or at a signal: then it goes on where the same command resumes.
+    earlier where other starts of the first model took minutes. Raises UserError: exit 4 if the first one is of another
+    run, exit 3 if it learned other tokens. Raises SystemExit if its training ends with another exit code than 0, or at
+    a signal: then it goes on where the same command resumes.
     """
-    args, sizing, out = inputs.args, inputs.sizing, runtime.out
+    args, out = inputs.args, runtime.out
     folder = Path(args.output_dir) / FIRST_MODEL
-    is_default = not (inputs.resumed or args.teacher or args.epochs or args.max_steps
-                      or of_another_recipe(args.config.given))
-    is_alone = not (args.overfit or args.mirror_to or runtime.processes.world_size > 1 or TRAINS_NEXT in os.environ)
-    has_minutes = (args.max_minutes or 0) >= LEAST_MINUTES
-    # A second start measures another speed, which may leave fewer minutes.
     has_begun = args.resume_from and steps_in(folder)
-    if not (sizing and is_default and is_alone and has_minutes and (has_begun or sizing.spare >= LEAST_SPARE)):
+    sizing = _sizing_for_two(inputs, runtime)
+    # A second start measures another speed, which may leave fewer minutes.
+    if not (sizing and (has_begun or sizing.spare >= LEAST_SPARE)):
         if has_begun and not inputs.resumed:
             out.warn(f"the model in {printable(folder)} is not used, as this command has other flags than the one "
                      "that began it: it trains one model, from step 0.")
@@ -240,25 +234,42 @@ def after_first_model(inputs: Inputs, runtime: Runtime, argv: Sequence[str], beg
                        env={TRAINS_NEXT: shell_line(["train.py", *resumable])})
     if answer.returncode:
         raise SystemExit(answer.returncode)
+
     first = find.newest_sound(folder, out.warn)
     assert first
     find.check_same(first, load.read_config(first.folder), inputs.corpus.identity, inputs.corpus.tokenizer_sha256,
                     args.allow_new_data, mixture_in_words(inputs.corpus.components))
-    state = first.stored.state
     now = time.monotonic()
-    began = min(began, now - state.seconds)
+    began = min(began, now - first.stored.state.seconds)
     minutes_left = max(1.0, args.max_minutes - (now - began) / 60)
     out.say(f"models      the second one has {minutes_left:.3g} min")
+    return _with_size(_helped_by(first.folder, args, out), inputs.corpus, minutes_left, out), began
+
+
+def _sizing_for_two(inputs: Inputs, runtime: Runtime) -> Sizing | None:
+    """The sizing of a new run without a GPU, of the default recipe and length; None for any other run."""
+    args = inputs.args
+    is_default = not (inputs.resumed or args.teacher or args.epochs or args.max_steps
+                      or of_another_recipe(args.config.given))
+    is_alone = not (args.overfit or args.mirror_to or runtime.processes.world_size > 1 or TRAINS_NEXT in os.environ)
+    has_minutes = (args.max_minutes or 0) >= LEAST_MINUTES
+    return inputs.sizing if is_default and is_alone and has_minutes else None
+
+
+def _helped_by(first: Path, args: Namespace, out: Progress) -> Namespace:
+    """The flags of the second model: a teacher, the checkpoint of the first model, or noise on its inputs.
+
+    A teacher whose validation loss is WIDE_GAP above its training loss teaches less than noise (LOG.md, 2026-11-28,
+    Teacher or noise).
+    """
     gap = 0.0
     with contextlib.suppress(UserError):  # metrics.jsonl is gone
-        gap = read_run(str(folder)).gap
-    if gap > WIDE_GAP:
-        args = having(args, input_noise=NOISE)
-        out.say(f"noise       on {NOISE:.0%} of the inputs, and no teacher: the first model's validation loss is "
-                f"{gap:.1f} nats above its training loss")
-    else:
-        args = having(args, teacher=str(first.folder))
-    return _with_size(args, inputs.corpus, minutes_left, out), began
+        gap = read_run(str(first.parent)).gap
+    if gap <= WIDE_GAP:
+        return having(args, teacher=str(first))
+    out.say(f"noise       on {NOISE:.0%} of the inputs, and no teacher: the first model's validation loss is {gap:.1f} "
+            "nats above its training loss")
+    return having(args, input_noise=NOISE)
 
 
 # ---------------------------------------------------------------- the checkpoint
