@@ -160,8 +160,8 @@ def examine(path: Path, shown: str, encoding: str = "") -> Source:
             if is_tar or head.startswith((b"%PDF", b"PK\3\4", b"{\\rtf", b"\xd0\xcf\x11\xe0")):
                 raise source.error(f"is a PDF. Extract its text: pdftotext {shell_word(path)}"
                                    if head.startswith(b"%") else
-                                   "is a document of a word processor, or an archive, not plain text. Open it there, "
-                                   "save its text as a file that ends in .txt, and give that file.")
+                                   "is a document of a word processor, or an archive, not plain text. Save its text "
+                                   "as a file that ends in .txt, or unpack it, and give what you get.")
             if encoding != "utf-8":  # else the user says that it is text
                 refuse_other_encoding(shown, head_of(source, READ_BYTES) if encoding else head, encoding)
                 source = replace(source, encoding=encoding)
