@@ -1,6 +1,7 @@
-"""Reads a run's metrics.jsonl back, for plots, reports and a resumed run; nothing else reads that file.
+"""Reads a run's metrics.jsonl back: for plots and reports, a resumed run, and the second of two models.
 
-The run may be still going, or killed in the middle of a line; values that are not finite numbers are left out.
+Nothing else reads that file. The run may be still going, or killed in the middle of a line; values that are not finite
+numbers are left out.
 """
 
 import contextlib
