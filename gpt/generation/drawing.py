@@ -37,8 +37,8 @@ def candidates(logits_BV: torch.Tensor, sampling: Sampling, whole: bool,
     logits_BV are already divided by the temperature. Returns the logits, -inf for an excluded id, and the ids,
     [B, M] each. top_k keeps the k likeliest ids; of them top_p keeps the smallest set of likeliest ids with at
     least that probability (Holtzman et al. 2019, section 3.1). If both keep every id, the logits come back
-    unsorted, and the ids are None. Without whole only some of the likeliest ids are searched; the third result,
-    bool [B], is False for a row in which the rules may keep more: call again with whole.
+    unsorted, and the ids are None. Without whole only some of the likeliest ids are searched. The third result,
+    bool [B], is False where the rules may keep more of a row: call again with whole.
     """
     V, k = logits_BV.size(-1), sampling.top_k
     if k == 0 and sampling.top_p == 1:

@@ -188,8 +188,8 @@ def joined(processes: Processes, use_gpu: bool | None) -> Iterator[None]:
 def _store_of_this_start(store: Store, rank: int, world_size: int) -> Store:
     """Returns the part of torchrun's store that belongs to this start of the processes.
 
-    torchrun keeps the store after a restart, with the addresses of dead processes in it, and its count of
-    restarts may differ between machines. So process 0 stores a name for the start, and answers every
+    After a restart torchrun keeps the store, with the addresses of dead processes. Its count of restarts may differ
+    between machines. So process 0 stores a name for the start, and answers every
     process that writes under that name. A process that reads the name of an earlier start gets no answer
     and reads again.
     """

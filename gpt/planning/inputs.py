@@ -47,7 +47,7 @@ LEAST_MINUTES = 2.0  # of a run with two models, each of which builds and compil
 FIRST_PART = 0.15  # of the minutes, for the first of two models
 FIRST_MINUTES, MOST_FIRST_PART = 2.0, 0.3  # at least so many, up to this part of all
 NOISE = 0.1  # fraction of the input ids
-WIDE_GAP = 1.1  # nats between the losses of a first model, above which it teaches badly, and noise helps
+NOISE_GAP = 1.1  # nats between the losses of a first model, above which it teaches badly, and noise helps
 LEAST_TO_FALL = 0.01  # of the peak, from which a cooldown still learns: the end of a cosine
 
 # ---------------------------------------------------------------- the machine
@@ -259,13 +259,13 @@ def _sizing_for_two(inputs: Inputs, runtime: Runtime) -> Sizing | None:
 def _helped_by(first: Path, args: Namespace, out: Progress) -> Namespace:
     """The flags of the second model: a teacher, the checkpoint of the first model, or noise on its inputs.
 
-    A teacher whose validation loss is WIDE_GAP above its training loss teaches less than noise (LOG.md, 2026-11-28,
+    A teacher whose validation loss is NOISE_GAP above its training loss teaches less than noise (LOG.md, 2026-11-28,
     Teacher or noise).
     """
     gap = 0.0
     with contextlib.suppress(UserError):  # metrics.jsonl is gone
         gap = read_run(str(first.parent)).gap
-    if gap <= WIDE_GAP:
+    if gap <= NOISE_GAP:
         return having(args, teacher=str(first))
     out.say(f"noise       on {NOISE:.0%} of the inputs, and no teacher: the first model's validation loss is {gap:.1f} "
             "nats above its training loss")

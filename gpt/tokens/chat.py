@@ -99,7 +99,7 @@ def _question_and_answer(fields: dict[str, Any]) -> list[Any]:
 
 
 def _turn_of(turn: Any, which: str) -> Turn:
-    """Reads one turn. Raises ValueError, whose message begins with which."""
+    """Reads one turn, which the message of a ValueError calls `which`."""
     fields = turn if isinstance(turn, dict) else {}
     role_field, content_field = next((names for names in NAMES.items() if fields.get(names[0]) is not None),
                                      ("role", "content"))
