@@ -164,7 +164,8 @@ def sizing_for(vocab_size: int, num_tokens: int, speed: float, max_minutes: floa
     if chosen and max_minutes and num_tokens < config.num_parameters:
         most_tokens = most_passes(num_tokens, config.num_parameters, has_help) * num_tokens
         spare = max(0.0, 1 - most_tokens * config.flops_per_token / flops)
-    return Sizing(speed, arch, chosen, seq_length, max(1, step_tokens // seq_length), epochs, reasons, spare)
+    batch_size = max(1, min(step_tokens, num_tokens) // seq_length)
+    return Sizing(speed, arch, chosen, seq_length, batch_size, epochs, reasons, spare)
 
 
 def _power_of_two(number: float, least: int, most: int) -> int:
