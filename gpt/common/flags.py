@@ -6,7 +6,7 @@
     group.add_argument("--compile", action=Switch, help="torch.compile (default: on with CUDA)")
     args = parser.read(argv, check)
 
-Flags come from the command line, from the TOML file of --config, and for a resumed run from its records.
+Flags come from the command line, from the TOML file or the run of --config, and for a resumed run from its records.
 """
 
 import argparse
@@ -22,6 +22,7 @@ from typing import Any, NamedTuple, NoReturn, TypeVar
 
 from gpt.common.config import Layer, Origin, Relations, Rules, changes, read_toml
 from gpt.common.errors import MESSAGE_LINES, Exit, UserError
+from gpt.common.names import RUN_CONFIG
 from gpt.common.terminal import USUAL_COLUMNS
 from gpt.common.words import printable
 
@@ -199,7 +200,8 @@ class Parser(argparse.ArgumentParser):
 
         asked = self._command_line(argv)
         if path := asked.given.pop("config", None):
-            asked = rules.merge(self._checked(read_toml(Path(path))), asked)
+            file = Path(path) / RUN_CONFIG if Path(path).is_dir() else Path(path)
+            asked = rules.merge(self._checked(read_toml(file)), asked)
         of_a_call = [name for name in self.flags if rules.of(name).scope == "call"]
         resumed = None if self.problems else recorded(asked.values, of_a_call)
         lower = self._checked(resumed) if resumed else Layer("", {}, {})

@@ -63,6 +63,11 @@ def test_a_file_gives_flags_and_the_command_line_wins(toml):
     assert args.config.given == {"batch_size", "learning_rate", "bias", "mode"}
 
 
+def test_a_runs_folder_means_its_file(tmp_path):
+    (tmp_path / "config.toml").write_text("batch_size = 12\n", encoding="utf-8")
+    assert read("--config", str(tmp_path)).batch_size == 12
+
+
 def test_all_that_is_wrong_in_a_file_is_said(toml):
     toml('learning_rat = 1e-3\n\nn_layer = 2.5\n"min-lr" = 0\n')
     assert problems("--config", "my.toml") == [
