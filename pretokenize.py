@@ -124,7 +124,6 @@ def answer_early(argv: Sequence[str]) -> int:
 if __name__ == "__main__":
     guard(answer_early)
 
-import contextlib
 import shutil
 import sys
 import time
@@ -276,7 +275,7 @@ def main(argv: Sequence[str], limits: Limits = LIMITS) -> int:
     args = read_flags(argv)
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # each core has a process already
     os.environ["RAYON_NUM_THREADS"] = str(args.num_workers or num_cores())
-    with contextlib.closing(Progress()) as progress, Signals(progress.note) as signals:
+    with Progress() as progress, Signals(progress.note) as signals:
         try:
             run(args, signals, progress, limits)
         except Stopped:

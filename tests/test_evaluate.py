@@ -44,6 +44,12 @@ def test_the_command_prints_a_line_for_each_measurement(folder, tmp_path, forks)
                      r"bits per byte \S+$", done.stdout, re.M)
 
 
+def test_counts_are_printed_whole():
+    assert scoring.figure(1_049_864) == "1,049,864"
+    assert scoring.figure(0.123456789) == "0.123457"
+    assert scoring.figure(None) == "n/a"
+
+
 @pytest.mark.parametrize("flag", ["--text", "--tokens"])
 def test_a_missing_file_ends_the_command_with_3(call, tmp_path, flag):
     with pytest.raises(UserError, match=r"No such file|is missing") as caught:

@@ -53,7 +53,7 @@ class Progress:
         self._log: Path | None = None
         self._unwritten: list[str] = []  # lines from before write_log
         self._has_lost_lines = False
-        self._why_lost = ""  # from the operating system, for lines to stdout
+        self._why_lost = ""  # the stream and the reason, for lines of say
 
         self._bar: Any = None
         self._bar_text = ""
@@ -76,7 +76,7 @@ class Progress:
         LISTENERS.remove(self._record)
         self.close()
         if self._why_lost and error is None and self._log is None:
-            raise UserError(Exit.MACHINE, f"standard output: {self._why_lost}. The printed lines are lost.")
+            raise UserError(Exit.MACHINE, f"{self._why_lost}. The printed lines are lost.")
 
     def say(self, line: str = "") -> None:
         """Prints one or more whole lines, above the bar if there is one."""
@@ -94,7 +94,8 @@ class Progress:
                     self._bar.refresh()
             except (OSError, ValueError) as error:  # the reader of stdout has gone away, or its disk is full
                 if isinstance(error, OSError) and error.errno != errno.EPIPE:
-                    self._why_lost = error.strerror or ""
+                    name = "error" if self.stream is sys.stderr else "output"
+                    self._why_lost = f"standard {name}: {error.strerror}"
                 self.stream = open(os.devnull, "w")  # noqa: SIM115
                 self._bar = None
 

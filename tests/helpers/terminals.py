@@ -1,6 +1,8 @@
-"""A terminal of a chosen width, and what a command writes to it."""
+"""A terminal of a chosen width, and what a command writes to it; a stream to a full disk."""
 
 import contextlib
+import errno
+import io
 import os
 import re
 import struct
@@ -10,6 +12,13 @@ from collections.abc import Iterator
 import pytest
 
 from gpt.common.terminal import NOTEBOOK_VARIABLES
+
+
+class FullDisk(io.StringIO):
+    """A stream to a file on a disk without space."""
+
+    def write(self, text: str) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
 class Terminal:

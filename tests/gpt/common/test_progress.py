@@ -1,9 +1,8 @@
 """Progress: whole lines in a pipe, a bar on a terminal, a heartbeat that is never silent for long, and log.txt."""
 
-import errno
 import io
-import os
 import re
+import sys
 import threading
 from pathlib import Path
 
@@ -11,17 +10,12 @@ import pytest
 
 from gpt.common.errors import Exit, UserError, warn
 from gpt.common.progress import Meter, Progress
-from tests.helpers.terminals import drawn, terminal
+from tests.helpers.terminals import FullDisk, drawn, terminal
 
 STEP = {"step": "step 1,200/795,075", "left": "10 h 50 min left", "loss": "loss 3.4127", "speed": "667,379 tok/s",
         "mfu": "mfu 48.2%", "memory": "15.2 GiB", "epoch": "epoch 1/10", "lr": "lr 1.00e-03", "norm": "norm 0.41",
         "time": "49.1 ms"}
 LINE = " | ".join(STEP.values())
-
-
-class FullDisk(io.StringIO):
-    def write(self, text):
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
 def print_figures(log: Path | None = None) -> None:
@@ -38,6 +32,12 @@ def test_lines_that_a_full_disk_loses_end_a_command_without_a_log_with_exit_5(tm
     assert caught.value.code == Exit.MACHINE
     print_figures(tmp_path / "log.txt")
     assert "figures" in (tmp_path / "log.txt").read_text()
+
+
+def test_the_stream_that_was_full_is_named(monkeypatch):
+    monkeypatch.setattr("sys.stderr", FullDisk())
+    with pytest.raises(UserError, match="standard error: No space left"), Progress(sys.stderr) as out:
+        out.say("figures")
 
 
 class Pipe(io.StringIO):

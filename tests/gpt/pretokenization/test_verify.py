@@ -6,7 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import pretokenize
+from gpt.common.errors import Exit
 from tests.helpers.pretokenize import corpus, hash_share, metadata_of, refused, run, written
+from tests.helpers.terminals import FullDisk
 from tests.helpers.texts import lines, write
 
 
@@ -72,3 +74,10 @@ def test_documents_are_shown(tokenizer_file, capsys):
         shown = [line.partition(": ")[2] for line in capsys.readouterr().out.splitlines()
                  if line.startswith("document ")]
         assert shown == [content.replace("\x1b", "\\x1b") for content in kept[:5]]
+
+
+def test_an_answer_that_cannot_be_printed_is_an_error(tokenizer_file, monkeypatch):
+    write("a.jsonl", lines(corpus(20)))
+    run("a.jsonl", "--tokenizer_file", str(tokenizer_file))
+    monkeypatch.setattr("sys.stdout", FullDisk())
+    assert "standard output: No space left" in refused("--verify", "data", code=Exit.MACHINE)
