@@ -35,7 +35,7 @@ from gpt.planning.memory import (
 )
 from gpt.planning.plan import describe_machine, figure
 from gpt.planning.recipe import LOSS_CHUNK, choose_config, choose_options
-from gpt.planning.sizing import DEFAULT_SIZE, FRACTION_OF_PEAK
+from gpt.planning.sizing import DEFAULT_SIZE, FRACTION_OF_PEAK, names_size
 from model import SIZES, Options
 
 GPT2_IDS = 50_257
@@ -60,9 +60,8 @@ def check_machine(args: Namespace, machine: Machine, out: Progress) -> int:
     if args.init_from:
         models = {"your model": choose_config(args, args.vocab_size or 0, 2**62)}
     else:
-        names_size = any(value is not None for value in (args.model_size, args.n_layer, args.n_head, args.n_embd))
         models = {name or "your shape": choose_config(having(args, model_size=name), args.vocab_size or GPT2_IDS, 2**62)
-                  for name in ([args.model_size] if names_size else SIZES)}
+                  for name in ([args.model_size] if names_size(args) else SIZES)}
     config = next(iter(models.values()))
     with out.phase("multiplying matrices"):
         products = matmul_flops(machine, machine.backend.matmul_width, seconds=2.0)

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from gpt.checkpoint.stored import Stored
 from gpt.planning.decided import Pace, Setup
-from gpt.planning.recipe import Recipe, eval_interval_of, eval_tokens_of
+from gpt.planning.recipe import Recipe, eval_interval_of, eval_tokens_of, sample_interval_of
 
 BETWEEN_FRACTION = 0.1  # of the minutes, for validations, saves of the best and samples; the end has one of each
 SPARE = 0.03  # of the minutes left, kept for steps slower than measured
@@ -113,9 +113,11 @@ def recipe_within(seconds: float, setup: Setup, pace: Pace, steps_done: int) -> 
         seconds_each = pace.validation(shorter) + pace.save + pace.sample
         most = max(1, BETWEEN_FRACTION * seconds // max(seconds_each, 1e-9))
         least_interval = math.ceil((step - steps_done) / most)
-        usual_sample_interval = max(least_interval, step // 5)
+        sample_interval = sample_interval_of(args.sample_interval, step)
+        if args.sample_interval is None:
+            sample_interval = max(least_interval, sample_interval)
         return replace(shorter, eval_interval=args.eval_interval or max(least_interval, eval_interval_of(None, step)),
-                       sample_interval=usual_sample_interval if args.sample_interval is None else args.sample_interval)
+                       sample_interval=sample_interval)
 
     longer = range(steps_done + 2, recipe.total_steps + 1)
     return ending_at(steps_done + 1 + bisect_right(

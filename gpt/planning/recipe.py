@@ -302,7 +302,7 @@ def choose_recipe(args: Namespace, config: ModelConfig, corpus: Corpus, most_bat
         grad_clip=facts.value_of("grad_clip", defaults.GRAD_CLIP),
         eval_interval=eval_interval_of(args.eval_interval, total_steps),
         eval_tokens=_choose_eval_tokens(facts, batch_size, epochs),
-        sample_interval=max(1, total_steps // 5) if args.sample_interval is None else args.sample_interval,
+        sample_interval=sample_interval_of(args.sample_interval, total_steps),
         log_interval=args.log_interval or max(1, min(20, total_steps // 100)),
         reasons=facts.reasons, optimizer=optimizer, overfits=overfits)
 
@@ -403,6 +403,11 @@ def had_step_of(settings: Mapping[str, Any], samples_per_step: int) -> bool:
 def eval_interval_of(given: int | None, total_steps: int) -> int:
     """The steps between validations: given by the flag, or (None) a tenth of the run, at most 1,000."""
     return given or max(1, min(1000, total_steps // 10))
+
+
+def sample_interval_of(given: int | None, total_steps: int) -> int:
+    """The steps between samples: given by the flag, 0 for none, or (None) a fifth of the run."""
+    return max(1, total_steps // 5) if given is None else given
 
 
 def eval_tokens_of(run_tokens: float) -> int:

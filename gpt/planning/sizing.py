@@ -79,19 +79,23 @@ def choose_sizing(flags: Namespace, corpus: Corpus, max_minutes: float | None) -
     gpu = gpu_in_use(flags.use_gpu)
     if flags.init_from or (gpu and gpu.has_own_memory):
         return None
-    names_size = any(getattr(flags, name) for name in (
-        "model_size", "n_layer", "n_head", "n_embd", "n_kv_head", "n_inner"))
+    is_named = names_size(flags)
     only_default_has = set(beyond_size(ARCHITECTURES[DEFAULT].Config, vars(flags))).difference(
         beyond_size(ARCHITECTURES[CHOSEN_ARCH].Config, vars(flags)))
     names_default = any(getattr(flags, name) is not None for name in only_default_has)
-    arch = flags.arch or (DEFAULT if names_size or names_default else CHOSEN_ARCH)
+    arch = flags.arch or (DEFAULT if is_named or names_default else CHOSEN_ARCH)
     speed = FLOPS_OF_APPLE_GPU if gpu else FLOPS_PER_THREAD * torch.get_num_threads()
-    if not (gpu or names_size):
+    if not (gpu or is_named):
         in_bf16 = flags.use_amp is not False and CPU.has_bf16()
         speed = FRACTION_OF_MEASURED * measured_speed(arch, corpus.vocab_size, in_bf16)
-    shape = shape_of(flags, flags.model_size or DEFAULT_SIZE) if names_size else None
+    shape = shape_of(flags, flags.model_size or DEFAULT_SIZE) if is_named else None
     return sizing_for(corpus.vocab_size, corpus.train.length, speed, max_minutes, flags.seq_length, (arch, shape),
                       helps_many_passes(flags))
+
+
+def names_size(flags: Namespace) -> bool:
+    """True if a flag names the size of the network, or a part of it."""
+    return any(getattr(flags, name) for name in ("model_size", "n_layer", "n_head", "n_embd", "n_kv_head", "n_inner"))
 
 
 def measured_speed(arch: str, vocab_size: int, use_bf16: bool) -> float:
