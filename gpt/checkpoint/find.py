@@ -237,7 +237,7 @@ def is_inside(path: Path, output_dir: Path) -> bool:
 
 def check_same(found: Found, config: ModelConfig, train_sha256: str, tokenizer_sha256: str | None,
                allow_new_data: bool, mixture: str = "") -> None:
-    """Raises UserError for a checkpoint of another model (exit 4), another tokenizer or other tokens (exit 3).
+    """Raises UserError for a checkpoint of another tokenizer or other tokens (exit 3), or another model (exit 4).
 
     dropout may differ. allow_new_data permits other tokens, never another tokenizer; tokenizer_sha256 None
     means tokens without one, and a checkpoint with a tokenizer is then refused. mixture describes the
@@ -247,6 +247,18 @@ def check_same(found: Found, config: ModelConfig, train_sha256: str, tokenizer_s
     recorded = first_readable([folder])
     more_text = "More text keeps the vocabulary:\n" + with_more_text(
         shell_word(folder.parent), folder / TOKENIZER, stored.state, recorded.values if recorded else {})
+    compared = [("tokenizer", stored.data.get("tokenizer_sha256"), tokenizer_sha256, more_text)]
+    if not allow_new_data:
+        before = stored.data.get("mixture") or ""
+        cure = "Give that data, or --allow_new_data to go on with these."
+        compared.append(("text", stored.data.get("train_sha256"), train_sha256, cure) if before == mixture else
+                        ("mixture", before or "one folder", mixture or "one folder", cure))
+    for what, before, here, cure in compared:
+        if str(before) != str(here):
+            most = 200 if what == "mixture" else 12  # of a sha256
+            raise UserError(Exit.DATA, f"the checkpoint was trained on another {what}: "
+                                       f"{printable(before)[:most]}; here {str(here)[:most]}. {cure}")
+
     # A field that an older version did not store had its default.
     usual = {field.name: field.default for field in fields(config) if field.default is not MISSING}
     saved = {**usual, **stored.model, "arch": stored.arch}
@@ -261,18 +273,6 @@ def check_same(found: Found, config: ModelConfig, train_sha256: str, tokenizer_s
         raise _refusal(f"the checkpoint holds another model: {changed[0]} is {shown(saved.get(changed[0]))} in the "
                        f"checkpoint and {shape[changed[0]]} here. "
                        + (more_text if changed[0] == "vocab_size" else new_run))
-
-    compared = [("tokenizer", stored.data.get("tokenizer_sha256"), tokenizer_sha256, more_text)]
-    if not allow_new_data:
-        before = stored.data.get("mixture") or ""
-        cure = "Give that data, or --allow_new_data to go on with these."
-        compared.append(("text", stored.data.get("train_sha256"), train_sha256, cure) if before == mixture else
-                        ("mixture", before or "one folder", mixture or "one folder", cure))
-    for what, before, here, cure in compared:
-        if str(before) != str(here):
-            most = 200 if what == "mixture" else 12  # of a sha256
-            raise UserError(Exit.DATA, f"the checkpoint was trained on another {what}: "
-                                       f"{printable(before)[:most]}; here {str(here)[:most]}. {cure}")
 
 
 def with_more_text(folder: str, tokenizer: Path, state: TrainState, flags: Mapping[str, Any]) -> str:
