@@ -95,7 +95,8 @@ def _config(weights: dict[str, torch.Tensor], n_head: int | None, activation: st
     embedding, positions = weights["transformer.wte.weight"], weights["transformer.wpe.weight"]
     width, head = embedding.shape[1], weights.get("lm_head.weight")
     if not n_head or width % n_head:
-        raise InvalidCheckpoint(f"its tensors do not tell the number of heads of a width of {width}",
+        why = f"{n_head} heads do not divide" if n_head else "its tensors do not tell the number of heads of"
+        raise InvalidCheckpoint(f"{why} a width of {width}",
                                 f"Give --n_head {max(1, width // 64)} if it is shaped as GPT-2 is.")
     return GPTConfig(vocab_size=embedding.shape[0], seq_length=positions.shape[0], n_head=n_head, n_embd=width,
                      n_layer=len({name.split(".")[2] for name in weights if name.startswith("transformer.h.")}),

@@ -94,6 +94,8 @@ def test_a_plain_state_dict_needs_the_number_of_heads(tmp_path):
     torch.save(state_of(model), tmp_path / "weights.pt")
     with refused("--n_head", Exit.CHECKPOINT):
         converted(tmp_path / "weights.pt", tmp_path)
+    with refused("3 heads do not divide a width of 32. Give --n_head 1 ", Exit.CHECKPOINT):
+        converted(tmp_path / "weights.pt", tmp_path, "--n_head", "3")
     assert same(converted(tmp_path / "weights.pt", tmp_path, "--n_head", "2"), model)
 
 
