@@ -28,6 +28,7 @@ from gpt.hub.names import ALSO_CKPT, ANY_MODEL, check_package, problems_with_nam
 RELATIONS = {
     "ckpt": Relations(aliases=ALSO_CKPT),
     "prompt": Relations(aliases="start text input_text"),
+    "prompt_file": Relations(conflicts="prompt"),
     "chat": Relations(aliases="interactive conversation cnv"),
     "system": Relations(aliases="system_prompt sys", requires="chat"),
     "compare_with": Relations(conflicts="chat"),
@@ -36,6 +37,7 @@ RELATIONS = {
     "temperature": Relations(aliases="temp t"),
     "top_k": Relations(aliases="topk"),
     "quantize": Relations(aliases="quant"),
+    "amp_dtype": Relations(conflicts="bf16: no-use_amp, fp16: no-use_amp"),
 }
 
 
@@ -87,13 +89,9 @@ def read_flags(argv: Sequence[str]) -> argparse.Namespace:
 def check(args: argparse.Namespace) -> list[str]:
     """The problems that argparse does not see, one line each."""
     problems = problems_with_name("--ckpt", args.ckpt)
-    if args.prompt is not None and args.prompt_file is not None:
-        problems.append("--prompt and --prompt_file: give one of them")
     has_prompt = args.prompt is not None or args.prompt_file is not None
     if args.chat and args.num_samples > 1 and not has_prompt:
         problems.append("--num_samples: a conversation has one answer at a time. Give --prompt or --prompt_file")
-    if args.amp_dtype != "auto" and not args.use_amp:
-        problems.append("--amp_dtype: has no effect without --use_amp")
     return problems
 
 

@@ -12,7 +12,7 @@ from gpt.checkpoint.find import checkpoints_of_other_runs, steps_in
 from gpt.checkpoint.stored import parse_state, read_json, verify
 from gpt.common.errors import Exit, InvalidCheckpoint, UserError, writing
 from gpt.common.files import rename, sync, try_lock
-from gpt.common.names import LOCK, MANIFEST, METRICS, RUN_CONFIG, STATE, TOO_LARGE, TRACKERS
+from gpt.common.names import LOCK, LOG, MANIFEST, METRICS, RUN_CONFIG, STARTS, STATE, TOO_LARGE, TRACKERS
 from gpt.common.progress import Progress
 from gpt.common.words import is_utf8, printable, shell_word
 
@@ -69,7 +69,7 @@ def check_place(flag: str, folder: Path) -> None:
 def sweep(output_dir: Path) -> None:
     """Deletes the half-written files of a killed run and restores a finished checkpoint that was put aside."""
     # The temporary names are those of common.files.write_whole.
-    for name in (METRICS, RUN_CONFIG, TRACKERS, TOO_LARGE):
+    for name in (METRICS, LOG, STARTS, RUN_CONFIG, TRACKERS, TOO_LARGE):
         for leftover in output_dir.glob(f".{name}.*.tmp"):
             with contextlib.suppress(OSError):
                 leftover.unlink()

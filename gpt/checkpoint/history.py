@@ -1,7 +1,6 @@
 """Reads a run's metrics.jsonl back: for plots and reports, a resumed run, and the second of two models.
 
-Nothing else reads that file. The run may be still going, or killed in the middle of a line; values that are not finite
-numbers are left out.
+The run may be still going, or killed in the middle of a line; values that are not finite numbers are left out.
 """
 
 import contextlib

@@ -36,7 +36,7 @@ BEST, LAST = "best", "last"  # names of checkpoints, as in --ckpt out/best
 
 
 def cache_folder() -> Path:
-    """The path of the folder for compiled kernels and measured sizes, which XDG_CACHE_HOME can move.
+    """The path of the folder for compiled kernels and measured times, which XDG_CACHE_HOME can move.
 
     The folder may be missing, and may be deleted between runs.
     """

@@ -64,8 +64,6 @@ def documents_in(source: Source, scorer: Scorer) -> Iterator[Document]:
     found = Findings()
     start_ids = opening_ids(tokenizer)[-1:] or ([] if scorer.end_of_text_id is None
                                                 else [scorer.end_of_text_id])
-    ids = []
-    num_bytes = 0
     splits_as_gpt2 = (scorer.end_of_text_id is not None
                       and vocabulary_of(tokenizer, scorer.end_of_text_id).splits_as_gpt2)
     is_faithful, lost = decodes_to_itself(tokenizer), 0
@@ -74,7 +72,8 @@ def documents_in(source: Source, scorer: Scorer) -> Iterator[Document]:
         for block in blocks_of(source, reading):
             texts = documents_of(block, [source], reading, found)
             refuse_undecodable(source, found)
-            for text in texts:
+            for text in filter(str.strip, texts):  # pretokenize.py drops blank ones too
+                ids, num_bytes = [np.array(start_ids, np.int32)], 0
                 for part in parts_of(text.encode(), reading):  # a long document has many parts
                     scorer.signals.look()
                     part_ids = tokenizer.encode(part.decode(), add_special_tokens=False).ids
@@ -82,14 +81,10 @@ def documents_in(source: Source, scorer: Scorer) -> Iterator[Document]:
                         lost += max(0, len(part) - len(tokenizer.decode(part_ids, skip_special_tokens=False).encode()))
                     num_bytes += len(part)
                     ids.append(np.array(part_ids, np.int32))
-                if not block.last:
-                    continue
-                ids_N = np.concatenate([np.array(start_ids, np.int32), *ids])
+                ids_N = np.concatenate(ids)
                 if not start_ids:
                     num_bytes -= len(tokenizer.decode(ids_N[:1].tolist(), skip_special_tokens=False).encode())
                 yield Document(ids_N, num_bytes, np.ones(len(ids_N), bool))
-                ids = []
-                num_bytes = 0
     refuse_changed([source])
     if lost:
         scorer.out.warn(f"{source.shown}: the tokenizer has no ids for {lost:,} bytes of the text. They were "

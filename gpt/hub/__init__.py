@@ -4,5 +4,5 @@ names       parses hf:// names, and turns a folder of the cache back into a name
 library     the errors of the package huggingface_hub in one line each
 download    models and datasets, downloaded by the package into its cache
 
-Only names is imported by a command whose flags do not name the hub.
+The package huggingface_hub is imported only where a flag names the hub.
 """

@@ -1,7 +1,7 @@
 """The kinds of devices, one class each, with their abilities.
 
-Outside gpt/ops/ and the decoder, which have kernels for one kind, the program asks for an ability, not for a name.
-A new kind needs a class, an entry in BACKENDS, and a line in gpu_of_this_system.
+Outside gpt/ops/ and the decoder, which have kernels for one kind, the program asks for an ability, or whether
+this is the CPU. A new kind needs a class, an entry in BACKENDS, and a line in gpu_of_this_system.
 """
 
 import contextlib

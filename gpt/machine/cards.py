@@ -3,7 +3,7 @@
 import re
 from dataclasses import dataclass
 
-# GB of memory, each with a common card of that size: --check names the model that would fit each of them.
+# GB of memory, each with a common card of that size: --check gives hours and memory on each of them.
 TYPICAL_GPUS = {
     8: "RTX 4060", 12: "RTX 3060", 16: "T4", 24: "RTX 4090", 40: "A100", 48: "L40S", 80: "H100", 141: "H200",
 }

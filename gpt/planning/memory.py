@@ -245,7 +245,7 @@ def room_of_each(machine: Machine, processes: Processes) -> int:
     """The bytes of memory that a process may plan with, without MARGIN; on a CPU the processes share the RAM."""
     sharing_ram = 1 if machine.on_gpu else processes.local_world_size
     usable = int((1 - MARGIN) * machine.backend.total_memory()) // sharing_ram
-    return usable - (CUDA_CONTEXT if machine.on_gpu else 0)
+    return usable - (CUDA_CONTEXT if machine.backend.has_own_memory else 0)
 
 
 def fits_sample(config: ModelConfig, setting: MemorySetting, machine: Machine, processes: Processes) -> bool:
@@ -330,8 +330,9 @@ def largest_batch_size(recipe: Recipe, config: ModelConfig, setting: MemorySetti
     if had_step_of(stored.settings, recipe.samples_per_step):
         return stored.settings["batch_size"]
     backend, processes = runtime.machine.backend, runtime.processes
-    free_ram = (1 - MARGIN) * (available_ram() // processes.local_world_size)
-    room = float(backend.free_memory() or 0) - tokens_on_gpu if backend.has_own_memory else free_ram
+    free_bytes = backend.free_memory()  # on Apple's GPU of the RAM
+    free_ram = (1 - MARGIN) * ((free_bytes or available_ram()) // processes.local_world_size)
+    room = float(free_bytes or 0) - tokens_on_gpu if backend.has_own_memory else free_ram
     fitting = largest_micro_batch(config, setting, room)
     if not fitting:
         raise UserError(Exit.MACHINE, f"--batch_size auto: not even one sequence of {config.seq_length:,} tokens fits "

@@ -1,6 +1,6 @@
 """Encodes text into ids with the tokenizers library, or with gigatoken if both give the same ids.
 
-gigatoken is about forty times faster. One difference is known: characters newer than tokenizers' Unicode
+gigatoken is about twenty times faster. One difference is known: characters newer than tokenizers' Unicode
 tables are letters to gigatoken and symbols to tokenizers. Text with such a character is encoded by
 tokenizers, and so is all text of a tokenizer that is not of the compared kind. To find unknown differences,
 both libraries encode hard texts at the start and two kilobytes of every block.

@@ -34,7 +34,7 @@ def test_a_kill_between_two_renames_costs_no_checkpoint(folder):
 
 
 def test_what_a_killed_resume_left_of_a_small_file_is_swept_and_nothing_of_the_users(tmp_path):
-    for name in (".metrics.jsonl.123.tmp", ".trackers.json.45.tmp", "metrics.jsonl", ".mine.tmp",
+    for name in (".metrics.jsonl.123.tmp", ".log.txt.6.tmp", ".trackers.json.45.tmp", "metrics.jsonl", ".mine.tmp",
                  ".figures.json.7.tmp"):
         (tmp_path / name).write_text("{}")
     with owned(tmp_path):

@@ -72,7 +72,7 @@ def test_without_an_end_of_text_id_the_first_token_is_context_alone(scorer, toke
 
 def test_what_is_not_text_is_replaced_or_skipped_and_said(measure, tmp_path, capsys):
     (tmp_path / "a.txt").write_bytes(b"the cat \xff sat")
-    (tmp_path / "b.jsonl").write_text('{"text": "the cat"}\n{"text": 3}\n{"text": "a dog"}\nno\n')
+    (tmp_path / "b.jsonl").write_text('{"text": "the cat"}\n{"text": 3}\n{"text": "a dog"}\n{"text": " "}\nno\n')
     a, b = measure(tmp_path / "a.txt", tmp_path / "b.jsonl")
     assert a["documents"] == 1
     assert b["documents"] == 2
