@@ -224,6 +224,16 @@ def test_a_tokenizer_that_llama_cpp_would_split_differently_is_refused(folder, t
     assert [path.name for path in tmp_path.iterdir()] == ["other.json"]
 
 
+def test_a_tokenizer_whose_ids_mean_other_text_is_refused(folder, tokenizer, tmp_path):
+    pytest.importorskip("gguf")
+    fields = json.loads(tokenizer.to_str())
+    ids = fields["model"]["vocab"]
+    ids["a"], ids["b"] = ids["b"], ids["a"]
+    (tmp_path / "other.json").write_text(json.dumps(fields))
+    with refused("other.json has other ids than the model's own tokenizer. Drop --tokenizer_file.", Exit.DATA):
+        run(folder, tmp_path / "model.gguf", "--tokenizer_file", str(tmp_path / "other.json"))
+
+
 # ---------------------------------------------------------------- a Hugging Face folder
 
 

@@ -59,8 +59,8 @@ class Stored:
     settings are the recipe's values and the other flags that losses depend on; environment holds the
     facts about the machine that decide the last digits. arch is the name of the architecture. scaler is the
     state of torch's GradScaler, empty without fp16. model holds the fields of the config, data the sha256
-    of tokens and tokenizer. permanent marks a checkpoint that is never pruned; is_new marks NEW_RUN, the
-    state of a run without a checkpoint. Fields that an older version did not store have their defaults.
+    of tokens and tokenizer. permanent marks a checkpoint that is never pruned. Fields that an older version did
+    not store have their defaults.
     """
 
     state: TrainState = field(default_factory=TrainState)
@@ -71,10 +71,9 @@ class Stored:
     model: Mapping[str, Any] = field(default_factory=dict)
     data: Mapping[str, Any] = field(default_factory=dict)
     permanent: bool = False
-    is_new: bool = False
 
 
-NEW_RUN = Stored(is_new=True)
+NEW_RUN = Stored()  # of a run without a checkpoint
 
 
 class Found(NamedTuple):

@@ -104,6 +104,11 @@ class Inputs:
         return bool(self.sizing and self.sizing.shape)
 
     @property
+    def is_pretrained(self) -> bool:
+        """True for a run that began from pretrained weights."""
+        return bool(self.args.init_from or self.stored.state.init_from)
+
+    @property
     def stored(self) -> Stored:
         """The training state of the checkpoint; NEW_RUN for a new run."""
         return self.resumed.stored if self.resumed else NEW_RUN

@@ -66,7 +66,7 @@ class MemorySetting:
     accumulates: bool = True  # more than one micro-batch a step
     residual_bytes: int = 4  # of an element of the residual stream
     logit_rows: int | None = None  # rows of logits that exist at a time; None: a row for every token
-    checkpointing: bool = False  # a block keeps only its input for the backward pass
+    recomputes: bool = False  # a block keeps only its input for the backward pass
     copies: bool = False  # saves go through a copy of the state in RAM
     optimizer_bytes: float = 8  # of optimizer state per parameter
     strategy: str = "alone"  # how processes share the model: alone, ddp, fsdp, hsdp
@@ -97,7 +97,7 @@ class MemorySetting:
     @property
     def rounds(self) -> bool:
         """True where matrices also have a 16-bit copy that stays from step to step."""
-        return self.has_own_memory and self.dtype.itemsize == 2 and not (self.checkpointing or self.is_sharded)
+        return self.has_own_memory and self.dtype.itemsize == 2 and not (self.recomputes or self.is_sharded)
 
     @property
     def keeps_gradients(self) -> bool:
@@ -175,7 +175,7 @@ def _activation_bytes(config: ModelConfig, batch_size: int, setting: MemorySetti
     tokens = batch_size * config.seq_length
     block = architecture_of(config).block_bytes(config, setting.device_type, setting.dtype, setting.residual_bytes)
     blocks = config.n_layer * block
-    if setting.checkpointing:
+    if setting.recomputes:
         blocks = config.n_layer * C * setting.residual_bytes + max(0, block - logits / tokens)
     ends = C * (2 * setting.residual_bytes + e)
     casts = e == 2 and not (setting.is_sharded or setting.rounds)  # otherwise the matrices have this dtype already

@@ -196,7 +196,7 @@ def objections(setup: Setup) -> list[str]:
         lines.append(f"the corpus is small for this model: {count(num_tokens)} tokens, read {recipe.passes:.1f} times, "
                      f"for {count(config.num_parameters)} parameters. Try --dropout 0.2, or a smaller "
                      f"{'--init_from' if args.init_from else '--model_size'}.")
-    has_length = args.epochs or args.max_steps or args.init_from or not args.max_minutes
+    has_length = args.epochs or args.max_steps or setup.is_pretrained or not args.max_minutes
     most = most_passes(num_tokens, config.num_parameters, helps_many_passes(args))
     times = 0 if has_length or is_chosen else times_too_short(
         recipe.total_steps, recipe.total_steps * setup.tokens_per_step, num_tokens, config.num_parameters)
@@ -266,7 +266,8 @@ def early_objections(setup: Setup) -> list[str]:
     if not corpus.components:
         silent = _silent(corpus, config.seq_length)
     if silent > MANY_SILENT:
-        cure = (f"Give --seq_length {2 * config.seq_length}, or more" if args.seq_length or not args.init_from else
+        can_grow = "seq_length" in args.config.given or not setup.is_pretrained
+        cure = (f"Give --seq_length {2 * config.seq_length}, or more" if can_grow else
                 f"Shorten the questions: the model sees {config.seq_length:,} tokens")
         lines.append(f"{percent(silent)} of the sequences of {config.seq_length:,} tokens hold no answer, and teach "
                      f"nothing. {cure}.")

@@ -195,7 +195,7 @@ def choose_optimizer(args: Namespace, config: ModelConfig, samples_per_step: int
     stored is the checkpoint of a resumed run, NEW_RUN for a new run. Raises UserError (exit 4) for
     another optimizer than the checkpoint's, whose moments it could not use.
     """
-    if not stored.is_new:
+    if stored is not NEW_RUN:
         name = str(stored.settings.get("optimizer", "adamw"))  # an older program named none
         if args.optimizer not in ("auto", name) or name not in OPTIMIZERS:
             raise UserError(Exit.CHECKPOINT, f"--optimizer {args.optimizer}: the checkpoint has the moments of "
@@ -275,7 +275,7 @@ def choose_recipe(args: Namespace, config: ModelConfig, corpus: Corpus, most_bat
     exit 4 for another optimizer than the checkpoint's.
     """
     num_tokens = corpus.train.length
-    reasons = sizing.reasons.items() if sizing and stored.is_new else ()
+    reasons = sizing.reasons.items() if sizing and stored is NEW_RUN else ()
     facts = _Facts(args, config, corpus, sizing, stored,
                    {name: why for name, why in reasons if getattr(args, name) is None})
     if facts.learns_to_answer:

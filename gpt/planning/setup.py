@@ -45,9 +45,7 @@ def choose_setup(inputs: Inputs, runtime: Runtime, deadline: Deadline) -> Setup 
     """
     args, corpus = inputs.args, inputs.corpus
     machine, processes = runtime.machine, runtime.processes
-    is_pretrained = bool(args.init_from or inputs.state.init_from)
-    options = choose_options(args.activation_checkpointing, is_pretrained, machine,
-                             inputs.stored.environment)
+    options = choose_options(args.activation_checkpointing, inputs.is_pretrained, machine, inputs.stored.environment)
     dropout = processes.from_first(lambda: _choose_dropout(inputs, options, runtime, deadline))
     config = replace(inputs.config, dropout=dropout)
     kernels = processes.from_first(

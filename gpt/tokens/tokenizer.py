@@ -27,12 +27,16 @@ MAX_TOKENIZER_BYTES = 256 * 2**20
 def tokenizer_of(folder: Path, given: str | None, vocab_size: int) -> Tokenizer:
     """Opens the given tokenizer, or without one the tokenizer in a model's folder.
 
-    Raises UserError (exit 3), also for a tokenizer with more ids than the model.
+    Raises UserError (exit 3), also for a tokenizer with more ids than the model, or other ids than its own one.
     """
     tokenizer, num_ids = load_with_size(Path(given or folder))
     if num_ids > vocab_size:
         cure = "Give the model's own --tokenizer_file." if given else f"Copy the model's own to {shell_word(folder)}."
         raise UserError(Exit.DATA, f"the tokenizer has {num_ids:,} ids, the model {vocab_size:,}. {cure}")
+    own = folder / TOKENIZER
+    if given and own.is_file() and load_tokenizer(own).get_vocab() != tokenizer.get_vocab():
+        raise UserError(Exit.DATA, f"--tokenizer_file {printable(given)} has other ids than the model's own tokenizer. "
+                                   "Drop --tokenizer_file.")
     return tokenizer
 
 

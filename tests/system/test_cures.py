@@ -340,7 +340,7 @@ LATER = [
          lambda: (Path("new").mkdir(), text_in("ascii", "the cat sat. " * 99, "new/train.bin")())),
     Case("To keep it, give --tokenizer_file", "pretokenize.py a.txt --output_dir data --overwrite --vocab_size 280",
          drops="--vocab_size"),
-    Case("Give another --tokenizer_file. A", "pretokenize.py a.txt --tokenizer_file none.json --output_dir new"),
+    Case("Give another --tokenizer_file. pretok", "pretokenize.py a.txt --tokenizer_file none.json --output_dir new"),
     Case("FILE: none given", "pretokenize.py --output_dir new --vocab_size 300"),
     Case("or train one first", "generate.py --ckpt new --max_new_tokens 2",
          lambda: shutil.move("out", Path("a/b/c").mkdir(parents=True) or "a/b/c"), adds=f"{SMALL} {QUIET}", again=True),
@@ -375,6 +375,8 @@ LATER = [
          without("tokenizer.json"), stays=True),
     Case("exists. Give another name", "export.py --ckpt out --output e.gguf", lambda: export("e.gguf"),
          values={"--overwrite": ""}),
+    Case("than the model's own tokenizer", "export.py --ckpt out --output e.gguf --tokenizer_file "
+                                           "data2/tokenizer.json"),
     Case("a GGUF file ends in .gguf", "export.py --ckpt out --output e.x --format gguf"),
     Case("Give --n_head {max", "export.py --from_nanogpt ck.pt --output e --tokenizer_file data/tokenizer.json",
          lambda: pickled(False)),

@@ -19,6 +19,7 @@ from gpt.planning.memory import MemorySetting, fits_sample
 from gpt.planning.plan import describe_sharing, objections, times_too_short
 from model import GPTConfig, Options
 from tests.helpers.machines import CPU
+from tests.helpers.training import QUIET, trained
 
 
 def test_a_dry_run_prints_the_whole_plan_and_writes_nothing(run):
@@ -74,12 +75,25 @@ def test_minutes_that_allow_few_steps_of_a_named_size_name_enough_of_them(run, m
 def test_what_helps_a_small_corpus_are_flags_that_the_run_takes(init_from, dropout, cures):
     args = SimpleNamespace(init_from=init_from, epochs=3, max_steps=None, max_minutes=None, teacher=None,
                            input_noise=0.0)
-    setup: Any = SimpleNamespace(args=args, config=GPTConfig(50257, 64, 2, 2, 64, dropout=dropout), resumed=None,
+    setup: Any = SimpleNamespace(args=args, is_pretrained=bool(init_from), resumed=None,
+                                 config=GPTConfig(50257, 64, 2, 2, 64, dropout=dropout),
                                  sizing=None, recipe=SimpleNamespace(passes=3.0, total_steps=999, learning_rate=1,
                                                                      usual_learning_rate=1),
                                  corpus=SimpleNamespace(train=SimpleNamespace(length=1000), components=()),
                                  tokens_per_step=512)
     assert [line.partition("--dropout 0.2, or a smaller ")[2] for line in objections(setup)] == cures
+
+
+def test_a_resumed_run_from_pretrained_weights_ends_at_its_minutes_as_a_new_one_does(run, corpus, capsys, monkeypatch):
+    pace = Pace(step=1e-3, val_token=0.0, val_tokens=0, sample=0.0, save=0.0, last_save=0.0)
+    monkeypatch.setattr(train, "measure_pace", lambda *_: pace)
+    run.ok("--max_steps", "1", out="base")
+    base, tuned = str(run.folder / "base"), str(run.folder / "tuned")
+    flags = ["--data_dir", str(corpus), "--no-use_gpu", *QUIET]
+    assert trained([*flags, "--init_from", base, "--output_dir", tuned, "--max_steps", "1"], capsys)[0] == 0
+    for out, ends_early in ((base, True), (tuned, False)):
+        text = trained([*flags, "--resume_from", out, "--max_minutes", "5", "--dry_run"], capsys)[1]
+        assert ("the run ends before its 5 min" in text) == ends_early, text
 
 
 def test_a_flag_that_is_given_is_no_default(run):
