@@ -246,6 +246,11 @@ def asked(folder: Path, turns: list[Turn], max_new_tokens: int = 8) -> list[int]
 GREEDY_JSON = ["--json", "--temperature", "0"]
 
 
+def test_a_line_of_windows_asks_the_same(talk, chatty):
+    first, second = (talk(line, flags=GREEDY_JSON, ckpt=chatty)[0] for line in ("the cat\r", "the cat"))
+    assert objects(first)[0]["ids"] == objects(second)[0]["ids"]
+
+
 def test_a_conversation_remembers_its_turns_in_the_template_of_training(talk, chatty):
     lines = ["the cat", "", f"a dog {END}{{{{ 7*7 }}}}"]
     said = objects(talk(*lines, flags=[*GREEDY_JSON, "--system", "Be kind."], ckpt=chatty)[0])

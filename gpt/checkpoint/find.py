@@ -270,6 +270,8 @@ def check_same(found: Found, config: ModelConfig, train_sha256: str, tokenizer_s
                          for key in changed[:1 if "arch" in changed else None])
         new_run = (f"Another shape is another run:\npython train.py --config {shell_word(folder.parent / RUN_CONFIG)} "
                    f"\\\n    {flags} --output_dir {shell_word(f'{folder.parent}-{changed[0]}-{shape[changed[0]]}')}")
+        if stored.state.init_from:
+            new_run = "A run from pretrained weights keeps their shape: drop the flag."
         raise _refusal(f"the checkpoint holds another model: {changed[0]} is {shown(saved.get(changed[0]))} in the "
                        f"checkpoint and {shape[changed[0]]} here. "
                        + (more_text if changed[0] == "vocab_size" else new_run))
@@ -278,13 +280,19 @@ def check_same(found: Found, config: ModelConfig, train_sha256: str, tokenizer_s
 def with_more_text(folder: str, tokenizer: Path, state: TrainState, flags: Mapping[str, Any]) -> str:
     """The commands that continue a run with more text, for as long again plus 15 minutes.
 
-    folder is quoted for a shell. flags are the run's, which name its tokens: those with metadata stay, as others
-    cannot be mixed with the new ones.
+    folder is quoted for a shell. flags are the run's, which name its tokens: those with metadata and this tokenizer
+    stay, as others cannot be mixed with the new ones.
     """
     new, minutes = f"more-{state.step}", 15 + round(state.seconds / 30)
     paths = ([os.path.dirname(flags["bin_file"]) or "."] if flags.get("bin_file") else
              [each.path for each in folders_of(flags.get("data_dir", []))])
-    old = [path for path in paths if beside_tokens(Path(path), METADATA)]
+    old = [path for path in paths if beside_tokens(Path(path), METADATA) and not _has_another(Path(path), tokenizer)]
     return (f"python pretokenize.py MORE --output_dir {new} \\\n    --tokenizer_file {shell_word(tokenizer)}\n"
             f"python train.py --resume_from {folder} \\\n    --data_dir {shell_line([*old, new])} "
             f"--allow_new_data --max_minutes {minutes}")
+
+
+def _has_another(folder: Path, tokenizer: Path) -> bool:
+    """True if the tokenizer of a folder of tokens is there and differs."""
+    theirs = beside_tokens(folder, TOKENIZER)
+    return bool(theirs and tokenizer.is_file() and sha256_of(theirs) != sha256_of(tokenizer))

@@ -93,7 +93,7 @@ def converse(decoder: Decoder, ids_of: Callable[[list[Sample], str], list[int]],
     history: list[Sample] = []
     with contextlib.suppress(EOFError):  # the end of the input
         while True:
-            line = without_surrogates(input("> " if on_terminal and not as_json else ""))
+            line = without_surrogates(input("> " if on_terminal and not as_json else "")).rstrip("\r")
             command = line.strip()
             if command == "/quit":
                 break

@@ -3,6 +3,7 @@
 import glob
 import importlib.util
 import os
+import re
 import sys
 from argparse import Namespace
 from collections.abc import Mapping
@@ -80,7 +81,12 @@ def in_tokens(texts: Any, given: Mapping[str, Any]) -> dict[str, Any]:
         raise ValueError(f"{printable(first)}: not with --{min(others)}. Drop one.")
     if all((Path(word) / METADATA).exists() for word in texts):
         return {"data_dir": texts if texts[1:] else texts[0]}
-    folder = first.parent / f"{first.resolve().name}.tokens"
+    # A shell expands 'texts/*' to the folder too, once it is there; a quoted one gets a folder without wildcards.
+    name = first.resolve().name
+    if glob.has_magic(name) and not first.exists():
+        name = re.sub(r"[*?\[\]]", "", name).strip(".") or "texts"
+    folder = first.parent / f"{name}.tokens"
+    texts = [word for word in texts if Path(word) != folder]
     return {"texts": texts, "data_dir": str(folder) if os.access(first.parent, os.W_OK) else folder.name}
 
 
@@ -123,7 +129,7 @@ def make_tokens(args: Namespace) -> None:
             answer = run_child([sys.executable, str(PROGRAM / make[0]), *make[1:]], signals, shows=True,
                                env={TRAINS_NEXT: "1"})
         if answer.returncode == Exit.DATA:
-            warn("a flag such as --encoding goes to this command; type it, then the same line again:\n"
+            warn("if the cure is a flag, such as --encoding, it goes to this command; then type the same line again:\n"
                  f"python {shell_line(make)}")
         if answer.returncode:
             raise SystemExit(answer.returncode)

@@ -166,8 +166,8 @@ def about_characters(text: str) -> list[str]:
 
 
 def about_files(sources: Sequence[Source]) -> list[str]:
-    """Finds a file that is nearly the whole text, where there are several."""
+    """Finds a file that is nearly the whole text, where several have some."""
+    sizes = [source.text_bytes for source in sources if source.text_bytes]
     largest = max(sources, key=lambda source: source.text_bytes)
-    fraction = largest.text_bytes / sum(source.text_bytes for source in sources)
-    return finding(fraction, 0.9 if len(sources) > 1 else 2, "of it is one file; weigh it (--data_dir A:1 B:1)",
-                   names_of([largest]))
+    return finding(max(sizes) / sum(sizes), 0.9 if len(sizes) > 1 else 2,
+                   "of it is one file; weigh it (--data_dir A:1 B:1)", names_of([largest]))

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from gpt.common.errors import Exit, UserError
+from gpt.common.names import METADATA
 from gpt.common.words import printable, several, shell_word
 from gpt.hub.download import DatasetFile
 from gpt.pretokenization.blocks import Findings, Reading, TextBlock, read_at
@@ -77,7 +78,8 @@ def files_of(word: str, say: Callable[[str], None]) -> Iterator[str]:
     """
     members = [word]
     if not os.path.lexists(word) and glob.has_magic(word):
-        members = sorted(glob.glob(word, recursive=True))
+        # train.py makes such folders beside the texts.
+        members = sorted(path for path in glob.glob(word, recursive=True) if not path.endswith(".tokens"))
         if not members:
             raise UserError(Exit.DATA, f"{printable(word)} matches no file. Give the path of a text file.")
     for member in members:
@@ -113,7 +115,8 @@ def files_in_folder(folder: str, say: Callable[[str], None]) -> list[str]:
                 # A link may lead nowhere.
                 (chosen if is_input and os.path.exists(path) else others).append(path)
     if not chosen:
-        cure = (f"For its tokens type: python train.py --data_dir {shell_word(folder)} --vocab_size N"
+        size = "" if os.path.join(folder, METADATA) in others else " --vocab_size N"
+        cure = (f"For its tokens type: python train.py --data_dir {shell_word(folder)}{size}"
                 if any(name.endswith("train.bin") for name in others) else "Name the files themselves.")
         raise UserError(Exit.DATA, f"{printable(folder)} holds no {', '.join(endings)} file. {cure}")
     if others:

@@ -543,7 +543,7 @@ LATER = [
          values={"--teacher": "out", "--output_dir": "new-2"}),
     Case("tokens{device_name}, or --model_size", f"train.py {QUIET} --output_dir new --seq_length 8",
          values={"--model_size": "tiny"}),
-    Case("a flag such as --encoding goes to", f"train.py {SMALL} {QUIET} --output_dir new x.txt", text_in("latin-1"),
+    Case("is a flag, such as --encoding, it", f"train.py {SMALL} {QUIET} --output_dir new x.txt", text_in("latin-1"),
          adds="--encoding latin-1", again=True),
     Case("a conversation has one answer", "generate.py --ckpt hf --chat --num_samples 2 --max_new_tokens 2",
          values={"--prompt": "the", "--prompt_file": "a.txt"}),

@@ -197,6 +197,9 @@ def test_more_text_joins_the_tokens_that_have_metadata(tmp_path, monkeypatch):
         typed = with_more_text("out", Path("t.json"), TrainState(step=5), flags)
         assert f"--data_dir {words} --allow_new_data" in typed
         assert " --output_dir more-5 " in typed
+    (tmp_path / "data/tokenizer.json").write_text("another")
+    Path("t.json").write_text("the model's")
+    assert "--data_dir more-5 " in with_more_text("out", Path("t.json"), TrainState(step=5), {"data_dir": "data"})
 
 
 def test_a_checkpoint_of_another_model_tokenizer_or_corpus_is_told_apart(sound, make_model, tmp_path, monkeypatch):
@@ -216,6 +219,9 @@ def test_a_checkpoint_of_another_model_tokenizer_or_corpus_is_told_apart(sound, 
             ((config, "a", "other", True), Exit.DATA, "another tokenizer: b; here other(.|\n)*more-900 \\\\\n *--tok")):
         with refused(why, code):
             check_same(found, *args)
+    tuned = found._replace(stored=replace(found.stored, state=TrainState(900, init_from="base")))
+    with refused("keeps their shape: drop the flag.$", Exit.CHECKPOINT):
+        check_same(tuned, shallow, "a", "b", True)
 
 
 def test_a_name_that_does_not_exist_is_answered_with_how_to_train_or_download_one(tmp_path, monkeypatch):

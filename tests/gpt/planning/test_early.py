@@ -110,6 +110,16 @@ def test_an_output_folder_in_use_is_refused_before_the_texts_become_tokens(place
     assert not (place / "texts.tokens").exists()
 
 
+def test_a_pattern_never_means_the_tokens_of_an_earlier_start(place, capfd):
+    (place / "texts/b.txt").write_text("and the sea ran to the cat " * 400)
+    for line, folder in ((["texts/*"], "texts/texts.tokens"), (["texts/*.txt"], "texts/txt.tokens"),
+                         (["texts/a.txt", "texts/b.txt"], "texts/a.txt.tokens"),
+                         (["texts/a.txt", "texts/a.txt.tokens", "texts/b.txt"], "texts/a.txt.tokens")):
+        for _ in range(2):
+            assert train.answer_early(line) == 0
+            assert capfd.readouterr().out.endswith(f"texts       their tokens: {folder}\n")
+
+
 def test_settings_given_as_a_text_cost_a_warning(place, capfd):
     (place / "config.py").write_text("max_iters = 200\n" * 99)
     assert train.answer_early(["config.py"]) == 0
