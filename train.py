@@ -41,8 +41,8 @@ def read_flags(argv: Sequence[str]) -> Namespace:
     g.add_argument("--bin_file", type=text(), help="training tokens: file, folder or glob (default: in --data_dir)")
     g.add_argument("--val_bin_file", type=text(), help="validation tokens: file, folder or glob (default: beside the "
                    "training tokens, else the tail of --bin_file)")
-    g.add_argument("--tokenizer_file", type=text(), help="their tokenizer (default: tokenizer.json in --data_dir)")
-    g.add_argument("--metadata_file", type=text(), help="their metadata (default: metadata.json in --data_dir)")
+    g.add_argument("--tokenizer_file", type=text(), help="their tokenizer (default: --data_dir's; none for --bin_file)")
+    g.add_argument("--metadata_file", type=text(), help="their metadata (default: --data_dir's; none for --bin_file)")
     g.add_argument("--vocab_size", type=whole(1, 2**24), help=SUPPRESS)  # where neither metadata nor tokenizer says it
     g.add_argument("--preload", type=one_of("auto", "gpu", "ram", "mmap"), default="auto", help="where the tokens "
                    "are kept; auto: the fastest place that fits")

@@ -165,6 +165,8 @@ def examine(path: Path, shown: str, encoding: str = "") -> Source:
                                    if head.startswith(b"%") else
                                    "is a document of a word processor, or an archive, not plain text. Save its text "
                                    "as a file that ends in .txt, or unpack it, and give what you get.")
+            if head[4:9] == b"\0\0\0\0{":  # a length of 8 bytes, then the names in JSON
+                raise source.error("holds weights in the format safetensors, not text. Give a text.")
             if encoding != "utf-8":  # else the user says that it is text
                 refuse_other_encoding(shown, head_of(source, READ_BYTES) if encoding else head, encoding)
                 source = replace(source, encoding=encoding)

@@ -58,6 +58,7 @@ def test_a_file_is_known_by_its_first_bytes_and_then_by_its_name(name, content, 
     ("two words.pdf", b"%PDF-1.4", r"pdftotext 'two words\.pdf'"),
     ("a.docx", b"PK\3\4" + bytes(99), r"\.txt"),
     ("a.tar", bytes(257) + b"ustar", "an archive"), ("a.doc", b"\xd0\xcf\x11\xe0" + bytes(99), r"\.txt"),
+    ("a.safetensors", (2000).to_bytes(8, "little") + b'{"wte": ' + b" " * 2000, "weights"),
     ("a.rtf", b"{\\rtf1\\ansi text}", r"\.txt"),
     ("a.gz", gzip.compress(bytes(99)), "a.gz .*--bin_file")])
 def test_a_file_that_is_not_text_is_refused_with_the_cure(name, content, reason):
