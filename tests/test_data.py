@@ -17,10 +17,10 @@ import torch
 
 import data
 from data import Batches, CorpusWindows, MixtureOrder, Tokens, WindowOrder
-from gpt.common import bus_errors
 from gpt.common.errors import Exit, UserError
 from gpt.machine.processes import ALONE, Processes
 from gpt.ops.loss import IGNORED
+from gpt.tokens import watch
 from gpt.tokens.layouts import Part
 from gpt.tokens.stream import DTYPES, TokenStream
 from gpt.tokens.watch import TokensChanged
@@ -321,7 +321,7 @@ def test_a_read_beyond_the_end_of_a_truncated_file_ends_with_a_message(counting,
     if child == 0:
         try:
             os.dup2(os.open(tmp_path / "stderr", os.O_CREAT | os.O_WRONLY), 2)
-            bus_errors._explaining.clear()  # of the tests before this one
+            watch._watches.clear()  # of the tests before this one
             tokens = Tokens(stream, "mmap", CPU)
             tokens.rows(np.array([0]), 17)
             tokens._watch._next_look = math.inf  # type: ignore[union-attr]  # no look comes between

@@ -12,5 +12,4 @@ signals     the first Ctrl-C is recorded, the second one ends the process at onc
 waiting     waits that a signal may end
 children    child processes
 ranks       this process's rank under torchrun
-bus_errors  the message where a memory-mapped file was cut
 """

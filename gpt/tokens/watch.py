@@ -1,15 +1,26 @@
-"""Notices when memory-mapped token files change while they are read."""
+"""Notices when memory-mapped token files change while they are read.
 
+A read beyond the end of a file that another program has cut is a SIGBUS. Without a handler the process dies without a
+message. A Python handler does not help: it runs after the interrupted instruction, and this instruction is repeated
+for ever. So the handler is a C function.
+"""
+
+import ctypes
 import os
+import signal
 import time
+import weakref
 from collections.abc import Iterable, Sequence
+from typing import Any
 
-from gpt.common import bus_errors
 from gpt.common.errors import Exit, UserError
 from gpt.common.words import printable
 from gpt.tokens.layouts import Part
 
 SECONDS_BETWEEN_LOOKS = 0.001  # a look takes 1 to 2 microseconds, and a training step takes longer than this
+
+_watches: "weakref.WeakSet[Watch]" = weakref.WeakSet()
+_handlers: list[Any] = []  # a reference: a freed callback would crash the process
 
 
 class TokensChanged(UserError):
@@ -27,7 +38,10 @@ class Watch:
         self._parts = parts
         self._seen = [_status_of(part) for part in parts]
         self._next_look = 0.0  # by time.monotonic()
-        bus_errors.add(self)
+        _watches.add(self)
+        if not _handlers and hasattr(signal, "SIGBUS"):  # Windows has none
+            _handlers.append(ctypes.CFUNCTYPE(None, ctypes.c_int)(_leave))
+            ctypes.CDLL(None).signal(signal.SIGBUS, _handlers[0])
 
     @property
     def is_due(self) -> bool:
@@ -57,6 +71,16 @@ class Watch:
         return change and (f"{change} while its tokens were read from a memory map. The checkpoints are "
                            "safe. Make sure that nothing writes to the file, and resume from the last "
                            "checkpoint.")
+
+
+def _leave(_number: int) -> None:
+    """The handler: it runs in the thread that read the map, in a copy, which holds no lock."""
+    try:
+        message = next(filter(None, (watch.explain() for watch in list(_watches))),
+                       "a file became shorter while it was read. Run the command again.")
+        os.write(2, f"\nerror: {message}\n".encode())
+    finally:
+        os._exit(Exit.DATA)
 
 
 def _status_of(part: Part) -> tuple[int, int, int, int] | None:
