@@ -45,9 +45,9 @@ def test_the_command_prints_a_line_for_each_measurement(folder, tmp_path, forks)
 
 
 def test_counts_are_printed_whole():
-    assert scoring.figure(1_049_864) == "1,049,864"
-    assert scoring.figure(0.123456789) == "0.123457"
-    assert scoring.figure(None) == "n/a"
+    assert scoring.whole_or_rounded(1_049_864) == "1,049,864"
+    assert scoring.whole_or_rounded(0.123456789) == "0.123457"
+    assert scoring.whole_or_rounded(None) == "n/a"
 
 
 @pytest.mark.parametrize("flag", ["--text", "--tokens"])

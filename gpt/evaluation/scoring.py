@@ -110,12 +110,12 @@ class Scorer:
         figures = {**counts, "nats_per_token": loss,
                    "perplexity": None if loss is None else math.exp(min(loss, 700.0)),
                    "bits_per_byte": nats / math.log(2) / counts["bytes"] if counts["bytes"] else None}
-        shown = (f"{key.replace('_', ' ')} {figure(value)}" for key, value in figures.items())
+        shown = (f"{key.replace('_', ' ')} {whole_or_rounded(value)}" for key, value in figures.items())
         self.out.say(f"{name}\n  {' | '.join(shown)}")
         return figures
 
 
-def figure(value: float | int | None) -> str:
+def whole_or_rounded(value: float | int | None) -> str:
     """A count whole, another figure with six digits, and n/a for None."""
     if value is None:
         return "n/a"
