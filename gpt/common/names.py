@@ -16,6 +16,7 @@ TOO_LARGE = "out_of_memory.json"  # the number of sequences that did not fit
 LOCK = ".lock"  # held while a run writes into the folder, and never copied
 FIRST_MODEL = "first_model"  # a folder: the run of the first of two models
 
+TOKENS = ".tokens"  # ends the name of the folder that train.py makes of texts
 # In a folder of tokens: it is written last and marks the folder as complete.
 METADATA = "metadata.json"
 # The old spelling of tokens, tokenizer and metadata.

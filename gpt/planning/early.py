@@ -14,7 +14,7 @@ from gpt.checkpoint.recorded import held_by_another_run, steps_in
 from gpt.common.children import PROGRAM, run_child
 from gpt.common.errors import Exit, UserError, require, warn
 from gpt.common.flags import in_list
-from gpt.common.names import METADATA, TOKENIZER, TRAINS_NEXT
+from gpt.common.names import METADATA, TOKENIZER, TOKENS, TRAINS_NEXT
 from gpt.common.ranks import is_main, is_one_of_several
 from gpt.common.signals import Signals
 from gpt.common.words import printable, shell_line
@@ -85,7 +85,7 @@ def in_tokens(texts: Any, given: Mapping[str, Any]) -> dict[str, Any]:
     name = first.resolve().name
     if glob.has_magic(name) and not first.exists():
         name = re.sub(r"[*?\[\]]", "", name).strip(".") or "texts"
-    folder = first.parent / f"{name}.tokens"
+    folder = first.parent / f"{name}{TOKENS}"
     texts = [word for word in texts if Path(word) != folder]
     return {"texts": texts, "data_dir": str(folder) if os.access(first.parent, os.W_OK) else folder.name}
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from gpt.common.errors import Exit, UserError
-from gpt.common.names import METADATA
+from gpt.common.names import METADATA, TOKENS
 from gpt.common.words import printable, several, shell_word
 from gpt.hub.download import DatasetFile
 from gpt.pretokenization.blocks import Findings, Reading, TextBlock, read_at
@@ -79,7 +79,7 @@ def files_of(word: str, say: Callable[[str], None]) -> Iterator[str]:
     members = [word]
     if not os.path.lexists(word) and glob.has_magic(word):
         # train.py makes such folders beside the texts.
-        members = sorted(path for path in glob.glob(word, recursive=True) if not path.endswith(".tokens"))
+        members = sorted(path for path in glob.glob(word, recursive=True) if not path.endswith(TOKENS))
         if not members:
             raise UserError(Exit.DATA, f"{printable(word)} matches no file. Give the path of a text file.")
     for member in members:

@@ -81,7 +81,7 @@ def turns_of(record: Any) -> tuple[Turn, ...]:
 def _question_and_answer(fields: dict[str, Any]) -> list[Any]:
     """The turns of a record: its question, with what that is about below, and its answer. Raises ValueError.
 
-    Question and answer may be lists of turns, as in TRL; then those of the question are not learned.
+    Question and answer may be lists of turns, as in TRL; answers within the question are then not learned.
     """
     asked, about, answered = (next((name for name in names if fields.get(name) is not None), names[0])
                               for names in (ASKED, ABOUT, ANSWERED))

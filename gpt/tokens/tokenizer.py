@@ -62,7 +62,8 @@ def load_with_size(path: Path) -> tuple[Tokenizer, int]:
             tokenizer.decode(tokenizer.encode("a \u00e9\n").ids)
     except OSError as error:
         cure = (f"Copy there the one of the model's tokens: cp DATA/{TOKENIZER} {shell_word(folder)}"
-                if folder.is_dir() else "Give another --tokenizer_file. pretokenize.py takes a model's on the hub, hf://OWNER/NAME.")
+                if folder.is_dir() else
+                "Give another --tokenizer_file. pretokenize.py takes a model's on the hub, hf://OWNER/NAME.")
         raise UserError(Exit.DATA, f"{name}: {error.strerror}. {cure}") from error
     except BaseException as error:  # a panic of the Rust library is not an Exception
         cure = ("Give --vocab_size alone, or make a tokenizer.json as docs/export.md does from nanoGPT's meta.pkl."
