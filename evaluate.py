@@ -95,6 +95,8 @@ def measure_everything(args: argparse.Namespace, out: Progress, signals: Signals
     figures = Output("--json", args.json) if args.json else None
     machine = device.choose(args.use_gpu, args.use_amp, "auto", False)
     device.disable_cudnn_attention()
+    for warning in machine.warnings:
+        out.warn(warning)
 
     args = download_model_of(args, "ckpt", out, signals.look)
     with out.phase("loading the model"):

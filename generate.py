@@ -144,6 +144,8 @@ def main(argv: Sequence[str]) -> int:
     sampling = Sampling(args.temperature, args.top_k, args.top_p)
 
     with Progress(sys.stderr) as out:
+        for warning in machine.warnings:
+            out.warn(warning)
         args = download_model_of(args, "ckpt", out)
         # If a training run deletes the folder meanwhile, the next one is loaded.
         with out.phase("loading and compiling the model" if args.compile else "loading the model"):

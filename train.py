@@ -384,7 +384,7 @@ def validate_first(run: Run, validator: Validator, checkpointer: Checkpointer, m
     state, recipe = run.state, run.recipe
     measured = validator.measure() if run.setup.args.init_from and state.step == 0 else None
     if measured:
-        run.setup.runtime.out.say(f"validation before the first step | loss {measured.nats:.4f}")
+        monitor.say_loss_before(measured.nats)
     run.setup.runtime.out.bar(recipe.total_steps, state.step)
     is_due = state.step % recipe.eval_interval == 0 or state.step == recipe.total_steps
     if is_due and state.validated_step < state.step:

@@ -44,6 +44,13 @@ def test_the_command_prints_a_line_for_each_measurement(folder, tmp_path, forks)
                      r"bits per byte \S+$", done.stdout, re.M)
 
 
+def test_16_bits_without_their_instructions_are_warned_of(call, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(type(CPU), "has_bf16", lambda self: False)
+    (tmp_path / "a.txt").write_text("the cat sat on the mat")
+    call("--text", tmp_path / "a.txt", "--use_amp")
+    assert "no bf16 instructions" in capsys.readouterr().err
+
+
 def test_counts_are_printed_whole():
     assert scoring.whole_or_rounded(1_049_864) == "1,049,864"
     assert scoring.whole_or_rounded(0.123456789) == "0.123457"

@@ -47,6 +47,11 @@ def call(folder, capsys):
     return main
 
 
+def test_16_bits_without_their_instructions_are_warned_of(call, monkeypatch):
+    monkeypatch.setattr(type(CPU), "has_bf16", lambda self: False)
+    assert "no bf16 instructions" in call("--use_amp")[1]
+
+
 TIMING = (r"first token \d+\.\d{3} s, then (\d+) new tokens? in \d+\.\d\d s, "
           r"(\d+\.\d|n/a) tok/s\n")
 

@@ -22,7 +22,8 @@ STANDSTILL_SECONDS = 3  # a heartbeat this much too late: the whole process stoo
 METER_SECONDS = 5.0  # between two lines of a Meter
 BAR_SECONDS = 0.1  # between two redraws of a Meter's bar
 NARROWEST_BAR = 60  # columns; a narrower terminal gets whole lines
-BAR = "{percentage:3.0f}%|{bar:10}| {desc}"  # is cut at the edge of the terminal
+BAR = "{percentage:3.0f}%|{bar:10}| {desc}"
+BAR_COLUMNS = 17  # without its text
 
 
 class Progress:
@@ -181,9 +182,11 @@ class Progress:
                 self._record(line)
 
     def _draw(self, text: str) -> None:
-        """Sets the bar's text, which the next refresh shows."""
+        """Sets the bar's text, which the next refresh shows, without the last fields where they do not fit."""
         # The last column would begin a new line.
         self._bar.ncols = (columns_of(self.stream) or NARROWEST_BAR) - 1
+        while len(text) > self._bar.ncols - BAR_COLUMNS and " | " in text:
+            text = text.rpartition(" | ")[0]
         self._bar.set_description_str(text, refresh=False)
 
     def end_bar(self) -> None:

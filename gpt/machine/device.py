@@ -106,7 +106,7 @@ def _choose_precision(backend: Backend, use_amp: bool | None, amp_dtype: str,
     on_gpu = backend.is_gpu
     if on_gpu and amp_dtype == "auto" and not backend.is_faster_in_16_bits():
         if use_amp:
-            warnings.append("--use_amp: 16 bits are no faster on this GPU: training in fp32. --amp_dtype "
+            warnings.append("--use_amp: 16 bits are no faster on this GPU, so fp32 is used. --amp_dtype "
                             "fp16 insists.")
         return torch.float32, "16 bits are no faster on this GPU"
     mixed = on_gpu if use_amp is None else use_amp
@@ -135,8 +135,6 @@ def _choose_compile(backend: Backend, dtype: torch.dtype, use_compile: bool | No
                     warnings: list[str]) -> tuple[bool, str]:
     """Decides whether to compile, with the reason; warns if the choice is slow, or if compiling is impossible."""
     if use_compile is False or (use_compile is None and not backend.compiles):
-        if backend.compiles:
-            warnings.append("torch.compile is off on a GPU: expect half the speed. Drop --no-compile.")
         return False, "--no-compile" if use_compile is False else f"off on {backend.type} unless --compile is given"
 
     problem = backend.why_no_compile()

@@ -247,6 +247,8 @@ def early_objections(setup: Setup) -> list[str]:
     config, recipe = setup.config, setup.recipe
     num_tokens = corpus.train.length
     lines = []
+    if args.compile is False and setup.runtime.machine.backend.compiles:
+        lines.append("torch.compile is off on a GPU: expect half the speed. Drop --no-compile.")
     requested = args.seq_length or (setup.sizing.seq_length if setup.sizing else DEFAULT_SEQ_LENGTH)
     if config.seq_length < requested and config.seq_length == num_tokens - 1:
         lines.append(f"T is {config.seq_length:,}, not {requested:,}: the corpus has {num_tokens:,} tokens.")

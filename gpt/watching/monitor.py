@@ -66,6 +66,7 @@ class Monitor:
         self._overfitting = OverfittingWatch()
         self._first_step = self._last_logged = run.state.step
         self._last_loss, self._step_of_loss = math.nan, 0
+        self._loss_before = math.inf  # the validation loss of the weights of --init_from
         self._bits_per_byte: float | None = None  # of the last validation
         self._results: list[Figures] = []  # of the steps since the last logged one
         self._num_counted = 0  # the first of these, which catch_up has counted
@@ -219,6 +220,11 @@ class Monitor:
 
     # ---- between steps
 
+    def say_loss_before(self, nats: float) -> None:
+        """Prints the validation loss of the weights of --init_from, which the closing lines compare with the best."""
+        self._loss_before = nats
+        self._out.say(f"validation before the first step | loss {nats:.4f}")
+
     def log_validation(self, loss: ValidationLoss, is_best: bool) -> None:
         """Prints and records a validation of the latest step; warns once if the model overfits.
 
@@ -304,7 +310,11 @@ class Monitor:
                  "\nBut first copy the tokens' tokenizer, which this run has not:\n"
                  f"cp TOKENIZER {folder}/checkpoint-{best_step or self.state.step}/{TOKENIZER}")
         self._out.say(f"next: python generate.py --ckpt {best}{chat}{note}{first}")
-        if self._overfitting.validations and not self._curve.verdict(self._last_loss):
+        if self.state.best_val_loss is not None and self.state.best_val_loss > self._loss_before:
+            self._out.say(f"To improve: no validation loss fell below {self._loss_before:.4f}, that of the weights it "
+                          f"began from. Change them less:\npython train.py --config {folder}/config.toml \\\n    "
+                          f"--learning_rate {self._run.recipe.lower_learning_rate:.2g} --output_dir {folder}-slower")
+        elif self._overfitting.validations and not self._curve.verdict(self._last_loss):
             self._say_how_to_improve(folder, best)
 
     def _say_how_to_improve(self, folder: str, best: str) -> None:

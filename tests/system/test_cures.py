@@ -531,6 +531,7 @@ LATER = [
     Case("python train.py --config {folder}", KEPT,
          raised=(Raised("gpt.watching.monitor:verdict", 1, returns=["tiny", "it may"]),)),
     Case("--resume_from {folder} --{unit} {length", KEPT, stays=True),
+    Case("To improve: no validation loss", f"train.py {QUIET} --init_from out --learning_rate 9 --output_dir run"),
     Case("--resume_from {folder} --{unit} {length",
          f"train.py {LENGTHLESS} --cooldown_from out/checkpoint-4 --output_dir cool",
          stays=True),

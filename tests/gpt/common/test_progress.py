@@ -106,6 +106,7 @@ def test_on_a_terminal_of_any_width_the_bar_shows_the_time_left_first(columns, m
     shown = [line for line in lines if re.match(r" 50%.{12} 10 h 50 min left \| loss", line)]
     assert shown
     assert all(STEP["norm"] in line for line in shown) == (columns == 200)
+    assert {field for line in shown for field in line[17:].rstrip().split(" | ")} <= {*STEP.values()}, "a cut field"
     assert any(re.search(r"\.\.\. saving, .* \| 10 h 50 min left", line) for line in lines)
     assert all(len(line.rstrip()) < columns for line in lines)
 

@@ -116,6 +116,11 @@ def test_a_first_run_on_a_laptop_prints_size_time_and_disk_and_few_words_before_
     assert re.search(r"^time        about .*, estimated: 1 step of [\d.]+ s, \S+ epochs$", before, re.MULTILINE)
 
 
+def test_eager_steps_are_warned_of_where_compiled_ones_are_usual(run, monkeypatch):
+    monkeypatch.setattr(type(CPU.backend), "compiles", True)
+    assert "expect half the speed" in run.ok("--max_steps", "1", "--no-compile", "--dry_run")
+
+
 def test_too_little_disk_is_said_in_figures_and_with_the_flag_that_saves_most(run, monkeypatch):
     monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=2**20))
     _, text = run("--epochs", "9", "--batch_size", "50")

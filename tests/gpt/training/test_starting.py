@@ -15,7 +15,7 @@ from gpt.checkpoint.load import load_model, read_config
 from gpt.common.errors import Exit, UserError
 from gpt.ops.rotary import RotaryScaling
 from tests.helpers.models import make_rotary
-from tests.helpers.training import metrics_of
+from tests.helpers.training import metrics_of, trained
 
 
 def test_a_finished_run_says_so_and_writes_nothing(run):
@@ -58,10 +58,22 @@ def test_finetuning_starts_where_transformers_stands_and_its_result_opens_there(
     assert "warning: --init_from: " in out
     losses = [line["val_loss"] for line in metrics_of(run.folder / "out") if "val_loss" in line]
     assert losses[-1] < began - 1
+    assert "To improve: no validation loss fell" not in out
     again = GPT2LMHeadModel.from_pretrained(run.folder / "out/checkpoint-30").eval()
     ours = load_model(run.folder / "out/checkpoint-30", torch.device("cpu")).eval()
     with torch.no_grad():
         assert torch.allclose(again(tokens[None, :16]).logits, ours(tokens[None, :16]), atol=1e-4)
+
+
+def test_weights_that_training_only_made_worse_get_a_command_with_a_lower_rate(run, corpus, capsys):
+    assert run("--max_steps", "30")[0] == 0
+    code, out = trained(["--data_dir", str(corpus), "--output_dir", str(run.folder / "worse"), "--init_from",
+                         str(run.folder / "out"), "--no-use_gpu", "--max_steps", "3", "--learning_rate", "9"], capsys)
+    assert code == 0
+    began = re.search(r"validation before the first step \| loss (\S+)", out)[1]  # type: ignore[index]
+    assert re.search(rf"To improve: no validation loss fell below {began}, .*\n"
+                     r"python train.py --config \S+worse/config.toml \\\n    --learning_rate 0.0\S+ "
+                     r"--output_dir \S+worse-slower$", out, re.MULTILINE)
 
 
 def test_weights_that_do_not_fit_the_corpus_are_refused(run, corpus, tmp_path):
