@@ -66,25 +66,25 @@ def newest_sound(folder: Path, warn: Callable[[str], None],
 # ---------------------------------------------------------------- any path
 
 
-def resolve(path: Path, warn: Callable[[str], None], to_train: bool = True) -> Path:
+def resolve(path: Path, warn: Callable[[str], None]) -> Path:
     """The folder that path means: a checkpoint, the newest sound one of a folder, or a Hugging Face folder.
 
     folder/best is the best checkpoint of a folder by validation, folder/last the newest sound one; best
-    and last alone mean out/best and out/last. A checkpoint is verified, its optimizer's state by size alone without
-    to_train. A damaged one is skipped with a warning, or refused if the path names it. Raises UserError
-    (exit 4) then, and for any other path.
+    and last alone mean out/best and out/last. A checkpoint is verified, its optimizer's state by size alone. A damaged
+    one is skipped with a warning, or refused if the path names it. Raises UserError (exit 4) then, and for any other
+    path.
     """
-    return _locate(path, warn, to_train)[0]
+    return _locate(path, warn)[0]
 
 
-def _locate(path: Path, warn: Callable[[str], None], to_train: bool, run_folder: Path | None = None,
-            ) -> tuple[Path, Stored | None]:
+def _locate(path: Path, warn: Callable[[str], None], run_folder: Path | None = None) -> tuple[Path, Stored | None]:
     """resolve with the verified training state; without a state for a Hugging Face folder.
 
-    run_folder is the output folder of a run that is to be resumed, if it is.
+    run_folder is the output folder of a run that is to be resumed, if it is: then the optimizer's state is verified.
     """
+    to_train = run_folder is not None
     folder, name = named_in(path, run_folder or Path("out"))
-    nothing_found = partial(_nothing_found, folder, to_resume=run_folder is not None)
+    nothing_found = partial(_nothing_found, folder, to_resume=to_train)
     if folder.exists() and not folder.is_dir():
         raise nothing_found()
     if (folder / MANIFEST).is_file():
@@ -177,7 +177,7 @@ def read_checkpoint(path: Path, warn: Callable[[str], None], reader: Callable[[P
     Raises UserError (exit 4) and the errors of reader.
     """
     for _ in range(5):
-        folder = resolve(path, warn, to_train=False)
+        folder = resolve(path, warn)
         try:
             return reader(folder)
         except (UserError, OSError):
@@ -205,7 +205,7 @@ def find_resume(requested: str, output_dir: Path, overwrite: bool, warn: Callabl
         if found is None and requested != "auto" and (name or not (output_dir / RUN_CONFIG).is_file()):
             raise _nothing_found(output_dir, to_resume=True)
         return found
-    path, stored = _locate(Path(requested), warn, to_train=True, run_folder=output_dir)
+    path, stored = _locate(Path(requested), warn, output_dir)
     if stored is None:
         raise _refusal(f"{printable(path)} has no {MANIFEST}, so it is no checkpoint of train.py. Start from its "
                        f"weights: drop --resume_from or --cooldown_from, and give --init_from {shell_word(path)}.")

@@ -208,7 +208,7 @@ def load_model(folder: Path, device: torch.device, options: Options | None = Non
 
 def starting_config(requested: str, warn: Callable[[str], None]) -> tuple[Path, ModelConfig]:
     """The folder that --init_from means, with its config; checks the weights too. Raises UserError (exit 4)."""
-    folder = resolve(Path(requested), warn, to_train=False)
+    folder = resolve(Path(requested), warn)
     # The weights are checked too, before the model takes memory.
     config, _ = open_model(folder, f"--init_from {printable(requested)}")
     return folder, config

@@ -66,17 +66,22 @@ class ValueKind(NamedTuple):
         return f"{printable(repr(text[:SHOWN_CHARACTERS]))}: must be {self.words}"
 
 
+def _without_commas(text: str) -> str:
+    """1440 for 1,440; a text with another comma, such as 0,5, is returned as it is, and no number."""
+    return text.replace(",", "") if re.match(r"[1-9]\d{0,2}(,\d{3})+(?![\d,])", text) else text
+
+
 def whole(low: int, high: int = MAX_WHOLE, unit: str = "N") -> ValueKind:
     """A whole number from low to high; 1_000 and 1,000 are read as 1000. unit is its name in --help."""
     words = f"of at least {low:,}" if high == MAX_WHOLE else f"from {low:,} to {high:,}"
-    return ValueKind(lambda text: int(text.replace(",", "")), f"a whole number {words}", unit,
+    return ValueKind(lambda text: int(_without_commas(text)), f"a whole number {words}", unit,
                      lambda value: low <= value <= high)
 
 
 def real(low: float, high: float, above: bool = False, below: bool = False, unit: str = "X") -> ValueKind:
     """A finite number from low to high; above excludes low, below excludes high. unit is its name in --help."""
     words = f"{'above' if above else 'of at least'} {low:g} and {'below' if below else 'at most'} {high:g}"
-    return ValueKind(float, f"a number {words}", unit, lambda value: low <= value <= high and not (
+    return ValueKind(lambda text: float(_without_commas(text)), f"a number {words}", unit, lambda value: low <= value <= high and not (
         (above and value == low) or (below and value == high)))
 
 
@@ -127,8 +132,12 @@ def encoding() -> ValueKind:
 
 def steps() -> ValueKind:
     """A whole number of steps above 0 (int), or a fraction of all steps between 0 and 1 (float)."""
-    return ValueKind(lambda text: float(text) if 0 < float(text) < 1 else int(text),
-                     "a fraction between 0 and 1, or a whole number of steps", "FRACTION|N",
+
+    def convert(text: str) -> int | float:
+        number = float(_without_commas(text))
+        return number if 0 < number < 1 else int(_without_commas(text))
+
+    return ValueKind(convert, "a fraction between 0 and 1, or a whole number of steps", "FRACTION|N",
                      lambda value: 0 < value <= MAX_WHOLE)
 
 

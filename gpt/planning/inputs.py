@@ -382,7 +382,7 @@ def choose_teacher(requested: str, config: ModelConfig, tokenizer: Path | None, 
     if not named_in(Path(requested), Path("out"))[0].exists():  # out/best names a folder too
         raise UserError(Exit.CHECKPOINT, f"--teacher {printable(requested)} does not exist. Give --teacher with the "
                                          "folder where it is now.")
-    folder = find.resolve(Path(requested), out.warn, to_train=False)
+    folder = find.resolve(Path(requested), out.warn)
     with load.opening(f"--teacher {printable(requested)}"):
         teacher = load.read_config(folder)
     if teacher.vocab_size != config.vocab_size:

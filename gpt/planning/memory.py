@@ -113,7 +113,7 @@ def setting_of(args: Namespace, config: ModelConfig, options: Options, machine: 
     """
     setting = MemorySetting.of(machine, options, True, True, state_bytes(optimizer, config), strategy, processes)
     of_teacher = read_config(Path(args.teacher)).num_parameters if args.teacher else 0
-    return replace(setting, teacher_bytes=(6 if setting.rounds else 4) * of_teacher)
+    return replace(setting, teacher_bytes=(6 if options.rounded_to else 4) * of_teacher)
 
 
 def memory_parts(config: ModelConfig, batch_size: int, setting: MemorySetting) -> dict[str, int]:

@@ -274,9 +274,10 @@ def early_objections(setup: Setup) -> list[str]:
         lines.append(f"{percent(silent)} of the sequences of {config.seq_length:,} tokens hold no answer, and teach "
                      f"nothing. {cure}.")
     if recipe.samples_per_step > recipe.windows_per_epoch:
+        alone = " --gradient_accumulation_steps 1" if recipe.accumulation > 1 else ""
         lines.append(f"each step reads the text {figure(recipe.samples_per_step / recipe.windows_per_epoch)} times: it "
                      f"has {several(recipe.windows_per_epoch, 'sequence')} of {config.seq_length:,} tokens. Give at "
-                     f"most --batch_size {recipe.windows_per_epoch}.")
+                     f"most --batch_size {recipe.windows_per_epoch}{alone}.")
     if setup.resumed and args.eval_batches not in (None, recipe.eval_tokens / recipe.batch_size / config.seq_length):
         lines.append(f"--eval_batches: validation keeps its {recipe.eval_tokens:,} tokens. Drop "
                      "--eval_batches, and give --eval_tokens.")

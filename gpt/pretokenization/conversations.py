@@ -95,10 +95,11 @@ def encode_conversations(conversations: Sequence[tuple[Turn, ...]], encoder: Enc
     """
     vocabulary = encoder.vocabulary
     names = special_names(vocabulary.tokenizer)
-    segments = []
+    segments, ends_one = [], []
     for turns in conversations:
         *others, last = segments_of(turns, names)
         segments += [*others, last._replace(special=vocabulary.end)]
+        ends_one += [False] * len(others) + [True]
 
     # The encoder puts the end-of-text id after each segment; the segment's own special token takes its place.
     ids, ends = encoder.encode([segment.text.encode() for segment in segments], [True] * len(segments))
@@ -108,5 +109,4 @@ def encode_conversations(conversations: Sequence[tuple[Turn, ...]], encoder: Enc
     ids[ends - 1] = [special_ids[segment.special] for segment in segments]
     is_answer = np.repeat([segment.is_answer for segment in segments], np.diff(ends, prepend=0))
     kept = ids != vocabulary.size
-    last_ends = ends[[segment.special == vocabulary.end for segment in segments]]
-    return ids[kept], np.cumsum(kept)[last_ends - 1], is_answer[kept]
+    return ids[kept], np.cumsum(kept)[ends[ends_one] - 1], is_answer[kept]

@@ -51,7 +51,7 @@ class Checkpointer:
         self._tokenizer_json = tokenizer.to_str() if tokenizer else None
         # The template of a model that answers: ours after conversations, else the one of the model at the start.
         start = (run.setup.resumed.folder if run.setup.resumed else self._args.init_from and
-                 find.resolve(Path(self._args.init_from), lambda said: None, to_train=False))
+                 find.resolve(Path(self._args.init_from), lambda said: None))
         template = load.chat_template(start) if start else None
         if tokenizer and run.setup.corpus.converses:
             template = template_of(special_names(tokenizer))

@@ -36,7 +36,7 @@ class Question(Continuation):
 @torch.no_grad()
 def exact_answers(run: Path, questions: Path) -> dict[str, float]:
     """The fraction of exact answers of each kind, with the token that ends them."""
-    folder = resolve(run, print, to_train=False)
+    folder = resolve(run, print)
     tokenizer = load_tokenizer(folder)
     asked = [Question(record, prompt_ids([Turn("user", record["messages"][0]["content"])], tokenizer))
              for record in map(json.loads, questions.read_text().splitlines())]

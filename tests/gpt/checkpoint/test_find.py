@@ -143,6 +143,16 @@ def test_pickles_are_refused_without_being_opened(folder, tmp_path, monkeypatch)
     assert not (tmp_path / "it-went-off").exists()
 
 
+def test_a_damaged_optimizer_ends_a_resumed_run_alone(sound):
+    path = sound / "checkpoint-900" / "optimizer.safetensors"
+    content = path.read_bytes()
+    path.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    assert resolve(path.parent, no_warning) == path.parent
+    with refused(r"optimizer\.safetensors .*sha256", Exit.CHECKPOINT):
+        find_resume(str(path.parent), sound / "new", False, no_warning)
+    path.write_bytes(content)
+
+
 # ---------------------------------------------------------------- resuming
 
 
@@ -183,7 +193,7 @@ def test_a_run_resumes_from_best_and_last(ranked, tmp_path):
 def test_for_a_file_of_a_model_its_folder_is_named(sound):
     folder = sound / "checkpoint-900"
     with refused(f"Give the folder that holds it, {folder}\\.", Exit.CHECKPOINT):
-        resolve(folder / "model.safetensors", no_warning, to_train=False)
+        resolve(folder / "model.safetensors", no_warning)
 
 
 def test_more_text_joins_the_tokens_that_have_metadata(tmp_path, monkeypatch):

@@ -1,5 +1,6 @@
 """Flags: each message names the flag and its value, and all problems are reported together."""
 
+import argparse
 import os
 import re
 
@@ -41,6 +42,12 @@ def test_values_defaults_and_both_spellings_of_a_value():
     args = read("--batch_size=1_024", "--learning_rate", "1e-3", "--mode=gpu", "--data_dir", "a=b c")
     assert (args.batch_size, args.learning_rate, args.mode, args.data_dir) == (1024, 0.001, "gpu", "a=b c")
     assert read("--batch_size", "16,384").batch_size == 16384
+    assert [flags.real(0, 10**6)(text) for text in ("1,440", "1,440.5", "1_000", "0.5")] == [1440, 1440.5, 1000, 0.5]
+    assert [flags.steps()(text) for text in ("1,000", "12", "0.5", "5e-2")] == [1000, 12, 0.5, 0.05]
+    for kind in (flags.whole(0), flags.real(0, 10**6), flags.steps()):
+        for text in ("0,5", "1,5", "1,0000", "1,000,0"):
+            with pytest.raises(argparse.ArgumentTypeError, match=re.escape(repr(text))):
+                kind(text)
 
 
 @pytest.mark.parametrize(("typo", "meant"), [

@@ -47,10 +47,11 @@ def test_a_corpus_shorter_than_a_sequence_trains_on_a_shorter_one(tmp_path, caps
 
 def test_a_batch_larger_than_the_text_is_said_before_a_step_is_measured(run, monkeypatch, capsys):
     monkeypatch.setattr(train, "measure_pace", lambda *_: pytest.fail("measured"))
-    with pytest.raises(pytest.fail.Exception):
-        run("--batch_size", "1000000")
-    text = capsys.readouterr().err
-    assert re.search(r"warning: each step reads the text [\d,]{3,} times: .* --batch_size \d+\.\n", text)
+    for number, cure in ((1, ""), (2, " --gradient_accumulation_steps 1")):
+        with pytest.raises(pytest.fail.Exception):
+            run("--batch_size", "1000000", "--gradient_accumulation_steps", str(number))
+        text = capsys.readouterr().err
+        assert re.search(rf"warning: each step reads the text [\d,]{{3,}} times: .* --batch_size \d+{cure}\.\n", text)
 
 
 def test_a_first_step_that_compiles_for_long_is_no_measure_of_the_next_ones(run, monkeypatch):

@@ -247,6 +247,17 @@ def test_a_tokenizer_that_lacks_an_id_of_the_template_gets_it_as_its_last(known,
     assert (START in capsys.readouterr().out) == bool(new)
 
 
+def test_a_conversation_is_one_document_where_the_end_of_a_turn_ends_a_text_too(tokenizer_file):
+    tokenizer = Tokenizer.from_file(str(tokenizer_file))
+    tokenizer.add_special_tokens([START, END])
+    Path("given").mkdir()
+    Path("given/tokenizer.json").write_text(tokenizer.to_str().replace(END_OF_TEXT, "<|unused|>"))
+    Path("given/tokenizer_config.json").write_text(json.dumps({"eos_token": END}))
+    write("a.jsonl", chat_lines(chats(9)))
+    metadata = run("a.jsonl", "--val_fraction", "0", "--tokenizer_file", "given")
+    assert metadata["splits"]["train"]["documents"] == 9
+
+
 def test_a_name_of_the_template_that_is_not_special_is_not_spelt_by_a_text(tokenizer_file):
     tokenizer = Tokenizer.from_file(str(tokenizer_file))
     tokenizer.add_tokens([START, END])
