@@ -208,8 +208,8 @@ stepped() { # NAME FLAGS...: some steps, whose seconds and losses are kept
 
 profiled() { # ITEM OPTIMIZER
     tokens
-    longest=120 item "$1" '^profile .* a step' "$python" -m gpt.benchmarks.bench naive profiler \
-        "$where" --bin_file "$runs/tokens.bin" "${model[@]}" "${steps[@]}" --max_steps 20 --optimizer "$2" \
+    longest=120 item "$1" '^profile .* a step' "$python" -m tests.gpu_profile "$where" \
+        --bin_file "$runs/tokens.bin" "${model[@]}" "${steps[@]}" --max_steps 20 --optimizer "$2" \
         --output_dir "$runs/$1" --overwrite
     rm -rf "${runs:?}/$1"
 }

@@ -1,7 +1,7 @@
 """The benchmarks of bench.py, and the demo; no training run imports them.
 
 ladder     the rungs, their runs and their table
-naive      naive parts of train.py for the lowest rungs, and a profiler
+naive      naive parts of train.py for the lowest rungs
 peers      nanoGPT's step beside ours
 prepare    the tokens
 forecast   makes the table that the forecast of a run is fitted to

@@ -81,8 +81,8 @@ def whole(low: int, high: int = MAX_WHOLE, unit: str = "N") -> ValueKind:
 def real(low: float, high: float, above: bool = False, below: bool = False, unit: str = "X") -> ValueKind:
     """A finite number from low to high; above excludes low, below excludes high. unit is its name in --help."""
     words = f"{'above' if above else 'of at least'} {low:g} and {'below' if below else 'at most'} {high:g}"
-    return ValueKind(lambda text: float(_without_commas(text)), f"a number {words}", unit, lambda value: low <= value <= high and not (
-        (above and value == low) or (below and value == high)))
+    return ValueKind(lambda text: float(_without_commas(text)), f"a number {words}", unit,
+                     lambda value: low <= value <= high and not ((above and value == low) or (below and value == high)))
 
 
 def positive(high: float, unit: str = "X") -> ValueKind:

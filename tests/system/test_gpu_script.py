@@ -8,12 +8,17 @@ import sys
 import tarfile
 import time
 from functools import partial
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from tests import gpu_kernels
+import data
+from gpt.tokens.layouts import Part
+from gpt.tokens.stream import TokenStream
+from tests import gpu_kernels, gpu_profile
 from tests.helpers.commands import ROOT
 
 PYTHON = """#!/bin/bash
@@ -103,3 +108,25 @@ def test_a_kernel_that_the_device_lacks_does_not_end_the_others(monkeypatch, cap
     one, two = capsys.readouterr().out.splitlines()
     assert "no kernel image" in one
     assert re.fullmatch(r"two +[\d.,]+ us +[\d.]+ TFLOP/s +[\d.]+ TB/s", two)
+
+
+def test_the_kernels_of_late_steps_are_summed_up_by_their_kind(tmp_path, capsys):
+    np.zeros(999, "<u2").tofile(tmp_path / "0.bin")
+    stream, cpu = TokenStream((Part(tmp_path / "0.bin", "uint16", 999),), 2**16), torch.device("cpu")
+    batches = gpu_profile.ProfiledBatches(data.CorpusWindows(stream, "ram", 16, 5, cpu), 4, cpu)
+    for step in range(gpu_profile.FIRST_RECORDED + gpu_profile.NUM_RECORDED):
+        batches.get(4 * step, 0)
+        torch.mm(torch.ones(9, 9), torch.ones(9, 9))
+    said = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert [words[3:] for words in said if words[5] in ("products", "aten::mm")] == [
+        ["1", "x", "products"], ["1", "x", "aten::mm"]]
+
+    events = [SimpleNamespace(key=name, device_type=f"DeviceType.{place}", self_device_time_total=6e3 * ms, count=12,
+                              is_user_annotation=name == "step")
+              for name, place, ms in (("nvjet_tst", "CUDA", 3), ("step", "CUDA", 9), ("aten::mm", "CPU", 0),
+                                      ("cudnn_sdpa_flash", "CUDA", 2), ("triton_red_fused", "CUDA", 1))]
+    gpu_profile.print_kernels(events, on_gpu=True)
+    text = re.sub(" +", " ", capsys.readouterr().out)
+    for row in ("6.000 ms 6 x a step", "2.000 ms 2 x attention", "3.000 ms 2 x products", "1.000 ms 2 x compiled"):
+        assert f"profile {row}\n" in text
+    assert "aten::mm" not in text

@@ -1,41 +1,13 @@
 """The naive parts compute what the program's own compute, and a part that was passed over is noticed."""
 
-import re
-from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
-import data
 import model
 import train
 from gpt.benchmarks import naive
-from gpt.tokens.layouts import Part
-from gpt.tokens.stream import TokenStream
-
-
-def test_the_kernels_of_late_steps_are_summed_up_by_their_kind(tmp_path, capsys):
-    np.zeros(999, "<u2").tofile(tmp_path / "0.bin")
-    stream, cpu = TokenStream((Part(tmp_path / "0.bin", "uint16", 999),), 2**16), torch.device("cpu")
-    batches = naive.ProfiledBatches(data.CorpusWindows(stream, "ram", 16, 5, cpu), 4, cpu)
-    for step in range(naive.FIRST_RECORDED + naive.NUM_RECORDED):
-        batches.get(4 * step, 0)
-        torch.mm(torch.ones(9, 9), torch.ones(9, 9))
-    said = [line.split() for line in capsys.readouterr().out.splitlines()]
-    assert [words[3:] for words in said if words[5] in ("products", "aten::mm")] == [
-        ["1", "x", "products"], ["1", "x", "aten::mm"]]
-
-    events = [SimpleNamespace(key=name, device_type=f"DeviceType.{place}", self_device_time_total=6e3 * ms, count=12,
-                              is_user_annotation=name == "step")
-              for name, place, ms in (("nvjet_tst", "CUDA", 3), ("step", "CUDA", 9), ("aten::mm", "CPU", 0),
-                                      ("cudnn_sdpa_flash", "CUDA", 2), ("triton_red_fused", "CUDA", 1))]
-    naive.print_kernels(events, on_gpu=True)
-    text = re.sub(" +", " ", capsys.readouterr().out)
-    for row in ("6.000 ms 6 x a step", "2.000 ms 2 x attention", "3.000 ms 2 x products", "1.000 ms 2 x compiled"):
-        assert f"profile {row}\n" in text
-    assert "aten::mm" not in text
 
 
 @pytest.mark.parametrize("found_inf", [0.0, 1.0])
