@@ -200,7 +200,8 @@ def main(argv: Sequence[str]) -> int:
             return check_machine(args, choose_machine(args), runtime.out)
 
         # What there is: tokens, the model's shape, a checkpoint to resume from. The machine: TF32 is on from here.
-        inputs, began = after_first_model(choose_inputs(args, runtime), runtime, argv, began)
+        inputs = choose_inputs(args, runtime)
+        inputs, began = after_first_model(inputs, runtime, argv, began)  # trains the first one of two models
         runtime.use(choose_machine(args, inputs.prefers_bf16))
 
         # What will be trained and how, each default with its reason (planning/recipe.py).
@@ -239,7 +240,8 @@ def build_run(setup: Setup) -> Run:
         windows = data.CorpusWindows(setup.corpus.train, setup.token_place, setup.config.seq_length, args.seed,
                                      machine.device, setup.corpus.components)
         batches = data.Batches(windows, setup.micro_batch, machine.device, runtime.processes)
-    return Run(setup, model, optimizer, scaler, strategy, Decisions(runtime.processes), batches, setup.state, teacher)
+    return Run(setup, model, optimizer, scaler, strategy, Decisions(runtime.processes), batches,
+               setup.new_state(), teacher)
 
 
 def compile_run(run: Run) -> None:

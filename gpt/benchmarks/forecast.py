@@ -20,12 +20,12 @@ from typing import TextIO
 
 from gpt.architectures.table import ARCHITECTURES
 from gpt.checkpoint.history import read_run
+from gpt.common.children import PROGRAM
 from gpt.common.config import read_toml
 from gpt.common.names import METADATA, RUN_CONFIG, TRAINS_NEXT
 from gpt.planning.forecast import DEVIATIONS, TABLE, FinishedRun, finished_runs, ngram_statistics, predicted_bits
 from gpt.tokens.corpus import open_folder
 
-ROOT = Path(__file__).parents[2]
 MINUTES = (16, 8, 4, 2, 1)  # of a refit's runs over each text, by one thread
 
 
@@ -53,7 +53,7 @@ def refit(folder: Path) -> None:
 def trained(text: Path, minutes: int, runs: Path) -> Path:
     """Trains one model on a text's tokens, with one thread, unless it is there; returns the output folder."""
     out = runs / f"{text.name}-{minutes}"
-    command = [sys.executable, str(ROOT / "train.py"), "--data_dir", str(text), "--output_dir", str(out),
+    command = [sys.executable, str(PROGRAM / "train.py"), "--data_dir", str(text), "--output_dir", str(out),
                "--max_minutes", str(minutes), "--resume_from", "auto", "--sample_interval", "0"]
     one_model = {TRAINS_NEXT: "train.py"}  # a run has two models only without it
     subprocess.run(command, env={**os.environ, "OMP_NUM_THREADS": "1", **one_model}, check=True)

@@ -93,9 +93,8 @@ class Packed(Dense):
                  ) -> torch.Tensor:
         if plus is not None:
             return torch.ops.mkldnn._linear_pointwise.binary(x, plus, self.weight, self.bias, "add")
-        name, algorithm = FUSED.get(activation, FUSED[None])
-        y = torch.ops.mkldnn._linear_pointwise(x, self.weight, self.bias, name, [], algorithm)
-        return y if activation is None or activation in FUSED else activation(y)
+        name, algorithm = FUSED[activation]
+        return torch.ops.mkldnn._linear_pointwise(x, self.weight, self.bias, name, [], algorithm)
 
 
 class Int8(Dense):

@@ -58,7 +58,7 @@ class Deadline:
             self._began = time.monotonic() - seconds_before
         self._laps.append((step, self.seconds_used))
 
-    def is_within(self, seconds: float) -> bool:
+    def ends_within(self, seconds: float) -> bool:
         """True if fewer than this number of seconds are left; always False without --max_minutes."""
         return self.minutes is not None and self.seconds_used + seconds > 60 * self.minutes
 

@@ -113,9 +113,8 @@ class Inputs:
         """The training state of the checkpoint; NEW_RUN for a new run."""
         return self.resumed.stored if self.resumed else NEW_RUN
 
-    @property
-    def state(self) -> TrainState:
-        """A copy of the checkpoint's counters, all zero for a new run."""
+    def new_state(self) -> TrainState:
+        """A new copy of the checkpoint's counters, all zero for a new run."""
         return replace(self.stored.state)
 
 

@@ -70,7 +70,6 @@ class MemorySetting:
     copies: bool = False  # saves go through a copy of the state in RAM
     optimizer_bytes: float = 8  # of optimizer state per parameter
     strategy: str = "alone"  # how processes share the model: alone, ddp, fsdp, hsdp
-    world_size: int = 1
     shards: int = 1  # of each copy of the weights; every process holds one shard of one copy
     teacher_bytes: int = 0  # of --teacher's weights, which every process holds
 
@@ -82,7 +81,7 @@ class MemorySetting:
         is_half = options.residual_dtype or (strategy in ("fsdp", "hsdp") and machine.dtype != torch.float32)
         return MemorySetting(machine.device.type, machine.dtype, machine.compile, accumulates, 2 if is_half else 4,
                              options.loss_chunk or None, options.recompute, copies, optimizer_bytes, strategy,
-                             processes.world_size, shards)
+                             shards)
 
     @property
     def has_own_memory(self) -> bool:
@@ -210,7 +209,7 @@ def _logit_bytes(config: ModelConfig, batch_size: int, setting: MemorySetting, t
 def _program_bytes(config: ModelConfig, setting: MemorySetting, weights: int, passing: int) -> int:
     """The bytes held besides tensors: on a CPU the process, the compiler and holes in the heap."""
     if setting.device_type != "cpu":
-        return WORKSPACES + (NCCL_BUFFERS if setting.world_size > 1 else 0)
+        return WORKSPACES + (NCCL_BUFFERS if setting.strategy != "alone" else 0)
     if setting.compiled:
         return PROGRAM + COMPILER + config.n_layer * COMPILED_BLOCK + int(COMPILED_HOLES * weights)
     return PROGRAM + int(EAGER_HOLES * min(passing, MOST_WITH_HOLES))

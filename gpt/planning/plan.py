@@ -67,7 +67,8 @@ def say_rest(setup: Setup, pace: Pace, steps_done: int) -> None:
     args, recipe = setup.args, setup.recipe
     steps = recipe.total_steps - steps_done
     epochs = in_epochs(steps * recipe.samples_per_step / recipe.windows_per_epoch)
-    earlier = f", {duration(setup.state.seconds)} of which earlier starts took" if setup.state.seconds else ""
+    before = setup.stored.state.seconds
+    earlier = f", {duration(before)} of which earlier starts took" if before else ""
     within = f" of {args.max_minutes:g} min{earlier}" if args.max_minutes else ""
     lines = describe_plan(setup) if args.verbose or args.dry_run else []
     lines += [f"time        about {duration(pace.seconds(recipe, steps_done))}{within}, estimated: "

@@ -126,15 +126,15 @@ def _is_finished(inputs: Inputs, recipe: Recipe, longest: Recipe, deadline: Dead
 
     longest is the recipe for any number of minutes.
     """
-    args, state = inputs.args, inputs.state
+    args, state = inputs.args, inputs.stored.state
     corpus = inputs.corpus
     # On other validation tokens the count begins again.
     is_patient = (state.validations_without_gain < (args.patience or math.inf)
                   or not measures_same_tokens(inputs.stored, corpus, recipe.eval_tokens))
-    if state.step < recipe.total_steps and is_patient and not deadline.is_within(0):
+    if state.step < recipe.total_steps and is_patient and not deadline.ends_within(0):
         return False
     more = "raise --epochs or --max_steps to continue"
-    if deadline.is_within(0) or recipe.total_steps < longest.total_steps:  # the minutes planned the last step
+    if deadline.ends_within(0) or recipe.total_steps < longest.total_steps:  # the minutes planned the last step
         more = f"raise --max_minutes to continue: all starts together took {duration(state.seconds)}"
     if not is_patient:
         validations = several(state.validations_without_gain, "validation")

@@ -29,7 +29,7 @@ def due_after_step(run: Run, checkpointer: Checkpointer, deadline: Deadline, pac
     All processes call it after every step, as they vote.
     """
     step, recipe = run.state.step, run.recipe
-    near_deadline = deadline.is_within(pace.ending(recipe, checkpointer.save_seconds))
+    near_deadline = deadline.ends_within(pace.ending(recipe, checkpointer.save_seconds))
     out_of_time = run.decisions.any_said("end", near_deadline and run.setup.runtime.processes.is_first)
     is_last = out_of_time or step == recipe.total_steps
     permanent = is_last or checkpointer.is_permanent()

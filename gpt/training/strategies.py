@@ -141,8 +141,10 @@ class FullySharded(_Distributed):
         super().__init__(model, processes, copies=groups)
         # The residual stream is returned by a block as it came, and nothing changes it in place.
         warnings.filterwarnings("ignore", "FSDP2-wrapped module .* returned a view tensor")
-        shape = (groups, processes.world_size // groups)[groups == 1:]
-        mesh = init_device_mesh(machine.device.type, shape, mesh_dim_names=("replicate", "shard")[groups == 1:])
+        shape, names = (groups, processes.world_size // groups), ("replicate", "shard")
+        if groups == 1:
+            shape, names = shape[1:], names[1:]
+        mesh = init_device_mesh(machine.device.type, shape, mesh_dim_names=names)
         # Numbers of targets and rotary tables stay in fp32.
         policy = MixedPrecisionPolicy(machine.dtype, torch.float32, cast_forward_inputs=False)
         for block in model.blocks:

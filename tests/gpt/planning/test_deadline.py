@@ -152,10 +152,10 @@ def test_a_resumed_run_has_the_minutes_that_all_starts_left_and_loading_does_not
     deadline = Deadline(1.0, stored(40, max_minutes=before), began=1000.0)
     clock[0] += 30  # loading and compiling
     deadline.start(step=40, seconds_before=50.0)
-    assert (deadline.seconds_used, deadline.is_within(9.9)) == (50, False)
+    assert (deadline.seconds_used, deadline.ends_within(9.9)) == (50, False)
     clock[0] += 1
-    assert deadline.is_within(9.9)
+    assert deadline.ends_within(9.9)
     new = Deadline(1.0, NEW_RUN, began=clock[0] - 20)
     new.start(step=0, seconds_before=0.0)
     assert new.seconds_used == 20
-    assert not Deadline(None, NEW_RUN, 0.0).is_within(1e12)
+    assert not Deadline(None, NEW_RUN, 0.0).ends_within(1e12)
