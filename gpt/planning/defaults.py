@@ -66,7 +66,7 @@ LEAST_BETA2, MOST_BETA2 = 0.95, 0.99
 
 LR_SCHEDULE = "linear"
 WARMUP_FRACTION, LONGEST_WARMUP = 0.1, 2000  # of the steps; steps (Touvron et al. 2023, Llama, section 2.3)
-DECAY_FRACTION = 0.2  # of the steps: the fall of wsd and of a cooldown (Haegele et al. 2024, section 4)
+DECAY_SHARE = 0.2  # of the steps: the fall of wsd and of a cooldown (Haegele et al. 2024, section 4)
 COSINE_FALL = 100  # the ratio of a cosine's peak to its end, where --min_lr is not given
 
 GRAD_CLIP = 1.0  # Brown et al. 2020, appendix B

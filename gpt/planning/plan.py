@@ -202,7 +202,7 @@ def objections(setup: Setup) -> list[str]:
     times = 0 if has_length or is_chosen else times_too_short(
         recipe.total_steps, recipe.total_steps * setup.tokens_per_step, num_tokens, config.num_parameters)
     if is_small and not has_length and recipe.passes >= most and (
-            recipe.schedule not in OPEN_SCHEDULES and TRAINS_NEXT not in os.environ):
+            recipe.lr_schedule not in OPEN_SCHEDULES and TRAINS_NEXT not in os.environ):
         teacher = "" if helps_many_passes(args) else ", or a second run with --teacher"
         lines.append(f"the run ends before its {args.max_minutes:g} min: after {most} passes this model only "
                      f"learns the text by heart. More text helps{teacher}.")

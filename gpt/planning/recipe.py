@@ -114,14 +114,14 @@ class Recipe(Schedule):
                 "total_steps": self.total_steps, **self._recorded()}
 
     def _recorded(self) -> dict[str, Any]:
-        """The values that flags and settings share, by their recorded names; only values that this schedule uses."""
-        is_constant = self.schedule == "constant"
+        """The values that flags and settings share, by their names in the record; only values that this schedule uses."""
+        is_constant = self.lr_schedule == "constant"
         is_used = {"min_lr": self.cooldown or not is_constant, "warmup_steps": self.warmup_steps or not is_constant,
-                   "decay_fraction": self.schedule == "wsd"}
-        recorded_as = {"schedule": "lr_schedule", "decay_fraction": "decay_share"}
-        return {recorded_as.get(name, name): getattr(self, name) for name in (
-            "optimizer", "learning_rate", "embedding_learning_rate", "weight_decay", "beta2", "grad_clip", "schedule",
-            "min_lr", "warmup_steps", "decay_fraction", "eval_interval", "eval_tokens") if is_used.get(name, True)}
+                   "decay_share": self.lr_schedule == "wsd"}
+        return {name: getattr(self, name) for name in (
+            "optimizer", "learning_rate", "embedding_learning_rate", "weight_decay", "beta2", "grad_clip",
+            "lr_schedule", "min_lr", "warmup_steps", "decay_share", "eval_interval", "eval_tokens")
+            if is_used.get(name, True)}
 
     def eval_windows(self, config: ModelConfig) -> int:
         """The number of sequences in a validation; it does not depend on the batch size."""
@@ -334,7 +334,7 @@ def _choose_length(facts: _Facts, cooldown: Cooldown | None, overfits: bool, win
 def _most_steps(args: Namespace, settings: Mapping[str, Any], cooldown: Cooldown | None) -> int | None:
     """The step at which a cooldown or --max_steps ends the run, whatever its epochs; None without either."""
     if cooldown:
-        fall = args.cooldown or defaults.DECAY_FRACTION
+        fall = args.cooldown or defaults.DECAY_SHARE
         return cooldown.start + (int(fall) if fall >= 1 else max(1, round(fall * cooldown.start)))
     if args.cooldown_from and not (args.epochs or args.max_steps or args.max_minutes):
         return settings.get("total_steps")  # resumed from a checkpoint before the cooldown
@@ -377,14 +377,14 @@ def _choose_schedule(facts: _Facts, learning_rate: float, total_steps: int, cool
     warmup_steps = defaults.default_warmup(total_steps)
     if settings.get("warmup_steps", total_steps) < total_steps:  # or the warm-up would begin again in a longer run
         warmup_steps = settings["warmup_steps"]
-    fall = defaults.DECAY_FRACTION
+    fall = defaults.DECAY_SHARE
     if cooldown or name == "wsd":
         fall = facts.value_of("cooldown", fall)
     if cooldown:  # --cooldown is for the cooldown, and wsd keeps its fraction
-        fall = settings.get("decay_share", defaults.DECAY_FRACTION)
-    return {"schedule": name, "min_lr": min_lr, "cooldown": cooldown,
+        fall = settings.get("decay_share", defaults.DECAY_SHARE)
+    return {"lr_schedule": name, "min_lr": min_lr, "cooldown": cooldown,
             "warmup_steps": facts.value_of("warmup_steps", 0 if name == "constant" else warmup_steps),
-            "decay_fraction": min(1.0, fall / total_steps) if fall >= 1 else fall}
+            "decay_share": min(1.0, fall / total_steps) if fall >= 1 else fall}
 
 
 def epochs_of(samples: int, samples_per_step: int, windows: int) -> int:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from gpt.planning.defaults import DECAY_FRACTION
+from gpt.planning.defaults import DECAY_SHARE
 
 
 @dataclass(frozen=True)
@@ -32,17 +32,17 @@ class Cooldown:
 class Schedule:
     """The facts that decide the learning rate of a step; schedule is a name in SCHEDULES, learning_rate the peak.
 
-    min_lr is the learning rate at the end; a constant schedule has none. decay_fraction is the part
+    min_lr is the learning rate at the end; a constant schedule has none. decay_share is the part
     of total_steps in which wsd falls; the others ignore it. A cooldown takes the place of the schedule
     from its start on.
     """
 
-    schedule: str
+    lr_schedule: str
     learning_rate: float
     min_lr: float
     warmup_steps: int
     total_steps: int
-    decay_fraction: float
+    decay_share: float
     cooldown: Cooldown | None
 
     @property
@@ -50,16 +50,16 @@ class Schedule:
         """The last step before the learning rate falls; the last step of a constant schedule."""
         if self.cooldown:
             return self.cooldown.start
-        if self.schedule == "constant":
+        if self.lr_schedule == "constant":
             return self.total_steps
-        if self.schedule == "wsd":
-            return max(self.warmup_steps, self.total_steps - max(1, round(self.decay_fraction * self.total_steps)))
+        if self.lr_schedule == "wsd":
+            return max(self.warmup_steps, self.total_steps - max(1, round(self.decay_share * self.total_steps)))
         return self.warmup_steps
 
     @property
     def plateau_end(self) -> int | None:
         """The step from which a longer run continues; None where no plateau comes before a decay."""
-        return self.decay_start if self.cooldown or self.schedule == "wsd" else None
+        return self.decay_start if self.cooldown or self.lr_schedule == "wsd" else None
 
     def learning_rate_at(self, step: int) -> float:
         """The learning rate of a step, counted from 1."""
@@ -67,7 +67,7 @@ class Schedule:
             return _falling(step, self, self.cooldown.learning_rate)
         if step < self.warmup_steps:  # linear, up to the peak
             return self.learning_rate * step / self.warmup_steps
-        return SCHEDULES[self.schedule](step, self)
+        return SCHEDULES[self.lr_schedule](step, self)
 
 
 def linear_decay(step: int, schedule: Schedule) -> float:
@@ -107,9 +107,9 @@ SCHEDULES: dict[str, Callable[[int, Schedule], float]] = {
 
 def describe_schedule(schedule: Schedule) -> str:
     """The schedule in words, for the printed plan."""
-    if schedule.schedule == "constant" and not schedule.cooldown:
+    if schedule.lr_schedule == "constant" and not schedule.cooldown:
         return f"constant: {schedule.learning_rate:.2e} from step {schedule.warmup_steps:,} on"
-    name, start = schedule.schedule, schedule.learning_rate
+    name, start = schedule.lr_schedule, schedule.learning_rate
     if schedule.cooldown:
         name, start = "cooldown", schedule.cooldown.learning_rate
     return (f"{name}: from {start:.2e} at step {schedule.decay_start:,} down to {schedule.min_lr:.2e} at step "
@@ -127,4 +127,4 @@ def schedule_of(settings: Mapping[str, Any]) -> Schedule:
     """The schedule that the settings of a trainer_state.json describe. Raises KeyError for settings without one."""
     return Schedule(settings["lr_schedule"], settings["learning_rate"], settings.get("min_lr", 0.0),
                     settings.get("warmup_steps", 0), settings["total_steps"],
-                    settings.get("decay_share", DECAY_FRACTION), cooldown_of(settings))
+                    settings.get("decay_share", DECAY_SHARE), cooldown_of(settings))

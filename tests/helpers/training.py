@@ -50,7 +50,7 @@ def trained(argv: list[str], capsys):
 def recipe(**changes) -> Recipe:
     values = {"batch_size": 4, "accumulation": 1, "windows_per_epoch": 100, "epochs": 1, "total_steps": 100,
               "learning_rate": 1e-3, "min_lr": 1e-5, "warmup_steps": 10,
-              "schedule": "cosine", "decay_fraction": 0.2, "cooldown": None, "weight_decay": 0.1,
+              "lr_schedule": "cosine", "decay_share": 0.2, "cooldown": None, "weight_decay": 0.1,
               "embedding_learning_rate": 1e-3, "init_std": 0.02, "beta2": 0.95,
               "grad_clip": 1.0, "eval_interval": 10, "eval_tokens": 400, "sample_interval": 0,
               "log_interval": 1, "reasons": {}}

@@ -35,13 +35,13 @@ def recipe(*flags: str, width: int = 16, num_tokens: int = NUM_TOKENS, converses
     ("--max_steps 50", {"total_steps": 50, "warmup_steps": 5, "log_interval": 1}),
     ("--max_steps 90000", {"warmup_steps": 2000}),
     ("--epochs 1 --gradient_accumulation_steps 5", {"total_steps": 200, "accumulation": 5}),
-    ("--learning_rate 1e-3", {"learning_rate": 1e-3, "min_lr": 0.0, "schedule": "linear"}),
-    ("--learning_rate 1e-3 --use_lr_scheduler", {"min_lr": 1e-3 / 100, "schedule": "cosine"}),
-    ("--lr_schedule wsd --cooldown 0.5", {"decay_fraction": 0.5}),
-    ("--lr_schedule wsd --cooldown 50 --max_steps 500", {"decay_fraction": 0.1, "plateau_end": 450}),
-    ("--use_lr_scheduler --lr_schedule wsd", {"schedule": "wsd", "decay_fraction": 0.2, "min_lr": 0.0}),
-    ("--no-use_lr_scheduler", {"schedule": "constant", "warmup_steps": 0}),
-    ("--lr_schedule constant --warmup_steps 7", {"schedule": "constant", "warmup_steps": 7}),
+    ("--learning_rate 1e-3", {"learning_rate": 1e-3, "min_lr": 0.0, "lr_schedule": "linear"}),
+    ("--learning_rate 1e-3 --use_lr_scheduler", {"min_lr": 1e-3 / 100, "lr_schedule": "cosine"}),
+    ("--lr_schedule wsd --cooldown 0.5", {"decay_share": 0.5}),
+    ("--lr_schedule wsd --cooldown 50 --max_steps 500", {"decay_share": 0.1, "plateau_end": 450}),
+    ("--use_lr_scheduler --lr_schedule wsd", {"lr_schedule": "wsd", "decay_share": 0.2, "min_lr": 0.0}),
+    ("--no-use_lr_scheduler", {"lr_schedule": "constant", "warmup_steps": 0}),
+    ("--lr_schedule constant --warmup_steps 7", {"lr_schedule": "constant", "warmup_steps": 7}),
     ("--weight_decay 0.3 --beta2 0.9 --grad_clip 0", {"weight_decay": 0.3, "beta2": 0.9, "grad_clip": 0.0})])
 def test_defaults_fill_in_what_the_flags_leave_open(flags, expected):
     found = recipe(*flags.split())

@@ -17,28 +17,28 @@ def rates(**changes) -> list[float]:
 
 @pytest.mark.parametrize("schedule", [name for name in SCHEDULES if name != "constant"])
 def test_every_schedule_rises_to_the_peak_and_ends_in_min_lr(schedule):
-    found = rates(schedule=schedule)
+    found = rates(lr_schedule=schedule)
     assert found.index(max(found)) == 9
     assert found[9] == 1e-3
     assert found[:10] == sorted(found[:10])
     assert found[9:] == sorted(found[9:], reverse=True)
     assert found[-1] == pytest.approx(1e-5, rel=1e-12)
-    assert min(rates(schedule=schedule, warmup_steps=0, total_steps=1)) >= 1e-5 * (1 - 1e-12)
+    assert min(rates(lr_schedule=schedule, warmup_steps=0, total_steps=1)) >= 1e-5 * (1 - 1e-12)
 
 
 def test_wsd_is_constant_until_its_last_steps():
-    found = rates(schedule="wsd", min_lr=0.0)
+    found = rates(lr_schedule="wsd", min_lr=0.0)
     assert found[9:80] == [1e-3] * 71
     assert found[80:] == pytest.approx([1e-3 * (21 - step) / 21 for step in range(1, 21)])
-    assert rates(schedule="constant")[9:] == [1e-3] * 91
-    assert recipe(schedule="wsd", decay_fraction=1.0).decay_start == 10  # the warm-up is never cut
-    assert [recipe(schedule=name).plateau_end for name in SCHEDULES] == [None, None, 80, None]
+    assert rates(lr_schedule="constant")[9:] == [1e-3] * 91
+    assert recipe(lr_schedule="wsd", decay_share=1.0).decay_start == 10  # the warm-up is never cut
+    assert [recipe(lr_schedule=name).plateau_end for name in SCHEDULES] == [None, None, 80, None]
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_a_cooldown_falls_from_the_rate_it_began_at_whatever_came_before(schedule):
-    before = rates(schedule=schedule, total_steps=200)
-    cooled = rates(schedule=schedule, total_steps=120, min_lr=0.0, cooldown=Cooldown(100, before[99], ""))
+    before = rates(lr_schedule=schedule, total_steps=200)
+    cooled = rates(lr_schedule=schedule, total_steps=120, min_lr=0.0, cooldown=Cooldown(100, before[99], ""))
     assert cooled[100:] == pytest.approx([before[99] * (21 - step) / 21 for step in range(1, 21)])
     assert rates(total_steps=120, cooldown=Cooldown(100, before[99], ""))[-1] == pytest.approx(1e-5, rel=1e-12)
 
@@ -59,14 +59,14 @@ def test_cosine_and_linear_equal_those_of_transformers():
 
     assert rates(min_lr=0.0) == pytest.approx(theirs(get_cosine_schedule_with_warmup, 10, 100), abs=1e-12)
     # Theirs is zero after step 101, as the step that ends in zero is the one after the last.
-    assert rates(schedule="linear", min_lr=0.0) == pytest.approx(theirs(get_linear_schedule_with_warmup, 10, 101),
+    assert rates(lr_schedule="linear", min_lr=0.0) == pytest.approx(theirs(get_linear_schedule_with_warmup, 10, 101),
                                                                  abs=1e-12)
 
 
 def test_a_schedule_is_read_back_from_what_a_run_recorded():
     for name in SCHEDULES:
         for cooldown in (None, Cooldown(50, 5e-4, "")):
-            r = recipe(schedule=name, decay_fraction=0.3, cooldown=cooldown)
+            r = recipe(lr_schedule=name, decay_share=0.3, cooldown=cooldown)
             fields = {"cooldown_from": "", "cooldown_start": 50, "cooldown_rate": 5e-4} if cooldown else {}
             back = schedule_of({**asdict(r), "lr_schedule": name, "decay_share": 0.3, **fields})
             assert [*map(back.learning_rate_at, range(1, 101))] == [*map(r.learning_rate_at, range(1, 101))]
