@@ -31,23 +31,13 @@ def recorded_flags(given: Mapping[str, Any], of_a_call: Collection[str] = ()) ->
     of_a_call names flags of a single call, such as --overwrite, which no record may set. Raises UserError
     (exit 2) for a config.toml that sets one, or is not TOML; a checkpoint's are left out.
     """
-    output_dir = Path(given.get("output_dir", "out"))
-    requested = [given[name] for name in ("resume_from", "cooldown_from") if given.get(name)]
-    runs = [_checkpoints_of(path, output_dir) for path in requested] or [(output_dir, [])]
-    folder, checkpoints = next((run for run in runs if run[1]), runs[0])
-    if not checkpoints and given.get("mirror_to"):  # a new machine has only the mirror
-        folder = Path(given["mirror_to"])
-        checkpoints = [*steps_in(folder).values()]
+    folder, checkpoints = _run_to_resume(given)
     if not checkpoints and given.get("resume_from", "auto") == "auto":
         return None
-
-    has_own_file = (folder / RUN_CONFIG).is_file() and find_spec(TOML)
-    cure = "Correct it, or empty it: the checkpoints hold the run's flags too."
-    layer = read_toml(folder / RUN_CONFIG, cure) if has_own_file else None
-    if layer is None or not layer.values:  # a broken disk leaves empty files
-        layer = first_readable(checkpoints)
+    layer = _read_flags(folder, checkpoints)
     if layer is None:
         return None
+
     refused = [name for name in of_a_call if name in layer.values]
     if refused and layer.may_be_edited:
         raise UserError(Exit.FLAGS, f"{layer.source} sets {', '.join(refused)}, which counts on the command line "
@@ -57,19 +47,51 @@ def recorded_flags(given: Mapping[str, Any], of_a_call: Collection[str] = ()) ->
         layer.decided.pop(name, None)
     if checkpoints:
         layer.given.pop("init_from", None)  # a resumed run does not start from other weights
-    has_config = (folder / RUN_CONFIG).exists()
+    _decide_folders(layer, folder, given)
+    _find_paths(layer, folder)
+    return layer
+
+
+def _run_to_resume(given: Mapping[str, Any]) -> tuple[Path, list[Path]]:
+    """The folder of the run that the flags mean, or of its mirror, and the checkpoints there, newest first."""
+    output_dir = Path(given.get("output_dir", "out"))
+    requested = [given[name] for name in ("resume_from", "cooldown_from") if given.get(name)]
+    runs = [_checkpoints_of(path, output_dir) for path in requested] or [(output_dir, [])]
+    folder, checkpoints = next((run for run in runs if run[1]), runs[0])
+    if not checkpoints and given.get("mirror_to"):  # a new machine has only the mirror
+        folder = Path(given["mirror_to"])
+        checkpoints = [*steps_in(folder).values()]
+    return folder, checkpoints
+
+
+def _read_flags(folder: Path, checkpoints: list[Path]) -> Layer | None:
+    """The flags in a run's config.toml, or in the first readable checkpoint where that is missing or empty."""
+    if (folder / RUN_CONFIG).is_file() and find_spec(TOML):
+        layer = read_toml(folder / RUN_CONFIG, "Correct it, or empty it: the checkpoints hold the run's flags too.")
+        if layer.values:  # a broken disk leaves empty files
+            return layer
+    return first_readable(checkpoints)
+
+
+def _decide_folders(layer: Layer, folder: Path, given: Mapping[str, Any]) -> None:
+    """Decides the output folder and the mirror of the run that folder holds, or a mirror of it."""
     recorded = layer.given.pop("mirror_to", None) or layer.decided.pop("mirror_to", None)
     mirror = given.get("mirror_to", recorded and str(recorded))
+    has_config = (folder / RUN_CONFIG).exists()
     # An output folder keeps its lock file, and no lock file is copied: without one the folder is a mirror, moved, or
     # a copy of it in the place of the output folder.
     is_moved = (mirror and "mirror_to" not in given and has_config and not (folder / LOCK).exists()
-                and not is_same_folder(output_dir, folder))
+                and not is_same_folder(given.get("output_dir", "out"), folder))
     is_mirror = is_moved or (mirror and is_same_folder(mirror, folder))
     if has_config and not is_mirror:
         layer.decided["output_dir"] = str(folder)
     output_dir = given.get("output_dir") or layer.decided.get("output_dir", "out")
     if is_mirror or (mirror and is_same_folder(output_dir, folder)):  # a run in another folder needs another mirror
         layer.decided["mirror_to"] = str(folder) if is_mirror else mirror
+
+
+def _find_paths(layer: Layer, folder: Path) -> None:
+    """Changes the recorded paths of tokens and teacher to where they are, seen from the current folder."""
     paths = ("data_dir", "bin_file", "val_bin_file", "metadata_file", "tokenizer_file", "teacher")
     for values in (layer.given, layer.decided):
         values.update({name: _from_here(values[name], folder) for name in paths if name in values})
@@ -77,7 +99,6 @@ def recorded_flags(given: Mapping[str, Any], of_a_call: Collection[str] = ()) ->
         first = folder / FIRST_MODEL / teacher.name
         if teacher.parent.name == FIRST_MODEL and first.exists():  # the run's own, wherever its folder is now
             values["teacher"] = str(first)
-    return layer
 
 
 def _from_here(value: Any, folder: Path) -> Any:

@@ -114,7 +114,7 @@ class Recipe(Schedule):
                 "total_steps": self.total_steps, **self._recorded()}
 
     def _recorded(self) -> dict[str, Any]:
-        """The values that flags and settings share, by their names in the record; only values that this schedule uses."""
+        """The values that flags and settings share, by name; only values that this schedule uses."""
         is_constant = self.lr_schedule == "constant"
         is_used = {"min_lr": self.cooldown or not is_constant, "warmup_steps": self.warmup_steps or not is_constant,
                    "decay_share": self.lr_schedule == "wsd"}
