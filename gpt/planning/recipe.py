@@ -20,7 +20,7 @@ from gpt.machine.device import Machine
 from gpt.optimizers.table import MUON_PAYS, OPTIMIZERS
 from gpt.planning import defaults
 from gpt.planning.schedules import Cooldown, Schedule, cooldown_of
-from gpt.planning.sizing import DEFAULT_SIZE, Sizing, shape_of
+from gpt.planning.sizing import Sizing, shape_of
 from gpt.tokens.corpus import Corpus
 from model import INIT_STD, Options
 
@@ -155,7 +155,7 @@ def choose_config(flags: Namespace, vocab_size: int, num_tokens: int, sizing: Si
         return replace(config, vocab_size=max(vocab_size, config.vocab_size), seq_length=seq_length,
                        dropout=flags.dropout or 0.0)
 
-    shape = (sizing and sizing.shape) or shape_of(flags, flags.model_size or DEFAULT_SIZE)
+    shape = (sizing and sizing.shape) or shape_of(flags)
     seq_length = flags.seq_length or (sizing.seq_length if sizing else DEFAULT_SEQ_LENGTH)
     architecture = ARCHITECTURES[sizing.arch if sizing else flags.arch or DEFAULT]
     others = {name: getattr(flags, name) for name in beyond_size(architecture.Config, vars(flags))

@@ -88,7 +88,7 @@ def choose_sizing(flags: Namespace, corpus: Corpus, max_minutes: float | None) -
     if not (gpu or is_named):
         in_bf16 = flags.use_amp is not False and CPU.has_bf16()
         speed = FRACTION_OF_MEASURED * measured_speed(arch, corpus.vocab_size, in_bf16)
-    shape = shape_of(flags, flags.model_size or DEFAULT_SIZE) if is_named else None
+    shape = shape_of(flags) if is_named else None
     return sizing_for(corpus.vocab_size, corpus.train.length, speed, max_minutes, flags.seq_length, (arch, shape),
                       helps_many_passes(flags))
 
@@ -117,13 +117,14 @@ def measured_speed(arch: str, vocab_size: int, use_bf16: bool) -> float:
     return config.flops_per_token * MEASURED_TOKENS / min(seconds)
 
 
-def shape_of(flags: Namespace, name: str) -> Shape:
-    """Layers, heads and width: each from its flag, or else from the named size.
+def shape_of(flags: Namespace) -> Shape:
+    """Layers, heads and width: each from its flag, or else from --model_size or DEFAULT_SIZE.
 
     Raises UserError (exit 2) for a width that the heads do not divide.
     """
     given = (flags.n_layer, flags.n_head, flags.n_embd)
-    n_layer, n_head, n_embd = (number or default for number, default in zip(given, SIZES[name], strict=True))
+    usual = SIZES[flags.model_size or DEFAULT_SIZE]
+    n_layer, n_head, n_embd = (number or default for number, default in zip(given, usual, strict=True))
     if n_embd % n_head:
         raise UserError(Exit.FLAGS, f"--n_embd {n_embd}: is not a multiple of --n_head {n_head}. Give both.")
     return n_layer, n_head, n_embd
