@@ -107,6 +107,12 @@ def main(argv: Sequence[str]) -> int:
         warn("the runs have different vocabularies or validation texts: their losses in nats per token "
              "cannot be compared. Give --y bits.")
     runs = [in_units(run, args.x, args.y) for run in runs]
+    losses = [loss for run in runs for curve in run.curves.values() for loss in curve.ys]
+    if not losses:
+        raise UserError(Exit.DATA, "the runs have logged no loss yet. Wait for one.")
+    if args.y_max and min(losses) > args.y_max:
+        raise UserError(Exit.FLAGS, f"no loss is below {args.y_max:g}, the lowest is {min(losses):.3g}. Give a larger "
+                                    "--y_max.")
 
     content, ending = io.BytesIO(), args.output.rsplit(".", 1)[-1].lower()
     with matplotlib.rc_context(SETTINGS):

@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from gpt.common import flags
 from gpt.common.config import Relations
 from gpt.common.errors import Exit, UserError, guard, require
-from gpt.common.names import TOKENIZER
+from gpt.common.names import TOKENIZER, TRAINS_NEXT
 from gpt.hub.names import DATASET, check_package, is_on_hub, problems_with_name
 
 # ---------------------------------------------------------------- flags
@@ -130,6 +130,7 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
+from gpt.common.children import end_with_parent
 from gpt.common.files import write_whole
 from gpt.common.progress import Progress
 from gpt.common.signals import AtRisk, Signals, Stopped
@@ -276,6 +277,8 @@ def main(argv: Sequence[str], limits: Limits = LIMITS) -> int:
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # each core has a process already
     os.environ["RAYON_NUM_THREADS"] = str(args.num_workers or num_cores())
     with Progress() as progress, Signals(progress.note) as signals:
+        if TRAINS_NEXT in os.environ:
+            end_with_parent()
         try:
             run(args, signals, progress, limits)
         except Stopped:

@@ -37,6 +37,16 @@ def make_run(tmp_path):
     return make
 
 
+def test_a_picture_without_a_loss_is_refused(make_run, tmp_path):
+    pytest.importorskip("matplotlib")
+    with refused(r"no loss is below 1, the lowest is 8\.37\. Give a larger --y_max", Exit.FLAGS):
+        plot.main([make_run("a"), "--y_max", "1", "--output", str(tmp_path / "a.svg")])
+    path = tmp_path / "m.jsonl"
+    path.write_text('{"step": 1, "loss": null}\n{"step": 2, "loss"')
+    with refused("no loss yet", Exit.DATA):
+        plot.main([str(path), "--output", str(tmp_path / "a.svg")])
+
+
 HOSTILE = ['{"step": 1, "loss": 1' + "0" * 400 + "}", '{"step": 7, "loss": 1e99}', '{"step": 0, "loss": 0}',
            '{"step": 4611686018427387904, "loss": 1e-99, "tokens": 1e99, "seconds": 5e-324, "val_loss": -1e99}',
            '{"step": 3, "val_loss": 2.0, "bits_per_byte": 1e99}', '{"step": 3}']

@@ -268,8 +268,10 @@ def check_same(found: Found, config: ModelConfig, train_sha256: str, tokenizer_s
         # Another architecture has other fields, and some of them are no flags.
         flags = " ".join(f"--no-{key}" if shape[key] is False else f"--{key} {shape[key]}".removesuffix(" True")
                          for key in changed[:1 if "arch" in changed else None])
-        new_run = (f"Another shape is another run:\npython train.py --config {shell_word(folder.parent / RUN_CONFIG)} "
-                   f"\\\n    {flags} --output_dir {shell_word(f'{folder.parent}-{changed[0]}-{shape[changed[0]]}')}")
+        config_file = shell_word(folder.parent / RUN_CONFIG)
+        new_run = ("Another shape is another run, with your other flags besides:\n"
+                   f"python train.py --config {config_file} \\\n    {flags} --output_dir "
+                   f"{shell_word(f'{folder.parent}-{changed[0]}-{shape[changed[0]]}')}")
         if stored.state.init_from:
             new_run = "A run from pretrained weights keeps their shape: drop the flag."
         raise _refusal(f"the checkpoint holds another model: {changed[0]} is {shown(saved.get(changed[0]))} in the "

@@ -182,8 +182,8 @@ class Mirror:
         if not self._thread.is_alive() and is_copied(last, self._root / last.name):
             self._out.say(f"mirror      {last.name} is in {shown}, verified")
         else:
-            self._out.warn(f"the mirror {shown} lacks {last.name}: {self._problem or 'too slow'}. Copy it by hand: "
-                           f"cp -r {shell_word(last)} {shell_word(self._root)}/")
+            self._out.warn(f"the mirror {shown} lacks {last.name}: {self._problem or 'too slow'}. Mend or empty that "
+                           f"disk, then copy it by hand: cp -r {shell_word(last)} {shell_word(self._root)}/")
 
     def _work(self, retention: Retention) -> None:
         yield_the_cores()

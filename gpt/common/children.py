@@ -10,13 +10,14 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from gpt.common.ranks import without_torchrun
+from gpt.common import ranks
 from gpt.common.signals import SAVING, Signals, signal_name
 from gpt.common.terminal import print_line
 
@@ -24,6 +25,7 @@ PROGRAM = Path(__file__).resolve().parents[2]
 SAFE_PATH = "PYTHONSAFEPATH"  # since Python 3.11
 TIMED_OUT = 124  # the exit code of timeout(1)
 GRACE_SECONDS = 5.0  # between SIGTERM and SIGKILL
+PARENT_SECONDS = 1.0  # between two looks at the parent
 GRACE_OF_SHOWN = 60.0  # of a script that shows what it does, and may save
 
 
@@ -41,6 +43,17 @@ def leave_out_current_folder() -> None:
             del sys.path[0]  # `python -m train` puts it first
 
 
+def end_with_parent() -> None:
+    """Starts a thread that stops this process by SIGTERM once its parent is gone: torchrun, or a waiting train.py."""
+
+    def watch() -> None:
+        while os.getppid() == ranks.STARTED_BY:
+            time.sleep(PARENT_SECONDS)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=watch, daemon=True, name="parent").start()
+
+
 def run_child(command: Sequence[str], signals: Signals, seconds: float = math.inf,
               env: Mapping[str, str] = MappingProxyType({}), shows: bool = False,
               ) -> subprocess.CompletedProcess[str]:
@@ -52,7 +65,7 @@ def run_child(command: Sequence[str], signals: Signals, seconds: float = math.in
     shows the script prints to this process's own stdout and stderr, no output is returned, and 128 + n if signal n
     killed it, with a line of error; SIGUSR1 is passed on, once the script's Signals listen.
     """
-    inherited = without_torchrun(os.environ)
+    inherited = ranks.without_torchrun(os.environ)
     inherited.pop(SAFE_PATH, None)  # the script's own folder must stay on its module path
     at_once = signals.at_once
     signals.at_once = ""  # a signal that ended this process at once would leave the child running

@@ -2,6 +2,7 @@
 
 import errno
 import os
+import sys
 import tempfile
 from pathlib import Path
 
@@ -9,17 +10,22 @@ from gpt.common.errors import Exit, UserError, writing
 from gpt.common.files import write_whole
 from gpt.common.words import printable
 
+STDOUT = ("-", "/dev/stdout")
+
 
 class Output:
     """The output file of a flag; the constructor checks that it can be written, before any work.
 
     write() creates a missing folder. A regular file is written as a whole or not at all, a link to it
-    stays. A device and a pipe are written directly. Raises UserError: exit 2 for a folder, exit 5 if the
-    file cannot be written.
+    stays. A device and a pipe are written directly, and standard output for one of STDOUT. Raises UserError: exit 2
+    for a folder, exit 5 if the file cannot be written.
     """
 
     def __init__(self, flag: str, path: str):
         self._shown = f"{flag} {printable(path)}"
+        self._target: Path | None = None
+        if path in STDOUT:
+            return
         if Path(path).is_dir():
             raise UserError(Exit.FLAGS, f"{self._shown}: is a folder. Name a file.")
         with writing(self._shown):
@@ -28,6 +34,11 @@ class Output:
     def write(self, content: bytes) -> None:
         """Replaces the file's content. Raises UserError (exit 5) if that fails."""
         with writing(self._shown):
+            if self._target is None:
+                sys.stdout.flush()
+                sys.stdout.buffer.write(content)
+                sys.stdout.flush()
+                return
             self._target.parent.mkdir(parents=True, exist_ok=True)
             if self._target.exists() and not self._target.is_file():  # a device, a pipe
                 self._target.write_bytes(content)

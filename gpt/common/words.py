@@ -38,13 +38,13 @@ def is_utf8(text: str) -> bool:
 
 
 def shell_word(text: object) -> str:
-    """A text or a path quoted as one word of a command, safe to print; control characters become escapes."""
-    return shlex.quote(printable(text))
+    """A path quoted as one word of a command, safe to print; control characters become escapes, and -d ./-d."""
+    return shlex.quote(printable(f"./{text}" if str(text).startswith("-") else text))
 
 
 def shell_line(words: Iterable[str]) -> str:
-    """The words of a command as one line for a shell, each quoted by shell_word()."""
-    return " ".join(map(shell_word, words))
+    """The words of a command as one line for a shell, each quoted; flags stay as they are."""
+    return " ".join(shlex.quote(printable(word)) for word in words)
 
 
 def duration(seconds: float) -> str:

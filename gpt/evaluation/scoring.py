@@ -88,9 +88,9 @@ class Scorer:
     def measure(self, documents: Iterable[Document], name: str) -> dict[str, Any]:
         """Scores all documents, prints their figures, and returns them by their names in --json.
 
-        Without a token or byte to divide by, a figure is None. Raises Stopped at a signal, and UserError
-        (exit 6) if logits are not finite. Errors of documents, and PyTorch's for too little memory, pass
-        through.
+        Without a token or byte to divide by, a figure is None, and so are bytes that no tokenizer tells.
+        Raises Stopped at a signal, and UserError (exit 6) if logits are not finite. Errors of documents, and
+        PyTorch's for too little memory, pass through.
         """
         nats = 0.0
         counts = {"documents": 0, "tokens": 0, "bytes": 0}
@@ -107,7 +107,7 @@ class Scorer:
                 self.signals.look()
                 nats += score_batch(self.model, batch, self.machine)
         loss = nats / counts["tokens"] if counts["tokens"] else None
-        figures = {**counts, "nats_per_token": loss,
+        figures = {**counts, "bytes": counts["bytes"] or None, "nats_per_token": loss,
                    "perplexity": None if loss is None else math.exp(min(loss, 700.0)),
                    "bits_per_byte": nats / math.log(2) / counts["bytes"] if counts["bytes"] else None}
         shown = (f"{key.replace('_', ' ')} {whole_or_rounded(value)}" for key, value in figures.items())

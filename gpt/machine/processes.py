@@ -6,7 +6,6 @@ nothing for it, so that train.py has the same lines for one process and for seve
 
 import contextlib
 import os
-import signal
 import threading
 import time
 import uuid
@@ -21,6 +20,7 @@ from torch.distributed.distributed_c10d import PrefixStore, Store
 from torch.distributed.rendezvous import rendezvous
 
 from gpt.common import ranks
+from gpt.common.children import end_with_parent
 from gpt.common.errors import ENDED, Exit, UserError
 from gpt.common.names import TRAINS_NEXT
 from gpt.common.signals import Signals
@@ -54,6 +54,11 @@ class Processes:
     @property
     def num_machines(self) -> int:
         return self.world_size // self.local_world_size
+
+    @property
+    def launcher(self) -> str:
+        """The word or words before train.py, in a command with as many processes on this machine."""
+        return "python" if self.world_size == 1 else f"torchrun --nproc_per_node {self.local_world_size}"
 
     @property
     def is_first(self) -> bool:
@@ -153,7 +158,7 @@ def joined(processes: Processes, use_gpu: bool | None) -> Iterator[None]:
     processes, and if a process cannot be reached or is lost, inside the block too.
     """
     if processes is not ALONE or TRAINS_NEXT in os.environ:
-        threading.Thread(target=_stop_without_parent, daemon=True, name="parent").start()
+        end_with_parent()
     if processes is ALONE:
         yield
         return
@@ -206,13 +211,6 @@ def _store_of_this_start(store: Store, rank: int, world_size: int) -> Store:
         if part.check([own_name]):
             return part
         time.sleep(ANSWER_SECONDS)
-
-
-def _stop_without_parent() -> None:
-    """Stops this process after its parent has ended: torchrun, or the run whose first model this process trains."""
-    while os.getppid() == ranks.STARTED_BY:
-        time.sleep(WATCH_SECONDS)
-    os.kill(os.getpid(), signal.SIGTERM)
 
 
 def is_of_lost_process(error: RuntimeError) -> bool:

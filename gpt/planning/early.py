@@ -17,7 +17,7 @@ from gpt.common.flags import in_list
 from gpt.common.names import METADATA, TOKENIZER, TOKENS, TRAINS_NEXT
 from gpt.common.ranks import is_main, is_one_of_several
 from gpt.common.signals import Signals
-from gpt.common.words import printable, shell_line
+from gpt.common.words import printable, shell_line, shell_word
 from gpt.hub.names import check_package
 
 ALLOCATOR = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")  # the second is the older name
@@ -87,7 +87,8 @@ def in_tokens(texts: Any, given: Mapping[str, Any]) -> dict[str, Any]:
         name = re.sub(r"[*?\[\]]", "", name).strip(".") or "texts"
     folder = first.parent / f"{name}{TOKENS}"
     texts = [word for word in texts if Path(word) != folder]
-    return {"texts": texts, "data_dir": str(folder) if os.access(first.parent, os.W_OK) else folder.name}
+    data_dir = str(folder) if os.access(first.parent, os.W_OK) else folder.name
+    return {"texts": texts, "data_dir": f"./{data_dir}" if data_dir.startswith("-") else data_dir}  # not a flag
 
 
 def make_tokens(args: Namespace) -> None:
@@ -108,6 +109,10 @@ def make_tokens(args: Namespace) -> None:
         recorded = read_metadata(mark)
         files = find_files(texts, lambda _: None, {})
         if identity_of((file.shown, file.path) for file in files) != recorded.get("sources_identity"):
+            gone = [text for text in texts if not (os.path.exists(text) or "://" in text or glob.glob(text))]
+            if gone:
+                raise UserError(Exit.DATA, f"{printable(gone[0])}: No such file or directory. Its tokens are still "
+                                           f"there: give --data_dir {shell_word(folder)} in its place.")
             make.append("--overwrite")
             resume = "" if args.resume_from else " --resume_from auto"
             sources = printable(", ".join(recorded.get("sources", ["another program"])))[:80]

@@ -456,9 +456,10 @@ def _find_one(flags: Namespace, data_dir: str) -> Corpus:
         vocab_size = None if tokenizer else config.vocab_size
         notes = ("the tokens come without their vocabulary: it is taken from --init_from",)
     if flags.bin_file is None and metadata is None and not (flags.tokenizer_file or flags.vocab_size or notes):
+        there = f" {shell_word(tokenizer)}" if tokenizer else ""
         raise UserError(Exit.DATA, f"--data_dir {shown} has no metadata.json. For tokens of another program give "
-                                   "--tokenizer_file or --vocab_size; else make them again: python pretokenize.py TEXT "
-                                   f"--output_dir {shell_word(data_dir)} --overwrite")
+                                   f"--tokenizer_file{there} or --vocab_size; else make them again: python "
+                                   f"pretokenize.py TEXT --output_dir {shell_word(data_dir)} --overwrite")
     corpus = open_corpus(Path(flags.bin_file or folder), Path(flags.val_bin_file) if flags.val_bin_file else None,
                          metadata, tokenizer, vocab_size)
     return replace(corpus, notes=(*corpus.notes, *notes))

@@ -71,7 +71,8 @@ def say_rest(setup: Setup, pace: Pace, steps_done: int) -> None:
     earlier = f", {duration(before)} of which earlier starts took" if before else ""
     within = f" of {args.max_minutes:g} min{earlier}" if args.max_minutes else ""
     lines = describe_plan(setup) if args.verbose or args.dry_run else []
-    lines += [f"time        about {duration(pace.seconds(recipe, steps_done))}{within}, estimated: "
+    seconds = min(pace.seconds(recipe, steps_done), 60 * (args.max_minutes or math.inf) - before)  # ends then at latest
+    lines += [f"time        about {duration(seconds)}{within}, estimated: "
               f"{several(steps, 'step')} of {figure(pace.step)} s, {epochs}",
               *describe_forecast(setup), *describe_sharing(setup)]
     warnings = objections(setup)

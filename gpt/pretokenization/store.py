@@ -79,10 +79,14 @@ class Folder:
         with self.writing():
             path.mkdir(parents=True, exist_ok=True)
             never_follows = os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0)
-            self.lock = os.fdopen(os.open(path / LOCK, never_follows, 0o666), "w")
+            self.lock = os.fdopen(os.open(path / LOCK, never_follows, 0o666), "r+", errors="replace")
             if not try_lock(self.lock.fileno()):
-                raise UserError(Exit.BUSY, f"--output_dir {self.shown} is in use by another run. Wait for "
-                                           "it, or give another --output_dir.")
+                raise UserError(Exit.BUSY, f"{self.shown} is being filled by another process "
+                                           f"({printable(self.lock.read(20))}). Wait for it, or give another "
+                                           "--output_dir.")
+            self.lock.truncate()
+            self.lock.write(f"pid {os.getpid()}")
+            self.lock.flush()
             self._clean()
             self.work.mkdir()  # fails if it is a link, which rmtree does not follow
 

@@ -44,12 +44,12 @@ def given_vocabulary(path: str, warn: Callable[[str], None]) -> Vocabulary:
     """
     name = f"--tokenizer_file {printable(path)}"
     tokenizer = load_tokenizer(path)
-    vocabulary = vocabulary_of(tokenizer, end_of_text_id(tokenizer, Path(path)))
     dropout = getattr(tokenizer.model, "dropout", None)
     if dropout:
         raise UserError(Exit.DATA, f"{name}: its BPE has a dropout of {dropout:g}, so the same text gets different "
                                    "ids each time. Set \"dropout\" to null in the file.")
     change = refuse_changes(tokenizer, name, probes_of(tokenizer))
+    vocabulary = vocabulary_of(tokenizer, end_of_text_id(tokenizer, Path(path)))
     if change:
         warn(f"{name} {change}.")
     return vocabulary

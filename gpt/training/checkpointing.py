@@ -138,8 +138,9 @@ class Checkpointer:
             prune(self.output_dir, *retention)
             seconds = time.perf_counter() - started
             if not self.save_seconds:
+                num_bytes = sum(path.stat().st_size for path in (self.output_dir / f"checkpoint-{step}").iterdir())
                 self._runtime.out.say(
-                    f"saved checkpoint-{step}: {size(setup.checkpoint_bytes)} in {seconds:.2f} s, "
+                    f"saved checkpoint-{step}: {size(num_bytes)} in {seconds:.2f} s, "
                     f"of which training waited {waited if self._snapshot else seconds:.2f} s")
             if self.mirror is not None:
                 self.mirror.update(retention)

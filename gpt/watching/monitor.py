@@ -293,12 +293,13 @@ class Monitor:
         follows, has no next command.
         """
         signals, folder = self._runtime.signals, shell_word(self._args.output_dir)
+        launcher = self._runtime.processes.launcher
         second = os.environ.get(TRAINS_NEXT, "")
         if signals.number is not None:
             resume = second or f"train.py --resume_from {folder}"
             if "--resume_from" not in resume:
                 resume += " --resume_from auto"
-            self._out.say(f"stopped by {signals.name}; to continue: python {resume}")
+            self._out.say(f"stopped by {signals.name}; to continue: {launcher} {resume}")
         if second or signals.number is not None:
             return
         best, note = folder, ""
@@ -312,7 +313,7 @@ class Monitor:
         self._out.say(f"next: python generate.py --ckpt {best}{chat}{note}{first}")
         if self.state.best_val_loss is not None and self.state.best_val_loss > self._loss_before:
             self._out.say(f"To improve: no validation loss fell below {self._loss_before:.4f}, that of the weights it "
-                          f"began from. Change them less:\npython train.py --config {folder}/config.toml \\\n    "
+                          f"began from. Change them less:\n{launcher} train.py --config {folder}/config.toml \\\n    "
                           f"--learning_rate {self._run.recipe.lower_learning_rate:.2g} --output_dir {folder}-slower")
         elif self._overfitting.validations and not self._curve.verdict(self._last_loss):
             self._say_how_to_improve(folder, best)
@@ -336,7 +337,8 @@ class Monitor:
             return
 
         mirror = f" --mirror_to {shell_word(args.mirror_to)}-{how}" if args.mirror_to else ""
-        command = (f"python train.py --config {folder}/config.toml \\\n"
+        launcher = self._runtime.processes.launcher
+        command = (f"{launcher} train.py --config {folder}/config.toml \\\n"
                    f"    --model_size {how} --output_dir {folder}-{how}{mirror}")
         if how == LONGER:
             forecast = forecast_of(setup)
@@ -351,7 +353,7 @@ class Monitor:
                 state.step, tokens_seen, corpus.train.length, config.num_parameters)))
             patience = "" if has_patience else f" --patience {state.validations_without_gain + args.patience}"
             command = (recipe.command_after_cooldown(args.output_dir) if recipe.cooldown else
-                       f"python train.py --resume_from {folder} --{unit} {length:.12g}{patience}")
+                       f"{launcher} train.py --resume_from {folder} --{unit} {length:.12g}{patience}")
         elif how == MORE_TEXT:
             if recipe.overfits and recipe.passes > FRESH and not helps_many_passes(args):
                 why += f". Give it more text, or teach a second model: --teacher {best} --output_dir {folder}-2"

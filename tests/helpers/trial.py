@@ -163,7 +163,7 @@ class Trial:
             wrong.append(f"exit {done.code}\n{text}")
         if "Traceback" in text or ("error:" in text and self.team["world_size"] == 1):
             wrong.append(text)
-        if done.code == 128 + number and text and not re.search("to continue: python train.py|nothing was lost", text):
+        if done.code == 128 + number and text and not re.search("to continue: .* train.py|nothing was lost", text):
             wrong.append(f"how to go on is not said\n{text}")
         logged = max([0, *map(int, re.findall(r"^step (\d+)/", text, re.MULTILINE))])
         if (newest := self.newest(out)) < logged:

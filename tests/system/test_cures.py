@@ -31,7 +31,7 @@ from tests.helpers.house import nodes, sources
 
 COMMAND = re.compile(r"(?:python \w+\.py|cp|echo) (?:\\\n|[^\n])*?(?=\.?\n|\.?$|[.;] |, (?:then|and|or|with) )")
 FLAG = re.compile(r"--(?:no-)?[a-z][a-z0-9_]*")
-CURE = re.compile(r"python (?:\w+\.py|\{)|cp DATA|echo '|^--\w+, or"
+CURE = re.compile(r"(?:python|\{launcher\}) (?:\w+\.py|\{)|cp DATA|echo '|^--\w+, or"
                   r"|(?:\b[Gg]ive|\b[Dd]rop|\b[Tt]ry|\b[Ll]ower|\braise|\bDouble"
                   r"|\b[Ll]eave out|\bhelps|another|Resume|(?<!has no effect) with|fewer|smaller|larger|, or)\b"
                   r"[^\n]*?--[a-z]")
@@ -384,6 +384,7 @@ LATER = [
     Case("holds conversations. Make", "evaluate.py --ckpt out --text chats.jsonl", chats),
     Case("--output_dir to_score --val_fraction 0", "evaluate.py --ckpt out --text chats.jsonl", chats),
     Case("has no tokens yet", f"{NEW} b.txt --dry_run", again=True),
+    Case("Its tokens are still there", f"{NEW} c.txt", lambda: shutil.copytree("data", "c.txt.tokens"), drops="c.txt"),
     Case("holds the tokens of", f"{NEW} b.txt", lambda: shutil.copytree("data", "b.txt.tokens")),
     Case("each step reads the text", f"{NEW} --batch_size 4000 --max_steps 1"),
     Case("--text_field, or an object with a text", "pretokenize.py k.jsonl --output_dir new --allow_bad_records",
@@ -451,6 +452,7 @@ LATER = [
          text_in("utf-8", json.dumps({"text": "the cat sat on a mat " * 1600000}), "one.jsonl")),
     Case("python train.py --resume_from {shell_word(self.cooldown.source)}", "train.py --resume_from cool", cooled),
     Case("Name a folder that train.py wrote", "plot.py nowhere"),
+    Case("no loss is below", "plot.py m.jsonl --y_max 0.001", logged, {"--y_max": "20"}),
     Case("Give --y bits", "plot.py out out2", other_vocabulary),
     Case("Give --x steps", "plot.py m.jsonl --x hours", logged),
     Case("Give --y nats", "plot.py m.jsonl --y bits", logged),
@@ -491,7 +493,7 @@ LATER = [
     Case("takes half as many at a time", f"{NEW} --checkpoint_every_steps 1", more=TWO,
          raised=(Raised(STEP, 6, error="MemoryError"),)),
     Case(", or share it among several", NEW, more=TWO, said=True),
-    Case("is in use by another run", "pretokenize.py a.txt --output_dir new", in_use),
+    Case("is being filled by another process", "pretokenize.py a.txt --output_dir new", in_use),
     # packages
     Case("--tracker {name}: not installed. Run", f"{NEW} --tracker wandb"),
     Case("has no column", "pretokenize.py k.parquet --output_dir new", table, {"--text_field": "body"}),
@@ -528,7 +530,7 @@ LATER = [
     Case("raise --max_minutes to", "train.py --resume_from timed", timed, {"--max_minutes": "0.1"},
          raised=(Raised("gpt.planning.deadline:Deadline.ends_within", 0, returns=True),)),
     Case("raise --patience to", "train.py --resume_from run", impatient, {"--patience": "9"}),
-    Case("python train.py --config {folder}", KEPT,
+    Case("--model_size {how} --output_dir", KEPT,
          raised=(Raised("gpt.watching.monitor:verdict", 1, returns=["tiny", "it may"]),)),
     Case("--resume_from {folder} --{unit} {length", KEPT, stays=True),
     Case("To improve: no validation loss", f"train.py {QUIET} --init_from out --learning_rate 9 --output_dir run"),

@@ -170,3 +170,24 @@ def test_a_command_killed_at_any_instant_starts_again_with_the_same_result(what,
         assert written("data") == expected
         assert [entry for entry in os.listdir("data") if entry.startswith(".")] == []
         shutil.rmtree("data")
+
+
+PARENT = "import os, subprocess, sys; subprocess.run(sys.argv[1:], env={**os.environ, 'TRAINS_NEXT': '1'})"
+
+
+@pytest.mark.skipif(os.name != "posix", reason="a process knows its parent's end by its parent's number")
+def test_it_ends_with_the_train_py_that_waits_for_it_and_its_number_is_said_until_then(tmp_path):
+    parent = subprocess.Popen([sys.executable, "-c", PARENT, sys.executable, ROOT / "pretokenize.py", "-"],
+                              stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    lock = tmp_path / "data/.pretokenize.lock"
+    while not (lock.exists() and lock.read_text()):
+        assert parent.poll() is None
+        time.sleep(0.05)
+    number = lock.read_text()
+    write("a.txt", "the cat")
+    refused("a.txt", code=Exit.BUSY, match=rf"data is being filled by another process \({number}\)")
+    parent.kill()
+    while lock.parent.exists():
+        time.sleep(0.05)
+    parent.stdin.close()  # type: ignore[union-attr]
+    parent.wait()

@@ -185,7 +185,7 @@ def test_a_process_that_is_killed_takes_the_others_with_it_and_nothing_saved_is_
 def test_a_signal_to_any_process_stops_all_after_the_same_step(train):
     flags = ["--optimizer", "adamw", "--resume_from", "auto"]
     stopped = train(2, *flags, code=128 + signal.SIGTERM, raised=[Raised(STEP, MEASURED + 5, signal.SIGTERM, rank=1)])
-    assert "stopped by SIGTERM; to continue: python train.py --resume_from" in stopped.stdout
+    assert "stopped by SIGTERM; to continue: torchrun --nproc_per_node 2 train.py --resume_from" in stopped.stdout
     assert 5 <= max(steps_in(train.folder / "out")) <= 8
 
 

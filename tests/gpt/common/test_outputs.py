@@ -40,6 +40,16 @@ def test_a_file_keeps_its_permissions_and_a_link_its_place(tmp_path):
     assert stat.S_IMODE((tmp_path / "real" / "file").stat().st_mode) == 0o640
 
 
+def test_standard_output_gets_the_bytes_after_the_lines_before(capfd, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in ("-", "/dev/stdout"):
+        file = Output("--json", name)
+        print("a line")
+        file.write(b"{}\n")
+        assert capfd.readouterr().out == "a line\n{}\n"
+    assert not [*tmp_path.iterdir()]
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="needs /dev/full")
 def test_a_device_takes_the_bytes_and_stays_one():
     Output("--json", os.devnull).write(b"x" * 100_000)

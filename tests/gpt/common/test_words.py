@@ -2,10 +2,11 @@
 
 import shutil
 import subprocess
+from pathlib import Path
 
 import pytest
 
-from gpt.common.words import count, duration, printable, printable_text, several, shell_line, size
+from gpt.common.words import count, duration, printable, printable_text, several, shell_line, shell_word, size
 
 
 @pytest.mark.parametrize(("text", "shown"), [
@@ -27,6 +28,8 @@ def test_a_suggested_command_is_one_line_and_means_the_same_to_a_shell():
     done = subprocess.run(["bash", "-c", shell_line(["printf", "%s\\0", *names])], capture_output=True, check=True)
     assert done.stdout.decode().split("\0")[:-1] == names
     assert shell_line(["python", "generate.py", "--ckpt", "my run"]) == "python generate.py --ckpt 'my run'"
+    assert [*map(shell_word, ("-d", Path("-d"), "my run", "a-d"))] == ["./-d", "./-d", "'my run'", "a-d"]
+    assert shell_line(["--ckpt", "out", "-"]) == "--ckpt out -"
     assert shell_line(["a\nb", "\x1b[31m", "\udce9"]) == r"'a\nb' '\x1b[31m' '\udce9'"
 
 

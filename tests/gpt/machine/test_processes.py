@@ -83,7 +83,7 @@ def test_a_store_that_cannot_be_reached_is_no_bug(monkeypatch):
     for name, value in (("RANK", "1"), ("WORLD_SIZE", "2"), ("MASTER_ADDR", "127.0.0.1"), ("MASTER_PORT", "1")):
         monkeypatch.setenv(name, value)
     monkeypatch.setattr("gpt.machine.processes.PATIENCE", timedelta(seconds=1))
-    monkeypatch.setattr("gpt.machine.processes._stop_without_parent", lambda: None)
+    monkeypatch.setattr("gpt.machine.processes.end_with_parent", lambda: None)
     with pytest.raises(UserError, match=r"cannot be reached.* Start again") as caught, joined(Processes(1, 2, 1, 2),
                                                                                               False):
         pass
@@ -106,7 +106,7 @@ def test_what_nccl_reports_is_shown(monkeypatch, error, shown):
         raise dist.DistBackendError(error)
 
     monkeypatch.setattr("gpt.machine.processes.rendezvous", fail)
-    monkeypatch.setattr("gpt.machine.processes._stop_without_parent", lambda: None)
+    monkeypatch.setattr("gpt.machine.processes.end_with_parent", lambda: None)
     with pytest.raises(UserError, match=rf"{shown}\. W") as caught, joined(Processes(1, 2), False):
         pass
     assert caught.value.code == Exit.MACHINE

@@ -80,6 +80,18 @@ def test_texts_become_tokens_once_and_the_run_trains_on_them(place, capfd):
     assert refusal("texts")[0] == Exit.DATA
 
 
+def test_tokens_whose_text_is_gone_are_named(place):
+    assert train.answer_early(["texts"]) == 0
+    shutil.rmtree(place / "texts")
+    assert refusal("texts")[1].endswith("Its tokens are still there: give --data_dir texts.tokens in its place.")
+
+
+def test_a_text_whose_name_begins_with_a_dash_becomes_tokens(place):
+    shutil.copy(place / "texts/a.txt", place / "-a.txt")
+    assert train.answer_early(["./-a.txt"]) == 0
+    assert (place / "-a.txt.tokens/metadata.json").exists()
+
+
 @pytest.mark.parametrize(("content", "said"), [
     ('{"vocab_size": 512}', "texts.tokens holds the tokens of another program"), ('{"vocab', "it is not JSON")])
 def test_a_folder_of_tokens_with_foreign_or_damaged_metadata_is_refused(place, content, said):

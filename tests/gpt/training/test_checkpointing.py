@@ -13,6 +13,7 @@ from gpt.checkpoint.load import chat_template, end_ids
 from gpt.checkpoint.save import Snapshot, save, write_tensors
 from gpt.checkpoint.stored import verify
 from gpt.common.errors import Exit
+from gpt.common.words import size
 from gpt.planning.memory import checkpoint_bytes_of, has_room_for_copy
 from gpt.tokens.chat import START, special_names, template_of
 from gpt.tokens.corpus import Corpus
@@ -41,7 +42,9 @@ def test_training_goes_on_while_a_checkpoint_is_written_and_its_memory_is_there_
     code, text = run("--max_steps", "5", "--checkpoint_every_steps", "2", "--log_interval", "1", "--eval_interval", "9")
     assert (code, room[0] >= 0) == (0, True)
     assert max(logged) >= 3
-    assert re.search(r"saved checkpoint-2: .* in \d+\.\d\d s, of which training waited \d\.\d\d s\n", text)
+    num_bytes = sum(path.stat().st_size for path in (run.folder / "out/checkpoint-2").iterdir())
+    assert re.search(rf"saved checkpoint-2: {size(num_bytes)} in \d+\.\d\d s, of which training waited \d\.\d\d s\n",
+                     text)
     assert list(steps_in(run.folder / "out")) == [5, 4, 2]
 
 
