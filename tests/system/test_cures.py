@@ -581,7 +581,7 @@ def messages() -> dict[str, str]:
     texts = ((place, text_of(node)) for place, node in nodes(ast.Constant, ast.JoinedStr)
              if id(node) not in inner and not place.startswith("gpt/benchmarks"))
     return {text: place for place, text in texts
-            if " " in text and re.search(r"python (?:\w+\.py|\{)|--[a-z]|cp DATA", text)}
+            if " " in text and re.search(r"(?:python|\{launcher\}) (?:\w+\.py|\{)|--[a-z]|cp DATA", text)}
 
 
 def text_of(node: Any) -> str:

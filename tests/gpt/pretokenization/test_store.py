@@ -32,7 +32,7 @@ def test_what_a_writer_was_given_comes_back_with_its_totals():
 def test_a_folder_belongs_to_one_run_at_a_time_and_leaves_nothing():
     with Folder(Path("data")) as folder:
         Path(folder.work, "train.bin").write_text("x")
-        with refused("--output_dir data ", Exit.BUSY):
+        with refused("data is being filled by another process", Exit.BUSY):
             Folder(Path("data"))
     assert not Path("data").exists()
     Path("data").mkdir()
