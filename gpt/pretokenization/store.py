@@ -82,8 +82,8 @@ class Folder:
             self.lock = os.fdopen(os.open(path / LOCK, never_follows, 0o666), "r+", errors="replace")
             if not try_lock(self.lock.fileno()):
                 raise UserError(Exit.BUSY, f"{self.shown} is being filled by another process "
-                                           f"({printable(self.lock.read(20))}). Wait for it, or give another "
-                                           "--output_dir.")
+                                           f"({printable(self.lock.read(20))}). Wait for it, or give "
+                                           "pretokenize.py another --output_dir.")
             self.lock.truncate()
             self.lock.write(f"pid {os.getpid()}")
             self.lock.flush()
