@@ -5,9 +5,10 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from gpt.ops.shards import full_tensor
+from gpt.ops.shards import full_tensor, in_shares
 from gpt.optimizers import muon
 from gpt.optimizers.muon import Muon
+from tests.helpers.one_of_many import one_of
 from tests.helpers.training import run_of, small_batch, small_model
 
 ROWS = ((16,), (16, 16, 16), (64,), (16,))
@@ -96,6 +97,12 @@ def test_the_step_of_all_hidden_matrices_is_traced_as_one_graph():
     for a, b in zip(eager.model.parameters(), traced.model.parameters(), strict=True):
         assert torch.allclose(a, b, atol=1e-6)
     assert len(graphs) == 1  # another learning rate is not another graph
+
+
+def test_what_the_processes_computed_has_arrived_before_it_is_used():
+    """A view of a tensor whose gather is in flight would be an AsyncCollectiveTensor."""
+    with one_of(2, machines=1):
+        assert type(in_shares(torch.square, torch.ones(3, 2, 2), torch.float32)) is torch.Tensor
 
 
 def test_the_step_of_sharded_matrices_is_traced_too(tmp_path):
