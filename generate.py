@@ -77,8 +77,8 @@ def read_flags(argv: Sequence[str]) -> argparse.Namespace:
                    "(default: a GPU when there is one)")
     g.add_argument("--use_amp", action=flags.Switch, help="16-bit weights and arithmetic (default: on with "
                    "a GPU, off on a CPU)")
-    g.add_argument("--amp_dtype", type=flags.one_of("auto", "bf16", "fp16"), default="auto", help="auto: bf16 "
-                   "where the hardware has it, else fp16")
+    g.add_argument("--amp_dtype", type=flags.one_of("auto", "bf16", "fp16"), default="auto", help="a named "
+                   "type turns --use_amp on; auto: bf16 where the hardware has it, else fp16 on a GPU")
     g.add_argument("--quantize", type=flags.one_of("none", "int8"), default="none", help="int8: 8-bit weights; "
                    "on a GPU faster only with --compile")
     g.add_argument("--compile", action=flags.Switch, default=False, help="compile the step, which takes half a "

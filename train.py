@@ -108,7 +108,8 @@ def read_flags(argv: Sequence[str]) -> Namespace:
     g.add_argument("--use_gpu", action=Switch, help="require a GPU, NVIDIA's or Apple's, or exit 5 (default: if any)")
     g.add_argument("--use_amp", action=Switch, help="mixed precision (default: on with a GPU; on a CPU with bf16 where "
                    "the size is chosen)")
-    g.add_argument("--amp_dtype", type=one_of("auto", "bf16", "fp16"), default="auto", help="auto: bf16 if native")
+    g.add_argument("--amp_dtype", type=one_of("auto", "bf16", "fp16"), default="auto", help="16 "
+                   "bits of --use_amp, which a named type turns on; auto: bf16 if native, else fp16 on a GPU")
     g.add_argument("--model_parallel", type=one_of("auto", "ddp", "fsdp", "hsdp"), default="auto", help="how processes "
                    "share a model; ddp: each has all; fsdp: each a shard; hsdp: each machine all; auto: ddp if it fits")
     g.add_argument("--compile", action=Switch, help="torch.compile; eager where it fails (default: on with CUDA)")

@@ -74,8 +74,8 @@ def name_of_dtype(dtype: torch.dtype | None) -> str:
 def choose(use_gpu: bool | None, use_amp: bool | None, amp_dtype: str, use_compile: bool | None) -> Machine:
     """Decides device, precision and compiling from the flags; None means that the flag was not given.
 
-    amp_dtype is 'auto', 'bf16' or 'fp16'. The caller prints the machine's warnings. Raises UserError (exit 5)
-    if use_gpu is True and no GPU can be used.
+    amp_dtype is 'auto', 'bf16' or 'fp16'; a named one turns mixed precision on where use_amp is None. The caller
+    prints the machine's warnings. Raises UserError (exit 5) if use_gpu is True and no GPU can be used.
     """
     warnings: list[str] = []
     backend, device_reason = _choose_device(use_gpu, warnings)
@@ -109,7 +109,7 @@ def _choose_precision(backend: Backend, use_amp: bool | None, amp_dtype: str,
             warnings.append("--use_amp: 16 bits are no faster on this GPU, so fp32 is used. --amp_dtype "
                             "fp16 insists.")
         return torch.float32, "16 bits are no faster on this GPU"
-    mixed = on_gpu if use_amp is None else use_amp
+    mixed = on_gpu or amp_dtype != "auto" if use_amp is None else use_amp
     if not mixed:
         if on_gpu:
             warnings.append("mixed precision is off on a GPU: expect a third of the speed or less. Give "
@@ -127,7 +127,7 @@ def _choose_precision(backend: Backend, use_amp: bool | None, amp_dtype: str,
     if dtype == torch.bfloat16 and not is_native:
         warnings.append("this GPU only emulates bf16, without fused attention. Drop --amp_dtype." if on_gpu else
                         "this CPU has no bf16 instructions: mixed precision will be slower than fp32. Drop "
-                        "--use_amp.")
+                        "--use_amp and --amp_dtype.")
     return dtype, reason
 
 

@@ -48,7 +48,8 @@ def test_every_choice_on_a_cpu_follows_the_flags_and_has_a_reason(use_amp, amp_d
         machine = device.choose(use_gpu, use_amp, amp_dtype, use_compile)
         assert machine.device.type == "cpu"
         half = "fp16" if amp_dtype == "fp16" else "bf16"
-        assert machine.precision == (half if use_amp else "fp32")
+        is_mixed = amp_dtype != "auto" if use_amp is None else use_amp
+        assert machine.precision == (half if is_mixed else "fp32")
         assert machine.compile == bool(use_compile)
         assert machine.name
         assert machine.device_reason
