@@ -17,11 +17,11 @@ from gpt.checkpoint.folder import Retention, atomic_folder, check_place, discard
 from gpt.checkpoint.recorded import held_by_another_run, is_same_folder, steps_in
 from gpt.checkpoint.stored import manifest_entries
 from gpt.common.errors import Exit, InvalidCheckpoint, UserError, writing
-from gpt.common.files import write_whole
+from gpt.common.files import reason_of, write_whole
 from gpt.common.names import MANIFEST, METRICS
 from gpt.common.outputs import place_of
 from gpt.common.progress import Progress
-from gpt.common.words import first_line, printable, shell_word
+from gpt.common.words import printable, shell_word
 
 LONGEST_WAIT_SECONDS = 1200.0  # for the last copy; the other processes of a run wait at most 30 minutes
 
@@ -194,9 +194,9 @@ class Mirror:
                     self._problem = ""
             except Exception as error:  # a bug too: it must not end the mirror silently
                 if not self._problem:
-                    self._out.warn(f"--mirror_to {printable(self._root)}: {first_line(error)}. Look at that disk. "
+                    self._out.warn(f"--mirror_to {printable(self._root)}: {reason_of(error)}. Look at that disk. "
                                    "Training goes on, and each save tries again.")
-                self._problem = first_line(error)
+                self._problem = reason_of(error)
             self.copying_step = 0
 
     def _copy(self, retention: Retention) -> None:
@@ -225,7 +225,7 @@ class Mirror:
                     copy_checkpoint(path, root)
                 except (OSError, InvalidCheckpoint) as error:
                     if path.exists():  # not pruned meanwhile
-                        raise OSError(f"{path.name} was not copied: {first_line(error)}") from error
+                        raise OSError(f"{path.name} was not copied: {reason_of(error)}") from error
                 if retention is not self._latest:  # the newest first
                     return
 

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from gpt.common.children import leave_out_current_folder
-from gpt.common.files import IS_WINDOWS, why_not_written
+from gpt.common.files import IS_WINDOWS, reason_of, why_not_written
 from gpt.common.ranks import is_main, is_one_of_several
 from gpt.common.signals import STOPPING, signal_name
 from gpt.common.terminal import print_line
@@ -282,9 +282,8 @@ def _explain(error: BaseException) -> tuple[Exit, str]:
         return Exit.MACHINE, "a thread could not be started. Raise the limits (ulimit -u, ulimit -v)."
     # io.UnsupportedOperation, a bug, is both.
     if isinstance(error, OSError) and not isinstance(error, ValueError):
-        why = error.strerror or first_line(error)  # numpy's on a full disk has no strerror
         place = f": {printable(error.filename)[:200]}" if error.filename else ""
-        return Exit.MACHINE, (f"{why}{place}. Check that the path exists, that you may access it, and that the "
+        return Exit.MACHINE, (f"{reason_of(error)}{place}. Check that the path exists, that you may access it, and that the "
                               "disk has free space (or for too many open files: ulimit -n 1024).")
     return Exit.BUG, (f"this is a bug in the program, not a mistake of yours: {type(error).__name__}: "
                       f"{first_line(error)}. Please report it with the file {_write_crash_log(error)}")

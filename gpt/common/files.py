@@ -111,11 +111,16 @@ def read_text(path: Path) -> str:
     return read_bytes(path).decode("utf-8")
 
 
+def reason_of(error: Exception) -> str:
+    """The system's words for an error; or, where it has none, the first line of its message."""
+    return getattr(error, "strerror", None) or first_line(error)
+
+
 def why_not_written(error: Exception) -> str:
     """The system's reason why a file or a folder could not be written, and the one thing to do."""
     rust_error = re.search(r"os error (\d+)", str(error))
     number = getattr(error, "errno", None) or int(rust_error[1] if rust_error else 0)
-    return f"{getattr(error, 'strerror', None) or first_line(error)}. {CURES.get(number, '')}".strip()
+    return f"{reason_of(error)}. {CURES.get(number, '')}".strip()
 
 
 def write_all(handle: int, content: bytes | memoryview) -> None:

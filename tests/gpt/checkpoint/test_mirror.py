@@ -162,7 +162,10 @@ def test_a_mirror_that_fails_costs_one_warning_and_is_used_again(mirror, numbere
     for _ in range(3):
         update(mirror, 2)
     assert not drive.exists(), "it may be where a disk is mounted"
-    assert capsys.readouterr().err.count("warning: --mirror_to") == 1
+    warned = capsys.readouterr().err
+    assert warned.count("warning: --mirror_to") == 1
+    assert "No such file or directory. Look at that disk." in warned
+    assert "Errno" not in warned
     (tmp_path / "unplugged").rename(drive)
     mirror.update(retention(2))
     mirror.finish()
