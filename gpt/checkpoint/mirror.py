@@ -148,7 +148,8 @@ class Mirror:
         self._output_dir = Path(args.output_dir)
         self._out = out
         self._may_be_new = "mirror_to" in args.config.given  # a recorded mirror must hold this run already
-        self._latest: Retention | None = None  # the last request
+        self._latest: Retention | None = None  # of the last request
+        self._num_requests = 0
         self._thread = threading.Thread()
         self._lock = threading.Lock()  # one thread copies at a time
         self._is_ours = False  # whether the folder is known to hold no other run
@@ -161,7 +162,9 @@ class Mirror:
         after its copy in progress. The first error in a row costs a warning; the next call tries again.
         """
         self._latest = retention
-        self._thread = threading.Thread(target=self._work, args=(retention,), daemon=True, name="mirror")
+        self._num_requests += 1
+        self._thread = threading.Thread(target=self._work, args=(retention, self._num_requests), daemon=True,
+                                        name="mirror")
         self._thread.start()  # a daemon: a disk that hangs does not keep the process alive
 
     def finish(self) -> None:
@@ -173,7 +176,7 @@ class Mirror:
         if self._latest is None:
             return
         last, deadline = self._output_dir / f"checkpoint-{self._latest.saved}", time.monotonic() + LONGEST_WAIT_SECONDS
-        self.update(self._latest._replace())  # again, as a newer request: a copy may have failed, the logs have grown
+        self.update(self._latest)  # again: a copy may have failed, and the logs have grown
         shown = printable(self._root)
         with self._out.phase(f"copying to the mirror {shown}"):
             while self._thread.is_alive() and time.monotonic() < deadline:
@@ -185,12 +188,12 @@ class Mirror:
             self._out.warn(f"the mirror {shown} lacks {last.name}: {self._problem or 'too slow'}. Mend or empty that "
                            f"disk, then copy it by hand: cp -r {shell_word(last)} {shell_word(self._root)}/")
 
-    def _work(self, retention: Retention) -> None:
+    def _work(self, retention: Retention, number: int) -> None:
         yield_the_cores()
         with self._lock:
             try:
-                if retention is self._latest:  # no newer request waits
-                    self._copy(retention)
+                if number == self._num_requests:  # no newer request waits
+                    self._copy(retention, number)
                     self._problem = ""
             except Exception as error:  # a bug too: it must not end the mirror silently
                 if not self._problem:
@@ -199,8 +202,8 @@ class Mirror:
                 self._problem = reason_of(error)
             self.copying_step = 0
 
-    def _copy(self, retention: Retention) -> None:
-        """Prunes the mirror, then copies run files and missing checkpoints, until a newer request comes.
+    def _copy(self, retention: Retention, number: int) -> None:
+        """Prunes the mirror, then copies run files and missing checkpoints, until a newer request than this number.
 
         Raises OSError, also for a damaged checkpoint, and for a folder that holds another run.
         """
@@ -226,7 +229,7 @@ class Mirror:
                 except (OSError, InvalidCheckpoint) as error:
                     if path.exists():  # not pruned meanwhile
                         raise OSError(f"{path.name} was not copied: {reason_of(error)}") from error
-                if retention is not self._latest:  # the newest first
+                if number < self._num_requests:  # the newest first
                     return
 
 

@@ -106,16 +106,18 @@ class Rules(NamedTuple):
         it, is dropped too.
         """
         changed = [self.of(name) for name, value in upper.given.items() if lower.values.get(name) != value]
+        overridden = {name for relations in changed for name in relations.overrides.split()}
         invalidated = {name for relations in changed for name in relations.invalidates.split()}
-        dropped = {name for relations in changed for name in relations.overrides.split()}.union(upper.values)
-        dropped |= {name for name, value in lower.given.items() if self.conflicts(name, value, upper.given)}
-        left = {name: value for name, value in lower.values.items() if name not in dropped} | upper.given
+        conflicting = {name for name, value in lower.given.items() if self.conflicts(name, value, upper.given)}
+        dropped = {*overridden, *conflicting, *upper.values}
+        remaining = {name: value for name, value in lower.values.items() if name not in dropped} | upper.given
         dropped |= {name for name in lower.values
-                    if self.has_effect(name, lower.values) and not self.has_effect(name, left)}
+                    if self.has_effect(name, lower.values) and not self.has_effect(name, remaining)}
 
         given = {name: value for name, value in lower.given.items() if name not in dropped} | upper.given
         decided = {name: value for name, value in lower.decided.items() if name not in dropped | invalidated}
-        decided = {name: value for name, value in {**decided, **upper.decided}.items()
+        decided |= upper.decided
+        decided = {name: value for name, value in decided.items()
                    if name not in given and not self.conflicts(name, value, given)}
         return Layer(upper.source, given, decided)
 

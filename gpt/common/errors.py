@@ -283,8 +283,8 @@ def _explain(error: BaseException) -> tuple[Exit, str]:
     # io.UnsupportedOperation, a bug, is both.
     if isinstance(error, OSError) and not isinstance(error, ValueError):
         place = f": {printable(error.filename)[:200]}" if error.filename else ""
-        return Exit.MACHINE, (f"{reason_of(error)}{place}. Check that the path exists, that you may access it, and that the "
-                              "disk has free space (or for too many open files: ulimit -n 1024).")
+        return Exit.MACHINE, (f"{reason_of(error)}{place}. Check that the path exists, that you may access it, and "
+                              "that the disk has free space (or for too many open files: ulimit -n 1024).")
     return Exit.BUG, (f"this is a bug in the program, not a mistake of yours: {type(error).__name__}: "
                       f"{first_line(error)}. Please report it with the file {_write_crash_log(error)}")
 

@@ -29,7 +29,7 @@ class LossRule(NamedTuple):
     """How a loss is computed: the number of ids, the rows whose logits exist at a time, the label smoothing."""
 
     vocab_size: int
-    chunk_rows: int
+    loss_chunk: int
     smoothing: float = 0.0
 
 
@@ -55,8 +55,8 @@ def cross_entropy(logits_NV: torch.Tensor, targets_N: torch.Tensor, teacher_logi
 class OutputLayer(nn.Module):
     """The output layer with its loss, a module of its own so that it can be compiled alone.
 
-    The weight belongs to the model. With more rows than chunk_rows the loss is computed in chunks;
-    chunk_rows 0 means never. Labels are smoothed in training mode alone. rounded holds the weight in 16 bits, as in
+    The weight belongs to the model. With more rows than loss_chunk the loss is computed in chunks;
+    loss_chunk 0 means never. Labels are smoothed in training mode alone. rounded holds the weight in 16 bits, as in
     Linear.
     """
 
@@ -72,7 +72,7 @@ class OutputLayer(nn.Module):
                 num_targets: torch.Tensor | None = None) -> torch.Tensor:
         """The loss of cross_entropy, fp32 []; without targets the logits, [B, T, V], both without the padding."""
         rule = self.rule if self.training else self.rule._replace(smoothing=0.0)
-        if targets_BT is not None and 0 < rule.chunk_rows < targets_BT.numel():
+        if targets_BT is not None and 0 < rule.loss_chunk < targets_BT.numel():
             return linear_cross_entropy(x_BTC.flatten(0, 1), weight_PC, targets_BT.flatten(), rule, teacher_output,
                                         self.rounded, num_targets)
         logits_BTV = linear(x_BTC, weight_PC)[..., :rule.vocab_size]
@@ -185,8 +185,8 @@ def head_in_chunks(x_NC: torch.Tensor, weight_PC: torch.Tensor, targets_N: torch
     dx_parts = []
     dw_PC = torch.zeros_like(weight_PC, dtype=torch.float32) if needs_gradients else torch.empty(0)
 
-    for row in range(0, len(x_NC), rule.chunk_rows):
-        x, targets = x_NC[row:row + rule.chunk_rows], targets_N[row:row + rule.chunk_rows]
+    for row in range(0, len(x_NC), rule.loss_chunk):
+        x, targets = x_NC[row:row + rule.loss_chunk], targets_N[row:row + rule.loss_chunk]
         kept = (targets != IGNORED)[:, None]
 
         # The loss of a row: log-sum-exp minus the mean of the logits over the target's distribution.
@@ -197,7 +197,7 @@ def head_in_chunks(x_NC: torch.Tensor, weight_PC: torch.Tensor, targets_N: torch
         loss_N1 = lse - on_target * z_target
         others: torch.Tensor | float = on_each
         if teacher_output:
-            z_teacher = linear(teacher_output[0][row:row + rule.chunk_rows], teacher_output[1]).float()
+            z_teacher = linear(teacher_output[0][row:row + rule.loss_chunk], teacher_output[1]).float()
             others = TEACHERS_SHARE * torch.where(is_id_P, z_teacher, -torch.inf).softmax(-1)
             others = others + on_each if on_each else others
         if teacher_output or on_each:

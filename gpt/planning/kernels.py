@@ -36,12 +36,12 @@ LEAST_GAIN = 0.03  # the first kernel stays unless another takes less time by th
 class Kernels(NamedTuple):
     """The two kernels that a run chose: attention's, and the chunk of the output layer.
 
-    attention is '' where PyTorch chooses. chunk_rows is the number of tokens whose logits exist at a time, 0
+    attention is '' where PyTorch chooses. loss_chunk is the number of tokens whose logits exist at a time, 0
     for all. times has the milliseconds of each attention kernel in words, '' if none was timed.
     """
 
     attention: str
-    chunk_rows: int
+    loss_chunk: int
     times: str = ""
 
 
@@ -54,13 +54,13 @@ def choose_kernels(config: ModelConfig, machine: Machine, loss_chunk: int, began
     if not machine.backend.runs_ahead:
         return Kernels("", loss_chunk)
     attention, chunks = _read_or_measure(config, machine)
-    name, chunk_rows = began_with.get("attention"), began_with.get("loss_chunk")
+    name, chunk = began_with.get("attention"), began_with.get("loss_chunk")
     if name not in [*attention]:  # a list, because a damaged record may hold anything
         name = fastest(attention)
-    if chunk_rows not in CHUNKS:
-        chunk_rows = int(fastest(chunks) or loss_chunk)
+    if chunk not in CHUNKS:
+        chunk = int(fastest(chunks) or loss_chunk)
     order = sorted(attention, key=lambda each: (each != name, attention[each]))
-    return Kernels(name, chunk_rows, ", ".join(f"{each} {1e3 * attention[each]:.2f} ms" for each in order))
+    return Kernels(name, chunk, ", ".join(f"{each} {1e3 * attention[each]:.2f} ms" for each in order))
 
 
 def fastest(seconds: Mapping[str, float]) -> str:

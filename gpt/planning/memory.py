@@ -65,7 +65,7 @@ class MemorySetting:
     compiled: bool = False
     accumulates: bool = True  # more than one micro-batch a step
     residual_bytes: int = 4  # of an element of the residual stream
-    logit_rows: int | None = None  # rows of logits that exist at a time; None: a row for every token
+    loss_chunk: int = 0  # rows of logits that exist at a time; 0: a row for every token
     recomputes: bool = False  # a block keeps only its input for the backward pass
     copies: bool = False  # saves go through a copy of the state in RAM
     optimizer_bytes: float = 8  # of optimizer state per parameter
@@ -80,7 +80,7 @@ class MemorySetting:
         shards = {"fsdp": processes.world_size, "hsdp": processes.world_size // processes.num_machines}.get(strategy, 1)
         is_half = options.residual_dtype or (strategy in ("fsdp", "hsdp") and machine.dtype != torch.float32)
         return MemorySetting(machine.device.type, machine.dtype, machine.compile, accumulates, 2 if is_half else 4,
-                             options.loss_chunk or None, options.recompute, copies, optimizer_bytes, strategy,
+                             options.loss_chunk, options.recompute, copies, optimizer_bytes, strategy,
                              shards)
 
     @property
@@ -191,7 +191,7 @@ def _logit_bytes(config: ModelConfig, batch_size: int, setting: MemorySetting, t
     with fp16 cannot add up a product in place: the product then lies beside the gradients of the logits.
     """
     tokens, e = batch_size * config.seq_length, setting.dtype.itemsize
-    rows = min(tokens, setting.logit_rows or tokens)
+    rows = min(tokens, setting.loss_chunk or tokens)
     is_in_chunks = rows < tokens
     bytes_per_logit, sums = 12, 0
     if setting.compiled:

@@ -51,7 +51,7 @@ def choose_setup(inputs: Inputs, runtime: Runtime, deadline: Deadline) -> Setup 
     kernels = processes.from_first(
         lambda: choose_kernels(config, machine, options.loss_chunk, inputs.stored.environment))
     use_attention(kernels.attention, dropout)
-    options = replace(options, loss_chunk=kernels.chunk_rows, label_smoothing=args.label_smoothing or 0.0)
+    options = replace(options, loss_chunk=kernels.loss_chunk, label_smoothing=args.label_smoothing or 0.0)
 
     # The recipe, with the micro-batch that fits beside the tokens.
     place, why_place = processes.from_first(lambda: choose_place(args.preload, corpus, runtime))

@@ -14,11 +14,11 @@ from gpt.ops.loss import (
 )
 
 
-def loss_and_gradients(x_NC, weight_PC, targets_N, num_ids, scale, chunk_rows):
+def loss_and_gradients(x_NC, weight_PC, targets_N, num_ids, scale, loss_chunk):
     x, weight = x_NC.clone().requires_grad_(), weight_PC.clone().requires_grad_()
     with torch.autocast("cpu", torch.float16):
-        if chunk_rows:
-            loss = linear_cross_entropy(x, weight, targets_N, LossRule(num_ids, chunk_rows))
+        if loss_chunk:
+            loss = linear_cross_entropy(x, weight, targets_N, LossRule(num_ids, loss_chunk))
         else:
             loss = cross_entropy(torch.nn.functional.linear(x, weight)[:, :num_ids], targets_N)
     (loss * scale).backward()
@@ -101,12 +101,12 @@ def test_compiled_gradients_in_place_of_the_input_are_those_of_an_eager_step(is_
 
 
 @pytest.mark.parametrize("num_targets", [None, 64.0])
-@pytest.mark.parametrize("chunk_rows", [0, 40])
-def test_smoothed_labels_are_those_of_pytorch_without_the_padding(chunk_rows, num_targets):
+@pytest.mark.parametrize("loss_chunk", [0, 40])
+def test_smoothed_labels_are_those_of_pytorch_without_the_padding(loss_chunk, num_targets):
     torch.manual_seed(0)
     weight, x, targets = 0.3 * torch.randn(512, 32), torch.randn(2, 48, 32), torch.randint(500, (2, 48))
     targets[:, ::7] = IGNORED
-    layer = OutputLayer(LossRule(500, chunk_rows, 0.1))
+    layer = OutputLayer(LossRule(500, loss_chunk, 0.1))
     divisor = None if num_targets is None else torch.tensor(num_targets)
     found, expected = ([leaf.clone().requires_grad_() for leaf in (x, weight)] for _ in range(2))
     loss = layer(*found, targets, None, divisor)
@@ -118,6 +118,6 @@ def test_smoothed_labels_are_those_of_pytorch_without_the_padding(chunk_rows, nu
     for ours, theirs in zip((loss, *(leaf.grad for leaf in found)), (right, *(leaf.grad for leaf in expected)),
                             strict=True):
         torch.testing.assert_close(ours, theirs, atol=1e-6, rtol=1e-6)
-    in_validation = OutputLayer(LossRule(500, chunk_rows))(*found, targets, None, divisor)
+    in_validation = OutputLayer(LossRule(500, loss_chunk))(*found, targets, None, divisor)
     assert torch.equal(layer.eval()(*found, targets, None, divisor), in_validation)
     assert abs(in_validation - loss) > 1e-4

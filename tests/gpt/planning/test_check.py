@@ -66,7 +66,7 @@ def test_each_device_has_the_memory_of_batch_sizes_and_a_batch_that_fits(say):
     config = GPTConfig(50257, 1024, 24, 16, 1024)
     for name, gigabytes, peaks, suggested in rows:
         dtype = torch.float16 if name == "T4" else torch.bfloat16
-        setting = MemorySetting("cuda", dtype, True, residual_bytes=2, logit_rows=2048,
+        setting = MemorySetting("cuda", dtype, True, residual_bytes=2, loss_chunk=2048,
                                 optimizer_bytes=state_bytes("adamw", config))
         room = 0.92 * int(gigabytes) * GIB - CUDA_CONTEXT
         for num, peak in zip((8, 16, 32, 64), peaks.split(), strict=True):
@@ -81,7 +81,7 @@ def test_each_device_has_the_memory_of_batch_sizes_and_a_batch_that_fits(say):
 
 
 def test_where_not_one_sequence_fits_a_shorter_one_is_suggested_or_none():
-    config, setting = GPTConfig(50257, 1024, 12, 12, 768), MemorySetting("cuda", torch.bfloat16, True, logit_rows=2048)
+    config, setting = GPTConfig(50257, 1024, 12, 12, 768), MemorySetting("cuda", torch.bfloat16, True, loss_chunk=2048)
     rooms = [predicted_peak(replace(config, seq_length=length), 1, setting) for length in (1024, 600, 128, 127)]
     assert [check.suggestion(config, setting, room, 16_384) for room in rooms] == [
         ("1", "1,024", "16"), ("1", "512", "32"), ("1", "128", "128"), ("-", "-", "-")]
@@ -108,7 +108,7 @@ def test_the_model_to_fine_tune_is_the_only_one(say, tmp_path):
 
 def test_hours_are_those_of_the_floating_point_operations_and_need_memory():
     config = GPTConfig(50257, 1024, 12, 12, 768)
-    setting = MemorySetting("cuda", torch.bfloat16, True, logit_rows=2048)
+    setting = MemorySetting("cuda", torch.bfloat16, True, loss_chunk=2048)
     flops = 20 * config.num_parameters * config.flops_per_token
     found = [check.price_of(config, setting, room * GIB, flops / 3600 / price)
              for room, price in ((80, 1.0), (80, 7.0), (2.6, 1.0))]

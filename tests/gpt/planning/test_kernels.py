@@ -44,19 +44,19 @@ def test_the_fastest_kernel_is_chosen_once_for_a_card_and_a_shape(card, monkeypa
     measured = card(flash=0.5, efficient=0.9, cudnn=0.4, chunk=4.0, larger_chunk=3.5)
     for _ in range(2):
         chosen = choose_kernels(CONFIG, MACHINE, CHUNKS[0], {})
-        assert (chosen.attention, chosen.chunk_rows) == ("cudnn", CHUNKS[1])
+        assert (chosen.attention, chosen.loss_chunk) == ("cudnn", CHUNKS[1])
         assert chosen.times == "cudnn 0.40 ms, flash 0.50 ms, efficient 0.90 ms"
     assert len(measured) == 5
     card(flash=0.3, efficient=0.9, cudnn=0.4, chunk=4.0, larger_chunk=3.95)
     monkeypatch.setattr(torch.__config__, "show", lambda: "another build")
     chosen = choose_kernels(CONFIG, MACHINE, CHUNKS[0], {})
-    assert (chosen.attention, chosen.chunk_rows) == ("flash", CHUNKS[0])
+    assert (chosen.attention, chosen.loss_chunk) == ("flash", CHUNKS[0])
 
 
 def test_a_resumed_run_keeps_its_kernels(card):
     card(flash=0.5, efficient=0.9, cudnn=0.4, chunk=4.0, larger_chunk=3.5)
     chosen = choose_kernels(CONFIG, MACHINE, CHUNKS[0], {"attention": "efficient", "loss_chunk": CHUNKS[0]})
-    assert (chosen.attention, chosen.chunk_rows) == ("efficient", CHUNKS[0])
+    assert (chosen.attention, chosen.loss_chunk) == ("efficient", CHUNKS[0])
     for damaged in ({"attention": "gone"}, {"attention": [], "loss_chunk": "many"}, {"loss_chunk": -1}):
         assert choose_kernels(CONFIG, MACHINE, CHUNKS[0], damaged)[:2] == ("cudnn", CHUNKS[1])
 

@@ -76,7 +76,7 @@ def test_weights_gradients_and_two_moments_take_sixteen_bytes_a_parameter():
 
 @pytest.mark.parametrize(("more", "less"), [
     ({"dtype": torch.float32}, {}), ({}, {"accumulates": False}), ({}, {"residual_bytes": 2}),
-    ({}, {"logit_rows": 1024}), ({"residual_bytes": 2}, {"recomputes": True})])
+    ({}, {"loss_chunk": 1024}), ({"residual_bytes": 2}, {"recomputes": True})])
 def test_what_saves_memory_is_seen_by_the_prediction(more, less):
     assert predicted_peak(CONFIG, 8, replace(HALF, **less)) < predicted_peak(CONFIG, 8, replace(HALF, **more))
 

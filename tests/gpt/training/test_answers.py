@@ -98,7 +98,7 @@ def test_logits_of_targets_that_do_not_count_have_no_gradient(rule, has_teacher,
     torch.manual_seed(0)
     logits, targets, theirs = torch.randn(24, 16, requires_grad=True), torch.randint(16, (24,)), torch.randn(24, 16)
     targets[5:10] = targets[::3] = IGNORED
-    if rule.chunk_rows:  # the output matrix is the unit matrix, so that the inputs are the logits
+    if rule.loss_chunk:  # the output matrix is the unit matrix, so that the inputs are the logits
         loss = linear_cross_entropy(logits, torch.eye(16), targets, rule,
                                     (theirs, torch.eye(16)) if has_teacher else None, num_targets=num_targets)
     else:
