@@ -278,7 +278,8 @@ class Monitor:
             "forecast": f"{forecast.low:.2f} to {forecast.high:.2f} bits per byte nine times in ten; it is "
                         f"{self._bits_per_byte:.2f}" if forecast and self._bits_per_byte else "",
             "skipped": several(state.skipped_steps, "step") if state.skipped_steps else "",
-            "checkpoint": f"{printable(self._args.output_dir)}/checkpoint-{state.step}" if is_saved else "none"}
+            "checkpoint": f"{printable(self._args.output_dir)}/checkpoint-{state.step}" if is_saved
+                          else f"none of step {state.step:,}"}
         self._out.say("\n".join(f"{name:<12}{value}" for name, value in closing.items() if value))
 
     @property
