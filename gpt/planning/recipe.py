@@ -19,7 +19,7 @@ from gpt.common.words import count, several, shell_word
 from gpt.machine.device import Machine
 from gpt.optimizers.table import MUON_PAYS, OPTIMIZERS
 from gpt.planning import defaults
-from gpt.planning.schedules import Cooldown, Schedule, cooldown_of
+from gpt.planning.schedules import Cooldown, Schedule, cooldown_of, steps_of_fall
 from gpt.planning.sizing import Sizing, shape_of
 from gpt.tokens.corpus import Corpus
 from model import INIT_STD, Options
@@ -334,8 +334,7 @@ def _choose_length(facts: _Facts, cooldown: Cooldown | None, overfits: bool, win
 def _most_steps(args: Namespace, settings: Mapping[str, Any], cooldown: Cooldown | None) -> int | None:
     """The step at which a cooldown or --max_steps ends the run, whatever its epochs; None without either."""
     if cooldown:
-        fall = args.cooldown or defaults.DECAY_SHARE
-        return cooldown.start + (int(fall) if fall >= 1 else max(1, round(fall * cooldown.start)))
+        return cooldown.start + steps_of_fall(args.cooldown or defaults.DECAY_SHARE, cooldown.start)
     if args.cooldown_from and not (args.epochs or args.max_steps or args.max_minutes):
         return settings.get("total_steps")  # resumed from a checkpoint before the cooldown
     return args.max_steps
@@ -377,14 +376,14 @@ def _choose_schedule(facts: _Facts, learning_rate: float, total_steps: int, cool
     warmup_steps = defaults.default_warmup(total_steps)
     if settings.get("warmup_steps", total_steps) < total_steps:  # or the warm-up would begin again in a longer run
         warmup_steps = settings["warmup_steps"]
-    fall = defaults.DECAY_SHARE
+    decay_share = defaults.DECAY_SHARE
     if cooldown or name == "wsd":
-        fall = facts.value_of("cooldown", fall)
-    if cooldown:  # --cooldown is for the cooldown, and wsd keeps its fraction
-        fall = settings.get("decay_share", defaults.DECAY_SHARE)
+        decay_share = facts.value_of("cooldown", decay_share)
+    if cooldown:  # --cooldown is for the cooldown, and wsd keeps its own
+        decay_share = settings.get("decay_share", defaults.DECAY_SHARE)
     return {"lr_schedule": name, "min_lr": min_lr, "cooldown": cooldown,
             "warmup_steps": facts.value_of("warmup_steps", 0 if name == "constant" else warmup_steps),
-            "decay_share": min(1.0, fall / total_steps) if fall >= 1 else fall}
+            "decay_share": decay_share}
 
 
 def epochs_of(samples: int, samples_per_step: int, windows: int) -> int:

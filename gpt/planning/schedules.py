@@ -30,11 +30,11 @@ class Cooldown:
 
 @dataclass(frozen=True)
 class Schedule:
-    """The facts that decide the learning rate of a step; schedule is a name in SCHEDULES, learning_rate the peak.
+    """The facts that decide the learning rate of a step; lr_schedule is a name in SCHEDULES, learning_rate the peak.
 
-    min_lr is the learning rate at the end; a constant schedule has none. decay_share is the part
-    of total_steps in which wsd falls; the others ignore it. A cooldown takes the place of the schedule
-    from its start on.
+    min_lr is the learning rate at the end; a constant schedule has none. decay_share is the part of total_steps in
+    which wsd falls, or from 1 on the number of these steps; the others ignore it. A cooldown takes the place of the
+    schedule from its start on.
     """
 
     lr_schedule: str
@@ -53,7 +53,7 @@ class Schedule:
         if self.lr_schedule == "constant":
             return self.total_steps
         if self.lr_schedule == "wsd":
-            return max(self.warmup_steps, self.total_steps - max(1, round(self.decay_share * self.total_steps)))
+            return max(self.warmup_steps, self.total_steps - steps_of_fall(self.decay_share, self.total_steps))
         return self.warmup_steps
 
     @property
@@ -68,6 +68,11 @@ class Schedule:
         if step < self.warmup_steps:  # linear, up to the peak
             return self.learning_rate * step / self.warmup_steps
         return SCHEDULES[self.lr_schedule](step, self)
+
+
+def steps_of_fall(share: float, steps: int) -> int:
+    """A number of steps as --cooldown gives it: a part of so many steps, at least one, or from 1 on the number."""
+    return int(share) if share >= 1 else max(1, round(share * steps))
 
 
 def linear_decay(step: int, schedule: Schedule) -> float:

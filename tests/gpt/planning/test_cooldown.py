@@ -43,17 +43,19 @@ def settings_of(folder) -> dict:
 # ---------------------------------------------------------------- the plateau
 
 
-def test_the_checkpoint_of_the_plateau_stays_and_a_longer_run_equals_one_planned_so_long(run):
+@pytest.mark.parametrize(("cooldown", "end"), [([], 16), (["--cooldown", "5"], 15)])
+def test_the_checkpoint_of_the_plateau_stays_and_a_longer_run_equals_one_planned_so_long(run, cooldown, end):
+    """--cooldown is recorded as it was given, in steps too."""
     flags = ["--lr_schedule", "wsd", "--log_interval", "1", "--learning_rate", "1e-3", "--warmup_steps", "2",
              "--keep_checkpoints", "1", "--checkpoint_every_steps", "3"]
-    assert run(*flags, "--max_steps", "20")[0] == 0
+    assert run(*flags, *cooldown, "--max_steps", "20")[0] == 0
     out = run.folder / "out"
-    assert 16 in steps_in(out)
-    assert rates_of(out)[16] == 1e-3 > rates_of(out)[17] > rates_of(out)[20] > 0
+    assert end in steps_in(out)
+    assert rates_of(out)[end] == 1e-3 > rates_of(out)[end + 1] > rates_of(out)[20] > 0
 
-    text = run.ok(*flags, "--max_steps", "30", "--resume_from", str(out / "checkpoint-16"), "--overwrite")
-    assert "resume      from checkpoint-16, step 16 of 30" in text
-    assert run(*flags, "--max_steps", "30", out="whole")[0] == 0
+    text = run.ok(*flags, "--max_steps", "30", "--resume_from", str(out / f"checkpoint-{end}"), "--overwrite")
+    assert f"resume      from checkpoint-{end}, step {end} of 30" in text
+    assert run(*flags, *cooldown, "--max_steps", "30", out="whole")[0] == 0
     assert metrics_of(out) == metrics_of(run.folder / "whole")
     assert same_tensors(out / "checkpoint-30", run.folder / "whole/checkpoint-30")
 

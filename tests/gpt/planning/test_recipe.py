@@ -38,7 +38,7 @@ def recipe(*flags: str, width: int = 16, num_tokens: int = NUM_TOKENS, converses
     ("--learning_rate 1e-3", {"learning_rate": 1e-3, "min_lr": 0.0, "lr_schedule": "linear"}),
     ("--learning_rate 1e-3 --use_lr_scheduler", {"min_lr": 1e-3 / 100, "lr_schedule": "cosine"}),
     ("--lr_schedule wsd --cooldown 0.5", {"decay_share": 0.5}),
-    ("--lr_schedule wsd --cooldown 50 --max_steps 500", {"decay_share": 0.1, "plateau_end": 450}),
+    ("--lr_schedule wsd --cooldown 50 --max_steps 500", {"decay_share": 50, "plateau_end": 450}),
     ("--use_lr_scheduler --lr_schedule wsd", {"lr_schedule": "wsd", "decay_share": 0.2, "min_lr": 0.0}),
     ("--no-use_lr_scheduler", {"lr_schedule": "constant", "warmup_steps": 0}),
     ("--lr_schedule constant --warmup_steps 7", {"lr_schedule": "constant", "warmup_steps": 7}),

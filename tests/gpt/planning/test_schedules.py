@@ -31,7 +31,7 @@ def test_wsd_is_constant_until_its_last_steps():
     assert found[9:80] == [1e-3] * 71
     assert found[80:] == pytest.approx([1e-3 * (21 - step) / 21 for step in range(1, 21)])
     assert rates(lr_schedule="constant")[9:] == [1e-3] * 91
-    assert recipe(lr_schedule="wsd", decay_share=1.0).decay_start == 10  # the warm-up is never cut
+    assert recipe(lr_schedule="wsd", decay_share=0.99).decay_start == 10  # the warm-up is never cut
     assert [recipe(lr_schedule=name).plateau_end for name in SCHEDULES] == [None, None, 80, None]
 
 
