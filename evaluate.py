@@ -62,10 +62,11 @@ if __name__ == "__main__":
 
 import contextlib
 import json
+import sys
 
 from gpt.checkpoint.find import read_checkpoint
 from gpt.checkpoint.load import load_model
-from gpt.common.outputs import Output
+from gpt.common.outputs import STDOUT, Output
 from gpt.common.progress import Progress
 from gpt.common.signals import Signals, Stopped
 from gpt.common.words import printable
@@ -80,7 +81,8 @@ from gpt.tokens.tokenizer import end_of_text_id, tokenizer_of
 def main(argv: Sequence[str]) -> int:
     """Runs the command; returns the exit code, 128 + a signal's number after a signal. Raises UserError."""
     args = read_flags(argv)
-    with Progress() as out, Signals(out.note) as signals, contextlib.suppress(Stopped):
+    stream = sys.stderr if args.json in STDOUT else sys.stdout
+    with Progress(stream) as out, Signals(out.note) as signals, contextlib.suppress(Stopped):
         signals.at_once = "before anything was measured"
         measure_everything(args, out, signals)
     return Exit.DONE if signals.number is None else 128 + signals.number

@@ -282,8 +282,8 @@ def main(argv: Sequence[str], limits: Limits = LIMITS) -> int:
         try:
             run(args, signals, progress, limits)
         except Stopped:
-            progress.warn(f"stopped by {signals.name}, no token file was written to "
-                          f"{printable(args.output_dir)}")
+            nothing = f"; no token file was written to {printable(args.output_dir)}" if args.files or args.demo else ""
+            progress.warn(f"stopped by {signals.name}{nothing}")
             return 128 + (signals.number or 0)
     return 0
 

@@ -424,7 +424,7 @@ def save_and_close(run: Run, checkpointer: Checkpointer, monitor: Monitor) -> in
     monitor.close(is_saved)
     if run.state.step and not is_saved:
         raise UserError(Exit.MACHINE, f"the last state could not be saved. {checkpointer.last_good()} when "
-                                      f"{run.setup.args.output_dir} has {run.setup.checkpoint_bytes:,} bytes.")
+                                      f"{run.setup.args.output_dir} has {run.setup.checkpoint_bytes:,} bytes free.")
     monitor.say_what_next(checkpointer.best_step)
     return Exit.DONE if runtime.signals.number is None else 128 + runtime.signals.number
 

@@ -45,7 +45,7 @@ def check_values(fields: Mapping[str, Any], allowed: Mapping[str, tuple[Any, ...
 def fraction_of(fields: Mapping[str, Any], key: str, default: float) -> float:
     """A number of at least 0 and below 1 from a config.json; default if absent. Raises InvalidCheckpoint."""
     value = fields.get(key, default)
-    check_field(is_number(value) and 0 <= value < 1, key, value, "a number from 0 to 1")
+    check_field(is_number(value) and 0 <= value < 1, key, value, "a number of at least 0 and below 1")
     return float(value)
 
 

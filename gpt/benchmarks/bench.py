@@ -12,6 +12,7 @@ above adds one speed-up. train.py itself times each of them, in a process of its
 
 import argparse
 import json
+import sys
 import tempfile
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -20,9 +21,9 @@ from pathlib import Path
 from gpt.benchmarks.ladder import NUM_RUNGS, SHAPES, Bench, Shape, time_ladder
 from gpt.common import flags
 from gpt.common.errors import Exit, guard, require
-from gpt.common.outputs import Output
+from gpt.common.outputs import STDOUT, Output
 from gpt.common.progress import Progress
-from gpt.common.signals import Signals, Stopped
+from gpt.common.signals import Signals
 
 SIZES = ("tiny", "mini", "gpt2_small", "gpt2_medium", "gpt2_large", "gpt2_xl")
 
@@ -101,7 +102,7 @@ def main(argv: Sequence[str]) -> int:
     args = read_flags(argv)
     require("torch", "numpy", "tokenizers", "tqdm", "safetensors")
     file = Output("--json", args.json) if args.json else None
-    with (Progress() as out, Signals(out.note) as signals,
+    with (Progress(sys.stderr if args.json in STDOUT else sys.stdout) as out, Signals(out.note) as signals,
           tempfile.TemporaryDirectory(prefix="bench-", ignore_cleanup_errors=True) as folder):
         bench = set_up_bench(args, out, signals, Path(folder))
         try:
@@ -111,8 +112,6 @@ def main(argv: Sequence[str]) -> int:
 
             time_step(bench, args.peer)
             return Exit.DONE
-        except Stopped:
-            return 128 + (signals.number or 0)
         finally:
             if file:  # the figures from before a signal or an error too
                 file.write(json.dumps({"argv": argv, **bench.figures}, indent=1).encode() + b"\n")

@@ -235,7 +235,7 @@ def _leave_at_a_signal() -> None:
 
 
 def _make_streams_safe() -> None:
-    """Makes stdout and stderr accept any text, even if the shell has closed them."""
+    """Makes stdout and stderr accept any text, even if the shell has closed them, and stdin any bytes."""
     for name in ("stdout", "stderr"):
         stream: Any = getattr(sys, name)
         if stream is None:
@@ -245,6 +245,9 @@ def _make_streams_safe() -> None:
             # Windows gives a file or a pipe the system's code page, which lacks most characters.
             has_codepage = IS_WINDOWS and not stream.isatty() and not os.environ.get("PYTHONIOENCODING")
             stream.reconfigure(encoding="utf-8" if has_codepage else None, errors="backslashreplace")
+    stdin: Any = sys.stdin
+    if hasattr(stdin, "reconfigure"):
+        stdin.reconfigure(errors="surrogateescape")  # as Python has it in a C locale
 
 
 def _report(error: BaseException) -> int:

@@ -24,7 +24,7 @@ from gpt.common.config import Layer, Origin, Relations, Rules, changes, read_tom
 from gpt.common.errors import MESSAGE_LINES, Exit, UserError
 from gpt.common.names import RUN_CONFIG
 from gpt.common.terminal import USUAL_COLUMNS
-from gpt.common.words import printable
+from gpt.common.words import is_utf8, printable
 
 MOST_PROBLEMS = 20  # of a file: the search for a similar name takes half a millisecond each
 MAX_WHOLE = 2**31 - 1
@@ -115,7 +115,7 @@ def escaped(unit: str = "TEXT") -> ValueKind:
     r"""Text that is not empty; \n, \r, \t and \\ become a newline, a return, a tab and a backslash."""
     characters = {"n": "\n", "r": "\r", "t": "\t", "\\": "\\"}
     return ValueKind(lambda value: re.sub(r"\\([nrt\\])", lambda found: characters[found[1]], value),
-                     "text that is not empty", unit, text().fits)
+                     "UTF-8 text that is not empty", unit, lambda value: text().fits(value) and is_utf8(value))
 
 
 def encoding() -> ValueKind:

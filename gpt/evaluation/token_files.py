@@ -1,6 +1,7 @@
 """Reads documents to score from token files, in any layout that train.py reads."""
 
 import itertools
+import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -19,12 +20,15 @@ BLOCK_TOKENS = 2**20  # tokens to read at once in search of the documents' ends
 
 
 def token_files_of(words: Sequence[str], scorer: Scorer) -> Iterator[tuple[str, Iterator[Document]]]:
-    """Yields the name and the documents of each word of --tokens, none twice.
+    """Yields the name and the documents of each word of --tokens, no file or folder twice.
 
     A folder means its validation files if it has any. Warns if no tokenizer.json lies beside them. Raises
     Stopped at a signal, and UserError (exit 3) for files that are unreadable or of another tokenizer.
     """
-    for word in dict.fromkeys(words):
+    places: dict[str, str] = {}
+    for word in words:
+        places.setdefault(os.path.realpath(word), word)
+    for word in places.values():
         with scorer.out.phase(f"checking {printable(word)}"):
             corpus = open_tokens(Path(word), scorer.model.config.vocab_size)
         if corpus.tokenizer_path is None:

@@ -63,7 +63,8 @@ def peek(folder: Path, number: int, progress: Progress) -> None:
     ids = np.fromfile(part.path, DTYPES[part.dtype], min(part.length, PEEKED_TOKENS), offset=part.offset_bytes)
     ends = np.flatnonzero(ids == corpus.end_of_text_id)[:number].tolist() or [len(ids)]
     for count, (start, end) in enumerate(zip([-1, *ends], ends, strict=False), 1):
-        text = tokenizer.decode(ids[start + 1:end][:SHOWN_CHARACTERS].tolist(), skip_special_tokens=False)
+        some = ids[start + 1:end][:4 * SHOWN_CHARACTERS].tolist()  # of a character's bytes, each may be a token
+        text = tokenizer.decode(some, skip_special_tokens=False)
         progress.say(f"document {count}, {several(end - start - 1, 'token')}: "
                      f"{printable_text(text[:SHOWN_CHARACTERS])}"
                      f"{'...' if len(text) > SHOWN_CHARACTERS else ''}")

@@ -52,7 +52,7 @@ def overfit_batches(run: Run, take_step: Callable[[Run], Figures]) -> int:
             out.at(state.step, f"step {state.step:,}/{most_steps:,} | loss {last:.4f}")
     out.end_bar()
 
-    if last == 0:
+    if last == 0 and setup.corpus.converses:
         raise UserError(Exit.DATA, f"--overfit {num}: the batches have no answer, which alone counts in the loss. Give "
                                    "a larger --seq_length or --batch_size.")
     if last > near or not math.isfinite(last):

@@ -134,25 +134,29 @@ class Monitor:
             step_seconds = seconds / len(skipped)
             self._log(logged, {name: values[-1] for name, values in figures.items()}, step_seconds)
             self._watch(seconds, step_seconds, logged.micro_batch)
-            # A step without a target that counts, of conversations, has the loss 0.
-            self._read_curve([loss or math.nan for loss in figures["loss"]], logged.step)
+            self._read_curve([loss if self._counts(loss) else math.nan for loss in figures["loss"]], logged.step)
             self._last_logged = logged.step
             if self._skipped_in_a_row >= MOST_SKIPPED_IN_A_ROW:
                 raise TooManySkipped(f"loss or gradient not finite in {self._skipped_in_a_row} steps in a row up to "
                                      f"step {logged.step:,}; none was applied")
 
+    def _counts(self, loss: float) -> bool:
+        """False for the loss 0 of a step of conversations in which no token counted."""
+        return loss != 0 or not self._run.setup.corpus.converses
+
     def _log(self, logged: _Enqueued, figures: dict[str, float], step_seconds: float) -> None:
         """Prints and records one logged step."""
         step, recipe = logged.step, self._run.recipe
         lr = recipe.learning_rate_at(step)
-        if figures["loss"]:
+        if self._counts(figures["loss"]):
             self._last_loss, self._step_of_loss = figures["loss"], step
         tokens_per_second = self._run.setup.tokens_per_step / step_seconds
         utilization = mfu(tokens_per_second, self._config, self._runtime)
         backend = self._runtime.machine.backend
         memory_bytes = backend.peak_memory()
         busy = backend.utilization()
-        self._recorder.log(step, time=time.time(), lr=lr, **figures | {"loss": figures["loss"] or None},
+        recorded = figures if self._counts(figures["loss"]) else figures | {"loss": None}
+        self._recorder.log(step, time=time.time(), lr=lr, **recorded,
                            tokens=logged.samples_seen * self._config.seq_length, seconds=step_seconds,
                            tokens_per_second=tokens_per_second, mfu=utilization, memory_bytes=memory_bytes,
                            gpu=self._gpu, gpu_utilization=busy)
@@ -163,8 +167,8 @@ class Monitor:
         more = {name: f"{name} {value:.4g}" for name, value in figures.items()
                 if name not in ("loss", "grad_norm") and "/" not in name}  # norm/h.0, of a layer, is only recorded
         parts = {"step": f"step {step:,}/{recipe.total_steps:,}", "epoch": f"epoch {epoch}/{epochs}",
-                 "loss": f"loss {figures['loss']:.4f}" if figures["loss"] else "loss n/a", "lr": f"lr {lr:.2e}",
-                 "norm": f"norm {figures['grad_norm']:.2f}", **more,
+                 "loss": f"loss {figures['loss']:.4f}" if self._counts(figures["loss"]) else "loss n/a",
+                 "lr": f"lr {lr:.2e}", "norm": f"norm {figures['grad_norm']:.2f}", **more,
                  "time": f"{step_seconds * 1000:.1f} ms", "speed": f"{tokens_per_second:,.0f} tok/s",
                  "mfu": f"mfu {percent(utilization)}" if self._gpu or utilization else "",
                  "gpu": "" if busy is None else f"gpu {busy:.0%}",
