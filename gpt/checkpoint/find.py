@@ -14,7 +14,7 @@ from gpt.checkpoint.recorded import first_readable, numbered_in, steps_in
 from gpt.checkpoint.stored import Found, Stored, TrainState, verify
 from gpt.common.errors import Exit, InvalidCheckpoint, UserError
 from gpt.common.files import BEST, named_in, sha256_of
-from gpt.common.names import CONFIG, FIRST_MODEL, MANIFEST, METADATA, OPTIMIZER, RUN_CONFIG, STATE, TOKENIZER
+from gpt.common.names import CONFIG, FIRST_MODEL, MANIFEST, METADATA, OPTIMIZER, RUN_CONFIG, STATE, TOKENIZER, WEIGHTS
 from gpt.common.words import printable, several, shell_line, shell_word
 from gpt.tokens.data_dirs import folders_of
 from gpt.tokens.files import beside_tokens
@@ -137,29 +137,33 @@ def _nothing_found(path: Path, to_resume: bool) -> UserError:
     """
     why = (f"holds no checkpoint and no {CONFIG}{PICKLES}" if path.is_dir() else
            f"is not a folder{PICKLES}" if path.exists() else "does not exist")
+    return _refusal(f"{printable(path)} {why}. {_cure_for(path, to_resume)}")
+
+
+def _cure_for(path: Path, to_resume: bool) -> str:
+    """What to do about a path without a checkpoint, the most special case first."""
+    if (path / FIRST_MODEL).is_dir():
+        return (f"Its first model is in {printable(path / FIRST_MODEL)}. To go on with both, type the command that "
+                "began the run, with --resume_from auto.")
     pickles = [each for each in (path, *sorted(path.glob("*")))
                if each.suffix in (".pt", ".pth", ".bin") and each.is_file()
                and not (each.parent / METADATA).is_file()]  # beside it, our tokens
+    has_weights = (path.parent / WEIGHTS).is_file()
+    if path.is_file() and (path.parent / CONFIG).is_file() and (has_weights or not pickles):
+        return f"Give the folder that holds it, {shell_word(path.parent)}."
+    if pickles:
+        return with_transformers(pickles[0].parent) or (
+            f"Convert nanoGPT's: python export.py --from_nanogpt {shell_word(pickles[0])} --output "
+            f"{shell_word(pickles[0].stem)}-gpt2 --tokenizer_file TOKENIZER")
+
     others = [*steps_in(path.parent).values()] or sorted({each.parents[1] for each in  # or runs
                                                           path.parent.glob(f"*/*/{STATE}")})
     model = "a model of huggingface.co, such as hf://openai-community/gpt2"
     beside = f"Give one of those beside it: {printable(', '.join(map(str, others[:4])))}"
-    new = "out" if path.is_file() else shell_word(path)
+    new = f"python train.py --output_dir {'out' if path.is_file() else shell_word(path)}"
     if to_resume:
-        cure = beside if others else f"Begin a run there:\npython train.py --output_dir {new}"
-    else:
-        begin = f"Give {model}, or train one first:\npython train.py --output_dir {new}"
-        cure = f"{beside}; or {model}" if others else begin
-    if pickles:
-        cure = with_transformers(pickles[0].parent) or (
-            f"Convert nanoGPT's: python export.py --from_nanogpt {shell_word(pickles[0])} --output "
-            f"{shell_word(pickles[0].stem)}-gpt2 --tokenizer_file TOKENIZER")
-    if path.is_file() and (path.parent / CONFIG).is_file():
-        cure = f"Give the folder that holds it, {shell_word(path.parent)}."
-    if (path / FIRST_MODEL).is_dir():
-        cure = (f"Its first model is in {printable(path / FIRST_MODEL)}. To go on with both, type the command that "
-                "began the run, with --resume_from auto.")
-    return _refusal(f"{printable(path)} {why}. {cure}")
+        return beside if others else f"Begin a run there:\n{new}"
+    return f"{beside}; or {model}" if others else f"Give {model}, or train one first:\n{new}"
 
 
 def with_transformers(folder: Path) -> str:
