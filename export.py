@@ -75,6 +75,9 @@ def check(args: argparse.Namespace) -> list[str]:
     elif form_of(args) == "gguf" and not args.output.endswith(".gguf"):
         problems.append(f"--output {printable(args.output)}: a GGUF file ends in .gguf; for a folder give --format "
                         "huggingface")
+    elif form_of(args) != "gguf" and args.output.endswith(".gguf"):
+        problems.append(f"--output {printable(args.output)}: names a GGUF file, and a folder is written. Give the "
+                        "folder's name")
     if args.dtype in QUANTIZED and form_of(args) != "gguf":
         problems.append(f"--dtype {args.dtype}: only in a file. Give --format gguf and --output NAME.gguf")
     if args.tokenizer_file and form_of(args) != "gguf" and not args.from_nanogpt:

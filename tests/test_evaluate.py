@@ -51,6 +51,15 @@ def test_16_bits_without_their_instructions_are_warned_of(call, tmp_path, monkey
     assert "no bf16 instructions" in capsys.readouterr().err
 
 
+def test_json_for_standard_output_stands_there_alone(folder, tmp_path, capsys):
+    (tmp_path / "a.txt").write_text("the cat sat on the mat")
+    text = str(tmp_path / "a.txt")
+    assert evaluate.main(["--ckpt", str(folder), "--no-use_gpu", "--text", text, "--json", "-"]) == 0
+    printed = capsys.readouterr()
+    assert json.loads(printed.out)["results"][0]["bytes"] == 22
+    assert "bits per byte" in printed.err
+
+
 def test_counts_are_printed_whole():
     assert scoring.whole_or_rounded(1_049_864) == "1,049,864"
     assert scoring.whole_or_rounded(0.123456789) == "0.123457"

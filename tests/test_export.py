@@ -284,10 +284,12 @@ def test_an_export_is_replaced_only_on_request_and_nothing_else_ever_is(folder, 
         with pytest.raises(UserError, match="an earlier export and nothing else"):
             run(folder, output, *flags, "--overwrite")
     assert sorted(path.name for path in (folder / "checkpoint-3").iterdir()) == inside
-    (tmp_path / "file.gguf").write_text("x")
-    for form in (flags, ()):
+    for name, form in (("file", flags), ("file.gguf", ())):
+        (tmp_path / name).write_text("x")
         with pytest.raises(UserError, match="an earlier export and nothing else"):
-            run(folder, tmp_path / "file.gguf", *form, "--overwrite")
+            run(folder, tmp_path / name, *form, "--overwrite")
+    with refused("names a GGUF file, and a folder is written", Exit.FLAGS):
+        run(folder, tmp_path / "other.gguf", "--prune", "0.3")
 
 
 @pytest.mark.parametrize("form", ["gguf", "huggingface"])
@@ -296,12 +298,12 @@ def test_a_full_disk_is_no_bug_and_the_earlier_export_stays(folder, tmp_path, mo
         raise OSError(28, "No space left on device", str(path))
 
     pytest.importorskip("gguf")
-    output = tmp_path / "mine.gguf"
+    output = tmp_path / ("mine.gguf" if form == "gguf" else "mine")
     run(folder, output, "--format", form)
     files = [output] if form == "gguf" else sorted(output.iterdir())
     before = [path.read_bytes() for path in files]
     monkeypatch.setattr(export, "sync", full)
-    with refused(r"--output .*mine\.gguf cannot be written: .*o space left.* Free some", Exit.MACHINE):
+    with refused(r"--output .*mine.* cannot be written: .*o space left.* Free some", Exit.MACHINE):
         run(folder, output, "--format", form, "--overwrite")
     assert [path.read_bytes() for path in files] == before
     assert len(list(tmp_path.iterdir())) == 1

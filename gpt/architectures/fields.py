@@ -11,7 +11,7 @@ from gpt.common.words import printable
 
 def shown(value: Any) -> str:
     """A value from a file for a message: printable, at most 60 characters."""
-    return printable(repr(value))[:60]
+    return printable(f"{value:,}" if type(value) is int else repr(value))[:60]
 
 
 def is_number(value: Any) -> TypeGuard[int | float]:

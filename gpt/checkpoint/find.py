@@ -160,10 +160,12 @@ def _cure_for(path: Path, to_resume: bool) -> str:
                                                           path.parent.glob(f"*/*/{STATE}")})
     model = "a model of huggingface.co, such as hf://openai-community/gpt2"
     beside = f"Give one of those beside it: {printable(', '.join(map(str, others[:4])))}"
-    new = f"python train.py --output_dir {'out' if path.is_file() else shell_word(path)}"
+    new = "out" if path.is_file() else shell_word(path)
     if to_resume:
-        return beside if others else f"Begin a run there:\n{new}"
-    return f"{beside}; or {model}" if others else f"Give {model}, or train one first:\n{new}"
+        return beside if others else f"Begin a run there:\npython train.py --output_dir {new}"
+    if others:
+        return f"{beside}; or {model}"
+    return f"Give {model}, or train one first:\npython train.py --output_dir {new}"
 
 
 def with_transformers(folder: Path) -> str:

@@ -45,8 +45,8 @@ def read_config(folder: Path) -> ModelConfig:
 def end_ids(folder: Path, vocab_size: int) -> tuple[int, ...]:
     """The end-of-text ids, from generation_config.json, else config.json, as in transformers; () if none.
 
-    Models that were tuned to converse have several. Raises UserError (exit 4), also for an id outside the
-    vocabulary.
+    Models that were tuned to converse have several. An id beyond the vocabulary, as GPT2Config's own is in a small
+    one, never occurs and is left out. Raises UserError (exit 4), also for what is no id.
     """
     with opening(f"checkpoint {printable(folder)}"):
         for name in (GENERATION, CONFIG):
@@ -54,8 +54,8 @@ def end_ids(folder: Path, vocab_size: int) -> tuple[int, ...]:
             if value is not None:
                 ids = value if isinstance(value, list) else [value]
                 for index in ids:
-                    check_whole(name, "eos_token_id", index, 0, vocab_size - 1)
-                return tuple(ids)
+                    check_whole(name, "eos_token_id", index, 0, MAX_COUNT)
+                return tuple(index for index in ids if index < vocab_size)
     return ()
 
 

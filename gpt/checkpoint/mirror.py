@@ -186,7 +186,8 @@ class Mirror:
             self._out.say(f"mirror      {last.name} is in {shown}, verified")
         else:
             self._out.warn(f"the mirror {shown} lacks {last.name}: {self._problem or 'too slow'}. Mend or empty that "
-                           f"disk, then copy it by hand: cp -r {shell_word(last)} {shell_word(self._root)}/")
+                           f"disk, then copy it by hand: mkdir -p {shell_word(self._root)}; cp -r {shell_word(last)} "
+                           f"{shell_word(self._root)}/")
 
     def _work(self, retention: Retention, number: int) -> None:
         yield_the_cores()

@@ -20,7 +20,7 @@ from gpt.checkpoint.find import with_transformers
 from gpt.checkpoint.load import weights_of
 from gpt.common.errors import Exit, InvalidCheckpoint, UserError
 from gpt.common.names import INDEX, STATE, WEIGHTS
-from gpt.common.words import count, printable
+from gpt.common.words import count, printable, several
 from gpt.tokens.tokenizer import end_of_text_id, load_with_size
 from model import GPTConfig
 
@@ -69,8 +69,9 @@ def convert(path: Path, folder: Path, tokenizer_file: str | None, n_head: int | 
         (folder / name).write_text(texts[name], encoding="utf-8")
     save_file({name: tensor.contiguous() for name, tensor in GPT2().to_hf_tensors(config, weights).items()
                if name != "lm_head.weight" or not config.tie_weights}, folder / WEIGHTS, {"format": "pt"})
-    return (f"{count(config.num_parameters)} parameters, {config.n_layer} layers, {config.n_head} heads, width "
-            f"{config.n_embd}, T {config.seq_length:,}, vocabulary {config.vocab_size:,}, {config.activation}")
+    return (f"{count(config.num_parameters)} parameters, {several(config.n_layer, 'layer')}, "
+            f"{several(config.n_head, 'head')}, width {config.n_embd}, T {config.seq_length:,}, "
+            f"vocabulary {config.vocab_size:,}, {config.activation}")
 
 
 def _read(path: Path) -> tuple[dict[str, torch.Tensor], Mapping[str, Any]]:

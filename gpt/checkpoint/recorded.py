@@ -58,7 +58,7 @@ def _run_to_resume(given: Mapping[str, Any]) -> tuple[Path, list[Path]]:
     requested = [given[name] for name in ("resume_from", "cooldown_from") if given.get(name)]
     runs = [_checkpoints_of(path, output_dir) for path in requested] or [(output_dir, [])]
     folder, checkpoints = next((run for run in runs if run[1]), runs[0])
-    if not checkpoints and given.get("mirror_to"):  # a new machine has only the mirror
+    if requested and not checkpoints and given.get("mirror_to"):  # a new machine has only the mirror
         folder = Path(given["mirror_to"])
         checkpoints = [*steps_in(folder).values()]
     return folder, checkpoints

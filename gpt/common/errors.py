@@ -10,6 +10,7 @@ import re
 import signal
 import sys
 import tempfile
+import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -22,6 +23,7 @@ from gpt.common.terminal import print_line
 from gpt.common.words import first_line, printable
 
 MESSAGE_LINES = 5  # of one error, at most
+RUN_BY_TORCHRUN, WAIT_FOR_MAIN = "TORCHELASTIC_RUN_ID", 10.0  # seconds, until torchrun ends this process
 ENDED: list[bool] = []  # not empty after the end of a process group: the process then skips Python's shutdown
 
 # The oldest release of each package that works: torch 2.10 gives NaN with torch.compile on an A100.
@@ -261,6 +263,8 @@ def _report(error: BaseException) -> int:
     code, message = _explain(error)
     if is_main() or not getattr(error, "on_all_ranks", False):
         print_line(f"error: {message}")
+    elif RUN_BY_TORCHRUN in os.environ:
+        time.sleep(WAIT_FOR_MAIN)  # torchrun ends all with the first that ends, and the main process has to print
     return code
 
 

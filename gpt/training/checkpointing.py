@@ -173,10 +173,11 @@ class Checkpointer:
         try:
             self.save_seconds = ended.result()
         except OSError as error:
-            why = why_not_written(error)
-            out.warn(f"checkpoint-{self.begun_step} could not be saved: {why} It needs about "
-                     f"{size(self._run.setup.checkpoint_bytes)}. Training goes on and the next save tries "
-                     "again.")
+            goes_on = (self._run.state.step < self._run.recipe.total_steps and
+                       self._runtime.signals.number is None)
+            out.warn(f"checkpoint-{self.begun_step} could not be saved: {why_not_written(error)} It needs about "
+                     f"{size(self._run.setup.checkpoint_bytes)}."
+                     f"{' Training goes on and the next save tries again.' if goes_on else ''}")
 
     def _settle_all(self) -> None:
         """Makes all processes wait for the end of the main process's save."""

@@ -53,7 +53,7 @@ def resume(run: Run) -> None:
         if planned != total:
             was = schedule_of(stored.settings).learning_rate_at(step)
             now, end = map(setup.recipe.learning_rate_at, (step + 1, total))
-            rises = ": the loss rises first, then falls again" if now > was else ""
+            rises = ": the loss rises first, then falls again" if now > was and end < now else ""
             say(f"resume      the learning rate was {was:.2e}, is now {now:.2e}, ends at {end:.2e}{rises}")
     for note in notes:
         say(f"resume      {note}")

@@ -320,7 +320,7 @@ class Monitor:
             self._out.say(f"To improve: no validation loss fell below {self._loss_before:.4f}, that of the weights it "
                           f"began from. Change them less:\n{launcher} train.py --config {folder}/config.toml \\\n    "
                           f"--learning_rate {self._run.recipe.lower_learning_rate:.2g} --output_dir {folder}-slower")
-        elif self._overfitting.validations and not self._curve.verdict(self._last_loss):
+        elif self._overfitting.losses and not self._curve.verdict(self._last_loss):
             self._say_how_to_improve(folder, best)
 
     def _say_how_to_improve(self, folder: str, best: str) -> None:

@@ -13,7 +13,8 @@ class OverfittingWatch:
 
     def __init__(self) -> None:
         self.validations: list[tuple[float, int]] = []  # losses and steps
-        self.losses: list[tuple[float, float]] = []  # before each validation: the mean, and its squared error
+        self._compared: list[tuple[float, int]] = []  # those of them with training losses before
+        self.losses: list[tuple[float, float]] = []  # before each of these: the mean, and its squared error
         self._new_losses: list[float] = []  # since the last validation
 
     def add_losses(self, losses: Iterable[float]) -> None:
@@ -23,17 +24,20 @@ class OverfittingWatch:
     def add_validation(self, step: int, val_loss: float) -> str | None:
         """Adds a validation; returns a warning if the model overfits, at every validation while it does.
 
-        A loss that is not finite, or without a training loss since the last validation, is left out.
+        A loss that is not finite is left out. One without a training loss since the last validation is not compared.
         """
+        if not math.isfinite(val_loss):
+            return None
+        self.validations.append((val_loss, step))
         new_losses, self._new_losses = self._new_losses, []
-        if not (new_losses and math.isfinite(val_loss)):
+        if not new_losses:
             return None
         squared_error = variance(new_losses) / len(new_losses) if len(new_losses) > 1 else 0.0
-        self.validations.append((val_loss, step))
+        self._compared.append((val_loss, step))
         self.losses.append((fmean(new_losses), squared_error))
 
-        best = self.validations.index(min(self.validations))
-        best_val_loss, best_step = self.validations[best]
+        best = self._compared.index(min(self._compared))
+        best_val_loss, best_step = self._compared[best]
         loss_then, error_then = self.losses[best]
         loss, error = self.losses[-1]
         if loss_then - loss <= 2 * math.sqrt(error_then + error) or not self._has_risen_since(best):
@@ -44,7 +48,7 @@ class OverfittingWatch:
 
     def _has_risen_since(self, best: int) -> bool:
         """True if the last validations are worse than those around the best, which may be low by chance."""
-        losses = [loss for loss, _ in self.validations]
+        losses = [loss for loss, _ in self._compared]
         last = losses[-WORSE_VALIDATIONS:]
         around_best = fmean(losses[max(0, best - 1):best + 2])
         return (len(losses) - 1 - best >= WORSE_VALIDATIONS and last[-1] > last[0]

@@ -26,9 +26,9 @@ def test_absent_fields_are_those_of_transformers():
 
 
 @pytest.mark.parametrize(("fields", "reason"), [
-    ({"n_layer": 10**9}, "n_layer is 1000000000, not a whole number from 1 to 1,024"),
+    ({"n_layer": 10**9}, "n_layer is 1,000,000,000, not a whole number from 1 to 1,024"),
     ({"n_layer": 0}, "n_layer is 0"), ({"n_head": -1}, "n_head is -1"), ({"n_embd": "32"}, "n_embd is '32'"),
-    ({"vocab_size": 400.0}, "vocab_size is 400.0"), ({"vocab_size": 10**400}, "vocab_size is 1000"),
+    ({"vocab_size": 400.0}, "vocab_size is 400.0"), ({"vocab_size": 10**400}, "vocab_size is 10,000"),
     ({"n_positions": True}, "n_positions is True"), ({"n_positions": [16]}, r"n_positions is \[16\]"),
     ({"n_embd": 33}, "n_embd is 33, not a multiple of n_head 2"), ({"n_inner": 64}, "n_inner is 64; only 128"),
     ({"activation_function": "relu"}, "activation_function is 'relu'"),

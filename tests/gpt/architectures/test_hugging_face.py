@@ -54,7 +54,7 @@ def test_fields_of_transformers_4_and_5_say_the_same():
 
 
 REFUSED_BY_BOTH = [
-    ({"num_hidden_layers": 10**9}, "num_hidden_layers is 1000000000, not a whole number from 1 to 1,024"),
+    ({"num_hidden_layers": 10**9}, "num_hidden_layers is 1,000,000,000, not a whole number from 1 to 1,024"),
     ({"num_attention_heads": 0}, "num_attention_heads is 0"), ({"hidden_size": "96"}, "hidden_size is '96'"),
     ({"num_key_value_heads": 4}, "num_attention_heads is 6, not a multiple of num_key_value_heads 4"),
     ({"num_key_value_heads": True}, "num_key_value_heads is True"), ({"head_dim": 15}, "head_dim is 15"),
@@ -65,7 +65,7 @@ REFUSED_BY_BOTH = [
     ({"quantization_config": {"bits": 4}}, "quantization_config is"),
     ({"tie_word_embeddings": "yes"}, "tie_word_embeddings is 'yes', not true or false"),
     ({"rms_norm_eps": "small"}, "rms_norm_eps is 'small'"), ({"attention_dropout": 1.0}, "attention_dropout is 1.0"),
-    ({"rope_theta": 10**400, "rope_parameters": None}, "rope_theta is 1000"),
+    ({"rope_theta": 10**400, "rope_parameters": None}, "rope_theta is 10,000"),
     ({"rope_theta": float("nan"), "rope_parameters": None}, "rope_theta is nan"),
     *(({"rope_scaling": scaling}, "rope_scaling is .*, not of rope_type 'default' or 'llama3'") for scaling in (
         {"type": "linear", "factor": 2.0}, {"rope_type": "dynamic", "factor": 8.0}, LLAMA3 | {"rope_type": "longrope"},

@@ -8,6 +8,7 @@ from safetensors.torch import load_file, save_file
 
 from gpt.checkpoint.contents import Tensors, tensor_files, text_files
 from gpt.checkpoint.load import (
+    end_ids,
     load_model,
     load_training,
     load_weights,
@@ -225,3 +226,12 @@ def test_large_weights_whose_sum_overflows_are_finite(folder, make_model):
     tensors["transformer.ln_f.weight"][:2] = 3e38
     save_file(tensors, path / "model.safetensors")
     start_from(path, other)
+
+
+def test_an_end_of_text_beyond_the_vocabulary_is_left_out(tmp_path):
+    """GPT2Config's own is 50,256 in a vocabulary of any size."""
+    (tmp_path / "generation_config.json").write_text('{"eos_token_id": [7, 50256]}')
+    assert end_ids(tmp_path, 400) == (7,)
+    (tmp_path / "generation_config.json").write_text('{"eos_token_id": "7"}')
+    with refused("eos_token_id is '7', not a whole number", Exit.CHECKPOINT):
+        end_ids(tmp_path, 400)

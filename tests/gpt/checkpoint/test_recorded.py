@@ -104,3 +104,9 @@ def test_an_emptied_config_leaves_the_flags_to_the_checkpoint_in_its_folder(plac
     checkpoint(place / "runs/a", 5, flags={"decided": {"n_layer": 4}})
     (place / "runs/a/config.toml").touch()
     assert flags_for(resume_from="runs/a").decided == {"n_layer": 4, "output_dir": "runs/a"}
+
+
+def test_the_mirror_of_another_run_lends_a_new_run_no_flags(place):
+    checkpoint(place / "mirror", 6, flags={"given": {"n_layer": 3}, "decided": {}})
+    assert recorded.recorded_flags({"mirror_to": "mirror", "output_dir": "new"}) is None
+    assert flags_for(mirror_to="mirror", output_dir="new", resume_from="auto").values["n_layer"] == 3

@@ -183,3 +183,22 @@ def test_on_windows_a_pipe_gets_utf_8_and_no_text_ends_a_command_anywhere(monkey
     errors._make_streams_safe()
     print("\u4e2d\u6587 \u00e4", end="", flush=True)
     assert pipe.buffer.getvalue() == written  # type: ignore[attr-defined]
+
+
+def test_another_process_than_the_main_one_leaves_it_the_time_to_print(monkeypatch, capsys):
+    """torchrun ends all processes with the first that ends."""
+    waited = []
+    monkeypatch.setattr(errors.time, "sleep", waited.append)
+    for name, value in {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "h",
+                        "MASTER_PORT": "1", errors.RUN_BY_TORCHRUN: "none"}.items():
+        monkeypatch.setenv(name, value)
+    assert errors._report(UserError(Exit.FLAGS, "of all")) == Exit.FLAGS
+    assert (waited, capsys.readouterr().err) == ([errors.WAIT_FOR_MAIN], "")
+    assert errors._report(UserError(Exit.DATA, "of one", on_all_ranks=False)) == Exit.DATA
+    assert (len(waited), capsys.readouterr().err) == (1, "error: of one\n")
+
+
+def test_standard_input_takes_any_bytes(monkeypatch):
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"a\xff\n"), "utf-8", errors="strict"))
+    errors._make_streams_safe()
+    assert sys.stdin.readline() == "a\udcff\n"

@@ -133,3 +133,8 @@ def test_help_shows_every_default_and_ends_with_0(capsys, monkeypatch):
     for shown in ("(default: 8)", "(default: by size)", "(default: auto)", "(default: data)", "(default: on with CUDA)",
                   "(default: on)", "(default: off)", "100% of them", "--compile, --no-compile", "auto|gpu"):
         assert shown in text
+
+
+def test_a_separator_is_text_of_utf8():
+    assert flags.escaped().fits("\n---\n")
+    assert not flags.escaped().fits("\udcff")

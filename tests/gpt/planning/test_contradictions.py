@@ -4,6 +4,7 @@ import pytest
 
 import train
 from gpt.common.errors import Exit, UserError
+from gpt.planning.contradictions import expand_shorthands
 
 
 @pytest.mark.parametrize(("words", "message"), [
@@ -37,3 +38,8 @@ def test_flags_that_contradict_each_other_are_answered(words, message):
                                    "--compile_mode reduce-overhead --gradient_accumulation_steps 4"])
 def test_flags_that_go_together_are_taken(words):
     train.read_flags(words.split())
+
+
+def test_a_folder_to_write_has_no_slash_at_its_end():
+    given = {"output_dir": "out/", "mirror_to": "/", "data_dir": "data/"}
+    assert expand_shorthands(given) == {"output_dir": "out", "mirror_to": "/", "data_dir": "data/"}

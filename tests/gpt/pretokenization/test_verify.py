@@ -81,3 +81,13 @@ def test_an_answer_that_cannot_be_printed_is_an_error(tokenizer_file, monkeypatc
     run("a.jsonl", "--tokenizer_file", str(tokenizer_file))
     monkeypatch.setattr("sys.stdout", FullDisk())
     assert "standard output: No space left" in refused("--verify", "data", code=Exit.MACHINE)
+
+
+def test_four_hundred_characters_of_a_long_document_are_shown(tokenizer_file, capsys):
+    """Also where a character takes several tokens."""
+    write("a.txt", "貓坐在墊子上" * 200)
+    run("a.txt", "--val_fraction", "0", "--tokenizer_file", str(tokenizer_file))
+    capsys.readouterr()
+    assert pretokenize.main(["--peek", "1"]) == 0
+    shown = capsys.readouterr().out.partition(" tokens: ")[2].strip()
+    assert shown == ("貓坐在墊子上" * 200)[:400] + "..."

@@ -55,3 +55,9 @@ def test_the_same_batches_come_again_and_again(run, monkeypatch):
         seen.append(samples), get(self, samples, micro))[1])
     assert run("--overfit", "3", "--learning_rate", "1e-9", "--max_steps", "7")[0].code == Exit.DIVERGED
     assert seen[-7:] == [0, 4, 8, 0, 4, 8, 0]
+
+
+def test_a_loss_of_zero_is_learned(run, monkeypatch):
+    step = train.try_step
+    monkeypatch.setattr(train, "try_step", lambda *args: {**step(*args), "loss": torch.tensor(0.0)})
+    assert "overfit     learned: loss 0.0000 after 10 steps" in run.ok(*LEARNS)

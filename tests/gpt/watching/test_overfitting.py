@@ -57,3 +57,12 @@ def test_one_validation_that_is_off_is_not_overfitting():
     dented = FALLING + 0.2
     dented[12] += 0.3
     assert watch(dented, FALLING) == []
+
+
+def test_a_validation_without_a_training_loss_before_is_kept_but_not_compared():
+    overfitting = OverfittingWatch()
+    overfitting.add_losses([3.0])
+    for step, loss in ((10, 3.1), (20, 2.9), (30, math.nan)):
+        assert overfitting.add_validation(step, loss) is None
+    assert overfitting.validations == [(3.1, 10), (2.9, 20)]
+    assert len(overfitting.losses) == 1
