@@ -159,14 +159,16 @@ def _check(args: Namespace, runtime: Runtime) -> Inputs:
             runtime.held.enter_context(owned(Path(args.output_dir)))
             if args.mirror_to:
                 prepare_mirror(args, out)
+    with problems.catch():
+        if writes or args.resume_from or args.cooldown_from:
+            resumed = choose_resume(args, writes, out)
+    if (args.resume_from or args.cooldown_from) and not args.config.recorded:
+        problems.stop()  # no record says which tokens the run has
     with problems.catch(), out.phase("checking the tokens"):
         corpus = find_corpus(args)
         if args.init_from:
             folder, weights = load.starting_config(args.init_from, lambda said: None)
             _check_tokenizer("--init_from", folder, corpus.tokenizer_path, out, weights.vocab_size < corpus.vocab_size)
-    with problems.catch():
-        if writes or args.resume_from or args.cooldown_from:
-            resumed = choose_resume(args, writes, out)
     problems.stop()
     assert corpus
 

@@ -243,7 +243,8 @@ def _description(stream: TokenStream) -> str:
 def _open(files: Sequence[Path], split: str, metadata: Metadata, vocab_size: int) -> tuple[TokenStream, str]:
     """Opens the files of a split as one checked stream; returns its identity too. Raises UserError (exit 3)."""
     record = metadata.splits.get(split, FileRecord())
-    layouts = [LAYOUTS["nanogpt"] if split in metadata.splits else recognise(path) for path in files]
+    layouts = [LAYOUTS["nanogpt"] if split in metadata.splits else recognise(path, split)
+               for path in files]
     parts, digests = [], []
     for path, layout in zip(files, layouts, strict=True):
         if layout is not layouts[0]:

@@ -238,10 +238,11 @@ def native_dtype(vocab_size: int) -> str:
     return "int16" if vocab_size <= 2**15 else "uint16" if vocab_size <= 2**16 else "int32"
 
 
-def recognise(path: Path) -> Layout:
+def recognise(path: Path, split: str = "train") -> Layout:
     """Finds the first of LAYOUTS that recognises a token file by its name and first bytes, else nanoGPT's.
 
-    Raises UserError (exit 3) for a missing file, for text, and for a file of FOREIGN.
+    Raises UserError (exit 3) for a missing file, for text, and for a file of FOREIGN. Tokens of the split "val" need
+    the tokenizer of others.
     """
     with reading(path):
         with path.open("rb") as file:
@@ -253,6 +254,10 @@ def recognise(path: Path) -> Layout:
         if head.startswith(start):
             raise token_file_error(path, f"is {kind}, not tokens. Save ids as raw uint16 or .npy. Make tokens of a "
                                          "text:\npython pretokenize.py FILE --output_dir tokens")
+    if split == "val" and len(head) >= MIN_TEXT_BYTES and not CONTROL.search(head):
+        raise token_file_error(path, "holds text, not tokens. evaluate.py takes texts behind --text. For tokens to "
+                                     f"validate on:\npython pretokenize.py {shell_word(path)} --tokenizer_file "
+                                     "TOKENIZER --val_fraction 0 --output_dir tokens")
     if len(head) >= MIN_TEXT_BYTES and not CONTROL.search(head):
         raise token_file_error(path, "holds text, not tokens. Make tokens of it:\n"
                                      f"python pretokenize.py {shell_word(path)} --output_dir tokens")
