@@ -39,7 +39,6 @@ NEEDED = (WEIGHTS, OPTIMIZER, STATE)  # in the manifest of every checkpoint
 PUBLISHED = (CONFIG, GENERATION, TOKENIZER, TOKENIZER_CONFIG, TEMPLATE, "vocab.json", "merges.txt",
              "special_tokens_map.json", "added_tokens.json", CARD, "LICENSE")
 
-WHAT_OPENS = "a checkpoint of train.py or a Hugging Face folder of GPT-2, Qwen3 or Llama"  # in messages
 
 STATE_FORMAT = "gpt-trainer"
 STATE_VERSION = 1

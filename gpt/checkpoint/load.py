@@ -16,7 +16,7 @@ from safetensors import SafetensorError, safe_open
 
 from gpt.architectures.fields import check_whole, shown
 from gpt.architectures.table import ModelConfig, Network, architecture_of, by_model_type
-from gpt.checkpoint.contents import DTYPES, WHAT_OPENS, StateSchema
+from gpt.checkpoint.contents import DTYPES, StateSchema
 from gpt.checkpoint.find import resolve, with_transformers
 from gpt.checkpoint.stored import MAX_COUNT, read_json
 from gpt.common.errors import Exit, InvalidCheckpoint, UserError
@@ -188,7 +188,8 @@ def opening(what: str) -> Iterator[None]:
     try:
         yield
     except InvalidCheckpoint as error:
-        cure = error.cure or f"Give {WHAT_OPENS} with safetensors."
+        cure = error.cure or ("Give a checkpoint of train.py or a Hugging Face folder of GPT-2, Qwen3 or Llama with "
+                              "safetensors.")
         raise UserError(Exit.CHECKPOINT, f"{what}: {error}. {cure}") from error
 
 

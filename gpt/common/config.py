@@ -34,7 +34,6 @@ class Relations(NamedTuple):  # a dataclass would cost every --help 10 ms
     conflicts: str = ""  # conditions that must not hold; "auto: dropout" concerns the flag's value auto alone
 
 
-
 class Layer(NamedTuple):
     """The flags of one source, by name: given by a person, or decided by the program.
 

@@ -22,9 +22,9 @@ from gpt.common.progress import Progress
 from gpt.common.signals import Signals
 from gpt.generation.sampling import NOT_FINITE
 from gpt.machine.device import Machine
+from gpt.ops.loss import IGNORED
 
 READ_AHEAD = 1024  # windows that are sorted by length before they are batched
-UNSCORED = -100
 LOGIT_ROWS = 1024  # tokens whose logits exist at once: 206 MB in fp32 for GPT-2's vocabulary
 
 
@@ -128,9 +128,9 @@ def score_batch(model: Network, batch: Sequence[Window], machine: Machine) -> fl
     windows = [(torch.from_numpy(ids.astype(np.int64)), torch.from_numpy(is_scored)) for ids, is_scored in batch]
     # The padding is at the end, so that no scored id attends to it.
     ids_BT = pad_sequence([ids[:-1] for ids, _ in windows], True).to(model.head_weight.device)
-    targets_BT = pad_sequence([ids[1:].masked_fill(~is_scored[1:], UNSCORED) for ids, is_scored in windows],
-                              True, UNSCORED).to(ids_BT.device)
-    is_scored_BT = targets_BT != UNSCORED
+    targets_BT = pad_sequence([ids[1:].masked_fill(~is_scored[1:], IGNORED) for ids, is_scored in windows],
+                              True, IGNORED).to(ids_BT.device)
+    is_scored_BT = targets_BT != IGNORED
     nats = 0.0
     with machine.autocast():
         x_NC = model.trunk(ids_BT)[is_scored_BT]

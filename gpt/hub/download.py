@@ -34,13 +34,12 @@ MAX_NAMES = 8  # files or folders in a message
 class DatasetFile:
     """A file that pretokenize.py reads: one of a downloaded dataset, or the user's own.
 
-    shown is its name in messages. origin is the hf:// name of its repository with the commit, '' for the
-    user's own file.
+    shown is its name in messages.
     """
 
     path: Path
     shown: str
-    origin: str  # the hf:// name of the repository with its commit
+    origin: str  # the hf:// name of its repository with the commit; '' for the user's own file
 
 
 def download(flag: str, name: HubName, patterns: Sequence[str], out: Progress,

@@ -41,9 +41,8 @@ from model import SIZES, Options
 GPT2_IDS = 50_257
 TOKENS_PER_PARAMETER = 20  # Hoffmann et al. 2022
 FULL_WIDTH = 768  # the matrices of narrower models are too small for FRACTION_OF_PEAK
-# Of the matrix products measured here: the ladder (gpt.benchmarks) reached 0.76 compiled and 0.55 eager on
-# 2 cores.
-FRACTION_ON_GPU = 0.45
+FRACTION_ON_GPU = 0.45  # of the matrix products measured, assumed
+# The ladder (gpt.benchmarks) reached 0.76 of them compiled and 0.55 eager on 2 cores.
 FRACTION_COMPILED, FRACTION_EAGER = 0.75, 0.55
 BATCH_SIZES = (8, 16, 32, 64)  # whose memory is shown
 

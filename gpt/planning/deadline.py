@@ -19,9 +19,9 @@ class Deadline:
     """The end of --max_minutes, for all starts of a run together; without the flag it never comes.
 
     A cooldown has minutes of its own. length is the last step that an earlier start planned, as the checkpoint
-    has it: a killed run has the schedule of one that was never stopped. A new run has none (None), nor a resume
-    with other minutes, unless they are fewer and the run is finished. Then with_length decides the recipe's last
-    step, and move_end (training/pacing.py) moves it when the pace changes.
+    has it: a killed run has the schedule of one that was never stopped. It is None for a new run and for a resume
+    with other minutes; a finished run that is resumed with fewer keeps it. Where it is None, with_length decides the
+    recipe's last step, and move_end (training/pacing.py) moves it when the pace changes.
     """
 
     def __init__(self, minutes: float | None, stored: Stored, began: float):

@@ -337,9 +337,9 @@ def choose_cooldown(args: Namespace, out: Progress) -> Found:
     own = args.resume_from and find.find_resume(args.resume_from, output_dir, args.overwrite, out.warn)
     if own:
         source = own.stored.settings.get("cooldown_from")
-        if source and _is_same(requested, source):
+        if source and _may_mean(requested, source):
             return own
-        if args.resume_from != "auto" and not _is_same(requested, str(own.folder)):
+        if args.resume_from != "auto" and not _may_mean(requested, str(own.folder)):
             out.say(f"resume      without {shown}")
             return own
     found = find.find_resume(requested, output_dir, args.overwrite, out.warn)
@@ -361,7 +361,7 @@ def choose_cooldown(args: Namespace, out: Progress) -> Found:
     return Found(folder, replace(stored, settings=settings, state=replace(stored.state, seconds=0.0)))
 
 
-def _is_same(requested: str, source: str) -> bool:
+def _may_mean(requested: str, source: str) -> bool:
     """True if a request names the checkpoint source, or a folder of checkpoints."""
     return not (Path(requested) / MANIFEST).is_file() or is_same_folder(requested, source)
 

@@ -269,7 +269,7 @@ def choose_recipe(args: Namespace, config: ModelConfig, corpus: Corpus, most_bat
     """Decides everything that the flags leave open, with reasons.
 
     A resumed run keeps its optimizer, peak, warm-up and cooldown; stored is its checkpoint.
-    most_batch_size is the value of a --batch_size that is not given, or auto. sizing has the choices
+    most_batch_size is the micro-batch where --batch_size is not given, or is auto. sizing has the choices
     without a GPU, None without them. length is the last step that --max_minutes allows, None before it is
     planned. Raises UserError: exit 2 for a warm-up longer than the run or a min_lr above the default peak,
     exit 4 for another optimizer than the checkpoint's.

@@ -100,7 +100,6 @@ def _answers_of_processes(number: int, answer: Callable[[Any], Any], questions: 
         while (question is not None or unread) and time.monotonic() < deadline:
             pipe = None
             try:
-                # send
                 while question is not None and len(unread) < MAX_UNREAD * len(queues):
                     pipe = min(queues, key=lambda pipe: len(queues[pipe]))
                     if len(queues[pipe]) >= (1 if is_heavy(question) else MAX_QUEUED):
@@ -110,7 +109,6 @@ def _answers_of_processes(number: int, answer: Callable[[Any], Any], questions: 
                     pipes[pipe].send(question)
                     question = next(source, None)
 
-                # receive
                 for pipe in multiprocessing.connection.wait([pipe for pipe in queues if queues[pipe]], 0.1):
                     reply, error = pipe.recv()  # type: ignore[union-attr]
                     if error:
@@ -121,7 +119,6 @@ def _answers_of_processes(number: int, answer: Callable[[Any], Any], questions: 
                 raise UserError(Exit.MACHINE, f"a worker process died (exit {processes[pipe].exitcode}); after "
                                               f"-9 the system lacked memory. {ADVICE}") from cause
 
-            # hand out in order
             signals.look()
             while unread and len(unread[0]) == 2:
                 yield tuple(unread.popleft())
