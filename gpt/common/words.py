@@ -3,6 +3,7 @@
 import shlex
 from collections.abc import Iterable
 
+NEARLY = 0.9995  # of a unit: 1023.6 MiB are 1.0 GiB
 # Line separators beyond ASCII, and marks that change the direction of writing.
 ONE_LINE_ONLY = "\u2028\u2029\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069"
 
@@ -61,7 +62,7 @@ def duration(seconds: float) -> str:
 def size(num_bytes: float) -> str:
     """Bytes as '15.2 GiB', '3.1 MiB', '12 KiB' or '512 bytes'."""
     for unit, scale in (("GiB", 2**30), ("MiB", 2**20)):
-        if abs(num_bytes) >= scale:
+        if abs(num_bytes) >= NEARLY * scale:
             return f"{num_bytes / scale:.1f} {unit}"
     return f"{num_bytes / 1024:.0f} KiB" if abs(num_bytes) >= 10_000 else f"{num_bytes:.0f} bytes"
 
@@ -69,7 +70,7 @@ def size(num_bytes: float) -> str:
 def count(number: float) -> str:
     """A count as '124.4M', '1.07M', '32.0K' or '512'."""
     for unit, scale in (("T", 1e12), ("B", 1e9), ("M", 1e6), ("K", 1e3)):
-        if abs(number) >= scale:
+        if abs(number) >= NEARLY * scale:
             return f"{number / scale:.2f}{unit}" if number < 10 * scale else f"{number / scale:.1f}{unit}"
     return f"{number:.0f}"
 

@@ -80,7 +80,8 @@ class Folder:
             path.mkdir(parents=True, exist_ok=True)
             never_follows = os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0)
             self.lock = os.fdopen(os.open(path / LOCK, never_follows, 0o666), "r+", errors="replace")
-            if not try_lock(self.lock.fileno()):
+            # A lock without a name was deleted by a process that has just ended; a third one would make a new one.
+            if not try_lock(self.lock.fileno()) or not os.fstat(self.lock.fileno()).st_nlink:
                 raise UserError(Exit.BUSY, f"{self.shown} is being filled by another process "
                                            f"({printable(self.lock.read(20))}). Wait for it, or give "
                                            "pretokenize.py another --output_dir.")

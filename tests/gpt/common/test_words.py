@@ -36,8 +36,8 @@ def test_a_suggested_command_is_one_line_and_means_the_same_to_a_shell():
 def test_durations_sizes_and_counts_read_as_people_say_them():
     assert [duration(s) for s in (-1, 0, 8.4, 59.6, 750, 3600, 39_000, 273_600)] == [
         "0 s", "0 s", "8 s", "1 min 0 s", "12 min 30 s", "1 h 0 min", "10 h 50 min", "3 d 4 h"]
-    assert [size(n) for n in (0, 512, 12_288, 3.1 * 2**20, 15.2 * 2**30)] == [
-        "0 bytes", "512 bytes", "12 KiB", "3.1 MiB", "15.2 GiB"]
-    assert [count(n) for n in (512, 32_000, 1_070_000, 124_439_808, 2.5e9, 3e12)] == [
-        "512", "32.0K", "1.07M", "124.4M", "2.50B", "3.00T"]
+    assert [size(n) for n in (0, 512, 12_288, 3.1 * 2**20, 15.2 * 2**30, 2**20 - 1, 2**30 - 1)] == [
+        "0 bytes", "512 bytes", "12 KiB", "3.1 MiB", "15.2 GiB", "1.0 MiB", "1.0 GiB"]
+    assert [count(n) for n in (512, 32_000, 1_070_000, 124_439_808, 2.5e9, 3e12, 999_960, 999_400)] == [
+        "512", "32.0K", "1.07M", "124.4M", "2.50B", "3.00T", "1.00M", "999.4K"]
     assert [several(n, "file") for n in (0, 1, 2000)] == ["0 files", "1 file", "2,000 files"]

@@ -42,6 +42,14 @@ def test_a_folder_belongs_to_one_run_at_a_time_and_leaves_nothing():
     assert os.listdir("data") == ["notes.txt"]
 
 
+def test_a_lock_that_its_owner_has_deleted_meanwhile_is_none(monkeypatch):
+    """Or a third process could lock the next file of the name."""
+    take = store.try_lock
+    monkeypatch.setattr(store, "try_lock", lambda handle: (Path("data", store.LOCK).unlink(), take(handle))[1])
+    with refused("data is being filled by another process", Exit.BUSY):
+        Folder(Path("data"))
+
+
 def test_a_failed_write_is_reported_with_its_cure():
     with Folder(Path("data")) as folder, refused("--output_dir data .*limit"), folder.writing():
         raise OSError(errno.EFBIG, os.strerror(errno.EFBIG))
