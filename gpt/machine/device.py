@@ -127,7 +127,7 @@ def _choose_precision(backend: Backend, use_amp: bool | None, amp_dtype: str,
     if dtype == torch.bfloat16 and not is_native:
         warnings.append("this GPU only emulates bf16, without fused attention. Drop --amp_dtype." if on_gpu else
                         "this CPU has no bf16 instructions: mixed precision will be slower than fp32. Drop "
-                        "--use_amp and --amp_dtype.")
+                        "--use_amp or, if that is not given, drop --amp_dtype.")
     return dtype, reason
 
 

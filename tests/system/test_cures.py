@@ -471,7 +471,7 @@ LATER = [
     Case("Give --vocab_size alone", "pretokenize.py a.txt --tokenizer_file meta.pkl --output_dir new",
          lambda: Path("meta.pkl").write_bytes(pickle.dumps({"stoi": {}})), drops="--tokenizer_file", until=", or"),
     # machine
-    Case("has no bf16 instructions", f"{NEW} --use_amp",
+    Case("has no bf16 instructions", f"{NEW} --use_amp --amp_dtype bf16", together=True,
          raised=(Raised("gpt.machine.backends:Backend.has_bf16", 0, returns=False),)),
     Case("not even one sequence of", f"train.py {QUIET} --seq_length 8 --output_dir new --batch_size auto",
          raised=(Raised("gpt.planning.memory:available_ram", 0, returns=0),),
