@@ -107,6 +107,8 @@ class Validator:
         corpus, device = run.setup.corpus, run.setup.runtime.machine.device
         self.tokenizer: Tokenizer | None = load_tokenizer(corpus.tokenizer_path) if corpus.tokenizer_path else None
         warn_without_mask(corpus.train, self.tokenizer, run.setup.runtime.out.warn)
+        if run.setup.args.sample_prompt and self.tokenizer is None:
+            run.setup.runtime.out.warn("--sample_prompt has no effect: there is no tokenizer.json beside the tokens")
         self._run = run
         self._sets = [(each, data.Tokens(each.stream, "mmap", device)) for each in corpus.validations]
         lengths = bytes_per_id(self.tokenizer, run.setup.config.vocab_size) if self.tokenizer else None

@@ -39,6 +39,13 @@ def test_a_run_whose_tokenizer_has_no_ids_for_the_prompt_shows_no_sample(run, tm
         assert ("sample at step" in text) == (prompt == "unknown" and len(vocabulary) == 3)
 
 
+def test_a_prompt_without_a_tokenizer_is_said_to_have_no_effect(run, tmp_path):
+    (np.arange(900) % 2).astype("<i2").tofile(tmp_path / "train.bin")
+    text = run.ok("--data_dir", str(tmp_path), "--vocab_size", "300", "--max_steps", "2",
+                  "--sample_interval", "2", "--sample_prompt", "a")
+    assert text.count("--sample_prompt has no effect: there is no tokenizer.json beside the tokens") == 1
+
+
 @pytest.fixture
 def tokens(tmp_path):
     """75 tokens, so that the last window of 8 has 2 targets and the last batch of 4 windows 2 of them."""
