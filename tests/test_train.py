@@ -324,7 +324,7 @@ def test_what_is_wrong_around_a_run_is_told_in_one_go(run):
     said = run.refused(Exit.MACHINE, "--metadata_file", "nowhere.json", "--resume_from", str(run.folder / "no"))
     lines = said.split("\nerror: ")
     assert len(lines) == 3
-    assert all(word in line for word, line in zip(("--output_dir", "nowhere.json", "no does not exist"), lines,
+    assert all(word in line for word, line in zip(("--output_dir", "no does not exist", "nowhere.json"), lines,
                                                   strict=True))
 
 

@@ -162,8 +162,9 @@ def _check(args: Namespace, runtime: Runtime) -> Inputs:
     with problems.catch():
         if writes or args.resume_from or args.cooldown_from:
             resumed = choose_resume(args, writes, out)
-    if (args.resume_from or args.cooldown_from) and not args.config.recorded:
-        problems.stop()  # no record says which tokens the run has
+    names_tokens = {"data_dir", "bin_file", "metadata_file"} & {*args.config.given}
+    if (args.resume_from or args.cooldown_from) and not (args.config.recorded or names_tokens):
+        problems.stop()  # neither flags nor a record say which tokens the run has
     with problems.catch(), out.phase("checking the tokens"):
         corpus = find_corpus(args)
         if args.init_from:

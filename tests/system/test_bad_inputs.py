@@ -225,7 +225,7 @@ TRAIN_ROWS = [
          write("out/config.toml", "n_layer = 2.5"))),
     *rows("train.py resumes", "train.py --resume_from out", CHECKPOINT,
         ("another model by a flag", "--model_size mini", "the checkpoint holds another model")),
-    *rows("train.py resumes", "train.py --data_dir none", CHECKPOINT,  # without a record the tokens are not known
+    *rows("train.py resumes", "train.py", CHECKPOINT,  # without a record the tokens are not known
         ("nothing, and no tokens", "--resume_from nothing", "nothing does not exist")),
     *rows("train.py resumes", RESUME, CHECKPOINT, *NO_CHECKPOINT,
         ("a model without training state", "gpt2", "and give --init_from gpt2")),
