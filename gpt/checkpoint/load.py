@@ -46,7 +46,7 @@ def end_ids(folder: Path, vocab_size: int) -> tuple[int, ...]:
     """The end-of-text ids, from generation_config.json, else config.json, as in transformers; () if none.
 
     Models that were tuned to converse have several. An id beyond the vocabulary, as GPT2Config's own is in a small
-    one, never occurs and is left out. Raises UserError (exit 4), also for what is no id.
+    one, never occurs and is left out. Raises UserError (exit 4), also for a value that is no id.
     """
     with opening(f"checkpoint {printable(folder)}"):
         for name in (GENERATION, CONFIG):

@@ -1,4 +1,4 @@
-"""Shared by every command; imports the standard library alone, so that --help and flag errors appear at once.
+"""Shared by every command; imports the standard library alone, and tqdm for a bar, so that --help appears at once.
 
 words       durations, sizes and counts that are easy to read, and text that is safe to print
 errors      errors a user can fix, exit codes, the required packages, and how every command ends

@@ -26,7 +26,7 @@ SAFE_PATH = "PYTHONSAFEPATH"  # since Python 3.11
 TIMED_OUT = 124  # the exit code of timeout(1)
 GRACE_SECONDS = 5.0  # between SIGTERM and SIGKILL
 PARENT_SECONDS = 1.0  # between two looks at the parent
-GRACE_OF_SHOWN = 60.0  # of a script that shows what it does, and may save
+GRACE_OF_SHOWN = 60.0  # of a script that prints its work, and may save
 
 
 def leave_out_current_folder() -> None:

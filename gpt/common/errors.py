@@ -23,7 +23,8 @@ from gpt.common.terminal import print_line
 from gpt.common.words import first_line, printable
 
 MESSAGE_LINES = 5  # of one error, at most
-RUN_BY_TORCHRUN, WAIT_FOR_MAIN = "TORCHELASTIC_RUN_ID", 10.0  # seconds, until torchrun ends this process
+RUN_BY_TORCHRUN = "TORCHELASTIC_RUN_ID"
+WAIT_FOR_MAIN = 10.0  # seconds; torchrun ends this process before, with the main one
 ENDED: list[bool] = []  # not empty after the end of a process group: the process then skips Python's shutdown
 
 # The oldest release of each package that works: torch 2.10 gives NaN with torch.compile on an A100.

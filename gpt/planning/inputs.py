@@ -270,7 +270,7 @@ def _helped_by(first: Path, args: Namespace, out: Progress) -> Namespace:
     Teacher or noise).
     """
     gap = 0.0
-    with contextlib.suppress(UserError):  # metrics.jsonl is gone
+    with contextlib.suppress(UserError):  # there is no metrics.jsonl any more
         gap = read_run(str(first.parent)).gap
     if gap <= NOISE_GAP:
         return having(args, teacher=str(first))
