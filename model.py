@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from torch.utils.checkpoint import checkpoint
 
 from gpt.ops.attention import attends_in_blocks, attention_in_blocks
+from gpt.ops.dropout import dropout
 from gpt.ops.linear import ACTIVATIONS, Embedding, Linear
 from gpt.ops.loss import LossRule, OutputLayer, TeacherOutput
 from gpt.ops.shards import fill
@@ -136,15 +137,14 @@ class CausalSelfAttention(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         B, T, C = x.shape
-        dropout = self.dropout if self.training else 0.0
         q_BHTK, k_BHTK, v_BHTK = (part.view(B, T, self.n_head, C // self.n_head).transpose(1, 2)
                                   for part in self.c_attn(x).split(C, dim=2))
         if attends_in_blocks(x.device.type, q_BHTK.dtype, T):  # on a CPU in bf16, where that is faster
-            y_BHTK = attention_in_blocks(q_BHTK, k_BHTK, v_BHTK, dropout)
+            y_BHTK = attention_in_blocks(q_BHTK, k_BHTK, v_BHTK)
         else:
-            y_BHTK = F.scaled_dot_product_attention(q_BHTK, k_BHTK, v_BHTK, is_causal=True, dropout_p=dropout)
+            y_BHTK = F.scaled_dot_product_attention(q_BHTK, k_BHTK, v_BHTK, is_causal=True)
         y = self.c_proj(y_BHTK.transpose(1, 2).reshape(B, T, C))
-        return F.dropout(y, self.dropout, self.training)
+        return dropout(y, self.dropout, self.training)
 
 
 class MLP(nn.Module):
@@ -156,7 +156,7 @@ class MLP(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         x = self.c_proj(self.activation(self.c_fc(x)))
-        return F.dropout(x, self.dropout, self.training)
+        return dropout(x, self.dropout, self.training)
 
 
 class Block(nn.Module):
@@ -253,7 +253,7 @@ class LanguageModel(nn.Module):
         """The final hidden states, [B, T, C], after the last norm; T is at most seq_length."""
         assert idx_BT.size(1) <= self.config.seq_length, "more tokens than positions"
         x, *others = self.enter(idx_BT)
-        x = F.dropout(x.to(self.options.residual_dtype or x.dtype), self.config.dropout, self.training)
+        x = dropout(x.to(self.options.residual_dtype or x.dtype), self.config.dropout, self.training)
 
         for block in self.blocks:
             if self.options.recompute and self.training:

@@ -51,7 +51,7 @@ class GPT2(Architecture):
         # bytes are the norms' statistics. Dropout adds two masks with a byte per element.
         C, drops = config.n_embd, config.dropout > 0
         return (2 * C * residual_bytes + 14 * C * dtype.itemsize + 16.0 + (2 * C if drops else 0)
-                + attention_bytes(device_type, dtype, config.n_head, config.seq_length, drops))
+                + attention_bytes(device_type, dtype, config.n_head, config.seq_length))
 
     def to_hf_config(self, config: GPTConfig, end_of_text_id: int | None) -> dict[str, Any]:
         return {

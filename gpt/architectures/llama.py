@@ -111,7 +111,7 @@ class Llama(Architecture):
         elements = 2 * C + projected + q + k + copied_v + q + 3 * config.n_inner
         num_norms = 2 + (config.n_head + config.n_kv_head if config.qk_norm else 0)
         return (2 * C * residual_bytes + dtype.itemsize * elements + 4 * num_norms + (2 * C if drops else 0)
-                + attention_bytes(device_type, dtype, config.n_head, T, drops))
+                + attention_bytes(device_type, dtype, config.n_head, T))
 
     def to_hf_config(self, config: RotaryConfig, end_of_text_id: int | None) -> dict[str, Any]:
         # The fields of the frequencies for transformers 4 (rope_theta, rope_scaling) and 5 (rope_parameters).

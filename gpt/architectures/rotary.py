@@ -16,6 +16,7 @@ import torch.nn as nn
 import torch.nn.functional as F
 
 from gpt.ops.attention import attends_in_blocks, attention_in_blocks, heads_for_kernel
+from gpt.ops.dropout import dropout
 from gpt.ops.linear import Embedding, Linear, swiglu
 from gpt.ops.norm import RMSNorm
 from gpt.ops.rotary import RotaryScaling, rotary_tables, rotate
@@ -80,7 +81,6 @@ class RotaryAttention(nn.Module):
     def forward(self, x: torch.Tensor, rotation_2TK2: torch.Tensor) -> torch.Tensor:
         config = self.config
         B, T = x.shape[:2]
-        dropout = config.dropout if self.training else 0.0
         q_BTHK, k_BTHK, v_BTHK = (part.view(B, T, -1, config.head_dim)
                                   for part in self.qkv_proj(x).split(config.qkv_rows, -1))
         if config.qk_norm:
@@ -88,13 +88,13 @@ class RotaryAttention(nn.Module):
         q_BHTK, k_BHTK = (rotate(heads, *rotation_2TK2).transpose(1, 2) for heads in (q_BTHK, k_BTHK))
         v_BHTK = v_BTHK.transpose(1, 2)
         if attends_in_blocks(x.device.type, q_BHTK.dtype, T):  # on a CPU in bf16, where that is faster
-            y_BHTK = attention_in_blocks(q_BHTK, k_BHTK, v_BHTK, dropout)
+            y_BHTK = attention_in_blocks(q_BHTK, k_BHTK, v_BHTK)
         else:
             k_BHTK, v_BHTK = heads_for_kernel(k_BHTK, v_BHTK, config.n_head)
-            y_BHTK = F.scaled_dot_product_attention(q_BHTK, k_BHTK, v_BHTK, is_causal=True, dropout_p=dropout,
+            y_BHTK = F.scaled_dot_product_attention(q_BHTK, k_BHTK, v_BHTK, is_causal=True,
                                                     enable_gqa=k_BHTK.size(1) < config.n_head)
         y = self.o_proj(y_BHTK.transpose(1, 2).reshape(B, T, -1))
-        return F.dropout(y, config.dropout, self.training)
+        return dropout(y, config.dropout, self.training)
 
 
 class GatedMLP(nn.Module):
@@ -105,7 +105,7 @@ class GatedMLP(nn.Module):
         self.down_proj = Linear(config.n_inner, config.n_embd, False)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return F.dropout(self.down_proj(swiglu(self.gate_up_proj(x))), self.dropout, self.training)
+        return dropout(self.down_proj(swiglu(self.gate_up_proj(x))), self.dropout, self.training)
 
 
 class RotaryBlock(nn.Module):

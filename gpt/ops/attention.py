@@ -6,7 +6,6 @@ Shapes: B batch, H heads, G heads of k and v, T time, K head size.
 """
 
 import torch
-import torch.nn.functional as F
 
 BLOCK_ROWS = 128  # queries in a block
 
@@ -42,30 +41,23 @@ def heads_for_kernel(k_BGTK: torch.Tensor, v_BGTK: torch.Tensor, num_heads: int)
     return k_BGTK.repeat_interleave(groups, 1), v_BGTK.repeat_interleave(groups, 1)
 
 
-def attention_bytes(device_type: str, dtype: torch.dtype, num_heads: int, seq_length: int,
-                    drops: bool) -> float:
+def attention_bytes(device_type: str, dtype: torch.dtype, num_heads: int, seq_length: int) -> float:
     """Bytes per token that autograd keeps of one layer's attention matrix, besides q, k, v and the result.
 
-    Attention in blocks keeps the probabilities of the past, and dropout adds the dropped ones and a mask. A
-    fused kernel keeps one number for each row (Dao et al. 2022). Two cases keep whole matrices: dropout on
-    a CPU, whose fused kernel has none, and Apple's GPU, in fp32, whose fused kernel has no backward pass.
+    Attention in blocks keeps the probabilities of the past. A fused kernel keeps one number for each row (Dao
+    et al. 2022), but Apple's has no backward pass, and the whole matrix stays there, in fp32.
     """
-    probability_bytes = 2 * dtype.itemsize + 1 if drops else dtype.itemsize
     if attends_in_blocks(device_type, dtype, seq_length):
-        return num_heads * (min(seq_length, BLOCK_ROWS) + seq_length) / 2 * probability_bytes
-    if device_type == "mps":
-        return num_heads * seq_length * (9 if drops else 4)
-    if device_type == "cpu" and drops:
-        return num_heads * seq_length * probability_bytes
-    return 4.0 * num_heads
+        return num_heads * (min(seq_length, BLOCK_ROWS) + seq_length) / 2 * dtype.itemsize
+    return 4.0 * num_heads * (seq_length if device_type == "mps" else 1)
 
 
-def attention_in_blocks(q_BHTK: torch.Tensor, k_BHTK: torch.Tensor, v_BHTK: torch.Tensor, dropout: float = 0.0,
+def attention_in_blocks(q_BHTK: torch.Tensor, k_BHTK: torch.Tensor, v_BHTK: torch.Tensor,
                         block_rows: int = BLOCK_ROWS) -> torch.Tensor:
     """softmax(q k' / sqrt(K)) v over the past, [B, H, T, K], by products of block_rows queries at a time.
 
-    A query sees the keys up to its own position. dropout applies whenever it is above 0. The plain form is
-    F.scaled_dot_product_attention with is_causal and enable_gqa.
+    A query sees the keys up to its own position. The plain form is F.scaled_dot_product_attention with
+    is_causal and enable_gqa.
     """
     B, H, T, K = q_BHTK.shape
     KV = k_BHTK.size(1)
@@ -79,7 +71,7 @@ def attention_in_blocks(q_BHTK: torch.Tensor, k_BHTK: torch.Tensor, v_BHTK: torc
         future = torch.full((end - start, end), -torch.inf, dtype=q.dtype).triu(start + 1).repeat(groups, 1)
         queries = q[:, :, start:end].reshape(B * KV, -1, K)
         scores = torch.baddbmm(future, queries, k[:, :end].transpose(1, 2), alpha=K**-0.5)
-        attended = torch.bmm(F.dropout(scores.softmax(-1), dropout), v[:, :end])
+        attended = torch.bmm(scores.softmax(-1), v[:, :end])
         rows.append(attended.view(B * KV, groups, end - start, K))
 
     return torch.cat(rows, 2).view(B, H, T, K)

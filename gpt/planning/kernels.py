@@ -70,12 +70,11 @@ def fastest(seconds: Mapping[str, float]) -> str:
     return best if first and seconds[best] < (1 - LEAST_GAIN) * seconds[first] else first
 
 
-def use_attention(name: str, dropout: float) -> None:
-    """Leaves this process one kernel besides the plain attention; '' leaves all that are sound with the dropout."""
+def use_attention(name: str) -> None:
+    """Leaves this process one kernel besides the plain attention; '' leaves all."""
     torch.backends.cuda.enable_flash_sdp(name in ("", "flash"))
     torch.backends.cuda.enable_mem_efficient_sdp(name in ("", "efficient"))
-    # Some of cuDNN's kernels round a probability of dropout to sixteenths (PyTorch's PR 174245).
-    torch.backends.cuda.enable_cudnn_sdp(name == "cudnn" or (not name and not dropout))
+    torch.backends.cuda.enable_cudnn_sdp(name in ("", "cudnn"))
 
 
 # ---------------------------------------------------------------- timing
@@ -89,7 +88,7 @@ def _read_or_measure(config: ModelConfig, machine: Machine) -> tuple[dict[str, f
     path = cache_folder() / "kernels.json"
     shape = (config.n_head, config.n_kv_head, config.head_dim, config.seq_length, config.n_embd, config.vocab_size)
     # The build's description has the versions of CUDA and of the cuDNN that was found.
-    key = " ".join(map(str, (machine.name, machine.precision, config.dropout, *shape, torch.__config__.show())))
+    key = " ".join(map(str, (machine.name, machine.precision, *shape, torch.__config__.show())))
     known: dict[str, Any] = {}
     with contextlib.suppress(OSError, ValueError, TypeError):
         known = dict(json.loads(read_text(path)))
@@ -118,12 +117,11 @@ def time_attention(config: ModelConfig, machine: Machine) -> dict[str, float]:
         right = attend([tensor.detach().float().requires_grad_() for tensor in checked])
     seconds = {}
     for name, kernel in KERNELS.items():
-        is_sound = name != "cudnn" or not config.dropout  # see use_attention
         try:
             with warnings.catch_warnings(), sdpa_kernel(kernel):
                 warnings.simplefilter("ignore")
-                if is_sound and all(map(is_close, attend(checked), right)):
-                    seconds[name] = seconds_of(partial(attend, inputs, config.dropout))
+                if all(map(is_close, attend(checked), right)):
+                    seconds[name] = seconds_of(partial(attend, inputs))
         except torch.OutOfMemoryError:
             raise
         except RuntimeError:  # this card has no such kernel, or not for this shape, of which PyTorch warns besides
@@ -151,11 +149,11 @@ def time_chunks(config: ModelConfig, machine: Machine) -> dict[str, float]:
     return {str(rows): seconds_of(partial(loss_and_gradients, rows)) for rows in CHUNKS}
 
 
-def attend(inputs: Sequence[torch.Tensor], dropout: float = 0.0) -> tuple[torch.Tensor, ...]:
+def attend(inputs: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
     """Causal attention of q, k, v, and their gradients by the gradient of the result, the last of the inputs."""
     q_BHTK, k_BGTK, v_BGTK, dy_BHTK = inputs
     k_BHTK, v_BHTK = heads_for_kernel(k_BGTK, v_BGTK, q_BHTK.size(1))
-    y_BHTK = F.scaled_dot_product_attention(q_BHTK, k_BHTK, v_BHTK, is_causal=True, dropout_p=dropout,
+    y_BHTK = F.scaled_dot_product_attention(q_BHTK, k_BHTK, v_BHTK, is_causal=True,
                                             enable_gqa=k_BHTK.size(1) < q_BHTK.size(1))
     return y_BHTK, *torch.autograd.grad(y_BHTK, (q_BHTK, k_BGTK, v_BGTK), dy_BHTK)
 

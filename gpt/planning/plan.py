@@ -181,7 +181,7 @@ def attention_of(config: ModelConfig, machine: Machine) -> str:
     q, kv = (torch.empty((1, heads, config.seq_length, config.head_dim), device=machine.device, dtype=machine.dtype,
                          requires_grad=True) for heads in (config.n_head, config.n_kv_head))
     k, v = heads_for_kernel(kv, kv, config.n_head)
-    choice = torch._fused_sdp_choice(q, k, v, None, config.dropout, True,  # type: ignore[attr-defined] - not public
+    choice = torch._fused_sdp_choice(q, k, v, None, 0.0, True,  # type: ignore[attr-defined] - not public
                                      enable_gqa=k.size(1) < config.n_head)
     return SDPBackend(choice).name.lower().removesuffix("_attention").replace("math", "unfused")
 

@@ -33,8 +33,6 @@ from gpt.planning.sizing import FRACTION_OF_PEAK, UNKNOWN_PEAK
 from gpt.tokens.corpus import Corpus
 from model import Options
 
-WITHOUT_DROPOUT = 1.4  # the speed of a CPU without dropout by its speed with dropout, at 2 x 256 on 2 cores
-
 
 def choose_setup(inputs: Inputs, runtime: Runtime, deadline: Deadline) -> Setup | None:
     """Decides everything that the flags leave open, each with its reason, the same in all processes.
@@ -50,7 +48,7 @@ def choose_setup(inputs: Inputs, runtime: Runtime, deadline: Deadline) -> Setup 
     config = replace(inputs.config, dropout=dropout)
     kernels = processes.from_first(
         lambda: choose_kernels(config, machine, options.loss_chunk, inputs.stored.environment))
-    use_attention(kernels.attention, dropout)
+    use_attention(kernels.attention)
     options = replace(options, loss_chunk=kernels.loss_chunk, label_smoothing=args.label_smoothing or 0.0)
 
     # The recipe, with the micro-batch that fits beside the tokens.
@@ -113,7 +111,7 @@ def _choose_dropout(inputs: Inputs, options: Options, runtime: Runtime, deadline
     if length is None and args.max_minutes:
         tokens_per_step = recipe_for(None).samples_per_step * config.seq_length
         speed = inputs.sizing.speed if inputs.sizing else FRACTION_OF_PEAK * (machine.peak_flops or UNKNOWN_PEAK)
-        speed *= processes.world_size * WITHOUT_DROPOUT
+        speed *= processes.world_size
         length = int(60 * args.max_minutes * speed / (config.flops_per_token * tokens_per_step))
     recipe = recipe_for(length)
     is_large = config.num_parameters >= defaults.LEAST_PARAMETERS * inputs.corpus.train.length

@@ -60,12 +60,3 @@ def test_heads_are_shared_where_a_card_has_flash_attention():
     assert shares_heads("cpu", torch.float32)
     k = torch.randn(1, 2, 3, 4)
     assert heads_for_kernel(k, k, 6)[0] is k
-
-
-def test_dropout_drops_weights_and_keeps_their_mean():
-    torch.manual_seed(0)
-    q, k = torch.zeros(1, 1, 64, 4), torch.zeros(1, 1, 64, 4)
-    rows = [attention_in_blocks(q, k, torch.ones(1, 1, 64, 4), 0.5)[0, 0, -1, 0] for _ in range(300)]
-    found = torch.stack(rows)
-    assert found.mean() == pytest.approx(1.0, abs=0.03)
-    assert found.std() > 0.05

@@ -64,8 +64,8 @@ def test_a_resumed_run_keeps_its_kernels(card):
 def test_a_kernel_with_a_wrong_gradient_is_refused(card, monkeypatch):
     attend = kernels.attend
 
-    def wrong(inputs, dropout=0.0):
-        y, dq, dk, dv = attend(inputs, dropout)
+    def wrong(inputs):
+        y, dq, dk, dv = attend(inputs)
         return y, dq, dk, dv * (1.05 if torch.backends.cuda.flash_sdp_enabled() else 1)
 
     card(flash=0.5, efficient=0.9, cudnn=0.4)
@@ -104,5 +104,5 @@ def test_the_others_are_off_in_the_process():
     enabled = (torch.backends.cuda.flash_sdp_enabled, torch.backends.cuda.mem_efficient_sdp_enabled,
                torch.backends.cuda.cudnn_sdp_enabled)
     for name, expected in (("cudnn", [False, False, True]), ("flash", [True, False, False]), ("", [True] * 3)):
-        use_attention(name, 0.0)
+        use_attention(name)
         assert [is_on() for is_on in enabled] == expected

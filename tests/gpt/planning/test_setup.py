@@ -6,7 +6,6 @@ import types
 from typing import Any
 
 import pytest
-import torch
 
 from gpt.checkpoint.recorded import steps_in
 from gpt.common.errors import Exit, UserError
@@ -19,13 +18,7 @@ from gpt.planning.setup import choose_place
     ("--max_minutes 0.02", 0.1), ("--epochs 9 --n_embd 4", 0.0), ("--epochs 9 --lr_schedule constant", 0.0),
     ("--epochs 9 --optimizer adamw", 0.0)])
 def test_a_small_text_that_muon_reads_often_gets_dropout(run, flags, dropout):
-    """A run with dropout leaves out cuDNN's attention, some of whose kernels round its probability."""
-    torch.backends.cuda.enable_cudnn_sdp(True)
-    try:
-        run.ok("--optimizer", "muon", *flags.split())
-        assert torch.backends.cuda.cudnn_sdp_enabled() == (dropout == 0)
-    finally:
-        torch.backends.cuda.enable_cudnn_sdp(True)
+    run.ok("--optimizer", "muon", *flags.split())
     newest = next(iter(steps_in(run.folder / "out").values()))
     assert json.loads((newest / "config.json").read_text())["resid_pdrop"] == dropout
     assert json.loads((newest / "trainer_state.json").read_text())["settings"]["dropout"] == dropout
