@@ -105,7 +105,7 @@ def devices_of(machine: Machine, options: Options, products: float) -> dict[str,
     products is the FLOP/s of matrix products on this machine.
     """
     fraction = FRACTION_ON_GPU if machine.on_gpu else FRACTION_COMPILED if machine.compile else FRACTION_EAGER
-    setting = MemorySetting.of(machine, options, True, True, 0)
+    setting = MemorySetting.of(machine, options, 0)
     devices: dict[str, Device] = {"this machine": (setting, room_of_each(machine, ALONE), fraction * products)}
     for gigabytes, name in TYPICAL_GPUS.items():
         card = find_card(name)

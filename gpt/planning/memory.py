@@ -74,14 +74,16 @@ class MemorySetting:
     teacher_bytes: int = 0  # of --teacher's weights, which every process holds
 
     @staticmethod
-    def of(machine: Machine, options: Options, accumulates: bool, copies: bool, optimizer_bytes: float,
-           strategy: str = "alone", processes: Processes = ALONE) -> "MemorySetting":
-        """The setting of a run. Sharding gathers weights in the dtype of autocast; the residual stream has it too."""
+    def of(machine: Machine, options: Options, optimizer_bytes: float, strategy: str = "alone",
+           processes: Processes = ALONE) -> "MemorySetting":
+        """The setting of a run that accumulates gradients, and saves through a copy in RAM.
+
+        Sharding gathers weights in the dtype of autocast; the residual stream has it too.
+        """
         shards = {"fsdp": processes.world_size, "hsdp": processes.world_size // processes.num_machines}.get(strategy, 1)
         is_half = options.residual_dtype or (strategy in ("fsdp", "hsdp") and machine.dtype != torch.float32)
-        return MemorySetting(machine.device.type, machine.dtype, machine.compile, accumulates, 2 if is_half else 4,
-                             options.loss_chunk, options.recompute, copies, optimizer_bytes, strategy,
-                             shards)
+        return MemorySetting(machine.device.type, machine.dtype, machine.compile, True, 2 if is_half else 4,
+                             options.loss_chunk, options.recompute, True, optimizer_bytes, strategy, shards)
 
     @property
     def has_own_memory(self) -> bool:
@@ -106,11 +108,11 @@ class MemorySetting:
 
 def setting_of(args: Namespace, config: ModelConfig, options: Options, machine: Machine, processes: Processes,
                optimizer: str, strategy: str) -> MemorySetting:
-    """The setting of a run that accumulates gradients, with the state of its optimizer and its teacher.
+    """MemorySetting.of, with the state of the run's optimizer and its teacher.
 
-    It saves through a copy in RAM. choose_setup replaces accumulates and copies once they are decided.
+    choose_setup replaces accumulates and copies once they are decided.
     """
-    setting = MemorySetting.of(machine, options, True, True, state_bytes(optimizer, config), strategy, processes)
+    setting = MemorySetting.of(machine, options, state_bytes(optimizer, config), strategy, processes)
     of_teacher = read_config(Path(args.teacher)).num_parameters if args.teacher else 0
     return replace(setting, teacher_bytes=(6 if options.rounded_to else 4) * of_teacher)
 

@@ -9,6 +9,7 @@ import json
 import math
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -103,7 +104,8 @@ def measure(capability: int, flags: list[str]) -> dict[str, Any]:
             accumulation = args.gradient_accumulation_steps
             train.try_step(run, [(rows[:, :-1], rows[:, 1:])] * accumulation, accumulation)
 
-    setting = MemorySetting.of(machine, options, args.gradient_accumulation_steps > 1, False, state_bytes(name, config))
+    setting = replace(MemorySetting.of(machine, options, state_bytes(name, config)), copies=False,
+                      accumulates=args.gradient_accumulation_steps > 1)
     wide = [shape for dtype, shape in ledger.made if dtype == torch.float32
             and math.prod(shape) >= B * T * config.n_embd and B * T in (shape[0], math.prod(shape[:2]))]
     return {"peak": ledger.peak, "predicted": predicted_peak(config, B, setting),

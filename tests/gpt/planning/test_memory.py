@@ -136,8 +136,8 @@ def test_what_each_process_holds_is_what_was_predicted(step):
     config = GPTConfig(1000, 64, 4, 2, 128)
     processes = Processes(0, step.world_size, 0, step.world_size // machines)
     machine = replace(CPU, dtype=torch.bfloat16 if step.half else torch.float32)
-    setting = MemorySetting.of(machine, Options(), step.accumulation > 1, False,
-                               memory.state_bytes(step.optimizer, config), step.strategy, processes)
+    setting = replace(MemorySetting.of(machine, Options(), memory.state_bytes(step.optimizer, config), step.strategy,
+                                       processes), accumulates=step.accumulation > 1, copies=False)
     parts = {**memory_parts(config, step.batch_size, setting), "program": 0}
     found = held_bytes(config, step, machines)
     assert peak_bytes(parts, setting) == pytest.approx(found, rel=0.08)

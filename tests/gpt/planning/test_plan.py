@@ -160,7 +160,7 @@ GPU = replace(CPU, device=torch.device("cuda"), dtype=torch.float16, compile=Tru
 
 def sharing(machine: Machine, processes: Processes, strategy: str = "ddp", interval: int = 0,
             ) -> list[str]:
-    setting = MemorySetting.of(GPU, Options(), True, False, 8, strategy, processes)
+    setting = MemorySetting.of(GPU, Options(), 8, strategy, processes)
     config = GPTConfig(50257, 1024, 12, 12, 768)
     setup: Any = SimpleNamespace(config=config, recipe=SimpleNamespace(sample_interval=interval),
                                  samples=interval > 0 and fits_sample(config, setting, machine, processes),
