@@ -289,7 +289,7 @@ def loop(run: Run, pace: Pace, deadline: Deadline, validator: Validator, checkpo
     runtime.clock.start()
     deadline.start(state.step, state.seconds)
 
-    while state.step < run.recipe.total_steps and not run.is_stopped():
+    while state.step < run.recipe.total_steps and not (is_out_of_patience(run) or run.is_stopped()):
         # Learning rate: warm-up, then decay, a pure function of the step. Embeddings have a multiple of it (lr_scale).
         runtime.out.now(f"step {state.step + 1:,}")
         for group in run.optimizer.param_groups:
@@ -319,7 +319,7 @@ def loop(run: Run, pace: Pace, deadline: Deadline, validator: Validator, checkpo
             checkpointer.save(due.permanent)
         if due.sample:
             monitor.show_sample(validator.sample())
-        if due.is_last or is_out_of_patience(run):
+        if due.is_last:
             break
     monitor.catch_up()
 

@@ -251,12 +251,12 @@ def _check_finite(place: Path, tensors: Iterable[tuple[str, torch.Tensor]]) -> N
 
 
 def load_training(folder: Path, model: Network, optimizer: torch.optim.Optimizer, schema: StateSchema,
-                  ) -> list[str]:
+                  ) -> None:
     """Restores weights, optimizer state and random-number generators from a verified checkpoint.
 
-    schema gives the tensors that the optimizer keeps for a parameter, with shapes and types. Returns notes
-    about state that was not restored, such as a GPU's generator. Raises UserError (exit 4) for the state of
-    another model or optimizer, and for NaN or infinity; the model may then have changed.
+    schema gives the tensors that the optimizer keeps for a parameter, with shapes and types. Raises UserError
+    (exit 4) for the state of another model or optimizer, and for NaN or infinity; the model may then have
+    changed.
     """
     try:
         load_weights(weights_of(model.config, stored_tensors(folder)), model)
@@ -270,7 +270,7 @@ def load_training(folder: Path, model: Network, optimizer: torch.optim.Optimizer
                 (f"{key}.{name}", tensor) for name, parameter in model.named_parameters()
                 for key, tensor in states[parameter].items()))
             optimizer.state.update(states)
-            return _restore_generators(file, next(model.parameters()).device)
+            _restore_generators(file, next(model.parameters()).device)
     except (InvalidCheckpoint, SafetensorError, OSError) as error:
         raise UserError(Exit.CHECKPOINT, f"checkpoint {printable(folder)}: {error}. It cannot be resumed with "
                                          "these flags; start a new run in another --output_dir.") from error
@@ -293,16 +293,11 @@ def _check_optimizer_state(file: Any, model: Network, schema: StateSchema) -> No
                                 "weights alone")
 
 
-def _restore_generators(file: Any, device: torch.device) -> list[str]:
-    """Sets the random-number generators; returns notes about state that was not restored.
-
-    Raises InvalidCheckpoint.
-    """
+def _restore_generators(file: Any, device: torch.device) -> None:
+    """Sets the random-number generators whose states the checkpoint has. Raises InvalidCheckpoint."""
     kinds = {"cpu", device.type} if f"rng.{device.type}" in file.keys() else {"cpu"}  # noqa: SIM118 - no mapping
     try:
         backend_of(device).set_rng_states({kind: file.get_tensor(f"rng.{kind}") for kind in kinds})
     except (RuntimeError, TypeError) as error:
         raise InvalidCheckpoint(f"{OPTIMIZER}: rng.cpu or a GPU's is not the state of a random-number "
                                 f"generator ({first_line(error)[:120]})") from error
-    return [] if device.type in kinds else ["the checkpoint was saved on another kind of device: dropout on this GPU "
-                                            "starts a new random sequence"]

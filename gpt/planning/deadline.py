@@ -97,9 +97,9 @@ def with_length(deadline: Deadline, setup: Setup, pace: Pace, steps_done: int) -
 
 
 def recipe_within(seconds: float, setup: Setup, pace: Pace, steps_done: int) -> Recipe:
-    """The setup's recipe with the last step that fits into the seconds, at least one more step than done.
+    """The setup's recipe with the last step that fits into the seconds, one more step than done at least.
 
-    The recipe's length stays the upper limit. A validation has a hundredth of the run's tokens, unless
+    The recipe's length is the upper limit. A validation has a hundredth of the run's tokens, unless
     flags or an earlier start decided them. Validations and samples are rarer where they would take more
     than BETWEEN_FRACTION.
     """
@@ -120,5 +120,6 @@ def recipe_within(seconds: float, setup: Setup, pace: Pace, steps_done: int) -> 
                        sample_interval=sample_interval)
 
     longer = range(steps_done + 2, recipe.total_steps + 1)
-    return ending_at(steps_done + 1 + bisect_right(
-        longer, seconds, key=lambda step: pace.seconds(ending_at(step), steps_done)))
+    fitting = steps_done + 1 + bisect_right(
+        longer, seconds, key=lambda step: pace.seconds(ending_at(step), steps_done))
+    return ending_at(min(fitting, recipe.total_steps))

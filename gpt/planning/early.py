@@ -107,9 +107,11 @@ def make_tokens(args: Namespace) -> None:
         from gpt.tokens.metadata import read_metadata
 
         recorded = read_metadata(mark)
-        files = find_files(texts, lambda _: None, {})
-        if identity_of((file.shown, file.path) for file in files) != recorded.get("sources_identity"):
-            gone = [text for text in texts if not (os.path.exists(text) or "://" in text or glob.glob(text))]
+        has_local_names = not any("://" in text for text in texts)  # the files of the hub lie elsewhere
+        files = find_files(texts, lambda _: None, {}) if has_local_names else []
+        identity = identity_of((file.shown, file.path) for file in files)
+        if has_local_names and identity != recorded.get("sources_identity"):
+            gone = [text for text in texts if not (os.path.exists(text) or glob.glob(text))]
             if gone:
                 raise UserError(Exit.DATA, f"{printable(gone[0])}: No such file or directory. Its tokens are still "
                                            f"there: give --data_dir {shell_word(folder)} in its place.")
@@ -130,7 +132,7 @@ def make_tokens(args: Namespace) -> None:
         if len(texts) == 1 and texts[0].endswith(".py"):  # as nanoGPT's config/train_shakespeare_char.py
             warn(f"{printable(texts[0])} is read as text to learn, not as settings. Settings are flags, or stand in "
                  "a TOML file: --config FILE")
-        with Signals() as signals:
+        with Signals(can_save=True) as signals:
             answer = run_child([sys.executable, str(PROGRAM / make[0]), *make[1:]], signals, shows=True,
                                env={TRAINS_NEXT: "1"})
         if answer.returncode == Exit.DATA:

@@ -17,7 +17,6 @@ import torch
 
 from gpt.architectures.table import ModelConfig, architecture_of
 from gpt.checkpoint.load import read_config
-from gpt.checkpoint.stored import Stored
 from gpt.common.errors import Exit, UserError
 from gpt.common.files import write_whole
 from gpt.common.names import TOO_LARGE
@@ -30,7 +29,7 @@ from gpt.machine.processes import ALONE, Processes
 from gpt.machine.runtime import Runtime
 from gpt.optimizers.build import state_bytes
 from gpt.optimizers.table import OPTIMIZERS, largest
-from gpt.planning.recipe import Recipe, had_step_of
+from gpt.planning.recipe import Recipe
 from gpt.planning.sizing import Sizing
 from model import Options
 
@@ -320,16 +319,14 @@ def micro_batch_of(recipe: Recipe, world_size: int) -> int:
 
 
 def largest_batch_size(recipe: Recipe, config: ModelConfig, setting: MemorySetting, runtime: Runtime,
-                       stored: Stored, tokens_on_gpu: int = 0) -> int:
+                       tokens_on_gpu: int = 0) -> int:
     """The micro-batch that --batch_size auto begins with: the largest that is predicted to fit.
 
     It begins high on a GPU, without a margin, as a step that runs out of memory is repeated with half of
-    it. On a processor it keeps the margin: running out of RAM would hurt other programs. A resumed run
-    keeps its micro-batch. tokens_on_gpu is the bytes of the training tokens that will lie there too. Raises
-    UserError (exit 5) where not even one sequence fits.
+    it. On a processor it keeps the margin: running out of RAM would hurt other programs. tokens_on_gpu is the
+    bytes of the training tokens that will lie there too. Raises UserError (exit 5) where not even one sequence
+    fits.
     """
-    if had_step_of(stored.settings, recipe.samples_per_step):
-        return stored.settings["batch_size"]
     backend, processes = runtime.machine.backend, runtime.processes
     free_bytes = backend.free_memory()  # on Apple's GPU of the RAM
     free_ram = (1 - MARGIN) * ((free_bytes or available_ram()) // processes.local_world_size)

@@ -79,10 +79,10 @@ class Recipe(Schedule):
         epochs = epochs_of(last_step * self.samples_per_step, self.samples_per_step, self.windows_per_epoch)
         return replace(self, total_steps=last_step, epochs=epochs)
 
-    def command_after_cooldown(self, output_dir: str) -> str:
+    def command_after_cooldown(self, launcher: str, output_dir: str) -> str:
         """The command for twice the steps, in another folder, from where the cooldown began."""
         assert self.cooldown
-        return (f"python train.py --resume_from {shell_word(self.cooldown.source)} --output_dir "
+        return (f"{launcher} train.py --resume_from {shell_word(self.cooldown.source)} --output_dir "
                 f"{shell_word(f'{output_dir}-longer')} --max_steps {2 * self.total_steps}")
 
     @property

@@ -37,8 +37,8 @@ def flags_of_run(setup: Setup) -> Layer:
     decided = {**values, **shape, **setup.recipe.flags()}
     if args.max_minutes and not args.epochs:
         decided.pop("epochs", None)  # the epochs follow from the last step, which may move
-    if args.init_from:
-        values["init_from"] = decided["init_from"] = as_recorded(args.init_from)
+    if origin := args.init_from or setup.stored.state.init_from:  # a resumed run has no flag for it
+        values["init_from"] = decided["init_from"] = as_recorded(origin)
         for name in ("model_size", "init_std"):
             decided.pop(name, None)
         # A resumed run needs the vocabulary again, which the pretrained weights may have brought.
@@ -48,7 +48,7 @@ def flags_of_run(setup: Setup) -> Layer:
         decided.pop("model_size", None)
 
     given = {name: value for name, value in values.items()
-             if name in args.config.given and decided.get(name, value) == value}
+             if name in {*args.config.given, "init_from"} and decided.get(name, value) == value}
     left_out = {*given, *flags_of_scope("machine")}
     return Layer("", given, {name: value for name, value in decided.items() if name not in left_out})
 

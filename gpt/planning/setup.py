@@ -26,7 +26,7 @@ from gpt.planning.memory import (
     micro_batch_of,
     setting_of,
 )
-from gpt.planning.recipe import ENDLESS, Recipe, choose_options, choose_recipe
+from gpt.planning.recipe import ENDLESS, Recipe, choose_options, choose_recipe, had_step_of
 from gpt.planning.recorded import measures_same_tokens, same_everywhere
 from gpt.planning.relations import of_another_recipe
 from gpt.planning.sizing import FRACTION_OF_PEAK, UNKNOWN_PEAK
@@ -63,9 +63,12 @@ def choose_setup(inputs: Inputs, runtime: Runtime, deadline: Deadline) -> Setup 
         return None
     memory = setting_of(args, config, options, machine, processes, recipe.optimizer, strategy)
     tokens_on_gpu = corpus.train.num_bytes if place == "gpu" else 0
-    if args.batch_size == "auto":
+    had_step = had_step_of(inputs.stored.settings, recipe.samples_per_step)
+    if had_step and not any(change.startswith("batch_size ") for change in args.config.changed):
+        recipe = recipe.with_micro_batch(inputs.stored.settings["batch_size"])  # halved where memory ran out
+    elif args.batch_size == "auto":
         recipe = recipe.with_micro_batch(processes.from_first(
-            lambda: largest_batch_size(recipe, config, memory, runtime, inputs.stored, tokens_on_gpu)))
+            lambda: largest_batch_size(recipe, config, memory, runtime, tokens_on_gpu)))
     if processes.world_size > 1:
         recipe = recipe.with_micro_batch(processes.from_first(
             lambda: after_out_of_memory(Path(args.output_dir), recipe, runtime.out)))
@@ -112,7 +115,7 @@ def _choose_dropout(inputs: Inputs, options: Options, runtime: Runtime, deadline
         tokens_per_step = recipe_for(None).samples_per_step * config.seq_length
         speed = inputs.sizing.speed if inputs.sizing else FRACTION_OF_PEAK * (machine.peak_flops or UNKNOWN_PEAK)
         speed *= processes.world_size
-        length = int(60 * args.max_minutes * speed / (config.flops_per_token * tokens_per_step))
+        length = max(1, int(60 * args.max_minutes * speed / (config.flops_per_token * tokens_per_step)))
     recipe = recipe_for(length)
     is_large = config.num_parameters >= defaults.LEAST_PARAMETERS * inputs.corpus.train.length
     default = defaults.DROPOUT if recipe.overfits and is_large and recipe.passes >= defaults.MANY_PASSES else 0.0
@@ -138,7 +141,8 @@ def _is_finished(inputs: Inputs, recipe: Recipe, longest: Recipe, deadline: Dead
         validations = several(state.validations_without_gain, "validation")
         more = f"{validations} brought no new best; raise --patience to continue"
     elif recipe.cooldown:
-        more = f"cooled down; to train on from before: {recipe.command_after_cooldown(args.output_dir)}"
+        command = recipe.command_after_cooldown(runtime.processes.launcher, args.output_dir)
+        more = f"cooled down; to train on from before: {command}"
     planned = f" of {recipe.total_steps:,}" if recipe.epochs < ENDLESS else ""
     runtime.out.say(f"already at step {state.step:,}{planned}; {more}")
     if state.step == recipe.total_steps != state.validated_step and corpus.val and not args.dry_run:

@@ -42,7 +42,7 @@ def resume(run: Run) -> None:
     setup, say = run.setup, run.setup.runtime.out.say
     assert setup.resumed
     folder, stored = setup.resumed
-    notes = load.load_training(folder, run.model, run.optimizer, partial(expected_state, run.optimizer))
+    load.load_training(folder, run.model, run.optimizer, partial(expected_state, run.optimizer))
     if run.scaler.is_enabled() and stored.scaler:
         run.scaler.load_state_dict(dict(stored.scaler))
     step, total = stored.state.step, setup.recipe.total_steps
@@ -55,8 +55,6 @@ def resume(run: Run) -> None:
             now, end = map(setup.recipe.learning_rate_at, (step + 1, total))
             rises = ": the loss rises first, then falls again" if now > was and end < now else ""
             say(f"resume      the learning rate was {was:.2e}, is now {now:.2e}, ends at {end:.2e}{rises}")
-    for note in notes:
-        say(f"resume      {note}")
     recorded = settings_of(setup)
     for kind, before, what in (("settings", stored.settings, "changed"),
                                ("environment", stored.environment, "losses will differ in the last digits")):

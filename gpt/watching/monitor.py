@@ -357,7 +357,7 @@ class Monitor:
             length *= 2 if state.init_from else max(2, math.ceil(times_too_short(
                 state.step, tokens_seen, corpus.train.length, config.num_parameters)))
             patience = "" if has_patience else f" --patience {state.validations_without_gain + args.patience}"
-            command = (recipe.command_after_cooldown(args.output_dir) if recipe.cooldown else
+            command = (recipe.command_after_cooldown(launcher, args.output_dir) if recipe.cooldown else
                        f"{launcher} train.py --resume_from {folder} --{unit} {length:.12g}{patience}")
         elif how == MORE_TEXT:
             if recipe.overfits and recipe.passes > FRESH and not helps_many_passes(args):

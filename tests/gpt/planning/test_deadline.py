@@ -54,6 +54,7 @@ def test_the_steps_planned_fill_the_time_and_one_more_would_be_too_long(seconds,
     assert takes(steps) == pytest.approx(PACE.step * (steps - done), rel=0.7)
     assert planned_within(seconds, recipe(total_steps=done + 9)).total_steps == done + 9  # --max_steps, --epochs
     assert planned_within(0, open_end).total_steps == done + 1
+    assert planned_within(0, recipe(total_steps=done)).total_steps == done
 
 
 def test_validations_and_samples_take_a_tenth_of_the_minutes_and_each_is_in_the_hours():

@@ -80,6 +80,13 @@ def test_texts_become_tokens_once_and_the_run_trains_on_them(place, capfd):
     assert refusal("texts")[0] == Exit.DATA
 
 
+def test_the_tokens_of_a_text_of_the_hub_are_taken_again(place, monkeypatch):
+    assert train.answer_early(["texts"]) == 0
+    (place / "texts.tokens").rename(place / "corpus.tokens")
+    monkeypatch.setattr("sys.argv", ["train.py", "hf://datasets/someone/corpus"])
+    assert train.answer_early(["hf://datasets/someone/corpus"]) == 0
+
+
 def test_tokens_whose_text_is_gone_are_named(place):
     assert train.answer_early(["texts"]) == 0
     shutil.rmtree(place / "texts")

@@ -1,7 +1,9 @@
 """What is decided for a run as a whole: dropout by its passes over the text, the same when it goes on."""
 
 import json
+import os
 import re
+import signal
 import types
 from typing import Any
 
@@ -11,11 +13,12 @@ from gpt.checkpoint.recorded import steps_in
 from gpt.common.errors import Exit, UserError
 from gpt.machine.processes import ALONE
 from gpt.planning.setup import choose_place
+from gpt.training.validation import Validator
 
 
 @pytest.mark.parametrize(("flags", "dropout"), [
     ("--epochs 3", 0.0), ("--epochs 9", 0.1), ("--epochs 9 --max_steps 9", 0.0), ("--epochs 9 --dropout 0", 0.0),
-    ("--max_minutes 0.02", 0.1), ("--epochs 9 --n_embd 4", 0.0), ("--epochs 9 --lr_schedule constant", 0.0),
+    ("--max_minutes 0.02", 0.1), ("--max_minutes 1e-9", 0.0), ("--epochs 9 --n_embd 4", 0.0), ("--epochs 9 --lr_schedule constant", 0.0),
     ("--epochs 9 --optimizer adamw", 0.0)])
 def test_a_small_text_that_muon_reads_often_gets_dropout(run, flags, dropout):
     run.ok("--optimizer", "muon", *flags.split())
@@ -66,6 +69,23 @@ def test_a_run_that_patience_ended_takes_no_further_step_until_it_has_more(run, 
     assert max(steps_in(run.folder / "out")) == ended + 2
     run.ok(*resume, "--val_bin_file", f"{corpus}/train.bin")  # whose validations count anew
     assert max(steps_in(run.folder / "out")) > ended + 2
+
+
+def test_a_signal_in_the_validation_that_ends_the_patience_costs_no_further_step(run, monkeypatch):
+    measure, validations = Validator.measure, []
+
+    def stopping(validator, *rest):
+        validations.extend([] if rest else ["a whole one"])  # those of the pace have an argument
+        if not rest and len(validations) == 2:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return measure(validator, *rest)
+
+    flags = ["--max_steps", "40", "--patience", "1", "--eval_interval", "2", "--learning_rate", "1e-30", "--min_lr", "0"]
+    run.ok(*flags, out="whole")
+    monkeypatch.setattr(Validator, "measure", stopping)
+    assert run(*flags)[0] == 128 + signal.SIGTERM
+    assert "1 validation" in run.ok(*flags, "--resume_from", "auto")
+    assert max(steps_in(run.folder / "out")) == max(steps_in(run.folder / "whole")) < 40
 
 
 @pytest.mark.parametrize(("free_bytes", "place"), [(10**9, "gpu"), (1, None)])

@@ -1,5 +1,6 @@
 """Steps that fail: out of memory, between micro-batches; a compiler that cannot."""
 
+import json
 import types
 
 import pytest
@@ -62,6 +63,10 @@ def test_a_step_that_fails_between_micro_batches_leaves_no_trace(run, monkeypatc
     assert clean[:2] == failed[:2]
     assert failed[2]["loss"] == pytest.approx(clean[2]["loss"], abs=0.05)  # other neurons are dropped
     assert failed[2]["tokens"] == clean[2]["tokens"]
+    # The flags of the file have the former micro-batch, the checkpoint has the smaller one.
+    run.ok(*flags, "--max_steps", "6", "--resume_from", "auto", out="failed")
+    state = json.loads((run.folder / "failed/checkpoint-6/trainer_state.json").read_text())
+    assert (state["settings"]["batch_size"], state["settings"]["accumulation"]) == (2, 8)
 
 
 def test_undoing_a_step_drops_unfinished_moments_and_scaler_notes():

@@ -65,6 +65,19 @@ def test_finetuning_starts_where_transformers_stands_and_its_result_opens_there(
         assert torch.allclose(again(tokens[None, :16]).logits, ours(tokens[None, :16]), atol=1e-4)
 
 
+def test_a_run_like_a_resumed_one_begins_from_the_same_weights(run, corpus, capsys):
+    run.ok("--max_steps", "3")
+    tuned = ["--output_dir", str(run.folder / "tuned"), "--no-use_gpu"]
+    begin = ["--data_dir", str(corpus), "--init_from", str(run.folder / "out"), "--max_steps", "2"]
+    assert trained([*begin, *tuned], capsys)[0] == 0
+    assert trained(["--resume_from", "auto", "--max_steps", "4", *tuned], capsys)[0] == 0
+    again = ["--config", str(run.folder / "tuned"), "--output_dir", str(run.folder / "again")]
+    code, text = trained(again, capsys)
+    assert code == 0
+    assert "validation before the first step" in text, "of the weights of --init_from"
+    assert trained(["--resume_from", "auto", "--max_steps", "6", *tuned], capsys)[0] == 0
+
+
 def test_weights_that_training_only_made_worse_get_a_command_with_a_lower_rate(run, corpus, capsys):
     assert run("--max_steps", "30")[0] == 0
     code, out = trained(["--data_dir", str(corpus), "--output_dir", str(run.folder / "worse"), "--init_from",
