@@ -45,10 +45,9 @@ def pytest_make_parametrize_id(val, argname):
 
 
 @pytest.fixture(autouse=True)
-def _collector_left_with_what_is_new(monkeypatch):
+def _collector_left_with_what_is_new():
     """What earlier tests have imported and made is not looked through at each gc.collect() of a command."""
     gc.freeze()
-    monkeypatch.setattr(gc, "unfreeze", lambda: None)
 
 
 @pytest.fixture(autouse=True)

@@ -1,7 +1,6 @@
 """Handles failed steps: out of memory (the micro-batch is halved), loss or weights not finite, changed tokens."""
 
 import contextlib
-import gc
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -129,4 +128,3 @@ def explaining_the_end(run: Run, checkpointer: Checkpointer) -> Iterator[None]:
             raise UserError(error.code, f"{error} {checkpointer.last_good()} then.") from error
     finally:
         checkpointer.close()
-        gc.unfreeze()  # frozen before the first step

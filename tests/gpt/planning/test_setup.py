@@ -18,7 +18,8 @@ from gpt.training.validation import Validator
 
 @pytest.mark.parametrize(("flags", "dropout"), [
     ("--epochs 3", 0.0), ("--epochs 9", 0.1), ("--epochs 9 --max_steps 9", 0.0), ("--epochs 9 --dropout 0", 0.0),
-    ("--max_minutes 0.02", 0.1), ("--max_minutes 1e-9", 0.0), ("--epochs 9 --n_embd 4", 0.0), ("--epochs 9 --lr_schedule constant", 0.0),
+    ("--max_minutes 0.02", 0.1), ("--max_minutes 1e-9", 0.0),
+    ("--epochs 9 --n_embd 4", 0.0), ("--epochs 9 --lr_schedule constant", 0.0),
     ("--epochs 9 --optimizer adamw", 0.0)])
 def test_a_small_text_that_muon_reads_often_gets_dropout(run, flags, dropout):
     run.ok("--optimizer", "muon", *flags.split())
