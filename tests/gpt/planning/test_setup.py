@@ -81,7 +81,8 @@ def test_a_signal_in_the_validation_that_ends_the_patience_costs_no_further_step
             os.kill(os.getpid(), signal.SIGTERM)
         return measure(validator, *rest)
 
-    flags = "--max_steps 40 --patience 1 --eval_interval 2 --learning_rate 1e-30 --min_lr 0".split()
+    flags = ["--max_steps", "40", "--patience", "1", "--eval_interval", "2", "--learning_rate", "1e-30", "--min_lr",
+             "0"]
     run.ok(*flags, out="whole")
     monkeypatch.setattr(Validator, "measure", stopping)
     assert run(*flags)[0] == 128 + signal.SIGTERM
