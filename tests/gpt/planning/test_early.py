@@ -4,12 +4,14 @@ import importlib.util
 import json
 import os
 import shutil
+import signal
 import sys
 from types import SimpleNamespace
 
 import pytest
 
 import train
+from gpt.common import children
 from gpt.common.errors import Exit, UserError
 from gpt.common.flags import having
 from gpt.planning.early import before_torch, let_segments_grow, requested_trackers
@@ -78,6 +80,16 @@ def test_texts_become_tokens_once_and_the_run_trains_on_them(place, capfd):
     assert refusal("texts")[0] == Exit.DATA
     text.unlink()
     assert refusal("texts")[0] == Exit.DATA
+
+
+@pytest.mark.skipif(os.name != "posix", reason="no signals")
+def test_a_request_to_save_does_not_end_a_run_whose_tokens_are_being_made(place, monkeypatch):
+    def asked(*rest, **named):
+        os.kill(os.getpid(), signal.SIGUSR1)
+        return children.run_child(*rest, **named)
+
+    monkeypatch.setattr("gpt.planning.early.run_child", asked)
+    assert train.answer_early(["texts"]) == 0
 
 
 def test_the_tokens_of_a_text_of_the_hub_are_taken_again(place, monkeypatch):
