@@ -47,7 +47,7 @@ WANTED_STEPS = 4000  # of a small corpus: with four times the batch tiny Shakesp
 STEPS_OF_CHOSEN = 100  # at least, of a size that the program chooses: then a step may have the tokens that Muon needs
 
 Shape = tuple[int, int, int]  # layers, heads, width
-SHAPES: list[Shape] = [(2, 2, 128), (2, 4, 256), (4, 4, 256), (4, 6, 384), SIZES["mini"], SIZES["gpt2_small"]]
+SHAPES: list[Shape] = [(2, 2, 128), (4, 4, 192), (4, 4, 256), (4, 6, 384), SIZES["mini"], SIZES["gpt2_small"]]
 
 
 @dataclass(frozen=True)

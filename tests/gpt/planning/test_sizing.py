@@ -14,9 +14,9 @@ from tests.helpers.training import metrics_of
 
 
 @pytest.mark.parametrize(("vocab_size", "num_tokens", "threads", "minutes", "expected"), [
-    (1024, 443_000, 2, None, (2, 256, 256, 8, 8)),  # a megabyte of text on an old laptop
+    (1024, 443_000, 2, None, (4, 192, 256, 8, 7)),  # a megabyte of text on an old laptop
     (1024, 443_000, 9, 16.0, (4, 256, 256, 8, 12)),  # more passes by a larger model
-    (640, 90_000, 9, 16.0, (2, 256, 256, 8, 10)),  # for which this text is too short
+    (640, 90_000, 9, 16.0, (4, 192, 256, 8, 10)),  # for which this text is too short
     (1024, 443_000, 2, 4.0, (2, 128, 256, 4, 6)),  # a smaller model, which has the time to learn
     (5632, 2_600_000, 4, None, (2, 128, 256, 4, 4)),  # more text takes the time of more passes
     (32_000, 25_000_000, 2, None, (2, 128, 256, 4, 1)),  # one pass at least
@@ -36,7 +36,7 @@ def test_a_flag_for_the_length_holds_and_a_small_corpus_gets_a_shorter_one():
 
 
 @pytest.mark.parametrize(("flags", "arch", "shape", "batch_size"), [
-    ("", "qwen3", (2, 4, 256), 8), ("--arch gpt2", "gpt2", (2, 4, 256), 8), ("--no-bias", "gpt2", (2, 4, 256), 8),
+    ("", "qwen3", (4, 4, 192), 8), ("--arch gpt2", "gpt2", (4, 4, 192), 8), ("--no-bias", "gpt2", (4, 4, 192), 8),
     ("--model_size tiny", "gpt2", None, 4), ("--n_layer 4 --n_head 4 --n_embd 128 --arch qwen3", "qwen3", None, 4)])
 def test_a_size_that_flags_name_is_gpt2s_and_one_that_is_chosen_qwen3s(flags, arch, shape, batch_size, monkeypatch):
     monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
