@@ -37,7 +37,8 @@ def flags_of_run(setup: Setup) -> Layer:
     decided = {**values, **shape, **setup.recipe.flags()}
     if args.max_minutes and not args.epochs:
         decided.pop("epochs", None)  # the epochs follow from the last step, which may move
-    if origin := args.init_from or setup.stored.state.init_from:  # a resumed run has no flag for it
+    origin = args.init_from or setup.stored.state.init_from  # a resumed run has no flag for it
+    if origin:
         values["init_from"] = decided["init_from"] = as_recorded(origin)
         for name in ("model_size", "init_std"):
             decided.pop(name, None)
