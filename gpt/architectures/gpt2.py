@@ -60,7 +60,7 @@ class GPT2(Architecture):
             **dict.fromkeys(("n_positions", "n_ctx"), config.seq_length),
             **{name: getattr(config, name) for name in ("n_embd", "n_layer", "n_head")},
             "n_inner": None,
-            **dict.fromkeys(("attn_pdrop", "embd_pdrop", "resid_pdrop"), config.dropout),
+            "attn_pdrop": 0.0, "embd_pdrop": config.dropout, "resid_pdrop": config.dropout,
             "layer_norm_epsilon": config.layer_norm_epsilon, "initializer_range": 0.02,
             "scale_attn_weights": True, "scale_attn_by_inverse_layer_idx": False,
             "reorder_and_upcast_attn": False,
@@ -78,7 +78,7 @@ class GPT2(Architecture):
         activation = fields.get("activation_function", "gelu_new")
         is_known = isinstance(activation, str) and activation in ACTIVATIONS
         check_field(is_known, "activation_function", activation, f"one of {', '.join(ACTIVATIONS)}")
-        return GPTConfig(*(fields[key] for key in NUMBERS), dropout=fraction_of(fields, "resid_pdrop", 0.1),
+        return GPTConfig(*(fields[key] for key in NUMBERS),
                          tie_weights=truth_of(fields, "tie_word_embeddings", True), activation=activation,
                          layer_norm_epsilon=fraction_of(fields, "layer_norm_epsilon", 1e-5))
 

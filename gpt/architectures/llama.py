@@ -124,7 +124,7 @@ class Llama(Architecture):
             "hidden_act": "silu", "rms_norm_eps": config.rms_norm_epsilon,
             "rope_theta": config.rope_theta, "rope_scaling": rope if config.rope_scaling else None,
             "rope_parameters": {**rope, "rope_theta": config.rope_theta},
-            "attention_bias": False, "attention_dropout": config.dropout, "initializer_range": 0.02,
+            "attention_bias": False, "attention_dropout": 0.0, "initializer_range": 0.02,
             **shared_fields(config, end_of_text_id), **self.OTHER_FIELDS,
         }
 
@@ -137,7 +137,6 @@ class Llama(Architecture):
         rope_theta, rope_scaling = _rope(fields)
         return self.Config(
             **numbers,
-            dropout=fraction_of(fields, "attention_dropout", 0.0),
             tie_weights=truth_of(fields, "tie_word_embeddings", False),
             rope_theta=rope_theta,
             rms_norm_epsilon=fraction_of(fields, "rms_norm_eps", 1e-6),

@@ -16,13 +16,19 @@ gpt2, CONFIG = GPT2(), GPTConfig(400, 16, 2, 2, 32)
 
 
 def test_the_config_comes_back_as_it_was():
-    config = replace(CONFIG, tie_weights=False, activation="gelu", layer_norm_epsilon=1e-6, dropout=0.1)
+    config = replace(CONFIG, tie_weights=False, activation="gelu", layer_norm_epsilon=1e-6)
     assert gpt2.from_hf_config(gpt2.to_hf_config(config, 7)) == config
+
+
+def test_dropout_is_where_transformers_would_drop_and_none_in_a_model_that_is_read():
+    fields = gpt2.to_hf_config(replace(CONFIG, dropout=0.1), 7)
+    assert [fields[key] for key in ("embd_pdrop", "attn_pdrop", "resid_pdrop")] == [0.1, 0.0, 0.1]
+    assert gpt2.from_hf_config(fields) == CONFIG
 
 
 def test_absent_fields_are_those_of_transformers():
     assert gpt2.from_hf_config({"vocab_size": 50257, "n_positions": 1024, "n_layer": 12, "n_head": 12, "n_embd": 768,
-                                }) == GPTConfig(50257, 1024, 12, 12, 768, dropout=0.1)
+                                }) == GPTConfig(50257, 1024, 12, 12, 768)
 
 
 @pytest.mark.parametrize(("fields", "reason"), [
@@ -34,7 +40,7 @@ def test_absent_fields_are_those_of_transformers():
     ({"activation_function": "relu"}, "activation_function is 'relu'"),
     ({"activation_function": ["gelu"]}, r"activation_function is \['gelu'\]"),
     ({"layer_norm_epsilon": "small"}, "layer_norm_epsilon is 'small'"),
-    ({"layer_norm_epsilon": float("nan")}, "layer_norm_epsilon is nan"), ({"resid_pdrop": -1}, "resid_pdrop is -1"),
+    ({"layer_norm_epsilon": float("nan")}, "layer_norm_epsilon is nan"),
     ({"scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx is True; only False"),
     ({"tie_word_embeddings": "yes"}, "tie_word_embeddings is 'yes', not true or false"),
     ({"add_cross_attention": True}, "add_cross_attention is True")], ids=lambda value: str(value)[:60])
