@@ -88,13 +88,8 @@ def run_child(command: Sequence[str], signals: Signals, seconds: float = math.in
                 signals.asks_to_save = False
                 child.send_signal(saving[0])
             is_late = time.monotonic() > ends_at
-            if not is_late and signals.number is None:
-                continue
-            child.send_signal((os.name == "posix" and signals.number) or signal.SIGTERM)
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                child.wait(GRACE_OF_SHOWN if shows else GRACE_SECONDS)
-            with contextlib.suppress(ProcessLookupError):  # nothing of its group is left
-                os.killpg(child.pid, signal.SIGKILL) if os.name == "posix" else child.kill()
+            if is_late or signals.number is not None:
+                _stop(child, signals.number, GRACE_OF_SHOWN if shows else GRACE_SECONDS)
     if signals.number is not None:
         raise SystemExit(128 + signals.number)
     signals.at_once = at_once
@@ -104,6 +99,15 @@ def run_child(command: Sequence[str], signals: Signals, seconds: float = math.in
                    "memory runs out. Close other programs, and start again.")
         returncode = 128 - returncode
     return subprocess.CompletedProcess(command, returncode, stdout, stderr)
+
+
+def _stop(child: subprocess.Popen[str], number: int | None, grace_seconds: float) -> None:
+    """Ends a script by signal number, SIGTERM for None, and after the grace kills it with all its child processes."""
+    child.send_signal((os.name == "posix" and number) or signal.SIGTERM)
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        child.wait(grace_seconds)
+    with contextlib.suppress(ProcessLookupError):  # nothing of its group is left
+        os.killpg(child.pid, signal.SIGKILL) if os.name == "posix" else child.kill()
 
 
 def start_process(context: Any, target: Callable[..., Any], *arguments: Any) -> Any:

@@ -35,9 +35,10 @@ class Deadline:
         self.length: int | None = None
         self._began = began - stored.state.seconds
         self._laps: deque[tuple[int, float]] = deque(maxlen=NUM_INTERVALS)  # steps done, seconds used by then
-        if minutes is not None and planned is not None and (
-                minutes == planned or (minutes < planned and stored.state.step >= settings["total_steps"])):
-            self.length = settings["total_steps"]
+        if minutes is not None and planned is not None:
+            is_finished = stored.state.step >= settings["total_steps"]
+            if minutes == planned or (minutes < planned and is_finished):
+                self.length = settings["total_steps"]
 
     @property
     def seconds_used(self) -> float:
