@@ -40,15 +40,14 @@ class NaiveBatches(data.Batches):
 
 
 def naive_attention(q_BHTK: torch.Tensor, k_BHTK: torch.Tensor, v_BHTK: torch.Tensor, is_causal: bool,
-                    dropout_p: float) -> torch.Tensor:
+                    ) -> torch.Tensor:
     """F.scaled_dot_product_attention as the paper writes it (Vaswani et al. 2017, section 3.2), the future masked."""
     assert is_causal
     _called.add("attention")
     T, K = q_BHTK.shape[-2:]
     future_TT = torch.ones(T, T, dtype=torch.bool, device=q_BHTK.device).triu(1)
     scores_BHTT = (q_BHTK @ k_BHTK.transpose(-2, -1)) / K**0.5
-    weights_BHTT = scores_BHTT.masked_fill(future_TT, -torch.inf).softmax(-1)
-    return F.dropout(weights_BHTT, dropout_p) @ v_BHTK
+    return scores_BHTT.masked_fill(future_TT, -torch.inf).softmax(-1) @ v_BHTK
 
 
 class NaiveAdamW(AdamWForMPS):

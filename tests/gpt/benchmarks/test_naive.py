@@ -5,9 +5,10 @@ from typing import Any
 import pytest
 import torch
 
-import model
 import train
+from gpt.architectures.table import create
 from gpt.benchmarks import naive
+from model import GPTConfig, Options
 
 
 @pytest.mark.parametrize("found_inf", [0.0, 1.0])
@@ -27,15 +28,19 @@ def test_the_naive_optimizer_takes_the_fused_ones_step_or_none(found_inf):
     assert torch.equal(results[0], torch.linspace(-1, 1, 12).reshape(3, 4)) == bool(found_inf)
 
 
-def test_a_naive_part_that_was_passed_over_is_a_bug(monkeypatch):
+def test_a_naive_part_computes_the_same_and_one_that_was_passed_over_is_a_bug(monkeypatch):
+    torch.manual_seed(0)
+    network = create(GPTConfig(vocab_size=16, seq_length=8, n_layer=1, n_head=2, n_embd=8), "cpu", Options())
+    tokens = torch.arange(16).reshape(2, 8)
+    losses = []
+
     def only_attend(argv):
-        q = torch.ones(1, 1, 2, 4)
-        assert not model.attends_in_blocks("cpu", torch.bfloat16, 2)
-        model.F.scaled_dot_product_attention(q, q, q, is_causal=True, dropout_p=0.0)
+        losses.append(network(tokens, tokens))
         return 0
 
     monkeypatch.setattr(train, "main", only_attend)
-    assert naive.train_naively(["attention"], []) == 0
+    assert naive.train_naively(["attention"], []) == only_attend([]) == 0
+    torch.testing.assert_close(*losses)
     with pytest.raises(AssertionError, match="never called the naive"):
         naive.train_naively(["loader", "attention"], [])
     monkeypatch.setattr(train, "main", lambda argv: 6)
