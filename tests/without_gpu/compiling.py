@@ -217,10 +217,10 @@ def fused_attention(dtype: torch.dtype) -> Callable[..., torch.Tensor]:
 
     Cards before Ampere have no flash attention.
     """
-    def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, dropout_p: float, **causal: Any) -> torch.Tensor:
+    def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **causal: Any) -> torch.Tensor:
         if dtype == torch.bfloat16:
-            return torch.ops.aten._scaled_dot_product_flash_attention(q, k, v, dropout_p, True)[0]
+            return torch.ops.aten._scaled_dot_product_flash_attention(q, k, v, 0.0, True)[0]
         assert k.size(1) == q.size(1), "this kernel shares no heads"
-        return torch.ops.aten._scaled_dot_product_efficient_attention(q, k, v, None, True, dropout_p, True)[0]
+        return torch.ops.aten._scaled_dot_product_efficient_attention(q, k, v, None, True, 0.0, True)[0]
 
     return attention
