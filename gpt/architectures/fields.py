@@ -1,6 +1,6 @@
 """Checks of values in JSON files of other programs; each error names the field and shows the value."""
 
-import math
+import sys
 from collections.abc import Mapping
 from typing import Any, TypeGuard
 
@@ -15,8 +15,8 @@ def shown(value: Any) -> str:
 
 
 def is_number(value: Any) -> TypeGuard[int | float]:
-    """True for a finite int or float; JSON's true and false are not numbers."""
-    return isinstance(value, int | float) and not isinstance(value, bool) and -math.inf < value < math.inf
+    """True for an int or float that is finite as a float; JSON's true and false are not numbers."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
 
 
 def check_field(is_valid: bool, key: str, value: Any, expected: str, file: str = CONFIG) -> None:

@@ -49,8 +49,10 @@ def open_output(run: Run, argv: Sequence[str], checkpointer: Checkpointer) -> It
 
     recorder = Recorder(args, output_dir, state, out, is_silent=not is_first, replaces=replaces, config={
         **flags.values, **settings_of(setup)["environment"], "parameters": setup.config.num_parameters})
-    checkpointer.validations += [(row["step"], row["val_loss"], row.get("bits_per_byte"))
-                                 for row in recorder.rows if is_number(row.get("val_loss"))]
+    for row in recorder.rows:
+        if is_number(row.get("val_loss")):
+            bits = row.get("bits_per_byte")
+            checkpointer.validations.append((row["step"], row["val_loss"], bits if is_number(bits) else None))
     if run.recipe.cooldown and not checkpointer.is_on_disk:
         checkpointer.save(permanent=False)  # in another folder --resume_from would find no checkpoint yet
     gc.freeze()  # the collector need not look through all these objects again and again

@@ -111,3 +111,14 @@ def test_the_lines_that_led_to_a_checkpoint_are_on_the_disk_before_it_is_seen(ru
     assert run(*flags)[0] == 0
     assert [what for what, _ in told] == ["synced", "checkpoint-1 True", "synced", "checkpoint-2 True"]
     assert [rows for what, rows in told if what == "synced"][1] == 3, "with the validation"
+
+
+def test_a_resumed_run_shows_no_validation_that_is_not_a_number(run):
+    run.ok("--max_steps", "2")
+    odd = '{"step": 1, "val_loss": 3.25, "bits_per_byte": "many"}\n{"step": 1, "val_loss": 1%s}\n' % ("0" * 400)
+    with open(run.folder / "out/metrics.jsonl", "a", encoding="utf-8") as file:
+        file.write(odd)
+    run.ok("--max_steps", "3", "--resume_from", "auto")
+    card = (run.folder / "out/checkpoint-3/README.md").read_text()
+    assert "| 1 | 3.2500 | n/a |" in card
+    assert card.count("| 1 |") == 1
