@@ -15,7 +15,7 @@ from pathlib import Path
 
 from gpt.checkpoint.folder import Retention, atomic_folder, check_place, discard, outdated, prune, sweep
 from gpt.checkpoint.recorded import held_by_another_run, is_same_folder, steps_in
-from gpt.checkpoint.stored import manifest_entries
+from gpt.checkpoint.stored import manifest_entries, verify
 from gpt.common.errors import Exit, InvalidCheckpoint, UserError, writing
 from gpt.common.files import reason_of, write_whole
 from gpt.common.names import MANIFEST, METRICS
@@ -153,6 +153,8 @@ class Mirror:
         self._thread = threading.Thread()
         self._lock = threading.Lock()  # one thread copies at a time
         self._is_ours = False  # whether the folder is known to hold no other run
+        self._goes_back = args.overwrite  # whether checkpoints after the resumed one are to be deleted
+        self._strange: list[Path] | None = None  # those that another copy of this run must have written
         self._problem = ""  # why the last request failed; printed once
 
     def update(self, retention: Retention) -> None:
@@ -206,7 +208,8 @@ class Mirror:
     def _copy(self, retention: Retention, number: int) -> None:
         """Prunes the mirror, then copies run files and missing checkpoints, until a newer request than this number.
 
-        Raises OSError, also for a damaged checkpoint, and for a folder that holds another run.
+        Raises OSError, also for a damaged checkpoint, and for a folder that holds another run, or later checkpoints
+        of another copy of this one.
         """
         root, output_dir = self._root, self._output_dir
         if not self._is_ours:
@@ -217,10 +220,16 @@ class Mirror:
             sweep(root)
             self._is_ours = True
         own, to_be_pruned = steps_in(output_dir), outdated(output_dir, *retention)
+        later = [path for step, path in steps_in(root).items() if step > retention.saved and step not in own]
+        if self._strange is None:
+            self._strange = [] if self._goes_back else [path for path in later if _is_sound(path)]
+        for path in self._strange:
+            if path.exists():
+                raise OSError(f"{path.name} there is after this run's last one, so another copy of the run wrote it; "
+                              "move it away")
         prune(root, *retention)
-        for step, path in steps_in(root).items():
-            if step > retention.saved and step not in own:  # the run has gone back behind this step
-                discard(path)
+        for path in later:  # damaged, or the run has gone back behind them
+            discard(path)
         copy_run_files(output_dir, root)  # before the checkpoint: metrics.jsonl has the rows that led to it
         for step, path in own.items():
             if step <= retention.saved and path not in to_be_pruned and not is_copied(path, root / path.name):
@@ -232,6 +241,14 @@ class Mirror:
                         raise OSError(f"{path.name} was not copied: {reason_of(error)}") from error
                 if number < self._num_requests:  # the newest first
                     return
+
+
+def _is_sound(path: Path) -> bool:
+    """True for a checkpoint whose files are those of its manifest."""
+    with contextlib.suppress(InvalidCheckpoint, OSError):
+        verify(path)
+        return True
+    return False
 
 
 def yield_the_cores() -> None:

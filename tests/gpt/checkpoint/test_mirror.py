@@ -88,7 +88,7 @@ def printed():
 def mirror(tmp_path, drive, printed, capsys):
     (tmp_path / "out").mkdir()
     with contextlib.closing(Progress(printed)) as out:
-        args = Namespace(mirror_to=str(drive), output_dir=str(tmp_path / "out"),
+        args = Namespace(overwrite=False, mirror_to=str(drive), output_dir=str(tmp_path / "out"),
                          config=Origin(frozenset({"mirror_to"}), "", ()))
         made = Mirror(args, out)
         yield made
@@ -238,6 +238,17 @@ def test_the_checkpoints_of_another_run_are_neither_mixed_with_nor_deleted(run, 
     run.ok(*SAVING, "--seed", "7", out="again")  # the same run twice is one run: its checkpoints are identical
     run.refused(Exit.CHECKPOINT, *SAVING, "--mirror_to", str(drive), "--resume_from", "auto", out="again")
     assert names_in(drive) == before
+
+
+def test_a_copy_of_the_run_deletes_none_of_its_later_checkpoints(run, finished, drive):
+    copy = shutil.copytree(finished, run.folder / "copy")
+    run.ok("--resume_from", str(finished), "--max_steps", "8")
+    before = names_in(drive)
+    text = run.ok("--resume_from", str(copy), "--max_steps", "9", out="copy")
+    assert "checkpoint-8 there is after this run's last one" in text
+    assert before == names_in(drive), "not even once the copy has passed it"
+    run.ok("--resume_from", str(finished / "checkpoint-4"), "--max_steps", "5", "--overwrite")
+    assert max(steps_in(drive)) == 5, "a run that goes back on purpose takes its mirror along"
 
 
 def test_the_mirrors_name_alone_never_means_another_run_in_the_output_folder(run, finished, drive):
