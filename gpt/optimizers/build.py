@@ -6,7 +6,7 @@ attributes.
 """
 
 from collections.abc import Callable
-from functools import partial
+from functools import cache, partial
 from typing import Any, TypeAlias
 
 import torch
@@ -78,6 +78,7 @@ def expected_state(optimizer: torch.optim.Optimizer, parameter: torch.Tensor) ->
                 for p, rows in zip(group["params"], group["rows"], strict=True) if p is parameter)
 
 
+@cache  # a check of the machine asks dozens of times, and a network is built each time
 def state_bytes(name: str, config: ModelConfig) -> float:
     """Bytes of an optimizer's state for each number in the weights, on average; counts of steps are left out."""
     with torch.device("meta"):

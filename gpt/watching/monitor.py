@@ -319,9 +319,14 @@ class Monitor:
         if self.state.best_val_loss is not None and self.state.best_val_loss > self._loss_before:
             self._out.say(f"To improve: no validation loss fell below {self._loss_before:.4f}, that of the weights it "
                           f"began from. Change them less:\n{launcher} train.py --config {folder}/config.toml \\\n    "
-                          f"--learning_rate {self._run.recipe.lower_learning_rate:.2g} --output_dir {folder}-slower")
+                          f"--learning_rate {self._run.recipe.lower_learning_rate:.2g} --output_dir {folder}-slower"
+                          f"{self._other_mirror('slower')}")
         elif self._overfitting.losses and not self._curve.verdict(self._last_loss):
             self._say_how_to_improve(folder, best)
+
+    def _other_mirror(self, name: str) -> str:
+        """The flag of another run's mirror, where this run has one: two runs never share one."""
+        return f" --mirror_to {shell_word(self._args.mirror_to)}-{name}" if self._args.mirror_to else ""
 
     def _say_how_to_improve(self, folder: str, best: str) -> None:
         """Prints what leads to a better model, and the command, if the run's figures show it."""
@@ -341,10 +346,9 @@ class Monitor:
         if not how or not corpus.tokenizer_path:
             return
 
-        mirror = f" --mirror_to {shell_word(args.mirror_to)}-{how}" if args.mirror_to else ""
         launcher = self._runtime.processes.launcher
         command = (f"{launcher} train.py --config {folder}/config.toml \\\n"
-                   f"    --model_size {how} --output_dir {folder}-{how}{mirror}")
+                   f"    --model_size {how} --output_dir {folder}-{how}{self._other_mirror(how)}")
         if how == LONGER:
             forecast = forecast_of(setup)
             if forecast and self._bits_per_byte:

@@ -81,12 +81,15 @@ def test_a_run_like_a_resumed_one_begins_from_the_same_weights(run, corpus, caps
 def test_weights_that_training_only_made_worse_get_a_command_with_a_lower_rate(run, corpus, capsys):
     assert run("--max_steps", "30")[0] == 0
     code, out = trained(["--data_dir", str(corpus), "--output_dir", str(run.folder / "worse"), "--init_from",
-                         str(run.folder / "out"), "--no-use_gpu", "--max_steps", "3", "--learning_rate", "9"], capsys)
+                         str(run.folder / "out"), "--no-use_gpu", "--max_steps", "3", "--learning_rate", "9",
+                         "--mirror_to", str(run.folder / "mirror")], capsys)
     assert code == 0
     began = re.search(r"validation before the first step \| loss (\S+)", out)[1]  # type: ignore[index]
-    assert re.search(rf"To improve: no validation loss fell below {began}, .*\n"
-                     r"python train.py --config \S+worse/config.toml \\\n    --learning_rate 0.0\S+ "
-                     r"--output_dir \S+worse-slower$", out, re.MULTILINE)
+    command = re.search(rf"To improve: no validation loss fell below {began}, .*\n"
+                        r"python train.py (--config \S+worse/config.toml) \\\n    (--learning_rate 0.0\S+ "
+                        r"--output_dir \S+worse-slower --mirror_to \S+mirror-slower)$", out, re.MULTILINE)
+    assert command
+    assert trained(" ".join(command.groups()).split(), capsys)[0] == 0
 
 
 def test_weights_that_do_not_fit_the_corpus_are_refused(run, corpus, tmp_path):
