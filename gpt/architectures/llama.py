@@ -246,8 +246,8 @@ def _norm(config: RotaryConfig, weight: torch.Tensor, x: torch.Tensor) -> torch.
 def _numbers(fields: Mapping[str, Any], head_dim: int | None) -> dict[str, int]:
     """The whole numbers of a config.json by RotaryConfig's names.
 
-    Absent num_key_value_heads are as many as the heads; an absent head_dim is the given one, or else the
-    width divided by the heads. Raises InvalidCheckpoint for a number that is missing, out of bounds, or
+    Absent num_key_value_heads are as many as the heads. An absent head_dim is the given one; without a given
+    one it is the width divided by the heads. Raises InvalidCheckpoint for a number that is missing, out of bounds, or
     does not fit another.
     """
     numbers: dict[str, Any] = {}

@@ -39,8 +39,7 @@ class NaiveBatches(data.Batches):
         return torch.stack(inputs).to(self._device), torch.stack(targets).to(self._device)
 
 
-def naive_attention(q_BHTK: torch.Tensor, k_BHTK: torch.Tensor, v_BHTK: torch.Tensor, is_causal: bool,
-                    ) -> torch.Tensor:
+def naive_attention(q_BHTK: torch.Tensor, k_BHTK: torch.Tensor, v_BHTK: torch.Tensor, is_causal: bool) -> torch.Tensor:
     """F.scaled_dot_product_attention as the paper writes it (Vaswani et al. 2017, section 3.2), the future masked."""
     assert is_causal
     _called.add("attention")

@@ -154,7 +154,7 @@ class Mirror:
         self._lock = threading.Lock()  # one thread copies at a time
         self._is_ours = False  # whether the folder is known to hold no other run
         self._goes_back = args.overwrite  # whether checkpoints after the resumed one are to be deleted
-        self._strange: list[Path] | None = None  # those that another copy of this run must have written
+        self._kept: list[Path] = []  # later checkpoints than this run's at its start, which another copy may need
         self._problem = ""  # why the last request failed; printed once
 
     def update(self, retention: Retention) -> None:
@@ -212,21 +212,20 @@ class Mirror:
         of another copy of this one.
         """
         root, output_dir = self._root, self._output_dir
+        own, to_be_pruned = steps_in(output_dir), outdated(output_dir, *retention)
+        later = [path for step, path in steps_in(root).items() if step > retention.saved and step not in own]
         if not self._is_ours:
             is_new = self._may_be_new and not steps_in(root)
             if not (is_new or holds_this_run(root, output_dir)):
                 raise OSError("it does not hold the checkpoints of this run; --mirror_to chooses another folder")
             root.mkdir(parents=True, exist_ok=True)
             sweep(root)
+            self._kept = [] if self._goes_back else [path for path in later if _is_sound(path)]
             self._is_ours = True
-        own, to_be_pruned = steps_in(output_dir), outdated(output_dir, *retention)
-        later = [path for step, path in steps_in(root).items() if step > retention.saved and step not in own]
-        if self._strange is None:
-            self._strange = [] if self._goes_back else [path for path in later if _is_sound(path)]
-        for path in self._strange:
+        for path in self._kept:
             if path.exists():
-                raise OSError(f"{path.name} there is after this run's last one, so another copy of the run wrote it; "
-                              "move it away")
+                raise OSError(f"{path.name} there is later than this run's last one, and another copy of the run may "
+                              "need it; move it away")
         prune(root, *retention)
         for path in later:  # damaged, or the run has gone back behind them
             discard(path)

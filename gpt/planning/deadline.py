@@ -21,7 +21,7 @@ class Deadline:
     A cooldown has minutes of its own. length is the last step that an earlier start planned, as the checkpoint
     has it: a killed run has the schedule of one that was never stopped. It is None for a new run and for a resume
     with other minutes; a finished run that is resumed with fewer keeps it. Where it is None, with_length decides the
-    recipe's last step, and move_end (training/pacing.py) moves it when the pace changes.
+    recipe's last step. When the pace changes, move_end (training/pacing.py) moves that step.
     """
 
     def __init__(self, minutes: float | None, stored: Stored, began: float):

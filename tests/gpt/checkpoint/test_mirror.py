@@ -245,7 +245,7 @@ def test_a_copy_of_the_run_deletes_none_of_its_later_checkpoints(run, finished, 
     run.ok("--resume_from", str(finished), "--max_steps", "8")
     before = names_in(drive)
     text = run.ok("--resume_from", str(copy), "--max_steps", "9", out="copy")
-    assert "checkpoint-8 there is after this run's last one" in text
+    assert "checkpoint-8 there is later than this run's last one" in text
     assert before == names_in(drive), "not even once the copy has passed it"
     run.ok("--resume_from", str(finished / "checkpoint-4"), "--max_steps", "5", "--overwrite")
     assert max(steps_in(drive)) == 5, "a run that goes back on purpose takes its mirror along"
