@@ -254,7 +254,7 @@ def write_gguf(args: argparse.Namespace, config: ModelConfig, weights: Mapping[s
     architecture = architecture_of(config)
     reason = architecture.why_no_gguf(config)
     if reason:
-        raise UserError(Exit.CHECKPOINT, f"{reason}. Give --format huggingface.")
+        raise UserError(Exit.CHECKPOINT, f"{reason}. Give --format huggingface, and --output with a folder's name.")
     vocabulary = gguf_vocabulary(tokenizer_of(source, args.tokenizer_file, config.vocab_size), config.vocab_size,
                                  end_ids(source, config.vocab_size))
     kind = gguf.MODEL_ARCH[architecture.GGUF_ARCHITECTURE]

@@ -192,8 +192,8 @@ def choose_optimizer(args: Namespace, config: ModelConfig, samples_per_step: int
                      ) -> tuple[str, str]:
     """The optimizer's name, and why where --optimizer auto decides, else ''.
 
-    stored is the checkpoint of a resumed run, NEW_RUN for a new run. Raises UserError (exit 4) for
-    another optimizer than the checkpoint's, whose moments it could not use.
+    stored is the checkpoint of a resumed run, NEW_RUN for a new run. Raises UserError: exit 4 for another
+    optimizer than the checkpoint's, whose moments it could not use, exit 2 for a flag that the checkpoint's excludes.
     """
     if stored is not NEW_RUN:
         name = str(stored.settings.get("optimizer", "adamw"))  # an older program named none
@@ -202,6 +202,10 @@ def choose_optimizer(args: Namespace, config: ModelConfig, samples_per_step: int
                                              f"{shown(name)}, which it cannot use. Drop the flag; or, to start from "
                                              "its weights alone, drop --resume_from and give --init_from and another "
                                              "--output_dir.")
+        excluded, _, values = OPTIMIZERS[name].against.partition(" ")
+        if excluded and getattr(args, excluded) in values.split("|"):
+            raise UserError(Exit.FLAGS, f"--{excluded} {getattr(args, excluded)}: not with {name}, whose moments the "
+                                        "checkpoint has. Drop the flag.")
         return name, ""
     if args.optimizer != "auto":
         return args.optimizer, ""

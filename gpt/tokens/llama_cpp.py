@@ -47,12 +47,12 @@ def gguf_vocabulary(tokenizer: Tokenizer, vocab_size: int, end_ids: tuple[int, .
     if name is None:
         raise UserError(Exit.DATA, "the tokenizer is not a byte-level BPE that splits text as GPT-2's, Qwen's, Llama "
                                    "3's or SmolLM's does, so llama.cpp would split text differently. Give "
-                                   "--format huggingface.")
+                                   "--format huggingface, and --output with a folder's name.")
     end_of_text, opening = end_of_text_id(tokenizer), opening_ids(tokenizer)
     end_id = end_ids[0] if end_ids else end_of_text
     if end_id is None:
         raise UserError(Exit.DATA, "the tokenizer has no end-of-text token, so llama.cpp would never end a "
-                                   "text. Give --format huggingface.")
+                                   "text. Give --format huggingface, and --output with a folder's name.")
 
     tokens = [f"[PAD{index}]" for index in range(vocab_size)]
     kinds = ["UNUSED"] * vocab_size
