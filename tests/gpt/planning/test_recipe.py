@@ -8,6 +8,7 @@ import torch
 
 import train
 from gpt.checkpoint.stored import NEW_RUN, Stored, TrainState
+from gpt.common.errors import Exit
 from gpt.machine.device import Machine
 from gpt.optimizers.build import dtype_of_products
 from gpt.planning.defaults import default_decay, usual_rates
@@ -153,3 +154,10 @@ def test_a_resumed_run_from_pretrained_weights_keeps_the_rules_for_them(optimize
     for name in ("learning_rate", "usual_learning_rate", "weight_decay", "overfits"):
         assert getattr(resumed, name) == getattr(new, name), name
     assert recipe(*flags, width=64).learning_rate > 5 * new.learning_rate
+
+
+def test_a_resumed_run_refuses_what_its_optimizer_excludes(run):
+    run.ok("--max_steps", "2", "--optimizer", "adamw8bit")
+    said = run.refused(Exit.FLAGS, "--resume_from", "auto", "--max_steps", "4", "--model_parallel", "fsdp")
+    assert "--model_parallel fsdp: not with adamw8bit" in said
+    run.ok("--resume_from", "auto", "--max_steps", "4")
