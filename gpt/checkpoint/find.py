@@ -242,17 +242,17 @@ def is_inside(path: Path, output_dir: Path) -> bool:
 
 
 def check_same(found: Found, config: ModelConfig, train_sha256: str, tokenizer_sha256: str | None,
-               allow_new_data: bool, mixture: str = "") -> None:
+               allow_new_data: bool, mixture: str = "", mirror: str | None = None) -> None:
     """Raises UserError for a checkpoint of another tokenizer or other tokens (exit 3), or another model (exit 4).
 
     dropout may differ. allow_new_data permits other tokens, never another tokenizer; tokenizer_sha256 None
     means tokens without one, and a checkpoint with a tokenizer is then refused. mixture describes the
-    components of mixed tokens, as the checkpoint's field of this name does.
+    components of mixed tokens, as the checkpoint's field of this name does. mirror is the run's.
     """
     folder, stored = found
     recorded = first_readable([folder])
     more_text = "More text keeps the vocabulary:\n" + with_more_text(
-        shell_word(folder.parent), folder / TOKENIZER, stored.state, recorded.values if recorded else {})
+        folder.parent, folder / TOKENIZER, stored.state, recorded.values if recorded else {})
     compared = [("tokenizer", stored.data.get("tokenizer_sha256"), tokenizer_sha256, more_text)]
     if not allow_new_data:
         before = stored.data.get("mixture") or ""
@@ -276,8 +276,8 @@ def check_same(found: Found, config: ModelConfig, train_sha256: str, tokenizer_s
                          for key in changed[:1 if "arch" in changed else None])
         config_file = shell_word(folder.parent / RUN_CONFIG)
         new_run = ("Another shape is another run, with your other flags besides:\n"
-                   f"python train.py --config {config_file} \\\n    {flags} --output_dir "
-                   f"{shell_word(f'{folder.parent}-{changed[0]}-{shape[changed[0]]}')}")
+                   f"python train.py --config {config_file} \\\n    {flags} "
+                   f"{in_another_folder(folder.parent, f'{changed[0]}-{shape[changed[0]]}', mirror)}")
         if stored.state.init_from:
             new_run = "A run from pretrained weights keeps their shape: drop the flag."
         raise _refusal(f"the checkpoint holds another model: {changed[0]} is {shown(saved.get(changed[0]))} in the "
@@ -285,19 +285,28 @@ def check_same(found: Found, config: ModelConfig, train_sha256: str, tokenizer_s
                        + (more_text if changed[0] == "vocab_size" else new_run))
 
 
-def with_more_text(folder: str, tokenizer: Path, state: TrainState, flags: Mapping[str, Any]) -> str:
+def with_more_text(folder: Path | str, tokenizer: Path, state: TrainState, flags: Mapping[str, Any]) -> str:
     """The commands that continue a run with more text, for as long again plus 15 minutes.
 
-    folder is quoted for a shell. flags are the run's, which name its tokens: those with metadata and this tokenizer
-    stay, as others cannot be mixed with the new ones.
+    folder is the run's. flags are the run's too, which name its tokens: those with metadata and this tokenizer
+    stay, as others cannot be mixed with the new ones. A cooldown has ended: its run continues from where it began.
     """
     new, minutes = f"more-{state.step}", 15 + round(state.seconds / 30)
     paths = ([os.path.dirname(flags["bin_file"]) or "."] if flags.get("bin_file") else
              [each.path for each in folders_of(flags.get("data_dir", []))])
     old = [path for path in paths if beside_tokens(Path(path), METADATA) and not _has_another(Path(path), tokenizer)]
+    source = flags.get("cooldown_from")
+    resumed = (f"{shell_word(source)} {in_another_folder(folder, 'more', flags.get('mirror_to'))}" if source else
+               shell_word(folder))
     return (f"python pretokenize.py MORE --output_dir {new} \\\n    --tokenizer_file {shell_word(tokenizer)}\n"
-            f"python train.py --resume_from {folder} \\\n    --data_dir {shell_line([*old, new])} "
+            f"python train.py --resume_from {resumed} \\\n    --data_dir {shell_line([*old, new])} "
             f"--allow_new_data --max_minutes {minutes}")
+
+
+def in_another_folder(folder: Path | str, name: str, mirror: str | None) -> str:
+    """The flags of another run's folder, beside this one's, and of its mirror, if this one has any: none is shared."""
+    return (f"--output_dir {shell_word(f'{folder}-{name}')}"
+            + (f" --mirror_to {shell_word(f'{mirror}-{name}')}" if mirror else ""))
 
 
 def _has_another(folder: Path, tokenizer: Path) -> bool:

@@ -45,11 +45,12 @@ def recorded_flags(given: Mapping[str, Any], of_a_call: Collection[str] = ()) ->
     for name in refused:
         layer.given.pop(name, None)
         layer.decided.pop(name, None)
-    if checkpoints:
-        layer.given.pop("init_from", None)  # a resumed run does not start from other weights
     _decide_folders(layer, folder, given)
     _find_paths(layer, folder)
-    return layer
+    if not checkpoints:
+        return layer
+    layer.given.pop("init_from", None)
+    return layer._replace(excludes=frozenset({"init_from"}))  # a resumed run does not start from other weights
 
 
 def _run_to_resume(given: Mapping[str, Any]) -> tuple[Path, list[Path]]:

@@ -7,7 +7,7 @@
 """
 
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -26,7 +26,9 @@ class Relations(NamedTuple):  # a dataclass would cost every --help 10 ms
     one of these values).
     """
 
-    scope: str = "run"  # a "run" records the flag, a "machine" only where somebody gave it, a "call" never
+    # A "run" records the flag, a "resume" too, but for the run's own resumes alone, not for --config; a "machine"
+    # records it only where somebody gave it, a "call" never.
+    scope: str = "run"
     aliases: str = ""  # names of the flag in other programs
     overrides: str = ""  # flags of a lower layer that a new value drops: other words for it, or senseless
     invalidates: str = ""  # values that the program chose from the old value, and chooses again from a new one
@@ -38,13 +40,14 @@ class Layer(NamedTuple):
     """The flags of one source, by name: given by a person, or decided by the program.
 
     source is its name in messages. A wrong value is an error in a file that a person may have edited, and
-    is left out elsewhere.
+    is left out elsewhere. excludes are flags without effect beside this layer, which an upper layer loses.
     """
 
     source: str
     given: dict[str, Any]
     decided: dict[str, Any]
     may_be_edited: bool = False
+    excludes: frozenset[str] = frozenset()
 
     @property
     def values(self) -> dict[str, Any]:
@@ -55,12 +58,14 @@ class Origin(NamedTuple):
     """The origin of a command's flags: the value of args.config.
 
     given names the flags that a person gave. recorded is the file with the flags of the resumed run, or "".
-    changed describes, one by one, the recorded flags that the command line changes.
+    changed describes, one by one, the recorded flags that the command line changes. excluded has the values of
+    flags that a person gave in vain, by name.
     """
 
     given: frozenset[str]
     recorded: str
     changed: tuple[str, ...]
+    excluded: Mapping[str, Any] = {}
 
 
 # ---------------------------------------------------------------- layers
@@ -97,8 +102,8 @@ class Rules(NamedTuple):
         conditions = self.of(name).requires
         return not conditions or any(self.holds(condition, values) for condition in conditions.split(", "))
 
-    def merge(self, lower: Layer, upper: Layer) -> Layer:
-        """Returns both layers as one, named as the upper one, whose values win.
+    def merge(self, lower: Layer, upper: Layer, without: Collection[str] = ()) -> Layer:
+        """Returns both layers as one, named as the upper one, whose values win; the lower one without some flags.
 
         A changed flag of the upper layer drops the lower flags that it overrides, and the decided values
         that it invalidates. A lower flag that conflicts with the upper layer, or loses its effect beside
@@ -108,7 +113,7 @@ class Rules(NamedTuple):
         overridden = {name for relations in changed for name in relations.overrides.split()}
         invalidated = {name for relations in changed for name in relations.invalidates.split()}
         conflicting = {name for name, value in lower.given.items() if self.conflicts(name, value, upper.given)}
-        dropped = {*overridden, *conflicting, *upper.values}
+        dropped = {*without, *overridden, *conflicting, *upper.values}
         remaining = {name: value for name, value in lower.values.items() if name not in dropped} | upper.given
         dropped |= {name for name in lower.values
                     if self.has_effect(name, lower.values) and not self.has_effect(name, remaining)}

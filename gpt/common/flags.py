@@ -210,14 +210,17 @@ class Parser(argparse.ArgumentParser):
         asked = self._command_line(argv)
         if path := asked.given.pop("config", None):
             file = Path(path) / RUN_CONFIG if Path(path).is_dir() else Path(path)
-            asked = rules.merge(self._checked(read_toml(file)), asked)
+            layer = self._checked(read_toml(file))
+            asked = rules.merge(layer, asked, [name for name in layer.decided if rules.of(name).scope == "resume"])
         of_a_call = [name for name in self.flags if rules.of(name).scope == "call"]
         resumed = None if self.problems else recorded(asked.values, of_a_call)
         lower = self._checked(resumed) if resumed else Layer("", {}, {})
+        excluded = {name: value for name, value in asked.values.items() if name in lower.excludes}
+        asked = asked._replace(given={name: value for name, value in asked.given.items() if name not in excluded})
         merged = rules.merge(lower, asked)
 
         args = argparse.Namespace(**{**rules.defaults, **merged.values, "config": Origin(
-            frozenset(merged.given), lower.source, changes(lower, asked, merged))})
+            frozenset(merged.given), lower.source, changes(lower, asked, merged), excluded)})
         if not self.problems:
             self.problems = [*check(args), *rules.problems(vars(args))]
         if self.problems:
@@ -281,7 +284,7 @@ class Parser(argparse.ArgumentParser):
 
     def _checked(self, layer: Layer) -> Layer:
         """Converts the values of a file; a wrong one is a problem if a person can correct it."""
-        checked = Layer(layer.source, {}, {})
+        checked = layer._replace(given={}, decided={})
         for fields, values in ((layer.given, checked.given), (layer.decided, checked.decided)):
             for name, value in fields.items():
                 if len(self.problems) >= MOST_PROBLEMS:

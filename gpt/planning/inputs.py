@@ -173,18 +173,18 @@ def _check(args: Namespace, runtime: Runtime) -> Inputs:
     problems.stop()
     assert corpus
 
-    if resumed and args.init_from:
+    if resumed and (init_from := args.config.excluded.get("init_from")):
         origin = resumed.stored.state.init_from
         if not origin:
             raise UserError(Exit.FLAGS, f"{printable(resumed.folder)} is of a run that began from random weights. Drop "
                                         "--init_from.")
-        if origin != as_recorded(args.init_from):
+        if as_recorded(init_from) not in (origin, origin.partition("@")[0]):  # the hub's name, without the commit
             out.say(f"resume      --init_from has no effect: the run began from {printable(origin)}")
     inputs = _with_size(args, corpus, args.max_minutes, out)
     if resumed:
         config = as_in_checkpoint(inputs.config, resumed.folder, args)
         find.check_same(resumed, config, corpus.identity, corpus.tokenizer_sha256, args.allow_new_data,
-                        mixture_in_words(corpus.components))
+                        mixture_in_words(corpus.components), args.mirror_to)
         inputs = replace(inputs, config=config, resumed=resumed)
     return inputs
 

@@ -12,6 +12,7 @@ from typing import Any
 import data
 from gpt.architectures.fields import shown
 from gpt.architectures.table import ARCHITECTURES, DEFAULT, ModelConfig, beyond_size
+from gpt.checkpoint.find import in_another_folder
 from gpt.checkpoint.load import starting_config
 from gpt.checkpoint.stored import NEW_RUN, Stored
 from gpt.common.errors import Exit, UserError
@@ -79,11 +80,11 @@ class Recipe(Schedule):
         epochs = epochs_of(last_step * self.samples_per_step, self.samples_per_step, self.windows_per_epoch)
         return replace(self, total_steps=last_step, epochs=epochs)
 
-    def command_after_cooldown(self, launcher: str, output_dir: str) -> str:
+    def command_after_cooldown(self, launcher: str, args: Namespace) -> str:
         """The command for twice the steps, in another folder, from where the cooldown began."""
         assert self.cooldown
-        return (f"{launcher} train.py --resume_from {shell_word(self.cooldown.source)} --output_dir "
-                f"{shell_word(f'{output_dir}-longer')} --max_steps {2 * self.total_steps}")
+        return (f"{launcher} train.py --resume_from {shell_word(self.cooldown.source)} "
+                f"{in_another_folder(args.output_dir, 'longer', args.mirror_to)} --max_steps {2 * self.total_steps}")
 
     @property
     def passes(self) -> float:

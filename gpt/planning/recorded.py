@@ -49,7 +49,8 @@ def flags_of_run(setup: Setup) -> Layer:
         decided.pop("model_size", None)
 
     given = {name: value for name, value in values.items()
-             if name in {*args.config.given, "init_from"} and decided.get(name, value) == value}
+             if name in {*args.config.given, "init_from"} - flags_of_scope("resume")
+             and decided.get(name, value) == value}
     left_out = {*given, *flags_of_scope("machine")}
     return Layer("", given, {name: value for name, value in decided.items() if name not in left_out})
 

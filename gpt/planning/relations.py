@@ -63,7 +63,7 @@ RELATIONS = {
     "max_minutes": Relations(
         overrides="epochs max_steps", invalidates=f"learning_rate embedding_learning_rate {BY_LENGTH}"),
     "cooldown_from": Relations(
-        overrides="epochs max_steps max_minutes cooldown", invalidates="min_lr", conflicts="init_from"),
+        "resume", overrides="epochs max_steps max_minutes cooldown", invalidates="min_lr", conflicts="init_from"),
     "cooldown": Relations(requires="lr_schedule wsd, cooldown_from"),
     "patience": Relations(aliases="early_stopping_patience"),
 
@@ -142,5 +142,5 @@ def of_another_recipe(given: Iterable[str]) -> frozenset[str]:
 
 
 def flags_of_scope(scope: str) -> frozenset[str]:
-    """The names of the flags that belong to one "call" of train.py, or to the "machine"."""
+    """The names of the flags of one scope, as Relations lists them."""
     return frozenset(name for name, relations in RELATIONS.items() if relations.scope == scope)

@@ -10,8 +10,9 @@ from dataclasses import dataclass
 import torch
 
 from gpt.architectures.table import architecture_of
-from gpt.checkpoint.find import with_more_text
+from gpt.checkpoint.find import in_another_folder, with_more_text
 from gpt.checkpoint.history import BITS_OF, VAL_LOSS_OF
+from gpt.common.flags import having
 from gpt.common.names import TOKENIZER, TRAINS_NEXT
 from gpt.common.words import duration, percent, printable, several, shell_word
 from gpt.machine.pinned import to_host
@@ -319,14 +320,10 @@ class Monitor:
         if self.state.best_val_loss is not None and self.state.best_val_loss > self._loss_before:
             self._out.say(f"To improve: no validation loss fell below {self._loss_before:.4f}, that of the weights it "
                           f"began from. Change them less:\n{launcher} train.py --config {folder}/config.toml \\\n    "
-                          f"--learning_rate {self._run.recipe.lower_learning_rate:.2g} --output_dir {folder}-slower"
-                          f"{self._other_mirror('slower')}")
+                          f"--learning_rate {self._run.recipe.lower_learning_rate:.2g} "
+                          f"{in_another_folder(self._args.output_dir, 'slower', self._args.mirror_to)}")
         elif self._overfitting.losses and not self._curve.verdict(self._last_loss):
             self._say_how_to_improve(folder, best)
-
-    def _other_mirror(self, name: str) -> str:
-        """The flag of another run's mirror, where this run has one: two runs never share one."""
-        return f" --mirror_to {shell_word(self._args.mirror_to)}-{name}" if self._args.mirror_to else ""
 
     def _say_how_to_improve(self, folder: str, best: str) -> None:
         """Prints what leads to a better model, and the command, if the run's figures show it."""
@@ -348,7 +345,7 @@ class Monitor:
 
         launcher = self._runtime.processes.launcher
         command = (f"{launcher} train.py --config {folder}/config.toml \\\n"
-                   f"    --model_size {how} --output_dir {folder}-{how}{self._other_mirror(how)}")
+                   f"    --model_size {how} {in_another_folder(args.output_dir, how, args.mirror_to)}")
         if how == LONGER:
             forecast = forecast_of(setup)
             if forecast and self._bits_per_byte:
@@ -361,10 +358,11 @@ class Monitor:
             length *= 2 if state.init_from else max(2, math.ceil(times_too_short(
                 state.step, tokens_seen, corpus.train.length, config.num_parameters)))
             patience = "" if has_patience else f" --patience {state.validations_without_gain + args.patience}"
-            command = (recipe.command_after_cooldown(launcher, args.output_dir) if recipe.cooldown else
+            command = (recipe.command_after_cooldown(launcher, args) if recipe.cooldown else
                        f"{launcher} train.py --resume_from {folder} --{unit} {length:.12g}{patience}")
         elif how == MORE_TEXT:
             if recipe.overfits and recipe.passes > FRESH and not helps_many_passes(args):
                 why += f". Give it more text, or teach a second model: --teacher {best} --output_dir {folder}-2"
-            command = with_more_text(folder, corpus.tokenizer_path, state, vars(args))
+            command = with_more_text(args.output_dir, corpus.tokenizer_path, state,
+                                     vars(having(args, cooldown_from=recipe.cooldown and recipe.cooldown.source)))
         self._out.say(f"To improve: {why}\n{command}")

@@ -34,7 +34,7 @@ def open_output(run: Run, argv: Sequence[str], checkpointer: Checkpointer) -> It
     out, is_first = runtime.out, runtime.processes.is_first
     resumed, output_dir = setup.resumed.folder if setup.resumed else None, Path(args.output_dir)
     flags = flags_of_run(setup)
-    replaces = bool(args.overwrite and resumed and not is_inside(resumed, output_dir))
+    replaces = bool(resumed and not is_inside(resumed, output_dir))
     out.write_log(output_dir / LOG, shell_line(["python", "train.py", *argv]), state.step,
                   appends=bool(state.step or args.resume_from))
     runtime.signals.on_stop(

@@ -119,9 +119,13 @@ def test_a_run_goes_on_from_its_plateau_after_a_cooldown(run, plateau):
     assert same_tensors(plateau / "checkpoint-30", run.folder / "whole/checkpoint-30")
 
 
-def test_a_cooldown_that_replaces_another_run_keeps_nothing_of_its_metrics(run, plateau):
+@pytest.mark.parametrize("checkpoints", ["replaced", "deleted before"])
+def test_a_cooldown_in_the_place_of_another_run_keeps_nothing_of_its_metrics(checkpoints, run, plateau):
     run.ok("--max_steps", "12", "--eval_interval", "4", *EVERY, out="other")
     assert rates_of(run.folder / "other").keys() >= {1, 12}
+    if checkpoints == "deleted before":
+        for folder in steps_in(run.folder / "other").values():
+            shutil.rmtree(folder)
     run.ok("--cooldown_from", str(plateau / "checkpoint-10"), "--overwrite", *EVERY, out="other")
     assert min(rates_of(run.folder / "other")) == 11
 

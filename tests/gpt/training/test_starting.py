@@ -151,3 +151,6 @@ def test_weights_of_others_are_trained_and_resumed_with_what_no_flag_says(arch, 
         assert read_config(tmp_path / f"out/checkpoint-{step}") == config
         said = capsys.readouterr().out
         assert (f"--init_from has no effect: the run began from {folder}" in said) == (origin != folder)
+    shutil.rmtree(folder)  # the checkpoint needs nothing of it
+    assert train.main([*argv, "--init_from", str(folder), "--resume_from", "auto", "--max_steps", "5"]) == 0
+    assert read_config(tmp_path / "out/checkpoint-5") == config
