@@ -29,7 +29,7 @@ class TrainState:
     """The counters of a run. All steps are optimizer steps.
 
     step and samples_seen count skipped steps too; skipped_steps are those whose loss or gradient was not
-    finite. best_val_loss is in nats per token, None before the first validation, and best_step its step.
+    finite. samples_of_others are those of other tokens, before --allow_new_data. best_val_loss is in nats per token, None before the first validation, and best_step its step.
     validated_step is the last step with a validation, validations_without_gain the number since the best.
     seconds is what --max_minutes counts, of all starts of the run together. init_from names the pretrained
     weights of the first start, with the commit of weights from the hub; it is empty where the run began at
@@ -38,6 +38,7 @@ class TrainState:
 
     step: int = 0
     samples_seen: int = 0
+    samples_of_others: int = 0
     skipped_steps: int = 0
     best_val_loss: float | None = None
     best_step: int = 0
@@ -98,6 +99,7 @@ def parse_state(content: Mapping[str, Any]) -> Stored:
         check_field(isinstance(content.get(key, {}), dict), key, content.get(key), "an object", STATE)
     check_whole(STATE, "step", content.get("step"), 0, MAX_COUNT)
     check_whole(STATE, "samples_seen", content.get("samples_seen", 0), 0, MAX_COUNT)
+    check_whole(STATE, "samples_of_others", content.get("samples_of_others", 0), 0, content.get("samples_seen", 0))
     for key in ("skipped_steps", "best_step", "validated_step", "validations_without_gain"):
         check_whole(STATE, key, content.get(key, 0), 0, content["step"])
     for key in ("batch_size", "eval_tokens"):

@@ -213,7 +213,7 @@ def forecast_of(setup: Setup) -> Forecast | None:
     None also where the interval would be wide, as for a text that repeats its pages.
     """
     recipe, text = setup.recipe, setup.text
-    seen = recipe.total_steps * setup.tokens_per_step
+    seen = recipe.samples * setup.config.seq_length
     if text is None or seen < LEAST_SEEN or recipe.optimizer != "muon":
         return None
     evidence = text.evidence(setup.config, recipe.eval_windows(setup.config), seen)

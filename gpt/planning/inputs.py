@@ -185,6 +185,10 @@ def _check(args: Namespace, runtime: Runtime) -> Inputs:
         config = as_in_checkpoint(inputs.config, resumed.folder, args)
         find.check_same(resumed, config, corpus.identity, corpus.tokenizer_sha256, args.allow_new_data,
                         mixture_in_words(corpus.components), args.mirror_to)
+        state = resumed.stored.state
+        if resumed.stored.data.get("train_sha256") != corpus.identity:
+            state = replace(state, samples_of_others=state.samples_seen)
+        resumed = resumed._replace(stored=replace(resumed.stored, state=state))
         inputs = replace(inputs, config=config, resumed=resumed)
     return inputs
 

@@ -233,7 +233,7 @@ def _silent(corpus: Corpus, seq_length: int) -> float:
 
 def _passes_of_components(setup: Setup) -> list[tuple[Component, float]]:
     """The passes over each folder of a mixture, none without one."""
-    tokens = setup.recipe.total_steps * setup.tokens_per_step
+    tokens = setup.recipe.samples * setup.config.seq_length
     return [(part, part.weight * tokens / part.corpus.train.length) for part in setup.corpus.components]
 
 

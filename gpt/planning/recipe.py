@@ -41,7 +41,7 @@ class Recipe(Schedule):
     Intervals are in steps; a sample_interval of 0 means no samples, a grad_clip of 0 no clipping. A
     validation has at most eval_tokens. embedding_learning_rate is the peak of all parameters but the
     matrices inside blocks. overfits is True for a run that needs dropout and more decay if it reads its
-    text many times.
+    text many times. samples_of_others are those of other tokens, before --allow_new_data.
     """
 
     batch_size: int
@@ -61,6 +61,7 @@ class Recipe(Schedule):
     optimizer: str = "adamw"
     overfits: bool = False
     usual_learning_rate: float = math.inf  # the default peak, also where a flag gives another
+    samples_of_others: int = 0
 
     @property
     def lower_learning_rate(self) -> float:
@@ -87,9 +88,14 @@ class Recipe(Schedule):
                 f"{in_another_folder(args.output_dir, 'longer', args.mirror_to)} --max_steps {2 * self.total_steps}")
 
     @property
+    def samples(self) -> int:
+        """The samples of the run's tokens, without those of others."""
+        return self.total_steps * self.samples_per_step - self.samples_of_others
+
+    @property
     def passes(self) -> float:
         """The passes over the tokens; fewer than epochs where max_steps ends the run."""
-        return self.total_steps * self.samples_per_step / self.windows_per_epoch
+        return self.samples / self.windows_per_epoch
 
     @property
     def lr_scale(self) -> float:
@@ -298,7 +304,8 @@ def choose_recipe(args: Namespace, config: ModelConfig, corpus: Corpus, most_bat
     rates = _choose_rates(facts, optimizer, samples_per_step, total_steps)
     if config.dropout:
         facts.value_of("dropout", config.dropout)
-    passes = total_steps * samples_per_step / windows if overfits else 1.0
+    samples_of_others = facts.stored.state.samples_of_others
+    passes = (total_steps * samples_per_step - samples_of_others) / windows if overfits else 1.0
     return Recipe(
         **rates, **_choose_schedule(facts, rates["learning_rate"], total_steps, cooldown), total_steps=total_steps,
         epochs=epochs, batch_size=batch_size, accumulation=args.gradient_accumulation_steps, windows_per_epoch=windows,
@@ -309,7 +316,7 @@ def choose_recipe(args: Namespace, config: ModelConfig, corpus: Corpus, most_bat
         eval_tokens=_choose_eval_tokens(facts, batch_size, epochs),
         sample_interval=sample_interval_of(args.sample_interval, total_steps),
         log_interval=args.log_interval or max(1, min(20, total_steps // 100)),
-        reasons=facts.reasons, optimizer=optimizer, overfits=overfits)
+        reasons=facts.reasons, optimizer=optimizer, overfits=overfits, samples_of_others=samples_of_others)
 
 
 def _choose_length(facts: _Facts, cooldown: Cooldown | None, overfits: bool, windows: int, samples_per_step: int,
@@ -325,8 +332,7 @@ def _choose_length(facts: _Facts, cooldown: Cooldown | None, overfits: bool, win
         samples = samples_seen + max(0, last_step - steps_done) * samples_per_step
         epochs = epochs_of(samples, samples_per_step, windows)
     elif args.max_minutes and not args.epochs:
-        # Passes over another text do not count.
-        most_epochs += samples_seen // windows if args.allow_new_data else 0
+        most_epochs += facts.stored.state.samples_of_others // windows
         epochs = most_epochs if facts.is_small else ENDLESS
     else:
         usual_epochs = facts.sizing.epochs if facts.sizing else math.ceil(20 * num_parameters / num_tokens)

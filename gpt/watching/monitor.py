@@ -163,7 +163,7 @@ class Monitor:
                            gpu=self._gpu, gpu_utilization=busy)
 
         epochs = min(recipe.epochs, math.ceil(recipe.passes))
-        epoch = min(epochs, (logged.samples_seen - 1) // recipe.windows_per_epoch + 1)
+        epoch = min(epochs, (logged.samples_seen - recipe.samples_of_others - 1) // recipe.windows_per_epoch + 1)
         wall_seconds = self.seconds / (step - self._first_step)  # of a step, everything included
         more = {name: f"{name} {value:.4g}" for name, value in figures.items()
                 if name not in ("loss", "grad_norm") and "/" not in name}  # norm/h.0, of a layer, is only recorded
@@ -333,7 +333,8 @@ class Monitor:
         sizes = {name: architecture_of(config).sized(shape, config.vocab_size, config.seq_length).num_parameters
                  for name, shape in SIZES.items() if not state.init_from}
         # A pass counts as the whole text, though its windows leave out up to 2 T - 2 tokens.
-        tokens_seen = round(state.samples_seen / recipe.windows_per_epoch * corpus.train.length)
+        samples = state.samples_seen - recipe.samples_of_others
+        tokens_seen = round(samples / recipe.windows_per_epoch * corpus.train.length)
         how, why = verdict(self._overfitting.validations, self._overfitting.losses[-1][0], tokens_seen,
                            corpus.train.length, config.num_parameters, sizes)
         has_patience = state.validations_without_gain < (args.patience or math.inf)

@@ -36,6 +36,23 @@ def test_a_checkpoint_of_another_corpus_is_refused_unless_it_is_allowed(run, cor
     assert run("--max_steps", "4", *other, "--allow_new_data")[0] == 0
 
 
+def test_passes_over_other_tokens_do_not_count(run, corpus, tmp_path, capsys):
+    """A run of 200 steps goes on with others, and once more: 25 steps are a pass."""
+    run.ok("--max_steps", "200")
+    shutil.copytree(corpus, tmp_path / "other")
+    np.roll(np.fromfile(corpus / "train.bin", np.int16), 1).tofile(tmp_path / "other/train.bin")
+    vocabulary = json.loads((corpus / "metadata.json").read_text())["vocab_size"]
+    (tmp_path / "other/metadata.json").write_text(json.dumps({"vocab_size": vocabulary, "dtype": "int16"}))
+    resume = ["--no-use_gpu", "--verbose", "--resume_from", str(tmp_path / "out"), "--max_steps"]
+    for steps, passes, more in ((225, 1.01, ["--data_dir", str(tmp_path / "other"), "--allow_new_data"]),
+                                (250, 2.02, [])):
+        code, text = trained([*resume, str(steps), *more], capsys)
+        assert code == 0, text
+        assert re.search(rf"\nlength .*, {passes} epochs\n", text)
+        state = json.loads((tmp_path / f"out/checkpoint-{steps}/trainer_state.json").read_text())
+        assert state["samples_of_others"] == 800
+
+
 def test_finetuning_starts_where_transformers_stands_and_its_result_opens_there(run, corpus, capsys):
     from transformers import GPT2Config, GPT2LMHeadModel
 
