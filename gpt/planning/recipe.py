@@ -81,10 +81,10 @@ class Recipe(Schedule):
         epochs = epochs_of(last_step * self.samples_per_step, self.samples_per_step, self.windows_per_epoch)
         return replace(self, total_steps=last_step, epochs=epochs)
 
-    def command_after_cooldown(self, launcher: str, args: Namespace) -> str:
-        """The command for twice the steps, in another folder, from where the cooldown began."""
-        assert self.cooldown
-        return (f"{launcher} train.py --resume_from {shell_word(self.cooldown.source)} "
+    def command_from_plateau(self, launcher: str, args: Namespace) -> str:
+        """The command for twice the steps, in another folder, from where the cooldown, or the fall of wsd, began."""
+        source = self.cooldown.source if self.cooldown else f"{args.output_dir}/checkpoint-{self.plateau_end}"
+        return (f"{launcher} train.py --resume_from {shell_word(source)} "
                 f"{in_another_folder(args.output_dir, 'longer', args.mirror_to)} --max_steps {2 * self.total_steps}")
 
     @property

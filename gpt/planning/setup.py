@@ -141,7 +141,7 @@ def _is_finished(inputs: Inputs, recipe: Recipe, longest: Recipe, deadline: Dead
         validations = several(state.validations_without_gain, "validation")
         more = f"{validations} brought no new best; raise --patience to continue"
     elif recipe.cooldown:
-        command = recipe.command_after_cooldown(runtime.processes.launcher, args)
+        command = recipe.command_from_plateau(runtime.processes.launcher, args)
         more = f"cooled down; to train on from before: {command}"
     planned = f" of {recipe.total_steps:,}" if recipe.epochs < ENDLESS else ""
     runtime.out.say(f"already at step {state.step:,}{planned}; {more}")

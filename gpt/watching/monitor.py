@@ -6,12 +6,14 @@ import time
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 
 from gpt.architectures.table import architecture_of
 from gpt.checkpoint.find import in_another_folder, with_more_text
 from gpt.checkpoint.history import BITS_OF, VAL_LOSS_OF
+from gpt.checkpoint.recorded import steps_in
 from gpt.common.flags import having
 from gpt.common.names import TOKENIZER, TRAINS_NEXT
 from gpt.common.words import duration, percent, printable, several, shell_word
@@ -359,7 +361,8 @@ class Monitor:
             length *= 2 if state.init_from else max(2, math.ceil(times_too_short(
                 state.step, tokens_seen, corpus.train.length, config.num_parameters)))
             patience = "" if has_patience else f" --patience {state.validations_without_gain + args.patience}"
-            command = (recipe.command_after_cooldown(launcher, args) if recipe.cooldown else
+            has_plateau = recipe.cooldown or recipe.plateau_end in steps_in(Path(args.output_dir))
+            command = (recipe.command_from_plateau(launcher, args) if has_plateau else
                        f"{launcher} train.py --resume_from {folder} --{unit} {length:.12g}{patience}")
         elif how == MORE_TEXT:
             if recipe.overfits and recipe.passes > FRESH and not helps_many_passes(args):
