@@ -90,5 +90,6 @@ def documents_in(source: Source, scorer: Scorer) -> Iterator[Document]:
         scorer.out.warn(f"{source.shown}: the tokenizer has no ids for {lost:,} bytes of the text. They were "
                         "not scored, and make the bits per byte too low.")
     if found.bad_lines or found.replaced:
+        first = f" The first such record {found.first_bad_line[1]}." if found.first_bad_line else ""
         scorer.out.warn(f"{source.shown}: {several(found.bad_lines, 'record')} without a document skipped, "
-                        f"{several(found.replaced, 'invalid character')} replaced by U+FFFD.")
+                        f"{several(found.replaced, 'invalid character')} replaced by U+FFFD.{first}")

@@ -79,6 +79,7 @@ def test_what_is_not_text_is_replaced_or_skipped_and_said(measure, tmp_path, cap
     said = capsys.readouterr().err
     assert "1 invalid character replaced by U+FFFD." in said
     assert "b.jsonl: 2 " in said
+    assert "The first such record has no text in field 'text'" in said
 
 
 def test_a_text_that_changes_while_it_is_read_is_refused(measure, monkeypatch, tmp_path):
