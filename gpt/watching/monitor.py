@@ -329,44 +329,59 @@ class Monitor:
 
     def _say_how_to_improve(self, folder: str, best: str) -> None:
         """Prints what leads to a better model, and the command, if the run's figures show it."""
-        args, state = self._args, self.state
-        recipe, setup = self._run.recipe, self._run.setup
-        config, corpus = self._config, setup.corpus
-        sizes = {name: architecture_of(config).sized(shape, config.vocab_size, config.seq_length).num_parameters
-                 for name, shape in SIZES.items() if not state.init_from}
-        # A pass counts as the whole text, though its windows leave out up to 2 T - 2 tokens.
-        samples = state.samples_seen - recipe.samples_of_others
-        tokens_seen = round(samples / recipe.windows_per_epoch * corpus.train.length)
-        how, why = verdict(self._overfitting.validations, self._overfitting.losses[-1][0], tokens_seen,
-                           corpus.train.length, config.num_parameters, sizes)
-        has_patience = state.validations_without_gain < (args.patience or math.inf)
-        if self._is_cut_off and has_patience:
-            how, why = LONGER, (f"{args.max_minutes:g} min were over at step {state.step:,} of "
-                                f"{recipe.total_steps:,}, as steps took longer than measured")
+        args, recipe, corpus = self._args, self._run.recipe, self._run.setup.corpus
+        how, why = self._verdict()
         if not how or not corpus.tokenizer_path:
             return
-
-        launcher = self._runtime.processes.launcher
-        command = (f"{launcher} train.py --config {folder}/config.toml \\\n"
-                   f"    --model_size {how} {in_another_folder(args.output_dir, how, args.mirror_to)}")
         if how == LONGER:
-            forecast = forecast_of(setup)
+            forecast = forecast_of(self._run.setup)
             if forecast and self._bits_per_byte:
                 bits = bits_after_twice(forecast, self._bits_per_byte)
                 why += f"; twice the time should reach {bits:.2f} bits per byte"
-            # Twice this run, or as long as random weights need, in the user's unit or else in its own.
-            unit = next((name for name in ("max_minutes", "max_steps", "epochs") if name in args.config.given),
-                        "epochs" if state.init_from else "max_minutes")
-            length = getattr(args, unit) or (recipe.epochs if state.init_from else math.ceil(state.seconds / 60))
-            length *= 2 if state.init_from else max(2, math.ceil(times_too_short(
-                state.step, tokens_seen, corpus.train.length, config.num_parameters)))
-            patience = "" if has_patience else f" --patience {state.validations_without_gain + args.patience}"
-            has_plateau = recipe.cooldown or recipe.plateau_end in steps_in(Path(args.output_dir))
-            command = (recipe.command_from_plateau(launcher, args) if has_plateau else
-                       f"{launcher} train.py --resume_from {folder} --{unit} {length:.12g}{patience}")
+            command = self._command_for_longer(folder)
         elif how == MORE_TEXT:
             if recipe.overfits and recipe.passes > FRESH and not helps_many_passes(args):
                 why += f". Give it more text, or teach a second model: --teacher {best} --output_dir {folder}-2"
-            command = with_more_text(args.output_dir, corpus.tokenizer_path, state,
+            command = with_more_text(args.output_dir, corpus.tokenizer_path, self.state,
                                      vars(having(args, cooldown_from=recipe.cooldown and recipe.cooldown.source)))
+        else:
+            command = (f"{self._runtime.processes.launcher} train.py --config {folder}/config.toml \\\n"
+                       f"    --model_size {how} {in_another_folder(args.output_dir, how, args.mirror_to)}")
         self._out.say(f"To improve: {why}\n{command}")
+
+    def _verdict(self) -> tuple[str, str]:
+        """What leads to a better model, with the reason; LONGER, too, for a run that ran out of minutes."""
+        config, recipe = self._config, self._run.recipe
+        if self._is_cut_off and self._has_patience:
+            return LONGER, (f"{self._args.max_minutes:g} min were over at step {self.state.step:,} of "
+                            f"{recipe.total_steps:,}, as steps took longer than measured")
+        sizes = {name: architecture_of(config).sized(shape, config.vocab_size, config.seq_length).num_parameters
+                 for name, shape in SIZES.items() if not self.state.init_from}
+        return verdict(self._overfitting.validations, self._overfitting.losses[-1][0], self._tokens_seen,
+                       self._run.setup.corpus.train.length, config.num_parameters, sizes)
+
+    def _command_for_longer(self, folder: str) -> str:
+        """The command for twice this run, or as long as random weights need, in the user's unit or else in its own."""
+        args, state, recipe = self._args, self.state, self._run.recipe
+        launcher = self._runtime.processes.launcher
+        if recipe.cooldown or recipe.plateau_end in steps_in(Path(args.output_dir)):
+            return recipe.command_from_plateau(launcher, args)
+        unit = next((name for name in ("max_minutes", "max_steps", "epochs") if name in args.config.given),
+                    "epochs" if state.init_from else "max_minutes")
+        length = getattr(args, unit) or (recipe.epochs if state.init_from else math.ceil(state.seconds / 60))
+        times = times_too_short(state.step, self._tokens_seen, self._run.setup.corpus.train.length,
+                                self._config.num_parameters)
+        length *= 2 if state.init_from else max(2, math.ceil(times))
+        patience = "" if self._has_patience else f" --patience {state.validations_without_gain + args.patience}"
+        return f"{launcher} train.py --resume_from {folder} --{unit} {length:.12g}{patience}"
+
+    @property
+    def _has_patience(self) -> bool:
+        return self.state.validations_without_gain < (self._args.patience or math.inf)
+
+    @property
+    def _tokens_seen(self) -> int:
+        """Of the run's text; a pass counts as the whole text, though its windows leave out up to 2 T - 2 tokens."""
+        recipe = self._run.recipe
+        samples = self.state.samples_seen - recipe.samples_of_others
+        return round(samples / recipe.windows_per_epoch * self._run.setup.corpus.train.length)
