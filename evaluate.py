@@ -46,6 +46,8 @@ def check(args: argparse.Namespace) -> list[str]:
     problems = problems_with_name("--ckpt", args.ckpt)
     if not args.text and not args.tokens:
         problems.append("--text: nothing to measure; give it files, or the tokens of training: --tokens data")
+    if "-" in flags.in_list(args.text):
+        problems.append("--text -: standard input is not read; give a file")
     return problems
 
 

@@ -309,7 +309,7 @@ def test_a_full_disk_is_no_bug_and_the_earlier_export_stays(folder, tmp_path, mo
     assert len(list(tmp_path.iterdir())) == 1
 
 
-@pytest.mark.parametrize(("value", "dtype", "code", "why"), [(float("nan"), "f32", Exit.DIVERGED, "nan, which"),
+@pytest.mark.parametrize(("value", "dtype", "code", "why"), [(float("nan"), "f32", Exit.DIVERGED, "holds NaN"),
                                                              (1e5, "f16", Exit.FLAGS, "100,000, which --dtype f16")])
 def test_weights_that_the_type_cannot_hold_are_named(make_model, write_folder, tmp_path, value, dtype, code, why):
     model = make_model()

@@ -20,7 +20,7 @@ from gpt.checkpoint.find import with_transformers
 from gpt.checkpoint.load import weights_of
 from gpt.common.errors import Exit, InvalidCheckpoint, UserError
 from gpt.common.names import INDEX, STATE, WEIGHTS
-from gpt.common.words import count, printable, several
+from gpt.common.words import count, first_line, printable, several
 from gpt.tokens.tokenizer import end_of_text_id, load_with_size
 from model import GPTConfig
 
@@ -34,21 +34,25 @@ def convert(path: Path, folder: Path, tokenizer_file: str | None, n_head: int | 
 
     The activation is exact GELU for nanoGPT and its tanh form for build-nanogpt. Without tokenizer_file
     (None) the folder has no tokenizer, with a warning; n_head None takes the file's own number. Raises
-    UserError: exit 3 for a tokenizer of another model, exit 4 for a file that cannot be read; and OSError,
-    also if the folder exists.
+    UserError: exit 2 for another number of heads than the file says, exit 3 for a tokenizer of another model, exit 4
+    for a file that cannot be read; and OSError, also if the folder exists.
     """
     try:
         weights, facts = _read(path)
         saved = facts.get("config")
         is_object = isinstance(saved, SimpleNamespace)
         shape = vars(saved) if is_object else facts.get("model_args") or {}
-        config = _config(weights, n_head or shape.get("n_head"), "gelu_new" if is_object else "gelu")
+        saved_heads = shape.get("n_head")
+        if n_head and saved_heads and n_head != saved_heads:
+            raise UserError(Exit.FLAGS, f"--n_head {n_head}: {printable(path)} says {saved_heads}. Drop --n_head.")
+        config = _config(weights, n_head or saved_heads, "gelu_new" if is_object else "gelu")
         weights_of(config, GPT2().to_hf_tensors(config, weights))
     except (InvalidCheckpoint, KeyError, IndexError) as error:
         cure = (with_transformers(path.parent) or getattr(error, "cure", "")
                 or "Give a ckpt.pt of nanoGPT, or its model.state_dict() saved by torch.save.")
+        why = error if isinstance(error, InvalidCheckpoint) else f"it has no tensor {error.args[0]}"
         raise UserError(Exit.CHECKPOINT, f"--from_nanogpt {printable(path)} does not hold a GPT-2: "
-                                         f"{printable(error)}. {cure}") from error
+                                         f"{printable(why)}. {cure}") from error
 
     tokenizer_json = end_id = None
     if tokenizer_file is None:
@@ -87,7 +91,7 @@ def _read(path: Path) -> tuple[dict[str, torch.Tensor], Mapping[str, Any]]:
                 if not name.endswith(STALE_MASKS)}, found
     except Exception as error:  # a broken pickle can raise any error
         unknown = re.search(r"GLOBAL '?([\w.]+)", str(error))
-        why = f"it names {unknown[1]}" if unknown else getattr(error, "strerror", None) or type(error).__name__
+        why = f"it names {unknown[1]}" if unknown else getattr(error, "strerror", None) or first_line(error)[:80]
         raise InvalidCheckpoint(f"it cannot be read as names with tensors and numbers alone ({why})") from error
 
 

@@ -116,11 +116,14 @@ def make_tokens(args: Namespace) -> None:
                 raise UserError(Exit.DATA, f"{printable(gone[0])}: No such file or directory. Its tokens are still "
                                            f"there: give --data_dir {shell_word(folder)} in its place.")
             make.append("--overwrite")
-            resume = "" if args.resume_from else " --resume_from auto"
+            more = [] if args.resume_from else ["--resume_from", "auto"]
+            newest = max(steps_in(Path(args.output_dir)), default=0)
+            if args.max_steps and newest >= args.max_steps:
+                more += ["--max_steps", str(newest + args.max_steps)]
             sources = printable(", ".join(recorded.get("sources", ["another program"])))[:80]
             raise UserError(Exit.DATA, f"{printable(folder)} holds the tokens of {sources}, and these texts have other "
                                        f"names, sizes or times. Type:\n    python {shell_line(make)}\n    python "
-                                       f"{shell_line(sys.argv)}{resume} --allow_new_data")
+                                       f"{shell_line(['train.py', *sys.argv[1:], *more])} --allow_new_data")
     else:
         for text in texts:
             if not (os.path.exists(text) or "://" in text or glob.has_magic(text)):

@@ -68,7 +68,7 @@ def summarise(job: Job, metadata: Mapping[str, Any], seconds: float) -> None:
     """Prints the counts, the seconds, and the command to type next."""
     say, splits = job.progress.say, metadata["splits"]
     sums = {key: sum(split[key] for split in splits.values()) for key in ("documents", "bytes", "tokens")}
-    fraction = f"{100 * splits['val']['bytes'] / sums['bytes']:.2g}% of the text: " if "val" in splits else ""
+    fraction = f"{min(99, 100 * splits['val']['bytes'] / sums['bytes']):.2g}% of the text: " if "val" in splits else ""
     say(f"validation: {fraction}{job.split.rule}")
     for key, value in sums.items():
         say(f"{key}: {value:,} ({', '.join(f'{split} {splits[split][key]:,}' for split in splits)})")

@@ -120,7 +120,9 @@ def _sized(path: Path, num_bytes: int, dtype: str, length: int, offset_bytes: in
             f"from numpy import *; fromfile({str(path)!r}, {dtype!r}).astype(int32)"
             f".tofile({str(path.with_suffix('.int32.bin'))!r})"))
     expected = offset_bytes + length * DTYPES[dtype].itemsize
-    if length < 1 or expected != num_bytes:
+    if length < 1:
+        raise _damaged(path, "holds no token")
+    if expected != num_bytes:
         raise _damaged(path, f"has {num_bytes:,} bytes, where its {length:,} tokens of {dtype} make "
                              f"{expected:,}")
     return Part(path, dtype, length, offset_bytes)
@@ -193,10 +195,15 @@ def _npy(path: Path, num_bytes: int, *_: object) -> Part:
         ids = np.load(path, mmap_mode="r")
     except Exception as error:  # the header is a Python literal, and anything may be wrong with it
         raise _damaged(path, f"is a .npy that numpy cannot read ({first_line(error)[:120]})") from error
-    if not isinstance(ids,
-                      np.memmap) or ids.dtype not in DTYPES.values() or ids.ndim != 1 or ids.offset % ids.itemsize:
-        raise _damaged(path, f"is a .npy of {printable(ids.dtype)[:40]} and shape {str(ids.shape)[:60]}, "
-                             f"not one row of {', '.join(DTYPES)}")
+    is_mapped = isinstance(ids, np.memmap)
+    if not is_mapped or ids.dtype not in DTYPES.values() or ids.ndim != 1 or ids.offset % ids.itemsize:
+        what = (f"is a .npy of {printable(ids.dtype)[:40]} and shape {str(ids.shape)[:60]}, "
+                f"not one row of {', '.join(DTYPES)}")
+        if not is_mapped or ids.dtype.kind not in "iu":
+            raise _damaged(path, what)
+        raise token_file_error(path, f"{what}. Convert it, and give the new file: python -c " + shell_word(
+            f"from numpy import *; save({str(path.with_suffix('.int32.npy'))!r}, "
+            f"load({str(path)!r}).ravel().astype(int32))"))
     return _sized(path, num_bytes, ids.dtype.name, len(ids), ids.offset)
 
 

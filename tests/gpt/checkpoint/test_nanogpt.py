@@ -99,6 +99,17 @@ def test_a_plain_state_dict_needs_the_number_of_heads(tmp_path):
     assert same(converted(tmp_path / "weights.pt", tmp_path, "--n_head", "2"), model)
 
 
+def test_what_a_file_says_or_lacks_is_named(tmp_path):
+    state = state_of(make_model(vocab_size=448))
+    torch.save({"model": state, "model_args": ARGS}, tmp_path / "ckpt.pt")
+    with refused("--n_head 4: .*ckpt.pt says 2. Drop --n_head", Exit.FLAGS):
+        converted(tmp_path / "ckpt.pt", tmp_path, "--n_head", "4")
+    del state["transformer.wte.weight"]
+    torch.save({"model": state, "model_args": ARGS}, tmp_path / "ckpt.pt")
+    with refused("it has no tensor transformer.wte.weight", Exit.CHECKPOINT):
+        converted(tmp_path / "ckpt.pt", tmp_path)
+
+
 def test_padding_goes_with_the_tokenizer_that_says_so(tmp_path, tokenizer_file):
     model = make_model(vocab_size=448, activation="gelu")
     torch.save({"model": state_of(model), "model_args": ARGS}, tmp_path / "ckpt.pt")

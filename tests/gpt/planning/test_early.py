@@ -52,7 +52,7 @@ def refusal(line: str):
     return caught.value.code, str(caught.value)
 
 
-def test_texts_become_tokens_once_and_the_run_trains_on_them(place, capfd):
+def test_texts_become_tokens_once_and_the_run_trains_on_them(place, capfd, monkeypatch):
     done = run("train", "texts", *TINY, "--max_steps", "2", "--no-use_gpu", cwd=place)
     assert done.returncode == 0, done.stderr
     assert [done.stdout.count(words) for words in ("reading a.txt", "step 2/2", "\nnext: ")] == [1, 1, 1]
@@ -73,6 +73,9 @@ def test_texts_become_tokens_once_and_the_run_trains_on_them(place, capfd):
     os.utime(other, (1, 1))
     assert refusal("texts")[0] == Exit.DATA
     assert refusal("texts")[1].endswith(f"Type:\n{go_on}")
+    monkeypatch.setattr("sys.argv", ["/elsewhere/train.py", "texts", "--max_steps", "2"])  # as the finished run
+    longer = go_on.replace("texts --resume_from auto", "texts --max_steps 2 --resume_from auto --max_steps 4")
+    assert refusal("texts --max_steps 2")[1].endswith(f"Type:\n{longer}")
     other.rename(text)  # an older text of the same name
     assert refusal("texts")[0] == Exit.DATA
     text.write_text("x" * kept.stat().st_size)

@@ -88,7 +88,7 @@ def swap_for_a_folder(folder: Path) -> None:
 
 BAD_CORPORA = {
     "odd bytes": (write("train.bin", b"\1" * 1999), "1,999 bytes, where its 999 tokens of int16 make 1,998"),
-    "empty": (write("train.bin", b""), "has 0 bytes"),
+    "empty": (write("train.bin", b""), "holds no token"),
     "shorter": (write("train.bin", tokens([1] * 999)), "holds 999 tokens, metadata"),
     "large id": (write("train.bin", tokens([1] * 500 + [400] + [1] * 499)), "id 400 at position 500"),
     "negative id": (write("train.bin", tokens([1] * 998 + [-7, -8])), "id -7 at position 998"),

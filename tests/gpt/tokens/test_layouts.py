@@ -1,6 +1,9 @@
 """gpt/tokens/layouts.py: what others wrote is read with equal ids, damaged files are refused."""
 
+import shlex
 import struct
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -121,7 +124,7 @@ DAMAGED = {  # name: the files, the first is opened, and what is said of them
     "Megatron int64": ({"a.bin": FIVE * 4, "a.idx": INDEX[:17] + b"\5" + INDEX[18:]}, "int64.*the new file: python"),
     "llm.c short": ({"a.bin": header(LLMC, 1, 5, tail=FIVE[:-2])}, "has 1,032 bytes, where its 5 tokens .*make 1,034"),
     "llm.c long": ({"a.bin": header(LLMC, 1, 5, tail=FIVE + b"\0\0")}, "has 1,036 bytes.*make 1,034"),
-    "llm.c empty": ({"a.bin": header(LLMC, 1, 0)}, "has 1,024 bytes, where its 0 tokens"),
+    "llm.c empty": ({"a.bin": header(LLMC, 1, 0)}, "holds no token"),
     "llm.c huge": ({"a.bin": header(LLMC, 1, 2**31 - 1, tail=FIVE)}, "its 2,147,483,647 tokens.*make 4,294,968,318"),
     "llm.c version": ({"a.bin": header(LLMC, 2, 5, tail=FIVE)}, "begins with 20240520 and 2.*20240520 and 1"),
     "llm.c header cut": ({"a.bin": header(LLMC, 1, 5)[:1000]}, "has 1,000 bytes.*make 1,034"),
@@ -150,6 +153,18 @@ def test_a_damaged_file_is_refused_in_one_line_with_its_numbers(tmp_path, case):
     assert str(caught.value).count("\n") == 0
     assert str(caught.value).isprintable()
     assert len(str(caught.value)) < 500
+
+
+@pytest.mark.parametrize("ids", [np.arange(6), np.arange(6, dtype=">u2"), np.arange(6, dtype=np.uint16).reshape(2, 3)],
+                         ids=["int64", "big-endian", "2-d"])
+def test_the_command_that_converts_an_array_of_other_numbers_works(ids, tmp_path):
+    np.save(tmp_path / "a.npy", ids)
+    with refused("Convert it, and give the new file: python -c", Exit.DATA) as caught:
+        recognise(tmp_path / "a.npy").read(tmp_path / "a.npy", "uint16", 50_257)
+    command = str(caught.value).partition("the new file: python")[2]
+    subprocess.run([sys.executable, *shlex.split(command)], check=True)
+    assert np.fromfile(tmp_path / "a.int32.npy", np.int32)[-6:].tolist() == [*range(6)]
+    assert recognise(tmp_path / "a.int32.npy").read(tmp_path / "a.int32.npy", "uint16", 50_257).length == 6
 
 
 @pytest.mark.parametrize("content", [b"the cat sat on the mat\n" * 9, "\u6f22\u5b57 caf\u00e9\n".encode() * 700,
