@@ -24,7 +24,7 @@ FLOPS_PER_THREAD = 25e9  # FLOP/s in fp32 training, assumed: less than any lapto
 MEASURED_SHAPE = (2, 4, 256)  # layers, heads, width
 MEASURED_TOKENS = 2048  # in each forward and backward pass
 MEASURED_SECONDS = 1.0  # for all passes together
-FRACTION_OF_MEASURED = 0.65  # of that speed, in a run with its optimizer; a machine had 0.67
+FRACTION_OF_MEASURED = 0.75  # of that speed, in a run with its optimizer; machines had 0.67 to 0.9
 FLOPS_OF_APPLE_GPU = 1e12  # FLOP/s of MPS in training, assumed: 40% of the smallest M1's fp32 peak in its data sheet
 # Of a GPU with its own memory: trainers of GPT-2 Small and larger ones report a third to a half of the data
 # sheet's peak. UNKNOWN_PEAK is the FLOP/s of an unknown card.
