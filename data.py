@@ -87,6 +87,8 @@ class Tokens:
             self._pieces = [_mapped(part) for part in stream.parts] if where == "mmap" else []
         # First token of each piece.
         self._firsts = list(itertools.accumulate(map(len, self._pieces[:-1]), initial=0))
+        # A view of the only piece: element i is the row that starts at token i.
+        self._every_row = np.empty(0, "V1")
 
     def rows(self, starts: np.ndarray, width: int) -> Rows:
         """Copies rows of tokens, [B, width]: row i begins at token starts[i]; starts is int64 [B].
@@ -96,16 +98,16 @@ class Tokens:
         if self._on_gpu is not None:
             starts_on_gpu = to_device(torch.from_numpy(starts), self._on_gpu.device)
             return self._on_gpu.unfold(0, width, 1).index_select(0, starts_on_gpu)
-        if self._watch is not None:
+        if self._watch is not None and self._watch.is_due:
             self._watch.look(self._part_of(start + offset) for start in starts.tolist()
                              for offset in (0, width - 1))
         if len(self._pieces) > 1:
             flat = np.concatenate([run for start in starts.tolist() for run in self._runs(start, width)])
         else:
-            # A view of the only piece: element i is the row that starts at token i. Numpy copies void types fastest.
             piece, row_bytes = self._pieces[0], width * self._kind.itemsize
-            every_row = np.ndarray(len(piece) - width + 1, f"V{row_bytes}", piece, 0, piece.strides)
-            flat = every_row[starts].view(self._kind)
+            if self._every_row.itemsize != row_bytes:
+                self._every_row = np.ndarray(len(piece) - width + 1, f"V{row_bytes}", piece, 0, piece.strides)
+            flat = self._every_row[starts].view(self._kind)  # numpy copies whole rows of void type fastest
         return self._checked(flat).reshape(len(starts), width)
 
     def read(self, start: int, length: int) -> np.ndarray:

@@ -8,6 +8,7 @@ for ever. So the handler is a C function.
 import ctypes
 import os
 import signal
+import time
 import weakref
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -15,6 +16,8 @@ from typing import Any
 from gpt.common.errors import Exit, UserError
 from gpt.common.words import printable
 from gpt.tokens.layouts import Part
+
+SECONDS_BETWEEN_LOOKS = 0.001  # a look takes 1 to 2 microseconds, and a training step takes longer than this
 
 _watches: "weakref.WeakSet[Watch]" = weakref.WeakSet()
 _handlers: list[Any] = []  # a reference: a freed callback would crash the process
@@ -34,10 +37,16 @@ class Watch:
     def __init__(self, parts: Sequence[Part]):
         self._parts = parts
         self._seen = [_status_of(part) for part in parts]
+        self._next_look = 0.0  # by time.monotonic()
         _watches.add(self)
         if not _handlers and hasattr(signal, "SIGBUS"):  # Windows has none
             _handlers.append(ctypes.CFUNCTYPE(None, ctypes.c_int)(_leave))
             ctypes.CDLL(None).signal(signal.SIGBUS, _handlers[0])
+
+    @property
+    def is_due(self) -> bool:
+        """True once SECONDS_BETWEEN_LOOKS have passed since the last look."""
+        return time.monotonic() >= self._next_look
 
     def look(self, indices: Iterable[int]) -> None:
         """Raises TokensChanged if one of the parts with these indices has changed."""
@@ -46,6 +55,7 @@ class Watch:
             if change:
                 raise TokensChanged(Exit.DATA, f"{change} while it was read. Restore the file that "
                                                "pretokenize.py wrote.")
+        self._next_look = time.monotonic() + SECONDS_BETWEEN_LOOKS
 
     def _change_of(self, index: int) -> str:
         """Describes the change of a part's file; '' if it has not changed."""
