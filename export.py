@@ -231,9 +231,10 @@ def choose_target(output: str, form: str, overwrite: bool) -> Path:
 def in_dtype(tensor: torch.Tensor, dtype: str, name: str) -> torch.Tensor:
     """Converts a tensor. Raises UserError: exit 6 for a value that is not finite, exit 2 for a value that overflows."""
     converted = tensor.to(DTYPES[dtype])
-    if not tensor.isfinite().all():
-        raise UserError(Exit.DIVERGED, f"{name} holds NaN or infinity: the model diverged. Give an earlier checkpoint.")
     if not converted.isfinite().all():
+        if not tensor.isfinite().all():
+            raise UserError(Exit.DIVERGED, f"{name} holds NaN or infinity: the model diverged. Give an earlier "
+                                           "checkpoint.")
         raise UserError(Exit.FLAGS, f"{name} reaches {tensor.abs().max():,.0f}, which --dtype {dtype} cannot hold. "
                                     "Give --dtype bf16.")
     return converted

@@ -252,7 +252,7 @@ def check_same(found: Found, config: ModelConfig, train_sha256: str, tokenizer_s
     folder, stored = found
     recorded = first_readable([folder])
     more_text = "More text keeps the vocabulary:\n" + with_more_text(
-        folder.parent, folder / TOKENIZER, stored.state, recorded.values if recorded else {})
+        folder.parent, folder / TOKENIZER, stored.state, {**(recorded.values if recorded else {}), "mirror_to": mirror})
     compared = [("tokenizer", stored.data.get("tokenizer_sha256"), tokenizer_sha256, more_text)]
     if not allow_new_data:
         before = stored.data.get("mixture") or ""
@@ -289,7 +289,8 @@ def with_more_text(folder: Path | str, tokenizer: Path, state: TrainState, flags
     """The commands that continue a run with more text, for as long again plus 15 minutes.
 
     folder is the run's. flags are the run's too, which name its tokens: those with metadata and this tokenizer
-    stay, as others cannot be mixed with the new ones. A cooldown has ended: its run continues from where it began.
+    stay, as others cannot be mixed with the new ones. A cooldown has ended: the run continues from the cooldown's
+    beginning.
     """
     new, minutes = f"more-{state.step}", 15 + round(state.seconds / 30)
     paths = ([os.path.dirname(flags["bin_file"]) or "."] if flags.get("bin_file") else
@@ -304,7 +305,7 @@ def with_more_text(folder: Path | str, tokenizer: Path, state: TrainState, flags
 
 
 def in_another_folder(folder: Path | str, name: str, mirror: str | None) -> str:
-    """The flags of another run's folder, beside this one's, and of its mirror, if this one has any: none is shared."""
+    """The flags of another run: a folder beside this run's, and a mirror if this run has one, as none is shared."""
     return (f"--output_dir {shell_word(f'{folder}-{name}')}"
             + (f" --mirror_to {shell_word(f'{mirror}-{name}')}" if mirror else ""))
 

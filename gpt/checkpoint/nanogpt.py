@@ -34,8 +34,8 @@ def convert(path: Path, folder: Path, tokenizer_file: str | None, n_head: int | 
 
     The activation is exact GELU for nanoGPT and its tanh form for build-nanogpt. Without tokenizer_file
     (None) the folder has no tokenizer, with a warning; n_head None takes the file's own number. Raises
-    UserError: exit 2 for another number of heads than the file says, exit 3 for a tokenizer of another model, exit 4
-    for a file that cannot be read; and OSError, also if the folder exists.
+    UserError: exit 2 for an n_head that the file contradicts, exit 3 for another model's tokenizer, exit 4 for an
+    unreadable file. Raises OSError, also if the folder exists.
     """
     try:
         weights, facts = _read(path)
@@ -50,7 +50,7 @@ def convert(path: Path, folder: Path, tokenizer_file: str | None, n_head: int | 
     except (InvalidCheckpoint, KeyError, IndexError) as error:
         cure = (with_transformers(path.parent) or getattr(error, "cure", "")
                 or "Give a ckpt.pt of nanoGPT, or its model.state_dict() saved by torch.save.")
-        why = error if isinstance(error, InvalidCheckpoint) else f"it has no tensor {error.args[0]}"
+        why = f"it has no tensor {error.args[0]}" if isinstance(error, KeyError) else error
         raise UserError(Exit.CHECKPOINT, f"--from_nanogpt {printable(path)} does not hold a GPT-2: "
                                          f"{printable(why)}. {cure}") from error
 

@@ -27,7 +27,8 @@ def recorded_flags(given: Mapping[str, Any], of_a_call: Collection[str] = ()) ->
     beside the checkpoints, else from a checkpoint. A run continues in its own folder unless given names
     another. A run that was killed before its first checkpoint has only a config.toml, and 'auto' then
     starts a new run. A mirror continues in the output folder of the command. The recorded mirror is a
-    decided flag: the run has to prove that it is its own. None also means that no record can be read.
+    decided flag: the run has to prove that it is its own. A run with a checkpoint excludes --init_from. None also
+    means that no record can be read.
     of_a_call names flags of a single call, such as --overwrite, which no record may set. Raises UserError
     (exit 2) for a config.toml that sets one, or is not TOML; a checkpoint's are left out.
     """

@@ -26,8 +26,8 @@ class Relations(NamedTuple):  # a dataclass would cost every --help 10 ms
     one of these values).
     """
 
-    # A "run" records the flag, a "resume" too, but for the run's own resumes alone, not for --config; a "machine"
-    # records it only where somebody gave it, a "call" never.
+    # A "run" records the flag; a "resume" records it for the run's own resumes, not for --config; a "machine" records
+    # it only where somebody gave it, a "call" never.
     scope: str = "run"
     aliases: str = ""  # names of the flag in other programs
     overrides: str = ""  # flags of a lower layer that a new value drops: other words for it, or senseless

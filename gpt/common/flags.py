@@ -215,7 +215,7 @@ class Parser(argparse.ArgumentParser):
         of_a_call = [name for name in self.flags if rules.of(name).scope == "call"]
         resumed = None if self.problems else recorded(asked.values, of_a_call)
         lower = self._checked(resumed) if resumed else Layer("", {}, {})
-        excluded = {name: value for name, value in asked.values.items() if name in lower.excludes}
+        excluded = {name: value for name, value in asked.given.items() if name in lower.excludes}
         asked = asked._replace(given={name: value for name, value in asked.given.items() if name not in excluded})
         merged = rules.merge(lower, asked)
 

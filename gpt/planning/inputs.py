@@ -45,7 +45,7 @@ from gpt.tokens.tokenizer import load_tokenizer
 LEAST_SPARE = 0.2  # of the minutes, that one model would leave
 LEAST_MINUTES = 2.0  # of a run with two models, each of which builds and compiles
 FIRST_PART = 0.15  # of the minutes, for the first of two models
-FIRST_MINUTES, MOST_FIRST_PART = 2.0, 0.3  # at least so many, up to this part of all
+FIRST_MINUTES, MOST_FIRST_PART = 2.0, 0.3  # at least these minutes, at most this part of all
 NOISE = 0.1  # fraction of the input ids
 NOISE_GAP = 1.1  # nats between the losses of a first model, above which it teaches badly, and noise helps
 LEAST_TO_FALL = 0.01  # of the peak, from which a cooldown still learns: the end of a cosine
@@ -185,10 +185,10 @@ def _check(args: Namespace, runtime: Runtime) -> Inputs:
         config = as_in_checkpoint(inputs.config, resumed.folder, args)
         find.check_same(resumed, config, corpus.identity, corpus.tokenizer_sha256, args.allow_new_data,
                         mixture_in_words(corpus.components), args.mirror_to)
-        state = resumed.stored.state
-        if resumed.stored.data.get("train_sha256") != corpus.identity:
-            state = replace(state, samples_of_others=state.samples_seen)
-        resumed = resumed._replace(stored=replace(resumed.stored, state=state))
+        stored = resumed.stored
+        if stored.data.get("train_sha256") != corpus.identity:  # with --allow_new_data
+            state = replace(stored.state, samples_of_others=stored.state.samples_seen)
+            resumed = resumed._replace(stored=replace(stored, state=state))
         inputs = replace(inputs, config=config, resumed=resumed)
     return inputs
 

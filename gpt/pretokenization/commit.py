@@ -22,7 +22,7 @@ def commit(job: Job, dtype: str, vocabulary: Vocabulary, trained_here: bool) -> 
     """Reads all token files back, gives them their final names, writes metadata.json and returns its fields.
 
     A split without documents gets no file. trained_here says whether this run trained the tokenizer. Raises
-    UserError (exit 3) if a file has an id outside the vocabulary or a size other than written, OSError, and
+    UserError (exit 3) for an id outside the vocabulary, and for another size than written. Raises OSError, and
     Stopped at a signal before the renaming.
     """
     splits = {}
