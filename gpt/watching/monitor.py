@@ -329,7 +329,8 @@ class Monitor:
 
     def _say_how_to_improve(self, folder: str, best: str) -> None:
         """Prints what leads to a better model, and the command, if the run's figures show it."""
-        args, recipe, corpus = self._args, self._run.recipe, self._run.setup.corpus
+        args, recipe = self._args, self._run.recipe
+        corpus = self._run.setup.corpus
         how, why = self._verdict()
         if not how or not corpus.tokenizer_path:
             return
@@ -362,7 +363,8 @@ class Monitor:
 
     def _command_for_longer(self, folder: str) -> str:
         """The command for twice this run, or as long as random weights need, in the user's unit or else in its own."""
-        args, state, recipe = self._args, self.state, self._run.recipe
+        args, state = self._args, self.state
+        recipe = self._run.recipe
         launcher = self._runtime.processes.launcher
         if recipe.cooldown or recipe.plateau_end in steps_in(Path(args.output_dir)):
             return recipe.command_from_plateau(launcher, args)
