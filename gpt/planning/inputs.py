@@ -42,7 +42,6 @@ from gpt.tokens.files import beside_tokens
 from gpt.tokens.mixture import check_lengths, mix, mixture_in_words
 from gpt.tokens.tokenizer import load_tokenizer
 
-LEAST_SPARE = 0.2  # of the minutes, that one model would leave
 LEAST_MINUTES = 2.0  # of a run with two models, each of which builds and compiles
 FIRST_PART = 0.15  # of the minutes, for the first of two models
 FIRST_MINUTES, MOST_FIRST_PART = 2.0, 0.3  # at least these minutes, at most this part of all
@@ -210,9 +209,9 @@ def _with_size(args: Namespace, corpus: Corpus, max_minutes: float | None, out: 
 def after_first_model(inputs: Inputs, runtime: Runtime, argv: Sequence[str], began: float) -> tuple[Inputs, float]:
     """Trains a first model by the same command, where that pays; returns the second one's inputs, and its beginning.
 
-    After some passes one model only learns a small text by heart, and the rest of --max_minutes would be idle. Then
-    the first model helps the second one to make up to twice the passes (LOG.md, 2026-11-27, Two models in the minutes
-    of one). A dry run only says so.
+    After some passes one model only learns a small text by heart, and the rest of --max_minutes would be idle. Where
+    that is enough for a first model, it helps the second one to make up to twice the passes (LOG.md, 2026-11-27, Two
+    models in the minutes of one). A dry run only says so.
 
     argv are the command's flags; began is its start, in seconds of time.monotonic(). The beginning that is returned is
     earlier where other starts of the first model took minutes. Raises UserError: exit 4 if the first one is of another
@@ -220,16 +219,17 @@ def after_first_model(inputs: Inputs, runtime: Runtime, argv: Sequence[str], beg
     a signal: then it goes on where the same command resumes.
     """
     args, out = inputs.args, runtime.out
+    total = args.max_minutes or 0.0
+    minutes = max(FIRST_PART * total, min(MOST_FIRST_PART * total, FIRST_MINUTES))
     folder = Path(args.output_dir) / FIRST_MODEL
     has_begun = args.resume_from and steps_in(folder)
     sizing = _sizing_for_two(inputs, runtime)
     # A second start measures another speed, which may leave fewer minutes.
-    if not (sizing and (has_begun or sizing.spare >= LEAST_SPARE)):
+    if not (sizing and (has_begun or sizing.spare * total >= minutes)):
         if has_begun and not inputs.resumed:
             out.warn(f"the model in {printable(folder)} is not used, as this command has other flags than the one "
                      "that began it: it trains one model, from step 0.")
         return inputs, began
-    minutes = max(FIRST_PART * args.max_minutes, min(MOST_FIRST_PART * args.max_minutes, FIRST_MINUTES))
     out.say(f"models      two: one alone would learn the text by heart, and leave {percent(sizing.spare)} of the "
             f"minutes.\n            The first has {minutes:.3g} min, and {printable(folder)}")
     if args.dry_run:
@@ -252,7 +252,7 @@ def after_first_model(inputs: Inputs, runtime: Runtime, argv: Sequence[str], beg
                     args.allow_new_data, mixture_in_words(inputs.corpus.components))
     now = time.monotonic()
     began = min(began, now - first.stored.state.seconds)
-    minutes_left = max(1.0, args.max_minutes - (now - began) / 60)
+    minutes_left = max(1.0, total - (now - began) / 60)
     out.say(f"models      the second one has {minutes_left:.3g} min")
     return _with_size(_helped_by(first.folder, args, out), inputs.corpus, minutes_left, out), began
 

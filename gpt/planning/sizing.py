@@ -21,9 +21,9 @@ from gpt.tokens.corpus import Corpus
 from model import SIZES, Options
 
 FLOPS_PER_THREAD = 25e9  # FLOP/s in fp32 training, assumed: less than any laptop reached
-MEASURED_SHAPE = (2, 4, 256)  # layers, heads, width
+MEASURED_SHAPE = (2, 4, 256)  # layers, heads, width: measured first, then the shape that follows
 MEASURED_TOKENS = 2048  # in each forward and backward pass
-MEASURED_SECONDS = 1.0  # for all passes together
+MEASURED_SECONDS = 1.0  # for all passes of a shape together
 FRACTION_OF_MEASURED = 0.75  # of that speed, in a run with its optimizer; machines had 0.67 to 0.9
 FLOPS_OF_APPLE_GPU = 1e12  # FLOP/s of MPS in training, assumed: 40% of the smallest M1's fp32 peak in its data sheet
 # Of a GPU with its own memory: trainers of GPT-2 Small and larger ones report a third to a half of the data
@@ -72,8 +72,8 @@ class Sizing:
 def choose_sizing(flags: Namespace, corpus: Corpus, max_minutes: float | None) -> Sizing | None:
     """Chooses the sizing for a corpus and this processor or Apple GPU.
 
-    max_minutes is None for a run without a deadline. Where no flag names a size, it measures the processor for a
-    second: in bf16 if it has that, and --no-use_amp is not given. Returns None for pretrained weights, and for a GPU
+    max_minutes is None for a run without a deadline. Where no flag names a size, it measures the processor for two
+    seconds: in bf16 if it has that, and --no-use_amp is not given. Returns None for pretrained weights, and for a GPU
     with its own memory, whose default is gpt2_small. Raises UserError (exit 2) as shape_of.
     """
     gpu = gpu_in_use(flags.use_gpu)
@@ -85,12 +85,22 @@ def choose_sizing(flags: Namespace, corpus: Corpus, max_minutes: float | None) -
     names_default = any(getattr(flags, name) is not None for name in only_default_has)
     arch = flags.arch or (DEFAULT if is_named or names_default else CHOSEN_ARCH)
     speed = FLOPS_OF_APPLE_GPU if gpu else FLOPS_PER_THREAD * torch.get_num_threads()
-    if not (gpu or is_named):
-        in_bf16 = flags.use_amp is not False and CPU.has_bf16()
-        speed = FRACTION_OF_MEASURED * measured_speed(arch, corpus.vocab_size, in_bf16)
     shape = shape_of(flags) if is_named else None
-    return sizing_for(corpus.vocab_size, corpus.train.length, speed, max_minutes, flags.seq_length, (arch, shape),
-                      helps_many_passes(flags))
+
+    def at(speed: float) -> Sizing:
+        return sizing_for(corpus.vocab_size, corpus.train.length, speed, max_minutes, flags.seq_length, (arch, shape),
+                          helps_many_passes(flags))
+
+    if gpu or is_named:
+        return at(speed)
+
+    def at_speed_of(measured: Shape) -> Sizing:
+        in_bf16 = flags.use_amp is not False and CPU.has_bf16()
+        return at(FRACTION_OF_MEASURED * measured_speed(arch, corpus.vocab_size, in_bf16, measured))
+
+    first = at_speed_of(MEASURED_SHAPE)
+    # The first passes of a process are slow, and wide shapes have more FLOP/s: without this, minutes lie idle.
+    return at_speed_of(first.shape or MEASURED_SHAPE)
 
 
 def names_size(flags: Namespace) -> bool:
@@ -98,13 +108,13 @@ def names_size(flags: Namespace) -> bool:
     return any(getattr(flags, name) for name in ("model_size", "n_layer", "n_head", "n_embd", "n_kv_head", "n_inner"))
 
 
-def measured_speed(arch: str, vocab_size: int, use_bf16: bool) -> float:
-    """Measures the FLOP/s of this processor, forward and backward, by the fastest of several passes.
+def measured_speed(arch: str, vocab_size: int, use_bf16: bool, shape: Shape) -> float:
+    """Measures the FLOP/s of this processor for a shape, forward and backward, by the fastest of several passes.
 
     It makes passes until MEASURED_SECONDS are over, at least three; other programs only slow a pass down.
     use_bf16 computes them in bf16, else they are in fp32.
     """
-    config = ARCHITECTURES[arch].sized(MEASURED_SHAPE, vocab_size, LONGEST_SEQUENCE)
+    config = ARCHITECTURES[arch].sized(shape, vocab_size, LONGEST_SEQUENCE)
     network = create(config, "cpu", Options())
     seconds = []
     tokens = torch.zeros(MEASURED_TOKENS // LONGEST_SEQUENCE, LONGEST_SEQUENCE, dtype=torch.long)

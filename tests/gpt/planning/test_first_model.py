@@ -48,10 +48,12 @@ def test_a_run_of_the_default_recipe_whose_text_leaves_minutes_has_two_models():
     assert "The first has 2 min, and b/first_model" in answer(f"{LENGTH} --output_dir b --seed 3")
     for minutes, of_first in (("2", "0.6"), ("5", "1.5"), ("16", "2.4"), ("64", "9.6")):
         assert f"The first has {of_first} min" in answer(f"--max_minutes {minutes}")
+    assert answer("--max_minutes 64", spare=0.151)
 
 
 @pytest.mark.parametrize(("flags", "more"), [
-    (LENGTH, {"spare": 0.19}), (LENGTH, {"sizing": None}), (LENGTH, {"resumed": True}), (LENGTH, {"world_size": 2}),
+    (LENGTH, {"spare": 0.19}), ("--max_minutes 64", {"spare": 0.149}), ("--max_minutes 4", {"spare": 0.29}),
+    (LENGTH, {"sizing": None}), (LENGTH, {"resumed": True}), (LENGTH, {"world_size": 2}),
     (f"{LENGTH} --mirror_to m", {}), (f"{LENGTH} --teacher other", {}), (f"{LENGTH} --learning_rate 1e-3", {}),
     (f"{LENGTH} --init_from other", {}), (f"{LENGTH} --epochs 3", {}), (f"{LENGTH} --max_steps 50", {}),
     ("--max_minutes 1", {})])

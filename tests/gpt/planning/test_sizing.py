@@ -46,6 +46,16 @@ def test_a_size_that_flags_name_is_gpt2s_and_one_that_is_chosen_qwen3s(flags, ar
     assert (found.arch, found.shape, found.seq_length, found.batch_size) == (arch, shape, 256, batch_size)
 
 
+def test_the_shape_that_a_first_measurement_chooses_is_measured_too(monkeypatch):
+    """A shape that is faster than the one that is measured first leaves minutes for a larger one."""
+    speeds = {(2, 4, 256): 1e11, (4, 6, 384): 1.3e11}
+    monkeypatch.setattr("gpt.planning.sizing.measured_speed", lambda *given: speeds[given[-1]])
+    corpus: Any = SimpleNamespace(vocab_size=1024, train=SimpleNamespace(length=411_489))
+    found: Any = choose_sizing(train.read_flags(["--no-use_gpu"]), corpus, 64.0)
+    assert found.shape == (6, 6, 384)
+    assert found.speed == 0.75 * 1.3e11
+
+
 def test_with_a_gpu_gpt2_small_stays_the_default(monkeypatch):
     monkeypatch.setattr(NVIDIA, "why_unavailable", lambda: None)
     assert choose_sizing(train.read_flags([]), None, None) is None  # type: ignore[arg-type]
