@@ -12,6 +12,7 @@ from typing import Any
 
 from gpt.checkpoint.recorded import held_by_another_run, steps_in
 from gpt.common.children import PROGRAM, run_child
+from gpt.common.environment import let_segments_grow, let_threads_sleep
 from gpt.common.errors import Exit, UserError, require, warn
 from gpt.common.flags import in_list
 from gpt.common.names import METADATA, TOKENIZER, TOKENS, TRAINS_NEXT
@@ -20,14 +21,10 @@ from gpt.common.signals import Signals
 from gpt.common.words import printable, shell_line, shell_word
 from gpt.hub.names import check_package
 
-ALLOCATOR = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")  # the second is the older name
-
 
 def before_torch(args: Namespace) -> None:
     """Checks the packages and sets torch's environment variables. Raises UserError (exit 5) for a missing package."""
-    # A spinning thread takes the processor from the thread that it waits for. Without this limit, which
-    # GNU's OpenMP reads when torch is loaded, a step beside other programs took up to ten times as long.
-    os.environ.setdefault("GOMP_SPINCOUNT", "1000")
+    let_threads_sleep()
     let_segments_grow()
     require("torch", "numpy", "tokenizers", "tqdm", "safetensors")
     check_package(args.init_from)
@@ -36,18 +33,6 @@ def before_torch(args: Namespace) -> None:
         if spec is None or spec.origin is None:  # no origin: a folder of that name, like the one wandb writes
             raise UserError(Exit.MACHINE, f"--tracker {name}: not installed. Run: {os.path.basename(sys.executable)} "
                                           f"-m pip install {name}, or give --tracker none.")
-
-
-def let_segments_grow() -> None:
-    """Makes PyTorch's segments of GPU memory grow in place, which loses less between blocks of different sizes.
-
-    A user's own setting stays. On Linux alone: Windows, WSL and Jetson boards lack or refuse the mapping
-    that growing needs (PyTorch's issue 192330).
-    """
-    if sys.platform != "linux" or any(word in os.uname().release.lower() for word in ("microsoft", "tegra")):
-        return
-    if not any(os.environ.get(name) for name in ALLOCATOR):
-        os.environ[ALLOCATOR[0]] = "expandable_segments:True"
 
 
 # ---------------------------------------------------------------- trackers

@@ -319,7 +319,7 @@ def micro_batch_of(recipe: Recipe, world_size: int) -> int:
 
 
 def largest_batch_size(recipe: Recipe, config: ModelConfig, setting: MemorySetting, runtime: Runtime,
-                       tokens_on_gpu: int = 0) -> int:
+                       tokens_on_gpu: int) -> int:
     """The micro-batch that --batch_size auto begins with: the largest that is predicted to fit.
 
     It begins high on a GPU, without a margin, as a step that runs out of memory is repeated with half of

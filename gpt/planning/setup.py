@@ -17,6 +17,7 @@ from gpt.planning.forecast import ngram_statistics
 from gpt.planning.inputs import Inputs
 from gpt.planning.kernels import choose_kernels, use_attention
 from gpt.planning.memory import (
+    MemorySetting,
     after_out_of_memory,
     checkpoint_bytes_of,
     choose_sharing,
@@ -46,6 +47,7 @@ def choose_setup(inputs: Inputs, runtime: Runtime, deadline: Deadline) -> Setup 
     options = choose_options(args.activation_checkpointing, inputs.is_pretrained, machine, inputs.stored.environment)
     dropout = processes.from_first(lambda: _choose_dropout(inputs, options, runtime, deadline))
     config = replace(inputs.config, dropout=dropout)
+    inputs = replace(inputs, config=config)
     kernels = processes.from_first(
         lambda: choose_kernels(config, machine, options.loss_chunk, inputs.stored.environment))
     use_attention(kernels.attention)
@@ -62,16 +64,7 @@ def choose_setup(inputs: Inputs, runtime: Runtime, deadline: Deadline) -> Setup 
             lambda: _is_finished(inputs, recipe, recipe_for(None), deadline, runtime)):
         return None
     memory = setting_of(args, config, options, machine, processes, recipe.optimizer, strategy)
-    tokens_on_gpu = corpus.train.num_bytes if place == "gpu" else 0
-    had_step = had_step_of(inputs.stored.settings, recipe.samples_per_step)
-    if had_step and not any(change.startswith("batch_size ") for change in args.config.changed):
-        recipe = recipe.with_micro_batch(inputs.stored.settings["batch_size"])  # halved where memory ran out
-    elif args.batch_size == "auto":
-        recipe = recipe.with_micro_batch(processes.from_first(
-            lambda: largest_batch_size(recipe, config, memory, runtime, tokens_on_gpu)))
-    if processes.world_size > 1:
-        recipe = recipe.with_micro_batch(processes.from_first(
-            lambda: after_out_of_memory(Path(args.output_dir), recipe, runtime.out)))
+    recipe = _with_fitting_micro_batch(recipe, inputs, memory, runtime, corpus.train.num_bytes if place == "gpu" else 0)
     micro_batch = micro_batch_of(recipe, processes.world_size)
 
     # The bytes of a checkpoint, and the memory of a step.
@@ -88,10 +81,10 @@ def choose_setup(inputs: Inputs, runtime: Runtime, deadline: Deadline) -> Setup 
     if inputs.sizing and processes.is_first and not other_recipe:
         with runtime.out.phase("reading the text's n-grams"):
             text = ngram_statistics(corpus)
-    setup = Setup(**vars(replace(inputs, config=config)), runtime=runtime,
-                  options=options, kernels=kernels, recipe=recipe, memory=memory, checkpoint_bytes=checkpoint_bytes,
-                  token_place=place, why_token_place=why_place, micro_batch=micro_batch, why_strategy=why_strategy,
-                  recipe_for=recipe_for, samples=samples, text=text)
+    setup = Setup(**vars(inputs), runtime=runtime, options=options, kernels=kernels, recipe=recipe, memory=memory,
+                  checkpoint_bytes=checkpoint_bytes, token_place=place, why_token_place=why_place,
+                  micro_batch=micro_batch, why_strategy=why_strategy, recipe_for=recipe_for, samples=samples,
+                  text=text)
     processes.check_same(same_everywhere(setup))
     return setup
 
@@ -120,6 +113,25 @@ def _choose_dropout(inputs: Inputs, options: Options, runtime: Runtime, deadline
     is_large = config.num_parameters >= defaults.LEAST_PARAMETERS * inputs.corpus.train.length
     default = defaults.DROPOUT if recipe.overfits and is_large and recipe.passes >= defaults.MANY_PASSES else 0.0
     return inputs.stored.settings.get("dropout") or default
+
+
+def _with_fitting_micro_batch(recipe: Recipe, inputs: Inputs, memory: MemorySetting, runtime: Runtime,
+                              tokens_on_gpu: int) -> Recipe:
+    """The recipe with the micro-batch of the resumed run, or the largest for --batch_size auto; its steps stay.
+
+    Several processes halve it after a start that ran out of memory. tokens_on_gpu are bytes.
+    """
+    args, processes = inputs.args, runtime.processes
+    had_step = had_step_of(inputs.stored.settings, recipe.samples_per_step)
+    if had_step and not any(change.startswith("batch_size ") for change in args.config.changed):
+        recipe = recipe.with_micro_batch(inputs.stored.settings["batch_size"])  # halved where memory ran out
+    elif args.batch_size == "auto":
+        recipe = recipe.with_micro_batch(processes.from_first(
+            lambda: largest_batch_size(recipe, inputs.config, memory, runtime, tokens_on_gpu)))
+    if processes.world_size > 1:
+        recipe = recipe.with_micro_batch(processes.from_first(
+            lambda: after_out_of_memory(Path(args.output_dir), recipe, runtime.out)))
+    return recipe
 
 
 def _is_finished(inputs: Inputs, recipe: Recipe, longest: Recipe, deadline: Deadline, runtime: Runtime) -> bool:

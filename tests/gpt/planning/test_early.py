@@ -5,8 +5,6 @@ import json
 import os
 import shutil
 import signal
-import sys
-from types import SimpleNamespace
 
 import pytest
 
@@ -14,27 +12,13 @@ import train
 from gpt.common import children
 from gpt.common.errors import Exit, UserError
 from gpt.common.flags import having
-from gpt.planning.early import before_torch, let_segments_grow, requested_trackers
+from gpt.planning.early import before_torch, requested_trackers
 from gpt.pretokenization.sources import identity_of
 from tests.helpers.commands import run
 from tests.helpers.refusals import refused
 from tests.helpers.training import TINY
 
 MAKE = "pretokenize.py texts --output_dir texts.tokens"
-
-
-@pytest.mark.parametrize(("system", "release", "given", "expected"), [
-    ("linux", "6.8.0-45-generic", {}, {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}),
-    ("linux", "6.8.0-45-generic", {"PYTORCH_ALLOC_CONF": ""}, {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}),
-    ("linux", "6.8.0", {"PYTORCH_CUDA_ALLOC_CONF": "own"}, {"PYTORCH_CUDA_ALLOC_CONF": "own"}),
-    ("linux", "5.15.90.1-microsoft-standard-WSL2", {}, {}), ("linux", "5.15.148-tegra", {}, {}),
-    ("darwin", "24.1.0", {}, {})])
-def test_segments_grow_on_linux_unless_the_user_has_decided(monkeypatch, system, release, given, expected):
-    monkeypatch.setattr(sys, "platform", system)
-    monkeypatch.setattr(os, "uname", lambda: SimpleNamespace(release=release), raising=False)
-    monkeypatch.setattr(os, "environ", dict(given))
-    let_segments_grow()
-    assert os.environ == expected
 
 
 @pytest.fixture
