@@ -14,9 +14,9 @@ from pathlib import Path
 
 from gpt.common import flags
 from gpt.common.config import Relations
-from gpt.common.environment import let_threads_sleep
 from gpt.common.errors import Exit, UserError, guard, require
 from gpt.hub.names import ALSO_CKPT, ANY_MODEL, as_recorded, check_package, problems_with_name
+from gpt.machine.environment import set_up_threads
 
 RELATIONS = {
     "ckpt": Relations(aliases=ALSO_CKPT),
@@ -55,7 +55,7 @@ def check(args: argparse.Namespace) -> list[str]:
 def answer_early(argv: Sequence[str]) -> int:
     """Checks flags and packages (UserError: exit 2, 5) before torch is imported, which takes a second."""
     args = read_flags(argv)
-    let_threads_sleep()
+    set_up_threads()
     require("torch", "numpy", "tokenizers", "tqdm", "safetensors")
     check_package(args.ckpt)
     return 0

@@ -137,6 +137,7 @@ from gpt.common.signals import AtRisk, Signals, Stopped
 from gpt.common.waiting import in_thread
 from gpt.common.words import printable, several, shell_word, size
 from gpt.hub.download import DatasetFile, download_dataset, download_tokenizer
+from gpt.machine.environment import usable_cores
 from gpt.pretokenization.blocks import LIMITS, SAFE_CUT, SPACE_CUT, Limits, Reading
 from gpt.pretokenization.commit import commit, summarise
 from gpt.pretokenization.files import STDIN, Source, refuse_changed, unpacked
@@ -170,7 +171,7 @@ def pretokenize(args: Namespace, folder: Folder, signals: Signals, progress: Pro
     cut_pattern = SAFE_CUT if given is None or given.splits_as_gpt2 else SPACE_CUT
     reading = Reading(args.text_field, args.document_separator, args.strict_utf8, args.allow_bad_records, cut_pattern,
                       limits)
-    job = Job(args, sources, reading, folder, args.num_workers or num_cores(), signals, progress)
+    job = Job(args, sources, reading, folder, args.num_workers or usable_cores(), signals, progress)
     say_what_is_read(job)
     if job.has_chats and given:
         given = conversing(given, progress.say)
@@ -249,11 +250,6 @@ def refuse_empty(job: Job) -> None:
 # ---------------------------------------------------------------- main
 
 
-def num_cores() -> int:
-    """The number of cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
 def run(args: Namespace, signals: Signals, progress: Progress, limits: Limits) -> None:
     """Verifies a folder or converts text, then shows documents; which of them, the flags say.
 
@@ -275,7 +271,7 @@ def main(argv: Sequence[str], limits: Limits = LIMITS) -> int:
     """Runs the command; returns the exit code, 128 + a signal's number after a signal. Raises UserError."""
     args = read_flags(argv)
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # each core has a process already
-    os.environ["RAYON_NUM_THREADS"] = str(args.num_workers or num_cores())
+    os.environ["RAYON_NUM_THREADS"] = str(args.num_workers or usable_cores())
     with Progress() as progress, Signals(progress.note) as signals:
         if TRAINS_NEXT in os.environ:
             end_with_parent()

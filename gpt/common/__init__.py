@@ -2,7 +2,6 @@
 
 words       durations, sizes and counts that are easy to read, and text that is safe to print
 errors      errors a user can fix, exit codes, the required packages, and how every command ends
-environment what torch reads before it is loaded: threads that sleep, GPU memory that grows
 flags       the parser: kinds of values, groups, all problems of a command line reported together
 config      flags in TOML files, and how flags of several sources merge
 names       the names of files that several folders write or read

@@ -23,7 +23,7 @@ def available_ram() -> int:
     available = _bytes_in("/proc/meminfo", "MemAvailable")
     bounds = [] if available is None else [available]
     for root, limit, used, of_files in CGROUP_FILES:
-        for folder in _control_groups(root):
+        for folder in control_groups(root):
             with contextlib.suppress(OSError, ValueError):  # the limit may be the word "max"
                 bound = int((folder / limit).read_text()) - int((folder / used).read_text())
                 bounds.append(bound + (_bytes_in(f"{folder}/memory.stat", of_files) or 0))
@@ -36,7 +36,7 @@ def available_ram() -> int:
     return max(0, min(bounds, default=2**62))
 
 
-def _control_groups(root: str) -> list[Path]:
+def control_groups(root: str) -> list[Path]:
     """The folders below root of this process's control groups, and of the groups that hold them, up to root.
 
     A scheduler, such as Slurm or systemd, limits a job in one of them. A container may see its own as root.

@@ -12,7 +12,6 @@ from typing import Any
 
 from gpt.checkpoint.recorded import held_by_another_run, steps_in
 from gpt.common.children import PROGRAM, run_child
-from gpt.common.environment import let_segments_grow, let_threads_sleep
 from gpt.common.errors import Exit, UserError, require, warn
 from gpt.common.flags import in_list
 from gpt.common.names import METADATA, TOKENIZER, TOKENS, TRAINS_NEXT
@@ -20,11 +19,12 @@ from gpt.common.ranks import is_main, is_one_of_several
 from gpt.common.signals import Signals
 from gpt.common.words import printable, shell_line, shell_word
 from gpt.hub.names import check_package
+from gpt.machine.environment import let_segments_grow, set_up_threads
 
 
 def before_torch(args: Namespace) -> None:
     """Checks the packages and sets torch's environment variables. Raises UserError (exit 5) for a missing package."""
-    let_threads_sleep()
+    set_up_threads()
     let_segments_grow()
     require("torch", "numpy", "tokenizers", "tqdm", "safetensors")
     check_package(args.init_from)

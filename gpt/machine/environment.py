@@ -1,0 +1,53 @@
+"""The cores that this process may use, and variables that torch reads when it is loaded. A user's own setting stays."""
+
+import contextlib
+import math
+import os
+import sys
+
+from gpt.machine.memory import control_groups
+
+# Of a control group, in version 2, then in version 1: the microseconds of processor time in a period, and the period.
+QUOTA_FILES = (("/sys/fs/cgroup", ["cpu.max"]), ("/sys/fs/cgroup/cpu", ["cpu.cfs_quota_us", "cpu.cfs_period_us"]))
+ALLOCATOR = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")  # the second is the older name
+
+
+def usable_cores() -> int:
+    """The number of cores that this process may use, within the limits of a container or a job; 1 at least."""
+    cores = _given_cores()
+    for root, names in QUOTA_FILES:
+        for folder in control_groups(root):
+            with contextlib.suppress(OSError, ValueError):  # no limit is the word "max", or -1
+                quota, period = map(int, " ".join((folder / name).read_text() for name in names).split())
+                if quota > 0:
+                    cores = min(cores, math.ceil(quota / period))
+    return cores
+
+
+def _given_cores() -> int:
+    """The number of cores on which the system lets this process run, however short."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def set_up_threads() -> None:
+    """Gives torch a thread for each usable core, and makes a waiting thread sleep soon, in place of spinning.
+
+    More threads than the container allows stop together until the next period. A spinning thread takes the core from
+    the thread that it waits for: without the limit, which GNU's OpenMP has on Linux, steps beside another program took
+    up to ten times as long, and generated text thirty times (LOG.md, 2026-11-29, Text beside other programs).
+    """
+    os.environ.setdefault("GOMP_SPINCOUNT", "1000")
+    if usable_cores() < _given_cores():  # torch knows of these alone
+        os.environ.setdefault("OMP_NUM_THREADS", str(usable_cores()))
+
+
+def let_segments_grow() -> None:
+    """Makes PyTorch's segments of GPU memory grow in place, which loses less between blocks of different sizes.
+
+    On Linux alone: Windows, WSL and Jetson boards lack or refuse the mapping that growing needs (PyTorch's issue
+    192330).
+    """
+    if sys.platform != "linux" or any(word in os.uname().release.lower() for word in ("microsoft", "tegra")):
+        return
+    if not any(os.environ.get(name) for name in ALLOCATOR):
+        os.environ[ALLOCATOR[0]] = "expandable_segments:True"
