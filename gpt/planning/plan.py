@@ -253,6 +253,10 @@ def early_objections(setup: Setup) -> list[str]:
     lines = []
     if args.compile is False and setup.runtime.machine.backend.compiles:
         lines.append("torch.compile is off on a GPU: expect half the speed. Drop --no-compile.")
+    if args.compile_mode and args.compile is None and not setup.runtime.machine.compile:
+        lines.append(f"--compile_mode {args.compile_mode}: has no effect here without --compile.")
+    if args.model_parallel != "auto" and setup.runtime.processes.world_size == 1 and not setup.resumed:
+        lines.append(f"--model_parallel {args.model_parallel}: has no effect in one process; torchrun starts several.")
     requested = args.seq_length or (setup.sizing.seq_length if setup.sizing else DEFAULT_SEQ_LENGTH)
     if config.seq_length < requested and config.seq_length == num_tokens - 1:
         lines.append(f"T is {config.seq_length:,}, not {requested:,}: the corpus has {num_tokens:,} tokens.")

@@ -122,6 +122,14 @@ def test_eager_steps_are_warned_of_where_compiled_ones_are_usual(run, monkeypatc
     assert "expect half the speed" in run.ok("--max_steps", "1", "--no-compile", "--dry_run")
 
 
+def test_flags_of_compiled_steps_and_of_several_processes_are_not_silent_without_them(run):
+    assert "--compile_mode blocks: has no effect here without --compile" in run.ok(
+        "--max_steps", "1", "--compile_mode", "blocks")
+    sharded = ["--max_steps", "1", "--model_parallel", "fsdp", "--overwrite"]
+    assert "--model_parallel fsdp: has no effect in one process" in run.ok(*sharded)
+    assert "has no effect" not in run.ok("--max_steps", "2", "--resume_from", "auto")
+
+
 def test_too_little_disk_is_said_in_figures_and_with_the_flag_that_saves_most(run, monkeypatch):
     monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=2**20))
     _, text = run("--epochs", "9", "--batch_size", "50")
