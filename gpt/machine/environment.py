@@ -9,6 +9,9 @@ from gpt.machine.memory import control_groups
 
 # Of a control group, in version 2, then in version 1: the microseconds of processor time in a period, and the period.
 QUOTA_FILES = (("/sys/fs/cgroup", ["cpu.max"]), ("/sys/fs/cgroup/cpu", ["cpu.cfs_quota_us", "cpu.cfs_period_us"]))
+# How often a thread of GNU's OpenMP, on Linux, looks whether its wait is over before it sleeps. While a text is
+# generated the waits are short, and sleeping at once takes a third of the time.
+SPIN_COUNT, SPIN_COUNT_OF_DECODING = 1000, 10_000
 ALLOCATOR = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")  # the second is the older name
 
 
@@ -29,14 +32,14 @@ def _given_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def set_up_threads() -> None:
+def set_up_threads(spin_count: int = SPIN_COUNT) -> None:
     """Gives torch a thread for each usable core, and makes a waiting thread sleep soon, in place of spinning.
 
     More threads than the container allows stop together until the next period. A spinning thread takes the core from
-    the thread that it waits for: without the limit, which GNU's OpenMP has on Linux, steps beside another program took
-    up to ten times as long, and generated text thirty times (LOG.md, 2026-11-29, Text beside other programs).
+    the thread that it waits for: beside another program steps took up to ten times as long without the limit, and
+    generated text up to forty times (LOG.md, 2026-11-29, Text beside other programs).
     """
-    os.environ.setdefault("GOMP_SPINCOUNT", "1000")
+    os.environ.setdefault("GOMP_SPINCOUNT", str(spin_count))
     if usable_cores() < _given_cores():  # torch knows of these alone
         os.environ.setdefault("OMP_NUM_THREADS", str(usable_cores()))
 

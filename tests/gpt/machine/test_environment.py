@@ -26,9 +26,10 @@ def test_segments_grow_on_linux_unless_the_user_has_decided(monkeypatch, system,
     assert os.environ == expected
 
 
-@pytest.mark.parametrize("command", ["train.py --data_dir a", "generate.py --ckpt a", "evaluate.py --ckpt a --text a",
-                                     "gpt/benchmarks/bench.py"])
-@pytest.mark.parametrize(("given", "expected"), [({}, "1000"), ({"GOMP_SPINCOUNT": "7"}, "7")])
+@pytest.mark.parametrize(("command", "given", "expected"), [
+    ("train.py --data_dir a", {}, "1000"), ("generate.py --ckpt a", {}, "10000"),
+    ("evaluate.py --ckpt a --text a", {}, "1000"), ("gpt/benchmarks/bench.py", {}, "1000"),
+    ("train.py --data_dir a", {"GOMP_SPINCOUNT": "7"}, "7"), ("generate.py --ckpt a", {"GOMP_SPINCOUNT": "7"}, "7")])
 def test_waiting_threads_sleep_soon_unless_the_user_has_decided(command, given, expected):
     code = f"""
 import os, runpy, sys
