@@ -32,11 +32,12 @@ FRACTION_OF_PEAK, UNKNOWN_PEAK = 0.35, 1e13
 MOST_PARAMETERS_PER_TOKEN = 30  # of the text: no larger model was tried (LOG.md, 2026-11-25, More decay)
 USUAL_MINUTES = 15.0  # where --max_minutes is not given
 
-# The time that a size needs, or a smaller size learns more (LOG.md, 2026-11-26, Sizes by the time). It must
-# be enough for these tokens per parameter; or, for a text that is read again and again, for fewer of them
-# and these passes; or for USUAL_PASSES.
+# The time that a size needs, or a smaller size learns more (LOG.md, 2026-11-26, Sizes by the time; 2026-11-29, Passes
+# of a wider network). It must be enough for these tokens per parameter; or, for a text that is read again and again,
+# for fewer of them and these passes, of a width of WIDE more; or for USUAL_PASSES.
 LEAST_TOKENS_PER_PARAMETER = 5
 LEAST_OF_REPEATED, LEAST_PASSES = 0.6, 5
+WIDE, LEAST_PASSES_OF_WIDE = 256, 8
 
 LONGEST_SEQUENCE, SHORTEST_SEQUENCE = 256, 32
 LEAST_SEQUENCES = 64  # in an epoch: T is shorter where the text has fewer
@@ -158,8 +159,9 @@ def sizing_for(vocab_size: int, num_tokens: int, speed: float, max_minutes: floa
     configs = [ARCHITECTURES[arch].sized(shape, vocab_size, seq_length) for shape in shapes]
 
     def fits(config: ModelConfig) -> bool:
+        least_passes = LEAST_PASSES_OF_WIDE if config.n_embd >= WIDE else LEAST_PASSES
         least_tokens = min(LEAST_TOKENS_PER_PARAMETER * config.num_parameters, USUAL_PASSES * num_tokens,
-                           max(LEAST_OF_REPEATED * config.num_parameters, LEAST_PASSES * num_tokens))
+                           max(LEAST_OF_REPEATED * config.num_parameters, least_passes * num_tokens))
         return config.num_parameters <= most_parameters and least_tokens * config.flops_per_token <= flops
 
     config = next((config for config in reversed(configs) if fits(config)), configs[0])

@@ -16,6 +16,7 @@ from tests.helpers.training import metrics_of
 @pytest.mark.parametrize(("vocab_size", "num_tokens", "threads", "minutes", "expected"), [
     (1024, 443_000, 2, None, (4, 192, 256, 8, 7)),  # a megabyte of text on an old laptop
     (1024, 443_000, 9, 16.0, (4, 256, 256, 8, 12)),  # more passes by a larger model
+    (1024, 443_000, 3, 16.0, (4, 192, 256, 8, 11)),  # of which it makes eight or more, or a smaller one learns more
     (640, 90_000, 9, 16.0, (4, 192, 256, 8, 10)),  # for which this text is too short
     (1024, 443_000, 2, 4.0, (2, 128, 256, 4, 6)),  # a smaller model, which has the time to learn
     (5632, 2_600_000, 4, None, (2, 128, 256, 4, 4)),  # more text takes the time of more passes
