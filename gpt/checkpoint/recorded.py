@@ -51,7 +51,18 @@ def recorded_flags(given: Mapping[str, Any], of_a_call: Collection[str] = ()) ->
     if not checkpoints:
         return layer
     layer.given.pop("init_from", None)
-    return layer._replace(excludes=frozenset({"init_from"}))  # a resumed run does not start from other weights
+    excludes = {"init_from"}  # a resumed run does not start from other weights
+    if _means_teacher(given.get("teacher"), layer.given.get("teacher")):
+        excludes.add("teacher")  # the record names the checkpoint, and a newer one would be another teacher
+    return layer._replace(excludes=frozenset(excludes))
+
+
+def _means_teacher(requested: Any, recorded: Any) -> bool:
+    """True if the recorded teacher is the requested folder, or one of its checkpoints."""
+    if not (requested and recorded):
+        return False
+    folder = named_in(Path(requested))[0]
+    return is_same_folder(folder, recorded) or is_same_folder(folder, Path(recorded).parent)
 
 
 def _run_to_resume(given: Mapping[str, Any]) -> tuple[Path, list[Path]]:

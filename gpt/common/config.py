@@ -109,7 +109,8 @@ class Rules(NamedTuple):
         that it invalidates. A lower flag that conflicts with the upper layer, or loses its effect beside
         it, is dropped too.
         """
-        changed = [self.of(name) for name, value in upper.given.items() if lower.values.get(name) != value]
+        changed = [self.of(name) for name, value in upper.given.items()
+                   if value != "auto" and lower.values.get(name) != value]  # auto keeps the lower value
         overridden = {name for relations in changed for name in relations.overrides.split()}
         invalidated = {name for relations in changed for name in relations.invalidates.split()}
         conflicting = {name for name, value in lower.given.items() if self.conflicts(name, value, upper.given)}

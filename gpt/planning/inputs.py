@@ -226,7 +226,8 @@ def after_first_model(inputs: Inputs, runtime: Runtime, argv: Sequence[str], beg
     sizing = _sizing_for_two(inputs, runtime)
     # A second start measures another speed, which may leave fewer minutes.
     if not (sizing and (has_begun or sizing.spare * total >= minutes)):
-        if has_begun and not inputs.resumed:
+        helps = args.input_noise or (args.teacher and find.is_inside(Path(args.teacher), folder))
+        if has_begun and not (inputs.resumed or helps):
             out.warn(f"the model in {printable(folder)} is not used, as this command has other flags than the one "
                      "that began it: it trains one model, from step 0.")
         return inputs, began

@@ -154,7 +154,7 @@ def describe_plan(setup: Setup) -> list[str]:
         ("step", f"{setup.tokens_per_step:,} tokens: {several(recipe.accumulation, 'micro-batch')} of "
                  f"{several(recipe.batch_size, 'sequence')}"),
         ("length", f"{several(recipe.total_steps, 'step')}, "
-                   f"{count(recipe.total_steps * setup.tokens_per_step)} tokens, {in_epochs(recipe.passes)}"),
+                   f"{count(recipe.samples * config.seq_length)} tokens, {in_epochs(recipe.passes)}"),
         ("validation", f"every {several(recipe.eval_interval, 'step')}: {recipe.eval_tokens:,} tokens at most"),
         ("optimizer", f"{OPTIMIZERS[recipe.optimizer].words}; {setup.memory.optimizer_bytes:.3g} bytes of state a "
                       "parameter"),

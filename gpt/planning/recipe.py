@@ -41,7 +41,8 @@ class Recipe(Schedule):
     Intervals are in steps; a sample_interval of 0 means no samples, a grad_clip of 0 no clipping. A
     validation has at most eval_tokens. embedding_learning_rate is the peak of all parameters but the
     matrices inside blocks. overfits is True for a run that needs dropout and more decay if it reads its
-    text many times. samples_of_others are those of other tokens, before --allow_new_data.
+    text many times. samples_of_others are those of other tokens, before --allow_new_data. samples_of_other_steps is
+    what earlier starts with larger steps read more, or less with smaller ones: it is negative then.
     """
 
     batch_size: int
@@ -62,6 +63,7 @@ class Recipe(Schedule):
     overfits: bool = False
     usual_learning_rate: float = math.inf  # the default peak, also where a flag gives another
     samples_of_others: int = 0
+    samples_of_other_steps: int = 0
 
     @property
     def lower_learning_rate(self) -> float:
@@ -78,7 +80,8 @@ class Recipe(Schedule):
 
     def until(self, last_step: int) -> "Recipe":
         """The recipe with another last step, counted from the run's first; intervals stay."""
-        epochs = epochs_of(last_step * self.samples_per_step, self.samples_per_step, self.windows_per_epoch)
+        samples = last_step * self.samples_per_step + self.samples_of_other_steps
+        epochs = epochs_of(samples, self.samples_per_step, self.windows_per_epoch)
         return replace(self, total_steps=last_step, epochs=epochs)
 
     def command_from_plateau(self, launcher: str, args: Namespace) -> str:
@@ -90,7 +93,7 @@ class Recipe(Schedule):
     @property
     def samples(self) -> int:
         """The samples of the run's tokens, without those of others."""
-        return self.total_steps * self.samples_per_step - self.samples_of_others
+        return self.total_steps * self.samples_per_step + self.samples_of_other_steps - self.samples_of_others
 
     @property
     def passes(self) -> float:
@@ -292,8 +295,10 @@ def choose_recipe(args: Namespace, config: ModelConfig, corpus: Corpus, most_bat
     if facts.learns_to_answer:
         most = facts.usual_epochs * num_tokens // (config.seq_length * defaults.WANTED_STEPS)
         most_batch_size = min(most_batch_size, 1 << max(1, most, 1024 // config.seq_length).bit_length() - 1)
-    batch_size = facts.value_of("batch_size", most_batch_size)
-    samples_per_step = batch_size * args.gradient_accumulation_steps
+    batch_size, accumulation = facts.value_of("batch_size", most_batch_size), args.gradient_accumulation_steps
+    if args.batch_size == "auto" and "accumulation" in stored.settings:  # another step would be another run
+        batch_size, accumulation = stored.settings["batch_size"], stored.settings["accumulation"]
+    samples_per_step = batch_size * accumulation
     optimizer, why = choose_optimizer(args, config, samples_per_step, stored)
     if why:
         facts.reasons["optimizer"] = why
@@ -305,10 +310,12 @@ def choose_recipe(args: Namespace, config: ModelConfig, corpus: Corpus, most_bat
     if config.dropout:
         facts.value_of("dropout", config.dropout)
     samples_of_others = facts.stored.state.samples_of_others
-    passes = (total_steps * samples_per_step - samples_of_others) / windows if overfits else 1.0
+    samples_of_other_steps = stored.state.samples_seen - stored.state.step * samples_per_step
+    samples = total_steps * samples_per_step + samples_of_other_steps - samples_of_others
+    passes = samples / windows if overfits else 1.0
     return Recipe(
         **rates, **_choose_schedule(facts, rates["learning_rate"], total_steps, cooldown), total_steps=total_steps,
-        epochs=epochs, batch_size=batch_size, accumulation=args.gradient_accumulation_steps, windows_per_epoch=windows,
+        epochs=epochs, batch_size=batch_size, accumulation=accumulation, windows_per_epoch=windows,
         weight_decay=facts.value_of("weight_decay", defaults.default_decay(passes, config.num_parameters / num_tokens)),
         beta2=facts.value_of("beta2", defaults.default_beta2(samples_per_step * config.seq_length)),
         grad_clip=facts.value_of("grad_clip", defaults.GRAD_CLIP),
@@ -316,7 +323,8 @@ def choose_recipe(args: Namespace, config: ModelConfig, corpus: Corpus, most_bat
         eval_tokens=_choose_eval_tokens(facts, batch_size, epochs),
         sample_interval=sample_interval_of(args.sample_interval, total_steps),
         log_interval=args.log_interval or max(1, min(20, total_steps // 100)),
-        reasons=facts.reasons, optimizer=optimizer, overfits=overfits, samples_of_others=samples_of_others)
+        reasons=facts.reasons, optimizer=optimizer, overfits=overfits, samples_of_others=samples_of_others,
+        samples_of_other_steps=samples_of_other_steps)
 
 
 def _choose_length(facts: _Facts, cooldown: Cooldown | None, overfits: bool, windows: int, samples_per_step: int,

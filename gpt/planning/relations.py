@@ -105,7 +105,7 @@ RELATIONS = {
     "checkpoint_interval": Relations(aliases="save_strategy"),
     "checkpoint_every_steps": Relations(aliases="save_interval save_steps"),
     "keep_checkpoints": Relations(aliases="save_total_limit keep_last always_save_checkpoint"),
-    "mirror_to": Relations(),  # on every machine, once the mirror is known to be this run's
+    "mirror_to": Relations("resume"),  # on every machine, once the mirror is known to be this run's
     "resume_from": Relations("call", aliases="resume resume_from_checkpoint ckpt"),
     "overwrite": Relations("call", aliases="overwrite_output_dir force", conflicts="resume_from auto"),
     "eval_interval": Relations(aliases="eval_every eval_steps val_interval validation_interval"),

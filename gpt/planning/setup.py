@@ -156,11 +156,10 @@ def _is_finished(inputs: Inputs, recipe: Recipe, longest: Recipe, deadline: Dead
         command = recipe.command_from_plateau(runtime.processes.launcher, args)
         more = f"cooled down; to train on from before: {command}"
     planned = f" of {recipe.total_steps:,}" if recipe.epochs < ENDLESS else ""
+    lacks_validation = state.step == recipe.total_steps != state.validated_step and corpus.val and not args.dry_run
+    more = "its last validation is missing and follows now" if lacks_validation else more
     runtime.out.say(f"already at step {state.step:,}{planned}; {more}")
-    if state.step == recipe.total_steps != state.validated_step and corpus.val and not args.dry_run:
-        runtime.out.say("its last validation is missing and follows now")
-        return False
-    return True
+    return not lacks_validation
 
 
 def choose_place(requested: str, corpus: Corpus, runtime: Runtime) -> tuple[str, str]:

@@ -48,7 +48,7 @@ def resume(run: Run) -> None:
     step, total = stored.state.step, setup.recipe.total_steps
     planned = stored.settings.get("total_steps", total)
     of = f"{total:,}" if planned == total else f"{total:,}; before, of {planned:,}"
-    say(f"resume      from {folder.name}, step {step:,} of {of}")
+    say(f"resume      from {folder.resolve().name}, step {step:,} of {of}")
     with contextlib.suppress(KeyError, TypeError, ArithmeticError):  # somebody has edited the state
         if planned != total:
             was = schedule_of(stored.settings).learning_rate_at(step)
