@@ -276,7 +276,7 @@ def test_a_signal_in_the_last_validation_postpones_it_to_the_resumed_run(run, mo
     assert code == 128 + signal.SIGTERM, text
     monkeypatch.undo()
     text = run.ok(*flags, out="parts")
-    assert "its last validation is missing and follows now\n" in text
+    assert "already at step 5 of 5; its last validation is missing and follows now\n" in text
     assert "\nloss  " not in text  # of a step: none was made
     assert metrics_of(run.folder / "parts") == metrics_of(run.folder / "whole")
     parts, whole = (verify(run.folder / out / "checkpoint-5") for out in ("parts", "whole"))

@@ -210,6 +210,9 @@ def test_more_text_joins_the_tokens_that_have_metadata(tmp_path, monkeypatch):
     (tmp_path / "data/tokenizer.json").write_text("another")
     Path("t.json").write_text("the model's")
     assert "--data_dir more-5 " in with_more_text("out", Path("t.json"), TrainState(step=5), {"data_dir": "data"})
+    (tmp_path / "data/tokenizer.json").write_text('{"model":  {}}')
+    Path("t.json").write_text('{"model":{}}')  # as checkpoints have it
+    assert "--data_dir data more-5 " in with_more_text("out", Path("t.json"), TrainState(step=5), {"data_dir": "data"})
 
 
 def test_a_checkpoint_of_another_model_tokenizer_or_corpus_is_told_apart(sound, make_model, tmp_path, monkeypatch):

@@ -68,6 +68,16 @@ def test_weights_to_begin_at_are_not_taken_again(place):
     assert flags_for(resume_from="out").given == {"epochs": 3}
 
 
+@pytest.mark.parametrize(("given", "is_kept"), [
+    ("base", True), ("base/checkpoint-5", True), ("base/best", True), ("base/checkpoint-9", False), ("other", False)])
+def test_a_folder_still_means_the_teacher_that_it_meant(place, given, is_kept):
+    checkpoint(place / "base", 5)
+    checkpoint(place / "base", 9)  # a newer one
+    checkpoint(place / "out", 5)
+    run_config(place / "out", teacher="base/checkpoint-5")
+    assert ("teacher" in flags_for(resume_from="out", teacher=given).excludes) == is_kept
+
+
 def test_a_checkpoint_that_was_copied_away_is_enough(place):
     flags = {"given": {"data_dir": "d"}, "decided": {"n_layer": 4}}
     checkpoint(place / "copies", 5, flags=flags)

@@ -82,6 +82,14 @@ def test_a_resumed_run_keeps_its_peak_and_its_warm_up_when_it_is_made_longer():
     assert (resumed("--learning_rate", "1e-3").learning_rate, resumed("--warmup_steps", "9").warmup_steps) == (1e-3, 9)
     larger = resumed("--batch_size", "8")
     assert larger.learning_rate != 3e-4  # another step, another peak
+    assert (larger.samples, resumed().samples) == (400 + 4900 * 8, 5000 * 4)  # what was read in smaller steps stays so
+
+
+def test_a_resumed_run_keeps_its_step_with_an_automatic_micro_batch():
+    auto = recipe("--batch_size", "auto", "--gradient_accumulation_steps", "2", "--max_steps", "300", batch_size=16,
+                  accumulation=1)
+    assert (auto.samples_per_step, auto.samples, auto.accumulation) == (16, 400 + 200 * 16, 1)
+    assert recipe("--batch_size", "auto", "--gradient_accumulation_steps", "2").samples_per_step == 8
 
 
 @pytest.mark.parametrize(("flags", "decay"), [

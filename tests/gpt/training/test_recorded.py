@@ -118,10 +118,11 @@ def test_the_file_holds_what_was_given_what_was_decided_and_nothing_of_one_call(
 
 
 def test_the_file_makes_another_run_alike(place):
-    argv = ["--data_dir", DATA, *FEW, "--no-use_gpu", "--checkpoint_every_steps", "2"]
+    argv = ["--data_dir", DATA, *FEW, "--no-use_gpu", "--checkpoint_every_steps", "2", "--mirror_to", "mirror"]
     assert train.main([*argv, "--max_steps", "4"]) == 0
     assert train.main(["--config", "out/config.toml", "--output_dir", "again"]) == 0
-    assert same_tensors(place / "out/checkpoint-4", place / "again/checkpoint-4")
+    assert same_tensors(place / "out/checkpoint-4", place / "again/checkpoint-4")  # which has no mirror, or its own
+    assert (place / "mirror/checkpoint-4").exists()
 
 
 def test_a_run_whose_folder_has_moved_finds_its_first_model(stopped, monkeypatch):
