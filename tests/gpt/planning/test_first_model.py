@@ -138,6 +138,11 @@ def test_a_first_model_that_another_command_leaves_alone_is_named(two_models):
     inputs = Inputs(train.read_flags(["--resume_from", "auto"]), MagicMock(), MagicMock(), MagicMock(), None)
     assert after_first_model(inputs, runtime, [], 5.0) == (inputs, 5.0)
     assert "the model in out/first_model is not used" in runtime.out.warn.call_args[0][0]
+    runtime.out.warn.reset_mock()
+    for flags in ("--teacher out/first_model/checkpoint-9", "--input_noise 0.1"):  # as the second model has recorded
+        inputs = Inputs(train.read_flags(["--resume_from", "auto", *flags.split()]), MagicMock(), None, MagicMock(), None)
+        assert after_first_model(inputs, runtime, [], 5.0) == (inputs, 5.0)
+    runtime.out.warn.assert_not_called()
 
 
 def test_a_first_model_that_learned_other_tokens_is_refused(two_models, monkeypatch):
