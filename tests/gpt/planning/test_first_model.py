@@ -140,7 +140,8 @@ def test_a_first_model_that_another_command_leaves_alone_is_named(two_models):
     assert "the model in out/first_model is not used" in runtime.out.warn.call_args[0][0]
     runtime.out.warn.reset_mock()
     for flags in ("--teacher out/first_model/checkpoint-9", "--input_noise 0.1"):  # as the second model has recorded
-        inputs = Inputs(train.read_flags(["--resume_from", "auto", *flags.split()]), MagicMock(), None, MagicMock(), None)
+        args = train.read_flags(["--resume_from", "auto", *flags.split()])
+        inputs = Inputs(args, MagicMock(), None, MagicMock(), None)
         assert after_first_model(inputs, runtime, [], 5.0) == (inputs, 5.0)
     runtime.out.warn.assert_not_called()
 
