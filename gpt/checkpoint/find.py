@@ -307,7 +307,9 @@ def with_more_text(folder: Path | str, tokenizer: Path, state: TrainState, flags
 
 
 def in_another_folder(folder: Path | str, name: str, mirror: str | None) -> str:
-    """The flags of another run: a folder beside this run's, and a mirror if this run has one, as none is shared."""
+    """The flags of another run: a new folder beside this run's, and a mirror if this run has one, as none is shared."""
+    names = (name, *(f"{name}-{number}" for number in range(2, 100)))
+    name = next((each for each in names if not Path(f"{folder}-{each}").exists()), name)
     return (f"--output_dir {shell_word(f'{folder}-{name}')}"
             + (f" --mirror_to {shell_word(f'{mirror}-{name}')}" if mirror else ""))
 

@@ -14,6 +14,7 @@ from gpt.checkpoint.find import (
     check_same,
     checkpoints_of_other_runs,
     find_resume,
+    in_another_folder,
     read_checkpoint,
     resolve,
     steps_in,
@@ -194,6 +195,14 @@ def test_for_a_file_of_a_model_its_folder_is_named(sound):
     folder = sound / "checkpoint-900"
     with refused(f"Give the folder that holds it, {folder}\\.", Exit.CHECKPOINT):
         resolve(folder / "model.safetensors", no_warning)
+
+
+def test_another_run_gets_a_folder_that_is_free(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert in_another_folder("out", "longer", "disk/m") == "--output_dir out-longer --mirror_to disk/m-longer"
+    for name in ("out-longer", "out-longer-2"):
+        Path(name).mkdir()
+    assert in_another_folder("out", "longer", None) == "--output_dir out-longer-3"
 
 
 def test_more_text_joins_the_tokens_that_have_metadata(tmp_path, monkeypatch):
