@@ -41,8 +41,9 @@ class Recipe(Schedule):
     Intervals are in steps; a sample_interval of 0 means no samples, a grad_clip of 0 no clipping. A
     validation has at most eval_tokens. embedding_learning_rate is the peak of all parameters but the
     matrices inside blocks. overfits is True for a run that needs dropout and more decay if it reads its
-    text many times. samples_of_others are those of other tokens, before --allow_new_data. samples_of_other_steps is
-    what earlier starts with larger steps read more, or less with smaller ones: it is negative then.
+    text many times. samples_of_others counts the samples of other tokens, before --allow_new_data.
+    samples_of_other_steps are the samples that earlier starts read beyond step times samples_per_step; negative
+    if their steps were smaller.
     """
 
     batch_size: int
@@ -311,8 +312,8 @@ def choose_recipe(args: Namespace, config: ModelConfig, corpus: Corpus, most_bat
         facts.value_of("dropout", config.dropout)
     samples_of_others = facts.stored.state.samples_of_others
     samples_of_other_steps = stored.state.samples_seen - stored.state.step * samples_per_step
-    samples = total_steps * samples_per_step + samples_of_other_steps - samples_of_others
-    passes = samples / windows if overfits else 1.0
+    samples_to_come = (total_steps - stored.state.step) * samples_per_step
+    passes = (stored.state.samples_seen + samples_to_come - samples_of_others) / windows if overfits else 1.0
     return Recipe(
         **rates, **_choose_schedule(facts, rates["learning_rate"], total_steps, cooldown), total_steps=total_steps,
         epochs=epochs, batch_size=batch_size, accumulation=accumulation, windows_per_epoch=windows,
