@@ -162,17 +162,17 @@ if __name__ == "__main__":  # where this returns 0 the imports go on, and main f
     guard(answer_early)
 
 import math
-import time
 
 import torch
 
 import data
-from gpt.machine.runtime import open_runtime
+from gpt.machine.runtime import choose_machine, open_runtime
 from gpt.optimizers.build import adamw_for, build_optimizer, dtype_of_products, parameter_groups
 from gpt.planning.check import check_machine
 from gpt.planning.deadline import Deadline, with_length
 from gpt.planning.decided import Pace, Setup
-from gpt.planning.inputs import after_first_model, choose_inputs, choose_machine
+from gpt.planning.first_model import after_first_model
+from gpt.planning.inputs import choose_inputs
 from gpt.planning.plan import say_first, say_rest
 from gpt.planning.setup import choose_setup
 from gpt.training import recovery
@@ -195,18 +195,18 @@ from gpt.watching.output import open_output
 
 def main(argv: Sequence[str]) -> int:
     """Checks all that the run needs, then trains; returns the exit code."""
-    began, args = time.monotonic(), read_flags(argv)
+    args = read_flags(argv)
     with open_runtime(args.use_gpu) as runtime:
         if args.check:
             return check_machine(args, choose_machine(args), runtime.out)
 
         # What there is: tokens, the model's shape, a checkpoint to resume from. The machine: TF32 is on from here.
         inputs = choose_inputs(args, runtime)
-        inputs, began = after_first_model(inputs, runtime, argv, began)  # trains the first one of two models
+        inputs = after_first_model(inputs, runtime, argv)  # trains the first one of two models
         runtime.use(choose_machine(args, inputs.prefers_bf16))
 
         # What will be trained and how, each default with its reason (planning/recipe.py).
-        deadline = Deadline(args.max_minutes, inputs.stored, began)
+        deadline = Deadline(args.max_minutes, inputs.stored, runtime.began)
         setup = choose_setup(inputs, runtime, deadline)
         if setup is None:  # a resumed run that has nothing left to do
             return Exit.DONE

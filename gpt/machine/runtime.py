@@ -1,11 +1,16 @@
 """The terminal, the signals and the processes of a run, then its machine with clock and gauge."""
 
 import contextlib
+import time
+from argparse import Namespace
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from gpt.common.files import cache_folder
 from gpt.common.progress import Progress
 from gpt.common.signals import Signals
+from gpt.machine import device
+from gpt.machine.backends import CPU, gpu_in_use
 from gpt.machine.device import Machine
 from gpt.machine.processes import Processes, joined, of_environment
 from gpt.machine.timing import Gauge, TrainingClock
@@ -16,13 +21,14 @@ class Runtime:
     """The output, signals and processes of a run; after use(), its machine with clock and gauge too.
 
     The machine follows once the inputs are known: they decide its precision. held holds what the end of the
-    run closes, such as the lock of the output folder.
+    run closes, such as the lock of the output folder. began is the start of the run, in seconds of time.monotonic().
     """
 
     out: Progress
     signals: Signals
     processes: Processes
     held: contextlib.ExitStack
+    began: float = field(default_factory=time.monotonic)
     machine: Machine = field(init=False)
     clock: TrainingClock = field(init=False)
     gauge: Gauge = field(init=False)
@@ -48,3 +54,15 @@ def open_runtime(use_gpu: bool | None) -> Iterator[Runtime]:
         signals.at_once = "before the first step; nothing was lost"
         held.enter_context(joined(processes, use_gpu))
         yield Runtime(out, signals, processes, held)
+
+
+def choose_machine(flags: Namespace, prefers_bf16: bool = False) -> Machine:
+    """Chooses the device, its precision and whether to compile, and sets them up for the whole process.
+
+    With prefers_bf16 a processor that multiplies bf16 in hardware uses it, unless a flag names the
+    precision. Raises UserError (exit 5) for --use_gpu without a usable GPU.
+    """
+    is_native = prefers_bf16 and flags.use_amp is None and not gpu_in_use(flags.use_gpu) and CPU.has_bf16()
+    machine = device.choose(flags.use_gpu, is_native or flags.use_amp, flags.amp_dtype, flags.compile)
+    device.set_up(machine, cache_folder() / "compiled", flags.deterministic)
+    return machine

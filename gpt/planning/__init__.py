@@ -10,6 +10,7 @@ recipe         every default with its reason, from defaults and schedules
 kernels        on an NVIDIA GPU: attention and the output layer, by timing
 memory         the formula, the micro-batch, a copy for saves
 deadline       the length that fits into --max_minutes
+first_model    in the minutes that a small text leaves
 setup          makes them; decided: their dataclass, Setup; recorded: what a run records of them
 
 In words:

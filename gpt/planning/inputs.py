@@ -1,39 +1,31 @@
-"""The inputs of a run: the machine, the tokens, the model's shape, the checkpoint to resume from.
+"""The inputs of a run: the tokens, the model's shape, the checkpoint to resume from.
 
 All inputs are checked before any decision; independent problems are reported together.
 """
 
 import contextlib
-import os
-import sys
-import time
 from argparse import Namespace
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from gpt.architectures.table import ModelConfig, by_flags
 from gpt.checkpoint import find, load
-from gpt.checkpoint.folder import delete_other_runs, owned
-from gpt.checkpoint.history import read_run
+from gpt.checkpoint.folder import owned
 from gpt.checkpoint.mirror import holds_this_run, prepare_mirror
-from gpt.checkpoint.recorded import held_by_another_run, is_same_folder, steps_in
+from gpt.checkpoint.recorded import is_same_folder, steps_in
 from gpt.checkpoint.stored import NEW_RUN, Found, Stored, TrainState
-from gpt.common.children import PROGRAM, run_child
 from gpt.common.errors import Exit, InvalidCheckpoint, Problems, UserError
-from gpt.common.files import cache_folder, named_in, sha256_of
+from gpt.common.files import named_in, sha256_of
 from gpt.common.flags import having
-from gpt.common.names import FIRST_MODEL, MANIFEST, METADATA, TOKENIZER, TRAINS_NEXT
+from gpt.common.names import FIRST_MODEL, MANIFEST, METADATA, TOKENIZER
 from gpt.common.progress import Progress
-from gpt.common.words import percent, printable, shell_line, shell_word
+from gpt.common.words import printable, shell_word
 from gpt.hub.download import download_model_of
 from gpt.hub.names import as_recorded
-from gpt.machine import device
-from gpt.machine.backends import CPU, NVIDIA, gpu_in_use, gpu_of_this_system
+from gpt.machine.backends import NVIDIA, gpu_in_use, gpu_of_this_system
 from gpt.machine.runtime import Runtime
 from gpt.planning.early import check_unused
 from gpt.planning.recipe import choose_config
-from gpt.planning.relations import of_another_recipe
 from gpt.planning.schedules import Cooldown, schedule_of
 from gpt.planning.sizing import Sizing, choose_sizing
 from gpt.tokens.corpus import Corpus, open_corpus
@@ -42,42 +34,7 @@ from gpt.tokens.files import beside_tokens
 from gpt.tokens.mixture import check_lengths, mix, mixture_in_words
 from gpt.tokens.tokenizer import load_tokenizer
 
-LEAST_MINUTES = 2.0  # of a run with two models, each of which builds and compiles
-FIRST_PART = 0.15  # of the minutes, for the first of two models
-FIRST_MINUTES, MOST_FIRST_PART = 2.0, 0.3  # at least these minutes, at most this part of all
-NOISE = 0.1  # fraction of the input ids
-NOISE_GAP = 1.1  # nats between the losses of a first model, above which it teaches badly, and noise helps
 LEAST_TO_FALL = 0.01  # of the peak, from which a cooldown still learns: the end of a cosine
-
-# ---------------------------------------------------------------- the machine
-
-
-def choose_machine(flags: Namespace, prefers_bf16: bool = False) -> device.Machine:
-    """Chooses the device, its precision and whether to compile, and sets them up for the whole process.
-
-    With prefers_bf16 a processor that multiplies bf16 in hardware uses it, unless a flag names the
-    precision. Raises UserError (exit 5) for --use_gpu without a usable GPU.
-    """
-    is_native = prefers_bf16 and flags.use_amp is None and not gpu_in_use(flags.use_gpu) and CPU.has_bf16()
-    machine = device.choose(flags.use_gpu, is_native or flags.use_amp, flags.amp_dtype, flags.compile)
-    device.set_up(machine, cache_folder() / "compiled", flags.deterministic)
-    return machine
-
-
-def _check_device(flags: Namespace) -> None:
-    """Raises UserError (exit 5) for flags that the device does not support."""
-    if flags.use_gpu and (reason := gpu_of_this_system().why_unavailable()):
-        raise UserError(Exit.MACHINE, f"--use_gpu: {reason}, or give --no-use_gpu to train on the CPU.")
-    if flags.compile_mode == "reduce-overhead" and (reason := NVIDIA.why_unavailable()):
-        raise UserError(Exit.MACHINE, f"--compile_mode reduce-overhead: {reason}, or drop the flag.")
-    gpu = gpu_in_use(flags.use_gpu)
-    # On Apple's GPU recomputation would drop other values.
-    if flags.activation_checkpointing and flags.dropout and gpu and not gpu.has_own_memory:
-        raise UserError(Exit.MACHINE, "--activation_checkpointing and --dropout: not together on Apple's GPU. "
-                                      "Drop --dropout or --activation_checkpointing.")
-
-
-# ---------------------------------------------------------------- the inputs
 
 
 @dataclass(frozen=True)
@@ -179,7 +136,7 @@ def _check(args: Namespace, runtime: Runtime) -> Inputs:
                                         "--init_from.")
         if as_recorded(init_from) not in (origin, origin.partition("@")[0]):  # the hub's name, without the commit
             out.say(f"resume      --init_from has no effect: the run began from {printable(origin)}")
-    inputs = _with_size(args, corpus, args.max_minutes, out)
+    inputs = with_size(args, corpus, args.max_minutes, out)
     if resumed:
         config = as_in_checkpoint(inputs.config, resumed.folder, args)
         find.check_same(resumed, config, corpus.identity, corpus.tokenizer_sha256, args.allow_new_data,
@@ -192,7 +149,20 @@ def _check(args: Namespace, runtime: Runtime) -> Inputs:
     return inputs
 
 
-def _with_size(args: Namespace, corpus: Corpus, max_minutes: float | None, out: Progress) -> Inputs:
+def _check_device(flags: Namespace) -> None:
+    """Raises UserError (exit 5) for flags that the device does not support."""
+    if flags.use_gpu and (reason := gpu_of_this_system().why_unavailable()):
+        raise UserError(Exit.MACHINE, f"--use_gpu: {reason}, or give --no-use_gpu to train on the CPU.")
+    if flags.compile_mode == "reduce-overhead" and (reason := NVIDIA.why_unavailable()):
+        raise UserError(Exit.MACHINE, f"--compile_mode reduce-overhead: {reason}, or drop the flag.")
+    gpu = gpu_in_use(flags.use_gpu)
+    # On Apple's GPU recomputation would drop other values.
+    if flags.activation_checkpointing and flags.dropout and gpu and not gpu.has_own_memory:
+        raise UserError(Exit.MACHINE, "--activation_checkpointing and --dropout: not together on Apple's GPU. "
+                                      "Drop --dropout or --activation_checkpointing.")
+
+
+def with_size(args: Namespace, corpus: Corpus, max_minutes: float | None, out: Progress) -> Inputs:
     """The inputs of a run with the size for a corpus and these minutes, once the teacher fits it."""
     with out.phase("measuring the processor"):
         sizing = choose_sizing(args, corpus, max_minutes)
@@ -201,87 +171,6 @@ def _with_size(args: Namespace, corpus: Corpus, max_minutes: float | None, out: 
     if args.teacher:
         args = having(args, teacher=choose_teacher(args.teacher, config, corpus.tokenizer_path, out))
     return Inputs(args, corpus, sizing, config, None)
-
-
-# ---------------------------------------------------------------- two models in the minutes of one
-
-
-def after_first_model(inputs: Inputs, runtime: Runtime, argv: Sequence[str], began: float) -> tuple[Inputs, float]:
-    """Trains a first model by the same command, where that pays; returns the second one's inputs, and its beginning.
-
-    After some passes one model only learns a small text by heart, and the rest of --max_minutes would be idle. Where
-    that is enough for a first model, it helps the second one to make up to twice the passes (LOG.md, 2026-11-27, Two
-    models in the minutes of one). A dry run only says so.
-
-    argv are the command's flags; began is its start, in seconds of time.monotonic(). The beginning that is returned is
-    earlier where other starts of the first model took minutes. Raises UserError: exit 4 if the first one is of another
-    run, exit 3 if it learned other tokens. Raises SystemExit if its training ends with another exit code than 0, or at
-    a signal: then it goes on where the same command resumes.
-    """
-    args, out = inputs.args, runtime.out
-    total = args.max_minutes or 0.0
-    minutes = max(FIRST_PART * total, min(MOST_FIRST_PART * total, FIRST_MINUTES))
-    folder = Path(args.output_dir) / FIRST_MODEL
-    has_begun = args.resume_from and steps_in(folder)
-    sizing = _sizing_for_two(inputs, runtime)
-    # A second start measures another speed, which may leave fewer minutes.
-    if not (sizing and (has_begun or sizing.spare * total >= minutes)):
-        helps = args.input_noise or (args.teacher and find.is_inside(Path(args.teacher), folder))
-        if has_begun and not (inputs.resumed or helps):
-            out.warn(f"the model in {printable(folder)} is not used, as this command has other flags than the one "
-                     "that began it: it trains one model, from step 0.")
-        return inputs, began
-    out.say(f"models      two: one alone would learn the text by heart, and leave {percent(sizing.spare)} of the "
-            f"minutes.\n            The first has {minutes:.3g} min, and {printable(folder)}")
-    if args.dry_run:
-        return inputs, began
-
-    if args.overwrite:
-        delete_other_runs(Path(args.output_dir), None, 0, out)
-    elif steps_in(folder) and not has_begun:
-        raise held_by_another_run("--output_dir", folder, ", or --overwrite, which deletes them")
-    command = [str(PROGRAM / "train.py"), *argv, f"--output_dir={folder}", "--max_minutes", str(minutes)]
-    resumable = [word for word in argv if word != "--overwrite"]
-    answer = run_child([sys.executable, *command], runtime.signals, shows=True,
-                       env={TRAINS_NEXT: shell_line(["train.py", *resumable])})
-    if answer.returncode:
-        raise SystemExit(answer.returncode)
-
-    first = find.newest_sound(folder, out.warn)
-    assert first
-    find.check_same(first, load.read_config(first.folder), inputs.corpus.identity, inputs.corpus.tokenizer_sha256,
-                    args.allow_new_data, mixture_in_words(inputs.corpus.components))
-    now = time.monotonic()
-    began = min(began, now - first.stored.state.seconds)
-    minutes_left = max(1.0, total - (now - began) / 60)
-    out.say(f"models      the second one has {minutes_left:.3g} min")
-    return _with_size(_helped_by(first.folder, args, out), inputs.corpus, minutes_left, out), began
-
-
-def _sizing_for_two(inputs: Inputs, runtime: Runtime) -> Sizing | None:
-    """The sizing of a new run without a GPU, of the default recipe and length; None for any other run."""
-    args = inputs.args
-    is_default = not (inputs.resumed or args.teacher or args.epochs or args.max_steps
-                      or of_another_recipe(args.config.given))
-    is_alone = not (args.overfit or args.mirror_to or runtime.processes.world_size > 1 or TRAINS_NEXT in os.environ)
-    has_minutes = (args.max_minutes or 0) >= LEAST_MINUTES
-    return inputs.sizing if is_default and is_alone and has_minutes else None
-
-
-def _helped_by(first: Path, args: Namespace, out: Progress) -> Namespace:
-    """The flags of the second model: a teacher, the checkpoint of the first model, or noise on its inputs.
-
-    A teacher whose validation loss is NOISE_GAP above its training loss teaches less than noise (LOG.md, 2026-11-28,
-    Teacher or noise).
-    """
-    gap = 0.0
-    with contextlib.suppress(UserError):  # there is no metrics.jsonl any more
-        gap = read_run(str(first.parent)).gap
-    if gap <= NOISE_GAP:
-        return having(args, teacher=str(first))
-    out.say(f"noise       on {NOISE:.0%} of the inputs, and no teacher: the first model's validation loss is {gap:.1f} "
-            "nats above its training loss")
-    return having(args, input_noise=NOISE)
 
 
 # ---------------------------------------------------------------- the checkpoint

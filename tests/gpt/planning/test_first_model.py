@@ -19,9 +19,11 @@ import train
 from gpt.checkpoint.stored import TrainState
 from gpt.common.errors import Exit, UserError
 from gpt.common.names import TRAINS_NEXT
+from gpt.planning import first_model
 from gpt.planning import inputs as inputs_of
 from gpt.planning.defaults import helps_many_passes
-from gpt.planning.inputs import Inputs, after_first_model
+from gpt.planning.first_model import after_first_model
+from gpt.planning.inputs import Inputs
 from gpt.planning.recipe import choose_config
 from gpt.planning.sizing import sizing_for
 from tests.helpers.commands import ROOT
@@ -39,7 +41,7 @@ def answer(flags: str, spare: float = 0.9, world_size: int = 1, **more: Any) -> 
     args = train.read_flags(f"{flags} --dry_run".split())
     inputs: Any = SimpleNamespace(args=args, sizing=SimpleNamespace(spare=spare), resumed=None)
     vars(inputs).update(more)
-    assert after_first_model(inputs, runtime, [], 5.0) == (inputs, 5.0)
+    assert after_first_model(inputs, runtime, []) is inputs
     return "".join(said)
 
 
@@ -80,21 +82,24 @@ def two_models(monkeypatch, tmp_path):
         typed.append((command, env[TRAINS_NEXT]))
         return SimpleNamespace(returncode=0)
 
+    monkeypatch.setattr(first_model, "run_child", run)
+    monkeypatch.setattr(first_model, "mixture_in_words", lambda *_: "")
     for name, answer_of in (
-            ("run_child", run), ("mixture_in_words", lambda *_: ""), ("check_lengths", lambda *_: None),
+            ("check_lengths", lambda *_: None),
             ("choose_teacher", lambda found, *_: found), ("choose_config", lambda *_: SHAPE),
             ("choose_sizing", lambda flags, *more: (helps_many_passes(flags), round(more[1])))):
         monkeypatch.setattr(inputs_of, name, answer_of)
-    monkeypatch.setattr(inputs_of.find, "check_same", lambda *_: None)
-    monkeypatch.setattr(inputs_of.load, "read_config", lambda folder: SHAPE)
+    monkeypatch.setattr(first_model.find, "check_same", lambda *_: None)
+    monkeypatch.setattr(first_model.load, "read_config", lambda folder: SHAPE)
 
     def call(state: TrainState, argv: list[str], spare: float = 0.9) -> tuple[Inputs, float, Any]:
         typed.clear()
         first = SimpleNamespace(folder=Path("out/first_model/checkpoint-9"), stored=SimpleNamespace(state=state))
-        monkeypatch.setattr(inputs_of.find, "newest_sound", lambda *_: first)
-        runtime: Any = SimpleNamespace(out=MagicMock(), signals=None, processes=SimpleNamespace(world_size=1))
+        monkeypatch.setattr(first_model.find, "newest_sound", lambda *_: first)
+        runtime: Any = SimpleNamespace(out=MagicMock(), signals=None, processes=SimpleNamespace(world_size=1),
+                                       began=time.monotonic())
         inputs = Inputs(train.read_flags(argv), MagicMock(), MagicMock(spare=spare), MagicMock(), None)
-        return *after_first_model(inputs, runtime, argv, time.monotonic()), typed
+        return after_first_model(inputs, runtime, argv), runtime.began, typed
 
     return call
 
@@ -136,13 +141,13 @@ def test_a_first_model_that_another_command_leaves_alone_is_named(two_models):
     (folder / "manifest.json").touch()
     runtime: Any = SimpleNamespace(out=MagicMock(), processes=SimpleNamespace(world_size=1))
     inputs = Inputs(train.read_flags(["--resume_from", "auto"]), MagicMock(), MagicMock(), MagicMock(), None)
-    assert after_first_model(inputs, runtime, [], 5.0) == (inputs, 5.0)
+    assert after_first_model(inputs, runtime, []) is inputs
     assert "the model in out/first_model is not used" in runtime.out.warn.call_args[0][0]
     runtime.out.warn.reset_mock()
     for flags in ("--teacher out/first_model/checkpoint-9", "--input_noise 0.1"):  # as the second model has recorded
         args = train.read_flags(["--resume_from", "auto", *flags.split()])
         inputs = Inputs(args, MagicMock(), None, MagicMock(), None)
-        assert after_first_model(inputs, runtime, [], 5.0) == (inputs, 5.0)
+        assert after_first_model(inputs, runtime, []) is inputs
     runtime.out.warn.assert_not_called()
 
 
@@ -150,7 +155,7 @@ def test_a_first_model_that_learned_other_tokens_is_refused(two_models, monkeypa
     def compare(first, config, identity, *_):
         raise UserError(Exit.DATA, f"{first.folder} {identity}")
 
-    monkeypatch.setattr(inputs_of.find, "check_same", compare)
+    monkeypatch.setattr(first_model.find, "check_same", compare)
     with refused("out/first_model/checkpoint-9 <MagicMock name='mock.identity'", Exit.DATA):
         two_models(TrainState(), LENGTH.split())
 

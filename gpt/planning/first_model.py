@@ -1,0 +1,118 @@
+"""A first model in the minutes of one, where a small text leaves them, which helps the second one.
+
+After some passes one model only learns a small text by heart, and the rest of --max_minutes would be idle. Where that
+is enough for a first model, it helps the second one to make up to twice the passes (LOG.md, 2026-11-27, Two models in
+the minutes of one).
+"""
+
+import contextlib
+import os
+import sys
+import time
+from argparse import Namespace
+from collections.abc import Sequence
+from pathlib import Path
+
+from gpt.checkpoint import find, load
+from gpt.checkpoint.folder import delete_other_runs
+from gpt.checkpoint.history import read_run
+from gpt.checkpoint.recorded import held_by_another_run, steps_in
+from gpt.checkpoint.stored import Found
+from gpt.common.children import PROGRAM, run_child
+from gpt.common.errors import UserError
+from gpt.common.flags import having
+from gpt.common.names import FIRST_MODEL, TRAINS_NEXT
+from gpt.common.progress import Progress
+from gpt.common.words import percent, printable, shell_line
+from gpt.machine.runtime import Runtime
+from gpt.planning.inputs import Inputs, with_size
+from gpt.planning.relations import of_another_recipe
+from gpt.planning.sizing import Sizing
+from gpt.tokens.mixture import mixture_in_words
+
+LEAST_MINUTES = 2.0  # of a run with two models, each of which builds and compiles
+FIRST_PART = 0.15  # of the minutes, for the first model
+FIRST_MINUTES, MOST_FIRST_PART = 2.0, 0.3  # at least these minutes, at most this part of all
+NOISE = 0.1  # fraction of the input ids
+NOISE_GAP = 1.1  # nats between the losses of a first model, above which it teaches badly, and noise helps
+
+
+def after_first_model(inputs: Inputs, runtime: Runtime, argv: Sequence[str]) -> Inputs:
+    """Trains a first model by the same command, where that pays; returns the inputs of the second one.
+
+    Any other run keeps its inputs, and a dry run only says that there are two. argv are the command's flags. Where
+    other starts of the first model took minutes, runtime.began is earlier by them afterwards. Raises UserError: exit 4
+    if the first one is of another run, exit 3 if it learned other tokens. Raises SystemExit if its training ends with
+    another exit code than 0, or at a signal: then it goes on where the same command resumes.
+    """
+    args, out = inputs.args, runtime.out
+    folder = Path(args.output_dir) / FIRST_MODEL
+    has_begun = bool(args.resume_from and steps_in(folder))
+    total = args.max_minutes or 0.0
+    minutes = max(FIRST_PART * total, min(MOST_FIRST_PART * total, FIRST_MINUTES))
+    sizing = _sizing_for_two(inputs, runtime)
+    # A second start measures another speed, which may leave fewer minutes.
+    if not (sizing and (has_begun or sizing.spare * total >= minutes)):
+        helps = args.input_noise or (args.teacher and find.is_inside(Path(args.teacher), folder))
+        if has_begun and not (inputs.resumed or helps):
+            out.warn(f"the model in {printable(folder)} is not used, as this command has other flags than the one "
+                     "that began it: it trains one model, from step 0.")
+        return inputs
+    out.say(f"models      two: one alone would learn the text by heart, and leave {percent(sizing.spare)} of the "
+            f"minutes.\n            The first has {minutes:.3g} min, and {printable(folder)}")
+    if args.dry_run:
+        return inputs
+
+    first = _train_first(inputs, runtime, argv, folder, minutes)
+    now = time.monotonic()
+    runtime.began = min(runtime.began, now - first.stored.state.seconds)
+    minutes_left = max(1.0, total - (now - runtime.began) / 60)
+    out.say(f"models      the second one has {minutes_left:.3g} min")
+    return with_size(_helped_by(first.folder, args, out), inputs.corpus, minutes_left, out)
+
+
+def _sizing_for_two(inputs: Inputs, runtime: Runtime) -> Sizing | None:
+    """The sizing of a new run without a GPU, of the default recipe and length; None for any other run."""
+    args = inputs.args
+    is_default = not (inputs.resumed or args.teacher or args.epochs or args.max_steps
+                      or of_another_recipe(args.config.given))
+    is_alone = not (args.overfit or args.mirror_to or runtime.processes.world_size > 1 or TRAINS_NEXT in os.environ)
+    has_minutes = (args.max_minutes or 0) >= LEAST_MINUTES
+    return inputs.sizing if is_default and is_alone and has_minutes else None
+
+
+def _train_first(inputs: Inputs, runtime: Runtime, argv: Sequence[str], folder: Path, minutes: float) -> Found:
+    """Trains the first model in a folder, or continues it there; returns its last checkpoint. Raises as its caller."""
+    args, corpus = inputs.args, inputs.corpus
+    if args.overwrite:
+        delete_other_runs(Path(args.output_dir), None, 0, runtime.out)
+    elif steps_in(folder) and not args.resume_from:
+        raise held_by_another_run("--output_dir", folder, ", or --overwrite, which deletes them")
+    command = [str(PROGRAM / "train.py"), *argv, f"--output_dir={folder}", "--max_minutes", str(minutes)]
+    resumable = [word for word in argv if word != "--overwrite"]
+    answer = run_child([sys.executable, *command], runtime.signals, shows=True,
+                       env={TRAINS_NEXT: shell_line(["train.py", *resumable])})
+    if answer.returncode:
+        raise SystemExit(answer.returncode)
+
+    first = find.newest_sound(folder, runtime.out.warn)
+    assert first
+    find.check_same(first, load.read_config(first.folder), corpus.identity, corpus.tokenizer_sha256,
+                    args.allow_new_data, mixture_in_words(corpus.components))
+    return first
+
+
+def _helped_by(first: Path, args: Namespace, out: Progress) -> Namespace:
+    """The flags of the second model: a teacher, the checkpoint of the first model, or noise on its inputs.
+
+    A teacher whose validation loss is NOISE_GAP above its training loss teaches less than noise (LOG.md, 2026-11-28,
+    Teacher or noise).
+    """
+    gap = 0.0
+    with contextlib.suppress(UserError):  # there is no metrics.jsonl any more
+        gap = read_run(str(first.parent)).gap
+    if gap <= NOISE_GAP:
+        return having(args, teacher=str(first))
+    out.say(f"noise       on {NOISE:.0%} of the inputs, and no teacher: the first model's validation loss is {gap:.1f} "
+            "nats above its training loss")
+    return having(args, input_noise=NOISE)
