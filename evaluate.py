@@ -52,13 +52,12 @@ def check(args: argparse.Namespace) -> list[str]:
     return problems
 
 
-def answer_early(argv: Sequence[str]) -> int:
+def answer_early(argv: Sequence[str]) -> None:
     """Checks flags and packages (UserError: exit 2, 5) before torch is imported, which takes a second."""
     args = read_flags(argv)
     set_up_threads()
     require("torch", "numpy", "tokenizers", "tqdm", "safetensors")
     check_package(args.ckpt)
-    return 0
 
 
 if __name__ == "__main__":
@@ -77,7 +76,7 @@ from gpt.common.words import printable
 from gpt.evaluation.scoring import Scorer
 from gpt.evaluation.texts import texts_of
 from gpt.evaluation.token_files import token_files_of
-from gpt.hub.download import download_model_of
+from gpt.hub.download import download_named
 from gpt.machine import device
 from gpt.tokens.tokenizer import end_of_text_id, tokenizer_of
 
@@ -104,7 +103,7 @@ def measure_everything(args: argparse.Namespace, out: Progress, signals: Signals
     for warning in machine.warnings:
         out.warn(warning)
 
-    args = download_model_of(args, "ckpt", out, signals.look)
+    args = download_named(args, "ckpt", out, signals.look)
     with out.phase("loading the model"):
         folder, model = read_checkpoint(Path(args.ckpt), out.warn, lambda folder: (
             folder, load_model(folder, machine.device).eval()))

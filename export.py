@@ -91,14 +91,13 @@ def form_of(args: argparse.Namespace) -> str:
     return args.format or ("huggingface" if args.prune or args.from_nanogpt else "gguf")
 
 
-def answer_early(argv: Sequence[str]) -> int:
-    """Checks flags and packages before the slow import of torch; returns 0. Raises UserError."""
+def answer_early(argv: Sequence[str]) -> None:
+    """Checks flags and packages before the slow import of torch. Raises UserError."""
     args = read_flags(argv)
     require("torch", "numpy", "tokenizers", "safetensors")
     if form_of(args) == "gguf":
         optional("gguf", "--format gguf")
     check_package(args.ckpt)
-    return 0
 
 
 if __name__ == "__main__":
@@ -127,7 +126,7 @@ from gpt.common.outputs import place_of
 from gpt.common.progress import Progress
 from gpt.common.signals import Signals, Stopped
 from gpt.evaluation.pruning import prune_blocks
-from gpt.hub.download import download_model_of
+from gpt.hub.download import download_named
 from gpt.tokens.llama_cpp import gguf_vocabulary
 from gpt.tokens.tokenizer import tokenizer_of
 
@@ -151,7 +150,7 @@ def export(args: argparse.Namespace, signals: Signals, out: Progress) -> None:
     """Exports one model, and prints where it is. Raises UserError, OSError, Stopped."""
     with contextlib.ExitStack() as temporary:
         target = choose_target(args.output, form_of(args), args.overwrite)
-        args = download_model_of(args, "ckpt", out, signals.look)
+        args = download_named(args, "ckpt", out, signals.look)
         with writing(f"--output {printable(args.output)}", SafetensorError):  # which may be a full disk
             target.parent.mkdir(parents=True, exist_ok=True)
             if args.from_nanogpt:

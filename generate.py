@@ -96,13 +96,12 @@ def check(args: argparse.Namespace) -> list[str]:
     return problems
 
 
-def answer_early(argv: Sequence[str]) -> int:
+def answer_early(argv: Sequence[str]) -> None:
     """Checks flags and packages (UserError: exit 2, 5) before torch is imported, which takes a second."""
     args = read_flags(argv)
     set_up_threads(SPIN_COUNT_OF_DECODING)
     require("torch", "numpy", "tokenizers", "safetensors")
     check_package(args.ckpt)
-    return 0
 
 
 if __name__ == "__main__":
@@ -126,7 +125,7 @@ from gpt.generation.decoder import Decoder
 from gpt.generation.prompts import Language, read_prompt_file, without_surrogates
 from gpt.generation.quoting import write_quotations
 from gpt.generation.streaming import Sample, show, write_samples
-from gpt.hub.download import download_model_of
+from gpt.hub.download import download_named
 from gpt.machine import device
 from gpt.machine.kernels import with_sound_kernels
 from gpt.ops.products import INT8_ROWS, fastest_kind
@@ -148,7 +147,7 @@ def main(argv: Sequence[str]) -> int:
     with Progress(sys.stderr) as out:
         for warning in machine.warnings:
             out.warn(warning)
-        args = download_model_of(args, "ckpt", out)
+        args = download_named(args, "ckpt", out)
         # If a training run deletes the folder meanwhile, the next one is loaded.
         with out.phase("loading and compiling the model" if args.compile else "loading the model"):
             folder, decoder = read_checkpoint(Path(args.ckpt), warn, lambda folder: (

@@ -112,13 +112,12 @@ def find_conflicts(args: Namespace) -> list[str]:
     return problems
 
 
-def answer_early(argv: Sequence[str]) -> int:
+def answer_early(argv: Sequence[str]) -> None:
     """Answers --help, wrong flags and missing packages before anything slow is imported."""
     args = read_flags(argv)
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # its threads take 0.05 s to start and would be idle
     require("numpy", "tokenizers", "tqdm")
     check_package(*args.files, args.tokenizer_file)
-    return 0
 
 
 if __name__ == "__main__":
@@ -136,7 +135,7 @@ from gpt.common.progress import Progress
 from gpt.common.signals import AtRisk, Signals, Stopped
 from gpt.common.waiting import in_thread
 from gpt.common.words import printable, several, shell_word, size
-from gpt.hub.download import DatasetFile, download_dataset, download_tokenizer
+from gpt.hub.download import DatasetFile, download_dataset, download_named
 from gpt.machine.environment import usable_cores
 from gpt.pretokenization.blocks import LIMITS, SAFE_CUT, SPACE_CUT, Limits, Reading
 from gpt.pretokenization.commit import commit, summarise
@@ -258,7 +257,7 @@ def run(args: Namespace, signals: Signals, progress: Progress, limits: Limits) -
     if args.verify is not None:
         verify_folder(Path(args.verify), signals, progress)
     elif args.files or args.demo:
-        args = download_tokenizer(args, progress, signals.look)
+        args = download_named(args, "tokenizer_file", progress, signals.look)
         with Folder(Path(args.output_dir)) as folder:
             signals.on_stop(lambda: f"stopping (now: {progress.doing or 'looking at the text'})",
                             lambda: AtRisk("the work so far", ""))

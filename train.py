@@ -149,16 +149,15 @@ def read_flags(argv: Sequence[str]) -> Namespace:
     return parser.read(argv, contradictions, recorded_flags)
 
 
-def answer_early(argv: Sequence[str]) -> int:
+def answer_early(argv: Sequence[str]) -> None:
     """Answers wrong flags and missing packages before the seconds that importing torch takes; tokenizes texts."""
     args = read_flags(argv)
     before_torch(args)
     if args.texts and not args.check:
         make_tokens(args)
-    return 0
 
 
-if __name__ == "__main__":  # where this returns 0 the imports go on, and main follows at the end of the file
+if __name__ == "__main__":  # where this returns the imports go on, and main follows at the end of the file
     guard(answer_early)
 
 import math
@@ -236,7 +235,7 @@ def build_run(setup: Setup) -> Run:
         optimizer = build_optimizer(recipe.optimizer, groups, recipe.learning_rate, (args.beta1, recipe.beta2),
                                     adamw_for(machine.device), dtype_of_products(machine))
         scaler = torch.amp.GradScaler(machine.device.type, enabled=machine.precision == "fp16")
-        teacher = load_teacher(args.teacher, setup.options, machine)
+        teacher = load_teacher(args.teacher, setup.options, machine) if args.teacher else None
     with runtime.out.phase("loading the tokens"):
         windows = data.CorpusWindows(setup.corpus.train, setup.token_place, setup.config.seq_length, args.seed,
                                      machine.device, setup.corpus.components)
@@ -247,13 +246,13 @@ def build_run(setup: Setup) -> Run:
 
 def compile_run(run: Run) -> None:
     """torch.compile for model, teacher and optimizer, in place; does nothing unless machine.compile is set."""
-    machine, mode = run.setup.runtime.machine, run.setup.args.compile_mode
+    runtime, mode = run.setup.runtime, run.setup.args.compile_mode
 
     def compile_model() -> None:
-        for part in run.strategy.parts_to_compile(compiles_blocks(mode, machine)):
+        for part in run.strategy.parts_to_compile(compiles_blocks(mode, runtime)):
             part.compile(dynamic=False, mode=None if mode == "blocks" else mode)  # torch.compile(part), in place
 
-    if machine.compile:
+    if runtime.machine.compile:
         try_to_compile(run, compile_model)
 
 

@@ -231,8 +231,8 @@ class Qwen3(Llama):
         return self.to_hf_tensors(config, tensors)
 
     def why_no_gguf(self, config: RotaryConfig) -> str | None:
-        why = "the model's rope_type is llama3, and llama.cpp scales no rotary frequencies of a Qwen3"
-        return why if config.rope_scaling else None
+        return ("the model's rope_type is llama3, and llama.cpp scales no rotary frequencies of a Qwen3"
+                if config.rope_scaling else None)
 
 
 def _norm(config: RotaryConfig, weight: torch.Tensor, x: torch.Tensor) -> torch.Tensor:

@@ -52,12 +52,12 @@ def python_with_packages() -> str:
     Raises CalledProcessError if the installation fails.
     """
     python = sys.executable
-    if succeeds([python, "-c", HAS_PACKAGES], HERE):
+    if succeeds([python, "-c", HAS_PACKAGES]):
         return python
     if sys.prefix == sys.base_prefix:
         folder = work_folder() / ".venv"
-        python = str(interpreter_in(folder))
-        if not interpreter_in(folder).exists():
+        python = str(folder / ("Scripts/python.exe" if os.name == "nt" else "bin/python"))
+        if not os.path.exists(python):
             run_command([sys.executable, "-m", "venv", str(folder)])
     if succeeds([python, "-c", "import pip"]):  # an environment of uv has the packages and no pip
         # An installed torch stays. Otherwise pip installs the release of the last tests.
@@ -65,11 +65,6 @@ def python_with_packages() -> str:
         constraint = [] if has_torch else ["-c", str(HERE / "constraints.txt")]
         run_command([python, "-m", "pip", "install", "-q", "-r", str(HERE / "requirements.txt"), *constraint])
     return python
-
-
-def interpreter_in(folder: Path, system: str = os.name) -> Path:
-    """The path of Python in a virtual environment."""
-    return folder / ("Scripts/python.exe" if system == "nt" else "bin/python")
 
 
 def work_folder() -> Path:
@@ -82,10 +77,9 @@ def run_command(words: Sequence[str]) -> None:
     subprocess.run(words, cwd=work_folder(), check=True)
 
 
-def succeeds(words: Sequence[str], folder: Path | None = None) -> bool:
-    """Runs a command without its output; returns True if its exit code is 0."""
-    return subprocess.run(words, cwd=folder, stdout=subprocess.DEVNULL,
-                          stderr=subprocess.DEVNULL).returncode == 0
+def succeeds(words: Sequence[str]) -> bool:
+    """Runs a command in the program's folder, without its output; returns True if its exit code is 0."""
+    return subprocess.run(words, cwd=HERE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL).returncode == 0
 
 
 if __name__ == "__main__":

@@ -55,8 +55,8 @@ def trained(text: Path, minutes: int, runs: Path) -> Path:
     out = runs / f"{text.name}-{minutes}"
     command = [sys.executable, str(PROGRAM / "train.py"), "--data_dir", str(text), "--output_dir", str(out),
                "--max_minutes", str(minutes), "--resume_from", "auto", "--sample_interval", "0"]
-    one_model = {TRAINS_NEXT: "train.py"}  # a run has two models only without it
-    subprocess.run(command, env={**os.environ, "OMP_NUM_THREADS": "1", **one_model}, check=True)
+    # A run has two models only without TRAINS_NEXT.
+    subprocess.run(command, env={**os.environ, "OMP_NUM_THREADS": "1", TRAINS_NEXT: "train.py"}, check=True)
     return out
 
 

@@ -152,8 +152,8 @@ def run_rung(bench: Bench, rung: Rung) -> dict[str, Any]:
     Raises UserError (exit 5) if the rung failed, or if train.py fell back to other settings.
     """
     folder = bench.folder / "out"
-    naive = ["-m", "gpt.benchmarks.bench", "naive", ",".join(rung.naive)]
-    words = naive if rung.naive else [str(PROGRAM / "train.py")]
+    words = (["-m", "gpt.benchmarks.bench", "naive", ",".join(rung.naive)] if rung.naive else
+             [str(PROGRAM / "train.py")])
     try:
         answer = bench.run([*words, *as_flags({
             "data_dir": bench.folder, "output_dir": folder, "use_gpu": bench.machine.on_gpu,

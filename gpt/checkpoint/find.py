@@ -86,9 +86,8 @@ def _locate(path: Path, warn: Callable[[str], None], run_folder: Path | None = N
     """
     to_train = run_folder is not None
     folder, name = named_in(path, run_folder or Path("out"))
-    nothing_found = partial(_nothing_found, folder, to_resume=to_train)
     if folder.exists() and not folder.is_dir():
-        raise nothing_found()
+        raise _nothing_found(folder, to_train)
     if (folder / MANIFEST).is_file():
         return folder, _verified(folder, to_train, "Give the folder it is in to take the newest sound one.")
     if (folder / STATE).exists() and (folder / OPTIMIZER).exists():
@@ -102,7 +101,7 @@ def _locate(path: Path, warn: Callable[[str], None], run_folder: Path | None = N
     found = (_best_of(folder, warn, to_train) if name == BEST else
              newest_sound(folder, warn, partial(verify, to_train=to_train)))
     if found is None:
-        raise nothing_found()
+        raise _nothing_found(folder, to_train)
     return found
 
 

@@ -179,17 +179,12 @@ def numbered_in(folder: Path) -> dict[int, tuple[Path, str | None]]:
 def first_readable(checkpoints: list[Path]) -> Layer | None:
     """The flags in the first checkpoint whose state can be read; verifying it later names a damaged one."""
     for path in checkpoints:
-        if state := _object_in(path / STATE):
-            flags = _object(state.get("flags"))
-            return Layer(printable(path), _object(flags.get("given")), _object(flags.get("decided")))
+        with contextlib.suppress(OSError, ValueError, RecursionError):
+            state = _object(json.loads(read_text(path / STATE)))
+            if state:
+                flags = _object(state.get("flags"))
+                return Layer(printable(path), _object(flags.get("given")), _object(flags.get("decided")))
     return None
-
-
-def _object_in(path: Path) -> dict[str, Any]:
-    """The object in a JSON file; an empty object for an unreadable file."""
-    with contextlib.suppress(OSError, ValueError, RecursionError):
-        return _object(json.loads(read_text(path)))
-    return {}
 
 
 def _object(value: Any) -> dict[str, Any]:

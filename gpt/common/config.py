@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from gpt.common.errors import Exit, UserError, optional
+from gpt.common.files import read_text, write_whole
 from gpt.common.words import first_line, is_utf8, printable, printable_text
 
 DECIDED = "decided"
@@ -161,8 +162,6 @@ def read_toml(path: Path,
     Raises UserError: exit 2 for a file that cannot be read or is not TOML, exit 5 on Python 3.10 without
     the package tomli.
     """
-    from gpt.common.files import read_text  # hashlib, which that imports, takes longer than the rest of --help
-
     shown = printable(str(path))
     try:
         # Editors on Windows begin a file with the mark U+FEFF.
@@ -184,8 +183,6 @@ def write_toml(path: Path, layer: Layer, introduction: str, reasons: Mapping[str
     A value that TOML cannot hold (text with bytes that are not UTF-8) is left out. Raises OSError.
     """
     import json
-
-    from gpt.common.files import write_whole
 
     lines = _comment(introduction)
     for heading, values in (("", layer.given), (f"\n[{DECIDED}]  # by the program", layer.decided)):

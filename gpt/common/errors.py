@@ -185,7 +185,7 @@ def optional(package: str, purpose: str) -> Any:
 # ---------------------------------------------------------------- how a command ends
 
 
-def guard(main: Callable[[Sequence[str]], int]) -> None:
+def guard(main: Callable[[Sequence[str]], int | None]) -> None:
     """Calls main with the command line's words; ends the process with its exit code if that is not 0.
 
     An error is printed as one line, a bug as one line with the path of a crash log; --debug shows the
@@ -194,7 +194,7 @@ def guard(main: Callable[[Sequence[str]], int]) -> None:
     First it leaves the current folder out of the module path. It makes stdout and stderr take any text, and
     a signal end the process at once.
 
-    If main returns 0, the process goes on. A command calls guard twice: first with a function that answers
+    If main returns 0 or None, the process goes on. A command calls guard twice: first with a function that answers
     flag errors at once, then, after the slow imports, with its main. Between them the garbage collector is
     off: it would cost a tenth of the imports' time.
     """
@@ -205,7 +205,7 @@ def guard(main: Callable[[Sequence[str]], int]) -> None:
     _make_streams_safe()
 
     try:
-        code = main(sys.argv[1:])
+        code = main(sys.argv[1:]) or Exit.DONE
         with contextlib.suppress(OSError, ValueError):
             sys.stdout.flush()
     except KeyboardInterrupt:

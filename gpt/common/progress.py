@@ -43,7 +43,7 @@ class Progress:
     on_warning is called with every warning.
     """
 
-    def __init__(self, stream: TextIO | None = None, heartbeat_seconds: float = HEARTBEAT_SECONDS):
+    def __init__(self, stream: TextIO | None = None):
         self._is_silent = not is_main()
         self.stream = open(os.devnull, "w") if self._is_silent else stream or sys.stdout  # noqa: SIM115
         self.on_terminal = (os.environ.get("TERM") != "dumb" and not in_notebook()
@@ -61,7 +61,6 @@ class Progress:
         self._lock = threading.RLock()
         self.now("")
         self._last_printed = self._phase_began
-        self._heartbeat_seconds = heartbeat_seconds
         self._closed = threading.Event()
         threading.Thread(target=self._beat, daemon=True, name="heartbeat").start()
 
@@ -219,14 +218,14 @@ class Progress:
 
     def _beat(self) -> None:
         """The heartbeat's thread: prints the phase after every silence, and measures stopped_seconds."""
-        pause = min(1.0, self._heartbeat_seconds / 4)
+        pause = min(1.0, HEARTBEAT_SECONDS / 4)
         woke = time.monotonic()
         while not self._closed.wait(pause):
             now = time.monotonic()
             if now - woke > pause + STANDSTILL_SECONDS:
                 self.stopped_seconds += now - woke - pause
             woke = now
-            if self.doing and now - self._last_printed >= self._heartbeat_seconds:
+            if self.doing and now - self._last_printed >= HEARTBEAT_SECONDS:
                 self._say_phase(now)
 
     def _say_phase(self, now: float) -> None:

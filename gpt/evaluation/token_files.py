@@ -12,8 +12,9 @@ from data import Tokens
 from gpt.common.errors import Exit, UserError
 from gpt.common.words import printable
 from gpt.evaluation.scoring import Document, Scorer
-from gpt.tokens.corpus import Corpus, open_tokens
+from gpt.tokens.corpus import open_tokens
 from gpt.tokens.masks import warn_without_mask
+from gpt.tokens.stream import TokenStream
 from gpt.tokens.tokenizer import bytes_per_id, load_tokenizer
 
 BLOCK_TOKENS = 2**20  # tokens to read at once in search of the documents' ends
@@ -30,17 +31,17 @@ def token_files_of(words: Sequence[str], scorer: Scorer) -> Iterator[tuple[str, 
         places.setdefault(os.path.realpath(word), word)
     for word in places.values():
         with scorer.out.phase(f"checking {printable(word)}"):
-            corpus = open_tokens(Path(word), scorer.model.config.vocab_size)
-        if corpus.tokenizer_path is None:
-            scorer.out.warn(f"{corpus.train.name}: without a tokenizer.json beside it, the model's is assumed.")
-        elif load_tokenizer(corpus.tokenizer_path).get_vocab() != scorer.tokenizer.get_vocab():
-            raise UserError(Exit.DATA, f"{printable(corpus.tokenizer_path)} is another tokenizer than the "
+            stream, tokenizer = open_tokens(Path(word), scorer.model.config.vocab_size)
+        if tokenizer is None:
+            scorer.out.warn(f"{stream.name}: without a tokenizer.json beside it, the model's is assumed.")
+        elif load_tokenizer(tokenizer).get_vocab() != scorer.tokenizer.get_vocab():
+            raise UserError(Exit.DATA, f"{printable(tokenizer)} is another tokenizer than the "
                                        "model's. Give token files of the model's tokenizer.")
-        warn_without_mask(corpus.train, scorer.tokenizer, scorer.out.warn)
-        yield printable(word), documents_of_tokens(corpus, scorer)
+        warn_without_mask(stream, scorer.tokenizer, scorer.out.warn)
+        yield printable(word), documents_of_tokens(stream, scorer)
 
 
-def documents_of_tokens(corpus: Corpus, scorer: Scorer) -> Iterator[Document]:
+def documents_of_tokens(stream: TokenStream, scorer: Scorer) -> Iterator[Document]:
     """Splits token files into their documents, without empty ones.
 
     A document ends at an end-of-text id, which is not scored; the id before a document is the context of
@@ -48,7 +49,7 @@ def documents_of_tokens(corpus: Corpus, scorer: Scorer) -> Iterator[Document]:
     Of conversations the answers alone are scored. The bytes of a document are 0 unless the tokenizer is
     byte-level.
     """
-    tokens = Tokens(corpus.train, "mmap", torch.device("cpu"))
+    tokens = Tokens(stream, "mmap", torch.device("cpu"))
     end_id = scorer.end_of_text_id
     byte_lengths_V = bytes_per_id(scorer.tokenizer, scorer.model.config.vocab_size)
     prefix = [] if end_id is None else [end_id]

@@ -6,7 +6,6 @@ given path.
 
 import glob
 import re
-from argparse import Namespace
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatch
@@ -63,33 +62,31 @@ def download(flag: str, name: HubName, patterns: Sequence[str], out: Progress,
 # ---------------------------------------------------------------- models
 
 
-def download_model_of(args: Args, name: str, out: Progress, look: Callable[[], None] = lambda: None) -> Args:
-    """Downloads the model that the named flag gives as hf://; returns the flags with its folder instead.
+def download_named(args: Args, name: str, out: Progress, look: Callable[[], None] = lambda: None) -> Args:
+    """Downloads what the named flag gives as hf://, a model or its tokenizer; returns the flags with its place instead.
 
-    The folder is in the cache. args stays unchanged, and is returned itself if the flag does not name the hub.
-    look is called meanwhile, and may raise. Raises UserError: exit 4 for a repository without a model, exit 5
-    if the download fails.
+    The place is in the cache. args stays unchanged, and is returned itself if the flag does not name the hub.
+    look is called meanwhile, and may raise. Raises UserError: exit 4 for a repository without a model or without
+    tokenizer.json, exit 5 if the download fails.
     """
     word = vars(args)[name]
     if not is_on_hub(word):
         return args
-    return having(args, **{name: str(download_model(f"--{name} {printable(word)}", word, out, look))})
+    download_it = download_tokenizer if name == "tokenizer_file" else download_model
+    return having(args, **{name: str(download_it(f"--{name} {printable(word)}", word, out, look))})
 
 
-def download_tokenizer(args: Namespace, out: Progress, look: Callable[[], None]) -> Namespace:
-    """Downloads a --tokenizer_file given as hf://; returns the flags with its file in the cache.
+def download_tokenizer(flag: str, word: str, out: Progress, look: Callable[[], None]) -> Path:
+    """Downloads the tokenizer of a model unless the cache has it; returns its file.
 
-    args itself is returned if the flag is not given, or names a file. Raises UserError: exit 4 for a
-    repository without tokenizer.json, exit 5 if the download fails.
+    word is an hf:// name, flag begins messages. Raises UserError: exit 4 for a repository without tokenizer.json,
+    exit 5 if the download fails.
     """
-    if not is_on_hub(args.tokenizer_file):
-        return args
-    flag = f"--tokenizer_file {printable(args.tokenizer_file)}"
-    name = parse_name(args.tokenizer_file, MODEL)
+    name = parse_name(word, MODEL)
     path = download(flag, name, OF_A_TOKENIZER, out, look) / TOKENIZER
     if not path.is_file():
         raise hub_error(flag, name, f"{name.repo} has no {TOKENIZER}. Give a model that has one")
-    return having(args, tokenizer_file=str(path))
+    return path
 
 
 def download_model(flag: str, word: str, out: Progress, look: Callable[[], None] = lambda: None) -> Path:

@@ -15,7 +15,7 @@ from gpt.common.errors import Exit
 from gpt.common.flags import having
 from gpt.common.progress import Progress
 from gpt.common.words import count
-from gpt.hub.download import download_model_of
+from gpt.hub.download import download_named
 from gpt.machine.backends import NVIDIA
 from gpt.machine.cards import TYPICAL_GPUS, WITH_ECC, find_card
 from gpt.machine.device import Machine
@@ -55,7 +55,7 @@ def check_machine(args: Namespace, machine: Machine, out: Progress) -> int:
     The models are the one of --init_from, the one whose size flags name, or all sizes. Returns the exit code. Raises
     UserError as choose_config.
     """
-    args = download_model_of(args, "init_from", out)
+    args = download_named(args, "init_from", out)
     if args.init_from:
         models = {"your model": choose_config(args, args.vocab_size or 0, 2**62)}
     else:

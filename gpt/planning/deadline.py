@@ -30,15 +30,14 @@ class Deadline:
         began is in seconds of time.monotonic().
         """
         settings = stored.settings
-        planned = settings.get("max_minutes")
+        planned = settings.get("max_minutes") or 0.0  # 0 for a new run, and for one without minutes
+        is_finished = stored.state.step >= settings.get("total_steps", math.inf)
         self.minutes = minutes
         self.length: int | None = None
         self._began = began - stored.state.seconds
         self._laps: deque[tuple[int, float]] = deque(maxlen=NUM_INTERVALS)  # steps done, seconds used by then
-        if minutes is not None and planned is not None:
-            is_finished = stored.state.step >= settings["total_steps"]
-            if minutes == planned or (minutes < planned and is_finished):
-                self.length = settings["total_steps"]
+        if minutes is not None and (minutes == planned or (minutes < planned and is_finished)):
+            self.length = settings["total_steps"]
 
     @property
     def seconds_used(self) -> float:
@@ -114,11 +113,8 @@ def recipe_within(seconds: float, setup: Setup, pace: Pace, steps_done: int) -> 
         seconds_each = pace.validation(shorter) + pace.save + pace.sample
         most = max(1, BETWEEN_FRACTION * seconds // max(seconds_each, 1e-9))
         least_interval = math.ceil((step - steps_done) / most)
-        sample_interval = sample_interval_of(args.sample_interval, step)
-        if args.sample_interval is None:
-            sample_interval = max(least_interval, sample_interval)
-        return replace(shorter, eval_interval=args.eval_interval or max(least_interval, eval_interval_of(None, step)),
-                       sample_interval=sample_interval)
+        return replace(shorter, eval_interval=eval_interval_of(args.eval_interval, step, least_interval),
+                       sample_interval=sample_interval_of(args.sample_interval, step, least_interval))
 
     longer = range(steps_done + 2, recipe.total_steps + 1)
     fitting = steps_done + 1 + bisect_right(

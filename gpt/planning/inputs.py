@@ -20,7 +20,7 @@ from gpt.common.flags import having
 from gpt.common.names import FIRST_MODEL, MANIFEST, METADATA, TOKENIZER
 from gpt.common.progress import Progress
 from gpt.common.words import printable, shell_word
-from gpt.hub.download import download_model_of
+from gpt.hub.download import download_named
 from gpt.hub.names import as_recorded
 from gpt.machine.backends import NVIDIA, gpu_in_use, gpu_of_this_system
 from gpt.machine.runtime import Runtime
@@ -83,7 +83,7 @@ def choose_inputs(args: Namespace, runtime: Runtime) -> Inputs:
     """
     if args.overfit:  # dropout, noise, a teacher and smoothed labels keep the training loss above zero
         args = having(args, dropout=0.0, input_noise=0.0, teacher=None, label_smoothing=0.0)
-    args = download_model_of(args, "init_from", runtime.out)
+    args = download_named(args, "init_from", runtime.out)
     processes = runtime.processes
     checked = processes.from_first(lambda: _check(args, runtime))
     resumed = checked.resumed

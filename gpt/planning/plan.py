@@ -83,10 +83,10 @@ def say_rest(setup: Setup, pace: Pace, steps_done: int) -> None:
         lines.append(f"disk        {size(needed)} at most in {printable(args.output_dir)}, for "
                      f"{several(most, 'checkpoint')}; {size(free)} free")
         if free < needed:
-            few = "--output_dir has too little free space for all checkpoints. Free some space"
-            has_permanent = recipe.passes >= args.checkpoint_interval
-            warnings.append(f"{few}, or give a larger --checkpoint_interval." if has_permanent else
-                            f"{few}, or give a smaller --keep_checkpoints.")
+            cure = ("a larger --checkpoint_interval" if recipe.passes >= args.checkpoint_interval else
+                    "a smaller --keep_checkpoints")
+            warnings.append("--output_dir has too little free space for all checkpoints. Free some space, or give "
+                            f"{cure}.")
     setup.runtime.out.say("\n".join(lines))
     for warning in warnings:
         setup.runtime.out.warn(warning)
@@ -200,11 +200,11 @@ def objections(setup: Setup) -> list[str]:
         lines.append(f"the corpus is small for this model: {count(num_tokens)} tokens, read {recipe.passes:.1f} times, "
                      f"for {count(config.num_parameters)} parameters. Try --dropout 0.2, or a smaller "
                      f"{'--init_from' if args.init_from else '--model_size'}.")
-    has_length = args.epochs or args.max_steps or setup.is_pretrained or not args.max_minutes
+    by_minutes = args.max_minutes and not (args.epochs or args.max_steps or setup.is_pretrained)
     most = most_passes(num_tokens, config.num_parameters, helps_many_passes(args))
-    times = 0 if has_length or is_chosen else times_too_short(
-        recipe.total_steps, recipe.total_steps * setup.tokens_per_step, num_tokens, config.num_parameters)
-    if is_small and not has_length and recipe.passes >= most and (
+    times = times_too_short(recipe.total_steps, recipe.total_steps * setup.tokens_per_step, num_tokens,
+                            config.num_parameters) if by_minutes and not is_chosen else 0
+    if is_small and by_minutes and recipe.passes >= most and (
             recipe.lr_schedule not in OPEN_SCHEDULES and TRAINS_NEXT not in os.environ):
         teacher = "" if helps_many_passes(args) else ", or a second run with --teacher"
         lines.append(f"the run ends before its {args.max_minutes:g} min: after {most} passes this model only "
@@ -268,13 +268,12 @@ def early_objections(setup: Setup) -> list[str]:
                      f"tokens:\npython pretokenize.py TEXT {given}--val_fraction 0.01 --output_dir tokens")
     elif fewest < MIN_VAL_TOKENS:
         lines.append(f"the validation set has {fewest:,} tokens: its loss is largely chance.")
-    copied = max(copied_in(each) for each in [part.corpus for part in corpus.components] or [corpus])
+    parts = [(part.corpus, part.weight) for part in corpus.components] or [(corpus, 1.0)]
+    copied = max(copied_in(each) for each, _ in parts)
     if copied >= MANY_COPIES:
         lines.append(f"{percent(copied)} of the validation tokens stand word for word in the training text: "
                      "their loss counts memorized passages. Remove duplicates from the text.")
-    silent = sum(part.weight * _silent(part.corpus, config.seq_length) for part in corpus.components)
-    if not corpus.components:
-        silent = _silent(corpus, config.seq_length)
+    silent = sum(weight * _silent(each, config.seq_length) for each, weight in parts)
     if silent > MANY_SILENT:
         can_grow = "seq_length" in args.config.given or not setup.is_pretrained
         cure = (f"Give --seq_length {2 * config.seq_length}, or more" if can_grow else

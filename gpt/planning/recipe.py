@@ -393,9 +393,8 @@ def _choose_schedule(facts: _Facts, learning_rate: float, total_steps: int, cool
     if args.warmup_steps and args.warmup_steps >= total_steps and not args.cooldown_from:
         raise UserError(Exit.FLAGS, f"--warmup_steps {args.warmup_steps}: the run has "
                                     f"{several(total_steps, 'step')}. Lower it.")
-    warmup_steps = defaults.default_warmup(total_steps)
-    if settings.get("warmup_steps", total_steps) < total_steps:  # or the warm-up would begin again in a longer run
-        warmup_steps = settings["warmup_steps"]
+    recorded = settings.get("warmup_steps", total_steps)  # or the warm-up would begin again in a longer run
+    warmup_steps = recorded if recorded < total_steps else defaults.default_warmup(total_steps)
     decay_share = defaults.DECAY_SHARE
     if cooldown or name == "wsd":
         decay_share = facts.value_of("cooldown", decay_share)
@@ -419,14 +418,14 @@ def had_step_of(settings: Mapping[str, Any], samples_per_step: int) -> bool:
 # ---------------------------------------------------------------- validation
 
 
-def eval_interval_of(given: int | None, total_steps: int) -> int:
-    """The steps between validations: given by the flag, or (None) a tenth of the run, at most 1,000."""
-    return given or max(1, min(1000, total_steps // 10))
+def eval_interval_of(given: int | None, total_steps: int, least: int = 1) -> int:
+    """The steps between validations: given by the flag, or (None) a tenth of the run, at most 1,000, or else least."""
+    return given or max(1, least, min(1000, total_steps // 10))
 
 
-def sample_interval_of(given: int | None, total_steps: int) -> int:
-    """The steps between samples: given by the flag, 0 for none, or (None) a fifth of the run."""
-    return max(1, total_steps // 5) if given is None else given
+def sample_interval_of(given: int | None, total_steps: int, least: int = 1) -> int:
+    """The steps between samples: given by the flag, 0 for none, or (None) a fifth of the run, at least least."""
+    return max(1, least, total_steps // 5) if given is None else given
 
 
 def eval_tokens_of(run_tokens: float) -> int:

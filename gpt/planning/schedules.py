@@ -87,11 +87,6 @@ def cosine(step: int, schedule: Schedule) -> float:
     return schedule.min_lr + 0.5 * (1 + math.cos(math.pi * fraction)) * (schedule.learning_rate - schedule.min_lr)
 
 
-def constant(step: int, schedule: Schedule) -> float:
-    """The peak at every step."""
-    return schedule.learning_rate
-
-
 def _falling(step: int, schedule: Schedule, start: float) -> float:
     """A straight line from the learning rate start at decay_start down to min_lr at the last step.
 
@@ -104,7 +99,8 @@ def _falling(step: int, schedule: Schedule, start: float) -> float:
 
 # wsd is warm-up, stable, decay (Hu et al. 2024, MiniCPM, section 4): a line that begins to fall later.
 SCHEDULES: dict[str, Callable[[int, Schedule], float]] = {
-    "linear": linear_decay, "cosine": cosine, "wsd": linear_decay, "constant": constant}
+    "linear": linear_decay, "cosine": cosine, "wsd": linear_decay,
+    "constant": lambda step, schedule: schedule.learning_rate}
 
 
 # ---------------------------------------------------------------- in words, and as recorded

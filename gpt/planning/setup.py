@@ -140,24 +140,27 @@ def _is_finished(inputs: Inputs, recipe: Recipe, longest: Recipe, deadline: Dead
     longest is the recipe for any number of minutes.
     """
     args, state = inputs.args, inputs.stored.state
-    corpus = inputs.corpus
     # On other validation tokens the count begins again.
     is_patient = (state.validations_without_gain < (args.patience or math.inf)
-                  or not measures_same_tokens(inputs.stored, corpus, recipe.eval_tokens))
-    if state.step < recipe.total_steps and is_patient and not deadline.ends_within(0):
+                  or not measures_same_tokens(inputs.stored, inputs.corpus, recipe.eval_tokens))
+    is_out_of_time = deadline.ends_within(0)
+    if state.step < recipe.total_steps and is_patient and not is_out_of_time:
         return False
-    more = "raise --epochs or --max_steps to continue"
-    if deadline.ends_within(0) or recipe.total_steps < longest.total_steps:  # the minutes planned the last step
-        more = f"raise --max_minutes to continue: all starts together took {duration(state.seconds)}"
-    if not is_patient:
+    lacks_validation = (state.step == recipe.total_steps != state.validated_step and inputs.corpus.val
+                        and not args.dry_run)
+    if lacks_validation:
+        more = "its last validation is missing and follows now"
+    elif not is_patient:
         validations = several(state.validations_without_gain, "validation")
         more = f"{validations} brought no new best; raise --patience to continue"
     elif recipe.cooldown:
         command = recipe.command_from_plateau(runtime.processes.launcher, args)
         more = f"cooled down; to train on from before: {command}"
+    elif is_out_of_time or recipe.total_steps < longest.total_steps:  # the minutes planned the last step
+        more = f"raise --max_minutes to continue: all starts together took {duration(state.seconds)}"
+    else:
+        more = "raise --epochs or --max_steps to continue"
     planned = f" of {recipe.total_steps:,}" if recipe.epochs < ENDLESS else ""
-    lacks_validation = state.step == recipe.total_steps != state.validated_step and corpus.val and not args.dry_run
-    more = "its last validation is missing and follows now" if lacks_validation else more
     runtime.out.say(f"already at step {state.step:,}{planned}; {more}")
     return not lacks_validation
 

@@ -112,7 +112,7 @@ def _answers_of_processes(number: int, answer: Callable[[Any], Any], questions: 
                 for pipe in multiprocessing.connection.wait([pipe for pipe in queues if queues[pipe]], 0.1):
                     reply, error = pipe.recv()  # type: ignore[union-attr]
                     if error:
-                        raise UserError(*error) if error[0] else RuntimeError(error[1])
+                        raise error
                     queues[pipe].popleft().append(reply)
             except (EOFError, OSError) as cause:
                 processes[pipe].join(5)
@@ -140,16 +140,16 @@ def _serve(questions: Any, answers: Any, answer: Callable[[Any], Any], not_ours:
             answers.send(reply)
 
 
-def _sendable(error: BaseException) -> tuple[Exit | None, str]:
-    """Converts an error for the pipe: the code and message of a UserError, the traceback of a bug."""
+def _sendable(error: BaseException) -> Exception:
+    """Converts an error for the pipe: to a UserError, or, for a bug, to a RuntimeError with its traceback."""
     if isinstance(error, UserError):
-        return error.code, str(error)
+        return error
     if is_panic(error):
-        return Exit.DATA, PANIC.format(first_line(error))
+        return UserError(Exit.DATA, PANIC.format(first_line(error)))
     if isinstance(error, OSError | MemoryError):
-        return Exit.MACHINE, f"{first_line(error)} in a worker process. {ADVICE}"
+        return UserError(Exit.MACHINE, f"{first_line(error)} in a worker process. {ADVICE}")
     text = "".join(traceback.format_exception(error))
-    return None, f"in another process: {text.strip().splitlines()[-1]}\n{text}"
+    return RuntimeError(f"in another process: {text.strip().splitlines()[-1]}\n{text}")
 
 
 def in_child(signals: Signals, work: Callable[..., Any], *arguments: Any, seconds: float = math.inf) -> Any:

@@ -115,7 +115,8 @@ def open_corpus(train: Path, val: Path | None, metadata_file: Path | None, token
     train_stream, identity = _open(train_files, "train", metadata, known_size)
     notes = []
     if not metadata.splits and (metadata.dtype is None or layout is not LAYOUTS["nanogpt"]):
-        notes.append(_description(train_stream))
+        notes.append(f"{train_stream.name}: {layout.whose} layout, {train_stream.dtype}, "
+                     f"{train_stream.length:,} tokens")
     val_stream = val_identity = None
     if val_files:
         val_stream, val_identity = _open(val_files, "val", of_val, known_size)
@@ -140,17 +141,16 @@ def open_folder(folder: Path) -> Corpus:
     return open_corpus(folder, None, folder / METADATA, folder / TOKENIZER)
 
 
-def open_tokens(place: Path, vocab_size: int) -> Corpus:
-    """Opens the tokens of a file, a folder or a glob for an evaluation; prefers validation files.
+def open_tokens(place: Path, vocab_size: int) -> tuple[TokenStream, Path | None]:
+    """Opens the tokens of a file, a folder or a glob for an evaluation; returns the tokenizer.json beside them too.
 
-    They are the Corpus's train; no tokens are kept back, and every id must be below vocab_size.
-    tokenizer_path is the tokenizer.json beside them, if any. As in open_corpus, our metadata.json counts if
-    it names the files, and other files are recognised. Raises UserError (exit 3).
+    Validation files are preferred, no tokens are kept back, and every id must be below vocab_size. As in
+    open_corpus, our metadata.json counts if it names the files, and other files are recognised. Raises UserError
+    (exit 3).
     """
     files, metadata = _described(place, Metadata(place))
-    stream, identity = _open(files, "val", metadata, vocab_size)
-    return Corpus(stream, None, vocab_size, None, beside_tokens(_folder_of(place), TOKENIZER), None, identity,
-                  notes=() if metadata.splits else (_description(stream),))
+    stream, _ = _open(files, "val", metadata, vocab_size)
+    return stream, beside_tokens(_folder_of(place), TOKENIZER)
 
 
 def _folder_of(place: Path) -> Path:
@@ -232,12 +232,6 @@ def _files_in(place: Path, metadata: Metadata) -> tuple[list[Path], list[Path]]:
     if "train" not in metadata.splits or not place.is_dir():
         return find_splits(place)
     return [place / "train.bin"], [place / "val.bin"] if "val" in metadata.splits else []
-
-
-def _description(stream: TokenStream) -> str:
-    """Describes files whose layout was recognised, for the notes."""
-    return (f"{stream.name}: {recognise(stream.parts[0].path).whose} layout, {stream.dtype}, "
-            f"{stream.length:,} tokens")
 
 
 def _open(files: Sequence[Path], split: str, metadata: Metadata, vocab_size: int) -> tuple[TokenStream, str]:

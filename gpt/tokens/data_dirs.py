@@ -52,10 +52,10 @@ def problems_with(words: str | Sequence[str]) -> list[str]:
 def _folder_of(word: str, is_alone: bool) -> DataDir:
     """Parses one word. Raises ValueError for a weight that is no number above 0."""
     path, weight = word.rpartition(":")[::2]
-    is_weight = bool(re.fullmatch(NUMBER, weight))
-    exists = bool(path) and os.path.isdir(path)
-    if not path or os.path.isdir(word) or not (is_weight or exists) or (is_alone
-                                                                        and not (is_weight and exists)):
+    is_weight, is_folder = bool(re.fullmatch(NUMBER, weight)), os.path.isdir(path)
+    # One word alone is more often a name with a colon than a folder with a weight.
+    has_weight = (is_weight and is_folder) if is_alone else (is_weight or is_folder)
+    if not path or os.path.isdir(word) or not has_weight:
         return DataDir(word, None)  # the colon belongs to the name; a missing folder is reported later
     from fractions import Fraction  # imports decimal, which takes longer than all other imports of this file
 

@@ -7,8 +7,9 @@ import torch
 
 from gpt.common.errors import is_out_of_memory
 from gpt.common.words import duration
-from gpt.machine.device import Machine, describe_compile_error
+from gpt.machine.device import describe_compile_error
 from gpt.machine.kernels import with_sound_kernels
+from gpt.machine.runtime import Runtime
 from gpt.optimizers.build import compile_optimizer
 from gpt.training.micro_batches import micro_batches
 from gpt.training.state import Run
@@ -33,7 +34,7 @@ def try_to_compile(run: Run, compile_model: Callable[[], None]) -> None:
         compile_model()
         if run.teacher:
             run.teacher.compile()
-        with run.strategy.accumulating(is_last=is_whole_step or run.strategy.is_sharded):
+        with run.strategy.accumulating(is_last=is_whole_step or run.setup.memory.is_sharded):
             with machine.autocast():
                 loss = run.strategy.forward(inputs_BT, targets_BT, run.teacher_output(inputs_BT), num_targets)
             run.scaler.scale(loss).backward()
@@ -79,11 +80,13 @@ def _fall_back_to_eager(run: Run, error: Exception) -> None:
                                "folder is full or does not allow execution, set TORCHINDUCTOR_CACHE_DIR to another.")
 
 
-def compiles_blocks(mode: str | None, machine: Machine) -> bool:
-    """True if blocks are compiled one by one, not the whole model: without a mode, on NVIDIA's GPUs in fp16.
+def compiles_blocks(mode: str | None, runtime: Runtime) -> bool:
+    """True if blocks are compiled one by one, not the whole model: in several processes, and in fp16 on NVIDIA's GPUs.
 
-    Those without bf16 (T4, V100) are rented with few CPU cores, where a whole model compiles for minutes and
-    then runs 1% faster. mode is --compile_mode, None if it was not given; whether to compile at all is decided
-    elsewhere.
+    Several processes average gradients while the backward pass goes on; with one graph for the whole model all
+    gradients would come at its end. GPUs without bf16 (T4, V100) are rented with few CPU cores, where a whole model
+    compiles for minutes and then runs 1% faster: there a mode may ask for the whole. mode is --compile_mode, None if
+    it was not given; whether to compile at all is decided elsewhere.
     """
-    return mode == "blocks" or (mode is None and machine.backend.runs_ahead and machine.dtype == torch.float16)
+    is_slow_to_compile = runtime.machine.backend.runs_ahead and runtime.machine.dtype == torch.float16
+    return runtime.processes.world_size > 1 or mode == "blocks" or (mode is None and is_slow_to_compile)

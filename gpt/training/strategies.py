@@ -28,13 +28,10 @@ class Strategy:
     """Shares a step among the processes of a run: the forward pass, and the sums over the processes.
 
     This one is for one process. forward is the model as the step calls it. keeps_gradients: the gradients stay in
-    place from step to step, and are set to zero. compiles_blocks: the blocks are compiled one by one, whatever the
-    flags say. is_sharded: processes share each weight.
+    place from step to step, and are set to zero.
     """
 
     keeps_gradients = False
-    compiles_blocks = False
-    is_sharded = False
 
     def __init__(self, model: Network):
         self._model = model
@@ -48,7 +45,7 @@ class Strategy:
         """
         torch._dynamo.config.optimize_ddp = False  # otherwise DDP's buckets cut each block in two
         model = self._model
-        return [*model.blocks, model.output] if blocks or self.compiles_blocks else [model]
+        return [*model.blocks, model.output] if blocks else [model]
 
     def begin_pass(self) -> None:
         """Prepares a forward pass, in a step or in a validation: the results of the last one are used up."""
@@ -89,13 +86,11 @@ class CudaGraphs(Strategy):
 
 
 class _Distributed(Strategy):
-    """Several processes: blocks are compiled one by one, and one all-reduce a step sums loss and norm.
+    """Several processes: one all-reduce a step sums loss and norm.
 
-    Gradients are averaged while the backward pass goes on; with one graph for the whole model all gradients would
-    come at its end. copies is the number of processes that hold the same gradients.
+    Gradients are averaged while the backward pass goes on. copies is the number of processes that hold the same
+    gradients.
     """
-
-    compiles_blocks = True
 
     def __init__(self, model: Network, processes: Processes, copies: int):
         super().__init__(model)
@@ -131,8 +126,6 @@ class FullySharded(_Distributed):
     rows. No process ever holds the whole model: the model is built on the meta device and sharded before its weights
     are drawn.
     """
-
-    is_sharded = True
 
     def __init__(self, model: Network, processes: Processes, machine: Machine, std: float, groups: int = 1):
         from torch.distributed.device_mesh import init_device_mesh

@@ -38,11 +38,9 @@ class Teacher:
         return self._trunk(inputs_BT), self._model.head_weight
 
 
-def load_teacher(path: str | None, options: Options, machine: Machine) -> Teacher | None:
-    """Loads the model of a checkpoint as a teacher, with the options of its student; None for path None.
+def load_teacher(path: str, options: Options, machine: Machine) -> Teacher:
+    """Loads the model of a checkpoint as a teacher, with the options of its student.
 
     Raises UserError (exit 4) if it cannot be opened.
     """
-    if path is None:
-        return None
     return Teacher(load_model(Path(path), machine.device, options, f"--teacher {printable(path)}"))

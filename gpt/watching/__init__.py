@@ -1,6 +1,6 @@
 """Prints and records a run while it trains; gpt/checkpoint/history.py reads the records back.
 
-output     takes over the output folder before the first step
+output     takes over the output folder before the first step, and records in starts.jsonl how the run ended
 monitor    the log line, warnings and the closing block, by curve, overfitting and verdict
-recorder   metrics.jsonl and its trackers; tracker starts tracker_process, which calls the library; starts.jsonl: starts
+recorder   metrics.jsonl and its trackers; tracker starts tracker_process, which calls the library
 """

@@ -12,7 +12,7 @@ import torch
 
 from gpt.architectures.table import architecture_of
 from gpt.checkpoint.find import in_another_folder, with_more_text
-from gpt.checkpoint.history import BITS_OF, VAL_LOSS_OF
+from gpt.checkpoint.history import BITS_OF, VAL_LOSS_OF, Row
 from gpt.checkpoint.recorded import steps_in
 from gpt.common.flags import having
 from gpt.common.names import TOKENIZER, TRAINS_NEXT
@@ -28,7 +28,7 @@ from gpt.training.state import Figures, Run
 from gpt.training.validation import ValidationLoss
 from gpt.watching.curve import LossCurve
 from gpt.watching.overfitting import OverfittingWatch
-from gpt.watching.recorder import Fields, Recorder
+from gpt.watching.recorder import Recorder
 from gpt.watching.verdict import FRESH, LONGER, MORE_TEXT, verdict
 from model import SIZES
 
@@ -151,15 +151,15 @@ class Monitor:
         """Prints and records one logged step."""
         step, recipe = logged.step, self._run.recipe
         lr = recipe.learning_rate_at(step)
-        if self._counts(figures["loss"]):
-            self._last_loss, self._step_of_loss = figures["loss"], step
+        loss = figures["loss"] if self._counts(figures["loss"]) else None
+        if loss is not None:
+            self._last_loss, self._step_of_loss = loss, step
         tokens_per_second = self._run.setup.tokens_per_step / step_seconds
         utilization = mfu(tokens_per_second, self._config, self._runtime)
         backend = self._runtime.machine.backend
         memory_bytes = backend.peak_memory()
         busy = backend.utilization()
-        recorded = figures if self._counts(figures["loss"]) else figures | {"loss": None}
-        self._recorder.log(step, time=time.time(), lr=lr, **recorded,
+        self._recorder.log(step, time=time.time(), lr=lr, **{**figures, "loss": loss},
                            tokens=logged.samples_seen * self._config.seq_length, seconds=step_seconds,
                            tokens_per_second=tokens_per_second, mfu=utilization, memory_bytes=memory_bytes,
                            gpu=self._gpu, gpu_utilization=busy)
@@ -170,7 +170,7 @@ class Monitor:
         more = {name: f"{name} {value:.4g}" for name, value in figures.items()
                 if name not in ("loss", "grad_norm") and "/" not in name}  # norm/h.0, of a layer, is only recorded
         parts = {"step": f"step {step:,}/{recipe.total_steps:,}", "epoch": f"epoch {epoch}/{epochs}",
-                 "loss": f"loss {figures['loss']:.4f}" if self._counts(figures["loss"]) else "loss n/a",
+                 "loss": "loss n/a" if loss is None else f"loss {loss:.4f}",
                  "lr": f"lr {lr:.2e}", "norm": f"norm {figures['grad_norm']:.2f}", **more,
                  "time": f"{step_seconds * 1000:.1f} ms", "speed": f"{tokens_per_second:,.0f} tok/s",
                  "mfu": f"mfu {percent(utilization)}" if self._gpu or utilization else "",
@@ -204,7 +204,7 @@ class Monitor:
             self.warn_once("batch", "the GPU waits for the host: its micro-batches are too small. Give a "
                                     f"larger --batch_size than {micro_batch}, or --batch_size auto.")
 
-    def _recall(self, rows: Sequence[Fields]) -> None:
+    def _recall(self, rows: Sequence[Row]) -> None:
         """Reads the recorded losses of earlier starts; a warning that they led to is not printed again."""
         for row in rows:
             loss, val_loss = row.get("loss"), row.get("val_loss")

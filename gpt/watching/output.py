@@ -1,4 +1,4 @@
-"""Takes over the output folder before the first step: log.txt, config.toml, the mirror and metrics.jsonl."""
+"""Takes over the output folder before the first step: log.txt, config.toml, the mirror, metrics.jsonl and starts.jsonl."""
 
 import contextlib
 import gc
@@ -10,14 +10,13 @@ from gpt.architectures.fields import is_number
 from gpt.checkpoint.find import is_inside
 from gpt.checkpoint.folder import delete_other_runs
 from gpt.common.config import write_toml
-from gpt.common.names import LOG, RUN_CONFIG
-from gpt.common.words import shell_line, shell_word
+from gpt.common.names import LOG, RUN_CONFIG, STARTS
+from gpt.common.words import first_line, shell_line, shell_word
 from gpt.planning.recorded import flags_of_run, settings_of
 from gpt.training.checkpointing import Checkpointer
 from gpt.training.state import Run
 from gpt.watching.monitor import Monitor
-from gpt.watching.recorder import Recorder
-from gpt.watching.starts import recorded_start
+from gpt.watching.recorder import Recorder, append_row
 
 
 @contextlib.contextmanager
@@ -61,3 +60,29 @@ def open_output(run: Run, argv: Sequence[str], checkpointer: Checkpointer) -> It
     runtime.held.callback(monitor.close_trackers)
     with recorded_start(run) if is_first else contextlib.nullcontext():
         yield monitor
+
+
+@contextlib.contextmanager
+def recorded_start(run: Run) -> Iterator[None]:
+    """Records the start of a run in starts.jsonl, and its end when the context is left; a script reads the last line.
+
+    A start at step 0, or from a checkpoint of another folder, empties the file. A start without an end was killed. A
+    full disk costs the line, not the run.
+    """
+    setup, signals = run.setup, run.setup.runtime.signals
+    output_dir = Path(setup.args.output_dir)
+
+    def append(event: str, **fields: str) -> None:
+        row = {"time": time.time(), "event": event, "step": run.state.step, **fields}
+        append_row(output_dir / STARTS, row, f"this {event}")
+
+    if not (setup.resumed and run.state.step > 0 and is_inside(setup.resumed.folder, output_dir)):
+        with contextlib.suppress(OSError):
+            (output_dir / STARTS).unlink(missing_ok=True)
+    append("start")
+    try:
+        yield
+    except BaseException as error:
+        append("end", how=first_line(error))
+        raise
+    append("end", how="finished" if signals.number is None else f"stopped by {signals.name}")

@@ -19,8 +19,6 @@ from gpt.training.state import TrainState
 from gpt.watching.tracker import Tracker
 from gpt.watching.tracker_process import RecordedRun
 
-Fields = dict[str, Any]  # numbers and texts; None for a number that is not finite or not known
-
 
 def run_id(output_dir: Path, is_resumed: bool) -> str:
     """The id under which trackers know the run in a folder, from trackers.json.
@@ -36,7 +34,7 @@ def run_id(output_dir: Path, is_resumed: bool) -> str:
     return new_id
 
 
-def append_row(path: Path, row: Fields, what: str) -> None:
+def append_row(path: Path, row: Row, what: str) -> None:
     """Appends a line of JSON to a file, whose folder is made again if it was deleted.
 
     A full disk raises nothing: a warning names the lost line by what.
@@ -57,7 +55,7 @@ class Recorder:
     """
 
     def __init__(self, flags: Namespace, output_dir: Path, state: TrainState, out: Progress,
-                 config: Fields | None = None, is_silent: bool = False, replaces: bool = False):
+                 config: Row | None = None, is_silent: bool = False, replaces: bool = False):
         self._path = output_dir / METRICS
         self._lock = threading.Lock()  # a warning may come from another thread
         self._out, self._is_silent = out, is_silent

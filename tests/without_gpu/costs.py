@@ -86,7 +86,7 @@ def measure(capability: int, flags: list[str]) -> dict[str, Any]:
                                          dtype=dtype_of_products(machine))
         scaler = torch.amp.GradScaler("cuda", enabled=half == torch.float16)
         run = run_of(model, scaler, machine=machine, optimizer=optimizer, strategy=Strategy(model))
-        for part in run.strategy.parts_to_compile(compiles_blocks(args.compile_mode, machine)):
+        for part in run.strategy.parts_to_compile(compiles_blocks(args.compile_mode, run.setup.runtime)):
             part.compile(dynamic=False)
         if hasattr(optimizer, "compile_step"):
             optimizer.compile_step()

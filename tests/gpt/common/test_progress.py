@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from gpt.common import progress
 from gpt.common.errors import Exit, UserError, warn
 from gpt.common.progress import Meter, Progress
 from tests.helpers.terminals import FullDisk, drawn, terminal
@@ -65,9 +66,10 @@ def test_in_a_pipe_there_are_whole_flushed_lines():
     assert pipe.flushed == "step 2/10\none\ntwo\n"
 
 
-def test_the_heartbeat_says_what_is_waited_for_and_is_silent_otherwise():
+def test_the_heartbeat_says_what_is_waited_for_and_is_silent_otherwise(monkeypatch):
     pipe = Pipe()
-    out = Progress(pipe, heartbeat_seconds=0.02)
+    monkeypatch.setattr(progress, "HEARTBEAT_SECONDS", 0.02)
+    out = Progress(pipe)
     assert not pipe.heard.wait(0.1), "nothing is being done"
     with out.phase("compiling"):
         assert pipe.heard.wait(10)
