@@ -1,4 +1,4 @@
-"""Takes over the output folder before the first step: log.txt, config.toml, the mirror, metrics.jsonl and starts.jsonl."""
+"""Takes over the output folder before the first step: log.txt, config.toml, mirror, metrics.jsonl and starts.jsonl."""
 
 import contextlib
 import gc
