@@ -234,7 +234,8 @@ def say_what_is_read(job: Job) -> None:
     if args.encoding not in (None, "utf-8") and not any(source.encoding for source in sources):
         job.progress.warn("--encoding has no effect: there is no text file and no .jsonl file")
     if args.text_field != "text" and not job.has_fields:
-        job.progress.warn(f"--text_field {printable(args.text_field)} has no effect: there is no .jsonl file")
+        job.progress.warn(f"--text_field {printable(args.text_field)} has no effect: there is no .jsonl or Parquet "
+                          "file")
 
 
 def refuse_empty(job: Job) -> None:

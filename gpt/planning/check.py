@@ -73,7 +73,7 @@ def check_machine(args: Namespace, machine: Machine, out: Progress) -> int:
     estimate = f"price, at {price:g} an hour," if price else "hours"
     out.say(f"\nThe {estimate} of {TOKENS_PER_PARAMETER} tokens per parameter, T {config.seq_length:,}, "
             f"{config.vocab_size:,} ids, by the products above and {FRACTION_OF_PEAK:.0%} of a card's peak.\n"
-            "-: does not fit. With your tokens, --dry_run measures.")
+            "-: too large for the memory. --dry_run measures the time for your own text.")
     options = choose_options(args.activation_checkpointing, False, machine, {})
     optimizer, devices = largest(args.optimizer), devices_of(machine, options, products)
     priced = {label: device for label, device in devices.items() if device[0].device_type != "cpu" or not price}

@@ -59,7 +59,7 @@ def after_first_model(inputs: Inputs, runtime: Runtime, argv: Sequence[str]) -> 
                      "that began it: it trains one model, from step 0.")
         return inputs
     out.say(f"models      two: one alone would learn the text by heart, and leave {percent(sizing.spare)} of the "
-            f"minutes.\n            The first has {minutes:.3g} min, and {printable(folder)}")
+            f"minutes.\n            The first trains for {minutes:.3g} min in {printable(folder)}, to help the second")
     if args.dry_run:
         return inputs
 
@@ -113,6 +113,6 @@ def _helped_by(first: Path, args: Namespace, out: Progress) -> Namespace:
         gap = read_run(str(first.parent)).gap
     if gap <= NOISE_GAP:
         return having(args, teacher=str(first))
-    out.say(f"noise       on {NOISE:.0%} of the inputs, and no teacher: the first model's validation loss is {gap:.1f} "
-            "nats above its training loss")
+    out.say(f"noise       on {NOISE:.0%} of the second one's inputs, and no teacher: the first one would teach badly, "
+            f"as its validation loss is {gap:.1f} nats above its training loss")
     return having(args, input_noise=NOISE)

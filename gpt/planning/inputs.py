@@ -288,7 +288,7 @@ def choose_teacher(requested: str, config: ModelConfig, tokenizer: Path | None, 
         raise UserError(Exit.FLAGS, f"--seq_length {config.seq_length}: --teacher has {teacher.seq_length} positions. "
                                     "Give at most that many.")
     _check_tokenizer("--teacher", folder, tokenizer, out)
-    out.say(f"teacher     {printable(folder)}: half of each target is what it expects")
+    out.say(f"teacher     {printable(folder)}: half of each target is its prediction")
     return str(folder)
 
 
@@ -304,8 +304,8 @@ def _check_tokenizer(flag: str, folder: Path, ours: Path | None, out: Progress, 
         fits = their_ids == our_ids or (flag == "--init_from" and their_ids.items() <= our_ids.items())
     else:
         fits = not grows
-        out.warn(f"{flag}: without both tokenizers the ids of the corpus and the weights cannot be compared. With "
-                 "another tokenizer they mean other text.")
+        out.warn(f"{flag}: a tokenizer is missing, so nothing shows that these tokens were made for these weights. "
+                 "With another tokenizer they mean other text.")
     if not fits:
         raise UserError(Exit.DATA, f"the corpus was made with another tokenizer than the weights of {flag}, so its ids "
                                    "mean other text. Make them again, and give --data_dir tokens:\n"

@@ -364,8 +364,8 @@ def after_out_of_memory(output_dir: Path, recipe: Recipe, out: Progress) -> int:
     if too_many > recipe.batch_size:
         return recipe.batch_size
     batch_size = divisors(recipe.samples_per_step, too_many // 2)[-1]
-    out.say(f"batch_size  {batch_size} x {several(recipe.samples_per_step // batch_size, 'micro-batch')}: {too_many} "
-            f"were out of memory (delete {TOO_LARGE} in {printable(output_dir)} to try again)")
+    out.say(f"batch_size  {batch_size} x {several(recipe.samples_per_step // batch_size, 'micro-batch')}: with "
+            f"{too_many} an earlier start ran out of memory (to try again, delete {printable(output_dir / TOO_LARGE)})")
     return batch_size
 
 

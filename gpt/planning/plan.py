@@ -259,7 +259,8 @@ def early_objections(setup: Setup) -> list[str]:
         lines.append(f"--model_parallel {args.model_parallel}: has no effect in one process; torchrun starts several.")
     requested = args.seq_length or (setup.sizing.seq_length if setup.sizing else DEFAULT_SEQ_LENGTH)
     if config.seq_length < requested and config.seq_length == num_tokens - 1:
-        lines.append(f"T is {config.seq_length:,}, not {requested:,}: the corpus has {num_tokens:,} tokens.")
+        lines.append(f"sequences have {config.seq_length:,} tokens, not {requested:,}: the text has only "
+                     f"{num_tokens:,}.")
     fewest = min((each.stream.length for each in corpus.validations), default=0)
     if corpus.val is None:
         given = f"--tokenizer_file {shell_word(corpus.tokenizer_path)} " if corpus.tokenizer_path else ""
@@ -267,7 +268,7 @@ def early_objections(setup: Setup) -> list[str]:
         lines.append(f"no validation tokens: overfitting will not be seen{patience}. Make some, and give --data_dir "
                      f"tokens:\npython pretokenize.py TEXT {given}--val_fraction 0.01 --output_dir tokens")
     elif fewest < MIN_VAL_TOKENS:
-        lines.append(f"the validation set has {fewest:,} tokens: its loss is largely chance.")
+        lines.append(f"the validation set has only {fewest:,} tokens, so its loss is mostly chance. More text helps.")
     parts = [(part.corpus, part.weight) for part in corpus.components] or [(corpus, 1.0)]
     copied = max(copied_in(each) for each, _ in parts)
     if copied >= MANY_COPIES:

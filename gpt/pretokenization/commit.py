@@ -74,7 +74,7 @@ def summarise(job: Job, metadata: Mapping[str, Any], seconds: float) -> None:
         say(f"{key}: {value:,} ({', '.join(f'{split} {splits[split][key]:,}' for split in splits)})")
     if job.has_chats:
         counted = sum(split["counted"] for split in splits.values())
-        say(f"counted: {100 * counted / sums['tokens']:.3g}% of the tokens; the loss leaves out what is no answer")
+        say(f"answers: {100 * counted / sums['tokens']:.3g}% of the tokens; they alone count in the loss")
     say(f"vocabulary: {metadata['vocab_size']:,} ids ({metadata['dtype']})\n"
         f"bytes per token: {sums['bytes'] / max(1, sums['tokens']):.3f}\nseconds: {seconds:.1f}")
     if TRAINS_NEXT in os.environ:

@@ -116,8 +116,8 @@ def _answers_of_processes(number: int, answer: Callable[[Any], Any], questions: 
                     queues[pipe].popleft().append(reply)
             except (EOFError, OSError) as cause:
                 processes[pipe].join(5)
-                raise UserError(Exit.MACHINE, f"a worker process died (exit {processes[pipe].exitcode}); after "
-                                              f"-9 the system lacked memory. {ADVICE}") from cause
+                raise UserError(Exit.MACHINE, f"a worker process died (exit {processes[pipe].exitcode}; -9 means "
+                                              f"that memory ran out). {ADVICE}") from cause
 
             signals.look()
             while unread and len(unread[0]) == 2:

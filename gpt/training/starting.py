@@ -28,8 +28,8 @@ def load_start(run: Run) -> None:
         num_new = setup.config.vocab_size - config.vocab_size
         if num_new:
             out.say(f"start       {several(num_new, 'id')} that the model lacks begin as the mean of the others")
-        out.say(f"start       from the weights of {printable(as_recorded(str(folder)))}; T is "
-                f"{setup.config.seq_length:,} of {config.seq_length:,}")
+        out.say(f"start       from the weights of {printable(as_recorded(str(folder)))}, in sequences of "
+                f"{setup.config.seq_length:,} tokens; it can read {config.seq_length:,}")
         run.state.init_from = as_recorded(setup.args.init_from)
 
 

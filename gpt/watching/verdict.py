@@ -35,8 +35,8 @@ def verdict(validations: list[tuple[float, int]], train_loss: float, tokens_seen
         return MORE_TEXT, (f"the model learns the text by heart: its validation loss rose from {best:.2f} at step "
                            f"{best_step:,} to {last:.2f}")
     if last - train_loss > WIDE_GAP and passes > FRESH:
-        return MORE_TEXT, (f"after {passes:.0f} readings the model knows the text better than new text, loss "
-                           f"{train_loss:.2f} and {last:.2f}")
+        return MORE_TEXT, (f"after {passes:.0f} passes the loss is {train_loss:.2f} on the training text and "
+                           f"{last:.2f} on new text: the model learns the text by heart")
     gain = before[-1] - last
     if tokens_seen < ENOUGH * num_parameters and may_go_on:
         if gain > FALLING * last:

@@ -46,10 +46,10 @@ def answer(flags: str, spare: float = 0.9, world_size: int = 1, **more: Any) -> 
 
 
 def test_a_run_of_the_default_recipe_whose_text_leaves_minutes_has_two_models():
-    assert "The first has 2 min, and out/first_model" in answer(LENGTH)
-    assert "The first has 2 min, and b/first_model" in answer(f"{LENGTH} --output_dir b --seed 3")
+    assert "The first trains for 2 min in out/first_model" in answer(LENGTH)
+    assert "The first trains for 2 min in b/first_model" in answer(f"{LENGTH} --output_dir b --seed 3")
     for minutes, of_first in (("2", "0.6"), ("5", "1.5"), ("16", "2.4"), ("64", "9.6")):
-        assert f"The first has {of_first} min" in answer(f"--max_minutes {minutes}")
+        assert f"The first trains for {of_first} min" in answer(f"--max_minutes {minutes}")
     assert answer("--max_minutes 64", spare=0.151)
 
 
