@@ -28,7 +28,7 @@ class Runtime:
     signals: Signals
     processes: Processes
     held: contextlib.ExitStack
-    began: float = field(default_factory=time.monotonic)
+    began: float
     machine: Machine = field(init=False)
     clock: TrainingClock = field(init=False)
     gauge: Gauge = field(init=False)
@@ -53,7 +53,7 @@ def open_runtime(use_gpu: bool | None) -> Iterator[Runtime]:
         signals = held.enter_context(Signals(out.note, can_save=True))
         signals.at_once = "before the first step; nothing was lost"
         held.enter_context(joined(processes, use_gpu))
-        yield Runtime(out, signals, processes, held)
+        yield Runtime(out, signals, processes, held, time.monotonic())
 
 
 def choose_machine(flags: Namespace, prefers_bf16: bool = False) -> Machine:

@@ -80,7 +80,7 @@ def run_of(model: Network, scaler: torch.amp.GradScaler | None = None, learning_
     machine, optimizer = machine or on_cpu(), more.get("optimizer") or build_optimizer(
         name, parameter_groups(model, name, 0.1), learning_rate, (0.9, 0.95))
     args = train.read_flags(["--no-use_gpu"])
-    runtime = Runtime(Progress(io.StringIO()), Signals(), ALONE, contextlib.ExitStack())
+    runtime = Runtime(Progress(io.StringIO()), Signals(), ALONE, contextlib.ExitStack(), 0.0)
     runtime.use(machine)
     setup: Any = types.SimpleNamespace(args=args, runtime=runtime, config=model.config,
                                        recipe=recipe(batch_size=1, grad_clip=grad_clip))

@@ -100,7 +100,7 @@ def slower(request, monkeypatch):
     monkeypatch.setattr(train, "measure_pace", lambda *_: quick)
     monkeypatch.setattr(Checkpointer, "save_seconds", property(lambda _: 0.0, lambda *_: None), raising=False)
     ticks = itertools.count(0.0, 0.1)
-    for module in ("train", "gpt.planning.deadline"):
+    for module in ("gpt.machine.runtime", "gpt.planning.deadline"):
         monkeypatch.setattr(f"{module}.time", types.SimpleNamespace(monotonic=ticks.__next__))
 
 

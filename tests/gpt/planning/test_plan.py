@@ -28,7 +28,7 @@ def test_a_dry_run_prints_the_whole_plan_and_writes_nothing(run):
     assert {"step_seconds:", "tokens_per_second:", "peak_memory:", "time", "cost:", "device", "precision",
             "attention", "model", "memory", "step", "length", "schedule", "default"} <= {
                 line.split(" ")[0] for line in text.splitlines()}
-    assert "the validation set has 92 tokens" in text
+    assert "the validation set has only 92 tokens" in text
     assert "mfu" not in text  # of a CPU
     assert re.search(r" parameters: 1 layer, \d heads, .*\n(.*\n)+length .*, 1 epoch\n", text)
     assert "cost: n/a, these are a processor's hours. Cards: --check --gpu_cost_per_hour 2.5\n" in text
