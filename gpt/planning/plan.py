@@ -83,10 +83,10 @@ def say_rest(setup: Setup, pace: Pace, steps_done: int) -> None:
         lines.append(f"disk        {size(needed)} at most in {printable(args.output_dir)}, for "
                      f"{several(most, 'checkpoint')}; {size(free)} free")
         if free < needed:
-            cure = ("a larger --checkpoint_interval" if recipe.passes >= args.checkpoint_interval else
-                    "a smaller --keep_checkpoints")
-            warnings.append("--output_dir has too little free space for all checkpoints. Free some space, or give "
-                            f"{cure}.")
+            few = "--output_dir has too little free space for all checkpoints. Free some space"
+            has_permanent = recipe.passes >= args.checkpoint_interval
+            warnings.append(f"{few}, or give a larger --checkpoint_interval." if has_permanent else
+                            f"{few}, or give a smaller --keep_checkpoints.")
     setup.runtime.out.say("\n".join(lines))
     for warning in warnings:
         setup.runtime.out.warn(warning)

@@ -81,7 +81,7 @@ def test_a_bug_comes_through_with_its_traceback():
 @pytest.mark.parametrize("question", [("die", signal.SIGKILL), ("die", signal.SIGTERM)])
 @pytest.mark.parametrize("before", [0, 5])
 def test_a_worker_that_dies_is_said_with_the_advice(question, before):
-    with refused(rf"exit -{question[1]:d}\).*--num_workers", Exit.MACHINE):
+    with refused(rf"exit -{question[1]:d};.*--num_workers", Exit.MACHINE):
         list(answers_of(2, do, [*range(before), question, *range(20)], Signals()))
 
 
@@ -129,7 +129,7 @@ def test_a_child_gives_its_answer_its_error_or_its_death():
     signals = Signals()
     assert in_child(signals, divmod, 9, 4) == (2, 1)
     assert len(in_child(signals, bytes, 5_000_000)) == 5_000_000
-    with refused(r"exit -9\)", Exit.MACHINE):
+    with refused(r"exit -9;", Exit.MACHINE):
         in_child(signals, signal.raise_signal, signal.SIGKILL)
 
 
