@@ -54,7 +54,10 @@ def after_first_model(inputs: Inputs, runtime: Runtime, argv: Sequence[str]) -> 
     # A second start measures another speed, which may leave fewer minutes.
     if not (sizing and (has_begun or sizing.spare * total >= minutes)):
         helps = args.input_noise or (args.teacher and find.is_inside(Path(args.teacher), folder))
-        if has_begun and not (inputs.resumed or helps):
+        first = find.newest_sound(folder, out.warn) if has_begun and not inputs.resumed else None
+        if first and helps:  # the second model begins by its recorded flags
+            runtime.began -= first.stored.state.seconds
+        elif first:
             out.warn(f"the model in {printable(folder)} is not used, as this command has other flags than the one "
                      "that began it: it trains one model, from step 0.")
         return inputs

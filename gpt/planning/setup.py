@@ -1,12 +1,14 @@
 """Makes the decisions before the first step in their order: dropout, strategy, recipe, place of the tokens."""
 
 import math
+import os
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 import data
 from gpt.common.errors import Exit, UserError
+from gpt.common.names import TRAINS_NEXT
 from gpt.common.words import duration, several, size
 from gpt.machine.memory import available_ram
 from gpt.machine.runtime import Runtime
@@ -150,6 +152,8 @@ def _is_finished(inputs: Inputs, recipe: Recipe, longest: Recipe, deadline: Dead
                         and not args.dry_run)
     if lacks_validation:
         more = "its last validation is missing and follows now"
+    elif TRAINS_NEXT in os.environ:
+        more = "the second model follows"
     elif not is_patient:
         validations = several(state.validations_without_gain, "validation")
         more = f"{validations} brought no new best; raise --patience to continue"

@@ -24,8 +24,11 @@ def verify_folder(folder: Path, signals: Signals, progress: Progress) -> None:
 
     Raises UserError (exit 3) at the first difference, and Stopped at a signal.
     """
-    corpus, metadata = open_folder(folder), read_metadata(folder / METADATA)
+    metadata = read_metadata(folder / METADATA)
     path = folder / TOKENIZER
+    if not path.is_file():
+        raise _differs(path, "it is missing")
+    corpus = open_folder(folder)
     if metadata.get("format") != METADATA_FORMAT or corpus.vocab_size != vocab_size_of(load_tokenizer(path)):
         raise _differs(folder / METADATA, "its vocab_size does not fit the tokenizer beside it")
     recorded_tokenizer = metadata.get("tokenizer")

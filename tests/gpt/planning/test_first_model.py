@@ -135,20 +135,24 @@ def test_a_first_model_that_has_begun_goes_on_where_it_is_asked_to(two_models):
     assert not steps[0].exists(), "a later --resume_from auto would go on with it"
 
 
-def test_a_first_model_that_another_command_leaves_alone_is_named(two_models):
+def test_a_first_model_that_another_command_leaves_alone_is_named(two_models, monkeypatch):
     folder = Path("out/first_model/checkpoint-9")
     folder.mkdir(parents=True)
     (folder / "manifest.json").touch()
-    runtime: Any = SimpleNamespace(out=MagicMock(), processes=SimpleNamespace(world_size=1))
+    runtime: Any = SimpleNamespace(out=MagicMock(), processes=SimpleNamespace(world_size=1), began=100.0)
+    first = SimpleNamespace(stored=SimpleNamespace(state=TrainState(9, seconds=34.0)))
+    monkeypatch.setattr(first_model.find, "newest_sound", lambda *_: first)
     inputs = Inputs(train.read_flags(["--resume_from", "auto"]), MagicMock(), MagicMock(), MagicMock(), None)
     assert after_first_model(inputs, runtime, []) is inputs
     assert "the model in out/first_model is not used" in runtime.out.warn.call_args[0][0]
+    assert runtime.began == 100
     runtime.out.warn.reset_mock()
     for flags in ("--teacher out/first_model/checkpoint-9", "--input_noise 0.1"):  # as the second model has recorded
         args = train.read_flags(["--resume_from", "auto", *flags.split()])
         inputs = Inputs(args, MagicMock(), None, MagicMock(), None)
         assert after_first_model(inputs, runtime, []) is inputs
     runtime.out.warn.assert_not_called()
+    assert runtime.began == 100 - 2 * 34, "the minutes of the first model are over"
 
 
 def test_a_first_model_that_learned_other_tokens_is_refused(two_models, monkeypatch):

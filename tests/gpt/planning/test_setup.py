@@ -11,6 +11,7 @@ import pytest
 
 from gpt.checkpoint.recorded import steps_in
 from gpt.common.errors import Exit, UserError
+from gpt.common.names import TRAINS_NEXT
 from gpt.machine.processes import ALONE
 from gpt.planning.setup import choose_place
 from gpt.training.validation import Validator
@@ -44,7 +45,7 @@ def test_a_folder_that_cannot_be_resumed_is_refused_before_a_size_is_chosen(run,
     run.refused(Exit.CHECKPOINT, "--resume_from", str(run.folder / "hf"))
 
 
-def test_a_small_text_ends_a_run_before_its_minutes_and_more_minutes_name_what_leads_further(run):
+def test_a_small_text_ends_a_run_before_its_minutes_and_more_minutes_name_what_leads_further(run, monkeypatch):
     assert "the run ends before its 1 min: after 10 passes" in run.ok("--optimizer", "muon", "--max_minutes", "1")
     teacher = str(run.folder / "out")
     text = run.ok("--optimizer", "muon", "--max_minutes", "1", "--teacher", teacher, "--dry_run", out="taught")
@@ -52,6 +53,9 @@ def test_a_small_text_ends_a_run_before_its_minutes_and_more_minutes_name_what_l
     for minutes in ("1", "2"):
         text = run.ok("--max_minutes", minutes, "--resume_from", "auto")
         assert re.search(r"already at step (\d+) of \1; raise --epochs or --max_steps to continue", text)
+    with monkeypatch.context() as patch:
+        patch.setenv(TRAINS_NEXT, "train.py")
+        assert "; the second model follows" in run.ok("--max_minutes", "1", "--resume_from", "auto")
     newest = max(steps_in(run.folder / "out"))
     run.ok("--epochs", "11", "--resume_from", "auto")
     assert max(steps_in(run.folder / "out")) > newest

@@ -62,6 +62,8 @@ def test_metadata_with_other_numbers_is_found(tokenizer_file):
     changed("dtype", value="int32")
     write("data/metadata.json", json.dumps(whole))
     assert pretokenize.main(["--verify", "data"]) == 0
+    Path("data/tokenizer.json").unlink()
+    refused("--verify", "data", match="tokenizer.json: it is missing. Run pretokenize.py again")
 
 
 def test_documents_are_shown(tokenizer_file, capsys):
