@@ -6,11 +6,11 @@ early          answers wrong flags at once, and makes tokens of texts
 
 The decisions, in their order:
 inputs         tokens, shape and checkpoint, all checked; sizing chooses a size by text and time
+first_model    trains another model before, in the minutes that a small text leaves
 recipe         every default with its reason, from defaults and schedules
 kernels        on an NVIDIA GPU: attention and the output layer, by timing
 memory         the formula, the micro-batch, a copy for saves
 deadline       the length that fits into --max_minutes
-first_model    in the minutes that a small text leaves
 setup          makes them; decided: their dataclass, Setup; recorded: what a run records of them
 
 In words:

@@ -19,8 +19,8 @@ class Deadline:
     """The end of --max_minutes, for all starts of a run together; without the flag it never comes.
 
     A cooldown has minutes of its own. length is the last step that an earlier start planned, as the checkpoint
-    has it: a killed run has the schedule of one that was never stopped. It is None for a new run and for a resume
-    with other minutes; a finished run that is resumed with fewer keeps it. Where it is None, with_length decides the
+    has it: a killed run has the schedule of one that was never stopped. New runs and resumes with other minutes
+    have None; a finished run that is resumed with fewer keeps it. Where it is None, with_length decides the
     recipe's last step. When the pace changes, move_end (training/pacing.py) moves that step.
     """
 

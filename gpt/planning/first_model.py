@@ -54,10 +54,10 @@ def after_first_model(inputs: Inputs, runtime: Runtime, argv: Sequence[str]) -> 
     # A second start measures another speed, which may leave fewer minutes.
     if not (sizing and (has_begun or sizing.spare * total >= minutes)):
         helps = args.input_noise or (args.teacher and find.is_inside(Path(args.teacher), folder))
-        first = find.newest_sound(folder, out.warn) if has_begun and not inputs.resumed else None
-        if first and helps:  # the second model begins by its recorded flags
-            runtime.began -= first.stored.state.seconds
-        elif first:
+        if has_begun and helps and not inputs.resumed:  # the second model begins by its recorded flags
+            found = find.newest_sound(folder, out.warn)
+            runtime.began -= found.stored.state.seconds if found else 0.0
+        elif has_begun and not inputs.resumed:
             out.warn(f"the model in {printable(folder)} is not used, as this command has other flags than the one "
                      "that began it: it trains one model, from step 0.")
         return inputs

@@ -419,12 +419,12 @@ def had_step_of(settings: Mapping[str, Any], samples_per_step: int) -> bool:
 
 
 def eval_interval_of(given: int | None, total_steps: int, least: int = 1) -> int:
-    """The steps between validations: given by the flag, or (None) a tenth of the run, at most 1,000, or else least."""
+    """The steps between validations: given by the flag, or (None) a tenth of the run up to 1,000, or least if more."""
     return given or max(1, least, min(1000, total_steps // 10))
 
 
 def sample_interval_of(given: int | None, total_steps: int, least: int = 1) -> int:
-    """The steps between samples: given by the flag, 0 for none, or (None) a fifth of the run, at least least."""
+    """The steps between samples: given by the flag, 0 for none, or (None) a fifth of the run, or least if more."""
     return max(1, least, total_steps // 5) if given is None else given
 
 

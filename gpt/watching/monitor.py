@@ -144,7 +144,7 @@ class Monitor:
                                      f"step {logged.step:,}; none was applied")
 
     def _counts(self, loss: float) -> bool:
-        """False for the loss 0 of a step of conversations in which no token counted."""
+        """False for a loss of 0 because no token of the step's conversations counts."""
         return loss != 0 or not self._run.setup.corpus.converses
 
     def _log(self, logged: _Enqueued, figures: dict[str, float], step_seconds: float) -> None:
