@@ -150,7 +150,7 @@ class Kind:
     is_text: bool = True  # the file must be UTF-8: UTF-16, pictures, archives and the like are refused
     is_chat: bool = False  # documents are conversations
     # Of a record that can be read.
-    form: str = "--text_field, or an object with a text, or with a question and an answer, on each line"
+    form: str = "--text_field, or an object with a text, or with a question and an answer, in each line or row"
 
 
 def read_at(file: BinaryIO, start: int, length: int) -> bytes:

@@ -1,4 +1,4 @@
-"""Looks inside a finished folder: --verify checks all of its metadata, --peek shows its first documents."""
+"""Looks inside a finished folder: --verify checks its files by its metadata, --peek shows its first documents."""
 
 from pathlib import Path
 

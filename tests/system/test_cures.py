@@ -385,6 +385,7 @@ LATER = [
     Case("the folder gets no tokenizer", "export.py --from_nanogpt ck.pt --output e --n_head 2", pickled),
     Case("holds conversations. Make", "evaluate.py --ckpt out --text chats.jsonl", chats),
     Case("--output_dir to_score --val_fraction 0", "evaluate.py --ckpt out --text chats.jsonl", chats),
+    Case("is another tokenizer than the model's. Make", "evaluate.py --ckpt out --tokens data2"),
     Case("has no tokens yet", f"{NEW} b.txt --dry_run", again=True),
     Case("Its tokens are still there", f"{NEW} c.txt", lambda: shutil.copytree("data", "c.txt.tokens"), drops="c.txt"),
     Case("holds the tokens of", f"{NEW} b.txt", lambda: shutil.copytree("data", "b.txt.tokens")),
