@@ -22,6 +22,7 @@ from gpt.machine.device import Machine
 from gpt.machine.processes import ALONE
 from gpt.optimizers.build import state_bytes
 from gpt.optimizers.table import largest
+from gpt.planning.defaults import TOKENS_PER_PARAMETER
 from gpt.planning.memory import (
     CUDA_CONTEXT,
     GIB,
@@ -39,7 +40,6 @@ from gpt.planning.sizing import DEFAULT_SIZE, FRACTION_OF_PEAK, names_size
 from model import SIZES, Options
 
 GPT2_IDS = 50_257
-TOKENS_PER_PARAMETER = 20  # Hoffmann et al. 2022
 FULL_WIDTH = 768  # the matrices of narrower models are too small for FRACTION_OF_PEAK
 FRACTION_ON_GPU = 0.45  # of the matrix products measured, assumed
 # The ladder (gpt.benchmarks) reached 0.76 of them compiled and 0.55 eager on 2 cores.

@@ -50,6 +50,9 @@ DECAY_OF_A_PASS, MOST_DECAY = 0.1, 4.0  # 0.1 for one pass (Brown et al. 2020, G
 MANY_PARAMETERS, GROWTH_OF_DECAY = 10, 2.5
 DROPOUT, MANY_PASSES = 0.1, 6
 LEAST_PARAMETERS = 3  # per token, of a model that dropout helps
+# From this number on a larger model and more text help equally (Hoffmann et al. 2022).
+TOKENS_PER_PARAMETER = 20
+
 # A default run makes USUAL_PASSES at most. Over a text of fewer tokens than parameters it makes more, until
 # passes x parameters reach BY_HEART x tokens: after that it learns the text by heart, whatever the decay
 # (same entry).

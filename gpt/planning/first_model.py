@@ -2,7 +2,8 @@
 
 After some passes one model only learns a small text by heart, and the rest of --max_minutes would be idle. Where that
 is enough for a first model, it helps the second one to make up to twice the passes (LOG.md, 2026-11-27, Two models in
-the minutes of one).
+the minutes of one). A model of many parameters for each token learns less than two in the same time, with or without
+idle minutes (2026-11-29, One large model or two smaller ones).
 """
 
 import contextlib
@@ -27,7 +28,6 @@ from gpt.common.words import percent, printable, shell_line
 from gpt.machine.runtime import Runtime
 from gpt.planning.inputs import Inputs, with_size
 from gpt.planning.relations import of_another_recipe
-from gpt.planning.sizing import Sizing
 from gpt.tokens.mixture import mixture_in_words
 
 LEAST_MINUTES = 2.0  # of a run with two models, each of which builds and compiles
@@ -50,19 +50,13 @@ def after_first_model(inputs: Inputs, runtime: Runtime, argv: Sequence[str]) -> 
     has_begun = bool(args.resume_from and steps_in(folder))
     total = args.max_minutes or 0.0
     minutes = max(FIRST_PART * total, min(MOST_FIRST_PART * total, FIRST_MINUTES))
-    sizing = _sizing_for_two(inputs, runtime)
-    # A second start measures another speed, which may leave fewer minutes.
-    if not (sizing and (has_begun or sizing.spare * total >= minutes)):
-        helps = args.input_noise or (args.teacher and find.is_inside(Path(args.teacher), folder))
-        if has_begun and helps and not inputs.resumed:  # the second model begins by its recorded flags
-            found = find.newest_sound(folder, out.warn)
-            runtime.began -= found.stored.state.seconds if found else 0.0
-        elif has_begun and not inputs.resumed:
-            out.warn(f"the model in {printable(folder)} is not used, as this command has other flags than the one "
-                     "that began it: it trains one model, from step 0.")
+    why = _why_two(inputs, runtime, minutes, has_begun)
+    if not why:
+        if has_begun and not inputs.resumed:
+            _go_on_without(inputs, runtime, folder)
         return inputs
-    out.say(f"models      two: one alone would learn the text by heart, and leave {percent(sizing.spare)} of the "
-            f"minutes.\n            The first trains for {minutes:.3g} min in {printable(folder)}, to help the second")
+    out.say(f"models      two: {why}.\n"
+            f"            The first trains for {minutes:.3g} min in {printable(folder)}, to help the second")
     if args.dry_run:
         return inputs
 
@@ -74,14 +68,34 @@ def after_first_model(inputs: Inputs, runtime: Runtime, argv: Sequence[str]) -> 
     return with_size(_helped_by(first.folder, args, out), inputs.corpus, minutes_left, out)
 
 
-def _sizing_for_two(inputs: Inputs, runtime: Runtime) -> Sizing | None:
-    """The sizing of a new run without a GPU, of the default recipe and length; None for any other run."""
-    args = inputs.args
-    is_default = not (inputs.resumed or args.teacher or args.epochs or args.max_steps
+def _why_two(inputs: Inputs, runtime: Runtime, minutes: float, has_begun: bool) -> str:
+    """Why this run trains two models, the first of them for so many minutes; '' for one model.
+
+    Two are for a new run without a GPU, of the default recipe and length.
+    """
+    args, sizing = inputs.args, inputs.sizing
+    total = args.max_minutes or 0.0
+    is_default = not (inputs.resumed or args.teacher or args.input_noise or args.epochs or args.max_steps
                       or of_another_recipe(args.config.given))
     is_alone = not (args.overfit or args.mirror_to or runtime.processes.world_size > 1 or TRAINS_NEXT in os.environ)
-    has_minutes = (args.max_minutes or 0) >= LEAST_MINUTES
-    return inputs.sizing if is_default and is_alone and has_minutes else None
+    if not (sizing and is_default and is_alone and total >= LEAST_MINUTES):
+        return ""
+    if sizing.spare * total >= minutes:
+        return f"one alone would learn the text by heart, and leave {percent(sizing.spare)} of the minutes"
+    if sizing.is_large and FIRST_PART * total >= FIRST_MINUTES:
+        return "they learn more in this time than one large model"
+    return "the first one has begun" if has_begun else ""  # this start measures another speed
+
+
+def _go_on_without(inputs: Inputs, runtime: Runtime, folder: Path) -> None:
+    """Counts the minutes of the first model in a start of the second one; warns where it is not used."""
+    args, out = inputs.args, runtime.out
+    if args.input_noise or (args.teacher and find.is_inside(Path(args.teacher), folder)):  # by its recorded flags
+        found = find.newest_sound(folder, out.warn)
+        runtime.began -= found.stored.state.seconds if found else 0.0
+    else:
+        out.warn(f"the model in {printable(folder)} is not used, as this command has other flags than the one "
+                 "that began it: it trains one model, from step 0.")
 
 
 def _train_first(inputs: Inputs, runtime: Runtime, argv: Sequence[str], folder: Path, minutes: float) -> Found:

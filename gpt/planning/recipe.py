@@ -209,14 +209,14 @@ def choose_optimizer(args: Namespace, config: ModelConfig, samples_per_step: int
     if stored is not NEW_RUN:
         name = str(stored.settings.get("optimizer", "adamw"))  # an older program named none
         if args.optimizer not in ("auto", name) or name not in OPTIMIZERS:
-            raise UserError(Exit.CHECKPOINT, f"--optimizer {args.optimizer}: the checkpoint has the moments of "
-                                             f"{shown(name)}, which it cannot use. Drop the flag; or, to start from "
+            raise UserError(Exit.CHECKPOINT, f"--optimizer {args.optimizer}: the run trains with {shown(name)}, and "
+                                             "another optimizer cannot continue it. Drop the flag; or, to start from "
                                              "its weights alone, drop --resume_from and give --init_from and another "
                                              "--output_dir.")
         excluded, _, values = OPTIMIZERS[name].against.partition(" ")
         if excluded and getattr(args, excluded) in values.split("|"):
-            raise UserError(Exit.FLAGS, f"--{excluded} {getattr(args, excluded)}: not with {name}, whose moments the "
-                                        "checkpoint has. Drop the flag.")
+            raise UserError(Exit.FLAGS, f"--{excluded} {getattr(args, excluded)}: not with {name}, which trains this "
+                                        "run. Drop the flag.")
         return name, ""
     if args.optimizer != "auto":
         return args.optimizer, ""
@@ -344,7 +344,8 @@ def _choose_length(facts: _Facts, cooldown: Cooldown | None, overfits: bool, win
         most_epochs += facts.stored.state.samples_of_others // windows
         epochs = most_epochs if facts.is_small else ENDLESS
     else:
-        usual_epochs = facts.sizing.epochs if facts.sizing else math.ceil(20 * num_parameters / num_tokens)
+        wanted_epochs = math.ceil(defaults.TOKENS_PER_PARAMETER * num_parameters / num_tokens)
+        usual_epochs = facts.sizing.epochs if facts.sizing else wanted_epochs
         limit = most_epochs if overfits else defaults.USUAL_PASSES
         epochs = facts.value_of("epochs", facts.usual_epochs if facts.is_pretrained else min(limit, usual_epochs))
     steps_left = -(-max(0, epochs * windows - samples_seen) // samples_per_step)

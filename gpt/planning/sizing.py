@@ -16,7 +16,7 @@ from gpt.architectures.table import ARCHITECTURES, DEFAULT, ModelConfig, beyond_
 from gpt.common.errors import Exit, UserError
 from gpt.machine.backends import CPU, gpu_in_use
 from gpt.optimizers.table import MUON_PAYS
-from gpt.planning.defaults import USUAL_PASSES, WITH_HELP, helps_many_passes, most_passes
+from gpt.planning.defaults import TOKENS_PER_PARAMETER, USUAL_PASSES, WITH_HELP, helps_many_passes, most_passes
 from gpt.tokens.corpus import Corpus
 from model import SIZES, Options
 
@@ -30,6 +30,9 @@ FLOPS_OF_APPLE_GPU = 1e12  # FLOP/s of MPS in training, assumed: 40% of the smal
 # sheet's peak. UNKNOWN_PEAK is the FLOP/s of an unknown card.
 FRACTION_OF_PEAK, UNKNOWN_PEAK = 0.35, 1e13
 MOST_PARAMETERS_PER_TOKEN = 30  # of the text: no larger model was tried (LOG.md, 2026-11-25, More decay)
+# Above these two smaller models, of which one teaches the other, learn more in the same time (LOG.md, 2026-11-29, One
+# large model or two smaller ones).
+MANY_PARAMETERS_PER_TOKEN = 25
 USUAL_MINUTES = 15.0  # where --max_minutes is not given
 
 # The time that a size needs, or a smaller size learns more (LOG.md, 2026-11-26, Sizes by the time; 2026-11-29, Passes
@@ -57,7 +60,8 @@ class Sizing:
 
     speed is in FLOP/s of training. shape is the program's choice, or None for a size that flags name.
     batch_size is the most sequences of a default micro-batch; the memory may allow fewer. spare is the fraction of
-    --max_minutes left after the passes that the text allows, for a shape of the program's choice; else 0.
+    --max_minutes left after the passes that the text allows, for a shape of the program's choice; else 0. is_large is
+    True where that shape has so many parameters that two models learn more.
     """
 
     speed: float
@@ -68,6 +72,7 @@ class Sizing:
     epochs: int
     reasons: Mapping[str, str]
     spare: float = 0.0
+    is_large: bool = False
 
 
 def choose_sizing(flags: Namespace, corpus: Corpus, max_minutes: float | None) -> Sizing | None:
@@ -173,7 +178,7 @@ def sizing_for(vocab_size: int, num_tokens: int, speed: float, max_minutes: floa
         reasons |= {"arch": "learns more than gpt2 in the same time", "n_embd": f"by the text and {minutes:g} min"}
 
     passes_in_time = int(flops / config.flops_per_token / num_tokens)
-    wanted_passes = -(-20 * config.num_parameters // num_tokens)
+    wanted_passes = -(-TOKENS_PER_PARAMETER * config.num_parameters // num_tokens)
     epochs = max(1, min(most_passes(num_tokens, config.num_parameters, has_help), passes_in_time, wanted_passes))
     step_tokens = _power_of_two(epochs * num_tokens // least_steps, LEAST_STEP_TOKENS, most_step_tokens)
     chosen = None if shape else (config.n_layer, config.n_head, config.n_embd)
@@ -182,7 +187,8 @@ def sizing_for(vocab_size: int, num_tokens: int, speed: float, max_minutes: floa
         most_tokens = most_passes(num_tokens, config.num_parameters, has_help) * num_tokens
         spare = max(0.0, 1 - most_tokens * config.flops_per_token / flops)
     batch_size = max(1, min(step_tokens, num_tokens) // seq_length)
-    return Sizing(speed, arch, chosen, seq_length, batch_size, epochs, reasons, spare)
+    is_large = chosen is not None and config.num_parameters > MANY_PARAMETERS_PER_TOKEN * num_tokens
+    return Sizing(speed, arch, chosen, seq_length, batch_size, epochs, reasons, spare, is_large)
 
 
 def _power_of_two(number: float, least: int, most: int) -> int:

@@ -1,14 +1,13 @@
 """What leads to a better model after a run: more steps, a larger model or more text."""
 
 from gpt.common.words import several
-from gpt.planning.defaults import most_passes
+from gpt.planning.defaults import TOKENS_PER_PARAMETER, most_passes
 from gpt.planning.plan import in_epochs, times_too_short
 
 LONGER, MORE_TEXT = "longer", "more text"  # the verdicts besides the name of a size
 RISEN, FALLING = 0.01, 0.005  # fractions of the validation loss
 WIDE_GAP = 0.15  # nats between the training and the validation loss
 FRESH = 4  # passes over a text that are nearly as good as new text (Muennighoff et al. 2023)
-ENOUGH = 20  # tokens per parameter, from which a larger model and more text help equally (Hoffmann et al. 2022)
 
 
 def verdict(validations: list[tuple[float, int]], train_loss: float, tokens_seen: int, num_tokens: int,
@@ -38,13 +37,14 @@ def verdict(validations: list[tuple[float, int]], train_loss: float, tokens_seen
         return MORE_TEXT, (f"after {passes:.0f} passes the loss is {train_loss:.2f} on the training text and "
                            f"{last:.2f} on new text: the model learns the text by heart")
     gain = before[-1] - last
-    if tokens_seen < ENOUGH * num_parameters and may_go_on:
+    if tokens_seen < TOKENS_PER_PARAMETER * num_parameters and may_go_on:
         if gain > FALLING * last:
             return LONGER, f"still learning: the validation loss fell by {gain:.2f} in the last quarter"
         if sizes and passes < FRESH:
             return LONGER, f"{in_epochs(passes)} so far, and up to {FRESH} teach nearly as much as new text"
         if passes < 1:  # more text would not be reached
             return "", ""
-    larger = next((name for name, size in sizes.items() if num_parameters < size <= num_tokens * FRESH / ENOUGH), None)
+    largest = num_tokens * FRESH / TOKENS_PER_PARAMETER
+    larger = next((name for name, size in sizes.items() if num_parameters < size <= largest), None)
     helps = f"a larger model, {larger}, learns more" if larger else "more text helps"
     return larger or MORE_TEXT, f"this model has learned most of what it can from this text: {helps}"

@@ -113,7 +113,7 @@ def test_a_run_goes_on_with_the_optimizer_of_its_checkpoint_an_older_one_with_ad
 def test_the_moments_of_another_optimizer_are_refused(run):
     run("--max_steps", "2", "--optimizer", "muon")
     said = run.refused(Exit.CHECKPOINT, "--max_steps", "3", "--resume_from", "auto", "--optimizer", "adamw")
-    assert "--optimizer adamw: the checkpoint has the moments of 'muon'" in said
+    assert "--optimizer adamw: the run trains with 'muon', and another optimizer cannot continue it" in said
 
 
 # ---------------------------------------------------------------- where the host decides

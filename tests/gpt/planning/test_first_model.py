@@ -18,6 +18,7 @@ import pytest
 import train
 from gpt.checkpoint.stored import TrainState
 from gpt.common.errors import Exit, UserError
+from gpt.common.flags import having
 from gpt.common.names import TRAINS_NEXT
 from gpt.planning import first_model
 from gpt.planning import inputs as inputs_of
@@ -33,13 +34,13 @@ LENGTH = "--max_minutes 10"
 SHAPE: Any = SimpleNamespace(seq_length=1024)
 
 
-def answer(flags: str, spare: float = 0.9, world_size: int = 1, **more: Any) -> str:
+def answer(flags: str, spare: float = 0.9, world_size: int = 1, is_large: bool = False, **more: Any) -> str:
     """What a run with these flags says about two models; its inputs must not change."""
     said: list[str] = []
     processes = SimpleNamespace(world_size=world_size)
     runtime: Any = SimpleNamespace(out=SimpleNamespace(say=said.append), processes=processes)
     args = train.read_flags(f"{flags} --dry_run".split())
-    inputs: Any = SimpleNamespace(args=args, sizing=SimpleNamespace(spare=spare), resumed=None)
+    inputs: Any = SimpleNamespace(args=args, sizing=SimpleNamespace(spare=spare, is_large=is_large), resumed=None)
     vars(inputs).update(more)
     assert after_first_model(inputs, runtime, []) is inputs
     return "".join(said)
@@ -51,6 +52,7 @@ def test_a_run_of_the_default_recipe_whose_text_leaves_minutes_has_two_models():
     for minutes, of_first in (("2", "0.6"), ("5", "1.5"), ("16", "2.4"), ("64", "9.6")):
         assert f"The first trains for {of_first} min" in answer(f"--max_minutes {minutes}")
     assert answer("--max_minutes 64", spare=0.151)
+    assert "they learn more in this time than one large model" in answer("--max_minutes 64", spare=0.0, is_large=True)
 
 
 @pytest.mark.parametrize(("flags", "more"), [
@@ -58,7 +60,7 @@ def test_a_run_of_the_default_recipe_whose_text_leaves_minutes_has_two_models():
     (LENGTH, {"sizing": None}), (LENGTH, {"resumed": True}), (LENGTH, {"world_size": 2}),
     (f"{LENGTH} --mirror_to m", {}), (f"{LENGTH} --teacher other", {}), (f"{LENGTH} --learning_rate 1e-3", {}),
     (f"{LENGTH} --init_from other", {}), (f"{LENGTH} --epochs 3", {}), (f"{LENGTH} --max_steps 50", {}),
-    ("--max_minutes 1", {})])
+    ("--max_minutes 1", {}), ("--max_minutes 13", {"spare": 0.0, "is_large": True})])
 def test_every_other_run_trains_one_model(flags, more):
     assert answer(flags, **more) == ""
 
@@ -98,7 +100,7 @@ def two_models(monkeypatch, tmp_path):
         monkeypatch.setattr(first_model.find, "newest_sound", lambda *_: first)
         runtime: Any = SimpleNamespace(out=MagicMock(), signals=None, processes=SimpleNamespace(world_size=1),
                                        began=time.monotonic())
-        inputs = Inputs(train.read_flags(argv), MagicMock(), MagicMock(spare=spare), MagicMock(), None)
+        inputs = Inputs(train.read_flags(argv), MagicMock(), MagicMock(spare=spare, is_large=False), MagicMock(), None)
         return after_first_model(inputs, runtime, argv), runtime.began, typed
 
     return call
@@ -147,9 +149,9 @@ def test_a_first_model_that_another_command_leaves_alone_is_named(two_models, mo
     assert "the model in out/first_model is not used" in runtime.out.warn.call_args[0][0]
     assert runtime.began == 100
     runtime.out.warn.reset_mock()
-    for flags in ("--teacher out/first_model/checkpoint-9", "--input_noise 0.1"):  # as the second model has recorded
-        args = train.read_flags(["--resume_from", "auto", *flags.split()])
-        inputs = Inputs(args, MagicMock(), None, MagicMock(), None)
+    for decided in ({"teacher": "out/first_model/checkpoint-9"}, {"input_noise": 0.1}):  # as the second one recorded
+        args = having(train.read_flags(["--resume_from", "out", *LENGTH.split()]), **decided)
+        inputs = Inputs(args, MagicMock(), MagicMock(spare=0.0, is_large=False), MagicMock(), None)
         assert after_first_model(inputs, runtime, []) is inputs
     runtime.out.warn.assert_not_called()
     assert runtime.began == 100 - 2 * 34, "the minutes of the first model are over"
