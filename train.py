@@ -157,7 +157,7 @@ def answer_early(argv: Sequence[str]) -> None:
         make_tokens(args)
 
 
-if __name__ == "__main__":  # where this returns the imports go on, and main follows at the end of the file
+if __name__ == "__main__":  # after this come the slow imports, and main is called at the end of the file
     guard(answer_early)
 
 import math
@@ -199,10 +199,10 @@ def main(argv: Sequence[str]) -> int:
         if args.check:
             return check_machine(args, choose_machine(args), runtime.out)
 
-        # What there is: tokens, the model's shape, a checkpoint to resume from. The machine: TF32 is on from here.
+        # What there is: tokens, the model's shape, a checkpoint to resume from; then the machine.
         inputs = choose_inputs(args, runtime)
         inputs = after_first_model(inputs, runtime, argv)  # trains the first one of two models
-        runtime.use(choose_machine(args, inputs.prefers_bf16))
+        runtime.use(choose_machine(args, inputs.prefers_bf16))  # TF32 is on from here
 
         # What will be trained and how, each default with its reason (planning/recipe.py).
         deadline = Deadline(args.max_minutes, inputs.stored, runtime.began)
@@ -247,13 +247,14 @@ def build_run(setup: Setup) -> Run:
 def compile_run(run: Run) -> None:
     """torch.compile for model, teacher and optimizer, in place; does nothing unless machine.compile is set."""
     runtime, mode = run.setup.runtime, run.setup.args.compile_mode
+    if not runtime.machine.compile:
+        return
 
     def compile_model() -> None:
         for part in run.strategy.parts_to_compile(compiles_blocks(mode, runtime)):
             part.compile(dynamic=False, mode=None if mode == "blocks" else mode)  # torch.compile(part), in place
 
-    if runtime.machine.compile:
-        try_to_compile(run, compile_model)
+    try_to_compile(run, compile_model)
 
 
 def train(run: Run, pace: Pace, deadline: Deadline, validator: Validator, argv: Sequence[str]) -> int:
@@ -327,8 +328,9 @@ def take_step(run: Run, num_micro_batches: int | None = None) -> Figures:
     """Takes one optimizer step on the next samples, and again in smaller micro-batches where memory runs out.
 
     The caller sets the learning rates before, and counts the step. Fewer micro-batches than a step has are for
-    measuring. The host waits for no device. Raises Abandoned after a signal and TokensChanged, both with the
-    step undone. Raises the out-of-memory error where a single sequence is too much or other processes wait.
+    measuring. The host waits for no device. Raises Abandoned after a signal, and TokensChanged where a token file
+    was written to; both undo the step first. Raises the out-of-memory error where a single sequence is too much or
+    other processes wait.
     """
     rng = run.setup.runtime.machine.backend.rng_states()  # for undo_step; micro_batches seeds dropout's masks
     while True:
@@ -375,7 +377,9 @@ def try_step(run: Run, batches: Iterable[tuple[torch.Tensor, torch.Tensor]], num
         optimizer.grad_scale = (norm / run.recipe.grad_clip).clamp(min=1.0)  # type: ignore[attr-defined]
 
     # Update.
+    run.is_updating = True
     optimizer.step()
+    run.is_updating = False
     run.scaler.update()
     optimizer.zero_grad(set_to_none=not run.strategy.keeps_gradients)
     return {"loss": mean_loss, "grad_norm": norm, "skipped": skipped}
@@ -417,8 +421,7 @@ def save_and_close(run: Run, checkpointer: Checkpointer, monitor: Monitor) -> in
     Ends the trackers too. Raises UserError (exit 5) if the last state could not be saved.
     """
     runtime = run.setup.runtime
-    [number] = runtime.processes.total([runtime.signals.number or 0], largest=True)
-    runtime.signals.hear(int(number))  # one process's signal ends all
+    runtime.signals.hear(runtime.processes.largest(runtime.signals.number or 0))  # one process's signal ends all
     is_saved = checkpointer.finish()
     monitor.close(is_saved)
     if run.state.step and not is_saved:

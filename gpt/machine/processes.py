@@ -85,12 +85,19 @@ class Processes:
             raise outcome[1]
         return outcome[0]
 
-    def total(self, numbers: Sequence[float], largest: bool = False) -> list[float]:
-        """Returns, in all processes, each number's sum over the processes, or with largest its maximum."""
+    def total(self, numbers: Sequence[float]) -> list[float]:
+        """Returns, in all processes, each number's sum over the processes."""
         totals = torch.tensor(numbers, dtype=torch.float64)
         if self.world_size > 1:
-            dist.all_reduce(totals, dist.ReduceOp.MAX if largest else dist.ReduceOp.SUM)
+            dist.all_reduce(totals)
         return totals.tolist()
+
+    def largest(self, number: int) -> int:
+        """Returns, in all processes, the largest of their numbers."""
+        found = torch.tensor(number)
+        if self.world_size > 1:
+            dist.all_reduce(found, dist.ReduceOp.MAX)
+        return int(found)
 
     def check_same(self, facts: Mapping[str, Any]) -> None:
         """Raises UserError (exit 5) in each process where a fact differs, as text, from the first process's."""

@@ -41,7 +41,9 @@ def contradictions(args: argparse.Namespace) -> list[str]:
           for name in ("bin_file", "val_bin_file", "metadata_file")
           if isinstance(args.data_dir, list) and vars(args)[name] is not None),
         *(f"--{name}: the hub has weights, no state of training; give --init_from"
-          for name in ("resume_from", "cooldown_from") if hub.is_on_hub(vars(args)[name]))]
+          for name in ("resume_from", "cooldown_from") if hub.is_on_hub(vars(args)[name])),
+        *(["--teacher: not a model of the hub, which has another tokenizer; give a folder of train.py"]
+          if hub.is_on_hub(args.teacher) else [])]
     # A recorded --min_lr may be for the end of a cooldown.
     continues = args.cooldown_from or args.config.recorded
     mirror = os.path.join(os.path.realpath(args.mirror_to or ""), "")

@@ -76,6 +76,19 @@ def in_tokens(texts: Any, given: Mapping[str, Any]) -> dict[str, Any]:
     return {"texts": texts, "data_dir": f"./{data_dir}" if data_dir.startswith("-") else data_dir}  # not a flag
 
 
+def to_go_on(args: Namespace) -> list[str]:
+    """The flags with which the same command continues its run on new tokens, for as long again."""
+    newest = max(steps_in(Path(args.output_dir)), default=0)
+    if args.overwrite or args.overfit or not (newest or args.resume_from):
+        return []  # it does not continue one
+    more = [] if args.resume_from else ["--resume_from", "auto"]
+    if args.max_steps and newest >= args.max_steps:
+        more += ["--max_steps", str(newest + args.max_steps)]
+    if args.max_minutes:
+        more += ["--max_minutes", f"{2 * args.max_minutes:g}"]
+    return [*more, "--allow_new_data"]
+
+
 def make_tokens(args: Namespace) -> None:
     """Runs pretokenize.py to fill the folder --data_dir with the tokens of the texts, unless it holds them.
 
@@ -101,14 +114,10 @@ def make_tokens(args: Namespace) -> None:
                 raise UserError(Exit.DATA, f"{printable(gone[0])}: No such file or directory. Its tokens are still "
                                            f"there: give --data_dir {shell_word(folder)} in its place.")
             make.append("--overwrite")
-            more = [] if args.resume_from else ["--resume_from", "auto"]
-            newest = max(steps_in(Path(args.output_dir)), default=0)
-            if args.max_steps and newest >= args.max_steps:
-                more += ["--max_steps", str(newest + args.max_steps)]
             sources = printable(", ".join(recorded.get("sources", ["another program"])))[:80]
             raise UserError(Exit.DATA, f"{printable(folder)} holds the tokens of {sources}, and these texts have other "
                                        f"names, sizes or times. Type:\n    python {shell_line(make)}\n    python "
-                                       f"{shell_line(['train.py', *sys.argv[1:], *more])} --allow_new_data")
+                                       f"{shell_line(['train.py', *sys.argv[1:], *to_go_on(args)])}")
     else:
         for text in texts:
             if not (os.path.exists(text) or "://" in text or glob.has_magic(text)):

@@ -91,6 +91,8 @@ def choose_inputs(args: Namespace, runtime: Runtime) -> Inputs:
     if processes.is_first:
         return checked
     args = having(args, teacher=checked.args.teacher)
+    if args.init_from and find.is_inside(Path(checked.args.init_from), Path(args.init_from)):
+        args = having(args, init_from=checked.args.init_from)
     with processes.errors_of_this_rank():
         corpus = find_corpus(args)
         config = choose_config(args, corpus.vocab_size, corpus.train.length, checked.sizing)
@@ -126,6 +128,7 @@ def _check(args: Namespace, runtime: Runtime) -> Inputs:
         if args.init_from:
             folder, weights = load.starting_config(args.init_from, lambda said: None)
             _check_tokenizer("--init_from", folder, corpus.tokenizer_path, out, weights.vocab_size < corpus.vocab_size)
+            args = having(args, init_from=str(folder))  # of a run, this checkpoint: a newer one may appear meanwhile
     problems.stop()
     assert corpus
 
@@ -134,7 +137,8 @@ def _check(args: Namespace, runtime: Runtime) -> Inputs:
         if not origin:
             raise UserError(Exit.FLAGS, f"{printable(resumed.folder)} is of a run that began from random weights. Drop "
                                         "--init_from.")
-        if as_recorded(init_from) not in (origin, origin.partition("@")[0]):  # the hub's name, without the commit
+        # A checkpoint by the name of its run, or a model of the hub without its commit.
+        if as_recorded(init_from) not in (origin, str(Path(origin).parent), origin.partition("@")[0]):
             out.say(f"resume      --init_from has no effect: the run began from {printable(origin)}")
     inputs = with_size(args, corpus, args.max_minutes, out)
     if resumed:

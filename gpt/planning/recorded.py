@@ -33,6 +33,8 @@ def flags_of_run(setup: Setup) -> Layer:
     values = {name: value for name, value in vars(args).items() if value is not None and name not in left_out}
     if args.mirror_to:
         values["mirror_to"] = os.path.abspath(args.mirror_to)  # links stay: the mirror's disk may be mounted elsewhere
+    if args.sample_prompt:
+        values["sample_prompt"] = args.sample_prompt.replace("\\", "\\\\")  # as it is typed: reading it unescapes
     shape = {"arch": name_of(config), **{name: getattr(config, name) for name in by_flags(config, vars(args))}}
     decided = {**values, **shape, **setup.recipe.flags()}
     if args.max_minutes and not args.epochs:

@@ -63,7 +63,7 @@ def choose_setup(inputs: Inputs, runtime: Runtime, deadline: Deadline) -> Setup 
                          inputs.stored)
     recipe = recipe_for(deadline.length)
     if inputs.resumed and processes.from_first(
-            lambda: _is_finished(inputs, recipe, recipe_for(None), deadline, runtime)):
+            lambda: _is_finished(inputs, recipe, recipe_for(None), runtime)):
         return None
     memory = setting_of(args, config, options, machine, processes, recipe.optimizer, strategy)
     recipe = _with_fitting_micro_batch(recipe, inputs, memory, runtime, corpus.train.num_bytes if place == "gpu" else 0)
@@ -110,7 +110,8 @@ def _choose_dropout(inputs: Inputs, options: Options, runtime: Runtime, deadline
         tokens_per_step = recipe_for(None).samples_per_step * config.seq_length
         speed = inputs.sizing.speed if inputs.sizing else FRACTION_OF_PEAK * (machine.peak_flops or UNKNOWN_PEAK)
         speed *= processes.world_size
-        length = max(1, int(60 * args.max_minutes * speed / (config.flops_per_token * tokens_per_step)))
+        length = int(60 * args.max_minutes * speed / (config.flops_per_token * tokens_per_step))
+        length = max(length, 1 + (args.warmup_steps or 0))  # an estimate is no reason to refuse a warm-up
     recipe = recipe_for(length)
     is_large = config.num_parameters >= defaults.LEAST_PARAMETERS * inputs.corpus.train.length
     default = defaults.DROPOUT if recipe.overfits and is_large and recipe.passes >= defaults.MANY_PASSES else 0.0
@@ -136,7 +137,7 @@ def _with_fitting_micro_batch(recipe: Recipe, inputs: Inputs, memory: MemorySett
     return recipe
 
 
-def _is_finished(inputs: Inputs, recipe: Recipe, longest: Recipe, deadline: Deadline, runtime: Runtime) -> bool:
+def _is_finished(inputs: Inputs, recipe: Recipe, longest: Recipe, runtime: Runtime) -> bool:
     """True, after a line that says so, for a resumed run with nothing left, neither steps nor a validation.
 
     longest is the recipe for any number of minutes.
@@ -145,7 +146,7 @@ def _is_finished(inputs: Inputs, recipe: Recipe, longest: Recipe, deadline: Dead
     # On other validation tokens the count begins again.
     is_patient = (state.validations_without_gain < (args.patience or math.inf)
                   or not measures_same_tokens(inputs.stored, inputs.corpus, recipe.eval_tokens))
-    is_out_of_time = deadline.ends_within(0)
+    is_out_of_time = state.seconds >= 60 * (args.max_minutes or math.inf)  # this start's loading does not count
     if state.step < recipe.total_steps and is_patient and not is_out_of_time:
         return False
     lacks_validation = (state.step == recipe.total_steps != state.validated_step and inputs.corpus.val
@@ -157,7 +158,7 @@ def _is_finished(inputs: Inputs, recipe: Recipe, longest: Recipe, deadline: Dead
     elif not is_patient:
         validations = several(state.validations_without_gain, "validation")
         more = f"{validations} brought no new best; raise --patience to continue"
-    elif recipe.cooldown:
+    elif recipe.cooldown and state.step >= recipe.total_steps:
         command = recipe.command_from_plateau(runtime.processes.launcher, args)
         more = f"cooled down; to train on from before: {command}"
     elif is_out_of_time or recipe.total_steps < longest.total_steps:  # the minutes planned the last step

@@ -26,8 +26,13 @@ class TooManySkipped(Exception):
 
 
 def can_halve(run: Run, error: Exception) -> bool:
-    """True if memory ran out and a smaller micro-batch is possible. Several processes would wait for each other."""
-    return run.micro_batch > 1 and run.setup.runtime.processes.world_size == 1 and is_out_of_memory(error)
+    """True if memory ran out, weights have not changed, and a smaller micro-batch is possible.
+
+    Several processes would wait for each other.
+    """
+    learns = any(group["lr"] for group in run.optimizer.param_groups)  # not while steps are measured
+    return (run.micro_batch > 1 and run.setup.runtime.processes.world_size == 1 and is_out_of_memory(error)
+            and not (run.is_updating and learns))
 
 
 def undo_step(run: Run, rng: Mapping[str, torch.Tensor]) -> None:
@@ -37,6 +42,7 @@ def undo_step(run: Run, rng: Mapping[str, torch.Tensor]) -> None:
     to rng.
     """
     optimizer, scaler = run.optimizer, run.scaler
+    run.is_updating = False
     optimizer.zero_grad(set_to_none=True)
     run.setup.runtime.machine.backend.set_rng_states(rng)
     for parameter, kept in list(optimizer.state.items()):
@@ -115,16 +121,17 @@ def explaining_the_end(run: Run, checkpointer: Checkpointer) -> Iterator[None]:
     """
     args, processes = run.setup.args, run.setup.runtime.processes
     try:
-        yield
+        try:
+            yield
+        except TokensChanged as error:
+            if run.state.step and processes.world_size == 1 and not (args.dry_run or args.overfit):
+                checkpointer.finish()
+            with processes.errors_of_this_rank():
+                raise UserError(error.code, f"{error} {checkpointer.last_good()} then.") from error
     except (TooManySkipped, FloatingPointError) as error:
         is_tensor, rate = isinstance(error, FloatingPointError), run.recipe.lower_learning_rate
         what = f"{error} is not finite after step {checkpointer.begun_step:,}" if is_tensor else str(error)
         raise UserError(Exit.DIVERGED, f"{what}. {checkpointer.last_good()} with --learning_rate {rate:.2g}, or a "
                                        "longer --warmup_steps.") from error
-    except TokensChanged as error:
-        if run.state.step and processes.world_size == 1 and not (args.dry_run or args.overfit):
-            checkpointer.finish()
-        with processes.errors_of_this_rank():
-            raise UserError(error.code, f"{error} {checkpointer.last_good()} then.") from error
     finally:
         checkpointer.close()

@@ -33,6 +33,7 @@ class Run:
     batches: data.Batches
     state: TrainState
     teacher: Teacher | None = None
+    is_updating: bool = False  # some of the weights may have changed, and others not
 
     @property
     def recipe(self) -> Recipe:

@@ -198,7 +198,8 @@ class Monitor:
                                      "is spent waiting for data. Give --preload ram, or put the tokens on a "
                                      "faster disk.")
 
-        micro_batch_seconds = step_seconds * micro_batch / self._run.recipe.samples_per_step
+        num_processes = self._runtime.processes.world_size
+        micro_batch_seconds = step_seconds * micro_batch * num_processes / self._run.recipe.samples_per_step
         if (self._runtime.machine.backend.runs_ahead and gauge.host_is_late and gauge.trained > WATCHED_SECONDS
                 and micro_batch_seconds < SHORT_MICRO_BATCH_SECONDS):
             self.warn_once("batch", "the GPU waits for the host: its micro-batches are too small. Give a "

@@ -13,6 +13,7 @@ from gpt.common.config import write_toml
 from gpt.common.names import LOG, RUN_CONFIG, STARTS
 from gpt.common.words import first_line, shell_line, shell_word
 from gpt.planning.recorded import flags_of_run, settings_of
+from gpt.tokens.watch import TokensChanged
 from gpt.training.checkpointing import Checkpointer
 from gpt.training.state import Run
 from gpt.watching.monitor import Monitor
@@ -59,7 +60,11 @@ def open_output(run: Run, argv: Sequence[str], checkpointer: Checkpointer) -> It
     out.on_warning = lambda message: recorder.log(state.step, time=time.time(), advice=message)
     runtime.held.callback(monitor.close_trackers)
     with recorded_start(run) if is_first else contextlib.nullcontext():
-        yield monitor
+        try:
+            yield monitor
+        except TokensChanged:
+            monitor.catch_up()  # the state that is saved then counts all steps
+            raise
 
 
 @contextlib.contextmanager

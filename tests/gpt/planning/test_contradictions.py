@@ -18,6 +18,7 @@ from gpt.planning.contradictions import expand_shorthands
     ("--no-use_amp --amp_dtype bf16", "--amp_dtype bf16: not with --no-use_amp"),
     ("--init_from=resume", "--init_from resume: drop it; --resume_from auto"),
     ("--init_from=scratch", "--init_from scratch: drop it"),
+    ("--teacher hf://a/b", "--teacher: not a model of the hub"),
     ("--overwrite --resume_from auto", "--overwrite: not with --resume_from auto"),
     ("--output_dir a --mirror_to a/b", "--mirror_to: lies in --output_dir"),
     *((f"--compile_mode reduce-overhead {words}", "--compile_mode") for words in (

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+import train
 from gpt.checkpoint.recorded import steps_in
 from gpt.common.errors import Exit, UserError
 from gpt.common.names import TRAINS_NEXT
@@ -92,6 +93,33 @@ def test_a_signal_in_the_validation_that_ends_the_patience_costs_no_further_step
     assert run(*flags)[0] == 128 + signal.SIGTERM
     assert "1 validation" in run.ok(*flags, "--resume_from", "auto")
     assert max(steps_in(run.folder / "out")) == max(steps_in(run.folder / "whole")) < 40
+
+
+def test_a_resumed_run_has_the_minutes_that_were_left_however_long_it_loads(run, monkeypatch):
+    choose_inputs, try_step = train.choose_inputs, train.try_step
+
+    def slowly(args, runtime):
+        runtime.began -= 3600
+        return choose_inputs(args, runtime)
+
+    def stopping(run, *rest):
+        if run.state.step == 2:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return try_step(run, *rest)
+
+    flags = ["--max_steps", "6", "--max_minutes", "1"]
+    with monkeypatch.context() as patch:
+        patch.setattr(train, "try_step", stopping)
+        assert run(*flags)[0] == 128 + signal.SIGTERM
+    assert max(steps_in(run.folder / "out")) < 6
+    monkeypatch.setattr(train, "choose_inputs", slowly)
+    run.ok(*flags, "--resume_from", "auto")
+    assert max(steps_in(run.folder / "out")) == 6
+
+
+def test_a_warm_up_is_not_refused_by_the_estimate_of_the_length(run, monkeypatch):
+    monkeypatch.setattr("gpt.planning.sizing.FLOPS_PER_THREAD", 1.0)
+    run.ok("--max_minutes", "1", "--warmup_steps", "3", "--max_steps", "5", "--optimizer", "muon", "--dry_run")
 
 
 @pytest.mark.parametrize(("free_bytes", "place"), [(10**9, "gpu"), (1, None)])

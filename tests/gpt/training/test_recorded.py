@@ -34,6 +34,13 @@ def place(corpus, tmp_path, monkeypatch):
     return tmp_path
 
 
+def test_a_prompt_with_backslashes_is_read_back_as_it_was(place):
+    argv = [*FEW, *COMMON, "--max_steps", "1", "--sample_interval", "9", "--sample_prompt", r"\\theta\n"]
+    assert train.main(argv) == 0
+    for flags in ("--resume_from out", "--config out/config.toml"):
+        assert train.read_flags(flags.split()).sample_prompt == "\\theta\n"
+
+
 @pytest.fixture(scope="module")
 def made(corpus, tmp_path_factory):
     """A function: the folder of a run that a signal stopped, parts, and of the same run undisturbed, whole."""

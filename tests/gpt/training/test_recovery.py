@@ -95,6 +95,28 @@ def test_undoing_a_step_drops_unfinished_moments_and_scaler_notes():
     assert torch.isfinite(train.try_step(run, [small_batch(4)], 1)["loss"])
 
 
+@pytest.mark.parametrize("learning_rate", [0.0, 1e-2])
+def test_memory_that_runs_out_while_weights_change_ends_the_run(monkeypatch, learning_rate):
+    run = run_of(small_model(), learning_rate=learning_rate)  # 0 while steps are measured: no weight changes
+    update, batches = run.optimizer.step, types.SimpleNamespace(
+        batch_size=4, get=lambda *_: small_batch(4), mean_targets=lambda *_: None, first_sample=lambda *_: 0)
+    batches.resize = lambda smaller: setattr(batches, "batch_size", smaller)
+    run.batches = batches  # type: ignore[assignment]
+
+    def fails_once():
+        run.optimizer.step = update  # type: ignore[method-assign]
+        raise OUT_OF_MEMORY["gpu"]
+
+    run.optimizer.step = fails_once  # type: ignore[method-assign]
+    monkeypatch.setattr(train.recovery, "halve_micro_batch", lambda run, rng: batches.resize(2))
+    if learning_rate:
+        with pytest.raises(RuntimeError, match="out of memory"):
+            train.take_step(run, 1)
+    else:
+        train.take_step(run, 1)
+    assert batches.batch_size == (4 if learning_rate else 2)
+
+
 def test_one_sequence_that_does_not_fit_ends_with_exit_5_and_the_cure(run, monkeypatch):
     rows = forward_that_needs(monkeypatch, 0, OUT_OF_MEMORY["gpu"])
     code, text = run("--max_steps", "2")
