@@ -36,7 +36,7 @@ COLD_SECONDS = 1e-3  # reading a batch takes longer only if it waits for a disk
 BLOCK_TOKENS = 2**23  # tokens copied at a time into memory or to the GPU
 
 Rows = np.ndarray | torch.Tensor  # tokens as stored: from the host an array, from the GPU a tensor
-Batch = tuple[torch.Tensor, torch.Tensor]  # inputs and targets, int32 [B, T] each, on the device
+Batch = tuple[torch.Tensor, torch.Tensor]  # inputs and targets, int32 [B, T] each
 
 
 # ---------------------------------------------------------------- the tokens in memory
@@ -484,16 +484,21 @@ def divide_windows(num_tokens: Sequence[int], seq_length: int, limit: int) -> li
     A corpus with fewer windows gives all of them, and the others share the rest. Each corpus gives at least
     one, so that the sum exceeds a limit below the number of corpora.
     """
-    available = [-(-(num - 1) // seq_length) for num in num_tokens]
+    available = [num_windows(num, seq_length) for num in num_tokens]
     windows = [0] * len(available)
     for done, index in enumerate(sorted(range(len(available)), key=available.__getitem__)):
         windows[index] = min(available[index], max(1, (limit - sum(windows)) // (len(available) - done)))
     return windows
 
 
+def num_windows(num_tokens: int, seq_length: int) -> int:
+    """The windows of a validation: each token but the first is a target in one of them; the last may be shorter."""
+    return -(-(num_tokens - 1) // seq_length)
+
+
 def spread_windows(num_tokens: int, seq_length: int, limit: int) -> np.ndarray:
     """The numbers of all windows, or of limit windows spread evenly, int64 [num]; window w begins at token w T."""
-    return spaced(-(-(num_tokens - 1) // seq_length), limit)
+    return spaced(num_windows(num_tokens, seq_length), limit)
 
 
 def spaced(number: int, limit: int) -> np.ndarray:
@@ -511,7 +516,7 @@ def validation_batches(tokens: Tokens, seq_length: int, batch_size: int, max_win
     compiled model is compiled once: targets IGNORED fill the last window and the last batch. They also stand for
     tokens that do not count, and may be all of a batch.
     """
-    windows = spread_windows(tokens.length, seq_length, tokens.length)
+    windows = np.arange(num_windows(tokens.length, seq_length))
     if tokens.mask:
         windows = windows[tokens.mask.rows(windows * seq_length + 1, seq_length).any(1)]
     chosen = windows[spaced(len(windows), max_windows)]

@@ -104,13 +104,16 @@ def measure_everything(args: argparse.Namespace, out: Progress, signals: Signals
         out.warn(warning)
 
     args = download_named(args, "ckpt", out, signals.look)
-    with out.phase("loading the model"):
-        folder, model = read_checkpoint(Path(args.ckpt), out.warn, lambda folder: (
-            folder, load_model(folder, machine.device).eval()))
+
+    def load(folder: Path) -> Scorer:
+        model = load_model(folder, machine.device).eval()
         tokenizer = tokenizer_of(folder, None, model.config.vocab_size)
-    scorer = Scorer(model, folder, tokenizer, end_of_text_id(tokenizer, folder), machine, out, signals)
-    facts = {"ckpt": as_recorded(str(folder)), "seq_length": model.config.seq_length, "device": machine.name,
-             "precision": machine.precision}
+        return Scorer(model, folder, tokenizer, end_of_text_id(tokenizer, folder), machine, out, signals)
+
+    with out.phase("loading the model"):  # the next one, if a training run deletes the folder meanwhile
+        scorer = read_checkpoint(Path(args.ckpt), out.warn, load)
+    facts = {"ckpt": as_recorded(str(scorer.folder)), "seq_length": scorer.model.config.seq_length,
+             "device": machine.name, "precision": machine.precision}
     for name, value in facts.items():
         out.say(f"{name:<12}{printable(value)}")
     signals.on_stop(lambda: f"stopping (now: {out.doing or 'preparing'})")

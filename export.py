@@ -188,7 +188,7 @@ def write_export(args: argparse.Namespace, source: Path, target: Path, signals: 
     An existing target is replaced. Raises UserError, OSError, and Stopped before the rename; the temporary
     file or folder is then removed.
     """
-    temporary = target.with_name(f".export-{os.getpid()}.tmp")
+    temporary, old = (target.with_name(f".export-{os.getpid()}.{ending}") for ending in ("tmp", "old"))
     config, weights = open_model(source)
     try:
         signals.look()
@@ -198,11 +198,17 @@ def write_export(args: argparse.Namespace, source: Path, target: Path, signals: 
             num_tensors = write_folder(args, config, source, temporary)
         signals.look()
         if target.is_dir():
-            shutil.rmtree(target)
-        rename(temporary, target)
+            rename(target, old)
+        try:
+            rename(temporary, target)
+        except OSError:
+            if old.is_dir():
+                rename(old, target)
+            raise
         sync(target.parent)
         return num_tensors
     finally:
+        shutil.rmtree(old, ignore_errors=True)
         if temporary.is_dir():
             shutil.rmtree(temporary, ignore_errors=True)
         else:

@@ -83,7 +83,7 @@ def read_flags(argv: Sequence[str]) -> argparse.Namespace:
     g.add_argument("--quantize", type=flags.one_of("none", "int8"), default="none", help="int8: 8-bit weights; "
                    "on a GPU faster only with --compile")
     g.add_argument("--compile", action=flags.Switch, default=False, help="compile the step, which takes half a "
-                   "minute the first time; on a CPU with --batch_size 1 alone")
+                   "minute the first time; on a CPU for one continuation at a time")
     return parser.read(argv, check)
 
 
@@ -109,6 +109,7 @@ if __name__ == "__main__":
 
 import sys
 from functools import partial
+from typing import Any
 
 import torch
 
@@ -148,22 +149,26 @@ def main(argv: Sequence[str]) -> int:
         for warning in machine.warnings:
             out.warn(warning)
         args = download_named(args, "ckpt", out)
+
+        def load(folder: Path) -> tuple[Path, Decoder, Language, Any]:
+            decoder = load_decoder(args, machine, folder, num_rows, sampling)
+            vocab_size = decoder.config.vocab_size
+            language = Language.of(tokenizer_of(folder, None, vocab_size), vocab_size, end_ids(folder, vocab_size))
+            return folder, decoder, language, chat_template(folder) if args.chat else None
+
         # If a training run deletes the folder meanwhile, the next one is loaded.
         with out.phase("loading and compiling the model" if args.compile else "loading the model"):
-            folder, decoder = read_checkpoint(Path(args.ckpt), warn, lambda folder: (
-                folder, load_decoder(args, machine, folder, num_rows, sampling)))
-    vocab_size = decoder.config.vocab_size
-    tokenizer = tokenizer_of(folder, None, vocab_size)
-    language = Language.of(tokenizer, vocab_size, end_ids(folder, vocab_size))
+            folder, decoder, language, template = read_checkpoint(Path(args.ckpt), warn, load)
+    tokenizer = language.tokenizer
     corpus = None if args.compare_with is None else open_training_text(Path(args.compare_with), folder, language)
     ids_of = partial(chat.text_ids, language)
     if args.chat:
-        most = decoder.window - min(args.max_new_tokens, decoder.window // 2)  # which leaves room for an answer
+        most_prompt_ids = decoder.window - min(args.max_new_tokens, decoder.window // 2)  # leaves room for an answer
         system = without_surrogates(args.system or "")
-        language, ids_of = chat.opened(language, chat_template(folder), folder, system, most)
+        language, ids_of = chat.opened(language, template, folder, system, most_prompt_ids)
         if prompt is None:
             return chat.converse(decoder, ids_of, sampling, language, args.seed, args.max_new_tokens, args.json)
-        prompt = prompt.rstrip("\r\n")  # of a file
+        prompt = prompt.rstrip("\r\n")  # a file ends with one
 
     text = "\n" if prompt is None else without_surrogates(prompt)
     prompt_ids = ids_of([], text)
@@ -172,15 +177,16 @@ def main(argv: Sequence[str]) -> int:
 
     def sample_of(number: int) -> Sample:
         sample = Sample(number, text, prompt_ids, args.max_new_tokens, args.seed + number, tokenizer)
-        sample.pending += "" if args.chat else text
+        if not args.chat:
+            sample.pending += text
         return sample
 
+    output = (lambda _text: None) if corpus and args.json else show  # JSON waits for the quotations
     # Stdout may be within a line.
     with Signals(lambda line: print_line(f"\n{line}")) as signals:
         made = map(sample_of, range(args.num_samples))
         samples = list(made) if corpus else made
-        write_samples(decoder, samples, sampling, language, args.json, signals,
-                      (lambda _text: None) if corpus and args.json else show)  # JSON waits for the quotations
+        write_samples(decoder, samples, sampling, language, args.json, signals, output)
     if corpus and (args.json or signals.number is None):
         with Progress(sys.stderr) as out, out.phase("searching the training text"):
             write_quotations([sample for sample in samples if sample.new_ids or sample.finish_reason], corpus,
@@ -196,7 +202,7 @@ def open_training_text(folder: Path, model: Path, language: Language) -> Corpus:
     cure = ("Give the folder of the model's training tokens, or make one, and give --compare_with tokens:\n"
             f"python pretokenize.py TEXT --tokenizer_file {shell_word(model)} --output_dir tokens")
     if not all((folder / name).is_file() for name in (METADATA, TOKENIZER, "train.bin")):
-        raise UserError(Exit.DATA, f"--compare_with {printable(folder)}: is no folder of pretokenize.py. {cure}")
+        raise UserError(Exit.DATA, f"--compare_with {printable(folder)} is no folder of pretokenize.py. {cure}")
     corpus = open_folder(folder)
     if load_tokenizer(folder).get_vocab() != language.tokenizer.get_vocab():
         raise UserError(Exit.FLAGS, f"--compare_with {printable(folder)}: its tokenizer is not the model's, so that "
@@ -234,8 +240,12 @@ def load_decoder(args: argparse.Namespace, machine: device.Machine, folder: Path
     except (RuntimeError, MemoryError) as error:
         if not is_out_of_memory(error):
             raise
-        raise UserError(Exit.MACHINE, f"out of memory with {several(num_rows, 'continuation')} at once. "
-                                      "Give a smaller --batch_size, or --quantize int8.") from error
+        if num_rows > 1:
+            cure = "Give a smaller --batch_size."
+        else:
+            cure = "End other programs, or take a smaller model." if quantized else "Give --quantize int8."
+        raise UserError(Exit.MACHINE,
+                        f"out of memory with {several(num_rows, 'continuation')} at once. {cure}") from error
     if compiles:
         compile_step(decoder, machine, sampling)
     return decoder

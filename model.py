@@ -108,21 +108,15 @@ class GPTConfig(Config):
 
 @dataclass(frozen=True)
 class Options:
-    """How a network is computed while it trains; its parameters do not depend on it.
+    """How a network is computed while it trains; its parameters do not depend on it."""
 
-    residual_dtype is the dtype of the residual stream; None leaves the stream in autocast's fp32. recompute
-    computes a block's activations again in the backward pass (Chen et al. 2016). loss_chunk is the number
-    of tokens whose logits exist at a time, 0 for all. rounded_to is the 16-bit dtype of a second copy of
-    the weights that products read; the caller renews it by round_weights(), once a step. None: no copy,
-    and autocast rounds the weights in each micro-batch. label_smoothing is the part of each target that all
-    ids share while the network trains.
-    """
-
-    residual_dtype: torch.dtype | None = None
-    recompute: bool = False
-    loss_chunk: int = 0
+    residual_dtype: torch.dtype | None = None  # of the residual stream; None leaves it in autocast's fp32
+    recompute: bool = False  # a block's activations are computed again in the backward pass (Chen et al. 2016)
+    loss_chunk: int = 0  # tokens whose logits exist at a time; 0 for all
+    # The 16-bit dtype of a second copy of the weights that products read; the caller renews it by round_weights(), once
+    # a step. None: no copy, and autocast rounds the weights in each micro-batch.
     rounded_to: torch.dtype | None = None
-    label_smoothing: float = 0.0
+    label_smoothing: float = 0.0  # the part of each target that all ids share
 
 
 # ---------------------------------------------------------------- blocks
@@ -137,7 +131,7 @@ class CausalSelfAttention(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         B, T, C = x.shape
-        q_BHTK, k_BHTK, v_BHTK = (part.view(B, T, self.n_head, C // self.n_head).transpose(1, 2)
+        q_BHTK, k_BHTK, v_BHTK = (part.view(B, T, self.n_head, -1).transpose(1, 2)
                                   for part in self.c_attn(x).split(C, dim=2))
         if attends_in_blocks(x.device.type, q_BHTK.dtype, T):  # on a CPU in bf16, where that is faster
             y_BHTK = attention_in_blocks(q_BHTK, k_BHTK, v_BHTK)
@@ -151,8 +145,8 @@ class MLP(nn.Module):
     def __init__(self, config: GPTConfig):
         super().__init__()
         self.dropout, self.activation = config.dropout, ACTIVATIONS[config.activation]
-        self.c_fc = Linear(config.n_embd, 4 * config.n_embd, config.bias)
-        self.c_proj = Linear(4 * config.n_embd, config.n_embd, config.bias)
+        self.c_fc = Linear(config.n_embd, config.n_inner, config.bias)
+        self.c_proj = Linear(config.n_inner, config.n_embd, config.bias)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         x = self.c_proj(self.activation(self.c_fc(x)))
@@ -183,15 +177,15 @@ class LanguageModel(nn.Module):
     are zero and stay zero.
     """
 
-    EMBEDDING = "transformer.wte"
-    BLOCKS = "transformer.h"
-    NORM = "transformer.ln_f"
-    RESIDUAL = ("c_proj",)  # matrices whose products are added to the residual stream
+    EMBEDDING: str
+    BLOCKS: str
+    NORM: str
+    RESIDUAL: tuple[str, ...]  # matrices whose products are added to the residual stream
 
-    def __init__(self, config: Any, options: Options, trunk: str, parts: dict[str, nn.Module]):
+    def __init__(self, config: Any, options: Options, trunk_name: str, parts: dict[str, nn.Module]):
         super().__init__()
         self.config, self.options = config, options
-        self.add_module(trunk, nn.ModuleDict(parts))  # all but the output layer
+        self.add_module(trunk_name, nn.ModuleDict(parts))  # all but the output layer
         if not config.tie_weights:
             self.lm_head = Linear(config.n_embd, config.padded_vocab_size, False)
         self.output = OutputLayer(LossRule(config.vocab_size, options.loss_chunk, options.label_smoothing))
@@ -276,6 +270,11 @@ class LanguageModel(nn.Module):
 
 class GPT(LanguageModel):
     """GPT-2: learned positions, LayerNorm, GELU."""
+
+    EMBEDDING = "transformer.wte"
+    BLOCKS = "transformer.h"
+    NORM = "transformer.ln_f"
+    RESIDUAL = ("c_proj",)
 
     def __init__(self, config: GPTConfig, options: Options = Options()):
         super().__init__(config, options, "transformer", {

@@ -191,7 +191,9 @@ def figure_of(runs: Sequence[LoggedRun], x_label: str, y_label: str, y_max: floa
         seeds = [run for run in runs if run.name == name]
         training, training_error = mean_of([run["loss"] for run in seeds])
         validation, validation_error = mean_of([run["val_loss"] for run in seeds])
-        label = name
+        label = name.replace("$", r"\$")  # or matplotlib would read mathematics
+        if label.startswith("_"):
+            label = f" {label}"  # or matplotlib would leave it out
         if validation.lowest:
             x, loss = validation.lowest
             label += f": {loss:.3f} at {x_label} {round(x, 2):,.9g}"

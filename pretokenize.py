@@ -107,6 +107,9 @@ def find_conflicts(args: Namespace) -> list[str]:
         problems.append("--demo: does not go with FILE")
     elif not (args.files or args.demo or args.verify or args.peek):
         problems.append("FILE: none given. Name a text file, a folder, - for stdin, or give --demo")
+    elif not (args.files or args.demo):
+        unused = {*args.config.given} - {"verify", "peek", "output_dir", "num_workers", "debug"}
+        problems += [f"--{name}: has no effect without FILE" for name in sorted(unused)]
     problems += [problem for word in args.files for problem in problems_with_name("FILE", word, DATASET)]
     problems += problems_with_name("--tokenizer_file", args.tokenizer_file)
     return problems
@@ -134,13 +137,13 @@ from gpt.common.files import write_whole
 from gpt.common.progress import Progress
 from gpt.common.signals import AtRisk, Signals, Stopped
 from gpt.common.waiting import in_thread
-from gpt.common.words import printable, several, shell_word, size
+from gpt.common.words import printable, several, size
 from gpt.hub.download import DatasetFile, download_dataset, download_named
 from gpt.machine.environment import usable_cores
 from gpt.pretokenization.blocks import LIMITS, SAFE_CUT, SPACE_CUT, Limits, Reading
 from gpt.pretokenization.commit import commit, summarise
 from gpt.pretokenization.files import STDIN, Source, refuse_changed, unpacked
-from gpt.pretokenization.json_lines import lines_of_widest_column
+from gpt.pretokenization.json_lines import command_to_read, lines_of_widest_column
 from gpt.pretokenization.look import look_at
 from gpt.pretokenization.passes import Job, encode_text, settle_split
 from gpt.pretokenization.report import names_of
@@ -224,18 +227,27 @@ def say_what_is_read(job: Job) -> None:
     args, sources = job.args, job.sources
     job.progress.say(f"reading {names_of(sources)} ({several(len(sources), 'file')}, "
                      f"{size(sum(source.stamp[0] for source in sources))})")
-    tables = [source for source in sources if bare_name(source.path.name).endswith((".csv", ".tsv"))]
-    for source in [each for each in sources if each.kind == "text" and each.has_returns and each not in tables][:1]:
-        job.progress.warn(f"{source.shown} has Windows' line ends: the model learns a \\r before each new line. To "
-                          f"drop them: tr -d '\\r' < {shell_word(source.path)} > unix.txt")
-    for source in tables[:1]:
-        job.progress.warn(f"{source.shown} is read as plain text: the model learns its columns, commas and quotes too. "
-                          f"{lines_of_widest_column(source)}")
+    table = next(filter(is_table, sources), None)
+    texts = (source for source in sources if source.kind == "text" and not is_table(source))
+    of_windows = next((source for source in texts if source.has_returns), None)
+    if of_windows:
+        cure = ("Save it with line ends of Unix." if of_windows.encoding else
+                f"To drop them: {command_to_read(of_windows)} | tr -d '\\r' > unix.txt")
+        job.progress.warn(f"{of_windows.shown} has Windows' line ends: the model learns a \\r before each new line. "
+                          f"{cure}")
+    if table:
+        job.progress.warn(f"{table.shown} is read as plain text: the model learns its columns, commas and quotes too. "
+                          f"{lines_of_widest_column(table)}")
     if args.encoding not in (None, "utf-8") and not any(source.encoding for source in sources):
         job.progress.warn("--encoding has no effect: there is no text file and no .jsonl file")
     if args.text_field != "text" and not job.has_fields:
         job.progress.warn(f"--text_field {printable(args.text_field)} has no effect: there is no .jsonl or Parquet "
                           "file")
+
+
+def is_table(source: Source) -> bool:
+    """True for a file of comma- or tab-separated values, by its name."""
+    return bare_name(source.path.name).endswith((".csv", ".tsv"))
 
 
 def refuse_empty(job: Job) -> None:
@@ -280,8 +292,7 @@ def main(argv: Sequence[str], limits: Limits = LIMITS) -> int:
         except Stopped:
             nothing = f"; no token file was written to {printable(args.output_dir)}" if args.files or args.demo else ""
             progress.warn(f"stopped by {signals.name}{nothing}")
-            return 128 + (signals.number or 0)
-    return 0
+    return Exit.DONE if signals.number is None else 128 + signals.number
 
 
 if __name__ == "__main__":

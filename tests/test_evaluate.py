@@ -12,6 +12,7 @@ import evaluate
 from gpt.common.errors import Exit, UserError
 from gpt.evaluation import scoring
 from gpt.machine.backends import CPU
+from tests.helpers.models import replaced_meanwhile
 from tests.helpers.scoring import T
 
 
@@ -33,6 +34,15 @@ def call(folder, tmp_path):
         return json.loads(path.read_text())["results"]
 
     return main
+
+
+def test_a_checkpoint_that_a_run_replaces_while_it_is_read_gives_way_to_the_next(call, make_checkpoint, tmp_path,
+                                                                               monkeypatch):
+    (tmp_path / "a.txt").write_text("the cat sat on the mat")
+    load = replaced_meanwhile(evaluate.load_model, tmp_path / "out", make_checkpoint)
+    monkeypatch.setattr(evaluate, "load_model", load)
+    assert call("--text", tmp_path / "a.txt", ckpt=tmp_path / "out")[0]["tokens"]
+    assert os.listdir(tmp_path / "out") == ["checkpoint-2"]
 
 
 def test_the_command_prints_a_line_for_each_measurement(folder, tmp_path, forks):

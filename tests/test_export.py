@@ -292,6 +292,23 @@ def test_an_export_is_replaced_only_on_request_and_nothing_else_ever_is(folder, 
         run(folder, tmp_path / "other.gguf", "--prune", "0.3")
 
 
+def test_a_new_export_that_cannot_be_renamed_leaves_the_earlier_one(folder, tmp_path, monkeypatch):
+    flags, rename = ("--format", "huggingface"), export.rename
+    run(folder, tmp_path / "mine", *flags)
+    before = {path.name: path.read_bytes() for path in (tmp_path / "mine").iterdir()}
+
+    def refusing(source, target):
+        if source.suffix == ".tmp":
+            raise OSError(39, "Directory not empty", str(target))
+        rename(source, target)
+
+    monkeypatch.setattr(export, "rename", refusing)
+    with refused("Directory not empty", Exit.MACHINE):
+        run(folder, tmp_path / "mine", *flags, "--overwrite")
+    assert {path.name: path.read_bytes() for path in (tmp_path / "mine").iterdir()} == before
+    assert [path.name for path in tmp_path.iterdir()] == ["mine"]
+
+
 @pytest.mark.parametrize("form", ["gguf", "huggingface"])
 def test_a_full_disk_is_no_bug_and_the_earlier_export_stays(folder, tmp_path, monkeypatch, form):
     def full(path):

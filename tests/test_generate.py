@@ -22,7 +22,7 @@ from gpt.generation.streaming import SEPARATOR
 from gpt.machine.backends import CPU
 from gpt.tokens.chat import END, Turn, prompt_ids
 from gpt.tokens.tokenizer import load_tokenizer
-from tests.helpers.models import conversing_checkpoint
+from tests.helpers.models import conversing_checkpoint, replaced_meanwhile
 from tests.helpers.refusals import refused
 
 # ---------------------------------------------------------------- the command
@@ -75,6 +75,14 @@ def test_the_same_seed_gives_the_same_text(call):
     both = call("--seed", "1", "--num_samples", "2")[0].split(SEPARATOR)
     assert both[0] == first
     assert both[1] == call("--seed", "2")[0]
+
+
+def test_a_checkpoint_that_a_run_replaces_while_it_is_read_gives_way_to_the_next(call, make_checkpoint, tmp_path,
+                                                                               monkeypatch):
+    load = replaced_meanwhile(generate.load_decoder, tmp_path, make_checkpoint)
+    monkeypatch.setattr(generate, "load_decoder", load)
+    assert call("--prompt", "the cat", ckpt=tmp_path)[0].startswith("the cat")
+    assert os.listdir(tmp_path) == ["checkpoint-2"]
 
 
 def test_a_prompt_may_be_empty_a_file_or_too_long(call, tmp_path):
@@ -214,7 +222,7 @@ def test_only_tokens_of_the_models_own_tokenizer_are_compared(call, training_tex
         call("--chat", "--compare_with", str(folder))
     (folder / "tokenizer.json").unlink()
     for other in (tmp_path / "none", folder, folder / "train.bin"):
-        with refused(rf"(?s){other}: .*--tokenizer_file", Exit.DATA):
+        with refused(rf"(?s){other} is no folder of .*--tokenizer_file", Exit.DATA):
             call("--compare_with", str(other))
 
 

@@ -5,12 +5,15 @@ import gzip
 import json
 import os
 import random
+import signal
+import subprocess
 import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+import pretokenize
 from gpt.common.errors import Exit
 from gpt.common.files import sha256_of
 from gpt.common.signals import Signals
@@ -371,7 +374,38 @@ def test_bytes_that_are_not_utf8_are_replaced_and_said_or_stop_the_run(num_worke
     assert documents("train")  # the old set is there
 
 
+@pytest.mark.parametrize("ending", ["", ".gz"])
+def test_the_command_that_drops_windows_line_ends_works_as_it_is_typed(ending, capsys, tokenizer_file):
+    content = (words(300) + "\n").encode().replace(b"\n", b"\r\n")
+    name = write(f"a.txt{ending}", gzip.compress(content) if ending else content)
+    run(name, "--tokenizer_file", str(tokenizer_file))
+    command = capsys.readouterr().err.partition("To drop them: ")[2].splitlines()[0]
+    subprocess.run(command, shell=True, check=True)
+    assert Path("unix.txt").read_bytes() == content.replace(b"\r", b"")
+
+
+def test_windows_line_ends_in_another_encoding_are_said_without_a_command(capsys, tokenizer_file):
+    write("a.txt", "a text\r\n".encode("utf-16"))
+    run("a.txt", "--encoding", "utf-16", "--val_fraction", "0", "--tokenizer_file", str(tokenizer_file))
+    assert "Save it with line ends of Unix." in capsys.readouterr().err
+
+
 # ---------------------------------------------------------------- the output folder
+
+
+def test_a_signal_that_comes_too_late_to_stop_the_run_still_is_its_exit_code(monkeypatch, tokenizer_file):
+    write("a.txt", words(3000))
+    summarise = pretokenize.summarise
+
+    def summarise_after_a_signal(*given):
+        os.kill(os.getpid(), signal.SIGTERM)
+        summarise(*given)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(pretokenize, "summarise", summarise_after_a_signal)
+        argv = ["a.txt", "--num_workers", "1", "--tokenizer_file", str(tokenizer_file)]
+        assert pretokenize.main(argv) == 128 + signal.SIGTERM
+    assert pretokenize.main(["--verify", "data"]) == 0
 
 
 def test_metadata_records_the_written_files():

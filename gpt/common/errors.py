@@ -206,7 +206,7 @@ def guard(main: Callable[[Sequence[str]], int | None]) -> None:
 
     try:
         code = main(sys.argv[1:]) or Exit.DONE
-        with contextlib.suppress(OSError, ValueError):
+        with contextlib.suppress(ValueError):  # it is closed
             sys.stdout.flush()
     except KeyboardInterrupt:
         code = 128 + signal.SIGINT
@@ -257,9 +257,12 @@ def _report(error: BaseException) -> int:
     """Prints an error's message and returns its exit code."""
     if "--debug" in sys.argv:
         traceback.print_exception(error)
-    if isinstance(error, BrokenPipeError):
-        with contextlib.suppress(OSError):  # the flush at exit would fail again
+    try:
+        sys.stdout.flush()
+    except (OSError, ValueError):
+        with contextlib.suppress(OSError):  # Python would try again at the exit, and end with code 120
             os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    if isinstance(error, BrokenPipeError):
         return 128 + 13  # SIGPIPE
     code, message = _explain(error)
     if is_main() or not getattr(error, "on_all_ranks", False):

@@ -20,6 +20,7 @@ from gpt.architectures.table import Network
 from gpt.common.errors import Exit, UserError
 from gpt.common.progress import Progress
 from gpt.common.signals import Signals
+from gpt.common.words import shell_line, shell_word
 from gpt.generation.sampling import NOT_FINITE
 from gpt.machine.device import Machine
 from gpt.ops.loss import IGNORED
@@ -84,6 +85,11 @@ class Scorer:
     machine: Machine
     out: Progress
     signals: Signals
+
+    def command_for_tokens(self, names: Sequence[str]) -> str:
+        """The command that makes tokens of files, by the model's tokenizer."""
+        return (f"python pretokenize.py {shell_line(names)} --tokenizer_file {shell_word(self.folder)} "
+                "--output_dir to_score --val_fraction 0")
 
     def measure(self, documents: Iterable[Document], name: str) -> dict[str, Any]:
         """Scores all documents, prints their figures, and returns them by their names in --json.

@@ -7,13 +7,16 @@ from pathlib import Path
 
 import numpy as np
 
-from gpt.common.errors import UserError
-from gpt.common.words import several, shell_line, shell_word
+from gpt.common.errors import Exit, UserError
+from gpt.common.words import printable, several
 from gpt.evaluation.scoring import Document, Scorer
+from gpt.generation.chat import how_to_converse
+from gpt.hub.names import is_on_hub
 from gpt.pretokenization.blocks import SAFE_CUT, SPACE_CUT, Findings, Reading, parts_of
 from gpt.pretokenization.encodings import refuse_undecodable
 from gpt.pretokenization.files import Source, refuse_changed, unpacked
 from gpt.pretokenization.sources import KINDS, blocks_of, documents_of, find_sources
+from gpt.tokens.chat import can_converse
 from gpt.tokens.faithful import decodes_to_itself
 from gpt.tokens.tokenizer import opening_ids, vocabulary_of
 
@@ -25,10 +28,16 @@ def texts_of(words: Sequence[str], scorer: Scorer) -> Iterator[tuple[str, Iterat
     UserError (exit 3) for an unreadable file, and Stopped at a signal.
     """
     with leading_to_tokens(words, scorer):
+        if on_hub := [word for word in words if is_on_hub(word)]:
+            raise UserError(Exit.DATA, f"--text {printable(on_hub[0])}: is on the hub. Make tokens of it, and give "
+                                       f"--tokens to_score:\n{scorer.command_for_tokens(on_hub)}")
         for source in find_sources(words, scorer.out.say, {}):
+            if KINDS[source.kind].is_chat and not can_converse(scorer.tokenizer):
+                raise source.error("holds conversations, and this model's tokenizer has no tokens for their turns. "
+                                   f"{how_to_converse(scorer.folder)}")
             if KINDS[source.kind].is_chat:
                 raise source.error("holds conversations. Make tokens of it, and give --tokens to_score:\n"
-                                   f"{_command_of([source.shown], scorer)}")
+                                   f"{scorer.command_for_tokens([source.shown])}")
             with tempfile.TemporaryDirectory() as folder:
                 source = unpacked(source, Path(folder) / "text", scorer.signals.look)
                 yield source.shown, documents_in(source, scorer)
@@ -43,13 +52,7 @@ def leading_to_tokens(names: Sequence[str], scorer: Scorer) -> Iterator[None]:
         if " --" not in str(error) or "python " in str(error):
             raise
         raise UserError(error.code, f"{error} The flag goes to this command; then give --tokens to_score instead of "
-                                    f"--text:\n{_command_of(names, scorer)}") from error
-
-
-def _command_of(names: Sequence[str], scorer: Scorer) -> str:
-    """The command that makes tokens of files, by the tokenizer of the scored checkpoint."""
-    return (f"python pretokenize.py {shell_line(names)} --tokenizer_file {shell_word(scorer.folder)} "
-            "--output_dir to_score --val_fraction 0")
+                                    f"--text:\n{scorer.command_for_tokens(names)}") from error
 
 
 def documents_in(source: Source, scorer: Scorer) -> Iterator[Document]:

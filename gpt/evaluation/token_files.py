@@ -10,7 +10,7 @@ import torch
 
 from data import Tokens
 from gpt.common.errors import Exit, UserError
-from gpt.common.words import printable, shell_word
+from gpt.common.words import printable
 from gpt.evaluation.scoring import Document, Scorer
 from gpt.tokens.corpus import open_tokens
 from gpt.tokens.masks import warn_without_mask
@@ -36,9 +36,8 @@ def token_files_of(words: Sequence[str], scorer: Scorer) -> Iterator[tuple[str, 
             scorer.out.warn(f"{stream.name}: without a tokenizer.json beside it, the model's is assumed.")
         elif load_tokenizer(tokenizer).get_vocab() != scorer.tokenizer.get_vocab():
             raise UserError(Exit.DATA, f"{printable(tokenizer)} is another tokenizer than the model's. Make tokens "
-                                       "with the model's, and give --tokens to_score:\npython pretokenize.py TEXT "
-                                       f"--tokenizer_file {shell_word(scorer.folder)} --val_fraction 0 "
-                                       "--output_dir to_score")
+                                       "with the model's, and give --tokens to_score:\n"
+                                       f"{scorer.command_for_tokens(['TEXT'])}")
         warn_without_mask(stream, scorer.tokenizer, scorer.out.warn)
         yield printable(word), documents_of_tokens(stream, scorer)
 

@@ -31,10 +31,7 @@ def opened(language: Language, template: Any, folder: object, system: str, most:
     answers that no later prompt needs. A model without a template (None) continues a text; any template but ours
     costs a warning. Raises UserError (exit 4) if the model has a template, but no special tokens of ours.
     """
-    tokenizer, model = language.tokenizer, shell_word(folder)
-    cure = ("Train it on conversations:\n"
-            f"python pretokenize.py chats.jsonl --output_dir chats \\\n    --tokenizer_file {model}\n"
-            f"python train.py --init_from {model} \\\n    --data_dir chats --output_dir out-chats")
+    tokenizer, cure = language.tokenizer, how_to_converse(folder)
     if template is None:
         warn("--chat: the model was not trained on conversations, and continues your text"
              f"{' without --system' if system else ''}. {cure}")
@@ -46,6 +43,14 @@ def opened(language: Language, template: Any, folder: object, system: str, most:
         warn("--chat: the model has a template of its own; here its turns are written in ChatML.")
     return (replace(language, end_ids=(*language.end_ids, tokenizer.token_to_id(END))),
             partial(conversation_ids, tokenizer, system, most))
+
+
+def how_to_converse(folder: object) -> str:
+    """The commands that train a folder's model on conversations."""
+    model = shell_word(folder)
+    return ("Train it on conversations:\n"
+            f"python pretokenize.py chats.jsonl --output_dir chats \\\n    --tokenizer_file {model}\n"
+            f"python train.py --init_from {model} \\\n    --data_dir chats --output_dir out-chats")
 
 
 def text_ids(language: Language, history: list[Sample], line: str) -> list[int]:

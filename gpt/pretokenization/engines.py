@@ -118,7 +118,7 @@ class Encoder:
              "normalized": False, "special": True}
             for content, number in added.items()]
         self.fast = gigatoken.Tokenizer.from_json(json.dumps(fields, ensure_ascii=False))
-        self._bytes_before = resident_bytes()
+        self._bytes_before, self._num_bytes = resident_bytes(), 0  # since it was created
 
     def encode(self, pieces: list[bytes], lasts: list[bool]) -> tuple[np.ndarray, np.ndarray]:
         """Encodes pieces of documents, with end_id after each last piece of a document.
@@ -128,7 +128,9 @@ class Encoder:
         """
         if self.fast is None:
             return self.encode_by_tokenizers(pieces, lasts)
-        if resident_bytes() - self._bytes_before > CACHE_BYTES:  # its cache never shrinks
+        self._num_bytes += sum(map(len, pieces))
+        held = resident_bytes()  # 0 where the system does not say
+        if (held - self._bytes_before if held else self._num_bytes) > CACHE_BYTES:  # its cache never shrinks
             self._make_fast()
         return self.encode_by_gigatoken(pieces, lasts)
 

@@ -2,6 +2,7 @@
 
 import bz2
 import codecs
+import contextlib
 import itertools
 import lzma
 import os
@@ -57,6 +58,16 @@ def stamp_of(status: os.stat_result) -> tuple[int, ...]:
     return status.st_size, status.st_mtime_ns, status.st_ino
 
 
+@contextlib.contextmanager
+def readable(source: Source) -> Iterator[None]:
+    """Turns a system error into a UserError (exit 3) that names the file."""
+    try:
+        yield
+    except OSError as error:
+        raise UserError(Exit.DATA, f"{source.shown}: {error.strerror} while it was read. Run the command "
+                                   "again when the file can be read.") from error
+
+
 def refuse_changed(sources: Iterable[Source]) -> None:
     """Raises UserError (exit 3) for the first file that has changed since the run began."""
     for source in sources:
@@ -94,7 +105,7 @@ def pieces_of(source: Source) -> Iterator[bytes]:
     """Yields the text of a file in UTF-8, unpacked and strictly decoded. Raises UserError as unpacked does."""
     decoder = codecs.getincrementaldecoder(source.encoding)() if source.encoding else None
     num_bytes = 0  # unpacked so far
-    with source.path.open("rb") as file:
+    with readable(source), source.path.open("rb") as file:
         pieces = _unpacked(file, source) if source.packing else iter(lambda: file.read(READ_BYTES), b"")
         for piece in itertools.chain(filter(None, pieces), [b""]):
             num_bytes += len(piece)

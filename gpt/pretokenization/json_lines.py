@@ -49,9 +49,13 @@ def _encoding(source: Source) -> str:
 def lines_by(program: str, source: Source) -> str:
     """The end of a sentence: the name of the JSON lines, and the command that makes them."""
     lines = shell_word(f"lines-{source.path.name.partition('.')[0]}.jsonl")
-    reading = f"{source.packing} -dc" if source.packing else "cat"
-    file = "FILE" if source.path.name == STDIN else shell_word(source.path)
-    return f", and give {lines}:\n{reading} {file} | python -c '{program}' > {lines}"
+    return f", and give {lines}:\n{command_to_read(source)} | python -c '{program}' > {lines}"
+
+
+def command_to_read(source: Source) -> str:
+    """The shell command that prints a file, unpacked; of standard input, the user names the FILE."""
+    program = f"{source.packing} -dc" if source.packing else "cat"
+    return f"{program} {'FILE' if source.path.name == STDIN else shell_word(source.path)}"
 
 
 def lines_of_widest_column(source: Source) -> str:

@@ -26,7 +26,7 @@ def table_blocks(source: Source, reading: Reading, columns: Sequence[str] = ()) 
     Without columns it is the column reading.text_field, whose values may be no text. The last block may be empty.
     Raises UserError: exit 3 for a damaged file or a missing column, exit 5 without pyarrow.
     """
-    parquet = optional("pyarrow.parquet", source.shown)
+    pyarrow, parquet = (optional(name, source.shown) for name in ("pyarrow", "pyarrow.parquet"))
     try:
         # Not memory-mapped: truncating the file would kill this process.
         file = parquet.ParquetFile(source.text_path)
@@ -45,8 +45,10 @@ def table_blocks(source: Source, reading: Reading, columns: Sequence[str] = ()) 
                 yield TextBlock(int(num_rows * row_bytes), 0, rows)
                 rows, num_bytes = [], 0
         yield TextBlock(source.text_bytes, 0, rows)
-    except (OSError, ValueError) as error:  # pyarrow's own errors are subclasses of these
-        raise source.error(f"is damaged: {printable(error)[:120].rstrip('.')}. Give a complete copy.") from error
+    except (OSError, ValueError, pyarrow.ArrowException) as error:
+        what, cure = (("is damaged", "Give a complete copy.") if isinstance(error, OSError | ValueError) else
+                      ("cannot be read by this pyarrow", "Save it with the codec zstd, and text in plain columns."))
+        raise source.error(f"{what}: {printable(error)[:120].rstrip('.')}. {cure}") from error
 
 
 def rows_of(block: TextBlock, content: list[Any], findings: Findings) -> list[Record]:

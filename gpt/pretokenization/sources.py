@@ -3,7 +3,6 @@
 KINDS is the table of the kinds of input.
 """
 
-import contextlib
 import glob
 import hashlib
 import os
@@ -21,7 +20,16 @@ from gpt.hub.download import DatasetFile
 from gpt.pretokenization.blocks import Findings, Reading, TextBlock, read_at
 from gpt.pretokenization.conversations import CHAT_LINES, CHAT_TABLES
 from gpt.pretokenization.encodings import CONTROLS, has_controls, refuse_other_encoding
-from gpt.pretokenization.files import HEAD_BYTES, PACKED_ENDINGS, PACKINGS, READ_BYTES, Source, head_of, stamp_of
+from gpt.pretokenization.files import (
+    HEAD_BYTES,
+    PACKED_ENDINGS,
+    PACKINGS,
+    READ_BYTES,
+    Source,
+    head_of,
+    readable,
+    stamp_of,
+)
 from gpt.pretokenization.json_lines import JSON_LINES
 from gpt.pretokenization.parquet import PARQUET
 from gpt.pretokenization.text_files import TEXT_FILES
@@ -77,7 +85,7 @@ def files_of(word: str, say: Callable[[str], None]) -> Iterator[str]:
     Raises UserError (exit 3) for a glob without a match, and for a folder without input files.
     """
     members = [word]
-    if not os.path.lexists(word) and glob.has_magic(word):
+    if not os.path.lexists(word) and glob.has_magic(word) and "://" not in word:
         # train.py makes such folders beside the texts.
         members = sorted(path for path in glob.glob(word, recursive=True) if not path.endswith(TOKENS))
         if not members:
@@ -150,8 +158,10 @@ def examine(path: Path, shown: str, encoding: str = "") -> Source:
     try:
         status = path.stat()  # before opening: opening a fifo waits for its writer
         if not stat.S_ISREG(status.st_mode):
+            # <(COMMAND) of a shell has no lasting name.
+            command = "COMMAND" if str(path).startswith(("/dev/fd/", "/proc/")) else f"cat {shell_word(path)}"
             raise UserError(Exit.DATA, f"{shown} is not a regular file. Pipe it in: "
-                                       f"cat {shell_word(path)} | python pretokenize.py -")
+                                       f"{command} | python pretokenize.py -")
         with path.open("rb") as file:
             raw = file.read(HEAD_BYTES)
         packing = next((packing for magic, packing in PACKINGS.items() if raw.startswith(magic)), "")
@@ -197,16 +207,6 @@ def blocks_of(source: Source, reading: Reading) -> Iterator[TextBlock]:
     """Cuts a source into blocks. Raises UserError (exit 3) if it cannot be read."""
     with readable(source):
         yield from KINDS[source.kind].blocks(source, reading)
-
-
-@contextlib.contextmanager
-def readable(source: Source) -> Iterator[None]:
-    """Turns a system error into a UserError (exit 3) that names the file."""
-    try:
-        yield
-    except OSError as error:
-        raise UserError(Exit.DATA, f"{source.shown}: {error.strerror} while it was read. Run the command "
-                                   "again when the file can be read.") from error
 
 
 def documents_of(block: TextBlock, sources: Sequence[Source], reading: Reading,

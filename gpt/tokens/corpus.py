@@ -13,7 +13,7 @@ from gpt.tokens.files import beside_tokens, find_splits
 from gpt.tokens.layouts import LAYOUTS, Part, recognise, token_file_error
 from gpt.tokens.metadata import FileRecord, Metadata, metadata_of
 from gpt.tokens.stream import TokenStream, scan
-from gpt.tokens.tokenizer import end_of_text_id, load_tokenizer, load_with_size
+from gpt.tokens.tokenizer import end_of_text_id, load_tokenizer, load_with_size, tokenizer_file_of
 
 MIN_VALIDATION_TOKENS = 32  # a training file with less than twice as many gives none to validation
 
@@ -92,8 +92,8 @@ def open_corpus(train: Path, val: Path | None, metadata_file: Path | None, token
     read once and must have the recorded sha256. Without metadata the vocabulary comes from the tokenizer or
     from vocab_size, and the layout is recognised. With our metadata the tokenizer beside it needs no name.
     """
-    if tokenizer_file is not None and tokenizer_file.is_dir():
-        tokenizer_file = tokenizer_file / TOKENIZER
+    if tokenizer_file is not None:
+        tokenizer_file = tokenizer_file_of(tokenizer_file)
     metadata = metadata_of(metadata_file) if metadata_file else Metadata(train)
     if tokenizer_file is None and metadata.tokenizer_sha256:
         tokenizer_file = beside_tokens(metadata.path.parent, TOKENIZER)
@@ -104,13 +104,7 @@ def open_corpus(train: Path, val: Path | None, metadata_file: Path | None, token
         val_files, of_val = _described(val, unnamed, metadata_file is not None)
     layout = recognise(train_files[0])  # a missing file is reported before a missing vocabulary
     known_size, end_id = _vocabulary(metadata, tokenizer_file, vocab_size)
-    tokenizer_sha256 = None
-    if tokenizer_file is not None:
-        tokenizer_sha256 = sha256_of(tokenizer_file)
-        _check_sha256(f"tokenizer {printable(tokenizer_file)}", tokenizer_sha256, metadata.tokenizer_sha256,
-                      "is not the one with which the tokens were made")
-        if of_val.tokenizer_sha256 not in (None, metadata.tokenizer_sha256):
-            _check_same_ids(of_val.path.parent, tokenizer_file)
+    tokenizer_sha256 = _checked_tokenizer(tokenizer_file, metadata, of_val) if tokenizer_file else None
 
     train_stream, identity = _open(train_files, "train", metadata, known_size)
     notes = []
@@ -195,6 +189,16 @@ def _vocabulary(metadata: Metadata, tokenizer_file: Path | None, vocab_size: int
         raise UserError(Exit.DATA, f"--vocab_size {vocab_size:,}: the metadata or the tokenizer of these "
                                    f"tokens says {known_size:,} ids. Drop the flag.")
     return known_size, end_id
+
+
+def _checked_tokenizer(file: Path, metadata: Metadata, of_val: Metadata) -> str:
+    """Returns a tokenizer's sha256. Raises UserError (exit 3) if tokens of either split were made with another one."""
+    sha256 = sha256_of(file)
+    _check_sha256(f"tokenizer {printable(file)}", sha256, metadata.tokenizer_sha256,
+                  "is not the one with which the tokens were made")
+    if of_val.tokenizer_sha256 not in (None, metadata.tokenizer_sha256):
+        _check_same_ids(of_val.path.parent, file)
+    return sha256
 
 
 def _check_sha256(name: str, sha256: str, recorded: str | None, problem: str) -> None:

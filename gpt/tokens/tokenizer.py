@@ -45,15 +45,21 @@ def load_tokenizer(path: str | Path) -> Tokenizer:
     return load_with_size(Path(path))[0]
 
 
+def tokenizer_file_of(path: Path) -> Path:
+    """The tokenizer.json that a path means: itself, or the one of a model's or a run's folder, its best or last."""
+    path = named_in(path)[0]
+    if not path.is_dir():
+        return path
+    own, of_checkpoints = path / TOKENIZER, sorted(path.glob(f"checkpoint-*/{TOKENIZER}"))
+    return of_checkpoints[0] if of_checkpoints and not own.exists() else own  # all of a run have the same
+
+
 def load_with_size(path: Path) -> tuple[Tokenizer, int]:
     """Returns load_tokenizer's result and its vocabulary size, which takes 20 ms to count for GPT-2's.
 
-    path may be a tokenizer.json, a model's folder, a run's folder, or its best or last. Raises UserError (exit 3).
+    path is one that tokenizer_file_of takes. Raises UserError (exit 3).
     """
-    path = folder = named_in(path)[0]
-    if path.is_dir():  # all checkpoints of a run have the same tokenizer
-        own, of_checkpoints = path / TOKENIZER, sorted(path.glob(f"checkpoint-*/{TOKENIZER}"))
-        path = of_checkpoints[0] if of_checkpoints and not own.exists() else own
+    folder, path = named_in(path)[0], tokenizer_file_of(path)
     name = f"tokenizer {printable(path)}"
     try:
         tokenizer = _for_text(Tokenizer.from_buffer(read_bytes(path, MAX_TOKENIZER_BYTES)))
@@ -100,8 +106,8 @@ def end_of_text_id(tokenizer: Tokenizer, path: Path | None = None) -> int | None
     """The id of the special token that ends a document; None if it is not certain.
 
     The token is the one that the files beside the tokenizer name. Without such files, and for models that converse,
-    whose eos_token may end an answer instead, it is the only one of USUAL_ENDS. path is the tokenizer's file or folder.
-    Raises UserError (exit 3).
+    whose eos_token may end an answer instead, it is the only one of USUAL_ENDS. path is one that tokenizer_file_of
+    takes. Raises UserError (exit 3).
     """
     special = {token.content: index for index, token in tokenizer.get_added_tokens_decoder().items() if token.special}
     usual = [name for name in USUAL_ENDS if name in special]
@@ -113,7 +119,7 @@ def end_of_text_id(tokenizer: Tokenizer, path: Path | None = None) -> int | None
 
 def _named_end(path: Path) -> tuple[str | None, bool]:
     """The end of a text by the files beside a tokenizer, and whether its model converses. Raises UserError (exit 3)."""
-    folder = path if path.is_dir() else path.parent
+    folder = tokenizer_file_of(path).parent
     for name, key in ENDS_IN_FILES.items():
         if (folder / name).is_file():
             try:

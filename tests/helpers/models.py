@@ -1,6 +1,8 @@
 """Tiny models whose every weight matters, and the folders they are saved in."""
 
 import json
+import shutil
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
@@ -84,6 +86,20 @@ def trained_checkpoint(folder: Path, step: int, tokenizer_json: str, chat_templa
     path = save(folder, step, tensor_files(model.config, Tensors.of(model, optimizer)),
                 text_files(step, model.config, state, tokenizer_json, 0, card, chat_template))
     return path, model.eval(), optimizer
+
+
+def replaced_meanwhile(load: Callable, folder: Path, make_checkpoint: Callable) -> Callable:
+    """A loader like load; at the end of its first call the folder's checkpoint-1 is replaced by checkpoint-2."""
+    older = make_checkpoint(folder, 1)[0]
+
+    def load_and_replace(*given: object) -> object:
+        loaded = load(*given)
+        if older.exists():
+            make_checkpoint(folder, 2)
+            shutil.rmtree(older)
+        return loaded
+
+    return load_and_replace
 
 
 def conversing_checkpoint(folder: Path, tokenizer: Tokenizer, **changes) -> Path:

@@ -365,7 +365,7 @@ LATER = [
     Case("does not exist. Give --teacher", f"{NEW} --teacher gone", values={"--teacher": "out"}),
     Case("but no manifest.json, and a run", f"{NEW}",
          lambda: (copied("out/checkpoint-6", "new/checkpoint-6")(), without("manifest.json", "new/checkpoint-6")())),
-    Case("which it cannot use. Drop", f"train.py --resume_from out {QUIET} --max_steps 8 --optimizer muon",
+    Case("another optimizer cannot continue", f"train.py --resume_from out {QUIET} --max_steps 8 --optimizer muon",
          values={"--output_dir": "new"}, together=True),
     Case("raise --epochs or", "train.py --resume_from out", values={"--epochs": "2", "--max_steps": "8"}),
     Case("Give --preload auto", f"{NEW} --preload gpu".replace("--no-use_gpu ", "")),
@@ -509,9 +509,9 @@ LATER = [
     Case("Try a smaller --seq_length", f"train.py {QUIET} --seq_length 8 --batch_size 1 --output_dir new",
          values={"--model_size": "tiny", "--seq_length": "4"},
          raised=(Raised(STEP, 3, error="MemoryError"),)),
-    Case("continuation')} at once", "generate.py --ckpt hf --max_new_tokens 2 --num_samples 2",
-         values={"--batch_size": "1"},
-         raised=(Raised("generate:open_model", 1, error="MemoryError"),)),
+    *(Case(cure, f"generate.py --ckpt hf --max_new_tokens 2 --num_samples {num}", values={"--batch_size": "1"},
+           raised=(Raised("generate:open_model", 1, error="MemoryError"),))
+      for cure, num in (("Give a smaller --batch_size.", 2), ("Give --quantize int8.", 1))),
     Case("could not be written; run again", "export.py --ckpt hf --output e.gguf",
          raised=(Raised("export:write_export", 1, error="KeyError"), Raised("tempfile:mkstemp", 0, error="OSError"))),
     *(Case(f"give a {cure}", f"{NEW} --max_steps {steps}", values={cure.split()[1]: "2"},
@@ -563,7 +563,8 @@ LATER = [
 NOT_TYPED = {
     "its cure is torchrun's, typed on a pretended GPU in tests/late_device/test_commands.py": (
         "processes were started on a machine",),
-    "its cure is typed where a hub answers, in tests/gpt/hub/test_download.py": ("Check the network and the disk",),
+    "its cure is typed where a hub answers, in tests/gpt/hub/test_download.py": (
+        "Check the network and the disk", "is on the hub. Make tokens"),
     "says what was decided, or that two flags do not go together: no cure, or the pattern of one": (
         "samples     none, as with", "--batch_size auto, or this", "with --init_from the model gets rows",
         "does not go with FILE or --demo", "not with several folders in", "unexpected argument. Give a value"),

@@ -47,6 +47,14 @@ def test_bytes_that_the_tokenizer_drops_are_told(scorer, tmp_path, capsys):
     assert "no ids for 6 bytes" in capsys.readouterr().err
 
 
+def test_texts_of_the_hub_and_conversations_for_a_model_without_turns_lead_to_other_commands(scorer, tmp_path):
+    with pytest.raises(UserError, match=r"hf://datasets/a/b: is on the hub.*\npython pretokenize\.py hf://"):
+        next(texts_of(["hf://datasets/a/b"], scorer))
+    (tmp_path / "chats.jsonl").write_text('{"messages": [{"role": "user", "content": "a"}]}\n')
+    with pytest.raises(UserError, match=r"no tokens for their turns\. Train it on conversations"):
+        next(texts_of([str(tmp_path / "chats.jsonl")], scorer))
+
+
 def test_documents_count_alike_in_whatever_form_they_come(measure, texts, tmp_path):
     names = [tmp_path / f"{number}.txt" for number in range(len(texts))]
     for name, content in zip(names, texts, strict=True):

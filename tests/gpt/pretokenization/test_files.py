@@ -7,7 +7,7 @@ import re
 import pytest
 
 from gpt.common.errors import Exit
-from gpt.pretokenization.files import pieces_of
+from gpt.pretokenization.files import pieces_of, unpacked
 from tests.helpers.refusals import refused
 from tests.helpers.texts import ALPHABET, MARK, PACK, random_texts, read, sources_of, write
 
@@ -30,6 +30,14 @@ def test_a_packed_file_holds_what_the_plain_one_does_in_one_stream_or_many(endin
     if ending in ("gz", "xz"):
         write(f"a.txt.{ending}", many + b"\0" * 8)
         assert read(f"a.txt.{ending}")[0] == expected
+
+
+def test_a_packed_file_that_is_gone_when_it_is_unpacked_is_named(tmp_path):
+    write("a.txt.gz", PACK["gz"](b"text"))
+    [source] = sources_of("a.txt.gz")
+    source.path.unlink()
+    with refused(r"a\.txt\.gz: No such file or directory while it was read", Exit.DATA):
+        unpacked(source, tmp_path / "unpacked", lambda: None)
 
 
 @pytest.mark.parametrize("ending", PACK)

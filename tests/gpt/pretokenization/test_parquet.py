@@ -47,3 +47,15 @@ def test_a_table_without_the_column_or_damaged_is_named():
         write("a.parquet", damaged)
         with refused(r"a\.parquet ", Exit.DATA):
             read("a.parquet")
+
+
+def test_a_table_that_pyarrow_does_not_know_is_no_bug(monkeypatch):
+    table("a.parquet", ["x"] * 10)
+    arrow = pytest.importorskip("pyarrow")
+
+    def unknown(*_):
+        raise arrow.ArrowNotImplementedError("Support for codec 'lzo' not built")
+
+    monkeypatch.setattr("pyarrow.parquet.ParquetFile", unknown)
+    with refused(r"a\.parquet cannot be read by this pyarrow: Support for codec 'lzo' not built", Exit.DATA):
+        read("a.parquet")

@@ -77,6 +77,14 @@ def test_a_fifo_is_refused_and_never_waited_for():
         find_sources(["pipe"], print, {})
 
 
+@pytest.mark.parametrize(("name", "cure"), [
+    ("/dev/fd/63", r"COMMAND \| python pretokenize\.py -"), ("https://x/a.txt?b=true", "curl -LO 'https://x/a.txt")])
+def test_the_cure_for_what_is_no_file_can_be_typed(name, cure, monkeypatch):
+    monkeypatch.setattr(Path, "stat", lambda path: os.stat("/dev/null" if "fd" in path.parts else "missing"))
+    with refused(cure, Exit.DATA):
+        find_sources([name], print, {})
+
+
 def test_the_demo_takes_python_sources_without_tests():
     found = demo_sources()
     assert sum(source.path.stat().st_size for source in found) <= DEMO_BYTES

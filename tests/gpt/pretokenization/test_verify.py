@@ -66,6 +66,11 @@ def test_metadata_with_other_numbers_is_found(tokenizer_file):
     refused("--verify", "data", match="tokenizer.json: it is missing. Run pretokenize.py again")
 
 
+def test_a_flag_without_a_text_to_act_on_is_named():
+    for argv in (["--verify", "data"], ["--peek", "2"]):
+        refused(*argv, "--overwrite", code=Exit.FLAGS, match="--overwrite: has no effect without FILE")
+
+
 def test_documents_are_shown(tokenizer_file, capsys):
     texts = [f"document {number}" for number in range(30)] + ["ends\x1b[31m here"]
     write("a.jsonl", lines(texts[::-1]))

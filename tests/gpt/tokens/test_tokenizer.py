@@ -84,5 +84,8 @@ def test_a_folder_of_checkpoints_and_its_best_mean_the_tokenizer_of_the_run(tmp_
     run = tmp_path / "out"
     (run / "checkpoint-2").mkdir(parents=True)
     (run / "checkpoint-2/tokenizer.json").write_text(tokenizer_json([]))
+    (run / "checkpoint-2/tokenizer_config.json").write_text('{"eos_token": "<|im_end|>"}')
     for path in (run, run / "best", run / "last", run / "checkpoint-2"):
-        assert load_with_size(path)[1] == 259
+        tokenizer, num_ids = load_with_size(path)
+        assert num_ids == 259
+        assert end_of_text_id(tokenizer, path) == tokenizer.token_to_id("<|im_end|>")
