@@ -62,6 +62,10 @@ class Deadline:
         """True if fewer than this number of seconds are left; always False without --max_minutes."""
         return self.minutes is not None and self.seconds_used + seconds > 60 * self.minutes
 
+    def is_used_up(self, seconds: float) -> bool:
+        """True if earlier starts used all minutes but SPARE. The loading of this start does not count."""
+        return self.minutes is not None and seconds >= (1 - SPARE) * 60 * self.minutes
+
     def last_step(self, step: int, recipe: Recipe, ending_seconds: float, most_steps: int) -> int:
         """The last step, at most most_steps, that fits at the pace of the last NUM_INTERVALS intervals, with SPARE.
 

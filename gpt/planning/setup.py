@@ -63,7 +63,7 @@ def choose_setup(inputs: Inputs, runtime: Runtime, deadline: Deadline) -> Setup 
                          inputs.stored)
     recipe = recipe_for(deadline.length)
     if inputs.resumed and processes.from_first(
-            lambda: _is_finished(inputs, recipe, recipe_for(None), runtime)):
+            lambda: _is_finished(inputs, recipe, recipe_for(None), deadline, runtime)):
         return None
     memory = setting_of(args, config, options, machine, processes, recipe.optimizer, strategy)
     recipe = _with_fitting_micro_batch(recipe, inputs, memory, runtime, corpus.train.num_bytes if place == "gpu" else 0)
@@ -137,7 +137,7 @@ def _with_fitting_micro_batch(recipe: Recipe, inputs: Inputs, memory: MemorySett
     return recipe
 
 
-def _is_finished(inputs: Inputs, recipe: Recipe, longest: Recipe, runtime: Runtime) -> bool:
+def _is_finished(inputs: Inputs, recipe: Recipe, longest: Recipe, deadline: Deadline, runtime: Runtime) -> bool:
     """True, after a line that says so, for a resumed run with nothing left, neither steps nor a validation.
 
     longest is the recipe for any number of minutes.
@@ -146,7 +146,7 @@ def _is_finished(inputs: Inputs, recipe: Recipe, longest: Recipe, runtime: Runti
     # On other validation tokens the count begins again.
     is_patient = (state.validations_without_gain < (args.patience or math.inf)
                   or not measures_same_tokens(inputs.stored, inputs.corpus, recipe.eval_tokens))
-    is_out_of_time = state.seconds >= 60 * (args.max_minutes or math.inf)  # this start's loading does not count
+    is_out_of_time = deadline.is_used_up(state.seconds)
     if state.step < recipe.total_steps and is_patient and not is_out_of_time:
         return False
     lacks_validation = (state.step == recipe.total_steps != state.validated_step and inputs.corpus.val

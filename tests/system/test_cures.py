@@ -534,7 +534,7 @@ LATER = [
     Case("allows only {several(recipe", f"train.py {SMALL} {LENGTHLESS} --output_dir new --max_minutes 0.001",
          stays=True, values={"--model_size": "tiny"}),
     Case("raise --max_minutes to", "train.py --resume_from timed", timed, {"--max_minutes": "0.1"},
-         raised=(Raised("gpt.planning.deadline:Deadline.ends_within", 0, returns=True),)),
+         raised=(Raised("gpt.planning.deadline:Deadline.is_used_up", 0, returns=True),)),
     Case("raise --patience to", "train.py --resume_from run", impatient, {"--patience": "9"}),
     Case("--model_size {how} {in_another", KEPT,
          raised=(Raised("gpt.watching.monitor:verdict", 1, returns=["tiny", "it may"]),)),
