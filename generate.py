@@ -128,7 +128,7 @@ from gpt.generation.quoting import write_quotations
 from gpt.generation.streaming import Sample, show, write_samples
 from gpt.hub.download import download_named
 from gpt.machine import device
-from gpt.machine.kernels import with_sound_kernels
+from gpt.machine.kernels import remove_unfinished_kernels
 from gpt.ops.products import INT8_ROWS, fastest_kind
 from gpt.tokens.corpus import Corpus, open_folder
 from gpt.tokens.tokenizer import load_tokenizer, tokenizer_of
@@ -255,8 +255,8 @@ def compile_step(decoder: Decoder, machine: device.Machine, sampling: Sampling) 
     """Compiles the decoder's step, with kernels stored for later runs; if that fails, warns and leaves it eager."""
     device.set_kernel_folder(cache_folder() / "compiled")
     try:
-        with_sound_kernels(lambda: decoder.compile(machine.backend.compiles, sampling),
-                           lambda line: print(line, file=sys.stderr))
+        remove_unfinished_kernels(print_line)
+        decoder.compile(machine.backend.compiles, sampling)
     except Exception as error:  # each version of the compiler has errors of its own
         warn(f"--compile: failed, running eagerly: {device.describe_compile_error(error)}")
 

@@ -28,9 +28,9 @@ def texts_of(words: Sequence[str], scorer: Scorer) -> Iterator[tuple[str, Iterat
     UserError (exit 3) for an unreadable file, and Stopped at a signal.
     """
     with leading_to_tokens(words, scorer):
-        if on_hub := [word for word in words if is_on_hub(word)]:
-            raise UserError(Exit.DATA, f"--text {printable(on_hub[0])}: is on the hub. Make tokens of it, and give "
-                                       f"--tokens to_score:\n{scorer.command_for_tokens(on_hub)}")
+        for word in filter(is_on_hub, words):
+            raise UserError(Exit.DATA, f"--text {printable(word)}: is on the hub. Make tokens of it, and give "
+                                       f"--tokens to_score:\n{scorer.command_for_tokens([word])}")
         for source in find_sources(words, scorer.out.say, {}):
             if KINDS[source.kind].is_chat and not can_converse(scorer.tokenizer):
                 raise source.error("holds conversations, and this model's tokenizer has no tokens for their turns. "

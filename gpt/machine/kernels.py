@@ -6,32 +6,14 @@ import struct
 from collections.abc import Callable
 from pathlib import Path
 
-import torch
-
 from gpt.common.files import try_lock
 from gpt.common.words import printable
 
 ELF_HEADER_BYTES = 64
 
 
-def with_sound_kernels(run: Callable[[], None], say: Callable[[str], None]) -> None:
-    """Removes unfinished kernels, then calls run, which compiles.
-
-    If run fails and new unfinished kernels are found, removes those and calls run a second time; otherwise
-    raises its error. say prints each deleted file.
-    """
-    remove_unfinished_kernels(say)
-    try:
-        run()
-    except Exception:  # each version of the compiler has errors of its own
-        if not remove_unfinished_kernels(say):  # another process may have been killed meanwhile
-            raise
-        torch.compiler.reset()
-        run()
-
-
-def remove_unfinished_kernels(say: Callable[[str], None]) -> int:
-    """Deletes unfinished libraries in the compiler's cache, TORCHINDUCTOR_CACHE_DIR; returns their number.
+def remove_unfinished_kernels(say: Callable[[str], None]) -> None:
+    """Deletes unfinished libraries in the compiler's cache, TORCHINDUCTOR_CACHE_DIR; say prints each of them.
 
     Without this variable it deletes none. The compiler takes any existing file for a finished one. An empty file
     makes every later compile fail ("file too short"). A truncated one kills the process that loads it (SIGBUS). If the
@@ -39,15 +21,12 @@ def remove_unfinished_kernels(say: Callable[[str], None]) -> int:
     writing, under its lock, stays.
     """
     folder = Path(os.environ.get("TORCHINDUCTOR_CACHE_DIR") or os.devnull)
-    num_removed = 0
     for path in sorted(folder.glob("*/*.so")):
         with contextlib.suppress(OSError):  # deleted meanwhile, or another user's file
             lock = folder / "locks" / f"{path.name.split('.')[0]}.lock"
             if not is_whole_library(path) and not _is_locked(lock):
                 path.unlink()
-                num_removed += 1
                 say(f"compile     deleted {printable(path)}, which a killed compiler left unfinished")
-    return num_removed
 
 
 def is_whole_library(path: Path) -> bool:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gpt.machine.kernels import is_whole_library, remove_unfinished_kernels, with_sound_kernels
+from gpt.machine.kernels import is_whole_library, remove_unfinished_kernels
 from tests.helpers.commands import run
 from tests.helpers.training import TINY
 
@@ -51,37 +51,16 @@ def test_unfinished_libraries_are_deleted_and_others_stay(whole, cache):
     being_written, said = cache("ae5.main.so", b""), []
     with (being_written.parents[1] / "locks/ae5.lock").open("rb+") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        assert remove_unfinished_kernels(said.append) == 2
+        remove_unfinished_kernels(said.append)
     assert [str(path) in line for path, line in zip(unfinished, said, strict=True)] == [True, True]
     assert [path.exists() for path in (*stays, being_written, *unfinished)] == [True] * 4 + [False] * 2
-    assert remove_unfinished_kernels(said.append) == 1, "its process has ended"
+    remove_unfinished_kernels(said.append)  # the process of the last one has ended
+    assert len(said) == 3
 
 
 def test_without_a_cache_nothing_is_deleted(monkeypatch):
     monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
-    assert remove_unfinished_kernels(pytest.fail) == 0
-
-
-def test_an_attempt_that_comes_upon_an_unfinished_file_is_made_again(cache):
-    said, attempts = [], []
-
-    def attempt() -> None:
-        attempts.append(1)
-        if len(attempts) == 1:
-            cache("ba1.main.so", b"")
-            raise RuntimeError("file too short")
-
-    with_sound_kernels(attempt, said.append)
-    assert len(attempts) == 2
-    assert "ba1.main.so, which a killed compiler left unfinished" in said[0]
-
-
-def test_another_error_is_raised(cache):
-    def attempt() -> None:
-        raise RuntimeError("no such kernel")
-
-    with pytest.raises(RuntimeError, match="no such kernel"):
-        with_sound_kernels(attempt, lambda line: None)
+    remove_unfinished_kernels(pytest.fail)
 
 
 @pytest.mark.slow
