@@ -31,7 +31,7 @@ from gpt.planning.relations import of_another_recipe
 from gpt.tokens.mixture import mixture_in_words
 
 LEAST_MINUTES = 2.0  # of a run with two models, each of which builds and compiles
-FIRST_PART = 0.15  # of the minutes, for the first model
+FIRST_PART, FIRST_PART_OF_LARGE = 0.15, 0.25  # of the minutes, for the first model; beside a large second one
 FIRST_MINUTES, MOST_FIRST_PART = 2.0, 0.3  # at least these minutes, at most this part of all
 NOISE = 0.1  # fraction of the input ids
 NOISE_GAP = 1.1  # nats between the losses of a first model, above which it teaches badly, and noise helps
@@ -49,7 +49,8 @@ def after_first_model(inputs: Inputs, runtime: Runtime, argv: Sequence[str]) -> 
     folder = Path(args.output_dir) / FIRST_MODEL
     has_begun = bool(args.resume_from and steps_in(folder))
     total = args.max_minutes or 0.0
-    minutes = max(FIRST_PART * total, min(MOST_FIRST_PART * total, FIRST_MINUTES))
+    part = FIRST_PART_OF_LARGE if inputs.sizing and inputs.sizing.is_large else FIRST_PART
+    minutes = max(part * total, min(MOST_FIRST_PART * total, FIRST_MINUTES))
     why = _why_two(inputs, runtime, minutes, has_begun)
     if not why:
         if has_begun and not inputs.resumed:

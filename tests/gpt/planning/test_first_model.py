@@ -52,7 +52,9 @@ def test_a_run_of_the_default_recipe_whose_text_leaves_minutes_has_two_models():
     for minutes, of_first in (("2", "0.6"), ("5", "1.5"), ("16", "2.4"), ("64", "9.6")):
         assert f"The first trains for {of_first} min" in answer(f"--max_minutes {minutes}")
     assert answer("--max_minutes 64", spare=0.151)
-    assert "they learn more in this time than one large model" in answer("--max_minutes 64", spare=0.0, is_large=True)
+    of_large = answer("--max_minutes 64", spare=0.0, is_large=True)
+    assert "they learn more in this time than one large model" in of_large
+    assert "The first trains for 16 min" in of_large
 
 
 @pytest.mark.parametrize(("flags", "more"), [
