@@ -56,6 +56,9 @@ def after_first_model(inputs: Inputs, runtime: Runtime, argv: Sequence[str]) -> 
         if has_begun and not inputs.resumed:
             _go_on_without(inputs, runtime, folder)
         return inputs
+    found = find.newest_sound(folder, out.warn) if has_begun else None
+    if found:
+        minutes = found.stored.settings.get("max_minutes", minutes)  # it keeps its schedule
     out.say(f"models      two: {why}.\n"
             f"            The first trains for {minutes:.3g} min in {printable(folder)}, to help the second")
     if args.dry_run:

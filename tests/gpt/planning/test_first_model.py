@@ -98,7 +98,8 @@ def two_models(monkeypatch, tmp_path):
 
     def call(state: TrainState, argv: list[str], spare: float = 0.9) -> tuple[Inputs, float, Any]:
         typed.clear()
-        first = SimpleNamespace(folder=Path("out/first_model/checkpoint-9"), stored=SimpleNamespace(state=state))
+        stored = SimpleNamespace(state=state, settings={"max_minutes": 1.7})
+        first = SimpleNamespace(folder=Path("out/first_model/checkpoint-9"), stored=stored)
         monkeypatch.setattr(first_model.find, "newest_sound", lambda *_: first)
         runtime: Any = SimpleNamespace(out=MagicMock(), signals=None, processes=SimpleNamespace(world_size=1),
                                        began=time.monotonic())
@@ -131,8 +132,8 @@ def test_a_first_model_that_has_begun_goes_on_where_it_is_asked_to(two_models):
         (folder / "manifest.json").touch()
     with refused("--output_dir out/first_model holds .* Give --resume_from auto", Exit.CHECKPOINT):
         two_models(TrainState(), [*LENGTH.split()])
-    _, _, typed = two_models(TrainState(), [*LENGTH.split(), "--resume_from", "auto"], spare=0.1)
-    assert len(typed) == 1, "though fewer minutes are left than at its start"
+    _, _, [(command, _)] = two_models(TrainState(), [*LENGTH.split(), "--resume_from", "auto"], spare=0.1)
+    assert command[-1] == "1.7", "its own minutes, though fewer are left than at its start"
     _, _, [(command, resumed)] = two_models(TrainState(), [*LENGTH.split(), "--overwrite"])
     assert "--overwrite" in command, "the first model's own checkpoints go too"
     assert resumed == "train.py --max_minutes 10"
