@@ -128,7 +128,8 @@ def _check(args: Namespace, runtime: Runtime) -> Inputs:
         if args.init_from:
             folder, weights = load.starting_config(args.init_from, lambda said: None)
             _check_tokenizer("--init_from", folder, corpus.tokenizer_path, out, weights.vocab_size < corpus.vocab_size)
-            args = having(args, init_from=str(folder))  # of a run, this checkpoint: a newer one may appear meanwhile
+            if runtime.processes.world_size > 1:  # all load this checkpoint of a run, though a newer one may appear
+                args = having(args, init_from=str(folder))
     problems.stop()
     assert corpus
 
