@@ -128,7 +128,7 @@ def main(argv: Sequence[str]) -> int:
 def in_units(run: LoggedRun, x: str, y: str) -> LoggedRun:
     """Returns a run with two curves, loss and val_loss, whose xs and ys are in the units of the axes.
 
-    The training loss is smoothed. Raises UserError (exit 3) if the run has not logged what a unit needs.
+    The training loss is smoothed. Raises UserError (exit 3) if the run lacks a logged figure for a unit.
     """
     logged, _, scale = X_AXES[x]
     factor = run.bits_per_nat if y == "bits" else 1.0

@@ -2,8 +2,8 @@
 
 After some passes one model only learns a small text by heart, and the rest of --max_minutes would be idle. Where that
 is enough for a first model, it helps the second one to make up to twice the passes (LOG.md, 2026-11-27, Two models in
-the minutes of one). A model of many parameters for each token learns less than two in the same time, with or without
-idle minutes (2026-11-29, One large model or two smaller ones).
+the minutes of one). Where one model would have many parameters for each token, two learn more in the same time, also
+without idle minutes (LOG.md, 2026-11-29, One large model or two smaller ones).
 """
 
 import contextlib
