@@ -221,8 +221,9 @@ def find_resume(requested: str, output_dir: Path, overwrite: bool, warn: Callabl
         names = printable(", ".join(other.name for other in others[:3]))
         more = f" and {len(others) - 3} more" if others[3:] else ""
         raise _refusal(f"--output_dir {printable(output_dir)} holds checkpoints of another run, or of this one after "
-                       f"step {stored.state.step:,}: {names}{more}. Give another --output_dir, or --overwrite, which "
-                       f"deletes {several(len(others), 'checkpoint')}.")
+                       f"step {stored.state.step:,}: {names}{more}. Give another --output_dir, or --resume_from auto, "
+                       "which continues the run there, or --overwrite, which deletes "
+                       f"{several(len(others), 'checkpoint')}.")
     return Found(path, stored)
 
 

@@ -58,8 +58,8 @@ def recorded_flags(given: Mapping[str, Any], of_a_call: Collection[str] = ()) ->
 
 
 def _means_teacher(requested: Any, recorded: Any) -> bool:
-    """True if the recorded teacher is the requested folder, or one of its checkpoints."""
-    if not (requested and recorded):
+    """True if the recorded teacher is there, and the requested folder or one of its checkpoints."""
+    if not (requested and recorded and Path(recorded).exists()):
         return False
     folder = named_in(Path(requested))[0]
     return is_same_folder(folder, recorded) or is_same_folder(folder, Path(recorded).parent)

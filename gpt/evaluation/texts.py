@@ -29,7 +29,7 @@ def texts_of(words: Sequence[str], scorer: Scorer) -> Iterator[tuple[str, Iterat
     """
     with leading_to_tokens(words, scorer):
         for word in filter(is_on_hub, words):
-            raise UserError(Exit.DATA, f"--text {printable(word)}: is on the hub. Make tokens of it, and give "
+            raise UserError(Exit.DATA, f"--text {printable(word)} is on the hub. Make tokens of it, and give "
                                        f"--tokens to_score:\n{scorer.command_for_tokens([word])}")
         for source in find_sources(words, scorer.out.say, {}):
             if KINDS[source.kind].is_chat and not can_converse(scorer.tokenizer):

@@ -84,8 +84,9 @@ def to_go_on(args: Namespace) -> list[str]:
     more = [] if args.resume_from else ["--resume_from", "auto"]
     if args.max_steps and newest >= args.max_steps:
         more += ["--max_steps", str(newest + args.max_steps)]
-    if args.max_minutes:
-        more += ["--max_minutes", f"{2 * args.max_minutes:g}"]
+    for name in ("max_minutes", "epochs"):
+        if length := getattr(args, name):
+            more += [f"--{name}", f"{2 * length:g}"]
     return [*more, "--allow_new_data"]
 
 

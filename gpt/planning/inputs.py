@@ -117,7 +117,6 @@ def _check(args: Namespace, runtime: Runtime) -> Inputs:
             runtime.held.enter_context(owned(Path(args.output_dir)))
             if args.mirror_to:
                 prepare_mirror(args, out)
-    with problems.catch():
         if writes or args.resume_from or args.cooldown_from:
             resumed = choose_resume(args, writes, out)
     names_tokens = {"data_dir", "bin_file", "metadata_file"} & {*args.config.given}
@@ -281,8 +280,10 @@ def choose_teacher(requested: str, config: ModelConfig, tokenizer: Path | None, 
     positions.
     """
     if not named_in(Path(requested), Path("out"))[0].exists():  # out/best names a folder too
-        raise UserError(Exit.CHECKPOINT, f"--teacher {printable(requested)} does not exist. Give --teacher with the "
-                                         "folder where it is now.")
+        run = Path(requested).parent
+        cure = (f"Its run has deleted it; the newest is --teacher {shell_word(run)}" if steps_in(run) else
+                "Give --teacher with the folder where it is now.")
+        raise UserError(Exit.CHECKPOINT, f"--teacher {printable(requested)} does not exist. {cure}")
     folder = find.resolve(Path(requested), out.warn)
     with load.opening(f"--teacher {printable(requested)}"):
         teacher = load.read_config(folder)

@@ -86,11 +86,11 @@ def open_corpus(train: Path, val: Path | None, metadata_file: Path | None, token
     """Opens token files and checks their layout, sizes, dtype, vocabulary and every id. Raises UserError (exit 3).
 
     train and val are each a file, a folder or a glob. In a folder without our metadata, the files are found
-    by the names that programs use. Without val, the folder's validation files are taken, or our val.bin
-    beside the training file, or the last val_fraction of the training tokens. Our metadata without a
-    validation split means none. A file whose size and time match our metadata is trusted; any other file is
-    read once and must have the recorded sha256. Without metadata the vocabulary comes from the tokenizer or
-    from vocab_size, and the layout is recognised. With our metadata the tokenizer beside it needs no name.
+    by the names that programs use. Without val, the folder's validation files are taken, or the val.bin beside
+    a train.bin, or the last val_fraction of the training tokens. Our metadata without a validation split
+    means none. A file whose size and time match our metadata is trusted; any other file is read once and must
+    have the recorded sha256. Without metadata the vocabulary comes from the tokenizer or from vocab_size, and
+    the layout is recognised. With our metadata the tokenizer beside it needs no name.
     """
     if tokenizer_file is not None:
         tokenizer_file = tokenizer_file_of(tokenizer_file)
@@ -192,8 +192,13 @@ def _vocabulary(metadata: Metadata, tokenizer_file: Path | None, vocab_size: int
 
 
 def _checked_tokenizer(file: Path, metadata: Metadata, of_val: Metadata) -> str:
-    """Returns a tokenizer's sha256. Raises UserError (exit 3) if tokens of either split were made with another one."""
+    """Returns a tokenizer's sha256. Raises UserError (exit 3) if tokens of either split were made with another one.
+
+    One that is written otherwise, as with a checkpoint, has the sha256 of what pretokenize.py would write of it.
+    """
     sha256 = sha256_of(file)
+    if metadata.tokenizer_sha256 not in (None, sha256):
+        sha256 = hashlib.sha256(load_tokenizer(file).to_str(pretty=True).encode()).hexdigest()
     _check_sha256(f"tokenizer {printable(file)}", sha256, metadata.tokenizer_sha256,
                   "is not the one with which the tokens were made")
     if of_val.tokenizer_sha256 not in (None, metadata.tokenizer_sha256):
@@ -225,7 +230,8 @@ def _find_files(train: Path, metadata: Metadata) -> tuple[list[Path], list[Path]
     train_files, val_files = _files_in(train, metadata)
     if not train_files:  # only files named for validation, which the user gives for training
         train_files, val_files = val_files, []
-    if not val_files and "val" in metadata.splits:  # the user named the training file alone
+    # The user named the training file alone.
+    if not val_files and ("val" in metadata.splits or (not metadata.splits and train.name == "train.bin")):
         beside = train_files[0].with_name("val.bin")
         val_files = [beside] if beside.is_file() and beside not in train_files else []
     return train_files, val_files

@@ -358,25 +358,31 @@ class Monitor:
             return LONGER, (f"{self._args.max_minutes:g} min were over at step {self.state.step:,} of "
                             f"{recipe.total_steps:,}, as steps took longer than measured")
         sizes = {name: architecture_of(config).sized(shape, config.vocab_size, config.seq_length).num_parameters
-                 for name, shape in SIZES.items() if not self.state.init_from}
+                 for name, shape in SIZES.items() if not self._learned_before}
         return verdict(self._overfitting.validations, self._overfitting.losses[-1][0], self._tokens_seen,
                        self._run.setup.corpus.train.length, config.num_parameters, sizes)
 
     def _command_for_longer(self, folder: str) -> str:
-        """The command for twice this run, or as long as random weights need, in the user's unit or else in its own."""
+        """The command for twice this run, or as long as random weights need, in the user's limits, else in its own."""
         args, state = self._args, self.state
         recipe = self._run.recipe
         launcher = self._runtime.processes.launcher
         if recipe.cooldown or recipe.plateau_end in steps_in(Path(args.output_dir)):
             return recipe.command_from_plateau(launcher, args)
-        unit = next((name for name in ("max_minutes", "max_steps", "epochs") if name in args.config.given),
-                    "epochs" if state.init_from else "max_minutes")
-        length = getattr(args, unit) or (recipe.epochs if state.init_from else math.ceil(state.seconds / 60))
-        times = times_too_short(state.step, self._tokens_seen, self._run.setup.corpus.train.length,
-                                self._config.num_parameters)
-        length *= 2 if state.init_from else max(2, math.ceil(times))
+        times = 2 if self._learned_before else max(2, math.ceil(times_too_short(
+            state.step, self._tokens_seen, self._run.setup.corpus.train.length, self._config.num_parameters)))
+        limits = {name: getattr(args, name) for name in ("max_minutes", "max_steps", "epochs")
+                  if name in args.config.given and getattr(args, name)}
+        limits = limits or ({"epochs": recipe.epochs} if state.init_from else
+                            {"max_minutes": math.ceil(state.seconds / 60)})
+        longer = "".join(f" --{name} {times * length:.12g}" for name, length in limits.items())
         patience = "" if self._has_patience else f" --patience {state.validations_without_gain + args.patience}"
-        return f"{launcher} train.py --resume_from {folder} --{unit} {length:.12g}{patience}"
+        return f"{launcher} train.py --resume_from {folder}{longer}{patience}"
+
+    @property
+    def _learned_before(self) -> bool:
+        """True for weights that came with what another text, or another run, taught them."""
+        return bool(self.state.init_from or self._run.recipe.samples_of_others)
 
     @property
     def _has_patience(self) -> bool:

@@ -27,7 +27,7 @@ def verdict(validations: list[tuple[float, int]], train_loss: float, tokens_seen
     is_short = bool(sizes) and times_too_short(last_step, tokens_seen, num_tokens, num_parameters) > 1
     may_go_on = passes < most_passes(num_tokens, num_parameters)
     if is_short and may_go_on:
-        return LONGER, f"{several(last_step, 'step')}, {in_epochs(passes)} in all: too few to learn much"
+        return LONGER, f"{several(last_step, 'step')}, {in_epochs(passes)}: too few to learn much"
     if is_short or not before:
         return "", ""
     if last - best > RISEN * best:

@@ -1,6 +1,7 @@
 """What a run recorded of its flags is found where --resume_from points, in the order it is promised."""
 
 import json
+import shutil
 
 import pytest
 
@@ -76,6 +77,8 @@ def test_a_folder_still_means_the_teacher_that_it_meant(place, given, is_kept):
     checkpoint(place / "out", 5)
     run_config(place / "out", teacher="base/checkpoint-5")
     assert ("teacher" in flags_for(resume_from="out", teacher=given).excludes) == is_kept
+    shutil.rmtree(place / "base/checkpoint-5")
+    assert "teacher" not in flags_for(resume_from="out", teacher=given).excludes
 
 
 def test_a_checkpoint_that_was_copied_away_is_enough(place):

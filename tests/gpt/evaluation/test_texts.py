@@ -48,7 +48,7 @@ def test_bytes_that_the_tokenizer_drops_are_told(scorer, tmp_path, capsys):
 
 
 def test_texts_of_the_hub_and_conversations_for_a_model_without_turns_lead_to_other_commands(scorer, tmp_path):
-    with pytest.raises(UserError, match=r"hf://datasets/a/b: is on the hub.*\npython pretokenize\.py hf://"):
+    with pytest.raises(UserError, match=r"hf://datasets/a/b is on the hub.*\npython pretokenize\.py hf://"):
         next(texts_of(["hf://datasets/a/b"], scorer))
     (tmp_path / "chats.jsonl").write_text('{"messages": [{"role": "user", "content": "a"}]}\n')
     with pytest.raises(UserError, match=r"no tokens for their turns\. Train it on conversations"):

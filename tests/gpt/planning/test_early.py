@@ -62,7 +62,8 @@ def test_texts_become_tokens_once_and_the_run_trains_on_them(place, capfd, monke
     longer = go_on.replace("texts --resume_from auto", "texts --max_steps 2 --resume_from auto --max_steps 4")
     assert refusal("texts --max_steps 2")[1].endswith(f"Type:\n{longer}")
     for flags, more in (("--overwrite", ""),
-                        ("--max_minutes 2", " --resume_from auto --max_minutes 4 --allow_new_data")):
+                        ("--max_minutes 2", " --resume_from auto --max_minutes 4 --allow_new_data"),
+                        ("--epochs 3", " --resume_from auto --epochs 6 --allow_new_data")):
         monkeypatch.setattr("sys.argv", ["train.py", "texts", *flags.split()])
         assert refusal(f"texts {flags}")[1].endswith(f"\n    python train.py texts {flags}{more}")
     other.rename(text)  # an older text of the same name

@@ -62,6 +62,10 @@ def test_another_tokenizer_of_the_same_size_is_refused(corpus_folder):
     change(corpus_folder, tokenizer={"sha256": sha256_of(path)})
     assert open_folder(corpus_folder).tokenizer_sha256 == sha256_of(path)
     fields = json.loads(path.read_text())
+    compact = corpus_folder / "compact.json"  # as beside a checkpoint
+    compact.write_text(json.dumps(fields, separators=(",", ":")))
+    same = open_corpus(corpus_folder, None, corpus_folder / "metadata.json", compact)
+    assert same.tokenizer_sha256 == sha256_of(path) != sha256_of(compact)
     a, b = list(fields["model"]["vocab"])[:2]
     vocab = fields["model"]["vocab"]
     vocab[a], vocab[b] = vocab[b], vocab[a]
@@ -183,7 +187,10 @@ def test_a_folder_of_others_shards_takes_its_own_validation(tmp_path):
 # ---------------------------------------------------------------- files of other programs
 
 
-def test_a_raw_file_with_a_vocabulary_is_nanogpts_and_its_tail_is_for_validation(corpus_folder):
+def test_a_raw_file_with_a_vocabulary_is_nanogpts_and_validated_on_val_bin_or_on_its_tail(corpus_folder):
+    beside = open_corpus(corpus_folder / "train.bin", None, None, None, vocab_size=300)
+    assert beside.val == raw_stream(corpus_folder / "val.bin", "uint16", 100)
+    (corpus_folder / "val.bin").unlink()
     corpus = open_corpus(corpus_folder / "train.bin", None, None, None, vocab_size=300)
     assert corpus.train == raw_stream(corpus_folder / "train.bin", "uint16", 968)
     assert corpus.val == raw_stream(corpus_folder / "train.bin", "uint16", 32, 968)

@@ -94,7 +94,7 @@ def test_the_closing_lines_name_best_and_last_and_how_to_improve(overfitting, co
     folder = f"{overfitting.folder}/falling"
     assert f"\nnext: python generate.py --ckpt {folder}\nTo improve: still learning: " in text
     assert max(len(line) for line in text.splitlines() if "| val loss " in line) <= 80
-    assert f"\npython train.py --resume_from {folder} --max_steps 16\n" in text
+    assert f"\npython train.py --resume_from {folder} --max_steps 16 --epochs 18\n" in text
     monkeypatch.setattr("gpt.watching.monitor.verdict", lambda *_: ("mini", "its size"))
     _, text = overfitting("--max_steps", "2", out="small")
     folder = f"{overfitting.folder}/small"
@@ -106,7 +106,8 @@ def test_advice_to_go_on_raises_a_used_up_patience_and_is_not_given_for_a_loss_w
         overfitting, monkeypatch):
     monkeypatch.setattr("gpt.watching.monitor.verdict", lambda *_: (LONGER, "it may"))
     _, text = overfitting("--max_steps", "20", "--patience", "2", out="ended")
-    assert f"\npython train.py --resume_from {overfitting.folder}/ended --max_steps 180 --patience 4\n" in text
+    assert (f"\npython train.py --resume_from {overfitting.folder}/ended --max_steps 180 --epochs 81 --patience 4\n"
+            in text)
     monkeypatch.setattr("gpt.watching.curve.LossCurve.verdict", lambda *_: "worse than guessing")
     assert "To improve" not in overfitting("--max_steps", "20", out="diverged")[1]
 
