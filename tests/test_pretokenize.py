@@ -19,7 +19,7 @@ from gpt.common.files import sha256_of
 from gpt.common.signals import Signals
 from gpt.pretokenization import commit, store, vocabulary
 from gpt.pretokenization.blocks import SAFE_CUT, Limits, Reading, parts_of
-from gpt.pretokenization.vocabulary import read_sample, tokenizer_json
+from gpt.pretokenization.vocabulary import read_sample
 from gpt.tokens.metadata import METADATA_FORMAT, METADATA_VERSION
 from gpt.tokens.stream import DTYPES
 from gpt.tokens.tokenizer import load_tokenizer, parse, vocabulary_of
@@ -36,6 +36,7 @@ from tests.helpers.pretokenize import (
     written,
 )
 from tests.helpers.texts import ALPHABET, PACK, STRINGS, in_language, lines, spelt_lines, words, write
+from tests.helpers.training_texts import tokenizer_json
 
 
 @pytest.fixture(autouse=True)
@@ -79,7 +80,7 @@ def test_the_ids_are_gpt2s_wherever_the_parts_are_cut():
 def test_a_tokenizer_that_splits_otherwise_is_known(change):
     from tokenizers import normalizers, pre_tokenizers
 
-    content = tokenizer_json([(b"t", b"h"), (b"th", b"e")])
+    content = tokenizer_json(("t", "h"), ("th", "e"))
     assert vocabulary_of(parse(content), 0).splits_as_gpt2
     tokenizer = parse(content)
     if change == "normalizer":
@@ -341,7 +342,7 @@ def test_the_sample_is_bounded_and_spread(monkeypatch):
 
 def big_tokenizer(num_ids: int) -> str:
     """A tokenizer.json of so many ids, the last of which stands for 'zz'."""
-    fields = json.loads(tokenizer_json([]))
+    fields = json.loads(tokenizer_json())
     vocab = fields["model"]["vocab"]
     vocab |= {f"<unused {number}>": number for number in range(259, num_ids - 1)} | {"zz": num_ids - 1}
     fields["model"]["merges"] = [["z", "z"]]

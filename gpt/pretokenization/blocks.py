@@ -37,7 +37,6 @@ class Limits:
     window_bytes: int = 2**16  # read at a time to find the end of a line or document
     document_bytes: int = 2**30  # the longest document that is held whole: a line of JSON, or one split by its hash
     survey_bytes: int = 2**25  # with a given tokenizer, only smaller texts are read once before they are encoded
-    fast_sample_bytes: int = 10_000_000  # the smallest sample on which gigatoken trains a tokenizer
 
 
 LIMITS = Limits()

@@ -1,34 +1,20 @@
-"""The tokenizer of a run: an existing one, or one trained on a sample of the text.
-
-tokenizers trains it, or gigatoken if it certainly gives the same tokenizer.
-"""
+"""The tokenizer of a run: an existing one, or one trained on a sample of the text."""
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import numpy as np
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from gpt.common.errors import Exit, UserError
 from gpt.common.names import TOKENIZER
 from gpt.common.words import printable, shell_word
-from gpt.pretokenization.engines import Encoder, is_compared, may_differ
 from gpt.pretokenization.passes import Job
 from gpt.pretokenization.workers import SEPARATOR, in_child
 from gpt.tokens.chat import END, START, can_converse
 from gpt.tokens.faithful import probes_of, refuse_changes
-from gpt.tokens.tokenizer import (
-    END_OF_TEXT,
-    Vocabulary,
-    byte_alphabet,
-    end_of_text_id,
-    load_tokenizer,
-    parse,
-    vocabulary_of,
-)
+from gpt.tokens.tokenizer import END_OF_TEXT, Vocabulary, end_of_text_id, load_tokenizer, parse, vocabulary_of
 
-FAST_BYTES_PER_ID = 1000  # gigatoken trains only on samples with more bytes for each id
 SPECIAL_TOKENS = [END_OF_TEXT, START, END]
 NUM_FIRST_IDS = len(SPECIAL_TOKENS) + 256  # the special tokens and the 256 bytes; each merge adds one id
 
@@ -88,13 +74,7 @@ def new_vocabulary(job: Job, train_bytes: int) -> Vocabulary:
     job.report.refuse_empty(job.text_bytes)
     possible = min(requested, NUM_FIRST_IDS + sample_bytes)  # each byte of the sample allows one merge at most
     with progress.phase("training the tokenizer"):
-        content = ""
-        # On a small sample, with many ties, gigatoken may train more slowly than tokenizers.
-        is_large = sample_bytes >= max(job.reading.limits.fast_sample_bytes, FAST_BYTES_PER_ID * possible)
-        if args.engine != "tokenizers" and is_large and is_compared():
-            content = in_child(job.signals, train_fast, path, possible, args.min_frequency,
-                               seconds=max(30.0, sample_bytes / 2e6))
-        content = content or in_child(job.signals, train_tokenizer, path, possible, args.min_frequency)
+        content = in_child(job.signals, train_tokenizer, path, possible, args.min_frequency)
     path.unlink()
 
     vocabulary = vocabulary_of(parse(content), 0)
@@ -112,14 +92,6 @@ def auto_vocab_size(train_bytes: int) -> int:
 # ---------------------------------------------------------------- training
 
 
-def byte_level(model: models.BPE) -> Tokenizer:
-    """Makes a tokenizer from a model, with GPT-2's pre-tokenizer and decoder."""
-    tokenizer = Tokenizer(model)
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)  # type: ignore[assignment]
-    tokenizer.decoder = decoders.ByteLevel()  # type: ignore[assignment]
-    return tokenizer
-
-
 def train_tokenizer(sample: Path, vocab_size: int, min_frequency: int) -> str:
     """Trains a byte-level BPE with GPT-2's pre-tokenizer; returns its JSON. Id 0 ends a document.
 
@@ -127,50 +99,13 @@ def train_tokenizer(sample: Path, vocab_size: int, min_frequency: int) -> str:
     pair occurs min_frequency times. Call it in a process of its own, as it turns on tokenizers' threads.
     """
     os.environ["TOKENIZERS_PARALLELISM"] = "true"
-    tokenizer = byte_level(models.BPE())
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)  # type: ignore[assignment]
+    tokenizer.decoder = decoders.ByteLevel()  # type: ignore[assignment]
     trainer = trainers.BpeTrainer(vocab_size=vocab_size, min_frequency=min_frequency, show_progress=False,
                                   special_tokens=SPECIAL_TOKENS,
                                   initial_alphabet=pre_tokenizers.ByteLevel.alphabet())
     tokenizer.train_from_iterator((text.decode() for text in read_sample(sample)), trainer)
-    return tokenizer.to_str(pretty=True)
-
-
-def train_fast(sample: Path, vocab_size: int, min_frequency: int) -> str:
-    """Trains the tokenizer of train_tokenizer with gigatoken; returns '' if the result is not certainly the same.
-
-    gigatoken has no min_frequency. But counts fall from merge to merge, so if the last pair occurs often
-    enough, all pairs do. Call it in a process of its own, whose output it turns off.
-    """
-    import gigatoken
-
-    quiet = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(quiet, 1)  # gigatoken prints, and this process has no output of its own
-    os.dup2(quiet, 2)
-    if any(map(may_differ, read_sample(sample))):
-        return ""
-    _, merges = gigatoken.train_bpe(str(sample), vocab_size, SPECIAL_TOKENS, "huggingface", SEPARATOR)
-    if not len({left + right for left, right in merges}) == len(merges) == vocab_size - NUM_FIRST_IDS:
-        return ""
-
-    content = tokenizer_json(merges)
-    encoder = Encoder(vocabulary_of(parse(content), 0), "gigatoken")
-    count = 0  # of the last merge's id
-    for text in read_sample(sample):
-        ids, _ = encoder.encode_by_gigatoken([text], [False])
-        count += int(np.count_nonzero(ids == vocab_size - 1))
-        if count >= min_frequency:
-            return content
-    return ""
-
-
-def tokenizer_json(merges: Sequence[tuple[bytes, bytes]]) -> str:
-    """The JSON that tokenizers' BpeTrainer writes for these merges: SPECIAL_TOKENS, the 256 bytes, each merge."""
-    alphabet = byte_alphabet()
-    pairs = [("".join([alphabet[byte] for byte in left]), "".join([alphabet[byte] for byte in right]))
-             for left, right in merges]
-    tokens = [*SPECIAL_TOKENS, *sorted(alphabet), *(left + right for left, right in pairs)]
-    tokenizer = byte_level(models.BPE({token: number for number, token in enumerate(tokens)}, pairs))
-    tokenizer.add_special_tokens(SPECIAL_TOKENS)
     return tokenizer.to_str(pretty=True)
 
 

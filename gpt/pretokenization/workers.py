@@ -3,11 +3,9 @@
 import contextlib
 import hashlib
 import itertools
-import math
 import multiprocessing.connection
 import signal
 import sys
-import time
 import traceback
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
@@ -88,16 +86,15 @@ def answers_of(number: int, answer: Callable[[Any], Any], questions: Iterable[An
 
 def _answers_of_processes(number: int, answer: Callable[[Any], Any], questions: Iterable[Any], signals: Signals,
                           is_heavy: Callable[[Any], bool] = lambda _: False, start_method: str = START_METHOD,
-                          seconds: float = math.inf) -> Generator[tuple[Any, Any], None, None]:
-    """Does the work of answers_of in child processes; stops after this many seconds."""
-    deadline = time.monotonic() + seconds
+                          ) -> Generator[tuple[Any, Any], None, None]:
+    """Does the work of answers_of in child processes."""
     unread: deque[list[Any]] = deque()  # entries of a question, and later its answer
     source = iter(questions)
     with _started(number, answer, start_method) as (processes, pipes):
         # Each worker's open entries.
         queues: dict[Any, deque[list[Any]]] = {pipe: deque() for pipe in processes}
         question = next(source, None)
-        while (question is not None or unread) and time.monotonic() < deadline:
+        while question is not None or unread:
             pipe = None
             try:
                 while question is not None and len(unread) < MAX_UNREAD * len(queues):
@@ -152,17 +149,15 @@ def _sendable(error: BaseException) -> Exception:
     return RuntimeError(f"in another process: {text.strip().splitlines()[-1]}\n{text}")
 
 
-def in_child(signals: Signals, work: Callable[..., Any], *arguments: Any, seconds: float = math.inf) -> Any:
+def in_child(signals: Signals, work: Callable[..., Any], *arguments: Any) -> Any:
     """Runs a function in a fresh process, so that a signal can end it and its memory is freed afterwards.
 
     The process is spawned, not forked: a fork inherits the locks of a library's threads, but not the threads.
-    Returns its result; None if it takes longer than this many seconds. Raises Stopped after a signal, and
-    otherwise as answers_of does.
+    Returns its result. Raises Stopped after a signal, and otherwise as answers_of does.
     """
-    answers = _answers_of_processes(1, _call, [(work, arguments)], signals, start_method="spawn",
-                                    seconds=seconds)
-    with contextlib.closing(answers):
-        return next((answer for _, answer in answers), None)
+    with contextlib.closing(_answers_of_processes(1, _call, [(work, arguments)], signals,
+                                                  start_method="spawn")) as answers:
+        return next(answer for _, answer in answers)
 
 
 def _call(question: tuple[Callable[..., Any], Sequence[Any]]) -> Any:

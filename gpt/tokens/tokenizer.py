@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from tokenizers import Tokenizer, decoders
+from tokenizers import Tokenizer, decoders, pre_tokenizers
 
 from gpt.common.errors import Exit, UserError
 from gpt.common.files import named_in, read_bytes, read_text
@@ -157,18 +157,11 @@ def bytes_per_id(tokenizer: Tokenizer, vocab_size: int) -> np.ndarray | None:
     return lengths
 
 
-def byte_alphabet() -> list[str]:
-    """The characters that stand for the bytes 0 to 255 in GPT-2's vocabulary (openai/gpt-2, encoder.py)."""
-    plain = {*range(33, 127), *range(161, 173), *range(174, 256)}
-    others = iter(range(256, 512))
-    return [chr(byte) if byte in plain else chr(next(others)) for byte in range(256)]
-
-
 def is_byte_level_bpe(model: Mapping[str, Any]) -> bool:
     """True if the model of a tokenizer.json is a plain BPE over the 256 bytes."""
     unusual = ("dropout", "byte_fallback", "continuing_subword_prefix", "end_of_word_suffix")
     return (model["type"] == "BPE" and not any(model.get(name) for name in unusual)
-            and {*byte_alphabet()} <= model["vocab"].keys())
+            and {*pre_tokenizers.ByteLevel.alphabet()} <= model["vocab"].keys())
 
 
 @dataclass(frozen=True)

@@ -5,8 +5,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
 from gpt.common.signals import Signals
 from gpt.pretokenization import workers
+from gpt.pretokenization.vocabulary import SPECIAL_TOKENS
 from gpt.pretokenization.workers import SEPARATOR
 
 
@@ -35,14 +38,14 @@ def sample(*texts: str | bytes, name: str = "sample") -> Path:
 
 def in_child(work: Callable[..., Any], *arguments: Any) -> Any:
     """As the program trains: a process that has trained has threads, for which its later children would wait."""
-    return workers.in_child(Signals(), work, *arguments, seconds=120)
+    return workers.in_child(Signals(), work, *arguments)
 
 
-def each_in_child(*calls: tuple[Any, ...]) -> list[Any]:
-    """The results of several calls, each a function and its arguments, in a single process."""
-    return in_child(call_each, calls)
-
-
-def call_each(calls: tuple[tuple[Any, ...], ...]) -> list[Any]:
-    """What the child does."""
-    return [work(*arguments) for work, *arguments in calls]
+def tokenizer_json(*merges: tuple[str, str]) -> str:
+    """A tokenizer.json as pretokenize.py writes it: its special tokens, the 256 bytes, and these merges."""
+    tokens = [*SPECIAL_TOKENS, *sorted(pre_tokenizers.ByteLevel.alphabet()), *(a + b for a, b in merges)]
+    tokenizer = Tokenizer(models.BPE({token: number for number, token in enumerate(tokens)}, [*merges]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)  # type: ignore[assignment]
+    tokenizer.decoder = decoders.ByteLevel()  # type: ignore[assignment]
+    tokenizer.add_special_tokens(SPECIAL_TOKENS)
+    return tokenizer.to_str(pretty=True)

@@ -147,7 +147,7 @@ def test_a_command_killed_at_any_instant_starts_again_with_the_same_result(what,
 
     how = ("--vocab_size", "1500") if "trained" in what else ("--tokenizer_file", str(tokenizer_file))
     argv = (what.split()[0], *how, "--val_fraction", "0.1", "--num_workers", "2", "--engine", engine_name)
-    limits = "fast_sample_bytes=0, block_bytes=2**19"
+    limits = "block_bytes=2**19"
     began = time.monotonic()
     assert start(*argv, "--output_dir", "whole", limits=limits).wait() == 0, Path("shown").read_text()
     seconds, expected = time.monotonic() - began, written("whole")

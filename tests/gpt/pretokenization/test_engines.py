@@ -9,13 +9,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tokenizers import pre_tokenizers
 
 import pretokenize
 from gpt.pretokenization.blocks import Limits
 from gpt.pretokenization.engines import COMPARED, HARD_TEXTS, NEWER, Encoder, choose_engine, is_compared, may_differ
 from gpt.pretokenization.vocabulary import train_tokenizer
 from gpt.pretokenization.workers import SEPARATOR
-from gpt.tokens.tokenizer import Vocabulary, byte_alphabet, parse, vocabulary_of
+from gpt.tokens.tokenizer import Vocabulary, parse, vocabulary_of
 from tests.helpers.training_texts import in_child, language
 
 NEW_POINTS = [point for low, high in NEWER for point in range(low, high + 1)]
@@ -96,7 +97,7 @@ def hard_string(rng: random.Random) -> str:
 def changed(content: str, **changes: Any) -> Vocabulary:
     """The tokenizer with fields of its model replaced; without merges, since few of them go with a prefix."""
     fields = json.loads(content)
-    alphabet = byte_alphabet()
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     fields["model"] |= {"merges": [], "vocab": dict(zip(["<|endoftext|>", *alphabet], range(257), strict=True))}
     fields["model"] |= changes
     return vocabulary_of(parse(json.dumps(fields)), 0)

@@ -6,8 +6,8 @@ import pytest
 from tokenizers import AddedToken, Tokenizer, models
 
 from gpt.common.errors import Exit, UserError
-from gpt.pretokenization.vocabulary import tokenizer_json
 from gpt.tokens.tokenizer import END_OF_TEXT, bytes_per_id, end_of_text_id, load_tokenizer, load_with_size
+from tests.helpers.training_texts import tokenizer_json
 
 AB = '{"type": "BPE", "vocab": {"a": 0, "b": 1}, "merges": []}'
 BAD_TOKENIZERS = {
@@ -83,7 +83,7 @@ def test_a_damaged_file_beside_the_tokenizer_is_refused(tmp_path):
 def test_a_folder_of_checkpoints_and_its_best_mean_the_tokenizer_of_the_run(tmp_path):
     run = tmp_path / "out"
     (run / "checkpoint-2").mkdir(parents=True)
-    (run / "checkpoint-2/tokenizer.json").write_text(tokenizer_json([]))
+    (run / "checkpoint-2/tokenizer.json").write_text(tokenizer_json())
     (run / "checkpoint-2/tokenizer_config.json").write_text('{"eos_token": "<|im_end|>"}')
     for path in (run, run / "best", run / "last", run / "checkpoint-2"):
         tokenizer, num_ids = load_with_size(path)
