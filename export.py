@@ -119,6 +119,7 @@ from safetensors.torch import save_file
 from gpt.architectures.table import ModelConfig, architecture_of
 from gpt.checkpoint.contents import PUBLISHED
 from gpt.checkpoint.find import resolve
+from gpt.checkpoint.folder import put_in_place
 from gpt.checkpoint.load import chat_template, end_ids, load_model, open_model, stored_tensors
 from gpt.checkpoint.nanogpt import convert
 from gpt.common.files import rename, sync
@@ -197,18 +198,14 @@ def write_export(args: argparse.Namespace, source: Path, target: Path, signals: 
         else:
             num_tensors = write_folder(args, config, source, temporary)
         signals.look()
-        if target.is_dir():
-            rename(target, old)
-        try:
+        if temporary.is_dir():
+            put_in_place(temporary, target, old)
+            shutil.rmtree(old, ignore_errors=True)
+        else:
             rename(temporary, target)
-        except OSError:
-            if old.is_dir():
-                rename(old, target)
-            raise
-        sync(target.parent)
+            sync(target.parent)
         return num_tensors
     finally:
-        shutil.rmtree(old, ignore_errors=True)
         if temporary.is_dir():
             shutil.rmtree(temporary, ignore_errors=True)
         else:

@@ -12,6 +12,7 @@ import torch
 
 import export
 from gpt.architectures.table import ARCHITECTURES
+from gpt.checkpoint import folder as checkpoint_folder
 from gpt.checkpoint.load import load_model
 from gpt.common.errors import Exit, UserError
 from gpt.ops.rotary import RotaryScaling, rotary_frequencies
@@ -293,7 +294,7 @@ def test_an_export_is_replaced_only_on_request_and_nothing_else_ever_is(folder, 
 
 
 def test_a_new_export_that_cannot_be_renamed_leaves_the_earlier_one(folder, tmp_path, monkeypatch):
-    flags, rename = ("--format", "huggingface"), export.rename
+    flags, rename = ("--format", "huggingface"), checkpoint_folder.rename
     run(folder, tmp_path / "mine", *flags)
     before = {path.name: path.read_bytes() for path in (tmp_path / "mine").iterdir()}
 
@@ -302,7 +303,7 @@ def test_a_new_export_that_cannot_be_renamed_leaves_the_earlier_one(folder, tmp_
             raise OSError(39, "Directory not empty", str(target))
         rename(source, target)
 
-    monkeypatch.setattr(export, "rename", refusing)
+    monkeypatch.setattr(checkpoint_folder, "rename", refusing)
     with refused("Directory not empty", Exit.MACHINE):
         run(folder, tmp_path / "mine", *flags, "--overwrite")
     assert {path.name: path.read_bytes() for path in (tmp_path / "mine").iterdir()} == before

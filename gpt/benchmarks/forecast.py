@@ -98,7 +98,7 @@ if __name__ == "__main__":
     folders = [Path(word) for word in sys.argv[1:] if word != "--refit"]
     if not folders or not all(folder.is_dir() for folder in folders):
         sys.exit("Give the folders of finished runs, or --refit and a folder with folders of tokens.")
-    if sys.argv[1] == "--refit":
+    if "--refit" in sys.argv:
         refit(folders[0])
     else:
         write_table(map(line_of, folders), sys.stdout)

@@ -86,7 +86,7 @@ def to_go_on(args: Namespace) -> list[str]:
         more += ["--max_steps", str(newest + args.max_steps)]
     for name in ("max_minutes", "epochs"):
         if length := getattr(args, name):
-            more += [f"--{name}", f"{2 * length:g}"]
+            more += [f"--{name}", f"{2 * length:.12g}"]
     return [*more, "--allow_new_data"]
 
 

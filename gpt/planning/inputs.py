@@ -117,6 +117,7 @@ def _check(args: Namespace, runtime: Runtime) -> Inputs:
             runtime.held.enter_context(owned(Path(args.output_dir)))
             if args.mirror_to:
                 prepare_mirror(args, out)
+    with problems.catch():
         if writes or args.resume_from or args.cooldown_from:
             resumed = choose_resume(args, writes, out)
     names_tokens = {"data_dir", "bin_file", "metadata_file"} & {*args.config.given}

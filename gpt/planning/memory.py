@@ -359,7 +359,7 @@ def after_out_of_memory(output_dir: Path, recipe: Recipe, out: Progress) -> int:
     Prints a smaller one; it divides the samples per step.
     """
     too_many = recipe.batch_size + 1
-    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError, OverflowError):
         too_many = max(2, int(json.loads((output_dir / TOO_LARGE).read_text(encoding="utf-8"))["sequences"]))
     if too_many > recipe.batch_size:
         return recipe.batch_size

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 
@@ -52,7 +53,12 @@ def try_to_compile(run: Run, compile_model: Callable[[], None]) -> None:
     if not has_failed:
         out.say(f"compiled    in {duration(time.perf_counter() - started)}")
     elif not (error and is_out_of_memory(error)):
-        _fall_back_to_eager(run, error or RuntimeError("it failed in another process"))
+        torch.compiler.reset()
+        torch.compiler.set_stance("force_eager")
+        run.setup.runtime.machine = replace(machine, compile=False)  # smaller micro-batches do not try again
+        why = describe_compile_error(error or RuntimeError("it failed in another process"))
+        out.warn(f"torch.compile failed, running eagerly: {why}. If its folder is full or does not allow execution, "
+                 "set TORCHINDUCTOR_CACHE_DIR to another.")
     error = None  # its traceback holds the tensors of the pass
     run.optimizer.zero_grad(set_to_none=True)
     machine.backend.set_rng_states(rng)
@@ -66,19 +72,6 @@ def _error_of(work: Callable[[], None], say: Callable[[str], None]) -> Exception
     except Exception as error:  # each version of the compiler has errors of its own
         return error
     return None
-
-
-def _fall_back_to_eager(run: Run, error: Exception) -> None:
-    """Undoes the compilation of model, teacher and optimizer, and warns."""
-    torch.compiler.reset()
-    if hasattr(run.optimizer, "run_eagerly"):
-        run.optimizer.run_eagerly()  # type: ignore[attr-defined]
-    if run.teacher:
-        run.teacher.run_eagerly()
-    for module in run.model.modules():
-        module._compiled_call_impl = None  # set by module.compile(), which has no public inverse
-    run.setup.runtime.out.warn(f"torch.compile failed, running eagerly: {describe_compile_error(error)}. If its "
-                               "folder is full or does not allow execution, set TORCHINDUCTOR_CACHE_DIR to another.")
 
 
 def compiles_blocks(mode: str | None, runtime: Runtime) -> bool:

@@ -28,10 +28,6 @@ class Teacher:
         """Makes the next call compile the forward pass, for the shape of a micro-batch."""
         self._trunk = torch.compile(self._model.trunk, dynamic=False)
 
-    def run_eagerly(self) -> None:
-        """Undoes compile."""
-        self._trunk = self._model.trunk
-
     @torch.no_grad()
     def __call__(self, inputs_BT: torch.Tensor) -> TeacherOutput:
         """The final hidden states, [B, T, C], and the padded output matrix, [P, C], for a student's loss."""

@@ -204,9 +204,9 @@ def test_out_of_memory_in_one_process_is_remembered_and_the_next_start_takes_les
              "auto"]
     died = train(2, *flags, code=Exit.MACHINE, raised=[Raised(STEP, MEASURED + 6, rank=1, error="MemoryError")])
     assert re.search(r"error: process 1: out of memory with 2 sequences at a time: .* held, of .*\. What was saved is "
-                     r"safe\. Start again with --resume_from auto: at most half", died.stderr)
+                     r"safe\. Start again with --resume_from auto: the run then takes half", died.stderr)
     again = train(2, *flags)
-    assert "batch_size  1 x 8 micro-batches: with 2 sequences at a time the run was out of memory" in again.stdout
+    assert "batch_size  1 x 8 micro-batches: with 2 an earlier start ran out of memory" in again.stdout
     train(2, *flags, out="whole")
     assert figures(train.folder / "out") == pytest.approx(figures(train.folder / "whole"), rel=EXACT)
 
