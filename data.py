@@ -496,11 +496,6 @@ def num_windows(num_tokens: int, seq_length: int) -> int:
     return -(-(num_tokens - 1) // seq_length)
 
 
-def spread_windows(num_tokens: int, seq_length: int, limit: int) -> np.ndarray:
-    """The numbers of all windows, or of limit windows spread evenly, int64 [num]; window w begins at token w T."""
-    return spaced(num_windows(num_tokens, seq_length), limit)
-
-
 def spaced(number: int, limit: int) -> np.ndarray:
     """The numbers below number, or limit of them at even distances, int64 [num]."""
     num = min(number, limit)

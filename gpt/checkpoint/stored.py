@@ -94,7 +94,7 @@ def parse_state(content: Mapping[str, Any]) -> Stored:
     """
     kind = content.get("format")
     check_field(kind == STATE_FORMAT, "format", kind, repr(STATE_FORMAT), STATE)
-    _check_version(STATE, content)
+    check_whole(STATE, "version", content.get("version"), STATE_VERSION, STATE_VERSION)
     for key in OBJECTS:
         check_field(isinstance(content.get(key, {}), dict), key, content.get(key), "an object", STATE)
     check_whole(STATE, "step", content.get("step"), 0, MAX_COUNT)
@@ -117,13 +117,6 @@ def parse_state(content: Mapping[str, Any]) -> Stored:
     counters = {each.name: content[each.name] for each in fields(TrainState) if each.name in content}
     return Stored(TrainState(**counters), permanent=bool(content.get("stays")),
                   **{key: content[key] for key in (*OBJECTS, "arch") if key in content})
-
-
-def _check_version(file: str, content: Mapping[str, Any]) -> None:
-    """Raises InvalidCheckpoint for a file of another version of the format."""
-    version = content.get("version")
-    check_field(version == STATE_VERSION, "version", version,
-                f"{STATE_VERSION}, which this program reads", file)
 
 
 # ---------------------------------------------------------------- the manifest
@@ -162,7 +155,7 @@ def read_json(path: Path) -> dict[str, Any]:
 def manifest_entries(folder: Path) -> dict[str, Any]:
     """The manifest's entry of each file: its bytes and sha256. Raises InvalidCheckpoint."""
     manifest = read_json(folder / MANIFEST)
-    _check_version(MANIFEST, manifest)
+    check_whole(MANIFEST, "version", manifest.get("version"), STATE_VERSION, STATE_VERSION)
     entries = manifest.get("files")
     if not isinstance(entries, dict) or not set(NEEDED) <= set(entries):
         raise InvalidCheckpoint(f"{MANIFEST} does not list the files of a checkpoint")

@@ -164,8 +164,7 @@ def rate_by_parameters(config: ModelConfig) -> float:
 
 def _peak_by_points(width: int, points: Sequence[tuple[int, float]]) -> float:
     """An optimizer's own peak, interpolated between its points on logarithmic scales, and extrapolated beyond them."""
-    if width <= points[0][0]:
-        return points[0][1]
+    width = max(width, points[0][0])
     segments = list(pairwise(points))
     (low, rate), (high, next_rate) = next((segment for segment in segments if width <= segment[1][0]), segments[-1])
     return rate * (width / low) ** (math.log(next_rate / rate) / math.log(high / low))

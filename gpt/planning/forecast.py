@@ -109,7 +109,7 @@ class NgramStatistics:
         A window's first token has no prediction.
         """
         seq_length = config.seq_length
-        starts = data.spread_windows(len(self.whole), seq_length, most_windows) * seq_length
+        starts = data.spaced(data.num_windows(len(self.whole), seq_length), most_windows) * seq_length
         means = (float(np.mean([bits[start + 1:start + 1 + seq_length].mean() for start in starts]))
                  for bits in (self.whole, self.half, self.pairs, self.threes))
         return Evidence(self.tokens, seen, config.num_parameters, *means)

@@ -8,7 +8,7 @@ from argparse import Namespace
 import torch
 from torch.nn.attention import SDPBackend
 
-from data import spread_windows
+from data import num_windows, spaced
 from gpt.architectures.table import ARCHITECTURES, DEFAULT, ModelConfig, architecture_of, by_flags, name_of
 from gpt.common.names import TRAINS_NEXT
 from gpt.common.ranks import is_one_of_several
@@ -227,7 +227,7 @@ def _silent(corpus: Corpus, seq_length: int) -> float:
     """The share of the training sequences without a token that counts, from a thousand of them."""
     if not corpus.converses:
         return 0.0
-    starts = spread_windows(corpus.train.length, seq_length, 1000) * seq_length
+    starts = spaced(num_windows(corpus.train.length, seq_length), 1000) * seq_length
     return 1 - float(Mask(corpus.train).rows(starts + 1, seq_length).any(1).mean())
 
 
