@@ -70,8 +70,8 @@ def chat_template(folder: Path) -> Any:
             return (folder / TEMPLATE).read_text("utf-8", "replace")
         if (folder / TOKENIZER_CONFIG).is_file():
             found = read_json(folder / TOKENIZER_CONFIG).get("chat_template")
-            several = [each for each in found if isinstance(each, dict)] if isinstance(found, list) else []
-            return next((each.get("template") for each in several if each.get("name") == "default"), found)
+            named = [each for each in found if isinstance(each, dict)] if isinstance(found, list) else []
+            return next((each.get("template") for each in named if each.get("name") == "default"), found)
     return None
 
 

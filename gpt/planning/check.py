@@ -27,7 +27,7 @@ from gpt.planning.memory import (
     CUDA_CONTEXT,
     GIB,
     MARGIN,
-    MOST_TOKENS,
+    MOST_MICRO_BATCH_TOKENS,
     MemorySetting,
     divisors,
     largest_micro_batch,
@@ -147,7 +147,7 @@ def suggestion(config: ModelConfig, setting: MemorySetting, room: float, step: i
     for halvings in range(4):
         shorter = replace(config, seq_length=max(1, config.seq_length >> halvings))
         samples = step // shorter.seq_length
-        most = max(1, min(samples, MOST_TOKENS // shorter.seq_length))
+        most = max(1, min(samples, MOST_MICRO_BATCH_TOKENS // shorter.seq_length))
         fitting = largest_micro_batch(shorter, setting, room, most)
         if fitting:
             batch_size = divisors(samples, fitting)[-1]

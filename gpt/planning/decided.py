@@ -23,7 +23,7 @@ class Setup(Inputs):
     'gpu', 'ram' or 'mmap'. recipe_for makes the recipe for another last step, or for the last step that
     flags and text allow (None). samples is False for a run without samples of text. memory decides the
     bytes of a step, which memory_parts predicts; checkpoint_bytes is the size of one checkpoint.
-    why_strategy is '' for a single process. text holds the n-gram statistics in the main process, where a
+    why_strategy is '' for a single process. ngrams holds the text's n-gram statistics in the main process, where a
     forecast is possible.
     """
 
@@ -39,7 +39,7 @@ class Setup(Inputs):
     why_strategy: str
     recipe_for: Callable[[int | None], Recipe]
     samples: bool
-    text: "NgramStatistics | None" = None
+    ngrams: "NgramStatistics | None" = None
 
     @property
     def tokens_per_step(self) -> int:

@@ -32,7 +32,7 @@ LOWEST_PEAK = 1e-5  # for sizes far from the laws' own
 FINETUNING = 0.1  # of the lower law, for pretrained weights: about GPT's 6.25e-5 (Radford et al. 2018, section 4.1)
 # Pretrained weights that learn to answer: SmolLM2 of 135 and 360 million parameters is tuned at 1e-3 (Allal et al.
 # 2025). A small file of conversations is read more often, in smaller steps.
-CONVERSING, WANTED_STEPS, PASSES_OF_FEW = 1.0, 2000, 8
+CONVERSING, STEPS_TO_CONVERSE, PASSES_OF_FEW = 1.0, 2000, 8
 
 # Initial matrices have the deviation sqrt(2 / 5 C) for the width C (Nguyen and Salazar 2019, SmallInit): at
 # least GPT-2's, at most the largest one tried. Muon keeps GPT-2's, as the size of its updates does not

@@ -85,7 +85,8 @@ def to_go_on(args: Namespace) -> list[str]:
     if args.max_steps and newest >= args.max_steps:
         more += ["--max_steps", str(newest + args.max_steps)]
     for name in ("max_minutes", "epochs"):
-        if length := getattr(args, name):
+        length = getattr(args, name)
+        if length:
             more += [f"--{name}", f"{2 * length:.12g}"]
     return [*more, "--allow_new_data"]
 

@@ -41,7 +41,7 @@ PIECE = 4096  # tokens; half of the text is every other piece of it
 # by that factor to this power: each doubling gains less.
 DOUBLING_EXPONENT = 0.77
 
-LEAST_GAIN = 0.005  # bits per byte that more time or text must gain to be worth a word
+LEAST_BITS_GAINED = 0.005  # bits per byte that more time or text must gain to be worth a word
 
 # Runs vary more where a text repeats whole passages: n-grams copy a passage, a network only partly. N-grams
 # of up to 3 tokens cannot copy it, so their bits exceed the bits of long n-grams. At this excess the
@@ -212,12 +212,12 @@ def forecast_of(setup: Setup) -> Forecast | None:
 
     None also where the interval would be wide, as for a text that repeats its pages.
     """
-    recipe, text = setup.recipe, setup.text
+    recipe, ngrams = setup.recipe, setup.ngrams
     seen = recipe.samples * setup.config.seq_length
-    if text is None or seen < LEAST_SEEN or recipe.optimizer != "muon":
+    if ngrams is None or seen < LEAST_SEEN or recipe.optimizer != "muon":
         return None
-    evidence = text.evidence(setup.config, recipe.eval_windows(setup.config), seen)
-    forecast = predict(evidence, len(text.whole) / text.val_bytes)
+    evidence = ngrams.evidence(setup.config, recipe.eval_windows(setup.config), seen)
+    forecast = predict(evidence, len(ngrams.whole) / ngrams.val_bytes)
     return forecast if forecast.high - forecast.low < WIDEST * forecast.bits else None
 
 
@@ -242,7 +242,7 @@ def describe_forecast(setup: Setup) -> list[str]:
     doubled = replace(evidence, tokens=2 * evidence.tokens, whole=doubling * evidence.whole)
     others = {"twice the time": bits_after_twice(forecast, forecast.bits),
               "twice the text in this time": predict(doubled, forecast.tokens_per_byte).bits}
-    lower = [f"{bits:.2f} with {what}" for what, bits in others.items() if bits < forecast.bits - LEAST_GAIN]
+    lower = [f"{bits:.2f} with {what}" for what, bits in others.items() if bits < forecast.bits - LEAST_BITS_GAINED]
     return [f"forecast    {forecast.bits:.2f} bits per byte at the end, {forecast.low:.2f} to {forecast.high:.2f} nine "
             "times in ten", *([f"            {'; '.join(lower)}"] if lower else [])]
 

@@ -30,7 +30,7 @@ LARGE_MEMORY = 40 * 2**30  # bytes of a GPU on which the larger chunk is tried
 CHECKED_POSITIONS = 2_048  # of a sequence: the plain attention stores the whole matrix
 TOLERANCE = 0.02  # of the norm of a right result; 16-bit rounding makes up to 0.005
 MEASURED_SECONDS = 0.03  # of each kernel
-LEAST_GAIN = 0.03  # the first kernel stays unless another takes less time by this fraction
+LEAST_TIME_SAVED = 0.03  # the first kernel stays unless another takes less time by this fraction
 
 
 class Kernels(NamedTuple):
@@ -64,10 +64,10 @@ def choose_kernels(config: ModelConfig, machine: Machine, loss_chunk: int, began
 
 
 def fastest(seconds: Mapping[str, float]) -> str:
-    """The name with the least time, or the first one if that is within LEAST_GAIN; '' without any."""
+    """The name with the least time, or the first one if that is within LEAST_TIME_SAVED; '' without any."""
     first = next(iter(seconds), "")
     best = min(seconds, key=seconds.__getitem__, default="")
-    return best if first and seconds[best] < (1 - LEAST_GAIN) * seconds[first] else first
+    return best if first and seconds[best] < (1 - LEAST_TIME_SAVED) * seconds[first] else first
 
 
 def use_attention(name: str) -> None:

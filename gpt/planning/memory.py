@@ -47,8 +47,8 @@ EAGER_HOLES, MOST_WITH_HOLES = 0.35, 2**29
 WORKSPACES = 64 * 2**20  # PyTorch's on a GPU
 NCCL_BUFFERS = 2**29  # of several processes on GPUs, assumed
 PASSING = ("activations", "logits", "gradients")  # parts that a step allocates and frees
-LEAST_TOKENS = 4_096  # the model is sharded where a whole copy leaves no room for this micro-batch
-MOST_TOKENS = 65_536  # of a micro-batch of --batch_size auto; a card is busy with fewer
+LEAST_MICRO_BATCH_TOKENS = 4_096  # the model is sharded where a whole copy leaves no room for this micro-batch
+MOST_MICRO_BATCH_TOKENS = 65_536  # of a micro-batch of --batch_size auto; a card is busy with fewer
 TEXT_BYTES = 2**20  # of a checkpoint's files besides its tensors
 
 
@@ -264,7 +264,7 @@ def choose_sharing(args: Namespace, sizing: Sizing | None, config: ModelConfig, 
     """Chooses how processes share the model; returns the strategy, the reason, and the default micro-batch.
 
     The strategy is the first one with a prediction that fits the memory: ddp, then hsdp on several
-    machines, then fsdp. It must leave room for --batch_size, or for LEAST_TOKENS; fsdp is taken if none
+    machines, then fsdp. It must leave room for --batch_size, or for LEAST_MICRO_BATCH_TOKENS; fsdp is taken if none
     fits. A single process is "alone", for the reason ''. The micro-batch is a power of two, at most the
     sizing's, or the tokens that keep the device busy. It is predicted to fit 80% of the memory; with
     --batch_size no memory limits it, as halving finds what fits.
@@ -283,7 +283,7 @@ def choose_sharing(args: Namespace, sizing: Sizing | None, config: ModelConfig, 
     elif strategy == "auto" and (args.batch_size == "auto" or "fsdp" in OPTIMIZERS[optimizer].against):
         strategy, why = "ddp", "--batch_size auto, or this --optimizer, needs it"
     elif strategy == "auto":
-        batch_size = args.batch_size or max(1, LEAST_TOKENS // config.seq_length)
+        batch_size = args.batch_size or max(1, LEAST_MICRO_BATCH_TOKENS // config.seq_length)
         room = room_of_each(machine, processes)
         strategies = ("ddp", "hsdp", "fsdp") if processes.num_machines > 1 else ("ddp", "fsdp")
         needed = {name: predicted_peak(config, batch_size, setting(name)) for name in strategies}
@@ -336,7 +336,7 @@ def largest_batch_size(recipe: Recipe, config: ModelConfig, setting: MemorySetti
         raise UserError(Exit.MACHINE, f"--batch_size auto: not even one sequence of {config.seq_length:,} tokens fits "
                                       "the memory. Give a smaller --seq_length or --model_size.")
     samples = recipe.samples_per_step // processes.world_size
-    batch_size = divisors(samples, min(fitting, max(1, MOST_TOKENS // config.seq_length)))[-1]
+    batch_size = divisors(samples, min(fitting, max(1, MOST_MICRO_BATCH_TOKENS // config.seq_length)))[-1]
     runtime.out.say(f"batch_size  {batch_size} x {several(samples // batch_size, 'micro-batch')}: the largest that is "
                     "predicted to fit")
     return batch_size

@@ -294,7 +294,7 @@ def choose_recipe(args: Namespace, config: ModelConfig, corpus: Corpus, most_bat
     facts = _Facts(args, config, corpus, sizing, stored,
                    {name: why for name, why in reasons if getattr(args, name) is None})
     if facts.learns_to_answer:
-        most = facts.usual_epochs * num_tokens // (config.seq_length * defaults.WANTED_STEPS)
+        most = facts.usual_epochs * num_tokens // (config.seq_length * defaults.STEPS_TO_CONVERSE)
         most_batch_size = min(most_batch_size, 1 << max(1, most, 1024 // config.seq_length).bit_length() - 1)
     batch_size, accumulation = facts.value_of("batch_size", most_batch_size), args.gradient_accumulation_steps
     if args.batch_size == "auto" and "accumulation" in stored.settings:  # another step would be another run

@@ -78,15 +78,15 @@ def choose_setup(inputs: Inputs, runtime: Runtime, deadline: Deadline) -> Setup 
     samples = recipe.sample_interval > 0 and processes.from_first(
         lambda: fits_sample(config, memory, machine, processes))
 
-    text = None
+    ngrams = None
     other_recipe = args.overfit or args.teacher or args.input_noise or of_another_recipe(args.config.given)
     if inputs.sizing and processes.is_first and not other_recipe:
         with runtime.out.phase("reading the text's n-grams"):
-            text = ngram_statistics(corpus)
+            ngrams = ngram_statistics(corpus)
     setup = Setup(**vars(inputs), runtime=runtime, options=options, kernels=kernels, recipe=recipe, memory=memory,
                   checkpoint_bytes=checkpoint_bytes, token_place=place, why_token_place=why_place,
                   micro_batch=micro_batch, why_strategy=why_strategy, recipe_for=recipe_for, samples=samples,
-                  text=text)
+                  ngrams=ngrams)
     processes.check_same(same_everywhere(setup))
     return setup
 

@@ -47,7 +47,7 @@ LEAST_SEQUENCES = 64  # in an epoch: T is shorter where the text has fewer
 DEFAULT_SIZE = "gpt2_small"  # with a GPU
 CHOSEN_ARCH = "qwen3"  # where the program chooses the size; gpt2 where a flag names one
 MOST_STEP_TOKENS, LEAST_STEP_TOKENS = 4096, 512
-WANTED_STEPS = 4000  # of a small corpus: with four times the batch tiny Shakespeare ended 0.26 bits per byte higher
+STEPS_OF_A_CORPUS = 4000  # of a small one: with four times the batch tiny Shakespeare ended 0.26 bits per byte higher
 STEPS_OF_CHOSEN = 100  # at least, of a size that the program chooses: then a step may have the tokens that Muon needs
 
 Shape = tuple[int, int, int]  # layers, heads, width
@@ -171,7 +171,7 @@ def sizing_for(vocab_size: int, num_tokens: int, speed: float, max_minutes: floa
 
     config = next((config for config in reversed(configs) if fits(config)), configs[0])
     reasons = {"seq_length": f"{LONGEST_SEQUENCE} without an NVIDIA GPU, less for few tokens"}
-    least_steps, most_step_tokens = WANTED_STEPS, MOST_STEP_TOKENS
+    least_steps, most_step_tokens = STEPS_OF_A_CORPUS, MOST_STEP_TOKENS
     if not shape:
         least_steps = STEPS_OF_CHOSEN
         most_step_tokens = 1 << (MUON_PAYS * config.n_embd - 1).bit_length()

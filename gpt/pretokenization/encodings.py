@@ -7,7 +7,7 @@ from gpt.pretokenization.files import MARK, Source
 
 MAX_FAULTS = 0.01  # of a file's bytes, or of its records; fewer are replaced or left out, and counted
 FEW_FAULTS = 3  # in any file: a stray byte in a short file is no sign of another encoding
-MARKS = {b"\xff\xfe\0\0": "utf-32", b"\0\0\xfe\xff": "utf-32", b"\xff\xfe": "utf-16", b"\xfe\xff": "utf-16"}
+BYTE_ORDER_MARKS = {b"\xff\xfe\0\0": "utf-32", b"\0\0\xfe\xff": "utf-32", b"\xff\xfe": "utf-16", b"\xfe\xff": "utf-16"}
 ESCAPES = {b"\x1b$B": "iso2022_jp", b"\x1b$@": "iso2022_jp", b"\x1b$)C": "iso2022_kr"}
 CONTROLS = bytes({*range(32), 127} - {*b"\b\t\n\v\f\r\x1b"})
 MAX_CONTROLS = 0.05  # of a text's first bytes; one in nine random bytes is a control character
@@ -19,7 +19,7 @@ def refuse_other_encoding(shown: str, head: bytes, encoding: str) -> None:
     A UTF-16 or UTF-32 mark shows one, and an escape of ISO-2022. With an encoding given, so do four characters
     of UTF-8 beyond ASCII.
     """
-    seen = next((name for mark, name in MARKS.items() if head.startswith(mark)), "")
+    seen = next((name for mark, name in BYTE_ORDER_MARKS.items() if head.startswith(mark)), "")
     if not encoding:
         seen = next((name for escape, name in ESCAPES.items() if escape in head), seen)
     if seen and not encoding.startswith(("utf-16", "utf-32")):

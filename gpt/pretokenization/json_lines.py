@@ -23,7 +23,7 @@ from gpt.tokens.chat import is_conversation
 
 JSON_ENDINGS = (".jsonl", ".ndjson")
 TABLE_CHARACTERS = 2**20  # of a table: they show which column has most text
-MARKS = ",;\t|"  # between the cells
+CELL_SEPARATORS = ",;\t|"  # between the cells
 NO_TABLE: list[list[str]] = [[]]
 
 
@@ -67,7 +67,7 @@ def lines_of_widest_column(source: Source) -> str:
     with source.text_path.open(encoding="utf-8-sig", errors="replace", newline="") as file:
         head = file.read(TABLE_CHARACTERS)
     tables = {(mark, quoting): _equal_rows(head, mark, quoting)
-              for quoting in (csv.QUOTE_MINIMAL, csv.QUOTE_NONE) for mark in MARKS}
+              for quoting in (csv.QUOTE_MINIMAL, csv.QUOTE_NONE) for mark in CELL_SEPARATORS}
     mark, quoting = max(tables, key=lambda form: len(tables[form][0]))
     rows = tables[mark, quoting]
     if rows == NO_TABLE:
@@ -102,7 +102,7 @@ def _equal_rows(head: str, mark: str, quoting: Any) -> list[list[str]]:
     if len(rows) < 2 or len({len(row) for row in rows}) > 1:
         return NO_TABLE
     is_one_column = len(rows[0]) == 1
-    return NO_TABLE if is_one_column and set(rows[0][0]).intersection(MARKS) else rows
+    return NO_TABLE if is_one_column and set(rows[0][0]).intersection(CELL_SEPARATORS) else rows
 
 
 def line_blocks(source: Source, reading: Reading) -> Iterator[TextBlock]:

@@ -24,10 +24,10 @@ import numpy as np
 from gpt.common.errors import Exit, UserError
 from gpt.common.words import first_line, printable, shell_word
 
-HEAD_BYTES = 4096  # read from the beginning of a file to recognise its layout
+LAYOUT_BYTES = 4096  # read from the beginning of a file to recognise its layout
 MIN_TEXT_BYTES = 64  # a shorter file is not called text
 # No text has these bytes; the first ids of a file always have some.
-CONTROL = re.compile(rb"[\x00-\x08\x0b\x0e-\x1f]")
+NOT_IN_TEXT = re.compile(rb"[\x00-\x08\x0b\x0e-\x1f]")
 # The dtypes of tokens; uint32 only with ids below 2^31, which fit int32.
 DTYPES = {name: np.dtype(name).newbyteorder("<") for name in ("int16", "uint16", "int32", "uint32")}
 NUM_SAMPLES, SAMPLED_IDS = 16, 2**15  # of raw ids, to find their dtype: places of a file, and ids of 8 bytes at each
@@ -253,7 +253,7 @@ def recognise(path: Path, split: str = "train") -> Layout:
     """
     with reading(path):
         with path.open("rb") as file:
-            head = file.read(HEAD_BYTES)
+            head = file.read(LAYOUT_BYTES)
         for layout in LAYOUTS.values():
             if layout.recognises(path, head):
                 return layout
@@ -261,11 +261,11 @@ def recognise(path: Path, split: str = "train") -> Layout:
         if head.startswith(start):
             raise token_file_error(path, f"is {kind}, not tokens. Save ids as raw uint16 or .npy. Make tokens of a "
                                          "text:\npython pretokenize.py FILE --output_dir tokens")
-    if split == "val" and len(head) >= MIN_TEXT_BYTES and not CONTROL.search(head):
+    if split == "val" and len(head) >= MIN_TEXT_BYTES and not NOT_IN_TEXT.search(head):
         raise token_file_error(path, "holds text, not tokens. evaluate.py takes texts behind --text. For tokens to "
                                      f"validate on:\npython pretokenize.py {shell_word(path)} --tokenizer_file "
                                      "TOKENIZER --val_fraction 0 --output_dir tokens")
-    if len(head) >= MIN_TEXT_BYTES and not CONTROL.search(head):
+    if len(head) >= MIN_TEXT_BYTES and not NOT_IN_TEXT.search(head):
         raise token_file_error(path, "holds text, not tokens. Make tokens of it:\n"
                                      f"python pretokenize.py {shell_word(path)} --output_dir tokens")
     return LAYOUTS["nanogpt"]

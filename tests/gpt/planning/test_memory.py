@@ -168,7 +168,7 @@ def test_the_default_micro_batch_is_a_power_of_two_that_fits(monkeypatch, gib, m
 
 
 def test_batch_size_auto_keeps_the_samples_of_a_step(run, monkeypatch):
-    monkeypatch.setattr("gpt.planning.memory.MOST_TOKENS", 320)  # five sequences of 64
+    monkeypatch.setattr("gpt.planning.memory.MOST_MICRO_BATCH_TOKENS", 320)  # five sequences of 64
     flags = ["--seq_length", "64", "--batch_size", "auto", "--gradient_accumulation_steps", "3"]
     text = run.ok("--max_steps", "1", *flags)
     assert re.findall(r"^batch_size  (\d+) x (\d+) micro-batches", text, re.MULTILINE) == [("4", "6")]
