@@ -161,7 +161,7 @@ def _cure_for(path: Path, to_resume: bool) -> str:
                                                           path.parent.glob(f"*/*/{STATE}")})
     model = "a model of huggingface.co, such as hf://openai-community/gpt2"
     beside = f"Give one of those beside it: {printable(', '.join(map(str, others[:4])))}"
-    new = "out" if path.is_file() else shell_word(path)
+    new = "out" if path.is_file() or path.name.startswith("checkpoint-") else shell_word(path)
     if to_resume:
         return beside if others else f"Begin a run there:\npython train.py --output_dir {new}"
     if others:
