@@ -282,7 +282,7 @@ def choose_teacher(requested: str, config: ModelConfig, tokenizer: Path | None, 
     """
     if not named_in(Path(requested), Path("out"))[0].exists():  # out/best names a folder too
         run = Path(requested).parent
-        cure = (f"Its run has deleted it; the newest is --teacher {shell_word(run)}" if steps_in(run) else
+        cure = (f"Its run has deleted it. Give --teacher {shell_word(run)} for the newest." if steps_in(run) else
                 "Give --teacher with the folder where it is now.")
         raise UserError(Exit.CHECKPOINT, f"--teacher {printable(requested)} does not exist. {cure}")
     folder = find.resolve(Path(requested), out.warn)
