@@ -107,7 +107,7 @@ def mapped(path: Path) -> dict[str, torch.Tensor]:
             raise OSError(f"its header has {num_bytes:,} bytes, more than {MAX_HEADER_BYTES:,}")
         with safe_open(path, framework="pt") as file:
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - no mapping
-        # bf16 holds the values of float8, for which torch has hardly any operation.
+        # torch has hardly any operation for float8, whose values bf16 holds.
         return {name: tensor.bfloat16() if str(tensor.dtype).startswith("torch.float8") else tensor
                 for name, tensor in tensors.items()}
     except (SafetensorError, OSError, ValueError) as error:  # a name that is not UTF-8 is a ValueError

@@ -162,7 +162,7 @@ def joined(processes: Processes, use_gpu: bool | None) -> Iterator[None]:
     Connects nothing for ALONE. use_gpu is the flag. Each process takes the GPU of its local_rank. A process that
     torchrun or train.py started gets SIGTERM when they end. After an error connections are not closed in order, because
     that would wait for processes that may be dead. Raises UserError (exit 5) if a machine has fewer GPUs than
-    processes, and if a process cannot be reached or is lost, inside the block too.
+    processes. A process that cannot be reached or is lost raises it too, also inside the block.
     """
     if processes is not ALONE or TRAINS_NEXT in os.environ:
         end_with_parent()

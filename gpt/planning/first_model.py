@@ -73,7 +73,7 @@ def after_first_model(inputs: Inputs, runtime: Runtime, argv: Sequence[str]) -> 
 
 
 def _why_two(inputs: Inputs, runtime: Runtime, minutes: float, has_begun: bool) -> str:
-    """Why this run trains two models, the first of them for so many minutes; '' for one model.
+    """Why this run trains two models, the first one for these minutes; '' for one model.
 
     Two are for a new run without a GPU, of the default recipe and length.
     """

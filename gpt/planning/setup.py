@@ -92,7 +92,7 @@ def choose_setup(inputs: Inputs, runtime: Runtime, deadline: Deadline) -> Setup 
 
 
 def _choose_dropout(inputs: Inputs, options: Options, runtime: Runtime, deadline: Deadline) -> float:
-    """The dropout of the flag, else of the resumed run, else a default by the passes over the text.
+    """The dropout of the flag; without it a checkpoint's, if above 0; otherwise a default by the passes over the text.
 
     No step is measured yet: an estimate of the machine's speed converts --max_minutes to steps.
     """

@@ -135,7 +135,7 @@ class Encoder:
         return self.encode_by_gigatoken(pieces, lasts)
 
     def encode_by_gigatoken(self, pieces: list[bytes], lasts: list[bool]) -> tuple[np.ndarray, np.ndarray]:
-        """Does the work of encode by gigatoken, which must be the engine; tokenizers encodes what it may not."""
+        """Does the work of encode by gigatoken, which must be the engine; tokenizers encodes text that may differ."""
         whole = b"".join([part for piece, last in zip(pieces, lasts, strict=True)
                           for part in (piece, self.end if last else self.joint)])
         if not may_differ(whole):
