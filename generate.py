@@ -187,10 +187,10 @@ def main(argv: Sequence[str]) -> int:
         made = map(sample_of, range(args.num_samples))
         samples = list(made) if corpus else made
         write_samples(decoder, samples, sampling, language, args.json, signals, output)
-    if corpus and (args.json or signals.number is None):
-        with Progress(sys.stderr) as out, out.phase("searching the training text"):
-            write_quotations([sample for sample in samples if sample.new_ids or sample.finish_reason], corpus,
-                             tokenizer.decode, args.json)
+        if corpus and (args.json or signals.number is None):
+            with Progress(sys.stderr) as out, out.phase("searching the training text"):
+                write_quotations([sample for sample in samples if sample.new_ids or sample.finish_reason], corpus,
+                                 tokenizer.decode, args.json)
     return Exit.DONE if signals.number is None else 128 + signals.number
 
 
@@ -237,7 +237,7 @@ def load_decoder(args: argparse.Namespace, machine: device.Machine, folder: Path
         config, weights = open_model(folder)
         kind = fastest_kind(machine.device, weight_dtype, quantized, compiles)
         decoder = Decoder(config, weights, num_rows, machine.device, dtype, kind, weight_dtype)
-    except (RuntimeError, MemoryError) as error:
+    except (RuntimeError, MemoryError, OSError) as error:
         if not is_out_of_memory(error):
             raise
         if num_rows > 1:

@@ -10,19 +10,11 @@ skipped.
 """
 
 import argparse
-import io
-import statistics
 from collections.abc import Sequence
-from dataclasses import replace
-from typing import Any
 
-import numpy as np
-
-from gpt.checkpoint.history import Curve, LoggedRun, read_run
 from gpt.common import flags
 from gpt.common.config import Relations
-from gpt.common.errors import Exit, UserError, guard, optional, warn
-from gpt.common.outputs import Output
+from gpt.common.errors import Exit, UserError, guard, optional, require, warn
 from gpt.common.words import printable, several
 
 ENDINGS = (".png", ".svg", ".pdf")
@@ -84,6 +76,25 @@ def check(args: argparse.Namespace) -> list[str]:
         problems.append(f"--output {printable(args.output)}: must end in {', '.join(ENDINGS)}")
     return problems
 
+
+def answer_early(argv: Sequence[str]) -> None:
+    """Checks flags and packages (UserError: exit 2, 5) before numpy is imported."""
+    read_flags(argv)
+    require("numpy")
+
+
+if __name__ == "__main__":
+    guard(answer_early)
+
+import io
+import statistics
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from gpt.checkpoint.history import Curve, LoggedRun, read_run
+from gpt.common.outputs import Output
 
 # ---------------------------------------------------------------- the command
 

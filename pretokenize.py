@@ -108,8 +108,9 @@ def find_conflicts(args: Namespace) -> list[str]:
     elif not (args.files or args.demo or args.verify or args.peek):
         problems.append("FILE: none given. Name a text file, a folder, - for stdin, or give --demo")
     elif not (args.files or args.demo):
-        unused = {*args.config.given} - {"verify", "peek", "output_dir", "num_workers", "debug"}
-        problems += [f"--{name}: has no effect without FILE" for name in sorted(unused)]
+        used = {"verify" if args.verify else "output_dir", "peek", "num_workers", "debug"}
+        without = "with --verify" if args.verify else "without FILE"
+        problems += [f"--{name}: has no effect {without}" for name in sorted({*args.config.given} - used)]
     problems += [problem for word in args.files for problem in problems_with_name("FILE", word, DATASET)]
     problems += problems_with_name("--tokenizer_file", args.tokenizer_file)
     return problems
@@ -143,11 +144,10 @@ from gpt.machine.environment import usable_cores
 from gpt.pretokenization.blocks import LIMITS, SAFE_CUT, SPACE_CUT, Limits, Reading
 from gpt.pretokenization.commit import commit, summarise
 from gpt.pretokenization.files import STDIN, Source, refuse_changed, unpacked
-from gpt.pretokenization.json_lines import command_to_read, lines_of_widest_column
 from gpt.pretokenization.look import look_at
 from gpt.pretokenization.passes import Job, encode_text, settle_split
-from gpt.pretokenization.report import names_of
-from gpt.pretokenization.sources import bare_name, demo_sources, find_sources
+from gpt.pretokenization.report import names_of, warn_of_forms
+from gpt.pretokenization.sources import demo_sources, find_sources
 from gpt.pretokenization.store import Folder
 from gpt.pretokenization.verify import peek, verify_folder
 from gpt.pretokenization.vocabulary import conversing, given_vocabulary, new_vocabulary
@@ -171,15 +171,15 @@ def pretokenize(args: Namespace, folder: Folder, signals: Signals, progress: Pro
                    for number, source in enumerate(sources)]
         refuse_changed(sources)
     cut_pattern = SAFE_CUT if given is None or given.splits_as_gpt2 else SPACE_CUT
-    reading = Reading(args.text_field, args.document_separator, args.strict_utf8, args.allow_bad_records, cut_pattern,
-                      limits)
+    strict_by = "--strict_utf8" if args.strict_utf8 else "--encoding" if args.encoding == "utf-8" else ""
+    reading = Reading(args.text_field, args.document_separator, strict_by, args.allow_bad_records, cut_pattern, limits)
     job = Job(args, sources, reading, folder, args.num_workers or usable_cores(), signals, progress)
     say_what_is_read(job)
     if job.has_chats and given:
         given = conversing(given, progress.say)
 
     # The size of the text decides the validation split and the size of a new vocabulary.
-    train_bytes = settle_split(job, needs_size=given is None)
+    train_bytes = settle_split(job)
     vocabulary = given or new_vocabulary(job, train_bytes)
     with folder.writing():
         write_whole(folder.work / TOKENIZER, vocabulary.content)
@@ -227,27 +227,12 @@ def say_what_is_read(job: Job) -> None:
     args, sources = job.args, job.sources
     job.progress.say(f"reading {names_of(sources)} ({several(len(sources), 'file')}, "
                      f"{size(sum(source.stamp[0] for source in sources))})")
-    table = next(filter(is_table, sources), None)
-    texts = (source for source in sources if source.kind == "text" and not is_table(source))
-    of_windows = next((source for source in texts if source.has_returns), None)
-    if of_windows:
-        cure = ("Save it with line ends of Unix." if of_windows.encoding else
-                f"To drop them: {command_to_read(of_windows)} | tr -d '\\r' > unix.txt")
-        job.progress.warn(f"{of_windows.shown} has Windows' line ends: the model learns a \\r before each new line. "
-                          f"{cure}")
-    if table:
-        job.progress.warn(f"{table.shown} is read as plain text: the model learns its columns, commas and quotes too. "
-                          f"{lines_of_widest_column(table)}")
+    warn_of_forms(sources, job.progress)
     if args.encoding not in (None, "utf-8") and not any(source.encoding for source in sources):
         job.progress.warn("--encoding has no effect: there is no text file and no .jsonl file")
     if args.text_field != "text" and not job.has_fields:
         job.progress.warn(f"--text_field {printable(args.text_field)} has no effect: there is no .jsonl or Parquet "
                           "file")
-
-
-def is_table(source: Source) -> bool:
-    """True for a file of comma- or tab-separated values, by its name."""
-    return bare_name(source.path.name).endswith((".csv", ".tsv"))
 
 
 def refuse_empty(job: Job) -> None:

@@ -371,7 +371,9 @@ def test_bytes_that_are_not_utf8_are_replaced_and_said_or_stop_the_run(num_worke
     run(*argv)
     assert documents("train") == ["\u00e9t\u00e9 \ufffd\nab\ufffd\ufffd c \ufffd\u00e9\u00e9"]
     assert "3 places, the first: byte 12, line 2 of a.txt" in capsys.readouterr().err
-    refused(*argv, "--strict_utf8", "--overwrite", match=r"byte 12, line 2 of a\.txt")
+    for flag in ("--strict_utf8", "--encoding"):
+        values = ["utf-8"] if flag == "--encoding" else []
+        refused(*argv, flag, *values, "--overwrite", match=rf"byte 12, line 2 of a\.txt.*leave out {flag}")
     assert documents("train")  # the old set is there
 
 

@@ -3,6 +3,7 @@
 import atexit
 import contextlib
 import enum
+import errno
 import gc
 import importlib
 import os
@@ -309,6 +310,7 @@ def is_out_of_memory(error: BaseException) -> bool:
     """True if an error reports that the device or the host has no memory left."""
     # By its name, because torch may not be imported yet.
     return (isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
+            or (isinstance(error, OSError) and error.errno == errno.ENOMEM)
             or any(words in str(error) for words in OUT_OF_MEMORY))
 
 

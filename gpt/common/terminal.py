@@ -33,6 +33,11 @@ def columns_of(stream: Any) -> int | None:
     return USUAL_COLUMNS
 
 
+# The beginning of a command in a message, up to the end of its last line.
+COMMAND = (r"(?<!\S)(python|torchrun|(cp|lm_eval|pdftotext|curl|hf download)(?= )|(cat|\w+ -dc)(?= \S+ \|))"
+           r"(.*\\\n)*.*")
+
+
 def folded(text: str, stream: Any) -> str:
     """Returns a text folded to the width of a stream's terminal; the text itself for a pipe or a notebook.
 
@@ -43,8 +48,7 @@ def folded(text: str, stream: Any) -> str:
     if columns is None or in_notebook():
         return text
     # A command's spaces become another character, at which textwrap does not break.
-    commands = r"(?<!\S)(python|torchrun|(cp|lm_eval|pdftotext|tr)(?= ))(.*\\\n)*.*"
-    text = re.sub(commands, lambda command: command[0].replace(" ", "\0"), text)
+    text = re.sub(COMMAND, lambda command: command[0].replace(" ", "\0"), text)
     folded_lines = []
     for line in text.split("\n"):
         indent = ""

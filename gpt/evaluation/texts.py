@@ -8,13 +8,13 @@ from pathlib import Path
 import numpy as np
 
 from gpt.common.errors import Exit, UserError
-from gpt.common.words import printable, several
+from gpt.common.words import printable
 from gpt.evaluation.scoring import Document, Scorer
 from gpt.generation.chat import how_to_converse
 from gpt.hub.names import is_on_hub
 from gpt.pretokenization.blocks import SAFE_CUT, SPACE_CUT, Findings, Reading, parts_of
-from gpt.pretokenization.encodings import refuse_undecodable
 from gpt.pretokenization.files import Source, refuse_changed, unpacked
+from gpt.pretokenization.report import Report, warn_of_forms
 from gpt.pretokenization.sources import KINDS, blocks_of, documents_of, find_sources
 from gpt.tokens.chat import can_converse
 from gpt.tokens.faithful import decodes_to_itself
@@ -31,7 +31,9 @@ def texts_of(words: Sequence[str], scorer: Scorer) -> Iterator[tuple[str, Iterat
         for word in filter(is_on_hub, words):
             raise UserError(Exit.DATA, f"--text {printable(word)} is on the hub. Make tokens of it, and give "
                                        f"--tokens to_score:\n{scorer.command_for_tokens([word])}")
-        for source in find_sources(words, scorer.out.say, {}):
+        sources = find_sources(words, scorer.out.say, {})
+        warn_of_forms(sources, scorer.out)
+        for source in sources:
             if KINDS[source.kind].is_chat and not can_converse(scorer.tokenizer):
                 raise source.error("holds conversations, and this model's tokenizer has no tokens for their turns. "
                                    f"{how_to_converse(scorer.folder)}")
@@ -61,21 +63,23 @@ def documents_in(source: Source, scorer: Scorer) -> Iterator[Document]:
     A document begins with the tokenizer's opening id (Llama's has one) or the end-of-text id. If the
     tokenizer has neither, the document's first token is context and never scored. At the end it warns of
     skipped records and replaced characters. Raises Stopped at a signal, and UserError (exit 3) for a file
-    that is unreadable, changed, or has too many invalid bytes.
+    that is unreadable or changed, or has too many invalid bytes, or records without a text in any of them.
     """
     tokenizer = scorer.tokenizer
-    found = Findings()
     start_ids = opening_ids(tokenizer)[-1:] or ([] if scorer.end_of_text_id is None
                                                 else [scorer.end_of_text_id])
     splits_as_gpt2 = (scorer.end_of_text_id is not None
                       and vocabulary_of(tokenizer, scorer.end_of_text_id).splits_as_gpt2)
     is_faithful, lost = decodes_to_itself(tokenizer), 0
     reading = Reading(cut_pattern=SAFE_CUT if splits_as_gpt2 else SPACE_CUT)
+    report = Report([source], reading)
     with leading_to_tokens([source.shown], scorer):
         for block in blocks_of(source, reading):
-            texts = documents_of(block, [source], reading, found)
-            refuse_undecodable(source, found)
-            for text in filter(str.strip, texts):  # pretokenize.py drops blank ones too
+            found = Findings()
+            texts = [text for text in documents_of(block, [source], reading, found) if text.strip()]
+            found.has_text = bool(texts)
+            report.add(block, found)
+            for text in texts:
                 ids, num_bytes = [np.array(start_ids, np.int32)], 0
                 for part in parts_of(text.encode(), reading):  # a long document has many parts
                     scorer.signals.look()
@@ -88,11 +92,10 @@ def documents_in(source: Source, scorer: Scorer) -> Iterator[Document]:
                 if not start_ids:
                     num_bytes -= len(tokenizer.decode(ids_N[:1].tolist(), skip_special_tokens=False).encode())
                 yield Document(ids_N, num_bytes, np.ones(len(ids_N), bool))
+        if report.total.bad_lines:
+            report.refuse_empty(source.text_bytes)
     refuse_changed([source])
     if lost:
         scorer.out.warn(f"{source.shown}: the tokenizer has no ids for {lost:,} bytes of the text. They were "
                         "not scored, and make the bits per byte too low.")
-    if found.bad_lines or found.replaced:
-        first = f" The first such record {found.first_bad_line[1]}." if found.first_bad_line else ""
-        scorer.out.warn(f"{source.shown}: {several(found.bad_lines, 'record')} without a document skipped, "
-                        f"{several(found.replaced, 'invalid character')} replaced by U+FFFD.{first}")
+    report.say(scorer.out)

@@ -18,7 +18,7 @@ NAME = re.compile(rf"{SCHEME}(?P<datasets>datasets/)?(?P<repo>{PART}/{PART})"
                   r"(?:@(?P<revision>refs/(?:convert|pr)/[\w.-]+|[\w.-]+))?(?:/(?P<path>.+))?")
 SNAPSHOT = re.compile(r".*/(?P<kind>model|dataset)s--(?P<owner>[^/]+?)--(?P<name>[^/]+)"
                       r"/snapshots/(?P<commit>[0-9a-f]{40})")
-BAD = ("..", "--", "//")  # not allowed in a name
+BAD = ("..", "--")  # not allowed in a repository's name
 FORMS = {MODEL: "hf://OWNER/NAME or hf://OWNER/NAME@REVISION",
          DATASET: "hf://datasets/OWNER/NAME, with @REVISION or /PATH behind it"}
 # The help of --ckpt, and the names of that flag in other programs.
@@ -52,7 +52,7 @@ def parse_name(word: str, kind: str) -> HubName:
     """Parses a name with hf:// of the given kind. Raises ValueError with the end of a sentence if it is invalid."""
     match = NAME.fullmatch(word.rstrip("/"))
     if (not match or bool(match["datasets"]) != (kind == DATASET) or (match["path"] and kind == MODEL)
-            or any(bad in word.removeprefix(SCHEME) for bad in BAD)):
+            or any(bad in match["repo"] for bad in BAD)):
         raise ValueError(f"must be {FORMS[kind]}")
     return HubName(kind, match["repo"], match["revision"] or "main", match["path"] or "")
 

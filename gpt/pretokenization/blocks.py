@@ -36,7 +36,6 @@ class Limits:
     part_bytes: int = 2**20  # a longer document is encoded in parts, cut where no id changes
     window_bytes: int = 2**16  # read at a time to find the end of a line or document
     document_bytes: int = 2**30  # the longest document that is held whole: a line of JSON, or one split by its hash
-    survey_bytes: int = 2**25  # with a given tokenizer, only smaller texts are read once before they are encoded
 
 
 LIMITS = Limits()
@@ -48,7 +47,7 @@ class Reading:
 
     text_field: str = "text"  # the field or column of a document, of kinds that have fields
     separator: str | None = None  # ends a document of a text file; None: the whole file is one
-    strict: bool = False  # stop at bytes that are not UTF-8
+    strict_by: str = ""  # the flag by which bytes that are not UTF-8 are an error
     allows_bad_records: bool = False  # however many hold no document
     # A long document may be cut after each match without changing an id: SAFE_CUT if the tokenizer splits text
     # as GPT-2's does, else SPACE_CUT.

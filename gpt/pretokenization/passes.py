@@ -1,4 +1,4 @@
-"""The passes over the text: a survey if file sizes do not settle the split, a sample, the encoding.
+"""The passes over the text: a survey where file sizes do not settle the split, a sample, the encoding.
 
 Worker processes read the blocks; this process puts their answers together, in order.
 """
@@ -99,13 +99,12 @@ class Job:
 # ---------------------------------------------------------------- the split, settled once before the encoding
 
 
-def settle_split(job: Job, needs_size: bool) -> int:
-    """Sets job.split for the whole run; returns the size of the training text in bytes, 0 if unknown.
+def settle_split(job: Job) -> int:
+    """Sets job.split for the whole run; returns the size of the training text in bytes.
 
-    Text files of one document each are cut by their sizes, in job.sources too; other documents are split by
-    their hashes. To know its size, which the default fraction depends on, the text is read once: if
-    needs_size, or if it is below survey_bytes. A separator that a single file lacks is dropped from
-    job.reading, with a warning. Raises UserError (exit 3) for empty text, and the errors of job.answers.
+    Text files of one document each are cut by their sizes, in job.sources too. Other documents are split by
+    their hashes, and read once for them. A separator that a single file lacks is dropped from job.reading, with a
+    warning. Raises UserError (exit 3) for empty text, and the errors of job.answers.
     """
     fraction, reading = job.args.val_fraction, job.reading
     by_size = not (job.has_fields or reading.separator) and split_of_files(job.sources, fraction)
@@ -113,15 +112,13 @@ def settle_split(job: Job, needs_size: bool) -> int:
     if by_size:
         job.sources = [replace(source, cut=cut) for source, cut in zip(job.sources, by_size.cuts, strict=True)]
         return sum(source.text_bytes if source.cut is None else source.cut for source in job.sources)
-    if not needs_size and job.text_bytes >= reading.limits.survey_bytes:
-        return 0
     parts = [part for answer in job.answers("reading") for part in answer.splits.values()]
     sizes = np.array([size for part in parts for size in part.sizes], dtype=np.int64)
     job.report.refuse_empty(int(sizes.sum()))
     if reading.separator and len(sizes) == len(job.sources) == 1 and not job.report.total.separators:
         job.report.say(job.progress)  # warns that the separator does not occur: the text is a single document
         job.reading = replace(reading, separator=None)
-        return settle_split(job, needs_size)
+        return settle_split(job)
     hashes = np.concatenate([part.hashes for part in parts])
     job.split = split_of_documents(hashes, sizes, fraction)
     return int(sizes[~job.split.in_val(hashes, sizes)].sum())

@@ -9,7 +9,8 @@ from gpt.common.words import several
 from gpt.pretokenization.blocks import Findings, Reading, TextBlock
 from gpt.pretokenization.encodings import FEW_FAULTS, MAX_FAULTS, refuse_undecodable
 from gpt.pretokenization.files import Source
-from gpt.pretokenization.sources import KINDS
+from gpt.pretokenization.json_lines import command_to_read, lines_of_widest_column
+from gpt.pretokenization.sources import KINDS, bare_name
 
 
 @dataclass
@@ -28,7 +29,7 @@ class Report:
     def add(self, block: TextBlock, findings: Findings) -> None:
         """Counts the findings of the next block; blocks come in the order of the sources.
 
-        Raises UserError (exit 3) for bytes that are not UTF-8: for the first ones if strict, else for too many. At
+        Raises UserError (exit 3) for bytes that are not UTF-8: for the first ones if strict_by, else for too many. At
         the beginning of a source, raises the error of refuse_bad_records for the one before.
         """
         if block.source != self.source_index:
@@ -39,9 +40,9 @@ class Report:
         if findings.first_replaced:
             byte, line, why = findings.first_replaced
             place = f"byte {byte:,}, {unit} {in_source.newlines + line + 1:,} of {source.shown}"
-            if self.reading.strict:
+            if self.reading.strict_by:
                 raise UserError(Exit.DATA, f"not UTF-8: {why} at {place}. Correct the text, or leave out "
-                                           "--strict_utf8 to have such bytes replaced.")
+                                           f"{self.reading.strict_by} to have such bytes replaced.")
             findings.first_replaced = byte, line, f"{place}, {why}"
         if findings.first_bad_line:
             line, why = findings.first_bad_line
@@ -67,8 +68,8 @@ class Report:
         """Warns of replaced bytes, skipped records, and a separator that does not occur."""
         found = self.total
         if found.first_replaced:
-            cure = (" If the text is in another encoding, give --encoding, such as cp1252 of Windows, and --overwrite."
-                    if found.undecodable else "")
+            cure = (" If the text is in another encoding, such as cp1252 of Windows, make tokens of it with --encoding "
+                    "cp1252 --overwrite." if found.undecodable else "")
             progress.warn(f"not UTF-8 and replaced by U+FFFD: {several(found.replaced, 'place')}, the first: "
                           f"{found.first_replaced[2]}.{cure}")
         if found.first_bad_line:
@@ -78,13 +79,33 @@ class Report:
             progress.warn(f"--document_separator {self.reading.separator!r} does not occur in any text file")
 
     def refuse_empty(self, num_bytes: int) -> None:
-        """Raises UserError (exit 3) if the documents, num_bytes long, hold no text to train on."""
+        """Raises UserError (exit 3) if the documents, num_bytes long, hold no text."""
         found = self.total
         why = (f"{several(found.bad_lines, 'record')} skipped, the first: {found.first_bad_line[1]}. Give "
                f"{KINDS[self.sources[self.source_index].kind].form}." if found.first_bad_line else
                "It holds less than 2 bytes of text besides whitespace. Give a file with text.")
         if num_bytes < 2 or not found.has_text:
-            raise UserError(Exit.DATA, f"there is nothing to train on in {names_of(self.sources)}. {why}")
+            raise UserError(Exit.DATA, f"there is no text in {names_of(self.sources)}. {why}")
+
+
+def warn_of_forms(sources: Sequence[Source], progress: Progress) -> None:
+    """Warns of the first text with Windows' line ends, and of the first table, which is read as plain text."""
+    texts = [source for source in sources if source.kind == "text"]
+    table = next(filter(_is_table, texts), None)
+    of_windows = next((source for source in texts if source.has_returns and not _is_table(source)), None)
+    if of_windows:
+        cure = ("Save it with line ends of Unix." if of_windows.encoding else
+                f"To drop them: {command_to_read(of_windows)} | tr -d '\\r' > unix.txt")
+        progress.warn(f"{of_windows.shown} has Windows' line ends: to the model a \\r stands before each new line. "
+                      f"{cure}")
+    if table:
+        progress.warn(f"{table.shown} is read as plain text: to the model its columns, commas and quotes are text too. "
+                      f"{lines_of_widest_column(table)}")
+
+
+def _is_table(source: Source) -> bool:
+    """True for a file of comma- or tab-separated values, by its name."""
+    return bare_name(source.path.name).endswith((".csv", ".tsv"))
 
 
 def names_of(sources: Sequence[Source]) -> str:

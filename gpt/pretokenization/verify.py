@@ -15,7 +15,6 @@ from gpt.tokens.metadata import METADATA_FORMAT, read_metadata
 from gpt.tokens.stream import scan
 from gpt.tokens.tokenizer import load_tokenizer, vocab_size_of
 
-PEEKED_TOKENS = 2**22
 SHOWN_CHARACTERS = 400
 
 
@@ -60,14 +59,14 @@ def _differs(path: Path, what: str) -> UserError:
 def peek(folder: Path, number: int, progress: Progress) -> None:
     """Prints the first `number` documents of a finished folder's training tokens, 400 characters of each.
 
-    Prints fewer if the first PEEKED_TOKENS hold fewer, and at least one. Raises UserError (exit 3).
+    Raises UserError (exit 3).
     """
     corpus, tokenizer = open_folder(folder), load_tokenizer(folder / TOKENIZER)
     part = corpus.train.parts[0]
-    ids = np.fromfile(part.path, DTYPES[part.dtype], min(part.length, PEEKED_TOKENS), offset=part.offset_bytes)
-    ends = np.flatnonzero(ids == corpus.end_of_text_id)[:number].tolist() or [len(ids)]
-    for count, (start, end) in enumerate(zip([-1, *ends], ends, strict=False), 1):
-        some = ids[start + 1:end][:4 * SHOWN_CHARACTERS].tolist()  # of a character's bytes, each may be a token
+    ids = np.memmap(part.path, DTYPES[part.dtype], "r", part.offset_bytes, (part.length,))
+    ends = document_ends(part.path, part.length)[:number].tolist()
+    for count, (start, end) in enumerate(zip([0, *ends], ends, strict=False), 1):
+        some = ids[start:end - 1][:4 * SHOWN_CHARACTERS].tolist()  # of a character's bytes, each may be a token
         text = tokenizer.decode(some, skip_special_tokens=False)
         progress.say(f"document {count}, {several(end - start - 1, 'token')}: "
                      f"{printable_text(text[:SHOWN_CHARACTERS])}"

@@ -277,7 +277,7 @@ PRETOKENIZE_ROWS = [
         ("a missing file", "none.txt", "none.txt: No such file"),
         ("a pattern that matches nothing", "'*.none'", "matches no file"),
         ("a link to nowhere", "x.txt", "x.txt: No such file", link("x.txt", "nowhere")),
-        ("an empty file", "x.txt", "nothing to train on in x.txt", write("x.txt", "")),
+        ("an empty file", "x.txt", "no text in x.txt", write("x.txt", "")),
         ("token ids", IDS, "--bin_file"),
         ("a text that the output would replace", f"{TOKENIZER} --output_dir corpus --overwrite",
          f"{TOKENIZER} would be"),

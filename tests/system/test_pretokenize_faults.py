@@ -24,7 +24,7 @@ from tests.helpers.pretokenize import refused, written
 from tests.helpers.texts import STRINGS, lines, words, write
 from tests.helpers.trial import some
 
-SMALL = Limits(block_bytes=900, part_bytes=500, window_bytes=100, survey_bytes=0)
+SMALL = Limits(block_bytes=900, part_bytes=500, window_bytes=100)
 LATER = 3  # blocks after which the text changes
 
 

@@ -74,6 +74,7 @@ def test_debug_shows_the_traceback_of_any_error(tmp_path):
 
 @pytest.mark.parametrize(("error", "code", "words"), [
     ("KeyboardInterrupt", 130, ""), ("MemoryError", 5, "out of memory"),
+    ("OSError(12, 'Cannot allocate memory')", 5, "out of memory"),
     ("RuntimeError('CUDA error: out of memory')", 5, "out of memory"),
     ("RuntimeError('could not create a primitive')", 5, "ulimit -v unlimited"),
     ("RuntimeError('CUDA driver error: operation not supported')", 5, "PYTORCH_ALLOC_CONF=expandable_segments:False"),

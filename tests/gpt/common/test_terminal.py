@@ -20,13 +20,15 @@ def test_a_pipe_has_no_width_and_a_terminal_its_own(monkeypatch):
 def test_on_a_terminal_lines_break_between_words_but_no_command_does(monkeypatch):
     command = "python train.py --a b \\\n    --file 'a long name'"
     text = (f"error: no such file. Run: {command}\n  | one two three four\ndisk        6 MiB at most\n"
-            "Copy it: cp a/tokenizer.json b c\nagain")
+            "Copy it: cp a/tokenizer.json b c\nagain\nhf download a/b --local-dir FOLDER\n"
+            "cat corpus.txt | tr -d '\\r' > b.txt")
     assert folded(text, io.StringIO()) == text
     with open_terminal(18, monkeypatch) as opened:
         lines = folded(text, opened.stream).split("\n")
         opened.close()
-    assert lines[-3:] == ["Copy it:", "cp a/tokenizer.json b c", "again"]
-    assert lines[:-3] == ["error: no such", "file. Run:", *command.split("\n"), "  | one two three", "  | four",
+    assert lines[-5:] == ["Copy it:", "cp a/tokenizer.json b c", "again", "hf download a/b --local-dir FOLDER",
+                          "cat corpus.txt | tr -d '\\r' > b.txt"]
+    assert lines[:-5] == ["error: no such", "file. Run:", *command.split("\n"), "  | one two three", "  | four",
                      "disk        6 MiB", " " * 12 + "at", " " * 12 + "most"]
 
 

@@ -85,9 +85,24 @@ def test_what_is_not_text_is_replaced_or_skipped_and_said(measure, tmp_path, cap
     assert a["documents"] == 1
     assert b["documents"] == 2
     said = capsys.readouterr().err
-    assert "1 invalid character replaced by U+FFFD." in said
-    assert "b.jsonl: 2 " in said
-    assert "The first such record has no text in field 'text'" in said
+    assert "replaced by U+FFFD: 1 place, the first: byte 8, line 1 of" in said
+    assert "skipped: 2 records without a document, the first: line 2 of" in said
+    assert "has no text in field 'text'" in said
+
+
+def test_records_without_a_text_lead_to_the_command_that_takes_their_field(measure, tmp_path):
+    (tmp_path / "a.jsonl").write_text('{"body": "the cat"}\n')
+    with pytest.raises(UserError, match=r"its fields are body\. Give --text_field.*\npython pretokenize\.py /"):
+        measure(tmp_path / "a.jsonl")
+
+
+def test_line_ends_of_windows_and_tables_are_warned_of(measure, tmp_path, capsys):
+    (tmp_path / "a.txt").write_bytes(b"the cat\r\nsat")
+    (tmp_path / "b.csv").write_bytes(b"id,text\r\n1,the cat")
+    measure(tmp_path / "a.txt", tmp_path / "b.csv")
+    said = capsys.readouterr().err
+    assert "a.txt has Windows' line ends" in said
+    assert "To train on text alone, make JSON lines" in said
 
 
 def test_a_text_that_changes_while_it_is_read_is_refused(measure, monkeypatch, tmp_path):

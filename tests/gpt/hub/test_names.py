@@ -16,6 +16,7 @@ COMMIT = "607a30d783dfa663caf39e06633721c8d4cfcd7e"
     ("hf://datasets/a/b/data/train-*.parquet", DATASET, ("a/b", "main", "data/train-*.parquet")),
     ("hf://datasets/a/b@refs/convert/parquet/default/train", DATASET,
      ("a/b", "refs/convert/parquet", "default/train")),
+    ("hf://datasets/a/b/a--b/0.parquet", DATASET, ("a/b", "main", "a--b/0.parquet")),
     ("hf://datasets/a/b@refs/pr/2/x.txt", DATASET, ("a/b", "refs/pr/2", "x.txt")),
 ])
 def test_a_name_has_a_repository_a_revision_and_for_datasets_a_path(word, kind, expected):
@@ -34,7 +35,7 @@ def test_a_name_has_a_repository_a_revision_and_for_datasets_a_path(word, kind, 
     ("hf://datasets/a/b", MODEL, "hf://OWNER/NAME"),
     ("hf://a/b", DATASET, "hf://datasets/OWNER/NAME"),
     ("hf://datasets/a", DATASET, "hf://datasets/OWNER/NAME"),
-    ("hf://datasets/a/b/../c", DATASET, "hf://datasets/OWNER/NAME"),
+    ("hf://datasets/a--b/c", DATASET, "hf://datasets/OWNER/NAME"),
 ])
 def test_a_wrong_name_is_answered_with_the_right_form(word, kind, cure):
     problem, = problems_with_name("--ckpt", word, kind)

@@ -18,7 +18,7 @@ from gpt.pretokenization.store import Folder
 from tests.helpers.pretokenize import Killed, corpus, die_at, metadata_of, run, written
 from tests.helpers.texts import lines, words, write
 
-SMALL = Limits(block_bytes=250, part_bytes=150, window_bytes=100, survey_bytes=0)
+SMALL = Limits(block_bytes=250, part_bytes=150, window_bytes=100)
 
 
 JOBS = {

@@ -67,8 +67,8 @@ def test_metadata_with_other_numbers_is_found(tokenizer_file):
 
 
 def test_a_flag_without_a_text_to_act_on_is_named():
-    for argv in (["--verify", "data"], ["--peek", "2"]):
-        refused(*argv, "--overwrite", code=Exit.FLAGS, match="--overwrite: has no effect without FILE")
+    refused("--peek", "2", "--overwrite", code=Exit.FLAGS, match="--overwrite: has no effect without FILE")
+    refused("--verify", "data", "--output_dir", "b", code=Exit.FLAGS, match="--output_dir: has no effect with --verify")
 
 
 def test_documents_are_shown(tokenizer_file, capsys):
