@@ -119,7 +119,7 @@ def prepare_mirror(args: Namespace, out: Progress) -> None:
 
 
 def bring_back(root: Path, output_dir: Path, out: Progress) -> None:
-    """Copies the newest sound checkpoint of a mirror, and the run's other files, into the output folder.
+    """Copies the newest sound checkpoint of a mirror, its best and the run's other files into the output folder.
 
     Raises UserError (exit 4) if all are damaged, and OSError.
     """
@@ -128,6 +128,9 @@ def bring_back(root: Path, output_dir: Path, out: Progress) -> None:
         try:
             with out.phase("copying from the mirror"):
                 copy_checkpoint(path, output_dir)
+                best = root / f"checkpoint-{verify(output_dir / path.name).state.best_step}"
+                with contextlib.suppress(InvalidCheckpoint, FileNotFoundError):
+                    copy_checkpoint(best, output_dir)
             out.say(f"resume      {path.name} was copied from the mirror {printable(root)}")
             return
         except InvalidCheckpoint as error:
@@ -156,6 +159,7 @@ class Mirror:
         self._goes_back = args.overwrite  # whether checkpoints after the resumed one are to be deleted
         self._kept: list[Path] = []  # later checkpoints than this run's at its start, which another copy may need
         self._problem = ""  # why the last request failed; printed once
+        self._is_told = False  # the outcome of the last update
 
     def update(self, retention: Retention) -> None:
         """Starts a thread that brings the mirror up to date, the newest checkpoint first; returns at once.
@@ -172,10 +176,10 @@ class Mirror:
     def finish(self) -> None:
         """Repeats the last update, waits for it at most 20 minutes, and prints its outcome.
 
-        It says that the mirror has the last checkpoint, or prints the command that copies it. Does nothing if no
-        update followed the last finish.
+        It says that the mirror has the last checkpoint, or prints the command that copies it. A second call copies the
+        lines that the logs got after the first. Does nothing without an update, or if one still hangs.
         """
-        if self._latest is None:
+        if self._latest is None or (self._is_told and self._thread.is_alive()):
             return
         last, deadline = self._output_dir / f"checkpoint-{self._latest.saved}", time.monotonic() + LONGEST_WAIT_SECONDS
         self.update(self._latest)  # again: a copy may have failed, and the logs have grown
@@ -183,7 +187,9 @@ class Mirror:
         with self._out.phase(f"copying to the mirror {shown}"):
             while self._thread.is_alive() and time.monotonic() < deadline:
                 self._thread.join(0.2)
-        self._latest = None
+        if self._is_told:
+            return
+        self._is_told = True
         if not self._thread.is_alive() and is_copied(last, self._root / last.name):
             self._out.say(f"mirror      {last.name} is in {shown}, verified")
         else:

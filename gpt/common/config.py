@@ -90,7 +90,7 @@ class Rules(NamedTuple):
         value = values.get(name)
         if accepted:
             return str(value) in accepted.split("|")
-        return value is not None and value is not False and value != self.defaults[name]
+        return value not in (None, False, self.defaults[name])  # 0.0, as of a decided dropout, equals False
 
     def conflicts(self, name: str, value: Any, values: Mapping[str, Any]) -> list[str]:
         """The conflicts of a flag of this value with other flags, as messages without the flag's name."""

@@ -34,6 +34,8 @@ NOT_GIVEN = object()
 WITHOUT_FLAG = {  # flags of other programs, and the way to the same here
     "eval_only": "Here it is a command: python evaluate.py --ckpt out --text FILE",
     "train_file": "Here it is the first argument: the text's name, without a flag.",
+    "wandb_project": "Here it is a variable of the environment: WANDB_PROJECT.",
+    "wandb_run_name": "Here it is a variable of the environment: WANDB_NAME.",
     "validation_file": "Here it is a part of the text: --val_fraction of pretokenize.py.",
     **dict.fromkeys(("do_train", "do_eval"), "Here it is always on: drop it."),
 }

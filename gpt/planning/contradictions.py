@@ -42,6 +42,9 @@ def contradictions(args: argparse.Namespace) -> list[str]:
           if isinstance(args.data_dir, list) and vars(args)[name] is not None),
         *(f"--{name}: the hub has weights, no state of training; give --init_from"
           for name in ("resume_from", "cooldown_from") if hub.is_on_hub(vars(args)[name])),
+        *(f"--{name}: a cooldown falls from the learning rate of its checkpoint; drop it"
+          for name in ("learning_rate", "warmup_steps", "lr_schedule") if args.cooldown_from
+          and any(change.startswith(f"{name} ") for change in args.config.changed)),
         *(["--teacher: not a model of the hub, which has another tokenizer; give a folder of train.py"]
           if hub.is_on_hub(args.teacher) else [])]
     # A recorded --min_lr may be for the end of a cooldown.

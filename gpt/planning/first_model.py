@@ -75,7 +75,7 @@ def after_first_model(inputs: Inputs, runtime: Runtime, argv: Sequence[str]) -> 
 def _why_two(inputs: Inputs, runtime: Runtime, minutes: float, has_begun: bool) -> str:
     """Why this run trains two models, the first one for these minutes; '' for one model.
 
-    Two are for a new run without a GPU, of the default recipe and length.
+    Two are for a new run without an NVIDIA GPU, of the default recipe and length.
     """
     args, sizing = inputs.args, inputs.sizing
     total = args.max_minutes or 0.0

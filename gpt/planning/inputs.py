@@ -27,7 +27,7 @@ from gpt.machine.runtime import Runtime
 from gpt.planning.early import check_unused
 from gpt.planning.recipe import choose_config
 from gpt.planning.schedules import Cooldown, schedule_of
-from gpt.planning.sizing import Sizing, choose_sizing
+from gpt.planning.sizing import SIZE_FLAGS, Sizing, choose_sizing
 from gpt.tokens.corpus import Corpus, open_corpus
 from gpt.tokens.data_dirs import folders_of
 from gpt.tokens.files import beside_tokens
@@ -54,10 +54,10 @@ class Inputs:
 
     @property
     def prefers_bf16(self) -> bool:
-        """True for a size that the program chose, and for a resumed run that began in bf16."""
+        """True for a size that the program chose, here or in the run of --config, and for a run that began in bf16."""
         if self.resumed:
             return self.stored.environment.get("precision") == "bf16"
-        return bool(self.sizing and self.sizing.shape)
+        return bool(self.sizing) and not self.args.config.given.intersection(SIZE_FLAGS)
 
     @property
     def is_pretrained(self) -> bool:
@@ -81,8 +81,11 @@ def choose_inputs(args: Namespace, runtime: Runtime) -> Inputs:
     the runtime closes, and tries the mirror. Raises one UserError with all problems, and the exit code of the
     first.
     """
-    if args.overfit:  # dropout, noise, a teacher and smoothed labels keep the training loss above zero
-        args = having(args, dropout=0.0, input_noise=0.0, teacher=None, label_smoothing=0.0)
+    if args.overfit:
+        above_zero = {"dropout": 0.0, "input_noise": 0.0, "teacher": None, "label_smoothing": 0.0}
+        if left_out := sorted(args.config.given.intersection(above_zero)):
+            runtime.out.say(f"overfit     without --{' --'.join(left_out)}, which would keep the loss above zero")
+        args = having(args, **above_zero)
     args = download_named(args, "init_from", runtime.out)
     processes = runtime.processes
     checked = processes.from_first(lambda: _check(args, runtime))

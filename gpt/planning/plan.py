@@ -282,10 +282,11 @@ def early_objections(setup: Setup) -> list[str]:
         lines.append(f"{percent(silent)} of the sequences of {config.seq_length:,} tokens hold no answer, and teach "
                      f"nothing. {cure}.")
     if recipe.samples_per_step > recipe.windows_per_epoch:
-        alone = " --gradient_accumulation_steps 1" if recipe.accumulation > 1 else ""
+        world_size = setup.runtime.processes.world_size
+        fewest_each = f" --gradient_accumulation_steps {world_size}" if recipe.accumulation > world_size else ""
         lines.append(f"each step reads the text {figure(recipe.samples_per_step / recipe.windows_per_epoch)} times: it "
                      f"has {several(recipe.windows_per_epoch, 'sequence')} of {config.seq_length:,} tokens. Give at "
-                     f"most --batch_size {recipe.windows_per_epoch}{alone}.")
+                     f"most --batch_size {max(1, recipe.windows_per_epoch // world_size)}{fewest_each}.")
     if setup.resumed and args.eval_batches not in (None, recipe.eval_tokens / recipe.batch_size / config.seq_length):
         lines.append(f"--eval_batches: validation keeps its {recipe.eval_tokens:,} tokens. Drop "
                      "--eval_batches, and give --eval_tokens.")

@@ -372,11 +372,14 @@ def _choose_rates(facts: _Facts, optimizer: str, samples_per_step: int, total_st
     default = usual.learning_rate
     why = f"for {tokens_per_step:,} tokens a step and {count(total_tokens)} in all; {usual.why}"
     recorded = facts.stored.settings.get("learning_rate")
-    if recorded and had_step_of(facts.stored.settings, samples_per_step):
+    keeps_peak = bool(recorded) and had_step_of(facts.stored.settings, samples_per_step)
+    if keeps_peak:
         default, why = recorded, "as the run began"
     learning_rate = facts.value_of("learning_rate", default, why)
     is_usual = learning_rate == usual.learning_rate
     of_embeddings = usual.embedding_learning_rate if is_usual else learning_rate
+    if keeps_peak and learning_rate == recorded:
+        of_embeddings = facts.stored.settings.get("embedding_learning_rate", of_embeddings)
     return {"learning_rate": learning_rate, "usual_learning_rate": usual.learning_rate,
             "embedding_learning_rate": facts.value_of("embedding_learning_rate", of_embeddings),
             "init_std": facts.value_of("init_std", usual.init_std if is_usual else INIT_STD)}

@@ -36,12 +36,14 @@ RELATIONS = {
         conflicts="init_from"),
     "init_from": Relations(aliases="model_name_or_path initial_checkpoint_dir"),
     "teacher": Relations(aliases="teacher_model distill_from", invalidates=BY_MODEL),
-    "n_layer": Relations(aliases="depth n_layers num_layers num_hidden_layers", conflicts="init_from"),
+    "n_layer": Relations(
+        aliases="depth n_layers num_layers num_hidden_layers", invalidates=BY_MODEL, conflicts="init_from"),
     "n_head": Relations(
-        aliases="num_heads num_attention_heads", invalidates="n_kv_head n_inner", conflicts="init_from"),
+        aliases="num_heads num_attention_heads", invalidates=f"n_kv_head n_inner {BY_MODEL}", conflicts="init_from"),
     "n_embd": Relations(
-        aliases="d_model dim n_embed hidden_size", invalidates="n_inner init_std", conflicts="init_from"),
-    "seq_length": Relations(aliases="block_size max_seq_len max_seq_length seq_len context_length n_ctx"),
+        aliases="d_model dim n_embed hidden_size", invalidates=f"n_inner {BY_MODEL}", conflicts="init_from"),
+    "seq_length": Relations(
+        aliases="block_size max_seq_len max_seq_length seq_len context_length n_ctx", invalidates=BY_BATCH),
     "input_noise": Relations(aliases="token_noise"),
     "dropout": Relations(aliases="drop dropout_rate resid_pdrop attn_pdrop"),
     "n_kv_head": Relations(invalidates="n_inner"),
@@ -78,7 +80,7 @@ RELATIONS = {
         aliases="decay_lr lr_scheduler_type schedule lr_decay_style", overrides="cooldown",
         invalidates="min_lr warmup_steps"),
     "min_lr": Relations(aliases="min_learning_rate end_lr final_lr lr_min"),
-    "warmup_steps": Relations(aliases="warmup_iters lr_warmup_steps num_warmup_steps"),
+    "warmup_steps": Relations(aliases="warmup_ratio warmup_iters lr_warmup_steps num_warmup_steps"),
     "use_lr_scheduler": Relations("call"),
     "weight_decay": Relations(aliases="wd"),
     "beta1": Relations(aliases="adam_beta1"),
@@ -108,7 +110,7 @@ RELATIONS = {
     "mirror_to": Relations("resume"),  # on every machine, once the mirror is known to be this run's
     "resume_from": Relations("call", aliases="resume resume_from_checkpoint ckpt"),
     "overwrite": Relations("call", aliases="overwrite_output_dir force", conflicts="resume_from auto"),
-    "eval_interval": Relations(aliases="eval_every eval_steps val_interval validation_interval"),
+    "eval_interval": Relations(aliases="eval_strategy eval_every eval_steps val_interval validation_interval"),
     "eval_batches": Relations("call", aliases="eval_iters", overrides="eval_tokens", conflicts="eval_tokens"),
     "sample_interval": Relations(aliases="sample_every"),
     "sample_prompt": Relations(conflicts="sample_interval 0"),

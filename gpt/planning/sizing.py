@@ -48,6 +48,7 @@ DEFAULT_SIZE = "gpt2_small"  # with a GPU
 CHOSEN_ARCH = "qwen3"  # where the program chooses the size; gpt2 where a flag names one
 MOST_STEP_TOKENS, LEAST_STEP_TOKENS = 4096, 512
 STEPS_OF_A_CORPUS = 4000  # of a small one: with four times the batch tiny Shakespeare ended 0.26 bits per byte higher
+SIZE_FLAGS = ("model_size", "n_layer", "n_head", "n_embd", "n_kv_head", "n_inner")
 STEPS_OF_CHOSEN = 100  # at least, of a size that the program chooses: then a step may have the tokens that Muon needs
 
 Shape = tuple[int, int, int]  # layers, heads, width
@@ -111,7 +112,7 @@ def choose_sizing(flags: Namespace, corpus: Corpus, max_minutes: float | None) -
 
 def names_size(flags: Namespace) -> bool:
     """True if a flag names the size of the network, or a part of it."""
-    return any(getattr(flags, name) for name in ("model_size", "n_layer", "n_head", "n_embd", "n_kv_head", "n_inner"))
+    return any(getattr(flags, name) for name in SIZE_FLAGS)
 
 
 def measured_speed(arch: str, vocab_size: int, use_bf16: bool, shape: Shape) -> float:

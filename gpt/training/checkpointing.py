@@ -18,7 +18,6 @@ from tokenizers import Tokenizer
 from gpt.checkpoint import contents, find, load, save
 from gpt.checkpoint.folder import Retention, prune
 from gpt.checkpoint.mirror import Mirror, yield_the_cores
-from gpt.common.errors import UserError
 from gpt.common.files import sync, why_not_written
 from gpt.common.names import METRICS
 from gpt.common.signals import AtRisk
@@ -152,10 +151,13 @@ class Checkpointer:
             self._settle_all()
 
     def _retention(self, step: int, best: int) -> Retention:
-        """The checkpoints that stay after a save: the last ones, the best, and the mirror's current copy."""
+        """The checkpoints that stay after a save: the last ones, the best, and the mirror's current copy.
+
+        The best of the run may be in the mirror alone.
+        """
         copying_step = self.mirror.copying_step if self.mirror else 0
-        return Retention(step, self._args.keep_checkpoints,
-                         protected=frozenset((best, self._run.recipe.plateau_end or 0, copying_step)))
+        return Retention(step, self._args.keep_checkpoints, protected=frozenset(
+            (best, self._run.state.best_step, self._run.recipe.plateau_end or 0, copying_step)))
 
     def settle(self, wait: bool) -> None:
         """Notes the end of a save in flight, and warns if it failed, as on a full disk.
@@ -243,7 +245,7 @@ class Checkpointer:
 
         Waits for the save in flight, and ignores its failure.
         """
-        with contextlib.suppress(OSError, UserError, FloatingPointError):
+        with contextlib.suppress(FloatingPointError):
             self.settle(wait=True)
         steps = find.steps_in(self.output_dir)
         if steps:

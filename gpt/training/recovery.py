@@ -94,6 +94,9 @@ def explaining_memory(setup: Setup, run: Run | None = None) -> Iterator[None]:
         if run:
             where = f"with {several(run.micro_batch, 'sequence')} at a time"
             cure = "Try a smaller --seq_length or --model_size."
+            if setup.resumed:  # its shape is that of the checkpoint
+                cure = ("Resume where more memory is free." if args.activation_checkpointing else
+                        "Resume with --activation_checkpointing.")
             if processes.world_size > 1 and run.micro_batch > 1 and not (args.dry_run or args.overfit):
                 remember_too_many(Path(args.output_dir), run.micro_batch)
                 cure = "Start again with --resume_from auto: the run then takes half as many at a time."
@@ -131,7 +134,9 @@ def explaining_the_end(run: Run, checkpointer: Checkpointer) -> Iterator[None]:
     except (TooManySkipped, FloatingPointError) as error:
         is_tensor, rate = isinstance(error, FloatingPointError), run.recipe.lower_learning_rate
         what = f"{error} is not finite after step {checkpointer.begun_step:,}" if is_tensor else str(error)
-        raise UserError(Exit.DIVERGED, f"{what}. {checkpointer.last_good()} with --learning_rate {rate:.2g}, or a "
-                                       "longer --warmup_steps.") from error
+        cure = f"{checkpointer.last_good()} with --learning_rate {rate:.2g}, or a longer --warmup_steps."
+        if run.recipe.cooldown:
+            cure = "Begin the cooldown at an earlier checkpoint."
+        raise UserError(Exit.DIVERGED, f"{what}. {cure}") from error
     finally:
         checkpointer.close()

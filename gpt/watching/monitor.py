@@ -14,7 +14,6 @@ from gpt.architectures.table import architecture_of
 from gpt.checkpoint.find import in_another_folder, with_more_text
 from gpt.checkpoint.history import BITS_OF, VAL_LOSS_OF, Row
 from gpt.checkpoint.recorded import steps_in
-from gpt.common.flags import having
 from gpt.common.names import TOKENIZER, TRAINS_NEXT
 from gpt.common.words import duration, percent, printable, several, shell_word
 from gpt.machine.pinned import to_host
@@ -211,7 +210,9 @@ class Monitor:
             loss, val_loss = row.get("loss"), row.get("val_loss")
             if isinstance(loss, float):
                 self._overfitting.add_losses([loss])
-            if isinstance(val_loss, float) and self._overfitting.add_validation(row["step"], val_loss):
+            if isinstance(val_loss, float) and row["step"] == 0:
+                self._loss_before = val_loss
+            elif isinstance(val_loss, float) and self._overfitting.add_validation(row["step"], val_loss):
                 self._warned.add("overfitting")
 
     def _read_curve(self, losses: Sequence[float], last_step: int) -> None:
@@ -229,8 +230,9 @@ class Monitor:
     # ---- between steps
 
     def say_loss_before(self, nats: float) -> None:
-        """Prints the validation loss of the weights of --init_from, which the closing lines compare with the best."""
+        """Prints and records the loss of the weights of --init_from, with which the closing lines compare the best."""
         self._loss_before = nats
+        self._recorder.log(0, time=time.time(), val_loss=nats)
         self._out.say(f"validation before the first step | loss {nats:.4f}")
 
     def log_validation(self, loss: ValidationLoss, is_best: bool) -> None:
@@ -345,10 +347,12 @@ class Monitor:
             if recipe.overfits and recipe.passes > FRESH and not helps_many_passes(args):
                 why += f". Give it more text, or teach a second model: --teacher {best} --output_dir {folder}-2"
             command = with_more_text(args.output_dir, corpus.tokenizer_path, self.state,
-                                     vars(having(args, cooldown_from=recipe.cooldown and recipe.cooldown.source)))
+                                     {**vars(args), "cooldown_from": recipe.cooldown and recipe.cooldown.source})
         else:
+            machine = self._runtime.machine  # on a CPU a named size would be in fp32
+            in_bf16 = " --use_amp" if machine.precision == "bf16" and not machine.on_gpu else ""
             command = (f"{self._runtime.processes.launcher} train.py --config {folder}/config.toml \\\n"
-                       f"    --model_size {how} {in_another_folder(args.output_dir, how, args.mirror_to)}")
+                       f"    --model_size {how}{in_bf16} {in_another_folder(args.output_dir, how, args.mirror_to)}")
         self._out.say(f"To improve: {why}\n{command}")
 
     def _verdict(self) -> tuple[str, str]:

@@ -208,7 +208,7 @@ def test_a_run_and_its_mirror_hold_the_same(run, drive):
     assert steps_in(drive).keys() == steps_in(out).keys() > {6}
     for step, path in steps_in(drive).items():
         assert verify(path) == verify(steps_in(out)[step]), "the validation of the last step is recorded in both"
-    for name in ("metrics.jsonl", "config.toml"):
+    for name in ("metrics.jsonl", "config.toml", "starts.jsonl"):
         assert (drive / name).read_bytes() == (out / name).read_bytes()
     assert f"checkpoint-6 is in {drive}" in text
     run.ok("--resume_from", str(out), "--max_steps", "8")
@@ -227,6 +227,16 @@ def test_on_a_new_machine_the_same_line_goes_on_from_the_mirror(run, finished, d
     shutil.rmtree(finished)
     text = run.ok("--resume_from", str(drive), "--max_steps", "9")
     assert max(steps_in(finished)) == max(steps_in(drive)) == 9, "the mirror's name alone is enough"
+
+
+def test_on_a_new_machine_the_best_checkpoint_comes_back_too(run, finished, drive):
+    shutil.rmtree(finished)
+    edit(drive / "checkpoint-6/trainer_state.json", best_step=2, best_val_loss=0.0)
+    seal(drive / "checkpoint-6")
+    run.ok("--resume_from", "auto", "--mirror_to", str(drive), "--keep_checkpoints", "1", "--max_steps", "12")
+    assert 2 in steps_in(drive)
+    assert 2 in steps_in(finished)
+    assert 4 not in steps_in(drive)
 
 
 def test_the_checkpoints_of_another_run_are_neither_mixed_with_nor_deleted(run, finished, drive):

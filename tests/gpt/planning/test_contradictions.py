@@ -36,7 +36,8 @@ def test_flags_that_contradict_each_other_are_answered(words, message):
 @pytest.mark.parametrize("words", ["--init_from a --tie_weights", "--init_from a --dropout 0.1",
                                    "--compile_mode blocks --no-use_gpu", "--arch qwen3 --n_kv_head 1",
                                    "--use_lr_scheduler --min_lr 0", "--label_smoothing 0.1 --teacher a",
-                                   "--compile_mode reduce-overhead --gradient_accumulation_steps 4"])
+                                   "--compile_mode reduce-overhead --gradient_accumulation_steps 4",
+                                   "--compile_mode reduce-overhead --dropout 0"])
 def test_flags_that_go_together_are_taken(words):
     train.read_flags(words.split())
 

@@ -143,6 +143,8 @@ def test_a_cooldown_that_is_not_possible_is_refused(run, plateau):
     said = run.refused(Exit.FLAGS, "--cooldown_from", str(plateau / "checkpoint-10"), "--min_lr", "0.001", out="new")
     assert "0.001 already" in said
     assert "--min_lr is 0.001" in said
+    said = run.refused(Exit.FLAGS, "--cooldown_from", str(plateau / "checkpoint-10"), "--learning_rate", "1", out="new")
+    assert "--learning_rate: a cooldown falls from the learning rate of its checkpoint" in said
     run.refused(Exit.CHECKPOINT, "--cooldown_from", "auto", out="new")
     run.ok("--lr_schedule", "cosine", "--max_steps", "8", out="fallen")  # to a hundredth of its peak
     run.refused(Exit.FLAGS, "--cooldown_from", str(run.folder / "fallen"), out="new")

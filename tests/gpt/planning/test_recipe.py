@@ -80,6 +80,8 @@ def test_a_resumed_run_keeps_its_peak_and_its_warm_up_when_it_is_made_longer():
 
     assert (resumed().learning_rate, resumed().warmup_steps, resumed().embedding_learning_rate) == (3e-4, 6, 3e-4)
     assert (resumed("--learning_rate", "1e-3").learning_rate, resumed("--warmup_steps", "9").warmup_steps) == (1e-3, 9)
+    rates: Any = {"learning_rate": 3e-4, "embedding_learning_rate": 9e-4}
+    assert recipe("--max_steps", "5000", batch_size=4, accumulation=1, **rates).embedding_learning_rate == 9e-4
     larger = resumed("--batch_size", "8")
     assert larger.learning_rate != 3e-4  # another step, another peak
     assert (larger.samples, resumed().samples) == (400 + 4900 * 8, 5000 * 4)  # what was read in smaller steps stays so

@@ -73,6 +73,8 @@ def test_a_run_without_a_size_takes_bf16_where_the_processor_has_it_and_resumes_
     monkeypatch.setattr("gpt.planning.sizing.measured_speed", lambda *_: 1e20)
     assert train.main(["--resume_from", "out", "--max_steps", "3"]) == 0
     assert "\nsize        2 x 128: " in capsys.readouterr().out
-    state = json.loads((tmp_path / "out/checkpoint-3/trainer_state.json").read_text())
-    assert state["environment"]["precision"] == precision
+    assert train.main(["--config", "out", "--output_dir", "again", "--max_steps", "3"]) == 0
+    for folder in ("out", "again"):
+        state = json.loads((tmp_path / folder / "checkpoint-3/trainer_state.json").read_text())
+        assert state["environment"]["precision"] == precision
     assert [line["step"] for line in metrics_of(tmp_path / "out") if "loss" in line] == [1, 2, 3]

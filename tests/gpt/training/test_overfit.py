@@ -18,6 +18,7 @@ LEARNS = ["--overfit", "1", "--learning_rate", "0.03", "--weight_decay", "0"]
 
 def test_a_sound_set_up_learns_a_batch_by_heart_and_writes_nothing(run):
     text = run.ok(*LEARNS, "--dropout", "0.5")
+    assert "overfit     without --dropout, which" in text
     assert "overfit     1 batch of 32 tokens, at learning rate 3.00e-02" in text
     assert "overfit     learned: loss 0." in text
     assert "warning" not in text

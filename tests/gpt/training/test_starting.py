@@ -107,6 +107,8 @@ def test_weights_that_training_only_made_worse_get_a_command_with_a_lower_rate(r
                         r"--output_dir \S+worse-slower --mirror_to \S+mirror-slower)$", out, re.MULTILINE)
     assert command
     assert trained(" ".join(command.groups()).split(), capsys)[0] == 0
+    out = trained(["--resume_from", str(run.folder / "worse"), "--max_steps", "6", "--no-use_gpu"], capsys)[1]
+    assert f"To improve: no validation loss fell below {began}" in out
 
 
 def test_weights_that_do_not_fit_the_corpus_are_refused(run, corpus, tmp_path):
