@@ -58,7 +58,7 @@ model=(--model_size gpt2_small --vocab_size 50304 --seq_length 1024)
 sizes=(tiny mini)
 minutes=${RUN_MINUTES:-6}
 muon_minutes=${MUON_MINUTES:-10}
-start=(--model_size gpt2_small --max_minutes 3 --checkpoint_every_minutes 1)
+start=(--model_size gpt2_small --max_minutes 3 --checkpoint_every_minutes 0.3)
 compile=--compile
 new_tokens=200
 if [ -n "${SMALL:-}" ]; then

@@ -58,6 +58,10 @@ class BesideAdamW(torch.optim.Optimizer):
         if backend_of(self._finite).runs_ahead:
             self._update = torch.compile(self.function, dynamic=False, fullgraph=True)
 
+    def run_eagerly(self) -> None:
+        """Undoes compile_step."""
+        self._update = self.function
+
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
         """One step of all groups; the first one allocates the state. Every parameter needs a gradient.

@@ -1,7 +1,7 @@
-"""Chooses two kernels of a run on an NVIDIA GPU by timing: attention's, and the chunk of the output layer.
+"""Chooses two kernels of a run on an NVIDIA GPU: attention's by timing, and the chunk of the output layer by memory.
 
-No rule by architecture is right for all cards: public figures of the same kernels contradict each other. The timing
-takes 0.3 s once, and is kept for the card, this build of PyTorch and the run's shape.
+No rule by architecture is right for attention on all cards: public figures of the same kernels contradict each other.
+The timing takes 0.3 s once, and is kept for the card, this build of PyTorch and the run's shape.
 """
 
 import contextlib
@@ -19,14 +19,13 @@ from gpt.architectures.table import ModelConfig
 from gpt.common.files import cache_folder, read_text, write_whole
 from gpt.machine.device import Machine
 from gpt.ops.attention import heads_for_kernel
-from gpt.ops.loss import LossRule, linear_cross_entropy
 from gpt.planning.recipe import LOSS_CHUNK
 
 # F.scaled_dot_product_attention's kernels, PyTorch's own preference first.
 KERNELS = {"flash": SDPBackend.FLASH_ATTENTION, "efficient": SDPBackend.EFFICIENT_ATTENTION,
            "cudnn": SDPBackend.CUDNN_ATTENTION}
 CHUNKS = (LOSS_CHUNK, 4 * LOSS_CHUNK)  # rows of logits that exist at a time
-LARGE_MEMORY = 40 * 2**30  # bytes of a GPU on which the larger chunk is tried
+LARGE_MEMORY = 40 * 2**30  # bytes of a GPU that takes the larger chunk: sums of the weight's gradient are fewer
 CHECKED_POSITIONS = 2_048  # of a sequence: the plain attention stores the whole matrix
 TOLERANCE = 0.02  # of the norm of a right result; 16-bit rounding makes up to 0.005
 MEASURED_SECONDS = 0.03  # of each kernel
@@ -46,19 +45,19 @@ class Kernels(NamedTuple):
 
 
 def choose_kernels(config: ModelConfig, machine: Machine, loss_chunk: int, began_with: Mapping[str, Any]) -> Kernels:
-    """Chooses the kernels by their times on the run's shape; a resumed run keeps its own.
+    """Chooses attention's kernel by its time on the run's shape, and the chunk; a resumed run keeps its own.
 
     Without an NVIDIA GPU nothing is timed: PyTorch chooses, and chunks have loss_chunk rows. began_with is the
     environment that the run recorded.
     """
     if not machine.backend.runs_ahead:
         return Kernels("", loss_chunk)
-    attention, chunks = _read_or_measure(config, machine)
+    attention = _read_or_measure(config, machine)
     name, chunk = began_with.get("attention"), began_with.get("loss_chunk")
     if name not in [*attention]:  # a list, because a damaged record may hold anything
         name = fastest(attention)
     if chunk not in CHUNKS:
-        chunk = int(fastest(chunks) or loss_chunk)
+        chunk = CHUNKS[machine.backend.total_memory() >= LARGE_MEMORY]
     order = sorted(attention, key=lambda each: (each != name, attention[each]))
     return Kernels(name, chunk, ", ".join(f"{each} {1e3 * attention[each]:.2f} ms" for each in order))
 
@@ -80,24 +79,22 @@ def use_attention(name: str) -> None:
 # ---------------------------------------------------------------- timing
 
 
-def _read_or_measure(config: ModelConfig, machine: Machine) -> tuple[dict[str, float], dict[str, float]]:
-    """The seconds of attention by kernel, and of the output layer by rows of a chunk.
-
-    Both are empty where the memory that is free does not suffice for the timing.
-    """
+def _read_or_measure(config: ModelConfig, machine: Machine) -> dict[str, float]:
+    """The seconds of attention by kernel; {} where the memory that is free does not suffice for the timing."""
     path = cache_folder() / "kernels.json"
     shape = (config.n_head, config.n_kv_head, config.head_dim, config.seq_length, config.n_embd, config.vocab_size)
-    # The build's description has the versions of CUDA and of the cuDNN that was found.
-    key = " ".join(map(str, (machine.name, machine.precision, *shape, torch.__config__.show())))
+    # Of --deterministic some kernels are refused. The build's description has the versions of CUDA and of cuDNN.
+    key = " ".join(map(str, (machine.name, machine.precision, torch.are_deterministic_algorithms_enabled(), *shape,
+                             torch.__config__.show())))
     known: dict[str, Any] = {}
     with contextlib.suppress(OSError, ValueError, TypeError):
         known = dict(json.loads(read_text(path)))
     if key not in known:
         try:
-            known[key] = (time_attention(config, machine), time_chunks(config, machine))
+            known[key] = time_attention(config, machine)
         except torch.OutOfMemoryError:
             machine.backend.release_memory()
-            return {}, {}
+            return {}
         machine.backend.reset_peak_memory()  # the run reports its own
         with contextlib.suppress(OSError):  # the next run measures again
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -127,26 +124,6 @@ def time_attention(config: ModelConfig, machine: Machine) -> dict[str, float]:
         except RuntimeError:  # this card has no such kernel, or not for this shape, of which PyTorch warns besides
             continue
     return seconds
-
-
-def time_chunks(config: ModelConfig, machine: Machine) -> dict[str, float]:
-    """The seconds of the output layer's loss and gradients, by the rows of a chunk.
-
-    {} on a GPU with less than LARGE_MEMORY.
-    """
-    num_tokens = max(CHUNKS)
-    if machine.backend.total_memory() < LARGE_MEMORY:
-        return {}
-    x_NC, weight_PC = (torch.randn(rows, config.n_embd, device=machine.device, requires_grad=True)
-                       for rows in (num_tokens, config.padded_vocab_size))
-    targets_N = torch.arange(num_tokens, device=machine.device) % config.vocab_size
-
-    def loss_and_gradients(rows: int) -> None:
-        with machine.autocast():
-            loss = linear_cross_entropy(x_NC, weight_PC, targets_N, LossRule(config.vocab_size, rows))
-        torch.autograd.grad(loss, (x_NC, weight_PC))
-
-    return {str(rows): seconds_of(partial(loss_and_gradients, rows)) for rows in CHUNKS}
 
 
 def attend(inputs: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:

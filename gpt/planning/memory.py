@@ -186,7 +186,8 @@ def _activation_bytes(config: ModelConfig, batch_size: int, setting: MemorySetti
 def _logit_bytes(config: ModelConfig, batch_size: int, setting: MemorySetting, table: int) -> int:
     """The bytes of the logits and of the tensors that the loss computes from them.
 
-    Eager code holds log-probabilities, their gradient and the gradient of the logits, all fp32. Compiled
+    Eager code holds log-probabilities, their gradient and the gradient of the logits, all fp32; in chunks on a GPU
+    another product and two masks, counted by reading and not measured. Compiled
     code holds the logits, and their gradient takes the same place. In chunks the output layer has a
     gradient too, on a CPU one of each chunk; and on a GPU the compiler writes gradients beside logits. GPUs
     with fp16 cannot add up a product in place: the product then lies beside the gradients of the logits.
@@ -194,7 +195,7 @@ def _logit_bytes(config: ModelConfig, batch_size: int, setting: MemorySetting, t
     tokens, e = batch_size * config.seq_length, setting.dtype.itemsize
     rows = min(tokens, setting.loss_chunk or tokens)
     is_in_chunks = rows < tokens
-    bytes_per_logit, sums = 12, 0
+    bytes_per_logit, sums = 18 if is_in_chunks and setting.has_own_memory else 12, 0
     if setting.compiled:
         bytes_per_logit = 2 * e if is_in_chunks and setting.has_own_memory else e
     if is_in_chunks and setting.device_type == "cpu":
@@ -373,8 +374,12 @@ def after_out_of_memory(output_dir: Path, recipe: Recipe, out: Progress) -> int:
 
 
 def checkpoint_bytes_of(config: ModelConfig, optimizer_bytes: float) -> int:
-    """The bytes of a checkpoint: fp32 weights, and optimizer_bytes of optimizer state for each parameter."""
-    return int((4 + optimizer_bytes) * config.num_parameters) + TEXT_BYTES
+    """The bytes of a checkpoint: fp32 weights, and optimizer_bytes of optimizer state for each parameter.
+
+    The rows that pad the vocabulary count too: a copy in memory holds them.
+    """
+    padding = (config.padded_vocab_size - config.vocab_size) * config.n_embd * (1 if config.tie_weights else 2)
+    return int((4 + optimizer_bytes) * (config.num_parameters + padding)) + TEXT_BYTES
 
 
 def has_room_for_copy(checkpoint_bytes: int, held_bytes: int) -> bool:

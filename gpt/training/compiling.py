@@ -17,7 +17,7 @@ from gpt.training.state import Run
 
 
 def try_to_compile(run: Run, compile_model: Callable[[], None]) -> None:
-    """Compiles model, teacher and optimizer by a pass over the next batch; on failure warns and runs eagerly.
+    """Compiles model, teacher and optimizer by a pass over the next batch; a failure warns, and leaves the part eager.
 
     Weights and random numbers stay, gradients are dropped. compile_model marks the model's parts for
     torch.compile; the first call of each part compiles it. Out of memory is no failure of one process: the next
@@ -53,12 +53,16 @@ def try_to_compile(run: Run, compile_model: Callable[[], None]) -> None:
     if not has_failed:
         out.say(f"compiled    in {duration(time.perf_counter() - started)}")
     elif not (error and is_out_of_memory(error)):
-        torch.compiler.reset()
-        torch.compiler.set_stance("force_eager")
-        run.setup.runtime.machine = replace(machine, compile=False)  # smaller micro-batches do not try again
+        what = "" if work is compile_passes else " on the optimizer"
+        if what:  # the model's graphs stay
+            run.optimizer.run_eagerly()  # type: ignore[attr-defined]
+        else:
+            torch.compiler.reset()
+            torch.compiler.set_stance("force_eager")
+            run.setup.runtime.machine = replace(machine, compile=False)  # smaller micro-batches do not try again
         why = describe_compile_error(error or RuntimeError("it failed in another process"))
-        out.warn(f"torch.compile failed, running eagerly: {why}. If its folder is full or does not allow execution, "
-                 "set TORCHINDUCTOR_CACHE_DIR to another.")
+        out.warn(f"torch.compile failed{what}, running eagerly: {why}. If its folder is full or does not allow "
+                 "execution, set TORCHINDUCTOR_CACHE_DIR to another.")
     error = None  # its traceback holds the tensors of the pass
     run.optimizer.zero_grad(set_to_none=True)
     machine.backend.set_rng_states(rng)

@@ -65,7 +65,10 @@ def _measure_between_steps(run: Run, validator: Validator, val_tokens: int) -> t
 
     seconds_of(validator.measure, windows)  # the first time it compiles
     validation = seconds_of(validator.measure, windows)
-    sample = seconds_of(validator.sample, MEASURED_TOKENS) if setup.samples else 0.0
+    sample = 0.0
+    if setup.samples:
+        seconds_of(validator.sample, 1)  # the first time a GPU loads its kernels
+        sample = seconds_of(validator.sample, MEASURED_TOKENS)
     setup.runtime.machine.backend.release_memory()  # so that the next tensors lie together
     validation, sample = processes.from_first(lambda: (validation, sample))
     tokens = min(val_tokens, windows * setup.config.seq_length)

@@ -28,6 +28,18 @@ def test_a_compiler_that_fails_costs_one_warning(run, monkeypatch):
     assert "going on with --batch_size 2 " in text
 
 
+def test_a_compiler_that_fails_on_the_optimizer_leaves_the_model_compiled(run, monkeypatch):
+    def broken(_):
+        raise RuntimeError("no such kernel")
+
+    monkeypatch.setattr(Backend, "why_no_compile", lambda _: None)
+    monkeypatch.setattr(GPT, "compile", lambda *_, **__: None)
+    monkeypatch.setattr("gpt.training.compiling.compile_optimizer", broken)
+    monkeypatch.setattr(torch.compiler, "set_stance", lambda _: pytest.fail("the model became eager"))
+    text = run.ok("--max_steps", "2", "--compile", "--optimizer", "muon")
+    assert text.count("torch.compile failed on the optimizer, running eagerly: no such kernel") == 1
+
+
 @pytest.mark.parametrize(("kind", "preload"), [("gpu", "ram"), ("cpu", "mmap"), ("host", "ram")])
 def test_a_step_that_does_not_fit_is_done_in_smaller_micro_batches(run, monkeypatch, kind, preload):
     """Ten samples a step as 10, then as 2 x 5 from the first step on, and as 2 x 5 from the flags: one mathematics."""
