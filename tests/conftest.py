@@ -58,6 +58,14 @@ def _torch_as_at_the_start():
         sys.modules["torch"].compiler.set_stance("default")
 
 
+@pytest.fixture(autouse=True)
+def _measurements_as_short_as_they_can_be(monkeypatch):
+    """A run measures three passes of the processor, and few steps, where it would measure for seconds."""
+    for name in ("gpt.planning.sizing.MEASURED_SECONDS", "gpt.training.pacing.MEASURING_SECONDS"):
+        if name.rpartition(".")[0] in sys.modules:
+            monkeypatch.setattr(name, 0.0)
+
+
 @pytest.fixture(scope="session")
 def texts():
     """Lines in several scripts."""

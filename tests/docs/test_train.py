@@ -79,6 +79,7 @@ def test_no_outputs_are_committed_and_every_cell_is_a_form_with_a_title():
 # ---------------------------------------------------------------- executed
 
 
+@pytest.mark.slow
 def test_all_cells_run_from_top_to_bottom(nbformat, fields, tmp_path):
     notebook = filled_in(nbformat, **fields)
     client_of(notebook).execute()

@@ -12,7 +12,6 @@ SHAPE = "--n_layer 1 --n_head 2 --n_embd 32 --seq_length 16 --batch_size 2 --no-
 FROM_TEXT_TO_TEXT = (
     "pretokenize text.txt --num_workers 2 --vocab_size 300",
     f"train {SHAPE} --max_steps 2",
-    f"train {SHAPE} --max_steps 3 --resume_from auto",
     "generate --ckpt out --max_new_tokens 5 --no-use_gpu",
 )
 LINES = {  # and what they print, once they start other processes
