@@ -317,7 +317,6 @@ AT_ONCE = [
 LATER = [
     Case("give --encoding iso2022_jp", "pretokenize.py x.txt --output_dir new --vocab_size 300",
          text_in("iso2022_jp", "the cat sat on a mat\n" * 250 + "\u65e5 of \u672c\n" * 90)),
-    Case("as its marks show", "pretokenize.py x.txt --output_dir new", text_in("utf-16")),
     Case("cannot be decoded, from", "pretokenize.py x.txt --output_dir new", text_in("latin-1"),
          {"--encoding": "latin-1"}),
     Case("as its marks show", "pretokenize.py x.txt --output_dir new",
