@@ -31,14 +31,15 @@ def try_to_compile(run: Run, compile_model: Callable[[], None]) -> None:
     is_whole_step = run.num_micro_batches == 1 and processes.world_size == 1
 
     def compile_passes() -> None:
-        run.optimizer.zero_grad(set_to_none=True)  # an earlier attempt may have got half way
         compile_model()
         if run.teacher:
             run.teacher.compile()
-        with run.strategy.accumulating(is_last=is_whole_step or run.setup.memory.is_sharded):
-            with machine.autocast():
-                loss = run.strategy.forward(inputs_BT, targets_BT, run.teacher_output(inputs_BT), num_targets)
-            run.scaler.scale(loss).backward()
+        for _ in range(run.strategy.passes_to_compile):
+            run.optimizer.zero_grad(set_to_none=True)
+            with run.strategy.accumulating(is_last=is_whole_step or run.setup.memory.is_sharded):
+                with machine.autocast():
+                    loss = run.strategy.forward(inputs_BT, targets_BT, run.teacher_output(inputs_BT), num_targets)
+                run.scaler.scale(loss).backward()
 
     error = None
     with out.phase("compiling, a minute or two the first time"):

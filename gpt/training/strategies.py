@@ -28,10 +28,11 @@ class Strategy:
     """Shares a step among the processes of a run: the forward pass, and the sums over the processes.
 
     This one is for one process. forward is the model as the step calls it. keeps_gradients: the gradients stay in
-    place from step to step, and are set to zero.
+    place from step to step, and are set to zero. After passes_to_compile passes nothing is left to compile.
     """
 
     keeps_gradients = False
+    passes_to_compile = 1
 
     def __init__(self, model: Network):
         self._model = model
@@ -71,6 +72,8 @@ class CudaGraphs(Strategy):
     memory. The loss that a step keeps is divided outside the graphs, hence in memory of its own. Source:
     PyTorch, CUDAGraph Trees.
     """
+
+    passes_to_compile = 3  # to warm up, to record, to replay
 
     def begin_pass(self) -> None:
         torch.compiler.cudagraph_mark_step_begin()
