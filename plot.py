@@ -207,7 +207,7 @@ def figure_of(runs: Sequence[LoggedRun], x_label: str, y_label: str, y_max: floa
             label = f" {label}"  # or matplotlib would leave it out
         if validation.lowest:
             x, loss = validation.lowest
-            label += f": {loss:.3f} at {x_label} {round(x, 2):,.9g}"
+            label += f": {loss:.3f} at {x_label} {x if x > 99 else float(f'{x:.3g}'):,.9g}"
         axes.plot(training.xs, training.ys, linewidth=0.8, **style)
         axes.plot(validation.xs, validation.ys, marker="o", markersize=3, label=label, **style)
         for curve, error in ((training, training_error), (validation, validation_error)):

@@ -22,7 +22,7 @@ TOML = "tomllib" if sys.version_info >= (3, 11) else "tomli"
 class Relations(NamedTuple):  # a dataclass would cost every --help 10 ms
     """How a flag relates to other flags.
 
-    aliases, overrides and invalidates are names with blanks between; requires and conflicts are conditions
+    aliases, overrides, invalidates and renews are names with blanks between; requires and conflicts are conditions
     with commas between: "compile" (the flag is set), "no-compile" (it is off), "arch qwen3|llama" (it has
     one of these values).
     """
@@ -33,6 +33,7 @@ class Relations(NamedTuple):  # a dataclass would cost every --help 10 ms
     aliases: str = ""  # names of the flag in other programs
     overrides: str = ""  # flags of a lower layer that a new value drops: other words for it, or senseless
     invalidates: str = ""  # values that the program chose from the old value, and chooses again from a new one
+    renews: str = ""  # the same where --config begins another run; a resumed run keeps them
     requires: str = ""  # conditions; one of them must hold
     conflicts: str = ""  # conditions that must not hold; "auto: dropout" concerns the flag's value auto alone
 

@@ -213,7 +213,10 @@ class Parser(argparse.ArgumentParser):
         if path := asked.given.pop("config", None):
             file = Path(path) / RUN_CONFIG if Path(path).is_dir() else Path(path)
             layer = self._checked(read_toml(file))
-            asked = rules.merge(layer, asked, [name for name in layer.decided if rules.of(name).scope == "resume"])
+            renewed = {name for flag, value in asked.given.items() if layer.values.get(flag) != value
+                       for name in rules.of(flag).renews.split()}
+            asked = rules.merge(layer, asked, [name for name in layer.decided
+                                               if name in renewed or rules.of(name).scope == "resume"])
         of_a_call = [name for name in self.flags if rules.of(name).scope == "call"]
         resumed = None if self.problems else recorded(asked.values, of_a_call)
         lower = self._checked(resumed) if resumed else Layer("", {}, {})

@@ -8,6 +8,7 @@ from gpt.optimizers.table import OPTIMIZERS
 BY_LENGTH = "min_lr warmup_steps weight_decay dropout eval_interval sample_interval log_interval"
 BY_MODEL = f"epochs init_std optimizer learning_rate embedding_learning_rate {BY_LENGTH}"
 BY_BATCH = "learning_rate embedding_learning_rate min_lr beta2"
+BY_TEXT = f"batch_size gradient_accumulation_steps beta2 {BY_MODEL}"
 WITHOUT_CUDA_GRAPHS = (
     "no-use_gpu", "deterministic", "activation_checkpointing", "batch_size auto", "dropout", "teacher")
 
@@ -20,9 +21,9 @@ RELATIONS = {
     "config": Relations("call"),
     "texts": Relations("call"),
     "data_dir": Relations(
-        aliases="data dataset data_path dataset_path train_data",
+        aliases="data dataset data_path dataset_path train_data", renews=BY_TEXT,
         overrides="texts bin_file val_bin_file tokenizer_file metadata_file vocab_size"),
-    "bin_file": Relations(aliases="train_bin"),
+    "bin_file": Relations(aliases="train_bin", renews=BY_TEXT),
     "val_bin_file": Relations(aliases="val_bin"),
     "tokenizer_file": Relations(aliases="tokenizer tokenizer_name tokenizer_path"),
     "metadata_file": Relations(aliases="meta"),
@@ -43,7 +44,7 @@ RELATIONS = {
     "n_embd": Relations(
         aliases="d_model dim n_embed hidden_size", invalidates=f"n_inner {BY_MODEL}", conflicts="init_from"),
     "seq_length": Relations(
-        aliases="block_size max_seq_len max_seq_length seq_len context_length n_ctx", invalidates=BY_BATCH),
+        aliases="block_size max_seq_len max_seq_length seq_len context_length n_ctx", invalidates=BY_TEXT),
     "input_noise": Relations(aliases="token_noise"),
     "dropout": Relations(aliases="drop dropout_rate resid_pdrop attn_pdrop"),
     "n_kv_head": Relations(invalidates="n_inner"),

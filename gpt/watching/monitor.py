@@ -306,7 +306,7 @@ class Monitor:
         signals, folder = self._runtime.signals, shell_word(self._args.output_dir)
         launcher = self._runtime.processes.launcher
         second = os.environ.get(TRAINS_NEXT, "")
-        if signals.number is not None:
+        if signals.number is not None and (second or self.state.step < self._run.recipe.total_steps):
             resume = second or f"train.py --resume_from {folder}"
             if "--resume_from" not in resume:
                 resume += " --resume_from auto"

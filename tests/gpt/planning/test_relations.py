@@ -95,3 +95,15 @@ def test_a_word_without_a_flag_gets_the_flag_of_texts(command, flag):
 def test_flags_of_other_programs_have_counterparts(theirs, ours):
     with pytest.raises(UserError, match=rf" {ours}\b"):
         COMMANDS["train"].read_flags(["--compile=False", theirs])
+
+
+@pytest.mark.parametrize(("words", "kept"), [
+    ("--seed 2", {"epochs": 37, "weight_decay": 3.7, "batch_size": 4, "n_layer": 2, "warmup_steps": 80}),
+    ("--data_dir other", {"epochs": None, "weight_decay": None, "batch_size": None, "n_layer": 2}),
+    ("--seq_length 64", {"epochs": None, "batch_size": None, "n_layer": 2}),
+    ("--n_embd 64", {"epochs": None, "weight_decay": None, "n_layer": 2})])
+def test_another_run_chooses_anew_what_was_chosen_by_a_flag_that_changes(words, kept, tmp_path):
+    decided = "epochs = 37\nweight_decay = 3.7\nbatch_size = 4\nn_layer = 2\nwarmup_steps = 80\nseq_length = 32\n"
+    (tmp_path / "config.toml").write_text(f'data_dir = "data"\n[decided]\n{decided}')
+    args = vars(COMMANDS["train"].read_flags(["--config", str(tmp_path), *words.split()]))
+    assert {name: args[name] for name in kept} == kept
