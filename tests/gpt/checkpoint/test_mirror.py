@@ -239,6 +239,12 @@ def test_on_a_new_machine_the_best_checkpoint_comes_back_too(run, finished, driv
     assert 4 not in steps_in(drive)
 
 
+def test_a_cooldown_from_the_mirror_in_another_folder_leaves_the_mirror_alone(run, finished, drive):
+    before = names_in(drive)
+    assert "mirror" not in run.ok("--cooldown_from", str(drive), out="cool").replace("cooldown_from", "")
+    assert names_in(drive) == before
+
+
 def test_the_checkpoints_of_another_run_are_neither_mixed_with_nor_deleted(run, finished, drive):
     before = names_in(drive)
     for flags in ((), ("--overwrite",), ("--resume_from", str(finished / "checkpoint-4"))):
