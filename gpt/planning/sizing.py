@@ -52,7 +52,8 @@ SIZE_FLAGS = ("model_size", "n_layer", "n_head", "n_embd", "n_kv_head", "n_inner
 STEPS_OF_CHOSEN = 100  # at least, of a size that the program chooses: then a step may have the tokens that Muon needs
 
 Shape = tuple[int, int, int]  # layers, heads, width
-SHAPES: list[Shape] = [(2, 2, 128), (4, 4, 192), (4, 4, 256), (4, 6, 384), SIZES["mini"], SIZES["gpt2_small"]]
+SHAPES: list[Shape] = [(2, 2, 128), (4, 4, 192), (4, 4, 256), (4, 6, 384), SIZES["mini"], (6, 8, 512),
+                       SIZES["gpt2_small"]]
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from tests.helpers.training import metrics_of
     (1024, 443_000, 2, 4.0, (2, 128, 256, 4, 6)),  # a smaller model, which has the time to learn
     (5632, 2_600_000, 4, None, (2, 128, 256, 4, 4)),  # more text takes the time of more passes
     (32_000, 25_000_000, 2, None, (2, 128, 256, 4, 1)),  # one pass at least
-    (32_000, 250_000_000, 64, 600.0, (6, 384, 256, 16, 1)),  # a server and a night
+    (32_000, 250_000_000, 64, 600.0, (6, 512, 256, 16, 1)),  # a server and a night
     (512, 800, 2, None, (2, 128, 32, 16, 10)),
     (260, 100, 2, None, (2, 128, 32, 3, 10))])  # a step that reads the text once
 def test_the_size_follows_from_corpus_machine_and_time(vocab_size, num_tokens, threads, minutes, expected):
