@@ -83,7 +83,8 @@ def choose_inputs(args: Namespace, runtime: Runtime) -> Inputs:
     """
     if args.overfit:
         above_zero = {"dropout": 0.0, "input_noise": 0.0, "teacher": None, "label_smoothing": 0.0}
-        if left_out := sorted(args.config.given.intersection(above_zero)):
+        left_out = sorted(args.config.given.intersection(above_zero))
+        if left_out:
             runtime.out.say(f"overfit     without --{' --'.join(left_out)}, which would keep the loss above zero")
         args = having(args, **above_zero)
     args = download_named(args, "init_from", runtime.out)
