@@ -209,14 +209,16 @@ class Parser(argparse.ArgumentParser):
             _complete_help(action)
         rules = Rules(self.relations, {name: action.default for name, action in self.flags.items()})
 
-        asked = self._command_line(argv)
+        line = asked = self._command_line(argv)
+        replaced = ()
         if path := asked.given.pop("config", None):
             file = Path(path) / RUN_CONFIG if Path(path).is_dir() else Path(path)
             layer = self._checked(read_toml(file))
             renewed = {name for flag, value in asked.given.items() if layer.values.get(flag) != value
                        for name in rules.of(flag).renews.split()}
-            asked = rules.merge(layer, asked, [name for name in layer.decided
-                                               if name in renewed or rules.of(name).scope == "resume"])
+            asked = rules.merge(layer, line, [name for name in layer.decided
+                                              if name in renewed or rules.of(name).scope == "resume"])
+            replaced = changes(layer, line, asked)
         of_a_call = [name for name in self.flags if rules.of(name).scope == "call"]
         resumed = None if self.problems else recorded(asked.values, of_a_call)
         lower = self._checked(resumed) if resumed else Layer("", {}, {})
@@ -225,7 +227,7 @@ class Parser(argparse.ArgumentParser):
         merged = rules.merge(lower, asked)
 
         args = argparse.Namespace(**{**rules.defaults, **merged.values, "config": Origin(
-            frozenset(merged.given), lower.source, changes(lower, asked, merged), excluded)})
+            frozenset(merged.given), lower.source, changes(lower, asked, merged), excluded, replaced)})
         if not self.problems:
             self.problems = [*check(args), *rules.problems(vars(args))]
         if self.problems:

@@ -111,6 +111,8 @@ def _check(args: Namespace, runtime: Runtime) -> Inputs:
     problems = Problems()
     corpus = resumed = None
     out, writes = runtime.out, not (args.dry_run or args.overfit)
+    if args.config.replaced:
+        out.say(f"config      on the command line {', '.join(args.config.replaced)}")
     if args.config.recorded:
         changed = f"; on the command line {', '.join(args.config.changed)}" if args.config.changed else ""
         out.say(f"resume      with the flags in {args.config.recorded}{changed}")

@@ -63,6 +63,12 @@ def test_a_file_gives_flags_and_the_command_line_wins(toml):
     assert args.config.given == {"batch_size", "learning_rate", "bias", "mode"}
 
 
+def test_what_the_command_line_replaces_in_a_file_is_told(toml):
+    toml("max_steps = 9\nn_layer = 8\n[decided]\nlearning_rate = 0.1\n")
+    args = read("--config", "my.toml", "--n_layer", "3", "--epochs", "2", "--learning_rate", "0.2")
+    assert args.config.replaced == ("n_layer 8 -> 3", "learning_rate 0.1 -> 0.2", "without max_steps")
+
+
 def test_a_runs_folder_means_its_file(tmp_path):
     (tmp_path / "config.toml").write_text("batch_size = 12\n", encoding="utf-8")
     assert read("--config", str(tmp_path)).batch_size == 12
