@@ -1,4 +1,4 @@
-"""What the commands stand on, in rooms whose names say when they are used; README.md has the map.
+"""The rooms of which the commands are made; a name says when a room is used. README.md has the map.
 
 planning, training, watching      a run before, during and beside its steps; optimizers  what updates the weights
 checkpoint, architectures, ops    what a model is made of, and how it lies on disk

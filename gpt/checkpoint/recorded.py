@@ -100,7 +100,7 @@ def _decide_folders(layer: Layer, folder: Path, given: Mapping[str, Any]) -> Non
         layer.decided["output_dir"] = str(folder)
     output_dir = given.get("output_dir") or layer.decided.get("output_dir", "out")
     is_another = given.get("cooldown_from") and given.get("output_dir") and not is_same_folder(output_dir, folder)
-    if (is_mirror and not is_another) or (mirror and is_same_folder(output_dir, folder)):  # another run needs another
+    if (is_mirror and not is_another) or (mirror and is_same_folder(output_dir, folder)):  # another run has another
         layer.decided["mirror_to"] = str(folder) if is_mirror else mirror
 
 

@@ -62,8 +62,8 @@ def documents_in(source: Source, scorer: Scorer) -> Iterator[Document]:
 
     A document begins with the tokenizer's opening id (Llama's has one) or the end-of-text id. If the
     tokenizer has neither, the document's first token is context and never scored. At the end it warns of
-    skipped records and replaced characters. Raises Stopped at a signal, and UserError (exit 3) for a file
-    that is unreadable or changed, or has too many invalid bytes, or records without a text in any of them.
+    skipped records and replaced characters. Raises Stopped at a signal. Raises UserError (exit 3) for a file that is
+    unreadable or changed, that has too many invalid bytes, or whose records all lack a text.
     """
     tokenizer = scorer.tokenizer
     start_ids = opening_ids(tokenizer)[-1:] or ([] if scorer.end_of_text_id is None

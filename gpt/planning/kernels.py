@@ -1,4 +1,4 @@
-"""Chooses two kernels of a run on an NVIDIA GPU: attention's by timing, and the chunk of the output layer by memory.
+"""Chooses attention's kernel by timing, and the chunk of the output layer by memory, on an NVIDIA GPU.
 
 No rule by architecture is right for attention on all cards: public figures of the same kernels contradict each other.
 The timing takes 0.3 s once, and is kept for the card, this build of PyTorch and the run's shape.

@@ -63,7 +63,7 @@ class Sizing:
     speed is in FLOP/s of training. shape is the program's choice, or None for a size that flags name.
     batch_size is the most sequences of a default micro-batch; the memory may allow fewer. spare is the fraction of
     --max_minutes left after the passes that the text allows, for a shape of the program's choice; else 0. is_large is
-    True where that shape has so many parameters that two models learn more.
+    True where that shape has more than MANY_PARAMETERS_PER_TOKEN.
     """
 
     speed: float

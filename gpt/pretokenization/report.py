@@ -15,7 +15,7 @@ from gpt.pretokenization.sources import KINDS, bare_name
 
 @dataclass
 class Report:
-    """The findings of all blocks so far, and of those of the newest source.
+    """The findings of all blocks so far, and the findings of the newest source.
 
     In both, the reasons of first_replaced and first_bad_line begin with the place in the user's files.
     """
