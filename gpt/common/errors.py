@@ -18,7 +18,7 @@ from typing import Any
 
 from gpt.common.children import leave_out_current_folder
 from gpt.common.files import IS_WINDOWS, reason_of, why_not_written
-from gpt.common.ranks import is_main, is_one_of_several
+from gpt.common.ranks import is_main
 from gpt.common.signals import STOPPING, signal_name
 from gpt.common.terminal import print_line
 from gpt.common.words import first_line, printable
@@ -26,7 +26,7 @@ from gpt.common.words import first_line, printable
 MESSAGE_LINES = 5  # of one error, at most
 RUN_BY_TORCHRUN = "TORCHELASTIC_RUN_ID"
 WAIT_FOR_MAIN = 10.0  # seconds; torchrun ends this process before, with the main one
-ENDED: list[bool] = []  # not empty after the end of a process group: the process then skips Python's shutdown
+LEFT_BEHIND: list[str] = []  # what still runs in threads: the process then skips Python's shutdown, which waits for it
 
 # The oldest release of each package that works: torch 2.10 gives NaN with torch.compile on an A100.
 PACKAGES = {"torch": "2.11", "numpy": "1.26", "tokenizers": "0.21", "tqdm": "4.60", "safetensors": "0.4.3"}
@@ -34,7 +34,7 @@ NEWEST_TESTED = {"torch": "2.15"}
 PIP = f"{os.path.basename(sys.executable)} -m pip install"
 
 PANIC = ("a library stopped at its input, most likely at a damaged tokenizer.json: {}. Give another "
-         "--tokenizer_file or checkpoint.")
+         "tokenizer.json or checkpoint.")
 
 # Messages of other errors than OutOfMemoryError with the same cause: the CPU's allocator, cuBLAS, C++, CUDA, Triton;
 # the compiler's error with that of its trial inside, and NCCL's.
@@ -199,6 +199,7 @@ def guard(main: Callable[[Sequence[str]], int | None]) -> None:
     flag errors at once, then, after the slow imports, with its main. Between them the garbage collector is
     off: it would cost a tenth of the imports' time.
     """
+    LEFT_BEHIND.clear()
     gc.enable()
     gc.freeze()
     leave_out_current_folder()
@@ -216,7 +217,7 @@ def guard(main: Callable[[Sequence[str]], int | None]) -> None:
     except BaseException as error:  # a panic of a Rust library is not an Exception
         code = _report(error)
 
-    if ENDED and is_one_of_several():
+    if LEFT_BEHIND:
         atexit._run_exitfuncs()
         os._exit(int(code))
     if code:

@@ -21,7 +21,7 @@ from torch.distributed.rendezvous import rendezvous
 
 from gpt.common import ranks
 from gpt.common.children import end_with_parent
-from gpt.common.errors import ENDED, Exit, UserError
+from gpt.common.errors import LEFT_BEHIND, Exit, UserError
 from gpt.common.names import TRAINS_NEXT
 from gpt.common.signals import Signals
 from gpt.common.terminal import print_line
@@ -194,7 +194,7 @@ def joined(processes: Processes, use_gpu: bool | None) -> Iterator[None]:
                                       "What was saved is safe. Start again with --resume_from auto; torchrun "
                                       "--max_restarts 3 does that by itself.") from error
     dist.destroy_process_group()
-    ENDED.append(True)  # gloo may leave a thread running, and C++'s destructors abort then
+    LEFT_BEHIND.append("gloo")  # it may leave a thread running, and C++'s destructors abort then
 
 
 def _store_of_this_start(store: Store, rank: int, world_size: int) -> Store:

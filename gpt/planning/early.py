@@ -18,7 +18,7 @@ from gpt.common.names import METADATA, TOKENIZER, TOKENS, TRAINS_NEXT
 from gpt.common.ranks import is_main, is_one_of_several
 from gpt.common.signals import Signals
 from gpt.common.words import printable, shell_line, shell_word
-from gpt.hub.names import check_package
+from gpt.hub.names import check_package, is_on_hub
 from gpt.machine.environment import let_segments_grow, set_up_threads
 
 
@@ -62,10 +62,14 @@ def in_tokens(texts: Any, given: Mapping[str, Any]) -> dict[str, Any]:
     first = Path(texts[0])
     if "-" in texts:
         raise ValueError("-: standard input is read by pretokenize.py alone. Pipe the text into it")
-    if others := given.keys() & {"data_dir", "bin_file", "vocab_size"}:
+    if others := given.keys() & {"data_dir", "bin_file"}:
         raise ValueError(f"{printable(first)}: not with --{min(others)}. Drop one.")
-    if all((Path(word) / METADATA).exists() for word in texts):
+    if all((Path(word) / METADATA).exists() and any(Path(word).glob("*.bin")) for word in texts):
         return {"data_dir": texts if texts[1:] else texts[0]}
+    if "vocab_size" in given:
+        make = ["python", "pretokenize.py", *texts, "--vocab_size", str(given["vocab_size"])]
+        raise ValueError(f"{printable(first)}: --vocab_size is for pretokenize.py. Run {shell_line(make)}; then train "
+                         "without the text and the flag")
     # A shell expands 'texts/*' to the folder too, once it is there; a quoted one gets a folder without wildcards.
     name = first.resolve().name
     if glob.has_magic(name) and not first.exists():
@@ -107,11 +111,14 @@ def make_tokens(args: Namespace) -> None:
         from gpt.tokens.metadata import read_metadata
 
         recorded = read_metadata(mark)
-        has_local_names = not any("://" in text for text in texts)  # the files of the hub lie elsewhere
-        files = find_files(texts, lambda _: None, {}) if has_local_names else []
-        identity = identity_of((file.shown, file.path) for file in files)
-        if has_local_names and identity != recorded.get("sources_identity"):
-            gone = [text for text in texts if not (os.path.exists(text) or glob.glob(text))]
+        of_hub = [text for text in texts if is_on_hub(text)]
+        if of_hub:  # whose files lie in its cache, and may be other ones today
+            is_same = of_hub == recorded.get("hub_texts")
+        else:
+            files = find_files(texts, lambda _: None, {})
+            is_same = identity_of((file.shown, file.path) for file in files) == recorded.get("sources_identity")
+        if not is_same:
+            gone = [text for text in texts if not (os.path.exists(text) or glob.glob(text) or is_on_hub(text))]
             if gone:
                 raise UserError(Exit.DATA, f"{printable(gone[0])}: No such file or directory. Its tokens are still "
                                            f"there: give --data_dir {shell_word(folder)} in its place.")

@@ -10,6 +10,7 @@ from typing import Any
 from gpt.common.files import named_in, sha256_of, sync
 from gpt.common.names import TOKENIZER, TRAINS_NEXT
 from gpt.common.words import shell_word
+from gpt.hub.names import as_recorded, is_on_hub
 from gpt.pretokenization.passes import Job
 from gpt.pretokenization.sources import identity_of
 from gpt.tokens.layouts import Part
@@ -40,6 +41,7 @@ def commit(job: Job, dtype: str, vocabulary: Vocabulary, trained_here: bool) -> 
     sources = ([f"Python {sys.version.split()[0]} standard library"] if job.args.demo else
                [Path(source.shown).name for source in job.sources])
     origins = list(dict.fromkeys(source.origin for source in job.sources if source.origin))
+    hub_texts = [word for word in job.args.files if is_on_hub(word)]
     metadata = {
         "format": METADATA_FORMAT,
         "version": METADATA_VERSION,
@@ -55,6 +57,7 @@ def commit(job: Job, dtype: str, vocabulary: Vocabulary, trained_here: bool) -> 
         "num_sources": len(sources),
         "sources_identity": identity_of((source.shown, source.path) for source in job.sources),
         **({"origins": origins} if origins else {}),  # datasets of the Hugging Face hub, each with its commit
+        **({"hub_texts": hub_texts} if hub_texts else {}),  # as they were asked for
         "split_rule": job.split.rule,
         **({"encoding": job.args.encoding} if job.args.encoding else {}),
         "created": time.strftime("%Y-%m-%d", time.gmtime()),
@@ -80,10 +83,13 @@ def summarise(job: Job, metadata: Mapping[str, Any], seconds: float) -> None:
     if TRAINS_NEXT in os.environ:
         return
     data_dir = "" if str(job.folder.path) == "data" else f" --data_dir {shell_word(job.folder.path)}"
-    given = job.args.tokenizer_file
-    model = named_in(Path(given or ""))[0]
-    if job.has_chats and given and [*model.glob("*.safetensors"), *model.glob("checkpoint-*")]:
-        say(f"next: python train.py --init_from {shell_word(given)}{data_dir} --output_dir "
+    given = Path(job.args.tokenizer_file or os.devnull)
+    if given.name == TOKENIZER:
+        given = given.parent
+    model = named_in(given)[0]
+    named = as_recorded(str(given))  # of a tokenizer of the hub: hf://OWNER/NAME@COMMIT
+    if job.has_chats and (is_on_hub(named) or [*model.glob("*.safetensors"), *model.glob("checkpoint-*")]):
+        say(f"next: python train.py --init_from {shell_word(named)}{data_dir} --output_dir "
             f"{shell_word(f'{job.folder.path}-out')}")
     else:
         say(f"next: python train.py{data_dir}")

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from gpt.common.errors import Exit, UserError
-from gpt.common.names import METADATA, TOKENS
+from gpt.common.names import METADATA, STARTS, TOKENS
 from gpt.common.words import printable, several, shell_word
 from gpt.hub.download import DatasetFile
 from gpt.pretokenization.blocks import Findings, Reading, TextBlock, read_at
@@ -104,8 +104,8 @@ def files_in_folder(folder: str, say: Callable[[str], None]) -> list[str]:
     """Finds the input files of a folder and its subfolders, sorted, without hidden ones.
 
     Input files have the endings in KINDS, also packed, or are packed .json: a plain .json usually holds
-    settings. Prints that it leaves out other files. Raises UserError (exit 3) for a folder without input
-    files.
+    settings. The output folders of runs are left out. Prints that it leaves out other files. Raises UserError
+    (exit 3) for a folder without input files.
     """
     chosen, others = [], []
     endings = tuple(ending for kind in reversed(KINDS.values()) for ending in kind.endings)
@@ -114,7 +114,8 @@ def files_in_folder(folder: str, say: Callable[[str], None]) -> list[str]:
         raise UserError(Exit.DATA, f"{printable(error.filename)}: {error.strerror}. Give another folder.")
 
     for where, folders, names in os.walk(folder, onerror=refuse):
-        folders[:] = [name for name in folders if not name.startswith(".")]
+        folders[:] = [name for name in folders if not name.startswith(".")
+                      and not os.path.exists(os.path.join(where, name, STARTS))]  # a run's folder, with log and cards
         for name in names:
             if not name.startswith("."):
                 bare = bare_name(name)

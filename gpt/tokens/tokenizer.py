@@ -46,7 +46,7 @@ def load_tokenizer(path: str | Path) -> Tokenizer:
 
 
 def tokenizer_file_of(path: Path) -> Path:
-    """The tokenizer.json that a path means: itself, or the one of a model's or a run's folder, its best or last."""
+    """The tokenizer.json that a path means: itself, or the one in a model's or a run's folder."""
     path = named_in(path)[0]
     if not path.is_dir():
         return path
@@ -69,7 +69,8 @@ def load_with_size(path: Path) -> tuple[Tokenizer, int]:
     except OSError as error:
         cure = (f"Copy there the one of the model's tokens: cp DATA/{TOKENIZER} {shell_word(folder)}"
                 if folder.is_dir() else
-                "Give another --tokenizer_file. pretokenize.py takes a model's on the hub, hf://OWNER/NAME.")
+                f"Give another --tokenizer_file. hf download OWNER/NAME {TOKENIZER} fetches a model's, and prints its "
+                "path.")
         raise UserError(Exit.DATA, f"{name}: {error.strerror}. {cure}") from error
     except BaseException as error:  # a panic of the Rust library is not an Exception
         cure = ("Give --vocab_size alone, or make a tokenizer.json as docs/export.md does from nanoGPT's meta.pkl."

@@ -42,6 +42,7 @@ def test_a_dataset_gives_the_tokens_of_its_files_and_its_commit(hub, tmp_path, c
     metadata = run("hf://datasets/someone/tales", "--text_field", "story", *flags)
     assert written() == written("by-hand")
     assert metadata["origins"] == [f"hf://datasets/someone/tales@{commit}"]
+    assert metadata["hub_texts"] == ["hf://datasets/someone/tales"]
     assert metadata["sources"] == ["train-0.parquet", "train-1.parquet"]
     assert "origins" not in metadata_of("by-hand")
     printed = capsys.readouterr().out
@@ -49,6 +50,15 @@ def test_a_dataset_gives_the_tokens_of_its_files_and_its_commit(hub, tmp_path, c
 
 
 # ---------------------------------------------------------------- models
+
+
+def test_conversations_by_the_tokenizer_of_a_model_lead_to_its_weights(hub, corpus, capsys):
+    commit = hub.put("model", "someone/cat", {"tokenizer.json": (corpus / "tokenizer.json").read_bytes()})
+    chat = {"messages": [{"role": "user", "content": "the cat"}, {"role": "assistant", "content": "sat"}]}
+    Path("chats.jsonl").write_text(f"{json.dumps(chat)}\n" * 40)
+    run("chats.jsonl", "--tokenizer_file", "hf://someone/cat", "--val_fraction", "0.1", output_dir="chats")
+    assert (f"next: python train.py --init_from hf://someone/cat@{commit} --data_dir chats --output_dir chats-out"
+            in capsys.readouterr().out)
 
 
 def test_a_model_of_the_hub_is_trained_on_and_its_commit_recorded_for_good(hub, tmp_path, make_checkpoint, make_corpus,

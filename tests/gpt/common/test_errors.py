@@ -203,3 +203,15 @@ def test_standard_input_takes_any_bytes(monkeypatch):
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"a\xff\n"), "utf-8", errors="strict"))
     errors._make_streams_safe()
     assert sys.stdin.readline() == "a\udcff\n"
+
+
+def test_a_stop_does_not_wait_for_the_threads_of_a_library():
+    """As of a download with several files: Python's shutdown would wait for all of them."""
+    done = run_python("import time\nfrom concurrent.futures import ThreadPoolExecutor\n"
+                      "from gpt.common.errors import guard\nfrom gpt.common.waiting import in_thread\n"
+                      "def work():\n"
+                      "    with ThreadPoolExecutor() as pool:\n"
+                      "        list(pool.map(lambda seconds: print('waited', time.sleep(seconds)), [3.0] * 2))\n"
+                      "def look():\n    raise KeyboardInterrupt\n"
+                      "guard(lambda argv: in_thread(work, look))\n")
+    assert (done.returncode, done.stdout) == (130, ""), done.stderr

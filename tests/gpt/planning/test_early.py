@@ -87,9 +87,14 @@ def test_a_request_to_save_does_not_end_a_run_whose_tokens_are_being_made(place,
 
 def test_the_tokens_of_a_text_of_the_hub_are_taken_again(place, monkeypatch):
     train.answer_early(["texts"])
-    (place / "texts.tokens").rename(place / "corpus.tokens")
-    monkeypatch.setattr("sys.argv", ["train.py", "hf://datasets/someone/corpus"])
-    train.answer_early(["hf://datasets/someone/corpus"])
+    (place / "texts.tokens").rename(place / "en.tokens")
+    path = place / "en.tokens/metadata.json"
+    recorded = {**json.loads(path.read_text()), "hub_texts": ["hf://datasets/someone/corpus@v1/en"]}
+    path.write_text(json.dumps(recorded))
+    train.answer_early(["hf://datasets/someone/corpus@v1/en"])
+    for other in ("hf://datasets/someone/corpus@v2/en", "hf://datasets/other/corpus@v1/en"):
+        monkeypatch.setattr("sys.argv", ["train.py", other])
+        assert "en.tokens holds the tokens of a.txt, and these texts have other" in refusal(other)[1]
 
 
 def test_tokens_whose_text_is_gone_are_named(place):
@@ -121,6 +126,8 @@ def test_of_many_texts_each_one_counts(tmp_path):
 
 @pytest.mark.parametrize(("line", "says"), [
     *((f"texts --{name} x", f"texts: not with --{name}. Drop one.") for name in ("data_dir", "bin_file")),
+    ("texts --vocab_size 300", "texts: --vocab_size is for pretokenize.py. Run python pretokenize.py texts "
+                               "--vocab_size 300; then train without the text and the flag"),
     *((line, f"texts has no tokens yet. Type first:\npython {MAKE}") for line in ("texts", "texts --dry_run"))])
 def test_texts_that_cannot_be_taken_are_refused(place, monkeypatch, line, says):
     monkeypatch.setattr("gpt.planning.early.is_one_of_several", lambda: line == "texts")  # as under torchrun

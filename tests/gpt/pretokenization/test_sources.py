@@ -13,7 +13,16 @@ from gpt.common.errors import Exit, UserError
 from gpt.hub.download import DatasetFile
 from gpt.pretokenization import sources
 from gpt.pretokenization.blocks import Findings, Kind, Reading, TextBlock
-from gpt.pretokenization.sources import DEMO_BYTES, KINDS, blocks_of, demo_sources, documents_of, examine, find_sources
+from gpt.pretokenization.sources import (
+    DEMO_BYTES,
+    KINDS,
+    blocks_of,
+    demo_sources,
+    documents_of,
+    examine,
+    files_in_folder,
+    find_sources,
+)
 from tests.helpers.refusals import refused
 from tests.helpers.texts import read, sources_of, spelt_lines, write, zstandard
 
@@ -83,6 +92,13 @@ def test_the_cure_for_what_is_no_file_can_be_typed(name, cure, monkeypatch):
     monkeypatch.setattr(Path, "stat", lambda path: os.stat("/dev/null" if "fd" in path.parts else "missing"))
     with refused(cure, Exit.DATA):
         find_sources([name], print, {})
+
+
+def test_the_output_folder_of_a_run_inside_the_texts_is_no_text(tmp_path):
+    for name in ("a.txt", "out/log.txt", "out/starts.jsonl", "out/checkpoint-3/README.md"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+    assert files_in_folder(str(tmp_path), print) == [str(tmp_path / "a.txt")]
 
 
 def test_the_demo_takes_python_sources_without_tests():
