@@ -492,7 +492,7 @@ def divide_windows(num_tokens: Sequence[int], seq_length: int, limit: int) -> li
 
 
 def num_windows(num_tokens: int, seq_length: int) -> int:
-    """The windows of a validation: each token but the first is a target in one of them; the last may be shorter."""
+    """The number of windows of a validation; each token but the first is a target in one, and the last may be short."""
     return -(-(num_tokens - 1) // seq_length)
 
 

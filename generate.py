@@ -221,6 +221,9 @@ def load_decoder(args: argparse.Namespace, machine: device.Machine, folder: Path
     quantized = args.quantize == "int8"
     if quantized and on_cpu:
         num_rows = min(num_rows, INT8_ROWS)  # products with more rows round differently
+        if args.use_amp is False or args.amp_dtype == "fp16":
+            warn("--quantize int8: on a CPU it computes in bf16, or compiled in fp32, whatever --use_amp and "
+                 "--amp_dtype say.")
     reason = machine.backend.why_no_compile() if args.compile else None
     if args.compile and on_cpu and num_rows > 1:
         reason = (f"on a CPU the compiled step makes one continuation at a time, not {num_rows}. Give "
@@ -258,7 +261,7 @@ def compile_step(decoder: Decoder, machine: device.Machine, sampling: Sampling) 
         remove_unfinished_kernels(print_line)
         decoder.compile(machine.backend.compiles, sampling)
     except Exception as error:  # each version of the compiler has errors of its own
-        warn(f"--compile: failed, running eagerly: {device.describe_compile_error(error)}")
+        warn(f"--compile: failed, running eagerly: {device.describe_compile_error(error)}.")
 
 
 if __name__ == "__main__":

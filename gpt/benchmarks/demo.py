@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parents[2]
+HAS_PIP = "import pip"
 HAS_PACKAGES = "from gpt.common.errors import PACKAGES, require; require(*PACKAGES)"
 
 THREE_COMMANDS = """
@@ -57,9 +58,11 @@ def python_with_packages() -> str:
     if sys.prefix == sys.base_prefix:
         folder = work_folder() / ".venv"
         python = str(folder / ("Scripts/python.exe" if os.name == "nt" else "bin/python"))
-        if not os.path.exists(python):
-            run_command([sys.executable, "-m", "venv", str(folder)])
-    if succeeds([python, "-c", "import pip"]):  # an environment of uv has the packages and no pip
+        # An environment of uv has the packages and no pip; one whose making was interrupted has neither.
+        is_whole = os.path.exists(python) and any(succeeds([python, "-c", code]) for code in (HAS_PIP, HAS_PACKAGES))
+        if not is_whole:
+            run_command([sys.executable, "-m", "venv", "--clear", str(folder)])
+    if succeeds([python, "-c", HAS_PIP]):
         # An installed torch stays. Otherwise pip installs the release of the last tests.
         has_torch = succeeds([python, "-m", "pip", "show", "-q", "torch"])
         constraint = [] if has_torch else ["-c", str(HERE / "constraints.txt")]

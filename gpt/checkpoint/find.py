@@ -21,6 +21,7 @@ from gpt.common.words import printable, several, shell_line, shell_word
 from gpt.tokens.data_dirs import folders_of
 from gpt.tokens.files import beside_tokens
 
+LLMC = (20240326).to_bytes(4, "little")  # begins a model file of llm.c
 PICKLES = " (a pickle, such as a .pt file, can run code and is never opened)"
 T = TypeVar("T")
 
@@ -141,6 +142,12 @@ def _nothing_found(path: Path, to_resume: bool) -> UserError:
     return _refusal(f"{printable(path)} {why}. {_cure_for(path, to_resume)}")
 
 
+def _begins_with(path: Path, magic: bytes) -> bool:
+    with contextlib.suppress(OSError), path.open("rb") as file:
+        return file.read(len(magic)) == magic
+    return False
+
+
 def _cure_for(path: Path, to_resume: bool) -> str:
     """What to do about a path without a checkpoint, the most special case first."""
     if (path / FIRST_MODEL).is_dir():
@@ -150,6 +157,8 @@ def _cure_for(path: Path, to_resume: bool) -> str:
                if each.suffix in (".pt", ".pth", ".bin") and each.is_file()
                and not (each.parent / METADATA).is_file()]  # beside it, our tokens
     has_weights = (path.parent / WEIGHTS).is_file()
+    if path.is_file() and _begins_with(path, LLMC):
+        return "llm.c wrote it. Convert it with llm.c's dev/eval/export_hf.py, and give the folder that it makes."
     if path.is_file() and (path.parent / CONFIG).is_file() and (has_weights or not pickles):
         return f"Give the folder that holds it, {shell_word(path.parent)}."
     if pickles:
@@ -295,7 +304,8 @@ def with_more_text(folder: Path | str, tokenizer: Path, state: TrainState, flags
     beginning.
     """
     new, minutes = f"more-{state.step}", 15 + round(state.seconds / 30)
-    paths = ([os.path.dirname(flags["bin_file"]) or "."] if flags.get("bin_file") else
+    tokens = flags.get("bin_file")
+    paths = ([tokens if os.path.isdir(tokens) else os.path.dirname(tokens) or "."] if tokens else
              [each.path for each in folders_of(flags.get("data_dir", []))])
     old = [path for path in paths if beside_tokens(Path(path), METADATA) and not _has_another(Path(path), tokenizer)]
     source = flags.get("cooldown_from")
@@ -307,7 +317,8 @@ def with_more_text(folder: Path | str, tokenizer: Path, state: TrainState, flags
 
 
 def in_another_folder(folder: Path | str, name: str, mirror: str | None) -> str:
-    """The flags of another run: a new folder beside this run's, and a mirror if this run has one, as none is shared."""
+    """The flags of another run: a new folder beside this one, and a new mirror if this run has one."""
+    folder = folder if Path(folder).name else Path(folder).resolve()
     names = (name, *(f"{name}-{number}" for number in range(2, 100)))
     name = next((each for each in names if not Path(f"{folder}-{each}").exists()), name)
     return (f"--output_dir {shell_word(f'{folder}-{name}')}"

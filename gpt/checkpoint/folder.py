@@ -14,6 +14,7 @@ from gpt.common.errors import Exit, InvalidCheckpoint, UserError, writing
 from gpt.common.files import rename, sync, try_lock
 from gpt.common.names import LOCK, LOG, MANIFEST, METRICS, RUN_CONFIG, STARTS, STATE, TOO_LARGE, TRACKERS
 from gpt.common.progress import Progress
+from gpt.common.ranks import is_one_of_several
 from gpt.common.words import is_utf8, printable, shell_word
 
 SIGNED = "pid "  # the begin of the lock file's content
@@ -42,9 +43,11 @@ def owned(output_dir: Path) -> Iterator[None]:
                                           "alone. Delete it, or choose another --output_dir.")
         if not try_lock(lock.fileno()):
             lock.seek(0)
-            raise UserError(Exit.BUSY, f"{shown} is in use by another run "
-                                       f"({printable(lock.read(200).strip())}). Wait for it, or choose another "
-                                       "folder.")
+            cure = ("srun has started the same run several times: give it one task a node, with torchrun "
+                    "(docs/clusters.md)" if "SLURM_PROCID" in os.environ and not is_one_of_several() else
+                    "Wait for it, or choose another folder")
+            raise UserError(Exit.BUSY, f"{shown} is in use by another run ({printable(lock.read(200).strip())}). "
+                                       f"{cure}.")
         with writing(shown):
             lock.truncate(0)
             # The line names the holder and proves that the disk takes writes. It passes the buffer, which on

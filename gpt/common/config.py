@@ -158,7 +158,8 @@ def _as_words(value: Any) -> str:
 
 
 def read_toml(path: Path,
-              cure: str = "Give a file with name = value on each line, and text in quotes.") -> Layer:
+              cure: str = "Give a file with name = value on each line: text in quotes, true and false in small "
+                          "letters.") -> Layer:
     """Reads the flags in a TOML file, with TOML's own values. cure ends the message about a wrong file.
 
     Raises UserError: exit 2 for a file that cannot be read or is not TOML, exit 5 on Python 3.10 without

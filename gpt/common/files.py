@@ -6,12 +6,13 @@ import hashlib
 import importlib
 import os
 import re
+import shutil
 import stat
 import time
 from pathlib import Path
 from typing import Any
 
-from gpt.common.words import first_line
+from gpt.common.words import first_line, size
 
 try:
     import fcntl
@@ -121,6 +122,14 @@ def why_not_written(error: Exception) -> str:
     rust_error = re.search(r"os error (\d+)", str(error))
     number = getattr(error, "errno", None) or int(rust_error[1] if rust_error else 0)
     return f"{reason_of(error)}. {CURES.get(number, '')}".strip()
+
+
+def free_of(folder: Path) -> str:
+    """The free bytes of a folder's disk in words, to go on a sentence; empty where the system does not tell them."""
+    try:
+        return f", and {size(shutil.disk_usage(folder).free)} are free"
+    except OSError:
+        return ""
 
 
 def write_all(handle: int, content: bytes | memoryview) -> None:

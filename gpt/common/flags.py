@@ -31,11 +31,20 @@ MAX_WHOLE = 2**31 - 1
 SHOWN_CHARACTERS = 80  # of a value that a message quotes
 COMMAND_LINE_ONLY = ("config", "debug")  # flags that a file cannot set
 NOT_GIVEN = object()
+TRUTH_VALUES = ("True", "False", "true", "false")  # as in nanoGPT's --compile=False, and the Trainer's --fp16 True
 WITHOUT_FLAG = {  # flags of other programs, and the way to the same here
     "eval_only": "Here it is a command: python evaluate.py --ckpt out --text FILE",
     "train_file": "Here it is the first argument: the text's name, without a flag.",
     "wandb_project": "Here it is a variable of the environment: WANDB_PROJECT.",
     "wandb_run_name": "Here it is a variable of the environment: WANDB_NAME.",
+    "fsdp": "Here it is --model_parallel fsdp.",
+    "deepspeed": "Here it is --model_parallel fsdp, which divides a model among GPUs.",
+    "push_to_hub": "Here it is a command of huggingface_hub: hf upload",
+    "load_best_model_at_end": "Here it is a checkpoint's name: --ckpt out/best",
+    **dict.fromkeys(("lora", "use_lora", "use_peft"), "There is none here: all weights are trained."),
+    **dict.fromkeys(("num_gpus", "devices", "gpus", "n_gpu"), "Here it is torchrun --nproc_per_node N train.py"),
+    **dict.fromkeys(("val_fraction", "text_field", "encoding", "document_separator", "min_frequency"),
+                    "Here it is a flag of pretokenize.py, which makes the tokens."),
     "validation_file": "Here it is a part of the text: --val_fraction of pretokenize.py.",
     **dict.fromkeys(("do_train", "do_eval"), "Here it is always on: drop it."),
 }
@@ -242,8 +251,9 @@ class Parser(argparse.ArgumentParser):
             list(self._readable(argv)), argparse.Namespace(**dict.fromkeys(self.flags, NOT_GIVEN)))
         for word in stray:
             shown = printable(repr(word[:SHOWN_CHARACTERS]))
-            # A word without a flag is most often the text of evaluate.py or generate.py.
-            first = next(name for name in ("text", "prompt", [*self.flags][1]) if name in self.flags)
+            # A word without a flag is most often the text of evaluate.py or generate.py, a folder their model.
+            likely = ("ckpt", "text", "prompt") if os.path.isdir(word) else ("text", "prompt")
+            first = next(name for name in (*likely, [*self.flags][1]) if name in self.flags)
             self.problems.append(f"{shown}: unexpected argument. Give a value behind its flag, such as --{first} "
                                  f"{shown}, and --NAME or --no-NAME for what is on or off. See --help.")
         given = {}
@@ -262,7 +272,7 @@ class Parser(argparse.ArgumentParser):
             is_unknown = not action and word != "--" and self._parse_optional(word)
             if is_unknown:
                 self.problems.append(f"{printable(name)}: no such flag. {self._suggest(name)}")
-            elif isinstance(action, Switch) and name != word:  # as in nanoGPT's --compile=False
+            elif isinstance(action, Switch) and (name != word or following in TRUTH_VALUES):
                 on, off = action.option_strings
                 self.problems.append(f"{on}: takes no value. Give {on} for true, {off} for false.")
             elif action and action.nargs != 0 and name == word and self._parse_optional(following):

@@ -18,7 +18,7 @@ def printable(text: object) -> str:
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of an error's message, cut behind a word near 200 characters; its type if it has no message."""
+    """The first line of an error's message, at most about 200 characters; its type if it has no message."""
     line = (str(error).strip().splitlines() or [type(error).__name__])[0]
     return printable(line if len(line) <= 200 else f"{line[:200].rpartition(' ')[0] or line[:200]} ...")
 

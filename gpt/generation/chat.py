@@ -96,6 +96,7 @@ def converse(decoder: Decoder, ids_of: Callable[[list[Sample], str], list[int]],
     with contextlib.suppress(ImportError):  # Windows
         import readline  # noqa: F401 - gives input() line editing
     history: list[Sample] = []
+    line = None
     with contextlib.suppress(EOFError):  # the end of the input
         while True:
             line = without_surrogates(input("> " if on_terminal and not as_json else "")).rstrip("\r")
@@ -119,4 +120,6 @@ def converse(decoder: Decoder, ids_of: Callable[[list[Sample], str], list[int]],
                     return 128 + signals.number
                 history.append(answer)
                 seed += 1
+    if line is None and not on_terminal:
+        warn("standard input is empty, so there is nothing to answer. In Docker add -it, or give --prompt TEXT.")
     return Exit.DONE

@@ -150,9 +150,10 @@ def _choose_compile(backend: Backend, dtype: torch.dtype, use_compile: bool | No
 
 
 def describe_compile_error(error: Exception) -> str:
-    """The first line of a compiler's error, and the headers to install if they are missing."""
-    missing = why_no_headers()
-    return f"{first_line(error)}; {missing}" if missing else first_line(error)
+    """The first line of a compiler's error, and the headers to install if they are missing, or another folder."""
+    cure = why_no_headers() or ("if its folder is full or does not allow execution, set TORCHINDUCTOR_CACHE_DIR to "
+                                "another")
+    return f"{first_line(error)}; {cure}"
 
 
 # ---------------------------------------------------------------- settings of the process

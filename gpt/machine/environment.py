@@ -16,7 +16,7 @@ ALLOCATOR = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")  # the second is t
 
 
 def usable_cores() -> int:
-    """The number of cores that this process may use, within the limits of a container or a job; 1 at least."""
+    """The number of cores that this process may use, at least 1; a container or a job may limit them."""
     cores = _given_cores()
     for root, names in QUOTA_FILES:
         for folder in control_groups(root):

@@ -10,10 +10,10 @@ import torch.nn.functional as F
 
 
 def dropout(x: torch.Tensor, probability: float, training: bool) -> torch.Tensor:
-    """F.dropout; in eager mode on a CPU in a third of its time, with the probability rounded to 1 / 65,536.
+    """F.dropout, which takes a third of its time in eager mode on a CPU.
 
-    The masks follow from torch's generator, as those of F.dropout do, but they are others. The compiler makes
-    cheap ones by itself.
+    The probability is then rounded to 1 / 65,536. The masks follow from torch's generator, as those of F.dropout
+    do, but they are others. The compiler makes cheap ones by itself.
     """
     if not training or not probability or x.device.type != "cpu" or torch.compiler.is_compiling():
         return F.dropout(x, probability, training)
@@ -21,7 +21,7 @@ def dropout(x: torch.Tensor, probability: float, training: bool) -> torch.Tensor
 
 
 class _Dropout(torch.autograd.Function):
-    """PyTorch draws each element of a mask by itself, on one core; here one draw of 64 bits serves four elements."""
+    """Draws the mask of four elements at once, from 64 bits; PyTorch draws each one by itself, on one core."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, probability: float) -> torch.Tensor:  # type: ignore[override]

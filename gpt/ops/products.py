@@ -42,7 +42,7 @@ def one_row_product(x_1C: torch.Tensor, weight_OC: torch.Tensor) -> torch.Tensor
 
 
 def few_rows_product(x_NC: torch.Tensor, weight_OC: torch.Tensor) -> torch.Tensor:
-    """x weight', fp32 [N, O], as a loop for a GPU that reads each row of the weight once for all rows of x."""
+    """x weight', fp32 [N, O], as a GPU's loop that reads each row of the weight once."""
     return (weight_OC[:, None].float() * x_NC.float()).sum(-1).t()
 
 

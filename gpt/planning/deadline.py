@@ -45,8 +45,8 @@ class Deadline:
         return time.monotonic() - self._began
 
     @property
-    def is_open(self) -> bool:
-        """True with --max_minutes if no earlier start planned the length; this start then plans it."""
+    def plans_length(self) -> bool:
+        """True where this start plans the length: with --max_minutes, if no earlier start has."""
         return self.minutes is not None and self.length is None
 
     def start(self, step: int, seconds_before: float) -> None:
@@ -90,7 +90,7 @@ def with_length(deadline: Deadline, setup: Setup, pace: Pace, steps_done: int) -
 
     The recipe, its validations and its samples are then for that length. All processes call it.
     """
-    if not deadline.is_open:
+    if not deadline.plans_length:
         return setup
     seconds = setup.runtime.processes.from_first(
         lambda: (1 - SPARE) * 60 * (deadline.minutes or 0.0) - deadline.seconds_used)

@@ -38,7 +38,7 @@ class Setup(Inputs):
     micro_batch: int
     why_strategy: str
     recipe_for: Callable[[int | None], Recipe]
-    samples: bool
+    shows_samples: bool
     ngrams: "NgramStatistics | None" = None
 
     @property

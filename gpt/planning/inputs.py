@@ -54,7 +54,7 @@ class Inputs:
 
     @property
     def prefers_bf16(self) -> bool:
-        """True for a size that the program chose, here or in the run of --config, and for a run that began in bf16."""
+        """True where the program chose the size, here or for --config, and for a resumed run that began in bf16."""
         if self.resumed:
             return self.stored.environment.get("precision") == "bf16"
         return bool(self.sizing) and not self.args.config.given.intersection(SIZE_FLAGS)

@@ -335,7 +335,7 @@ def largest_batch_size(recipe: Recipe, config: ModelConfig, setting: MemorySetti
     fitting = largest_micro_batch(config, setting, room)
     if not fitting:
         raise UserError(Exit.MACHINE, f"--batch_size auto: not even one sequence of {config.seq_length:,} tokens fits "
-                                      "the memory. Give a smaller --seq_length or --model_size.")
+                                      "the memory. Give a smaller --seq_length, or a smaller model.")
     samples = recipe.samples_per_step // processes.world_size
     batch_size = divisors(samples, min(fitting, max(1, MOST_MICRO_BATCH_TOKENS // config.seq_length)))[-1]
     runtime.out.say(f"batch_size  {batch_size} x {several(samples // batch_size, 'micro-batch')}: the largest that is "

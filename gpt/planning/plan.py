@@ -46,13 +46,13 @@ def say_first(setup: Setup) -> None:
     shape = (config.n_layer, config.n_head, config.n_embd)
     name = next((name for name in SIZES if SIZES[name] == shape), f"{config.n_layer} x {config.n_embd}")
     parameters = f"{count(config.num_parameters)} parameters"
-    device_name = f" in {machine.precision} on {machine.name}" if machine.on_gpu else ""
-    about = (f"for {count(setup.corpus.train.length)} tokens{device_name}, or --model_size" if sizing and sizing.shape
-             else f"with T {config.seq_length:,}{device_name or ' on a CPU'}")
+    on_gpu = f" in {machine.precision} on {machine.name}" if machine.on_gpu else ""
+    about = (f"for {count(setup.corpus.train.length)} tokens{on_gpu}, or --model_size" if sizing and sizing.shape
+             else f"with T {config.seq_length:,}{on_gpu or ' on a CPU'}")
     out.say(f"size        {name}: {parameters} {about}")
     if sizing and setup.args.arch is None and sizing.arch != DEFAULT:
-        out.say(f"            {architecture_of(config).NAME}'s network; --arch {DEFAULT} for "
-                f"{ARCHITECTURES[DEFAULT].NAME}")
+        out.say(f"            {architecture_of(config).NAME}'s network{'' if on_gpu else ' on a CPU'}; "
+                f"--arch {DEFAULT} for {ARCHITECTURES[DEFAULT].NAME}")
     for note in setup.corpus.notes:
         out.say(f"tokens      {note}")
     for line in (*machine.warnings, *([] if setup.args.overfit else early_objections(setup))):
@@ -112,7 +112,7 @@ def describe_sharing(setup: Setup) -> list[str]:
         peak = size(predicted_peak(setup.config, setup.micro_batch, setup.memory))
         lines.append(f"processes   {processes.world_size}, {setup.memory.strategy}: {setup.why_strategy}; {peak} of "
                      "memory for each")
-    if setup.memory.is_sharded and setup.recipe.sample_interval and not setup.samples:
+    if setup.memory.is_sharded and setup.recipe.sample_interval and not setup.shows_samples:
         lines.append(f"samples     none, as with --sample_interval 0: each process would need "
                      f"{size(4 * setup.config.num_parameters)} more, for the whole model in fp32")
     num_gpus = setup.runtime.machine.backend.num_devices()
@@ -257,6 +257,8 @@ def early_objections(setup: Setup) -> list[str]:
         lines.append(f"--compile_mode {args.compile_mode}: has no effect here without --compile.")
     if args.model_parallel != "auto" and setup.runtime.processes.world_size == 1 and not setup.resumed:
         lines.append(f"--model_parallel {args.model_parallel}: has no effect in one process; torchrun starts several.")
+    if args.preload == "ram" and setup.token_place != "ram":
+        lines.append(f"--preload ram: the tokens are mapped from the disk instead: {setup.why_token_place}.")
     requested = args.seq_length or (setup.sizing.seq_length if setup.sizing else DEFAULT_SEQ_LENGTH)
     if config.seq_length < requested and config.seq_length == num_tokens - 1:
         lines.append(f"sequences have {config.seq_length:,} tokens, not {requested:,}: the text has only "

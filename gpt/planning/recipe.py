@@ -67,9 +67,13 @@ class Recipe(Schedule):
     samples_of_other_steps: int = 0
 
     @property
-    def lower_learning_rate(self) -> float:
-        """The peak to try after a divergence: half of this one, or the default where that is lower."""
-        return min(self.learning_rate / 2, self.usual_learning_rate)
+    def lower_learning_rate(self) -> str:
+        """What to give --learning_rate after a divergence: half of the peak, or the default where that is lower.
+
+        The flag that keeps Muon follows, because --learning_rate alone asks for AdamW.
+        """
+        keeps_muon = " --optimizer muon" if self.optimizer == "muon" else ""
+        return f"{min(self.learning_rate / 2, self.usual_learning_rate):.2g}{keeps_muon}"
 
     @property
     def samples_per_step(self) -> int:
@@ -423,12 +427,12 @@ def had_step_of(settings: Mapping[str, Any], samples_per_step: int) -> bool:
 
 
 def eval_interval_of(given: int | None, total_steps: int, least: int = 1) -> int:
-    """The steps between validations: given by the flag, or (None) a tenth of the run up to 1,000, or least if more."""
+    """The steps between validations: the flag's, or for None a tenth of the run, up to 1,000; at least `least`."""
     return given or max(1, least, min(1000, total_steps // 10))
 
 
 def sample_interval_of(given: int | None, total_steps: int, least: int = 1) -> int:
-    """The steps between samples: given by the flag, 0 for none, or (None) a fifth of the run, or least if more."""
+    """The steps between samples: the flag's, 0 for none, or for None a fifth of the run; then at least `least`."""
     return max(1, least, total_steps // 5) if given is None else given
 
 

@@ -71,7 +71,7 @@ class Schedule:
 
 
 def steps_of_fall(share: float, steps: int) -> int:
-    """A number of steps as --cooldown gives it: a part of so many steps, at least one, or from 1 on the number."""
+    """Converts --cooldown to steps, at least one: below 1 it is a share of steps, from 1 on the number itself."""
     return int(share) if share >= 1 else max(1, round(share * steps))
 
 

@@ -75,7 +75,7 @@ def choose_setup(inputs: Inputs, runtime: Runtime, deadline: Deadline) -> Setup 
     checkpoint_bytes = checkpoint_bytes_of(config, memory.optimizer_bytes)
     memory = replace(memory, accumulates=recipe.samples_per_step > micro_batch * processes.world_size,
                      copies=processes.from_first(lambda: has_room_for_copy(checkpoint_bytes, held_bytes)))
-    samples = recipe.sample_interval > 0 and processes.from_first(
+    shows_samples = recipe.sample_interval > 0 and processes.from_first(
         lambda: fits_sample(config, memory, machine, processes))
 
     ngrams = None
@@ -85,14 +85,14 @@ def choose_setup(inputs: Inputs, runtime: Runtime, deadline: Deadline) -> Setup 
             ngrams = ngram_statistics(corpus)
     setup = Setup(**vars(inputs), runtime=runtime, options=options, kernels=kernels, recipe=recipe, memory=memory,
                   checkpoint_bytes=checkpoint_bytes, token_place=place, why_token_place=why_place,
-                  micro_batch=micro_batch, why_strategy=why_strategy, recipe_for=recipe_for, samples=samples,
-                  ngrams=ngrams)
+                  micro_batch=micro_batch, why_strategy=why_strategy, recipe_for=recipe_for,
+                  shows_samples=shows_samples, ngrams=ngrams)
     processes.check_same(same_everywhere(setup))
     return setup
 
 
 def _choose_dropout(inputs: Inputs, options: Options, runtime: Runtime, deadline: Deadline) -> float:
-    """The dropout of the flag; without it a checkpoint's, if above 0; otherwise a default by the passes over the text.
+    """Chooses the dropout: the flag's, else the checkpoint's, else a default by the passes over the text.
 
     No step is measured yet: an estimate of the machine's speed converts --max_minutes to steps.
     """

@@ -18,7 +18,7 @@ from tokenizers import Tokenizer
 from gpt.checkpoint import contents, find, load, save
 from gpt.checkpoint.folder import Retention, prune
 from gpt.checkpoint.mirror import Mirror, yield_the_cores
-from gpt.common.files import sync, why_not_written
+from gpt.common.files import free_of, sync, why_not_written
 from gpt.common.names import METRICS
 from gpt.common.signals import AtRisk
 from gpt.common.words import printable, several, shell_line, shell_word, size
@@ -178,7 +178,7 @@ class Checkpointer:
             goes_on = (self._run.state.step < self._run.recipe.total_steps and
                        self._runtime.signals.number is None)
             out.warn(f"checkpoint-{self.begun_step} could not be saved: {why_not_written(error)} It needs about "
-                     f"{size(self._run.setup.checkpoint_bytes)}."
+                     f"{size(self._run.setup.checkpoint_bytes)}{free_of(self.output_dir)}."
                      f"{' Training goes on and the next save tries again.' if goes_on else ''}")
 
     def _settle_all(self) -> None:
@@ -209,7 +209,7 @@ class Checkpointer:
             "steps": f"{state.step:,} of {self._run.recipe.total_steps:,}",
             "tokens seen": f"{state.samples_seen * self._run.model.config.seq_length:,}",
             "best validation loss in nats": state.best,
-            **({"weights at the start": printable(state.init_from)} if state.init_from else {}),
+            **({"weights at the start": printable(_without_folder(state.init_from))} if state.init_from else {}),
             "training tokens": f"{corpus.train.length:,}, sha256 {corpus.identity}",
             **({"text": printable(", ".join(corpus.origins))} if corpus.origins else {}),
             **{f"{weight_percent(share.weight)} from {share.name}": f"{share.corpus.train.length:,} training tokens, "
@@ -234,11 +234,11 @@ class Checkpointer:
     def at_risk(self) -> AtRisk:
         """In words: the steps lost if the process ends now, and the safe checkpoint. Any thread may call this."""
         step, saved = self._run.state.step, self._written_step
-        if saved is None:
-            return AtRisk(f"the {several(step - self._first_step, 'step')} of this run, which has saved nothing yet",
-                          safe="")
-        return AtRisk(f"the {several(step - saved, 'step')} since checkpoint-{saved}",
-                     f"checkpoint-{saved}, from which --resume_from {shell_word(self.output_dir)} goes on")
+        lost = step - (self._first_step if saved is None else saved)
+        since = "of this run, which has saved nothing yet" if saved is None else f"since checkpoint-{saved}"
+        safe = ("" if saved is None else
+                f"checkpoint-{saved}, from which --resume_from {shell_word(self.output_dir)} goes on")
+        return AtRisk(f"the {several(lost, 'step')} {since}" if lost else "", safe)
 
     def last_good(self) -> str:
         """Names the newest checkpoint in the beginning of a sentence, which ends with "Resume" or "Start again".

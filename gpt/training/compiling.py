@@ -62,8 +62,7 @@ def try_to_compile(run: Run, compile_model: Callable[[], None]) -> None:
             torch.compiler.set_stance("force_eager")
             run.setup.runtime.machine = replace(machine, compile=False)  # smaller micro-batches do not try again
         why = describe_compile_error(error or RuntimeError("it failed in another process"))
-        out.warn(f"torch.compile failed{what}, running eagerly: {why}. If its folder is full or does not allow "
-                 "execution, set TORCHINDUCTOR_CACHE_DIR to another.")
+        out.warn(f"torch.compile failed{what}, running eagerly: {why}.")
     error = None  # its traceback holds the tensors of the pass
     run.optimizer.zero_grad(set_to_none=True)
     machine.backend.set_rng_states(rng)
@@ -80,7 +79,7 @@ def _error_of(work: Callable[[], None], say: Callable[[str], None]) -> Exception
 
 
 def compiles_blocks(mode: str | None, runtime: Runtime) -> bool:
-    """True if blocks are compiled one by one, not the whole model: in several processes, and in fp16 on NVIDIA's GPUs.
+    """True if blocks are compiled one by one: for several processes, and in fp16 on an NVIDIA GPU.
 
     Several processes average gradients while the backward pass goes on; with one graph for the whole model all
     gradients would come at its end. GPUs without bf16 (T4, V100) are rented with few CPU cores, where a whole model

@@ -38,7 +38,7 @@ def due_after_step(run: Run, checkpointer: Checkpointer, deadline: Deadline, pac
     is_wanted = run.decisions.any_said("save", checkpointer.is_wanted())
     return Due(is_last, save=is_wanted or permanent or is_rolling, permanent=permanent,
                validate=is_last or step % recipe.eval_interval == 0,
-               sample=run.setup.samples and (is_last or step % recipe.sample_interval == 0))
+               sample=run.setup.shows_samples and (is_last or step % recipe.sample_interval == 0))
 
 
 def is_out_of_patience(run: Run) -> bool:

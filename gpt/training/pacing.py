@@ -43,7 +43,7 @@ def measure_pace(run: Run, take_step: TakeStep, validator: Validator, deadline: 
     smaller micro-batch. Where the length depends on a step's seconds, the step is measured for longer.
     """
     setup = run.setup
-    minutes = deadline.minutes or 0.0 if deadline.is_open else 0.0
+    minutes = deadline.minutes or 0.0 if deadline.plans_length else 0.0
     least_seconds = min(MEASURING_FRACTION * 60 * minutes, MEASURING_SECONDS)
     step = _measure_step(run, take_step, setup.args.dry_run, least_seconds)
     written = setup.checkpoint_bytes / WRITTEN_BYTES
@@ -66,7 +66,7 @@ def _measure_between_steps(run: Run, validator: Validator, val_tokens: int) -> t
     seconds_of(validator.measure, windows)  # the first time it compiles
     validation = seconds_of(validator.measure, windows)
     sample = 0.0
-    if setup.samples:
+    if setup.shows_samples:
         seconds_of(validator.sample, 1)  # the first time a GPU loads its kernels
         sample = seconds_of(validator.sample, MEASURED_TOKENS)
     setup.runtime.machine.backend.release_memory()  # so that the next tensors lie together

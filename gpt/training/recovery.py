@@ -90,10 +90,11 @@ def explaining_memory(setup: Setup, run: Run | None = None) -> Iterator[None]:
         where = "while the model was built"
         shared = (", or raise the limit: ulimit -v unlimited" if backend is CPU else
                   ", or share it among several GPUs: torchrun with --model_parallel fsdp")
-        cure = f"Give a smaller model: --model_size tiny, or a smaller --n_layer{shared}."
+        smaller = "--init_from with a smaller model" if args.init_from else "a smaller --model_size"
+        cure = f"Give {smaller}{shared}."
         if run:
             where = f"with {several(run.micro_batch, 'sequence')} at a time"
-            cure = "Try a smaller --seq_length or --model_size."
+            cure = f"Try a smaller --seq_length, --activation_checkpointing, or {smaller}."
             if setup.resumed:  # its shape is that of the checkpoint
                 cure = ("Resume where more memory is free." if args.activation_checkpointing else
                         "Resume with --activation_checkpointing.")
@@ -134,7 +135,7 @@ def explaining_the_end(run: Run, checkpointer: Checkpointer) -> Iterator[None]:
     except (TooManySkipped, FloatingPointError) as error:
         is_tensor, rate = isinstance(error, FloatingPointError), run.recipe.lower_learning_rate
         what = f"{error} is not finite after step {checkpointer.begun_step:,}" if is_tensor else str(error)
-        cure = f"{checkpointer.last_good()} with --learning_rate {rate:.2g}, or a longer --warmup_steps."
+        cure = f"{checkpointer.last_good()} with --learning_rate {rate}, or a longer --warmup_steps."
         if run.recipe.cooldown:
             cure = "Begin the cooldown at an earlier checkpoint."
         raise UserError(Exit.DIVERGED, f"{what}. {cure}") from error

@@ -20,10 +20,10 @@ def spread(values: Sequence[float]) -> float:
 class LossCurve:
     """The training losses of a run; values that are not finite are left out."""
 
-    def __init__(self, guessing_loss: float, lower_rate: float):
-        """guessing_loss is the loss in nats of a uniform prediction: ln V. lower_rate is the peak to advise."""
+    def __init__(self, guessing_loss: float, lower_rate: str):
+        """guessing_loss is the nats of a uniform prediction: ln V. lower_rate is what to give --learning_rate."""
         self._guessing_loss = guessing_loss
-        self._lower = f"Give --learning_rate {lower_rate:.2g}"
+        self._lower = f"Give --learning_rate {lower_rate}"
         self._recent: deque[float] = deque(maxlen=RECENT)
         self._quiet_until = 0
         self._block: list[float] = []

@@ -325,7 +325,7 @@ class Monitor:
         if self.state.best_val_loss is not None and self.state.best_val_loss > self._loss_before:
             self._out.say(f"To improve: no validation loss fell below {self._loss_before:.4f}, that of the weights it "
                           f"began from. Change them less:\n{launcher} train.py --config {folder}/config.toml \\\n    "
-                          f"--learning_rate {self._run.recipe.lower_learning_rate:.2g} "
+                          f"--learning_rate {self._run.recipe.lower_learning_rate} "
                           f"{in_another_folder(self._args.output_dir, 'slower', self._args.mirror_to)}")
         elif self._overfitting.losses and not self._curve.verdict(self._last_loss):
             self._say_how_to_improve(folder, best)
@@ -367,7 +367,10 @@ class Monitor:
                        self._run.setup.corpus.train.length, config.num_parameters, sizes)
 
     def _command_for_longer(self, folder: str) -> str:
-        """The command for twice this run, or as long as random weights need, in the user's limits, else in its own."""
+        """The command for a longer run, in the flags that limit this one.
+
+        It is for twice the length, or for as long as random weights need.
+        """
         args, state = self._args, self.state
         recipe = self._run.recipe
         launcher = self._runtime.processes.launcher
@@ -394,7 +397,10 @@ class Monitor:
 
     @property
     def _tokens_seen(self) -> int:
-        """Of the run's text; a pass counts as the whole text, though its windows leave out up to 2 T - 2 tokens."""
+        """The tokens of the run's text that it has read.
+
+        A pass counts as the whole text, though its windows leave out up to 2 T - 2 tokens.
+        """
         recipe = self._run.recipe
         samples = self.state.samples_seen - recipe.samples_of_others
         return round(samples / recipe.windows_per_epoch * self._run.setup.corpus.train.length)

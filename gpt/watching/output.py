@@ -2,6 +2,7 @@
 
 import contextlib
 import gc
+import os
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -10,7 +11,7 @@ from gpt.architectures.fields import is_number
 from gpt.checkpoint.find import is_inside
 from gpt.checkpoint.folder import delete_other_runs
 from gpt.common.config import write_toml
-from gpt.common.names import LOG, RUN_CONFIG, STARTS
+from gpt.common.names import FIRST_MODEL, LOG, RUN_CONFIG, STARTS
 from gpt.common.words import first_line, shell_line, shell_word
 from gpt.planning.recorded import flags_of_run, settings_of
 from gpt.tokens.watch import TokensChanged
@@ -42,6 +43,9 @@ def open_output(run: Run, argv: Sequence[str], checkpointer: Checkpointer) -> It
     if is_first:
         if args.overwrite:
             delete_other_runs(output_dir, resumed, state.step, out)
+            first = output_dir / FIRST_MODEL
+            if not (args.input_noise or is_inside(Path(args.teacher or os.devnull), first)):
+                delete_other_runs(first, None, 0, out)  # of another run, which this one does not use
         with contextlib.suppress(OSError):  # the checkpoints hold the flags too
             write_toml(output_dir / RUN_CONFIG, flags, "The flags of the run in this folder. To continue it:\n"
                        f"    python train.py --resume_from {shell_word(output_dir)}", run.recipe.reasons)
@@ -69,7 +73,7 @@ def open_output(run: Run, argv: Sequence[str], checkpointer: Checkpointer) -> It
 
 @contextlib.contextmanager
 def recorded_start(run: Run) -> Iterator[None]:
-    """Records the start of a run in starts.jsonl, and its end when the context is left; a script reads the last line.
+    """Records in starts.jsonl when a run starts, and how it ends; a script reads the last line.
 
     A start at step 0, or from a checkpoint of another folder, empties the file. A start without an end was killed. A
     full disk costs the line, not the run.

@@ -42,9 +42,17 @@ def calls(monkeypatch, tmp_path):
 def test_outside_an_environment_one_is_made_and_used(calls, monkeypatch, tmp_path):
     monkeypatch.setattr(sys, "prefix", sys.base_prefix)
     assert demo.main() == 0
-    assert calls[1] == [sys.executable, "-m", "venv", str(tmp_path / ".venv")]
+    assert calls[1] == [sys.executable, "-m", "venv", "--clear", str(tmp_path / ".venv")]
     python = str(tmp_path / ".venv" / "bin" / "python")
     assert {words[0] for words in calls[2:]} == {python}
+    Path(python).parent.mkdir(parents=True)
+    Path(python).touch()
+    calls.clear()
+    assert demo.main() == 0
+    assert not any("venv" in words for words in calls)
+    calls.codes[demo.HAS_PIP] = 1  # an earlier attempt was interrupted
+    demo.main()
+    assert any("--clear" in words for words in calls)
     assert [Path(words[1]).name for words in calls[-3:]] == ["pretokenize.py", "train.py", "generate.py"]
 
 
@@ -80,7 +88,7 @@ def test_training_has_a_budget_of_time_and_none_of_steps():
 
 def test_without_pip_nothing_is_installed_and_a_failure_ends_the_demo_with_its_code(calls, monkeypatch):
     monkeypatch.setattr(sys, "prefix", "an environment")
-    calls.codes.update({"import pip": 1, "train.py": 5})
+    calls.codes.update({demo.HAS_PIP: 1, "train.py": 5})
     assert demo.main() == 5
     assert not any("install" in words for words in calls)
     assert not any(words[1].endswith("generate.py") for words in calls)

@@ -133,6 +133,9 @@ def test_pickles_are_refused_without_being_opened(folder, tmp_path, monkeypatch)
             load_model(path, CPU)
         with refused("pickle", Exit.CHECKPOINT):
             resolve(path / "pytorch_model.bin", no_warning)
+    (path / "pytorch_model.bin").write_bytes((20240326).to_bytes(4, "little") + bytes(1020))
+    with refused("llm.c wrote it. Convert it", Exit.CHECKPOINT):
+        resolve(path / "pytorch_model.bin", no_warning)
     torch.save({}, tmp_path / "ckpt.pt")
     for named in (tmp_path / "ckpt.pt", tmp_path):
         with refused(rf"pickle.* export\.py --from_nanogpt {tmp_path}/ckpt\.pt", Exit.CHECKPOINT):
@@ -203,6 +206,7 @@ def test_another_run_gets_a_folder_that_is_free(tmp_path, monkeypatch):
     for name in ("out-longer", "out-longer-2"):
         Path(name).mkdir()
     assert in_another_folder("out", "longer", None) == "--output_dir out-longer-3"
+    assert in_another_folder(".", "longer", None) == f"--output_dir {tmp_path}-longer"
 
 
 def test_more_text_joins_the_tokens_that_have_metadata(tmp_path, monkeypatch):
@@ -212,6 +216,7 @@ def test_more_text_joins_the_tokens_that_have_metadata(tmp_path, monkeypatch):
     (tmp_path / "data/metadata.json").touch()
     for flags, words in (({"data_dir": "data"}, "data more-5"), ({"data_dir": ["data:0.3", "raw"]}, "data more-5"),
                          ({"data_dir": "gone", "bin_file": "data/train.bin"}, "data more-5"), ({}, "more-5"),
+                         ({"bin_file": "data"}, "data more-5"),
                          ({"data_dir": "data", "bin_file": "raw/train.bin"}, "more-5")):
         typed = with_more_text("out", Path("t.json"), TrainState(step=5), flags)
         assert f"--data_dir {words} --allow_new_data" in typed

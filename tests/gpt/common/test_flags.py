@@ -6,8 +6,10 @@ import re
 
 import pytest
 
+import generate
 from gpt.common import flags
 from gpt.common.errors import Exit, UserError
+from tests.helpers.refusals import refused
 
 
 def parser() -> flags.Parser:
@@ -66,8 +68,12 @@ def test_a_flag_like_no_other_and_a_stray_word_point_to_help(tmp_path, monkeypat
     (tmp_path / "-a.txt").touch()
     assert problems("-a.txt") == ["error: -a.txt: no such flag. For the file of this name give ./-a.txt."]
     assert re.match(r"error: 'stray': unexpected argument\. .* --\w+ 'stray'", problems("stray")[0])
-    assert problems("--compile=False") == [
-        "error: --compile: takes no value. Give --compile for true, --no-compile for false."]
+    monkeypatch.chdir(tmp_path.parent)
+    with refused(f"--ckpt '{tmp_path.name}'", Exit.FLAGS):
+        generate.read_flags([tmp_path.name])
+    for words in (["--compile=False"], ["--compile", "False"]):
+        assert problems(*words)[0] == (
+            "error: --compile: takes no value. Give --compile for true, --no-compile for false.")
     assert "\x1b" not in problems("\x1b[2J")[0]
 
 

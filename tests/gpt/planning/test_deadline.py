@@ -143,7 +143,7 @@ def stored(step: int, **settings) -> Stored:
 def test_the_length_is_planned_once(minutes, state, length):
     deadline = Deadline(minutes, state, began=0.0)
     assert deadline.length == length
-    assert deadline.is_open == (minutes is not None and length is None)
+    assert deadline.plans_length == (minutes is not None and length is None)
 
 
 @pytest.mark.parametrize("before", [1.0, None])

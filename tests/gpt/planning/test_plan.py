@@ -113,7 +113,7 @@ def test_a_first_run_on_a_laptop_prints_size_time_and_disk_and_few_words_before_
     assert max(map(len, before.splitlines())) <= 80
     assert len(f"{before} {printed.err}".split()) <= 200
     assert re.search(r"^size        2 x 128: \S+ parameters for \S+ tokens, or --model_size\n", before)
-    assert "\n            Qwen3's network; --arch gpt2 for GPT-2\n" in before
+    assert "\n            Qwen3's network on a CPU; --arch gpt2 for GPT-2\n" in before
     assert re.search(r"^time        about .*, estimated: 1 step of [\d.]+ s, \S+ epochs$", before, re.MULTILINE)
 
 
@@ -128,6 +128,13 @@ def test_flags_of_compiled_steps_and_of_several_processes_are_not_silent_without
     sharded = ["--max_steps", "1", "--model_parallel", "fsdp", "--overwrite"]
     assert "--model_parallel fsdp: has no effect in one process" in run.ok(*sharded)
     assert "has no effect" not in run.ok("--max_steps", "2", "--resume_from", "auto")
+
+
+def test_tokens_that_do_not_fit_the_ram_are_mapped_and_this_is_said(run, monkeypatch):
+    monkeypatch.setattr("gpt.planning.setup.available_ram", lambda: 1000)
+    for flags, times in (("--preload ram", 1), ("--preload auto", 0)):
+        text = run.ok("--max_steps", "1", "--overwrite", *flags.split())
+        assert text.count("--preload ram: the tokens are mapped from the disk instead: ") == times
 
 
 def test_too_little_disk_is_said_in_figures_and_with_the_flag_that_saves_most(run, monkeypatch):
@@ -171,7 +178,7 @@ def sharing(machine: Machine, processes: Processes, strategy: str = "ddp", inter
     setting = MemorySetting.of(GPU, Options(), 8, strategy, processes)
     config = GPTConfig(50257, 1024, 12, 12, 768)
     setup: Any = SimpleNamespace(config=config, recipe=SimpleNamespace(sample_interval=interval),
-                                 samples=interval > 0 and fits_sample(config, setting, machine, processes),
+                                 shows_samples=interval > 0 and fits_sample(config, setting, machine, processes),
                                  memory=setting, micro_batch=8, why_strategy="asked for",
                                  corpus=SimpleNamespace(components=()),
                                  runtime=SimpleNamespace(processes=processes, machine=machine))

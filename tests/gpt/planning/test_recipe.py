@@ -116,6 +116,12 @@ def test_initial_weights_are_wide_for_adamws_default_rate_alone():
     assert found == [0.05, 0.05, 0.02, 0.02, 0.02, 0.3]
 
 
+def test_half_of_muons_rate_is_advised_with_the_flag_that_keeps_muon():
+    found = recipe("--optimizer", "muon")
+    assert found.lower_learning_rate == f"{found.learning_rate / 2:.2g} --optimizer muon"
+    assert recipe("--learning_rate", "1e-4").lower_learning_rate == "5e-05"
+
+
 @pytest.mark.parametrize(("flags", "num_tokens", "epochs"), [
     ("", 4 * NUM_TOKENS, 15), ("", 8 * 801, 10), ("--max_minutes 60", 4 * NUM_TOKENS, 15),
     ("--epochs 99", NUM_TOKENS, 99), ("--optimizer adamw", NUM_TOKENS, 10),

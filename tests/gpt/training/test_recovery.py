@@ -13,7 +13,16 @@ from gpt.planning.memory import GIB
 from gpt.training.micro_batches import Abandoned
 from gpt.training.pacing import MEASURED_MICRO_BATCHES, WARM_STEPS
 from model import GPT
-from tests.helpers.training import OUT_OF_MEMORY, forward_that_needs, metrics_of, run_of, small_batch, small_model
+from tests.helpers.training import (
+    OUT_OF_MEMORY,
+    QUIET,
+    forward_that_needs,
+    metrics_of,
+    run_of,
+    small_batch,
+    small_model,
+    trained,
+)
 
 
 def test_a_compiler_that_fails_costs_one_warning(run, monkeypatch):
@@ -150,13 +159,18 @@ def test_what_other_programs_hold_of_the_gpu_is_said(run, monkeypatch):
     assert text.count("nvidia-smi") == 2  # warnings
 
 
-def test_weights_that_do_not_fit_need_a_smaller_model(run, monkeypatch):
+def test_weights_that_do_not_fit_need_a_smaller_model(run, corpus, capsys, monkeypatch):
+    run.ok("--max_steps", "1", out="base")
+
     def fails(*_):
         raise OUT_OF_MEMORY["gpu"]
 
     monkeypatch.setattr(train, "build_model", fails)
     message = run.refused(Exit.MACHINE)
-    assert "--model_size" in message
+    assert "Give a smaller --model_size, or" in message
+    error, _ = trained(["--data_dir", str(corpus), "--no-use_gpu", *QUIET, "--init_from", str(run.folder / "base"),
+                        "--output_dir", str(run.folder / "tuned")], capsys)
+    assert "Give --init_from with a smaller model, or" in str(error)
     assert "ulimit -v unlimited" in message
     assert "--batch_size" not in message
 

@@ -2,6 +2,7 @@
 
 import json
 
+from gpt.checkpoint.find import steps_in
 from gpt.common.names import STARTS
 from gpt.watching.recorder import append_row
 
@@ -17,7 +18,9 @@ def test_each_start_is_recorded_and_how_it_ended(run):
     assert (first["event"], first["step"], end["event"], end["step"]) == ("start", 0, "end", 4)
     assert (second["step"], last["step"], last["how"]) == (4, 6, "finished")
     assert first["time"] < end["time"] < last["time"]
+    run("--max_steps", "2", out="out/first_model")  # as of two models
     run("--max_steps", "2", "--overwrite")
+    assert not steps_in(run.folder / "out/first_model"), "or --resume_from auto would take it for this run's"
     assert [row["step"] for row in starts_of(run.folder / "out")] == [0, 2], "a new run begins the file again"
 
 
