@@ -429,8 +429,8 @@ class Batches:
     def mean_targets(self, samples_seen: int, num: int) -> torch.Tensor | None:
         """The mean number of targets that count in each of the num micro-batches after samples_seen samples.
 
-        The mean is over all processes, fp32 [] on the device, and above zero; None where all targets count. Each
-        process computes it from the mask, without asking the others.
+        The mean is over all processes, fp32 [] on the device, and above zero; None where all targets count.
+        Each process computes it from the mask, without asking the others.
         """
         num_parts = num * self._processes.world_size
         counted = self._windows.counted(samples_seen, num_parts * self.batch_size)
@@ -448,8 +448,8 @@ class Batches:
 def with_noise(inputs_BT: torch.Tensor, fraction: float, vocab_size: int, seed: int, first_sample: int) -> torch.Tensor:
     """Replaces about this fraction of the inputs by random ids below vocab_size, int32 [B, T].
 
-    A sample's noise is a pure function of (seed, sample); row i is sample first_sample + i. Source: arXiv 2606.16246,
-    for many passes over one text.
+    A sample's noise is a pure function of (seed, sample); row i is sample first_sample + i. Source: arXiv
+    2606.16246, for many passes over one text.
     """
     num_rows, seq_length = inputs_BT.shape
     samples = range(first_sample, first_sample + num_rows)
@@ -507,9 +507,9 @@ def validation_batches(tokens: Tokens, seq_length: int, batch_size: int, max_win
     """Yields inputs and targets, on the CPU, of all windows or of max_windows spread evenly, always the same.
 
     Windows do not overlap, and the last one may be shorter than T. Windows without a target that counts are
-    left out. The processes share the windows and get equally many batches. All batches have one shape, so that a
-    compiled model is compiled once: targets IGNORED fill the last window and the last batch. They also stand for
-    tokens that do not count, and may be all of a batch.
+    left out. The processes share the windows and get equally many batches. All batches have one shape, so that
+    a compiled model is compiled once: targets IGNORED fill the last window and the last batch. They also stand
+    for tokens that do not count, and may be all of a batch.
     """
     windows = np.arange(num_windows(tokens.length, seq_length))
     if tokens.mask:

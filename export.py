@@ -304,8 +304,8 @@ def write_gguf(args: argparse.Namespace, config: ModelConfig, weights: Mapping[s
 def write_folder(args: argparse.Namespace, config: ModelConfig, source: Path, folder: Path) -> int:
     """Copies a checkpoint without its training state, with all weights in one file; returns the number of tensors.
 
-    The folder is new. Prunes the weights with --prune, and notes that in the model card. Raises UserError (exit 4
-    for a link out of the source, and in_dtype's) and OSError.
+    The folder is new. Prunes the weights with --prune, and notes that in the model card. Raises UserError (exit
+    4 for a link out of the source, and in_dtype's) and OSError.
     """
     folder.mkdir()
     stored = stored_tensors(source)

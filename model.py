@@ -113,8 +113,8 @@ class Options:
     residual_dtype: torch.dtype | None = None  # of the residual stream; None leaves it in autocast's fp32
     recompute: bool = False  # a block's activations are computed again in the backward pass (Chen et al. 2016)
     loss_chunk: int = 0  # tokens whose logits exist at a time; 0 for all
-    # The 16-bit dtype of a second copy of the weights that products read; the caller renews it by round_weights(), once
-    # a step. None: no copy, and autocast rounds the weights in each micro-batch.
+    # The 16-bit dtype of a second copy of the weights that products read; the caller renews it by
+    # round_weights(), once a step. None: no copy, and autocast rounds the weights in each micro-batch.
     rounded_to: torch.dtype | None = None
     label_smoothing: float = 0.0  # the part of each target that all ids share
 
@@ -261,9 +261,9 @@ class LanguageModel(nn.Module):
                 teacher_output: TeacherOutput | None = None, num_targets: torch.Tensor | None = None) -> torch.Tensor:
         """The mean loss in nats, fp32 [], over targets that are not IGNORED; without targets the logits.
 
-        The loss is NaN if every target is IGNORED. With num_targets, fp32 [], the sum of the losses is divided by it,
-        not by the number of these targets. Logits are [B, T, V], in autocast's dtype. With a
-        teacher's output for the same ids, half of each target is the teacher's prediction.
+        The loss is NaN if every target is IGNORED. With num_targets, fp32 [], the sum of the losses is divided
+        by it, not by the number of these targets. Logits are [B, T, V], in autocast's dtype. With a teacher's
+        output for the same ids, half of each target is the teacher's prediction.
         """
         return self.output(self.trunk(idx_BT), self.head_weight, targets_BT, teacher_output, num_targets)
 

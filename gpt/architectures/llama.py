@@ -96,11 +96,11 @@ class Llama(Architecture):
 
     def block_bytes(self, config: RotaryConfig, device_type: str, dtype: torch.dtype, residual_bytes: int,
                     ) -> float:
-        # Autograd keeps the inputs of both norms in the residual stream's dtype. In autocast's dtype it
-        # keeps 2 C outputs of norms; the output of qkv_proj, for norms of q and k or as v; q and k rotated, and a copy
-        # of v for attention in blocks; where the kernel shares no heads, copies of k and v with the heads of q; H K of
-        # attention; 2 F of gate and up, F of their product.
-        # The norms' statistics have 4 bytes each. Dropout adds two masks with a byte per element.
+        # Autograd keeps the inputs of both norms in the residual stream's dtype. In autocast's dtype it keeps 2
+        # C outputs of norms; the output of qkv_proj, for norms of q and k or as v; q and k rotated, and a copy
+        # of v for attention in blocks; where the kernel shares no heads, copies of k and v with the heads of q;
+        # H K of attention; 2 F of gate and up, F of their product. The norms' statistics have 4 bytes each.
+        # Dropout adds two masks with a byte per element.
         C, T = config.n_embd, config.seq_length
         q, k, v = config.qkv_rows
         drops = config.dropout > 0
@@ -247,8 +247,8 @@ def _numbers(fields: Mapping[str, Any], head_dim: int | None) -> dict[str, int]:
     """The whole numbers of a config.json by RotaryConfig's names.
 
     Absent num_key_value_heads are as many as the heads. An absent head_dim is the given one; without a given
-    one it is the width divided by the heads. Raises InvalidCheckpoint for a number that is missing, out of bounds, or
-    does not fit another.
+    one it is the width divided by the heads. Raises InvalidCheckpoint for a number that is missing, out of
+    bounds, or does not fit another.
     """
     numbers: dict[str, Any] = {}
     for key, (name, high) in NUMBERS.items():

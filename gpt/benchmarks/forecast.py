@@ -3,8 +3,8 @@
     python -m gpt.benchmarks.forecast OUT [OUT ...]     # prints the table's lines for finished runs
     python -m gpt.benchmarks.forecast --refit DIR       # trains on each folder of tokens in DIR, and writes the table
 
-Give DIR folders of pretokenize.py, of 100,000 to 1,000,000 tokens each. Twelve of them take three hours on two cores.
-A changed recipe changes how runs end: then make the table again, or the forecast misleads.
+Give DIR folders of pretokenize.py, of 100,000 to 1,000,000 tokens each. Twelve of them take three hours on two
+cores. A changed recipe changes how runs end: then make the table again, or the forecast misleads.
 """
 
 import csv
@@ -32,8 +32,8 @@ MINUTES = (16, 8, 4, 2, 1)  # of a refit's runs over each text, by one thread
 def refit(folder: Path) -> None:
     """Trains on each folder of tokens in this one, writes the table, and prints how often its intervals hold.
 
-    The runs go into folder/runs, one for each core at a time; runs that are there already are not repeated. Lines of
-    other texts stay in the table.
+    The runs go into folder/runs, one for each core at a time; runs that are there already are not repeated.
+    Lines of other texts stay in the table.
     """
     texts = sorted(path.parent for path in folder.glob(f"*/{METADATA}"))
     if not texts:

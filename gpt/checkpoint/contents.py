@@ -146,7 +146,8 @@ def text_files(step: int, config: ModelConfig, state: Mapping[str, Any], tokeniz
     if tokenizer_json is not None:
         files[TOKENIZER] = tokenizer_json
         special = ("bos_token", "eos_token", "unk_token", "pad_token") if end_of_text_id in names else ()
-        # A collator leaves padding out of the loss: padded with the end of text, a model would not learn to end.
+        # A collator leaves padding out of the loss: padded with the end of text, a model would not learn to
+        # end.
         padding = {"pad_token": START} if special and START in names.values() and not chat_template else {}
         # What AutoTokenizer of transformers 4 and 5 needs besides tokenizer.json.
         fields = {

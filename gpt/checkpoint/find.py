@@ -72,10 +72,10 @@ def newest_sound(folder: Path, warn: Callable[[str], None],
 def resolve(path: Path, warn: Callable[[str], None]) -> Path:
     """The folder that path means: a checkpoint, the newest sound one of a folder, or a Hugging Face folder.
 
-    folder/best is the best checkpoint of a folder by validation, folder/last the newest sound one; best
-    and last alone mean out/best and out/last. A checkpoint is verified, its optimizer's state by size alone. A damaged
-    one is skipped with a warning, or refused if the path names it. Raises UserError (exit 4) then, and for any other
-    path.
+    folder/best is the best checkpoint of a folder by validation, folder/last the newest sound one; best and
+    last alone mean out/best and out/last. A checkpoint is verified, its optimizer's state by size alone. A
+    damaged one is skipped with a warning, or refused if the path names it. Raises UserError (exit 4) then, and
+    for any other path.
     """
     return _locate(path, warn)[0]
 
@@ -83,7 +83,8 @@ def resolve(path: Path, warn: Callable[[str], None]) -> Path:
 def _locate(path: Path, warn: Callable[[str], None], run_folder: Path | None = None) -> tuple[Path, Stored | None]:
     """resolve with the verified training state; without a state for a Hugging Face folder.
 
-    run_folder is the output folder of a run that is to be resumed, if it is: then the optimizer's state is verified.
+    run_folder is the output folder of a run that is to be resumed, if it is: then the optimizer's state is
+    verified.
     """
     to_train = run_folder is not None
     folder, name = named_in(path, run_folder or Path("out"))
@@ -300,8 +301,8 @@ def with_more_text(folder: Path | str, tokenizer: Path, state: TrainState, flags
     """The commands that continue a run with more text, for as long again plus 15 minutes.
 
     folder is the run's. flags are the run's too, which name its tokens: those with metadata and this tokenizer
-    stay, as others cannot be mixed with the new ones. A cooldown has ended: the run continues from the cooldown's
-    beginning.
+    stay, as others cannot be mixed with the new ones. A cooldown has ended: the run continues from the
+    cooldown's beginning.
     """
     new, minutes = f"more-{state.step}", 15 + round(state.seconds / 30)
     tokens = flags.get("bin_file")

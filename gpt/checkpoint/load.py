@@ -45,8 +45,8 @@ def read_config(folder: Path) -> ModelConfig:
 def end_ids(folder: Path, vocab_size: int) -> tuple[int, ...]:
     """The end-of-text ids, from generation_config.json, else config.json, as in transformers; () if none.
 
-    Models that were tuned to converse have several. An id beyond the vocabulary, as GPT2Config's own is in a small
-    one, never occurs and is left out. Raises UserError (exit 4), also for a value that is no id.
+    Models that were tuned to converse have several. An id beyond the vocabulary, as GPT2Config's own is in a
+    small one, never occurs and is left out. Raises UserError (exit 4), also for a value that is no id.
     """
     with opening(f"checkpoint {printable(folder)}"):
         for name in (GENERATION, CONFIG):
@@ -62,8 +62,8 @@ def end_ids(folder: Path, vocab_size: int) -> tuple[int, ...]:
 def chat_template(folder: Path) -> Any:
     """The folder's template of conversations in Jinja; None if none, and any value where it is damaged.
 
-    As in transformers a file of its own comes before tokenizer_config.json. Older folders have several by name; of
-    them the default is taken. Raises UserError (exit 4).
+    As in transformers a file of its own comes before tokenizer_config.json. Older folders have several by name;
+    of them the default is taken. Raises UserError (exit 4).
     """
     with opening(f"checkpoint {printable(folder)}"):
         if (folder / TEMPLATE).is_file():
@@ -81,8 +81,8 @@ def chat_template(folder: Path) -> Any:
 def stored_tensors(folder: Path) -> dict[str, torch.Tensor]:
     """All tensors of the folder's weights by their names in the files, as views of the mapped files.
 
-    An index beside model.safetensors is ignored, as in transformers. Of several files each tensor comes from the
-    one that the index names. Raises InvalidCheckpoint for missing weights, and for a damaged file or index.
+    An index beside model.safetensors is ignored, as in transformers. Of several files each tensor comes from
+    the one that the index names. Raises InvalidCheckpoint for missing weights, and for a damaged file or index.
     """
     if (folder / WEIGHTS).is_file():
         return mapped(folder / WEIGHTS)

@@ -1,8 +1,9 @@
 """The mirror of a run (--mirror_to): a folder on another disk with verified copies of the run's checkpoints.
 
-A thread copies beside training, which never waits for it: a mirror that fails costs one warning, and each save tries
-again. On a new machine, where the output folder is empty, --resume_from auto brings the newest checkpoint back.
-A mirror that a run recorded is used only if it already holds checkpoints of this run: a file names no other folder.
+A thread copies beside training, which never waits for it: a mirror that fails costs one warning, and each save
+tries again. On a new machine, where the output folder is empty, --resume_from auto brings the newest checkpoint
+back. A mirror that a run recorded is used only if it already holds checkpoints of this run: a file names no
+other folder.
 """
 
 import contextlib
@@ -69,8 +70,8 @@ def is_copied(source: Path, copy: Path) -> bool:
 def holds_this_run(root: Path, output_dir: Path) -> bool:
     """Returns True if a mirror holds checkpoints of the run in output_dir.
 
-    Two folders hold the same run if they share a checkpoint, or if their metrics.jsonl begin with the same row: it has
-    the time of the run's first logged step.
+    Two folders hold the same run if they share a checkpoint, or if their metrics.jsonl begin with the same row:
+    it has the time of the run's first logged step.
     """
     if any(is_copied(path, root / path.name) for path in steps_in(output_dir).values()):
         return True
@@ -87,9 +88,9 @@ def holds_this_run(root: Path, output_dir: Path) -> bool:
 def prepare_mirror(args: Namespace, out: Progress) -> None:
     """Tries the mirror before any work, and brings its newest checkpoint back where the output folder has none.
 
-    Raises UserError: exit 5 if the mirror cannot be written, exit 4 if it is a checkpoint itself, or
-    holds another run's checkpoints, or only damaged ones to bring back. Exit 2 means that its name is not UTF-8. A run
-    that resumes from its own folder goes on without the mirror, with a warning. A recorded mirror that does
+    Raises UserError: exit 5 if the mirror cannot be written, exit 4 if it is a checkpoint itself, or holds
+    another run's checkpoints, or only damaged ones to bring back. Exit 2 means that its name is not UTF-8. A
+    run that resumes from its own folder goes on without the mirror, with a warning. A recorded mirror that does
     not hold this run is left alone; each save looks again.
     """
     root, output_dir = Path(args.mirror_to), Path(args.output_dir)
@@ -176,8 +177,9 @@ class Mirror:
     def finish(self) -> None:
         """Repeats the last update, waits for it at most 20 minutes, and prints its outcome.
 
-        It says that the mirror has the last checkpoint, or prints the command that copies it. A second call copies the
-        lines that the logs got after the first. Does nothing without an update, or if one still hangs.
+        It says that the mirror has the last checkpoint, or prints the command that copies it. A second call
+        copies the lines that the logs got after the first. Does nothing without an update, or if one still
+        hangs.
         """
         if self._latest is None or (self._is_told and self._thread.is_alive()):
             return
@@ -214,8 +216,8 @@ class Mirror:
     def _copy(self, retention: Retention, number: int) -> None:
         """Prunes the mirror, then copies run files and missing checkpoints, until a newer request than this number.
 
-        Raises OSError, also for a damaged checkpoint, and for a folder that holds another run, or later checkpoints
-        of another copy of this one.
+        Raises OSError, also for a damaged checkpoint, and for a folder that holds another run, or later
+        checkpoints of another copy of this one.
         """
         root, output_dir = self._root, self._output_dir
         own, to_be_pruned = steps_in(output_dir), outdated(output_dir, *retention)

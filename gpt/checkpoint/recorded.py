@@ -25,12 +25,11 @@ def recorded_flags(given: Mapping[str, Any], of_a_call: Collection[str] = ()) ->
 
     given holds the flags of the command line and of --config. The recorded flags come from the config.toml
     beside the checkpoints, else from a checkpoint. A run continues in its own folder unless given names
-    another. A run that was killed before its first checkpoint has only a config.toml, and 'auto' then
-    starts a new run. A mirror continues in the output folder of the command. The recorded mirror is a
-    decided flag: the run has to prove that it is its own. A run with a checkpoint excludes --init_from. None also
-    means that no record can be read.
-    of_a_call names flags of a single call, such as --overwrite, which no record may set. Raises UserError
-    (exit 2) for a config.toml that sets one, or is not TOML; a checkpoint's are left out.
+    another. A run that was killed before its first checkpoint has only a config.toml, and 'auto' then starts a
+    new run. A mirror continues in the output folder of the command. The recorded mirror is a decided flag: the
+    run has to prove that it is its own. A run with a checkpoint excludes --init_from. None also means that no
+    record can be read. of_a_call names flags of a single call, such as --overwrite, which no record may set.
+    Raises UserError (exit 2) for a config.toml that sets one, or is not TOML; a checkpoint's are left out.
     """
     folder, checkpoints = _run_to_resume(given)
     if not checkpoints and given.get("resume_from", "auto") == "auto":
@@ -91,8 +90,8 @@ def _decide_folders(layer: Layer, folder: Path, given: Mapping[str, Any]) -> Non
     recorded = layer.given.pop("mirror_to", None) or layer.decided.pop("mirror_to", None)
     mirror = given.get("mirror_to", recorded and str(recorded))
     has_config = (folder / RUN_CONFIG).exists()
-    # An output folder keeps its lock file, and no lock file is copied: without one the folder is a mirror, moved, or
-    # a copy of it in the place of the output folder.
+    # An output folder keeps its lock file, and no lock file is copied: without one the folder is a mirror,
+    # moved, or a copy of it in the place of the output folder.
     is_moved = (mirror and "mirror_to" not in given and has_config and not (folder / LOCK).exists()
                 and not is_same_folder(given.get("output_dir", "out"), folder))
     is_mirror = is_moved or (mirror and is_same_folder(mirror, folder))
@@ -118,8 +117,8 @@ def _find_paths(layer: Layer, folder: Path) -> None:
 def _from_here(value: Any, folder: Path) -> Any:
     """Finds a recorded path, or each path of a list, from the current folder.
 
-    The run may have begun in another one: in the folder that holds the run's own, or in the one above. A path that
-    is nowhere stays as it is.
+    The run may have begun in another one: in the folder that holds the run's own, or in the one above. A path
+    that is nowhere stays as it is.
     """
     if isinstance(value, list):
         return [_from_here(word, folder) for word in value]

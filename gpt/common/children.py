@@ -62,8 +62,8 @@ def run_child(command: Sequence[str], signals: Signals, seconds: float = math.in
     A script that takes longer gets SIGTERM, and at a signal that signal. Five seconds later, with shows a
     minute later, it is killed with all its child processes. Its exit code is then TIMED_OUT; after a signal
     SystemExit is raised instead. env is added to this process's environment, without torchrun's variables. With
-    shows the script prints to this process's own stdout and stderr, and no output is returned. SIGUSR1 is passed on,
-    once the script's Signals listen. A script killed by signal n gives 128 + n and a printed error.
+    shows the script prints to this process's own stdout and stderr, and no output is returned. SIGUSR1 is
+    passed on, once the script's Signals listen. A script killed by signal n gives 128 + n and a printed error.
     """
     inherited = ranks.without_torchrun(os.environ)
     inherited.pop(SAFE_PATH, None)  # the script's own folder must stay on its module path
@@ -124,8 +124,9 @@ def start_process(context: Any, target: Callable[..., Any], *arguments: Any) -> 
             from multiprocessing import resource_tracker
 
             resource_tracker.ensure_running()  # before the signals are blocked: its start unblocks them
-        # A terminal sends two of them to all of its processes: a starting child would end with a traceback. SIGTERM in
-        # a child that has just been forked would be written to the pipe of this process's own signals.
+        # A terminal sends two of them to all of its processes: a starting child would end with a traceback.
+        # SIGTERM in a child that has just been forked would be written to the pipe of this process's own
+        # signals.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGHUP, signal.SIGTERM))
         try:
             process.start()

@@ -22,13 +22,13 @@ TOML = "tomllib" if sys.version_info >= (3, 11) else "tomli"
 class Relations(NamedTuple):  # a dataclass would cost every --help 10 ms
     """How a flag relates to other flags.
 
-    aliases, overrides, invalidates and renews are names with blanks between; requires and conflicts are conditions
-    with commas between: "compile" (the flag is set), "no-compile" (it is off), "arch qwen3|llama" (it has
-    one of these values).
+    aliases, overrides, invalidates and renews are names with blanks between; requires and conflicts are
+    conditions with commas between: "compile" (the flag is set), "no-compile" (it is off), "arch qwen3|llama"
+    (it has one of these values).
     """
 
-    # A "run" records the flag; a "resume" records it for the run's own resumes, not for --config; a "machine" records
-    # it only where somebody gave it, a "call" never.
+    # A "run" records the flag; a "resume" records it for the run's own resumes, not for --config; a "machine"
+    # records it only where somebody gave it, a "call" never.
     scope: str = "run"
     aliases: str = ""  # names of the flag in other programs
     overrides: str = ""  # flags of a lower layer that a new value drops: other words for it, or senseless
@@ -60,8 +60,8 @@ class Origin(NamedTuple):
     """The origin of a command's flags: the value of args.config.
 
     given names the flags that a person gave. recorded is the file with the flags of the resumed run, or "".
-    changed describes, one by one, the recorded flags that the command line changes, and replaced those of --config.
-    excluded has the values of flags that a person gave in vain, by name.
+    changed describes, one by one, the recorded flags that the command line changes, and replaced those of
+    --config. excluded has the values of flags that a person gave in vain, by name.
     """
 
     given: frozenset[str]

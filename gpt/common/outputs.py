@@ -16,9 +16,9 @@ STDOUT = ("-", "/dev/stdout")
 class Output:
     """The output file of a flag; the constructor checks that it can be written, before any work.
 
-    write() creates a missing folder. A regular file is written as a whole or not at all, a link to it
-    stays. A device and a pipe are written directly, and standard output for one of STDOUT. Raises UserError: exit 2
-    for a folder, exit 5 if the file cannot be written.
+    write() creates a missing folder. A regular file is written as a whole or not at all, a link to it stays. A
+    device and a pipe are written directly, and standard output for one of STDOUT. Raises UserError: exit 2 for
+    a folder, exit 5 if the file cannot be written.
     """
 
     def __init__(self, flag: str, path: str):

@@ -34,8 +34,8 @@ class Progress:
     one alone prints.
 
     As a context manager it also keeps every line for write_log: lines of print_line too, and at the end the
-    error that ends the command, with the traceback of a bug. Without a log, lines that a full disk has lost raise a
-    UserError (exit 5) there.
+    error that ends the command, with the traceback of a bug. Without a log, lines that a full disk has lost
+    raise a UserError (exit 5) there.
 
     on_terminal is True where a bar can be drawn: not in a notebook, though its cells look like a terminal.
     doing is the current phase, for example 'step 12'; any thread may read it.

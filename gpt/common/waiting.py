@@ -11,8 +11,8 @@ from gpt.common.errors import LEFT_BEHIND
 def in_thread(work: Callable[[], Any], look: Callable[[], None]) -> Any:
     """Runs work in a thread, calls look every 0.1 s meanwhile, and returns the result of work.
 
-    So a signal ends even the wait for a library. Raises the errors of work; an error of look at once. The work, and
-    threads that it has started, then go on until guard ends the process.
+    So a signal ends even the wait for a library. Raises the errors of work; an error of look at once. The work,
+    and threads that it has started, then go on until guard ends the process.
     """
     result: Future[Any] = Future()
 

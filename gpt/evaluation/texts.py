@@ -60,10 +60,10 @@ def leading_to_tokens(names: Sequence[str], scorer: Scorer) -> Iterator[None]:
 def documents_in(source: Source, scorer: Scorer) -> Iterator[Document]:
     """Reads the documents of a file, block by block; the tokenizer decides where a long document may be cut.
 
-    A document begins with the tokenizer's opening id (Llama's has one) or the end-of-text id. If the
-    tokenizer has neither, the document's first token is context and never scored. At the end it warns of
-    skipped records and replaced characters. Raises Stopped at a signal. Raises UserError (exit 3) for a file that is
-    unreadable or changed, that has too many invalid bytes, or whose records all lack a text.
+    A document begins with the tokenizer's opening id (Llama's has one) or the end-of-text id. If the tokenizer
+    has neither, the document's first token is context and never scored. At the end it warns of skipped records
+    and replaced characters. Raises Stopped at a signal. Raises UserError (exit 3) for a file that is unreadable
+    or changed, that has too many invalid bytes, or whose records all lack a text.
     """
     tokenizer = scorer.tokenizer
     start_ids = opening_ids(tokenizer)[-1:] or ([] if scorer.end_of_text_id is None

@@ -27,9 +27,10 @@ def opened(language: Language, template: Any, folder: object, system: str, most:
            ) -> tuple[Language, Callable[[list[Sample], str], list[int]]]:
     """Chooses how a model is asked, by the template in its folder; returns its Language, and what makes prompts.
 
-    The function makes the ids of a prompt, at most `most`, from the answers so far and the next line. It removes the
-    answers that no later prompt needs. A model without a template (None) continues a text; any template but ours
-    costs a warning. Raises UserError (exit 4) if the model has a template, but no special tokens of ours.
+    The function makes the ids of a prompt, at most `most`, from the answers so far and the next line. It
+    removes the answers that no later prompt needs. A model without a template (None) continues a text; any
+    template but ours costs a warning. Raises UserError (exit 4) if the model has a template, but no special
+    tokens of ours.
     """
     tokenizer, cure = language.tokenizer, how_to_converse(folder)
     if template is None:
@@ -63,9 +64,9 @@ def text_ids(language: Language, history: list[Sample], line: str) -> list[int]:
 def conversation_ids(tokenizer: Tokenizer, system: str, most: int, history: list[Sample], line: str) -> list[int]:
     """The ids of a conversation up to its next answer, at most `most`.
 
-    A sample of the history is two turns: its prompt is the user's, its text the assistant's. If the ids are too many,
-    the oldest samples are removed from the history; the system's turn stays. Raises UserError (exit 3) for a line that
-    is too long by itself.
+    A sample of the history is two turns: its prompt is the user's, its text the assistant's. If the ids are too
+    many, the oldest samples are removed from the history; the system's turn stays. Raises UserError (exit 3)
+    for a line that is too long by itself.
     """
     first = [Turn("system", system)] if system else []
     ids = []

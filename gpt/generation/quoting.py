@@ -27,9 +27,10 @@ POWERS = np.uint64(0x9E3779B97F4A7C15) ** np.arange(SHORTEST, dtype=np.uint64)  
 def longest_passages(texts: Sequence[np.ndarray], tokens: Tokens) -> list[tuple[list[int], int]]:
     """Finds each text's longest passage that stands in the training tokens, in one pass over them.
 
-    texts are arrays of ids; no passage holds an id below 0. Returns the ids of each passage, none if it would be
-    shorter than SHORTEST, and its position in the training tokens. Equal runs of tokens are found by their hashes of
-    64 bits, which grow token by token, so that the time does not depend on how often a run occurs in the texts.
+    texts are arrays of ids; no passage holds an id below 0. Returns the ids of each passage, none if it would
+    be shorter than SHORTEST, and its position in the training tokens. Equal runs of tokens are found by their
+    hashes of 64 bits, which grow token by token, so that the time does not depend on how often a run occurs in
+    the texts.
     """
     ids_S = np.concatenate([np.append(text, [-1] * SHORTEST) for text in texts]).astype(np.uint64)
     text_S = np.repeat(np.arange(len(texts)), [len(text) + SHORTEST for text in texts])

@@ -66,8 +66,8 @@ def download_named(args: Args, name: str, out: Progress, look: Callable[[], None
     """Downloads what the named flag gives as hf://, a model or its tokenizer; returns the flags with its place instead.
 
     The place is in the cache. args stays unchanged, and is returned itself if the flag does not name the hub.
-    look is called meanwhile, and may raise. Raises UserError: exit 4 for a repository without a model or without
-    tokenizer.json, exit 5 if the download fails.
+    look is called meanwhile, and may raise. Raises UserError: exit 4 for a repository without a model or
+    without tokenizer.json, exit 5 if the download fails.
     """
     word = vars(args)[name]
     if not is_on_hub(word):
@@ -79,8 +79,8 @@ def download_named(args: Args, name: str, out: Progress, look: Callable[[], None
 def download_tokenizer(flag: str, word: str, out: Progress, look: Callable[[], None]) -> Path:
     """Downloads the tokenizer of a model unless the cache has it; returns its file.
 
-    word is an hf:// name, flag begins messages. Raises UserError: exit 4 for a repository without tokenizer.json,
-    exit 5 if the download fails.
+    word is an hf:// name, flag begins messages. Raises UserError: exit 4 for a repository without
+    tokenizer.json, exit 5 if the download fails.
     """
     name = parse_name(word, MODEL)
     path = download(flag, name, OF_A_TOKENIZER, out, look) / TOKENIZER

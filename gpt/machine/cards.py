@@ -29,8 +29,8 @@ class Card:
 # papers on GA102 (version 2, appendices A and C), on Ada and on RTX Blackwell (appendix A), or 512 FLOP per
 # clock and multiprocessor; the PRO 6000: 1,024. The first match counts, so "H200 NVL" stands before "H200".
 CARDS = (
-    # Blackwell. The figures of B200 and GB200 are from the sheet's table of single GPUs, those of B300 an eighth of
-    # the sheet of HGX B300.
+    # Blackwell. The figures of B200 and GB200 are from the sheet's table of single GPUs, those of B300 an
+    # eighth of the sheet of HGX B300.
     Card("GB200", 2500, 80),
     Card("B300", 2250, 75),
     Card("B200", 2250, 75),

@@ -74,8 +74,8 @@ def name_of_dtype(dtype: torch.dtype | None) -> str:
 def choose(use_gpu: bool | None, use_amp: bool | None, amp_dtype: str, use_compile: bool | None) -> Machine:
     """Decides device, precision and compiling from the flags; None means that the flag was not given.
 
-    amp_dtype is 'auto', 'bf16' or 'fp16'; a named one turns mixed precision on where use_amp is None. The caller
-    prints the machine's warnings. Raises UserError (exit 5) if use_gpu is True and no GPU can be used.
+    amp_dtype is 'auto', 'bf16' or 'fp16'; a named one turns mixed precision on where use_amp is None. The
+    caller prints the machine's warnings. Raises UserError (exit 5) if use_gpu is True and no GPU can be used.
     """
     warnings: list[str] = []
     backend, device_reason = _choose_device(use_gpu, warnings)

@@ -7,7 +7,8 @@ import sys
 
 from gpt.machine.memory import control_groups
 
-# Of a control group, in version 2, then in version 1: the microseconds of processor time in a period, and the period.
+# Of a control group, in version 2, then in version 1: the microseconds of processor time in a period, and the
+# period.
 QUOTA_FILES = (("/sys/fs/cgroup", ["cpu.max"]), ("/sys/fs/cgroup/cpu", ["cpu.cfs_quota_us", "cpu.cfs_period_us"]))
 # How often a thread of GNU's OpenMP, on Linux, looks whether its wait is over before it sleeps. While a text is
 # generated the waits are short, and sleeping at once takes a third of the time.
@@ -35,9 +36,9 @@ def _given_cores() -> int:
 def set_up_threads(spin_count: int = SPIN_COUNT) -> None:
     """Gives torch a thread for each usable core, and makes a waiting thread sleep soon, in place of spinning.
 
-    More threads than the container allows stop together until the next period. A spinning thread takes the core from
-    the thread that it waits for: beside another program steps took up to ten times as long without the limit, and
-    generated text up to forty times (LOG.md, 2026-11-29, Text beside other programs).
+    More threads than the container allows stop together until the next period. A spinning thread takes the core
+    from the thread that it waits for: beside another program steps took up to ten times as long without the
+    limit, and generated text up to forty times (LOG.md, 2026-11-29, Text beside other programs).
     """
     os.environ.setdefault("GOMP_SPINCOUNT", str(spin_count))
     if usable_cores() < _given_cores():  # torch knows of these alone
@@ -47,8 +48,8 @@ def set_up_threads(spin_count: int = SPIN_COUNT) -> None:
 def let_segments_grow() -> None:
     """Makes PyTorch's segments of GPU memory grow in place, which loses less between blocks of different sizes.
 
-    On Linux alone: Windows, WSL and Jetson boards lack or refuse the mapping that growing needs (PyTorch's issue
-    192330).
+    On Linux alone: Windows, WSL and Jetson boards lack or refuse the mapping that growing needs (PyTorch's
+    issue 192330).
     """
     if sys.platform != "linux" or any(word in os.uname().release.lower() for word in ("microsoft", "tegra")):
         return

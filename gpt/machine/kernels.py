@@ -15,10 +15,10 @@ ELF_HEADER_BYTES = 64
 def remove_unfinished_kernels(say: Callable[[str], None]) -> None:
     """Deletes unfinished libraries in the compiler's cache, TORCHINDUCTOR_CACHE_DIR; say prints each of them.
 
-    Without this variable it deletes none. The compiler takes any existing file for a finished one. An empty file
-    makes every later compile fail ("file too short"). A truncated one kills the process that loads it (SIGBUS). If the
-    file is the compiler's test of the CPU's instructions, all later kernels are slow. A file that another process is
-    writing, under its lock, stays.
+    Without this variable it deletes none. The compiler takes any existing file for a finished one. An empty
+    file makes every later compile fail ("file too short"). A truncated one kills the process that loads it
+    (SIGBUS). If the file is the compiler's test of the CPU's instructions, all later kernels are slow. A file
+    that another process is writing, under its lock, stays.
     """
     folder = Path(os.environ.get("TORCHINDUCTOR_CACHE_DIR") or os.devnull)
     for path in sorted(folder.glob("*/*.so")):

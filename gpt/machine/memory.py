@@ -7,8 +7,8 @@ import re
 import sys
 from pathlib import Path
 
-# Of a control group, in version 2, then in version 1: the limit and the use of its memory, and the name in memory.stat
-# of the part that holds files. The system can read those again.
+# Of a control group, in version 2, then in version 1: the limit and the use of its memory, and the name in
+# memory.stat of the part that holds files. The system can read those again.
 CGROUP_FILES = (
     ("/sys/fs/cgroup", "memory.max", "memory.current", "inactive_file"),
     ("/sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),

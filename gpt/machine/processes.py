@@ -125,9 +125,9 @@ class Processes:
               step_seconds: float) -> None:
         """Starts a thread that ends this process if, after a signal, another process does not answer.
 
-        It waits for 20 s and the time of three steps. The wait begins again with each progress of the run, when beat()
-        changes, and while is_busy() is true, as during a save. The exit code is 128 + the signal's number. Does
-        nothing for a single process.
+        It waits for 20 s and the time of three steps. The wait begins again with each progress of the run, when
+        beat() changes, and while is_busy() is true, as during a save. The exit code is 128 + the signal's
+        number. Does nothing for a single process.
         """
         if self.world_size > 1:
             patience = STANDSTILL_SECONDS + STANDSTILL_STEPS * step_seconds
@@ -159,10 +159,10 @@ def of_environment() -> Processes:
 def joined(processes: Processes, use_gpu: bool | None) -> Iterator[None]:
     """Connects the processes while inside: by gloo, and by NCCL too if each has a GPU.
 
-    Connects nothing for ALONE. use_gpu is the flag. Each process takes the GPU of its local_rank. A process that
-    torchrun or train.py started gets SIGTERM when they end. After an error connections are not closed in order, because
-    that would wait for processes that may be dead. Raises UserError (exit 5) if a machine has fewer GPUs than
-    processes. A process that cannot be reached or is lost raises it too, also inside the block.
+    Connects nothing for ALONE. use_gpu is the flag. Each process takes the GPU of its local_rank. A process
+    that torchrun or train.py started gets SIGTERM when they end. After an error connections are not closed in
+    order, because that would wait for processes that may be dead. Raises UserError (exit 5) if a machine has
+    fewer GPUs than processes. A process that cannot be reached or is lost raises it too, also inside the block.
     """
     if processes is not ALONE or TRAINS_NEXT in os.environ:
         end_with_parent()
@@ -200,10 +200,9 @@ def joined(processes: Processes, use_gpu: bool | None) -> Iterator[None]:
 def _store_of_this_start(store: Store, rank: int, world_size: int) -> Store:
     """Returns the part of torchrun's store that belongs to this start of the processes.
 
-    After a restart torchrun keeps the store, with the addresses of dead processes. Its count of restarts may differ
-    between machines. So process 0 stores a name for the start, and answers every
-    process that writes under that name. A process that reads the name of an earlier start gets no answer
-    and reads again.
+    After a restart torchrun keeps the store, with the addresses of dead processes. Its count of restarts may
+    differ between machines. So process 0 stores a name for the start, and answers every process that writes
+    under that name. A process that reads the name of an earlier start gets no answer and reads again.
     """
     own_name = uuid.uuid4().hex
     if rank == 0:

@@ -23,9 +23,10 @@ def attends_in_blocks(device_type: str, dtype: torch.dtype, seq_length: int) -> 
 def shares_heads(device_type: str, dtype: torch.dtype) -> bool:
     """True where the fused kernel reads one head of k and v for several heads of q.
 
-    On an NVIDIA GPU only flash attention does (PyTorch's documentation of scaled_dot_product_attention). It needs 16
-    bits and a card that has bf16 (compute capability 8.0); fp16 is the type of older cards. They, and fp32, have the
-    memory-efficient kernel. With enable_gqa PyTorch would store the whole matrix of scores there.
+    On an NVIDIA GPU only flash attention does (PyTorch's documentation of scaled_dot_product_attention). It
+    needs 16 bits and a card that has bf16 (compute capability 8.0); fp16 is the type of older cards. They, and
+    fp32, have the memory-efficient kernel. With enable_gqa PyTorch would store the whole matrix of scores
+    there.
     """
     return device_type != "cuda" or dtype == torch.bfloat16
 

@@ -140,8 +140,8 @@ class LinearInHalf(torch.autograd.Function):
 class OneDNNLinear(torch.autograd.Function):
     """F.linear in fp32 on a CPU by oneDNN instead of MKL: steps are 4 to 14% shorter.
 
-    That was on 2 cores of AMD Zen 4. MKL computes the weight's gradient, a product of two transposed matrices, as fast
-    as oneDNN.
+    That was on 2 cores of AMD Zen 4. MKL computes the weight's gradient, a product of two transposed matrices,
+    as fast as oneDNN.
     """
 
     @staticmethod

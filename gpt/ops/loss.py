@@ -55,9 +55,8 @@ def cross_entropy(logits_NV: torch.Tensor, targets_N: torch.Tensor, teacher_logi
 class OutputLayer(nn.Module):
     """The output layer with its loss, a module of its own so that it can be compiled alone.
 
-    The weight belongs to the model. With more rows than loss_chunk the loss is computed in chunks;
-    loss_chunk 0 means never. Labels are smoothed in training mode alone. rounded holds the weight in 16 bits, as in
-    Linear.
+    The weight belongs to the model. With more rows than loss_chunk the loss is computed in chunks; loss_chunk 0
+    means never. Labels are smoothed in training mode alone. rounded holds the weight in 16 bits, as in Linear.
     """
 
     rounded: torch.Tensor | None
@@ -166,8 +165,8 @@ def head_in_chunks(x_NC: torch.Tensor, weight_PC: torch.Tensor, targets_N: torch
                    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """The sum of all rows' losses, fp32 [], and its gradients by x and by the weight.
 
-    The gradients are [N, C], and fp32 [P, C]. x and weight are in the dtype of the products. In fp16 the gradients are
-    FP16_FACTOR times as large. Gradients that are not needed are empty.
+    The gradients are [N, C], and fp32 [P, C]. x and weight are in the dtype of the products. In fp16 the
+    gradients are FP16_FACTOR times as large. Gradients that are not needed are empty.
     """
     factor = FP16_FACTOR if x_NC.dtype == torch.float16 else 1.0
     # In fp16 the sum over rows could overflow. A CPU adds faster in the compiler's loops.

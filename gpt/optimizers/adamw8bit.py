@@ -1,9 +1,9 @@
 """AdamW with moments in 8 bits: codes of a byte, and a scale for each block of elements.
 
-Dettmers et al. 2022 have larger blocks and codes by a table. Here a code c of the first moment means scale (c / 127)^2
-with the sign of c, one of the second means scale (c / 255)^4: as large as the largest of the block, or smaller by up to
-16,000 times and 4 billion times. Codes are rounded up or down by turns: a change of less than a code in each step then
-arrives in the mean of some steps. Weights, gradients and all arithmetic are in fp32.
+Dettmers et al. 2022 have larger blocks and codes by a table. Here a code c of the first moment means scale (c /
+127)^2 with the sign of c, one of the second means scale (c / 255)^4: as large as the largest of the block, or
+smaller by up to 16,000 times and 4 billion times. Codes are rounded up or down by turns: a change of less than
+a code in each step then arrives in the mean of some steps. Weights, gradients and all arithmetic are in fp32.
 
 On a CPU the step is eager, in pieces that take little memory; on a GPU it can be compiled into one graph.
 """
@@ -20,7 +20,8 @@ BLOCK = 256  # elements that share a scale
 SIGNED, POSITIVE = 127, 255  # the largest codes
 LEAST_SCALE = 1e-28  # a block of zeros is divided by it; the square of 255 squared, divided by it, is finite
 EPSILON = 1e-8  # PyTorch's default of AdamW
-# Multiples of these are far from every fraction with a small denominator: the turns of neighbours and steps differ.
+# Multiples of these are far from every fraction with a small denominator: the turns of neighbours and steps
+# differ.
 BY_PLACE, BY_STEP = 0.6180339887498949, 0.7548776662466927
 PERIOD = 4096  # steps, after which turns repeat: fp32 has few digits for the fraction of a large product
 LARGEST_TURN = 0.999  # so that the largest code is never rounded up
@@ -56,9 +57,9 @@ def update_all(weights: Sequence[torch.Tensor], gradients: Sequence[torch.Tensor
                piece: int) -> None:
     """One step of AdamW (Loshchilov and Hutter 2019) on all weights, in place, piece elements at a time.
 
-    A state has the step, CODES and SCALES. rates has for each weight the learning rate and the factor of the decay,
-    fp32 []. decided are the places in a block, fp32 [BLOCK], grad_scale, fp32 [], and stays, bool [] or None: if it is
-    true nothing changes.
+    A state has the step, CODES and SCALES. rates has for each weight the learning rate and the factor of the
+    decay, fp32 []. decided are the places in a block, fp32 [BLOCK], grad_scale, fp32 [], and stays, bool [] or
+    None: if it is true nothing changes.
     """
     place, grad_scale, stays = decided
     for weight, gradient, state, (rate, decay) in zip(weights, gradients, states, rates, strict=True):
@@ -80,9 +81,9 @@ def update_piece(weight: torch.Tensor, gradient: torch.Tensor, first: tuple[torc
                  factors: tuple[torch.Tensor, ...], stays: torch.Tensor | None) -> None:
     """One step on flat tensors: the weights, and the codes and scales of both moments.
 
-    factors are the turn, [BLOCK], added to codes before rounding down, and the step size, root and decay, [] each.
-    Each pass over a piece costs time on an eager CPU: factors of a block are joined first, and temporary tensors are
-    used again.
+    factors are the turn, [BLOCK], added to codes before rounding down, and the step size, root and decay, []
+    each. Each pass over a piece costs time on an eager CPU: factors of a block are joined first, and temporary
+    tensors are used again.
     """
     m_codes, m_scales = first
     v_codes, v_scales = second
@@ -95,7 +96,8 @@ def update_piece(weight: torch.Tensor, gradient: torch.Tensor, first: tuple[torc
     moved = m / v.sqrt().mul_(root).add_(EPSILON)
     store(weight, (weight * decay).sub_(moved.mul_(step_size).view(-1)), stays)
 
-    # The same turn for both moments: where the first is rounded up from nothing, so is the second, which divides it.
+    # The same turn for both moments: where the first is rounded up from nothing, so is the second, which
+    # divides it.
     size = m.abs()
     new_m_scales, new_v_scales = size.amax(1), v.amax(1)
     size.mul_((SIGNED**2 / new_m_scales.clamp(min=LEAST_SCALE))[:, None]).sqrt_().add_(turn)

@@ -1,8 +1,8 @@
 """Builds an optimizer: its groups of parameters, and the state that it keeps for each.
 
-Every optimizer here reads two tensors on the device, so that the host never waits: found_inf, fp32 [], 1 if the step
-must change nothing; grad_scale, fp32 [], the divisor of the gradients. PyTorch's fused optimizers read both as
-attributes.
+Every optimizer here reads two tensors on the device, so that the host never waits: found_inf, fp32 [], 1 if the
+step must change nothing; grad_scale, fp32 [], the divisor of the gradients. PyTorch's fused optimizers read
+both as attributes.
 """
 
 from collections.abc import Callable

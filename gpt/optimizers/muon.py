@@ -1,8 +1,8 @@
 """Muon (Jordan et al. 2024): the momentum of a hidden matrix, made orthogonal, is its update.
 
-Muon updates only the matrices inside blocks, and matrices that are stacked in one parameter separately; AdamW updates
-embeddings, the output layer and vectors. An update has the size of AdamW's, 0.2 for each element (Liu et al. 2025,
-Moonlight, section 2.2), so that both take the same learning rates and weight decay.
+Muon updates only the matrices inside blocks, and matrices that are stacked in one parameter separately; AdamW
+updates embeddings, the output layer and vectors. An update has the size of AdamW's, 0.2 for each element (Liu
+et al. 2025, Moonlight, section 2.2), so that both take the same learning rates and weight decay.
 """
 
 import math
@@ -26,10 +26,10 @@ def update_matrices(weights: Sequence[torch.Tensor], gradients: Sequence[torch.T
                     decided: tuple[torch.Tensor, torch.Tensor], dtype: torch.dtype) -> None:
     """One step of Muon on all weights, in place: Nesterov's momentum, made orthogonal, and decoupled decay.
 
-    rates are the learning rate and the weight decay, decided are found_inf and grad_scale, fp32 [] each.
-    If found_inf is 1, weights and momenta stay as they are. Each of several processes makes its share of the matrices
-    orthogonal. A process updates its own rows of sharded weights; their momenta are gathered in dtype, or in fp32 if
-    dtype is fp16.
+    rates are the learning rate and the weight decay, decided are found_inf and grad_scale, fp32 [] each. If
+    found_inf is 1, weights and momenta stay as they are. Each of several processes makes its share of the
+    matrices orthogonal. A process updates its own rows of sharded weights; their momenta are gathered in dtype,
+    or in fp32 if dtype is fp16.
     """
     (rate, weight_decay), (found_inf, grad_scale) = rates, decided
     stays = found_inf > 0

@@ -13,8 +13,8 @@ if TYPE_CHECKING:
 class OptimizerRow(NamedTuple):
     """The facts about an optimizer, besides its class.
 
-    words describe it in --help and the plan. against is a flag that it excludes, and the flag's values. peaks are its
-    learning rates by width; None: AdamW's.
+    words describe it in --help and the plan. against is a flag that it excludes, and the flag's values. peaks
+    are its learning rates by width; None: AdamW's.
     """
 
     words: str
@@ -36,8 +36,8 @@ def _adamw8bit() -> "type[BesideAdamW]":
     return AdamW8bit
 
 
-# Muon pays from this many tokens per step and unit of width. At this number it adds a third to the FLOPs of the blocks.
-# It needs at most 0.6 of AdamW's tokens (LOG.md, 2026-11-22, The default recipe).
+# Muon pays from this many tokens per step and unit of width. At this number it adds a third to the FLOPs of the
+# blocks. It needs at most 0.6 of AdamW's tokens (LOG.md, 2026-11-22, The default recipe).
 MUON_PAYS = 8
 OPTIMIZERS = {
     "adamw": OptimizerRow("AdamW"),

@@ -52,8 +52,8 @@ Device: TypeAlias = tuple[MemorySetting, float, float]  # what its memory holds,
 def check_machine(args: Namespace, machine: Machine, out: Progress) -> int:
     """Prints a description of the machine, and hours or price, memory and batch here and on common cards.
 
-    The models are the one of --init_from, the one whose size flags name, or all sizes. Returns the exit code. Raises
-    UserError as choose_config.
+    The models are the one of --init_from, the one whose size flags name, or all sizes. Returns the exit code.
+    Raises UserError as choose_config.
     """
     args = download_named(args, "init_from", out)
     if args.init_from:

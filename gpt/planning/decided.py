@@ -19,12 +19,11 @@ if TYPE_CHECKING:
 class Setup(Inputs):
     """The inputs of a run and every decision about it, each made once. config has the decided dropout.
 
-    micro_batch is the planned number of sequences in a forward pass of each process. token_place is
-    'gpu', 'ram' or 'mmap'. recipe_for makes the recipe for another last step, or for the last step that
-    flags and text allow (None). samples is False for a run without samples of text. memory decides the
-    bytes of a step, which memory_parts predicts; checkpoint_bytes is the size of one checkpoint.
-    why_strategy is '' for a single process. ngrams holds the text's n-gram statistics in the main process, where a
-    forecast is possible.
+    micro_batch is the planned number of sequences in a forward pass of each process. token_place is 'gpu',
+    'ram' or 'mmap'. recipe_for makes the recipe for another last step, or for the last step that flags and text
+    allow (None). samples is False for a run without samples of text. memory decides the bytes of a step, which
+    memory_parts predicts; checkpoint_bytes is the size of one checkpoint. why_strategy is '' for a single
+    process. ngrams holds the text's n-gram statistics in the main process, where a forecast is possible.
     """
 
     runtime: Runtime

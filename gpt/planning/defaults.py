@@ -30,8 +30,8 @@ MATRICES_FRACTION, WIDTH_OF_FRACTION = 0.63, 384
 FULL_WARMUP = 100  # steps; a shorter warm-up tolerates a lower peak only, which falls in proportion
 LOWEST_PEAK = 1e-5  # for sizes far from the laws' own
 FINETUNING = 0.1  # of the lower law, for pretrained weights: about GPT's 6.25e-5 (Radford et al. 2018, section 4.1)
-# Pretrained weights that learn to answer: SmolLM2 of 135 and 360 million parameters is tuned at 1e-3 (Allal et al.
-# 2025). A small file of conversations is read more often, in smaller steps.
+# Pretrained weights that learn to answer: SmolLM2 of 135 and 360 million parameters is tuned at 1e-3 (Allal et
+# al. 2025). A small file of conversations is read more often, in smaller steps.
 CONVERSING, STEPS_TO_CONVERSE, PASSES_OF_FEW = 1.0, 2000, 8
 
 # Initial matrices have the deviation sqrt(2 / 5 C) for the width C (Nguyen and Salazar 2019, SmallInit): at
@@ -58,7 +58,8 @@ TOKENS_PER_PARAMETER = 20
 # (same entry).
 USUAL_PASSES, BY_HEART = 10, 100
 # A teacher, or noise on the inputs, doubles the parameters that a text allows. It doubles the passes too, until
-# passes x parameters reach BY_HEART_WITH_HELP x tokens (LOG.md, 2026-11-27, Other teachers, larger second models).
+# passes x parameters reach BY_HEART_WITH_HELP x tokens (LOG.md, 2026-11-27, Other teachers, larger second
+# models).
 WITH_HELP, BY_HEART_WITH_HELP = 2, 750
 OPEN_SCHEDULES = ("wsd", "constant")
 

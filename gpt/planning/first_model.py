@@ -1,9 +1,10 @@
 """A first model in the minutes of one, where a small text leaves them, which helps the second one.
 
-After some passes one model only learns a small text by heart, and the rest of --max_minutes would be idle. Where that
-is enough for a first model, it helps the second one to make up to twice the passes (LOG.md, 2026-11-27, Two models in
-the minutes of one). Where one model would have many parameters for each token, two learn more in the same time, also
-without idle minutes (LOG.md, 2026-11-29, One large model or two smaller ones).
+After some passes one model only learns a small text by heart, and the rest of --max_minutes would be idle.
+Where that is enough for a first model, it helps the second one to make up to twice the passes (LOG.md,
+2026-11-27, Two models in the minutes of one). Where one model would have many parameters for each token, two
+learn more in the same time, also without idle minutes (LOG.md, 2026-11-29, One large model or two smaller
+ones).
 """
 
 import contextlib
@@ -40,10 +41,11 @@ NOISE_GAP = 1.1  # nats between the losses of a first model, above which it teac
 def after_first_model(inputs: Inputs, runtime: Runtime, argv: Sequence[str]) -> Inputs:
     """Trains a first model by the same command, where that pays; returns the inputs of the second one.
 
-    Any other run keeps its inputs, and a dry run only says that there are two. argv are the command's flags. Where
-    other starts of the first model took minutes, runtime.began is earlier by them afterwards. Raises UserError: exit 4
-    if the first one is of another run, exit 3 if it learned other tokens. Raises SystemExit if its training ends with
-    another exit code than 0, or at a signal: then it goes on where the same command resumes.
+    Any other run keeps its inputs, and a dry run only says that there are two. argv are the command's flags.
+    Where other starts of the first model took minutes, runtime.began is earlier by them afterwards. Raises
+    UserError: exit 4 if the first one is of another run, exit 3 if it learned other tokens. Raises SystemExit
+    if its training ends with another exit code than 0, or at a signal: then it goes on where the same command
+    resumes.
     """
     args, out = inputs.args, runtime.out
     folder = Path(args.output_dir) / FIRST_MODEL
@@ -126,8 +128,8 @@ def _train_first(inputs: Inputs, runtime: Runtime, argv: Sequence[str], folder: 
 def _helped_by(first: Path, args: Namespace, out: Progress) -> Namespace:
     """The flags of the second model: a teacher, the checkpoint of the first model, or noise on its inputs.
 
-    A teacher whose validation loss is NOISE_GAP above its training loss teaches less than noise (LOG.md, 2026-11-28,
-    Teacher or noise).
+    A teacher whose validation loss is NOISE_GAP above its training loss teaches less than noise (LOG.md,
+    2026-11-28, Teacher or noise).
     """
     gap = 0.0
     with contextlib.suppress(UserError):  # there is no metrics.jsonl any more

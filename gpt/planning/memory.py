@@ -186,11 +186,11 @@ def _activation_bytes(config: ModelConfig, batch_size: int, setting: MemorySetti
 def _logit_bytes(config: ModelConfig, batch_size: int, setting: MemorySetting, table: int) -> int:
     """The bytes of the logits and of the tensors that the loss computes from them.
 
-    Eager code holds log-probabilities, their gradient and the gradient of the logits, all fp32. In chunks on a GPU
-    it also holds another product and two masks (by reading, not measured). Compiled code holds the logits, and their
-    gradient takes the same place. In chunks the output layer has a gradient too, on a CPU one of each chunk; and on a
-    GPU the compiler writes gradients beside logits. GPUs with fp16 cannot add up a product in place: the product then
-    lies beside the gradients of the logits.
+    Eager code holds log-probabilities, their gradient and the gradient of the logits, all fp32. In chunks on a
+    GPU it also holds another product and two masks (by reading, not measured). Compiled code holds the logits,
+    and their gradient takes the same place. In chunks the output layer has a gradient too, on a CPU one of each
+    chunk; and on a GPU the compiler writes gradients beside logits. GPUs with fp16 cannot add up a product in
+    place: the product then lies beside the gradients of the logits.
     """
     tokens, e = batch_size * config.seq_length, setting.dtype.itemsize
     rows = min(tokens, setting.loss_chunk or tokens)

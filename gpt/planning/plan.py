@@ -283,12 +283,17 @@ def early_objections(setup: Setup) -> list[str]:
                 f"Shorten the questions: the model sees {config.seq_length:,} tokens")
         lines.append(f"{percent(silent)} of the sequences of {config.seq_length:,} tokens hold no answer, and teach "
                      f"nothing. {cure}.")
+    world_size = setup.runtime.processes.world_size
     if recipe.samples_per_step > recipe.windows_per_epoch:
-        world_size = setup.runtime.processes.world_size
         fewest_each = f" --gradient_accumulation_steps {world_size}" if recipe.accumulation > world_size else ""
         lines.append(f"each step reads the text {figure(recipe.samples_per_step / recipe.windows_per_epoch)} times: it "
                      f"has {several(recipe.windows_per_epoch, 'sequence')} of {config.seq_length:,} tokens. Give at "
                      f"most --batch_size {max(1, recipe.windows_per_epoch // world_size)}{fewest_each}.")
+    if isinstance(args.batch_size, int) and setup.micro_batch < args.batch_size and not setup.resumed:
+        whole = world_size * -(-recipe.samples_per_step // (world_size * args.batch_size))
+        lines.append(f"a step has {several(recipe.samples_per_step, 'sequence')}, so each of {world_size} processes "
+                     f"takes {setup.micro_batch} at a time, not --batch_size {args.batch_size}. For that, give "
+                     f"--gradient_accumulation_steps {whole}: it counts for all processes together.")
     if setup.resumed and args.eval_batches not in (None, recipe.eval_tokens / recipe.batch_size / config.seq_length):
         lines.append(f"--eval_batches: validation keeps its {recipe.eval_tokens:,} tokens. Drop "
                      "--eval_batches, and give --eval_tokens.")

@@ -154,9 +154,9 @@ def choose_config(flags: Namespace, vocab_size: int, num_tokens: int, sizing: Si
                   ) -> ModelConfig:
     """The model's shape from the flags, --init_from or the sizing; T is shorter than requested for a shorter corpus.
 
-    The model of --init_from gets an id for each of the corpus. Raises UserError. Exit 2 means a width that the heads
-    do not divide, or a T longer than --init_from allows. Exit 3 means a corpus of fewer than two tokens. Exit 4 means
-    that --init_from names no model.
+    The model of --init_from gets an id for each of the corpus. Raises UserError. Exit 2 means a width that the
+    heads do not divide, or a T longer than --init_from allows. Exit 3 means a corpus of fewer than two tokens.
+    Exit 4 means that --init_from names no model.
     """
     if num_tokens < 2:
         raise UserError(Exit.DATA, f"the corpus has {several(num_tokens, 'token')}, and training needs at least 2. "
@@ -208,7 +208,8 @@ def choose_optimizer(args: Namespace, config: ModelConfig, samples_per_step: int
     """The optimizer's name, and why where --optimizer auto decides, else ''.
 
     stored is the checkpoint of a resumed run, NEW_RUN for a new run. Raises UserError: exit 4 for another
-    optimizer than the checkpoint's, whose moments it could not use, exit 2 for a flag that the checkpoint's excludes.
+    optimizer than the checkpoint's, whose moments it could not use, exit 2 for a flag that the checkpoint's
+    excludes.
     """
     if stored is not NEW_RUN:
         name = str(stored.settings.get("optimizer", "adamw"))  # an older program named none

@@ -130,8 +130,8 @@ RELATIONS = {
 }
 
 
-# Flags that a run of the default recipe may have: for its tokens, its length and its files. Every other flag of a run
-# makes another recipe, on which the losses depend.
+# Flags that a run of the default recipe may have: for its tokens, its length and its files. Every other flag of
+# a run makes another recipe, on which the losses depend.
 OF_ANY_RECIPE = frozenset((
     "data_dir", "bin_file", "val_bin_file", "tokenizer_file", "metadata_file", "vocab_size", "epochs", "max_steps",
     "max_minutes", "cooldown", "patience", "seed", "model_parallel", "checkpoint_interval", "checkpoint_every_steps",

@@ -30,14 +30,14 @@ FLOPS_OF_APPLE_GPU = 1e12  # FLOP/s of MPS in training, assumed: 40% of the smal
 # sheet's peak. UNKNOWN_PEAK is the FLOP/s of an unknown card.
 FRACTION_OF_PEAK, UNKNOWN_PEAK = 0.35, 1e13
 MOST_PARAMETERS_PER_TOKEN = 30  # of the text: no larger model was tried (LOG.md, 2026-11-25, More decay)
-# Above these two smaller models, of which one teaches the other, learn more in the same time (LOG.md, 2026-11-29, One
-# large model or two smaller ones).
+# Above these two smaller models, of which one teaches the other, learn more in the same time (LOG.md,
+# 2026-11-29, One large model or two smaller ones).
 MANY_PARAMETERS_PER_TOKEN = 25
 USUAL_MINUTES = 15.0  # where --max_minutes is not given
 
-# The time that a size needs, or a smaller size learns more (LOG.md, 2026-11-26, Sizes by the time; 2026-11-29, Passes
-# of a wider network). It must be enough for these tokens per parameter; or, for a text that is read again and again,
-# for fewer of them and these passes, of a width of WIDE more; or for USUAL_PASSES.
+# The time that a size needs, or a smaller size learns more (LOG.md, 2026-11-26, Sizes by the time; 2026-11-29,
+# Passes of a wider network). It must be enough for these tokens per parameter; or, for a text that is read
+# again and again, for fewer of them and these passes, of a width of WIDE more; or for USUAL_PASSES.
 LEAST_TOKENS_PER_PARAMETER = 5
 LEAST_OF_REPEATED, LEAST_PASSES = 0.6, 5
 WIDE, LEAST_PASSES_OF_WIDE = 256, 8

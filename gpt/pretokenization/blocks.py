@@ -131,13 +131,12 @@ class Record(NamedTuple):
 class Kind:
     """A kind of input: an entry of sources.KINDS, with its functions in a file of its own.
 
-    recognises(source, name, head): is a file of this kind? name is its lower-case name without the ending
-    of a packed file, head its first unpacked bytes. Raises UserError (exit 3) for a broken file.
-    blocks(source, reading): cuts a source into blocks. Raises UserError: exit 3 for a broken file or a
-    document too long to be held, exit 5 for a missing package; and OSError. records(block, content, findings):
-    what the bytes or rows of a block hold: records, or the text of a text file. documents(records, reading,
-    findings): their documents, each a text or a tuple of turns; the text of the part if the block is a part of a
-    document.
+    recognises(source, name, head): is a file of this kind? name is its lower-case name without the ending of a
+    packed file, head its first unpacked bytes. Raises UserError (exit 3) for a broken file. blocks(source,
+    reading): cuts a source into blocks. Raises UserError: exit 3 for a broken file or a document too long to be
+    held, exit 5 for a missing package; and OSError. records(block, content, findings): what the bytes or rows
+    of a block hold: records, or the text of a text file. documents(records, reading, findings): their
+    documents, each a text or a tuple of turns; the text of the part if the block is a part of a document.
     """
 
     recognises: Callable[[Source, str, bytes], bool]

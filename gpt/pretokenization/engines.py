@@ -123,8 +123,8 @@ class Encoder:
     def encode(self, pieces: list[bytes], lasts: list[bool]) -> tuple[np.ndarray, np.ndarray]:
         """Encodes pieces of documents, with end_id after each last piece of a document.
 
-        pieces are UTF-8, at least one; lasts tells for each if its document ends there. Returns the ids, uint32, and
-        the documents' ends, int64: for each end_id the index after it among these ids.
+        pieces are UTF-8, at least one; lasts tells for each if its document ends there. Returns the ids,
+        uint32, and the documents' ends, int64: for each end_id the index after it among these ids.
         """
         if self.fast is None:
             return self.encode_by_tokenizers(pieces, lasts)

@@ -61,8 +61,8 @@ def command_to_read(source: Source) -> str:
 def lines_of_widest_column(source: Source) -> str:
     """The cure for a table: its columns, and the command that makes JSON lines of the one with most text.
 
-    Names stand in the first line. The separator is the one that cuts the beginning of the table into most columns,
-    into as many in each row.
+    Names stand in the first line. The separator is the one that cuts the beginning of the table into most
+    columns, into as many in each row.
     """
     with source.text_path.open(encoding="utf-8-sig", errors="replace", newline="") as file:
         head = file.read(TABLE_CHARACTERS)

@@ -1,7 +1,8 @@
 """Looks at the tokens that were written, and says what in their text would spoil a model.
 
-Of a long text all figures are estimates. Passages are drawn by their own ids, so that all copies of one are drawn
-with it. Lines and characters come from pieces spread over the text. So neither time nor memory grows with the text.
+Of a long text all figures are estimates. Passages are drawn by their own ids, so that all copies of one are
+drawn with it. Lines and characters come from pieces spread over the text. So neither time nor memory grows with
+the text.
 """
 
 import re
@@ -30,8 +31,8 @@ LONG_LINE, FEW_BLANKS = 1000, 0.09  # bytes, and the fraction of blanks: prose h
 NO_LETTERS = bytes(byte for byte in range(128) if not chr(byte).isalpha())
 NO_CODE = b" \t" + bytes(range(128, 256))
 CONTROL = re.compile("[\0-\x08\x0e-\x1f\x7f-\x84\x86-\x9f]")
-# U+FFFD, and letters in UTF-8 that were decoded as Latin-1, cp1252 or cp1251. Quotation marks, no-break spaces and
-# middle dots are left out: they stand after such a first letter in good text too.
+# U+FFFD, and letters in UTF-8 that were decoded as Latin-1, cp1252 or cp1251. Quotation marks, no-break spaces
+# and middle dots are left out: they stand after such a first letter in good text too.
 BROKEN = re.compile("\ufffd|[\xc2\xc3\xd0\xd1][\xa1-\xaa\xac\xae-\xb6\xb8-\xba\xbc-\xbf]"
                     "|[\xe0-\xef][\xa1-\xa6\xa8-\xaa\xac\xae\xaf\xb1-\xb6\xb8-\xba\xbc-\xbf]|\xe2\u20ac|\u0420\xb5")
 

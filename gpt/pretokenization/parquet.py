@@ -23,8 +23,8 @@ def is_parquet(source: Source, name: str, head: bytes) -> bool:
 def table_blocks(source: Source, reading: Reading, columns: Sequence[str] = ()) -> Iterator[TextBlock]:
     """Yields a table's rows as dicts, in blocks of about block_bytes of text.
 
-    Without columns it is the column reading.text_field, whose values may be no text. The last block may be empty.
-    Raises UserError: exit 3 for a damaged file or a missing column, exit 5 without pyarrow.
+    Without columns it is the column reading.text_field, whose values may be no text. The last block may be
+    empty. Raises UserError: exit 3 for a damaged file or a missing column, exit 5 without pyarrow.
     """
     pyarrow, parquet = (optional(name, source.shown) for name in ("pyarrow", "pyarrow.parquet"))
     try:

@@ -34,8 +34,8 @@ class Job:
     """One run: its flags, its input, the validation split, and its output folder.
 
     settle_split sets split, and may change sources and reading; it comes before every other pass. Each pass
-    makes a new report. encode sets totals: for each split tokens, documents, bytes and largest_id. look_at adds copied,
-    the fraction of the validation tokens that are copies.
+    makes a new report. encode sets totals: for each split tokens, documents, bytes and largest_id. look_at adds
+    copied, the fraction of the validation tokens that are copies.
     """
 
     args: Namespace
@@ -103,8 +103,8 @@ def settle_split(job: Job) -> int:
     """Sets job.split for the whole run; returns the size of the training text in bytes.
 
     Text files of one document each are cut by their sizes, in job.sources too. Other documents are split by
-    their hashes, and read once for them. A separator that a single file lacks is dropped from job.reading, with a
-    warning. Raises UserError (exit 3) for empty text, and the errors of job.answers.
+    their hashes, and read once for them. A separator that a single file lacks is dropped from job.reading, with
+    a warning. Raises UserError (exit 3) for empty text, and the errors of job.answers.
     """
     fraction, reading = job.args.val_fraction, job.reading
     by_size = not (job.has_fields or reading.separator) and split_of_files(job.sources, fraction)

@@ -29,8 +29,8 @@ class Report:
     def add(self, block: TextBlock, findings: Findings) -> None:
         """Counts the findings of the next block; blocks come in the order of the sources.
 
-        Raises UserError (exit 3) for bytes that are not UTF-8: for the first ones if strict_by, else for too many. At
-        the beginning of a source, raises the error of refuse_bad_records for the one before.
+        Raises UserError (exit 3) for bytes that are not UTF-8: for the first ones if strict_by, else for too
+        many. At the beginning of a source, raises the error of refuse_bad_records for the one before.
         """
         if block.source != self.source_index:
             self.refuse_bad_records()

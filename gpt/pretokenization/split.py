@@ -21,7 +21,8 @@ class Split:
     """The part of the text kept for validation, and the rule in words, as metadata.json records it.
 
     Either the documents with a hash below threshold and at most largest bytes, or each file from a cut on, in
-    bytes after MARK. None means that nothing of the file is for validation. Only one of threshold and cuts is in use.
+    bytes after MARK. None means that nothing of the file is for validation. Only one of threshold and cuts is
+    in use.
     """
 
     rule: str
@@ -61,8 +62,8 @@ def split_of_documents(hashes: np.ndarray, sizes: np.ndarray, val_fraction: floa
 def split_by_hash(val_fraction: float, lowest: int = 0, highest: int = 2**64 - 1) -> Split:
     """Splits whole documents by their 64-bit hash: those below a threshold are kept for validation.
 
-    A val_fraction of 0 keeps none. lowest and highest are the smallest and largest hash, if known: then, above 0,
-    neither part is empty, unless all documents are equal.
+    A val_fraction of 0 keeps none. lowest and highest are the smallest and largest hash, if known: then, above
+    0, neither part is empty, unless all documents are equal.
     """
     if val_fraction == 0:
         return Split("none, as requested")

@@ -22,9 +22,9 @@ OUTPUTS = (METADATA, TOKENIZER, "train.bin", "train.idx", "train.mask", "val.bin
 class TokenWriter:
     """Writes one split into a folder: ids in SPLIT.bin, documents' ends in SPLIT.idx; totals counts them.
 
-    with_mask adds SPLIT.mask, one bit for each id: 1 if it counts in the loss. All files are created at once, and
-    are complete after close(). Ids are written in the dtype that they have. totals has tokens, documents, bytes of
-    text, and largest_id, which is -1 before the first id; with_mask also counted, the ids that count.
+    with_mask adds SPLIT.mask, one bit for each id: 1 if it counts in the loss. All files are created at once,
+    and are complete after close(). Ids are written in the dtype that they have. totals has tokens, documents,
+    bytes of text, and largest_id, which is -1 before the first id; with_mask also counted, the ids that count.
     """
 
     def __init__(self, folder: Path, split: str, with_mask: bool = False):
@@ -80,7 +80,8 @@ class Folder:
             path.mkdir(parents=True, exist_ok=True)
             never_follows = os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0)
             self.lock = os.fdopen(os.open(path / LOCK, never_follows, 0o666), "r+", errors="replace")
-            # A lock without a name was deleted by a process that has just ended; a third one would make a new one.
+            # A lock without a name was deleted by a process that has just ended; a third one would make a new
+            # one.
             if not try_lock(self.lock.fileno()) or not os.fstat(self.lock.fileno()).st_nlink:
                 raise UserError(Exit.BUSY, f"{self.shown} is being filled by another process "
                                            f"({printable(self.lock.read(20))}). Wait for it, or give "

@@ -20,7 +20,8 @@ from tokenizers import Tokenizer
 
 START, END = "<|im_start|>", "<|im_end|>"
 FIELDS = ("messages", "conversations")  # of a record, for its list of turns
-# Of a record with one question, which may be about a text, and its answer: Alpaca's, Dolly's, TRL's, GSM8K's names.
+# Of a record with one question, which may be about a text, and its answer: Alpaca's, Dolly's, TRL's, GSM8K's
+# names.
 ASKED, ABOUT = ("instruction", "prompt", "question"), ("input", "context")
 ANSWERED = ("output", "completion", "response", "answer")
 NAMES = {"role": "content", "from": "value"}  # a turn's fields: the usual names, and ShareGPT's
@@ -60,8 +61,8 @@ def turns_of(record: Any) -> tuple[Turn, ...]:
     """Reads the turns of a record of JSON or of a table: {"messages": [{"role": ..., "content": ...}, ...]}.
 
     Accepts ShareGPT's names too: conversations, from, value, human, gpt; a field system beside the turns; and a
-    question with its answer. Raises ValueError, with the reason for the user, for anything else and for a conversation
-    without an answer to learn.
+    question with its answer. Raises ValueError, with the reason for the user, for anything else and for a
+    conversation without an answer to learn.
     """
     fields = record if isinstance(record, dict) else {}
     lists = [fields[field] for field in FIELDS if fields.get(field) and isinstance(fields[field], list)]
@@ -120,7 +121,8 @@ def _turn_of(turn: Any, which: str) -> Turn:
 def segments_of(turns: Sequence[Turn], names: Sequence[str]) -> list[Segment]:
     """The segments of a conversation, whose ids follow each other; names are the special tokens of the tokenizer.
 
-    An answer begins and ends without whitespace, so that it has the same ids in training as when it is generated.
+    An answer begins and ends without whitespace, so that it has the same ids in training as when it is
+    generated.
     """
     segments = []
     for role, content, counts in turns:
@@ -158,8 +160,8 @@ def template_of(names: Sequence[str]) -> str:
 def special_names(tokenizer: Tokenizer) -> list[str]:
     """The special tokens that a text must not spell, in the order of their ids.
 
-    A name of one character cannot be kept out. The template's own tokens are among them, even where the tokenizer
-    does not call them special.
+    A name of one character cannot be kept out. The template's own tokens are among them, even where the
+    tokenizer does not call them special.
     """
     return [token.content for _, token in sorted(tokenizer.get_added_tokens_decoder().items())
             if (token.special and len(token.content) > 1) or token.content in (START, END)]

@@ -23,10 +23,10 @@ class Corpus:
     """Everything that train.py trains on; notes are the assumptions to tell the user.
 
     identity is the sha256 of the training file; for several files, a mask among them, it is the sha256 of their
-    hex sha256s, joined. val_identity is the same for the files that hold the validation tokens. The streams of a
-    mixture join the streams of its components, in their order; any other corpus has no components. origins are
-    the datasets of the Hugging Face hub from which the text came. is_looked_at is True if pretokenize.py searched the
-    training tokens for copies of the validation tokens.
+    hex sha256s, joined. val_identity is the same for the files that hold the validation tokens. The streams of
+    a mixture join the streams of its components, in their order; any other corpus has no components. origins
+    are the datasets of the Hugging Face hub from which the text came. is_looked_at is True if pretokenize.py
+    searched the training tokens for copies of the validation tokens.
     """
 
     train: TokenStream
@@ -139,8 +139,8 @@ def open_tokens(place: Path, vocab_size: int) -> tuple[TokenStream, Path | None]
     """Opens the tokens of a file, a folder or a glob for an evaluation; returns the tokenizer.json beside them too.
 
     Validation files are preferred, no tokens are kept back, and every id must be below vocab_size. As in
-    open_corpus, our metadata.json counts if it names the files, and other files are recognised. Raises UserError
-    (exit 3).
+    open_corpus, our metadata.json counts if it names the files, and other files are recognised. Raises
+    UserError (exit 3).
     """
     files, metadata = _described(place, Metadata(place))
     stream, _ = _open(files, "val", metadata, vocab_size)
@@ -194,7 +194,8 @@ def _vocabulary(metadata: Metadata, tokenizer_file: Path | None, vocab_size: int
 def _checked_tokenizer(file: Path, metadata: Metadata, of_val: Metadata) -> str:
     """Returns a tokenizer's sha256. Raises UserError (exit 3) if tokens of either split were made with another one.
 
-    One that is written otherwise, as with a checkpoint, has the sha256 of what pretokenize.py would write of it.
+    One that is written otherwise, as with a checkpoint, has the sha256 of what pretokenize.py would write of
+    it.
     """
     sha256 = sha256_of(file)
     if metadata.tokenizer_sha256 not in (None, sha256):

@@ -31,8 +31,9 @@ NOT_IN_TEXT = re.compile(rb"[\x00-\x08\x0b\x0e-\x1f]")
 # The dtypes of tokens; uint32 only with ids below 2^31, which fit int32.
 DTYPES = {name: np.dtype(name).newbyteorder("<") for name in ("int16", "uint16", "int32", "uint32")}
 NUM_SAMPLES, SAMPLED_IDS = 16, 2**15  # of raw ids, to find their dtype: places of a file, and ids of 8 bytes at each
-# The fraction of ids at even and at odd places whose high bytes pair up. Texts of LEAST_SAMPLED times 8 bytes have 0.87
-# and more; ids of 4 bytes beyond 65,535 have 0.5 and less, floating-point numbers and big-endian int32 nearly 0.
+# The fraction of ids at even and at odd places whose high bytes pair up. Texts of LEAST_SAMPLED times 8 bytes
+# have 0.87 and more; ids of 4 bytes beyond 65,535 have 0.5 and less, floating-point numbers and big-endian
+# int32 nearly 0.
 LEAST_ALIKE, LEAST_SAMPLED = 0.6, 1024
 
 
@@ -59,9 +60,9 @@ class Part:
 class Layout:
     """How one program lays out its token files.
 
-    part(path, num_bytes, recorded, vocab_size) finds the tokens of a file; recorded is the dtype in metadata.json,
-    None without one, and counts if the file itself records none. recognises gets the path and the first bytes of
-    a file.
+    part(path, num_bytes, recorded, vocab_size) finds the tokens of a file; recorded is the dtype in
+    metadata.json, None without one, and counts if the file itself records none. recognises gets the path and
+    the first bytes of a file.
     """
 
     whose: str  # the program's name in messages: "nanoGPT's"
@@ -132,8 +133,8 @@ def _raw(path: Path, num_bytes: int, recorded: str | None, vocab_size: int) -> P
     """Finds ids without a header. A sample shows a wide dtype: the same bytes of every id are zeros.
 
     Without such zeros it is the recorded one, or else nanoGPT's: uint16 where all ids fit, int32 beyond. Raises
-    UserError (exit 3) for ids that are wider than recorded, unless an index of ours counts them, and for ids that
-    cannot be uint16.
+    UserError (exit 3) for ids that are wider than recorded, unless an index of ours counts them, and for ids
+    that cannot be uint16.
     """
     num_quads = min(SAMPLED_IDS, num_bytes // 8)
     starts = np.linspace(0, num_bytes // 8 - num_quads, NUM_SAMPLES).astype(int).tolist()
@@ -248,8 +249,8 @@ def native_dtype(vocab_size: int) -> str:
 def recognise(path: Path, split: str = "train") -> Layout:
     """Finds the first of LAYOUTS that recognises a token file by its name and first bytes, else nanoGPT's.
 
-    Raises UserError (exit 3) for a missing file, for text, and for a file of FOREIGN. Tokens of the split "val" need
-    the tokenizer of others.
+    Raises UserError (exit 3) for a missing file, for text, and for a file of FOREIGN. Tokens of the split "val"
+    need the tokenizer of others.
     """
     with reading(path):
         with path.open("rb") as file:

@@ -42,8 +42,8 @@ class Mask:
     def rows(self, starts: np.ndarray, width: int) -> np.ndarray:
         """Tells for rows of tokens which of them count, bool [B, width]: row i begins at token starts[i].
 
-        False beyond the last token of a stream with a mask. No row reaches from one part into another where one of
-        them has a mask.
+        False beyond the last token of a stream with a mask. No row reaches from one part into another where one
+        of them has a mask.
         """
         shifts = self._shifts[np.searchsorted(self._firsts, starts, "right") - 1]
         places = (starts + shifts)[:, None] + np.arange(width)

@@ -16,8 +16,8 @@ MANY_COPIES = 0.1  # of the validation tokens
 def ngram_bits(train: np.ndarray, val: np.ndarray, vocab_size: int, order: int = 8) -> np.ndarray:
     """Predicts each validation token by n-grams of the training ids; returns its bits, float64 [len(val)].
 
-    All ids are below vocab_size. The first validation tokens follow the last training tokens. order is the longest
-    n-gram: longer ones than 8 gain at most 1% of the bits, except where whole pages repeat.
+    All ids are below vocab_size. The first validation tokens follow the last training tokens. order is the
+    longest n-gram: longer ones than 8 gain at most 1% of the bits, except where whole pages repeat.
     """
     tokens = np.concatenate([train, val]).astype(np.int64)
     # For each n: the number of the n-gram that begins at each token, and each n-gram's first position.
@@ -54,9 +54,10 @@ def copied_fraction(blocks: Iterable[np.ndarray], step: int, num_val: int,
                     rows: Callable[[np.ndarray, int], np.ndarray]) -> float:
     """Estimates the fraction of the validation tokens that stand in the training ids, from every step-th block of them.
 
-    It counts those of NUM_PASSAGES validation passages that share COPIED_TOKENS with a block, times step. num_val is
-    the number of validation tokens, COPIED_TOKENS or more; rows(starts, width) reads passages of them, [P, W]. Only
-    runs that begin at multiples of COPIED_TOKENS are compared: passages of 2 * COPIED_TOKENS - 1 are certainly found.
+    It counts those of NUM_PASSAGES validation passages that share COPIED_TOKENS with a block, times step.
+    num_val is the number of validation tokens, COPIED_TOKENS or more; rows(starts, width) reads passages of
+    them, [P, W]. Only runs that begin at multiples of COPIED_TOKENS are compared: passages of 2 * COPIED_TOKENS
+    - 1 are certainly found.
     """
     width = min(2 * COPIED_TOKENS - 1, num_val)
     passages_PW = rows(np.linspace(0, num_val - width, NUM_PASSAGES).astype(np.int64), width)

@@ -1,8 +1,8 @@
 """Notices when memory-mapped token files change while they are read.
 
-A read beyond the end of a file that another program has cut is a SIGBUS. Without a handler the process dies without a
-message. A Python handler does not help: it runs after the interrupted instruction, and this instruction is repeated
-for ever. So the handler is a C function.
+A read beyond the end of a file that another program has cut is a SIGBUS. Without a handler the process dies
+without a message. A Python handler does not help: it runs after the interrupted instruction, and this
+instruction is repeated for ever. So the handler is a C function.
 """
 
 import ctypes

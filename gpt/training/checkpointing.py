@@ -1,7 +1,7 @@
 """Decides when a run saves, and saves it. gpt/checkpoint/ writes the files.
 
-Training waits only while the state is copied to the RAM; a thread writes the copy. Where the RAM has no room for a
-copy, training waits for the disk.
+Training waits only while the state is copied to the RAM; a thread writes the copy. Where the RAM has no room
+for a copy, training waits for the disk.
 """
 
 import contextlib
@@ -48,7 +48,8 @@ class Checkpointer:
         self._first_step = run.state.step
         self._is_waiting = False  # for a save, in any process
         self._tokenizer_json = tokenizer.to_str() if tokenizer else None
-        # The template of a model that answers: ours after conversations, else the one of the model at the start.
+        # The template of a model that answers: ours after conversations, else the one of the model at the
+        # start.
         start = (run.setup.resumed.folder if run.setup.resumed else self._args.init_from and
                  find.resolve(Path(self._args.init_from), lambda said: None))
         template = load.chat_template(start) if start else None
@@ -115,7 +116,8 @@ class Checkpointer:
         self.begun_step = step = self._run.state.step
         fields, card = self._fields(permanent), self._card()
         setup, config = self._run.setup, self._run.model.config
-        # Decided before the write: a slow disk must not change the choice. The best stays until a better one is saved.
+        # Decided before the write: a slow disk must not change the choice. The best stays until a better one is
+        # saved.
         best = step if self._run.state.best_step == step else self.best_step
 
         with self._runtime.out.phase("copying the state"), self._runtime.clock.pause():
@@ -278,7 +280,8 @@ class Checkpointer:
 def command_for_card(given: Mapping[str, Any]) -> str:
     """The command of a run for its model card, with the flags given at any of its starts.
 
-    A file is shown by its name alone, because folders reveal the user of a machine; a name on the hub is public.
+    A file is shown by its name alone, because folders reveal the user of a machine; a name on the hub is
+    public.
     """
     words = ["python", "train.py"]
     for name, value in given.items():

@@ -82,9 +82,9 @@ def compiles_blocks(mode: str | None, runtime: Runtime) -> bool:
     """True if blocks are compiled one by one: for several processes, and in fp16 on an NVIDIA GPU.
 
     Several processes average gradients while the backward pass goes on; with one graph for the whole model all
-    gradients would come at its end. GPUs without bf16 (T4, V100) are rented with few CPU cores, where a whole model
-    compiles for minutes and then runs 1% faster: there a mode may ask for the whole. mode is --compile_mode, None if
-    it was not given; whether to compile at all is decided elsewhere.
+    gradients would come at its end. GPUs without bf16 (T4, V100) are rented with few CPU cores, where a whole
+    model compiles for minutes and then runs 1% faster: there a mode may ask for the whole. mode is
+    --compile_mode, None if it was not given; whether to compile at all is decided elsewhere.
     """
     is_slow_to_compile = runtime.machine.backend.runs_ahead and runtime.machine.dtype == torch.float16
     return runtime.processes.world_size > 1 or mode == "blocks" or (mode is None and is_slow_to_compile)

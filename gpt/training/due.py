@@ -12,8 +12,8 @@ from gpt.training.state import Run
 class Due:
     """The work due after a step, the same in all processes.
 
-    is_last: the run ends here, at the end of its schedule or of its minutes. A permanent checkpoint is never deleted;
-    the other checkpoints are rolling ones.
+    is_last: the run ends here, at the end of its schedule or of its minutes. A permanent checkpoint is never
+    deleted; the other checkpoints are rolling ones.
     """
 
     is_last: bool

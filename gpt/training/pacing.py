@@ -113,7 +113,9 @@ def dry_run(run: Run, pace: Pace) -> int:
     """Prints the measured seconds, and the cost of the rest of the run; writes nothing. Returns the exit code."""
     setup, machine = run.setup, run.setup.runtime.machine
     tokens_per_second = setup.tokens_per_step / pace.step
+    steps_per_epoch = run.recipe.windows_per_epoch / run.recipe.samples_per_step
     lines = [f"step_seconds: {pace.step:.4f}, the lower quartile of {WARM_STEPS} or more",
+             f"hours_per_epoch: {steps_per_epoch * pace.step / 3600:.3g}",
              f"tokens_per_second: {tokens_per_second:.0f}",
              f"validation_seconds: {pace.validation(run.recipe):.4f}, of every "
              f"{several(run.recipe.eval_interval, 'step')}"]

@@ -27,8 +27,8 @@ DELAY = 2  # calls after which a vote of several processes is read: it has arriv
 class Strategy:
     """Shares a step among the processes of a run: the forward pass, and the sums over the processes.
 
-    This one is for one process. forward is the model as the step calls it. keeps_gradients: the gradients stay in
-    place from step to step, and are set to zero. After passes_to_compile passes nothing is left to compile.
+    This one is for one process. forward is the model as the step calls it. keeps_gradients: the gradients stay
+    in place from step to step, and are set to zero. After passes_to_compile passes nothing is left to compile.
     """
 
     keeps_gradients = False
@@ -125,9 +125,9 @@ class DataParallel(_Distributed):
 class FullySharded(_Distributed):
     """Several processes, each with some rows of every weight, gradient and moment (Zhao et al. 2023, PyTorch FSDP).
 
-    A block's weights are gathered when the block is computed. Each group of processes, a machine for example, holds all
-    rows. No process ever holds the whole model: the model is built on the meta device and sharded before its weights
-    are drawn.
+    A block's weights are gathered when the block is computed. Each group of processes, a machine for example,
+    holds all rows. No process ever holds the whole model: the model is built on the meta device and sharded
+    before its weights are drawn.
     """
 
     def __init__(self, model: Network, processes: Processes, machine: Machine, std: float, groups: int = 1):

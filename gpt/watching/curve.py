@@ -56,7 +56,8 @@ class LossCurve:
     def advice(self, higher_rate: float, peak_fraction: float) -> str | None:
         """Returns what to change and why; None for a healthy or a short curve.
 
-        higher_rate is the peak to advise; peak_fraction is the current learning rate as a fraction of the run's.
+        higher_rate is the peak to advise; peak_fraction is the current learning rate as a fraction of the
+        run's.
         """
         if len(self._middles) < FEWEST_BLOCKS:
             return None

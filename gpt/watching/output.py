@@ -75,8 +75,8 @@ def open_output(run: Run, argv: Sequence[str], checkpointer: Checkpointer) -> It
 def recorded_start(run: Run) -> Iterator[None]:
     """Records in starts.jsonl when a run starts, and how it ends; a script reads the last line.
 
-    A start at step 0, or from a checkpoint of another folder, empties the file. A start without an end was killed. A
-    full disk costs the line, not the run.
+    A start at step 0, or from a checkpoint of another folder, empties the file. A start without an end was
+    killed. A full disk costs the line, not the run.
     """
     setup, signals = run.setup, run.setup.runtime.signals
     output_dir = Path(setup.args.output_dir)

@@ -14,7 +14,7 @@ HEALTHY = 3.0 + 6.0 * np.exp(-STEPS / 150) + 1.2 * (STEPS + 10.0) ** -0.3
 
 def read(losses) -> tuple[LossCurve, list[str]]:
     """The curve after these losses, and the spikes it told of."""
-    curve = LossCurve(GUESSING, 3e-4)
+    curve = LossCurve(GUESSING, "0.0003")
     said = [curve.add(step, float(loss)) for step, loss in enumerate(losses, 1)]
     return curve, [line for line in said if line]
 
