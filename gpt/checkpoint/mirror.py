@@ -88,8 +88,8 @@ def holds_this_run(root: Path, output_dir: Path) -> bool:
 def prepare_mirror(args: Namespace, out: Progress) -> None:
     """Tries the mirror before any work, and brings its newest checkpoint back where the output folder has none.
 
-    Raises UserError: exit 5 if the mirror cannot be written, exit 4 if it is a checkpoint itself, or holds
-    another run's checkpoints, or only damaged ones to bring back. Exit 2 means that its name is not UTF-8. A
+    Raises UserError. Exit 5 means that the mirror cannot be written, exit 2 that its name is not UTF-8. Exit 4
+    means that it is a checkpoint itself, that it holds another run's, or that all to bring back are damaged. A
     run that resumes from its own folder goes on without the mirror, with a warning. A recorded mirror that does
     not hold this run is left alone; each save looks again.
     """

@@ -73,8 +73,8 @@ class Language:
 def encode_prompt(prompt: str, language: Language, opens: bool = True) -> list[int]:
     """Encodes a prompt to at least one id, all below vocab_size; an empty prompt starts a new document.
 
-    With opens the prompt begins a text; without, it continues one. Raises UserError (exit 3) if the
-    tokenizer has no ids for it, or none to begin an empty one, and for an id beyond the model's vocabulary.
+    With opens the prompt begins a text; without, it continues one. Raises UserError (exit 3) if the tokenizer
+    has no ids for it, or none to begin an empty one. The same holds for an id beyond the model's vocabulary.
     """
     cure = "Put the model's own tokenizer.json into its folder, or change --prompt."
     try:

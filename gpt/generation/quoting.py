@@ -29,8 +29,7 @@ def longest_passages(texts: Sequence[np.ndarray], tokens: Tokens) -> list[tuple[
 
     texts are arrays of ids; no passage holds an id below 0. Returns the ids of each passage, none if it would
     be shorter than SHORTEST, and its position in the training tokens. Equal runs of tokens are found by their
-    hashes of 64 bits, which grow token by token, so that the time does not depend on how often a run occurs in
-    the texts.
+    hashes of 64 bits, which grow token by token. So the time does not depend on how often a run occurs.
     """
     ids_S = np.concatenate([np.append(text, [-1] * SHORTEST) for text in texts]).astype(np.uint64)
     text_S = np.repeat(np.arange(len(texts)), [len(text) + SHORTEST for text in texts])

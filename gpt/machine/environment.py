@@ -37,7 +37,7 @@ def set_up_threads(spin_count: int = SPIN_COUNT) -> None:
     """Gives torch a thread for each usable core, and makes a waiting thread sleep soon, in place of spinning.
 
     More threads than the container allows stop together until the next period. A spinning thread takes the core
-    from the thread that it waits for: beside another program steps took up to ten times as long without the
+    from the thread that it waits for. Beside another program steps took up to ten times as long without the
     limit, and generated text up to forty times (LOG.md, 2026-11-29, Text beside other programs).
     """
     os.environ.setdefault("GOMP_SPINCOUNT", str(spin_count))

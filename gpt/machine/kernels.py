@@ -33,8 +33,8 @@ def is_whole_library(path: Path) -> bool:
     """True for a shared library that was written to its end. Raises OSError.
 
     A whole 64-bit little-endian ELF file reaches to the end of its table of sections, which GNU's and LLVM's
-    linkers write last; the header says where the table ends. A file of another kind is whole unless it is
-    shorter than an ELF header, or begins with zeros alone, as a power cut leaves it.
+    linkers write last; the header says where the table ends. A file of another kind is whole, unless it is
+    shorter than an ELF header. One that begins with zeros alone, as a power cut leaves it, is not whole.
     """
     with path.open("rb") as file:
         header = file.read(ELF_HEADER_BYTES)

@@ -52,8 +52,8 @@ class HostBuffer:
 def _call_cuda(function: str, *arguments: int) -> bool:
     """Calls a function of CUDA's runtime; returns True if it succeeds.
 
-    The call runs in a thread of its own, because CUDA stores the error of a failed call in its thread, and
-    the next kernel launched from that thread would report the error as its own.
+    The call runs in a thread of its own, because CUDA stores the error of a failed call in its thread. The
+    next kernel launched from that thread would report the error as its own.
     """
     with ThreadPoolExecutor(1) as thread, contextlib.suppress(Exception):
         return int(thread.submit(lambda: getattr(torch.cuda.cudart(), function)(*arguments)).result()) == 0

@@ -44,7 +44,7 @@ def split_of_documents(hashes: np.ndarray, sizes: np.ndarray, val_fraction: floa
     """Splits documents by their hashes, without one that holds more than half of all text; it is for training.
 
     hashes are of 64 bits, sizes in bytes, each of shape (documents,). val_fraction None means the default
-    fraction, or more, up to a tenth of all hashes, until the documents hold as much text as it promises.
+    fraction. It grows, to a tenth of all hashes at most, until the documents hold as much text as it promises.
     """
     largest = int(sizes.sum()) // 2
     hashes = np.where(sizes > largest, HIGHEST, hashes)

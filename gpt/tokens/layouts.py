@@ -133,8 +133,8 @@ def _raw(path: Path, num_bytes: int, recorded: str | None, vocab_size: int) -> P
     """Finds ids without a header. A sample shows a wide dtype: the same bytes of every id are zeros.
 
     Without such zeros it is the recorded one, or else nanoGPT's: uint16 where all ids fit, int32 beyond. Raises
-    UserError (exit 3) for ids that are wider than recorded, unless an index of ours counts them, and for ids
-    that cannot be uint16.
+    UserError (exit 3) for ids that cannot be uint16, and for ids that are wider than recorded; an index of ours
+    may count these.
     """
     num_quads = min(SAMPLED_IDS, num_bytes // 8)
     starts = np.linspace(0, num_bytes // 8 - num_quads, NUM_SAMPLES).astype(int).tolist()

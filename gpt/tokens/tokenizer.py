@@ -106,8 +106,8 @@ def vocab_size_of(tokenizer: Tokenizer) -> int:
 def end_of_text_id(tokenizer: Tokenizer, path: Path | None = None) -> int | None:
     """The id of the special token that ends a document; None if it is not certain.
 
-    The token is the one that the files beside the tokenizer name. Without such files, and for models that
-    converse, whose eos_token may end an answer instead, it is the only one of USUAL_ENDS. path is one that
+    The token is the one that the files beside the tokenizer name. Without such files it is the only one of
+    USUAL_ENDS. So it is for models that converse, whose eos_token may end an answer instead. path is one that
     tokenizer_file_of takes. Raises UserError (exit 3).
     """
     special = {token.content: index for index, token in tokenizer.get_added_tokens_decoder().items() if token.special}
