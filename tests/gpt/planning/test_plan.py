@@ -25,8 +25,8 @@ from tests.helpers.training import QUIET, trained
 def test_a_dry_run_prints_the_whole_plan_and_writes_nothing(run):
     code, text = run("--dry_run", "--gpu_cost_per_hour", "2.5", "--epochs", "1", "--batch_size", "3")
     assert code == 0
-    assert {"step_seconds:", "tokens_per_second:", "hours_per_epoch:", "peak_memory:", "time",
-            "cost:", "device", "precision", "attention", "model", "memory", "step", "length", "schedule", "default"} <= {
+    assert {"step_seconds:", "tokens_per_second:", "hours_per_epoch:", "peak_memory:", "time", "cost:", "device",
+            "precision", "attention", "model", "memory", "step", "length", "schedule", "default"} <= {
                 line.split(" ")[0] for line in text.splitlines()}
     assert "the validation set has only 92 tokens" in text
     assert "mfu" not in text  # of a CPU
