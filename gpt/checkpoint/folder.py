@@ -43,9 +43,9 @@ def owned(output_dir: Path) -> Iterator[None]:
                                           "alone. Delete it, or choose another --output_dir.")
         if not try_lock(lock.fileno()):
             lock.seek(0)
+            is_of_srun = os.environ.get("SLURM_STEP_NUM_TASKS", "1") != "1" and not is_one_of_several()
             cure = ("srun has started the same run several times: give it one task a node, with torchrun "
-                    "(docs/clusters.md)" if "SLURM_PROCID" in os.environ and not is_one_of_several() else
-                    "Wait for it, or choose another folder")
+                    "(docs/clusters.md)" if is_of_srun else "Wait for it, or choose another folder")
             raise UserError(Exit.BUSY, f"{shown} is in use by another run ({printable(lock.read(200).strip())}). "
                                        f"{cure}.")
         with writing(shown):

@@ -44,7 +44,7 @@ def test_what_a_killed_resume_left_of_a_small_file_is_swept_and_nothing_of_the_u
 def test_a_folder_in_use_is_refused_with_the_owners_pid(tmp_path, monkeypatch):
     with owned(tmp_path / "out"):
         with monkeypatch.context() as patch:
-            patch.setenv("SLURM_PROCID", "3")
+            patch.setenv("SLURM_STEP_NUM_TASKS", "8")
             says = "srun has started the same run several times: .* torchrun"
             with refused(says, Exit.BUSY), owned(tmp_path / "out"):
                 pass
