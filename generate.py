@@ -222,7 +222,7 @@ def load_decoder(args: argparse.Namespace, machine: device.Machine, folder: Path
     if quantized and on_cpu:
         num_rows = min(num_rows, INT8_ROWS)  # products with more rows round differently
         if args.use_amp is False or args.amp_dtype == "fp16":
-            warn("--quantize int8: on a CPU it computes in bf16, or compiled in fp32, whatever --use_amp and "
+            warn("--quantize int8: on a CPU it computes in bf16, compiled in fp32, whatever --use_amp and "
                  "--amp_dtype say.")
     reason = machine.backend.why_no_compile() if args.compile else None
     if args.compile and on_cpu and num_rows > 1:

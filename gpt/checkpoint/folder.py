@@ -12,7 +12,7 @@ from gpt.checkpoint.find import checkpoints_of_other_runs, steps_in
 from gpt.checkpoint.stored import parse_state, read_json, verify
 from gpt.common.errors import Exit, InvalidCheckpoint, UserError, writing
 from gpt.common.files import rename, sync, try_lock
-from gpt.common.names import LOCK, LOG, MANIFEST, METRICS, RUN_CONFIG, STARTS, STATE, TOO_LARGE, TRACKERS
+from gpt.common.names import LOCK, MANIFEST, RUN_FILES, STATE
 from gpt.common.progress import Progress
 from gpt.common.ranks import is_one_of_several
 from gpt.common.words import is_utf8, printable, shell_word
@@ -72,7 +72,7 @@ def check_place(flag: str, folder: Path) -> None:
 def sweep(output_dir: Path) -> None:
     """Deletes the half-written files of a killed run and restores a finished checkpoint that was put aside."""
     # The temporary names are those of common.files.write_whole.
-    for name in (METRICS, LOG, STARTS, RUN_CONFIG, TRACKERS, TOO_LARGE):
+    for name in RUN_FILES:
         for leftover in output_dir.glob(f".{name}.*.tmp"):
             with contextlib.suppress(OSError):
                 leftover.unlink()
@@ -165,7 +165,7 @@ def delete_other_runs(output_dir: Path, resumed: Path | None, step: int, out: Pr
     """
     for path in checkpoints_of_other_runs(output_dir, resumed, step):
         out.say(f"overwrite   deleting {printable(path)}")
-        shutil.rmtree(path, ignore_errors=True)
+        discard(path)
 
 
 def outdated(output_dir: Path, saved: int, keep: int, protected: Set[int]) -> list[Path]:

@@ -19,7 +19,7 @@ from gpt.checkpoint.recorded import held_by_another_run, is_same_folder, steps_i
 from gpt.checkpoint.stored import manifest_entries, verify
 from gpt.common.errors import Exit, InvalidCheckpoint, UserError, writing
 from gpt.common.files import reason_of, write_whole
-from gpt.common.names import MANIFEST, METRICS
+from gpt.common.names import MANIFEST, METRICS, RUN_FILES
 from gpt.common.outputs import place_of
 from gpt.common.progress import Progress
 from gpt.common.words import printable, shell_word
@@ -48,12 +48,12 @@ def copy_checkpoint(source: Path, folder: Path) -> None:
 
 
 def copy_run_files(source: Path, target: Path) -> None:
-    """Copies the files beside the checkpoints, such as metrics.jsonl, into an existing folder.
+    """Copies a run's own files beside the checkpoints, such as metrics.jsonl, into an existing folder.
 
-    Files there are overwritten. Links, hidden files and folders are left out. Raises OSError.
+    Files there are overwritten; no link is followed. Raises OSError.
     """
-    for path in source.iterdir():
-        if path.is_file() and not path.is_symlink() and not path.name.startswith("."):
+    for path in (source / name for name in RUN_FILES):
+        if path.is_file() and not path.is_symlink():
             write_whole(target / path.name, path.read_bytes())
 
 

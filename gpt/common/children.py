@@ -102,8 +102,12 @@ def run_child(command: Sequence[str], signals: Signals, seconds: float = math.in
 
 
 def _stop(child: subprocess.Popen[str], number: int | None, grace_seconds: float) -> None:
-    """Ends a script by signal number, SIGTERM for None, and after the grace kills it with all its child processes."""
-    child.send_signal((os.name == "posix" and number) or signal.SIGTERM)
+    """Ends a script by signal number, SIGTERM for None, and after the grace kills it with all its child processes.
+
+    On Windows, where the console sends Ctrl-C to both, any other signal would kill it before it has saved.
+    """
+    if number is None or os.name == "posix":
+        child.send_signal(number or signal.SIGTERM)
     with contextlib.suppress(subprocess.TimeoutExpired):
         child.wait(grace_seconds)
     with contextlib.suppress(ProcessLookupError):  # nothing of its group is left

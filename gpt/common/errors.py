@@ -34,7 +34,7 @@ NEWEST_TESTED = {"torch": "2.15"}
 PIP = f"{os.path.basename(sys.executable)} -m pip install"
 
 PANIC = ("a library stopped at its input, most likely at a damaged tokenizer.json: {}. Give another "
-         "tokenizer.json or checkpoint.")
+         "--tokenizer_file or checkpoint.")
 
 # Messages of other errors than OutOfMemoryError with the same cause: the CPU's allocator, cuBLAS, C++, CUDA,
 # Triton; the compiler's error with that of its trial inside, and NCCL's.

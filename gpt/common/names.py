@@ -13,6 +13,7 @@ METRICS, LOG = "metrics.jsonl", "log.txt"
 STARTS, RUN_CONFIG = "starts.jsonl", "config.toml"
 TRACKERS = "trackers.json"  # the id under which trackers know the run
 TOO_LARGE = "out_of_memory.json"  # the number of sequences that did not fit
+RUN_FILES = (METRICS, LOG, STARTS, RUN_CONFIG, TRACKERS, TOO_LARGE)
 LOCK = ".lock"  # held while a run writes into the folder, and never copied
 FIRST_MODEL = "first_model"  # a folder: the run of the first of two models
 

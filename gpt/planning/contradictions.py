@@ -64,7 +64,7 @@ def contradictions(args: argparse.Namespace) -> list[str]:
         "--n_embd: is not a multiple of --n_head": args.n_embd and args.n_head and args.n_embd % args.n_head,
         "--init_std: the weights are those of the checkpoint; drop it":
             any(change.startswith("init_std ") for change in args.config.changed),
-        "--compile_mode reduce-overhead: is for one process; start it without torchrun":
+        "--compile_mode reduce-overhead: is for one process; give --compile_mode default":
             args.compile_mode == "reduce-overhead" and world_size() > 1,
         "--tracker none: not with the names of trackers":
             isinstance(args.tracker, list) and "none" in args.tracker,

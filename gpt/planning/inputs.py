@@ -165,12 +165,12 @@ def _check_device(flags: Namespace) -> None:
     if flags.use_gpu and (reason := gpu_of_this_system().why_unavailable()):
         raise UserError(Exit.MACHINE, f"--use_gpu: {reason}, or give --no-use_gpu to train on the CPU.")
     if flags.compile_mode == "reduce-overhead" and (reason := NVIDIA.why_unavailable()):
-        raise UserError(Exit.MACHINE, f"--compile_mode reduce-overhead: {reason}, or drop the flag.")
+        raise UserError(Exit.MACHINE, f"--compile_mode reduce-overhead: {reason}, or give --compile_mode default.")
     gpu = gpu_in_use(flags.use_gpu)
     # On Apple's GPU recomputation would drop other values.
     if flags.activation_checkpointing and flags.dropout and gpu and not gpu.has_own_memory:
         raise UserError(Exit.MACHINE, "--activation_checkpointing and --dropout: not together on Apple's GPU. "
-                                      "Drop --dropout or --activation_checkpointing.")
+                                      "Give --dropout 0 or --no-activation_checkpointing.")
 
 
 def with_size(args: Namespace, corpus: Corpus, max_minutes: float | None, out: Progress) -> Inputs:

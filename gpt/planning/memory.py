@@ -324,14 +324,18 @@ def largest_batch_size(recipe: Recipe, config: ModelConfig, setting: MemorySetti
     """The micro-batch that --batch_size auto begins with: the largest that is predicted to fit.
 
     It begins high on a GPU, without a margin, as a step that runs out of memory is repeated with half of
-    it. On a processor it keeps the margin: running out of RAM would hurt other programs. tokens_on_gpu is the
+    it. Several processes cannot do that, and keep the margin. So does a processor: running out of RAM would
+    hurt other programs. tokens_on_gpu is the
     bytes of the training tokens that will lie there too. Raises UserError (exit 5) where not even one sequence
     fits.
     """
     backend, processes = runtime.machine.backend, runtime.processes
     free_bytes = backend.free_memory()  # on Apple's GPU of the RAM
     free_ram = (1 - MARGIN) * ((free_bytes or available_ram()) // processes.local_world_size)
-    room = float(free_bytes or 0) - tokens_on_gpu if backend.has_own_memory else free_ram
+    free_on_gpu = float(free_bytes or 0) - tokens_on_gpu
+    if processes.world_size > 1:
+        free_on_gpu *= 1 - MARGIN
+    room = free_on_gpu if backend.has_own_memory else free_ram
     fitting = largest_micro_batch(config, setting, room)
     if not fitting:
         raise UserError(Exit.MACHINE, f"--batch_size auto: not even one sequence of {config.seq_length:,} tokens fits "

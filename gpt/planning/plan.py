@@ -76,7 +76,7 @@ def say_rest(setup: Setup, pace: Pace, steps_done: int) -> None:
               f"{several(steps, 'step')} of {figure(pace.step)} s, {epochs}",
               *describe_forecast(setup), *describe_sharing(setup)]
     warnings = objections(setup)
-    if not args.dry_run:
+    if setup.runtime.processes.is_first and not args.dry_run:  # another machine may not see the folder yet
         most = most_checkpoints(args, recipe)
         needed = most * setup.checkpoint_bytes
         free = shutil.disk_usage(args.output_dir).free

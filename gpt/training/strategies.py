@@ -61,7 +61,7 @@ class Strategy:
 
         loss is the mean of this process's micro-batches; gradients has the gradient of every parameter.
         """
-        return loss, torch.nn.utils.get_total_norm(gradients, foreach=True)
+        return loss, torch.nn.utils.get_total_norm(gradients)
 
 
 class CudaGraphs(Strategy):
@@ -101,7 +101,7 @@ class _Distributed(Strategy):
 
     def loss_and_norm(self, loss: torch.Tensor, gradients: Sequence[torch.Tensor],
                       ) -> tuple[torch.Tensor, torch.Tensor]:
-        norm = torch.nn.utils.get_total_norm([local(gradient) for gradient in gradients], foreach=True)
+        norm = torch.nn.utils.get_total_norm([local(gradient) for gradient in gradients])
         sums = torch.stack([loss, norm * norm])
         dist.all_reduce(sums)
         return sums[0] / self._processes.world_size, (sums[1] / self._copies).sqrt()

@@ -2,7 +2,6 @@
 
 import contextlib
 import gc
-import os
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -44,8 +43,9 @@ def open_output(run: Run, argv: Sequence[str], checkpointer: Checkpointer) -> It
         if args.overwrite:
             delete_other_runs(output_dir, resumed, state.step, out)
             first = output_dir / FIRST_MODEL
-            if not (args.input_noise or is_inside(Path(args.teacher or os.devnull), first)):
-                delete_other_runs(first, None, 0, out)  # of another run, which this one does not use
+            used = filter(None, (args.teacher, args.init_from, resumed))
+            if not (args.input_noise or any(is_inside(Path(path), first) for path in used)):
+                delete_other_runs(first, None, 0, out)  # of another run
         with contextlib.suppress(OSError):  # the checkpoints hold the flags too
             write_toml(output_dir / RUN_CONFIG, flags, "The flags of the run in this folder. To continue it:\n"
                        f"    python train.py --resume_from {shell_word(output_dir)}", run.recipe.reasons)

@@ -113,9 +113,10 @@ def wandb(run: RecordedRun) -> Recording:
     A WANDB_MODE in the environment decides instead. Offline it deletes the files of the run's earlier starts,
     and all rows are recorded again; online, a resumed run goes on after the step that it resumed from.
     """
-    netrc = Path(os.environ.get("NETRC", "~/.netrc")).expanduser()
-    has_login = "WANDB_API_KEY" in os.environ or (
-        netrc.is_file() and "wandb" in netrc.read_text(errors="replace"))
+    logins = [os.environ["NETRC"]] if "NETRC" in os.environ else ["~/.netrc", "~/_netrc"]  # the second on Windows
+    has_login = "WANDB_API_KEY" in os.environ or any(
+        path.is_file() and "wandb" in path.read_text(errors="replace")
+        for path in (Path(name).expanduser() for name in logins))
     output_dir = Path(run.folder).parent
     settings = {"MODE": "online" if has_login else "offline", "PROJECT": PROJECT,
                 "NAME": output_dir.resolve().name, "DIR": str(output_dir), "CONSOLE": "off", "DISABLE_CODE": "true",
@@ -123,8 +124,9 @@ def wandb(run: RecordedRun) -> Recording:
     for name, value in settings.items():  # before the import, which starts a process that looks for a server
         os.environ.setdefault(f"WANDB_{name}", value)
     is_offline = os.environ["WANDB_MODE"] == "offline"
+    folder = Path(os.environ["WANDB_DIR"]) / "wandb"
     if is_offline:
-        for path in Path(run.folder).glob(f"offline-run-*-{run.id}"):
+        for path in folder.glob(f"offline-run-*-{run.id}"):
             shutil.rmtree(path)
     library: Any = importlib.import_module("wandb")
     started = library.init(id=run.id, config=run.config, resume="allow")
@@ -135,8 +137,8 @@ def wandb(run: RecordedRun) -> Recording:
             for name, value in row.items()}}, step=step)
 
     if is_offline:
-        folder = shell_word(f"{run.folder}/{os.path.basename(started.settings.sync_dir)}")
-        return Recording(log, started.finish, f"to upload: wandb sync {folder}")
+        path = folder / os.path.basename(started.settings.sync_dir)
+        return Recording(log, started.finish, f"to upload: wandb sync {shell_word(path)}")
     return Recording(log, started.finish, f"wandb: {started.url}", run.step if started.resumed else -1)
 
 
