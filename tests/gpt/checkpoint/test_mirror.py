@@ -13,7 +13,7 @@ import pytest
 from gpt.checkpoint import mirror as room
 from gpt.checkpoint.find import steps_in
 from gpt.checkpoint.folder import Retention
-from gpt.checkpoint.mirror import Mirror, copy_checkpoint, is_copied
+from gpt.checkpoint.mirror import Mirror, copy_checkpoint, copy_run_files, is_copied
 from gpt.checkpoint.stored import verify
 from gpt.common.config import Origin
 from gpt.common.errors import Exit, InvalidCheckpoint
@@ -200,6 +200,14 @@ def finished(run, drive):
     """The run's folder, whose mirror is drive."""
     run.ok(*SAVING, "--mirror_to", str(drive))
     return run.folder / "out"
+
+
+def test_a_file_that_is_not_the_runs_is_not_copied(tmp_path):
+    for name in ("metrics.jsonl", "model.gguf"):
+        (tmp_path / name).touch()
+    (tmp_path / "copy").mkdir()
+    copy_run_files(tmp_path, tmp_path / "copy")
+    assert [path.name for path in (tmp_path / "copy").iterdir()] == ["metrics.jsonl"]
 
 
 def test_a_run_and_its_mirror_hold_the_same(run, drive):

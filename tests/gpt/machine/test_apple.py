@@ -59,6 +59,12 @@ def test_several_processes_do_not_share_it(monkeypatch):
     assert device.choose(None, None, "auto", None).device.type == "cpu"
 
 
+def test_a_step_asks_for_no_foreach_kernel_which_it_has_not(run, monkeypatch):
+    for name in ("_has_foreach_support", "_device_has_foreach_support"):
+        monkeypatch.setattr(f"torch.nn.utils.clip_grad.{name}", lambda *_: False)
+    run.ok("--max_steps", "1")
+
+
 def test_its_memory_is_what_metal_recommends(monkeypatch):
     apple.pretend(monkeypatch)
     machine = apple.machine()

@@ -43,6 +43,9 @@ def test_wandb_goes_on_after_the_resumed_step_online_and_begins_again_offline(li
     assert not old.exists()
     assert other.exists()
     os.environ.pop("WANDB_MODE")
+    os.environ["WANDB_DIR"] = str(tmp_path / "another")
+    assert wandb(run).opening == f"to upload: wandb sync {tmp_path}/another/wandb/offline-run-2-id"
+    os.environ.pop("WANDB_MODE")
     (tmp_path / "netrc").write_text("machine api.wandb.ai\n  login user\n  password key\n")
     assert wandb(run)[2:] == ("wandb: https://wandb.example/1", 7)
     assert os.environ["WANDB_PROJECT"] == "language-models"
