@@ -12,6 +12,7 @@ from gpt.planning.recipe import Recipe, eval_interval_of, eval_tokens_of, sample
 
 BETWEEN_FRACTION = 0.1  # of the minutes, for validations, saves of the best and samples; the end has one of each
 SPARE = 0.03  # of the minutes left, kept for steps slower than measured
+TOO_SLOW = 2.0  # times the seconds left, for the steps left: a resumed run would be cut off at a high learning rate
 NUM_INTERVALS = 4  # between validations; the pace is their mean, as only some have a sample
 
 
@@ -88,13 +89,17 @@ class Deadline:
 def with_length(deadline: Deadline, setup: Setup, pace: Pace, steps_done: int) -> Setup:
     """The setup with the length that fits before the deadline; the same one if there is nothing to plan.
 
-    The recipe, its validations and its samples are then for that length. All processes call it.
+    The recipe, its validations and its samples are then for that length. A resumed run keeps its length, unless
+    this machine is TOO_SLOW for it: then it ends sooner. All processes call it.
     """
-    if not deadline.plans_length:
-        return setup
     seconds = setup.runtime.processes.from_first(
         lambda: (1 - SPARE) * 60 * (deadline.minutes or 0.0) - deadline.seconds_used)
+    is_late = deadline.minutes is not None and pace.seconds(setup.recipe, steps_done) > TOO_SLOW * seconds
+    if not deadline.plans_length and not is_late:
+        return setup
     fitting = recipe_within(seconds, setup, pace, steps_done)
+    if not deadline.plans_length:
+        return replace(setup, recipe=setup.recipe.until(fitting.total_steps))
     recipe = setup.recipe_for(fitting.total_steps).with_micro_batch(fitting.batch_size)
     return replace(setup, recipe=replace(recipe, eval_tokens=fitting.eval_tokens, eval_interval=fitting.eval_interval,
                                          sample_interval=fitting.sample_interval))

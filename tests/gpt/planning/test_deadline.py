@@ -93,6 +93,18 @@ def test_a_run_of_some_minutes_that_was_stopped_has_the_schedule_of_one_that_was
     assert f"already at step {length} of {length}; raise --max_minutes to continue" in text
 
 
+def test_a_run_that_goes_on_on_a_much_slower_machine_still_ends_its_schedule(run, monkeypatch):
+    flags = ["--max_minutes", "2", "--max_steps", "40"]
+    monkeypatch.setattr(train, "measure_pace", lambda *_: PACE)
+    monkeypatch.setattr(train.Run, "is_stopped", lambda run: run.state.step == 3)  # as by a signal
+    run(*flags)
+    monkeypatch.undo()
+    monkeypatch.setattr(train, "measure_pace", lambda *_: dataclasses.replace(PACE, step=25.0))
+    _, text = run(*flags, "--resume_from", "auto")
+    assert planned(text) == 4  # steps of 25 s, not 37
+    assert re.search(r"^step 7/7 ", text, re.MULTILINE)
+
+
 @pytest.fixture(params=[1e-6])
 def slower(request, monkeypatch):
     """Steps that turn out slower than measured: each look at the clock takes 0.1 s, however busy the machine is."""
