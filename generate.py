@@ -178,7 +178,7 @@ def main(argv: Sequence[str]) -> int:
     def sample_of(number: int) -> Sample:
         sample = Sample(number, text, prompt_ids, args.max_new_tokens, args.seed + number, tokenizer)
         if not args.chat:
-            sample.pending += text
+            sample.show_prompt()
         return sample
 
     output = (lambda _text: None) if corpus and args.json else show  # JSON waits for the quotations

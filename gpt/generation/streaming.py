@@ -17,6 +17,7 @@ from gpt.generation.continuation import Continuation, Sampling
 from gpt.generation.decoder import Decoder
 from gpt.generation.prompts import Language
 from gpt.generation.sampling import decode
+from gpt.tokens.tokenizer import letter_ids, text_after
 
 SEPARATOR = "\n" + "-" * 40 + "\n"
 
@@ -39,15 +40,34 @@ class Sample(Continuation):
         self.text = ""  # the whole characters of the new ids
         self.pending = SEPARATOR if number else ""  # text to print next
         self._tokenizer = tokenizer
-        self._stream = DecodeStream(skip_special_tokens=True)
+        self._before: list[int] = []  # decoded before the new ids, and not part of the text
+        self._stream = self._stream_after([])
+
+    def show_prompt(self) -> None:
+        """Prints the prompt before the text, which keeps its first blank then."""
+        self.pending += self.prompt
+        if self.prompt:
+            self._before = letter_ids(self._tokenizer)
+            self._stream = self._stream_after(self._before)
 
     def add(self, new_id: int, log_probability: float) -> None:
         super().add(new_id, log_probability)
-        self._take(self._stream.step(self._tokenizer, new_id) or "")
+        try:
+            self._take(self._stream.step(self._tokenizer, new_id) or "")
+        except Exception:  # bytes that were a character are none, after an invalid one
+            self.end()
+            self._stream = self._stream_after(letter_ids(self._tokenizer))
 
     def end(self) -> None:
         """Appends the rest of the text after the last id; an incomplete character becomes U+FFFD."""
-        self._take(self._tokenizer.decode(self.new_ids, skip_special_tokens=True)[len(self.text):])
+        self._take(text_after(self._tokenizer, self._before, self.new_ids)[len(self.text):])
+
+    def _stream_after(self, ids: Sequence[int]) -> DecodeStream:
+        """A stream that has decoded these ids."""
+        stream = DecodeStream(skip_special_tokens=True)
+        for each in ids:
+            stream.step(self._tokenizer, each)
+        return stream
 
     def _take(self, piece: str) -> None:
         self.text += piece

@@ -3,7 +3,7 @@
 import contextlib
 import json
 import operator
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -141,6 +141,18 @@ def opening_ids(tokenizer: Tokenizer) -> list[int]:
         encoding = tokenizer.encode("a")
         return encoding.ids[:encoding.special_tokens_mask.index(0)]
     return []
+
+
+def letter_ids(tokenizer: Tokenizer) -> list[int]:
+    """The ids of a letter. Decoders that strip the first blank of a text keep a word's blank behind them."""
+    with contextlib.suppress(Exception):  # a vocabulary of words may have no token for unknown words
+        return tokenizer.encode("a", add_special_tokens=False).ids
+    return []
+
+
+def text_after(tokenizer: Tokenizer, before: Sequence[int], ids: Sequence[int]) -> str:
+    """Decodes ids as they stand behind others, without special tokens and without the text of the others."""
+    return tokenizer.decode([*before, *ids])[len(tokenizer.decode([*before])):]
 
 
 def bytes_per_id(tokenizer: Tokenizer, vocab_size: int) -> np.ndarray | None:

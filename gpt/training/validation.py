@@ -19,7 +19,7 @@ from gpt.ops.shards import reshard
 from gpt.tokens.chat import END, Turn, prompt_ids
 from gpt.tokens.corpus import Validation
 from gpt.tokens.masks import warn_without_mask
-from gpt.tokens.tokenizer import bytes_per_id, load_tokenizer
+from gpt.tokens.tokenizer import bytes_per_id, letter_ids, load_tokenizer, text_after
 from gpt.training.state import Run
 
 SAMPLE_TOKENS = 64
@@ -169,4 +169,6 @@ class Validator:
                 ids += sample(model, asked, num_tokens, setup.args.seed + self._run.state.step, end_id,
                               should_stop=lambda: signals.number is not None)
             model.train()
-        return None if signals.number is not None else printable_text(prompt + self.tokenizer.decode(ids)).strip()
+        before = [] if setup.corpus.converses else letter_ids(self.tokenizer)
+        text = prompt + text_after(self.tokenizer, before, ids)
+        return None if signals.number is not None else printable_text(text).strip()

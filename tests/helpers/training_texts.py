@@ -5,7 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
 
 from gpt.common.signals import Signals
 from gpt.pretokenization import workers
@@ -49,3 +49,15 @@ def tokenizer_json(*merges: tuple[str, str]) -> str:
     tokenizer.decoder = decoders.ByteLevel()  # type: ignore[assignment]
     tokenizer.add_special_tokens(SPECIAL_TOKENS)
     return tokenizer.to_str(pretty=True)
+
+
+def sentencepiece_tokenizer(*merges: tuple[str, str], letters: str = "") -> Tokenizer:
+    """A tokenizer as transformers converts it from SentencePiece: a blank is a mark, which a text begins with."""
+    tokens = [*(f"<0x{byte:02X}>" for byte in range(256)), "<unk>", "\u2581", *letters, *(a + b for a, b in merges)]
+    tokenizer = Tokenizer(models.BPE({token: number for number, token in enumerate(tokens)}, [*merges],
+                                     byte_fallback=True, unk_token="<unk>"))
+    tokenizer.normalizer = normalizers.Sequence(  # type: ignore[assignment]
+        [normalizers.Prepend("\u2581"), normalizers.Replace(" ", "\u2581")])
+    tokenizer.decoder = decoders.Sequence(  # type: ignore[assignment]
+        [decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)])
+    return tokenizer

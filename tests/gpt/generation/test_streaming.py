@@ -12,6 +12,7 @@ import pytest
 
 from gpt.generation.streaming import SEPARATOR, Sample, show, write_started
 from gpt.tokens.tokenizer import vocab_size_of
+from tests.helpers.training_texts import sentencepiece_tokenizer
 
 
 @pytest.fixture
@@ -20,7 +21,7 @@ def sample_of(tokenizer):
 
     def make(number: int) -> Sample:
         sample = Sample(number, f"p{number}", [1], 99, 7, tokenizer)
-        sample.pending += sample.prompt
+        sample.show_prompt()
         return sample
 
     return make
@@ -59,6 +60,31 @@ def test_what_is_written_is_what_the_tokenizer_decodes_whatever_the_ids(pieces_o
         ids = [rng.randrange(vocab_size_of(tokenizer)) for _ in range(rng.randint(0, 40))]
         assert "".join(pieces_of(ids)) == tokenizer.decode(ids, skip_special_tokens=True)
     assert "".join(pieces_of(tokenizer.encode("ab\U0001f44d").ids[:-1])) == "ab\ufffd"
+
+
+def test_a_blank_at_the_beginning_is_kept_behind_a_prompt_alone():
+    found = sentencepiece_tokenizer(("\u2581", "t"), letters="at")
+    ids = found.encode("t at").ids
+    for prompt, is_shown, expected in (("a", True, "a t at"), ("a", False, "t at"), ("", True, "t at")):
+        sample = Sample(0, prompt, [257], 99, 7, found)
+        if is_shown:
+            sample.show_prompt()
+        for new_id in ids:
+            sample.add(new_id, -1.0)
+        assert sample.pending == expected
+        sample.end()
+        assert sample.pending == expected == (prompt if is_shown else "") + sample.text
+
+
+def test_bytes_that_end_in_an_invalid_one_are_marked_and_the_text_goes_on():
+    found = sentencepiece_tokenizer(letters="a")
+    for bad in ([0xc3], [0xff], [0xff, 0xc3, 0xa9]):
+        sample, ids = Sample(0, "a", [1], 99, 7, found), [258, 0xc3, 0xa9, *bad, 258, 257, 258]
+        for new_id in ids:
+            sample.add(new_id, -1.0)
+        assert sample.text == f"a\u00e9{found.decode(ids)[2:]}"
+        sample.end()
+        assert sample.text.endswith("\ufffda a")
 
 
 @pytest.mark.parametrize(("is_terminal", "expected"), [(False, "a\x1b[31mb\tc\x07\n\x9b2J"),

@@ -3,10 +3,12 @@
 import json
 
 import pytest
+from tokenizers import decoders
 
 from gpt.common.errors import Exit, UserError
 from gpt.tokens.faithful import probes_of, refuse_changes
 from gpt.tokens.tokenizer import load_tokenizer
+from tests.helpers.training_texts import sentencepiece_tokenizer
 
 
 @pytest.fixture
@@ -39,14 +41,7 @@ def test_harmless_changes_are_described(changed):
 
 
 def test_a_sentencepiece_tokenizer_that_writes_a_blank_as_a_mark_is_accepted():
-    from tokenizers import Tokenizer, decoders, models, normalizers
-
-    vocabulary = {f"<0x{byte:02X}>": byte for byte in range(256)} | {"<unk>": 256, "\u2581": 257}
-    found = Tokenizer(models.BPE(vocab=vocabulary, merges=[], byte_fallback=True, unk_token="<unk>"))
-    found.normalizer = normalizers.Sequence(  # type: ignore
-        [normalizers.Prepend("\u2581"), normalizers.Replace(" ", "\u2581")])
-    found.decoder = decoders.Sequence(  # type: ignore
-        [decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)])
+    found = sentencepiece_tokenizer()
     assert "U+2581" in refuse_changes(found, "x", probes_of(found))
     found.decoder = decoders.Sequence([decoders.Replace("\u2581", "  "), decoders.ByteFallback(), decoders.Fuse()])  # type: ignore
     with pytest.raises(UserError, match="changes text"):

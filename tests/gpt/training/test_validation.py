@@ -25,6 +25,7 @@ from gpt.training.strategies import CudaGraphs
 from gpt.training.validation import LossSums, sum_losses
 from model import GPT, GPTConfig
 from tests.helpers.training import recipe, small_batch, small_model
+from tests.helpers.training_texts import sentencepiece_tokenizer
 
 
 @pytest.mark.parametrize("vocabulary", [{"the": 0, "cat": 1}, {"the": 0, "cat": 1, "[UNK]": 2}])
@@ -37,6 +38,15 @@ def test_a_run_whose_tokenizer_has_no_ids_for_the_prompt_shows_no_sample(run, tm
         text = run.ok("--data_dir", str(tmp_path), "--tokenizer_file", str(tmp_path / "t.json"), "--max_steps", "4",
                       "--sample_interval", "2", "--sample_prompt", prompt, "--overwrite")
         assert ("sample at step" in text) == (prompt == "unknown" and len(vocabulary) == 3)
+
+
+def test_a_sample_keeps_the_blank_behind_its_prompt(run, tmp_path, monkeypatch):
+    tokenizer = sentencepiece_tokenizer(("\u2581", "t"), letters="at")
+    tokenizer.save(str(tmp_path / "t.json"))
+    (np.arange(900) % 200).astype("<i2").tofile(tmp_path / "train.bin")
+    monkeypatch.setattr("gpt.training.validation.sample", lambda *_, **__: tokenizer.encode("t at").ids)
+    assert "at t at" in run.ok("--data_dir", str(tmp_path), "--tokenizer_file", str(tmp_path / "t.json"),
+                               "--max_steps", "2", "--sample_interval", "2", "--sample_prompt", "at")
 
 
 def test_a_prompt_without_a_tokenizer_is_said_to_have_no_effect(run, tmp_path):
