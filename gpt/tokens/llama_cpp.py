@@ -11,7 +11,7 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from gpt.common.errors import Exit, UserError, warn
-from gpt.tokens.tokenizer import end_of_text_id, is_byte_level_bpe, opening_ids
+from gpt.tokens.tokenizer import end_of_text_id, is_byte_level_bpe, opening_ids, vocab_size_of
 
 # The pre-tokenizers in the tokenizer.json of GPT-2, SmolLM, Qwen and Llama 3, by llama.cpp's names.
 CASED = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+"
@@ -38,9 +38,10 @@ STEPS = {
 def gguf_vocabulary(tokenizer: Tokenizer, vocab_size: int, end_ids: tuple[int, ...] = ()) -> dict[str, Any]:
     """The tokenizer's values by the names of gguf.GGUFWriter's add_ methods; token types are names of gguf.TokenType.
 
-    As convert_hf_to_gguf.py does, unused tokens fill the vocabulary up to the model's vocab_size. end_ids
-    are the end-of-text ids that the model's folder names; the first one ends a text. Warns of a tokenizer
-    that converts text to NFC. Raises UserError (exit 3) for others that llama.cpp cannot imitate exactly.
+    As convert_hf_to_gguf.py does, unused tokens fill the vocabulary up to the model's vocab_size, and special
+    tokens beyond it are left out. end_ids are the end-of-text ids that the model's folder names; the first one
+    ends a text. Warns of a tokenizer that converts text to NFC. Raises UserError (exit 3) for others that
+    llama.cpp cannot imitate exactly.
     """
     fields = json.loads(tokenizer.to_str())
     name = pre_tokenizer_name(fields)
@@ -54,8 +55,8 @@ def gguf_vocabulary(tokenizer: Tokenizer, vocab_size: int, end_ids: tuple[int, .
         raise UserError(Exit.DATA, "the tokenizer has no end-of-text token, so llama.cpp would never end a "
                                    "text. Give --format huggingface, and --output with a folder's name.")
 
-    tokens = [f"[PAD{index}]" for index in range(vocab_size)]
-    kinds = ["UNUSED"] * vocab_size
+    tokens = [f"[PAD{index}]" for index in range(max(vocab_size, vocab_size_of(tokenizer)))]
+    kinds = ["UNUSED"] * len(tokens)
     for token, index in fields["model"]["vocab"].items():
         tokens[index], kinds[index] = token, "NORMAL"
     for token in fields["added_tokens"]:
@@ -64,7 +65,8 @@ def gguf_vocabulary(tokenizer: Tokenizer, vocab_size: int, end_ids: tuple[int, .
     if fields["normalizer"] is not None:
         warn("this tokenizer converts text to Unicode's form NFC, llama.cpp does not: text in another form "
              "gets other ids there.")
-    return {"tokenizer_model": "gpt2", "tokenizer_pre": name, "token_list": tokens, "token_types": kinds,
+    return {"tokenizer_model": "gpt2", "tokenizer_pre": name, "token_list": tokens[:vocab_size],
+            "token_types": kinds[:vocab_size],
             "token_merges": [" ".join(merge) for merge in fields["model"]["merges"]],
             "bos_token_id": opening[0] if opening else end_id if end_of_text is None else end_of_text,
             "eos_token_id": end_id, "add_bos_token": bool(opening)}

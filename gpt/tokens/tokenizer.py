@@ -15,6 +15,7 @@ from gpt.common.errors import Exit, UserError
 from gpt.common.files import named_in, read_bytes, read_text
 from gpt.common.names import METADATA, TEMPLATE, TOKENIZER, TOKENIZER_CONFIG
 from gpt.common.words import printable, shell_word
+from gpt.tokens.chat import END, START
 
 END_OF_TEXT = "<|endoftext|>"
 USUAL_ENDS = (END_OF_TEXT, "</s>", "<|end_of_text|>", "<eos>")  # tokenizers' names for the end of a document
@@ -27,9 +28,16 @@ MAX_TOKENIZER_BYTES = 256 * 2**20
 def tokenizer_of(folder: Path, given: str | None, vocab_size: int) -> Tokenizer:
     """Opens the given tokenizer, or without one the tokenizer in a model's folder.
 
-    Raises UserError (exit 3), also for a tokenizer with more ids than the model, or other ids than its own one.
+    A special token that no text gets, such as padding, may lie beyond the model's ids. Raises UserError (exit 3),
+    also for a tokenizer with more ids than the model, or other ids than its own one.
     """
     tokenizer, num_ids = load_with_size(Path(given or folder))
+    if num_ids > vocab_size:
+        special = {token.content for token in tokenizer.get_added_tokens_decoder().values() if token.special}
+        special -= {START, END, *map(tokenizer.id_to_token, opening_ids(tokenizer))}
+        end_ids = end_of_text_id(tokenizer), end_of_text_id(tokenizer, Path(given or folder))
+        num_ids = 1 + max(index for token, index in tokenizer.get_vocab().items()
+                          if token not in special or index in end_ids)
     if num_ids > vocab_size:
         cure = "Give the model's own --tokenizer_file." if given else f"Copy the model's own to {shell_word(folder)}."
         raise UserError(Exit.DATA, f"the tokenizer has {num_ids:,} ids, the model {vocab_size:,}. {cure}")
@@ -158,16 +166,16 @@ def text_after(tokenizer: Tokenizer, before: Sequence[int], ids: Sequence[int]) 
 def bytes_per_id(tokenizer: Tokenizer, vocab_size: int) -> np.ndarray | None:
     """The bytes of text for each id, int64 [V], 0 for special ids; None unless the tokenizer is byte-level.
 
-    V is vocab_size, above every id of the tokenizer.
+    V is vocab_size; the tokenizer may have special tokens beyond it.
     """
     if not isinstance(tokenizer.decoder, decoders.ByteLevel):
         return None  # only in a byte-level tokenizer does each character of a token stand for one byte
-    lengths = np.zeros(vocab_size, np.int64)
+    lengths = np.zeros(max(vocab_size, vocab_size_of(tokenizer)), np.int64)
     for token, index in tokenizer.get_vocab(with_added_tokens=False).items():
         lengths[index] = len(token)
     for index, token in tokenizer.get_added_tokens_decoder().items():
         lengths[index] = 0 if token.special else len(token.content.encode())
-    return lengths
+    return lengths[:vocab_size]
 
 
 def is_byte_level_bpe(model: Mapping[str, Any]) -> bool:

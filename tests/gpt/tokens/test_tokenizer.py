@@ -1,12 +1,23 @@
 """gpt/tokens/tokenizer.py: tokenizers of every origin open safely, and text never becomes a special id."""
 
+import contextlib
 import json
 
 import pytest
 from tokenizers import AddedToken, Tokenizer, models
 
 from gpt.common.errors import Exit, UserError
-from gpt.tokens.tokenizer import END_OF_TEXT, bytes_per_id, end_of_text_id, load_tokenizer, load_with_size
+from gpt.tokens.llama_cpp import gguf_vocabulary
+from gpt.tokens.tokenizer import (
+    END_OF_TEXT,
+    bytes_per_id,
+    end_of_text_id,
+    load_tokenizer,
+    load_with_size,
+    tokenizer_of,
+    vocab_size_of,
+)
+from tests.helpers.refusals import refused
 from tests.helpers.training_texts import tokenizer_json
 
 AB = '{"type": "BPE", "vocab": {"a": 0, "b": 1}, "merges": []}'
@@ -46,6 +57,20 @@ def test_bytes_per_id_add_up_to_the_length_in_utf8(tokenizer, texts):
     assert lengths[0] == 0
     for text in [*texts, "".join(map(chr, range(1, 0x300))), END_OF_TEXT, ""]:
         assert lengths[tokenizer.encode(text).ids].sum() == len(text.encode())
+
+
+@pytest.mark.parametrize(("added", "is_special", "fits"), [
+    ("[PAD]", True, True), ("[PAD]", False, False), ("<|im_start|>", True, False), ("</s>", True, False)])
+def test_padding_alone_may_lie_beyond_the_models_ids(tokenizer, tmp_path, added, is_special, fits):
+    size = vocab_size_of(tokenizer)
+    tokenizer.add_tokens([AddedToken(added, special=is_special)])
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    (tmp_path / "tokenizer_config.json").write_text('{"eos_token": "</s>"}')
+    with contextlib.nullcontext() if fits else refused(f"has {size + 1} ids, the model {size}", Exit.DATA):
+        tokenizer = tokenizer_of(tmp_path, None, size)
+        lengths = bytes_per_id(tokenizer, size)
+        assert lengths is not None
+        assert len(lengths) == len(gguf_vocabulary(tokenizer, size)["token_list"]) == size
 
 
 @pytest.mark.parametrize(("special", "files", "expected"), [
