@@ -60,7 +60,8 @@ class Decoder:
             self.caches = [torch.frombuffer(mmap.mmap(-1, math.prod(shape) * dtype.itemsize),
                                             dtype=dtype).view(shape)
                            for _ in self.blocks]
-        else:
+        else:  # _hold() adds slots
+            shape = (*shape[:3], 0, config.head_dim)
             self.caches = [torch.zeros(shape, dtype=dtype, device=self.device) for _ in self.blocks]
 
         self.compiled = self.in_graphs = False
@@ -74,6 +75,7 @@ class Decoder:
         With in_graphs a step is one CUDA graph, and the draw by this sampling is another. A graph has fixed
         addresses and shapes, so attention reads all slots.
         """
+        self._hold(self.window)
         if in_graphs:
             parts = tree_leaves([self.caches, self.ends, self.blocks, self.embedding, self.head])
             for tensor in tree_leaves([vars(part) if isinstance(part, Dense) else part for part in parts]):
@@ -130,9 +132,21 @@ class Decoder:
             kv[target, :, :, :length] = kv[source, :, :, :length]
         self.lengths[target], self.filled[target] = length, self.filled[source]
 
+    @torch.inference_mode(False)
+    def _hold(self, length: int) -> None:
+        """Adds slots to the caches where they hold fewer than length ids in a row, for twice as many at most.
+
+        So a long window takes no memory before a text fills it.
+        """
+        missing = min(_whole_slots(2 * length), _whole_slots(self.window)) + 1 - self.caches[0].size(3)
+        if length >= self.caches[0].size(3):
+            for layer, cache in enumerate(self.caches):
+                self.caches[layer] = F.pad(cache, (0, 0, 0, missing))
+
     def _read(self, row: int, ids: list[int]) -> None:
         """Computes the keys and values of all ids in one pass."""
         num_ids = len(ids)
+        self._hold(num_ids)
 
         def attend(layer: int, q_NHK: torch.Tensor, kv_N2GK: torch.Tensor,
                    bias_NHT: torch.Tensor | None = None) -> torch.Tensor:
@@ -160,6 +174,7 @@ class Decoder:
         for row in range(len(ids), B):  # unused rows of the compiled shape
             self.lengths[row], self.filled[row] = 0, []
         assert max(self.lengths[:B]) < self.window, "more tokens than positions"
+        self._hold(max(self.lengths[:B]) + 1)
 
         S = _whole_slots(self.window if self.in_graphs else max(self.lengths[:B]) + 1)
         unused = [0] * (B - len(ids))

@@ -96,6 +96,20 @@ def test_a_prompt_read_before_is_copied_not_read_again(make_model, kind, monkeyp
         torch.testing.assert_close(found, expected)
 
 
+def test_caches_that_grow_as_on_a_gpu_make_the_same_texts(make_any, one_thread):
+    model, made = make_any("qwen3", seq_length=300), []
+    for grows in (False, True):
+        decoder = decoder_of(model, 2)
+        if grows:
+            decoder.caches = [cache[..., :0, :].clone() for cache in decoder.caches]
+        texts = [Continuation([1, 2, 3 + seed] * (1 + 20 * seed), 200, seed) for seed in range(3)]
+        for _ in decode(decoder, texts, Sampling(), (17,)):
+            assert not grows or decoder.caches[0].size(3) <= 2 * max(max(decoder.lengths), 32) + 65
+        made.append([text.ids for text in texts])
+    assert made[0] == made[1]
+    assert decoder.caches[0].size(3) == 321, "the whole window at most"
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("arch", ["gpt2", "qwen3"])
 @pytest.mark.parametrize(("dtype", "kind"), [(torch.float32, Dense), (torch.bfloat16, Dense), (torch.bfloat16, Int8)])
