@@ -90,6 +90,11 @@ def _locate(path: Path, warn: Callable[[str], None], run_folder: Path | None = N
     folder, name = named_in(path, run_folder or Path("out"))
     if folder.exists() and not folder.is_dir():
         raise _nothing_found(folder, to_train)
+    # Hugging Face's Trainer wrote them.
+    of_trainer = [path for path, _ in numbered_in(folder).values() if (path / "training_args.bin").is_file()]
+    if (name and ((folder / MANIFEST).is_file() or (folder / CONFIG).is_file())) or (name == BEST and of_trainer):
+        raise _refusal(f"{printable(folder / name)} does not exist, and {printable(folder)} is no output folder of "
+                       f"train.py. Give {shell_word(folder)} alone.")
     if (folder / MANIFEST).is_file():
         return folder, _verified(folder, to_train, "Give the folder it is in to take the newest sound one.")
     if (folder / STATE).exists() and (folder / OPTIMIZER).exists():
@@ -97,8 +102,7 @@ def _locate(path: Path, warn: Callable[[str], None], run_folder: Path | None = N
                        "Give another checkpoint.")
     if (folder / CONFIG).is_file():
         return folder, None
-    of_trainer = [path for path, _ in numbered_in(folder).values() if (path / "training_args.bin").is_file()]
-    if of_trainer:  # Hugging Face's Trainer wrote them
+    if of_trainer:
         return of_trainer[0], None
     found = (_best_of(folder, warn, to_train) if name == BEST else
              newest_sound(folder, warn, partial(verify, to_train=to_train)))

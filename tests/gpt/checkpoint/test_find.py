@@ -49,7 +49,11 @@ def test_a_folder_of_hugging_faces_trainer_means_its_newest_checkpoint(tmp_path)
         (tmp_path / f"checkpoint-{step}").mkdir()
         for name in ("config.json", "trainer_state.json", "training_args.bin"):
             (tmp_path / f"checkpoint-{step}" / name).write_text("{}")
-    assert resolve(tmp_path, no_warning).name == "checkpoint-12"
+    for path in (tmp_path, tmp_path / "last"):
+        assert resolve(path, no_warning).name == "checkpoint-12"
+    for path in (tmp_path, tmp_path / "checkpoint-12"):
+        with refused(f"{path}/best does not exist, and .* Give {path} alone", Exit.CHECKPOINT):
+            resolve(path / "best", no_warning)
     with refused("", Exit.CHECKPOINT):
         find_resume(str(tmp_path), tmp_path / "out", False, no_warning)
 
@@ -79,6 +83,8 @@ def test_best_is_what_the_newest_sound_checkpoint_records_and_last_is_that_one(r
     folder = ranked(THREE)
     assert resolve(folder / "best", no_warning).name == "checkpoint-600"
     assert resolve(folder / "last", no_warning).name == resolve(folder, no_warning).name == "checkpoint-900"
+    with refused("checkpoint-900/last does not exist", Exit.CHECKPOINT):
+        resolve(folder / "checkpoint-900/last", no_warning)
     monkeypatch.chdir(folder.parent)  # a bare name means the folder out
     assert resolve(Path("best"), no_warning) == Path("out/checkpoint-600")
     assert resolve(Path("out/best/"), no_warning) == Path("out/checkpoint-600")
