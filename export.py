@@ -118,9 +118,9 @@ from safetensors.torch import save_file
 
 from gpt.architectures.table import ModelConfig, architecture_of
 from gpt.checkpoint.contents import PUBLISHED
-from gpt.checkpoint.find import resolve
+from gpt.checkpoint.find import read_checkpoint
 from gpt.checkpoint.folder import put_in_place
-from gpt.checkpoint.load import chat_template, end_ids, load_model, open_model, stored_tensors
+from gpt.checkpoint.load import chat_template, end_ids, load_model, open_model, opening, stored_tensors
 from gpt.checkpoint.nanogpt import convert
 from gpt.common.files import rename, sync
 from gpt.common.outputs import place_of
@@ -128,8 +128,9 @@ from gpt.common.progress import Progress
 from gpt.common.signals import Signals, Stopped
 from gpt.evaluation.pruning import prune_blocks
 from gpt.hub.download import download_named
+from gpt.tokens.chat import can_converse
 from gpt.tokens.llama_cpp import gguf_vocabulary
-from gpt.tokens.tokenizer import tokenizer_of
+from gpt.tokens.tokenizer import load_tokenizer, tokenizer_of
 
 DTYPES = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16,
           **dict.fromkeys(QUANTIZED, torch.float16)}  # of their scales
@@ -152,6 +153,14 @@ def export(args: argparse.Namespace, signals: Signals, out: Progress) -> None:
     with contextlib.ExitStack() as temporary:
         target = choose_target(args.output, form_of(args), args.overwrite)
         args = download_named(args, "ckpt", out, signals.look)
+
+        def export_of(source: Path) -> tuple[Path, int]:
+            if source.resolve() == target:
+                raise UserError(Exit.FLAGS, f"--output {printable(args.output)} is the model to export. "
+                                            "Give another name.")
+            with out.phase(f"writing {printable(target.name)}"):
+                return source, write_export(args, source, target, signals)
+
         with writing(f"--output {printable(args.output)}", SafetensorError):  # which may be a full disk
             target.parent.mkdir(parents=True, exist_ok=True)
             if args.from_nanogpt:
@@ -161,13 +170,9 @@ def export(args: argparse.Namespace, signals: Signals, out: Progress) -> None:
                 with out.phase("reading the file"):
                     out.say(convert(Path(args.from_nanogpt), source, args.tokenizer_file, args.n_head,
                                     out.warn))
-            else:
-                source = resolve(Path(args.ckpt), out.warn)
-            if source.resolve() == target:
-                raise UserError(Exit.FLAGS, f"--output {printable(args.output)} is the model to export. "
-                                            "Give another name.")
-            with out.phase(f"writing {printable(target.name)}"):
-                num_tensors = write_export(args, source, target, signals)
+                source, num_tensors = export_of(source)
+            else:  # the next one, if a training run deletes the folder meanwhile
+                source, num_tensors = read_checkpoint(Path(args.ckpt), out.warn, export_of)
         out.say(f"{printable(args.from_nanogpt or as_recorded(str(source)))} -> {printable(args.output)}: "
                 f"{several(num_tensors, 'tensor')}, {args.dtype}")
         is_file, output = form_of(args) == "gguf", shell_word(args.output)
@@ -175,7 +180,7 @@ def export(args: argparse.Namespace, signals: Signals, out: Progress) -> None:
         has_tokenizer = (Path(opened) / TOKENIZER).is_file()
         copying = ("" if is_file or has_tokenizer else
                    f"the folder has no tokenizer; first copy the one of the tokens:\ncp DATA/{TOKENIZER} {output}\n")
-        chat = " --chat" if chat_template(source) else ""
+        chat = " --chat" if has_tokenizer and chat_template(source) and can_converse(load_tokenizer(opened)) else ""
         out.say(copying + (f"to open it: llama-server -m {output}" if is_file else
                            f"to open it: python generate.py --ckpt {output}{chat}"))
         if has_tokenizer and not (is_file and args.from_nanogpt):  # whose folder was temporary
@@ -308,7 +313,8 @@ def write_folder(args: argparse.Namespace, config: ModelConfig, source: Path, fo
     4 for a link out of the source, and in_dtype's) and OSError.
     """
     folder.mkdir()
-    stored = stored_tensors(source)
+    with opening(f"checkpoint {printable(source)}"):
+        stored = stored_tensors(source)
     for name in PUBLISHED:
         if (source / name).is_file():
             place = (source / name).resolve().parent

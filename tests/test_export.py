@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import os
 import shutil
 import sys
 from pathlib import Path
@@ -18,7 +19,7 @@ from gpt.common.errors import Exit, UserError
 from gpt.ops.rotary import RotaryScaling, rotary_frequencies
 from gpt.tokens.chat import END, START, Turn, segments_of, special_names
 from gpt.tokens.tokenizer import vocab_size_of
-from tests.helpers.models import conversing_checkpoint
+from tests.helpers.models import conversing_checkpoint, replaced_meanwhile
 from tests.helpers.refusals import refused
 
 SCALING = RotaryScaling(4.0, 1.0, 4.0, 32)
@@ -146,6 +147,16 @@ def test_the_gguf_has_the_template_of_conversations_and_ends_at_the_end_of_an_an
     assert f"python generate.py --ckpt {tmp_path / 'mine'} --chat\n" in capsys.readouterr().out
     for name in ("chat_template.jinja", "generation_config.json", "tokenizer_config.json"):
         assert (tmp_path / "mine" / name).read_bytes() == (folder / name).read_bytes()
+    (tmp_path / "mine/tokenizer.json").write_text(tokenizer.to_str().replace(START, "<|start|>"))
+    run(tmp_path / "mine", tmp_path / "other", "--format", "huggingface")
+    assert f"python generate.py --ckpt {tmp_path / 'other'}\n" in capsys.readouterr().out
+
+
+def test_a_checkpoint_that_a_run_replaces_while_it_is_read_gives_way_to_the_next(make_checkpoint, tmp_path,
+                                                                               monkeypatch):
+    monkeypatch.setattr(export, "open_model", replaced_meanwhile(export.open_model, tmp_path / "out", make_checkpoint))
+    run(tmp_path / "out", tmp_path / "mine", "--format", "huggingface")
+    assert sorted(os.listdir(tmp_path)) == ["mine", "out"]
 
 
 @pytest.mark.slow
