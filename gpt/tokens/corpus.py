@@ -107,7 +107,7 @@ def open_corpus(train: Path, val: Path | None, metadata_file: Path | None, token
     tokenizer_sha256 = _checked_tokenizer(tokenizer_file, metadata, of_val) if tokenizer_file else None
 
     train_stream, identity = _open(train_files, "train", metadata, known_size)
-    notes = []
+    num_train, notes = train_stream.length, []
     if not metadata.splits and (metadata.dtype is None or layout is not LAYOUTS["nanogpt"]):
         notes.append(f"{train_stream.name}: {layout.whose} layout, {train_stream.dtype}, "
                      f"{train_stream.length:,} tokens")
@@ -124,6 +124,8 @@ def open_corpus(train: Path, val: Path | None, metadata_file: Path | None, token
                      "validation")
         val_stream, val_identity = train_stream.slice(train_stream.length - num, num), identity
         train_stream = train_stream.slice(0, train_stream.length - num)
+    if metadata.num_tokens != train_stream.length + (val_stream.length if val_stream else 0):  # of both files
+        _check_length(train_files[0], num_train, metadata.num_tokens, metadata)
 
     return Corpus(train_stream, val_stream, known_size, end_id, tokenizer_file, tokenizer_sha256,
                   identity, val_identity, tuple(notes), origins=metadata.origins,
@@ -139,8 +141,8 @@ def open_tokens(place: Path, vocab_size: int) -> tuple[TokenStream, Path | None]
     """Opens the tokens of a file, a folder or a glob for an evaluation; returns the tokenizer.json beside them too.
 
     Validation files are preferred, no tokens are kept back, and every id must be below vocab_size. As in
-    open_corpus, our metadata.json counts if it names the files, and other files are recognised. Raises
-    UserError (exit 3).
+    open_corpus, our metadata.json counts if it names the files, and another program's tells the dtype of files that
+    are recognised. Raises UserError (exit 3).
     """
     files, metadata = _described(place, Metadata(place))
     stream, _ = _open(files, "val", metadata, vocab_size)
@@ -155,10 +157,13 @@ def _folder_of(place: Path) -> Path:
 def _described(place: Path, unnamed: Metadata, looks_beside: bool = True) -> tuple[list[Path], Metadata]:
     """The files of a place to measure on, the validation files first, with the metadata of their split as "val".
 
-    It comes from our metadata beside them; unnamed is the metadata of files that it does not name.
+    It comes from our metadata beside them; unnamed is the metadata of files that it does not name. Of another
+    program's metadata beside them the dtype counts.
     """
     beside = beside_tokens(_folder_of(place), METADATA) if looks_beside else None
     metadata = metadata_of(beside) if beside else unnamed
+    if not metadata.splits:
+        unnamed = replace(unnamed, dtype=metadata.dtype or unnamed.dtype)
     train_files, val_files = _files_in(place, metadata)
     files = val_files or train_files
     records = [record for split, record in metadata.splits.items()
@@ -270,16 +275,15 @@ def _open(files: Sequence[Path], split: str, metadata: Metadata, vocab_size: int
             _check_sha256(f"token file {printable(mask)}", digests[-1], record.mask_sha256,
                           "is not what pretokenize.py wrote")
     stream = TokenStream(tuple(parts), vocab_size)
-    if split == "train":
-        _check_length(files[0], stream.length, metadata.num_tokens, metadata)
     return stream, digests[0] if len(digests) == 1 else hashlib.sha256("".join(digests).encode()).hexdigest()
 
 
 def _check_length(path: Path, length: int, expected: int | None, metadata: Metadata) -> None:
     """Raises UserError (exit 3) if the metadata records another number of tokens."""
     if expected not in (None, length):
+        cure = "Run pretokenize.py again." if metadata.splits else "Correct the metadata, or give its own file."
         raise token_file_error(path, f"holds {length:,} tokens, metadata {printable(metadata.path)} says "
-                                     f"{expected:,}. Run pretokenize.py again.")
+                                     f"{expected:,}. {cure}")
 
 
 def _checked_sha256(part: Part, record: FileRecord, vocab_size: int) -> str:

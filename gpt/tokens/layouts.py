@@ -150,7 +150,8 @@ def _raw(path: Path, num_bytes: int, recorded: str | None, vocab_size: int) -> P
     if not recorded and evident == "uint16" and num_quads >= LEAST_SAMPLED and alike < LEAST_ALIKE * len(first):
         raise token_file_error(path, "does not look like uint16: its ids at even and odd places differ in kind. Give "
                                      "the --vocab_size of its tokenizer, over 65,536 for int32, or if it is uint16, "
-                                     "type this line, and give --metadata_file types.json:\n"
+                                     "type this line, and give --metadata_file types.json (evaluate.py: put it beside "
+                                     "the file as metadata.json):\n"
                                      'echo \'{"dtype": "uint16"}\' > types.json')
     return _sized(path, num_bytes, recorded or evident, length)
 

@@ -47,7 +47,8 @@ class Metadata:
     dtype: str | None = None  # a key of DTYPES
     tokenizer_sha256: str | None = None
     origins: tuple[str, ...] = ()  # datasets of the Hugging Face hub, each with its commit
-    num_tokens: int | None = None  # of all files together, if another program wrote the metadata
+    # Of the training files or of all files together, if another program wrote the metadata.
+    num_tokens: int | None = None
     # Of train.bin and val.bin, if the metadata is ours.
     splits: dict[str, FileRecord] = field(default_factory=dict)
 

@@ -1,6 +1,7 @@
 """tokens/corpus.py and metadata.py: token files are what their metadata says, or are refused in one line that says why.
 """
 
+import contextlib
 import json
 import os
 from pathlib import Path
@@ -10,7 +11,7 @@ import pytest
 
 from gpt.common.errors import Exit, UserError
 from gpt.common.files import sha256_of
-from gpt.tokens.corpus import Corpus, open_corpus
+from gpt.tokens.corpus import Corpus, open_corpus, open_tokens
 from tests.helpers.refusals import refused
 from tests.helpers.token_files import ids_in, raw_stream, write_llmc
 
@@ -225,3 +226,20 @@ def test_another_programs_metadata_is_read_by_the_names_that_programs_use(corpus
         {"n_vocab": 300, "dtype": "numpy.uint16", "total_tokens": 1000, "eos_token_id": 3}))
     corpus = open_corpus(corpus_folder / "train.bin", corpus_folder / "val.bin", corpus_folder / "meta.json", None)
     assert (corpus.vocab_size, corpus.train.dtype, corpus.end_of_text_id) == (300, "uint16", 3)
+
+
+@pytest.mark.parametrize(("total", "is_accepted"), [(1000, True), (1100, True), (100, False)])
+def test_another_programs_number_of_tokens_is_of_the_training_file_or_of_both(corpus_folder, total, is_accepted):
+    change(corpus_folder, format=None, total_tokens=total)
+    with contextlib.nullcontext() if is_accepted else refused(f"holds 1,000 tokens, .* {total}. Correct", Exit.DATA):
+        assert open_corpus(corpus_folder, None, corpus_folder / "metadata.json", None).train.length == 1000
+
+
+def test_another_programs_metadata_tells_the_type_of_tokens_to_score(corpus_folder):
+    ids = np.arange(20_000) % 200 + np.arange(20_000) % 2 * 20_000
+    ids.astype("<u2").tofile(corpus_folder / "other.bin")
+    with refused("does not look like uint16", Exit.DATA):
+        open_tokens(corpus_folder / "other.bin", 30_000)
+    (corpus_folder / "metadata.json").write_text('{"dtype": "uint16"}')
+    stream, _ = open_tokens(corpus_folder / "other.bin", 30_000)
+    assert ids_in(stream) == ids.tolist()
