@@ -21,7 +21,6 @@ from gpt.common.errors import Exit, UserError
 from gpt.common.progress import Progress
 from gpt.common.signals import Signals
 from gpt.common.words import shell_line, shell_word
-from gpt.generation.sampling import NOT_FINITE
 from gpt.machine.device import Machine
 from gpt.ops.loss import IGNORED
 
@@ -144,5 +143,6 @@ def score_batch(model: Network, batch: Sequence[Window], machine: Machine) -> fl
             logits = F.linear(x, model.head_weight)[:, :model.config.vocab_size].float()
             nats += float(F.cross_entropy(logits, targets, reduction="none").cpu().double().sum())
     if not math.isfinite(nats):
-        raise UserError(Exit.DIVERGED, NOT_FINITE)
+        raise UserError(Exit.DIVERGED, "the losses are not finite: the model diverged, or overflows in fp16. Give an "
+                                       "earlier checkpoint, or --no-use_amp.")
     return nats

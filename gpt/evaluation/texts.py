@@ -18,7 +18,7 @@ from gpt.pretokenization.report import Report, warn_of_forms
 from gpt.pretokenization.sources import KINDS, blocks_of, documents_of, find_sources
 from gpt.tokens.chat import can_converse
 from gpt.tokens.faithful import decodes_to_itself
-from gpt.tokens.tokenizer import opening_ids, vocabulary_of
+from gpt.tokens.tokenizer import bytes_per_id, opening_ids, vocabulary_of
 
 
 def texts_of(words: Sequence[str], scorer: Scorer) -> Iterator[tuple[str, Iterator[Document]]]:
@@ -71,6 +71,7 @@ def documents_in(source: Source, scorer: Scorer) -> Iterator[Document]:
     splits_as_gpt2 = (scorer.end_of_text_id is not None
                       and vocabulary_of(tokenizer, scorer.end_of_text_id).splits_as_gpt2)
     is_faithful, lost = decodes_to_itself(tokenizer), 0
+    byte_lengths_V = bytes_per_id(tokenizer, scorer.model.config.vocab_size)
     reading = Reading(cut_pattern=SAFE_CUT if splits_as_gpt2 else SPACE_CUT)
     report = Report([source], reading)
     with leading_to_tokens([source.shown], scorer):
@@ -90,7 +91,8 @@ def documents_in(source: Source, scorer: Scorer) -> Iterator[Document]:
                     ids.append(np.array(part_ids, np.int32))
                 ids_N = np.concatenate(ids)
                 if not start_ids:
-                    num_bytes -= len(tokenizer.decode(ids_N[:1].tolist(), skip_special_tokens=False).encode())
+                    num_bytes -= (len(tokenizer.decode(ids_N[:1].tolist(), skip_special_tokens=False).encode())
+                                  if byte_lengths_V is None else int(byte_lengths_V[ids_N[0]]))
                 yield Document(ids_N, num_bytes, np.ones(len(ids_N), bool))
         if report.total.bad_lines:
             report.refuse_empty(source.text_bytes)

@@ -16,9 +16,6 @@ from gpt.generation.decoder import Decoder
 from gpt.generation.drawing import draw
 from gpt.ops.shards import full_tensors
 
-NOT_FINITE = ("the model's logits are not finite: it diverged, or overflows in fp16. Give an earlier "
-              "checkpoint, or --use_amp --amp_dtype bf16.")
-
 
 def decode(decoder: Decoder, continuations: Iterable[Continuation], sampling: Sampling,
            end_ids: Container[int | None]) -> Iterator[Continuation]:
@@ -69,7 +66,8 @@ def _next_ids(decoder: Decoder, active: Sequence[Continuation], sampling: Sampli
     if not all(enough):  # many ids of one probability, or a flat nucleus
         new_ids, log_probabilities, _ = draw(logits_BV[:num], uniforms_B[:num], sampling, whole=True).tolist()
     if not all(map(math.isfinite, log_probabilities)):
-        raise UserError(Exit.DIVERGED, NOT_FINITE)
+        raise UserError(Exit.DIVERGED, "the model's logits are not finite: it diverged, or overflows in fp16. Give an "
+                                       "earlier checkpoint, or --use_amp --amp_dtype bf16.")
     return list(map(int, new_ids)), log_probabilities
 
 

@@ -433,6 +433,7 @@ LATER = [
     Case("Give --prompt.", "generate.py --ckpt hf --max_new_tokens 2 --prompt ''", endless, {"--prompt": "the"}),
     Case("logits are not finite", "generate.py --ckpt hf --max_new_tokens 2 --use_amp --amp_dtype fp16",
          weights(1e6), together=True),
+    Case("the losses are not finite", "evaluate.py --ckpt hf --text a.txt", said=True),
     Case("--init_from {shell_word(named)}", "pretokenize.py chats.jsonl --tokenizer_file hf --output_dir chats",
          chats,
          adds=QUIET),

@@ -68,14 +68,14 @@ def test_documents_count_alike_in_whatever_form_they_come(measure, texts, tmp_pa
     assert found["nats_per_token"] == pytest.approx(nats / found["tokens"], rel=1e-6)
 
 
-def test_without_an_end_of_text_id_the_first_token_is_context_alone(scorer, tokenizer, tmp_path):
-    (tmp_path / "a.txt").write_text("the cat sat")
+@pytest.mark.parametrize("content", ["the cat sat", "\u4e00"])
+def test_without_an_end_of_text_id_the_first_token_is_context_alone(scorer, tokenizer, tmp_path, content):
+    (tmp_path / "a.txt").write_bytes(content.encode())
     scorer = replace(scorer, end_of_text_id=None)
     (_, documents), = texts_of([str(tmp_path / "a.txt")], scorer)
     found = scorer.measure(documents, "x")
-    ids = tokenizer.encode("the cat sat").ids
-    assert found["tokens"] == len(ids) - 1
-    assert found["bytes"] == len("the cat sat") - len(tokenizer.decode(ids[:1]))
+    assert found["tokens"] == len(tokenizer.encode(content).ids) - 1
+    assert found["bytes"] == len(content.encode()) - 1
 
 
 def test_what_is_not_text_is_replaced_or_skipped_and_said(measure, tmp_path, capsys):
