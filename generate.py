@@ -188,6 +188,7 @@ def main(argv: Sequence[str]) -> int:
         samples = list(made) if corpus else made
         write_samples(decoder, samples, sampling, language, args.json, signals, output)
         if corpus and (args.json or signals.number is None):
+            signals.at_once = "" if args.json else "before the training text was searched"
             with Progress(sys.stderr) as out, out.phase("searching the training text"):
                 write_quotations([sample for sample in samples if sample.new_ids or sample.finish_reason], corpus,
                                  tokenizer.decode, args.json)

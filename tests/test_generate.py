@@ -201,6 +201,16 @@ def test_quotations_are_marked_and_change_no_text(call, training_text, tokenizer
     assert re.search(lines, err)
 
 
+def test_a_signal_ends_the_search_at_once_where_nothing_is_lost(call, training_text, monkeypatch):
+    seen: list = []
+    monkeypatch.setattr(generate, "write_samples", lambda *given: seen.append(given[5]))
+    monkeypatch.setattr(generate, "write_quotations", lambda *_: seen.append(seen[-1].at_once))
+    folder = training_text([])
+    for flags in ([], ["--json"]):
+        call("--compare_with", str(folder), *flags)
+    assert [bool(seen[1]), bool(seen[3])] == [True, False]
+
+
 def test_the_validation_text_says_how_long_passages_of_a_document_are(call, training_text, corpus_folder):
     validation = np.fromfile(corpus_folder / "val.bin", "<i2")
     validation[::12] = 0  # the end of a document
