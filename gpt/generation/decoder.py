@@ -134,9 +134,10 @@ class Decoder:
 
     @torch.inference_mode(False)
     def _hold(self, length: int) -> None:
-        """Adds slots to the caches where they hold fewer than length ids in a row, for twice as many at most.
+        """Adds slots to the caches until each row holds length ids.
 
-        So a long window takes no memory before a text fills it.
+        They come for twice as many ids, so that few copies are made. So a long window takes no memory before a
+        text fills it.
         """
         missing = min(_whole_slots(2 * length), _whole_slots(self.window)) + 1 - self.caches[0].size(3)
         if length >= self.caches[0].size(3):

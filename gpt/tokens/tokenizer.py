@@ -28,8 +28,8 @@ MAX_TOKENIZER_BYTES = 256 * 2**20
 def tokenizer_of(folder: Path, given: str | None, vocab_size: int) -> Tokenizer:
     """Opens the given tokenizer, or without one the tokenizer in a model's folder.
 
-    A special token that no text gets, such as padding, may lie beyond the model's ids. Raises UserError (exit 3),
-    also for a tokenizer with more ids than the model, or other ids than its own one.
+    A special token that no text gets, such as padding, may lie beyond the model's ids. Raises UserError
+    (exit 3), also for a tokenizer with more ids than the model, or other ids than its own one.
     """
     tokenizer, num_ids = load_with_size(Path(given or folder))
     if num_ids > vocab_size:

@@ -52,7 +52,7 @@ def tokenizer_json(*merges: tuple[str, str]) -> str:
 
 
 def sentencepiece_tokenizer(*merges: tuple[str, str], letters: str = "") -> Tokenizer:
-    """A tokenizer as transformers converts it from SentencePiece: a blank is a mark, which a text begins with."""
+    """A tokenizer as transformers makes it of SentencePiece's: a blank is a mark, with which a text begins."""
     tokens = [*(f"<0x{byte:02X}>" for byte in range(256)), "<unk>", "\u2581", *letters, *(a + b for a, b in merges)]
     tokenizer = Tokenizer(models.BPE({token: number for number, token in enumerate(tokens)}, [*merges],
                                      byte_fallback=True, unk_token="<unk>"))
