@@ -162,7 +162,7 @@ def pretokenize(args: Namespace, folder: Folder, signals: Signals, progress: Pro
     Raises UserError (exit 3, 5) and Stopped; the folder then holds its old files, or no complete set.
     """
     began = time.monotonic()
-    folder.refuse_old(args.overwrite)
+    folder.refuse_old(args.overwrite, args.tokenizer_file or "")
     given = None if args.tokenizer_file is None else given_vocabulary(args.tokenizer_file, progress.warn)
     sources = read_names(args, folder, signals, progress)
     folder.refuse_replaced(source.path for source in sources)

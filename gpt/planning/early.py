@@ -102,13 +102,15 @@ def make_tokens(args: Namespace) -> None:
     Raises UserError: exit 3 if the texts changed after the folder was made, exit 2 in a run that makes no
     tokens. Raises SystemExit if pretokenize.py fails.
     """
+    from gpt.pretokenization.store import has_tokenizer  # which imports numpy
+
     texts, folder = in_list(args.texts), Path(args.data_dir)
     mark = folder / METADATA
-    tokenizer = str(folder / TOKENIZER) if mark.exists() else args.init_from
+    tokenizer = str(folder / TOKENIZER) if has_tokenizer(folder) else args.init_from
     make = ["pretokenize.py", *texts, "--output_dir", args.data_dir,
             *(["--tokenizer_file", tokenizer] if tokenizer else [])]
     if mark.exists():
-        from gpt.pretokenization.sources import find_files, identity_of  # which import numpy
+        from gpt.pretokenization.sources import find_files, identity_of
         from gpt.tokens.metadata import read_metadata
 
         recorded = read_metadata(mark)

@@ -16,6 +16,8 @@ from gpt.common.names import METADATA, TOKENIZER
 from gpt.common.words import printable
 
 LOCK = ".pretokenize.lock"
+WORK = ".pretokenize"
+KEPT = "kept-tokenizer.json"  # in the work folder: the old tokenizer, while a commit replaces the old set
 OUTPUTS = (METADATA, TOKENIZER, "train.bin", "train.idx", "train.mask", "val.bin", "val.idx", "val.mask")
 
 
@@ -62,6 +64,16 @@ class TokenWriter:
             self.mask.close()
 
 
+def has_tokenizer(folder: Path) -> bool:
+    """True if a folder has a tokenizer, also after the remains of a killed run in it are deleted."""
+    return (folder / TOKENIZER).exists() and (not _is_cut_off(folder) or (folder / WORK / KEPT).exists())
+
+
+def _is_cut_off(folder: Path) -> bool:
+    """True if a commit of this folder was killed, so that it may hold files of two sets."""
+    return (folder / WORK / METADATA).exists() and not (folder / METADATA).exists()
+
+
 class Folder:
     """The output folder of one run at a time; files go into a work folder until commit moves them.
 
@@ -74,7 +86,7 @@ class Folder:
     def __init__(self, path: Path):
         self.path = path
         self.shown = printable(path)
-        self.work = path / ".pretokenize"
+        self.work = path / WORK
         self.was_made = not path.exists()
         with self.writing():
             path.mkdir(parents=True, exist_ok=True)
@@ -106,19 +118,25 @@ class Folder:
         self.lock.close()
 
     def _clean(self) -> None:
-        """Deletes the work folder, and the files that a commit had renamed before it was killed."""
-        if (self.work / METADATA).exists() and not (self.path / METADATA).exists():
+        """Deletes the work folder, and the files that a commit had renamed before it was killed.
+
+        An old tokenizer, which the same command may name, comes back.
+        """
+        if _is_cut_off(self.path):
             for path in self.outputs():
                 path.unlink()
+            (self.work / METADATA).unlink()  # a second kill must not delete the tokenizer
+        if (self.work / KEPT).exists() and not (self.path / METADATA).exists():
+            rename(self.work / KEPT, self.path / TOKENIZER)
         shutil.rmtree(self.work, ignore_errors=True)
 
     def outputs(self) -> list[Path]:
         """The paths of the output files that exist."""
         return [self.path / name for name in OUTPUTS if os.path.lexists(self.path / name)]
 
-    def refuse_old(self, overwrite: bool) -> None:
-        """Raises UserError (exit 3) if the folder has output files and overwrite is not set."""
-        names = [path.name for path in self.outputs()]
+    def refuse_old(self, overwrite: bool, tokenizer: str = "") -> None:
+        """Raises UserError (exit 3) if the folder has output files besides the given tokenizer, unless overwrite."""
+        names = [path.name for path in self.outputs() if os.path.realpath(path) != os.path.realpath(tokenizer)]
         if names and not overwrite:
             raise UserError(Exit.DATA, f"--output_dir {self.shown} already holds {', '.join(names[:4])}. Give "
                                        "--overwrite to replace them, or another --output_dir.")
@@ -139,10 +157,12 @@ class Folder:
 
         Between the removal of the old metadata.json and the arrival of the new one, the folder holds no
         complete set. Meanwhile the new one is in the work folder: after a kill, it tells the next run to
-        delete the renamed files.
+        delete the renamed files. A copy of the old tokenizer is there too.
         """
         for name in names:
             sync(self.work / name)
+        if (self.path / TOKENIZER).exists():
+            write_whole(self.work / KEPT, (self.path / TOKENIZER).read_bytes())
         write_whole(self.work / METADATA, json.dumps(metadata, indent=2) + "\n")
         (self.path / METADATA).unlink(missing_ok=True)
         sync(self.path)

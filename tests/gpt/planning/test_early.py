@@ -97,6 +97,17 @@ def test_the_tokens_of_a_text_of_the_hub_are_taken_again(place, monkeypatch):
         assert "en.tokens holds the tokens of a.txt, and these texts have other" in refusal(other)[1]
 
 
+def test_a_tokenizer_that_a_cut_off_run_left_is_taken_again(place):
+    train.answer_early(["texts"])
+    for path in (place / "texts.tokens").iterdir():
+        if path.name != "tokenizer.json":
+            path.unlink()
+    kept = (place / "texts.tokens/tokenizer.json").read_text()
+    (place / "texts/a.txt").write_text("another text, with words of its own\n" * 400)
+    train.answer_early(["texts"])
+    assert (place / "texts.tokens/tokenizer.json").read_text() == kept
+
+
 def test_tokens_whose_text_is_gone_are_named(place):
     train.answer_early(["texts"])
     shutil.rmtree(place / "texts")

@@ -4,6 +4,7 @@ import contextlib
 import errno
 import json
 import os
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -63,18 +64,20 @@ def test_existing_output_is_refused_unless_it_may_be_replaced(name):
         folder.refuse_old(True)
         with refused(f"{name}.*--overwrite", Exit.DATA):
             folder.refuse_old(False)
+        folder.refuse_old(False, f"./data/{name}")  # the tokenizer that it is given
     Path("data", name).rename("data/strange-" + name)
     with Folder(Path("data")) as folder:
         folder.refuse_old(False)
 
 
-def test_a_commit_killed_anywhere_leaves_the_old_set_or_none_or_the_new_one(monkeypatch):
-    """Every call that changes the folder is made the last one, in turn."""
+@pytest.mark.parametrize("stays", [{"tokenizer.json"}, set()])
+def test_a_commit_killed_anywhere_leaves_the_old_set_or_none_or_the_new_one(stays, monkeypatch):
+    """Every call that changes the folder is made the last one, in turn. Of the old set the tokenizer stays."""
     names, metadata = ["train.bin", "train.idx", "tokenizer.json"], {"a": 1}
-    old = {"metadata.json", "train.bin", "val.bin", "val.idx", "tokenizer.json"}
+    old = {"metadata.json", "train.bin", "val.bin", "val.idx"} | stays
     kept = []
     for last in range(1, 100):
-        Path("data").mkdir(exist_ok=True)
+        Path("data").mkdir()
         for name in {*old, "notes.txt"}:
             Path("data", name).write_text("old")
         folder, finished = Folder(Path("data")), False
@@ -85,17 +88,26 @@ def test_a_commit_killed_anywhere_leaves_the_old_set_or_none_or_the_new_one(monk
             folder.commit(names, metadata)
             finished = True
         folder.lock.close()  # as the system does
+        has_tokenizer = store.has_tokenizer(Path("data"))
+        with monkeypatch.context() as patch, contextlib.suppress(Killed):
+            die_at(last % 7 + 1, [(os, "replace"), (Path, "unlink"), (store.shutil, "rmtree")], patch)
+            Folder(Path("data"))  # which is killed too
         with Folder(Path("data")):
             pass
+        assert Path("data/tokenizer.json").exists() == has_tokenizer
         there = {path.name: path.read_text() for path in Path("data").iterdir()}
         assert there.pop("notes.txt") == "old"
         if there.get("metadata.json") == "old":
             assert there == dict.fromkeys(old, "old")
-        elif there:
+        elif len(there) == len(stays):
+            assert there == dict.fromkeys(stays, "old")
+        else:
             assert json.loads(there.pop("metadata.json")) == metadata
             assert there == dict.fromkeys(names, "new")
         kept.append(len(there))
+        shutil.rmtree("data")
         if finished:
             break
-    assert {*kept} == {5, 0, 3}
-    assert kept == sorted(kept, key=[5, 0, 3].index)
+    sizes = [len(old), len(stays), 3]
+    assert {*kept} == {*sizes}
+    assert kept == sorted(kept, key=sizes.index)
