@@ -113,6 +113,7 @@ def _answers_of_processes(number: int, answer: Callable[[Any], Any], questions: 
                     queues[pipe].popleft().append(reply)
             except (EOFError, OSError) as cause:
                 processes[pipe].join(5)
+                signals.look()  # a signal to the whole group ended it
                 raise UserError(Exit.MACHINE, f"a worker process died (exit {processes[pipe].exitcode}; -9 means "
                                               f"that memory ran out). {ADVICE}") from cause
 

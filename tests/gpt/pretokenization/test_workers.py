@@ -29,6 +29,9 @@ def do(question):
         what, value = question
         if what == "sleep":
             time.sleep(value)
+        if what == "end all":  # as a signal to the process group
+            os.kill(os.getppid(), value)
+            os.kill(os.getpid(), value)
         if what == "die":
             os.kill(os.getpid(), value)
         if what == "raise":
@@ -83,6 +86,12 @@ def test_a_bug_comes_through_with_its_traceback():
 def test_a_worker_that_dies_is_said_with_the_advice(question, before):
     with refused(rf"exit -{question[1]:d};.*--num_workers", Exit.MACHINE):
         list(answers_of(2, do, [*range(before), question, *range(20)], Signals()))
+
+
+def test_a_worker_that_a_signal_to_all_ended_is_no_failure():
+    with Signals() as signals, pytest.raises(Stopped):
+        list(answers_of(2, do, [("end all", signal.SIGTERM), *range(20)], signals))
+    assert signals.name == "SIGTERM"
 
 
 @pytest.mark.parametrize("number", [1, 2])

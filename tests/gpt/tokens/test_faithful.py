@@ -6,7 +6,7 @@ import pytest
 from tokenizers import decoders
 
 from gpt.common.errors import Exit, UserError
-from gpt.tokens.faithful import probes_of, refuse_changes
+from gpt.tokens.faithful import PROBES, probes_of, refuse_changes
 from gpt.tokens.tokenizer import load_tokenizer
 from tests.helpers.training_texts import sentencepiece_tokenizer
 
@@ -46,6 +46,14 @@ def test_a_sentencepiece_tokenizer_that_writes_a_blank_as_a_mark_is_accepted():
     found.decoder = decoders.Sequence([decoders.Replace("\u2581", "  "), decoders.ByteFallback(), decoders.Fuse()])  # type: ignore
     with pytest.raises(UserError, match="changes text"):
         refuse_changes(found, "x", probes_of(found))
+
+
+def test_a_tokenizer_without_an_id_for_unknown_words_gives_nothing_back():
+    from tokenizers import Tokenizer, models
+
+    for model in (models.WordLevel({"the": 0}, unk_token="?"), models.Unigram([("the", 0.0)])):
+        with pytest.raises(UserError, match="comes back as ''\\. Give"):
+            refuse_changes(Tokenizer(model), "x", PROBES)
 
 
 @pytest.mark.parametrize(("normalizer", "says"), [
