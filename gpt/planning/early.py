@@ -114,13 +114,11 @@ def make_tokens(args: Namespace) -> None:
         from gpt.tokens.metadata import read_metadata
 
         recorded = read_metadata(mark)
-        of_hub = [text for text in texts if is_on_hub(text)]
-        if of_hub:  # whose files lie in its cache, and may be other ones today
-            is_same = of_hub == recorded.get("hub_texts")
-        else:
-            files = find_files(texts, lambda _: None, {})
-            is_same = identity_of((file.shown, file.path) for file in files) == recorded.get("sources_identity")
-        if not is_same:
+        # The files of the hub's texts lie in its cache, and may be other ones today.
+        of_hub, local = ([text for text in texts if is_on_hub(text) == on_hub] for on_hub in (True, False))
+        files = [(file.shown, file.path) for file in find_files(local, lambda _: None, {})]
+        if (of_hub != recorded.get("hub_texts", [])
+                or (local and identity_of(files) != recorded.get("sources_identity"))):
             gone = [text for text in texts if not (os.path.exists(text) or glob.glob(text) or is_on_hub(text))]
             if gone:
                 raise UserError(Exit.DATA, f"{printable(gone[0])}: No such file or directory. Its tokens are still "

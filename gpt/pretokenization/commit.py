@@ -11,6 +11,7 @@ from gpt.common.files import named_in, sha256_of, sync
 from gpt.common.names import TOKENIZER, TRAINS_NEXT
 from gpt.common.words import shell_word
 from gpt.hub.names import as_recorded, is_on_hub
+from gpt.pretokenization.files import refuse_changed
 from gpt.pretokenization.passes import Job
 from gpt.pretokenization.sources import identity_of
 from gpt.tokens.layouts import Part
@@ -23,8 +24,8 @@ def commit(job: Job, dtype: str, vocabulary: Vocabulary, trained_here: bool) -> 
     """Reads all token files back, gives them their final names, writes metadata.json and returns its fields.
 
     A split without documents gets no file. trained_here says whether this run trained the tokenizer. Raises
-    UserError (exit 3) for an id outside the vocabulary, and for another size than written. Raises OSError, and
-    Stopped at a signal before the renaming.
+    UserError (exit 3) for an id outside the vocabulary, for another size than written, and for a text that has
+    changed. Raises OSError, and Stopped at a signal before the renaming.
     """
     splits = {}
     for split, totals in job.totals.items():
@@ -55,7 +56,8 @@ def commit(job: Job, dtype: str, vocabulary: Vocabulary, trained_here: bool) -> 
         "tokenizer": {"trained_here": trained_here, "sha256": sha256_of(job.folder.work / TOKENIZER)},
         "sources": sources[:1000],  # for messages; their identity is that of all
         "num_sources": len(sources),
-        "sources_identity": identity_of((source.shown, source.path) for source in job.sources),
+        "sources_identity": identity_of(
+            (source.shown, source.path) for source in job.sources if not source.origin),
         **({"origins": origins} if origins else {}),  # datasets of the Hugging Face hub, each with its commit
         **({"hub_texts": hub_texts} if hub_texts else {}),  # as they were asked for
         "split_rule": job.split.rule,
@@ -63,6 +65,7 @@ def commit(job: Job, dtype: str, vocabulary: Vocabulary, trained_here: bool) -> 
         "created": time.strftime("%Y-%m-%d", time.gmtime()),
     }
     names = [path.name for split in splits for path in sorted(job.folder.work.glob(f"{split}.*"))]
+    refuse_changed(job.sources)  # while the tokens were looked at
     job.folder.commit([TOKENIZER, *names], metadata)
     return metadata
 

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+import pretokenize
 from gpt.common.errors import Exit, UserError
 from gpt.pretokenization import passes
 from gpt.pretokenization.blocks import Limits
@@ -99,6 +100,12 @@ def test_a_text_that_changes_while_it_is_read_is_named_and_nothing_is_written(wh
         assert not Path("data").exists()
         shutil.rmtree("in")
         shutil.move("kept", "in")
+
+
+def test_a_text_that_changes_while_its_tokens_are_looked_at_is_named(corpus, monkeypatch, tokenizer_file):
+    monkeypatch.setattr(pretokenize, "look_at", lambda *_: edit(Path("in/a.txt")))
+    refused(*corpus, "--tokenizer_file", str(tokenizer_file), match="in/a.txt changed while it was read")
+    assert not Path("data").exists()
 
 
 # ---------------------------------------------------------------- kills

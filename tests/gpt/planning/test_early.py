@@ -95,6 +95,10 @@ def test_the_tokens_of_a_text_of_the_hub_are_taken_again(place, monkeypatch):
     for other in ("hf://datasets/someone/corpus@v2/en", "hf://datasets/other/corpus@v1/en"):
         monkeypatch.setattr("sys.argv", ["train.py", other])
         assert "en.tokens holds the tokens of a.txt, and these texts have other" in refusal(other)[1]
+    both = ["hf://datasets/someone/corpus@v1/en", "texts"]
+    train.answer_early(both)
+    (place / "texts/a.txt").write_text("another text")
+    assert "en.tokens holds the tokens of a.txt, and these texts have other" in refusal(" ".join(both))[1]
 
 
 def test_a_tokenizer_that_a_cut_off_run_left_is_taken_again(place):
