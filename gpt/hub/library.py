@@ -49,8 +49,9 @@ def explained_errors(flag: str, name: HubName) -> Iterator[None]:
             if kind in kinds:
                 raise hub_error(flag, name, f"{name.repo} {problem}") from error
         why = first_line(chain[-1]).rstrip(".")
+        given = "files for training (FOLDER/data/train-*)" if name.kind == DATASET else "folder"
         cure = (f"Check the network and the disk, and {TOKEN}; or download on another machine and give the "
-                f"folder: hf download {printable(name.repo)} --repo-type {name.kind} --local-dir FOLDER")
+                f"{given}: hf download {printable(name.repo)} --repo-type {name.kind} --local-dir FOLDER")
         if (kinds & {"JSONDecodeError", "FileMetadataError"}
                 or (isinstance(error, BAD_ANSWER) and not isinstance(error, OSError))):
             why = f"the answer is not from a hub ({first_line(error)})"

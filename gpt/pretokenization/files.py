@@ -21,7 +21,8 @@ PACKINGS = {  # the first bytes of a packed file
     b"\x1f\x8b": "gzip",
     b"\x28\xb5\x2f\xfd": "zstd",
     **{bytes([number, 0x2a, 0x4d, 0x18]): "zstd" for number in range(0x50, 0x60)},  # a frame to skip, as of pzstd
-    **{b"BZh%d1AY&SY" % level: "bzip2" for level in range(1, 10)},  # a text may begin with BZh
+    **{b"BZh%d" % level + block: "bzip2" for level in range(1, 10)  # a text may begin with BZh
+       for block in (b"1AY&SY", b"\x17rE8P\x90")},  # a full one, and the end of an empty one
     b"\xfd7zXZ\0": "xz",
 }
 STDIN = "stdin"  # the name of the file with the text of standard input

@@ -104,8 +104,8 @@ def files_in_folder(folder: str, say: Callable[[str], None]) -> list[str]:
     """Finds the input files of a folder and its subfolders, sorted, without hidden ones.
 
     Input files have the endings in KINDS, also packed, or are packed .json: a plain .json usually holds
-    settings. The output folders of runs are left out. Prints that it leaves out other files. Raises UserError
-    (exit 3) for a folder without input files.
+    settings. The output folders of runs are left out. Prints that it leaves out other files: also links to
+    folders, and a dataset's README.md. Raises UserError (exit 3) for a folder without input files.
     """
     chosen, others = [], []
     endings = tuple(ending for kind in reversed(KINDS.values()) for ending in kind.endings)
@@ -116,6 +116,7 @@ def files_in_folder(folder: str, say: Callable[[str], None]) -> list[str]:
     for where, folders, names in os.walk(folder, onerror=refuse):
         folders[:] = [name for name in folders if not name.startswith(".")
                       and not os.path.exists(os.path.join(where, name, STARTS))]  # a run's folder, with log and cards
+        others += filter(os.path.islink, (os.path.join(where, name) for name in folders))  # os.walk follows none
         for name in names:
             if not name.startswith("."):
                 bare = bare_name(name)
@@ -129,6 +130,9 @@ def files_in_folder(folder: str, say: Callable[[str], None]) -> list[str]:
                 f"--data_dir {shell_word(folder)}{size}"
                 if any(name.endswith("train.bin") for name in others) else "Name the files themselves.")
         raise UserError(Exit.DATA, f"{printable(folder)} holds no {', '.join(endings)} file. {cure}")
+    cards = {path for path in chosen if os.path.basename(path).lower() == "readme.md"}
+    if not all(bare_name(path).endswith(TEXT_FILES.endings) for path in chosen):  # its other texts are records
+        chosen, others = [path for path in chosen if path not in cards], [*others, *cards]
     if others:
         say(f"{printable(folder)}: {several(len(chosen), 'text file')}; left out: "
             f"{several(len(others), 'file')}, the first: {printable(min(others))}")

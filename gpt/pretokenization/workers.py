@@ -16,6 +16,7 @@ import numpy as np
 
 from gpt.common.children import start_process
 from gpt.common.errors import PANIC, Exit, UserError, is_panic
+from gpt.common.files import IS_WINDOWS
 from gpt.common.signals import Signals
 from gpt.common.words import first_line
 from gpt.pretokenization.blocks import Findings, Reading, TextBlock, last_cut, parts_of
@@ -28,6 +29,7 @@ from gpt.tokens.layouts import DTYPES, native_dtype
 from gpt.tokens.tokenizer import Vocabulary
 
 MAX_UNREAD = 4  # questions and answers on the way, for each worker
+MAX_PROCESSES = 60 if IS_WINDOWS else 1024  # Windows waits for 63 pipes at most
 MAX_QUEUED = 2  # questions of one worker: it begins the second while this process reads its first answer
 SEPARATOR = b"\xff"  # ends each text of a sample; UTF-8 never holds this byte
 RUN_BYTES = 1000
@@ -77,7 +79,7 @@ def answers_of(number: int, answer: Callable[[Any], Any], questions: Iterable[An
     UserError (exit 5) when a worker dies, and the UserError of an answer; its bug becomes a RuntimeError.
     """
     if number > 1:
-        yield from _answers_of_processes(number, answer, questions, signals, is_heavy)
+        yield from _answers_of_processes(min(number, MAX_PROCESSES), answer, questions, signals, is_heavy)
     else:
         for question in questions:
             signals.look()

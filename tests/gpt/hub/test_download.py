@@ -9,6 +9,7 @@ import pytest
 
 from gpt.common.errors import Exit, UserError
 from gpt.hub.download import choose_files, download_dataset, download_model, download_named
+from gpt.hub.library import explained_errors
 from gpt.hub.names import DATASET, check_package, parse_name
 from tests.helpers.hub import forbid, unplug
 from tests.helpers.refusals import refused
@@ -150,6 +151,12 @@ def test_the_download_by_hand_works_as_it_is_typed(model, out, monkeypatch, tmp_
     command[command.index("FOLDER")] = str(tmp_path / "by_hand")
     subprocess.run([Path(sys.executable).parent / command[0], *command[1:]], check=True, capture_output=True)
     assert {name: (tmp_path / "by_hand" / name).read_bytes() for name in FILES} == FILES
+
+
+def test_the_files_to_give_of_a_dataset_are_told():
+    says = r"the files for training \(FOLDER/data/train-\*\): hf download a/b --repo-type dataset"
+    with refused(says, Exit.MACHINE), explained_errors("FILE", parse_name("hf://datasets/a/b", DATASET)):
+        raise OSError
 
 
 PAGE = b"<html>Log in to the network</html>"

@@ -35,12 +35,14 @@ def test_folders_globs_and_files_are_found_in_order_and_once():
         write(name, gzip.compress(b""))
     write("in/d.jsonl.zst", zstandard(b""))
     Path("in/gone.md").symlink_to("nowhere")
+    write("elsewhere/f.txt", "x")
+    Path("in/a-link").symlink_to("../elsewhere")
     said = []
     found = find_sources(["z.txt", "in", "in/*.txt", "./z.txt"], said.append, {})
     assert [source.shown for source in found] == [
         "z.txt", "in/a.md", "in/b.txt", "in/d.jsonl.zst", "in/e.JSON.GZ", "in/sub/c.text"]
     assert len(said) == 1
-    assert re.fullmatch("in: 5 .* 4 .*in/archive.gz", said[0])
+    assert re.fullmatch("in: 5 .* 5 .*in/a-link", said[0])
     nested = find_sources(["in/**/*.text"], said.append, {})
     assert [source.shown for source in nested] == ["in/sub/c.text"]
 
@@ -51,7 +53,7 @@ def test_folders_globs_and_files_are_found_in_order_and_once():
     ("a.txt.gz", gzip.compress(b"x"), "gzip", "text"), ("a.jsonl.bz2", bz2.compress(b"x"), "bzip2", "lines"),
     ("a.JSON.XZ", lzma.compress(b"x"), "xz", "lines"), ("a.txt", gzip.compress(b"x"), "gzip", "text"),
     ("a.jsonl", gzip.compress(b"x"), "gzip", "lines"), ("a.txt.gz", b"no gzip at all", "", "text"),
-    ("a.jsonl.gz", b"{}", "", "lines"),
+    ("a.jsonl.gz", b"{}", "", "lines"), ("a.txt.bz2", bz2.compress(b""), "bzip2", "text"),
     ("a.parquet", b"PAR1", "", "parquet"), ("a", b"PAR1", "", "parquet")])
 def test_a_file_is_known_by_its_first_bytes_and_then_by_its_name(name, content, packing, kind):
     source = examine(Path(write(name, content)), name)
@@ -99,6 +101,13 @@ def test_the_output_folder_of_a_run_inside_the_texts_is_no_text(tmp_path):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).touch()
     assert files_in_folder(str(tmp_path), print) == [str(tmp_path / "a.txt")]
+
+
+def test_the_card_of_a_dataset_is_no_text():
+    for name in ("in/README.md", "in/a.jsonl.gz", "notes/README.md", "notes/a.txt"):
+        write(name, "x")
+    assert files_in_folder("in", print) == ["in/a.jsonl.gz"]
+    assert files_in_folder("notes", print) == ["notes/README.md", "notes/a.txt"]
 
 
 def test_the_demo_takes_python_sources_without_tests():
