@@ -174,13 +174,17 @@ def require(*names: str) -> None:
 def optional(package: str, purpose: str) -> Any:
     """Imports and returns an optional package or its module; purpose is the flag or the file that needs it.
 
-    Raises UserError (exit 5) with the pip command if the import fails.
+    Raises UserError (exit 5) with the pip command if the package is missing or cannot be loaded.
     """
+    name = package.partition(".")[0]
     try:
         return importlib.import_module(package)
     except ImportError as error:
-        raise UserError(Exit.MACHINE, f"{purpose} needs the package {package}, which is not installed. "
-                                      f"Run: {PIP} {package.partition('.')[0]}") from error
+        why, how = f"cannot be loaded: {first_line(error).rstrip('.')}", "--force-reinstall "
+        if isinstance(error, ModuleNotFoundError) and error.name == name:
+            why, how = "is not installed", ""
+        raise UserError(Exit.MACHINE, f"{purpose} needs the package {package}, which {why}. Run: {PIP} {how}{name}"
+                        ) from error
 
 
 # ---------------------------------------------------------------- how a command ends

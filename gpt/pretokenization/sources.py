@@ -173,7 +173,7 @@ def examine(path: Path, shown: str, encoding: str = "") -> Source:
         source = Source(path, shown, stamp_of(status), path, status.st_size, packing)
         head = head_of(source)
         name = bare_name(path.name)
-        kind = kind_of(source, name, head)
+        kind = kind_of(source, name, head, [*(key for key in KINDS if not KINDS[key].is_text), "text"])
         if KINDS[kind].is_text:
             is_tar = head[257:262] == b"ustar"
             if is_tar or head.startswith((b"%PDF", b"PK\3\4", b"{\\rtf", b"\xd0\xcf\x11\xe0")):
@@ -193,16 +193,16 @@ def examine(path: Path, shown: str, encoding: str = "") -> Source:
                                    f"characters, most often {'NUL' if most == 0 else f'0x{most:02x}'}. If it is "
                                    "text all the same, give --encoding utf-8 (or utf-16-le, utf-16-be). If it "
                                    "holds tokens, give it to train.py --bin_file or evaluate.py --tokens.")
-            kind = kind_of(source, name, head)  # in UTF-8 now, JSON lines are known by their first bytes
+            kind = kind_of(source, name, head, KINDS)  # in UTF-8 now, JSON lines are known by their first bytes
         return replace(source, kind=kind, has_returns=KINDS[kind].is_text and b"\r\n" in head)
     except OSError as error:
         cure = f"Download it first: curl -LO {shell_word(shown)}" if "://" in shown else "Give a text that can be read."
         raise UserError(Exit.DATA, f"{shown}: {error.strerror}. {cure}") from error
 
 
-def kind_of(source: Source, name: str, head: bytes) -> str:
-    """The first of KINDS that recognises a file by its name or its first bytes."""
-    return next(key for key, kind in KINDS.items() if kind.recognises(source, name, head))
+def kind_of(source: Source, name: str, head: bytes, among: Iterable[str]) -> str:
+    """The first of these KINDS that recognises a file by its name or its first bytes."""
+    return next(key for key in among if KINDS[key].recognises(source, name, head))
 
 
 # ---------------------------------------------------------------- reading

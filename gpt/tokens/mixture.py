@@ -64,12 +64,12 @@ def _check_alike(path: str, corpus: Corpus, other_path: str, other: Corpus) -> N
                 ("ids for the end of a text", corpus.end_of_text_id, other.end_of_text_id),
                 ("types of tokens", corpus.train.dtype, other.train.dtype)]
     given = f" --tokenizer_file {shell_word(corpus.tokenizer_path)}" if corpus.tokenizer_path else ""
-    cure = f"Make them again: python pretokenize.py TEXT --output_dir {shell_word(other_path)} --overwrite{given}"
+    cure = f"Make them again:\npython pretokenize.py TEXT --output_dir {shell_word(other_path)} --overwrite{given}"
     for what, mine, theirs in compared:
         if mine != theirs:
             raise UserError(Exit.DATA, f"--data_dir {printable(path)} and {printable(other_path)} have different "
                                        f"{what}: {mine} and {theirs}. All folders of a mixture must have "
-                                       f"the same. {cure}.")
+                                       f"the same. {cure}")
 
 
 def _short_names(folders: Sequence[DataDir]) -> list[str]:

@@ -152,6 +152,15 @@ def test_a_missing_module_gives_pip_the_name_of_its_package():
         optional("no_such_package.module", "a.parquet")
 
 
+@pytest.mark.parametrize(("line", "says"), [("import no_such_part", "No module named 'no_such_part'"),
+                                            ("raise ImportError('libcat.so: no file')", "libcat.so: no file")])
+def test_a_package_that_cannot_be_loaded_is_installed_anew(line, says, tmp_path, monkeypatch):
+    (tmp_path / "broken_package.py").write_text(line)
+    monkeypatch.syspath_prepend(tmp_path)
+    with refused(rf"which cannot be loaded: {says}\. Run: .*pip install --force-reinstall broken_package$"):
+        optional("broken_package", "a.parquet")
+
+
 # ---------------------------------------------------------------- imports that fail
 
 

@@ -92,6 +92,12 @@ def test_a_json_array_is_refused_with_the_command_that_makes_lines_of_it(record,
     assert metadata["splits"]["train"]["documents"] == 9
 
 
+def test_the_command_for_a_json_array_reads_the_encoding_that_was_given(tokenizer_file):
+    write("a.json", '[\n{"text": "caf\u00e9"}]'.encode("latin-1"))
+    typed(refused("a.json", "--encoding", "latin-1", "--tokenizer_file", str(tokenizer_file)))
+    assert json.loads(Path("lines-a.jsonl").read_text())["text"] == "caf\u00e9"
+
+
 @pytest.mark.parametrize(("name", "rows", "encoding", "texts"), [
     ("a.csv", ["Critic's text,id", '"the caf\u00e9, sat",7', "", "dog,8", ",9"], "utf-8",
      ["the caf\u00e9, sat", "dog", ""]),

@@ -85,7 +85,8 @@ def test_folders_that_do_not_fit_together_are_refused_by_name(folders):
     Path("code/tokenizer.json").write_text(json.dumps(tokenizer))
     said = refusal("prose", "code")
     assert "--data_dir prose and code have different tokenizers, by their sha256: " in said
-    assert "--output_dir code --overwrite --tokenizer_file prose/tokenizer.json" in said
+    assert said.endswith("\npython pretokenize.py TEXT --output_dir code --overwrite "
+                         "--tokenizer_file prose/tokenizer.json")
 
 
 # ---------------------------------------------------------------- losses
