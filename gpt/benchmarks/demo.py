@@ -76,8 +76,14 @@ def work_folder() -> Path:
 
 
 def run_command(words: Sequence[str]) -> None:
-    """Runs a command in the work folder. Raises CalledProcessError if it fails."""
-    subprocess.run(words, cwd=work_folder(), check=True)
+    """Runs a command in the work folder, to its own end also after Ctrl-C. Raises CalledProcessError if it fails."""
+    child = subprocess.Popen(words, cwd=work_folder())
+    try:
+        child.wait()
+    finally:  # Ctrl-C goes to the child too, which may save
+        code = child.wait()
+    if code:
+        raise subprocess.CalledProcessError(code, words)
 
 
 def succeeds(words: Sequence[str]) -> bool:

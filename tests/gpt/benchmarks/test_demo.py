@@ -1,9 +1,9 @@
 """demo.py: it installs into the environment it runs in, or into .venv, and what fails ends it. (Its three commands run
 in tests/system/test_docs.py.)"""
 
-import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -25,15 +25,14 @@ def calls(monkeypatch, tmp_path):
     found.codes = codes = {}
     found.folders = []
 
-    def run(words, check=False, cwd=None, **_):
+    def run(words, cwd=None, **_):
         found.append([str(word) for word in words])
         found.folders.append(cwd)
         code = next((code for word, code in codes.items() if word in (*found[-1], Path(found[-1][1]).name)), 0)
-        if check and code:
-            raise subprocess.CalledProcessError(code, words)
-        return subprocess.CompletedProcess(words, code)
+        return SimpleNamespace(returncode=code, wait=lambda: code)
 
     monkeypatch.setattr(demo.subprocess, "run", run)
+    monkeypatch.setattr(demo.subprocess, "Popen", run)
     monkeypatch.setattr(demo, "HERE", tmp_path)
     codes[demo.HAS_PACKAGES] = 1
     return found
@@ -77,6 +76,16 @@ def test_only_where_there_is_no_torch_a_release_is_chosen(calls, monkeypatch, tm
     [install] = [words for words in calls if "install" in words]
     assert install == [sys.executable, "-m", "pip", "install", "-q", "-r", str(tmp_path / "requirements.txt"),
                        *[word.replace("constraints", str(tmp_path / "constraints")) for word in constraint]]
+
+
+SAVES = "import os, signal, time; os.kill(os.getppid(), signal.SIGINT); time.sleep(0.6); open('saved', 'x')"
+
+
+def test_after_ctrl_c_the_command_saves_and_ends_by_itself(monkeypatch, tmp_path):
+    monkeypatch.setattr(demo, "HERE", tmp_path)
+    with pytest.raises(KeyboardInterrupt):
+        demo.run_command([sys.executable, "-c", SAVES])
+    assert (tmp_path / "saved").exists()
 
 
 def test_training_has_a_budget_of_time_and_none_of_steps():
