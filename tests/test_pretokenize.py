@@ -445,6 +445,24 @@ def test_a_disk_that_is_full_at_the_end_leaves_the_old_set_or_none(monkeypatch, 
     assert not [name for name in os.listdir("data") if name.startswith(".")]
 
 
+def test_the_same_command_works_again_after_a_commit_failed_over_its_own_tokenizer(monkeypatch, tokenizer_file):
+    write("a.txt", words(3000))
+    run("a.txt", "--tokenizer_file", str(tokenizer_file))
+    again = ("a.txt", "--tokenizer_file", "data/tokenizer.json", "--val_fraction", "0.3")
+    rename = store.rename
+
+    def full(source: Path, target: Path) -> None:
+        if target == Path("data/train.bin"):
+            raise OSError(28, "No space left on device")
+        rename(source, target)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(store, "rename", full)
+        refused(*again, "--overwrite", code=Exit.MACHINE, match="No space left")
+    assert os.listdir("data") == ["tokenizer.json"]
+    run(*again)
+
+
 # ---------------------------------------------------------------- what is printed
 
 

@@ -102,7 +102,7 @@ class Folder:
             self.lock.write(f"pid {os.getpid()}")
             self.lock.flush()
             self._clean()
-            self.work.mkdir()  # fails if it is a link, which rmtree does not follow
+            self.work.mkdir()
 
     def __enter__(self) -> "Folder":
         return self
@@ -122,6 +122,8 @@ class Folder:
 
         An old tokenizer, which the same command may name, comes back.
         """
+        if self.work.is_symlink():  # to a folder that is not ours; then mkdir fails
+            return
         if _is_cut_off(self.path):
             for path in self.outputs():
                 path.unlink()
