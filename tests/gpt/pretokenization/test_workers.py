@@ -14,6 +14,7 @@ import pytest
 from gpt.common.errors import Exit, UserError
 from gpt.common.signals import Signals, Stopped
 from gpt.common.waiting import in_thread
+from gpt.pretokenization import workers
 from gpt.pretokenization.workers import START_METHOD, answers_of, in_child
 from tests.helpers.commands import ROOT
 from tests.helpers.refusals import refused
@@ -92,6 +93,11 @@ def test_a_worker_that_a_signal_to_all_ended_is_no_failure():
     with Signals() as signals, pytest.raises(Stopped):
         list(answers_of(2, do, [("end all", signal.SIGTERM), *range(20)], signals))
     assert signals.name == "SIGTERM"
+
+
+def test_no_more_processes_begin_than_the_system_can_wait_for(monkeypatch):
+    monkeypatch.setattr(workers, "MAX_PROCESSES", 2)
+    assert len({pid for _, pid in answers_of(5, do, [("pid", 0)] * 40, Signals())}) == 2
 
 
 @pytest.mark.parametrize("number", [1, 2])
