@@ -76,7 +76,7 @@ def work_folder() -> Path:
 
 
 def run_command(words: Sequence[str]) -> None:
-    """Runs a command in the work folder, to its own end also after Ctrl-C. Raises CalledProcessError if it fails."""
+    """Runs a command in the work folder, to its end even after Ctrl-C. Raises CalledProcessError if it fails."""
     child = subprocess.Popen(words, cwd=work_folder())
     try:
         child.wait()

@@ -183,8 +183,8 @@ def optional(package: str, purpose: str) -> Any:
         why, how = f"cannot be loaded: {first_line(error).rstrip('.')}", "--force-reinstall "
         if isinstance(error, ModuleNotFoundError) and error.name == name:
             why, how = "is not installed", ""
-        raise UserError(Exit.MACHINE, f"{purpose} needs the package {package}, which {why}. Run: {PIP} {how}{name}"
-                        ) from error
+        raise UserError(Exit.MACHINE, f"{purpose} needs the package {package}, which {why}. "
+                                      f"Run: {PIP} {how}{name}") from error
 
 
 # ---------------------------------------------------------------- how a command ends

@@ -34,8 +34,8 @@ def table_blocks(source: Source, reading: Reading, columns: Sequence[str] = ()) 
         names = list(file.schema_arrow.names)
         chosen = [name for name in columns or (reading.text_field,) if name in names]
         if not chosen:
-            cure = ("Unpack it: conversations are read from plain tables." if source.packing and is_conversation(names)
-                    else "Give --text_field.")
+            cure = ("Unpack it: conversations are read from plain tables."
+                    if source.packing and is_conversation(names) else "Give --text_field.")
             raise source.error(f"has no column {reading.text_field!r}, it has "
                                f"{printable(', '.join(names))[:200]}. {cure}")
         row_bytes = source.text_bytes / max(1, file.metadata.num_rows)

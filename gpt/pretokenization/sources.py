@@ -116,7 +116,7 @@ def files_in_folder(folder: str, say: Callable[[str], None]) -> list[str]:
     for where, folders, names in os.walk(folder, onerror=refuse):
         folders[:] = [name for name in folders if not name.startswith(".")
                       and not os.path.exists(os.path.join(where, name, STARTS))]  # a run's folder, with log and cards
-        others += filter(os.path.islink, (os.path.join(where, name) for name in folders))  # os.walk follows none
+        others += filter(os.path.islink, (os.path.join(where, name) for name in folders))  # not followed
         for name in names:
             if not name.startswith("."):
                 bare = bare_name(name)

@@ -137,7 +137,7 @@ class Folder:
         return [self.path / name for name in OUTPUTS if os.path.lexists(self.path / name)]
 
     def refuse_old(self, overwrite: bool, tokenizer: str = "") -> None:
-        """Raises UserError (exit 3) if the folder has output files besides the given tokenizer, unless overwrite."""
+        """Raises UserError (exit 3) if the folder has output files, without overwrite; tokenizer may be there."""
         names = [path.name for path in self.outputs() if os.path.realpath(path) != os.path.realpath(tokenizer)]
         if names and not overwrite:
             raise UserError(Exit.DATA, f"--output_dir {self.shown} already holds {', '.join(names[:4])}. Give "

@@ -76,6 +76,6 @@ def test_a_bomb_is_refused_long_before_it_fills_the_disk(ending, monkeypatch):
 
 def test_a_missing_optional_package_is_named_with_the_command(monkeypatch):
     write("a.txt.zst", b"\x28\xb5\x2f\xfd")
-    monkeypatch.setattr(importlib, "import_module", lambda name: (_ for _ in ()).throw(ImportError(name)))
+    monkeypatch.setattr(importlib, "import_module", lambda name: (_ for _ in ()).throw(ModuleNotFoundError(name=name)))
     with refused(r"a\.txt\.zst .*pip install zstandard", Exit.MACHINE):
         sources_of("a.txt.zst")
