@@ -34,10 +34,10 @@ def table_blocks(source: Source, reading: Reading, columns: Sequence[str] = ()) 
         names = list(file.schema_arrow.names)
         chosen = [name for name in columns or (reading.text_field,) if name in names]
         if not chosen:
-            cure = ("Unpack it: conversations are read from plain tables."
-                    if source.packing and is_conversation(names) else "Give --text_field.")
+            is_packed_chat = source.packing and is_conversation(names)
+            unpack = ", or unpack it: its conversations can be read" if is_packed_chat else ""
             raise source.error(f"has no column {reading.text_field!r}, it has "
-                               f"{printable(', '.join(names))[:200]}. {cure}")
+                               f"{printable(', '.join(names))[:200]}. Give --text_field{unpack}.")
         row_bytes = source.text_bytes / max(1, file.metadata.num_rows)
         batches = file.iter_batches(64, columns=chosen)
         rows, num_bytes = [], 0
