@@ -137,7 +137,7 @@ def test_a_question_and_its_answer_are_two_turns(names):
 
 def test_a_packed_table_of_conversations_is_to_be_unpacked(tokenizer_file):
     write("a.parquet.gz", gzip.compress(Path(table("a.parquet", [*map(messages, chats(3))])).read_bytes()))
-    refused("a.parquet.gz", "--tokenizer_file", str(tokenizer_file), match="it has id, messages. Give .*, or unpack it: ")
+    refused("a.parquet.gz", "--tokenizer_file", str(tokenizer_file), match="id, messages. Give .*, or unpack it: ")
 
 
 def test_a_prompt_and_its_completion_may_be_lists_of_turns_and_the_completion_alone_is_learned():
