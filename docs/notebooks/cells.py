@@ -6,7 +6,9 @@ notebook's own "!" would kill it after half a second, before the state of a larg
 
 import contextlib
 import ctypes
+import glob
 import importlib
+import os
 import re
 import shlex
 import signal
@@ -19,11 +21,12 @@ from importlib import metadata
 from pathlib import Path
 
 from gpt.common.errors import UserError, require
+from gpt.common.names import METADATA
 
 ROOT = Path(__file__).resolve().parents[2]
 ROWS = 20  # of a command's lines, while it runs
 PASSING = r"\.\.\. |step |.* left$"  # each of these lines replaces the one before
-PLAN = r"(size|time|tokens |memory|cost|warning|error|\.\.\.)"
+PLAN = r"(size|time|tokens |memory|cost|warning|\.\.\.)"
 INSTEAD = {  # the notebook's words for commands and flags
     "python generate.*": "cell 7",
     "python pretokenize.* MORE .*": "more in corpus, another run_name",
@@ -110,8 +113,43 @@ def find_place(run_name: str, corpus: str, keep_in: str, work_in: str = "") -> P
 
 
 def words_of(corpus: str) -> list[str]:
-    """The arguments of pretokenize.py for a corpus: demo, or files and names of the hub, with flags."""
-    return shlex.split("--demo --val_fraction 0.03" if corpus == "demo" else corpus)
+    """The arguments of pretokenize.py for a corpus: demo, or files and names of the hub, with flags.
+
+    A path or glob that is there is one word, whatever its characters. Raises CellFailed as split does.
+    """
+    if corpus == "demo":
+        return ["--demo", "--val_fraction", "0.03"]
+    if os.path.exists(corpus) or glob.glob(corpus):
+        return [corpus]
+    return split("corpus", corpus)
+
+
+def split(field: str, text: str) -> list[str]:
+    """Splits a field's text into words as a shell does. Raises CellFailed for a quotation without end."""
+    try:
+        return shlex.split(text)
+    except ValueError as error:
+        raise CellFailed(f"{field}: {error}. Put double quotes around words with a blank or an apostrophe: "
+                         '"Alice\'s text.txt"') from error
+
+
+def holds_tokens(folder: Path, words: list[str]) -> bool:
+    """True if a folder holds the tokens of pretokenize.py's arguments, and their texts have not changed.
+
+    Sizes and times tell a change. The demo, texts of the hub, and texts that are gone count as unchanged.
+    """
+    if not (folder / METADATA).exists():
+        return False
+    from gpt.pretokenization.sources import find_files, identity_of  # cell 3 installs what they import
+    from gpt.tokens.metadata import read_metadata
+    from pretokenize import read_flags
+
+    with contextlib.suppress(UserError):  # a folder or glob without texts
+        files = find_files(read_flags(words).files, lambda _: None, {})
+        if files and all(file.path.exists() for file in files):
+            identity = identity_of((file.shown, file.path) for file in files)
+            return identity == read_metadata(folder / METADATA).get("sources_identity")
+    return True
 
 
 def flags_of(place: Place, model_size: str, max_minutes: float, use_gpu: str, more_flags: str) -> list[object]:
@@ -128,14 +166,15 @@ def flags_of(place: Place, model_size: str, max_minutes: float, use_gpu: str, mo
         flags += ["--max_minutes", max_minutes]
     if use_gpu != "auto":
         flags += ["--use_gpu" if use_gpu == "yes" else "--no-use_gpu"]
-    return flags + shlex.split(more_flags)
+    return flags + split("more_flags", more_flags)
 
 
 def watch(script: str, *words: object, only: str = "") -> None:
     """Runs a command as run does, and shows its lines in one output area that is redrawn.
 
     Flags and commands in the lines become the notebook's words. The last line shows the latest step or
-    wait, every ten seconds. Lines that do not begin with the pattern `only` are left out. Raises CellFailed.
+    wait, every ten seconds. Lines that do not begin with the pattern `only` are left out, up to an error; the lines
+    behind it hold its cure. Raises CellFailed.
     """
     ipython = importlib.import_module("IPython.display")  # every notebook has it
     handle = ipython.display({"text/plain": ""}, raw=True, display_id=True)
@@ -144,10 +183,12 @@ def watch(script: str, *words: object, only: str = "") -> None:
     due = 0.0  # when the next passing line may be drawn, by time.monotonic()
 
     def add(line: str) -> None:
-        nonlocal latest, due
+        nonlocal latest, due, only
         if not line.startswith("  | "):  # a line of a sample stays as it is
             for pattern, instead in INSTEAD.items():
                 line = re.sub(pattern, instead, line)
+        if line.startswith("error:"):
+            only = ""
         if not re.match(only, line):
             return
         latest = line if re.match(PASSING, line) else ""

@@ -1,5 +1,6 @@
 """docs/notebooks/cells.py: commands in a cell, the stop button, and the folders on each kind of machine."""
 
+import json
 import os
 import subprocess
 import sys
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from docs.notebooks import cells
+from gpt.pretokenization.sources import identity_of
 
 STUBBORN = """
 import signal, sys, time
@@ -101,6 +103,32 @@ def test_the_form_becomes_flags():
     assert cells.words_of("'my text.txt' more/*.jsonl") == ["my text.txt", "more/*.jsonl"]
 
 
+def test_a_name_with_a_blank_or_an_apostrophe_is_one_word_where_it_is_there(tmp_path):
+    text = tmp_path / "Alice's text.txt"
+    text.touch()
+    assert cells.words_of(str(text)) == [str(text)]
+    assert cells.words_of(str(tmp_path / "Alice's *.txt")) == [str(tmp_path / "Alice's *.txt")]
+    with pytest.raises(cells.CellFailed, match="corpus: No closing quotation"):
+        cells.words_of("Bob's text.txt")
+    with pytest.raises(cells.CellFailed, match="more_flags: No closing quotation"):
+        cells.flags_of(cells.Place(Path("t"), Path("o"), None, Path("e")), "auto", 0, "auto", "--sample_prompt Bob's")
+
+
+def test_tokens_of_a_replaced_text_are_made_again(tmp_path):
+    text, folder = tmp_path / "text.txt", tmp_path / "tokens"
+    text.write_text("a verse\n")
+    words = [str(text), "--text_field", "story"]
+    assert not cells.holds_tokens(folder, words)
+    folder.mkdir()
+    (folder / "metadata.json").write_text(json.dumps({"sources_identity": identity_of([(str(text), text)])}))
+    assert cells.holds_tokens(folder, words)
+    text.write_text("another verse\n")
+    assert not cells.holds_tokens(folder, words)
+    text.unlink()
+    for others in (words, [f"{tmp_path}/*.txt"], ["--demo"], ["hf://datasets/OWNER/NAME"]):
+        assert cells.holds_tokens(folder, others)
+
+
 SMI = "| NVIDIA-SMI 550.54 Driver Version: 550.54 CUDA {}: {} |"
 
 
@@ -170,3 +198,8 @@ def test_the_latest_step_is_shown_below_the_lines_every_ten_seconds(watch, monke
     ("  | --use_gpu", "  | --use_gpu")])
 def test_cures_are_said_in_the_words_of_the_form(watch, line, says):
     assert watch([line])[-1].startswith(says)
+
+
+def test_of_the_plan_its_lines_are_shown_and_all_from_an_error_on(watch):
+    lines = ["corpus      a", "cost: 2", "error: another tokenizer. More text:", "python a.py MORE \\", "    --seed 2"]
+    assert watch(lines, only=cells.PLAN)[-1].splitlines() == lines[1:]
