@@ -3,10 +3,12 @@
 import json
 import os
 import re
+import shutil
 import signal
 from pathlib import Path
 
 import pytest
+from tokenizers import Tokenizer, models
 
 import evaluate
 from gpt.common.errors import Exit, UserError
@@ -108,3 +110,12 @@ def test_files_without_a_token_are_refused(call, tmp_path):
     (tmp_path / "a.txt").write_text("")
     with pytest.raises(UserError, match="no token to score"):
         call("--text", tmp_path / "a.txt")
+
+
+def test_a_text_that_the_tokenizer_cannot_encode_is_refused(call, folder, tmp_path):
+    shutil.copytree(folder / "checkpoint-3", tmp_path / "words", ignore=shutil.ignore_patterns("manifest.json", "*er*"))
+    Tokenizer(models.WordLevel({"the": 0, "cat": 1})).save(str(tmp_path / "words/tokenizer.json"))
+    (tmp_path / "a.txt").write_text("zebra")
+    with pytest.raises(UserError, match="for which the model's tokenizer has no ids") as caught:
+        call("--text", tmp_path / "a.txt", ckpt=tmp_path / "words")
+    assert caught.value.code == Exit.DATA

@@ -84,7 +84,11 @@ def documents_in(source: Source, scorer: Scorer) -> Iterator[Document]:
                 ids, num_bytes = [np.array(start_ids, np.int32)], 0
                 for part in parts_of(text.encode(), reading):  # a long document has many parts
                     scorer.signals.look()
-                    part_ids = tokenizer.encode(part.decode(), add_special_tokens=False).ids
+                    try:
+                        part_ids = tokenizer.encode(part.decode(), add_special_tokens=False).ids
+                    except Exception as error:  # a vocabulary of words without a token for unknown words
+                        raise source.error("has text for which the model's tokenizer has no ids "
+                                           f"({printable(error)[:120]}). Give another text.") from error
                     if not is_faithful:
                         lost += max(0, len(part) - len(tokenizer.decode(part_ids, skip_special_tokens=False).encode()))
                     num_bytes += len(part)
