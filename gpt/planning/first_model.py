@@ -8,6 +8,7 @@ ones).
 """
 
 import contextlib
+import math
 import os
 import sys
 import time
@@ -35,7 +36,7 @@ LEAST_MINUTES = 2.0  # of a run with two models, each of which builds and compil
 FIRST_PART, FIRST_PART_OF_LARGE = 0.15, 0.25  # of the minutes, for the first model; beside a large second one
 FIRST_MINUTES, MOST_FIRST_PART = 2.0, 0.3  # at least these minutes, at most this part of all
 NOISE = 0.1  # fraction of the input ids
-NOISE_GAP = 1.1  # nats between the losses of a first model, above which it teaches badly, and noise helps
+NOISE_GAP = 1.1  # nats between the losses of a first model, above which noise helps the second one too
 
 
 def after_first_model(inputs: Inputs, runtime: Runtime, argv: Sequence[str]) -> Inputs:
@@ -96,7 +97,7 @@ def _why_two(inputs: Inputs, runtime: Runtime, minutes: float, has_begun: bool) 
 def _go_on_without(inputs: Inputs, runtime: Runtime, folder: Path) -> None:
     """Counts the minutes of the first model in a start of the second one; warns where it is not used."""
     args, out = inputs.args, runtime.out
-    if args.input_noise or (args.teacher and find.is_inside(Path(args.teacher), folder)):  # by its recorded flags
+    if args.teacher and find.is_inside(Path(args.teacher), folder):  # by its recorded flags
         found = find.newest_sound(folder, out.warn)
         runtime.began -= found.stored.state.seconds if found else 0.0
     else:
@@ -126,16 +127,24 @@ def _train_first(inputs: Inputs, runtime: Runtime, argv: Sequence[str], folder: 
 
 
 def _helped_by(first: Path, args: Namespace, out: Progress) -> Namespace:
-    """The flags of the second model: a teacher, the checkpoint of the first model, or noise on its inputs.
+    """The flags of the second model: its teacher is the first one's checkpoint, and its inputs may get noise.
 
-    A teacher whose validation loss is NOISE_GAP above its training loss teaches less than noise (LOG.md,
-    2026-11-28, Teacher or noise).
+    They do where the first one's validation loss is NOISE_GAP above its training loss: that text is learned by
+    heart (LOG.md, 2026-11-30, A teacher and noise).
     """
     gap = 0.0
     with contextlib.suppress(UserError):  # there is no metrics.jsonl any more
         gap = read_run(str(first.parent)).gap
-    if gap <= NOISE_GAP:
-        return having(args, teacher=str(first))
-    out.say(f"noise       on {NOISE:.0%} of the second one's inputs, and no teacher: the first one would teach badly, "
-            f"as its validation loss is {gap:.1f} nats above its training loss")
-    return having(args, input_noise=NOISE)
+    if gap > NOISE_GAP:
+        out.say(f"noise       on {NOISE:.0%} of the second one's inputs: the first one's validation loss is {gap:.1f} "
+                "nats above its training loss, so it learned the text by heart")
+    return having(args, teacher=str(first), input_noise=NOISE if gap > NOISE_GAP else 0.0)
+
+
+def lowest_loss(args: Namespace) -> float:
+    """The lowest validation loss of the first model, in nats, in a run of the second one; infinity in any other."""
+    folder = Path(args.output_dir) / FIRST_MODEL
+    with contextlib.suppress(UserError):  # it has no metrics.jsonl any more
+        if args.teacher and find.is_inside(Path(args.teacher), folder):
+            return min(read_run(str(folder))["val_loss"].ys, default=math.inf)
+    return math.inf

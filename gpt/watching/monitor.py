@@ -14,11 +14,12 @@ from gpt.architectures.table import architecture_of
 from gpt.checkpoint.find import in_another_folder, with_more_text
 from gpt.checkpoint.history import BITS_OF, VAL_LOSS_OF, Row
 from gpt.checkpoint.recorded import steps_in
-from gpt.common.names import TOKENIZER, TRAINS_NEXT
+from gpt.common.names import FIRST_MODEL, TOKENIZER, TRAINS_NEXT
 from gpt.common.words import duration, percent, printable, several, shell_word
 from gpt.machine.pinned import to_host
 from gpt.machine.timing import Mark
 from gpt.planning.defaults import helps_many_passes
+from gpt.planning.first_model import lowest_loss
 from gpt.planning.forecast import bits_after_twice, forecast_of
 from gpt.planning.plan import times_too_short
 from gpt.training.pacing import mfu
@@ -322,6 +323,10 @@ class Monitor:
                  "\nBut first copy the tokens' tokenizer, which this run has not:\n"
                  f"cp TOKENIZER {folder}/checkpoint-{best_step or self.state.step}/{TOKENIZER}")
         self._out.say(f"next: python generate.py --ckpt {best}{chat}{note}{first}")
+        lowest = lowest_loss(self._args)
+        if (self.state.best_val_loss or 0.0) > lowest:
+            self._out.say(f"the first of the two models ended lower, at {lowest:.4f}:\n"
+                          f"python generate.py --ckpt {folder}/{FIRST_MODEL}/best{chat}")
         if self.state.best_val_loss is not None and self.state.best_val_loss > self._loss_before:
             self._out.say(f"To improve: no validation loss fell below {self._loss_before:.4f}, that of the weights it "
                           f"began from. Change them less:\n{launcher} train.py --config {folder}/config.toml \\\n    "

@@ -44,7 +44,7 @@ def open_output(run: Run, argv: Sequence[str], checkpointer: Checkpointer) -> It
             delete_other_runs(output_dir, resumed, state.step, out)
             first = output_dir / FIRST_MODEL
             used = filter(None, (args.teacher, args.init_from, resumed))
-            if not (args.input_noise or any(is_inside(Path(path), first) for path in used)):
+            if not any(is_inside(Path(path), first) for path in used):
                 delete_other_runs(first, None, 0, out)  # of another run
         with contextlib.suppress(OSError):  # the checkpoints hold the flags too
             write_toml(output_dir / RUN_CONFIG, flags, "The flags of the run in this folder. To continue it:\n"

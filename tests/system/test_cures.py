@@ -277,6 +277,12 @@ def cooled() -> None:
     trained(f"{LENGTHLESS} --cooldown_from out/checkpoint-4 --output_dir cool")
 
 
+def first_is_lower() -> None:
+    trained(f"{SMALL} {QUIET} --output_dir run/first_model")
+    path = Path("run/first_model/metrics.jsonl")
+    path.write_text(path.read_text().replace('"val_loss": ', '"val_loss": -'))
+
+
 def other_vocabulary() -> None:
     shutil.copytree("out", "out2")
     path = Path("out2/metrics.jsonl")
@@ -404,6 +410,7 @@ LATER = [
     Case("Give the model's own --tokenizer_file", "export.py --ckpt out --output e.gguf --tokenizer_file t.json",
          larger),
     Case("next: python generate.py", KEPT, stays=True),
+    Case("the first of the two models", f"{KEPT} --teacher run/first_model", first_is_lower, stays=True),
     Case("next: python train.py{data_dir}", "pretokenize.py a.txt --output_dir tokens",
          adds=f"{SMALL} {QUIET} --output_dir run", stays=True),
     Case("--eval_batches: validation keeps", "train.py --resume_from out --max_steps 8 --eval_batches 1",

@@ -1,6 +1,7 @@
 """Two models in the minutes of one: which runs have them, and that a killed run ends as one that was never stopped."""
 
 import json
+import math
 import os
 import re
 import shutil
@@ -110,8 +111,9 @@ def two_models(monkeypatch, tmp_path):
 
 
 @pytest.mark.parametrize(("val_loss", "teacher", "noise"), [
-    (4.0, "out/first_model/checkpoint-9", 0.0), (4.2, None, 0.1), (None, "out/first_model/checkpoint-9", 0.0)])
-def test_a_first_model_teaches_the_second_or_tells_that_it_needs_noise(val_loss, teacher, noise, two_models):
+    (4.0, "out/first_model/checkpoint-9", 0.0), (4.2, "out/first_model/checkpoint-9", 0.1),
+    (None, "out/first_model/checkpoint-9", 0.0)])
+def test_a_first_model_teaches_the_second_and_tells_if_it_needs_noise(val_loss, teacher, noise, two_models):
     state = TrainState(step=9, seconds=120.0)
     rows = [{"step": 1, "loss": 9.0}, {"step": 9, "loss": 3.0}, {"step": 9, "val_loss": val_loss}] if val_loss else []
     Path("out/first_model").mkdir(parents=True)
@@ -122,6 +124,7 @@ def test_a_first_model_teaches_the_second_or_tells_that_it_needs_noise(val_loss,
     assert typed == [([sys.executable, str(ROOT / "train.py"), *argv, "--output_dir=out/first_model", "--max_minutes",
                        "2.0"], "train.py --max_minutes 10 --seed 3")]
     assert (second.args.teacher, second.args.input_noise) == (teacher, noise)
+    assert first_model.lowest_loss(second.args) == (val_loss or math.inf)
     assert (second.sizing, second.config) == ((True, 8), SHAPE)
 
 
@@ -152,7 +155,8 @@ def test_a_first_model_that_another_command_leaves_alone_is_named(two_models, mo
     assert "the model in out/first_model is not used" in runtime.out.warn.call_args[0][0]
     assert runtime.began == 100
     runtime.out.warn.reset_mock()
-    for decided in ({"teacher": "out/first_model/checkpoint-9"}, {"input_noise": 0.1}):  # as the second one recorded
+    for noise in (0.0, 0.1):  # as the second one recorded
+        decided = {"teacher": "out/first_model/checkpoint-9", "input_noise": noise}
         args = having(train.read_flags(["--resume_from", "out", *LENGTH.split()]), **decided)
         inputs = Inputs(args, MagicMock(), MagicMock(spare=0.0, is_large=False), MagicMock(), None)
         assert after_first_model(inputs, runtime, []) is inputs
