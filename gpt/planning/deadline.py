@@ -92,14 +92,14 @@ def with_length(deadline: Deadline, setup: Setup, pace: Pace, steps_done: int) -
     The recipe, its validations and its samples are then for that length. A resumed run keeps its length, unless
     this machine is TOO_SLOW for it: then it ends sooner. All processes call it.
     """
-    seconds = setup.runtime.processes.from_first(
-        lambda: (1 - SPARE) * 60 * (deadline.minutes or 0.0) - deadline.seconds_used)
-    is_late = deadline.minutes is not None and pace.seconds(setup.recipe, steps_done) > TOO_SLOW * seconds
-    if not deadline.plans_length and not is_late:
-        return setup
-    fitting = recipe_within(seconds, setup, pace, steps_done)
+    usable = (1 - SPARE) * 60 * (deadline.minutes or 0.0)
     if not deadline.plans_length:
-        return replace(setup, recipe=setup.recipe.until(fitting.total_steps))
+        seconds = usable - setup.stored.state.seconds  # without the loading of this start
+        if deadline.minutes is None or pace.seconds(setup.recipe, steps_done) <= TOO_SLOW * seconds:
+            return setup
+        return replace(setup, recipe=setup.recipe.until(recipe_within(seconds, setup, pace, steps_done).total_steps))
+    seconds = setup.runtime.processes.from_first(lambda: usable - deadline.seconds_used)
+    fitting = recipe_within(seconds, setup, pace, steps_done)
     recipe = setup.recipe_for(fitting.total_steps).with_micro_batch(fitting.batch_size)
     return replace(setup, recipe=replace(recipe, eval_tokens=fitting.eval_tokens, eval_interval=fitting.eval_interval,
                                          sample_interval=fitting.sample_interval))
