@@ -113,6 +113,8 @@ def find_conflicts(args: Namespace) -> list[str]:
         problems += [f"--{name}: has no effect {without}" for name in sorted({*args.config.given} - used)]
     problems += [problem for word in args.files for problem in problems_with_name("FILE", word, DATASET)]
     problems += problems_with_name("--tokenizer_file", args.tokenizer_file)
+    if "://" in args.output_dir:
+        problems.append("--output_dir: must be a folder of this machine or of a mounted disk, not an address with ://")
     return problems
 
 

@@ -40,6 +40,8 @@ def contradictions(args: argparse.Namespace) -> list[str]:
         *(f"--{name}: not with several folders in --data_dir: each of them has its own"
           for name in ("bin_file", "val_bin_file", "metadata_file")
           if isinstance(args.data_dir, list) and vars(args)[name] is not None),
+        *(f"--{name}: must be a folder of this machine or of a mounted disk, not an address with ://"
+          for name in ("output_dir", "mirror_to") if "://" in (vars(args)[name] or "")),
         *(f"--{name}: the hub has weights, no state of training; give --init_from"
           for name in ("resume_from", "cooldown_from") if hub.is_on_hub(vars(args)[name])),
         *(f"--{name}: a cooldown falls from the learning rate of its checkpoint; drop it"

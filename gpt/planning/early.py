@@ -106,7 +106,8 @@ def make_tokens(args: Namespace) -> None:
 
     texts, folder = in_list(args.texts), Path(args.data_dir)
     mark = folder / METADATA
-    tokenizer = str(folder / TOKENIZER) if has_tokenizer(folder) else args.init_from
+    keeps_tokenizer = has_tokenizer(folder) and (to_go_on(args) or not mark.exists())
+    tokenizer = str(folder / TOKENIZER) if keeps_tokenizer else args.tokenizer_file or args.init_from or args.teacher
     make = ["pretokenize.py", *texts, "--output_dir", args.data_dir,
             *(["--tokenizer_file", tokenizer] if tokenizer else [])]
     if mark.exists():

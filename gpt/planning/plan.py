@@ -68,7 +68,7 @@ def say_rest(setup: Setup, pace: Pace, steps_done: int) -> None:
     steps = recipe.total_steps - steps_done
     epochs = in_epochs(steps * recipe.samples_per_step / recipe.windows_per_epoch)
     before = setup.stored.state.seconds
-    earlier = f", {duration(before)} of which earlier starts took" if before else ""
+    earlier = f", of which earlier starts took {duration(before)}" if before else ""
     within = f" of {args.max_minutes:g} min{earlier}" if args.max_minutes else ""
     lines = describe_plan(setup) if args.verbose or args.dry_run else []
     seconds = min(pace.seconds(recipe, steps_done), 60 * (args.max_minutes or math.inf) - before)  # ends then at latest

@@ -350,7 +350,7 @@ class Monitor:
             command = self._command_for_longer(folder)
         elif how == MORE_TEXT:
             if recipe.overfits and recipe.passes > FRESH and not helps_many_passes(args):
-                why += f". Give it more text, or teach a second model: --teacher {best} --output_dir {folder}-2"
+                why += f". Give more, or teach a second model: --teacher {best} --output_dir {folder}-2"
             command = with_more_text(args.output_dir, corpus.tokenizer_path, self.state,
                                      {**vars(args), "cooldown_from": recipe.cooldown and recipe.cooldown.source})
         else:

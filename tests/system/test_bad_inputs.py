@@ -264,6 +264,7 @@ PRETOKENIZE_ROWS = [
     *rows("pretokenize.py", PRETOKENIZE, FLAGS,
         ("no text", "FILE: none given"),
         ("text beside the demonstration", "text.txt --demo", "--demo: does not go with FILE"),
+        ("an address", "text.txt --output_dir s3://bucket/a", "--output_dir: must be a folder of this machine"),
         ("a model for a dataset", "hf://someone/tales", "FILE hf://someone/tales: must be hf://datasets/"),
         ("an empty name", "''", "FILE '': must be text"),
         ("a size for a tokenizer that exists", "text.txt --tokenizer_file x.json", "--vocab_size: not with"),

@@ -563,7 +563,7 @@ LATER = [
     Case(", or --overwrite, which deletes them", f"train.py {SMALL} {QUIET}"),
     Case(", or a second run with --teacher", NEW, said=True, values={"--teacher": "out"}),
     Case(", or --allow_bad_records to", "pretokenize.py k.jsonl --output_dir new", half_bad),
-    Case(". Give it more text, or", NEW, said=True, together=True,
+    Case(". Give more, or", NEW, said=True, together=True,
          values={"--teacher": "out", "--output_dir": "new-2"}),
     Case("tokens{on_gpu}, or --model_size", f"train.py {QUIET} --output_dir new --seq_length 8",
          values={"--model_size": "tiny"}),

@@ -21,6 +21,7 @@ from gpt.planning.contradictions import expand_shorthands
     ("--teacher hf://a/b", "--teacher: not a model of the hub"),
     ("--overwrite --resume_from auto", "--overwrite: not with --resume_from auto"),
     ("--output_dir a --mirror_to a/b", "--mirror_to: lies in --output_dir"),
+    ("--mirror_to s3://bucket/a", "--mirror_to: must be a folder of this machine or of a mounted disk"),
     *((f"--compile_mode reduce-overhead {words}", "--compile_mode") for words in (
         "--no-use_gpu", "--activation_checkpointing", "--batch_size auto", "--dropout 0.1", "--deterministic")),
     ("--lr_schedule constant --use_lr_scheduler", "--lr_schedule constant: not with --use_lr_scheduler"),

@@ -66,6 +66,7 @@ def test_texts_become_tokens_once_and_the_run_trains_on_them(place, capfd, monke
                         ("--epochs 500000", " --resume_from auto --epochs 1000000 --allow_new_data")):
         monkeypatch.setattr("sys.argv", ["train.py", "texts", *flags.split()])
         assert refusal(f"texts {flags}")[1].endswith(f"\n    python train.py texts {flags}{more}")
+        assert ("--tokenizer_file" in refusal(f"texts {flags}")[1]) == bool(more), "a new run has its own"
     other.rename(text)  # an older text of the same name
     assert refusal("texts")[0] == Exit.DATA
     text.write_text("x" * kept.stat().st_size)
@@ -143,7 +144,9 @@ def test_of_many_texts_each_one_counts(tmp_path):
     *((f"texts --{name} x", f"texts: not with --{name}. Drop one.") for name in ("data_dir", "bin_file")),
     ("texts --vocab_size 300", "texts: --vocab_size is for pretokenize.py. Run python pretokenize.py texts "
                                "--vocab_size 300; then train without the text and the flag"),
-    *((line, f"texts has no tokens yet. Type first:\npython {MAKE}") for line in ("texts", "texts --dry_run"))])
+    *((line, f"texts has no tokens yet. Type first:\npython {MAKE}") for line in ("texts", "texts --dry_run")),
+    ("texts --dry_run --tokenizer_file t.json",
+     f"texts has no tokens yet. Type first:\npython {MAKE} --tokenizer_file t.json")])
 def test_texts_that_cannot_be_taken_are_refused(place, monkeypatch, line, says):
     monkeypatch.setattr("gpt.planning.early.is_one_of_several", lambda: line == "texts")  # as under torchrun
     assert refusal(line) == (Exit.FLAGS, says)
