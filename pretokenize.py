@@ -188,7 +188,7 @@ def pretokenize(args: Namespace, folder: Folder, signals: Signals, progress: Pro
 
     dtype = native_dtype(vocabulary.size)
     encode_text(job, vocabulary, dtype)
-    refuse_empty(job)
+    job.report.refuse_empty(sum(totals["bytes"] for totals in job.totals.values()))
     job.report.say(progress)
     with progress.phase("looking at the text"):
         look_at(job, dtype, vocabulary)
@@ -235,15 +235,6 @@ def say_what_is_read(job: Job) -> None:
     if args.text_field != "text" and not job.has_fields:
         job.progress.warn(f"--text_field {printable(args.text_field)} has no effect: there is no .jsonl or Parquet "
                           "file")
-
-
-def refuse_empty(job: Job) -> None:
-    """Raises UserError (exit 3) if there is no text, or if all documents would go to validation."""
-    train, val = job.totals["train"], job.totals["val"]
-    job.report.refuse_empty(train["bytes"] + val["bytes"])
-    if not train["documents"]:
-        raise UserError(Exit.DATA, f"all {several(val['documents'], 'document')} would go to validation. "
-                                   "Give a smaller --val_fraction.")
 
 
 # ---------------------------------------------------------------- main
