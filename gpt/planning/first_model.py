@@ -68,6 +68,8 @@ def after_first_model(inputs: Inputs, runtime: Runtime, argv: Sequence[str]) -> 
         return inputs
 
     first = _train_first(inputs, runtime, argv, folder, minutes)
+    runtime.signals.at_once = ("before the second model's first step; the first one is kept: to go on, add "
+                               "--resume_from auto")
     now = time.monotonic()
     runtime.began = min(runtime.began, now - first.stored.state.seconds)
     minutes_left = max(1.0, total - (now - runtime.began) / 60)

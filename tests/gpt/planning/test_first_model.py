@@ -102,10 +102,12 @@ def two_models(monkeypatch, tmp_path):
         stored = SimpleNamespace(state=state, settings={"max_minutes": 1.7})
         first = SimpleNamespace(folder=Path("out/first_model/checkpoint-9"), stored=stored)
         monkeypatch.setattr(first_model.find, "newest_sound", lambda *_: first)
-        runtime: Any = SimpleNamespace(out=MagicMock(), signals=None, processes=SimpleNamespace(world_size=1),
+        runtime: Any = SimpleNamespace(out=MagicMock(), signals=MagicMock(), processes=SimpleNamespace(world_size=1),
                                        began=time.monotonic())
         inputs = Inputs(train.read_flags(argv), MagicMock(), MagicMock(spare=spare, is_large=False), MagicMock(), None)
-        return after_first_model(inputs, runtime, argv), runtime.began, typed
+        second = after_first_model(inputs, runtime, argv)
+        assert "to go on, add --resume_from auto" in runtime.signals.at_once
+        return second, runtime.began, typed
 
     return call
 
