@@ -19,7 +19,7 @@ from gpt.checkpoint.recorded import held_by_another_run, is_same_folder, steps_i
 from gpt.checkpoint.stored import manifest_entries, verify
 from gpt.common.errors import Exit, InvalidCheckpoint, UserError, writing
 from gpt.common.files import reason_of, write_whole
-from gpt.common.names import MANIFEST, METRICS, RUN_FILES
+from gpt.common.names import MANIFEST, METADATA, METRICS, RUN_FILES
 from gpt.common.outputs import place_of
 from gpt.common.progress import Progress
 from gpt.common.words import printable, shell_word
@@ -88,10 +88,10 @@ def holds_this_run(root: Path, output_dir: Path) -> bool:
 def prepare_mirror(args: Namespace, out: Progress) -> None:
     """Tries the mirror before any work, and brings its newest checkpoint back where the output folder has none.
 
-    Raises UserError. Exit 5 means that the mirror cannot be written, exit 2 that its name is not UTF-8. Exit 4
-    means that it is a checkpoint itself, that it holds another run's, or that all to bring back are damaged. A
-    run that resumes from its own folder goes on without the mirror, with a warning. A recorded mirror that does
-    not hold this run is left alone; each save looks again.
+    Raises UserError. Exit 5 means that the mirror cannot be written, exit 2 that its name is not UTF-8, or that
+    it holds tokens. Exit 4 means that it is a checkpoint itself, that it holds another run's, or that all to
+    bring back are damaged. A run that resumes from its own folder goes on without the mirror, with a warning. A
+    recorded mirror that does not hold this run is left alone; each save looks again.
     """
     root, output_dir = Path(args.mirror_to), Path(args.output_dir)
     resumed, shown = args.resume_from, f"--mirror_to {printable(args.mirror_to)}"
@@ -99,6 +99,8 @@ def prepare_mirror(args: Namespace, out: Progress) -> None:
     with out.phase("looking at the mirror"):
         copies, has_checkpoints = steps_in(root), bool(steps_in(output_dir))
         is_own = holds_this_run(root, output_dir)
+    if (root / METADATA).is_file() and not copies:
+        raise UserError(Exit.FLAGS, f"{shown} holds tokens. Give another folder.")
     is_meant = bool(resumed) and (resumed == "auto" or is_same_folder(resumed, root))
     comes_back = bool(copies) and is_meant and not has_checkpoints
     if not ("mirror_to" in args.config.given or is_own or comes_back):

@@ -291,6 +291,10 @@ def test_a_run_whose_mirror_has_fallen_behind_still_knows_it(run, finished, driv
     assert max(steps_in(drive)) == 8
 
 
+def test_a_folder_of_tokens_is_no_mirror(run, corpus):
+    assert "holds tokens. Give another folder" in run.refused(Exit.FLAGS, *SAVING, "--mirror_to", str(corpus))
+
+
 def test_an_unwritable_mirror_ends_a_new_run_but_not_a_resumed_one(run, finished, drive, tmp_path, monkeypatch):
     def read_only(root):
         raise OSError(errno.EROFS, "Read-only file system")
