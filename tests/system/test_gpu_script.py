@@ -59,6 +59,7 @@ exec "$@"
 """
 
 
+@pytest.mark.slow
 def test_first_needs_no_file_and_each_of_its_commands_has_a_limit(tmp_path):
     for name, text in (("python", PYTHON), ("timeout", TIMEOUT)):
         (tmp_path / name).write_text(text.replace("CALLS", f"{tmp_path}/calls").replace("LIMITS", f"{tmp_path}/limits"))

@@ -27,7 +27,8 @@ def type_all(text: str, capsys) -> str:
 
 
 @pytest.mark.parametrize(("kind", "how"), [
-    *((kind, how) for kind in ("plain", "wsd", "cooldown") for how in (LONGER, MORE_TEXT, "tiny")),
+    *((kind, how) for kind in ("plain", "wsd", "cooldown") for how in (LONGER, MORE_TEXT)), ("plain", "tiny"),
+    *(pytest.param(kind, "tiny", marks=pytest.mark.slow) for kind in ("wsd", "cooldown")),
     *(("init_from", how) for how in (LONGER, MORE_TEXT, "worse"))])
 def test_what_a_run_prints_to_improve_can_be_typed(kind, how, corpus, monkeypatch, tmp_path, capsys):
     """Every run has a mirror, which the new run must not share."""

@@ -74,6 +74,7 @@ def test_an_error_of_another_process_is_told_from_one_of_the_program(message, is
     assert is_of_lost_process(RuntimeError(message)) == is_lost
 
 
+@pytest.mark.slow
 def test_processes_that_are_restarted_meet_in_a_store_that_knows_dead_ones():
     done = run_python(RESTARTED)
     assert done.returncode == 0, done.stderr
