@@ -140,7 +140,7 @@ def holds_tokens(folder: Path, words: list[str]) -> bool:
     """
     if not (folder / METADATA).exists():
         return False
-    from gpt.pretokenization.sources import find_files, identity_of  # cell 3 installs what they import
+    from gpt.pretokenization.sources import find_files, identity_of  # cell 3 installs their packages
     from gpt.tokens.metadata import read_metadata
     from pretokenize import read_flags
 

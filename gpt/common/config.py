@@ -60,8 +60,8 @@ class Origin(NamedTuple):
     """The origin of a command's flags: the value of args.config.
 
     given names the flags that a person gave. recorded is the file with the flags of the resumed run, or "".
-    changed describes, one by one, the recorded flags that the command line changes, and replaced those of
-    --config. excluded has the values of flags that a person gave in vain, by name.
+    changed describes each recorded flag that the command line changes, replaced each such flag of --config.
+    excluded has the values of flags that a person gave in vain, by name.
     """
 
     given: frozenset[str]

@@ -61,7 +61,7 @@ def longest_passages(texts: Sequence[np.ndarray], tokens: Tokens) -> list[tuple[
 
 def write_quotations(samples: Sequence[Sample], corpus: Corpus, decode: Callable[[list[int]], str],
                      as_json: bool) -> None:
-    """Writes to stderr what each sample quotes from the training text, and how much the validation text does.
+    """Writes to stderr the longest quotation in each sample, and the usual length of one in the validation text.
 
     As JSON, also writes the samples with fields for it to stdout. decode is the tokenizer's.
     """

@@ -82,7 +82,7 @@ def in_tokens(texts: Any, given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def to_go_on(args: Namespace) -> list[str]:
-    """The flags with which the same command continues its run on new tokens, for as long again."""
+    """The flags to add to the same command, so that it continues its run on new tokens for as long again."""
     newest = max(steps_in(Path(args.output_dir)), default=0)
     if args.overwrite or args.overfit or not (newest or args.resume_from):
         return []  # it does not continue one

@@ -32,8 +32,8 @@ class Cooldown:
 class Schedule:
     """The facts that decide the learning rate of a step; lr_schedule is a name in SCHEDULES, learning_rate the peak.
 
-    min_lr is the learning rate at the end; a constant schedule has none. decay_share is the part of total_steps
-    in which wsd falls, or from 1 on the number of these steps; the others ignore it. A cooldown takes the place
+    min_lr is the learning rate at the end; a constant schedule has none. decay_share is the length of
+    wsd's fall: a part of total_steps, or from 1 on a number of steps; the others ignore it. A cooldown takes the place
     of the schedule from its start on.
     """
 

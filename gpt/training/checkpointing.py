@@ -48,8 +48,7 @@ class Checkpointer:
         self._first_step = run.state.step
         self._is_waiting = False  # for a save, in any process
         self._tokenizer_json = tokenizer.to_str() if tokenizer else None
-        # The template of a model that answers: ours after conversations, else the one of the model at the
-        # start.
+        # The template of a model that answers: ours after conversations, otherwise that of the starting model.
         start = (run.setup.resumed.folder if run.setup.resumed else self._args.init_from and
                  find.resolve(Path(self._args.init_from), lambda said: None))
         template = load.chat_template(start) if start else None
