@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tokenizers.processors import TemplateProcessing
 
 import pretokenize
 from gpt.common.errors import Exit
@@ -154,12 +155,21 @@ def test_the_same_documents_in_any_form_give_the_same_bytes(is_trained, monkeypa
     assert documents("val") == [content for content in texts if hash_share(content) < 0.2]
 
 
-def test_any_workers_and_block_sizes_give_the_ids_of_tokenizers(tokenizer_file):
+@pytest.mark.parametrize("has_opening", [False, True])
+def test_any_workers_and_block_sizes_give_the_ids_of_tokenizers(has_opening, tokenizer_file):
     texts, tokenizer = corpus(), load_tokenizer(tokenizer_file)
+    opening = []
+    if has_opening:  # as Llama 3's tokenizer
+        tokenizer.add_special_tokens(["<bos>", "<mask>"])
+        opening = [tokenizer.token_to_id("<bos>"), tokenizer.token_to_id("<mask>")]
+        tokenizer.post_processor = TemplateProcessing(
+            "<bos> <mask> $A", special_tokens=list(zip(["<bos>", "<mask>"], opening, strict=True)))
+        tokenizer_file = Path("llama.json")
+        tokenizer.save(str(tokenizer_file))
     write("a.jsonl", lines(texts))
     write("a.txt", "<->".join(texts))
     write("a.jsonl.gz", gzip.compress(lines(texts).encode()))
-    ids = [[*tokenizer.encode(content, add_special_tokens=False).ids, 0] for content in texts]
+    ids = [[*opening, *tokenizer.encode(content, add_special_tokens=False).ids, 0] for content in texts]
     expected: dict[str, list[int]] = {"train": [], "val": []}
     for mine, content in zip(ids, texts, strict=True):
         expected["val" if hash_share(content) < 0.2 else "train"] += mine
@@ -172,6 +182,8 @@ def test_any_workers_and_block_sizes_give_the_ids_of_tokenizers(tokenizer_file):
                 run(name, *argv, "--num_workers", num_workers, limits=limits)
                 for split in ("train", "val"):
                     assert np.fromfile(f"data/{split}.bin", "<i2").tolist() == expected[split]
+                    assert np.fromfile(f"data/{split}.idx", "<u8").tolist() == [
+                        index + 1 for index, id in enumerate(expected[split]) if id == 0]
 
 
 # ---------------------------------------------------------------- other encodings

@@ -75,8 +75,9 @@ def look_at(job: Job, dtype: str, vocabulary: Vocabulary) -> None:
 def sampled_text(ids: np.ndarray, vocabulary: Vocabulary) -> str:
     """Decodes pieces spread over the ids, or all ids if they are few. Each document ends with a newline."""
     pieces = np.array_split(ids, min(MOST_PIECES, -(-len(ids) // PIECE_TOKENS)))
-    texts = vocabulary.tokenizer.decode_batch([piece[:PIECE_TOKENS].tolist() for piece in pieces],
-                                              skip_special_tokens=False)
+    pieces = [piece[:PIECE_TOKENS] for piece in pieces]
+    texts = vocabulary.tokenizer.decode_batch(
+        [piece[~np.isin(piece, vocabulary.opening_ids)].tolist() for piece in pieces], skip_special_tokens=False)
     # A piece may begin or end within a character.
     return "".join(text.strip("\ufffd") for text in texts).replace(vocabulary.end, "\n") or "\n"
 

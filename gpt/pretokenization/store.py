@@ -27,20 +27,28 @@ class TokenWriter:
     with_mask adds SPLIT.mask, one bit for each id: 1 if it counts in the loss. All files are created at once,
     and are complete after close(). Ids are written in the dtype that they have. totals has tokens, documents,
     bytes of text, and largest_id, which is -1 before the first id; with_mask also counted, the ids that count.
+    Each document begins with the opening_ids.
     """
 
-    def __init__(self, folder: Path, split: str, with_mask: bool = False):
+    def __init__(self, folder: Path, split: str, with_mask: bool = False, opening_ids: Sequence[int] = ()):
         self.totals = {"tokens": 0, "documents": 0, "bytes": 0, "largest_id": -1}
         self.mask = (folder / f"{split}.mask").open("wb", buffering=2**20) if with_mask else None
+        self.opening_ids = opening_ids
         self._last_bits = np.zeros(0, bool)  # of the last byte of the mask, which is not full yet
+        self._in_document = False  # the last document goes on with the next ids
         self.ids = (folder / f"{split}.bin").open("wb", buffering=2**22)
         self.ends = (folder / f"{split}.idx").open("wb", buffering=2**20)
 
     def add(self, ids: np.ndarray, ends: np.ndarray, num_bytes: int, counts: np.ndarray | None = None) -> None:
         """Appends the ids of num_bytes of text; ends are the documents' ends, counted from the first of these ids.
 
-        counts tells for each id if it counts in the loss, None where all do.
+        counts tells for each id if it counts in the loss, None where all do; with it there are no opening_ids.
         """
+        if self.opening_ids and len(ids):
+            starts = np.concatenate([ends[:0] if self._in_document else [0], ends[ends < len(ids)]]).astype(np.int64)
+            self._in_document = not len(ends) or ends[-1] < len(ids)
+            ends = ends + len(self.opening_ids) * np.searchsorted(starts, ends)
+            ids = np.insert(ids, np.repeat(starts, len(self.opening_ids)), np.tile(self.opening_ids, len(starts)))
         if self.mask:
             counts = np.ones(len(ids), bool) if counts is None else counts
             bits = np.concatenate([self._last_bits, counts])

@@ -193,6 +193,7 @@ class Vocabulary:
     size: int  # one more than the largest id
     end_id: int  # the id that ends a document
     end: str  # the token of end_id
+    opening_ids: tuple[int, ...]  # they begin a document; none for end_id, which is before it anyway
     splits_as_gpt2: bool  # no normalizer, no added words, ByteLevel with GPT-2's pattern
     is_known_kind: bool  # GPT-2's kind of byte-level BPE: all encoding engines give the same ids
     tokenizer: Tokenizer = field(compare=False, repr=False)
@@ -209,9 +210,10 @@ def vocabulary_of(tokenizer: Tokenizer, end_id: int | None) -> Vocabulary:
     content = tokenizer.to_str(pretty=True)
     fields = json.loads(content)
     pre = fields["pre_tokenizer"] or {}
+    openings = tuple(index for index in opening_ids(tokenizer) if index != end_id)
     splits_as_gpt2 = (fields["normalizer"] is None and pre.get("type") == "ByteLevel" and not pre["add_prefix_space"]
                       and pre.get("use_regex", True) and all(token["special"] for token in fields["added_tokens"]))
-    return Vocabulary(content, vocab_size_of(tokenizer), end_id, str(tokenizer.id_to_token(end_id)),
+    return Vocabulary(content, vocab_size_of(tokenizer), end_id, str(tokenizer.id_to_token(end_id)), openings,
                       splits_as_gpt2, splits_as_gpt2 and _merges_as_gpt2(fields["model"]), tokenizer)
 
 
