@@ -49,7 +49,8 @@ def _encoding(source: Source) -> str:
 def lines_by(program: str, source: Source) -> str:
     """The end of a sentence: the name of the JSON lines, and the command that makes them."""
     lines = shell_word(f"lines-{source.path.name.partition('.')[0]}.jsonl")
-    return f", and give {lines}:\n{command_to_read(source)} | python -c '{program}' > {lines}"
+    without = " without --encoding" if source.encoding else ""  # Python writes the lines in ASCII
+    return f", and give {lines}{without}:\n{command_to_read(source)} | python -c '{program}' > {lines}"
 
 
 def command_to_read(source: Source) -> str:

@@ -94,7 +94,9 @@ def test_a_json_array_is_refused_with_the_command_that_makes_lines_of_it(record,
 
 def test_the_command_for_a_json_array_reads_the_encoding_that_was_given(tokenizer_file):
     write("a.json", '[\n{"text": "caf\u00e9"}]'.encode("latin-1"))
-    typed(refused("a.json", "--encoding", "latin-1", "--tokenizer_file", str(tokenizer_file)))
+    message = refused("a.json", "--encoding", "latin-1", "--tokenizer_file", str(tokenizer_file))
+    typed(message)
+    assert "give lines-a.jsonl without --encoding:" in message
     assert json.loads(Path("lines-a.jsonl").read_text())["text"] == "caf\u00e9"
 
 
