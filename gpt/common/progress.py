@@ -18,7 +18,6 @@ from gpt.common.terminal import LISTENERS, columns_of, folded, in_notebook, prin
 from gpt.common.words import duration
 
 HEARTBEAT_SECONDS = 8.0  # the longest silence; the contract allows 10
-STANDSTILL_SECONDS = 3  # a heartbeat this much too late: the whole process stood still
 METER_SECONDS = 5.0  # between two lines of a Meter
 BAR_SECONDS = 0.1  # between two redraws of a Meter's bar
 NARROWEST_BAR = 60  # columns; a narrower terminal gets whole lines
@@ -39,7 +38,6 @@ class Progress:
 
     on_terminal is True where a bar can be drawn: not in a notebook, though its cells look like a terminal.
     doing is the current phase, for example 'step 12'; any thread may read it.
-    stopped_seconds is how long the whole process stood still: after Ctrl-Z, or on a suspended machine.
     on_warning is called with every warning.
     """
 
@@ -48,7 +46,6 @@ class Progress:
         self.stream = open(os.devnull, "w") if self._is_silent else stream or sys.stdout  # noqa: SIM115
         self.on_terminal = (os.environ.get("TERM") != "dumb" and not in_notebook()
                             and (columns_of(self.stream) or 0) >= NARROWEST_BAR)
-        self.stopped_seconds = 0.0
         self.on_warning: Callable[[str], None] | None = None
 
         self._log: Path | None = None
@@ -217,14 +214,9 @@ class Progress:
         self.end_bar()
 
     def _beat(self) -> None:
-        """The heartbeat's thread: prints the phase after every silence, and measures stopped_seconds."""
-        pause = min(1.0, HEARTBEAT_SECONDS / 4)
-        woke = time.monotonic()
-        while not self._closed.wait(pause):
+        """The heartbeat's thread: prints the phase after every silence."""
+        while not self._closed.wait(min(1.0, HEARTBEAT_SECONDS / 4)):
             now = time.monotonic()
-            if now - woke > pause + STANDSTILL_SECONDS:
-                self.stopped_seconds += now - woke - pause
-            woke = now
             if self.doing and now - self._last_printed >= HEARTBEAT_SECONDS:
                 self._say_phase(now)
 

@@ -37,7 +37,7 @@ class Runtime:
     def use(self, machine: Machine) -> None:
         """Sets the machine, and starts a new clock and gauge for the steps on it."""
         self.machine = machine
-        self.clock = TrainingClock(machine, lambda: self.out.stopped_seconds)
+        self.clock = TrainingClock(machine)
         self.gauge = Gauge(machine)
 
 

@@ -2,7 +2,7 @@
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -19,7 +19,7 @@ class Mark:
 
     host: float  # time.perf_counter()
     event: Any  # machine.backend.event()
-    uncounted: float  # seconds before this point that are not training
+    paused: float  # seconds before this point that are not training
 
     def wait(self) -> None:
         """Waits until the device has reached this point."""
@@ -28,15 +28,13 @@ class Mark:
 
 
 class TrainingClock:
-    """Measures the seconds of training, without the time inside pause() and the time when the process was suspended.
+    """Measures the seconds of training, without the time inside pause().
 
-    stopped returns the seconds of suspension so far (Progress.stopped_seconds). began is the last start of
-    the clock, by time.perf_counter().
+    began is the last start of the clock, by time.perf_counter().
     """
 
-    def __init__(self, machine: Machine, stopped: Callable[[], float] = lambda: 0.0):
+    def __init__(self, machine: Machine):
         self._machine = machine
-        self._stopped = stopped
         self.start()
 
     def start(self) -> None:
@@ -59,7 +57,7 @@ class TrainingClock:
     def mark(self) -> Mark:
         """Marks the end of the device's queued work; waits for that end on Apple's GPUs alone."""
         event = self._machine.backend.event()
-        return Mark(time.perf_counter(), event, self._paused + self._stopped())
+        return Mark(time.perf_counter(), event, self._paused)
 
     def lap(self, end: Mark | None = None) -> float:
         """Returns the seconds of training from the last lap to the mark, after it has waited for the mark.
@@ -70,7 +68,7 @@ class TrainingClock:
         end.wait()
         self._lap_began = end
         seconds = end.host - start.host if end.event is None else start.event.elapsed_time(end.event) / 1000
-        return max(seconds - (end.uncounted - start.uncounted), 1e-9)
+        return max(seconds - (end.paused - start.paused), 1e-9)
 
 
 class Gauge:
