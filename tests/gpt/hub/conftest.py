@@ -19,7 +19,7 @@ def hub(tmp_path, monkeypatch):
         yield server
         server.delay = 0.0
         for left in {*threading.enumerate()} - before:
-            if left.name.endswith("(run)"):  # of in_thread: without a server the library closes what all tests share
+            if left.name.startswith("in_thread"):  # without a server the library closes what all tests share
                 left.join(10)
 
 
