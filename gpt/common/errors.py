@@ -288,9 +288,6 @@ def _explain(error: BaseException) -> tuple[Exit, str]:
         where = " on the GPU (nvidia-smi names them)" if "CUDA" in str(error) else ""
         return Exit.MACHINE, (f"out of memory. End other programs{where}, take a smaller model or batch, or raise the "
                               "limit: ulimit -v unlimited")
-    if "error: operation not supported" in str(error):  # NVIDIA's vGPU
-        return Exit.MACHINE, ("this GPU's driver refuses memory that grows in place. Type before the same line: "
-                              "export PYTORCH_ALLOC_CONF=expandable_segments:False")
     if isinstance(error, ImportError):  # numpy's message is a page of advice with the cause at its end
         why = first_line(ImportError(str(error).rpartition("Original error was: ")[2]))
         return Exit.MACHINE, (f"a package cannot be loaded: {why}. "

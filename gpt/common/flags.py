@@ -355,8 +355,6 @@ class Parser(argparse.ArgumentParser):
 
     def _suggest(self, name: str) -> str:
         """The flag to give instead of a misspelt, shortened or hyphenated one, or of another program's."""
-        if os.path.exists(name):
-            return f"For the file of this name give ./{name}."
         plain = re.sub("[-.]", "_", name.lstrip("-").lower())
         for flag, relations in self.relations.items():
             # litgpt has --train.max_steps.

@@ -1,6 +1,5 @@
 """Output files of flags such as --json: checked before any work, and replaced as a whole or not at all."""
 
-import errno
 import os
 import sys
 import tempfile
@@ -52,8 +51,6 @@ def place_of(path: str) -> Path:
     Its parent may be missing, if it can be created. Raises OSError.
     """
     target = Path(os.path.realpath(path))
-    if target.is_symlink():
-        raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), path)
     if target.exists():
         if not os.access(target, os.W_OK):
             raise PermissionError(13, os.strerror(13), path)

@@ -64,9 +64,6 @@ def test_a_misspelt_or_shortened_flag_is_refused_with_the_one_meant(typo, meant)
 
 def test_a_flag_like_no_other_and_a_stray_word_point_to_help(tmp_path, monkeypatch):
     assert problems("--zzzzzz", "3") == ["error: --zzzzzz: no such flag. See --help."]
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "-a.txt").touch()
-    assert problems("-a.txt") == ["error: -a.txt: no such flag. For the file of this name give ./-a.txt."]
     assert re.match(r"error: 'stray': unexpected argument\. .* --\w+ 'stray'", problems("stray")[0])
     monkeypatch.chdir(tmp_path.parent)
     with refused(f"--ckpt '{tmp_path.name}'", Exit.FLAGS):
