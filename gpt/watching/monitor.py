@@ -51,7 +51,6 @@ class _Enqueued:
     num_counted: int  # the first steps, whose skipped ones are in the state already
     step: int  # the last of these steps
     samples_seen: int
-    micro_batch: int
     end: Mark
 
 
@@ -67,7 +66,7 @@ class Monitor:
         self._gpu = runtime.machine.name if runtime.machine.on_gpu else None
         self._curve = LossCurve(math.log(setup.config.vocab_size), setup.recipe.lower_learning_rate)
         self._overfitting = OverfittingWatch()
-        self._first_step = self._last_logged = run.state.step
+        self._first_step = run.state.step
         self._last_loss, self._step_of_loss = math.nan, 0
         self._loss_before = math.inf  # the validation loss of the weights of --init_from
         self._bits_per_byte: float | None = None  # of the last validation
@@ -102,7 +101,7 @@ class Monitor:
             on_host = to_host(torch.stack([
                 figure for each in self._results for figure in each.values()]).view(len(self._results), -1))
             self._enqueued.append(_Enqueued(list(result), on_host, self._num_counted, step,
-                                            self.state.samples_seen, self._run.micro_batch, self._runtime.clock.mark()))
+                                            self.state.samples_seen, self._runtime.clock.mark()))
             self._results = []
             self._num_counted = 0
 
@@ -136,9 +135,8 @@ class Monitor:
                 self._skipped_in_a_row = self._skipped_in_a_row + 1 if is_skipped else 0
             step_seconds = seconds / len(skipped)
             self._log(logged, {name: values[-1] for name, values in figures.items()}, step_seconds)
-            self._watch(seconds, step_seconds, logged.micro_batch)
+            self._watch(seconds, step_seconds)
             self._read_curve([loss if self._counts(loss) else math.nan for loss in figures["loss"]], logged.step)
-            self._last_logged = logged.step
             if self._skipped_in_a_row >= MOST_SKIPPED_IN_A_ROW:
                 raise TooManySkipped(f"loss or gradient not finite in {self._skipped_in_a_row} steps in a row up to "
                                      f"step {logged.step:,}; none was applied")
@@ -189,7 +187,7 @@ class Monitor:
             self._warned.add(kind)
             self._out.warn(message)
 
-    def _watch(self, seconds: float, step_seconds: float, micro_batch: int) -> None:
+    def _watch(self, seconds: float, step_seconds: float) -> None:
         """Warns of a device that waits for data or for the host; seconds is the training since the last call."""
         gauge = self._runtime.gauge
         gauge.trained += seconds
@@ -198,12 +196,10 @@ class Monitor:
                                      "is spent waiting for data. Give --preload ram, or put the tokens on a "
                                      "faster disk.")
 
-        num_processes = self._runtime.processes.world_size
-        micro_batch_seconds = step_seconds * micro_batch * num_processes / self._run.recipe.samples_per_step
         if (self._runtime.machine.backend.runs_ahead and gauge.host_is_late and gauge.trained > WATCHED_SECONDS
-                and micro_batch_seconds < SHORT_MICRO_BATCH_SECONDS):
+                and step_seconds / self._run.num_micro_batches < SHORT_MICRO_BATCH_SECONDS):
             self.warn_once("batch", "the GPU waits for the host: its micro-batches are too small. Give a "
-                                    f"larger --batch_size than {micro_batch}, or --batch_size auto.")
+                                    f"larger --batch_size than {self._run.micro_batch}, or --batch_size auto.")
 
     def _recall(self, rows: Sequence[Row]) -> None:
         """Reads the recorded losses of earlier starts; a warning that they led to is not printed again."""
@@ -219,7 +215,7 @@ class Monitor:
     def _read_curve(self, losses: Sequence[float], last_step: int) -> None:
         """Warns of spikes and of a bad shape of the loss curve, by the losses since the last logged step."""
         self._overfitting.add_losses(losses)
-        for step, loss in enumerate(losses, self._last_logged + 1):
+        for step, loss in enumerate(losses, last_step - len(losses) + 1):
             if spike := self._curve.add(step, loss):
                 self._out.warn(spike)
         recipe = self._run.recipe
