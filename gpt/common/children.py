@@ -9,10 +9,9 @@ import math
 import os
 import signal
 import subprocess
-import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -30,17 +29,11 @@ GRACE_OF_SHOWN = 60.0  # of a script that prints its work, and may save
 
 
 def leave_out_current_folder() -> None:
-    """Removes the current folder from the module path of this process and of its Python children.
+    """Removes the current folder from the module path of Python children, from Python 3.11 on.
 
-    Python 3.10 does not know this setting for children: see outside_current_folder. Folders in PYTHONPATH
-    stay.
+    Folders in PYTHONPATH stay. This process has the program's folder there, not the current one.
     """
     os.environ[SAFE_PATH] = "1"
-    is_module = getattr(sys.modules["__main__"], "__spec__", None) is not None
-    with contextlib.suppress(OSError):  # the current folder has been deleted
-        if (is_module and not getattr(sys.flags, "safe_path", False)
-                and sys.path[0] == os.getcwd() != str(PROGRAM)):
-            del sys.path[0]  # `python -m train` puts it first
 
 
 def end_with_parent() -> None:
@@ -119,51 +112,26 @@ def start_process(context: Any, target: Callable[..., Any], *arguments: Any) -> 
 
     Ctrl-C never reaches the process, not even while it starts: its parent ends it.
     """
-    with outside_current_folder() as here:
-        process = context.Process(target=_call_in, args=(here, target, arguments), daemon=True)
-        if os.name != "posix":
-            process.start()
-            return process
-        if context.get_start_method() == "spawn":
-            from multiprocessing import resource_tracker
+    process = context.Process(target=_call, args=(target, arguments), daemon=True)
+    if os.name != "posix":
+        process.start()
+        return process
+    if context.get_start_method() == "spawn":
+        from multiprocessing import resource_tracker
 
-            resource_tracker.ensure_running()  # before the signals are blocked: its start unblocks them
-        # A terminal sends two of them to all of its processes: a starting child would end with a traceback.
-        # SIGTERM in a child that has just been forked would be written to the pipe of this process's own
-        # signals.
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGHUP, signal.SIGTERM))
-        try:
-            process.start()
-        finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        resource_tracker.ensure_running()  # before the signals are blocked: its start unblocks them
+    # A terminal sends two of them to all of its processes: a starting child would end with a traceback.
+    # SIGTERM in a child that has just been forked would be written to the pipe of this process's own signals.
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGHUP, signal.SIGTERM))
+    try:
+        process.start()
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
     return process
 
 
-def _call_in(folder: str, target: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
+def _call(target: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     if os.name == "posix":
         signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM])
-    if folder:
-        os.chdir(folder)
     target(*arguments)
-
-
-@contextlib.contextmanager
-def outside_current_folder() -> Iterator[str]:
-    """Yields the current folder, "" if deleted; under Python 3.10 works in the program's folder meanwhile.
-
-    There no module has a name of Python's own; no other thread may use relative paths. Later Pythons keep
-    child processes from importing modules of the current folder by leave_out_current_folder().
-    """
-    try:
-        here = os.getcwd()
-    except OSError:
-        here = ""
-    leaves = bool(here) and sys.version_info < (3, 11)
-    if leaves:
-        os.chdir(PROGRAM)
-    try:
-        yield here
-    finally:
-        if leaves:
-            os.chdir(here)

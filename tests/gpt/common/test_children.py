@@ -1,15 +1,14 @@
-"""children.py: what lies in the current folder is nobody's module, neither a child's nor a command's."""
+"""children.py: what lies in the current folder is no child's module, and how children end."""
 
 import multiprocessing
 import os
-import subprocess
 import sys
 
 import pytest
 
 from gpt.common import children
 from gpt.common.signals import Signals
-from tests.helpers.commands import ROOT, run_python
+from tests.helpers.commands import run_python
 from tests.helpers.poison import marks, poison
 
 
@@ -23,27 +22,17 @@ def ask_for_a_module(pipe):
         pipe.send((os.getcwd(), None))
 
 
-@pytest.fixture(params=[sys.version_info, (3, 10, 13)], ids=["this Python", "Python 3.10"])
-def in_a_poisoned_folder(request, tmp_path, monkeypatch):
-    monkeypatch.setattr(children.sys, "version_info", request.param)
+@pytest.fixture
+def in_a_poisoned_folder(tmp_path, monkeypatch):
+    if sys.version_info < (3, 11):
+        pytest.skip("this Python has no such setting")
     monkeypatch.setenv("PYTHONSAFEPATH", "1")  # as every command does
     monkeypatch.chdir(tmp_path)
     return poison(tmp_path)
 
 
-@pytest.mark.parametrize("words", [["-c", "import signal, struct, cli"], ["-m", "cli"]])
-def test_a_child_does_not_import_from_the_current_folder(words, in_a_poisoned_folder, tmp_path):
-    if sys.version_info < (3, 11) and children.sys.version_info >= (3, 11):
-        pytest.skip("this Python has no such setting")
-    with children.outside_current_folder() as here:
-        assert here == str(tmp_path)
-        subprocess.run([sys.executable, *words], capture_output=True, check=False)
-    assert marks(tmp_path) == []
-    assert os.getcwd() == str(tmp_path)
-
-
 @pytest.mark.parametrize("method", ["spawn", "fork"])
-def test_a_process_of_multiprocessing_does_not_either_but_works_in_that_folder(method, in_a_poisoned_folder, tmp_path):
+def test_a_process_works_in_the_current_folder_and_imports_nothing_from_it(method, in_a_poisoned_folder, tmp_path):
     if method not in multiprocessing.get_all_start_methods():
         pytest.skip("needs POSIX")
     (tmp_path / "lying_about.py").touch()
@@ -52,19 +41,6 @@ def test_a_process_of_multiprocessing_does_not_either_but_works_in_that_folder(m
     process = children.start_process(context, ask_for_a_module, theirs)
     assert ours.recv() == (str(tmp_path), None)
     process.join()
-    assert marks(tmp_path) == []
-
-
-def test_a_command_started_as_a_module_leaves_out_the_folder_that_python_puts_first(tmp_path):
-    """What is imported before the command itself cannot be helped."""
-    (tmp_path / "elsewhere").mkdir()
-    (tmp_path / "elsewhere" / "command.py").write_text(
-        "from gpt.common.errors import guard\nguard(lambda argv: 0)\nimport torch_of_mine, lying_about\n")
-    (tmp_path / "elsewhere" / "torch_of_mine.py").touch()
-    poison(tmp_path, ["lying_about", "torch_of_mine"])
-    done = subprocess.run([sys.executable, "-m", "command"], cwd=tmp_path, capture_output=True, text=True, check=False,
-                          env={**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path / "elsewhere"), str(ROOT)])})
-    assert "No module named 'lying_about'" in done.stderr
     assert marks(tmp_path) == []
 
 
