@@ -68,7 +68,7 @@ def room_graph(files: dict[str, ast.Module]) -> dict[str, set[str]]:
 def architecture() -> str:
     """docs/architecture.md with the import graph as the code has it now.
 
-    The drawing replaces what follows the introduction of its heading, a paragraph, up to the next heading.
+    The drawing replaces what follows the introduction of the last heading, a paragraph.
     """
     graph = room_graph(modules())
     page = (ROOT / "docs/architecture.md").read_text(encoding="utf-8")
@@ -76,8 +76,7 @@ def architecture() -> str:
     heading = "\n## The import graph\n"
     before, rest = page.split(heading, 1)
     introduction = rest.lstrip("\n").split("\n\n", 1)[0]
-    following = re.search(r"\n## .*", rest, re.DOTALL)
-    return f"{before}{heading}\n{introduction}\n\n{drawing}\n" + (following[0] if following else "")
+    return f"{before}{heading}\n{introduction}\n\n{drawing}\n"
 
 
 def flag_rows(section: str) -> Iterator[tuple[str, str]]:

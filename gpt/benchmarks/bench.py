@@ -47,7 +47,6 @@ def parse_shape(text: str) -> Shape:
 
 def read_flags(argv: Sequence[str]) -> argparse.Namespace:
     """The flags as a namespace. Raises UserError (exit 2) with every problem found."""
-    whole, text = flags.whole, flags.text
     parser = flags.Parser("-m gpt.benchmarks.bench", "Times train.py's levers, or a step beside nanoGPT's.")
     g = parser.add_argument_group("what is timed: the ladder, or")
     rungs = flags.ValueKind(lambda value: tuple(sorted(map(int, value.split(",")))),
@@ -55,19 +54,19 @@ def read_flags(argv: Sequence[str]) -> argparse.Namespace:
                             lambda numbers: 0 <= numbers[0] <= numbers[-1] < NUM_RUNGS)
     g.add_argument("--rungs", type=rungs, help="rungs of the ladder (default: all, the tuned one on a GPU "
                                                "only)")
-    g.add_argument("--peer", type=text("DIR"), help="nanoGPT's folder: a step of it beside ours (default: "
-                                                    "none)")
+    g.add_argument("--peer", type=flags.text("DIR"),
+                   help="nanoGPT's folder: a step of it beside ours (default: none)")
     g = parser.add_argument_group("on what")
     shape = flags.ValueKind(parse_shape, f"{', '.join(SHAPES)}, or SIZE,T,B,IDS, such as mini,256,8,8192, "
                             "with an even B", "SHAPE")
     g.add_argument("--shape", type=shape, help="mini: T 256, B 8, 8,192 ids; A, B: GPT-2 Small, T 512, B "
                    "32, 32,000 ids, or T 1024, B 16, 50,304 ids; or SIZE,T,B,IDS (default: mini)")
-    g.add_argument("--steps", type=whole(1, 100_000), help="steps that are timed (default: 50 on a GPU, 12 "
-                                                           "on a CPU)")
+    g.add_argument("--steps", type=flags.whole(1, 100_000),
+                   help="steps that are timed (default: 50 on a GPU, 12 on a CPU)")
     g.add_argument("--use_gpu", action=flags.Switch, help="require CUDA, exit 5 when there is none "
                    "(default: a GPU when there is one)")
     g = parser.add_argument_group("output")
-    g.add_argument("--json", type=text(), help="file for all figures, flags and losses (default: none)")
+    g.add_argument("--json", type=flags.text(), help="file for all figures, flags and losses (default: none)")
     return parser.read(argv, lambda args: [])
 
 

@@ -41,7 +41,6 @@ def try_to_compile(run: Run, compile_model: Callable[[], None]) -> None:
                     loss = run.strategy.forward(inputs_BT, targets_BT, run.teacher_output(inputs_BT), num_targets)
                 run.scaler.scale(loss).backward()
 
-    error = None
     with out.phase("compiling, a minute or two the first time"):
         for work in (compile_passes, lambda: compile_optimizer(run.optimizer)):
             error = _error_of(work, out.say)
