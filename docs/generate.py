@@ -34,10 +34,9 @@ Every command has `--debug`, which shows the traceback of an error, and train.py
 
 def modules() -> dict[str, ast.Module]:
     """The program's files by name without .py (`planning/recipe`), parsed."""
-    paths = (*ROOT.glob("*.py"), *ROOT.glob("gpt/**/*.py"))
-    names = {path.relative_to(ROOT).with_suffix("").as_posix(): path for path in paths}
-    return {name: ast.parse(path.read_text(encoding="utf-8")) for name, path in sorted(names.items())
-            if name != "gpt/__init__"}
+    paths = (*ROOT.glob("*.py"), *ROOT.glob("gpt/*/*.py"))
+    return {path.relative_to(ROOT).with_suffix("").as_posix(): ast.parse(path.read_text(encoding="utf-8"))
+            for path in paths}
 
 
 def room_of(name: str) -> str:

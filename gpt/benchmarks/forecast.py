@@ -63,10 +63,9 @@ def trained(text: Path, minutes: int, runs: Path) -> Path:
 def intervals_that_hold(runs: Sequence[FinishedRun]) -> list[bool]:
     """Tells for each run if it ended within the interval of the fit to the runs of all other texts."""
     held = []
-    for text in sorted({run.text for run in runs}):
-        others = [run for run in runs if run.text != text]
-        told = [(run, *predicted_bits(run, others)) for run in runs if run.text == text]
-        held += [abs(run.bits - bits) < DEVIATIONS * deviation for run, bits, deviation in told]
+    for run in runs:
+        bits, deviation = predicted_bits(run, [other for other in runs if other.text != run.text])
+        held.append(abs(run.bits - bits) < DEVIATIONS * deviation)
     return held
 
 

@@ -30,8 +30,7 @@ def printable_text(text: str) -> str:
 
 def _is_harmless(character: str) -> bool:
     """True for a character that cannot control a terminal; U+00A0 is one, though it is not isprintable()."""
-    is_surrogate = 0xD800 <= ord(character) < 0xE000  # cannot be encoded
-    return character.isprintable() or (ord(character) > 159 and not is_surrogate)
+    return character.isprintable() or (ord(character) > 159 and is_utf8(character))
 
 
 def is_utf8(text: str) -> bool:

@@ -66,8 +66,8 @@ def halve_micro_batch(run: Run, rng: Mapping[str, torch.Tensor]) -> None:
     setup.runtime.machine.backend.release_memory()
     smaller = divisors(run.recipe.samples_per_step, (before + 1) // 2)[-1]
     run.batches.resize(smaller)
-    recipe = run.recipe.with_micro_batch(smaller)  # a resumed run starts with it
-    run.adopt(replace(setup, recipe=recipe, micro_batch=smaller))
+    # In the recipe too: a resumed run starts with it.
+    run.adopt(replace(setup, recipe=run.recipe.with_micro_batch(smaller), micro_batch=smaller))
     setup.runtime.out.warn(
         f"out of memory in step {run.state.step + 1:,} with {several(before, 'sequence')} at a time: going on with "
         f"--batch_size {smaller} --gradient_accumulation_steps {run.num_micro_batches}. Next time give these."

@@ -45,8 +45,7 @@ class Strategy:
         under DDP.
         """
         torch._dynamo.config.optimize_ddp = False  # otherwise DDP's buckets cut each block in two
-        model = self._model
-        return [*model.blocks, model.output] if blocks else [model]
+        return [*self._model.blocks, self._model.output] if blocks else [self._model]
 
     def begin_pass(self) -> None:
         """Prepares a forward pass, in a step or in a validation: the results of the last one are used up."""
@@ -163,8 +162,8 @@ def build_model(config: ModelConfig, options: Options, strategy: str, processes:
     """
     if processes.world_size > 1 and strategy != "ddp":
         with torch.device("meta"):
-            unrounded = replace(options, rounded_to=None)  # the shards are gathered in 16 bits
-            model = architecture_of(config).build(config, unrounded).train()
+            # Without rounded copies, as the shards are gathered in 16 bits.
+            model = architecture_of(config).build(config, replace(options, rounded_to=None)).train()
         return model, FullySharded(model, processes, machine, std, processes.num_machines if strategy == "hsdp" else 1)
     model = create(config, machine.device, options, std).train()
     if processes.world_size > 1:
