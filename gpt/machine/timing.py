@@ -93,8 +93,3 @@ class Gauge:
     def host_is_late(self) -> bool:
         """False if the host has waited for the device, hence was ahead of it; always True without CUDA."""
         return not self._machine.backend.runs_ahead or self.waited["device"] < MIN_WAIT_FRACTION * self.trained
-
-    @property
-    def data_wait_fraction(self) -> float:
-        """The fraction of the training time that the host waited for data; 0 before the first lap."""
-        return self.waited["data"] / self.trained if self.trained else 0.0

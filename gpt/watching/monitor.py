@@ -191,10 +191,10 @@ class Monitor:
         """Warns of a device that waits for data or for the host; seconds is the training since the last call."""
         gauge = self._runtime.gauge
         gauge.trained += seconds
-        if gauge.host_is_late and gauge.data_wait_fraction > 0.05 and gauge.waited["data"] > WATCHED_SECONDS:
-            self.warn_once("loader", f"the loader holds the device back: {gauge.data_wait_fraction:.0%} of the time "
-                                     "is spent waiting for data. Give --preload ram, or put the tokens on a "
-                                     "faster disk.")
+        data_wait = gauge.waited["data"] / gauge.trained
+        if gauge.host_is_late and data_wait > 0.05 and gauge.waited["data"] > WATCHED_SECONDS:
+            self.warn_once("loader", f"the loader holds the device back: {data_wait:.0%} of the time is spent waiting "
+                                     "for data. Give --preload ram, or put the tokens on a faster disk.")
 
         if (self._runtime.machine.backend.runs_ahead and gauge.host_is_late and gauge.trained > WATCHED_SECONDS
                 and step_seconds / self._run.num_micro_batches < SHORT_MICRO_BATCH_SECONDS):
