@@ -83,12 +83,9 @@ class Progress:
             self._last_printed = time.monotonic()
             self._record(line)
             try:
-                if self._bar is not None:
-                    self._bar.clear()
-                self.stream.write(folded(line, self.stream) + "\n")
+                print_above = print if self._bar is None else self._bar.write
+                print_above(folded(line, self.stream), file=self.stream)
                 self.stream.flush()
-                if self._bar is not None:
-                    self._bar.refresh()
             except (OSError, ValueError) as error:  # the reader of stdout has gone away, or its disk is full
                 if isinstance(error, OSError) and error.errno != errno.EPIPE:
                     name = "error" if self.stream is sys.stderr else "output"
