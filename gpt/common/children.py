@@ -1,4 +1,4 @@
-"""Child processes that never import a module from the current folder, such as a signal.py or a torch.py.
+"""Child processes that, from Python 3.11 on, import no module from the current folder, such as a signal.py.
 
 `python -c` and `python -m` search the current folder first. multiprocessing and torch's compiler start
 processes by `python -c`, and every nanoGPT folder has a model.py.
@@ -21,19 +21,12 @@ from gpt.common.signals import SAVING, Signals, signal_name
 from gpt.common.terminal import print_line
 
 PROGRAM = Path(__file__).resolve().parents[2]
-SAFE_PATH = "PYTHONSAFEPATH"  # since Python 3.11
+# This variable, which Python knows since 3.11, leaves the current folder out of the module path of children.
+SAFE_PATH = "PYTHONSAFEPATH"
 TIMED_OUT = 124  # the exit code of timeout(1)
 GRACE_SECONDS = 5.0  # between SIGTERM and SIGKILL
 PARENT_SECONDS = 1.0  # between two looks at the parent
 GRACE_OF_SHOWN = 60.0  # of a script that prints its work, and may save
-
-
-def leave_out_current_folder() -> None:
-    """Removes the current folder from the module path of Python children, from Python 3.11 on.
-
-    Folders in PYTHONPATH stay. This process has the program's folder there, not the current one.
-    """
-    os.environ[SAFE_PATH] = "1"
 
 
 def end_with_parent() -> None:

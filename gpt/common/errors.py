@@ -16,7 +16,7 @@ import traceback
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from gpt.common.children import leave_out_current_folder
+from gpt.common.children import SAFE_PATH
 from gpt.common.files import IS_WINDOWS, reason_of, why_not_written
 from gpt.common.ranks import is_main
 from gpt.common.signals import STOPPING, signal_name
@@ -196,8 +196,8 @@ def guard(main: Callable[[Sequence[str]], int | None]) -> None:
     An error is printed as one line, a bug as one line with the path of a crash log; --debug shows the
     traceback. The exit code is then the Exit of the error, or 128 + the signal's number.
 
-    First it leaves the current folder out of the module path. It makes stdout and stderr take any text, and
-    a signal end the process at once.
+    First it leaves the current folder out of the module path of child processes. It makes stdout and stderr
+    take any text, and a signal end the process at once.
 
     If main returns 0 or None, the process goes on. A command calls guard twice: first with a function that answers
     flag errors at once, then, after the slow imports, with its main. Between them the garbage collector is
@@ -206,7 +206,7 @@ def guard(main: Callable[[Sequence[str]], int | None]) -> None:
     LEFT_BEHIND.clear()
     gc.enable()
     gc.freeze()
-    leave_out_current_folder()
+    os.environ[SAFE_PATH] = "1"
     _leave_at_a_signal()
     _make_streams_safe()
 
