@@ -155,12 +155,12 @@ class Mirror:
         self._out = out
         self._may_be_new = "mirror_to" in args.config.given  # a recorded mirror must hold this run already
         self._latest: Retention | None = None  # of the last request
-        self._num_requests = 0
         self._thread = threading.Thread()
         self._lock = threading.Lock()  # one thread copies at a time
-        self._is_ours = False  # whether the folder is known to hold no other run
         self._goes_back = args.overwrite  # whether checkpoints after the resumed one are to be deleted
-        self._kept: list[Path] = []  # later checkpoints than this run's at its start, which another copy may need
+        # Later checkpoints than this run's at its start, which another copy of it may need. None until the folder
+        # is known to hold no other run.
+        self._kept: list[Path] | None = None
         self._problem = ""  # why the last request failed; printed once
         self._is_told = False  # the outcome of the last update
 
@@ -171,9 +171,7 @@ class Mirror:
         after its copy in progress. The first error in a row costs a warning; the next call tries again.
         """
         self._latest = retention
-        self._num_requests += 1
-        self._thread = threading.Thread(target=self._work, args=(retention, self._num_requests), daemon=True,
-                                        name="mirror")
+        self._thread = threading.Thread(target=self._work, args=(retention,), daemon=True, name="mirror")
         self._thread.start()  # a daemon: a disk that hangs does not keep the process alive
 
     def finish(self) -> None:
@@ -201,12 +199,12 @@ class Mirror:
                            f"disk, then copy it by hand: mkdir -p {shell_word(self._root)}; cp -r {shell_word(last)} "
                            f"{shell_word(self._root)}/")
 
-    def _work(self, retention: Retention, number: int) -> None:
+    def _work(self, retention: Retention) -> None:
         yield_the_cores()
         with self._lock:
             try:
-                if number == self._num_requests:  # no newer request waits
-                    self._copy(retention, number)
+                if retention is self._latest:  # no newer request waits
+                    self._copy(retention)
                     self._problem = ""
             except Exception as error:  # a bug too: it must not end the mirror silently
                 if not self._problem:
@@ -215,8 +213,8 @@ class Mirror:
                 self._problem = reason_of(error)
             self.copying_step = 0
 
-    def _copy(self, retention: Retention, number: int) -> None:
-        """Prunes the mirror, then copies run files and missing checkpoints, until a newer request than this number.
+    def _copy(self, retention: Retention) -> None:
+        """Prunes the mirror, then copies run files and missing checkpoints, until there is a newer request.
 
         Raises OSError, also for a damaged checkpoint, and for a folder that holds another run, or later
         checkpoints of another copy of this one.
@@ -224,14 +222,13 @@ class Mirror:
         root, output_dir = self._root, self._output_dir
         own, to_be_pruned = steps_in(output_dir), outdated(output_dir, *retention)
         later = [path for step, path in steps_in(root).items() if step > retention.saved and step not in own]
-        if not self._is_ours:
+        if self._kept is None:
             is_new = self._may_be_new and not steps_in(root)
             if not (is_new or holds_this_run(root, output_dir)):
                 raise OSError("it does not hold the checkpoints of this run; --mirror_to chooses another folder")
             root.mkdir(parents=True, exist_ok=True)
             sweep(root)
             self._kept = [] if self._goes_back else [path for path in later if _is_sound(path)]
-            self._is_ours = True
         for path in self._kept:
             if path.exists():
                 raise OSError(f"{path.name} there is later than this run's last one, and another copy of the run may "
@@ -248,7 +245,7 @@ class Mirror:
                 except (OSError, InvalidCheckpoint) as error:
                     if path.exists():  # not pruned meanwhile
                         raise OSError(f"{path.name} was not copied: {reason_of(error)}") from error
-                if number < self._num_requests:  # the newest first
+                if retention is not self._latest:  # the newest first
                     return
 
 
