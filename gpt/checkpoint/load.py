@@ -27,7 +27,6 @@ from gpt.ops.shards import fill, like, local
 from model import Options
 
 FILE_NAME = re.compile(r"[^/\\\0]+\.safetensors")
-MAX_HEADER_BYTES = 2**22  # the names, types and shapes of 30,000 tensors
 COPY_WHOLE = "Download the model again, or copy all of its files."
 HEAD = "lm_head.weight"
 
@@ -101,10 +100,6 @@ def stored_tensors(folder: Path) -> dict[str, torch.Tensor]:
 def mapped(path: Path) -> dict[str, torch.Tensor]:
     """All tensors of one file, those in float8 as bf16. Raises InvalidCheckpoint."""
     try:
-        with path.open("rb") as file:
-            num_bytes = int.from_bytes(file.read(8), "little")
-        if num_bytes > MAX_HEADER_BYTES:  # opening millions of empty tensors takes minutes
-            raise OSError(f"its header has {num_bytes:,} bytes, more than {MAX_HEADER_BYTES:,}")
         with safe_open(path, framework="pt") as file:
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - no mapping
         # torch has hardly any operation for float8, whose values bf16 holds.

@@ -119,12 +119,6 @@ def test_a_tensor_that_is_not_where_the_index_says_is_missing(shards):
         open_model(shards[0].parent)
 
 
-def test_a_header_of_very_many_tensors_is_refused_before_it_is_read(shards):
-    shards[0].write_bytes((2**25).to_bytes(8, "little") + b"{}")
-    with refused(r"header has 33,554,432 bytes", Exit.CHECKPOINT):
-        open_model(shards[0].parent)
-
-
 def test_what_is_missing_or_damaged_of_several_files_is_named(shards):
     shards[2].write_bytes(shards[2].read_bytes()[:-100])
     with refused(rf"{shards[2].name} cannot be read \(.*\)\. {AGAIN}"):
