@@ -21,7 +21,6 @@ from gpt.common.words import printable, several, shell_line, shell_word
 from gpt.tokens.data_dirs import folders_of
 from gpt.tokens.files import beside_tokens
 
-LLMC = (20240326).to_bytes(4, "little")  # begins a model file of llm.c
 PICKLES = " (a pickle, such as a .pt file, can run code and is never opened)"
 T = TypeVar("T")
 
@@ -147,12 +146,6 @@ def _nothing_found(path: Path, to_resume: bool) -> UserError:
     return _refusal(f"{printable(path)} {why}. {_cure_for(path, to_resume)}")
 
 
-def _begins_with(path: Path, magic: bytes) -> bool:
-    with contextlib.suppress(OSError), path.open("rb") as file:
-        return file.read(len(magic)) == magic
-    return False
-
-
 def _cure_for(path: Path, to_resume: bool) -> str:
     """What to do about a path without a checkpoint, the most special case first."""
     if (path / FIRST_MODEL).is_dir():
@@ -162,14 +155,13 @@ def _cure_for(path: Path, to_resume: bool) -> str:
                if each.suffix in (".pt", ".pth", ".bin") and each.is_file()
                and not (each.parent / METADATA).is_file()]  # beside it, our tokens
     has_weights = (path.parent / WEIGHTS).is_file()
-    if path.is_file() and _begins_with(path, LLMC):
-        return "llm.c wrote it. Convert it with llm.c's dev/eval/export_hf.py, and give the folder that it makes."
     if path.is_file() and (path.parent / CONFIG).is_file() and (has_weights or not pickles):
         return f"Give the folder that holds it, {shell_word(path.parent)}."
     if pickles:
         return with_transformers(pickles[0].parent) or (
-            f"Convert nanoGPT's: python export.py --from_nanogpt {shell_word(pickles[0])} --output "
-            f"{shell_word(pickles[0].stem)}-gpt2 --tokenizer_file TOKENIZER")
+            "llm.c's own dev/eval/export_hf.py converts its files. Convert nanoGPT's: python export.py "
+            f"--from_nanogpt {shell_word(pickles[0])} --output {shell_word(pickles[0].stem)}-gpt2 "
+            "--tokenizer_file TOKENIZER")
 
     others = [*steps_in(path.parent).values()] or sorted({each.parents[1] for each in  # or runs
                                                           path.parent.glob(f"*/*/{STATE}")})
