@@ -37,9 +37,8 @@ def check_values(fields: Mapping[str, Any], allowed: Mapping[str, tuple[Any, ...
     An absent field counts as the first allowed value.
     """
     for key, values in allowed.items():
-        if fields.get(key, values[0]) not in values:
-            raise InvalidCheckpoint(f"config.json: {key} is {shown(fields[key])}; only {values[0]!r} is "
-                                    "supported")
+        check_field(fields.get(key, values[0]) in values, key, fields.get(key),
+                    f"{values[0]!r}, the only supported value")
 
 
 def fraction_of(fields: Mapping[str, Any], key: str, default: float) -> float:

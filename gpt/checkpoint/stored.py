@@ -156,9 +156,9 @@ def manifest_entries(folder: Path) -> dict[str, Any]:
     """The manifest's entry of each file: its bytes and sha256. Raises InvalidCheckpoint."""
     manifest = read_json(folder / MANIFEST)
     check_whole(MANIFEST, "version", manifest.get("version"), STATE_VERSION, STATE_VERSION)
-    entries = manifest.get("files")
-    if not isinstance(entries, dict) or not set(NEEDED) <= set(entries):
-        raise InvalidCheckpoint(f"{MANIFEST} does not list the files of a checkpoint")
+    entries: Any = manifest.get("files")
+    check_field(isinstance(entries, dict) and entries.keys() >= {*NEEDED},
+                "files", entries, "an object with the files of a checkpoint", MANIFEST)
     return entries
 
 

@@ -36,12 +36,12 @@ def test_absent_fields_are_those_of_transformers():
     ({"n_layer": 0}, "n_layer is 0"), ({"n_head": -1}, "n_head is -1"), ({"n_embd": "32"}, "n_embd is '32'"),
     ({"vocab_size": 400.0}, "vocab_size is 400.0"), ({"vocab_size": 10**400}, "vocab_size is 10,000"),
     ({"n_positions": True}, "n_positions is True"), ({"n_positions": [16]}, r"n_positions is \[16\]"),
-    ({"n_embd": 33}, "n_embd is 33, not a multiple of n_head 2"), ({"n_inner": 64}, "n_inner is 64; only 128"),
+    ({"n_embd": 33}, "n_embd is 33, not a multiple of n_head 2"), ({"n_inner": 64}, "n_inner is 64, not 128"),
     ({"activation_function": "relu"}, "activation_function is 'relu'"),
     ({"activation_function": ["gelu"]}, r"activation_function is \['gelu'\]"),
     ({"layer_norm_epsilon": "small"}, "layer_norm_epsilon is 'small'"),
     ({"layer_norm_epsilon": float("nan")}, "layer_norm_epsilon is nan"),
-    ({"scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx is True; only False"),
+    ({"scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx is True, not False"),
     ({"tie_word_embeddings": "yes"}, "tie_word_embeddings is 'yes', not true or false"),
     ({"add_cross_attention": True}, "add_cross_attention is True")], ids=lambda value: str(value)[:60])
 def test_a_config_that_is_not_computed_exactly_is_refused_by_its_field(fields, reason):
