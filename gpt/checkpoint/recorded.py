@@ -179,14 +179,7 @@ def numbered_in(folder: Path) -> dict[int, tuple[Path, str | None]]:
 def first_readable(checkpoints: list[Path]) -> Layer | None:
     """The flags in the first checkpoint whose state can be read; verifying it later names a damaged one."""
     for path in checkpoints:
-        with contextlib.suppress(OSError, ValueError, RecursionError):
-            state = _object(json.loads(read_text(path / STATE)))
-            if state:
-                flags = _object(state.get("flags"))
-                return Layer(printable(path), _object(flags.get("given")), _object(flags.get("decided")))
+        with contextlib.suppress(OSError, ValueError, TypeError, LookupError, RecursionError):
+            flags = json.loads(read_text(path / STATE))["flags"]
+            return Layer(printable(path), dict(flags["given"]), dict(flags["decided"]))
     return None
-
-
-def _object(value: Any) -> dict[str, Any]:
-    """A JSON value that is an object; an empty object in place of any other value."""
-    return value if isinstance(value, dict) else {}
