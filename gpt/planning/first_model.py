@@ -19,7 +19,7 @@ from pathlib import Path
 from gpt.checkpoint import find, load
 from gpt.checkpoint.folder import delete_other_runs
 from gpt.checkpoint.history import read_run
-from gpt.checkpoint.recorded import held_by_another_run, steps_in
+from gpt.checkpoint.recorded import steps_in
 from gpt.checkpoint.stored import Found
 from gpt.common.children import PROGRAM, run_child
 from gpt.common.errors import UserError
@@ -112,8 +112,6 @@ def _train_first(inputs: Inputs, runtime: Runtime, argv: Sequence[str], folder: 
     args, corpus = inputs.args, inputs.corpus
     if args.overwrite:
         delete_other_runs(Path(args.output_dir), None, 0, runtime.out)
-    elif steps_in(folder) and not args.resume_from:
-        raise held_by_another_run("--output_dir", folder, ", or --overwrite, which deletes them")
     command = [str(PROGRAM / "train.py"), *argv, f"--output_dir={folder}", "--max_minutes", str(minutes)]
     resumable = [word for word in argv if word != "--overwrite"]
     answer = run_child([sys.executable, *command], runtime.signals, shows=True,

@@ -135,8 +135,6 @@ def test_a_first_model_that_has_begun_goes_on_where_it_is_asked_to(two_models):
     for folder in steps:
         folder.mkdir(parents=True)
         (folder / "manifest.json").touch()
-    with refused("--output_dir out/first_model holds .* Give --resume_from auto", Exit.CHECKPOINT):
-        two_models(TrainState(), [*LENGTH.split()])
     _, _, [(command, _)] = two_models(TrainState(), [*LENGTH.split(), "--resume_from", "auto"], spare=0.1)
     assert command[-1] == "1.7", "its own minutes, though fewer are left than at its start"
     _, _, [(command, resumed)] = two_models(TrainState(), [*LENGTH.split(), "--overwrite"])
