@@ -105,6 +105,7 @@ def make_tokens(args: Namespace) -> None:
     from gpt.pretokenization.store import has_tokenizer  # which imports numpy
 
     texts, folder = in_list(args.texts), Path(args.data_dir)
+    gone = [text for text in texts if not (os.path.exists(text) or glob.glob(text) or "://" in text)]
     mark = folder / METADATA
     keeps_tokenizer = has_tokenizer(folder) and (to_go_on(args) or not mark.exists())
     tokenizer = str(folder / TOKENIZER) if keeps_tokenizer else args.tokenizer_file or args.init_from or args.teacher
@@ -120,7 +121,6 @@ def make_tokens(args: Namespace) -> None:
         files = [(file.shown, file.path) for file in find_files(local, lambda _: None, {})]
         if (of_hub != recorded.get("hub_texts", [])
                 or (local and identity_of(files) != recorded.get("sources_identity"))):
-            gone = [text for text in texts if not (os.path.exists(text) or glob.glob(text) or is_on_hub(text))]
             if gone:
                 raise UserError(Exit.DATA, f"{printable(gone[0])}: No such file or directory. Its tokens are still "
                                            f"there: give --data_dir {shell_word(folder)} in its place.")
@@ -130,9 +130,9 @@ def make_tokens(args: Namespace) -> None:
                                        f"names, sizes or times. Type:\n    python {shell_line(make)}\n    python "
                                        f"{shell_line(['train.py', *sys.argv[1:], *to_go_on(args)])}")
     else:
-        for text in texts:
-            if not (os.path.exists(text) or "://" in text or glob.has_magic(text)):
-                raise UserError(Exit.DATA, f"{printable(text)}: No such file or directory. Give the path of a text.")
+        if gone:
+            raise UserError(Exit.DATA, f"{printable(gone[0])}: No such file or directory. Give the path of "
+                                       "a text.")
         if is_one_of_several() or args.dry_run or args.overfit:
             raise UserError(Exit.FLAGS, f"{printable(texts[0])} has no tokens yet. Type first:\npython "
                                         f"{shell_line(make)}")
