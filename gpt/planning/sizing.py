@@ -92,7 +92,6 @@ def choose_sizing(flags: Namespace, corpus: Corpus, max_minutes: float | None) -
         beyond_size(ARCHITECTURES[CHOSEN_ARCH].Config, vars(flags)))
     names_default = any(getattr(flags, name) is not None for name in only_default_has)
     arch = flags.arch or (DEFAULT if is_named or names_default else CHOSEN_ARCH)
-    speed = FLOPS_OF_APPLE_GPU if gpu else FLOPS_PER_THREAD * torch.get_num_threads()
     shape = shape_of(flags) if is_named else None
 
     def at(speed: float) -> Sizing:
@@ -100,7 +99,7 @@ def choose_sizing(flags: Namespace, corpus: Corpus, max_minutes: float | None) -
                           helps_many_passes(flags))
 
     if gpu or is_named:
-        return at(speed)
+        return at(FLOPS_OF_APPLE_GPU if gpu else FLOPS_PER_THREAD * torch.get_num_threads())
 
     def at_speed_of(measured: Shape) -> Sizing:
         in_bf16 = flags.use_amp is not False and CPU.has_bf16()
