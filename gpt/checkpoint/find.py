@@ -87,8 +87,6 @@ def _locate(path: Path, warn: Callable[[str], None], run_folder: Path | None = N
     """
     to_train = run_folder is not None
     folder, name = named_in(path, run_folder or Path("out"))
-    if folder.exists() and not folder.is_dir():
-        raise _nothing_found(folder, to_train)
     # Hugging Face's Trainer wrote them.
     of_trainer = [path for path, _ in numbered_in(folder).values() if (path / "training_args.bin").is_file()]
     if (name and ((folder / MANIFEST).is_file() or (folder / CONFIG).is_file())) or (name == BEST and of_trainer):
@@ -227,8 +225,8 @@ def find_resume(requested: str, output_dir: Path, overwrite: bool, warn: Callabl
         names = printable(", ".join(other.name for other in others[:3]))
         more = f" and {len(others) - 3} more" if others[3:] else ""
         raise _refusal(f"--output_dir {printable(output_dir)} holds checkpoints of another run, or of this one after "
-                       f"step {stored.state.step:,}: {names}{more}. Give another --output_dir, or --resume_from auto, "
-                       "which continues the run there, or --overwrite, which deletes "
+                       f"step {stored.state.step:,}: {names}{more}. Give another --output_dir, or "
+                       "--resume_from auto, which continues the run there, or --overwrite, which deletes "
                        f"{several(len(others), 'checkpoint')}.")
     return Found(path, stored)
 
