@@ -153,13 +153,12 @@ class Mirror:
         self._root = Path(args.mirror_to)
         self._output_dir = Path(args.output_dir)
         self._out = out
-        self._may_be_new = "mirror_to" in args.config.given  # a recorded mirror must hold this run already
+        self._args = args
         self._latest: Retention | None = None  # of the last request
         self._thread = threading.Thread()
         self._lock = threading.Lock()  # one thread copies at a time
-        self._goes_back = args.overwrite  # whether checkpoints after the resumed one are to be deleted
-        # Later checkpoints than this run's at its start, which another copy of it may need. None until the folder
-        # is known to hold no other run.
+        # Later checkpoints than this run's at its start, which another copy of it may need. None until the
+        # folder is known to hold no other run.
         self._kept: list[Path] | None = None
         self._problem = ""  # why the last request failed; printed once
         self._is_told = False  # the outcome of the last update
@@ -223,12 +222,13 @@ class Mirror:
         own, to_be_pruned = steps_in(output_dir), outdated(output_dir, *retention)
         later = [path for step, path in steps_in(root).items() if step > retention.saved and step not in own]
         if self._kept is None:
-            is_new = self._may_be_new and not steps_in(root)
+            # A recorded mirror must hold this run already.
+            is_new = "mirror_to" in self._args.config.given and not steps_in(root)
             if not (is_new or holds_this_run(root, output_dir)):
                 raise OSError("it does not hold the checkpoints of this run; --mirror_to chooses another folder")
             root.mkdir(parents=True, exist_ok=True)
             sweep(root)
-            self._kept = [] if self._goes_back else [path for path in later if _is_sound(path)]
+            self._kept = [] if self._args.overwrite else [path for path in later if _is_sound(path)]
         for path in self._kept:
             if path.exists():
                 raise OSError(f"{path.name} there is later than this run's last one, and another copy of the run may "
