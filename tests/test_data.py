@@ -1,10 +1,7 @@
 """data.py: an order that visits every window and remembers nothing, and batches that are pure functions."""
 
-import math
 import os
 import random
-import re
-import signal
 import threading
 import time
 from dataclasses import replace
@@ -20,7 +17,6 @@ from data import Batches, CorpusWindows, MixtureOrder, Tokens, WindowOrder
 from gpt.common.errors import Exit, UserError
 from gpt.machine.processes import ALONE, Processes
 from gpt.ops.loss import IGNORED
-from gpt.tokens import watch
 from gpt.tokens.layouts import Part
 from gpt.tokens.stream import DTYPES, TokenStream
 from gpt.tokens.watch import TokensChanged
@@ -311,27 +307,6 @@ def test_a_mapped_file_that_is_replaced_or_deleted_stays_as_it_was(counting, cha
     change(stream.parts[0].path)
     assert tokens.read(0, 600).tolist() == list(range(600))
     assert tokens.rows(np.array([500]), 3).tolist() == [[500, 501, 502]]
-
-
-@pytest.mark.skipif(not hasattr(os, "fork") or not hasattr(signal, "SIGBUS"), reason="there is no SIGBUS")
-def test_a_read_beyond_the_end_of_a_truncated_file_ends_with_a_message(counting, tmp_path):
-    """The file is cut between the look at it and the read, which the system answers with SIGBUS."""
-    stream = counting(100_000)
-    child = os.fork()
-    if child == 0:
-        try:
-            os.dup2(os.open(tmp_path / "stderr", os.O_CREAT | os.O_WRONLY), 2)
-            watch._watches.clear()  # of the tests before this one
-            tokens = Tokens(stream, "mmap", CPU)
-            tokens.rows(np.array([0]), 17)
-            tokens._watch._next_look = math.inf  # type: ignore[union-attr]  # no look comes between
-            os.truncate(stream.parts[0].path, 64)
-            tokens.rows(np.array([90_000]), 17)
-        finally:
-            os._exit(99)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == Exit.DATA
-    assert re.fullmatch(r"\nerror: token file .*int32-0.bin was written to or cut .400,000 bytes before, 64 now. "
-                        r"while its tokens were read from a memory map. .*\n", (tmp_path / "stderr").read_text())
 
 
 @pytest.mark.parametrize("where", ["ram", "mmap"])
