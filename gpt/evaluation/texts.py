@@ -34,12 +34,11 @@ def texts_of(words: Sequence[str], scorer: Scorer) -> Iterator[tuple[str, Iterat
         sources = find_sources(words, scorer.out.say, {})
         warn_of_forms(sources, scorer.out)
         for source in sources:
-            if KINDS[source.kind].is_chat and not can_converse(scorer.tokenizer):
-                raise source.error("holds conversations, and this model's tokenizer has no tokens for their turns. "
-                                   f"{how_to_converse(scorer.folder)}")
             if KINDS[source.kind].is_chat:
-                raise source.error("holds conversations. Make tokens of it, and give --tokens to_score:\n"
-                                   f"{scorer.command_for_tokens([source.shown])}")
+                cure = (f"Make tokens of it, and give --tokens to_score:\n{scorer.command_for_tokens([source.shown])}"
+                        if can_converse(scorer.tokenizer) else
+                        f"This model's tokenizer has no tokens for their turns. {how_to_converse(scorer.folder)}")
+                raise source.error(f"holds conversations. {cure}")
             with tempfile.TemporaryDirectory() as folder:
                 source = unpacked(source, Path(folder) / "text", scorer.signals.look)
                 yield source.shown, documents_in(source, scorer)
