@@ -26,19 +26,18 @@ RELATIONS = {
 
 def read_flags(argv: Sequence[str]) -> argparse.Namespace:
     """Parses the command line. Raises UserError (exit 2) that lists every problem."""
-    text = flags.text
     parser = flags.Parser("evaluate.py", "Measures how well a model predicts any text.", RELATIONS)
     g = parser.add_argument_group("what is measured, and where")
-    g.add_argument("--ckpt", type=text(), default="out", help=ANY_MODEL)
-    g.add_argument("--text", nargs="+", type=text("FILE"), help="files, folders or globs, as for "
+    g.add_argument("--ckpt", type=flags.text(), default="out", help=ANY_MODEL)
+    g.add_argument("--text", nargs="+", type=flags.text("FILE"), help="files, folders or globs, as for "
                    "pretokenize.py (default: none)")
-    g.add_argument("--tokens", nargs="+", type=text("FILE"), help="token files of the model's tokenizer, "
+    g.add_argument("--tokens", nargs="+", type=flags.text("FILE"), help="token files of the model's tokenizer, "
                    "in any layout that train.py reads (default: none)")
     g.add_argument("--use_gpu", action=flags.Switch, help="require a GPU; exit 5 when there is none "
                    "(default: a GPU when there is one)")
     g.add_argument("--use_amp", action=flags.Switch, help="16-bit arithmetic (default: on with a GPU, off "
                                                           "on a CPU)")
-    g.add_argument("--json", type=text(), help="file for all figures, - for standard output (default: none)")
+    g.add_argument("--json", type=flags.text(), help="file for all figures, - for standard output (default: none)")
     return parser.read(argv, check)
 
 

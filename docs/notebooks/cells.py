@@ -67,20 +67,19 @@ def pip_command(use_gpu: str) -> str:
     driver for CUDA 12, a build for 13.0 with every driver for 13 (NVIDIA, CUDA minor version compatibility).
     CUDA 13 has no kernels for GPUs from before 2018, such as Kaggle's P100.
     """
-    cuda = 0
-    torch = ""
-    pip = f'"{sys.executable}" -m pip install -q'
-    is_old = False
+    answer = ""
     with contextlib.suppress(OSError):
         answer = subprocess.run("nvidia-smi", capture_output=True, text=True).stdout
-        cuda = max(map(int, re.findall(r"CUDA[\w ]* Version: *(\d+)", answer)), default=0)
-        is_old = re.search(r"\b(P100|P40|P4|V100|K80|M60)\b", answer) is not None
+    cuda = max(map(int, re.findall(r"CUDA[\w ]* Version: *(\d+)", answer)), default=0)
+    is_old = re.search(r"\b(P100|P40|P4|V100|K80|M60)\b", answer) is not None
     if not cuda and sys.platform != "darwin":
         how = "Runtime > Change runtime type > T4 (Colab), Settings > Accelerator (Kaggle)"
         if use_gpu == "yes":
             raise CellFailed(f"No GPU here: {how}. Or set use_gpu to auto.")
         print(f"no GPU: the plan is for the CPU. For a GPU: {how}")
 
+    torch = ""
+    pip = f'"{sys.executable}" -m pip install -q'
     with contextlib.suppress(UserError):  # missing, or too old
         require("torch")
         torch = metadata.version("torch")

@@ -26,10 +26,7 @@ def token_files_of(words: Sequence[str], scorer: Scorer) -> Iterator[tuple[str, 
     A folder means its validation files if it has any. Warns if no tokenizer.json lies beside them. Raises
     Stopped at a signal, and UserError (exit 3) for files that are unreadable or of another tokenizer.
     """
-    places: dict[str, str] = {}
-    for word in words:
-        places.setdefault(os.path.realpath(word), word)
-    for word in places.values():
+    for word in {os.path.realpath(word): word for word in words}.values():
         with scorer.out.phase(f"checking {printable(word)}"):
             stream, tokenizer = open_tokens(Path(word), scorer.model.config.vocab_size)
         if tokenizer is None:
