@@ -1,7 +1,7 @@
 """The tokenizer of a run: an existing one, or one trained on a sample of the text."""
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
@@ -105,14 +105,5 @@ def train_tokenizer(sample: Path, vocab_size: int, min_frequency: int) -> str:
     trainer = trainers.BpeTrainer(vocab_size=vocab_size, min_frequency=min_frequency, show_progress=False,
                                   special_tokens=SPECIAL_TOKENS,
                                   initial_alphabet=pre_tokenizers.ByteLevel.alphabet())
-    tokenizer.train_from_iterator((text.decode() for text in read_sample(sample)), trainer)
+    tokenizer.train_from_iterator(map(bytes.decode, sample.read_bytes().split(SEPARATOR)), trainer)
     return tokenizer.to_str(pretty=True)
-
-
-def read_sample(path: Path) -> Iterator[bytes]:
-    """Yields the texts of a sample, in UTF-8."""
-    rest = b""
-    with path.open("rb") as file:
-        for block in iter(lambda: file.read(2**20), b""):
-            *texts, rest = (rest + block).split(SEPARATOR)
-            yield from texts

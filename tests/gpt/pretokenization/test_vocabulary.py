@@ -2,9 +2,8 @@
 
 import pytest
 
-from gpt.pretokenization.vocabulary import auto_vocab_size, read_sample
+from gpt.pretokenization.vocabulary import auto_vocab_size
 from gpt.pretokenization.workers import SEPARATOR, without_long_runs
-from tests.helpers.training_texts import sample
 
 
 def test_the_automatic_vocabulary_grows_with_the_text():
@@ -21,12 +20,3 @@ def test_long_runs_are_sliced_whatever_they_are_made_of(length, num_slices):
         assert parts.pop() == b""
         assert b"".join(parts) == content
         assert len(parts) == num_slices
-
-
-def test_a_sample_is_read_back_text_by_text_across_the_borders_of_blocks():
-    block = 2**20
-    sizes = ([block - 1], [block], [block + 1], [0, 0, 3], [block - 2, 0, 0, 5], [3 * block, 1, block - 3, 2 * block])
-    for lengths in sizes:
-        texts = [bytes([97 + number]) * length for number, length in enumerate(lengths)]
-        assert list(read_sample(sample(*texts))) == texts
-    assert list(read_sample(sample())) == []
