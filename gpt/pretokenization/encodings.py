@@ -1,12 +1,8 @@
 """Refuses text that is not UTF-8: no encoding is guessed, the user gives --encoding."""
 
 from gpt.common.errors import Exit, UserError
-from gpt.common.words import several
-from gpt.pretokenization.blocks import Findings
-from gpt.pretokenization.files import MARK, Source
+from gpt.pretokenization.files import MARK
 
-MAX_FAULTS = 0.01  # of a file's bytes, or of its records; fewer are replaced or left out, and counted
-FEW_FAULTS = 3  # in any file: a stray byte in a short file is no sign of another encoding
 BYTE_ORDER_MARKS = {b"\xff\xfe\0\0": "utf-32", b"\0\0\xfe\xff": "utf-32", b"\xff\xfe": "utf-16", b"\xfe\xff": "utf-16"}
 ESCAPES = {b"\x1b$B": "iso2022_jp", b"\x1b$@": "iso2022_jp", b"\x1b$)C": "iso2022_kr"}
 CONTROLS = bytes({*range(32), 127} - {*b"\b\t\n\v\f\r\x1b"})
@@ -36,14 +32,3 @@ def has_controls(content: bytes) -> bool:
     """True if control characters are too many for text, as in token files, weights, archives and random bytes."""
     num_controls = len(content) - len(content.translate(None, CONTROLS))
     return num_controls >= 16 and num_controls > MAX_CONTROLS * len(content)
-
-
-def refuse_undecodable(source: Source, findings: Findings) -> None:
-    """Raises UserError (exit 3) if more than three places and 1% of a file's bytes cannot be decoded.
-
-    findings hold the file's blocks so far.
-    """
-    if findings.first_replaced and findings.undecodable > max(FEW_FAULTS, MAX_FAULTS * source.text_bytes):
-        raise source.error(f"is not UTF-8: {several(findings.undecodable, 'place')} cannot be decoded, from "
-                           f"byte {findings.first_replaced[0]:,} on. Give its --encoding, such as cp1251 or "
-                           "shift_jis.")

@@ -7,10 +7,12 @@ from gpt.common.errors import Exit, UserError
 from gpt.common.progress import Progress
 from gpt.common.words import several
 from gpt.pretokenization.blocks import Findings, Reading, TextBlock
-from gpt.pretokenization.encodings import FEW_FAULTS, MAX_FAULTS, refuse_undecodable
 from gpt.pretokenization.files import Source
 from gpt.pretokenization.json_lines import command_to_read, lines_of_widest_column
 from gpt.pretokenization.sources import KINDS, bare_name
+
+MAX_FAULTS = 0.01  # of a file's bytes, or of its records; fewer are replaced or left out, and counted
+FEW_FAULTS = 3  # in any file: a stray byte in a short file is no sign of another encoding
 
 
 @dataclass
@@ -29,8 +31,9 @@ class Report:
     def add(self, block: TextBlock, findings: Findings) -> None:
         """Counts the findings of the next block; blocks come in the order of the sources.
 
-        Raises UserError (exit 3) for bytes that are not UTF-8: for the first ones if strict_by, else for too
-        many. At the beginning of a source, raises the error of refuse_bad_records for the one before.
+        Raises UserError (exit 3) for bytes that are not UTF-8: for the first ones if strict_by, else for more
+        than three and 1% of the source's bytes. At the beginning of a source, raises the error of
+        refuse_bad_records for the one before.
         """
         if block.source != self.source_index:
             self.refuse_bad_records()
@@ -48,8 +51,11 @@ class Report:
             line, why = findings.first_bad_line
             findings.first_bad_line = line, f"{unit} {in_source.newlines + line + 1:,} of {source.shown} {why}"
         self.total = self.total.plus(findings)
-        self.in_source = in_source.plus(findings)
-        refuse_undecodable(source, self.in_source)
+        self.in_source = found = in_source.plus(findings)
+        if found.first_replaced and found.undecodable > max(FEW_FAULTS, MAX_FAULTS * source.text_bytes):
+            raise source.error(f"is not UTF-8: {several(found.undecodable, 'place')} cannot be decoded, from "
+                               f"byte {found.first_replaced[0]:,} on. Give its --encoding, such as cp1251 or "
+                               "shift_jis.")
 
     def refuse_bad_records(self) -> None:
         """Raises UserError (exit 3) if more than three records and 1% of the newest source's hold no document.
