@@ -126,8 +126,7 @@ def _answers_of_processes(number: int, answer: Callable[[Any], Any], questions: 
 
 def _serve(questions: Any, answers: Any, answer: Callable[[Any], Any], not_ours: Sequence[Any]) -> None:
     """The worker process: answers questions until their pipe is closed. The parent handles signals and ends it."""
-    for number in (signal.SIGINT, getattr(signal, "SIGHUP", signal.SIGINT)):
-        signal.signal(number, signal.SIG_IGN)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # on Windows; elsewhere start_process has blocked it, and SIGHUP
     for other in not_ours:  # an open end here would keep this process alive after the parent's death
         other.close()
     with contextlib.suppress(EOFError, OSError):
