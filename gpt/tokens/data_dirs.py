@@ -33,7 +33,7 @@ def folders_of(words: str | Sequence[str]) -> list[DataDir]:
 
 
 def problems_with(words: str | Sequence[str]) -> list[str]:
-    """Checks the words of --data_dir; returns at most one problem, as a line for the user."""
+    """Checks the words of --data_dir; returns its problems, each as a line for the user."""
     try:
         folders = folders_of(words)
     except ValueError as error:
@@ -43,10 +43,8 @@ def problems_with(words: str | Sequence[str]) -> list[str]:
         return [f"--data_dir: {printable(unweighted[0].path)} has no weight. Give every folder one, or "
                 "none of them."]
     places = [os.path.realpath(folder.path) for folder in folders]
-    for index, folder in enumerate(folders):
-        if places[index] in places[:index]:
-            return [f"--data_dir: {printable(folder.path)} is named twice. Name it once."]
-    return []
+    return [f"--data_dir: {printable(folder.path)} is named twice. Name it once."
+            for index, folder in enumerate(folders) if places[index] in places[:index]]
 
 
 def _folder_of(word: str, is_alone: bool) -> DataDir:
