@@ -98,7 +98,7 @@ class Tokens:
         if self._on_gpu is not None:
             starts_on_gpu = to_device(torch.from_numpy(starts), self._on_gpu.device)
             return self._on_gpu.unfold(0, width, 1).index_select(0, starts_on_gpu)
-        if self._watch is not None and self._watch.is_due:
+        if self._watch is not None:
             self._watch.look(self._part_of(start + offset) for start in starts.tolist()
                              for offset in (0, width - 1))
         if len(self._pieces) > 1:

@@ -292,7 +292,6 @@ def test_a_mapped_file_that_changes_is_noticed_before_it_is_read(counting, chang
     tokens = Tokens(TokenStream(tuple(parts), 2**31), "mmap", CPU)
     tokens.rows(np.array([0, 90]), 17)
     change(parts[-1].path)
-    tokens._watch._next_look = 0.0  # type: ignore[union-attr]  # time passes
     last = 200 * num_parts - 30
     for read in (lambda: tokens.rows(np.array([0, last]), 17), lambda: tokens.read(last, 20)):
         with pytest.raises(TokensChanged, match=f"{parts[-1].path.name} {what}.* while it was read") as caught:

@@ -1,18 +1,15 @@
 """Notices when memory-mapped token files change while they are read.
 
-A process that reads beyond the end of a file, because another program has cut it after the last look, is ended by
+A process that reads beyond the end of a file, because another program cuts it at that moment, is ended by
 the system (SIGBUS). Its checkpoints are complete.
 """
 
 import os
-import time
 from collections.abc import Iterable, Sequence
 
 from gpt.common.errors import Exit, UserError
 from gpt.common.words import printable
 from gpt.tokens.layouts import Part
-
-SECONDS_BETWEEN_LOOKS = 0.001  # a look takes 1 to 2 microseconds, and a training step takes longer than this
 
 
 class TokensChanged(UserError):
@@ -28,22 +25,15 @@ class Watch:
     def __init__(self, parts: Sequence[Part]):
         self._parts = parts
         self._seen = [_status_of(part) for part in parts]
-        self._next_look = 0.0  # by time.monotonic()
-
-    @property
-    def is_due(self) -> bool:
-        """True once SECONDS_BETWEEN_LOOKS have passed since the last look."""
-        return time.monotonic() >= self._next_look
 
     def look(self, indices: Iterable[int]) -> None:
-        """Raises TokensChanged if one of the parts with these indices has changed."""
+        """Raises TokensChanged if one of the parts with these indices has changed; each takes 2 microseconds."""
         for index in {*indices}:
             seen, now = self._seen[index], _status_of(self._parts[index])
             if seen and now and now[:2] == seen[:2] and now != seen:
                 raise TokensChanged(Exit.DATA, f"token file {printable(self._parts[index].path)} was written to or cut "
                                                f"({seen[2]:,} bytes before, {now[2]:,} now) while it was read. Restore "
                                                "the file that pretokenize.py wrote.")
-        self._next_look = time.monotonic() + SECONDS_BETWEEN_LOOKS
 
 
 def _status_of(part: Part) -> tuple[int, int, int, int] | None:
