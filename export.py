@@ -116,7 +116,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 
-from gpt.architectures.table import ModelConfig, architecture_of
+from gpt.architectures.table import ModelConfig, Network, architecture_of
 from gpt.checkpoint.contents import PUBLISHED
 from gpt.checkpoint.find import read_checkpoint
 from gpt.checkpoint.folder import put_in_place
@@ -126,7 +126,6 @@ from gpt.common.files import rename, sync
 from gpt.common.outputs import place_of
 from gpt.common.progress import Progress
 from gpt.common.signals import Signals, Stopped
-from gpt.evaluation.pruning import prune_blocks
 from gpt.hub.download import download_named
 from gpt.tokens.chat import can_converse
 from gpt.tokens.llama_cpp import gguf_vocabulary
@@ -342,6 +341,29 @@ def write_folder(args: argparse.Namespace, config: ModelConfig, source: Path, fo
         sync(written)
     sync(folder)
     return len(tensors)
+
+
+# ---------------------------------------------------------------- pruning
+
+
+@torch.no_grad()
+def prune_blocks(model: Network, fraction: float) -> str:
+    """Sets the smallest weights of each matrix in the blocks to zero; returns a paragraph for the model card.
+
+    The given fraction of each matrix becomes zero; stacked matrices count as one. Embeddings, biases and
+    norms stay: this is the layer-wise magnitude pruning of Han et al. (2015), section 3. Zeros save neither memory
+    nor time: they are stored and multiplied like other weights.
+    """
+    num_zeros = num_weights = 0
+    for name in architecture_of(model.config).hidden_matrices(model.config):
+        weight = model.get_parameter(name)
+        smallest = weight.abs().flatten().argsort(stable=True)[:round(fraction * weight.numel())]
+        weight.view(-1)[smallest] = 0.0
+        num_zeros += len(smallest)
+        num_weights += weight.numel()
+    return (f"\n## Pruned\n\nOf each matrix in the blocks the smallest {100 * fraction:.4g}% of the weights are zero, "
+            f"{num_zeros:,} of {num_weights:,}: it takes the same memory and time (Han et al. 2015, "
+            "section 3).\n")
 
 
 if __name__ == "__main__":

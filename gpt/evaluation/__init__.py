@@ -5,5 +5,4 @@ It has a folder of its own because it reads gpt/pretokenization/'s documents, wh
 scoring      perplexity and bits per byte of documents, window by window: begin here
 texts        documents from text files
 token_files  documents from token files, in any layout
-pruning      sets a model's smallest weights to zero
 """
