@@ -77,7 +77,6 @@ class Tokens:
         self.mask = Mask(stream) if any(part.mask for part in stream.parts) else None
         self._stream = stream
         self._kind = DTYPES[stream.dtype]
-        self._unsigned = np.dtype(f"<u{self._kind.itemsize}")
         self._bound = bound_of(stream.dtype, stream.vocab_size)
         self._watch = Watch(stream.parts) if where == "mmap" else None
         self._on_gpu = _copied(stream, device) if where == "gpu" else None
@@ -119,7 +118,7 @@ class Tokens:
     def _checked(self, ids: np.ndarray) -> np.ndarray:
         """Returns the ids; if they come from a memory map, checks them, with the errors of the class."""
         if self._watch is not None:
-            unsigned = ids.view(self._unsigned)
+            unsigned = ids.view(f"<u{ids.itemsize}")
             if unsigned[unsigned.argmax()] >= self._bound:  # argmax has half the overhead of max
                 self._watch.look(range(len(self._pieces)))  # raises if a file has just changed
                 for _ in _blocks(self._stream):  # raises, with the file and the position

@@ -41,25 +41,24 @@ RELATIONS = {
 
 def read_flags(argv: Sequence[str]) -> argparse.Namespace:
     """Parses the command line. Raises UserError (exit 2) that lists every problem."""
-    path, one_of = flags.text, flags.one_of
     parser = flags.Parser("export.py", "Exports a checkpoint as a GGUF file, or as a Hugging Face folder "
                                        "to publish.",
                           RELATIONS)
     g = parser.add_argument_group("what is exported")
-    g.add_argument("--ckpt", type=path(), default="out", help=ANY_MODEL)
-    g.add_argument("--from_nanogpt", type=path("FILE"), help="instead of --ckpt: a ckpt.pt of nanoGPT or "
+    g.add_argument("--ckpt", type=flags.text(), default="out", help=ANY_MODEL)
+    g.add_argument("--from_nanogpt", type=flags.text("FILE"), help="instead of --ckpt: a ckpt.pt of nanoGPT or "
                    "build-nanogpt, or a state dict with their names; only tensors and numbers are read "
                    "(default: none)")
     g.add_argument("--n_head", type=flags.whole(1, 1024), help="attention heads of the model in --from_nanogpt "
                    "(default: as in the file)")
-    g.add_argument("--tokenizer_file", type=path(), help="tokenizer.json, for gguf and --from_nanogpt "
+    g.add_argument("--tokenizer_file", type=flags.text(), help="tokenizer.json, for gguf and --from_nanogpt "
                    "(default: the checkpoint's)")
     g = parser.add_argument_group("what is written")
-    g.add_argument("--output", type=path(), help="file to write, or folder with --format huggingface (default: "
+    g.add_argument("--output", type=flags.text(), help="file to write, or folder with --format huggingface (default: "
                    "required)")
-    g.add_argument("--format", type=one_of("gguf", "huggingface"), help="gguf needs the package gguf "
+    g.add_argument("--format", type=flags.one_of("gguf", "huggingface"), help="gguf needs the package gguf "
                    "(default: gguf; huggingface with --prune and --from_nanogpt)")
-    g.add_argument("--dtype", type=one_of("f32", "f16", "bf16", *QUANTIZED), default="f32", help="type of the "
+    g.add_argument("--dtype", type=flags.one_of("f32", "f16", "bf16", *QUANTIZED), default="f32", help="type of the "
                    "matrices; the rest of a gguf stays f32; q8_0, q5_0 and q4_0 are for gguf alone")
     g.add_argument("--overwrite", action=flags.Switch, default=False, help="replace an earlier export")
     g.add_argument("--prune", type=flags.real(0, 1, above=True, below=True), help="set this fraction of "

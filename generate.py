@@ -142,7 +142,6 @@ def main(argv: Sequence[str]) -> int:
     machine = device.choose(args.use_gpu, args.use_amp, args.amp_dtype, False)
     device.disable_cudnn_attention()
     prompt = args.prompt if args.prompt_file is None else read_prompt_file(args.prompt_file)
-    num_rows = min(args.batch_size, args.num_samples)
     sampling = Sampling(args.temperature, args.top_k, args.top_p)
 
     with Progress(sys.stderr) as out:
@@ -151,7 +150,7 @@ def main(argv: Sequence[str]) -> int:
         args = download_named(args, "ckpt", out)
 
         def load(folder: Path) -> tuple[Path, Decoder, Language, Any]:
-            decoder = load_decoder(args, machine, folder, num_rows, sampling)
+            decoder = load_decoder(args, machine, folder, min(args.batch_size, args.num_samples), sampling)
             vocab_size = decoder.config.vocab_size
             language = Language.of(tokenizer_of(folder, None, vocab_size), vocab_size, end_ids(folder, vocab_size))
             return folder, decoder, language, chat_template(folder) if args.chat else None
@@ -159,7 +158,6 @@ def main(argv: Sequence[str]) -> int:
         # If a training run deletes the folder meanwhile, the next one is loaded.
         with out.phase("loading and compiling the model" if args.compile else "loading the model"):
             folder, decoder, language, template = read_checkpoint(Path(args.ckpt), warn, load)
-    tokenizer = language.tokenizer
     corpus = None if args.compare_with is None else open_training_text(Path(args.compare_with), folder, language)
     ids_of = partial(chat.text_ids, language)
     if args.chat:
@@ -176,7 +174,7 @@ def main(argv: Sequence[str]) -> int:
         warn(f"the prompt has {len(prompt_ids):,} tokens, the model sees the last {decoder.window:,}.")
 
     def sample_of(number: int) -> Sample:
-        sample = Sample(number, text, prompt_ids, args.max_new_tokens, args.seed + number, tokenizer)
+        sample = Sample(number, text, prompt_ids, args.max_new_tokens, args.seed + number, language.tokenizer)
         if not args.chat:
             sample.show_prompt()
         return sample
@@ -191,7 +189,7 @@ def main(argv: Sequence[str]) -> int:
             signals.at_once = "" if args.json else "before the training text was searched"
             with Progress(sys.stderr) as out, out.phase("searching the training text"):
                 write_quotations([sample for sample in samples if sample.new_ids or sample.finish_reason], corpus,
-                                 tokenizer.decode, args.json)
+                                 language.tokenizer.decode, args.json)
     return Exit.DONE if signals.number is None else 128 + signals.number
 
 

@@ -144,8 +144,7 @@ class Decoder:
                    bias_NHT: torch.Tensor | None = None) -> torch.Tensor:
             q_HNK, kv_2GNK = q_NHK.transpose(0, 1), kv_N2GK.permute(1, 2, 0, 3)
             self.caches[layer][row, :, :, :num_ids] = kv_2GNK
-            k, v = kv_2GNK[:, None]
-            k, v = heads_for_kernel(k, v, q_HNK.size(0))
+            k, v = heads_for_kernel(kv_2GNK[:1], kv_2GNK[1:], q_HNK.size(0))
             mask_HNN = None if bias_NHT is None else bias_NHT[..., :num_ids].transpose(0, 1)
             y = F.scaled_dot_product_attention(q_HNK[None], k, v, mask_HNN, is_causal=mask_HNN is None,
                                                enable_gqa=k.size(1) < q_HNK.size(0))
