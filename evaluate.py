@@ -37,7 +37,8 @@ def read_flags(argv: Sequence[str]) -> argparse.Namespace:
                    "(default: a GPU when there is one)")
     g.add_argument("--use_amp", action=flags.Switch, help="16-bit arithmetic (default: on with a GPU, off "
                                                           "on a CPU)")
-    g.add_argument("--json", type=flags.text(), help="file for all figures, - for standard output (default: none)")
+    g.add_argument("--json", type=flags.text(), help="file for all figures, - for standard output "
+                   "(default: none)")
     return parser.read(argv, check)
 
 

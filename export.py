@@ -54,12 +54,12 @@ def read_flags(argv: Sequence[str]) -> argparse.Namespace:
     g.add_argument("--tokenizer_file", type=flags.text(), help="tokenizer.json, for gguf and --from_nanogpt "
                    "(default: the checkpoint's)")
     g = parser.add_argument_group("what is written")
-    g.add_argument("--output", type=flags.text(), help="file to write, or folder with --format huggingface (default: "
-                   "required)")
+    g.add_argument("--output", type=flags.text(), help="file to write, or folder with --format huggingface "
+                   "(default: required)")
     g.add_argument("--format", type=flags.one_of("gguf", "huggingface"), help="gguf needs the package gguf "
                    "(default: gguf; huggingface with --prune and --from_nanogpt)")
-    g.add_argument("--dtype", type=flags.one_of("f32", "f16", "bf16", *QUANTIZED), default="f32", help="type of the "
-                   "matrices; the rest of a gguf stays f32; q8_0, q5_0 and q4_0 are for gguf alone")
+    g.add_argument("--dtype", type=flags.one_of("f32", "f16", "bf16", *QUANTIZED), default="f32",
+                   help="type of the matrices; the rest of a gguf stays f32; q8_0, q5_0 and q4_0 are for gguf alone")
     g.add_argument("--overwrite", action=flags.Switch, default=False, help="replace an earlier export")
     g.add_argument("--prune", type=flags.real(0, 1, above=True, below=True), help="set this fraction of "
                    "each matrix in the blocks, the smallest weights, to zero (default: none)")
@@ -350,8 +350,8 @@ def prune_blocks(model: Network, fraction: float) -> str:
     """Sets the smallest weights of each matrix in the blocks to zero; returns a paragraph for the model card.
 
     The given fraction of each matrix becomes zero; stacked matrices count as one. Embeddings, biases and
-    norms stay: this is the layer-wise magnitude pruning of Han et al. (2015), section 3. Zeros save neither memory
-    nor time: they are stored and multiplied like other weights.
+    norms stay: this is the layer-wise magnitude pruning of Han et al. (2015), section 3. Zeros save neither
+    memory nor time: they are stored and multiplied like other weights.
     """
     num_zeros = num_weights = 0
     for name in architecture_of(model.config).hidden_matrices(model.config):
@@ -360,8 +360,8 @@ def prune_blocks(model: Network, fraction: float) -> str:
         weight.view(-1)[smallest] = 0.0
         num_zeros += len(smallest)
         num_weights += weight.numel()
-    return (f"\n## Pruned\n\nOf each matrix in the blocks the smallest {100 * fraction:.4g}% of the weights are zero, "
-            f"{num_zeros:,} of {num_weights:,}: it takes the same memory and time (Han et al. 2015, "
+    return (f"\n## Pruned\n\nOf each matrix in the blocks the smallest {100 * fraction:.4g}% of the weights are "
+            f"zero, {num_zeros:,} of {num_weights:,}: it takes the same memory and time (Han et al. 2015, "
             "section 3).\n")
 
 

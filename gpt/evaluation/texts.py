@@ -35,9 +35,10 @@ def texts_of(words: Sequence[str], scorer: Scorer) -> Iterator[tuple[str, Iterat
         warn_of_forms(sources, scorer.out)
         for source in sources:
             if KINDS[source.kind].is_chat:
-                cure = (f"Make tokens of it, and give --tokens to_score:\n{scorer.command_for_tokens([source.shown])}"
-                        if can_converse(scorer.tokenizer) else
-                        f"This model's tokenizer has no tokens for their turns. {how_to_converse(scorer.folder)}")
+                cure = ("Make tokens of it, and give --tokens to_score:\n"
+                        f"{scorer.command_for_tokens([source.shown])}" if can_converse(scorer.tokenizer) else
+                        "This model's tokenizer has no tokens for their turns. "
+                        f"{how_to_converse(scorer.folder)}")
                 raise source.error(f"holds conversations. {cure}")
             with tempfile.TemporaryDirectory() as folder:
                 source = unpacked(source, Path(folder) / "text", scorer.signals.look)

@@ -51,8 +51,8 @@ class Decoder:
         self.window = config.seq_length
         self.lengths = [0] * num_rows  # slots in use
         self.filled: list[list[int]] = [[] for _ in range(num_rows)]  # the ids of each row's last fill()
-        shape = (num_rows, 2, config.n_kv_head, 0, config.head_dim)  # _hold() adds slots
-        self.caches = [torch.zeros(shape, dtype=dtype, device=self.device) for _ in self.blocks]
+        self.caches = [torch.zeros(num_rows, 2, config.n_kv_head, 0, config.head_dim, dtype=dtype,
+                                   device=self.device) for _ in self.blocks]  # _hold() adds slots
 
         self.compiled = self.in_graphs = False
         self._compute_logits = self._logits  # compile() replaces both

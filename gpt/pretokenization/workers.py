@@ -126,7 +126,7 @@ def _answers_of_processes(number: int, answer: Callable[[Any], Any], questions: 
 
 def _serve(questions: Any, answers: Any, answer: Callable[[Any], Any], not_ours: Sequence[Any]) -> None:
     """The worker process: answers questions until their pipe is closed. The parent handles signals and ends it."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # on Windows; elsewhere start_process has blocked it, and SIGHUP
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # for Windows; elsewhere start_process has blocked it
     for other in not_ours:  # an open end here would keep this process alive after the parent's death
         other.close()
     with contextlib.suppress(EOFError, OSError):

@@ -100,8 +100,8 @@ def open_corpus(train: Path, val: Path | None, metadata_file: Path | None, token
     train_files, val_files = _find_files(train, metadata)
     of_val = metadata
     if val is not None:
-        unnamed = replace(metadata, splits={}, num_tokens=None)
-        val_files, of_val = _described(val, unnamed, metadata_file is not None)
+        val_files, of_val = _described(val, replace(metadata, splits={}, num_tokens=None),
+                                       metadata_file is not None)
     layout = recognise(train_files[0])  # a missing file is reported before a missing vocabulary
     known_size, end_id = _vocabulary(metadata, tokenizer_file, vocab_size)
     tokenizer_sha256 = _checked_tokenizer(tokenizer_file, metadata, of_val) if tokenizer_file else None

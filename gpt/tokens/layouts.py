@@ -267,6 +267,6 @@ def recognise(path: Path, split: str = "train") -> Layout:
         cure, options = (("evaluate.py takes texts behind --text. For tokens to validate on",
                           " --tokenizer_file TOKENIZER --val_fraction 0") if split == "val" else
                          ("Make tokens of it", ""))
-        raise token_file_error(path, f"holds text, not tokens. {cure}:\npython pretokenize.py {shell_word(path)}"
-                                     f"{options} --output_dir tokens")
+        raise token_file_error(path, f"holds text, not tokens. {cure}:\n"
+                                     f"python pretokenize.py {shell_word(path)}{options} --output_dir tokens")
     return LAYOUTS["nanogpt"]

@@ -27,13 +27,14 @@ class Watch:
         self._seen = [_status_of(part) for part in parts]
 
     def look(self, indices: Iterable[int]) -> None:
-        """Raises TokensChanged if one of the parts with these indices has changed; each takes 2 microseconds."""
+        """Raises TokensChanged if one of the parts with these indices has changed; one takes 2 microseconds."""
         for index in {*indices}:
             seen, now = self._seen[index], _status_of(self._parts[index])
             if seen and now and now[:2] == seen[:2] and now != seen:
-                raise TokensChanged(Exit.DATA, f"token file {printable(self._parts[index].path)} was written to or cut "
-                                               f"({seen[2]:,} bytes before, {now[2]:,} now) while it was read. Restore "
-                                               "the file that pretokenize.py wrote.")
+                name = printable(self._parts[index].path)
+                raise TokensChanged(Exit.DATA, f"token file {name} was written to or cut ({seen[2]:,} bytes "
+                                               f"before, {now[2]:,} now) while it was read. Restore the file that "
+                                               "pretokenize.py wrote.")
 
 
 def _status_of(part: Part) -> tuple[int, int, int, int] | None:
