@@ -175,8 +175,8 @@ def watch(script: str, *words: object, only: str = "") -> None:
     wait, every ten seconds. Lines that do not begin with the pattern `only` are left out, up to an error; the lines
     behind it hold its cure. Raises CellFailed.
     """
-    ipython = importlib.import_module("IPython.display")  # every notebook has it
-    handle = ipython.display({"text/plain": ""}, raw=True, display_id=True)
+    # Every notebook has IPython.
+    handle = importlib.import_module("IPython.display").display({"text/plain": ""}, raw=True, display_id=True)
     lines = []
     latest = ""
     due = 0.0  # when the next passing line may be drawn, by time.monotonic()

@@ -35,10 +35,9 @@ def given_vocabulary(path: str, warn: Callable[[str], None]) -> Vocabulary:
         raise UserError(Exit.DATA, f"{name}: its BPE has a dropout of {dropout:g}, so the same text gets different "
                                    "ids each time. Set \"dropout\" to null in the file.")
     change = refuse_changes(tokenizer, name, probes_of(tokenizer))
-    vocabulary = vocabulary_of(tokenizer, end_of_text_id(tokenizer, Path(path)))
     if change:
         warn(f"{name} {change}.")
-    return vocabulary
+    return vocabulary_of(tokenizer, end_of_text_id(tokenizer, Path(path)))
 
 
 def conversing(vocabulary: Vocabulary, say: Callable[[str], None]) -> Vocabulary:

@@ -82,8 +82,8 @@ def metadata_of(path: Path) -> Metadata:
         dtype = str(dtype).split(".")[-1]  # other programs write numpy.uint16
         _check(path, "dtype", dtype, dtype in DTYPES, f"one of {', '.join(DTYPES)}")
     if not is_ours:
-        num_tokens = _integer(path, fields, TOKEN_COUNTS, 0, MAX_TOKENS)
-        return Metadata(path, vocab_size, end_of_text_id, dtype, num_tokens=num_tokens)
+        return Metadata(path, vocab_size, end_of_text_id, dtype,
+                        num_tokens=_integer(path, fields, TOKEN_COUNTS, 0, MAX_TOKENS))
 
     tokenizer, origins = fields.get("tokenizer"), fields.get("origins")
     splits: Any = fields.get("splits")
