@@ -81,8 +81,9 @@ def run_child(command: Sequence[str], signals: Signals, seconds: float = math.in
     signals.at_once = at_once
     returncode = TIMED_OUT if is_late else child.returncode
     if shows and returncode < 0:
-        print_line(f"error: {Path(command[1]).name} was killed by {signal_name(-returncode)}, as the system does when "
-                   "memory runs out. Close other programs, and start again.")
+        cause = ", as the system does when memory runs out. Close other programs, and start again"
+        print_line(f"error: {Path(command[1]).name} was killed by {signal_name(-returncode)}"
+                   f"{cause if returncode == -signal.SIGKILL else ''}.")
         returncode = 128 - returncode
     return subprocess.CompletedProcess(command, returncode, stdout, stderr)
 
