@@ -12,7 +12,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tokenizers.processors import TemplateProcessing
 
 import pretokenize
 from gpt.common.errors import Exit
@@ -23,7 +22,7 @@ from gpt.pretokenization.blocks import SAFE_CUT, Limits, Reading, parts_of
 from gpt.pretokenization.workers import SEPARATOR
 from gpt.tokens.metadata import METADATA_FORMAT, METADATA_VERSION
 from gpt.tokens.stream import DTYPES
-from gpt.tokens.tokenizer import load_tokenizer, parse, vocabulary_of
+from gpt.tokens.tokenizer import load_tokenizer, opening_ids, parse, vocabulary_of
 from tests.helpers.commands import run as run_command
 from tests.helpers.pretokenize import (
     TOKEN_FILES,
@@ -34,6 +33,7 @@ from tests.helpers.pretokenize import (
     refused,
     run,
     trained,
+    with_opening_ids,
     written,
 )
 from tests.helpers.texts import ALPHABET, PACK, STRINGS, in_language, lines, spelt_lines, words, write
@@ -159,13 +159,10 @@ def test_the_same_documents_in_any_form_give_the_same_bytes(is_trained, monkeypa
 def test_any_workers_and_block_sizes_give_the_ids_of_tokenizers(has_opening, tokenizer_file):
     texts, tokenizer = corpus(), load_tokenizer(tokenizer_file)
     opening = []
-    if has_opening:  # as Llama 3's tokenizer
-        tokenizer.add_special_tokens(["<bos>", "<mask>"])
-        opening = [tokenizer.token_to_id("<bos>"), tokenizer.token_to_id("<mask>")]
-        tokenizer.post_processor = TemplateProcessing(
-            "<bos> <mask> $A", special_tokens=list(zip(["<bos>", "<mask>"], opening, strict=True)))
-        tokenizer_file = Path("llama.json")
-        tokenizer.save(str(tokenizer_file))
+    if has_opening:
+        tokenizer_file = with_opening_ids(tokenizer_file, "<bos>", "<mask>")
+        opening = opening_ids(load_tokenizer(tokenizer_file))
+        assert len(opening) == 2
     write("a.jsonl", lines(texts))
     write("a.txt", "<->".join(texts))
     write("a.jsonl.gz", gzip.compress(lines(texts).encode()))

@@ -20,7 +20,7 @@ from gpt.generation.continuation import Sampling
 from gpt.generation.decoder import Decoder
 from gpt.generation.prompts import Language, check_stdin, encode_prompt, without_surrogates
 from gpt.generation.streaming import Sample, write_samples
-from gpt.tokens.chat import END, START, Turn, can_converse, prompt_ids, special_names, template_of
+from gpt.tokens.chat import END, START, Turn, can_converse, prompt_ids, template_of
 
 
 def opened(language: Language, template: Any, folder: object, system: str, most: int,
@@ -40,7 +40,7 @@ def opened(language: Language, template: Any, folder: object, system: str, most:
     if not can_converse(tokenizer):
         raise UserError(Exit.CHECKPOINT, "--chat: the model has a template of its own, and its tokenizer has no "
                                          f"{START} and {END}, the only marks of turns known here. {cure}")
-    if template != template_of(special_names(tokenizer)):
+    if template != template_of(tokenizer):
         warn("--chat: the model has a template of its own; here its turns are written in ChatML.")
     return (replace(language, end_ids=(*language.end_ids, tokenizer.token_to_id(END))),
             partial(conversation_ids, tokenizer, system, most))

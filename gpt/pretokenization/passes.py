@@ -133,8 +133,7 @@ def encode(job: Job, vocabulary: Vocabulary, engine: str) -> str:
     Returns '' and sets job.totals, or stops and returns a text to which the engine gives other ids than
     tokenizers. Raises the errors of job.answers.
     """
-    opening_ids = () if job.has_chats else vocabulary.opening_ids  # the template of conversations has none
-    writers = {split: TokenWriter(job.folder.work, split, job.has_chats, opening_ids) for split in SPLITS}
+    writers = {split: TokenWriter(job.folder.work, split, job.has_chats, vocabulary.opening_ids) for split in SPLITS}
     try:
         for answer in job.answers("encoding", vocabulary=vocabulary, engine=engine):
             if answer.difference:

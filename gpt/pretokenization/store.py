@@ -42,13 +42,15 @@ class TokenWriter:
     def add(self, ids: np.ndarray, ends: np.ndarray, num_bytes: int, counts: np.ndarray | None = None) -> None:
         """Appends the ids of num_bytes of text; ends are the documents' ends, counted from the first of these ids.
 
-        counts tells for each id if it counts in the loss, None where all do; with it there are no opening_ids.
+        counts tells for each id if it counts in the loss, None where all do; an opening id does as the id after it.
         """
         if self.opening_ids and len(ids):
             starts = np.concatenate([ends[:0] if self._in_document else [0], ends[ends < len(ids)]]).astype(np.int64)
             self._in_document = not len(ends) or ends[-1] < len(ids)
             ends = ends + len(self.opening_ids) * np.searchsorted(starts, ends)
-            ids = np.insert(ids, np.repeat(starts, len(self.opening_ids)), np.tile(self.opening_ids, len(starts)))
+            places = np.repeat(starts, len(self.opening_ids))
+            counts = counts if counts is None else np.insert(counts, places, counts[places])
+            ids = np.insert(ids, places, np.tile(self.opening_ids, len(starts)))
         if self.mask:
             counts = np.ones(len(ids), bool) if counts is None else counts
             bits = np.concatenate([self._last_bits, counts])

@@ -5,7 +5,8 @@
     <|im_start|>assistant
     4<|im_end|>
 
-The answers are the assistant's words with the <|im_end|> after them: a model learns these, and reads the rest.
+A tokenizer's opening id comes before the first turn, as before any text. The answers are the assistant's words
+with the <|im_end|> after them: a model learns these, and reads the rest.
 The template exists twice, as segments_of for this program and as template_of in Jinja for others, and a test
 compares them. No text of a turn becomes a special token: the names of special tokens get a space inside.
 
@@ -18,7 +19,8 @@ from typing import Any, NamedTuple
 
 from tokenizers import Tokenizer
 
-START, END = "<|im_start|>", "<|im_end|>"
+from gpt.tokens.tokenizer import END, START, opening_ids
+
 FIELDS = ("messages", "conversations")  # of a record, for its list of turns
 # Of a record with one question, which may be about a text, and its answer: Alpaca's, Dolly's, TRL's, GSM8K's
 # names.
@@ -121,8 +123,8 @@ def _turn_of(turn: Any, which: str) -> Turn:
 def segments_of(turns: Sequence[Turn], names: Sequence[str]) -> list[Segment]:
     """The segments of a conversation, whose ids follow each other; names are the special tokens of the tokenizer.
 
-    An answer begins and ends without whitespace, so that it has the same ids in training as when it is
-    generated.
+    The opening id before them is left out. An answer begins and ends without whitespace, so that it has the same
+    ids in training as when it is generated.
     """
     segments = []
     for role, content, counts in turns:
@@ -137,12 +139,14 @@ def segments_of(turns: Sequence[Turn], names: Sequence[str]) -> list[Segment]:
     return segments
 
 
-def template_of(names: Sequence[str]) -> str:
-    """The template of segments_of in Jinja, as transformers' apply_chat_template and llama.cpp read it."""
+def template_of(tokenizer: Tokenizer) -> str:
+    """The template of conversations in Jinja, as transformers' apply_chat_template and llama.cpp read it."""
+    opening = "".join(str(tokenizer.id_to_token(index)) for index in opening_ids(tokenizer))
     return (
+        (f"{{{{ {json.dumps(opening, ensure_ascii=False)} }}}}" if opening else "") +
         "{% for message in messages %}"
         "{% set said = namespace(text=message['content']) %}"
-        f"{{% for name in {json.dumps(list(names), ensure_ascii=False)} %}}"
+        f"{{% for name in {json.dumps(special_names(tokenizer), ensure_ascii=False)} %}}"
         "{% set said.text = said.text | replace(name, name[0] + ' ' + name[1:]) %}"
         "{% endfor %}"
         f"{{{{ '{START}' + message['role'] + '\\n' }}}}"
@@ -174,7 +178,7 @@ def can_converse(tokenizer: Tokenizer) -> bool:
 
 def prompt_ids(turns: Sequence[Turn], tokenizer: Tokenizer) -> list[int]:
     """The ids of a conversation up to where the assistant's next answer begins; the tokenizer can converse."""
-    ids = []
+    ids: list[Any] = opening_ids(tokenizer)
     question = segments_of(turns, special_names(tokenizer))
     for text, special, _ in [*question, Segment("", START, False), Segment("assistant\n", "", False)]:
         ids += tokenizer.encode(text, add_special_tokens=False).ids

@@ -39,17 +39,17 @@ def gguf_vocabulary(tokenizer: Tokenizer, vocab_size: int, end_ids: tuple[int, .
     """The tokenizer's values by the names of gguf.GGUFWriter's add_ methods; token types are names of gguf.TokenType.
 
     As convert_hf_to_gguf.py does, unused tokens fill the vocabulary up to the model's vocab_size, and special
-    tokens beyond it are left out. end_ids are the end-of-text ids that the model's folder names; the first one
-    ends a text. Warns of a tokenizer that converts text to NFC. Raises UserError (exit 3) for others that
+    tokens beyond it are left out. end_ids are the ids that end a text by the model's folder; llama.cpp has
+    fields for three. Warns of a tokenizer that converts text to NFC. Raises UserError (exit 3) for others that
     llama.cpp cannot imitate exactly.
     """
     fields = json.loads(tokenizer.to_str())
     name = pre_tokenizer_name(fields)
-    if name is None:
-        raise UserError(Exit.DATA, "the tokenizer is not a byte-level BPE that splits text as GPT-2's, Qwen's, Llama "
-                                   "3's or SmolLM's does, so llama.cpp would split text differently. Give "
-                                   "--format huggingface, and --output with a folder's name.")
     end_of_text, opening = end_of_text_id(tokenizer), opening_ids(tokenizer)
+    if name is None or len(opening) > 1:
+        raise UserError(Exit.DATA, "the tokenizer is not a byte-level BPE that splits text as GPT-2's, Qwen's, Llama "
+                                   "3's or SmolLM's does, with one opening id at most, so llama.cpp would make other "
+                                   "ids. Give --format huggingface, and --output with a folder's name.")
     end_id = end_ids[0] if end_ids else end_of_text
     if end_id is None:
         raise UserError(Exit.DATA, "the tokenizer has no end-of-text token, so llama.cpp would never end a "
@@ -69,7 +69,8 @@ def gguf_vocabulary(tokenizer: Tokenizer, vocab_size: int, end_ids: tuple[int, .
             "token_types": kinds[:vocab_size],
             "token_merges": [" ".join(merge) for merge in fields["model"]["merges"]],
             "bos_token_id": opening[0] if opening else end_id if end_of_text is None else end_of_text,
-            "eos_token_id": end_id, "add_bos_token": bool(opening)}
+            "eos_token_id": end_id, "add_bos_token": bool(opening),
+            **dict(zip(("eot_token_id", "eom_token_id"), end_ids[1:], strict=False))}
 
 
 def pre_tokenizer_name(fields: Mapping[str, Any]) -> str | None:

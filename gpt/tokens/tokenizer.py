@@ -15,9 +15,9 @@ from gpt.common.errors import Exit, UserError
 from gpt.common.files import named_in, read_bytes, read_text
 from gpt.common.names import METADATA, TEMPLATE, TOKENIZER, TOKENIZER_CONFIG
 from gpt.common.words import printable, shell_word
-from gpt.tokens.chat import END, START
 
 END_OF_TEXT = "<|endoftext|>"
+START, END = "<|im_start|>", "<|im_end|>"  # of a turn of a conversation
 USUAL_ENDS = (END_OF_TEXT, "</s>", "<|end_of_text|>", "<eos>")  # tokenizers' names for the end of a document
 # The files beside a tokenizer.json that name its end of a text, and their fields.
 ENDS_IN_FILES = {METADATA: "end_of_text", TOKENIZER_CONFIG: "eos_token", "special_tokens_map.json": "eos_token"}

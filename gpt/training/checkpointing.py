@@ -24,7 +24,7 @@ from gpt.common.signals import AtRisk
 from gpt.common.words import printable, several, shell_line, shell_word, size
 from gpt.hub.names import DATASET, MODEL, is_on_hub, repo_of
 from gpt.planning.recorded import settings_of
-from gpt.tokens.chat import END, START, can_converse, special_names, template_of
+from gpt.tokens.chat import END, START, can_converse, template_of
 from gpt.tokens.mixture import mixture_in_words, weight_percent
 from gpt.training.state import Run
 
@@ -53,7 +53,7 @@ class Checkpointer:
                  find.resolve(Path(self._args.init_from), lambda said: None))
         template = load.chat_template(start) if start else None
         if tokenizer and run.setup.corpus.converses:
-            template = template_of(special_names(tokenizer))
+            template = template_of(tokenizer)
         elif template and not (tokenizer and can_converse(tokenizer) and isinstance(template, str)):
             self._runtime.out.warn(f"the chat template of {printable(start)} is left out, as its turns are not marked "
                                    f"by {START} and {END}. Copy it and generation_config.json to the model afterwards.")

@@ -15,7 +15,7 @@ from gpt.architectures.rotary import RotaryTransformer
 from gpt.architectures.table import ARCHITECTURES, ModelConfig, Network, architecture_of, create
 from gpt.checkpoint.contents import Tensors, model_card, tensor_files, text_files
 from gpt.checkpoint.save import save
-from gpt.tokens.chat import END, START, special_names, template_of
+from gpt.tokens.chat import END, START, template_of
 from gpt.tokens.tokenizer import vocab_size_of
 from model import GPT, GPTConfig, Options
 
@@ -105,7 +105,7 @@ def replaced_meanwhile(load: Callable, folder: Path, make_checkpoint: Callable) 
 def conversing_checkpoint(folder: Path, tokenizer: Tokenizer, **changes) -> Path:
     """A tiny checkpoint as of a run on conversations: with their template, and ids for its special tokens."""
     tokenizer.add_special_tokens([START, END])
-    template = template_of(special_names(tokenizer))
+    template = template_of(tokenizer)
     changes = {"vocab_size": vocab_size_of(tokenizer), "seq_length": 64, **changes}
     return trained_checkpoint(folder, 1, tokenizer.to_str(), template, **changes)[0]
 

@@ -10,6 +10,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tokenizers import Tokenizer
+from tokenizers.processors import TemplateProcessing
 
 import pretokenize
 from gpt.common.errors import Exit, UserError
@@ -114,3 +116,14 @@ def corpus(number: int = 60, seed: int = 0) -> list[str]:
 def trained(texts: list[str], vocab_size: int = 600) -> str:
     """A tokenizer trained on texts, as JSON."""
     return in_child(train_tokenizer, sample(*texts), vocab_size, 2)
+
+
+def with_opening_ids(tokenizer_file: Path, *names: str) -> Path:
+    """Writes a tokenizer with these special tokens before every text, as Llama 3's has one; returns its path."""
+    tokenizer = Tokenizer.from_file(str(tokenizer_file))
+    tokenizer.add_special_tokens(list(names))
+    tokenizer.post_processor = TemplateProcessing(  # type: ignore[assignment]
+        " ".join([*names, "$A"]), special_tokens=[(name, tokenizer.token_to_id(name)) for name in names])
+    path = Path("opening.json")
+    tokenizer.save(str(path))
+    return path

@@ -8,7 +8,7 @@ from gpt.checkpoint.contents import text_files
 from gpt.checkpoint.load import chat_template, end_ids
 from gpt.checkpoint.mirror import copy_checkpoint
 from gpt.checkpoint.stored import read_json
-from gpt.tokens.chat import END, START, special_names, template_of
+from gpt.tokens.chat import END, START, template_of
 from gpt.tokens.tokenizer import END_OF_TEXT
 from model import GPTConfig
 from tests.helpers.models import conversing_checkpoint
@@ -54,7 +54,7 @@ def test_a_model_that_answers_has_the_template_and_ends_at_the_end_of_an_answer(
     copy_checkpoint(conversing_checkpoint(tmp_path / "out", tokenizer), tmp_path / "copy")  # as the mirror does
     folder = tmp_path / "copy" / "checkpoint-1"
     assert sorted(file.name for file in folder.iterdir()) == sorted([*FILES, "chat_template.jinja"])
-    template, ends = template_of(special_names(tokenizer)), [tokenizer.token_to_id(END), 0]
+    template, ends = template_of(tokenizer), [tokenizer.token_to_id(END), 0]
     assert chat_template(folder) == AutoTokenizer.from_pretrained(folder).chat_template == template
     assert json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8"))["chat_template"] == template
     assert GenerationConfig.from_pretrained(folder).eos_token_id == [*end_ids(folder, 500)] == ends

@@ -20,8 +20,8 @@ from gpt.pretokenization.conversations import plain_text
 from gpt.tokens.chat import END, START, Turn, segments_of, special_names
 from gpt.tokens.corpus import open_corpus
 from gpt.tokens.stream import DTYPES
-from gpt.tokens.tokenizer import END_OF_TEXT, load_tokenizer
-from tests.helpers.pretokenize import hash_share, metadata_of, refused, run, written
+from gpt.tokens.tokenizer import END_OF_TEXT, load_tokenizer, opening_ids
+from tests.helpers.pretokenize import hash_share, metadata_of, refused, run, with_opening_ids, written
 from tests.helpers.texts import random_texts, read, words_of_first, write
 from tests.helpers.training import QUIET, TINY, trained
 
@@ -71,6 +71,8 @@ def encoded(conversations: list[list[Turn]], tokenizer: Tokenizer) -> tuple[list
     """The ids of conversations, each with the id that ends a text, and for each id if it is of an answer."""
     ids, counts = [], []
     for turns in conversations:
+        ids += opening_ids(tokenizer)
+        counts += [False] * (len(ids) - len(counts))
         for text, special, is_answer in segments_of(turns, special_names(tokenizer)):
             ids += tokenizer.encode(text, add_special_tokens=False).ids
             ids += [tokenizer.token_to_id(special)] if special else []
@@ -93,8 +95,10 @@ def stored(split: str) -> tuple[list[int], list[bool]]:
 # ---------------------------------------------------------------- ids and masks
 
 
-def test_every_form_of_conversations_has_the_ids_and_answers_of_a_plain_computation(tokenizer_file):
+@pytest.mark.parametrize("openings", [[], ["<bos>"]])
+def test_every_form_of_conversations_has_the_ids_and_answers_of_a_plain_computation(openings, tokenizer_file):
     conversations = chats()
+    tokenizer_file = with_opening_ids(tokenizer_file, *openings) if openings else tokenizer_file
     write("a.jsonl", chat_lines(conversations))
     write("b.jsonl", "\ufeff" + shared_lines(conversations))
     write("c.jsonl.gz", gzip.compress(Path("a.jsonl").read_bytes()))

@@ -4,10 +4,11 @@ import random
 
 import pytest
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+from tokenizers.processors import TemplateProcessing
 
 from gpt.tokens.chat import END, START, Turn, prompt_ids, segments_of, special_names, template_of
 from gpt.tokens.llama_cpp import CASED, REST
-from gpt.tokens.tokenizer import END_OF_TEXT, parse
+from gpt.tokens.tokenizer import END_OF_TEXT, opening_ids, parse
 
 SCRIPTS = [  # the first letters of 46 scripts
     0x41, 0xC0, 0x391, 0x410, 0x531, 0x5D0, 0x627, 0x710, 0x780, 0x7CA, 0x904, 0x985, 0xA05, 0xA85, 0xB05, 0xB85,
@@ -44,17 +45,26 @@ def grown() -> Tokenizer:
     return tokenizer
 
 
-@pytest.mark.parametrize("make", [lambda: trained([END_OF_TEXT, START, END]), grown,
-                                  lambda: trained(NAMES, r"\p{N}")], ids=["new", "grown", "more special tokens"])
+def opening() -> Tokenizer:
+    """A tokenizer with an opening id, as Llama 3's."""
+    tokenizer = trained([END_OF_TEXT, "<bos>", START, END])
+    tokenizer.post_processor = TemplateProcessing("<bos> $A", special_tokens=[("<bos>", 1)])
+    return tokenizer
+
+
+@pytest.mark.parametrize("make", [lambda: trained([END_OF_TEXT, START, END]), grown, opening,
+                                  lambda: trained(NAMES, r"\p{N}")],
+                         ids=["new", "grown", "with an opening id", "more special tokens"])
 def test_transformers_gives_a_conversation_the_same_ids_and_the_same_answers(make):
     transformers = pytest.importorskip("transformers")
     tokenizer = parse(make().to_str())
     names, rng = special_names(tokenizer), random.Random(0)
-    theirs = transformers.PreTrainedTokenizerFast(tokenizer_object=make(), chat_template=template_of(names))
+    theirs = transformers.PreTrainedTokenizerFast(tokenizer_object=make(), chat_template=template_of(tokenizer))
     for number in range(200):
         turns = [Turn(rng.choice(["system", "user", "assistant"]), "".join(rng.choices(HOSTILE, k=number % 9)))
                  for _ in range(rng.randint(1, 6))]
-        ids, answers = [], []
+        ids = opening_ids(tokenizer)
+        answers = [0] * len(ids)
         for text, special, is_answer in segments_of(turns, names):
             ids += tokenizer.encode(text, add_special_tokens=False).ids
             ids += [tokenizer.token_to_id(special)] if special else []

@@ -63,6 +63,8 @@ def test_the_ids_that_begin_and_end_a_text_are_the_folders(tokenizer):
     tokenizer.post_processor = processors.TemplateProcessing("<bos> $A", special_tokens=[("<bos>", bos)])
     found = gguf_vocabulary(tokenizer, 410, (5, 0))
     assert (found["bos_token_id"], found["eos_token_id"], found["add_bos_token"]) == (bos, 5, True)
+    assert found["eot_token_id"] == 0  # llama.cpp's second end of a text
+    assert gguf_vocabulary(tokenizer, 410, (5, 0, 7))["eom_token_id"] == 7
     assert [found["token_types"][index] for index in (bos, word, 5)] == ["CONTROL", "USER_DEFINED", "NORMAL"]
 
 

@@ -15,7 +15,7 @@ from gpt.checkpoint.stored import verify
 from gpt.common.errors import Exit
 from gpt.common.words import size
 from gpt.planning.memory import checkpoint_bytes_of, has_room_for_copy
-from gpt.tokens.chat import START, special_names, template_of
+from gpt.tokens.chat import START, template_of
 from gpt.tokens.corpus import Corpus
 from gpt.tokens.tokenizer import load_tokenizer
 from gpt.training.checkpointing import Checkpointer, command_for_card
@@ -93,7 +93,7 @@ def test_the_template_of_a_run_on_conversations_stays_in_later_runs_on_text(run,
     monkeypatch.setattr(Corpus, "converses", True)
     run.ok("--max_steps", "1")
     folder = run.folder / "out/checkpoint-1"
-    template = template_of(special_names(load_tokenizer(folder)))
+    template = template_of(load_tokenizer(folder))
     assert chat_template(folder) == template
     monkeypatch.undo()
     text = run.folder / "text"
