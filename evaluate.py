@@ -16,7 +16,7 @@ from gpt.common import flags
 from gpt.common.config import Relations
 from gpt.common.errors import Exit, UserError, guard, require
 from gpt.hub.names import ALSO_CKPT, ANY_MODEL, as_recorded, check_package, problems_with_name
-from gpt.machine.environment import set_up_threads
+from gpt.machine.environment import set_up_environment
 
 RELATIONS = {
     "ckpt": Relations(aliases=ALSO_CKPT),
@@ -55,7 +55,7 @@ def check(args: argparse.Namespace) -> list[str]:
 def answer_early(argv: Sequence[str]) -> None:
     """Checks flags and packages (UserError: exit 2, 5) before torch is imported, which takes a second."""
     args = read_flags(argv)
-    set_up_threads()
+    set_up_environment()
     require("torch", "numpy", "tokenizers", "tqdm", "safetensors")
     check_package(args.ckpt)
 

@@ -21,7 +21,7 @@ from gpt.common.config import Relations
 from gpt.common.errors import Exit, UserError, guard, is_out_of_memory, require, warn
 from gpt.generation.continuation import DEFAULTS, Sampling
 from gpt.hub.names import ALSO_CKPT, ANY_MODEL, check_package, problems_with_name
-from gpt.machine.environment import SPIN_COUNT_OF_DECODING, set_up_threads
+from gpt.machine.environment import SPIN_COUNT_OF_DECODING, set_up_environment
 
 # ---------------------------------------------------------------- flags
 
@@ -98,7 +98,7 @@ def check(args: argparse.Namespace) -> list[str]:
 def answer_early(argv: Sequence[str]) -> None:
     """Checks flags and packages (UserError: exit 2, 5) before torch is imported, which takes a second."""
     args = read_flags(argv)
-    set_up_threads(SPIN_COUNT_OF_DECODING)
+    set_up_environment(SPIN_COUNT_OF_DECODING)
     require("torch", "numpy", "tokenizers", "safetensors")
     check_package(args.ckpt)
 

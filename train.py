@@ -425,8 +425,8 @@ def save_and_close(run: Run, checkpointer: Checkpointer, monitor: Monitor) -> in
     is_saved = checkpointer.finish()
     monitor.close(is_saved)
     if run.state.step and not is_saved:
-        raise UserError(Exit.MACHINE, f"the last state could not be saved. {checkpointer.last_good()} when "
-                                      f"{run.setup.args.output_dir} has {run.setup.checkpoint_bytes:,} bytes free.")
+        raise UserError(Exit.MACHINE, "the last state could not be saved; the warning above names the cause. "
+                                      f"{checkpointer.last_good()} when it is gone.")
     monitor.say_what_next(checkpointer.best_step)
     return Exit.DONE if runtime.signals.number is None else 128 + runtime.signals.number
 

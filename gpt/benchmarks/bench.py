@@ -24,7 +24,7 @@ from gpt.common.errors import Exit, guard, require
 from gpt.common.outputs import STDOUT, Output
 from gpt.common.progress import Progress
 from gpt.common.signals import Signals
-from gpt.machine.environment import set_up_threads
+from gpt.machine.environment import set_up_environment
 
 SIZES = ("tiny", "mini", "gpt2_small", "gpt2_medium", "gpt2_large", "gpt2_xl")
 
@@ -100,7 +100,7 @@ def main(argv: Sequence[str]) -> int:
 
         return train_naively(argv[1].split(","), argv[2:])
     args = read_flags(argv)
-    set_up_threads()
+    set_up_environment()
     require("torch", "numpy", "tokenizers", "tqdm", "safetensors")
     file = Output("--json", args.json) if args.json else None
     with (Progress(sys.stderr if args.json in STDOUT else sys.stdout) as out, Signals(out.note) as signals,

@@ -13,8 +13,8 @@ MAX_PROMPT_BYTES = 2**20
 
 
 def without_surrogates(text: str) -> str:
-    """Replaces lone surrogates by ?: the shell's invalid UTF-8 becomes surrogates, which no tokenizer accepts."""
-    return text.encode(errors="replace").decode()
+    """Decodes surrogates: a terminal's bytes beyond ASCII in a C locale, or U+FFFD for the shell's invalid UTF-8."""
+    return text.encode(errors="surrogateescape").decode(errors="replace")
 
 
 def check_stdin(flag: str) -> None:

@@ -151,8 +151,8 @@ def _choose_compile(backend: Backend, dtype: torch.dtype, use_compile: bool | No
 
 def describe_compile_error(error: Exception) -> str:
     """The first line of a compiler's error, and the headers to install if they are missing, or another folder."""
-    cure = why_no_headers() or ("if its folder is full or does not allow execution, set TORCHINDUCTOR_CACHE_DIR to "
-                                "another")
+    cure = why_no_headers() or ("if a folder is full or does not allow execution, set TMPDIR and "
+                                "TORCHINDUCTOR_CACHE_DIR to another")
     return f"{first_line(error)}; {cure}"
 
 

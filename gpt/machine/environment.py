@@ -5,6 +5,8 @@ import math
 import os
 import sys
 
+from gpt.common.errors import warn
+from gpt.common.words import printable
 from gpt.machine.memory import control_groups
 
 # Of a control group, in version 2, then in version 1: the microseconds of processor time in a period, and the
@@ -13,6 +15,7 @@ QUOTA_FILES = (("/sys/fs/cgroup", ["cpu.max"]), ("/sys/fs/cgroup/cpu", ["cpu.cfs
 # How often a thread of GNU's OpenMP, on Linux, looks whether its wait is over before it sleeps. While a text is
 # generated the waits are short, and sleeping at once takes a third of the time.
 SPIN_COUNT, SPIN_COUNT_OF_DECODING = 1000, 10_000
+KERNELS = "TORCHINDUCTOR_CACHE_DIR"  # the folder of the compiler, which torch creates with and without --compile
 ALLOCATOR = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")  # the second is the older name
 
 
@@ -33,8 +36,8 @@ def _given_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def set_up_threads(spin_count: int = SPIN_COUNT) -> None:
-    """Gives torch a thread for each usable core, and makes a waiting thread sleep soon, in place of spinning.
+def set_up_environment(spin_count: int = SPIN_COUNT) -> None:
+    """Gives torch a thread for each usable core, which sleeps soon while it waits, and a folder that can be created.
 
     More threads than the container allows stop together until the next period. A spinning thread takes the core
     from the thread that it waits for. Beside another program steps took up to ten times as long without the
@@ -43,6 +46,13 @@ def set_up_threads(spin_count: int = SPIN_COUNT) -> None:
     os.environ.setdefault("GOMP_SPINCOUNT", str(spin_count))
     if usable_cores() < _given_cores():  # torch knows of these alone
         os.environ.setdefault("OMP_NUM_THREADS", str(usable_cores()))
+    kernels = os.environ.get(KERNELS)
+    if kernels:
+        try:
+            os.makedirs(kernels, exist_ok=True)
+        except OSError as error:
+            warn(f"{KERNELS}={printable(kernels)}: {error.strerror}. Another folder takes the kernels.")
+            del os.environ[KERNELS]
 
 
 def let_segments_grow() -> None:

@@ -19,12 +19,12 @@ from gpt.common.ranks import is_main, is_one_of_several
 from gpt.common.signals import Signals
 from gpt.common.words import printable, shell_line, shell_word
 from gpt.hub.names import check_package, is_on_hub
-from gpt.machine.environment import let_segments_grow, set_up_threads
+from gpt.machine.environment import let_segments_grow, set_up_environment
 
 
 def before_torch(args: Namespace) -> None:
     """Checks the packages and sets torch's environment variables. Raises UserError (exit 5) for a missing package."""
-    set_up_threads()
+    set_up_environment()
     let_segments_grow()
     require("torch", "numpy", "tokenizers", "tqdm", "safetensors")
     check_package(args.init_from)

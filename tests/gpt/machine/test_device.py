@@ -100,7 +100,7 @@ def test_without_pythons_headers_nothing_is_compiled_and_the_cure_is_said(monkey
     assert device.describe_compile_error(error).startswith(f"exit status 1; {missing}")
     (tmp_path / "Python.h").touch()
     assert device.choose(False, False, "auto", True).compile
-    assert device.describe_compile_error(RuntimeError()).startswith("RuntimeError; if its folder is full")
+    assert device.describe_compile_error(RuntimeError()).startswith("RuntimeError; if a folder is full")
 
 
 # ---------------------------------------------------------------- on a GPU that is not there

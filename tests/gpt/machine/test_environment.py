@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from gpt.machine import environment
-from gpt.machine.environment import let_segments_grow, set_up_threads, usable_cores
+from gpt.machine.environment import let_segments_grow, set_up_environment, usable_cores
 from tests.helpers.commands import ROOT, run_python
 
 
@@ -63,8 +63,17 @@ def test_a_container_that_allows_fewer_cores_gets_as_many_threads(texts, expecte
     monkeypatch.setattr(environment, "_given_cores", lambda: 8)
     monkeypatch.setattr(os, "environ", {})
     assert usable_cores() == expected
-    set_up_threads()
+    set_up_environment()
     assert os.environ.get("OMP_NUM_THREADS") == (str(expected) if expected < 8 else None)
     monkeypatch.setattr(os, "environ", {"OMP_NUM_THREADS": "5"})
-    set_up_threads()
+    set_up_environment()
     assert os.environ["OMP_NUM_THREADS"] == "5"
+
+
+def test_a_folder_of_kernels_that_cannot_be_created_is_left_out(tmp_path, monkeypatch, capsys):
+    (tmp_path / "file").write_text("")
+    for name, is_kept in (("new/kernels", True), ("file/kernels", False)):
+        monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / name))
+        set_up_environment()
+        assert ("TORCHINDUCTOR_CACHE_DIR" in os.environ) is is_kept
+    assert "file/kernels: Not a directory. Another folder takes the kernels." in capsys.readouterr().err
