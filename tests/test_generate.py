@@ -171,7 +171,7 @@ def test_a_step_that_cannot_be_compiled_is_said_and_runs_eagerly(call, monkeypat
         raise RuntimeError("no kernel\nfor you")
 
     monkeypatch.setattr(generate.Decoder, "compile", fail)
-    assert "warning: --compile: failed, running eagerly: no kernel; if its folder is full" in call("--compile")[1]
+    assert "warning: --compile: failed, running eagerly: no kernel; if a folder is full" in call("--compile")[1]
 
 
 # ---------------------------------------------------------------- quotations
