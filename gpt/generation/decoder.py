@@ -10,6 +10,8 @@ queries for each of them (H / G), K head size, T window, S its slots in use, R c
 vocabulary.
 """
 
+import math
+import mmap
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -51,8 +53,16 @@ class Decoder:
         self.window = config.seq_length
         self.lengths = [0] * num_rows  # slots in use
         self.filled: list[list[int]] = [[] for _ in range(num_rows)]  # the ids of each row's last fill()
-        self.caches = [torch.zeros(num_rows, 2, config.n_kv_head, 0, config.head_dim, dtype=dtype,
-                                   device=self.device) for _ in self.blocks]  # _hold() adds slots
+        # One stays unused: a slice of all slots would compile another graph.
+        num_slots = _whole_slots(self.window) + 1
+        shape = (num_rows, 2, config.n_kv_head, num_slots, config.head_dim)
+        if self.device.type == "cpu":  # a mapped page takes no memory before it is written to
+            self.caches = [torch.frombuffer(mmap.mmap(-1, math.prod(shape) * dtype.itemsize),
+                                            dtype=dtype).view(shape)
+                           for _ in self.blocks]
+        else:  # _hold() adds slots
+            shape = (*shape[:3], 0, config.head_dim)
+            self.caches = [torch.zeros(shape, dtype=dtype, device=self.device) for _ in self.blocks]
 
         self.compiled = self.in_graphs = False
         self._compute_logits = self._logits  # compile() replaces both
@@ -129,7 +139,6 @@ class Decoder:
         They come for twice as many ids, so that few copies are made. So a long window takes no memory before a
         text fills it.
         """
-        # One slot stays unused: a slice of all slots would compile another graph.
         missing = min(_whole_slots(2 * length), _whole_slots(self.window)) + 1 - self.caches[0].size(3)
         if length >= self.caches[0].size(3):
             for layer, cache in enumerate(self.caches):
