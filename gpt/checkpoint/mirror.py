@@ -157,9 +157,8 @@ class Mirror:
         self._latest: Retention | None = None  # of the last request
         self._thread = threading.Thread()
         self._lock = threading.Lock()  # one thread copies at a time
-        # Later checkpoints than this run's at its start, which another copy of it may need. None until the
-        # folder is known to hold no other run.
-        self._kept: list[Path] | None = None
+        self._seen: os.stat_result | None = None  # the folder, once known to hold no other run; a disk may replace it
+        self._kept: list[Path] = []  # later checkpoints than this run's there, which another copy of it may need
         self._problem = ""  # why the last request failed; printed once
         self._is_told = False  # the outcome of the last update
 
@@ -194,7 +193,7 @@ class Mirror:
         if not self._thread.is_alive() and is_copied(last, self._root / last.name):
             self._out.say(f"mirror      {last.name} is in {shown}, verified")
         else:
-            self._out.warn(f"the mirror {shown} lacks {last.name}: {self._problem or 'too slow'}. Mend or empty that "
+            self._out.warn(f"the mirror {shown} lacks {last.name}: {self._problem or 'too slow'}. Fix or empty that "
                            f"disk, then copy it by hand: mkdir -p {shell_word(self._root)}; cp -r {shell_word(last)} "
                            f"{shell_word(self._root)}/")
 
@@ -221,21 +220,23 @@ class Mirror:
         root, output_dir = self._root, self._output_dir
         own, to_be_pruned = steps_in(output_dir), outdated(output_dir, *retention)
         later = [path for step, path in steps_in(root).items() if step > retention.saved and step not in own]
-        if self._kept is None:
-            # A recorded mirror must hold this run already.
-            is_new = "mirror_to" in self._args.config.given and not steps_in(root)
+        if self._seen is None or not os.path.samestat(root.stat(), self._seen):
+            # A recorded mirror must hold this run already, and so must a folder in the place of the first one.
+            is_new = self._seen is None and "mirror_to" in self._args.config.given and not steps_in(root)
             if not (is_new or holds_this_run(root, output_dir)):
                 raise OSError("it does not hold the checkpoints of this run; --mirror_to chooses another folder")
             root.mkdir(parents=True, exist_ok=True)
             sweep(root)
             self._kept = [] if self._args.overwrite else [path for path in later if _is_sound(path)]
+            self._seen = root.stat()
+            if not self._kept:  # then they are damaged, or the run has gone back behind them
+                for path in later:
+                    discard(path)
         for path in self._kept:
             if path.exists():
                 raise OSError(f"{path.name} there is later than this run's last one, and another copy of the run may "
                               "need it; move it away")
         prune(root, *retention)
-        for path in later:  # damaged, or the run has gone back behind them
-            discard(path)
         copy_run_files(output_dir, root)  # before the checkpoint: metrics.jsonl has the rows that led to it
         for step, path in own.items():
             if step <= retention.saved and path not in to_be_pruned and not is_copied(path, root / path.name):

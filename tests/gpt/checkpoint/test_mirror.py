@@ -124,10 +124,27 @@ def test_the_mirror_holds_what_the_run_keeps_copied_newest_first_after_the_rows(
     assert names_in(drive) == ["checkpoint-1", "checkpoint-5", "checkpoint-6", "metrics.jsonl"]
     for path in steps_in(drive).values():
         verify(path)
-    for step in (6, 7):
-        shutil.rmtree(out / f"checkpoint-{step}")
-    update(mirror, 5, keep=2, protected=(1,))
-    assert list(steps_in(drive)) == [5, 4, 1], "the run has gone back to step 5"
+
+
+def test_a_disk_that_takes_the_place_of_the_folder_loses_nothing(mirror, numbered, drive, tmp_path, capsys):
+    """The first save finds the mount point without its disk, which has the checkpoints of another run."""
+    out = numbered(1).parent
+    (out / "metrics.jsonl").write_text("this run\n")
+    update(mirror, 1)
+    drive.rename(tmp_path / "local")
+    (numbered(900)).rename(tmp_path / "checkpoint-900")
+    drive.mkdir()
+    (tmp_path / "checkpoint-900").rename(drive / "checkpoint-900")
+    (drive / "metrics.jsonl").write_text("another run\n")
+    numbered(2)
+    update(mirror, 2)
+    assert names_in(drive) == ["checkpoint-900", "metrics.jsonl"]
+    assert (drive / "metrics.jsonl").read_text() == "another run\n"
+    assert "does not hold the checkpoints of this run" in capsys.readouterr().err
+    shutil.rmtree(drive)
+    (tmp_path / "local").rename(drive)
+    update(mirror, 2)
+    assert list(steps_in(drive)) == [2, 1]
 
 
 def test_a_disk_that_hangs_holds_up_neither_the_run_nor_its_end(mirror, numbered, drive, tmp_path, monkeypatch, capsys):
