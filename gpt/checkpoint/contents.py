@@ -33,6 +33,7 @@ from gpt.common.names import (
 from gpt.machine.backends import backend_of
 from gpt.ops.shards import full_tensor, full_tensors
 from gpt.tokens.chat import END, START
+from gpt.tokens.tokenizer import opening_ids, parse
 
 NEEDED = (WEIGHTS, OPTIMIZER, STATE)  # in the manifest of every checkpoint
 # Files that are published with a model's weights.
@@ -120,21 +121,24 @@ def text_files(step: int, config: ModelConfig, state: Mapping[str, Any], tokeniz
     """The text of all other files except the manifest, by name.
 
     state holds the JSON values of trainer_state.json besides step, arch and model. Without tokenizer_json
-    (None) the tokenizer's two files are left out; end_of_text_id None is null in the configs. A model that
-    learns to answer has a chat_template, in Jinja; then the end of an answer ends a text too.
+    (None) the tokenizer's two files are left out; end_of_text_id None is null in the configs. Texts begin with
+    the tokenizer's opening id, or else with the end-of-text id. A model that learns to answer has a
+    chat_template, in Jinja; then the end of an answer ends a text too.
     """
     names = {token["id"]: token["content"] for token in json.loads(tokenizer_json or "{}").get("added_tokens", [])}
     end_of_answer = [index for index, name in names.items() if name == END and chat_template]
+    opening = opening_ids(parse(tokenizer_json)) if tokenizer_json is not None else []
+    begin_of_text_id = opening[0] if opening else end_of_text_id
     architecture = architecture_of(config)
     # The index of the weights in their one file, by Hugging Face's names, follows from the shapes alone.
     empty = {name: torch.empty(shape, device="meta") for name, shape in architecture.shapes(config).items()}
     tensors = architecture.to_hf_tensors(config, empty)
     files = {
-        CONFIG: json_text(architecture.to_hf_config(config, end_of_text_id)),
+        CONFIG: json_text({**architecture.to_hf_config(config, end_of_text_id), "bos_token_id": begin_of_text_id}),
         # Without max_length a model of few positions runs beyond them, an IndexError. A default of
         # max_new_tokens would overrule the max_length of a caller.
         GENERATION: json_text({
-            "bos_token_id": end_of_text_id,
+            "bos_token_id": begin_of_text_id,
             "eos_token_id": [*end_of_answer, end_of_text_id] if end_of_answer else end_of_text_id,
             "max_length": config.seq_length}),
         STATE: json_text({"format": STATE_FORMAT, "version": STATE_VERSION, "step": step,
@@ -146,6 +150,7 @@ def text_files(step: int, config: ModelConfig, state: Mapping[str, Any], tokeniz
     if tokenizer_json is not None:
         files[TOKENIZER] = tokenizer_json
         special = ("bos_token", "eos_token", "unk_token", "pad_token") if end_of_text_id in names else ()
+        beginning = {"bos_token": names.get(begin_of_text_id)} if special else {}
         # A collator leaves padding out of the loss: padded with the end of text, a model would not learn to
         # end.
         padding = {"pad_token": START} if special and START in names.values() and not chat_template else {}
@@ -156,6 +161,7 @@ def text_files(step: int, config: ModelConfig, state: Mapping[str, Any], tokeniz
             "clean_up_tokenization_spaces": False,
             "model_input_names": ["input_ids", "attention_mask"],  # else transformers 4 adds token_type_ids
             **dict.fromkeys(special, names.get(end_of_text_id)),
+            **beginning,
             **padding,
         }
         if chat_template:

@@ -15,7 +15,7 @@ from gpt.evaluation.scoring import Document, Scorer
 from gpt.tokens.corpus import open_tokens
 from gpt.tokens.masks import warn_without_mask
 from gpt.tokens.stream import TokenStream
-from gpt.tokens.tokenizer import bytes_per_id, load_tokenizer
+from gpt.tokens.tokenizer import bytes_per_id, load_tokenizer, opening_ids
 
 BLOCK_TOKENS = 2**20  # tokens to read at once in search of the documents' ends
 
@@ -42,15 +42,16 @@ def token_files_of(words: Sequence[str], scorer: Scorer) -> Iterator[tuple[str, 
 def documents_of_tokens(stream: TokenStream, scorer: Scorer) -> Iterator[Document]:
     """Splits token files into their documents, without empty ones.
 
-    A document ends at an end-of-text id, which is not scored; the id before a document is the context of
-    its first token. If the tokenizer has no end-of-text id, the first token of the files is context alone.
-    Of conversations the answers alone are scored. The bytes of a document are 0 unless the tokenizer is
-    byte-level.
+    A document ends at an end-of-text id, which is not scored, nor is its opening id; the id before a document is
+    the context of its first token. If the tokenizer has no end-of-text id, the first token of the files is
+    context alone. Of conversations the answers alone are scored. The bytes of a document are 0 unless the
+    tokenizer is byte-level.
     """
     tokens = Tokens(stream, "mmap", torch.device("cpu"))
     end_id = scorer.end_of_text_id
     byte_lengths_V = bytes_per_id(scorer.tokenizer, scorer.model.config.vocab_size)
     prefix = [] if end_id is None else [end_id]
+    opening = opening_ids(scorer.tokenizer)
     behind_ends = [first + 1 + np.flatnonzero(tokens.read(first,
                                                           min(BLOCK_TOKENS, tokens.length - first)) == end_id)
                    for first in range(0, tokens.length, BLOCK_TOKENS) if prefix]
@@ -62,5 +63,6 @@ def documents_of_tokens(stream: TokenStream, scorer: Scorer) -> Iterator[Documen
             counted = np.ones(len(ids_N), bool)
             if tokens.mask:
                 counted[len(prefix):] = tokens.mask.rows(np.array([first]), len(ids_N) - len(prefix))[0]
+            counted[np.isin(ids_N, opening)] = False
             scored = ids_N[1:][counted[1:]]
             yield Document(ids_N, 0 if byte_lengths_V is None else int(byte_lengths_V[scored].sum()), counted)

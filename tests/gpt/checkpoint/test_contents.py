@@ -3,6 +3,7 @@
 import json
 
 from safetensors.torch import load_file
+from tokenizers.processors import TemplateProcessing
 
 from gpt.checkpoint.contents import text_files
 from gpt.checkpoint.load import chat_template, end_ids
@@ -45,6 +46,20 @@ def test_padding_is_not_the_end_of_a_text_where_the_tokenizer_reserves_another_i
         text = text_files(1, config, {}, tokenizer.to_str(), 0, "", template)["tokenizer_config.json"]
         assert [json.loads(text)[name] for name in ("pad_token", "eos_token")] == [padding, END_OF_TEXT]
     assert json.loads(text_files(1, config, {}, content, 0, "")["tokenizer_config.json"])["pad_token"] == END_OF_TEXT
+
+
+def test_other_programs_begin_a_text_with_the_opening_id(tokenizer):
+    tokenizer.add_special_tokens(["<bos>"])
+    bos = tokenizer.token_to_id("<bos>")
+    for opening, expected in ((False, 0), (True, bos)):
+        if opening:
+            tokenizer.post_processor = TemplateProcessing("<bos> $A", special_tokens=[("<bos>", bos)])
+        texts = text_files(1, GPTConfig(400, 16, 1, 2, 16), {}, tokenizer.to_str(), 0, "")
+        files = {name: json.loads(texts[name]) for name in ("config.json", "generation_config.json",
+                                                            "tokenizer_config.json")}
+        assert files["config.json"]["bos_token_id"] == files["generation_config.json"]["bos_token_id"] == expected
+        assert files["tokenizer_config.json"]["bos_token"] == tokenizer.id_to_token(expected)
+        assert files["tokenizer_config.json"]["eos_token"] == END_OF_TEXT
 
 
 def test_a_model_that_answers_has_the_template_and_ends_at_the_end_of_an_answer(tokenizer, sound, tmp_path):

@@ -8,6 +8,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from tokenizers import Tokenizer
+from tokenizers.models import BPE
 
 from gpt.checkpoint import folder as folders
 from gpt.checkpoint import save as room
@@ -51,7 +53,7 @@ def test_a_write_that_fails_leaves_the_older_checkpoint_and_nothing_else(make_mo
     for step in (1000, 1100):  # one over an older checkpoint of the step, one new
         calls.clear()
         with pytest.raises(OSError, match="No space left on device"):
-            save(folder, step, files, text_files(step, model.config, {}, '{"added_tokens": []}', 0, "card"))
+            save(folder, step, files, text_files(step, model.config, {}, Tokenizer(BPE()).to_str(), 0, "card"))
         assert names_in(folder) == ["checkpoint-1000", "checkpoint-900"]
     monkeypatch.undo()
     for step in (900, 1000):

@@ -4,6 +4,7 @@ import json
 
 import numpy as np
 import pytest
+from tokenizers.processors import TemplateProcessing
 
 from gpt.evaluation import token_files
 from gpt.evaluation.texts import texts_of
@@ -51,6 +52,20 @@ def test_tokens_in_every_layout_have_the_figures_of_their_text(measure, document
     [found] = measure(tmp_path / name)
     assert found["bytes"] == documents[1]
     assert_same(found, expected)
+
+
+def test_an_opening_id_is_context_alone(measure, documents, scorer, tmp_path):
+    name = "\u0100"  # the byte 0, which stands in no text here
+    opening = scorer.tokenizer.token_to_id(name)
+    scorer.tokenizer.add_special_tokens([name])
+    scorer.tokenizer.post_processor = TemplateProcessing(f"{name} $A", special_tokens=[(name, opening)])
+    plain, opened = ([id for document in documents[0] for id in (*before, *document, 0)] for before in ([], [opening]))
+    write_raw(tmp_path / "plain.bin", np.array(plain))
+    write_raw(tmp_path / "opened.bin", np.array(opened))
+    without, found = measure(tmp_path / "plain.bin", tmp_path / "opened.bin")
+    assert [found[key] for key in ("documents", "tokens", "bytes")] == [
+        without[key] for key in ("documents", "tokens", "bytes")]
+    assert found["nats_per_token"] != without["nats_per_token"]
 
 
 def test_blocks_cut_no_document_and_shards_are_one_stream(measure, documents, expected, tmp_path, monkeypatch):
