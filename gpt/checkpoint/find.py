@@ -292,23 +292,24 @@ def check_same(found: Found, config: ModelConfig, train_sha256: str, tokenizer_s
 
 
 def with_more_text(folder: Path | str, tokenizer: Path, state: TrainState, flags: Mapping[str, Any]) -> str:
-    """The commands that continue a run with more text, for as long again plus 15 minutes.
+    """The commands that continue a run with more text, for as long again.
 
     folder is the run's. flags are the run's too, which name its tokens: those with metadata and this tokenizer
     stay, as others cannot be mixed with the new ones. A cooldown has ended: the run continues from the
     cooldown's beginning.
     """
-    new, minutes = f"more-{state.step}", 15 + round(state.seconds / 30)
+    new, source = f"more-{state.step}", flags.get("cooldown_from")
     tokens = flags.get("bin_file")
     paths = ([tokens if os.path.isdir(tokens) else os.path.dirname(tokens) or "."] if tokens else
              [each.path for each in folders_of(flags.get("data_dir", []))])
     old = [path for path in paths if beside_tokens(Path(path), METADATA) and not _has_another(Path(path), tokenizer)]
-    source = flags.get("cooldown_from")
+    # Before a cooldown the minutes were counted from another beginning.
+    length = f"--max_steps {2 * state.step}" if source else f"--max_minutes {15 + round(state.seconds / 30)}"
     resumed = (f"{shell_word(source)} {in_another_folder(folder, 'more', flags.get('mirror_to'))}" if source else
                shell_word(folder))
     return (f"python pretokenize.py MORE --output_dir {new} \\\n    --tokenizer_file {shell_word(tokenizer)}\n"
             f"python train.py --resume_from {resumed} \\\n    --data_dir {shell_line([*old, new])} "
-            f"--allow_new_data --max_minutes {minutes}")
+            f"--allow_new_data {length}")
 
 
 def in_another_folder(folder: Path | str, name: str, mirror: str | None) -> str:

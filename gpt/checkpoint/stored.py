@@ -31,7 +31,8 @@ class TrainState:
     step and samples_seen count skipped steps too; samples_of_others are those of other tokens, before
     --allow_new_data; skipped_steps are those whose loss or gradient was not finite. best_val_loss is in nats per
     token, None before the first validation, and best_step its step. validated_step is the last step with a
-    validation, validations_without_gain the number since the best. seconds is what --max_minutes counts, of all
+    validation, validations_without_gain the number since the best. Validations up to the step measured_from, where it
+    is not 0, measured other tokens. seconds is what --max_minutes counts, of all
     starts of the run together. init_from names the pretrained weights of the first start, with the commit of weights
     from the hub; it is empty where the run began at random weights.
     """
@@ -44,6 +45,7 @@ class TrainState:
     best_step: int = 0
     validated_step: int = 0
     validations_without_gain: int = 0
+    measured_from: int = 0
     seconds: float = 0.0
     init_from: str = ""
 
@@ -100,7 +102,7 @@ def parse_state(content: Mapping[str, Any]) -> Stored:
     check_whole(STATE, "step", content.get("step"), 0, MAX_COUNT)
     check_whole(STATE, "samples_seen", content.get("samples_seen", 0), 0, MAX_COUNT)
     check_whole(STATE, "samples_of_others", content.get("samples_of_others", 0), 0, content.get("samples_seen", 0))
-    for key in ("skipped_steps", "best_step", "validated_step", "validations_without_gain"):
+    for key in ("skipped_steps", "best_step", "validated_step", "validations_without_gain", "measured_from"):
         check_whole(STATE, key, content.get(key, 0), 0, content["step"])
     for key in ("batch_size", "eval_tokens"):
         check_whole(STATE, f"settings.{key}", content.get("settings", {}).get(key, 1), 1, MAX_COUNT)

@@ -152,11 +152,14 @@ def _check(args: Namespace, runtime: Runtime) -> Inputs:
         config = as_in_checkpoint(inputs.config, resumed.folder, args)
         find.check_same(resumed, config, corpus.identity, corpus.tokenizer_sha256, args.allow_new_data,
                         mixture_in_words(corpus.components), args.mirror_to)
-        stored = resumed.stored
-        if stored.data.get("train_sha256") != corpus.identity:  # with --allow_new_data
+        stored, limits = resumed.stored, [args.epochs, args.max_steps]
+        is_new_text = stored.data.get("train_sha256") != corpus.identity  # with --allow_new_data
+        if is_new_text:
             state = replace(stored.state, samples_of_others=stored.state.samples_seen)
-            resumed = resumed._replace(stored=replace(stored, state=state))
-        inputs = replace(inputs, config=config, resumed=resumed)
+            stored = replace(stored, state=state)
+        if is_new_text or stored.settings.get("limits", limits) != limits:  # the same minutes plan another end
+            stored = replace(stored, settings={**stored.settings, "max_minutes": None})
+        inputs = replace(inputs, config=config, resumed=resumed._replace(stored=stored))
     return inputs
 
 

@@ -68,12 +68,12 @@ class Recipe(Schedule):
 
     @property
     def lower_learning_rate(self) -> str:
-        """What to give --learning_rate after a divergence: half of the peak, or the default where that is lower.
+        """What to give --learning_rate after a divergence: half of the peak, or the default where that is lower."""
+        return self.rate_to_give(min(self.learning_rate / 2, self.usual_learning_rate))
 
-        The flag that keeps Muon follows, because --learning_rate alone asks for AdamW.
-        """
-        keeps_muon = " --optimizer muon" if self.optimizer == "muon" else ""
-        return f"{min(self.learning_rate / 2, self.usual_learning_rate):.2g}{keeps_muon}"
+    def rate_to_give(self, rate: float) -> str:
+        """A rate for --learning_rate, with the flag that keeps Muon: the rate alone asks for AdamW."""
+        return f"{rate:.2g}" + (" --optimizer muon" if self.optimizer == "muon" else "")
 
     @property
     def samples_per_step(self) -> int:
@@ -402,7 +402,8 @@ def _choose_schedule(facts: _Facts, learning_rate: float, total_steps: int, cool
     if args.warmup_steps and args.warmup_steps >= total_steps and not args.cooldown_from:
         raise UserError(Exit.FLAGS, f"--warmup_steps {args.warmup_steps}: the run has "
                                     f"{several(total_steps, 'step')}. Lower it.")
-    recorded = settings.get("warmup_steps", total_steps)  # or the warm-up would begin again in a longer run
+    # Or the warm-up would begin again in a longer run. A constant rate without one records none.
+    recorded = settings.get("warmup_steps", 0 if settings else total_steps)
     warmup_steps = recorded if recorded < total_steps else defaults.default_warmup(total_steps)
     decay_share = defaults.DECAY_SHARE
     if cooldown or name == "wsd":

@@ -37,7 +37,7 @@ def flags_of_run(setup: Setup) -> Layer:
         values["sample_prompt"] = args.sample_prompt.replace("\\", "\\\\")  # as it is typed: reading it unescapes
     shape = {"arch": name_of(config), **{name: getattr(config, name) for name in by_flags(config, vars(args))}}
     decided = {**values, **shape, **setup.recipe.flags()}
-    if args.max_minutes and not args.epochs:
+    if (args.max_minutes or args.max_steps) and not args.epochs:
         decided.pop("epochs", None)  # the epochs follow from the last step, which may move
     origin = args.init_from or setup.stored.state.init_from  # a resumed run has no flag for it
     if origin:
@@ -69,7 +69,7 @@ def settings_of(setup: Setup) -> dict[str, dict[str, Any]]:
     # The settings besides the recipe that change the losses: a resume reports a change, and processes
     # compare them.
     chosen = {"dropout": setup.config.dropout, "beta1": args.beta1, "teacher": args.teacher, "seed": args.seed,
-              "max_minutes": args.max_minutes}
+              "max_minutes": args.max_minutes, "limits": [args.epochs, args.max_steps]}
     # A constant learning rate has neither a least one nor, by default, a warm-up: the recipe then leaves both
     # out.
     held = {*setup.recipe.flags(), *by_flags(setup.config, vars(args)), *chosen, "arch", "model_size", "init_from",

@@ -59,7 +59,8 @@ def resume(run: Run) -> None:
     for kind, before, what in (("settings", stored.settings, "changed"),
                                ("environment", stored.environment, "losses will differ in the last digits")):
         changed = [f"{name} {short(before[name])} -> {short(value)}" for name, value in recorded[kind].items()
-                   if before.get(name, value) != value and name not in ("epochs", "total_steps", "max_minutes")]
+                   if before.get(name, value) != value
+                   and name not in ("epochs", "total_steps", "max_minutes", "limits")]
         if changed:
             say(f"resume      {what}: {', '.join(changed)}")
 
@@ -77,3 +78,4 @@ def forget_best_on_other_tokens(run: Run) -> None:
                                   f"{state.best}, does not count any more")
         state.best_val_loss, state.best_step = None, 0
         state.validations_without_gain = 0
+        state.measured_from = state.validated_step or state.step

@@ -53,10 +53,10 @@ class LossCurve:
             self._block.clear()
         return warning
 
-    def advice(self, higher_rate: float, peak_fraction: float) -> str | None:
+    def advice(self, higher_rate: str, peak_fraction: float) -> str | None:
         """Returns what to change and why; None for a healthy or a short curve.
 
-        higher_rate is the peak to advise; peak_fraction is the current learning rate as a fraction of the
+        higher_rate is what to give --learning_rate; peak_fraction is the current learning rate as a fraction of the
         run's.
         """
         if len(self._middles) < FEWEST_BLOCKS:
@@ -85,7 +85,7 @@ class LossCurve:
         return (f"the loss explodes: {now:.4f}, up from {lowest:.4f} {steps_since:,} steps before. "
                 f"{self._lower}, and resume from before the rise.")
 
-    def _stands_still(self, last: list[float], now: float, noise: float, higher_rate: float,
+    def _stands_still(self, last: list[float], now: float, noise: float, higher_rate: str,
                       peak_fraction: float) -> str | None:
         gained = median(last[:4]) - now
         if peak_fraction <= 0.5 or gained + 3 * noise >= 0.01 * now:
@@ -93,5 +93,5 @@ class LossCurve:
         is_guessing = now > 0.97 * self._guessing_loss
         level = f"still that of guessing (ln V is {self._guessing_loss:.2f})" if is_guessing else "flat"
         return (f"the loss is {level}: {now:.4f}, {gained:+.4f} gained in {len(last) * BLOCK:,} steps. "
-                f"Give --learning_rate {higher_rate:.2g}, or end the run: "
+                f"Give --learning_rate {higher_rate}, or end the run: "
                 "more such steps gain nothing.")

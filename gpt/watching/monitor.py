@@ -75,8 +75,7 @@ class Monitor:
         self._skipped_in_a_row = 0
         self._enqueued: deque[_Enqueued] = deque()  # oldest first
         self._warned: set[str] = set()  # the kinds of the printed warnings
-        if run.state.best_val_loss is not None:  # else an earlier start validated on other text
-            self._recall(recorder.rows)
+        self._recall(recorder.rows)
 
     def close_trackers(self) -> None:
         """Tells the trackers that the run has ended, and waits for them, after a signal for a shorter time.
@@ -219,8 +218,8 @@ class Monitor:
             if spike := self._curve.add(step, loss):
                 self._out.warn(spike)
         recipe = self._run.recipe
-        if advice := self._curve.advice(max(2 * recipe.learning_rate, recipe.usual_learning_rate),
-                                        recipe.learning_rate_at(last_step) / recipe.learning_rate):
+        higher_rate = recipe.rate_to_give(max(2 * recipe.learning_rate, recipe.usual_learning_rate))
+        if advice := self._curve.advice(higher_rate, recipe.learning_rate_at(last_step) / recipe.learning_rate):
             # The kind is the advice up to its colon, for example 'the loss explodes'.
             self.warn_once(advice.partition(":")[0], f"advice at step {last_step:,}: {advice}")
 

@@ -50,8 +50,8 @@ class Recorder:
 
     The constructor cuts the file back to the step of the state, so that it never holds a step twice. At step 0
     it empties the file, and with replaces, for a run in the place of another one. rows are the lines that it
-    keeps. It starts the trackers of --tracker. config has the run's settings, for them. A silent recorder, as
-    in all processes but the main one, records nothing.
+    keeps, without those of other validation tokens. It starts the trackers of --tracker. config has the run's
+    settings, for them. A silent recorder, as in all processes but the main one, records nothing.
     """
 
     def __init__(self, flags: Namespace, output_dir: Path, state: TrainState, out: Progress,
@@ -64,9 +64,10 @@ class Recorder:
         if is_silent:
             return
         recorded = rows_in(self._path.read_bytes()) if self._path.exists() and state.step and not replaces else []
-        self.rows = [row for row in recorded
-                     if row["step"] <= (state.validated_step if "val_loss" in row else state.step)]
-        write_whole(self._path, "".join(json.dumps(row) + "\n" for row in self.rows))
+        kept = [row for row in recorded
+                if row["step"] <= (state.validated_step if "val_loss" in row else state.step)]
+        write_whole(self._path, "".join(json.dumps(row) + "\n" for row in kept))
+        self.rows = [row for row in kept if row["step"] > state.measured_from or not state.measured_from]
         names = requested_trackers(flags)
         number = run_id(output_dir, bool(state.step or flags.resume_from) and not replaces) if names else ""
         self._trackers = [Tracker(name, RecordedRun(number, state.step, config or {}, str(output_dir / name)), out)

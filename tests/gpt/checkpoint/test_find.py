@@ -224,6 +224,9 @@ def test_more_text_joins_the_tokens_that_have_metadata(tmp_path, monkeypatch):
         typed = with_more_text("out", Path("t.json"), TrainState(step=5), flags)
         assert f"--data_dir {words} --allow_new_data" in typed
         assert " --output_dir more-5 " in typed
+        assert typed.endswith(" --max_minutes 15")
+        assert with_more_text("out", Path("t.json"), TrainState(step=5), {**flags, "cooldown_from": "c"}).endswith(
+            " --max_steps 10")
     (tmp_path / "data/tokenizer.json").write_text("another")
     Path("t.json").write_text("the model's")
     assert "--data_dir more-5 " in with_more_text("out", Path("t.json"), TrainState(step=5), {"data_dir": "data"})

@@ -87,6 +87,10 @@ def test_a_resumed_run_keeps_its_peak_and_its_warm_up_when_it_is_made_longer():
     assert (larger.samples, resumed().samples) == (400 + 4900 * 8, 5000 * 4)  # what was read in smaller steps stays so
 
 
+def test_a_constant_rate_without_a_warm_up_never_begins_one():
+    assert recipe("--lr_schedule", "linear", "--max_steps", "5000", batch_size=4, accumulation=1).warmup_steps == 0
+
+
 def test_a_resumed_run_keeps_its_step_with_an_automatic_micro_batch():
     auto = recipe("--batch_size", "auto", "--gradient_accumulation_steps", "2", "--max_steps", "300", batch_size=16,
                   accumulation=1)

@@ -130,7 +130,7 @@ def test_a_resumed_run_keeps_its_validation_windows_whatever_its_batch_size(run)
     ({"eval_tokens": 40}, "a", False), ({"eval_tokens": 47}, "a", True), ({"eval_tokens": 80}, "a", True),
     ({"eval_tokens": 40}, "b", True), ({}, None, False)])
 def test_the_best_loss_counts_only_where_the_same_tokens_are_measured(settings, val_sha256, forgotten):
-    state = TrainState(step=9000, best_val_loss=0.1, best_step=5000, validations_without_gain=2)
+    state = TrainState(step=9000, best_val_loss=0.1, best_step=5000, validated_step=8000, validations_without_gain=2)
     corpus: Any = SimpleNamespace(val="tokens", validations=[SimpleNamespace(length=1000)], val_identity="a")
     stored = Stored(settings=settings, data={} if val_sha256 is None else {"val_sha256": val_sha256})
     said: list[str] = []
@@ -139,6 +139,7 @@ def test_the_best_loss_counts_only_where_the_same_tokens_are_measured(settings, 
     run: Any = SimpleNamespace(setup=setup, state=state, recipe=recipe(eval_tokens=40))
     forget_best_on_other_tokens(run)
     assert (state.best_val_loss is None) == forgotten
+    assert state.measured_from == (8000 if forgotten else 0)
     assert ("0.1000 at step 5,000, does not count any more" in "".join(said)) == forgotten
 
 

@@ -33,7 +33,7 @@ def test_a_healthy_curve_has_no_spike_and_needs_no_advice(size):
     for seed in range(20):
         curve, spikes = read(HEALTHY + noise(seed, size))
         assert spikes == []
-        assert curve.advice(1e-3, 0.9) is None
+        assert curve.advice("0.001", 0.9) is None
 
 
 def test_a_spike_is_told_once_with_its_figures():
@@ -52,11 +52,11 @@ def test_what_is_not_finite_takes_no_part():
     curve, spikes = read([*with_holes, 99.0])
     assert len(spikes) == 1
     assert math.isfinite(float(spikes[0].split(": ")[1].split(",")[0]))
-    assert curve.advice(1e-3, 0.9) is None
+    assert curve.advice("0.001", 0.9) is None
 
 
 def test_a_loss_that_explodes_is_told_with_half_the_learning_rate():
-    advice = read(HEALTHY + noise(3, 0.05) + np.maximum(0, (STEPS - 700) / 100))[0].advice(6e-4, 0.8)
+    advice = read(HEALTHY + noise(3, 0.05) + np.maximum(0, (STEPS - 700) / 100))[0].advice("0.0006", 0.8)
     assert advice is not None
     assert advice.startswith("the loss explodes")
     assert "--learning_rate 0.0003" in advice
@@ -65,12 +65,12 @@ def test_a_loss_that_explodes_is_told_with_half_the_learning_rate():
 @pytest.mark.parametrize(("level", "words"), [(GUESSING, "that of guessing"), (4.0, "the loss is flat")])
 def test_a_flat_loss_is_told_while_the_learning_rate_is_high(level, words):
     curve = read(level + noise(5, 0.02))[0]
-    advice = curve.advice(12e-4, 0.8)
+    advice = curve.advice("0.0012", 0.8)
     assert advice is not None
     assert words in advice
     assert "--learning_rate 0.0012" in advice
-    assert curve.advice(6e-4, 0.1) is None  # at the end of a cosine it is what one expects
+    assert curve.advice("0.0006", 0.1) is None  # at the end of a cosine it is what one expects
 
 
 def test_a_short_curve_gets_no_advice():
-    assert read([9.0] * (BLOCK * 15))[0].advice(1e-3, 1.0) is None
+    assert read([9.0] * (BLOCK * 15))[0].advice("0.001", 1.0) is None

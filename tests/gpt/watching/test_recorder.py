@@ -45,6 +45,15 @@ def test_metrics_are_cut_back_to_the_step_resumed_from(tmp_path):
     assert path.read_text() == ""
 
 
+def test_rows_of_other_validation_tokens_stay_in_the_file_alone(tmp_path):
+    metrics = recorder_in(tmp_path, TrainState())
+    for step in (10, 20, 30):
+        metrics.log(step, val_loss=2.0)
+    resumed = recorder_in(tmp_path, TrainState(step=30, validated_step=30, measured_from=20))
+    assert [row["step"] for row in resumed.rows] == [30]
+    assert [row["step"] for row in lines(tmp_path / "metrics.jsonl")] == [10, 20, 30]
+
+
 def test_what_is_not_finite_is_null(tmp_path):
     recorder = recorder_in(tmp_path, TrainState())
     recorder.log(1, loss=float("nan"), norm=float("inf"), lr=1e-5, bits_per_byte=None)
