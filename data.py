@@ -31,7 +31,7 @@ from gpt.tokens.masks import Mask
 from gpt.tokens.stream import TokenStream, bound_of, check_ids
 from gpt.tokens.watch import Watch
 
-PLANNED_WINDOWS = 16_384  # starts computed in one call, in about four times the time of 64
+PLANNED_WINDOWS = 16_384  # whose starts are computed at once, in only four times the time of 64
 COLD_SECONDS = 1e-3  # reading a batch takes longer only if it waits for a disk
 BLOCK_TOKENS = 2**23  # tokens copied at a time into memory or to the GPU
 
@@ -80,10 +80,9 @@ class Tokens:
         self._bound = bound_of(stream.dtype, stream.vocab_size)
         self._watch = Watch(stream.parts) if where == "mmap" else None
         self._on_gpu = _copied(stream, device) if where == "gpu" else None
+        self._pieces = [_mapped(part) for part in stream.parts] if where == "mmap" else []
         if where == "ram":
             self._pieces = [_copied(stream, torch.device("cpu")).numpy().view(self._kind)]
-        else:
-            self._pieces = [_mapped(part) for part in stream.parts] if where == "mmap" else []
         # First token of each piece.
         self._firsts = list(itertools.accumulate(map(len, self._pieces[:-1]), initial=0))
         # A view of the only piece: element i is the row that starts at token i.
@@ -282,8 +281,8 @@ class _Fork(NamedTuple):
 class MixtureOrder:
     """The endless order of windows of several corpora, drawn by weight; the corpora are joined into one stream.
 
-    The corpus of a sample is a pure function of the sample. At any time, the samples drawn from a corpus
-    differ from its weight by at most one sample; by at most two if there are more than three corpora. The
+    The corpus of a sample is a pure function of the sample. The number of samples drawn from a corpus always
+    differs from its weight's part of all by at most one; by at most two if there are more than three corpora. The
     windows of a corpus come in a WindowOrder with a seed of its own, and no window reaches into another
     corpus. An epoch of the mixture has as many windows as all its tokens would have in one corpus.
     """
@@ -319,8 +318,8 @@ class MixtureOrder:
         if isinstance(branch, int):
             starts[places] = self._firsts[branch] + self._orders[branch].starts(first, len(places))
             return
-        # The number of the fork's samples before each that go left is their number times the left branch's
-        # weight, rounded. parts times the number of places must be below 2^61.
+        # Of the fork's first n samples, n * left_parts / parts go left, rounded. parts times the number of places
+        # must be below 2^61.
         left, whole = 2 * branch.left_parts, 2 * branch.parts
         done, rest = divmod(left * first + branch.parts, whole)
         num_left = done + (rest + left * np.arange(len(places) + 1, dtype=np.int64)) // whole
@@ -414,11 +413,10 @@ class Batches:
         else:
             rows, seconds = self._timed_rows(first, self.batch_size)
 
-        if self._reader is not None:
-            self._next = None
-            if seconds > COLD_SECONDS:
-                following = self.first_sample(samples_seen, micro + 1)
-                self._next = (following, self._reader.submit(self._timed_rows, following, self.batch_size))
+        self._next = None
+        if self._reader is not None and seconds > COLD_SECONDS:
+            following = self.first_sample(samples_seen, micro + 1)
+            self._next = (following, self._reader.submit(self._timed_rows, following, self.batch_size))
         inputs_BT, targets_BT = _as_batch(rows, self._windows.dtype, self._device)
         counted_BT = self._windows.counted(first, self.batch_size)
         if counted_BT is not None:
@@ -481,7 +479,7 @@ def divide_windows(num_tokens: Sequence[int], seq_length: int, limit: int) -> li
     """Divides limit validation windows equally among corpora; returns the number of windows for each.
 
     A corpus with fewer windows gives all of them, and the others share the rest. Each corpus gives at least
-    one, so that the sum exceeds a limit below the number of corpora.
+    one, so with more corpora than limit the sum exceeds it.
     """
     available = [num_windows(num, seq_length) for num in num_tokens]
     windows = [0] * len(available)
@@ -496,7 +494,7 @@ def num_windows(num_tokens: int, seq_length: int) -> int:
 
 
 def spaced(number: int, limit: int) -> np.ndarray:
-    """The numbers below number, or limit of them at even distances, int64 [num]."""
+    """The integers below number, or limit of them, evenly spaced, int64 [num]."""
     num = min(number, limit)
     return np.arange(num) * number // max(1, num)
 
@@ -507,8 +505,8 @@ def validation_batches(tokens: Tokens, seq_length: int, batch_size: int, max_win
 
     Windows do not overlap, and the last one may be shorter than T. Windows without a target that counts are
     left out. The processes share the windows and get equally many batches. All batches have one shape, so that
-    a compiled model is compiled once: targets IGNORED fill the last window and the last batch. They also stand
-    for tokens that do not count, and may be all of a batch.
+    a compiled model is compiled once: targets IGNORED fill the last window and the last batch. Targets that do
+    not count are IGNORED too, so a whole batch may be.
     """
     windows = np.arange(num_windows(tokens.length, seq_length))
     if tokens.mask:

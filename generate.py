@@ -72,8 +72,8 @@ def read_flags(argv: Sequence[str]) -> argparse.Namespace:
     g = parser.add_argument_group("output, machine")
     g.add_argument("--json", action=flags.Switch, default=False, help="a JSON object per continuation: "
                    "text, ids, log-probabilities, reason of its end")
-    g.add_argument("--compare_with", type=flags.text(), help="folder of the training tokens: which passage of each "
-                   "continuation stands there word for word (default: none)")
+    g.add_argument("--compare_with", type=flags.text(), help="folder of the training tokens: finds the longest "
+                   "passage of each continuation that stands there word for word (default: none)")
     g.add_argument("--use_gpu", action=flags.Switch, help="require a GPU; exit 5 when there is none "
                    "(default: a GPU when there is one)")
     g.add_argument("--use_amp", action=flags.Switch, help="16-bit weights and arithmetic (default: on with "
@@ -162,7 +162,7 @@ def main(argv: Sequence[str]) -> int:
     if args.chat:
         most_prompt_ids = decoder.window - min(args.max_new_tokens, decoder.window // 2)  # leaves room for an answer
         system = without_surrogates(args.system or "")
-        language, ids_of = chat.opened(language, template, folder, system, most_prompt_ids)
+        language, ids_of = chat.prompt_maker(language, template, folder, system, most_prompt_ids)
         if prompt is None:
             return chat.converse(decoder, ids_of, sampling, language, args.seed, args.max_new_tokens, args.json)
         prompt = prompt.rstrip("\r\n")  # a file ends with one
@@ -175,7 +175,7 @@ def main(argv: Sequence[str]) -> int:
     def sample_of(number: int) -> Sample:
         sample = Sample(number, text, prompt_ids, args.max_new_tokens, args.seed + number, language.tokenizer)
         if not args.chat:
-            sample.show_prompt()
+            sample.prepend_prompt()
         return sample
 
     output = (lambda _text: None) if corpus and args.json else show  # JSON waits for the quotations
@@ -203,8 +203,8 @@ def open_training_text(folder: Path, model: Path, language: Language) -> Corpus:
         raise UserError(Exit.DATA, f"--compare_with {printable(folder)} is no folder of pretokenize.py. {cure}")
     corpus = open_folder(folder)
     if load_tokenizer(folder).get_vocab() != language.tokenizer.get_vocab():
-        raise UserError(Exit.FLAGS, f"--compare_with {printable(folder)}: its tokenizer is not the model's, so that "
-                                    f"equal texts have other tokens. {cure}")
+        raise UserError(Exit.FLAGS, f"--compare_with {printable(folder)}: its tokenizer differs from the model's, so "
+                                    f"the same text has other tokens. {cure}")
     return corpus
 
 
@@ -220,8 +220,8 @@ def load_decoder(args: argparse.Namespace, machine: device.Machine, folder: Path
     if quantized and on_cpu:
         num_rows = min(num_rows, INT8_ROWS)  # products with more rows round differently
         if args.use_amp is False or args.amp_dtype == "fp16":
-            warn("--quantize int8: on a CPU it computes in bf16, compiled in fp32, whatever --use_amp and "
-                 "--amp_dtype say.")
+            warn("--quantize int8: on a CPU, --use_amp and --amp_dtype have no effect: it computes in bf16, "
+                 "compiled in fp32.")
     reason = machine.backend.why_no_compile() if args.compile else None
     if args.compile and on_cpu and num_rows > 1:
         reason = (f"on a CPU the compiled step makes one continuation at a time, not {num_rows}. Give "

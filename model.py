@@ -239,14 +239,14 @@ class LanguageModel(nn.Module):
             modules, weights = zip(*self._products(), strict=True)
             torch._foreach_copy_([module.rounded for module in modules], weights)  # type: ignore[attr-defined]
 
-    def enter(self, idx_BT: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """The residual stream before the blocks, [B, T, C], and the other inputs of every block."""
+    def embed(self, idx_BT: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """Embeds the ids: the residual stream before the blocks, [B, T, C], and the other inputs of every block."""
         raise NotImplementedError
 
     def trunk(self, idx_BT: torch.Tensor) -> torch.Tensor:
         """The final hidden states, [B, T, C], after the last norm; T is at most seq_length."""
         assert idx_BT.size(1) <= self.config.seq_length, "more tokens than positions"
-        x, *others = self.enter(idx_BT)
+        x, *others = self.embed(idx_BT)
         x = dropout(x.to(self.options.residual_dtype or x.dtype), self.config.dropout, self.training)
 
         for block in self.blocks:
@@ -284,6 +284,6 @@ class GPT(LanguageModel):
             "ln_f": nn.LayerNorm(config.n_embd, config.layer_norm_epsilon, bias=config.bias),
         })
 
-    def enter(self, idx_BT: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    def embed(self, idx_BT: torch.Tensor) -> tuple[torch.Tensor, ...]:
         position_T = torch.arange(idx_BT.size(1), device=idx_BT.device)
         return (self.transformer["wte"](idx_BT) + self.transformer["wpe"](position_T),)  # type: ignore[index]

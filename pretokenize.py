@@ -152,7 +152,7 @@ from gpt.pretokenization.report import names_of, warn_of_forms
 from gpt.pretokenization.sources import demo_sources, find_sources
 from gpt.pretokenization.store import Folder
 from gpt.pretokenization.verify import peek, verify_folder
-from gpt.pretokenization.vocabulary import conversing, given_vocabulary, new_vocabulary
+from gpt.pretokenization.vocabulary import given_vocabulary, new_vocabulary, with_chat_tokens
 from gpt.tokens.layouts import native_dtype
 
 # ---------------------------------------------------------------- the stages, in the order of events
@@ -166,19 +166,19 @@ def pretokenize(args: Namespace, folder: Folder, signals: Signals, progress: Pro
     began = time.monotonic()
     folder.refuse_old(args.overwrite, args.tokenizer_file or "")
     given = None if args.tokenizer_file is None else given_vocabulary(args.tokenizer_file, progress.warn)
-    sources = read_names(args, folder, signals, progress)
+    sources = gather_sources(args, folder, signals, progress)
     folder.refuse_replaced(source.path for source in sources)
     with progress.phase("unpacking"), folder.writing():
         sources = [unpacked(source, folder.work / f"text-{number}", signals.look)
                    for number, source in enumerate(sources)]
         refuse_changed(sources)
     cut_pattern = SAFE_CUT if given is None or given.splits_as_gpt2 else SPACE_CUT
-    strict_by = "--strict_utf8" if args.strict_utf8 else "--encoding" if args.encoding == "utf-8" else ""
-    reading = Reading(args.text_field, args.document_separator, strict_by, args.allow_bad_records, cut_pattern, limits)
+    strict = "--strict_utf8" if args.strict_utf8 else "--encoding" if args.encoding == "utf-8" else ""
+    reading = Reading(args.text_field, args.document_separator, strict, args.allow_bad_records, cut_pattern, limits)
     job = Job(args, sources, reading, folder, args.num_workers or usable_cores(), signals, progress)
     say_what_is_read(job)
     if job.has_chats and given:
-        given = conversing(given, progress.say)
+        given = with_chat_tokens(given, progress.say)
 
     # The size of the text decides the validation split and the size of a new vocabulary.
     train_bytes = settle_split(job)
@@ -197,7 +197,7 @@ def pretokenize(args: Namespace, folder: Folder, signals: Signals, progress: Pro
     summarise(job, metadata, time.monotonic() - began)
 
 
-def read_names(args: Namespace, folder: Folder, signals: Signals, progress: Progress) -> list[Source]:
+def gather_sources(args: Namespace, folder: Folder, signals: Signals, progress: Progress) -> list[Source]:
     """Finds the files to read; datasets of the hub and stdin become local files first. Raises UserError (exit 3, 5)."""
     if args.demo:
         return demo_sources()

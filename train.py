@@ -8,7 +8,7 @@
     python train.py --use_gpu --dry_run --gpu_cost_per_hour 2           what will it take? four steps, nothing written
 
 Read it from top to bottom: the flags, then main in the order of events, then the loop and the step. The machinery is
-in gpt/: planning/ decides before the run, training/ is what a step is made of, watching/ says what happens. A
+in gpt/: planning/ decides before the run, training/ has the parts of a step, watching/ prints and records. A
 step is one optimizer step over accumulated micro-batches of B sequences of T tokens.
 """
 
@@ -50,10 +50,10 @@ def read_flags(argv: Sequence[str]) -> Namespace:
 
     g = parser.add_argument_group("model")
     g.add_argument("--arch", type=one_of("gpt2", "qwen3", "llama"), help="architecture (default: gpt2; qwen3 where "
-                   "the size is chosen without a GPU)")
+                   "the size is chosen, without an NVIDIA GPU)")
     g.add_argument("--model_size", type=one_of("tiny", "mini", "gpt2_small", "gpt2_medium", "gpt2_large", "gpt2_xl"),
                    help="layers, heads, width: 4 4 128, 6 6 384, 12 12 768, 24 16 1024, 36 20 1280, 48 25 1600; the "
-                   "next flags override them (default: gpt2_small; without a GPU by corpus and --max_minutes or 15)")
+                   "next flags override them (default: gpt2_small; without NVIDIA's by text and --max_minutes or 15)")
     g.add_argument("--init_from", type=text(), help="pretrained weights to start from, and their shape: a checkpoint, "
                    "a folder of them, a Hugging Face folder of GPT-2, Qwen3 or Llama, or hf://OWNER/NAME@REVISION")
     g.add_argument("--teacher", type=text(), help="trained model with the same tokenizer to distil from: half of each "
@@ -61,7 +61,7 @@ def read_flags(argv: Sequence[str]) -> Namespace:
     g.add_argument("--n_layer", type=whole(1, 1024), help="number of blocks (default: by size)")
     g.add_argument("--n_head", type=whole(1, 1024), help="attention heads; they divide the width (default: by size)")
     g.add_argument("--n_embd", type=whole(1, 2**16), help="width of the residual stream (default: by size)")
-    g.add_argument("--seq_length", type=whole(1, 2**20), help="tokens per sequence (default: 1024, without a GPU 256)")
+    g.add_argument("--seq_length", type=whole(1, 2**20), help="tokens per sequence (default: 1024; 256 without NVIDIA)")
     g.add_argument("--dropout", type=fraction(), help="fraction of activations dropped; the masks depend on "
                    "--batch_size (default: 0.1 where Muon reads a small text 6 times or more, else 0)")
     g.add_argument("--input_noise", type=fraction(), default=0.0, help="fraction of the input ids that become random")
@@ -78,8 +78,8 @@ def read_flags(argv: Sequence[str]) -> Namespace:
     g.add_argument("--gradient_accumulation_steps", type=whole(1, 2**20), default=world_size(), help="micro-batches "
                    "per step over all processes; double it to halve --batch_size (default: one for each process)")
     g.add_argument("--epochs", type=whole(1), help="passes over the tokens (default: by --max_steps, or size and text)")
-    g.add_argument("--max_steps", type=whole(1), help="steps that end the run, if --epochs do not (default: no limit)")
-    g.add_argument("--max_minutes", type=positive(1e6, "MINUTES"), help="minutes of all starts that end the run; "
+    g.add_argument("--max_steps", type=whole(1), help="last step, unless --epochs end before it (default: no limit)")
+    g.add_argument("--max_minutes", type=positive(1e6, "MINUTES"), help="minutes over all starts, which end the run; "
                    "--epochs and --max_steps stay upper limits (default: no limit)")
     g.add_argument("--cooldown_from", type=text(), help="checkpoint after which the learning rate falls to --min_lr")
     g.add_argument("--cooldown", type=steps(), help=SUPPRESS)  # length of the fall: 0.2 of the steps
@@ -123,7 +123,7 @@ def read_flags(argv: Sequence[str]) -> Namespace:
     g.add_argument("--output_dir", type=text("DIR"), default="out", help="folder of checkpoints and metrics.jsonl")
     g.add_argument("--checkpoint_interval", type=whole(1), default=1, help="epochs between permanent checkpoints")
     g.add_argument("--checkpoint_every_steps", type=whole(0), default=0, help="steps between rolling ones; 0: off")
-    g.add_argument("--checkpoint_every_minutes", type=real(0, 1e6), default=10, help="minutes between them; 0: off")
+    g.add_argument("--checkpoint_every_minutes", type=real(0, 1e6), default=10, help="minutes between these; 0: off")
     g.add_argument("--keep_checkpoints", type=whole(1), default=3, help="rolling checkpoints kept, besides the best")
     g.add_argument("--mirror_to", type=text("DIR"), help="folder on another disk to copy checkpoints to; --resume_from "
                    "auto continues from it where --output_dir is empty (default: none)")
@@ -150,7 +150,7 @@ def read_flags(argv: Sequence[str]) -> Namespace:
 
 
 def answer_early(argv: Sequence[str]) -> None:
-    """Answers wrong flags and missing packages before the seconds that importing torch takes; tokenizes texts."""
+    """Reports wrong flags and missing packages before torch is imported, which takes seconds; tokenizes texts."""
     args = read_flags(argv)
     before_torch(args)
     if args.texts and not args.check:
@@ -211,7 +211,7 @@ def main(argv: Sequence[str]) -> int:
             return Exit.DONE
         say_first(setup)
 
-        # Model, optimizer and batches. Steps are measured and undone: with --max_minutes they decide the length.
+        # Model, optimizer and batches. A few steps are timed, and change no weights; --max_minutes needs their time.
         run = build_run(setup)
         validator = Validator(run)
         with recovery.explaining_memory(setup, run):
@@ -289,7 +289,7 @@ def loop(run: Run, pace: Pace, deadline: Deadline, validator: Validator, checkpo
     runtime.clock.start()
     deadline.start(state.step, state.seconds)
 
-    while state.step < run.recipe.total_steps and not (is_out_of_patience(run) or run.is_stopped()):
+    while state.step < run.recipe.total_steps and not (is_out_of_patience(run) or run.votes_to_stop()):
         # Learning rate: warm-up, then decay, a pure function of the step. Embeddings have a multiple of it (lr_scale).
         runtime.out.now(f"step {state.step + 1:,}")
         for group in run.optimizer.param_groups:
@@ -386,7 +386,7 @@ def try_step(run: Run, batches: Iterable[tuple[torch.Tensor, torch.Tensor]], num
 
 
 def validate_first(run: Run, validator: Validator, checkpointer: Checkpointer, monitor: Monitor) -> None:
-    """Validates the weights of --init_from, or does the validation without which a run ended."""
+    """Validates pretrained weights before the first step, or makes up for a validation that the last start missed."""
     state, recipe = run.state, run.recipe
     measured = validator.measure() if run.setup.args.init_from and state.step == 0 else None
     if measured:
@@ -426,7 +426,7 @@ def save_and_close(run: Run, checkpointer: Checkpointer, monitor: Monitor) -> in
     monitor.close(is_saved)
     if run.state.step and not is_saved:
         raise UserError(Exit.MACHINE, "the last state could not be saved; the warning above names the cause. "
-                                      f"{checkpointer.last_good()} when it is gone.")
+                                      f"{checkpointer.last_good()} once that is mended.")
     monitor.say_what_next(checkpointer.best_step)
     return Exit.DONE if runtime.signals.number is None else 128 + runtime.signals.number
 

@@ -120,7 +120,7 @@ class Architecture(Protocol):
     def prepare(self, config: Any, ends: LaidOut, blocks: list[LaidOut]) -> None:
         """Adds tables to ends and blocks, in place, that decoding would otherwise compute in every step."""
 
-    def enter(self, config: Any, ends: LaidOut, x: torch.Tensor, positions_N: torch.Tensor,
+    def embed(self, config: Any, ends: LaidOut, x: torch.Tensor, positions_N: torch.Tensor,
               ) -> tuple[torch.Tensor, Any]:
         """The residual stream, [N, C], from the embeddings x, and the blocks' tables for the positions."""
         ...

@@ -111,7 +111,7 @@ class GPT2(Architecture):
             parts[name] = (tensor,)
         return parts
 
-    def enter(self, config: GPTConfig, ends: LaidOut, x: torch.Tensor, positions_N: torch.Tensor,
+    def embed(self, config: GPTConfig, ends: LaidOut, x: torch.Tensor, positions_N: torch.Tensor,
               ) -> tuple[torch.Tensor, None]:
         return x + ends["transformer.wpe"][positions_N], None
 

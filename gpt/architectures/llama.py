@@ -180,7 +180,7 @@ class Llama(Architecture):
             q, k = (parts.pop(f"self_attn.{name}_norm") for name in "qk")
             parts["qk_norm"] = torch.cat([q.expand(config.n_head, -1), k.expand(config.n_kv_head, -1)])
 
-    def enter(self, config: RotaryConfig, ends: LaidOut, x: torch.Tensor, positions_N: torch.Tensor,
+    def embed(self, config: RotaryConfig, ends: LaidOut, x: torch.Tensor, positions_N: torch.Tensor,
               ) -> tuple[torch.Tensor, torch.Tensor]:
         return x, ends["rotation_2TK2"][:, positions_N]
 

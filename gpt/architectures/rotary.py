@@ -142,6 +142,6 @@ class RotaryTransformer(LanguageModel):
         self.get_buffer("rotation_2TK2").copy_(self.config.rotation())  # which was built on the meta device
         return super().init_weights(std)
 
-    def enter(self, idx_BT: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    def embed(self, idx_BT: torch.Tensor) -> tuple[torch.Tensor, ...]:
         x = self.get_submodule(self.EMBEDDING)(idx_BT)
         return x, self.get_buffer("rotation_2TK2")[:, :idx_BT.size(1)]

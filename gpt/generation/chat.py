@@ -1,4 +1,4 @@
-"""generate.py --chat: a conversation, for which a model that never learned to answer continues a growing text.
+"""generate.py --chat: a conversation; a model that was not trained on conversations continues a growing text.
 
 Both ways share one loop. They differ in how the answers so far and the next line become the ids of a prompt.
 """
@@ -23,11 +23,11 @@ from gpt.generation.streaming import Sample, write_samples
 from gpt.tokens.chat import END, START, Turn, can_converse, prompt_ids, template_of
 
 
-def opened(language: Language, template: Any, folder: object, system: str, most: int,
-           ) -> tuple[Language, Callable[[list[Sample], str], list[int]]]:
-    """Chooses how a model is asked, by the template in its folder; returns its Language, and what makes prompts.
+def prompt_maker(language: Language, template: Any, folder: object, system: str, most: int,
+                 ) -> tuple[Language, Callable[[list[Sample], str], list[int]]]:
+    """Chooses how prompts are made, by the template in the model's folder; returns the Language and that function.
 
-    The function makes the ids of a prompt, at most `most`, from the answers so far and the next line. It
+    It makes the ids of a prompt, at most `most`, from the answers so far and the next line, and
     removes the answers that no later prompt needs. A model without a template (None) continues a text; any
     template but ours costs a warning. Raises UserError (exit 4) if the model has a template, but no special
     tokens of ours.

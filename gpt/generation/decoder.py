@@ -139,8 +139,8 @@ class Decoder:
         They come for twice as many ids, so that few copies are made. So a long window takes no memory before a
         text fills it.
         """
-        missing = min(_whole_slots(2 * length), _whole_slots(self.window)) + 1 - self.caches[0].size(3)
-        if length >= self.caches[0].size(3):
+        missing = min(_whole_slots(2 * length), _whole_slots(self.window)) + 1 - self.caches[-1].size(3)
+        if length >= self.caches[-1].size(3):
             for layer, cache in enumerate(self.caches):
                 self.caches[layer] = F.pad(cache, (0, 0, 0, missing))
 
@@ -227,7 +227,7 @@ class Decoder:
                ) -> torch.Tensor:
         """Computes the output layer's input [N, C]. attend takes the layer's number, then Attend's arguments."""
         architecture, config = self.architecture, self.config
-        x, places = architecture.enter(config, self.ends, self.embedding.rows(ids_N).to(self.dtype),
+        x, places = architecture.embed(config, self.ends, self.embedding.rows(ids_N).to(self.dtype),
                                        positions_N)
         for layer, parts in enumerate(self.blocks):
             x = architecture.decode_block(config, parts, x, places, partial(attend, layer))

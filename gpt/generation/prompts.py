@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from tokenizers import Tokenizer
 
 from gpt.common.errors import Exit, UserError
+from gpt.common.files import IS_WINDOWS
 from gpt.common.words import printable
 from gpt.tokens.tokenizer import end_of_text_id, opening_ids
 
@@ -14,7 +15,7 @@ MAX_PROMPT_BYTES = 2**20
 
 def without_surrogates(text: str) -> str:
     """Decodes surrogates: a terminal's bytes beyond ASCII in a C locale, or U+FFFD for the shell's invalid UTF-8."""
-    return text.encode(errors="surrogateescape").decode(errors="replace")
+    return text.encode(errors="replace" if IS_WINDOWS else "surrogateescape").decode(errors="replace")
 
 
 def check_stdin(flag: str) -> None:

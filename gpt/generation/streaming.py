@@ -43,8 +43,8 @@ class Sample(Continuation):
         self._before: list[int] = []  # decoded before the new ids, and not part of the text
         self._stream = self._stream_after([])
 
-    def show_prompt(self) -> None:
-        """Prints the prompt before the text, which keeps its first blank then."""
+    def prepend_prompt(self) -> None:
+        """Puts the prompt before the text to print; the text then keeps its first blank."""
         self.pending += self.prompt
         if self.prompt:
             self._before = letter_ids(self._tokenizer)

@@ -20,9 +20,10 @@ from gpt.common.words import printable, several
 from gpt.hub.library import explained_errors, hub_error
 from gpt.hub.names import DATASET, MODEL, HubName, is_on_hub, parse_name
 
-OF_A_TOKENIZER = (TOKENIZER, TOKENIZER_CONFIG, TEMPLATE, "special_tokens_map.json")  # the others name its end of a text
-OF_A_MODEL = (CONFIG, WEIGHTS, INDEX, "model-*-of-*.safetensors", GENERATION, *OF_A_TOKENIZER, "added_tokens.json",
-              "README.md", "LICENSE")
+# Beside tokenizer.json: files that name the end-of-text token.
+TOKENIZER_FILES = (TOKENIZER, TOKENIZER_CONFIG, TEMPLATE, "special_tokens_map.json")
+MODEL_FILES = (CONFIG, WEIGHTS, INDEX, "model-*-of-*.safetensors", GENERATION, *TOKENIZER_FILES, "added_tokens.json",
+               "README.md", "LICENSE")
 # In the order of preference: Parquet, JSON lines, text; a README.md does not count as text.
 FORMATS = (r"\.parquet$", r"\.(jsonl|ndjson)(\.(gz|zst|bz2|xz))?$|\.json\.(gz|zst|bz2|xz)$",
          r"\.(txt|text)(\.(gz|zst|bz2|xz))?$")
@@ -83,7 +84,7 @@ def download_tokenizer(flag: str, word: str, out: Progress, look: Callable[[], N
     tokenizer.json, exit 5 if the download fails.
     """
     name = parse_name(word, MODEL)
-    path = download(flag, name, OF_A_TOKENIZER, out, look) / TOKENIZER
+    path = download(flag, name, TOKENIZER_FILES, out, look) / TOKENIZER
     if not path.is_file():
         raise hub_error(flag, name, f"{name.repo} has no {TOKENIZER}. Give a model that has one")
     return path
@@ -96,7 +97,7 @@ def download_model(flag: str, word: str, out: Progress, look: Callable[[], None]
     config.json and weights, exit 5 if the download fails.
     """
     name = parse_name(word, MODEL)
-    folder = download(flag, name, OF_A_MODEL, out, look)
+    folder = download(flag, name, MODEL_FILES, out, look)
     if not (folder / CONFIG).is_file() or not ((folder / WEIGHTS).is_file() or (folder / INDEX).is_file()):
         raise hub_error(flag, name, f"it has no {CONFIG} and {WEIGHTS}. Give a model that has them")
     return folder

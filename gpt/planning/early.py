@@ -105,7 +105,7 @@ def make_tokens(args: Namespace) -> None:
     from gpt.pretokenization.store import has_tokenizer  # which imports numpy
 
     texts, folder = in_list(args.texts), Path(args.data_dir)
-    gone = [text for text in texts if not (os.path.exists(text) or glob.glob(text) or "://" in text)]
+    gone = [text for text in texts if not (os.path.exists(text) or glob.glob(text, recursive=True) or "://" in text)]
     mark = folder / METADATA
     keeps_tokenizer = has_tokenizer(folder) and (to_go_on(args) or not mark.exists())
     tokenizer = str(folder / TOKENIZER) if keeps_tokenizer else args.tokenizer_file or args.init_from or args.teacher

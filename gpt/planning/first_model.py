@@ -44,9 +44,8 @@ def after_first_model(inputs: Inputs, runtime: Runtime, argv: Sequence[str]) -> 
 
     Any other run keeps its inputs, and a dry run only says that there are two. argv are the command's flags.
     Where other starts of the first model took minutes, runtime.began is earlier by them afterwards. Raises
-    UserError: exit 4 if the first one is of another run, exit 3 if it learned other tokens. Raises SystemExit
-    if its training ends with another exit code than 0, or at a signal: then it goes on where the same command
-    resumes.
+    UserError (exit 3) if the first one learned other tokens. Raises SystemExit if its training ends with
+    another exit code than 0, or at a signal: then it goes on where the same command resumes.
     """
     args, out = inputs.args, runtime.out
     folder = Path(args.output_dir) / FIRST_MODEL

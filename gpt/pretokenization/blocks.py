@@ -47,7 +47,7 @@ class Reading:
 
     text_field: str = "text"  # the field or column of a document, of kinds that have fields
     separator: str | None = None  # ends a document of a text file; None: the whole file is one
-    strict_by: str = ""  # the flag that forbids bytes that are not UTF-8
+    strict_flag: str = ""  # the flag that forbids bytes that are not UTF-8
     allows_bad_records: bool = False  # however many hold no document
     # A long document may be cut after each match without changing an id: SAFE_CUT if the tokenizer splits text
     # as GPT-2's does, else SPACE_CUT.

@@ -31,7 +31,7 @@ class Report:
     def add(self, block: TextBlock, findings: Findings) -> None:
         """Counts the findings of the next block; blocks come in the order of the sources.
 
-        Raises UserError (exit 3) for bytes that are not UTF-8: for the first ones if strict_by, else for more
+        Raises UserError (exit 3) for bytes that are not UTF-8: for the first ones if strict_flag, else for more
         than three and 1% of the source's bytes. At the beginning of a source, raises the error of
         refuse_bad_records for the one before.
         """
@@ -43,9 +43,9 @@ class Report:
         if findings.first_replaced:
             byte, line, why = findings.first_replaced
             place = f"byte {byte:,}, {unit} {in_source.newlines + line + 1:,} of {source.shown}"
-            if self.reading.strict_by:
+            if self.reading.strict_flag:
                 raise UserError(Exit.DATA, f"not UTF-8: {why} at {place}. Correct the text, or leave out "
-                                           f"{self.reading.strict_by} to have such bytes replaced.")
+                                           f"{self.reading.strict_flag} to have such bytes replaced.")
             findings.first_replaced = byte, line, f"{place}, {why}"
         if findings.first_bad_line:
             line, why = findings.first_bad_line

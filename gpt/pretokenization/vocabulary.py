@@ -40,7 +40,7 @@ def given_vocabulary(path: str, warn: Callable[[str], None]) -> Vocabulary:
     return vocabulary_of(tokenizer, end_of_text_id(tokenizer, Path(path)))
 
 
-def conversing(vocabulary: Vocabulary, say: Callable[[str], None]) -> Vocabulary:
+def with_chat_tokens(vocabulary: Vocabulary, say: Callable[[str], None]) -> Vocabulary:
     """Returns the vocabulary with ids for the special tokens of conversations, appended where it lacks them."""
     if can_converse(vocabulary.tokenizer):
         return vocabulary

@@ -127,7 +127,7 @@ def dry_run(run: Run, pace: Pace) -> int:
         hours = pace.seconds(run.recipe, run.state.step) / 3600
         lines.append(f"cost: {hours * cost * setup.runtime.processes.world_size:.2f}")
     elif cost is not None:
-        lines.append(f"cost: n/a, these are a processor's hours. Cards: --check --gpu_cost_per_hour {cost:g}")
+        lines.append(f"cost: n/a, no GPU was used. On common GPUs: --check --gpu_cost_per_hour {cost:g}")
     setup.runtime.out.say("\n".join(lines))
     return Exit.DONE
 

@@ -71,7 +71,7 @@ def halve_micro_batch(run: Run, rng: Mapping[str, torch.Tensor]) -> None:
     setup.runtime.out.warn(
         f"out of memory in step {run.state.step + 1:,} with {several(before, 'sequence')} at a time: going on with "
         f"--batch_size {smaller} --gradient_accumulation_steps {run.num_micro_batches}. Next time give these."
-        f"{of_others(setup)}")
+        f"{on_other_programs(setup)}")
 
 
 @contextlib.contextmanager
@@ -103,11 +103,11 @@ def explaining_memory(setup: Setup, run: Run | None = None) -> Iterator[None]:
                 cure = "Start again with --resume_from auto: the run then takes half as many at a time."
         with processes.errors_of_this_rank():
             raise UserError(Exit.MACHINE, f"out of memory {where}: {size(backend.peak_memory())} held, of "
-                                          f"{size(backend.total_memory())}.{of_others(setup)} What was saved is safe. "
-                                          f"{cure}") from error
+                                          f"{size(backend.total_memory())}.{on_other_programs(setup)} What was saved "
+                                          f"is safe. {cure}") from error
 
 
-def of_others(setup: Setup) -> str:
+def on_other_programs(setup: Setup) -> str:
     """A sentence on what other programs hold of the GPU's memory, after a blank; empty below a GiB."""
     num_bytes = setup.runtime.machine.backend.held_by_others() - CUDA_CONTEXT
     return f" Other programs hold {size(num_bytes)} of the GPU; nvidia-smi names them." if num_bytes > GIB else ""
@@ -131,7 +131,7 @@ def explaining_the_end(run: Run, checkpointer: Checkpointer) -> Iterator[None]:
             if run.state.step and processes.world_size == 1 and not (args.dry_run or args.overfit):
                 checkpointer.finish()
             with processes.errors_of_this_rank():
-                raise UserError(error.code, f"{error} {checkpointer.last_good()} then.") from error
+                raise UserError(error.code, f"{error} {checkpointer.last_good()} after that.") from error
     except (TooManySkipped, FloatingPointError) as error:
         is_tensor, rate = isinstance(error, FloatingPointError), run.recipe.lower_learning_rate
         what = f"{error} is not finite after step {checkpointer.begun_step:,}" if is_tensor else str(error)

@@ -27,17 +27,16 @@ class Tracker:
                        "PYTHONPATH": os.pathsep.join(
                            filter(None, [str(PROGRAM), os.environ.get("PYTHONPATH")]))}
         command = [sys.executable, str(PROGRAM / "gpt/watching/tracker_process.py"), name, json.dumps(run)]
-        folder = Path(run.folder)
+        log_path = Path(run.folder) / "tracker.log"
         try:
-            refuse_link(folder)
-            refuse_link(folder / "tracker.log")
-            folder.mkdir(parents=True, exist_ok=True)
-            with (folder / "tracker.log").open("a") as log:
+            refuse_link(log_path.parent)
+            refuse_link(log_path)
+            log_path.parent.mkdir(parents=True, exist_ok=True)
+            with log_path.open("a") as log:
                 self._child = subprocess.Popen(  # in a session of its own, which Ctrl-C does not reach
                     command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log,
                     encoding="utf-8", start_new_session=True)
-            self._listener = threading.Thread(target=self._listen, args=(self._child, folder / "tracker.log"),
-                                              daemon=True)
+            self._listener = threading.Thread(target=self._listen, args=(self._child, log_path), daemon=True)
             self._listener.start()
         except OSError as error:
             self._warn(f"its process could not be started: {error.strerror}")

@@ -1,6 +1,7 @@
 """Commands started in a folder whose files have the names of modules: none of those files ever runs."""
 
 import shlex
+import sys
 
 import pytest
 
@@ -8,6 +9,7 @@ from tests.helpers.commands import run
 from tests.helpers.poison import marks, poison
 from tests.helpers.texts import words
 
+pytestmark = pytest.mark.skipif(sys.version_info < (3, 11), reason="child processes look into the current folder")
 SHAPE = "--n_layer 1 --n_head 2 --n_embd 32 --seq_length 16 --batch_size 2 --no-use_gpu --no-compile"
 FROM_TEXT_TO_TEXT = (
     "pretokenize text.txt --num_workers 2 --vocab_size 300",

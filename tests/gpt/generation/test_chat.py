@@ -6,7 +6,7 @@ import pytest
 from tokenizers import Tokenizer
 
 from gpt.common.errors import Exit
-from gpt.generation.chat import conversation_ids, opened
+from gpt.generation.chat import conversation_ids, prompt_maker
 from gpt.generation.prompts import Language
 from gpt.generation.streaming import Sample
 from gpt.tokens.chat import END, START, Turn, prompt_ids, template_of
@@ -46,8 +46,8 @@ def test_the_oldest_messages_go_with_their_answers_and_the_systems_turn_stays(sp
 def test_the_end_of_an_answer_and_the_end_of_text_end_an_answer(speaker, capsys):
     language = Language.of(speaker, 500, (7,))
     template = template_of(speaker)
-    assert opened(language, template, "out", "", 50)[0].end_ids == (7, speaker.token_to_id(END))
+    assert prompt_maker(language, template, "out", "", 50)[0].end_ids == (7, speaker.token_to_id(END))
     assert capsys.readouterr().err == ""
-    assert opened(language, None, "out", "", 50)[0].end_ids == (7,)
+    assert prompt_maker(language, None, "out", "", 50)[0].end_ids == (7,)
     commands = re.findall("\npython (\\w+)", capsys.readouterr().err)
     assert commands == ["pretokenize", "train"], "each on a line of its own, to be copied"

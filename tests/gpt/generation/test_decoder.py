@@ -73,7 +73,7 @@ def test_attention_adds_the_bias_that_the_architecture_gives(make_any, monkeypat
     plain: Any = GPT2.decode_block
     age_TT = torch.arange(70)[:, None] - torch.arange(70)
     bias_T1T = torch.where((age_TT >= 0) & (age_TT < 2), 0.0, -torch.inf)[:, None]
-    monkeypatch.setattr(GPT2, "enter", lambda self, config, ends, x, positions_N: (x, bias_T1T[positions_N]))
+    monkeypatch.setattr(GPT2, "embed", lambda self, config, ends, x, positions_N: (x, bias_T1T[positions_N]))
     monkeypatch.setattr(GPT2, "decode_block", lambda *given: plain(
         *given[:-1], lambda q_NHK, kv_N2GK, *_: given[-1](q_NHK, kv_N2GK, given[-2])))
     decoder = decoder_of(make_any("gpt2", seq_length=70), 2)

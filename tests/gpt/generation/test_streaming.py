@@ -21,7 +21,7 @@ def sample_of(tokenizer):
 
     def make(number: int) -> Sample:
         sample = Sample(number, f"p{number}", [1], 99, 7, tokenizer)
-        sample.show_prompt()
+        sample.prepend_prompt()
         return sample
 
     return make
@@ -68,7 +68,7 @@ def test_a_blank_at_the_beginning_is_kept_behind_a_prompt_alone():
     for prompt, is_shown, expected in (("a", True, "a t at"), ("a", False, "t at"), ("", True, "t at")):
         sample = Sample(0, prompt, [257], 99, 7, found)
         if is_shown:
-            sample.show_prompt()
+            sample.prepend_prompt()
         for new_id in ids:
             sample.add(new_id, -1.0)
         assert sample.pending == expected

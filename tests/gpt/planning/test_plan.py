@@ -31,7 +31,7 @@ def test_a_dry_run_prints_the_whole_plan_and_writes_nothing(run):
     assert "the validation set has only 92 tokens" in text
     assert "mfu" not in text  # of a CPU
     assert re.search(r" parameters: 1 layer, \d heads, .*\n(.*\n)+length .*, 1 epoch\n", text)
-    assert "cost: n/a, these are a processor's hours. Cards: --check --gpu_cost_per_hour 2.5\n" in text
+    assert "cost: n/a, no GPU was used. On common GPUs: --check --gpu_cost_per_hour 2.5\n" in text
     assert re.search(r"^validation_seconds: 0\.\d*[1-9]", text, re.MULTILINE)
     assert not (run.folder / "out").exists()
 
