@@ -282,8 +282,8 @@ class MixtureOrder:
     """The endless order of windows of several corpora, drawn by weight; the corpora are joined into one stream.
 
     The corpus of a sample is a pure function of the sample. The number of samples drawn from a corpus always
-    differs from its weight's part of all by at most one; by at most two if there are more than three corpora. The
-    windows of a corpus come in a WindowOrder with a seed of its own, and no window reaches into another
+    differs from its weight's part of all by at most one; by at most two if there are more than three corpora.
+    The windows of a corpus come in a WindowOrder with a seed of its own, and no window reaches into another
     corpus. An epoch of the mixture has as many windows as all its tokens would have in one corpus.
     """
 
@@ -318,8 +318,8 @@ class MixtureOrder:
         if isinstance(branch, int):
             starts[places] = self._firsts[branch] + self._orders[branch].starts(first, len(places))
             return
-        # Of the fork's first n samples, n * left_parts / parts go left, rounded. parts times the number of places
-        # must be below 2^61.
+        # Of the fork's first n samples, n * left_parts / parts go left, rounded. parts times the number of
+        # places must be below 2^61.
         left, whole = 2 * branch.left_parts, 2 * branch.parts
         done, rest = divmod(left * first + branch.parts, whole)
         num_left = done + (rest + left * np.arange(len(places) + 1, dtype=np.int64)) // whole

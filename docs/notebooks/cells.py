@@ -171,8 +171,8 @@ def flags_of(place: Place, model_size: str, max_minutes: float, use_gpu: str, mo
 def watch(script: str, *words: object, only: str = "") -> None:
     """Runs a command as run does, and shows its lines in one output area that is redrawn.
 
-    Flags and commands in the lines become the notebook's words. The last line shows the latest step or
-    wait, every ten seconds. Lines that do not begin with the pattern `only` are left out, up to an error; the lines
+    Flags and commands in the lines become the notebook's words. The last line shows the latest step or wait,
+    every ten seconds. Lines that do not begin with the pattern `only` are left out, up to an error; the lines
     behind it hold its cure. Raises CellFailed.
     """
     # Every notebook has IPython.

@@ -157,8 +157,9 @@ class Mirror:
         self._latest: Retention | None = None  # of the last request
         self._thread = threading.Thread()
         self._lock = threading.Lock()  # one thread copies at a time
-        self._seen: os.stat_result | None = None  # the folder, once known to hold no other run; a disk may replace it
-        self._kept: list[Path] = []  # later checkpoints than this run's there, which another copy of it may need
+        # The folder, once it is known to hold no other run; a disk may take its place.
+        self._seen: os.stat_result | None = None
+        self._kept: list[Path] = []  # later checkpoints than this run's, which another copy of it may need
         self._problem = ""  # why the last request failed; printed once
         self._is_told = False  # the outcome of the last update
 

@@ -42,8 +42,8 @@ def token_files_of(words: Sequence[str], scorer: Scorer) -> Iterator[tuple[str, 
 def documents_of_tokens(stream: TokenStream, scorer: Scorer) -> Iterator[Document]:
     """Splits token files into their documents, without empty ones.
 
-    A document ends at an end-of-text id, which is not scored, nor is its opening id; the id before a document is
-    the context of its first token. If the tokenizer has no end-of-text id, the first token of the files is
+    A document ends at an end-of-text id, which is not scored, nor is its opening id; the id before a document
+    is the context of its first token. If the tokenizer has no end-of-text id, the first token of the files is
     context alone. Of conversations the answers alone are scored. The bytes of a document are 0 unless the
     tokenizer is byte-level.
     """

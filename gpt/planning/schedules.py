@@ -32,9 +32,9 @@ class Cooldown:
 class Schedule:
     """The facts that decide the learning rate of a step; lr_schedule is a name in SCHEDULES, learning_rate the peak.
 
-    min_lr is the learning rate at the end; a constant schedule has none. decay_share is the length of
-    wsd's fall: a part of total_steps, or from 1 on a number of steps; the others ignore it. A cooldown takes the place
-    of the schedule from its start on.
+    min_lr is the learning rate at the end; a constant schedule has none. decay_share is the length of wsd's
+    fall: a part of total_steps, or from 1 on a number of steps; the others ignore it. A cooldown takes the
+    place of the schedule from its start on.
     """
 
     lr_schedule: str

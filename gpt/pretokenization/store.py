@@ -42,7 +42,8 @@ class TokenWriter:
     def add(self, ids: np.ndarray, ends: np.ndarray, num_bytes: int, counts: np.ndarray | None = None) -> None:
         """Appends the ids of num_bytes of text; ends are the documents' ends, counted from the first of these ids.
 
-        counts tells for each id if it counts in the loss, None where all do; an opening id does as the id after it.
+        counts tells for each id if it counts in the loss, None where all do; an opening id does as the id after
+        it.
         """
         if self.opening_ids and len(ids):
             starts = np.concatenate([ends[:0] if self._in_document else [0], ends[ends < len(ids)]]).astype(np.int64)

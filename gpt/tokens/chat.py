@@ -123,8 +123,8 @@ def _turn_of(turn: Any, which: str) -> Turn:
 def segments_of(turns: Sequence[Turn], names: Sequence[str]) -> list[Segment]:
     """The segments of a conversation, whose ids follow each other; names are the special tokens of the tokenizer.
 
-    The opening id before them is left out. An answer begins and ends without whitespace, so that it has the same
-    ids in training as when it is generated.
+    The opening id before them is left out. An answer begins and ends without whitespace, so that it has the
+    same ids in training as when it is generated.
     """
     segments = []
     for role, content, counts in turns:

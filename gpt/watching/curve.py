@@ -56,8 +56,8 @@ class LossCurve:
     def advice(self, higher_rate: str, peak_fraction: float) -> str | None:
         """Returns what to change and why; None for a healthy or a short curve.
 
-        higher_rate is what to give --learning_rate; peak_fraction is the current learning rate as a fraction of the
-        run's.
+        higher_rate is what to give --learning_rate; peak_fraction is the current learning rate as a fraction of
+        the run's.
         """
         if len(self._middles) < FEWEST_BLOCKS:
             return None
