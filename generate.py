@@ -90,7 +90,8 @@ def read_flags(argv: Sequence[str]) -> argparse.Namespace:
 def check(args: argparse.Namespace) -> list[str]:
     """The problems that argparse does not see, one line each."""
     problems = problems_with_name("--ckpt", args.ckpt)
-    if args.chat and args.num_samples > 1 and args.prompt is None and args.prompt_file is None:
+    has_prompt = args.prompt is not None or args.prompt_file is not None
+    if args.chat and args.num_samples > 1 and not has_prompt:
         problems.append("--num_samples: a conversation has one answer at a time. Give --prompt or --prompt_file")
     return problems
 

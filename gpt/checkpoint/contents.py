@@ -149,8 +149,10 @@ def text_files(step: int, config: ModelConfig, state: Mapping[str, Any], tokeniz
     }
     if tokenizer_json is not None:
         files[TOKENIZER] = tokenizer_json
-        special = ("bos_token", "eos_token", "unk_token", "pad_token") if end_of_text_id in names else ()
-        beginning = {"bos_token": names.get(begin_of_text_id)} if special else {}
+        special = {}
+        if end_of_text_id in names:
+            special = {**dict.fromkeys(("eos_token", "unk_token", "pad_token"), names[end_of_text_id]),
+                       "bos_token": names.get(begin_of_text_id)}
         # A collator leaves padding out of the loss: padded with the end of text, a model would not learn to
         # end.
         padding = {"pad_token": START} if special and START in names.values() and not chat_template else {}
@@ -160,8 +162,7 @@ def text_files(step: int, config: ModelConfig, state: Mapping[str, Any], tokeniz
             "model_max_length": config.seq_length,
             "clean_up_tokenization_spaces": False,
             "model_input_names": ["input_ids", "attention_mask"],  # else transformers 4 adds token_type_ids
-            **dict.fromkeys(special, names.get(end_of_text_id)),
-            **beginning,
+            **special,
             **padding,
         }
         if chat_template:

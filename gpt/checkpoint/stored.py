@@ -29,12 +29,12 @@ class TrainState:
     """The counters of a run. All steps are optimizer steps.
 
     step and samples_seen count skipped steps too; samples_of_others are those of other tokens, before
-    --allow_new_data; skipped_steps are those whose loss or gradient was not finite. best_val_loss is in nats per
-    token, None before the first validation, and best_step its step. validated_step is the last step with a
-    validation, validations_without_gain the number since the best. Validations up to the step measured_from, where it
-    is not 0, measured other tokens. seconds is what --max_minutes counts, of all
-    starts of the run together. init_from names the pretrained weights of the first start, with the commit of weights
-    from the hub; it is empty where the run began at random weights.
+    --allow_new_data; skipped_steps are those whose loss or gradient was not finite. best_val_loss is in nats
+    per token, None before the first validation, and best_step its step. validated_step is the last step with a
+    validation, validations_without_gain the number since the best. Validations up to the step measured_from,
+    where it is not 0, measured other tokens. seconds is what --max_minutes counts, of all starts of the run
+    together. init_from names the pretrained weights of the first start, with the commit of weights from the
+    hub; it is empty where the run began at random weights.
     """
 
     step: int = 0

@@ -27,10 +27,9 @@ def prompt_maker(language: Language, template: Any, folder: object, system: str,
                  ) -> tuple[Language, Callable[[list[Sample], str], list[int]]]:
     """Chooses how prompts are made, by the template in the model's folder; returns the Language and that function.
 
-    It makes the ids of a prompt, at most `most`, from the answers so far and the next line, and
-    removes the answers that no later prompt needs. A model without a template (None) continues a text; any
-    template but ours costs a warning. Raises UserError (exit 4) if the model has a template, but no special
-    tokens of ours.
+    It makes the ids of a prompt, at most `most`, from the answers so far and the next line, and removes the
+    answers that no later prompt needs. A model without a template (None) continues a text; any template but
+    ours costs a warning. Raises UserError (exit 4) if the model has a template, but no special tokens of ours.
     """
     tokenizer, cure = language.tokenizer, how_to_converse(folder)
     if template is None:

@@ -59,8 +59,8 @@ def peak_resident() -> int:
 
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
     counters = (ctypes.c_uint64 * 9)(72)  # PROCESS_MEMORY_COUNTERS of psapi.h, its length in bytes first
-    succeeded = _call_windows("K32GetProcessMemoryInfo", ctypes.c_void_p(-1),  # -1 stands for this process
-                              ctypes.byref(counters), ctypes.c_uint32(72))
+    this_process = ctypes.c_void_p(-1)  # what GetCurrentProcess returns
+    succeeded = _call_windows("K32GetProcessMemoryInfo", this_process, ctypes.byref(counters), ctypes.c_uint32(72))
     return counters[1] if succeeded else 0
 
 

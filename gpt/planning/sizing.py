@@ -29,7 +29,7 @@ FLOPS_OF_APPLE_GPU = 1e12  # FLOP/s of MPS in training, assumed: 40% of the smal
 # Of a GPU with its own memory: trainers of GPT-2 Small and larger ones report a third to a half of the data
 # sheet's peak. UNKNOWN_PEAK is the FLOP/s of an unknown card.
 FRACTION_OF_PEAK, UNKNOWN_PEAK = 0.35, 1e13
-MOST_PARAMETERS_PER_TOKEN = 30  # of the text: no larger model was tried (LOG.md, 2026-11-25, More decay)
+MOST_PARAMETERS_PER_TOKEN = 30  # of the text: no larger model was tried (LOG.md, 2026-11-25, More decay).
 # Above these two smaller models, of which one teaches the other, learn more in the same time (LOG.md,
 # 2026-11-29, One large model or two smaller ones).
 MANY_PARAMETERS_PER_TOKEN = 25

@@ -175,8 +175,8 @@ def examine(path: Path, shown: str, encoding: str = "") -> Source:
         name = bare_name(path.name)
         kind = kind_of(source, name, head, [*(key for key in KINDS if not KINDS[key].is_text), "text"])
         if KINDS[kind].is_text:
-            if head[257:262] == b"ustar" or head.startswith((b"%PDF", b"PK\3\4", b"{\\rtf",
-                                                             b"\xd0\xcf\x11\xe0")):
+            is_tar = head[257:262] == b"ustar"
+            if is_tar or head.startswith((b"%PDF", b"PK\3\4", b"{\\rtf", b"\xd0\xcf\x11\xe0")):
                 raise source.error(f"is a PDF. Extract its text: pdftotext {shell_word(path)}"
                                    if head.startswith(b"%") else
                                    "is a document of a word processor, or an archive, not plain text. Save its text "

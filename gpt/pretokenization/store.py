@@ -46,11 +46,14 @@ class TokenWriter:
         it.
         """
         if self.opening_ids and len(ids):
-            starts = np.concatenate([ends[:0] if self._in_document else [0], ends[ends < len(ids)]]).astype(np.int64)
+            starts = ends[ends < len(ids)]  # a document begins where another ends
+            if not self._in_document:
+                starts = np.append(0, starts)
             self._in_document = not len(ends) or ends[-1] < len(ids)
             ends = ends + len(self.opening_ids) * np.searchsorted(starts, ends)
             places = np.repeat(starts, len(self.opening_ids))
-            counts = counts if counts is None else np.insert(counts, places, counts[places])
+            if counts is not None:
+                counts = np.insert(counts, places, counts[places])
             ids = np.insert(ids, places, np.tile(self.opening_ids, len(starts)))
         if self.mask:
             counts = np.ones(len(ids), bool) if counts is None else counts

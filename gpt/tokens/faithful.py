@@ -61,9 +61,9 @@ def refuse_changes(tokenizer: Tokenizer, name: str, texts: Sequence[str]) -> str
         else:
             same = [before == after for before, after in zip(text, back, strict=False)]
             start = max(0, [*same, False].index(False) - 4)
-            given, decoded = (printable(repr(words[start:start + SHOWN_CHARACTERS])) for words in (text, back))
-            raise UserError(Exit.DATA, f"{name}: the tokenizer changes text, {given} comes back as {decoded}. "
-                                       "Give a byte-level tokenizer, or leave out --tokenizer_file.")
+            raise UserError(Exit.DATA, f"{name}: the tokenizer changes text, {_shown(text[start:])} comes "
+                                       f"back as {_shown(back[start:])}. Give a byte-level tokenizer, or "
+                                       "leave out --tokenizer_file.")
     return change
 
 
@@ -74,3 +74,7 @@ def decodes_to_itself(tokenizer: Tokenizer) -> bool:
     except UserError:
         return False
     return True
+
+
+def _shown(text: str) -> str:
+    return printable(repr(text[:SHOWN_CHARACTERS]))

@@ -38,7 +38,7 @@ STEPS = {
 def gguf_vocabulary(tokenizer: Tokenizer, vocab_size: int, end_ids: tuple[int, ...] = ()) -> dict[str, Any]:
     """The tokenizer's values by the names of gguf.GGUFWriter's add_ methods; token types are names of gguf.TokenType.
 
-    As convert_hf_to_gguf.py does, unused tokens fill the vocabulary up to the model's vocab_size, and special
+    As convert_hf_to_gguf.py does, unused tokens fill the vocabulary up to the model's vocab_size. Special
     tokens beyond it are left out. end_ids are the ids that end a text by the model's folder; llama.cpp has
     fields for three. Warns of a tokenizer that converts text to NFC. Raises UserError (exit 3) for others that
     llama.cpp cannot imitate exactly.

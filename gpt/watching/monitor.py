@@ -226,7 +226,7 @@ class Monitor:
     # ---- between steps
 
     def say_loss_before(self, nats: float) -> None:
-        """Prints and records the loss of the weights of --init_from, with which the closing lines compare the best."""
+        """Prints and records the loss of the weights of --init_from; the closing lines compare the best with it."""
         self._loss_before = nats
         self._recorder.log(0, time=time.time(), val_loss=nats)
         self._out.say(f"validation before the first step | loss {nats:.4f}")
