@@ -97,7 +97,7 @@ class Tokens:
             starts_on_gpu = to_device(torch.from_numpy(starts), self._on_gpu.device)
             return self._on_gpu.unfold(0, width, 1).index_select(0, starts_on_gpu)
         if self._watch is not None:
-            self._watch.look(self._part_of(start + offset) for start in starts.tolist()
+            self._watch.raise_if_changed(self._part_of(start + offset) for start in starts.tolist()
                              for offset in (0, width - 1))
         if len(self._pieces) > 1:
             flat = np.concatenate([run for start in starts.tolist() for run in self._runs(start, width)])
@@ -111,7 +111,7 @@ class Tokens:
     def read(self, start: int, length: int) -> np.ndarray:
         """Copies the tokens from start to start + length, all inside the stream. Not for tokens on the GPU."""
         if self._watch is not None:
-            self._watch.look(map(self._part_of, (start, start + length - 1)))
+            self._watch.raise_if_changed(map(self._part_of, (start, start + length - 1)))
         return self._checked(np.concatenate([*self._runs(start, length)]))
 
     def _checked(self, ids: np.ndarray) -> np.ndarray:
@@ -119,7 +119,7 @@ class Tokens:
         if self._watch is not None:
             unsigned = ids.view(f"<u{ids.itemsize}")
             if unsigned[unsigned.argmax()] >= self._bound:  # argmax has half the overhead of max
-                self._watch.look(range(len(self._pieces)))  # raises if a file has just changed
+                self._watch.raise_if_changed(range(len(self._pieces)))  # raises if a file has just changed
                 for _ in _blocks(self._stream):  # raises, with the file and the position
                     pass
                 raise AssertionError

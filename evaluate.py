@@ -103,7 +103,7 @@ def measure_everything(args: argparse.Namespace, out: Progress, signals: Signals
     for warning in machine.warnings:
         out.warn(warning)
 
-    args = download_named(args, "ckpt", out, signals.look)
+    args = download_named(args, "ckpt", out, signals.raise_if_stopped)
 
     def load(folder: Path) -> Scorer:
         model = load_model(folder, machine.device).eval()

@@ -150,7 +150,7 @@ def export(args: argparse.Namespace, signals: Signals, out: Progress) -> None:
     """Exports one model, and prints where it is. Raises UserError, OSError, Stopped."""
     with contextlib.ExitStack() as temporary:
         target = choose_target(args.output, form_of(args), args.overwrite)
-        args = download_named(args, "ckpt", out, signals.look)
+        args = download_named(args, "ckpt", out, signals.raise_if_stopped)
 
         def export_of(source: Path) -> tuple[Path, int]:
             if source.resolve() == target:
@@ -195,12 +195,12 @@ def write_export(args: argparse.Namespace, source: Path, target: Path, signals: 
     temporary, old = (target.with_name(f".export-{os.getpid()}.{ending}") for ending in ("tmp", "old"))
     config, weights = open_model(source)
     try:
-        signals.look()
+        signals.raise_if_stopped()
         if form_of(args) == "gguf":
             num_tensors = write_gguf(args, config, weights, source, temporary, target.stem)
         else:
             num_tensors = write_folder(args, config, source, temporary)
-        signals.look()
+        signals.raise_if_stopped()
         if temporary.is_dir():
             put_in_place(temporary, target, old)
             shutil.rmtree(old, ignore_errors=True)

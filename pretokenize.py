@@ -110,7 +110,7 @@ def find_conflicts(args: Namespace) -> list[str]:
     elif not (args.files or args.demo):
         used = {"verify" if args.verify else "output_dir", "peek", "num_workers", "debug"}
         without = "with --verify" if args.verify else "without FILE"
-        problems += [f"--{name}: has no effect {without}" for name in sorted({*args.config.given} - used)]
+        problems += [f"--{name}: has no effect {without}" for name in sorted({*args.origin.given} - used)]
     problems += [problem for word in args.files for problem in problems_with_name("FILE", word, DATASET)]
     problems += problems_with_name("--tokenizer_file", args.tokenizer_file)
     if "://" in args.output_dir:
@@ -169,7 +169,7 @@ def pretokenize(args: Namespace, folder: Folder, signals: Signals, progress: Pro
     sources = gather_sources(args, folder, signals, progress)
     folder.refuse_replaced(source.path for source in sources)
     with progress.phase("unpacking"), folder.writing():
-        sources = [unpacked(source, folder.work / f"text-{number}", signals.look)
+        sources = [unpacked(source, folder.work / f"text-{number}", signals.raise_if_stopped)
                    for number, source in enumerate(sources)]
         refuse_changed(sources)
     cut_pattern = SAFE_CUT if given is None or given.splits_as_gpt2 else SPACE_CUT
@@ -201,11 +201,12 @@ def gather_sources(args: Namespace, folder: Folder, signals: Signals, progress: 
     """Finds the files to read; datasets of the hub and stdin become local files first. Raises UserError (exit 3, 5)."""
     if args.demo:
         return demo_sources()
-    fetched = {word: download_dataset(word, progress, signals.look) for word in args.files if is_on_hub(word)}
+    fetched = {word: download_dataset(word, progress, signals.raise_if_stopped)
+               for word in args.files if is_on_hub(word)}
     if "-" in args.files:
         path = folder.work / STDIN
         with progress.phase("reading stdin"), folder.writing():
-            in_thread(lambda: spool_stdin(path), signals.look)
+            in_thread(lambda: spool_stdin(path), signals.raise_if_stopped)
         fetched["-"] = [DatasetFile(path, STDIN, "")]
     sources = find_sources(args.files, progress.say, fetched, args.encoding or "")
     if args.text_field == "text":
@@ -248,7 +249,7 @@ def run(args: Namespace, signals: Signals, progress: Progress, limits: Limits) -
     if args.verify is not None:
         verify_folder(Path(args.verify), signals, progress)
     elif args.files or args.demo:
-        args = download_named(args, "tokenizer_file", progress, signals.look)
+        args = download_named(args, "tokenizer_file", progress, signals.raise_if_stopped)
         with Folder(Path(args.output_dir)) as folder:
             signals.on_stop(lambda: f"stopping (now: {progress.doing or 'looking at the text'})",
                             lambda: AtRisk("the work so far", ""))

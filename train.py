@@ -177,7 +177,7 @@ from gpt.planning.setup import choose_setup
 from gpt.training import recovery
 from gpt.training.checkpointing import Checkpointer
 from gpt.training.compiling import compiles_blocks, try_to_compile
-from gpt.training.due import due_after_step, is_out_of_patience
+from gpt.training.due import due_after_step, ends_by_patience
 from gpt.training.micro_batches import ENDS_THE_RUN, Abandoned, micro_batches
 from gpt.training.overfit import overfit_batches
 from gpt.training.pacing import dry_run, measure_pace, move_end
@@ -289,9 +289,9 @@ def loop(run: Run, pace: Pace, deadline: Deadline, validator: Validator, checkpo
     runtime.clock.start()
     deadline.start(state.step, state.seconds)
 
-    while state.step < run.recipe.total_steps and not (is_out_of_patience(run) or run.votes_to_stop()):
+    while state.step < run.recipe.total_steps and not (ends_by_patience(run) or run.must_stop()):
         # Learning rate: warm-up, then decay, a pure function of the step. Embeddings have a multiple of it (lr_scale).
-        runtime.out.now(f"step {state.step + 1:,}")
+        runtime.out.begin_phase(f"step {state.step + 1:,}")
         for group in run.optimizer.param_groups:
             group["lr"] = group["lr_scale"] * run.recipe.learning_rate_at(state.step + 1)
 
@@ -421,7 +421,7 @@ def save_and_close(run: Run, checkpointer: Checkpointer, monitor: Monitor) -> in
     Ends the trackers too. Raises UserError (exit 5) if the last state could not be saved.
     """
     runtime = run.setup.runtime
-    runtime.signals.hear(runtime.processes.largest(runtime.signals.number or 0))  # one process's signal ends all
+    runtime.signals.record(runtime.processes.largest(runtime.signals.number or 0))  # one process's signal ends all
     is_saved = checkpointer.finish()
     monitor.close(is_saved)
     if run.state.step and not is_saved:

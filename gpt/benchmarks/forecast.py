@@ -23,7 +23,8 @@ from gpt.checkpoint.history import read_run
 from gpt.common.children import PROGRAM
 from gpt.common.config import read_toml
 from gpt.common.names import METADATA, RUN_CONFIG, TRAINS_NEXT
-from gpt.planning.forecast import DEVIATIONS, TABLE, FinishedRun, finished_runs, ngram_statistics, predicted_bits
+from gpt.planning.evidence import ngram_statistics
+from gpt.planning.forecast import DEVIATIONS, TABLE, FinishedRun, finished_runs, predicted_bits
 from gpt.tokens.corpus import open_folder
 
 MINUTES = (16, 8, 4, 2, 1)  # of a refit's runs over each text, by one thread

@@ -103,7 +103,7 @@ def prepare_mirror(args: Namespace, out: Progress) -> None:
         raise UserError(Exit.FLAGS, f"{shown} holds tokens. Give another folder.")
     is_meant = bool(resumed) and (resumed == "auto" or is_same_folder(resumed, root))
     comes_back = bool(copies) and is_meant and not has_checkpoints
-    if not ("mirror_to" in args.config.given or is_own or comes_back):
+    if not ("mirror_to" in args.origin.given or is_own or comes_back):
         return  # the thread prints the reason
     try:
         with out.phase("trying the mirror"), writing(shown):

@@ -57,7 +57,7 @@ class Layer(NamedTuple):
 
 
 class Origin(NamedTuple):
-    """The origin of a command's flags: the value of args.config.
+    """The origin of a command's flags: the value of args.origin.
 
     given names the flags that a person gave. recorded is the file with the flags of the resumed run, or "".
     changed describes each recorded flag that the command line changes, replaced each such flag of --config.

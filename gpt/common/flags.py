@@ -19,7 +19,7 @@ import re
 import shutil
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, NoReturn, TypeVar
+from typing import Any, NamedTuple, NoReturn
 
 from gpt.common.config import Layer, Origin, Relations, Rules, changes, read_toml
 from gpt.common.errors import MESSAGE_LINES, Exit, UserError
@@ -167,12 +167,9 @@ def in_list(value: Any) -> list[Any]:
     return value if isinstance(value, list) else [] if value is None else [value]
 
 
-Args = TypeVar("Args", bound=argparse.Namespace)
-
-
-def having(args: Args, **values: Any) -> Args:
+def with_values(args: argparse.Namespace, **values: Any) -> argparse.Namespace:
     """A copy of the flags with other values for some of them."""
-    return type(args)(**{**vars(args), **values})
+    return argparse.Namespace(**{**vars(args), **values})
 
 
 # ---------------------------------------------------------------- the parser
@@ -211,7 +208,7 @@ class Parser(argparse.ArgumentParser):
 
         check(args) returns the problems of a combination of flags that are each valid. recorded(given,
         of_a_call) returns the flags of the run to resume, if there is one; given holds the command line's and
-        --config's, of_a_call the names of flags that no file of a run may set. args.config is an Origin.
+        --config's, of_a_call the names of flags that no file of a run may set. args.origin is an Origin.
         Raises UserError (exit 2) with all problems, SystemExit after --help.
         """
         self.flags = {action.dest: action for action in self._actions if action.dest != "help"}
@@ -219,25 +216,27 @@ class Parser(argparse.ArgumentParser):
             _complete_help(action)
         rules = Rules(self.relations, {name: action.default for name, action in self.flags.items()})
 
-        line = asked = self._command_line(argv)
+        command_line = self._command_line(argv)
+        requested = command_line
         replaced = ()
-        if path := asked.given.pop("config", None):
+        if path := requested.given.pop("config", None):
             file = Path(path) / RUN_CONFIG if Path(path).is_dir() else Path(path)
             layer = self._checked(read_toml(file))
-            renewed = {name for flag, value in asked.given.items() if layer.values.get(flag) != value
+            renewed = {name for flag, value in requested.given.items() if layer.values.get(flag) != value
                        for name in rules.of(flag).renews.split()}
-            asked = rules.merge(layer, line, [name for name in layer.decided
+            requested = rules.merge(layer, command_line, [name for name in layer.decided
                                               if name in renewed or rules.of(name).scope == "resume"])
-            replaced = changes(layer, line, asked)
+            replaced = changes(layer, command_line, requested)
         of_a_call = [name for name in self.flags if rules.of(name).scope == "call"]
-        resumed = None if self.problems else recorded(asked.values, of_a_call)
+        resumed = None if self.problems else recorded(requested.values, of_a_call)
         lower = self._checked(resumed) if resumed else Layer("", {}, {})
-        excluded = {name: value for name, value in asked.given.items() if name in lower.excludes}
-        asked = asked._replace(given={name: value for name, value in asked.given.items() if name not in excluded})
-        merged = rules.merge(lower, asked)
+        excluded = {name: value for name, value in requested.given.items() if name in lower.excludes}
+        requested = requested._replace(
+            given={name: value for name, value in requested.given.items() if name not in excluded})
+        merged = rules.merge(lower, requested)
 
-        args = argparse.Namespace(**{**rules.defaults, **merged.values, "config": Origin(
-            frozenset(merged.given), lower.source, changes(lower, asked, merged), excluded, replaced)})
+        args = argparse.Namespace(**{**rules.defaults, **merged.values, "origin": Origin(
+            frozenset(merged.given), lower.source, changes(lower, requested, merged), excluded, replaced)})
         if not self.problems:
             self.problems = [*check(args), *rules.problems(vars(args))]
         if self.problems:

@@ -56,7 +56,7 @@ class Progress:
         self._bar: Any = None
         self._bar_text = ""
         self._lock = threading.RLock()
-        self.now("")
+        self.begin_phase("")
         self._last_printed = self._phase_began
         self._closed = threading.Event()
         threading.Thread(target=self._beat, daemon=True, name="heartbeat").start()
@@ -156,7 +156,7 @@ class Progress:
             self._bar = tqdm(total=total, initial=done, ncols=columns_of(self.stream), nrows=2, file=self.stream,
                              leave=False, bar_format=BAR)
 
-    def at(self, done: int, line: str = "", fields: Sequence[str] = ()) -> None:
+    def move_to(self, done: int, line: str = "", fields: Sequence[str] = ()) -> None:
         """Moves the bar to done, and adds the line to the log; without a bar prints the line, if any.
 
         fields are the parts of the line in the bar's text: first the position, which the bar shows last,
@@ -191,7 +191,7 @@ class Progress:
 
     # ---------------------------------------------------------------- phases and the heartbeat
 
-    def now(self, doing: str) -> None:
+    def begin_phase(self, doing: str) -> None:
         """Begins a phase, for example 'step 12', which the heartbeat prints with its duration."""
         self.doing, self._phase_began = doing, time.monotonic()
 
@@ -199,7 +199,7 @@ class Progress:
     def phase(self, doing: str) -> Iterator[None]:
         """A phase, for example 'compiling', that lasts for the block; then the one before it goes on."""
         outer = self.doing, self._phase_began
-        self.now(doing)
+        self.begin_phase(doing)
         try:
             yield
         finally:
@@ -243,7 +243,7 @@ class Meter:
         self._next = self._began + self._pause_seconds
         progress.bar(self._total_bytes, 0)
 
-    def at(self, done_bytes: int) -> None:
+    def move_to(self, done_bytes: int) -> None:
         """Shows the number of bytes done, unless it was shown a moment ago."""
         now = time.monotonic()
         if now < self._next:
@@ -254,4 +254,4 @@ class Meter:
                   f"{duration(max(0.0, self._total_bytes - done_bytes) / bytes_per_second)} left",
                   f"{bytes_per_second / 1e6:.1f} MB/s"]
         # log.txt needs no line of each redraw of the bar.
-        self._progress.at(done_bytes, "" if self._progress.on_terminal else " | ".join(fields), fields)
+        self._progress.move_to(done_bytes, "" if self._progress.on_terminal else " | ".join(fields), fields)

@@ -101,12 +101,12 @@ class Signals:
             os.close(self._write_end)
             self._thread.join()
 
-    def hear(self, number: int) -> None:
+    def record(self, number: int) -> None:
         """Records a signal that another process of the run received, silently; 0 stands for none."""
         if number:
             self._record(number)
 
-    def look(self) -> None:
+    def raise_if_stopped(self) -> None:
         """Raises Stopped if a signal was received."""
         if self.number is not None:
             raise Stopped

@@ -7,7 +7,7 @@ from typing import Any
 from gpt.common.errors import LEFT_BEHIND
 
 
-def in_thread(work: Callable[[], Any], look: Callable[[], None]) -> Any:
+def in_thread(work: Callable[[], Any], raise_if_stopped: Callable[[], None]) -> Any:
     """Runs work in a thread, calls look every 0.1 s meanwhile, and returns the result of work.
 
     So a signal ends even the wait for a library. Raises the errors of work; an error of look at once. The work,
@@ -17,7 +17,7 @@ def in_thread(work: Callable[[], Any], look: Callable[[], None]) -> Any:
     while not result.done():
         try:
             wait([result], 0.1)
-            look()
+            raise_if_stopped()
         except BaseException:
             LEFT_BEHIND.append("work in a thread")
             raise

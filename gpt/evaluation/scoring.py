@@ -109,7 +109,7 @@ class Scorer:
 
         with self.out.phase(f"scoring {name}"):
             for batch in batches_of(windows(), self.machine.backend.busy_tokens):
-                self.signals.look()
+                self.signals.raise_if_stopped()
                 nats += score_batch(self.model, batch, self.machine)
         loss = nats / counts["tokens"] if counts["tokens"] else None
         figures = {**counts, "bytes": counts["bytes"] or None, "nats_per_token": loss,

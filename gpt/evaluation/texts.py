@@ -41,7 +41,7 @@ def texts_of(words: Sequence[str], scorer: Scorer) -> Iterator[tuple[str, Iterat
                         f"{how_to_converse(scorer.folder)}")
                 raise source.error(f"holds conversations. {cure}")
             with tempfile.TemporaryDirectory() as folder:
-                source = unpacked(source, Path(folder) / "text", scorer.signals.look)
+                source = unpacked(source, Path(folder) / "text", scorer.signals.raise_if_stopped)
                 yield source.shown, documents_in(source, scorer)
 
 
@@ -83,7 +83,7 @@ def documents_in(source: Source, scorer: Scorer) -> Iterator[Document]:
             for text in texts:
                 ids, num_bytes = [np.array(start_ids, np.int32)], 0
                 for part in parts_of(text.encode(), reading):  # a long document has many parts
-                    scorer.signals.look()
+                    scorer.signals.raise_if_stopped()
                     try:
                         part_ids = tokenizer.encode(part.decode(), add_special_tokens=False).ids
                     except Exception as error:  # a vocabulary of words without a token for unknown words

@@ -56,7 +56,7 @@ def documents_of_tokens(stream: TokenStream, scorer: Scorer) -> Iterator[Documen
                                                           min(BLOCK_TOKENS, tokens.length - first)) == end_id)
                    for first in range(0, tokens.length, BLOCK_TOKENS) if prefix]
     for first, end in itertools.pairwise(np.unique(np.concatenate([[0, tokens.length], *behind_ends]))):
-        scorer.signals.look()
+        scorer.signals.raise_if_stopped()
         ids_N = tokens.read(first, end - first)
         ids_N = np.concatenate([prefix, ids_N[:-1] if ids_N[-1] == end_id else ids_N]).astype(np.int64)
         if len(ids_N) > len(prefix):

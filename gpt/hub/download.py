@@ -6,13 +6,14 @@ given path.
 
 import glob
 import re
+from argparse import Namespace
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatch
 from pathlib import Path
 
 from gpt.common.errors import optional
-from gpt.common.flags import Args, having
+from gpt.common.flags import with_values
 from gpt.common.names import CONFIG, GENERATION, INDEX, TEMPLATE, TOKENIZER, TOKENIZER_CONFIG, WEIGHTS
 from gpt.common.progress import Progress
 from gpt.common.waiting import in_thread
@@ -43,7 +44,7 @@ class DatasetFile:
 
 
 def download(flag: str, name: HubName, patterns: Sequence[str], out: Progress,
-             look: Callable[[], None]) -> Path:
+             raise_if_stopped: Callable[[], None]) -> Path:
     """Downloads the files that match a pattern; returns the commit's folder in the cache, and prints it.
 
     flag begins messages. look is called meanwhile, and may raise to stop. If the hub cannot be reached, the
@@ -55,7 +56,7 @@ def download(flag: str, name: HubName, patterns: Sequence[str], out: Progress,
         optional("huggingface_hub.utils", flag).disable_progress_bars()
     with explained_errors(flag, name), out.phase(f"downloading {printable(name)}"):
         folder = in_thread(lambda: hub.snapshot_download(
-            name.repo, repo_type=name.kind, revision=name.revision, allow_patterns=list(patterns)), look)
+            name.repo, repo_type=name.kind, revision=name.revision, allow_patterns=list(patterns)), raise_if_stopped)
     out.say(f"hub         {printable(name)}, in {printable(folder)}")
     return Path(folder)
 
@@ -63,7 +64,8 @@ def download(flag: str, name: HubName, patterns: Sequence[str], out: Progress,
 # ---------------------------------------------------------------- models
 
 
-def download_named(args: Args, name: str, out: Progress, look: Callable[[], None] = lambda: None) -> Args:
+def download_named(args: Namespace, name: str, out: Progress,
+                   raise_if_stopped: Callable[[], None] = lambda: None) -> Namespace:
     """Downloads what the named flag gives as hf://, a model or its tokenizer; returns the flags with its place instead.
 
     The place is in the cache. args stays unchanged, and is returned itself if the flag does not name the hub.
@@ -74,30 +76,30 @@ def download_named(args: Args, name: str, out: Progress, look: Callable[[], None
     if not is_on_hub(word):
         return args
     download_it = download_tokenizer if name == "tokenizer_file" else download_model
-    return having(args, **{name: str(download_it(f"--{name} {printable(word)}", word, out, look))})
+    return with_values(args, **{name: str(download_it(f"--{name} {printable(word)}", word, out, raise_if_stopped))})
 
 
-def download_tokenizer(flag: str, word: str, out: Progress, look: Callable[[], None]) -> Path:
+def download_tokenizer(flag: str, word: str, out: Progress, raise_if_stopped: Callable[[], None]) -> Path:
     """Downloads the tokenizer of a model unless the cache has it; returns its file.
 
     word is an hf:// name, flag begins messages. Raises UserError: exit 4 for a repository without
     tokenizer.json, exit 5 if the download fails.
     """
     name = parse_name(word, MODEL)
-    path = download(flag, name, TOKENIZER_FILES, out, look) / TOKENIZER
+    path = download(flag, name, TOKENIZER_FILES, out, raise_if_stopped) / TOKENIZER
     if not path.is_file():
         raise hub_error(flag, name, f"{name.repo} has no {TOKENIZER}. Give a model that has one")
     return path
 
 
-def download_model(flag: str, word: str, out: Progress, look: Callable[[], None] = lambda: None) -> Path:
+def download_model(flag: str, word: str, out: Progress, raise_if_stopped: Callable[[], None] = lambda: None) -> Path:
     """Downloads a model unless the cache has it; returns its folder. The files' contents are checked later.
 
     word is an hf:// name, flag begins messages. Raises UserError: exit 4 for a repository without
     config.json and weights, exit 5 if the download fails.
     """
     name = parse_name(word, MODEL)
-    folder = download(flag, name, MODEL_FILES, out, look)
+    folder = download(flag, name, MODEL_FILES, out, raise_if_stopped)
     if not (folder / CONFIG).is_file() or not ((folder / WEIGHTS).is_file() or (folder / INDEX).is_file()):
         raise hub_error(flag, name, f"it has no {CONFIG} and {WEIGHTS}. Give a model that has them")
     return folder
@@ -106,7 +108,8 @@ def download_model(flag: str, word: str, out: Progress, look: Callable[[], None]
 # ---------------------------------------------------------------- datasets
 
 
-def download_dataset(word: str, out: Progress, look: Callable[[], None] = lambda: None) -> list[DatasetFile]:
+def download_dataset(word: str, out: Progress,
+                     raise_if_stopped: Callable[[], None] = lambda: None) -> list[DatasetFile]:
     """Downloads the files of a dataset's path: a file, folder or glob; without a path, the files for training.
 
     Raises UserError: exit 3 for a name or path without text, exit 5 if the download fails.
@@ -115,14 +118,14 @@ def download_dataset(word: str, out: Progress, look: Callable[[], None] = lambda
     flag = printable(word)
     with out.phase(f"asking the hub for {flag}"), explained_errors(flag, name):
         api = optional("huggingface_hub", flag).HfApi()
-        info = in_thread(lambda: api.repo_info(name.repo, repo_type=DATASET, revision=name.revision), look)
+        info = in_thread(lambda: api.repo_info(name.repo, repo_type=DATASET, revision=name.revision), raise_if_stopped)
         files = [str(sibling.rfilename) for sibling in info.siblings]
         at_commit = HubName(DATASET, name.repo, bytes.fromhex(info.sha).hex())
     chosen = choose_files(name, files)
     shown = ", ".join([*chosen[:3], "..."] if len(chosen) > 3 else chosen)
     out.say(f"hub         of {printable(name.repo)}: {printable(shown)}; "
             f"{several(len(files) - len(chosen), 'other file')} left out")
-    folder = download(flag, at_commit, [glob.escape(path) for path in chosen], out, look)
+    folder = download(flag, at_commit, [glob.escape(path) for path in chosen], out, raise_if_stopped)
     return [DatasetFile(folder / path, printable(path), str(at_commit)) for path in chosen]
 
 

@@ -20,7 +20,7 @@ from gpt.machine.timing import Gauge, TrainingClock
 class Runtime:
     """The output, signals and processes of a run; after use(), its machine with clock and gauge too.
 
-    The machine follows once the inputs are known: they decide its precision. held is closed at the end of the
+    The machine follows once the inputs are known: they decide its precision. resources is closed at the end of the
     run, and with it the lock of the output folder and the like. began is the start of the run, in seconds of
     time.monotonic().
     """
@@ -28,7 +28,7 @@ class Runtime:
     out: Progress
     signals: Signals
     processes: Processes
-    held: contextlib.ExitStack
+    resources: contextlib.ExitStack
     began: float
     machine: Machine = field(init=False)
     clock: TrainingClock = field(init=False)
@@ -43,18 +43,18 @@ class Runtime:
 
 @contextlib.contextmanager
 def open_runtime(use_gpu: bool | None) -> Iterator[Runtime]:
-    """The runtime of a command, which records output, hears signals and connects processes while inside.
+    """The runtime of a command, which records output, records signals and connects processes while inside.
 
     A signal ends the process at once until signals.on_stop() is called. Raises UserError (exit 5) as
     of_environment() and joined() do.
     """
     processes = of_environment()
-    with contextlib.ExitStack() as held:
-        out = held.enter_context(Progress())
-        signals = held.enter_context(Signals(out.note, can_save=True))
+    with contextlib.ExitStack() as resources:
+        out = resources.enter_context(Progress())
+        signals = resources.enter_context(Signals(out.note, can_save=True))
         signals.at_once = "before the first step; nothing was lost"
-        held.enter_context(joined(processes, use_gpu))
-        yield Runtime(out, signals, processes, held, time.monotonic())
+        resources.enter_context(joined(processes, use_gpu))
+        yield Runtime(out, signals, processes, resources, time.monotonic())
 
 
 def choose_machine(flags: Namespace, prefers_bf16: bool = False) -> Machine:

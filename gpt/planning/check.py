@@ -12,7 +12,7 @@ import torch
 
 from gpt.architectures.table import ModelConfig
 from gpt.common.errors import Exit
-from gpt.common.flags import having
+from gpt.common.flags import with_values
 from gpt.common.progress import Progress
 from gpt.common.words import count
 from gpt.hub.download import download_named
@@ -35,7 +35,7 @@ from gpt.planning.memory import (
     room_of_each,
 )
 from gpt.planning.plan import describe_machine, figure
-from gpt.planning.recipe import LOSS_CHUNK, choose_config, choose_options
+from gpt.planning.shape import LOSS_CHUNK, choose_config, choose_options
 from gpt.planning.sizing import DEFAULT_SIZE, FRACTION_OF_PEAK, names_size
 from model import SIZES, Options
 
@@ -59,7 +59,8 @@ def check_machine(args: Namespace, machine: Machine, out: Progress) -> int:
     if args.init_from:
         models = {"your model": choose_config(args, args.vocab_size or 0, 2**62)}
     else:
-        models = {name or "your shape": choose_config(having(args, model_size=name), args.vocab_size or GPT2_IDS, 2**62)
+        vocab_size = args.vocab_size or GPT2_IDS
+        models = {name or "your shape": choose_config(with_values(args, model_size=name), vocab_size, 2**62)
                   for name in ([args.model_size] if names_size(args) else SIZES)}
     config = next(iter(models.values()))
     with out.phase("multiplying matrices"):

@@ -46,11 +46,11 @@ def contradictions(args: argparse.Namespace) -> list[str]:
           for name in ("resume_from", "cooldown_from") if hub.is_on_hub(vars(args)[name])),
         *(f"--{name}: a cooldown falls from the learning rate of its checkpoint; drop it"
           for name in ("learning_rate", "warmup_steps", "lr_schedule") if args.cooldown_from
-          and any(change.startswith(f"{name} ") for change in args.config.changed)),
+          and any(change.startswith(f"{name} ") for change in args.origin.changed)),
         *(["--teacher: not a model of the hub, which has another tokenizer; give a folder of train.py"]
           if hub.is_on_hub(args.teacher) else [])]
     # A recorded --min_lr may be for the end of a cooldown.
-    continues = args.cooldown_from or args.config.recorded
+    continues = args.cooldown_from or args.origin.recorded
     mirror = os.path.join(os.path.realpath(args.mirror_to or ""), "")
     output_dir = os.path.join(os.path.realpath(args.output_dir), "")
     rules = {
@@ -65,7 +65,7 @@ def contradictions(args: argparse.Namespace) -> list[str]:
             args.max_steps and (args.warmup_steps or 0) >= args.max_steps,
         "--n_embd: is not a multiple of --n_head": args.n_embd and args.n_head and args.n_embd % args.n_head,
         "--init_std: the weights are those of the checkpoint; drop it":
-            any(change.startswith("init_std ") for change in args.config.changed),
+            any(change.startswith("init_std ") for change in args.origin.changed),
         "--compile_mode reduce-overhead: is for one process; give --compile_mode default":
             args.compile_mode == "reduce-overhead" and world_size() > 1,
         "--tracker none: not with the names of trackers":

@@ -2,17 +2,14 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from gpt.machine.runtime import Runtime
+from gpt.planning.evidence import NgramStatistics
 from gpt.planning.inputs import Inputs
 from gpt.planning.kernels import Kernels
 from gpt.planning.memory import MemorySetting
 from gpt.planning.recipe import Recipe
 from model import Options
-
-if TYPE_CHECKING:
-    from gpt.planning.forecast import NgramStatistics
 
 
 @dataclass(frozen=True)
@@ -38,7 +35,7 @@ class Setup(Inputs):
     why_strategy: str
     recipe_for: Callable[[int | None], Recipe]
     shows_samples: bool
-    ngrams: "NgramStatistics | None" = None
+    ngrams: NgramStatistics | None = None
 
     @property
     def tokens_per_step(self) -> int:

@@ -29,10 +29,12 @@ NARROWEST = 128
 MATRICES_FRACTION, WIDTH_OF_FRACTION = 0.63, 384
 FULL_WARMUP = 100  # steps; a shorter warm-up tolerates a lower peak only, which falls in proportion
 LOWEST_PEAK = 1e-5  # for sizes far from the laws' own
-FINETUNING = 0.1  # of the lower law, for pretrained weights: about GPT's 6.25e-5 (Radford et al. 2018, section 4.1)
+# For pretrained weights, of the lower law: about GPT's 6.25e-5 (Radford et al. 2018, section 4.1).
+FINETUNING_FRACTION = 0.1
 # Pretrained weights that learn to answer: SmolLM2 of 135 and 360 million parameters is tuned at 1e-3 (Allal et
 # al. 2025). A small file of conversations is read more often, in smaller steps.
-CONVERSING, STEPS_TO_CONVERSE, PASSES_OF_FEW = 1.0, 2000, 8
+CONVERSING_FRACTION = 1.0  # of the lower law
+STEPS_TO_CONVERSE, PASSES_OF_FEW = 2000, 8
 
 # Initial matrices have the deviation sqrt(2 / 5 C) for the width C (Nguyen and Salazar 2019, SmallInit): at
 # least GPT-2's, at most the largest one tried. Muon keeps GPT-2's, as the size of its updates does not
@@ -58,9 +60,9 @@ TOKENS_PER_PARAMETER = 20
 # (same entry).
 USUAL_PASSES, BY_HEART = 10, 100
 # A teacher, or noise on the inputs, doubles the parameters that a text allows. It doubles the passes too, until
-# passes x parameters reach BY_HEART_WITH_HELP x tokens (LOG.md, 2026-11-27, Other teachers, larger second
+# passes x parameters reach BY_HEART_HELPED x tokens (LOG.md, 2026-11-27, Other teachers, larger second
 # models).
-WITH_HELP, BY_HEART_WITH_HELP = 2, 750
+FACTOR_OF_HELPED, BY_HEART_HELPED = 2, 750
 OPEN_SCHEDULES = ("wsd", "constant")
 
 # beta2 follows from the tokens after which the average has forgotten half. It is 0.95 at 0.5M tokens a
@@ -108,17 +110,18 @@ class UsualRates(NamedTuple):
 
 
 def usual_rates(optimizer: str, config: ModelConfig, tokens_per_step: int, total_tokens: int,
-                of_lower_law: float = 0.0) -> UsualRates:
+                finetuning_fraction: float | None = None) -> UsualRates:
     """Returns the default peaks and initial deviation: by the optimizer's own table (Muon), else by AdamW's rule.
 
-    AdamW's rule is by width and steps. total_tokens are all that the run sees. of_lower_law is for pretrained
-    weights, FINETUNING or CONVERSING: with any optimizer, both peaks are this multiple of the lower of
-    rate_by_compute and rate_by_parameters, at least 1e-6. 0 means random weights.
+    AdamW's rule is by width and steps. total_tokens are all that the run sees. finetuning_fraction is for
+    pretrained weights, FINETUNING_FRACTION or CONVERSING_FRACTION: with any optimizer, both peaks are this
+    multiple of the lower of rate_by_compute and rate_by_parameters, at least 1e-6.
     """
     lower_law = min(rate_by_compute(config, tokens_per_step, total_tokens), rate_by_parameters(config))
-    if of_lower_law:
-        rate = max(1e-6, of_lower_law * lower_law)
-        return UsualRates(rate, rate, INIT_STD, f"{of_lower_law:g} of the lower of two laws (Radford et al. 2018)")
+    if finetuning_fraction:
+        rate = max(1e-6, finetuning_fraction * lower_law)
+        why = f"{finetuning_fraction:g} of the lower of two laws (Radford et al. 2018)"
+        return UsualRates(rate, rate, INIT_STD, why)
     if peaks := OPTIMIZERS[optimizer].peaks:
         rate = _peak_by_points(config.n_embd, [*peaks.items()])
         return UsualRates(rate, rate, INIT_STD, "by width (Liu et al. 2025)")
@@ -180,18 +183,18 @@ def default_decay(passes: float, parameters_per_token: float) -> float:
     return min(MOST_DECAY, DECAY_OF_A_PASS * (1.0 + max(0.0, passes - 1.0) * growth))
 
 
-def most_passes(num_tokens: int, num_parameters: int, has_help: bool = False) -> int:
+def most_passes(num_tokens: int, num_parameters: int, is_helped: bool = False) -> int:
     """The most passes of a default run over a text of num_tokens, for any number of minutes.
 
-    At least USUAL_PASSES; help (helps_many_passes) allows up to WITH_HELP times as many.
+    At least USUAL_PASSES. is_helped, by a teacher or noise, allows up to FACTOR_OF_HELPED times as many.
     """
     passes = max(USUAL_PASSES, BY_HEART * num_tokens // num_parameters)
-    if not has_help:
+    if not is_helped:
         return passes
-    return max(USUAL_PASSES, min(WITH_HELP * passes, BY_HEART_WITH_HELP * num_tokens // num_parameters))
+    return max(USUAL_PASSES, min(FACTOR_OF_HELPED * passes, BY_HEART_HELPED * num_tokens // num_parameters))
 
 
-def helps_many_passes(flags: Namespace) -> bool:
+def has_teacher_or_noise(flags: Namespace) -> bool:
     """True if a teacher, or noise on the inputs, delays learning the text by heart."""
     return bool(flags.teacher or flags.input_noise)
 

@@ -23,7 +23,7 @@ from gpt.checkpoint.recorded import steps_in
 from gpt.checkpoint.stored import Found
 from gpt.common.children import PROGRAM, run_child
 from gpt.common.errors import UserError
-from gpt.common.flags import having
+from gpt.common.flags import with_values
 from gpt.common.names import FIRST_MODEL, TRAINS_NEXT
 from gpt.common.progress import Progress
 from gpt.common.words import percent, printable, shell_line
@@ -84,7 +84,7 @@ def _why_two(inputs: Inputs, runtime: Runtime, minutes: float, has_begun: bool) 
     args, sizing = inputs.args, inputs.sizing
     total = args.max_minutes or 0.0
     is_default = not (inputs.resumed or args.teacher or args.input_noise or args.epochs or args.max_steps
-                      or of_another_recipe(args.config.given))
+                      or of_another_recipe(args.origin.given))
     is_alone = not (args.overfit or args.mirror_to or runtime.processes.world_size > 1 or TRAINS_NEXT in os.environ)
     if not (sizing and is_default and is_alone and total >= LEAST_MINUTES):
         return ""
@@ -137,7 +137,7 @@ def _helped_by(first: Path, args: Namespace, out: Progress) -> Namespace:
     if gap > NOISE_GAP:
         out.say(f"noise       on {NOISE:.0%} of the second one's inputs: the first one's validation loss is {gap:.1f} "
                 "nats above its training loss, so it learned the text by heart")
-    return having(args, teacher=str(first), input_noise=NOISE if gap > NOISE_GAP else 0.0)
+    return with_values(args, teacher=str(first), input_noise=NOISE if gap > NOISE_GAP else 0.0)
 
 
 def lowest_loss(args: Namespace) -> float:

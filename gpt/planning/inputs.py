@@ -16,7 +16,7 @@ from gpt.checkpoint.recorded import is_same_folder, steps_in
 from gpt.checkpoint.stored import NEW_RUN, Found, Stored, TrainState
 from gpt.common.errors import Exit, InvalidCheckpoint, Problems, UserError
 from gpt.common.files import named_in, sha256_of
-from gpt.common.flags import having
+from gpt.common.flags import with_values
 from gpt.common.names import FIRST_MODEL, MANIFEST, METADATA, TOKENIZER
 from gpt.common.progress import Progress
 from gpt.common.words import printable, shell_word
@@ -25,8 +25,8 @@ from gpt.hub.names import as_recorded
 from gpt.machine.backends import NVIDIA, gpu_in_use, gpu_of_this_system
 from gpt.machine.runtime import Runtime
 from gpt.planning.early import check_unused
-from gpt.planning.recipe import choose_config
 from gpt.planning.schedules import Cooldown, schedule_of
+from gpt.planning.shape import choose_config
 from gpt.planning.sizing import SIZE_FLAGS, Sizing, choose_sizing
 from gpt.tokens.corpus import Corpus, open_corpus
 from gpt.tokens.data_dirs import folders_of
@@ -57,7 +57,7 @@ class Inputs:
         """True where the program chose the size, here or for --config, and for a resumed run that began in bf16."""
         if self.resumed:
             return self.stored.environment.get("precision") == "bf16"
-        return bool(self.sizing) and not self.args.config.given.intersection(SIZE_FLAGS)
+        return bool(self.sizing) and not self.args.origin.given.intersection(SIZE_FLAGS)
 
     @property
     def is_pretrained(self) -> bool:
@@ -83,10 +83,10 @@ def choose_inputs(args: Namespace, runtime: Runtime) -> Inputs:
     """
     if args.overfit:
         above_zero = {"dropout": 0.0, "input_noise": 0.0, "teacher": None, "label_smoothing": 0.0}
-        left_out = sorted(args.config.given.intersection(above_zero))
+        left_out = sorted(args.origin.given.intersection(above_zero))
         if left_out:
             runtime.out.say(f"overfit     without --{' --'.join(left_out)}, which would keep the loss above zero")
-        args = having(args, **above_zero)
+        args = with_values(args, **above_zero)
     args = download_named(args, "init_from", runtime.out)
     processes = runtime.processes
     checked = processes.from_first(lambda: _check(args, runtime))
@@ -94,9 +94,9 @@ def choose_inputs(args: Namespace, runtime: Runtime) -> Inputs:
     manifest = processes.from_first(lambda: sha256_of(resumed.folder / MANIFEST) if resumed else "")
     if processes.is_first:
         return checked
-    args = having(args, teacher=checked.args.teacher)
+    args = with_values(args, teacher=checked.args.teacher)
     if args.init_from and find.is_inside(Path(checked.args.init_from), Path(args.init_from)):
-        args = having(args, init_from=checked.args.init_from)
+        args = with_values(args, init_from=checked.args.init_from)
     with processes.errors_of_this_rank():
         corpus = find_corpus(args)
         config = choose_config(args, corpus.vocab_size, corpus.train.length, checked.sizing)
@@ -111,23 +111,23 @@ def _check(args: Namespace, runtime: Runtime) -> Inputs:
     problems = Problems()
     corpus = resumed = None
     out, writes = runtime.out, not (args.dry_run or args.overfit)
-    if args.config.replaced:
-        out.say(f"config      on the command line {', '.join(args.config.replaced)}")
-    if args.config.recorded:
-        changed = f"; on the command line {', '.join(args.config.changed)}" if args.config.changed else ""
-        out.say(f"resume      with the flags in {args.config.recorded}{changed}")
+    if args.origin.replaced:
+        out.say(f"config      on the command line {', '.join(args.origin.replaced)}")
+    if args.origin.recorded:
+        changed = f"; on the command line {', '.join(args.origin.changed)}" if args.origin.changed else ""
+        out.say(f"resume      with the flags in {args.origin.recorded}{changed}")
     with problems.catch():
         _check_device(args)
     with problems.catch():
         if writes:
-            runtime.held.enter_context(owned(Path(args.output_dir)))
+            runtime.resources.enter_context(owned(Path(args.output_dir)))
             if args.mirror_to:
                 prepare_mirror(args, out)
     with problems.catch():
         if writes or args.resume_from or args.cooldown_from:
             resumed = choose_resume(args, writes, out)
-    names_tokens = {"data_dir", "bin_file", "metadata_file"} & {*args.config.given}
-    if (args.resume_from or args.cooldown_from) and not (args.config.recorded or names_tokens):
+    names_tokens = {"data_dir", "bin_file", "metadata_file"} & {*args.origin.given}
+    if (args.resume_from or args.cooldown_from) and not (args.origin.recorded or names_tokens):
         problems.stop()  # neither flags nor a record say which tokens the run has
     with problems.catch(), out.phase("checking the tokens"):
         corpus = find_corpus(args)
@@ -135,11 +135,11 @@ def _check(args: Namespace, runtime: Runtime) -> Inputs:
             folder, weights = load.starting_config(args.init_from, lambda said: None)
             _check_tokenizer("--init_from", folder, corpus.tokenizer_path, out, weights.vocab_size < corpus.vocab_size)
             if runtime.processes.world_size > 1:  # all load this checkpoint of a run, though a newer one may appear
-                args = having(args, init_from=str(folder))
+                args = with_values(args, init_from=str(folder))
     problems.stop()
     assert corpus
 
-    if resumed and (init_from := args.config.excluded.get("init_from")):
+    if resumed and (init_from := args.origin.excluded.get("init_from")):
         origin = resumed.stored.state.init_from
         if not origin:
             raise UserError(Exit.FLAGS, f"{printable(resumed.folder)} is of a run that began from random weights. Drop "
@@ -183,7 +183,7 @@ def with_size(args: Namespace, corpus: Corpus, max_minutes: float | None, out: P
     config = choose_config(args, corpus.vocab_size, corpus.train.length, sizing)
     check_lengths(corpus, config.seq_length)
     if args.teacher:
-        args = having(args, teacher=choose_teacher(args.teacher, config, corpus.tokenizer_path, out))
+        args = with_values(args, teacher=choose_teacher(args.teacher, config, corpus.tokenizer_path, out))
     return Inputs(args, corpus, sizing, config, None)
 
 

@@ -19,7 +19,7 @@ from gpt.architectures.table import ModelConfig
 from gpt.common.files import cache_folder, read_text, write_whole
 from gpt.machine.device import Machine
 from gpt.ops.attention import heads_for_kernel
-from gpt.planning.recipe import LOSS_CHUNK
+from gpt.planning.shape import LOSS_CHUNK
 
 # F.scaled_dot_product_attention's kernels, PyTorch's own preference first.
 KERNELS = {"flash": SDPBackend.FLASH_ATTENTION, "efficient": SDPBackend.EFFICIENT_ATTENTION,
@@ -44,16 +44,16 @@ class Kernels(NamedTuple):
     times: str = ""
 
 
-def choose_kernels(config: ModelConfig, machine: Machine, loss_chunk: int, began_with: Mapping[str, Any]) -> Kernels:
+def choose_kernels(config: ModelConfig, machine: Machine, loss_chunk: int,
+                   recorded_environment: Mapping[str, Any]) -> Kernels:
     """Chooses attention's kernel by its time on the run's shape, and the chunk; a resumed run keeps its own.
 
-    Without an NVIDIA GPU nothing is timed: PyTorch chooses, and chunks have loss_chunk rows. began_with is the
-    environment that the run recorded.
+    Without an NVIDIA GPU nothing is timed: PyTorch chooses, and chunks have loss_chunk rows.
     """
     if not machine.backend.runs_ahead:
         return Kernels("", loss_chunk)
     attention = _read_or_measure(config, machine)
-    name, chunk = began_with.get("attention"), began_with.get("loss_chunk")
+    name, chunk = recorded_environment.get("attention"), recorded_environment.get("loss_chunk")
     if name not in [*attention]:  # a list, because a damaged record may hold anything
         name = fastest(attention)
     if chunk not in CHUNKS:

@@ -46,7 +46,7 @@ COMPILED_HOLES = 0.65
 EAGER_HOLES, MOST_WITH_HOLES = 0.35, 2**29
 WORKSPACES = 64 * 2**20  # PyTorch's on a GPU
 NCCL_BUFFERS = 2**29  # of several processes on GPUs, assumed
-PASSING = ("activations", "logits", "gradients")  # parts that a step allocates and frees
+TRANSIENT = ("activations", "logits", "gradients")  # parts that a step allocates and frees
 LEAST_MICRO_BATCH_TOKENS = 4_096  # the model is sharded where a whole copy leaves no room for this micro-batch
 MOST_MICRO_BATCH_TOKENS = 65_536  # of a micro-batch of --batch_size auto; a card is busy with fewer
 TEXT_BYTES = 2**20  # of a checkpoint's files besides its tensors
@@ -119,7 +119,7 @@ def setting_of(args: Namespace, config: ModelConfig, options: Options, machine: 
 def memory_parts(config: ModelConfig, batch_size: int, setting: MemorySetting) -> dict[str, int]:
     """Predicts the bytes of a training step in each process, by part: weights, optimizer, gradients, activations, ...
 
-    batch_size is the micro-batch of a process. A part of 0 bytes is left out, unless it is in PASSING.
+    batch_size is the micro-batch of a process. A part of 0 bytes is left out, unless it is in TRANSIENT.
     Weights and gradients are fp32. The gradient of a tied embedding exists twice for a moment: it comes
     from both ends of the network. The copy for a save is of the whole model; it counts on a CPU and on
     Apple's GPU, whose memory is the RAM. The part "program" is everything besides tensors.
@@ -142,7 +142,7 @@ def memory_parts(config: ModelConfig, batch_size: int, setting: MemorySetting) -
              "gradients": gradients, "gathered": gathered, "teacher": setting.teacher_bytes,
              "activations": activations, "logits": logits,
              "program": _program_bytes(config, setting, weights // setting.shards, activations + logits)}
-    return {name: num_bytes for name, num_bytes in parts.items() if num_bytes or name in PASSING}
+    return {name: num_bytes for name, num_bytes in parts.items() if num_bytes or name in TRANSIENT}
 
 
 def _sharded(config: ModelConfig, setting: MemorySetting, weights: int) -> tuple[int, int]:
@@ -229,7 +229,7 @@ def peak_bytes(parts: dict[str, int], setting: MemorySetting) -> int:
     """
     passing = parts["activations"] + parts["logits"]
     peak = passing + parts["gradients"] if setting.keeps_gradients else max(passing, parts["gradients"])
-    return peak + sum(num_bytes for name, num_bytes in parts.items() if name not in PASSING)
+    return peak + sum(num_bytes for name, num_bytes in parts.items() if name not in TRANSIENT)
 
 
 def describe_memory(config: ModelConfig, batch_size: int, setting: MemorySetting) -> str:
@@ -249,9 +249,9 @@ def room_of_each(machine: Machine, processes: Processes) -> int:
     return usable - (CUDA_CONTEXT if machine.backend.has_own_memory else 0)
 
 
-def fits_sample(config: ModelConfig, setting: MemorySetting, machine: Machine, processes: Processes) -> bool:
+def has_room_for_sample(config: ModelConfig, setting: MemorySetting, machine: Machine, processes: Processes) -> bool:
     """True if a process has room for a sample, which gathers a sharded model in fp32."""
-    held = sum(part for name, part in memory_parts(config, 1, setting).items() if name not in PASSING)
+    held = sum(part for name, part in memory_parts(config, 1, setting).items() if name not in TRANSIENT)
     return not setting.is_sharded or held + 4 * config.num_parameters <= room_of_each(machine, processes)
 
 
@@ -319,7 +319,7 @@ def micro_batch_of(recipe: Recipe, world_size: int) -> int:
     return divisors(each, recipe.batch_size)[-1]
 
 
-def largest_batch_size(recipe: Recipe, config: ModelConfig, setting: MemorySetting, runtime: Runtime,
+def choose_batch_size(recipe: Recipe, config: ModelConfig, setting: MemorySetting, runtime: Runtime,
                        tokens_on_gpu: int) -> int:
     """The micro-batch that --batch_size auto begins with: the largest that is predicted to fit.
 
@@ -358,7 +358,7 @@ def remember_too_many(output_dir: Path, num_sequences: int) -> None:
         write_whole(output_dir / TOO_LARGE, json.dumps({"sequences": num_sequences}))
 
 
-def after_out_of_memory(output_dir: Path, recipe: Recipe, out: Progress) -> int:
+def halve_after_out_of_memory(output_dir: Path, recipe: Recipe, out: Progress) -> int:
     """The recipe's micro-batch, or after an out-of-memory end in this folder at most half of what did not fit.
 
     Prints a smaller one; it divides the samples per step.

@@ -17,11 +17,13 @@ from gpt.machine.device import Machine, describe
 from gpt.ops.attention import attends_in_blocks, heads_for_kernel
 from gpt.optimizers.table import OPTIMIZERS
 from gpt.planning.decided import Pace, Setup
-from gpt.planning.defaults import OPEN_SCHEDULES, helps_many_passes, most_passes
-from gpt.planning.forecast import copied_in, describe_forecast
+from gpt.planning.defaults import OPEN_SCHEDULES, has_teacher_or_noise, most_passes
+from gpt.planning.evidence import copied_in
+from gpt.planning.forecast import describe_forecast
 from gpt.planning.memory import describe_memory, predicted_peak
-from gpt.planning.recipe import DEFAULT_SEQ_LENGTH, Recipe
+from gpt.planning.recipe import Recipe
 from gpt.planning.schedules import describe_schedule
+from gpt.planning.shape import DEFAULT_SEQ_LENGTH
 from gpt.tokens.corpus import Component, Corpus
 from gpt.tokens.masks import Mask
 from gpt.tokens.mixture import weight_percent
@@ -201,12 +203,12 @@ def objections(setup: Setup) -> list[str]:
                      f"for {count(config.num_parameters)} parameters. Try --dropout 0.2, or a smaller "
                      f"{'--init_from' if args.init_from else '--model_size'}.")
     by_minutes = args.max_minutes and not (args.epochs or args.max_steps or setup.is_pretrained)
-    most = most_passes(num_tokens, config.num_parameters, helps_many_passes(args))
+    most = most_passes(num_tokens, config.num_parameters, has_teacher_or_noise(args))
     times = times_too_short(recipe.total_steps, recipe.total_steps * setup.tokens_per_step, num_tokens,
                             config.num_parameters) if by_minutes and not is_chosen else 0
     if is_small and by_minutes and recipe.passes >= most and (
             recipe.lr_schedule not in OPEN_SCHEDULES and TRAINS_NEXT not in os.environ):
-        teacher = "" if helps_many_passes(args) else ", or a second run with --teacher"
+        teacher = "" if has_teacher_or_noise(args) else ", or a second run with --teacher"
         lines.append(f"the run ends before its {args.max_minutes:g} min: after {most} passes this model only "
                      f"learns the text by heart. More text helps{teacher}.")
     elif times > 1:
@@ -214,7 +216,7 @@ def objections(setup: Setup) -> list[str]:
                      f"model, {in_epochs(recipe.passes)}: too few to learn much. Give --max_minutes "
                      f"{math.ceil(times * args.max_minutes)}, or a smaller --model_size.")
     for part, passes in _passes_of_components(setup):
-        if passes > most_passes(part.corpus.train.length, config.num_parameters, helps_many_passes(args)):
+        if passes > most_passes(part.corpus.train.length, config.num_parameters, has_teacher_or_noise(args)):
             lines.append(f"{part.name} is read {passes:,.0f} times, and learned by heart. Give it a smaller "
                          "weight, or more text.")
     if recipe.learning_rate > 20 * recipe.usual_learning_rate:
@@ -278,7 +280,7 @@ def early_objections(setup: Setup) -> list[str]:
                      "their loss counts memorized passages. Remove duplicates from the text.")
     silent = sum(weight * _silent(each, config.seq_length) for each, weight in parts)
     if silent > MANY_SILENT:
-        can_grow = "seq_length" in args.config.given or not setup.is_pretrained
+        can_grow = "seq_length" in args.origin.given or not setup.is_pretrained
         cure = (f"Give --seq_length {2 * config.seq_length}, or more" if can_grow else
                 f"Shorten the questions: the model sees {config.seq_length:,} tokens")
         lines.append(f"{percent(silent)} of the sequences of {config.seq_length:,} tokens hold no answer, and teach "

@@ -11,25 +11,19 @@ from typing import Any
 
 import data
 from gpt.architectures.fields import shown
-from gpt.architectures.table import ARCHITECTURES, DEFAULT, ModelConfig, beyond_size
+from gpt.architectures.table import ModelConfig
 from gpt.checkpoint.find import in_another_folder
-from gpt.checkpoint.load import starting_config
 from gpt.checkpoint.stored import NEW_RUN, Stored
 from gpt.common.errors import Exit, UserError
 from gpt.common.words import count, several, shell_word
-from gpt.machine.device import Machine
 from gpt.optimizers.table import MUON_PAYS, OPTIMIZERS
 from gpt.planning import defaults
+from gpt.planning.inputs import Inputs
 from gpt.planning.schedules import Cooldown, Schedule, cooldown_of, steps_of_fall
-from gpt.planning.sizing import Sizing, shape_of
-from gpt.tokens.corpus import Corpus
-from model import INIT_STD, Options
+from model import INIT_STD
 
 LEAST_EVAL_TOKENS, MOST_EVAL_TOKENS = 2**14, 2**19
-LOSS_CHUNK = 2048  # tokens whose logits exist at a time, on a GPU or compiled
 ASSUMED_STEP_TOKENS = 4096  # of a step of --max_steps, a laptop's, where a size must not depend on the batch
-DEFAULT_SEQ_LENGTH = 1024
-LONGEST_DEFAULT_SEQ_LENGTH = 2048  # of pretrained weights: Qwen3 allows 40,960 positions, too many for any memory
 
 
 @dataclass(frozen=True)
@@ -147,56 +141,6 @@ class Recipe(Schedule):
         return -(-self.total_steps // interval) - steps_done // interval if interval else 0
 
 
-# ---------------------------------------------------------------- the model
-
-
-def choose_config(flags: Namespace, vocab_size: int, num_tokens: int, sizing: Sizing | None = None,
-                  ) -> ModelConfig:
-    """The model's shape from the flags, --init_from or the sizing; T is shorter than requested for a shorter corpus.
-
-    The model of --init_from gets an id for each of the corpus. Raises UserError. Exit 2 means a width that the
-    heads do not divide, or a T longer than --init_from allows. Exit 3 means a corpus of fewer than two tokens.
-    Exit 4 means that --init_from names no model.
-    """
-    if num_tokens < 2:
-        raise UserError(Exit.DATA, f"the corpus has {several(num_tokens, 'token')}, and training needs at least 2. "
-                                   "Give pretokenize.py more text.")
-    if flags.init_from:
-        _, config = starting_config(flags.init_from, lambda said: None)
-        if (flags.seq_length or 1) > config.seq_length:
-            raise UserError(Exit.FLAGS, f"--seq_length {flags.seq_length}: --init_from has {config.seq_length} "
-                                        "positions. Lower it.")
-        seq_length = min(flags.seq_length or min(config.seq_length, LONGEST_DEFAULT_SEQ_LENGTH), num_tokens - 1)
-        return replace(config, vocab_size=max(vocab_size, config.vocab_size), seq_length=seq_length,
-                       dropout=flags.dropout or 0.0)
-
-    shape = (sizing and sizing.shape) or shape_of(flags)
-    seq_length = flags.seq_length or (sizing.seq_length if sizing else DEFAULT_SEQ_LENGTH)
-    architecture = ARCHITECTURES[sizing.arch if sizing else flags.arch or DEFAULT]
-    others = {name: getattr(flags, name) for name in beyond_size(architecture.Config, vars(flags))
-              if getattr(flags, name) is not None}
-    return architecture.sized(shape, vocab_size, min(seq_length, num_tokens - 1), **others)
-
-
-def choose_options(recompute: bool, has_weights: bool, machine: Machine, began_with: Mapping[str, Any]) -> Options:
-    """Chooses how the model is computed during training: dtypes, recomputation, and chunks of the loss.
-
-    recompute is --activation_checkpointing; has_weights is True for a run from pretrained weights.
-    began_with is the environment that a resumed run recorded, empty for a new run: a residual stream that
-    began in fp32 stays in fp32.
-    """
-    # Trained weights can make activations beyond the largest number of fp16, 65,504. A resumed run keeps
-    # its dtype.
-    stays_wide = machine.precision == "fp16" and (has_weights or began_with.get("residual") == "fp32")
-    # Pre-Ampere cards only emulate bf16. With recomputation torch 2.11 would keep the results of custom
-    # operations.
-    is_half = machine.precision == "fp16" or (machine.precision == "bf16" and machine.backend.has_bf16())
-    rounds = machine.backend.sums_in_fp32 and is_half and not recompute
-    return Options(rounded_to=machine.dtype if rounds else None, recompute=recompute,
-                   residual_dtype=None if stays_wide or machine.precision == "fp32" else machine.dtype,
-                   loss_chunk=LOSS_CHUNK if machine.on_gpu or machine.compile else 0)
-
-
 # ---------------------------------------------------------------- the optimizer
 
 ENDLESS = 2**40  # epochs, until the length that fits into --max_minutes is planned
@@ -227,7 +171,7 @@ def choose_optimizer(args: Namespace, config: ModelConfig, samples_per_step: int
         return args.optimizer, ""
     if args.init_from:
         return "adamw", "pretrained weights continue with AdamW, as most were trained with it"
-    if given := [f"--{flag}" for flag in ADAMWS_OWN if flag in args.config.given]:
+    if given := [f"--{flag}" for flag in ADAMWS_OWN if flag in args.origin.given]:
         return "adamw", f"{', '.join(given)} given, as one does for AdamW"
     tokens = samples_per_step * config.seq_length
     # Muon takes about 200 C^3 FLOP a layer and step: 2.8 C / tokens of the blocks' own.
@@ -239,17 +183,12 @@ def choose_optimizer(args: Namespace, config: ModelConfig, samples_per_step: int
 
 
 @dataclass(frozen=True)
-class _Facts:
-    """The facts that decide a recipe; stored is the checkpoint of a resumed run; reasons collects the reasons."""
+class _Facts(Inputs):
+    """The inputs that decide a recipe, and the reasons of its defaults, which choose collects."""
 
-    args: Namespace
-    config: ModelConfig
-    corpus: Corpus
-    sizing: Sizing | None
-    stored: Stored
     reasons: dict[str, str]
 
-    def value_of(self, name: str, default: Any, why: str = "") -> Any:
+    def choose(self, name: str, default: Any, why: str = "") -> Any:
         """The value of a flag, or its default, whose reason is noted: why, or the one in defaults.REASONS."""
         given = getattr(self.args, name)
         if given not in (None, "auto"):
@@ -260,11 +199,6 @@ class _Facts:
     @property
     def num_tokens(self) -> int:
         return self.corpus.train.length
-
-    @property
-    def is_pretrained(self) -> bool:
-        """True for a run from pretrained weights, resumed or not."""
-        return bool(self.args.init_from or self.stored.state.init_from)
 
     @property
     def learns_to_answer(self) -> bool:
@@ -284,24 +218,22 @@ class _Facts:
                 and self.args.lr_schedule not in defaults.OPEN_SCHEDULES)
 
 
-def choose_recipe(args: Namespace, config: ModelConfig, corpus: Corpus, most_batch_size: int,
-                  sizing: Sizing | None = None, stored: Stored = NEW_RUN, length: int | None = None) -> Recipe:
+def choose_recipe(inputs: Inputs, most_batch_size: int, length: int | None = None) -> Recipe:
     """Decides everything that the flags leave open, with reasons.
 
-    A resumed run keeps its optimizer, peak, warm-up and cooldown; stored is its checkpoint.
-    most_batch_size is the micro-batch where --batch_size is not given, or is auto. sizing has the choices
-    without a GPU, None without them. length is the last step that --max_minutes allows, None before it is
+    A resumed run keeps its optimizer, peak, warm-up and cooldown. most_batch_size is the micro-batch where
+    --batch_size is not given, or is auto. length is the last step that --max_minutes allows, None before it is
     planned. Raises UserError: exit 2 for a warm-up longer than the run or a min_lr above the default peak,
     exit 4 for another optimizer than the checkpoint's.
     """
-    num_tokens = corpus.train.length
-    reasons = sizing.reasons.items() if sizing and stored is NEW_RUN else ()
-    facts = _Facts(args, config, corpus, sizing, stored,
-                   {name: why for name, why in reasons if getattr(args, name) is None})
+    args, config, stored = inputs.args, inputs.config, inputs.stored
+    num_tokens = inputs.corpus.train.length
+    reasons = inputs.sizing.reasons.items() if inputs.sizing and not inputs.resumed else ()
+    facts = _Facts(**vars(inputs), reasons={name: why for name, why in reasons if getattr(args, name) is None})
     if facts.learns_to_answer:
         most = facts.usual_epochs * num_tokens // (config.seq_length * defaults.STEPS_TO_CONVERSE)
         most_batch_size = min(most_batch_size, 1 << max(1, most, 1024 // config.seq_length).bit_length() - 1)
-    batch_size, accumulation = facts.value_of("batch_size", most_batch_size), args.gradient_accumulation_steps
+    batch_size, accumulation = facts.choose("batch_size", most_batch_size), args.gradient_accumulation_steps
     if args.batch_size == "auto" and "accumulation" in stored.settings:  # another step would be another run
         batch_size, accumulation = stored.settings["batch_size"], stored.settings["accumulation"]
     samples_per_step = batch_size * accumulation
@@ -309,22 +241,22 @@ def choose_recipe(args: Namespace, config: ModelConfig, corpus: Corpus, most_bat
     if why:
         facts.reasons["optimizer"] = why
     overfits = facts.is_small and optimizer == "muon"
-    cooldown = cooldown_of(facts.stored.settings) if args.cooldown_from else None
+    cooldown = cooldown_of(stored.settings) if args.cooldown_from else None
     windows = data.WindowOrder(num_tokens, config.seq_length, 0).windows_per_epoch
     epochs, total_steps = _choose_length(facts, cooldown, overfits, windows, samples_per_step, length)
     rates = _choose_rates(facts, optimizer, samples_per_step, total_steps)
-    if config.dropout:
-        facts.value_of("dropout", config.dropout)
-    samples_of_others = facts.stored.state.samples_of_others
+    if config.dropout and args.dropout is None:
+        facts.reasons["dropout"] = defaults.REASONS["dropout"]
+    samples_of_others = stored.state.samples_of_others
     samples_of_other_steps = stored.state.samples_seen - stored.state.step * samples_per_step
     samples_to_come = (total_steps - stored.state.step) * samples_per_step
     passes = (stored.state.samples_seen + samples_to_come - samples_of_others) / windows if overfits else 1.0
     return Recipe(
         **rates, **_choose_schedule(facts, rates["learning_rate"], total_steps, cooldown), total_steps=total_steps,
         epochs=epochs, batch_size=batch_size, accumulation=accumulation, windows_per_epoch=windows,
-        weight_decay=facts.value_of("weight_decay", defaults.default_decay(passes, config.num_parameters / num_tokens)),
-        beta2=facts.value_of("beta2", defaults.default_beta2(samples_per_step * config.seq_length)),
-        grad_clip=facts.value_of("grad_clip", defaults.GRAD_CLIP),
+        weight_decay=facts.choose("weight_decay", defaults.default_decay(passes, config.num_parameters / num_tokens)),
+        beta2=facts.choose("beta2", defaults.default_beta2(samples_per_step * config.seq_length)),
+        grad_clip=facts.choose("grad_clip", defaults.GRAD_CLIP),
         eval_interval=eval_interval_of(args.eval_interval, total_steps),
         eval_tokens=_choose_eval_tokens(facts, batch_size, epochs),
         sample_interval=sample_interval_of(args.sample_interval, total_steps),
@@ -339,7 +271,7 @@ def _choose_length(facts: _Facts, cooldown: Cooldown | None, overfits: bool, win
     args, num_tokens = facts.args, facts.num_tokens
     num_parameters = facts.config.num_parameters
     steps_done, samples_seen = facts.stored.state.step, facts.stored.state.samples_seen
-    most_epochs = defaults.most_passes(num_tokens, num_parameters, defaults.helps_many_passes(args))
+    most_epochs = defaults.most_passes(num_tokens, num_parameters, defaults.has_teacher_or_noise(args))
     most_steps = _most_steps(args, facts.stored.settings, cooldown)
     last_step = most_steps or length
     if last_step and not args.epochs:
@@ -352,7 +284,7 @@ def _choose_length(facts: _Facts, cooldown: Cooldown | None, overfits: bool, win
         wanted_epochs = math.ceil(defaults.TOKENS_PER_PARAMETER * num_parameters / num_tokens)
         usual_epochs = facts.sizing.epochs if facts.sizing else wanted_epochs
         limit = most_epochs if overfits else defaults.USUAL_PASSES
-        epochs = facts.value_of("epochs", facts.usual_epochs if facts.is_pretrained else min(limit, usual_epochs))
+        epochs = facts.choose("epochs", facts.usual_epochs if facts.is_pretrained else min(limit, usual_epochs))
     steps_left = -(-max(0, epochs * windows - samples_seen) // samples_per_step)
     return epochs, min(steps_done + steps_left, most_steps or 2**62, length or 2**62)
 
@@ -370,33 +302,33 @@ def _choose_rates(facts: _Facts, optimizer: str, samples_per_step: int, total_st
     """The peaks, and the initial deviation that goes with the default peak. Another step size gets another peak."""
     tokens_per_step = samples_per_step * facts.config.seq_length
     total_tokens = max(1, total_steps) * tokens_per_step
-    of_lower_law = 0.0
+    finetuning_fraction = None
     if facts.is_pretrained:
-        of_lower_law = defaults.CONVERSING if facts.learns_to_answer else defaults.FINETUNING
-    usual = defaults.usual_rates(optimizer, facts.config, tokens_per_step, total_tokens, of_lower_law)
+        finetuning_fraction = defaults.CONVERSING_FRACTION if facts.learns_to_answer else defaults.FINETUNING_FRACTION
+    usual = defaults.usual_rates(optimizer, facts.config, tokens_per_step, total_tokens, finetuning_fraction)
     default = usual.learning_rate
     why = f"for {tokens_per_step:,} tokens a step and {count(total_tokens)} in all; {usual.why}"
     recorded = facts.stored.settings.get("learning_rate")
     keeps_peak = bool(recorded) and had_step_of(facts.stored.settings, samples_per_step)
     if keeps_peak:
         default, why = recorded, "as the run began"
-    learning_rate = facts.value_of("learning_rate", default, why)
+    learning_rate = facts.choose("learning_rate", default, why)
     is_usual = learning_rate == usual.learning_rate
     of_embeddings = usual.embedding_learning_rate if is_usual else learning_rate
     if keeps_peak and learning_rate == recorded:
         of_embeddings = facts.stored.settings.get("embedding_learning_rate", of_embeddings)
     return {"learning_rate": learning_rate, "usual_learning_rate": usual.learning_rate,
-            "embedding_learning_rate": facts.value_of("embedding_learning_rate", of_embeddings),
-            "init_std": facts.value_of("init_std", usual.init_std if is_usual else INIT_STD)}
+            "embedding_learning_rate": facts.choose("embedding_learning_rate", of_embeddings),
+            "init_std": facts.choose("init_std", usual.init_std if is_usual else INIT_STD)}
 
 
 def _choose_schedule(facts: _Facts, learning_rate: float, total_steps: int, cooldown: Cooldown | None,
                      ) -> dict[str, Any]:
     """The other fields of a Schedule. Raises UserError (exit 2) as choose_recipe does."""
     args, settings = facts.args, facts.stored.settings
-    name = facts.value_of("lr_schedule", defaults.LR_SCHEDULE)
+    name = facts.choose("lr_schedule", defaults.LR_SCHEDULE)
     lowest = learning_rate / defaults.COSINE_FALL if name == "cosine" and not cooldown else 0.0
-    min_lr = facts.value_of("min_lr", lowest)
+    min_lr = facts.choose("min_lr", lowest)
     if min_lr > learning_rate:
         raise UserError(Exit.FLAGS, f"--min_lr {min_lr:g}: is above the peak, {learning_rate:.3g}. Lower it.")
     if args.warmup_steps and args.warmup_steps >= total_steps and not args.cooldown_from:
@@ -407,11 +339,11 @@ def _choose_schedule(facts: _Facts, learning_rate: float, total_steps: int, cool
     warmup_steps = recorded if recorded < total_steps else defaults.default_warmup(total_steps)
     decay_share = defaults.DECAY_SHARE
     if cooldown or name == "wsd":
-        decay_share = facts.value_of("cooldown", decay_share)
+        decay_share = facts.choose("cooldown", decay_share)
     if cooldown:  # --cooldown is for the cooldown, and wsd keeps its own
         decay_share = settings.get("decay_share", defaults.DECAY_SHARE)
     return {"lr_schedule": name, "min_lr": min_lr, "cooldown": cooldown,
-            "warmup_steps": facts.value_of("warmup_steps", 0 if name == "constant" else warmup_steps),
+            "warmup_steps": facts.choose("warmup_steps", 0 if name == "constant" else warmup_steps),
             "decay_share": decay_share}
 
 

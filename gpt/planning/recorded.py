@@ -29,7 +29,7 @@ def flags_of_run(setup: Setup) -> Layer:
     Flags of a single call of train.py, as --dry_run, are left out, and chosen flags of the machine.
     """
     args, config = setup.args, setup.config
-    left_out = {*flags_of_scope("call"), "config"}
+    left_out = {*flags_of_scope("call"), "origin"}
     values = {name: value for name, value in vars(args).items() if value is not None and name not in left_out}
     if args.mirror_to:
         values["mirror_to"] = os.path.abspath(args.mirror_to)  # links stay: the mirror's disk may be mounted elsewhere
@@ -51,7 +51,7 @@ def flags_of_run(setup: Setup) -> Layer:
         decided.pop("model_size", None)
 
     given = {name: value for name, value in values.items()
-             if name in {*args.config.given, "init_from"} - flags_of_scope("resume")
+             if name in {*args.origin.given, "init_from"} - flags_of_scope("resume")
              and decided.get(name, value) == value}
     left_out = {*given, *flags_of_scope("machine")}
     return Layer("", given, {name: value for name, value in decided.items() if name not in left_out})

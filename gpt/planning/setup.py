@@ -15,23 +15,24 @@ from gpt.machine.runtime import Runtime
 from gpt.planning import defaults
 from gpt.planning.deadline import Deadline
 from gpt.planning.decided import Setup
-from gpt.planning.forecast import ngram_statistics
+from gpt.planning.evidence import ngram_statistics
 from gpt.planning.inputs import Inputs
 from gpt.planning.kernels import choose_kernels, use_attention
 from gpt.planning.memory import (
     MemorySetting,
-    after_out_of_memory,
     checkpoint_bytes_of,
+    choose_batch_size,
     choose_sharing,
-    fits_sample,
+    halve_after_out_of_memory,
     has_room_for_copy,
-    largest_batch_size,
+    has_room_for_sample,
     micro_batch_of,
     setting_of,
 )
-from gpt.planning.recipe import ENDLESS, Recipe, choose_options, choose_recipe, had_step_of
+from gpt.planning.recipe import ENDLESS, Recipe, choose_recipe, had_step_of
 from gpt.planning.recorded import measures_same_tokens, same_everywhere
 from gpt.planning.relations import of_another_recipe
+from gpt.planning.shape import choose_options
 from gpt.planning.sizing import FRACTION_OF_PEAK, UNKNOWN_PEAK
 from gpt.tokens.corpus import Corpus
 from model import Options
@@ -59,11 +60,10 @@ def choose_setup(inputs: Inputs, runtime: Runtime, deadline: Deadline) -> Setup 
     place, why_place = processes.from_first(lambda: choose_place(args.preload, corpus, runtime))
     strategy, why_strategy, most_batch_size = processes.from_first(
         lambda: choose_sharing(args, inputs.sizing, config, options, machine, processes))
-    recipe_for = partial(choose_recipe, args, config, corpus, most_batch_size, inputs.sizing,
-                         inputs.stored)
+    recipe_for = partial(choose_recipe, inputs, most_batch_size)
     recipe = recipe_for(deadline.length)
     if inputs.resumed and processes.from_first(
-            lambda: _is_finished(inputs, recipe, recipe_for(None), deadline, runtime)):
+            lambda: _say_if_finished(inputs, recipe, recipe_for(None), deadline, runtime)):
         return None
     memory = setting_of(args, config, options, machine, processes, recipe.optimizer, strategy)
     recipe = _with_fitting_micro_batch(recipe, inputs, memory, runtime, corpus.train.num_bytes if place == "gpu" else 0)
@@ -76,10 +76,10 @@ def choose_setup(inputs: Inputs, runtime: Runtime, deadline: Deadline) -> Setup 
     memory = replace(memory, accumulates=recipe.samples_per_step > micro_batch * processes.world_size,
                      copies=processes.from_first(lambda: has_room_for_copy(checkpoint_bytes, held_bytes)))
     shows_samples = recipe.sample_interval > 0 and processes.from_first(
-        lambda: fits_sample(config, memory, machine, processes))
+        lambda: has_room_for_sample(config, memory, machine, processes))
 
     ngrams = None
-    other_recipe = args.overfit or args.teacher or args.input_noise or of_another_recipe(args.config.given)
+    other_recipe = args.overfit or args.teacher or args.input_noise or of_another_recipe(args.origin.given)
     if inputs.sizing and processes.is_first and not other_recipe:
         with runtime.out.phase("reading the text's n-grams"):
             ngrams = ngram_statistics(corpus)
@@ -103,8 +103,7 @@ def _choose_dropout(inputs: Inputs, options: Options, runtime: Runtime, deadline
             shares_ram and args.activation_checkpointing):
         return args.dropout or 0.0
     most_batch_size = choose_sharing(args, inputs.sizing, config, options, machine, processes)[2]
-    recipe_for = partial(choose_recipe, args, config, inputs.corpus, most_batch_size, inputs.sizing,
-                         inputs.stored)
+    recipe_for = partial(choose_recipe, inputs, most_batch_size)
     length = deadline.length
     if length is None and args.max_minutes:
         tokens_per_step = recipe_for(None).samples_per_step * config.seq_length
@@ -126,18 +125,18 @@ def _with_fitting_micro_batch(recipe: Recipe, inputs: Inputs, memory: MemorySett
     """
     args, processes = inputs.args, runtime.processes
     had_step = had_step_of(inputs.stored.settings, recipe.samples_per_step)
-    if had_step and not any(change.startswith("batch_size ") for change in args.config.changed):
+    if had_step and not any(change.startswith("batch_size ") for change in args.origin.changed):
         recipe = recipe.with_micro_batch(inputs.stored.settings["batch_size"])  # halved where memory ran out
     elif args.batch_size == "auto":
         recipe = recipe.with_micro_batch(processes.from_first(
-            lambda: largest_batch_size(recipe, inputs.config, memory, runtime, tokens_on_gpu)))
+            lambda: choose_batch_size(recipe, inputs.config, memory, runtime, tokens_on_gpu)))
     if processes.world_size > 1:
         recipe = recipe.with_micro_batch(processes.from_first(
-            lambda: after_out_of_memory(Path(args.output_dir), recipe, runtime.out)))
+            lambda: halve_after_out_of_memory(Path(args.output_dir), recipe, runtime.out)))
     return recipe
 
 
-def _is_finished(inputs: Inputs, recipe: Recipe, longest: Recipe, deadline: Deadline, runtime: Runtime) -> bool:
+def _say_if_finished(inputs: Inputs, recipe: Recipe, longest: Recipe, deadline: Deadline, runtime: Runtime) -> bool:
     """True, after a line that says so, for a resumed run with nothing left, neither steps nor a validation.
 
     longest is the recipe for any number of minutes.

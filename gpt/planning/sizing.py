@@ -16,7 +16,13 @@ from gpt.architectures.table import ARCHITECTURES, DEFAULT, ModelConfig, beyond_
 from gpt.common.errors import Exit, UserError
 from gpt.machine.backends import CPU, gpu_in_use
 from gpt.optimizers.table import MUON_PAYS
-from gpt.planning.defaults import TOKENS_PER_PARAMETER, USUAL_PASSES, WITH_HELP, helps_many_passes, most_passes
+from gpt.planning.defaults import (
+    FACTOR_OF_HELPED,
+    TOKENS_PER_PARAMETER,
+    USUAL_PASSES,
+    has_teacher_or_noise,
+    most_passes,
+)
 from gpt.tokens.corpus import Corpus
 from model import SIZES, Options
 
@@ -96,7 +102,7 @@ def choose_sizing(flags: Namespace, corpus: Corpus, max_minutes: float | None) -
 
     def at(speed: float) -> Sizing:
         return sizing_for(corpus.vocab_size, corpus.train.length, speed, max_minutes, flags.seq_length, (arch, shape),
-                          helps_many_passes(flags))
+                          has_teacher_or_noise(flags))
 
     if gpu or is_named:
         return at(FLOPS_OF_APPLE_GPU if gpu else FLOPS_PER_THREAD * torch.get_num_threads())
@@ -149,15 +155,15 @@ def shape_of(flags: Namespace) -> Shape:
 
 def sizing_for(vocab_size: int, num_tokens: int, speed: float, max_minutes: float | None,
                seq_length: int | None, network: tuple[str, Shape | None] = (CHOSEN_ARCH, None),
-               has_help: bool = False) -> Sizing:
+               is_helped: bool = False) -> Sizing:
     """Chooses the sizing for num_tokens of training text and speed FLOP/s.
 
     max_minutes and seq_length are None without their flags; the network's shape is None where no flag names
-    a size: then it is the largest that text and time allow, or else the smallest. has_help (helps_many_passes)
-    allows more passes and parameters for a text.
+    a size: then it is the largest that text and time allow, or else the smallest. is_helped, by a teacher or
+    noise, allows more passes and parameters for a text.
     """
     arch, shape = network
-    most_parameters = MOST_PARAMETERS_PER_TOKEN * (WITH_HELP if has_help else 1) * num_tokens
+    most_parameters = MOST_PARAMETERS_PER_TOKEN * (FACTOR_OF_HELPED if is_helped else 1) * num_tokens
     minutes = max_minutes or USUAL_MINUTES
     seq_length = seq_length or _power_of_two(num_tokens // LEAST_SEQUENCES, SHORTEST_SEQUENCE, LONGEST_SEQUENCE)
     flops = speed * 60 * minutes
@@ -180,12 +186,12 @@ def sizing_for(vocab_size: int, num_tokens: int, speed: float, max_minutes: floa
 
     passes_in_time = int(flops / config.flops_per_token / num_tokens)
     wanted_passes = -(-TOKENS_PER_PARAMETER * config.num_parameters // num_tokens)
-    epochs = max(1, min(most_passes(num_tokens, config.num_parameters, has_help), passes_in_time, wanted_passes))
+    epochs = max(1, min(most_passes(num_tokens, config.num_parameters, is_helped), passes_in_time, wanted_passes))
     step_tokens = _power_of_two(epochs * num_tokens // least_steps, LEAST_STEP_TOKENS, most_step_tokens)
     chosen = None if shape else (config.n_layer, config.n_head, config.n_embd)
     spare = 0.0
     if chosen and max_minutes and num_tokens < config.num_parameters:
-        most_tokens = most_passes(num_tokens, config.num_parameters, has_help) * num_tokens
+        most_tokens = most_passes(num_tokens, config.num_parameters, is_helped) * num_tokens
         spare = max(0.0, 1 - most_tokens * config.flops_per_token / flops)
     batch_size = max(1, min(step_tokens, num_tokens) // seq_length)
     is_large = chosen is not None and config.num_parameters > MANY_PARAMETERS_PER_TOKEN * num_tokens

@@ -30,7 +30,7 @@ def commit(job: Job, dtype: str, vocabulary: Vocabulary, trained_here: bool) -> 
     splits = {}
     for split, totals in job.totals.items():
         if totals["documents"]:
-            job.signals.look()
+            job.signals.raise_if_stopped()
             path = job.folder.work / f"{split}.bin"
             sync(path)
             status = path.stat()

@@ -82,7 +82,7 @@ def refuse_changed(sources: Iterable[Source]) -> None:
                                "writes to the file.")
 
 
-def unpacked(source: Source, path: Path, look: Callable[[], None]) -> Source:
+def unpacked(source: Source, path: Path, raise_if_stopped: Callable[[], None]) -> Source:
     """Writes the text of a packed or encoded source to path, as UTF-8; returns a plain source unchanged.
 
     look is called for each piece and may raise to stop. Raises UserError: exit 3 for a damaged archive, an
@@ -92,7 +92,7 @@ def unpacked(source: Source, path: Path, look: Callable[[], None]) -> Source:
         return source
     with path.open("wb") as file:
         for piece in pieces_of(source):
-            look()
+            raise_if_stopped()
             file.write(piece)
     return replace(source, text_path=path, text_bytes=path.stat().st_size)
 

@@ -84,7 +84,7 @@ class Job:
             with self.progress.phase(doing), contextlib.closing(answers):
                 for block, answer in answers:
                     self.report.add(block, answer.findings)
-                    meter.at(before[block.source] + block.offset + block.length)
+                    meter.move_to(before[block.source] + block.offset + block.length)
                     yield answer
                 self.report.refuse_bad_records()
         except (UserError, OSError) as error:

@@ -39,7 +39,7 @@ def verify_folder(folder: Path, signals: Signals, progress: Progress) -> None:
         recorded, part = metadata["splits"][split], stream.parts[0]
         num_documents = recorded.get("documents")
         with progress.phase(f"reading {split}"):
-            signals.look()
+            signals.raise_if_stopped()
             if scan(part, corpus.vocab_size) != recorded.get("sha256"):
                 raise _differs(part.path, "its sha256 is not the one in metadata.json")
             ends = document_ends(part.path, part.length)

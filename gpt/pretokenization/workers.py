@@ -82,7 +82,7 @@ def answers_of(number: int, answer: Callable[[Any], Any], questions: Iterable[An
         yield from _answers_of_processes(min(number, MAX_PROCESSES), answer, questions, signals, is_heavy)
     else:
         for question in questions:
-            signals.look()
+            signals.raise_if_stopped()
             yield question, answer(question)
 
 
@@ -115,11 +115,11 @@ def _answers_of_processes(number: int, answer: Callable[[Any], Any], questions: 
                     queues[pipe].popleft().append(reply)
             except (EOFError, OSError) as cause:
                 processes[pipe].join(5)
-                signals.look()  # a signal to the whole group ended it
+                signals.raise_if_stopped()  # a signal to the whole group ended it
                 raise UserError(Exit.MACHINE, f"a worker process died (exit {processes[pipe].exitcode}; -9 means "
                                               f"that memory ran out). {ADVICE}") from cause
 
-            signals.look()
+            signals.raise_if_stopped()
             while unread and len(unread[0]) == 2:
                 yield tuple(unread.popleft())
 

@@ -26,7 +26,7 @@ class Watch:
         self._parts = parts
         self._seen = [_status_of(part) for part in parts]
 
-    def look(self, indices: Iterable[int]) -> None:
+    def raise_if_changed(self, indices: Iterable[int]) -> None:
         """Raises TokensChanged if one of the parts with these indices has changed; one takes 2 microseconds."""
         for index in {*indices}:
             seen, now = self._seen[index], _status_of(self._parts[index])

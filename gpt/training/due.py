@@ -41,7 +41,7 @@ def due_after_step(run: Run, checkpointer: Checkpointer, deadline: Deadline, pac
                sample=run.setup.shows_samples and (is_last or step % recipe.sample_interval == 0))
 
 
-def is_out_of_patience(run: Run) -> bool:
+def ends_by_patience(run: Run) -> bool:
     """True after --patience validations without a new best, which it prints; False without --patience."""
     patience = run.setup.args.patience
     if not patience or run.state.validations_without_gain < patience:

@@ -50,7 +50,7 @@ def overfit_batches(run: Run, take_step: Callable[[Run], Figures]) -> int:
         state.step += 1
         if state.step % look == 0 or state.step == most_steps:
             last = torch.stack(list(losses)).mean().item()
-            out.at(state.step, f"step {state.step:,}/{most_steps:,} | loss {last:.4f}")
+            out.move_to(state.step, f"step {state.step:,}/{most_steps:,} | loss {last:.4f}")
     out.end_bar()
 
     if last == 0 and setup.corpus.converses:

@@ -54,7 +54,7 @@ class Run:
         """The teacher's prediction for these ids; None without a teacher."""
         return self.teacher and self.teacher(inputs_BT)
 
-    def votes_to_stop(self) -> bool:
+    def must_stop(self) -> bool:
         """True once a signal has asked this process, or another one, to stop.
 
         All processes ask after every step; several get the same answer at the same step, some steps after the

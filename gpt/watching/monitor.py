@@ -18,7 +18,7 @@ from gpt.common.names import FIRST_MODEL, TOKENIZER, TRAINS_NEXT
 from gpt.common.words import duration, percent, printable, several, shell_word
 from gpt.machine.pinned import to_host
 from gpt.machine.timing import Mark
-from gpt.planning.defaults import helps_many_passes
+from gpt.planning.defaults import has_teacher_or_noise
 from gpt.planning.first_model import lowest_loss
 from gpt.planning.forecast import bits_after_twice, forecast_of
 from gpt.planning.plan import times_too_short
@@ -176,7 +176,7 @@ class Monitor:
                  "left": f"{duration(wall_seconds * (recipe.total_steps - step))} left",
                  "skipped": f"{self.state.skipped_steps} skipped" if self.state.skipped_steps else ""}
         by_importance = [parts[name] for name in (*BY_IMPORTANCE, *more) if parts[name]]
-        self._out.at(step, " | ".join(filter(None, parts.values())), by_importance)
+        self._out.move_to(step, " | ".join(filter(None, parts.values())), by_importance)
 
     # ---- warnings and advice
 
@@ -344,7 +344,7 @@ class Monitor:
                 why += f"; twice the time should reach {bits:.2f} bits per byte"
             command = self._command_for_longer(folder)
         elif how == MORE_TEXT:
-            if recipe.overfits and recipe.passes > FRESH and not helps_many_passes(args):
+            if recipe.overfits and recipe.passes > FRESH and not has_teacher_or_noise(args):
                 why += f". Give more, or teach a second model: --teacher {best} --output_dir {folder}-2"
             command = with_more_text(args.output_dir, corpus.tokenizer_path, self.state,
                                      {**vars(args), "cooldown_from": recipe.cooldown and recipe.cooldown.source})
@@ -379,7 +379,7 @@ class Monitor:
         times = 2 if self._learned_before else max(2, math.ceil(times_too_short(
             state.step, self._tokens_seen, self._run.setup.corpus.train.length, self._config.num_parameters)))
         limits = {name: getattr(args, name) for name in ("max_minutes", "max_steps", "epochs")
-                  if name in args.config.given and getattr(args, name)}
+                  if name in args.origin.given and getattr(args, name)}
         limits = limits or ({"epochs": recipe.epochs} if state.init_from else
                             {"max_minutes": math.ceil(state.seconds / 60)})
         longer = "".join(f" --{name} {times * length:.12g}" for name, length in limits.items())

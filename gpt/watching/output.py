@@ -62,7 +62,7 @@ def open_output(run: Run, argv: Sequence[str], checkpointer: Checkpointer) -> It
     gc.freeze()  # the collector need not look through all these objects again and again
     monitor = Monitor(run, recorder)
     out.on_warning = lambda message: recorder.log(state.step, time=time.time(), advice=message)
-    runtime.held.callback(monitor.close_trackers)
+    runtime.resources.callback(monitor.close_trackers)
     with recorded_start(run) if is_first else contextlib.nullcontext():
         try:
             yield monitor

@@ -89,7 +89,7 @@ def mirror(tmp_path, drive, printed, capsys):
     (tmp_path / "out").mkdir()
     with contextlib.closing(Progress(printed)) as out:
         args = Namespace(overwrite=False, mirror_to=str(drive), output_dir=str(tmp_path / "out"),
-                         config=Origin(frozenset({"mirror_to"}), "", ()))
+                         origin=Origin(frozenset({"mirror_to"}), "", ()))
         made = Mirror(args, out)
         yield made
         made.finish()

@@ -60,13 +60,13 @@ def test_a_file_gives_flags_and_the_command_line_wins(toml):
     assert isinstance(args.learning_rate, float)
     args = read("--batch_size", "3", "--config", "my.toml", "--bias")
     assert (args.batch_size, args.bias, args.mode) == (3, True, "gpu")
-    assert args.config.given == {"batch_size", "learning_rate", "bias", "mode"}
+    assert args.origin.given == {"batch_size", "learning_rate", "bias", "mode"}
 
 
 def test_what_the_command_line_replaces_in_a_file_is_told(toml):
     toml("max_steps = 9\nn_layer = 8\n[decided]\nlearning_rate = 0.1\n")
     args = read("--config", "my.toml", "--n_layer", "3", "--epochs", "2", "--learning_rate", "0.2")
-    assert args.config.replaced == ("n_layer 8 -> 3", "learning_rate 0.1 -> 0.2", "without max_steps")
+    assert args.origin.replaced == ("n_layer 8 -> 3", "learning_rate 0.1 -> 0.2", "without max_steps")
 
 
 def test_a_runs_folder_means_its_file(tmp_path):
@@ -125,9 +125,9 @@ def recorded(given: dict, **decided):
 def test_a_resumed_run_has_the_recorded_flags_where_the_command_line_is_silent():
     args = read("--n_layer", "3", recorded=recorded({"bias": False, "n_layer": 8}, learning_rate=0.25))
     assert (args.n_layer, args.bias, args.learning_rate) == (3, False, 0.25)
-    assert args.config.recorded == "out/config.toml"
-    assert args.config.changed == ("n_layer 8 -> 3",)
-    assert args.config.given == {"bias", "n_layer"}
+    assert args.origin.recorded == "out/config.toml"
+    assert args.origin.changed == ("n_layer 8 -> 3",)
+    assert args.origin.given == {"bias", "n_layer"}
     assert changes(Layer("", {"data_dir": "a"}, {}), Layer("", {"data_dir": ["a", "b"]}, {}),
                    Layer("", {"data_dir": ["a", "b"]}, {})) == ("data_dir a -> a b",)
 

@@ -58,8 +58,8 @@ def test_in_a_pipe_there_are_whole_flushed_lines():
     pipe = Pipe()
     out = Progress(pipe)
     out.bar(10, 0)
-    out.at(1)
-    out.at(2, "step 2/10")
+    out.move_to(1)
+    out.move_to(2, "step 2/10")
     out.say("one\ntwo")
     assert pipe.flushed == "step 2/10\none\ntwo\n"
     out.close()
@@ -83,7 +83,7 @@ def test_a_reader_that_goes_away_ends_the_printing_not_the_work():
     pipe.close()
     for _ in range(3):
         out.say("nobody hears this")
-    out.at(1, "nor this")
+    out.move_to(1, "nor this")
     out.close()
 
 
@@ -92,10 +92,10 @@ def show_steps(columns: int, monkeypatch, in_notebook: bool = False) -> list[str
     with terminal(columns, monkeypatch, in_notebook) as opened:
         out = Progress(opened.stream)
         out.bar(10, 2)
-        out.at(5, LINE, list(STEP.values()))
+        out.move_to(5, LINE, list(STEP.values()))
         assert out._last_printed > out._phase_began, "the heartbeat would speak"
         out.say("validation")
-        out.now("saving")
+        out.begin_phase("saving")
         out._say_phase(0.0)
         out.close()
         return drawn(opened.close())
@@ -118,7 +118,7 @@ def test_a_bar_begun_anew_counts_to_its_new_end(monkeypatch):
         out = Progress(opened.stream)
         for total in (10, 6):
             out.bar(total, 2)
-            out.at(3, LINE, list(STEP.values()))
+            out.move_to(3, LINE, list(STEP.values()))
             out.say("a line above the bar")
         out.close()
         assert [line[:4] for line in drawn(opened.close()) if "left" in line][-1] == " 50%"
@@ -135,7 +135,7 @@ def test_bytes_done_move_a_bar_on_a_terminal(rows, monkeypatch):
     monkeypatch.setattr("gpt.common.progress.BAR_SECONDS", 0.0)
     with terminal(80, monkeypatch, rows=rows) as opened:
         out = Progress(opened.stream)
-        Meter(out, "encoding", 4_000_000).at(1_000_000)
+        Meter(out, "encoding", 4_000_000).move_to(1_000_000)
         out.say("a line above the bar")
         out.close()
         assert any(re.match(r" 25%\|.{10}\| 0 s left \| \d.* MB/s \| encoding 1\.0 of 4\.0 MB", line)
@@ -175,9 +175,9 @@ def test_log_txt_has_the_lines_of_a_bar_and_none_of_its_redraws(tmp_path, monkey
     with terminal(70, monkeypatch) as opened, Progress(opened.stream) as out:
         out.write_log(path, "train.py", 0, appends=False)
         out.bar(3, 0)
-        out.at(1, "step 1/3 | loss 2", ["step 1/3", "loss 2"])
+        out.move_to(1, "step 1/3 | loss 2", ["step 1/3", "loss 2"])
         out.say("validation " * 10)
-        out.at(2, "step 2/3 | loss 1", ["step 2/3", "loss 1"])
+        out.move_to(2, "step 2/3 | loss 1", ["step 2/3", "loss 1"])
         out.end_bar()
         assert "\r" in opened.close()
     assert path.read_text().splitlines()[1:] == ["step 1/3 | loss 2", "validation " * 10, "step 2/3 | loss 1"]

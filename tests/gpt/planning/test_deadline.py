@@ -96,7 +96,7 @@ def test_a_run_of_some_minutes_that_was_stopped_has_the_schedule_of_one_that_was
 def test_a_run_that_goes_on_on_a_much_slower_machine_still_ends_its_schedule(run, monkeypatch):
     flags = ["--max_minutes", "2", "--max_steps", "40"]
     monkeypatch.setattr(train, "measure_pace", lambda *_: PACE)
-    monkeypatch.setattr(train.Run, "votes_to_stop", lambda run: run.state.step == 3)  # as by a signal
+    monkeypatch.setattr(train.Run, "must_stop", lambda run: run.state.step == 3)  # as by a signal
     run(*flags)
     monkeypatch.undo()
     monkeypatch.setattr(train, "measure_pace", lambda *_: dataclasses.replace(PACE, step=25.0))
@@ -113,7 +113,7 @@ def test_a_raised_limit_is_planned_within_the_same_minutes(run, monkeypatch):
 
 
 def test_a_larger_step_keeps_the_last_step(run, monkeypatch):
-    monkeypatch.setattr(train.Run, "votes_to_stop", lambda run: run.state.step == 3)  # as by a signal
+    monkeypatch.setattr(train.Run, "must_stop", lambda run: run.state.step == 3)  # as by a signal
     run("--max_steps", "8", "--batch_size", "2")
     monkeypatch.undo()
     run("--batch_size", "4", "--resume_from", "auto")

@@ -75,7 +75,7 @@ def test_a_small_text_bears_more_passes_of_a_smaller_model_and_with_help_twice_a
     assert most_passes(100_000, 3_000_000) == 10
     assert most_passes(400_000, 2_000_000) == 20
     assert most_passes(400_000, 1_000_000) == 40
-    assert most_passes(100_000, 3_000_000, has_help=True) == 20
-    assert most_passes(400_000, 2_000_000, has_help=True) == 40
-    assert most_passes(200_000, 11_200_000, has_help=True) == 13
-    assert most_passes(100_000, 9_000_000, has_help=True) == 10
+    assert most_passes(100_000, 3_000_000, is_helped=True) == 20
+    assert most_passes(400_000, 2_000_000, is_helped=True) == 40
+    assert most_passes(200_000, 11_200_000, is_helped=True) == 13
+    assert most_passes(100_000, 9_000_000, is_helped=True) == 10

@@ -11,7 +11,7 @@ import pytest
 import train
 from gpt.common import children
 from gpt.common.errors import Exit, UserError
-from gpt.common.flags import having
+from gpt.common.flags import with_values
 from gpt.planning.early import before_torch, requested_trackers
 from gpt.pretokenization.sources import identity_of
 from tests.helpers.commands import run
@@ -219,7 +219,7 @@ def test_a_missing_package_ends_the_command_with_the_line_that_installs_it(tmp_p
     assert importlib.util.find_spec("no_such_tracker"), "a folder without files can be imported"
     cure = r"Run: \S+ -m pip install no_such_tracker, or give --tracker none\.$"
     with refused(cure, Exit.MACHINE):
-        before_torch(having(train.read_flags([]), tracker=["json", "no_such_tracker"]))
+        before_torch(with_values(train.read_flags([]), tracker=["json", "no_such_tracker"]))
 
 
 def test_texts_that_pretokenize_refuses_end_with_the_line_that_takes_its_flags(place):

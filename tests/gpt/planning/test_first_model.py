@@ -19,14 +19,14 @@ import pytest
 import train
 from gpt.checkpoint.stored import TrainState
 from gpt.common.errors import Exit, UserError
-from gpt.common.flags import having
+from gpt.common.flags import with_values
 from gpt.common.names import TRAINS_NEXT
 from gpt.planning import first_model
 from gpt.planning import inputs as inputs_of
-from gpt.planning.defaults import helps_many_passes
+from gpt.planning.defaults import has_teacher_or_noise
 from gpt.planning.first_model import after_first_model
 from gpt.planning.inputs import Inputs
-from gpt.planning.recipe import choose_config
+from gpt.planning.shape import choose_config
 from gpt.planning.sizing import sizing_for
 from tests.helpers.commands import ROOT
 from tests.helpers.refusals import refused
@@ -92,7 +92,7 @@ def two_models(monkeypatch, tmp_path):
     for name, answer_of in (
             ("check_lengths", lambda *_: None),
             ("choose_teacher", lambda found, *_: found), ("choose_config", lambda *_: SHAPE),
-            ("choose_sizing", lambda flags, *more: (helps_many_passes(flags), round(more[1])))):
+            ("choose_sizing", lambda flags, *more: (has_teacher_or_noise(flags), round(more[1])))):
         monkeypatch.setattr(inputs_of, name, answer_of)
     monkeypatch.setattr(first_model.find, "check_same", lambda *_: None)
     monkeypatch.setattr(first_model.load, "read_config", lambda folder: SHAPE)
@@ -157,7 +157,7 @@ def test_a_first_model_that_another_command_leaves_alone_is_named(two_models, mo
     runtime.out.warn.reset_mock()
     for noise in (0.0, 0.1):  # as the second one recorded
         decided = {"teacher": "out/first_model/checkpoint-9", "input_noise": noise}
-        args = having(train.read_flags(["--resume_from", "out", *LENGTH.split()]), **decided)
+        args = with_values(train.read_flags(["--resume_from", "out", *LENGTH.split()]), **decided)
         inputs = Inputs(args, MagicMock(), MagicMock(spare=0.0, is_large=False), MagicMock(), None)
         assert after_first_model(inputs, runtime, []) is inputs
     runtime.out.warn.assert_not_called()

@@ -19,10 +19,10 @@ from gpt.planning import memory
 from gpt.planning.memory import (
     GIB,
     MemorySetting,
-    after_out_of_memory,
     choose_sharing,
     describe_memory,
     divisors,
+    halve_after_out_of_memory,
     largest_micro_batch,
     memory_parts,
     peak_bytes,
@@ -199,7 +199,8 @@ def test_divisors_are_ascending_and_one_is_always_among_them():
 def test_half_of_what_did_not_fit_is_taken_as_a_divisor_of_the_step(tmp_path, too_many, found):
     """A step has 32 sequences; what did not fit another time is no reason to take more than the recipe's 8."""
     def fits() -> int:
-        return after_out_of_memory(tmp_path / "out", recipe(batch_size=8, accumulation=4), Progress(io.StringIO()))
+        of_32 = recipe(batch_size=8, accumulation=4)
+        return halve_after_out_of_memory(tmp_path / "out", of_32, Progress(io.StringIO()))
 
     assert fits() == 8
     remember_too_many(tmp_path / "out", too_many)

@@ -15,7 +15,7 @@ from gpt.machine.device import Machine
 from gpt.machine.processes import ALONE, Processes
 from gpt.machine.timing import TrainingClock
 from gpt.planning.decided import Pace
-from gpt.planning.memory import MemorySetting, fits_sample
+from gpt.planning.memory import MemorySetting, has_room_for_sample
 from gpt.planning.plan import describe_sharing, objections, times_too_short
 from model import GPTConfig, Options
 from tests.helpers.machines import CPU
@@ -177,8 +177,9 @@ def sharing(machine: Machine, processes: Processes, strategy: str = "ddp", inter
             ) -> list[str]:
     setting = MemorySetting.of(GPU, Options(), 8, strategy, processes)
     config = GPTConfig(50257, 1024, 12, 12, 768)
+    shows_samples = interval > 0 and has_room_for_sample(config, setting, machine, processes)
     setup: Any = SimpleNamespace(config=config, recipe=SimpleNamespace(sample_interval=interval),
-                                 shows_samples=interval > 0 and fits_sample(config, setting, machine, processes),
+                                 shows_samples=shows_samples,
                                  memory=setting, micro_batch=8, why_strategy="asked for",
                                  corpus=SimpleNamespace(components=()),
                                  runtime=SimpleNamespace(processes=processes, machine=machine))

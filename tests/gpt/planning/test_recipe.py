@@ -1,18 +1,21 @@
 """The recipe: what the flags leave open is filled in with reasons, and what a resumed run began with stays."""
 
 import types
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
 import train
-from gpt.checkpoint.stored import NEW_RUN, Stored, TrainState
+from gpt.checkpoint.stored import Found, Stored, TrainState
 from gpt.common.errors import Exit
 from gpt.machine.device import Machine
 from gpt.optimizers.build import dtype_of_products
 from gpt.planning.defaults import default_decay, usual_rates
-from gpt.planning.recipe import Recipe, choose_options, choose_recipe
+from gpt.planning.inputs import Inputs
+from gpt.planning.recipe import Recipe, choose_recipe
+from gpt.planning.shape import choose_options
 from model import GPTConfig
 
 NUM_TOKENS = 8 * 4001
@@ -22,11 +25,12 @@ def recipe(*flags: str, width: int = 16, num_tokens: int = NUM_TOKENS, converses
            began_from: str = "", **settings) -> Recipe:
     """What flags and the settings of a checkpoint make of a tiny model, four sequences of eight tokens a step."""
     args = train.read_flags(["--optimizer", "adamw", *flags])
-    stored = NEW_RUN
+    found = None
     if settings:
-        stored = Stored(TrainState(100, samples_seen=400, init_from=began_from), {"optimizer": "adamw", **settings})
+        state = TrainState(100, samples_seen=400, init_from=began_from)
+        found = Found(Path("out/checkpoint-100"), Stored(state, {"optimizer": "adamw", **settings}))
     corpus: Any = types.SimpleNamespace(train=types.SimpleNamespace(length=num_tokens), converses=converses)
-    return choose_recipe(args, GPTConfig(70, 8, 1, 2, width), corpus, 4, None, stored)
+    return choose_recipe(Inputs(args, corpus, None, GPTConfig(70, 8, 1, 2, width), found), 4)
 
 
 @pytest.mark.parametrize(("flags", "expected"), [

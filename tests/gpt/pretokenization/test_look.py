@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gpt.planning.forecast import copied_in
+from gpt.planning.evidence import copied_in
 from gpt.pretokenization import look
 from gpt.tokens.corpus import open_corpus
 from tests.helpers.pretokenize import run

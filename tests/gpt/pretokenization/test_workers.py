@@ -151,7 +151,7 @@ def test_a_child_gives_its_answer_its_error_or_its_death():
 def test_a_signal_ends_the_wait_for_a_child_and_for_a_thread():
     ended = threading.Event()
     for wait in (lambda signals: in_child(signals, time.sleep, 60),
-                 lambda signals: in_thread(ended.wait, signals.look)):
+                 lambda signals: in_thread(ended.wait, signals.raise_if_stopped)):
         with Signals() as signals:
             os.kill(os.getpid(), signal.SIGINT)
             with pytest.raises(Stopped):

@@ -106,7 +106,7 @@ def test_the_loss_is_the_same_for_every_batch_size_and_number_of_processes(token
 
 @pytest.mark.parametrize(("interval", "fits"), [("0", True), ("1", False)])
 def test_nothing_is_sampled_without_samples_or_without_memory_for_them(run, monkeypatch, interval, fits):
-    monkeypatch.setattr("gpt.planning.setup.fits_sample", lambda *_: fits)
+    monkeypatch.setattr("gpt.planning.setup.has_room_for_sample", lambda *_: fits)
     monkeypatch.setattr("gpt.training.validation.sample", None)
     run.ok("--max_steps", "1", "--sample_interval", interval)
 
