@@ -14,7 +14,8 @@ from pathlib import Path
 
 from gpt.common import flags
 from gpt.common.config import Relations
-from gpt.common.errors import Exit, UserError, guard, require
+from gpt.common.ending import guard
+from gpt.common.errors import Exit, UserError, require
 from gpt.hub.names import ALSO_CKPT, ANY_MODEL, as_recorded, check_package, problems_with_name
 from gpt.machine.environment import set_up_environment
 

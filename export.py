@@ -18,7 +18,8 @@ from collections.abc import Mapping, Sequence
 
 from gpt.common import flags
 from gpt.common.config import Relations
-from gpt.common.errors import Exit, UserError, guard, optional, require, writing
+from gpt.common.ending import guard
+from gpt.common.errors import Exit, UserError, optional, require, writing
 from gpt.common.names import CARD, CONFIG, TOKENIZER, WEIGHTS
 from gpt.common.words import printable, several, shell_line, shell_word
 from gpt.hub.names import ALSO_CKPT, ANY_MODEL, as_recorded, check_package, problems_with_name
@@ -61,7 +62,7 @@ def read_flags(argv: Sequence[str]) -> argparse.Namespace:
     g.add_argument("--dtype", type=flags.one_of("f32", "f16", "bf16", *QUANTIZED), default="f32",
                    help="type of the matrices; the rest of a gguf stays f32; q8_0, q5_0 and q4_0 are for gguf alone")
     g.add_argument("--overwrite", action=flags.Switch, default=False, help="replace an earlier export")
-    g.add_argument("--prune", type=flags.real(0, 1, above=True, below=True), help="set this fraction of "
+    g.add_argument("--prune", type=flags.real(0, 1, excludes_low=True, excludes_high=True), help="set this fraction of "
                    "each matrix in the blocks, the smallest weights, to zero (default: none)")
     return parser.read(argv, check)
 

@@ -18,7 +18,8 @@ from pathlib import Path
 
 from gpt.common import flags
 from gpt.common.config import Relations
-from gpt.common.errors import Exit, UserError, guard, is_out_of_memory, require, warn
+from gpt.common.ending import guard
+from gpt.common.errors import Exit, UserError, is_out_of_memory, require, warn
 from gpt.generation.continuation import DEFAULTS, Sampling
 from gpt.hub.names import ALSO_CKPT, ANY_MODEL, check_package, problems_with_name
 from gpt.machine.environment import SPIN_COUNT_OF_DECODING, set_up_environment
@@ -67,7 +68,7 @@ def read_flags(argv: Sequence[str]) -> argparse.Namespace:
     g.add_argument("--temperature", type=flags.real(0, 100), default=DEFAULTS.temperature, help="0: always the "
                    "likeliest token; 1: the model's own probabilities")
     g.add_argument("--top_k", type=flags.whole(0), default=DEFAULTS.top_k, help="only the k likeliest tokens; 0: all")
-    g.add_argument("--top_p", type=flags.real(0, 1, above=True), default=DEFAULTS.top_p, help="only the "
+    g.add_argument("--top_p", type=flags.real(0, 1, excludes_low=True), default=DEFAULTS.top_p, help="only the "
                    "likeliest tokens with this probability in total; 1: all")
     g = parser.add_argument_group("output, machine")
     g.add_argument("--json", action=flags.Switch, default=False, help="a JSON object per continuation: "

@@ -14,7 +14,8 @@ from collections.abc import Sequence
 
 from gpt.common import flags
 from gpt.common.config import Relations
-from gpt.common.errors import Exit, UserError, guard, optional, require, warn
+from gpt.common.ending import guard
+from gpt.common.errors import Exit, UserError, optional, require, warn
 from gpt.common.words import printable, several
 
 ENDINGS = (".png", ".svg", ".pdf")
@@ -58,7 +59,7 @@ def read_flags(argv: Sequence[str]) -> argparse.Namespace:
                    "training alone")
     g.add_argument("--y", type=flags.one_of(*Y_LABELS), default="nats", help="loss in nats per token, or "
                    "in bits per byte, which compares runs with different vocabularies")
-    g.add_argument("--y_max", type=flags.real(0, 1000, above=True), help="upper end of the loss axis; "
+    g.add_argument("--y_max", type=flags.real(0, 1000, excludes_low=True), help="upper end of the loss axis; "
                    "lower it where the steep beginning hides the rest (default: the largest loss)")
     g = parser.add_argument_group("where")
     g.add_argument("--output", type=flags.text(), default="plot.png", help="picture to write: .png, .svg or .pdf")

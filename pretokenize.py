@@ -19,7 +19,8 @@ from collections.abc import Sequence
 
 from gpt.common import flags
 from gpt.common.config import Relations
-from gpt.common.errors import Exit, UserError, guard, require
+from gpt.common.ending import guard
+from gpt.common.errors import Exit, UserError, require
 from gpt.common.names import TOKENIZER, TRAINS_NEXT
 from gpt.hub.names import DATASET, check_package, is_on_hub, problems_with_name
 

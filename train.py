@@ -16,7 +16,8 @@ from argparse import SUPPRESS, Namespace
 from collections.abc import Iterable, Sequence
 
 from gpt.checkpoint.recorded import recorded_flags
-from gpt.common.errors import Exit, UserError, guard
+from gpt.common.ending import guard
+from gpt.common.errors import Exit, UserError
 from gpt.common.flags import Parser, Switch, auto_or, escaped, fraction, one_of, positive, real, steps, text, whole
 from gpt.common.ranks import world_size
 from gpt.optimizers.table import OPTIMIZERS
@@ -69,7 +70,7 @@ def read_flags(argv: Sequence[str]) -> Namespace:
     parser.relate(  # like --bias, they set the config's field of their name
         OF_ROTARY, g.add_argument("--n_kv_head", type=whole(1, 1024), help=SUPPRESS),  # a third or half of --n_head
         g.add_argument("--n_inner", type=whole(1, 2**20), help=SUPPRESS),  # width of the MLP: blocks as large as gpt2's
-        g.add_argument("--rope_theta", type=real(1, 1e9, above=True), help=SUPPRESS))  # the rotary base: 10000
+        g.add_argument("--rope_theta", type=real(1, 1e9, excludes_low=True), help=SUPPRESS))  # the rotary base: 10000
     g.add_argument("--tie_weights", action=Switch, default=True, help="embedding and output layer are one matrix")
 
     g = parser.add_argument_group("length")
@@ -160,6 +161,7 @@ def answer_early(argv: Sequence[str]) -> None:
 if __name__ == "__main__":  # after this come the slow imports, and main is called at the end of the file
     guard(answer_early)
 
+import contextlib
 import math
 
 import torch
@@ -168,8 +170,8 @@ import data
 from gpt.machine.runtime import choose_machine, open_runtime
 from gpt.optimizers.build import adamw_for, build_optimizer, dtype_of_products, parameter_groups
 from gpt.planning.check import check_machine
-from gpt.planning.deadline import Deadline, with_length
-from gpt.planning.decided import Pace, Setup
+from gpt.planning.deadline import Deadline, Pace, with_length
+from gpt.planning.decided import Setup
 from gpt.planning.first_model import after_first_model
 from gpt.planning.inputs import choose_inputs
 from gpt.planning.plan import say_first, say_rest
@@ -181,8 +183,8 @@ from gpt.training.due import due_after_step, ends_by_patience
 from gpt.training.micro_batches import ENDS_THE_RUN, Abandoned, micro_batches
 from gpt.training.overfit import overfit_batches
 from gpt.training.pacing import dry_run, measure_pace, move_end
+from gpt.training.run import Figures, Run
 from gpt.training.starting import forget_best_on_other_tokens, load_start
-from gpt.training.state import Figures, Run
 from gpt.training.strategies import Decisions, build_model
 from gpt.training.teacher import load_teacher
 from gpt.training.validation import Validator
@@ -266,14 +268,15 @@ def train(run: Run, pace: Pace, deadline: Deadline, validator: Validator, argv: 
     checkpointer = Checkpointer(run, validator.tokenizer)
     load_start(run)  # pretrained weights, or the whole state of the checkpoint
 
-    with recovery.explaining_memory(run.setup, run), recovery.explaining_the_end(run, checkpointer):
+    failures = recovery.explaining_failures(run, checkpointer)
+    with recovery.explaining_memory(run.setup, run), contextlib.closing(checkpointer), failures:
         if args.dry_run:
             return dry_run(run, pace)
         if args.overfit:
             return overfit_batches(run, take_step)
         with open_output(run, argv, checkpointer) as monitor:
             runtime.processes.watch(runtime.signals, lambda: run.decisions.num_votes, lambda: checkpointer.is_busy,
-                                    pace.step)
+                                    pace.step_seconds)
             loop(run, pace, deadline, validator, checkpointer, monitor)
             return save_and_close(run, checkpointer, monitor)
 

@@ -1,9 +1,12 @@
 """The rooms of which the commands are made; a name says when a room is used. README.md has the map.
 
-planning, training, watching      a run before, during and beside its steps; optimizers  what updates the
-weights checkpoint, architectures, ops    what a model is made of, and how it lies on disk pretokenization,
-tokens           from text to token files generation, evaluation            from a checkpoint to text, and to a
-figure machine, hub, common              what every command stands on; benchmarks  what no user's run imports
+planning, training, watching      before, during and beside the steps of a run
+optimizers                        what updates the weights
+checkpoint, architectures, ops    what a model is made of, and how it lies on disk
+pretokenization, tokens           from text to token files
+generation, evaluation            from a checkpoint to text, and to a figure
+machine, hub, common              what every command stands on
+benchmarks                        what no run of a user imports
 """
 
 import sys

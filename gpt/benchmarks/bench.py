@@ -20,7 +20,8 @@ from pathlib import Path
 
 from gpt.benchmarks.ladder import NUM_RUNGS, SHAPES, Bench, Shape, time_ladder
 from gpt.common import flags
-from gpt.common.errors import Exit, guard, require
+from gpt.common.ending import guard
+from gpt.common.errors import Exit, require
 from gpt.common.outputs import STDOUT, Output
 from gpt.common.progress import Progress
 from gpt.common.signals import Signals
@@ -84,7 +85,7 @@ def set_up_bench(args: argparse.Namespace, out: Progress, signals: Signals, fold
         steps, warmup = (50, 20) if machine.on_gpu else (12, 4)
         steps = args.steps or steps
         synthesise(folder, shape.vocab_size, (steps + warmup + 2) * shape.tokens_per_step)
-    about = "\n".join(device.describe(machine, machine.backend.total_memory(), "")[::4])  # the device and the software
+    about = "\n".join(device.describe(machine, "")[::4])  # the device and the software
     out.say(about)
     return Bench(out, signals, folder, shape, machine, steps, warmup,
                  {"machine": about, "shape": asdict(shape), "steps": steps, "warmup": warmup})

@@ -7,6 +7,9 @@ find      finds the checkpoint that a path means
 load      loads weights alone, or weights and training state
 folder    locks the output folder and prunes its checkpoints
 mirror    copies checkpoints to another disk
-recorded  reads the flags of a folder's run, before torch is imported; history reads its metrics.jsonl
+steps     the checkpoints of a folder, by their steps
+recorded  reads the flags of a folder's run, before torch is imported
+history   reads its metrics.jsonl
+commands  the commands that messages print about a run
 nanogpt   converts checkpoints of nanoGPT
 """

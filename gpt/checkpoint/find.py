@@ -1,59 +1,53 @@
 """Finds the checkpoint that a path means, and checks whether a run may resume from it."""
 
-import contextlib
-import json
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection
 from dataclasses import MISSING, asdict, fields
-from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from gpt.architectures.fields import shown
 from gpt.architectures.table import ModelConfig, name_of
-from gpt.checkpoint.recorded import first_readable, numbered_in, steps_in
-from gpt.checkpoint.stored import Found, Stored, TrainState, verify
+from gpt.checkpoint.commands import in_another_folder, with_more_text, with_transformers
+from gpt.checkpoint.recorded import first_readable
+from gpt.checkpoint.steps import numbered_in, steps_in
+from gpt.checkpoint.stored import Found, Stored, verify
 from gpt.common.errors import Exit, InvalidCheckpoint, UserError
-from gpt.common.files import BEST, named_in, sha256_of
-from gpt.common.names import CONFIG, FIRST_MODEL, MANIFEST, METADATA, OPTIMIZER, RUN_CONFIG, STATE, TOKENIZER, WEIGHTS
-from gpt.common.words import printable, several, shell_line, shell_word
-from gpt.tokens.data_dirs import folders_of
-from gpt.tokens.files import beside_tokens
+from gpt.common.files import named_in, sha256_of
+from gpt.common.names import (
+    BEST,
+    CONFIG,
+    FIRST_MODEL,
+    MANIFEST,
+    METADATA,
+    OPTIMIZER,
+    RUN_CONFIG,
+    STATE,
+    TOKENIZER,
+    WEIGHTS,
+)
+from gpt.common.words import printable, several, shell_word
 
 PICKLES = " (a pickle, such as a .pt file, can run code and is never opened)"
 T = TypeVar("T")
 
 
-def wait_until_here(folder: Path, sha256: str, seconds: float = 60.0) -> None:
-    """Waits for a checkpoint that another machine wrote, known by its manifest's sha256: a network disk may lag.
-
-    Raises UserError (exit 4) if the checkpoint is still missing after this number of seconds.
-    """
-    until = time.monotonic() + seconds
-    while not (folder / MANIFEST).is_file() or sha256_of(folder / MANIFEST) != sha256:
-        if time.monotonic() > until:
-            raise _refusal(f"this machine does not see {printable(folder)} as the first process does, after "
-                           f"{seconds:.0f} s. Mount the same disk here on all machines.")
-        time.sleep(min(1.0, seconds / 10))
-
-
 # ---------------------------------------------------------------- a folder of checkpoints
 
 
-def newest_sound(folder: Path, warn: Callable[[str], None],
-                 reader: Callable[[Path], Stored] = verify) -> Found | None:
-    """The newest checkpoint of a folder that the reader accepts, with its training state.
+def newest_sound(folder: Path, warn: Callable[[str], None], to_train: bool = True,
+                 names: Collection[str] = ()) -> Found | None:
+    """The newest checkpoint of a folder that verify accepts, with its training state.
 
-    Skips each damaged checkpoint, where the reader raises InvalidCheckpoint, with a warning. None if
-    the folder holds no checkpoint. Raises UserError (exit 4) with the reasons if all checkpoints are
-    damaged.
+    Skips each damaged checkpoint with a warning. None if the folder holds no checkpoint. Raises UserError (exit
+    4) with the reasons if all checkpoints are damaged.
     """
     reasons = []
     for path, why in numbered_in(folder).values():
         if why is None:
             try:
-                return Found(path, reader(path))
+                return Found(path, verify(path, to_train, names))
             except InvalidCheckpoint as error:
                 why = str(error)
         if why and os.path.lexists(path):  # a training run may have deleted the checkpoint meanwhile
@@ -68,7 +62,11 @@ def newest_sound(folder: Path, warn: Callable[[str], None],
 # ---------------------------------------------------------------- any path
 
 
-def resolve(path: Path, warn: Callable[[str], None]) -> Path:
+def silent(message: str) -> None:
+    """Prints nothing: another caller of the same function warns of the same."""
+
+
+def resolve(path: Path, warn: Callable[[str], None] = silent) -> Path:
     """The folder that path means: a checkpoint, the newest sound one of a folder, or a Hugging Face folder.
 
     folder/best is the best checkpoint of a folder by validation, folder/last the newest sound one; best and
@@ -102,7 +100,7 @@ def _locate(path: Path, warn: Callable[[str], None], run_folder: Path | None = N
     if of_trainer:
         return of_trainer[0], None
     found = (_best_of(folder, warn, to_train) if name == BEST else
-             newest_sound(folder, warn, partial(verify, to_train=to_train)))
+             newest_sound(folder, warn, to_train))
     if found is None:
         raise _nothing_found(folder, to_train)
     return found
@@ -118,7 +116,7 @@ def _verified(path: Path, to_train: bool, cure: str) -> Stored:
 
 def _best_of(folder: Path, warn: Callable[[str], None], to_train: bool) -> Found | None:
     """The best checkpoint by validation, as the newest one records; None for a folder without any."""
-    newest = newest_sound(folder, warn, partial(verify, names=[STATE]))
+    newest = newest_sound(folder, warn, names=[STATE])
     if newest is None:
         return None
     best = folder / f"checkpoint-{newest.stored.state.best_step}"
@@ -171,15 +169,6 @@ def _cure_for(path: Path, to_resume: bool) -> str:
     if others:
         return f"{beside}; or {model}"
     return f"Give {model}, or train one first:\npython train.py --output_dir {new}"
-
-
-def with_transformers(folder: Path) -> str:
-    """The command that saves a Hugging Face folder's pickled weights as safetensors; '' for any other folder."""
-    if not ((folder / CONFIG).is_file() and any(folder.glob("pytorch_model*.bin"))):
-        return ""
-    return ("Save the same weights as safetensors, with transformers:\npython -c 'import sys, transformers\n"
-            f"transformers.AutoModelForCausalLM.from_pretrained(sys.argv[1]).save_pretrained(sys.argv[1])' "
-            f"{shell_word(folder)}")
 
 
 def read_checkpoint(path: Path, warn: Callable[[str], None], reader: Callable[[Path], T]) -> T:
@@ -291,41 +280,14 @@ def check_same(found: Found, config: ModelConfig, train_sha256: str, tokenizer_s
                        + (more_text if changed[0] == "vocab_size" else new_run))
 
 
-def with_more_text(folder: Path | str, tokenizer: Path, state: TrainState, flags: Mapping[str, Any]) -> str:
-    """The commands that continue a run with more text, for as long again.
+def wait_until_here(folder: Path, sha256: str, seconds: float = 60.0) -> None:
+    """Waits for a checkpoint that another machine wrote, known by its manifest's sha256: a network disk may lag.
 
-    folder is the run's. flags are the run's too, which name its tokens: those with metadata and this tokenizer
-    stay, as others cannot be mixed with the new ones. A cooldown has ended: the run continues from the
-    cooldown's beginning.
+    Raises UserError (exit 4) if the checkpoint is still missing after this number of seconds.
     """
-    new, source = f"more-{state.step}", flags.get("cooldown_from")
-    tokens = flags.get("bin_file")
-    paths = ([tokens if os.path.isdir(tokens) else os.path.dirname(tokens) or "."] if tokens else
-             [each.path for each in folders_of(flags.get("data_dir", []))])
-    old = [path for path in paths if beside_tokens(Path(path), METADATA) and not _has_another(Path(path), tokenizer)]
-    # Before a cooldown the minutes were counted from another beginning.
-    length = f"--max_steps {2 * state.step}" if source else f"--max_minutes {15 + round(state.seconds / 30)}"
-    resumed = (f"{shell_word(source)} {in_another_folder(folder, 'more', flags.get('mirror_to'))}" if source else
-               shell_word(folder))
-    return (f"python pretokenize.py MORE --output_dir {new} \\\n    --tokenizer_file {shell_word(tokenizer)}\n"
-            f"python train.py --resume_from {resumed} \\\n    --data_dir {shell_line([*old, new])} "
-            f"--allow_new_data {length}")
-
-
-def in_another_folder(folder: Path | str, name: str, mirror: str | None) -> str:
-    """The flags of another run: a new folder beside this one, and a new mirror if this run has one."""
-    folder = folder if Path(folder).name else Path(folder).resolve()
-    names = (name, *(f"{name}-{number}" for number in range(2, 100)))
-    name = next((each for each in names if not Path(f"{folder}-{each}").exists()), name)
-    return (f"--output_dir {shell_word(f'{folder}-{name}')}"
-            + (f" --mirror_to {shell_word(f'{mirror}-{name}')}" if mirror else ""))
-
-
-def _has_another(folder: Path, tokenizer: Path) -> bool:
-    """True if the tokenizer of a folder of tokens is there and differs."""
-    theirs = beside_tokens(folder, TOKENIZER)
-    if not (theirs and tokenizer.is_file()):
-        return False
-    with contextlib.suppress(OSError, ValueError):  # a checkpoint's is written without the spaces
-        return json.loads(theirs.read_bytes()) != json.loads(tokenizer.read_bytes())
-    return True
+    until = time.monotonic() + seconds
+    while not (folder / MANIFEST).is_file() or sha256_of(folder / MANIFEST) != sha256:
+        if time.monotonic() > until:
+            raise _refusal(f"this machine does not see {printable(folder)} as the first process does, after "
+                           f"{seconds:.0f} s. Mount the same disk here on all machines.")
+        time.sleep(min(1.0, seconds / 10))

@@ -16,8 +16,9 @@ from safetensors import SafetensorError, safe_open
 
 from gpt.architectures.fields import check_whole, shown
 from gpt.architectures.table import ModelConfig, Network, architecture_of, by_model_type
+from gpt.checkpoint.commands import with_transformers
 from gpt.checkpoint.contents import DTYPES, StateSchema
-from gpt.checkpoint.find import resolve, with_transformers
+from gpt.checkpoint.find import resolve, silent
 from gpt.checkpoint.stored import MAX_COUNT, read_json
 from gpt.common.errors import Exit, InvalidCheckpoint, UserError
 from gpt.common.names import CONFIG, GENERATION, INDEX, OPTIMIZER, TEMPLATE, TOKENIZER_CONFIG, WEIGHTS
@@ -202,7 +203,7 @@ def load_model(folder: Path, device: torch.device, options: Options | None = Non
 # ---------------------------------------------------------------- --init_from
 
 
-def starting_config(requested: str, warn: Callable[[str], None]) -> tuple[Path, ModelConfig]:
+def starting_config(requested: str, warn: Callable[[str], None] = silent) -> tuple[Path, ModelConfig]:
     """The folder that --init_from means, with its config; checks the weights too. Raises UserError (exit 4)."""
     folder = resolve(Path(requested), warn)
     # The weights are checked too, before the model takes memory.

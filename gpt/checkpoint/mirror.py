@@ -15,7 +15,7 @@ from argparse import Namespace
 from pathlib import Path
 
 from gpt.checkpoint.folder import Retention, atomic_folder, check_place, discard, outdated, prune, sweep
-from gpt.checkpoint.recorded import held_by_another_run, is_same_folder, steps_in
+from gpt.checkpoint.steps import held_by_another_run, is_same_folder, steps_in
 from gpt.checkpoint.stored import manifest_entries, verify
 from gpt.common.errors import Exit, InvalidCheckpoint, UserError, writing
 from gpt.common.files import reason_of, write_whole
@@ -158,10 +158,10 @@ class Mirror:
         self._thread = threading.Thread()
         self._lock = threading.Lock()  # one thread copies at a time
         # The folder, once it is known to hold no other run; a disk may take its place.
-        self._seen: os.stat_result | None = None
+        self._root_stat: os.stat_result | None = None
         self._kept: list[Path] = []  # later checkpoints than this run's, which another copy of it may need
         self._problem = ""  # why the last request failed; printed once
-        self._is_told = False  # the outcome of the last update
+        self._has_reported = False  # the outcome of the last update
 
     def update(self, retention: Retention) -> None:
         """Starts a thread that brings the mirror up to date, the newest checkpoint first; returns at once.
@@ -180,7 +180,7 @@ class Mirror:
         copies the lines that the logs got after the first. Does nothing without an update, or if one still
         hangs.
         """
-        if self._latest is None or (self._is_told and self._thread.is_alive()):
+        if self._latest is None or (self._has_reported and self._thread.is_alive()):
             return
         last, deadline = self._output_dir / f"checkpoint-{self._latest.saved}", time.monotonic() + LONGEST_WAIT_SECONDS
         self.update(self._latest)  # again: a copy may have failed, and the logs have grown
@@ -188,9 +188,9 @@ class Mirror:
         with self._out.phase(f"copying to the mirror {shown}"):
             while self._thread.is_alive() and time.monotonic() < deadline:
                 self._thread.join(0.2)
-        if self._is_told:
+        if self._has_reported:
             return
-        self._is_told = True
+        self._has_reported = True
         if not self._thread.is_alive() and is_copied(last, self._root / last.name):
             self._out.say(f"mirror      {last.name} is in {shown}, verified")
         else:
@@ -221,15 +221,15 @@ class Mirror:
         root, output_dir = self._root, self._output_dir
         own, to_be_pruned = steps_in(output_dir), outdated(output_dir, *retention)
         later = [path for step, path in steps_in(root).items() if step > retention.saved and step not in own]
-        if self._seen is None or not os.path.samestat(root.stat(), self._seen):
+        if self._root_stat is None or not os.path.samestat(root.stat(), self._root_stat):
             # A recorded mirror must hold this run already, and so must a folder in the place of the first one.
-            is_new = self._seen is None and "mirror_to" in self._args.config.given and not steps_in(root)
+            is_new = self._root_stat is None and "mirror_to" in self._args.origin.given and not steps_in(root)
             if not (is_new or holds_this_run(root, output_dir)):
                 raise OSError("it does not hold the checkpoints of this run; --mirror_to chooses another folder")
             root.mkdir(parents=True, exist_ok=True)
             sweep(root)
             self._kept = [] if self._args.overwrite else [path for path in later if _is_sound(path)]
-            self._seen = root.stat()
+            self._root_stat = root.stat()
             if not self._kept:  # then they are damaged, or the run has gone back behind them
                 for path in later:
                     discard(path)

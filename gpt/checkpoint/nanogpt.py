@@ -15,8 +15,8 @@ import torch
 from safetensors.torch import save_file
 
 from gpt.architectures.gpt2 import GPT2, STALE_MASKS
+from gpt.checkpoint.commands import with_transformers
 from gpt.checkpoint.contents import model_card, text_files
-from gpt.checkpoint.find import with_transformers
 from gpt.checkpoint.load import weights_of
 from gpt.common.errors import Exit, InvalidCheckpoint, UserError
 from gpt.common.names import INDEX, STATE, WEIGHTS

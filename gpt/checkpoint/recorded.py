@@ -7,12 +7,12 @@ holds them too, for a checkpoint that was copied away from its folder.
 import contextlib
 import json
 import os
-import re
 from collections.abc import Collection, Mapping
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from gpt.checkpoint.steps import is_same_folder, steps_in
 from gpt.common.config import TOML, Layer, read_toml
 from gpt.common.errors import Exit, UserError
 from gpt.common.files import named_in, read_text
@@ -126,21 +126,6 @@ def _from_here(value: Any, folder: Path) -> Any:
     return next((name for name in names if os.path.exists(name) or os.path.exists(name.rpartition(":")[0])), value)
 
 
-def held_by_another_run(flag: str, folder: Path, way_out: str = "") -> UserError:
-    """The error (exit 4) for the folder of a flag that holds checkpoints of another run.
-
-    way_out is a further cure, at the end of the message.
-    """
-    return UserError(Exit.CHECKPOINT, f"{flag} {printable(folder)} holds the checkpoints of another run, the last one "
-                                      f"of step {max(steps_in(folder)):,}. Give --resume_from auto to continue that "
-                                      f"run, or another {flag}{way_out}.")
-
-
-def is_same_folder(path: str | Path, other: str | Path) -> bool:
-    """True for two names of one folder, which need not exist."""
-    return Path(path).resolve() == Path(other).resolve()
-
-
 def _checkpoints_of(requested: str, output_dir: Path) -> tuple[Path, list[Path]]:
     """The folder of the run to resume, and the checkpoints that requested may mean, newest first."""
     path = output_dir if requested == "auto" else Path(requested)
@@ -148,32 +133,6 @@ def _checkpoints_of(requested: str, output_dir: Path) -> tuple[Path, list[Path]]
         return path.resolve().parent if path.name in ("", "..") else path.parent, [path]
     folder, _ = named_in(path, output_dir)  # best and last belong to the same run
     return folder, [*steps_in(folder).values()]
-
-
-def steps_in(folder: Path) -> dict[int, Path]:
-    """The finished checkpoints of a folder by step, newest first: those with a manifest, not verified.
-
-    Empty for a folder that is missing or cannot be read.
-    """
-    return {step: path for step, (path, why) in numbered_in(folder).items() if why is None}
-
-
-def numbered_in(folder: Path) -> dict[int, tuple[Path, str | None]]:
-    """The folders with a checkpoint's name by step, newest first, each with the reason why it is no checkpoint.
-
-    A finished checkpoint has None for a reason, an empty folder ''.
-    """
-    numbered: dict[int, tuple[Path, str | None]] = {}
-    with contextlib.suppress(OSError):
-        for path in folder.iterdir():
-            if match := re.fullmatch(r"checkpoint-(0|[1-9]\d{0,17})", path.name):
-                try:
-                    why = (None if (path / MANIFEST).exists() else
-                           f"{MANIFEST} is missing" if any(path.iterdir()) else "")
-                except OSError as error:
-                    why = str(error.strerror) if path.is_dir() else ""
-                numbered[int(match[1])] = path, why
-    return dict(sorted(numbered.items(), reverse=True))
 
 
 def first_readable(checkpoints: list[Path]) -> Layer | None:

@@ -51,7 +51,7 @@ def run_child(command: Sequence[str], signals: Signals, seconds: float = math.in
     shows the script prints to this process's own stdout and stderr, and no output is returned. SIGUSR1 is
     passed on, once the script's Signals listen. A script killed by signal n gives 128 + n and a printed error.
     """
-    inherited = ranks.without_torchrun(os.environ)
+    inherited = ranks.environment_without_torchrun()
     inherited.pop(SAFE_PATH, None)  # the script's own folder must stay on its module path
     at_once = signals.at_once
     signals.at_once = ""  # a signal that ended this process at once would leave the child running

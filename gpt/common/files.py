@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from gpt.common.names import BEST, LAST
 from gpt.common.words import first_line, size
 
 try:
@@ -33,7 +34,6 @@ CURES = {  # of errors of writing
     errno.ENOENT: "The folder is gone: mount its disk, or create it again.",
     errno.EMFILE: "Raise the limit on open files: ulimit -n 1024.",
 }
-BEST, LAST = "best", "last"  # names of checkpoints, as in --ckpt out/best
 
 
 def cache_folder() -> Path:

@@ -90,21 +90,26 @@ def whole(low: int, high: int = MAX_WHOLE, unit: str = "N") -> ValueKind:
                      lambda value: low <= value <= high)
 
 
-def real(low: float, high: float, above: bool = False, below: bool = False, unit: str = "X") -> ValueKind:
-    """A finite number from low to high; above excludes low, below excludes high. unit is its name in --help."""
-    words = f"{'above' if above else 'of at least'} {low:g} and {'below' if below else 'at most'} {high:g}"
-    return ValueKind(lambda text: float(_without_commas(text)), f"a number {words}", unit,
-                     lambda value: low <= value <= high and not ((above and value == low) or (below and value == high)))
+def real(low: float, high: float, excludes_low: bool = False, excludes_high: bool = False,
+         unit: str = "X") -> ValueKind:
+    """A finite number from low to high, which may be excluded themselves. unit is its name in --help."""
+    lowest = f"{'above' if excludes_low else 'of at least'} {low:g}"
+    highest = f"{'below' if excludes_high else 'at most'} {high:g}"
+
+    def fits(value: float) -> bool:
+        return low <= value <= high and not (excludes_low and value == low) and not (excludes_high and value == high)
+
+    return ValueKind(lambda text: float(_without_commas(text)), f"a number {lowest} and {highest}", unit, fits)
 
 
 def positive(high: float, unit: str = "X") -> ValueKind:
     """A number above 0, and at most high."""
-    return real(0, high, above=True, unit=unit)
+    return real(0, high, excludes_low=True, unit=unit)
 
 
 def fraction() -> ValueKind:
     """A number from 0 to 1; 1 itself is excluded."""
-    return real(0, 1, below=True)
+    return real(0, 1, excludes_high=True)
 
 
 def one_of(*names: str) -> ValueKind:
@@ -123,11 +128,11 @@ def text(unit: str = "PATH") -> ValueKind:
     return ValueKind(str, "text that is not empty", unit, lambda value: value and "\0" not in value)
 
 
-def escaped(unit: str = "TEXT") -> ValueKind:
+def escaped() -> ValueKind:
     r"""Text that is not empty; \n, \r, \t and \\ become a newline, a return, a tab and a backslash."""
     characters = {"n": "\n", "r": "\r", "t": "\t", "\\": "\\"}
     return ValueKind(lambda value: re.sub(r"\\([nrt\\])", lambda found: characters[found[1]], value),
-                     "UTF-8 text that is not empty", unit, lambda value: text().fits(value) and is_utf8(value))
+                     "UTF-8 text that is not empty", "TEXT", lambda value: text().fits(value) and is_utf8(value))
 
 
 def encoding() -> ValueKind:

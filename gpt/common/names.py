@@ -7,6 +7,7 @@ TOKENIZER, TOKENIZER_CONFIG = "tokenizer.json", "tokenizer_config.json"
 TEMPLATE = "chat_template.jinja"  # of a model that answers
 OPTIMIZER, STATE = "optimizer.safetensors", "trainer_state.json"  # what resuming needs
 CARD, MANIFEST = "README.md", "manifest.json"
+BEST, LAST = "best", "last"  # as in --ckpt out/best: a checkpoint of the folder, and no file
 
 # In an output folder, beside the checkpoints.
 METRICS, LOG = "metrics.jsonl", "log.txt"

@@ -1,7 +1,6 @@
 """The rank of this process under torchrun, from its environment. Collectives: gpt/machine/processes.py."""
 
 import os
-from collections.abc import Mapping
 
 STARTED_BY = os.getppid()  # torchrun, or train.py; another parent later means that it has ended
 PLACE = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
@@ -26,7 +25,7 @@ def is_main() -> bool:
     return not is_one_of_several() or os.environ["RANK"] == "0"
 
 
-def without_torchrun(environment: Mapping[str, str]) -> dict[str, str]:
-    """A copy of an environment without torchrun's variables: a child process then trains alone."""
-    return {name: value for name, value in environment.items()
+def environment_without_torchrun() -> dict[str, str]:
+    """This process's environment without torchrun's variables: a child process then trains alone."""
+    return {name: value for name, value in os.environ.items()
             if name not in THEIRS and not name.startswith("TORCHELASTIC_")}

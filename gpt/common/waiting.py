@@ -4,7 +4,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor, wait
 from typing import Any
 
-from gpt.common.errors import LEFT_BEHIND
+from gpt.common.ending import LEFT_BEHIND
 
 
 def in_thread(work: Callable[[], Any], raise_if_stopped: Callable[[], None]) -> Any:

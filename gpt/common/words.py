@@ -89,3 +89,16 @@ def several(number: int, noun: str) -> str:
 def percent(fraction: float | None) -> str:
     """A fraction as '48.2%', or 'n/a' for None."""
     return "n/a" if fraction is None else f"{fraction:.1%}"
+
+
+def number_in_words(number: float) -> str:
+    """A number in words, with three digits or more and never in powers of ten: '0.185', '9.99', '15,400'."""
+    if number >= 100:
+        return f"{number:,.0f}"
+    return f"{number:.6f}" if 0 < number < 1e-4 else f"{number:.3g}"
+
+
+def in_epochs(number: float) -> str:
+    """Epochs in words: '1 epoch', '0.185 epochs'."""
+    shown = number_in_words(number)
+    return f"{shown} epoch" if shown == "1" else f"{shown} epochs"

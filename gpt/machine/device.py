@@ -220,12 +220,12 @@ def disable_cudnn_attention() -> None:
 # ---------------------------------------------------------------- the printed lines
 
 
-def describe(machine: Machine, memory_bytes: int, attention: str) -> list[str]:
+def describe(machine: Machine, attention: str) -> list[str]:
     """The five lines about the machine that every start prints, the device first and the software last.
 
-    memory_bytes is the size of the device's memory; attention describes the kernels of attention.
+    attention describes the kernels of attention.
     """
-    memory = f"{memory_bytes / 2**30:.1f} GiB"
+    memory = f"{machine.backend.total_memory() / 2**30:.1f} GiB"
     if not machine.on_gpu:
         memory = f"{several(torch.get_num_threads(), 'thread')}, {memory} of RAM available"
     elif not machine.backend.has_own_memory:

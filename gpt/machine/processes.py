@@ -21,7 +21,8 @@ from torch.distributed.rendezvous import rendezvous
 
 from gpt.common import ranks
 from gpt.common.children import end_with_parent
-from gpt.common.errors import LEFT_BEHIND, Exit, UserError
+from gpt.common.ending import LEFT_BEHIND
+from gpt.common.errors import Exit, UserError
 from gpt.common.names import TRAINS_NEXT
 from gpt.common.signals import Signals
 from gpt.common.terminal import print_line

@@ -57,13 +57,13 @@ def open_runtime(use_gpu: bool | None) -> Iterator[Runtime]:
         yield Runtime(out, signals, processes, resources, time.monotonic())
 
 
-def choose_machine(flags: Namespace, prefers_bf16: bool = False) -> Machine:
+def choose_machine(args: Namespace, prefers_bf16: bool = False) -> Machine:
     """Chooses the device, its precision and whether to compile, and sets them up for the whole process.
 
     With prefers_bf16 a processor that multiplies bf16 in hardware uses it, unless a flag names the
     precision. Raises UserError (exit 5) for --use_gpu without a usable GPU.
     """
-    is_native = prefers_bf16 and flags.use_amp is None and not gpu_in_use(flags.use_gpu) and CPU.has_bf16()
-    machine = device.choose(flags.use_gpu, is_native or flags.use_amp, flags.amp_dtype, flags.compile)
-    device.set_up(machine, cache_folder() / "compiled", flags.deterministic)
+    is_native = prefers_bf16 and args.use_amp is None and not gpu_in_use(args.use_gpu) and CPU.has_bf16()
+    machine = device.choose(args.use_gpu, is_native or args.use_amp, args.amp_dtype, args.compile)
+    device.set_up(machine, cache_folder() / "compiled", args.deterministic)
     return machine

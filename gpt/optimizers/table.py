@@ -47,6 +47,6 @@ OPTIMIZERS = {
 }
 
 
-def largest(name: str) -> str:
+def largest_state_of(name: str) -> str:
     """The optimizer with the largest state that a value of --optimizer allows: AdamW for auto, else itself."""
     return "adamw" if name == "auto" else name

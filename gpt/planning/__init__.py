@@ -1,20 +1,24 @@
 """The decisions before a run, and the lines that describe them.
 
 Before torch is imported:
-relations      how flags relate to each other, a table; contradictions: rules that no table holds
-early          answers wrong flags at once, and makes tokens of texts
+relations       a table: how flags relate to each other
+contradictions  the rules that no table holds
+early           answers wrong flags at once, and makes tokens of texts
 
 The decisions, in their order:
-inputs         tokens, shape and checkpoint, all checked; sizing chooses a size by text and time
-first_model    trains another model before, in the minutes that a small text leaves
-recipe         every default with its reason, from defaults and schedules
-kernels        on an NVIDIA GPU: attention and the output layer, by timing
-memory         the formula, the micro-batch, a copy for saves
-deadline       the length that fits into --max_minutes
-setup          makes them; decided: their dataclass, Setup; recorded: what a run records of them
+inputs          tokens, shape and checkpoint, all checked
+sizing, shape   the size by text and time; the network that follows
+first_model     trains another model before, in the minutes that a small text leaves
+recipe          every default with its reason, from defaults and schedules
+kernels         on an NVIDIA GPU: attention and the output layer, by timing
+memory          the formula, the micro-batch, a copy for saves
+deadline        the length that fits into --max_minutes
+setup           makes all of them
+decided         Setup, which holds them
+records         what a run records of them
 
 In words:
-plan           the lines before the first step
-forecast       the loss at the end
-check          --check
+plan            the lines before the first step
+forecast        the loss at the end, from the evidence of a text
+check           --check
 """

@@ -14,14 +14,14 @@ from gpt.architectures.table import ModelConfig
 from gpt.common.errors import Exit
 from gpt.common.flags import with_values
 from gpt.common.progress import Progress
-from gpt.common.words import count
+from gpt.common.words import count, number_in_words
 from gpt.hub.download import download_named
 from gpt.machine.backends import NVIDIA
 from gpt.machine.cards import TYPICAL_GPUS, WITH_ECC, find_card
 from gpt.machine.device import Machine
 from gpt.machine.processes import ALONE
 from gpt.optimizers.build import state_bytes
-from gpt.optimizers.table import largest
+from gpt.optimizers.table import largest_state_of
 from gpt.planning.defaults import TOKENS_PER_PARAMETER
 from gpt.planning.memory import (
     CUDA_CONTEXT,
@@ -34,7 +34,7 @@ from gpt.planning.memory import (
     predicted_peak,
     room_of_each,
 )
-from gpt.planning.plan import describe_machine, figure
+from gpt.planning.plan import describe_machine
 from gpt.planning.shape import LOSS_CHUNK, choose_config, choose_options
 from gpt.planning.sizing import DEFAULT_SIZE, FRACTION_OF_PEAK, names_size
 from model import SIZES, Options
@@ -76,7 +76,7 @@ def check_machine(args: Namespace, machine: Machine, out: Progress) -> int:
             f"{config.vocab_size:,} ids, by the products above and {FRACTION_OF_PEAK:.0%} of a card's peak.\n"
             "-: too large for the memory. --dry_run measures the time for your own text.")
     options = choose_options(args.activation_checkpointing, False, machine, {})
-    optimizer, devices = largest(args.optimizer), devices_of(machine, options, products)
+    optimizer, devices = largest_state_of(args.optimizer), devices_of(machine, options, products)
     priced = {label: device for label, device in devices.items() if device[0].device_type != "cpu" or not price}
     out.say("\n".join(table_of_hours(models, priced, optimizer, price)))
 
@@ -112,7 +112,8 @@ def devices_of(machine: Machine, options: Options, products: float) -> dict[str,
         card = find_card(name)
         assert card
         dtype = torch.bfloat16 if card.has_bf16 else torch.float16
-        setting = MemorySetting(NVIDIA.type, dtype, True, True, 2, LOSS_CHUNK, options.recompute)
+        setting = MemorySetting(NVIDIA.type, dtype, compiled=True, accumulates=True, residual_bytes=2,
+                                loss_chunk=LOSS_CHUNK, recomputes=options.recompute)
         memory = gigabytes * GIB * (15 / 16 if name in WITH_ECC else 1)
         room = (1 - MARGIN) * memory - CUDA_CONTEXT
         devices[f"{name}, {gigabytes} GB"] = setting, room, FRACTION_OF_PEAK * 1e12 * card.half_tflops
@@ -171,4 +172,4 @@ def price_of(config: ModelConfig, setting: MemorySetting, room: float, flops_per
         return "-"
     fraction = min(1.0, config.n_embd / FULL_WIDTH) if setting.has_own_memory else 1.0
     flops = TOKENS_PER_PARAMETER * config.num_parameters * config.flops_per_token
-    return figure(flops / (fraction * flops_per_price) / 3600)
+    return number_in_words(flops / (fraction * flops_per_price) / 3600)

@@ -4,16 +4,52 @@ import math
 import time
 from bisect import bisect_right
 from collections import deque
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from gpt.checkpoint.stored import Stored
-from gpt.planning.decided import Pace, Setup
+from gpt.planning.decided import Setup
 from gpt.planning.recipe import Recipe, eval_interval_of, eval_tokens_of, sample_interval_of
 
 BETWEEN_FRACTION = 0.1  # of the minutes, for validations, saves of the best and samples; the end has one of each
 SPARE = 0.03  # of the minutes left, kept for steps slower than measured
 TOO_SLOW = 2.0  # times the seconds left, for the steps left: a resumed run would be cut off at a high learning rate
 NUM_INTERVALS = 4  # between validations; the pace is their mean, as only some have a sample
+
+
+@dataclass(frozen=True)
+class Pace:
+    """The seconds of a step, a validation token, a sample, a save while training waits, and the last save.
+
+    The seconds of saves follow from the bytes of a checkpoint, the others are measured. sample_seconds is
+    0 in a run without samples.
+    """
+
+    step_seconds: float
+    val_token_seconds: float
+    num_val_tokens: int
+    sample_seconds: float
+    save_seconds: float
+    last_save_seconds: float
+
+    def validation(self, recipe: Recipe) -> float:
+        """Seconds of one validation; 0 without validation tokens."""
+        return self.val_token_seconds * min(self.num_val_tokens, recipe.eval_tokens)
+
+    def seconds_to_end(self, recipe: Recipe, previous_save: float) -> float:
+        """Seconds from any step to the end, with a step under way; the previous save took previous_save."""
+        last_save = max(self.last_save_seconds, previous_save)
+        return 2 * self.step_seconds + self.validation(recipe) + self.sample_seconds + last_save
+
+    def seconds(self, recipe: Recipe, steps_done: int = 0) -> float:
+        """Seconds from the steps done to the end of the run. Each epoch may save, and each validation."""
+        steps = recipe.total_steps - steps_done
+        validations = recipe.num_times(recipe.eval_interval, steps_done)
+        samples = recipe.num_times(recipe.sample_interval, steps_done)
+        epochs = steps * recipe.samples_per_step // recipe.windows_per_epoch
+        saves = epochs + validations
+        between_steps = (validations * self.validation(recipe) + samples * self.sample_seconds
+                         + saves * self.save_seconds)
+        return steps * self.step_seconds + between_steps + self.last_save_seconds
 
 
 class Deadline:
@@ -67,7 +103,7 @@ class Deadline:
         """True if earlier starts used all minutes but SPARE. The loading of this start does not count."""
         return self.minutes is not None and seconds >= (1 - SPARE) * 60 * self.minutes
 
-    def last_step(self, step: int, recipe: Recipe, ending_seconds: float, most_steps: int) -> int:
+    def replan_last_step(self, step: int, recipe: Recipe, ending_seconds: float, most_steps: int) -> int:
         """The last step, at most most_steps, that fits at the pace of the last NUM_INTERVALS intervals, with SPARE.
 
         The pace includes validations, saves and samples. ending_seconds are kept free for the end. Call it once
@@ -119,7 +155,7 @@ def recipe_within(seconds: float, setup: Setup, pace: Pace, steps_done: int) -> 
         eval_tokens = recipe.eval_tokens if is_decided else eval_tokens_of(
             step * recipe.samples_per_step * setup.config.seq_length)
         shorter = replace(recipe, total_steps=step, eval_tokens=eval_tokens)
-        seconds_each = pace.validation(shorter) + pace.save + pace.sample
+        seconds_each = pace.validation(shorter) + pace.save_seconds + pace.sample_seconds
         most = max(1, BETWEEN_FRACTION * seconds // max(seconds_each, 1e-9))
         least_interval = math.ceil((step - steps_done) / most)
         return replace(shorter, eval_interval=eval_interval_of(args.eval_interval, step, least_interval),

@@ -40,36 +40,3 @@ class Setup(Inputs):
     @property
     def tokens_per_step(self) -> int:
         return self.recipe.samples_per_step * self.config.seq_length
-
-
-@dataclass(frozen=True)
-class Pace:
-    """The seconds of a step, a validation token, a sample, a save while training waits, and the last save.
-
-    The seconds of saves follow from the bytes of a checkpoint, the others are measured. val_tokens is the
-    number of validation tokens. sample is 0 in a run without samples.
-    """
-
-    step: float
-    val_token: float
-    val_tokens: int
-    sample: float
-    save: float
-    last_save: float
-
-    def validation(self, recipe: Recipe) -> float:
-        """Seconds of one validation; 0 without validation tokens."""
-        return self.val_token * min(self.val_tokens, recipe.eval_tokens)
-
-    def ending(self, recipe: Recipe, save_seconds: float) -> float:
-        """Seconds from any step to the end, with a step under way; the previous save took save_seconds."""
-        return 2 * self.step + self.validation(recipe) + self.sample + max(self.last_save, save_seconds)
-
-    def seconds(self, recipe: Recipe, steps_done: int = 0) -> float:
-        """Seconds from the steps done to the end of the run. Each epoch may save, and each validation."""
-        steps = recipe.total_steps - steps_done
-        validations = recipe.num_times(recipe.eval_interval, steps_done)
-        samples = recipe.num_times(recipe.sample_interval, steps_done)
-        epochs = steps * recipe.samples_per_step // recipe.windows_per_epoch
-        between_steps = validations * (self.validation(recipe) + self.save) + samples * self.sample + epochs * self.save
-        return steps * self.step + between_steps + self.last_save

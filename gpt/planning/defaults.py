@@ -64,6 +64,7 @@ USUAL_PASSES, BY_HEART = 10, 100
 # models).
 FACTOR_OF_HELPED, BY_HEART_HELPED = 2, 750
 OPEN_SCHEDULES = ("wsd", "constant")
+FEWEST_STEPS = 100  # of a run that learns much
 
 # beta2 follows from the tokens after which the average has forgotten half. It is 0.95 at 0.5M tokens a
 # step, GPT-3's value (Marek et al. 2025).
@@ -194,9 +195,9 @@ def most_passes(num_tokens: int, num_parameters: int, is_helped: bool = False) -
     return max(USUAL_PASSES, min(FACTOR_OF_HELPED * passes, BY_HEART_HELPED * num_tokens // num_parameters))
 
 
-def has_teacher_or_noise(flags: Namespace) -> bool:
+def has_teacher_or_noise(args: Namespace) -> bool:
     """True if a teacher, or noise on the inputs, delays learning the text by heart."""
-    return bool(flags.teacher or flags.input_noise)
+    return bool(args.teacher or args.input_noise)
 
 
 def default_beta2(tokens_per_step: int) -> float:
@@ -207,3 +208,11 @@ def default_beta2(tokens_per_step: int) -> float:
 def default_warmup(total_steps: int) -> int:
     """The steps of the warm-up."""
     return min(LONGEST_WARMUP, int(WARMUP_FRACTION * total_steps))
+
+
+def times_too_short(steps: int, tokens: int, num_tokens: int, num_parameters: int) -> float:
+    """How many times longer a run must be to learn much; at most 1 if it is long enough.
+
+    Such a run needs FEWEST_STEPS, and one pass over its text, or as many tokens as it has parameters.
+    """
+    return max(FEWEST_STEPS / steps, min(num_tokens, num_parameters) / tokens)

@@ -10,9 +10,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from gpt.checkpoint.recorded import held_by_another_run, steps_in
+from gpt.checkpoint.steps import held_by_another_run, steps_in
 from gpt.common.children import PROGRAM, run_child
-from gpt.common.errors import Exit, UserError, require, warn
+from gpt.common.errors import PIP, Exit, UserError, require, warn
 from gpt.common.flags import in_list
 from gpt.common.names import METADATA, TOKENIZER, TOKENS, TRAINS_NEXT
 from gpt.common.ranks import is_main, is_one_of_several
@@ -31,8 +31,8 @@ def before_torch(args: Namespace) -> None:
     for name in requested_trackers(args):
         spec = importlib.util.find_spec(name)
         if spec is None or spec.origin is None:  # no origin: a folder of that name, like the one wandb writes
-            raise UserError(Exit.MACHINE, f"--tracker {name}: not installed. Run: {os.path.basename(sys.executable)} "
-                                          f"-m pip install {name}, or give --tracker none.")
+            raise UserError(Exit.MACHINE, f"--tracker {name}: not installed. Run: {PIP} {name}, or "
+                                          "give --tracker none.")
 
 
 # ---------------------------------------------------------------- trackers

@@ -19,7 +19,7 @@ from pathlib import Path
 from gpt.checkpoint import find, load
 from gpt.checkpoint.folder import delete_other_runs
 from gpt.checkpoint.history import read_run
-from gpt.checkpoint.recorded import steps_in
+from gpt.checkpoint.steps import steps_in
 from gpt.checkpoint.stored import Found
 from gpt.common.children import PROGRAM, run_child
 from gpt.common.errors import UserError

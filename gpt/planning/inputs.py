@@ -12,7 +12,7 @@ from gpt.architectures.table import ModelConfig, by_flags
 from gpt.checkpoint import find, load
 from gpt.checkpoint.folder import owned
 from gpt.checkpoint.mirror import holds_this_run, prepare_mirror
-from gpt.checkpoint.recorded import is_same_folder, steps_in
+from gpt.checkpoint.steps import is_same_folder, steps_in
 from gpt.checkpoint.stored import NEW_RUN, Found, Stored, TrainState
 from gpt.common.errors import Exit, InvalidCheckpoint, Problems, UserError
 from gpt.common.files import named_in, sha256_of
@@ -39,7 +39,7 @@ LEAST_TO_FALL = 0.01  # of the peak, from which a cooldown still learns: the end
 
 @dataclass(frozen=True)
 class Inputs:
-    """The checked inputs of a run: flags, tokens, the model's shape, the checkpoint to resume from.
+    """The checked inputs of a run: args, tokens, the model's shape, the checkpoint to resume from.
 
     args names the local folders of models from the hub. sizing is the program's choice of network and size,
     None for pretrained weights and on a GPU with its own memory. config has the dropout of its flag, 0
@@ -132,7 +132,7 @@ def _check(args: Namespace, runtime: Runtime) -> Inputs:
     with problems.catch(), out.phase("checking the tokens"):
         corpus = find_corpus(args)
         if args.init_from:
-            folder, weights = load.starting_config(args.init_from, lambda said: None)
+            folder, weights = load.starting_config(args.init_from)
             _check_tokenizer("--init_from", folder, corpus.tokenizer_path, out, weights.vocab_size < corpus.vocab_size)
             if runtime.processes.world_size > 1:  # all load this checkpoint of a run, though a newer one may appear
                 args = with_values(args, init_from=str(folder))
@@ -163,15 +163,15 @@ def _check(args: Namespace, runtime: Runtime) -> Inputs:
     return inputs
 
 
-def _check_device(flags: Namespace) -> None:
+def _check_device(args: Namespace) -> None:
     """Raises UserError (exit 5) for flags that the device does not support."""
-    if flags.use_gpu and (reason := gpu_of_this_system().why_unavailable()):
+    if args.use_gpu and (reason := gpu_of_this_system().why_unavailable()):
         raise UserError(Exit.MACHINE, f"--use_gpu: {reason}, or give --no-use_gpu to train on the CPU.")
-    if flags.compile_mode == "reduce-overhead" and (reason := NVIDIA.why_unavailable()):
+    if args.compile_mode == "reduce-overhead" and (reason := NVIDIA.why_unavailable()):
         raise UserError(Exit.MACHINE, f"--compile_mode reduce-overhead: {reason}, or give --compile_mode default.")
-    gpu = gpu_in_use(flags.use_gpu)
+    gpu = gpu_in_use(args.use_gpu)
     # On Apple's GPU recomputation would drop other values.
-    if flags.activation_checkpointing and flags.dropout and gpu and not gpu.has_own_memory:
+    if args.activation_checkpointing and args.dropout and gpu and not gpu.has_own_memory:
         raise UserError(Exit.MACHINE, "--activation_checkpointing and --dropout: not together on Apple's GPU. "
                                       "Give --dropout 0 or --no-activation_checkpointing.")
 
@@ -190,7 +190,7 @@ def with_size(args: Namespace, corpus: Corpus, max_minutes: float | None, out: P
 # ---------------------------------------------------------------- the checkpoint
 
 
-def as_in_checkpoint(config: ModelConfig, folder: Path, flags: Namespace) -> ModelConfig:
+def as_in_checkpoint(config: ModelConfig, folder: Path, args: Namespace) -> ModelConfig:
     """The config with the fields of a checkpoint's model that no flag sets, as the epsilon of norms.
 
     A run from pretrained weights may have more ids than the corpus; they stay. Unchanged for a checkpoint that
@@ -199,7 +199,7 @@ def as_in_checkpoint(config: ModelConfig, folder: Path, flags: Namespace) -> Mod
     with contextlib.suppress(InvalidCheckpoint):  # find.check_same reports it with more detail
         recorded = load.read_config(folder)
         if type(recorded) is type(config):
-            return replace(recorded, **{name: getattr(config, name) for name in by_flags(config, vars(flags))},
+            return replace(recorded, **{name: getattr(config, name) for name in by_flags(config, vars(args))},
                            vocab_size=max(config.vocab_size, recorded.vocab_size))
     return config
 
@@ -332,47 +332,47 @@ def _check_tokenizer(flag: str, folder: Path, ours: Path | None, out: Progress, 
 # ---------------------------------------------------------------- the tokens
 
 
-def find_corpus(flags: Namespace) -> Corpus:
+def find_corpus(args: Namespace) -> Corpus:
     """Opens the token files that the flags name; several folders become a mixture.
 
     With --bin_file the metadata and tokenizer in --data_dir are not used. Raises UserError (exit 3); exit
     4 if their vocabulary would come from an --init_from that names no model.
     """
     problems, corpora = Problems(), []
-    folders = folders_of(flags.data_dir)
+    folders = folders_of(args.data_dir)
     for folder in folders:
         with problems.catch():
-            corpora.append(_find_one(flags, folder.path))
+            corpora.append(_find_one(args, folder.path))
     problems.stop()
     return corpora[0] if len(folders) == 1 else mix(folders, corpora)
 
 
-def _find_one(flags: Namespace, data_dir: str) -> Corpus:
+def _find_one(args: Namespace, data_dir: str) -> Corpus:
     """Opens the corpus of one folder. Raises UserError (exit 3)."""
     folder, shown = Path(data_dir), printable(data_dir)
-    if flags.bin_file is None and not folder.is_dir():
+    if args.bin_file is None and not folder.is_dir():
         raise UserError(Exit.DATA, f"--data_dir {shown} {'is not a folder' if folder.exists() else 'does not exist'}. "
                                    "If it was moved, give --data_dir with its new place; else run: python "
                                    f"pretokenize.py TEXT --output_dir {shell_word(data_dir)}")
 
     def file_of(given: str | None, name: str) -> Path | None:
-        if given is None and flags.bin_file is None:
+        if given is None and args.bin_file is None:
             return beside_tokens(folder, name)
         return Path(given) if given else None
 
-    metadata = file_of(flags.metadata_file, METADATA)
-    tokenizer = file_of(flags.tokenizer_file, TOKENIZER)
-    vocab_size, notes = flags.vocab_size, ()
-    if flags.init_from and not (metadata or tokenizer or vocab_size):
-        weights, config = load.starting_config(flags.init_from, lambda said: None)
+    metadata = file_of(args.metadata_file, METADATA)
+    tokenizer = file_of(args.tokenizer_file, TOKENIZER)
+    vocab_size, notes = args.vocab_size, ()
+    if args.init_from and not (metadata or tokenizer or vocab_size):
+        weights, config = load.starting_config(args.init_from)
         tokenizer = weights / TOKENIZER if (weights / TOKENIZER).is_file() else None
         vocab_size = None if tokenizer else config.vocab_size
         notes = ("the tokens come without their vocabulary: it is taken from --init_from",)
-    if flags.bin_file is None and metadata is None and not (flags.tokenizer_file or flags.vocab_size or notes):
+    if args.bin_file is None and metadata is None and not (args.tokenizer_file or args.vocab_size or notes):
         there = f" {shell_word(tokenizer)}" if tokenizer else ""
         raise UserError(Exit.DATA, f"--data_dir {shown} has no metadata.json. For tokens of another program give "
                                    f"--tokenizer_file{there} or --vocab_size; else make them again: python "
                                    f"pretokenize.py TEXT --output_dir {shell_word(data_dir)} --overwrite")
-    corpus = open_corpus(Path(flags.bin_file or folder), Path(flags.val_bin_file) if flags.val_bin_file else None,
+    corpus = open_corpus(Path(args.bin_file or folder), Path(args.val_bin_file) if args.val_bin_file else None,
                          metadata, tokenizer, vocab_size)
     return replace(corpus, notes=(*corpus.notes, *notes))

@@ -12,6 +12,7 @@ from argparse import Namespace
 from bisect import bisect_right
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 
@@ -28,7 +29,7 @@ from gpt.machine.memory import available_ram
 from gpt.machine.processes import ALONE, Processes
 from gpt.machine.runtime import Runtime
 from gpt.optimizers.build import state_bytes
-from gpt.optimizers.table import OPTIMIZERS, largest
+from gpt.optimizers.table import OPTIMIZERS, largest_state_of
 from gpt.planning.recipe import Recipe
 from gpt.planning.sizing import Sizing
 from model import Options
@@ -81,8 +82,10 @@ class MemorySetting:
         """
         shards = {"fsdp": processes.world_size, "hsdp": processes.world_size // processes.num_machines}.get(strategy, 1)
         is_half = options.residual_dtype or (strategy in ("fsdp", "hsdp") and machine.dtype != torch.float32)
-        return MemorySetting(machine.device.type, machine.dtype, machine.compile, True, 2 if is_half else 4,
-                             options.loss_chunk, options.recompute, True, optimizer_bytes, strategy, shards)
+        return MemorySetting(
+            machine.device.type, machine.dtype, compiled=machine.compile, accumulates=True,
+            residual_bytes=2 if is_half else 4, loss_chunk=options.loss_chunk, recomputes=options.recompute,
+            copies=True, optimizer_bytes=optimizer_bytes, strategy=strategy, shards=shards)
 
     @property
     def has_own_memory(self) -> bool:
@@ -195,7 +198,8 @@ def _logit_bytes(config: ModelConfig, batch_size: int, setting: MemorySetting, t
     tokens, e = batch_size * config.seq_length, setting.dtype.itemsize
     rows = min(tokens, setting.loss_chunk or tokens)
     is_in_chunks = rows < tokens
-    bytes_per_logit, sums = 18 if is_in_chunks and setting.has_own_memory else 12, 0
+    bytes_per_logit = 18 if is_in_chunks and setting.has_own_memory else 12
+    sums = 0
     if setting.compiled:
         bytes_per_logit = 2 * e if is_in_chunks and setting.has_own_memory else e
     if is_in_chunks and setting.device_type == "cpu":
@@ -260,9 +264,17 @@ def largest_micro_batch(config: ModelConfig, setting: MemorySetting, room: float
     return bisect_right(range(1, most + 1), room, key=lambda n: predicted_peak(config, n, setting))
 
 
+class Sharing(NamedTuple):
+    """How processes share the model, why, and the default number of sequences in a micro-batch of each."""
+
+    strategy: str  # alone, ddp, fsdp, hsdp
+    why: str  # '' for alone
+    micro_batch: int
+
+
 def choose_sharing(args: Namespace, sizing: Sizing | None, config: ModelConfig, options: Options, machine: Machine,
-                   processes: Processes = ALONE) -> tuple[str, str, int]:
-    """Chooses how processes share the model; returns the strategy, the reason, and the default micro-batch.
+                   processes: Processes = ALONE) -> Sharing:
+    """Chooses how processes share the model, and the default micro-batch.
 
     The strategy is the first one with a prediction that fits the memory: ddp, then hsdp on several
     machines, then fsdp. It must leave room for --batch_size, or for LEAST_MICRO_BATCH_TOKENS; fsdp is taken if none
@@ -270,7 +282,7 @@ def choose_sharing(args: Namespace, sizing: Sizing | None, config: ModelConfig, 
     sizing's, or the tokens that keep the device busy. It is predicted to fit 80% of the memory; with
     --batch_size no memory limits it, as halving finds what fits.
     """
-    optimizer = largest(args.optimizer)  # the choice of auto depends on the micro-batch
+    optimizer = largest_state_of(args.optimizer)  # the choice of auto depends on the micro-batch
     accumulates = args.gradient_accumulation_steps > processes.world_size
     sharing_ram = processes.local_world_size if machine.device.type == "cpu" else 1
 
@@ -295,7 +307,7 @@ def choose_sharing(args: Namespace, sizing: Sizing | None, config: ModelConfig, 
     # Halving finds what fits for a --batch_size.
     total_bytes = machine.backend.total_memory() if args.batch_size is None else 2**62
     fitting = largest_micro_batch(config, setting(strategy), 0.8 * (total_bytes // sharing_ram), most)
-    return strategy, why, 1 << max(1, fitting).bit_length() - 1
+    return Sharing(strategy, why, 1 << max(1, fitting).bit_length() - 1)
 
 
 # ---------------------------------------------------------------- the micro-batch of a run

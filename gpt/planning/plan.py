@@ -12,12 +12,24 @@ from data import num_windows, spaced
 from gpt.architectures.table import ARCHITECTURES, DEFAULT, ModelConfig, architecture_of, by_flags, name_of
 from gpt.common.names import TRAINS_NEXT
 from gpt.common.ranks import is_one_of_several
-from gpt.common.words import count, duration, percent, printable, several, shell_word, short, size
+from gpt.common.words import (
+    count,
+    duration,
+    in_epochs,
+    number_in_words,
+    percent,
+    printable,
+    several,
+    shell_word,
+    short,
+    size,
+)
 from gpt.machine.device import Machine, describe
 from gpt.ops.attention import attends_in_blocks, heads_for_kernel
 from gpt.optimizers.table import OPTIMIZERS
-from gpt.planning.decided import Pace, Setup
-from gpt.planning.defaults import OPEN_SCHEDULES, has_teacher_or_noise, most_passes
+from gpt.planning.deadline import Pace
+from gpt.planning.decided import Setup
+from gpt.planning.defaults import OPEN_SCHEDULES, has_teacher_or_noise, most_passes, times_too_short
 from gpt.planning.evidence import copied_in
 from gpt.planning.forecast import describe_forecast
 from gpt.planning.memory import describe_memory, predicted_peak
@@ -31,7 +43,6 @@ from gpt.tokens.ngrams import MANY_COPIES
 from model import SIZES
 
 MIN_VAL_TOKENS = 1000
-FEWEST_STEPS = 100  # of a run that learns much
 MANY_SILENT = 0.2  # of the sequences, without an answer
 
 
@@ -75,7 +86,7 @@ def say_rest(setup: Setup, pace: Pace, steps_done: int) -> None:
     lines = describe_plan(setup) if args.verbose or args.dry_run else []
     seconds = min(pace.seconds(recipe, steps_done), 60 * (args.max_minutes or math.inf) - before)  # ends then at latest
     lines += [f"time        about {duration(seconds)}{within}, estimated: "
-              f"{several(steps, 'step')} of {figure(pace.step)} s, {epochs}",
+              f"{several(steps, 'step')} of {number_in_words(pace.step_seconds)} s, {epochs}",
               *describe_forecast(setup), *describe_sharing(setup)]
     warnings = objections(setup)
     if setup.runtime.processes.is_first and not args.dry_run:  # another machine may not see the folder yet
@@ -123,19 +134,6 @@ def describe_sharing(setup: Setup) -> list[str]:
     return lines
 
 
-def figure(number: float) -> str:
-    """A number in words, with three digits or more and never in powers of ten: '0.185', '9.99', '15,400'."""
-    if number >= 100:
-        return f"{number:,.0f}"
-    return f"{number:.6f}" if 0 < number < 1e-4 else f"{number:.3g}"
-
-
-def in_epochs(number: float) -> str:
-    """Epochs in words: '1 epoch', '0.185 epochs'."""
-    shown = figure(number)
-    return f"{shown} epoch" if shown == "1" else f"{shown} epochs"
-
-
 # ---------------------------------------------------------------- the whole plan
 
 
@@ -170,7 +168,7 @@ def describe_plan(setup: Setup) -> list[str]:
 def describe_machine(config: ModelConfig, machine: Machine, attention_times: str = "") -> list[str]:
     """The lines about the machine, with the times of attention's kernels in one block, where they were measured."""
     times = f" (a block, forward and backward: {attention_times})" if attention_times else ""
-    return describe(machine, machine.backend.total_memory(), attention_of(config, machine) + times)
+    return describe(machine, attention_of(config, machine) + times)
 
 
 def attention_of(config: ModelConfig, machine: Machine) -> str:
@@ -225,7 +223,7 @@ def objections(setup: Setup) -> list[str]:
     return lines
 
 
-def _silent(corpus: Corpus, seq_length: int) -> float:
+def _fraction_without_answer(corpus: Corpus, seq_length: int) -> float:
     """The share of the training sequences without a token that counts, from a thousand of them."""
     if not corpus.converses:
         return 0.0
@@ -237,14 +235,6 @@ def _passes_of_components(setup: Setup) -> list[tuple[Component, float]]:
     """The passes over each folder of a mixture, none without one."""
     tokens = setup.recipe.samples * setup.config.seq_length
     return [(part, part.weight * tokens / part.corpus.train.length) for part in setup.corpus.components]
-
-
-def times_too_short(steps: int, tokens: int, num_tokens: int, num_parameters: int) -> float:
-    """How many times longer a run must be to learn much; at most 1 if it is long enough.
-
-    Such a run needs FEWEST_STEPS, and one pass over its text, or as many tokens as it has parameters.
-    """
-    return max(FEWEST_STEPS / steps, min(num_tokens, num_parameters) / tokens)
 
 
 def early_objections(setup: Setup) -> list[str]:
@@ -278,7 +268,7 @@ def early_objections(setup: Setup) -> list[str]:
     if copied >= MANY_COPIES:
         lines.append(f"{percent(copied)} of the validation tokens stand word for word in the training text: "
                      "their loss counts memorized passages. Remove duplicates from the text.")
-    silent = sum(weight * _silent(each, config.seq_length) for each, weight in parts)
+    silent = sum(weight * _fraction_without_answer(each, config.seq_length) for each, weight in parts)
     if silent > MANY_SILENT:
         can_grow = "seq_length" in args.origin.given or not setup.is_pretrained
         cure = (f"Give --seq_length {2 * config.seq_length}, or more" if can_grow else
@@ -288,7 +278,8 @@ def early_objections(setup: Setup) -> list[str]:
     world_size = setup.runtime.processes.world_size
     if recipe.samples_per_step > recipe.windows_per_epoch:
         fewest_each = f" --gradient_accumulation_steps {world_size}" if recipe.accumulation > world_size else ""
-        lines.append(f"each step reads the text {figure(recipe.samples_per_step / recipe.windows_per_epoch)} times: it "
+        passes_of_step = number_in_words(recipe.samples_per_step / recipe.windows_per_epoch)
+        lines.append(f"each step reads the text {passes_of_step} times: it "
                      f"has {several(recipe.windows_per_epoch, 'sequence')} of {config.seq_length:,} tokens. Give at "
                      f"most --batch_size {max(1, recipe.windows_per_epoch // world_size)}{fewest_each}.")
     if isinstance(args.batch_size, int) and setup.micro_batch < args.batch_size and not setup.resumed:

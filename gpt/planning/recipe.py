@@ -12,7 +12,7 @@ from typing import Any
 import data
 from gpt.architectures.fields import shown
 from gpt.architectures.table import ModelConfig
-from gpt.checkpoint.find import in_another_folder
+from gpt.checkpoint.commands import in_another_folder
 from gpt.checkpoint.stored import NEW_RUN, Stored
 from gpt.common.errors import Exit, UserError
 from gpt.common.words import count, several, shell_word
@@ -34,8 +34,8 @@ class Recipe(Schedule):
     processes together. epochs is only a limit, up to 2**40, until --max_minutes has planned the length.
     Intervals are in steps; a sample_interval of 0 means no samples, a grad_clip of 0 no clipping. A
     validation has at most eval_tokens. embedding_learning_rate is the peak of all parameters but the
-    matrices inside blocks. overfits is True for a run that needs dropout and more decay if it reads its
-    text many times. samples_of_others counts the samples of other tokens, before --allow_new_data.
+    matrices inside blocks. is_regularized is True for a run that gets more decay, and dropout, the more often it
+    reads its text. samples_of_others counts the samples of other tokens, before --allow_new_data.
     samples_of_other_steps are the samples that earlier starts read beyond step times samples_per_step; negative
     if their steps were smaller.
     """
@@ -55,18 +55,18 @@ class Recipe(Schedule):
     log_interval: int
     reasons: Mapping[str, str]
     optimizer: str = "adamw"
-    overfits: bool = False
+    is_regularized: bool = False
     usual_learning_rate: float = math.inf  # the default peak, also where a flag gives another
     samples_of_others: int = 0
     samples_of_other_steps: int = 0
 
     @property
-    def lower_learning_rate(self) -> str:
+    def lower_rate_in_words(self) -> str:
         """What to give --learning_rate after a divergence: half of the peak, or the default where that is lower."""
-        return self.rate_to_give(min(self.learning_rate / 2, self.usual_learning_rate))
+        return self.rate_in_words(min(self.learning_rate / 2, self.usual_learning_rate))
 
-    def rate_to_give(self, rate: float) -> str:
-        """A rate for --learning_rate, with the flag that keeps Muon: the rate alone asks for AdamW."""
+    def rate_in_words(self, rate: float) -> str:
+        """A rate for --learning_rate, and the flag that keeps Muon: the rate alone asks for AdamW."""
         return f"{rate:.2g}" + (" --optimizer muon" if self.optimizer == "muon" else "")
 
     @property
@@ -240,17 +240,17 @@ def choose_recipe(inputs: Inputs, most_batch_size: int, length: int | None = Non
     optimizer, why = choose_optimizer(args, config, samples_per_step, stored)
     if why:
         facts.reasons["optimizer"] = why
-    overfits = facts.is_small and optimizer == "muon"
+    is_regularized = facts.is_small and optimizer == "muon"
     cooldown = cooldown_of(stored.settings) if args.cooldown_from else None
     windows = data.WindowOrder(num_tokens, config.seq_length, 0).windows_per_epoch
-    epochs, total_steps = _choose_length(facts, cooldown, overfits, windows, samples_per_step, length)
+    epochs, total_steps = _choose_length(facts, cooldown, is_regularized, windows, samples_per_step, length)
     rates = _choose_rates(facts, optimizer, samples_per_step, total_steps)
     if config.dropout and args.dropout is None:
         facts.reasons["dropout"] = defaults.REASONS["dropout"]
     samples_of_others = stored.state.samples_of_others
     samples_of_other_steps = stored.state.samples_seen - stored.state.step * samples_per_step
     samples_to_come = (total_steps - stored.state.step) * samples_per_step
-    passes = (stored.state.samples_seen + samples_to_come - samples_of_others) / windows if overfits else 1.0
+    passes = (stored.state.samples_seen + samples_to_come - samples_of_others) / windows if is_regularized else 1.0
     return Recipe(
         **rates, **_choose_schedule(facts, rates["learning_rate"], total_steps, cooldown), total_steps=total_steps,
         epochs=epochs, batch_size=batch_size, accumulation=accumulation, windows_per_epoch=windows,
@@ -261,11 +261,11 @@ def choose_recipe(inputs: Inputs, most_batch_size: int, length: int | None = Non
         eval_tokens=_choose_eval_tokens(facts, batch_size, epochs),
         sample_interval=sample_interval_of(args.sample_interval, total_steps),
         log_interval=args.log_interval or max(1, min(20, total_steps // 100)),
-        reasons=facts.reasons, optimizer=optimizer, overfits=overfits, samples_of_others=samples_of_others,
+        reasons=facts.reasons, optimizer=optimizer, is_regularized=is_regularized, samples_of_others=samples_of_others,
         samples_of_other_steps=samples_of_other_steps)
 
 
-def _choose_length(facts: _Facts, cooldown: Cooldown | None, overfits: bool, windows: int, samples_per_step: int,
+def _choose_length(facts: _Facts, cooldown: Cooldown | None, is_regularized: bool, windows: int, samples_per_step: int,
                    length: int | None) -> tuple[int, int]:
     """The epochs and the last step. A resumed run counts both from its first step, and adds to the samples it saw."""
     args, num_tokens = facts.args, facts.num_tokens
@@ -283,7 +283,7 @@ def _choose_length(facts: _Facts, cooldown: Cooldown | None, overfits: bool, win
     else:
         wanted_epochs = math.ceil(defaults.TOKENS_PER_PARAMETER * num_parameters / num_tokens)
         usual_epochs = facts.sizing.epochs if facts.sizing else wanted_epochs
-        limit = most_epochs if overfits else defaults.USUAL_PASSES
+        limit = most_epochs if is_regularized else defaults.USUAL_PASSES
         epochs = facts.choose("epochs", facts.usual_epochs if facts.is_pretrained else min(limit, usual_epochs))
     steps_left = -(-max(0, epochs * windows - samples_seen) // samples_per_step)
     return epochs, min(steps_done + steps_left, most_steps or 2**62, length or 2**62)

@@ -30,7 +30,7 @@ from gpt.planning.memory import (
     setting_of,
 )
 from gpt.planning.recipe import ENDLESS, Recipe, choose_recipe, had_step_of
-from gpt.planning.recorded import measures_same_tokens, same_everywhere
+from gpt.planning.records import measures_same_tokens, same_everywhere
 from gpt.planning.relations import of_another_recipe
 from gpt.planning.shape import choose_options
 from gpt.planning.sizing import FRACTION_OF_PEAK, UNKNOWN_PEAK
@@ -102,7 +102,7 @@ def _choose_dropout(inputs: Inputs, options: Options, runtime: Runtime, deadline
     if args.dropout is not None or args.init_from or args.compile_mode == "reduce-overhead" or (
             shares_ram and args.activation_checkpointing):
         return args.dropout or 0.0
-    most_batch_size = choose_sharing(args, inputs.sizing, config, options, machine, processes)[2]
+    most_batch_size = choose_sharing(args, inputs.sizing, config, options, machine, processes).micro_batch
     recipe_for = partial(choose_recipe, inputs, most_batch_size)
     length = deadline.length
     if length is None and args.max_minutes:
@@ -113,7 +113,7 @@ def _choose_dropout(inputs: Inputs, options: Options, runtime: Runtime, deadline
         length = max(length, 1 + (args.warmup_steps or 0))  # an estimate is no reason to refuse a warm-up
     recipe = recipe_for(length)
     is_large = config.num_parameters >= defaults.LEAST_PARAMETERS * inputs.corpus.train.length
-    default = defaults.DROPOUT if recipe.overfits and is_large and recipe.passes >= defaults.MANY_PASSES else 0.0
+    default = defaults.DROPOUT if recipe.is_regularized and is_large and recipe.passes >= defaults.MANY_PASSES else 0.0
     return inputs.stored.settings.get("dropout") or default
 
 

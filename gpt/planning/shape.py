@@ -1,4 +1,4 @@
-"""The shape of the network, from the flags, pretrained weights or the sizing, and how it is computed in training."""
+"""The shape of the network, from the args, pretrained weights or the sizing, and how it is computed in training."""
 
 from argparse import Namespace
 from collections.abc import Mapping
@@ -18,9 +18,9 @@ DEFAULT_SEQ_LENGTH = 1024
 LONGEST_DEFAULT_SEQ_LENGTH = 2048  # of pretrained weights: Qwen3 allows 40,960 positions, too many for any memory
 
 
-def choose_config(flags: Namespace, vocab_size: int, num_tokens: int, sizing: Sizing | None = None,
+def choose_config(args: Namespace, vocab_size: int, num_tokens: int, sizing: Sizing | None = None,
                   ) -> ModelConfig:
-    """The model's shape from the flags, --init_from or the sizing; T is shorter than requested for a shorter corpus.
+    """The model's shape from the args, --init_from or the sizing; T is shorter than requested for a shorter corpus.
 
     The model of --init_from gets an id for each of the corpus. Raises UserError. Exit 2 means a width that the
     heads do not divide, or a T longer than --init_from allows. Exit 3 means a corpus of fewer than two tokens.
@@ -29,20 +29,20 @@ def choose_config(flags: Namespace, vocab_size: int, num_tokens: int, sizing: Si
     if num_tokens < 2:
         raise UserError(Exit.DATA, f"the corpus has {several(num_tokens, 'token')}, and training needs at least 2. "
                                    "Give pretokenize.py more text.")
-    if flags.init_from:
-        _, config = starting_config(flags.init_from, lambda said: None)
-        if (flags.seq_length or 1) > config.seq_length:
-            raise UserError(Exit.FLAGS, f"--seq_length {flags.seq_length}: --init_from has {config.seq_length} "
+    if args.init_from:
+        _, config = starting_config(args.init_from)
+        if (args.seq_length or 1) > config.seq_length:
+            raise UserError(Exit.FLAGS, f"--seq_length {args.seq_length}: --init_from has {config.seq_length} "
                                         "positions. Lower it.")
-        seq_length = min(flags.seq_length or min(config.seq_length, LONGEST_DEFAULT_SEQ_LENGTH), num_tokens - 1)
+        seq_length = min(args.seq_length or min(config.seq_length, LONGEST_DEFAULT_SEQ_LENGTH), num_tokens - 1)
         return replace(config, vocab_size=max(vocab_size, config.vocab_size), seq_length=seq_length,
-                       dropout=flags.dropout or 0.0)
+                       dropout=args.dropout or 0.0)
 
-    shape = (sizing and sizing.shape) or shape_of(flags)
-    seq_length = flags.seq_length or (sizing.seq_length if sizing else DEFAULT_SEQ_LENGTH)
-    architecture = ARCHITECTURES[sizing.arch if sizing else flags.arch or DEFAULT]
-    others = {name: getattr(flags, name) for name in beyond_size(architecture.Config, vars(flags))
-              if getattr(flags, name) is not None}
+    shape = (sizing and sizing.shape) or shape_of(args)
+    seq_length = args.seq_length or (sizing.seq_length if sizing else DEFAULT_SEQ_LENGTH)
+    architecture = ARCHITECTURES[sizing.arch if sizing else args.arch or DEFAULT]
+    others = {name: getattr(args, name) for name in beyond_size(architecture.Config, vars(args))
+              if getattr(args, name) is not None}
     return architecture.sized(shape, vocab_size, min(seq_length, num_tokens - 1), **others)
 
 

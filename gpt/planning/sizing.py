@@ -83,32 +83,32 @@ class Sizing:
     is_large: bool = False
 
 
-def choose_sizing(flags: Namespace, corpus: Corpus, max_minutes: float | None) -> Sizing | None:
+def choose_sizing(args: Namespace, corpus: Corpus, max_minutes: float | None) -> Sizing | None:
     """Chooses the sizing for a corpus and this processor or Apple GPU.
 
     max_minutes is None for a run without a deadline. Where no flag names a size, it measures the processor for two
     seconds: in bf16 if it has that, and --no-use_amp is not given. Returns None for pretrained weights, and for a GPU
     with its own memory, whose default is gpt2_small. Raises UserError (exit 2) as shape_of.
     """
-    gpu = gpu_in_use(flags.use_gpu)
-    if flags.init_from or (gpu and gpu.has_own_memory):
+    gpu = gpu_in_use(args.use_gpu)
+    if args.init_from or (gpu and gpu.has_own_memory):
         return None
-    is_named = names_size(flags)
-    only_default_has = set(beyond_size(ARCHITECTURES[DEFAULT].Config, vars(flags))).difference(
-        beyond_size(ARCHITECTURES[CHOSEN_ARCH].Config, vars(flags)))
-    names_default = any(getattr(flags, name) is not None for name in only_default_has)
-    arch = flags.arch or (DEFAULT if is_named or names_default else CHOSEN_ARCH)
-    shape = shape_of(flags) if is_named else None
+    is_named = names_size(args)
+    only_default_has = set(beyond_size(ARCHITECTURES[DEFAULT].Config, vars(args))).difference(
+        beyond_size(ARCHITECTURES[CHOSEN_ARCH].Config, vars(args)))
+    names_default = any(getattr(args, name) is not None for name in only_default_has)
+    arch = args.arch or (DEFAULT if is_named or names_default else CHOSEN_ARCH)
+    shape = shape_of(args) if is_named else None
 
     def at(speed: float) -> Sizing:
-        return sizing_for(corpus.vocab_size, corpus.train.length, speed, max_minutes, flags.seq_length, (arch, shape),
-                          has_teacher_or_noise(flags))
+        return sizing_for(corpus.vocab_size, corpus.train.length, speed, max_minutes, args.seq_length, (arch, shape),
+                          has_teacher_or_noise(args))
 
     if gpu or is_named:
         return at(FLOPS_OF_APPLE_GPU if gpu else FLOPS_PER_THREAD * torch.get_num_threads())
 
     def at_speed_of(measured: Shape) -> Sizing:
-        in_bf16 = flags.use_amp is not False and CPU.has_bf16()
+        in_bf16 = args.use_amp is not False and CPU.has_bf16()
         return at(FRACTION_OF_MEASURED * measured_speed(arch, corpus.vocab_size, in_bf16, measured))
 
     first = at_speed_of(MEASURED_SHAPE)
@@ -116,9 +116,9 @@ def choose_sizing(flags: Namespace, corpus: Corpus, max_minutes: float | None) -
     return at_speed_of(first.shape or MEASURED_SHAPE)
 
 
-def names_size(flags: Namespace) -> bool:
+def names_size(args: Namespace) -> bool:
     """True if a flag names the size of the network, or a part of it."""
-    return any(getattr(flags, name) for name in SIZE_FLAGS)
+    return any(getattr(args, name) for name in SIZE_FLAGS)
 
 
 def measured_speed(arch: str, vocab_size: int, use_bf16: bool, shape: Shape) -> float:
@@ -140,13 +140,13 @@ def measured_speed(arch: str, vocab_size: int, use_bf16: bool, shape: Shape) -> 
     return config.flops_per_token * MEASURED_TOKENS / min(seconds)
 
 
-def shape_of(flags: Namespace) -> Shape:
+def shape_of(args: Namespace) -> Shape:
     """Layers, heads and width: each from its flag, or else from --model_size or DEFAULT_SIZE.
 
     Raises UserError (exit 2) for a width that the heads do not divide.
     """
-    given = (flags.n_layer, flags.n_head, flags.n_embd)
-    usual = SIZES[flags.model_size or DEFAULT_SIZE]
+    given = (args.n_layer, args.n_head, args.n_embd)
+    usual = SIZES[args.model_size or DEFAULT_SIZE]
     n_layer, n_head, n_embd = (number or default for number, default in zip(given, usual, strict=True))
     if n_embd % n_head:
         raise UserError(Exit.FLAGS, f"--n_embd {n_embd}: is not a multiple of --n_head {n_head}. Give both.")

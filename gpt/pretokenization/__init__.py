@@ -5,10 +5,12 @@ blocks        is the base of all kinds of input: text_files, json_lines, convers
 sources       finds the input files and recognises their kind, by its table KINDS.
 engines       encodes text into ids.
 store         holds the output folder while it is filled.
-workers       reads, samples and encodes blocks in several processes.
+workers       runs tasks in several processes.
+reading       is such a task: it reads a block, and samples or encodes it.
 passes        makes the passes over the text, and settles the validation split.
 report        adds up what the blocks find, and warns at the end.
 vocabulary    opens or trains the tokenizer.
 commit        gives the token files their final names.
-verify        looks inside a finished folder; look says what in its text would spoil a model.
+verify        looks inside a finished folder.
+look          says what in its text would spoil a model.
 """

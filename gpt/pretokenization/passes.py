@@ -1,6 +1,6 @@
 """The passes over the text: a survey where file sizes do not settle the split, a sample, the encoding.
 
-Worker processes read the blocks; this process puts their answers together, in order.
+Worker processes read the blocks; this process puts their results together, in order.
 """
 
 import contextlib
@@ -20,11 +20,12 @@ from gpt.common.words import printable
 from gpt.pretokenization.blocks import Reading
 from gpt.pretokenization.engines import choose_engine
 from gpt.pretokenization.files import Source, refuse_changed
+from gpt.pretokenization.reading import BlockResult, read_block
 from gpt.pretokenization.report import Report
 from gpt.pretokenization.sources import KINDS, blocks_of
 from gpt.pretokenization.split import VAL_FRACTION, Split, split_by_hash, split_of_documents, split_of_files
 from gpt.pretokenization.store import Folder, TokenWriter
-from gpt.pretokenization.workers import WorkerAnswer, answers_of, read_block
+from gpt.pretokenization.workers import results_of
 from gpt.tokens.metadata import SPLITS
 from gpt.tokens.tokenizer import Vocabulary
 
@@ -64,8 +65,8 @@ class Job:
         """True if a file holds conversations."""
         return any(KINDS[source.kind].is_chat for source in self.sources)
 
-    def answers(self, doing: str, **setup: Any) -> Iterator[WorkerAnswer]:
-        """Makes one pass over the text; yields the workers' answers for its blocks, in order.
+    def results(self, doing: str, **setup: Any) -> Iterator[BlockResult]:
+        """Makes one pass over the text; yields the workers' results for its blocks, in order.
 
         setup are further arguments of read_block. The findings go into a new report. Raises UserError (exit
         3) for unusable text, unless a file has changed since the run began: this explains the error, and is
@@ -79,13 +80,13 @@ class Job:
         meter = Meter(self.progress, doing, self.text_bytes)
         self.report = Report(self.sources, self.reading)
         try:
-            answers = answers_of(self.num_workers, read, blocks, self.signals,
+            results = results_of(self.num_workers, read, blocks, self.signals,
                                  lambda block: block.rows is not None)
-            with self.progress.phase(doing), contextlib.closing(answers):
-                for block, answer in answers:
-                    self.report.add(block, answer.findings)
+            with self.progress.phase(doing), contextlib.closing(results):
+                for block, result in results:
+                    self.report.add(block, result.findings)
                     meter.move_to(before[block.source] + block.offset + block.length)
-                    yield answer
+                    yield result
                 self.report.refuse_bad_records()
         except (UserError, OSError) as error:
             if isinstance(error, OSError) or error.code == Exit.DATA:
@@ -104,7 +105,7 @@ def settle_split(job: Job) -> int:
 
     Text files of one document each are cut by their sizes, in job.sources too. Other documents are split by
     their hashes, and read once for them. A separator that a single file lacks is dropped from job.reading, with
-    a warning. Raises UserError (exit 3) for empty text, and the errors of job.answers.
+    a warning. Raises UserError (exit 3) for empty text, and the errors of job.results.
     """
     fraction, reading = job.args.val_fraction, job.reading
     by_size = not (job.has_fields or reading.separator) and split_of_files(job.sources, fraction)
@@ -112,7 +113,7 @@ def settle_split(job: Job) -> int:
     if by_size:
         job.sources = [replace(source, cut=cut) for source, cut in zip(job.sources, by_size.cuts, strict=True)]
         return sum(source.text_bytes if source.cut is None else source.cut for source in job.sources)
-    parts = [part for answer in job.answers("reading") for part in answer.splits.values()]
+    parts = [part for result in job.results("reading") for part in result.splits.values()]
     sizes = np.array([size for part in parts for size in part.sizes], dtype=np.int64)
     job.report.refuse_empty(int(sizes.sum()))
     if reading.separator and len(sizes) == len(job.sources) == 1 and not job.report.total.separators:
@@ -131,14 +132,14 @@ def encode(job: Job, vocabulary: Vocabulary, engine: str) -> str:
     """Encodes the text and writes the ids of each split into the work folder.
 
     Returns '' and sets job.totals, or stops and returns a text to which the engine gives other ids than
-    tokenizers. Raises the errors of job.answers.
+    tokenizers. Raises the errors of job.results.
     """
     writers = {split: TokenWriter(job.folder.work, split, job.has_chats, vocabulary.opening_ids) for split in SPLITS}
     try:
-        for answer in job.answers("encoding", vocabulary=vocabulary, engine=engine):
-            if answer.difference:
-                return answer.difference
-            for split, part in answer.splits.items():
+        for result in job.results("encoding", vocabulary=vocabulary, engine=engine):
+            if result.difference:
+                return result.difference
+            for split, part in result.splits.items():
                 writers[split].add(part.ids, part.ends, sum(part.sizes), part.is_answer)
     finally:
         for writer in writers.values():
@@ -151,7 +152,7 @@ def encode_text(job: Job, vocabulary: Vocabulary, dtype: str) -> None:
     """Encodes the whole text with the fastest engine that gives the same ids as tokenizers.
 
     Sets job.totals. If the engine turns out to differ, warns and encodes everything again with tokenizers.
-    dtype is only printed. Raises the errors of job.answers, and UserError (exit 5) for a full disk.
+    dtype is only printed. Raises the errors of job.results, and UserError (exit 5) for a full disk.
     """
     engine = choose_engine(job.args.engine, vocabulary, job.progress.say)
     job.progress.say(f"encoding with {vocabulary.size:,} ids, {dtype}, by {engine}")

@@ -10,7 +10,8 @@ from gpt.common.errors import Exit, UserError
 from gpt.common.names import TOKENIZER
 from gpt.common.words import printable, shell_word
 from gpt.pretokenization.passes import Job
-from gpt.pretokenization.workers import SEPARATOR, in_child
+from gpt.pretokenization.reading import SEPARATOR
+from gpt.pretokenization.workers import in_child
 from gpt.tokens.chat import END, START, can_converse
 from gpt.tokens.faithful import probes_of, refuse_changes
 from gpt.tokens.tokenizer import END_OF_TEXT, Vocabulary, end_of_text_id, load_tokenizer, parse, vocabulary_of
@@ -54,7 +55,7 @@ def new_vocabulary(job: Job, train_bytes: int) -> Vocabulary:
     """Trains a tokenizer on a sample spread evenly over the train_bytes of training text.
 
     It has fewer ids than requested if the text supports no more. Raises UserError (exit 3) if there is no
-    text, and the errors of job.answers.
+    text, and the errors of job.results.
     """
     args, progress = job.args, job.progress
     sample_bytes = min(train_bytes, args.train_sample_bytes)
@@ -68,8 +69,8 @@ def new_vocabulary(job: Job, train_bytes: int) -> Vocabulary:
 
     path = job.folder.work / "sample"
     with job.folder.writing(), path.open("wb", buffering=2**22) as file:
-        answers = job.answers("sampling", sample_fraction=sample_bytes / max(1, train_bytes))
-        sample_bytes = sum(file.write(answer.sample) for answer in answers)
+        results = job.results("sampling", sample_fraction=sample_bytes / max(1, train_bytes))
+        sample_bytes = sum(file.write(result.sample) for result in results)
     job.report.refuse_empty(job.text_bytes)
     possible = min(requested, NUM_FIRST_IDS + sample_bytes)  # each byte of the sample allows one merge at most
     with progress.phase("training the tokenizer"):

@@ -1,9 +1,15 @@
 """The parts of a training run. The story itself, main, the loop and the step, is train.py.
 
-state          Run, the living parts of a run: begin here
+run            Run, the living parts of a run: begin here
+starting       starts or resumes a run
 strategies     several processes: their shares of a step, their common decisions
-compiling      compiles the step;  micro_batches  feeds the step;  recovery  undoes a failed step
-pacing         the seconds of a step;  due  the work between two steps
-checkpointing  saves a run;  starting  starts or resumes a run
-validation     the validation loss and samples;  teacher  --teacher;  overfit  --overfit
+compiling      compiles the step
+micro_batches  feeds the step
+recovery       undoes a failed step, and explains why a run cannot go on
+pacing         the seconds of a step
+due            the work between two steps
+checkpointing  saves a run
+validation     the validation loss, and samples
+teacher        --teacher
+overfit        --overfit
 """

@@ -23,10 +23,11 @@ from gpt.common.names import METRICS
 from gpt.common.signals import AtRisk
 from gpt.common.words import printable, several, shell_line, shell_word, size
 from gpt.hub.names import DATASET, MODEL, is_on_hub, repo_of
-from gpt.planning.recorded import settings_of
+from gpt.planning.decided import Setup
+from gpt.planning.records import flags_of_run, settings_of
 from gpt.tokens.chat import END, START, can_converse, template_of
 from gpt.tokens.mixture import mixture_in_words, weight_percent
-from gpt.training.state import Run
+from gpt.training.run import Run
 
 
 class Checkpointer:
@@ -48,17 +49,7 @@ class Checkpointer:
         self._first_step = run.state.step
         self._is_waiting = False  # for a save, in any process
         self._tokenizer_json = tokenizer.to_str() if tokenizer else None
-        # The template of a model that answers: ours after conversations, otherwise that of the starting model.
-        start = (run.setup.resumed.folder if run.setup.resumed else self._args.init_from and
-                 find.resolve(Path(self._args.init_from), lambda said: None))
-        template = load.chat_template(start) if start else None
-        if tokenizer and run.setup.corpus.converses:
-            template = template_of(tokenizer)
-        elif template and not (tokenizer and can_converse(tokenizer) and isinstance(template, str)):
-            self._runtime.out.warn(f"the chat template of {printable(start)} is left out, as its turns are not marked "
-                                   f"by {START} and {END}. Copy it and generation_config.json to the model afterwards.")
-            template = None
-        self._chat_template = template or ""
+        self._chat_template = _choose_chat_template(run.setup, tokenizer)
         self._thread, self._pending = ThreadPoolExecutor(1, "saver", yield_the_cores), None
         self._snapshot = save.Snapshot() if is_first and run.setup.memory.copies else None
         self.mirror = Mirror(self._args, self._runtime.out) if is_first and self._args.mirror_to else None
@@ -215,7 +206,7 @@ class Checkpointer:
             **({"text": printable(", ".join(corpus.origins))} if corpus.origins else {}),
             **{f"{weight_percent(share.weight)} from {share.name}": f"{share.corpus.train.length:,} training tokens, "
                f"sha256 {share.corpus.identity}" for share in corpus.components}}
-        command = command_for_card(settings_of(self._run.setup)["flags"]["given"])
+        command = command_for_card(flags_of_run(self._run.setup).given)
         on_hub = {"base_model": [repo_of(state.init_from, MODEL)],
                   "datasets": [repo_of(origin, DATASET) for origin in corpus.origins]}
         return contents.model_card(self._run.model.config, facts, self.validations, command, on_hub)
@@ -274,6 +265,21 @@ class Checkpointer:
             self.mirror.finish()
         if self._snapshot is not None:
             self._snapshot.close()
+
+
+def _choose_chat_template(setup: Setup, tokenizer: Tokenizer | None) -> str:
+    """The template of a model that answers: ours after conversations, else that of the model it starts from, or ''."""
+    start = setup.resumed.folder if setup.resumed else None
+    if setup.args.init_from and not start:
+        start = find.resolve(Path(setup.args.init_from))
+    template = load.chat_template(start) if start else None
+    if tokenizer and setup.corpus.converses:
+        return template_of(tokenizer)
+    if not template or (tokenizer and can_converse(tokenizer) and isinstance(template, str)):
+        return template or ""
+    setup.runtime.out.warn(f"the chat template of {printable(start)} is left out, as its turns are not marked by "
+                           f"{START} and {END}. Copy it and generation_config.json to the model afterwards.")
+    return ""
 
 
 def command_for_card(given: Mapping[str, Any]) -> str:

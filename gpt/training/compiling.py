@@ -13,7 +13,7 @@ from gpt.machine.kernels import remove_unfinished_kernels
 from gpt.machine.runtime import Runtime
 from gpt.optimizers.build import compile_optimizer
 from gpt.training.micro_batches import micro_batches
-from gpt.training.state import Run
+from gpt.training.run import Run
 
 
 def try_to_compile(run: Run, compile_model: Callable[[], None]) -> None:

@@ -2,10 +2,9 @@
 
 from dataclasses import dataclass
 
-from gpt.planning.deadline import Deadline
-from gpt.planning.decided import Pace
+from gpt.planning.deadline import Deadline, Pace
 from gpt.training.checkpointing import Checkpointer
-from gpt.training.state import Run
+from gpt.training.run import Run
 
 
 @dataclass(frozen=True)
@@ -29,7 +28,7 @@ def due_after_step(run: Run, checkpointer: Checkpointer, deadline: Deadline, pac
     All processes call it after every step, as they vote.
     """
     step, recipe = run.state.step, run.recipe
-    near_deadline = deadline.ends_within(pace.ending(recipe, checkpointer.save_seconds))
+    near_deadline = deadline.ends_within(pace.seconds_to_end(recipe, checkpointer.save_seconds))
     out_of_time = run.decisions.any_said("end", near_deadline and run.setup.runtime.processes.is_first)
     is_last = out_of_time or step == recipe.total_steps
     permanent = is_last or checkpointer.is_permanent()

@@ -8,7 +8,7 @@ import torch
 import data
 from gpt.common.words import duration, several
 from gpt.tokens.watch import TokensChanged
-from gpt.training.state import Run
+from gpt.training.run import Run
 
 REST_SECONDS = 2.0  # after a signal, a step whose rest would take longer is abandoned at its next micro-batch
 

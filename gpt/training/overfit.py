@@ -13,7 +13,7 @@ import torch
 
 from gpt.common.errors import Exit, UserError
 from gpt.common.words import duration, several
-from gpt.training.state import Figures, Run
+from gpt.training.run import Figures, Run
 
 WARMUP_STEPS = 20
 LOOK_STEPS = 10  # between two looks at the loss; at least one pass over the batches

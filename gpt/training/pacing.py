@@ -8,9 +8,8 @@ from gpt.architectures.table import ModelConfig
 from gpt.common.errors import Exit
 from gpt.common.words import percent, several, size
 from gpt.machine.runtime import Runtime
-from gpt.planning.deadline import SPARE, Deadline
-from gpt.planning.decided import Pace
-from gpt.training.state import Figures, Run
+from gpt.planning.deadline import SPARE, Deadline, Pace
+from gpt.training.run import Figures, Run
 from gpt.training.validation import SAMPLE_TOKENS, Validator
 
 WARM_STEPS = 3  # measured at least, after a cold one
@@ -112,10 +111,10 @@ def _measure_step(run: Run, take_step: TakeStep, whole: bool, least_seconds: flo
 def dry_run(run: Run, pace: Pace) -> int:
     """Prints the measured seconds, and the cost of the rest of the run; writes nothing. Returns the exit code."""
     setup, machine = run.setup, run.setup.runtime.machine
-    tokens_per_second = setup.tokens_per_step / pace.step
+    tokens_per_second = setup.tokens_per_step / pace.step_seconds
     steps_per_epoch = run.recipe.windows_per_epoch / run.recipe.samples_per_step
-    lines = [f"step_seconds: {pace.step:.4f}, the lower quartile of {WARM_STEPS} or more",
-             f"hours_per_epoch: {steps_per_epoch * pace.step / 3600:.3g}",
+    lines = [f"step_seconds: {pace.step_seconds:.4f}, the lower quartile of {WARM_STEPS} or more",
+             f"hours_per_epoch: {steps_per_epoch * pace.step_seconds / 3600:.3g}",
              f"tokens_per_second: {tokens_per_second:.0f}",
              f"validation_seconds: {pace.validation(run.recipe):.4f}, of every "
              f"{several(run.recipe.eval_interval, 'step')}"]
@@ -146,8 +145,9 @@ def move_end(run: Run, deadline: Deadline, pace: Pace, save_seconds: float) -> b
     if deadline.minutes is None:
         return False
     most_steps = setup.recipe_for(None).total_steps
+    seconds_to_end = pace.seconds_to_end(recipe, save_seconds)
     last = setup.runtime.processes.from_first(
-        lambda: deadline.last_step(run.state.step, recipe, pace.ending(recipe, save_seconds), most_steps))
+        lambda: deadline.replan_last_step(run.state.step, recipe, seconds_to_end, most_steps))
     total = recipe.total_steps
     left = total - run.state.step
     sooner = max(1, SPARE * left)

@@ -15,7 +15,7 @@ from gpt.planning.decided import Setup
 from gpt.planning.memory import CUDA_CONTEXT, GIB, divisors, remember_too_many
 from gpt.tokens.watch import TokensChanged
 from gpt.training.checkpointing import Checkpointer
-from gpt.training.state import Run
+from gpt.training.run import Run
 
 
 class TooManySkipped(Exception):
@@ -117,11 +117,10 @@ def on_other_programs(setup: Setup) -> str:
 
 
 @contextlib.contextmanager
-def explaining_the_end(run: Run, checkpointer: Checkpointer) -> Iterator[None]:
+def explaining_failures(run: Run, checkpointer: Checkpointer) -> Iterator[None]:
     """Turns a divergence into a UserError (exit 6), and tokens that change while the run reads them (exit 3).
 
-    If the tokens change, a run of one process saves its state first, not in --dry_run or --overfit. The block
-    ends by closing the checkpointer, which waits for the save in flight; nothing can be saved after it.
+    If the tokens change, a run of one process saves its state first, not in --dry_run or --overfit.
     """
     args, processes = run.setup.args, run.setup.runtime.processes
     try:
@@ -133,11 +132,10 @@ def explaining_the_end(run: Run, checkpointer: Checkpointer) -> Iterator[None]:
             with processes.errors_of_this_rank():
                 raise UserError(error.code, f"{error} {checkpointer.last_good()} after that.") from error
     except (TooManySkipped, FloatingPointError) as error:
-        is_tensor, rate = isinstance(error, FloatingPointError), run.recipe.lower_learning_rate
+        is_tensor = isinstance(error, FloatingPointError)
         what = f"{error} is not finite after step {checkpointer.begun_step:,}" if is_tensor else str(error)
-        cure = f"{checkpointer.last_good()} with --learning_rate {rate}, or a longer --warmup_steps."
+        lower_rate = run.recipe.lower_rate_in_words
+        cure = f"{checkpointer.last_good()} with --learning_rate {lower_rate}, or a longer --warmup_steps."
         if run.recipe.cooldown:
             cure = "Begin the cooldown at an earlier checkpoint."
         raise UserError(Exit.DIVERGED, f"{what}. {cure}") from error
-    finally:
-        checkpointer.close()

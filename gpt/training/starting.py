@@ -7,9 +7,9 @@ from gpt.checkpoint import load
 from gpt.common.words import printable, several, short
 from gpt.hub.names import as_recorded
 from gpt.optimizers.build import expected_state
-from gpt.planning.recorded import measures_same_tokens, settings_of
+from gpt.planning.records import measures_same_tokens, settings_of
 from gpt.planning.schedules import schedule_of
-from gpt.training.state import Run
+from gpt.training.run import Run
 
 
 def load_start(run: Run) -> None:

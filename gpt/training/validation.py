@@ -20,7 +20,7 @@ from gpt.tokens.chat import END, Turn, prompt_ids
 from gpt.tokens.corpus import Validation
 from gpt.tokens.masks import warn_without_mask
 from gpt.tokens.tokenizer import bytes_per_id, letter_ids, load_tokenizer, text_after
-from gpt.training.state import Run
+from gpt.training.run import Run
 
 SAMPLE_TOKENS = 64
 

@@ -20,10 +20,10 @@ def spread(values: Sequence[float]) -> float:
 class LossCurve:
     """The training losses of a run; values that are not finite are left out."""
 
-    def __init__(self, guessing_loss: float, lower_rate: str):
-        """guessing_loss is the nats of a uniform prediction: ln V. lower_rate is what to give --learning_rate."""
+    def __init__(self, guessing_loss: float, lower_rate_in_words: str):
+        """guessing_loss is the nats of a uniform prediction: ln V."""
         self._guessing_loss = guessing_loss
-        self._lower = f"Give --learning_rate {lower_rate}"
+        self._lower = f"Give --learning_rate {lower_rate_in_words}"
         self._recent: deque[float] = deque(maxlen=RECENT)
         self._quiet_until = 0
         self._block: list[float] = []
@@ -53,10 +53,10 @@ class LossCurve:
             self._block.clear()
         return warning
 
-    def advice(self, higher_rate: str, peak_fraction: float) -> str | None:
+    def advice(self, higher_rate_in_words: str, peak_fraction: float) -> str | None:
         """Returns what to change and why; None for a healthy or a short curve.
 
-        higher_rate is what to give --learning_rate; peak_fraction is the current learning rate as a fraction of
+        peak_fraction is the current learning rate as a fraction of
         the run's.
         """
         if len(self._middles) < FEWEST_BLOCKS:
@@ -65,9 +65,9 @@ class LossCurve:
         noise = fmean(self._noises[-FEWEST_BLOCKS:]) * 1.2533 / math.sqrt(BLOCK)
         last = self._middles[-max(FEWEST_BLOCKS, len(self._middles) // 3):]
         now = median(last[-4:])
-        return self._explodes(now, noise) or self._stands_still(last, now, noise, higher_rate, peak_fraction)
+        return self._explodes(now, noise) or self._stands_still(last, now, noise, higher_rate_in_words, peak_fraction)
 
-    def verdict(self, loss: float) -> str | None:
+    def worse_than_guessing(self, loss: float) -> str | None:
         """Returns a warning if the last loss is a tenth worse than guessing: more than a short run's noise.
 
         None for a better loss, and for NaN.
@@ -85,7 +85,7 @@ class LossCurve:
         return (f"the loss explodes: {now:.4f}, up from {lowest:.4f} {steps_since:,} steps before. "
                 f"{self._lower}, and resume from before the rise.")
 
-    def _stands_still(self, last: list[float], now: float, noise: float, higher_rate: str,
+    def _stands_still(self, last: list[float], now: float, noise: float, higher_rate_in_words: str,
                       peak_fraction: float) -> str | None:
         gained = median(last[:4]) - now
         if peak_fraction <= 0.5 or gained + 3 * noise >= 0.01 * now:
@@ -93,5 +93,5 @@ class LossCurve:
         is_guessing = now > 0.97 * self._guessing_loss
         level = f"still that of guessing (ln V is {self._guessing_loss:.2f})" if is_guessing else "flat"
         return (f"the loss is {level}: {now:.4f}, {gained:+.4f} gained in {len(last) * BLOCK:,} steps. "
-                f"Give --learning_rate {higher_rate}, or end the run: "
+                f"Give --learning_rate {higher_rate_in_words}, or end the run: "
                 "more such steps gain nothing.")

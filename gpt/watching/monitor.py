@@ -11,25 +11,24 @@ from pathlib import Path
 import torch
 
 from gpt.architectures.table import architecture_of
-from gpt.checkpoint.find import in_another_folder, with_more_text
+from gpt.checkpoint.commands import in_another_folder, with_more_text
 from gpt.checkpoint.history import BITS_OF, VAL_LOSS_OF, Row
-from gpt.checkpoint.recorded import steps_in
+from gpt.checkpoint.steps import steps_in
 from gpt.common.names import FIRST_MODEL, TOKENIZER, TRAINS_NEXT
 from gpt.common.words import duration, percent, printable, several, shell_word
 from gpt.machine.pinned import to_host
 from gpt.machine.timing import Mark
-from gpt.planning.defaults import has_teacher_or_noise
+from gpt.planning.defaults import has_teacher_or_noise, times_too_short
 from gpt.planning.first_model import lowest_loss
 from gpt.planning.forecast import bits_after_twice, forecast_of
-from gpt.planning.plan import times_too_short
 from gpt.training.pacing import mfu
 from gpt.training.recovery import TooManySkipped
-from gpt.training.state import Figures, Run
+from gpt.training.run import Figures, Run
 from gpt.training.validation import ValidationLoss
 from gpt.watching.curve import LossCurve
+from gpt.watching.next_step import FRESH, LONGER, MORE_TEXT, next_step
 from gpt.watching.overfitting import OverfittingWatch
 from gpt.watching.recorder import Recorder
-from gpt.watching.verdict import FRESH, LONGER, MORE_TEXT, verdict
 from model import SIZES
 
 SHORT_MICRO_BATCH_SECONDS = 0.005  # after a shorter one a GPU is likely to wait for the host
@@ -64,7 +63,7 @@ class Monitor:
         self._recorder, self._runtime = recorder, runtime
         self._out = runtime.out
         self._gpu = runtime.machine.name if runtime.machine.on_gpu else None
-        self._curve = LossCurve(math.log(setup.config.vocab_size), setup.recipe.lower_learning_rate)
+        self._curve = LossCurve(math.log(setup.config.vocab_size), setup.recipe.lower_rate_in_words)
         self._overfitting = OverfittingWatch()
         self._first_step = run.state.step
         self._last_loss, self._step_of_loss = math.nan, 0
@@ -133,7 +132,7 @@ class Monitor:
             for is_skipped in skipped:
                 self._skipped_in_a_row = self._skipped_in_a_row + 1 if is_skipped else 0
             step_seconds = seconds / len(skipped)
-            self._log(logged, {name: values[-1] for name, values in figures.items()}, step_seconds)
+            self._log_step(logged, {name: values[-1] for name, values in figures.items()}, step_seconds)
             self._watch(seconds, step_seconds)
             self._read_curve([loss if self._counts(loss) else math.nan for loss in figures["loss"]], logged.step)
             if self._skipped_in_a_row >= MOST_SKIPPED_IN_A_ROW:
@@ -144,7 +143,7 @@ class Monitor:
         """False for a loss of 0 because no token of the step's conversations counts."""
         return loss != 0 or not self._run.setup.corpus.converses
 
-    def _log(self, logged: _Enqueued, figures: dict[str, float], step_seconds: float) -> None:
+    def _log_step(self, logged: _Enqueued, figures: dict[str, float], step_seconds: float) -> None:
         """Prints and records one logged step."""
         step, recipe = logged.step, self._run.recipe
         lr = recipe.learning_rate_at(step)
@@ -218,8 +217,9 @@ class Monitor:
             if spike := self._curve.add(step, loss):
                 self._out.warn(spike)
         recipe = self._run.recipe
-        higher_rate = recipe.rate_to_give(max(2 * recipe.learning_rate, recipe.usual_learning_rate))
-        if advice := self._curve.advice(higher_rate, recipe.learning_rate_at(last_step) / recipe.learning_rate):
+        higher_rate_in_words = recipe.rate_in_words(max(2 * recipe.learning_rate, recipe.usual_learning_rate))
+        peak_fraction = recipe.learning_rate_at(last_step) / recipe.learning_rate
+        if advice := self._curve.advice(higher_rate_in_words, peak_fraction):
             # The kind is the advice up to its colon, for example 'the loss explodes'.
             self.warn_once(advice.partition(":")[0], f"advice at step {last_step:,}: {advice}")
 
@@ -272,7 +272,7 @@ class Monitor:
         self._out.end_bar()
         self.close_trackers()
         self._out.close()
-        if advice := self._curve.verdict(self._last_loss):
+        if advice := self._curve.worse_than_guessing(self._last_loss):
             self._out.warn(advice)
         forecast = None if self._is_cut_off else forecast_of(self._run.setup)
         closing = {
@@ -325,16 +325,16 @@ class Monitor:
         if self.state.best_val_loss is not None and self.state.best_val_loss > self._loss_before:
             self._out.say(f"To improve: no validation loss fell below {self._loss_before:.4f}, that of the weights it "
                           f"began from. Change them less:\n{launcher} train.py --config {folder}/config.toml \\\n    "
-                          f"--learning_rate {self._run.recipe.lower_learning_rate} "
+                          f"--learning_rate {self._run.recipe.lower_rate_in_words} "
                           f"{in_another_folder(self._args.output_dir, 'slower', self._args.mirror_to)}")
-        elif self._overfitting.losses and not self._curve.verdict(self._last_loss):
+        elif self._overfitting.training_means and not self._curve.worse_than_guessing(self._last_loss):
             self._say_how_to_improve(folder, best)
 
     def _say_how_to_improve(self, folder: str, best: str) -> None:
         """Prints what leads to a better model, and the command, if the run's figures show it."""
         args, recipe = self._args, self._run.recipe
         corpus = self._run.setup.corpus
-        how, why = self._verdict()
+        how, why = self._next_step()
         if not how or not corpus.tokenizer_path:
             return
         if how == LONGER:
@@ -344,7 +344,7 @@ class Monitor:
                 why += f"; twice the time should reach {bits:.2f} bits per byte"
             command = self._command_for_longer(folder)
         elif how == MORE_TEXT:
-            if recipe.overfits and recipe.passes > FRESH and not has_teacher_or_noise(args):
+            if recipe.is_regularized and recipe.passes > FRESH and not has_teacher_or_noise(args):
                 why += f". Give more, or teach a second model: --teacher {best} --output_dir {folder}-2"
             command = with_more_text(args.output_dir, corpus.tokenizer_path, self.state,
                                      {**vars(args), "cooldown_from": recipe.cooldown and recipe.cooldown.source})
@@ -355,7 +355,7 @@ class Monitor:
                        f"    --model_size {how}{in_bf16} {in_another_folder(args.output_dir, how, args.mirror_to)}")
         self._out.say(f"To improve: {why}\n{command}")
 
-    def _verdict(self) -> tuple[str, str]:
+    def _next_step(self) -> tuple[str, str]:
         """What leads to a better model, with the reason; LONGER, too, for a run that ran out of minutes."""
         config, recipe = self._config, self._run.recipe
         if self._is_cut_off and self._has_patience:
@@ -363,7 +363,7 @@ class Monitor:
                             f"{recipe.total_steps:,}, as steps took longer than measured")
         sizes = {name: architecture_of(config).sized(shape, config.vocab_size, config.seq_length).num_parameters
                  for name, shape in SIZES.items() if not self._learned_before}
-        return verdict(self._overfitting.validations, self._overfitting.losses[-1][0], self._tokens_seen,
+        return next_step(self._overfitting.validations, self._overfitting.training_means[-1][0], self._tokens_seen,
                        self._run.setup.corpus.train.length, config.num_parameters, sizes)
 
     def _command_for_longer(self, folder: str) -> str:

@@ -12,10 +12,10 @@ from gpt.checkpoint.folder import delete_other_runs
 from gpt.common.config import write_toml
 from gpt.common.names import FIRST_MODEL, LOG, RUN_CONFIG, STARTS
 from gpt.common.words import first_line, shell_line, shell_word
-from gpt.planning.recorded import flags_of_run, settings_of
+from gpt.planning.records import flags_of_run, settings_of
 from gpt.tokens.watch import TokensChanged
 from gpt.training.checkpointing import Checkpointer
-from gpt.training.state import Run
+from gpt.training.run import Run
 from gpt.watching.monitor import Monitor
 from gpt.watching.recorder import Recorder, append_row
 

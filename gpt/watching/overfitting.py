@@ -14,7 +14,7 @@ class OverfittingWatch:
     def __init__(self) -> None:
         self.validations: list[tuple[float, int]] = []  # losses and steps
         self._compared: list[tuple[float, int]] = []  # those of them with training losses before
-        self.losses: list[tuple[float, float]] = []  # before each of these: the mean, and its squared error
+        self.training_means: list[tuple[float, float]] = []  # before each of these: the mean, and its squared error
         self._new_losses: list[float] = []  # since the last validation
 
     def add_losses(self, losses: Iterable[float]) -> None:
@@ -35,12 +35,12 @@ class OverfittingWatch:
             return None
         squared_error = variance(new_losses) / len(new_losses) if len(new_losses) > 1 else 0.0
         self._compared.append((val_loss, step))
-        self.losses.append((fmean(new_losses), squared_error))
+        self.training_means.append((fmean(new_losses), squared_error))
 
         best = self._compared.index(min(self._compared))
         best_val_loss, best_step = self._compared[best]
-        loss_then, error_then = self.losses[best]
-        loss, error = self.losses[-1]
+        loss_then, error_then = self.training_means[best]
+        loss, error = self.training_means[-1]
         if loss_then - loss <= 2 * math.sqrt(error_then + error) or not self._has_risen_since(best):
             return None
         return (f"overfitting since step {best_step:,}: the validation loss rose from {best_val_loss:.4f} to "

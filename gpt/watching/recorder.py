@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from gpt.checkpoint.history import Row, rows_in
+from gpt.checkpoint.stored import TrainState
 from gpt.common.errors import warn
 from gpt.common.files import append_line, read_text, write_whole
 from gpt.common.names import METRICS, TRACKERS
 from gpt.common.progress import Progress
 from gpt.planning.early import requested_trackers
-from gpt.training.state import TrainState
 from gpt.watching.tracker import Tracker
 from gpt.watching.tracker_process import RecordedRun
 
@@ -54,7 +54,7 @@ class Recorder:
     settings, for them. A silent recorder, as in all processes but the main one, records nothing.
     """
 
-    def __init__(self, flags: Namespace, output_dir: Path, state: TrainState, out: Progress,
+    def __init__(self, args: Namespace, output_dir: Path, state: TrainState, out: Progress,
                  config: Row | None = None, is_silent: bool = False, replaces: bool = False):
         self._path = output_dir / METRICS
         self._lock = threading.Lock()  # a warning may come from another thread
@@ -68,8 +68,8 @@ class Recorder:
                 if row["step"] <= (state.validated_step if "val_loss" in row else state.step)]
         write_whole(self._path, "".join(json.dumps(row) + "\n" for row in kept))
         self.rows = [row for row in kept if row["step"] > state.measured_from or not state.measured_from]
-        names = requested_trackers(flags)
-        number = run_id(output_dir, bool(state.step or flags.resume_from) and not replaces) if names else ""
+        names = requested_trackers(args)
+        number = run_id(output_dir, bool(state.step or args.resume_from) and not replaces) if names else ""
         self._trackers = [Tracker(name, RecordedRun(number, state.step, config or {}, str(output_dir / name)), out)
                           for name in names]
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from gpt.common.children import PROGRAM
 from gpt.common.files import refuse_link
 from gpt.common.progress import Progress
-from gpt.common.ranks import without_torchrun
+from gpt.common.ranks import environment_without_torchrun
 from gpt.common.words import printable
 from gpt.watching.tracker_process import RecordedRun
 
@@ -23,7 +23,7 @@ class Tracker:
         self.name = name
         self._out = out
         self._child: subprocess.Popen[str] | None = None
-        environment = {**without_torchrun(os.environ), "OMP_NUM_THREADS": "1", "PYTHONIOENCODING": "utf-8",
+        environment = {**environment_without_torchrun(), "OMP_NUM_THREADS": "1", "PYTHONIOENCODING": "utf-8",
                        "PYTHONPATH": os.pathsep.join(
                            filter(None, [str(PROGRAM), os.environ.get("PYTHONPATH")]))}
         command = [sys.executable, str(PROGRAM / "gpt/watching/tracker_process.py"), name, json.dumps(run)]

@@ -21,7 +21,7 @@ from gpt.machine.processes import ALONE
 from gpt.machine.runtime import Runtime
 from gpt.optimizers.build import build_optimizer, parameter_groups
 from gpt.planning.recipe import Recipe
-from gpt.training.state import Run
+from gpt.training.run import Run
 from gpt.training.strategies import Decisions, Strategy
 from model import GPT, GPTConfig
 

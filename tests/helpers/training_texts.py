@@ -9,8 +9,8 @@ from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
 
 from gpt.common.signals import Signals
 from gpt.pretokenization import workers
+from gpt.pretokenization.reading import SEPARATOR
 from gpt.pretokenization.vocabulary import SPECIAL_TOKENS
-from gpt.pretokenization.workers import SEPARATOR
 
 
 def language(num_bytes: int, seed: int = 0) -> str:

@@ -535,7 +535,7 @@ LATER = [
     # learning
     Case("the loss is {level}",
          f"{NEW} --max_steps 270 --eval_interval 270 --learning_rate 1e-9 --no-use_lr_scheduler"),
-    Case("Give --learning_rate {lower_rate}", f"{NEW} --learning_rate 9 --max_steps 40"),
+    Case("Give --learning_rate {lower_rate_in_words}", f"{NEW} --learning_rate 9 --max_steps 40"),
     Case("overfitting since step", NEW, said=True),
     Case("did not come near", f"{NEW} --overfit 1 --max_steps 2", together=True,
          values={"--learning_rate": "0.02", "--max_steps": "900"}),
@@ -549,7 +549,7 @@ LATER = [
          raised=(Raised("gpt.planning.deadline:Deadline.is_used_up", 0, returns=True),)),
     Case("raise --patience to", "train.py --resume_from run", impatient, {"--patience": "9"}),
     Case("--model_size {how}{in_bf16}", KEPT,
-         raised=(Raised("gpt.watching.monitor:verdict", 1, returns=["tiny", "it may"]),)),
+         raised=(Raised("gpt.watching.monitor:next_step", 1, returns=["tiny", "it may"]),)),
     Case("--resume_from {folder}{longer}", KEPT, stays=True),
     Case("To improve: no validation loss", f"train.py {QUIET} --init_from out --learning_rate 9 --output_dir run"),
     Case("--resume_from {folder}{longer}",

@@ -113,7 +113,7 @@ def test_a_text_that_changes_while_its_tokens_are_looked_at_is_named(corpus, mon
 
 def start(*argv: str, limits: str = "") -> subprocess.Popen:
     """The command in a session of its own."""
-    code = (f"import sys; sys.path.insert(0, {str(ROOT)!r})\nimport pretokenize\nfrom gpt.common.errors import guard\n"
+    code = (f"import sys; sys.path.insert(0, {str(ROOT)!r})\nimport pretokenize\nfrom gpt.common.ending import guard\n"
             "from gpt.pretokenization.blocks import Limits\n"
             f"guard(lambda argv: pretokenize.main(argv, Limits({limits})))")
     with open("shown", "ab") as shown:

@@ -10,16 +10,15 @@ from pathlib import Path
 import pytest
 import torch
 
+from gpt.checkpoint.commands import in_another_folder, with_more_text
 from gpt.checkpoint.find import (
     check_same,
     checkpoints_of_other_runs,
     find_resume,
-    in_another_folder,
     read_checkpoint,
     resolve,
     steps_in,
     wait_until_here,
-    with_more_text,
 )
 from gpt.checkpoint.load import load_model
 from gpt.checkpoint.stored import Found, TrainState, verify

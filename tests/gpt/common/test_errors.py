@@ -12,8 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from gpt.common import errors
-from gpt.common.errors import Exit, Problems, UserError, guard, optional, require
+from gpt.common import ending
+from gpt.common.ending import guard
+from gpt.common.errors import Exit, Problems, UserError, optional, require
 from gpt.common.signals import STOPPING
 from tests.helpers.commands import ROOT, run_python
 from tests.helpers.refusals import refused
@@ -22,7 +23,7 @@ from tests.helpers.refusals import refused
 def command(body: str, *argv: str, before: str = "", **env: str) -> subprocess.CompletedProcess[str]:
     """Runs `body` as the main of a command, in a process of its own."""
     lines = "".join(f"    {line}\n" for line in body.splitlines())
-    code = ("import os, signal, sys\nfrom gpt.common.errors import *\nfrom gpt.common.progress import Progress\n"
+    code = ("import os, signal, sys\nfrom gpt.common.ending import *\nfrom gpt.common.progress import Progress\n"
             f"{before}\ndef main(argv):\n{lines}guard(main)\nprint('went on')")
     return run_python(code, *argv, cwd=None, **env)
 
@@ -95,7 +96,7 @@ def test_other_ends_have_their_code_and_at_most_one_line(error, code, words, tmp
 @pytest.mark.skipif(os.name != "posix", reason="shell redirection")
 @pytest.mark.parametrize("closed", [">&-", "2>&-", ">&- 2>&-"])
 def test_closed_streams_are_not_a_bug(closed, tmp_path):
-    code = ("from gpt.common.errors import *\nfrom gpt.common.progress import Progress\n"
+    code = ("from gpt.common.ending import *\nfrom gpt.common.progress import Progress\n"
             "def main(argv):\n    out = Progress()\n    out.say('x')\n    out.warn('y')\n"
             "    out.close()\n    print('z')\n    raise UserError(Exit.DATA, 'w')\nguard(main)")
     done = subprocess.run(f'"$PY" -c "$CODE" {closed}', shell=True, capture_output=True, text=True, timeout=60,
@@ -167,14 +168,14 @@ def test_a_package_that_cannot_be_loaded_is_installed_anew(line, says, tmp_path,
     ("raise ImportError('advice\\nOriginal error was: no file')", 5, "a package cannot be loaded: no file. Run: "),
     ("raise MemoryError", 5, "out of memory"), ("raise KeyError('x')", 70, "this is a bug in the program")])
 def test_a_package_that_cannot_be_loaded_ends_the_command_with_one_line(tmp_path, fault, code, says):
-    done = run_python(f"from gpt.common.errors import *\nguard(lambda argv: 0)\n{fault}\n", TMPDIR=str(tmp_path))
+    done = run_python(f"from gpt.common.ending import *\nguard(lambda argv: 0)\n{fault}\n", TMPDIR=str(tmp_path))
     assert done.returncode == code
     assert says in done.stderr
     assert len(done.stderr.splitlines()) == 1
 
 
 def test_a_signal_during_the_imports_ends_it_at_once_and_says_so():
-    done = run_python("import os, signal, time\nfrom gpt.common.errors import guard\n"
+    done = run_python("import os, signal, time\nfrom gpt.common.ending import guard\n"
                       "guard(lambda words: os.kill(os.getpid(), signal.SIGTERM) or time.sleep(60))")
     assert done.returncode == 128 + signal.SIGTERM
     assert done.stderr == "stopped by SIGTERM; nothing was lost\n"
@@ -184,11 +185,11 @@ def test_a_signal_during_the_imports_ends_it_at_once_and_says_so():
     (True, "", "\u4e2d\u6587 \u00e4".encode()), (True, "cp1252", b"\\u4e2d\\u6587 \xe4"),
     (False, "", b"\\u4e2d\\u6587 \xe4")])
 def test_on_windows_a_pipe_gets_utf_8_and_no_text_ends_a_command_anywhere(monkeypatch, is_windows, setting, written):
-    monkeypatch.setattr(errors, "IS_WINDOWS", is_windows)
+    monkeypatch.setattr(ending, "IS_WINDOWS", is_windows)
     monkeypatch.setenv("PYTHONIOENCODING", setting)
     pipe = io.TextIOWrapper(io.BytesIO(), encoding="cp1252", errors="strict")
     monkeypatch.setattr(sys, "stdout", pipe)
-    errors._make_streams_safe()
+    ending._make_streams_safe()
     print("\u4e2d\u6587 \u00e4", end="", flush=True)
     assert pipe.buffer.getvalue() == written  # type: ignore[attr-defined]
 
@@ -196,26 +197,26 @@ def test_on_windows_a_pipe_gets_utf_8_and_no_text_ends_a_command_anywhere(monkey
 def test_another_process_than_the_main_one_leaves_it_the_time_to_print(monkeypatch, capsys):
     """torchrun ends all processes with the first that ends."""
     waited = []
-    monkeypatch.setattr(errors.time, "sleep", waited.append)
+    monkeypatch.setattr(ending.time, "sleep", waited.append)
     for name, value in {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "h",
-                        "MASTER_PORT": "1", errors.RUN_BY_TORCHRUN: "none"}.items():
+                        "MASTER_PORT": "1", ending.RUN_BY_TORCHRUN: "none"}.items():
         monkeypatch.setenv(name, value)
-    assert errors._report(UserError(Exit.FLAGS, "of all")) == Exit.FLAGS
-    assert (waited, capsys.readouterr().err) == ([errors.WAIT_FOR_MAIN], "")
-    assert errors._report(UserError(Exit.DATA, "of one", on_all_ranks=False)) == Exit.DATA
+    assert ending._report(UserError(Exit.FLAGS, "of all")) == Exit.FLAGS
+    assert (waited, capsys.readouterr().err) == ([ending.WAIT_FOR_MAIN], "")
+    assert ending._report(UserError(Exit.DATA, "of one", on_all_ranks=False)) == Exit.DATA
     assert (len(waited), capsys.readouterr().err) == (1, "error: of one\n")
 
 
 def test_standard_input_takes_any_bytes(monkeypatch):
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"a\xff\n"), "utf-8", errors="strict"))
-    errors._make_streams_safe()
+    ending._make_streams_safe()
     assert sys.stdin.readline() == "a\udcff\n"
 
 
 def test_a_stop_does_not_wait_for_the_threads_of_a_library():
     """As of a download with several files: Python's shutdown would wait for all of them."""
     done = run_python("import time\nfrom concurrent.futures import ThreadPoolExecutor\n"
-                      "from gpt.common.errors import guard\nfrom gpt.common.waiting import in_thread\n"
+                      "from gpt.common.ending import guard\nfrom gpt.common.waiting import in_thread\n"
                       "def work():\n"
                       "    with ThreadPoolExecutor() as pool:\n"
                       "        list(pool.map(lambda seconds: print('waited', time.sleep(seconds)), [3.0] * 2))\n"

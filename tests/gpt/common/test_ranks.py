@@ -36,6 +36,7 @@ def test_without_all_of_it_a_process_is_alone(third, monkeypatch):
     assert (ranks.is_main(), ranks.world_size()) == (True, 1)
 
 
-def test_a_child_process_is_none_of_several():
+def test_a_child_process_is_none_of_several(monkeypatch):
     theirs = {**THIRD_OF_FOUR, "TORCHELASTIC_RUN_ID": "none", "GROUP_RANK": "0", "PATH": "/bin"}
-    assert ranks.without_torchrun(theirs) == {"PATH": "/bin"}
+    monkeypatch.setattr("os.environ", theirs)
+    assert ranks.environment_without_torchrun() == {"PATH": "/bin"}

@@ -102,7 +102,8 @@ def test_the_state_of_its_random_numbers_comes_back(monkeypatch):
     assert states.now.tolist() == [1]
 
 
-def test_it_is_described_with_its_share_of_the_ram():
-    lines = device.describe(apple.machine(), 5 * GIB, "unfused")
+def test_it_is_described_with_its_share_of_the_ram(monkeypatch):
+    apple.pretend(monkeypatch)
+    lines = device.describe(apple.machine(), "unfused")
     assert lines[0] == "device      mps: Apple M1, 5.0 GiB of the RAM for the GPU (a GPU is available)"
     assert lines[1].startswith("precision   bf16 (")

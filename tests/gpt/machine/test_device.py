@@ -250,7 +250,7 @@ def test_autocast_does_nothing_in_fp32_and_its_work_in_bf16():
 
 
 def test_every_start_prints_device_precision_attention_compile_and_software():
-    lines = device.describe(device.choose(False, None, "auto", None), 2**33, "flash")
+    lines = device.describe(device.choose(False, None, "auto", None), "flash")
     assert [line.split()[0] for line in lines] == ["device", "precision", "attention", "compile", "software"]
     assert all("()" not in line for line in lines)
 

@@ -18,7 +18,7 @@ from gpt.optimizers.build import (
 )
 from gpt.optimizers.table import OPTIMIZERS
 from gpt.planning.recipe import choose_optimizer
-from gpt.training.state import Run
+from gpt.training.run import Run
 from model import GPT, GPTConfig
 from tests.helpers import apple
 from tests.helpers.training import run_of, small_batch, small_model

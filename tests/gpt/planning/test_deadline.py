@@ -12,15 +12,15 @@ import pytest
 import train
 from gpt.checkpoint.find import steps_in
 from gpt.checkpoint.stored import NEW_RUN, Stored, TrainState
-from gpt.planning.deadline import Deadline, recipe_within
-from gpt.planning.decided import Pace
+from gpt.planning.deadline import Deadline, Pace, recipe_within
 from gpt.planning.recipe import Recipe
 from gpt.training.checkpointing import Checkpointer
 from gpt.watching.monitor import Monitor
 from model import GPTConfig
 from tests.helpers.training import metrics_of, recipe, same_tensors
 
-PACE = Pace(step=2.5, val_token=0.01, val_tokens=100, sample=0.0, save=0.5, last_save=2.0)
+PACE = Pace(step_seconds=2.5, val_token_seconds=0.01, num_val_tokens=100, sample_seconds=0.0, save_seconds=0.5,
+            last_save_seconds=2.0)
 
 
 @pytest.mark.parametrize("flags", [["--dropout", "0.1", "--gradient_accumulation_steps", "3"],
@@ -51,7 +51,7 @@ def test_the_steps_planned_fill_the_time_and_one_more_would_be_too_long(seconds,
 
     steps = planned_within(seconds, open_end).total_steps
     assert takes(steps) <= seconds < takes(steps + 1)
-    assert takes(steps) == pytest.approx(PACE.step * (steps - done), rel=0.7)
+    assert takes(steps) == pytest.approx(PACE.step_seconds * (steps - done), rel=0.7)
     assert planned_within(seconds, recipe(total_steps=done + 9)).total_steps == done + 9  # --max_steps, --epochs
     assert planned_within(0, open_end).total_steps == done + 1
     assert planned_within(0, recipe(total_steps=done)).total_steps == done
@@ -60,7 +60,7 @@ def test_the_steps_planned_fill_the_time_and_one_more_would_be_too_long(seconds,
 def test_validations_and_samples_take_a_tenth_of_the_minutes_and_each_is_in_the_hours():
     setup = types.SimpleNamespace(args=train.read_flags([]), recipe=recipe(total_steps=2**50, eval_tokens=50),
                                   config=GPTConfig(70, 8, 1, 2, 16))
-    slow = dataclasses.replace(PACE, val_token=0.06, sample=2.5)  # 6, half and 2.5 seconds
+    slow = dataclasses.replace(PACE, val_token_seconds=0.06, sample_seconds=2.5)  # 6, half and 2.5 seconds
     found = recipe_within(300, setup, slow, 0)  # type: ignore[arg-type]
     assert [found.num_times(every) for every in (found.eval_interval, found.sample_interval)] == [3, 3]
     assert slow.seconds(found) == pytest.approx(found.total_steps * 2.5 + 3 * 9 + 2 + 0.5 * int(found.passes))
@@ -84,7 +84,7 @@ def test_a_run_of_some_minutes_that_was_stopped_has_the_schedule_of_one_that_was
         log_step(monitor, *rest), monitor.state.step == 7 and os.kill(os.getpid(), signal.SIGTERM)))
     assert run(*flags, out="parts")[0] == 128 + signal.SIGTERM
     monkeypatch.setattr(Monitor, "add", log_step)
-    monkeypatch.setattr(train, "measure_pace", lambda *_: dataclasses.replace(PACE, step=0.01))
+    monkeypatch.setattr(train, "measure_pace", lambda *_: dataclasses.replace(PACE, step_seconds=0.01))
     code, text = run(*flags, "--resume_from", "auto", out="parts")
     assert (code, planned(text)) == (0, length - 7)
     assert metrics_of(run.folder / "whole") == metrics_of(run.folder / "parts")
@@ -99,7 +99,7 @@ def test_a_run_that_goes_on_on_a_much_slower_machine_still_ends_its_schedule(run
     monkeypatch.setattr(train.Run, "must_stop", lambda run: run.state.step == 3)  # as by a signal
     run(*flags)
     monkeypatch.undo()
-    monkeypatch.setattr(train, "measure_pace", lambda *_: dataclasses.replace(PACE, step=25.0))
+    monkeypatch.setattr(train, "measure_pace", lambda *_: dataclasses.replace(PACE, step_seconds=25.0))
     _, text = run(*flags, "--resume_from", "auto")
     assert planned(text) == 4  # steps of 25 s, not 37
     assert re.search(r"^step 7/7 ", text, re.MULTILINE)
@@ -123,7 +123,8 @@ def test_a_larger_step_keeps_the_last_step(run, monkeypatch):
 @pytest.fixture(params=[1e-6])
 def slower(request, monkeypatch):
     """Steps that turn out slower than measured: each look at the clock takes 0.1 s, however busy the machine is."""
-    quick = dataclasses.replace(PACE, step=request.param, val_token=0.0, save=0.0, last_save=0.01)
+    quick = dataclasses.replace(PACE, step_seconds=request.param, val_token_seconds=0.0, save_seconds=0.0,
+                                last_save_seconds=0.01)
     monkeypatch.setattr(train, "measure_pace", lambda *_: quick)
     monkeypatch.setattr(Checkpointer, "save_seconds", property(lambda _: 0.0, lambda *_: None), raising=False)
     ticks = itertools.count(0.0, 0.1)

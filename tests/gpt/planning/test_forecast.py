@@ -41,7 +41,7 @@ def test_the_interval_holds_on_texts_that_the_fit_has_not_seen():
 @pytest.fixture
 def short(monkeypatch):
     """Forecasts of texts and runs as short as those of tests."""
-    for name in ("gpt.planning.forecast.LEAST_TOKENS", "gpt.planning.forecast.LEAST_SEEN",
+    for name in ("gpt.planning.evidence.LEAST_TOKENS", "gpt.planning.forecast.LEAST_SEEN",
                  "gpt.planning.recipe.MUON_PAYS"):
         monkeypatch.setattr(name, 1)
     monkeypatch.setattr("gpt.planning.forecast.WIDEST", math.inf)

@@ -14,9 +14,10 @@ from gpt.machine.backends import NVIDIA
 from gpt.machine.device import Machine
 from gpt.machine.processes import ALONE, Processes
 from gpt.machine.timing import TrainingClock
-from gpt.planning.decided import Pace
+from gpt.planning.deadline import Pace
+from gpt.planning.defaults import times_too_short
 from gpt.planning.memory import MemorySetting, has_room_for_sample
-from gpt.planning.plan import describe_sharing, objections, times_too_short
+from gpt.planning.plan import describe_sharing, objections
 from model import GPTConfig, Options
 from tests.helpers.machines import CPU
 from tests.helpers.training import QUIET, trained
@@ -61,7 +62,8 @@ def test_a_first_step_that_compiles_for_long_is_no_measure_of_the_next_ones(run,
 
 
 def test_minutes_that_allow_few_steps_of_a_named_size_name_enough_of_them(run, monkeypatch):
-    pace = Pace(step=2.5, val_token=0.0, val_tokens=0, sample=0.0, save=0.0, last_save=0.0)
+    pace = Pace(step_seconds=2.5, val_token_seconds=0.0, num_val_tokens=0, sample_seconds=0.0, save_seconds=0.0,
+                last_save_seconds=0.0)
     monkeypatch.setattr(train, "measure_pace", lambda *_: pace)
     text = run.ok("--max_minutes", "0.5", "--dry_run")
     minutes, steps, enough = re.findall(r"--max_minutes (\S+) allows only (\d+) steps .* --max_minutes (\d+)", text)[0]
@@ -86,7 +88,8 @@ def test_what_helps_a_small_corpus_are_flags_that_the_run_takes(init_from, dropo
 
 
 def test_a_resumed_run_from_pretrained_weights_ends_at_its_minutes_as_a_new_one_does(run, corpus, capsys, monkeypatch):
-    pace = Pace(step=1e-3, val_token=0.0, val_tokens=0, sample=0.0, save=0.0, last_save=0.0)
+    pace = Pace(step_seconds=1e-3, val_token_seconds=0.0, num_val_tokens=0, sample_seconds=0.0, save_seconds=0.0,
+                last_save_seconds=0.0)
     monkeypatch.setattr(train, "measure_pace", lambda *_: pace)
     run.ok("--max_steps", "1", out="base")
     base, tuned = str(run.folder / "base"), str(run.folder / "tuned")

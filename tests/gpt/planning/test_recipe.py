@@ -126,8 +126,8 @@ def test_initial_weights_are_wide_for_adamws_default_rate_alone():
 
 def test_half_of_muons_rate_is_advised_with_the_flag_that_keeps_muon():
     found = recipe("--optimizer", "muon")
-    assert found.lower_learning_rate == f"{found.learning_rate / 2:.2g} --optimizer muon"
-    assert recipe("--learning_rate", "1e-4").lower_learning_rate == "5e-05"
+    assert found.lower_rate_in_words == f"{found.learning_rate / 2:.2g} --optimizer muon"
+    assert recipe("--learning_rate", "1e-4").lower_rate_in_words == "5e-05"
 
 
 @pytest.mark.parametrize(("flags", "num_tokens", "epochs"), [
@@ -175,7 +175,7 @@ def test_a_resumed_run_from_pretrained_weights_keeps_the_rules_for_them(optimize
     new = recipe("--init_from", "out", *flags, width=64)
     resumed = recipe(*flags, width=64, began_from="out", optimizer=optimizer, batch_size=2, accumulation=1,
                      learning_rate=1e-9)
-    for name in ("learning_rate", "usual_learning_rate", "weight_decay", "overfits"):
+    for name in ("learning_rate", "usual_learning_rate", "weight_decay", "is_regularized"):
         assert getattr(resumed, name) == getattr(new, name), name
     assert recipe(*flags, width=64).learning_rate > 5 * new.learning_rate
 

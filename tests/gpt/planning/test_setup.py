@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import train
-from gpt.checkpoint.recorded import steps_in
+from gpt.checkpoint.steps import steps_in
 from gpt.common.errors import Exit, UserError
 from gpt.common.names import TRAINS_NEXT
 from gpt.machine.processes import ALONE

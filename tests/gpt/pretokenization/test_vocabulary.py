@@ -2,8 +2,8 @@
 
 import pytest
 
+from gpt.pretokenization.reading import SEPARATOR, without_long_runs
 from gpt.pretokenization.vocabulary import auto_vocab_size
-from gpt.pretokenization.workers import SEPARATOR, without_long_runs
 
 
 def test_the_automatic_vocabulary_grows_with_the_text():

@@ -15,7 +15,7 @@ from gpt.common.errors import Exit, UserError
 from gpt.common.signals import Signals, Stopped
 from gpt.common.waiting import in_thread
 from gpt.pretokenization import workers
-from gpt.pretokenization.workers import START_METHOD, answers_of, in_child
+from gpt.pretokenization.workers import START_METHOD, in_child, results_of
 from tests.helpers.commands import ROOT
 from tests.helpers.refusals import refused
 
@@ -48,7 +48,7 @@ def do(question):
 @pytest.mark.parametrize("number", [1, 2, 3])
 def test_answers_come_in_the_order_of_the_questions(number):
     questions = [("sleep", 0.05), *range(50), ("sleep", 0.05), *range(50)]
-    answered = list(answers_of(number, do, questions, Signals(), lambda question: question in (3, 4, 5)))
+    answered = list(results_of(number, do, questions, Signals(), lambda question: question in (3, 4, 5)))
     assert [question for question, _ in answered] == questions
     assert [answer for question, answer in answered if isinstance(question, int)] == [
         n**2 for n in [*range(50), *range(50)]]
@@ -56,14 +56,14 @@ def test_answers_come_in_the_order_of_the_questions(number):
 
 def test_large_questions_with_large_answers_never_block_each_other():
     large = b"x" * 3_000_000
-    answered = list(answers_of(2, do, [("big", large)] * 12, Signals(), lambda _: True))
+    answered = list(results_of(2, do, [("big", large)] * 12, Signals(), lambda _: True))
     assert [answer for _, answer in answered] == [b"y" * len(large)] * 12
 
 
 @pytest.mark.parametrize("number", [1, 2])
 def test_an_error_of_the_user_comes_through_with_its_code(number):
     with refused("no tokenizer", Exit.DATA):
-        list(answers_of(number, do, [("refuse", "no tokenizer")], Signals()))
+        list(results_of(number, do, [("refuse", "no tokenizer")], Signals()))
 
 
 @pytest.mark.parametrize(("error", "code", "words"), [
@@ -71,12 +71,12 @@ def test_an_error_of_the_user_comes_through_with_its_code(number):
     (OSError(5, "Input/output error"), Exit.MACHINE, "Input/output")])
 def test_what_the_machine_lacks_is_said_by_its_code(error, code, words):
     with refused(words, code):
-        list(answers_of(2, do, [("raise", error)], Signals()))
+        list(results_of(2, do, [("raise", error)], Signals()))
 
 
 def test_a_bug_comes_through_with_its_traceback():
     with pytest.raises(RuntimeError, match="Error: oh") as caught:
-        list(answers_of(2, do, [("raise", ZeroDivisionError("oh"))], Signals()))
+        list(results_of(2, do, [("raise", ZeroDivisionError("oh"))], Signals()))
     assert "in do" in str(caught.value)
     with pytest.raises(RuntimeError, match="ZeroDivisionError"):
         in_child(Signals(), divmod, 1, 0)
@@ -86,24 +86,24 @@ def test_a_bug_comes_through_with_its_traceback():
 @pytest.mark.parametrize("before", [0, 5])
 def test_a_worker_that_dies_is_said_with_the_advice(question, before):
     with refused(rf"exit -{question[1]:d};.*--num_workers", Exit.MACHINE):
-        list(answers_of(2, do, [*range(before), question, *range(20)], Signals()))
+        list(results_of(2, do, [*range(before), question, *range(20)], Signals()))
 
 
 def test_a_worker_that_a_signal_to_all_ended_is_no_failure():
     with Signals() as signals, pytest.raises(Stopped):
-        list(answers_of(2, do, [("end all", signal.SIGTERM), *range(20)], signals))
+        list(results_of(2, do, [("end all", signal.SIGTERM), *range(20)], signals))
     assert signals.name == "SIGTERM"
 
 
 def test_no_more_processes_begin_than_the_system_can_wait_for(monkeypatch):
     monkeypatch.setattr(workers, "MAX_PROCESSES", 2)
-    assert len({pid for _, pid in answers_of(5, do, [("pid", 0)] * 40, Signals())}) == 2
+    assert len({pid for _, pid in results_of(5, do, [("pid", 0)] * 40, Signals())}) == 2
 
 
 @pytest.mark.parametrize("number", [1, 2])
 def test_a_signal_ends_the_wait_for_answers(number):
     with Signals() as signals:
-        began, answers = time.monotonic(), answers_of(number, do, [1, *[("sleep", 0.5)] * 60], signals)
+        began, answers = time.monotonic(), results_of(number, do, [1, *[("sleep", 0.5)] * 60], signals)
         next(answers)
         os.kill(os.getpid(), signal.SIGTERM)
         with pytest.raises(Stopped):
@@ -126,7 +126,7 @@ def test_workers_end_with_the_process_that_began_them():
 
 
 def begin_and_wait(pipe) -> None:
-    answers = answers_of(3, do, range(10), Signals())
+    answers = results_of(3, do, range(10), Signals())
     next(answers)
     pipe.send([process.pid for process in multiprocessing.active_children()])
     time.sleep(60)

@@ -8,7 +8,7 @@ import torch
 
 import train
 from gpt.checkpoint.load import load_model
-from gpt.checkpoint.recorded import steps_in
+from gpt.checkpoint.steps import steps_in
 from gpt.common.errors import Exit
 from gpt.ops.loss import TEACHERS_SHARE
 from gpt.training.teacher import Teacher, load_teacher

@@ -19,8 +19,8 @@ from gpt.machine.processes import Processes
 from gpt.ops.loss import IGNORED
 from gpt.tokens.layouts import Part
 from gpt.tokens.stream import TokenStream
+from gpt.training.run import TrainState
 from gpt.training.starting import forget_best_on_other_tokens
-from gpt.training.state import TrainState
 from gpt.training.strategies import CudaGraphs
 from gpt.training.validation import LossSums, sum_losses
 from model import GPT, GPTConfig

@@ -64,8 +64,7 @@ def settings_of(setup: Setup) -> dict[str, dict[str, Any]]:
     """
     args, machine = setup.args, setup.runtime.machine
     layer = flags_of_run(setup)
-    flags = {kind: {name: value for name, value in values.items() if name != "mirror_to"}
-             for kind, values in (("given", layer.given), ("decided", layer.decided))}
+    decided = {name: value for name, value in layer.decided.items() if name != "mirror_to"}
     # The settings besides the recipe that change the losses: a resume reports a change, and processes
     # compare them.
     chosen = {"dropout": setup.config.dropout, "beta1": args.beta1, "teacher": args.teacher, "seed": args.seed,
@@ -82,7 +81,7 @@ def settings_of(setup: Setup) -> dict[str, dict[str, Any]]:
                    "compile": machine.compile, "residual": name_of_dtype(setup.options.residual_dtype),
                    "loss_chunk": setup.options.loss_chunk}
     return {"settings": {**setup.recipe.settings(), **chosen}, "environment": environment,
-            "flags": flags}
+            "flags": {"given": layer.given, "decided": decided}}
 
 
 def same_everywhere(setup: Setup) -> dict[str, Any]:

@@ -1,16 +1,15 @@
 """What leads to a better model after a run: more steps, a larger model or more text."""
 
-from gpt.common.words import several
-from gpt.planning.defaults import TOKENS_PER_PARAMETER, most_passes
-from gpt.planning.plan import in_epochs, times_too_short
+from gpt.common.words import in_epochs, several
+from gpt.planning.defaults import TOKENS_PER_PARAMETER, most_passes, times_too_short
 
-LONGER, MORE_TEXT = "longer", "more text"  # the verdicts besides the name of a size
+LONGER, MORE_TEXT = "longer", "more text"  # the answers besides the name of a size
 RISEN, FALLING = 0.01, 0.005  # fractions of the validation loss
 WIDE_GAP = 0.15  # nats between the training and the validation loss
 FRESH = 4  # passes over a text that are nearly as good as new text (Muennighoff et al. 2023)
 
 
-def verdict(validations: list[tuple[float, int]], train_loss: float, tokens_seen: int, num_tokens: int,
+def next_step(validations: list[tuple[float, int]], train_loss: float, tokens_seen: int, num_tokens: int,
             num_parameters: int, sizes: dict[str, int]) -> tuple[str, str]:
     """LONGER, MORE_TEXT or the name of a larger size, with the reason; both '' if the figures show nothing.
 
