@@ -392,6 +392,9 @@ def validate_first(run: Run, validator: Validator, checkpointer: Checkpointer, m
     """Validates pretrained weights before the first step, or makes up for a validation that the last start missed."""
     state, recipe = run.state, run.recipe
     measured = validator.measure() if run.setup.args.init_from and state.step == 0 else None
+    if measured and not math.isfinite(measured.nats):
+        raise UserError(Exit.DIVERGED, "--init_from: its weights give no finite loss, as where fp16 overflows. Give "
+                                       "--no-use_amp, or other weights.")
     if measured:
         monitor.say_loss_before(measured.nats)
     run.setup.runtime.out.bar(recipe.total_steps, state.step)

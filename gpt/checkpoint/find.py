@@ -215,7 +215,7 @@ def find_resume(requested: str, output_dir: Path, overwrite: bool, warn: Callabl
         more = f" and {len(others) - 3} more" if others[3:] else ""
         raise _refusal(f"--output_dir {printable(output_dir)} holds checkpoints of another run, or of this one after "
                        f"step {stored.state.step:,}: {names}{more}. Give another --output_dir, or "
-                       "--resume_from auto, which continues the run there, or --overwrite, which deletes "
+                       "--resume_from auto alone, which continues the run there, or --overwrite, which deletes "
                        f"{several(len(others), 'checkpoint')}.")
     return Found(path, stored)
 
@@ -269,10 +269,12 @@ def check_same(found: Found, config: ModelConfig, train_sha256: str, tokenizer_s
         # Another architecture has other fields, and some of them are no flags.
         flags = " ".join(f"--no-{key}" if shape[key] is False else f"--{key} {shape[key]}".removesuffix(" True")
                          for key in changed[:1 if "arch" in changed else None])
-        config_file = shell_word(folder.parent / RUN_CONFIG)
-        new_run = ("Another shape is another run, with your other flags besides:\n"
-                   f"python train.py --config {config_file} \\\n    {flags} "
-                   f"{in_another_folder(folder.parent, f'{changed[0]}-{shape[changed[0]]}', mirror)}")
+        config_file = folder.parent / RUN_CONFIG
+        new_run = "Another shape is another run: drop --resume_from, and give another --output_dir."
+        if config_file.is_file():
+            new_run = ("Another shape is another run, with your other flags besides:\n"
+                       f"python train.py --config {shell_word(config_file)} \\\n    {flags} "
+                       f"{in_another_folder(folder.parent, f'{changed[0]}-{shape[changed[0]]}', mirror)}")
         if stored.state.init_from:
             new_run = "A run from pretrained weights keeps their shape: drop the flag."
         raise _refusal(f"the checkpoint holds another model: {changed[0]} is {shown(saved.get(changed[0]))} in the "

@@ -95,7 +95,9 @@ def _decide_folders(layer: Layer, folder: Path, given: Mapping[str, Any]) -> Non
     is_moved = (mirror and "mirror_to" not in given and has_config and not (folder / LOCK).exists()
                 and not is_same_folder(given.get("output_dir", "out"), folder))
     is_mirror = is_moved or (mirror and is_same_folder(mirror, folder))
-    if has_config and not is_mirror:
+    requested = [named_in(Path(given[name]))[0] for name in ("resume_from", "cooldown_from") if given.get(name)]
+    is_named = any(is_same_folder(path, folder) for path in requested)
+    if (has_config or is_named) and not is_mirror:  # else a single checkpoint was copied there
         layer.decided["output_dir"] = str(folder)
     output_dir = given.get("output_dir") or layer.decided.get("output_dir", "out")
     is_another = given.get("cooldown_from") and given.get("output_dir") and not is_same_folder(output_dir, folder)

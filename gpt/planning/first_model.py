@@ -24,7 +24,7 @@ from gpt.checkpoint.stored import Found
 from gpt.common.children import PROGRAM, run_child
 from gpt.common.errors import UserError
 from gpt.common.flags import with_values
-from gpt.common.names import FIRST_MODEL, TRAINS_NEXT
+from gpt.common.names import FIRST_MODEL, RUN_CONFIG, TRAINS_NEXT
 from gpt.common.progress import Progress
 from gpt.common.words import percent, printable, shell_line
 from gpt.machine.runtime import Runtime
@@ -111,6 +111,7 @@ def _train_first(inputs: Inputs, runtime: Runtime, argv: Sequence[str], folder: 
     args, corpus = inputs.args, inputs.corpus
     if args.overwrite:
         delete_other_runs(Path(args.output_dir), None, 0, runtime.out)
+        (Path(args.output_dir) / RUN_CONFIG).unlink(missing_ok=True)  # a resume would take the deleted run's flags
     command = [str(PROGRAM / "train.py"), *argv, f"--output_dir={folder}", "--max_minutes", str(minutes)]
     resumable = [word for word in argv if word != "--overwrite"]
     answer = run_child([sys.executable, *command], runtime.signals, shows=True,

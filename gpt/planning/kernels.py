@@ -74,6 +74,7 @@ def use_attention(name: str) -> None:
     torch.backends.cuda.enable_flash_sdp(name in ("", "flash"))
     torch.backends.cuda.enable_mem_efficient_sdp(name in ("", "efficient"))
     torch.backends.cuda.enable_cudnn_sdp(name in ("", "cudnn"))
+    torch.compiler.config.cache_key_tag = f"attention {name}"  # the key of a compiled graph lacks the kernel
 
 
 # ---------------------------------------------------------------- timing

@@ -78,14 +78,14 @@ class MemorySetting:
            processes: Processes = ALONE) -> "MemorySetting":
         """The setting of a run that accumulates gradients, and saves through a copy in RAM.
 
-        Sharding gathers weights in the dtype of autocast; the residual stream has it too.
+        Sharding gathers weights in the dtype of the residual stream.
         """
         shards = {"fsdp": processes.world_size, "hsdp": processes.world_size // processes.num_machines}.get(strategy, 1)
-        is_half = options.residual_dtype or (strategy in ("fsdp", "hsdp") and machine.dtype != torch.float32)
         return MemorySetting(
             machine.device.type, machine.dtype, compiled=machine.compile, accumulates=True,
-            residual_bytes=2 if is_half else 4, loss_chunk=options.loss_chunk, recomputes=options.recompute,
-            copies=True, optimizer_bytes=optimizer_bytes, strategy=strategy, shards=shards)
+            residual_bytes=2 if options.residual_dtype else 4, loss_chunk=options.loss_chunk,
+            recomputes=options.recompute, copies=True, optimizer_bytes=optimizer_bytes, strategy=strategy,
+            shards=shards)
 
     @property
     def has_own_memory(self) -> bool:
@@ -155,7 +155,7 @@ def _sharded(config: ModelConfig, setting: MemorySetting, weights: int) -> tuple
     group by group, the root's last. Several micro-batches add up whole gradients: they are exchanged only
     in the last one.
     """
-    (root, block), e = _gathered_elements(config), setting.dtype.itemsize
+    (root, block), e = _gathered_elements(config), setting.residual_bytes
     sharded = weights // setting.shards + (4 + e) * root
     return max(weights, sharded) if setting.accumulates else sharded, e * (root + 2 * block)
 

@@ -196,7 +196,7 @@ def objections(setup: Setup) -> list[str]:
     lines = []
     is_small = num_tokens < config.num_parameters
     is_chosen = setup.resumed or (setup.sizing and setup.sizing.shape)
-    if is_small and not (is_chosen or config.dropout) and recipe.passes > 1:
+    if is_small and not (is_chosen or args.dropout) and recipe.passes > 1:
         lines.append(f"the corpus is small for this model: {count(num_tokens)} tokens, read {recipe.passes:.1f} times, "
                      f"for {count(config.num_parameters)} parameters. Try --dropout 0.2, or a smaller "
                      f"{'--init_from' if args.init_from else '--model_size'}.")

@@ -37,8 +37,10 @@ def flags_of_run(setup: Setup) -> Layer:
         values["sample_prompt"] = args.sample_prompt.replace("\\", "\\\\")  # as it is typed: reading it unescapes
     shape = {"arch": name_of(config), **{name: getattr(config, name) for name in by_flags(config, vars(args))}}
     decided = {**values, **shape, **setup.recipe.flags()}
-    if (args.max_minutes or args.max_steps) and not args.epochs:
-        decided.pop("epochs", None)  # the epochs follow from the last step, which may move
+    if args.epochs:
+        decided["epochs"] = args.epochs  # not those until the end that the minutes allow
+    elif args.max_minutes or args.max_steps:
+        decided.pop("epochs", None)  # they follow from the last step, which may move
     origin = args.init_from or setup.stored.state.init_from  # a resumed run has no flag for it
     if origin:
         values["init_from"] = decided["init_from"] = as_recorded(origin)

@@ -8,7 +8,7 @@ from gpt.optimizers.table import OPTIMIZERS
 BY_LENGTH = "min_lr warmup_steps weight_decay dropout eval_interval sample_interval log_interval"
 BY_MODEL = f"epochs init_std optimizer learning_rate embedding_learning_rate {BY_LENGTH}"
 BY_BATCH = "learning_rate embedding_learning_rate min_lr beta2"
-BY_TEXT = f"batch_size gradient_accumulation_steps beta2 {BY_MODEL}"
+BY_TEXT = f"batch_size gradient_accumulation_steps beta2 teacher input_noise {BY_MODEL}"
 WITHOUT_CUDA_GRAPHS = (
     "no-use_gpu", "deterministic", "activation_checkpointing", "batch_size auto", "dropout", "teacher")
 

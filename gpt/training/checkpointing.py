@@ -5,6 +5,7 @@ for a copy, training waits for the disk.
 """
 
 import contextlib
+import os
 import re
 import time
 from collections.abc import Callable, Mapping
@@ -19,7 +20,7 @@ from gpt.checkpoint import contents, find, load, save
 from gpt.checkpoint.folder import Retention, prune
 from gpt.checkpoint.mirror import Mirror, yield_the_cores
 from gpt.common.files import free_of, sync, why_not_written
-from gpt.common.names import METRICS
+from gpt.common.names import METRICS, TRAINS_NEXT
 from gpt.common.signals import AtRisk
 from gpt.common.words import printable, several, shell_line, shell_word, size
 from gpt.hub.names import DATASET, MODEL, is_on_hub, repo_of
@@ -241,7 +242,9 @@ class Checkpointer:
             self.settle(wait=True)
         steps = find.steps_in(self.output_dir)
         if steps:
-            return f"The last good checkpoint is checkpoint-{max(steps)}. Resume (--resume_from auto)"
+            # The first of two models resumes by the command of both.
+            folder = "auto" if TRAINS_NEXT in os.environ else shell_word(self.output_dir)
+            return f"The last good checkpoint is checkpoint-{max(steps)}. Resume (--resume_from {folder})"
         return "There is no checkpoint yet. Start again"
 
     def finish(self) -> bool:

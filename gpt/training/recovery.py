@@ -1,6 +1,7 @@
 """Handles failed steps: out of memory (the micro-batch is halved), loss or weights not finite, changed tokens."""
 
 import contextlib
+import os
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -8,6 +9,7 @@ from pathlib import Path
 import torch
 
 from gpt.common.errors import Exit, UserError, is_out_of_memory
+from gpt.common.names import TRAINS_NEXT
 from gpt.common.words import several, size
 from gpt.machine.backends import CPU
 from gpt.optimizers.build import expected_state
@@ -137,5 +139,7 @@ def explaining_failures(run: Run, checkpointer: Checkpointer) -> Iterator[None]:
         lower_rate = run.recipe.lower_rate_in_words
         cure = f"{checkpointer.last_good()} with --learning_rate {lower_rate}, or a longer --warmup_steps."
         if run.recipe.cooldown:
-            cure = "Begin the cooldown at an earlier checkpoint."
+            cure = "Begin the cooldown at an earlier checkpoint, with another --output_dir."
+        elif TRAINS_NEXT in os.environ:  # other flags would not go on with the first of two models
+            cure = f"Start again with --learning_rate {lower_rate}, which trains one model."
         raise UserError(Exit.DIVERGED, f"{what}. {cure}") from error

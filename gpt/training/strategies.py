@@ -141,7 +141,8 @@ class FullySharded(_Distributed):
             shape, names = shape[1:], names[1:]
         mesh = init_device_mesh(machine.device.type, shape, mesh_dim_names=names)
         # Numbers of targets and rotary tables stay in fp32.
-        policy = MixedPrecisionPolicy(machine.dtype, torch.float32, cast_forward_inputs=False)
+        gathered = model.options.residual_dtype or torch.float32  # embeddings begin the residual stream
+        policy = MixedPrecisionPolicy(gathered, torch.float32, cast_forward_inputs=False)
         for block in model.blocks:
             fully_shard(block, mesh=mesh, mp_policy=policy)
         self.forward = fully_shard(model, mesh=mesh, mp_policy=policy, reshard_after_forward=False)

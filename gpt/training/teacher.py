@@ -4,6 +4,7 @@ A teacher's prediction says which other tokens could have followed, which keeps 
 small text. Source: Furlanello et al. 2018, Born Again Neural Networks, section 3.
 """
 
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -39,4 +40,6 @@ def load_teacher(path: str, options: Options, machine: Machine) -> Teacher:
 
     Raises UserError (exit 4) if it cannot be opened.
     """
+    if machine.precision == "fp16":  # trained weights can make activations beyond its largest number
+        options = replace(options, residual_dtype=None)
     return Teacher(load_model(Path(path), machine.device, options, f"--teacher {printable(path)}"))

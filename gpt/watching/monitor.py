@@ -363,7 +363,8 @@ class Monitor:
                             f"{recipe.total_steps:,}, as steps took longer than measured")
         sizes = {name: architecture_of(config).sized(shape, config.vocab_size, config.seq_length).num_parameters
                  for name, shape in SIZES.items() if not self._learned_before}
-        return next_step(self._overfitting.validations, self._overfitting.training_means[-1][0], self._tokens_seen,
+        train_losses = [mean for mean, _ in self._overfitting.training_means]
+        return next_step(self._overfitting.validations, train_losses, self._tokens_seen,
                        self._run.setup.corpus.train.length, config.num_parameters, sizes)
 
     def _command_for_longer(self, folder: str) -> str:

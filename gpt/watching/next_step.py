@@ -9,11 +9,11 @@ WIDE_GAP = 0.15  # nats between the training and the validation loss
 FRESH = 4  # passes over a text that are nearly as good as new text (Muennighoff et al. 2023)
 
 
-def next_step(validations: list[tuple[float, int]], train_loss: float, tokens_seen: int, num_tokens: int,
-            num_parameters: int, sizes: dict[str, int]) -> tuple[str, str]:
+def next_step(validations: list[tuple[float, int]], train_losses: list[float], tokens_seen: int, num_tokens: int,
+              num_parameters: int, sizes: dict[str, int]) -> tuple[str, str]:
     """LONGER, MORE_TEXT or the name of a larger size, with the reason; both '' if the figures show nothing.
 
-    validations are losses with their steps, at least one; train_loss is the one near the last of them.
+    validations are losses with their steps, at least one; train_losses are those near them.
     num_tokens is the length of the text. sizes are the numbers of parameters of the named sizes, smallest
     first; none for pretrained weights, which learn much in few steps. Three kinds of runs show nothing. One is
     long and has no validation in its first three quarters. One is short and has made all passes of a default
@@ -29,13 +29,16 @@ def next_step(validations: list[tuple[float, int]], train_loss: float, tokens_se
         return LONGER, f"{several(last_step, 'step')}, {in_epochs(passes)}: too few to learn much"
     if is_short or not before:
         return "", ""
+    train_loss, lowest_train_loss = train_losses[-1], min(train_losses)
     if last - best > RISEN * best:
+        if train_loss - lowest_train_loss > RISEN * lowest_train_loss:
+            return "", ""  # it has not learned the text by heart: both losses rose
         return MORE_TEXT, (f"the model learns the text by heart: its validation loss rose from {best:.2f} at step "
                            f"{best_step:,} to {last:.2f}")
     if last - train_loss > WIDE_GAP and passes > FRESH:
         return MORE_TEXT, (f"after {passes:.0f} passes the loss is {train_loss:.2f} on the training text and "
                            f"{last:.2f} on new text: the model learns the text by heart")
-    gain = before[-1] - last
+    gain = min(before) - last
     if tokens_seen < TOKENS_PER_PARAMETER * num_parameters and may_go_on:
         if gain > FALLING * last:
             return LONGER, f"still learning: the validation loss fell by {gain:.2f} in the last quarter"

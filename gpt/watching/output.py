@@ -57,7 +57,7 @@ def open_output(run: Run, argv: Sequence[str], checkpointer: Checkpointer) -> It
         if is_number(row.get("val_loss")):
             bits = row.get("bits_per_byte")
             checkpointer.validations.append((row["step"], row["val_loss"], bits if is_number(bits) else None))
-    if run.recipe.cooldown and not checkpointer.is_on_disk:
+    if state.step and not checkpointer.is_on_disk:
         checkpointer.save(permanent=False)  # in another folder --resume_from would find no checkpoint yet
     gc.freeze()  # the collector need not look through all these objects again and again
     monitor = Monitor(run, recorder)

@@ -69,7 +69,9 @@ class Recorder:
         write_whole(self._path, "".join(json.dumps(row) + "\n" for row in kept))
         self.rows = [row for row in kept if row["step"] > state.measured_from or not state.measured_from]
         names = requested_trackers(args)
-        number = run_id(output_dir, bool(state.step or args.resume_from) and not replaces) if names else ""
+        # With --overwrite a run may go back to an earlier step, and wandb takes no step twice.
+        continues = bool(state.step or args.resume_from) and not (replaces or args.overwrite)
+        number = run_id(output_dir, continues) if names else ""
         self._trackers = [Tracker(name, RecordedRun(number, state.step, config or {}, str(output_dir / name)), out)
                           for name in names]
 

@@ -360,7 +360,9 @@ LATER = [
          copied("out", "out2")),
     Case("Give that data, or --allow_new_data", "train.py --resume_from out --max_steps 8 --data_dir data3",
          values={"--data_dir": "data"}),
-    Case("Another shape is another run", "train.py --resume_from out --max_steps 8 --n_layer 2",
+    Case("Another shape is another run: drop", "train.py --resume_from out --max_steps 8 --n_layer 2 --data_dir data",
+         lambda: Path("out/config.toml").unlink(), together=True),
+    Case("Another shape is another run, with", "train.py --resume_from out --max_steps 8 --n_layer 2",
          together=True),
     Case("was made with another tokenizer", f"train.py {QUIET} --init_from out --data_dir data2 --output_dir new",
          again=True, together=True),
@@ -541,6 +543,10 @@ LATER = [
          values={"--learning_rate": "0.02", "--max_steps": "900"}),
     Case("last_good()} with", NEW, raised=(Raised(STEP, 6, error="FloatingPointError"),), together=True,
          values={"--warmup_steps": "3"}),
+    Case("Begin the cooldown at an earlier", "train.py --cooldown_from out --cooldown 2 --output_dir new",
+         raised=(Raised(STEP, 1, error="FloatingPointError"),)),
+    Case("which trains one model.", NEW, raised=(Raised(STEP, 6, error="FloatingPointError"),),
+         more={"env": {"TRAINS_NEXT": "train.py"}}),
     Case("The last good checkpoint is", f"{NEW} --checkpoint_every_steps 1", together=True,
          values={"--warmup_steps": "3"}, raised=(Raised(STEP, 6, error="FloatingPointError"),)),
     Case("allows only {several(recipe", f"train.py {SMALL} {LENGTHLESS} --output_dir new --max_minutes 0.001",
@@ -575,6 +581,8 @@ LATER = [
 NOT_TYPED = {
     "its cure is torchrun's, typed on a pretended GPU in tests/late_device/test_commands.py": (
         "processes were started on a machine",),
+    "fp16 overflows only on a GPU; its message is tried in tests/gpt/training/test_starting.py": (
+        "--init_from: its weights give",),
     "its cure is typed where a hub answers, in tests/gpt/hub/test_download.py": (
         "Check the network and the disk", "is on the hub. Make tokens"),
     "says what was decided, or that two flags do not go together: no cure, or the pattern of one": (

@@ -241,9 +241,13 @@ def test_a_checkpoint_of_another_model_tokenizer_or_corpus_is_told_apart(sound, 
     config, shallow = make_model().config, make_model(n_layer=1).config
     check_same(found, config, "a", "b", False)
     check_same(found, config, "other", "b", True)
+    with refused("drop --resume_from, and give another --output_dir.$", Exit.CHECKPOINT):
+        check_same(found, shallow, "a", "b", True)
+    (tmp_path / "config.toml").touch()
+    with refused("n_layer is 2 in the checkpoint and 1 here(.|\n)* --n_layer 1 --output_dir .*-n_layer-1$",
+                 Exit.CHECKPOINT):
+        check_same(found._replace(folder=tmp_path / "checkpoint-900"), shallow, "a", "b", True)
     for args, code, why in (
-            ((shallow, "a", "b", True), Exit.CHECKPOINT, "n_layer is 2 in the checkpoint and 1 here(.|\n)*"
-             rf" --n_layer 1 --output_dir {sound}-n_layer-1$"),
             ((replace(config, vocab_size=999), "a", "b", True), Exit.CHECKPOINT, "999 here. (.|\n)* --tokenizer_file "
              rf"{sound}/checkpoint-900/tokenizer.json\n.* --resume_from {sound} \\\n *--data_dir {tmp_path} more-900 "),
             ((config, "0123456789ab" + 52 * "c", "b", False), Exit.DATA, "a; here 0123456789ab. .*--allow_new_data"),

@@ -84,10 +84,10 @@ def test_a_folder_still_means_the_teacher_that_it_meant(place, given, is_kept):
 def test_a_checkpoint_that_was_copied_away_is_enough(place):
     flags = {"given": {"data_dir": "d"}, "decided": {"n_layer": 4}}
     checkpoint(place / "copies", 5, flags=flags)
-    for path in ("copies/checkpoint-5", "copies"):
+    for path, more in (("copies/checkpoint-5", {}), ("copies", {"output_dir": "copies"})):
         found = flags_for(resume_from=path)
-        assert (found.given, found.decided) == (flags["given"], flags["decided"])
-    assert found.source == "copies/checkpoint-5"
+        assert (found.given, found.decided) == (flags["given"], flags["decided"] | more)
+        assert found.source == "copies/checkpoint-5"
 
 
 def test_the_newest_checkpoint_whose_state_can_be_read_counts(place):
@@ -101,7 +101,7 @@ def test_a_record_sets_no_flag_of_one_call(place):
     checkpoint(place / "got/a", 5, flags={"given": {"overwrite": True}, "decided": {"output_dir": "mine"}})
     found = recorded.recorded_flags({"resume_from": "got/a"}, ["overwrite", "output_dir"])
     assert found is not None
-    assert found.values == {}
+    assert found.values == {"output_dir": "got/a"}
     run_config(place / "got/a", output_dir="mine")
     with refused(r"got/a/config\.toml sets output_dir", Exit.FLAGS):
         recorded.recorded_flags({"resume_from": "got/a"}, ["overwrite", "output_dir"])

@@ -2,6 +2,7 @@
 
 import dataclasses
 import itertools
+import json
 import os
 import re
 import signal
@@ -110,6 +111,14 @@ def test_a_raised_limit_is_planned_within_the_same_minutes(run, monkeypatch):
     run("--max_minutes", "60", "--max_steps", "5")
     run("--max_minutes", "60", "--max_steps", "9", "--resume_from", "auto")
     assert max(steps_in(run.folder / "out")) == 9
+
+
+def test_a_limit_of_passes_stays_recorded_where_the_minutes_end_the_run_sooner(run, monkeypatch):
+    monkeypatch.setattr(train, "measure_pace", lambda *_: dataclasses.replace(PACE, step_seconds=20.0))
+    run("--max_minutes", "2", "--epochs", "50")
+    state = json.loads((max(steps_in(run.folder / "out").values()) / "trainer_state.json").read_text())
+    assert state["flags"]["given"]["epochs"] == 50
+    assert state["settings"]["limits"] == [50, None]
 
 
 def test_a_larger_step_keeps_the_last_step(run, monkeypatch):

@@ -137,7 +137,9 @@ def test_a_first_model_that_has_begun_goes_on_where_it_is_asked_to(two_models):
         (folder / "manifest.json").touch()
     _, _, [(command, _)] = two_models(TrainState(), [*LENGTH.split(), "--resume_from", "auto"], spare=0.1)
     assert command[-1] == "1.7", "its own minutes, though fewer are left than at its start"
+    Path("out/config.toml").touch()
     _, _, [(command, resumed)] = two_models(TrainState(), [*LENGTH.split(), "--overwrite"])
+    assert not Path("out/config.toml").exists(), "a later --resume_from out would train the deleted run again"
     assert "--overwrite" in command, "the first model's own checkpoints go too"
     assert resumed == "train.py --max_minutes 10"
     assert not steps[0].exists(), "a later --resume_from auto would go on with it"

@@ -108,3 +108,4 @@ def test_the_others_are_off_in_the_process():
     for name, expected in (("cudnn", [False, False, True]), ("flash", [True, False, False]), ("", [True] * 3)):
         use_attention(name)
         assert [is_on() for is_on in enabled] == expected
+        assert str(torch.compiler.config.cache_key_tag) == f"attention {name}"

@@ -158,6 +158,13 @@ def test_products_have_the_dtype_that_the_device_is_fast_in(monkeypatch, device,
     assert (*rounded_to, dtype_of_products(machine)) == (is_rounded and machine.dtype, None, getattr(torch, of_muon))
 
 
+@pytest.mark.parametrize("began", ["bf16", "fp32"])
+def test_a_run_that_goes_on_in_fp16_keeps_the_range_of_its_residual_stream(began):
+    machine = Machine(torch.device("cuda"), "", "", torch.float16, "", True, "", ())
+    assert choose_options(False, False, machine, {}).residual_dtype is torch.float16
+    assert choose_options(False, False, machine, {"residual": began}).residual_dtype is None
+
+
 def test_pretrained_weights_learn_to_answer_in_small_steps_at_the_rate_of_a_new_model():
     weights = ("--init_from", "out")
     text, chats = recipe(*weights, width=64), recipe(*weights, width=64, converses=True)

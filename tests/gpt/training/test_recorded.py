@@ -132,6 +132,14 @@ def test_the_file_makes_another_run_alike(place):
     assert (place / "mirror/checkpoint-4").exists()
 
 
+def test_another_run_over_another_text_has_no_teacher_that_learned_the_first(place):
+    Path("two.toml").write_text('data_dir = "d"\n[decided]\nteacher = "two/first_model/checkpoint-9"\n'
+                                "input_noise = 0.1\n")
+    assert train.read_flags(["--config", "two.toml", "--output_dir", "again"]).teacher
+    other = train.read_flags(["--config", "two.toml", "--data_dir", "e"])
+    assert (other.teacher, other.input_noise) == (None, 0.0)
+
+
 def test_a_run_whose_folder_has_moved_finds_its_first_model(stopped, monkeypatch):
     stopped(FEW)
     first = Path("moved/first_model/checkpoint-9")

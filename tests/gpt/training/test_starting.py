@@ -1,6 +1,7 @@
 """Resuming, finetuning, and what does not fit together."""
 
 import json
+import math
 import re
 import shutil
 from dataclasses import replace
@@ -12,8 +13,10 @@ import torch.nn.functional as F
 
 import train
 from gpt.checkpoint.load import load_model, read_config
+from gpt.checkpoint.steps import steps_in
 from gpt.common.errors import Exit, UserError
 from gpt.ops.rotary import RotaryScaling
+from gpt.training.validation import ValidationLoss, Validator
 from tests.helpers.models import make_rotary
 from tests.helpers.training import metrics_of, trained
 
@@ -34,6 +37,35 @@ def test_a_checkpoint_of_another_corpus_is_refused_unless_it_is_allowed(run, cor
     (tmp_path / "metadata.json").write_text(json.dumps({"vocab_size": vocabulary, "dtype": "int16"}))
     assert "--allow_new_data" in run.refused(Exit.DATA, "--max_steps", "4", *other)
     assert run("--max_steps", "4", *other, "--allow_new_data")[0] == 0
+
+
+def test_a_run_that_goes_on_in_another_folder_and_is_killed_goes_on_there(run, monkeypatch):
+    class Killed(BaseException):
+        pass
+
+    def die(*_: object) -> None:
+        raise Killed
+
+    run.ok("--max_steps", "4")
+    resume = ["--resume_from", str(run.folder / "out/checkpoint-4"), "--max_steps", "8"]
+    monkeypatch.setattr(train, "loop", die)
+    with pytest.raises(Killed):
+        run(*resume, out="new")
+    assert [*steps_in(run.folder / "new")] == [4]
+
+
+def test_given_weights_whose_loss_is_not_finite_end_the_run_before_its_first_step(run, corpus, monkeypatch, capsys):
+    run.ok("--max_steps", "2", out="base")
+    measure = Validator.measure
+
+    def overflow(own: Validator, *rest: int) -> ValidationLoss | None:
+        found = measure(own, *rest)
+        return found and replace(found, nats=math.nan)
+
+    monkeypatch.setattr(Validator, "measure", overflow)
+    error, _ = trained(["--data_dir", str(corpus), "--output_dir", str(run.folder / "out"), "--no-use_gpu",
+                        "--init_from", str(run.folder / "base")], capsys)
+    assert (error.code, "--no-use_amp" in str(error)) == (Exit.DIVERGED, True)
 
 
 def test_passes_over_other_tokens_do_not_count(run, corpus, tmp_path, capsys):

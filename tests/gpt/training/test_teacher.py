@@ -49,6 +49,13 @@ def test_a_teacher_whose_weights_are_kept_in_bf16_expects_the_same(with_teacher)
     assert torch.equal(found, expected)
 
 
+def test_a_teacher_in_fp16_has_a_residual_stream_in_fp32(with_teacher):
+    machine = dataclasses.replace(on_cpu(), dtype=torch.float16)
+    options = Options(residual_dtype=torch.float16)
+    teacher = load_teacher(str(with_teacher.folder / "first/checkpoint-8"), options, machine)
+    assert teacher._model.options.residual_dtype is None  # activations of trained weights may exceed 65,504
+
+
 def test_a_distilling_run_that_was_stopped_ends_with_the_same_bytes(with_teacher):
     shown = str(with_teacher.folder / "first" / "checkpoint-8")
     flags = [*STEPS, "--teacher", shown, "--dropout", "0.1", "--label_smoothing", "0.1", "--warmup_steps", "1",

@@ -45,6 +45,14 @@ def test_metrics_are_cut_back_to_the_step_resumed_from(tmp_path):
     assert path.read_text() == ""
 
 
+def test_trackers_know_a_run_that_went_back_to_an_earlier_step_as_another_one(tmp_path, monkeypatch):
+    numbers: list[str] = []
+    monkeypatch.setattr("gpt.watching.recorder.Tracker", lambda name, run, out: numbers.append(run.id))
+    for step, flags in ((0, []), (9, []), (4, ["--overwrite"]), (6, [])):
+        Recorder(train.read_flags(["--tracker", "wandb", *flags]), tmp_path, TrainState(step), Progress())
+    assert numbers[0] == numbers[1] != numbers[2] == numbers[3]  # wandb takes no step twice
+
+
 def test_rows_of_other_validation_tokens_stay_in_the_file_alone(tmp_path):
     metrics = recorder_in(tmp_path, TrainState())
     for step in (10, 20, 30):
