@@ -65,6 +65,7 @@ def test_given_weights_whose_loss_is_not_finite_end_the_run_before_its_first_ste
     monkeypatch.setattr(Validator, "measure", overflow)
     error, _ = trained(["--data_dir", str(corpus), "--output_dir", str(run.folder / "out"), "--no-use_gpu",
                         "--init_from", str(run.folder / "base")], capsys)
+    assert isinstance(error, UserError)
     assert (error.code, "--no-use_amp" in str(error)) == (Exit.DIVERGED, True)
 
 
