@@ -46,10 +46,9 @@ def choose_preload(requested: str, num_bytes: int, gpu_free_bytes: int | None,
                    ram_free_bytes: int) -> tuple[str, str]:
     """Chooses the place of the tokens for --preload; returns 'gpu', 'ram' or 'mmap' and the reason.
 
-    auto takes the GPU if the tokens fit in a tenth of its free memory. Otherwise it takes RAM if they fit
-    in half of the free RAM, or a memory map, which needs no room. ram that does not fit becomes mmap; gpu
-    is not compared with the free memory. Without a GPU, gpu_free_bytes must be None, and the caller must
-    refuse gpu.
+    auto takes the GPU if the tokens fit in a tenth of its free memory. Otherwise it takes RAM if they fit in
+    half of the free RAM, or a memory map, which needs no room. ram that does not fit becomes mmap; gpu is not
+    compared with the free memory. Without a GPU, gpu_free_bytes must be None, and the caller must refuse gpu.
     """
     tokens, free = size(num_bytes), f"half of the {size(ram_free_bytes)} of free RAM"
     if requested == "auto" and num_bytes <= (gpu_free_bytes or 0) // 10:
@@ -403,9 +402,9 @@ class Batches:
     def get(self, samples_seen: int, micro: int) -> Batch:
         """Returns this process's inputs and targets of the micro-th micro-batch after samples_seen samples.
 
-        int32 [B, T] each, views of the same ids one token apart; targets that do not count are IGNORED.
-        Embeddings accept int32, half the bytes of int64. Raises the errors of Tokens, also for a batch that was
-        read ahead.
+        int32 [B, T] each, views of the same ids one token apart; targets that do not count are
+        IGNORED. Embeddings accept int32, half the bytes of int64. Raises the errors of Tokens, also
+        for a batch that was read ahead.
         """
         first = self.first_sample(samples_seen, micro)
         if self._next is not None and self._next[0] == first:

@@ -87,8 +87,8 @@ class GPTConfig(Config):
     @property
     def num_parameters(self) -> int:
         """Parameters without the padding of the vocabulary; a tied output layer counts once."""
-        # Vectors of a block: 2 norms; with biases 2 more for the norms, 3 for c_attn, 4 for c_fc, 2 for two
-        # c_proj.
+        # Vectors of a block: 2 norms; with biases 2 more for the norms, 3 for c_attn,
+        # 4 for c_fc, 2 for two c_proj.
         vectors = 13 if self.bias else 2
         tables = self.vocab_size * (1 if self.tie_weights else 2) + self.seq_length
         rows = self.n_layer * vectors + (2 if self.bias else 1) + tables
@@ -98,9 +98,8 @@ class GPTConfig(Config):
     def flops_per_token(self) -> int:
         """Floating-point operations per token of a training step: 6 (12 L C^2 + V C) + 12 L C T.
 
-        They count the matrix products of the forward and backward pass. The last term is attention's,
-        without a deduction for causality or for shared keys and values (Chowdhery et al. 2022, PaLM,
-        appendix B).
+        They count the matrix products of the forward and backward pass. The last term is attention's, without a
+        deduction for causality or for shared keys and values (Chowdhery et al. 2022, PaLM, appendix B).
         """
         matrices = self.num_block_weights + self.vocab_size * self.n_embd
         return 6 * matrices + 12 * self.n_layer * self.n_head * self.head_dim * self.seq_length

@@ -5,8 +5,8 @@
     python plot.py out-a out-b --names wide,deep --x tokens    two runs on the same axes
     python plot.py a-1 a-2 b-1 b-2 --names a,a,b,b             runs with the same name are seeds: their mean with a band
 
-A run that is still going can be drawn: a last line that is cut short, and values that are not finite, are
-skipped.
+A run that is still going can be drawn: a last line that is cut short, and values that
+are not finite, are skipped.
 """
 
 import argparse
@@ -102,8 +102,8 @@ from gpt.common.outputs import Output
 def main(argv: Sequence[str]) -> int:
     """Draws the picture of the command line's flags; returns 0.
 
-    Raises UserError: exit 2 for flags, 3 for a run's metrics, 5 if matplotlib is missing or the picture is not
-    written.
+    Raises UserError: exit 2 for flags, 3 for a run's metrics, 5 if matplotlib is missing
+    or the picture is not written.
     """
     args = read_flags(argv)
     output = Output("--output", args.output)

@@ -260,7 +260,7 @@ def compile_run(run: Run) -> None:
 
 
 def train(run: Run, pace: Pace, deadline: Deadline, validator: Validator, argv: Sequence[str]) -> int:
-    """Trains from random or pretrained weights, or from a checkpoint; returns the exit code."""
+    """Loads the start, then trains, or runs --dry_run or --overfit; returns the exit code."""
     args, runtime = run.setup.args, run.setup.runtime
     forget_best_on_other_tokens(run)
     if not args.overfit:
@@ -370,7 +370,7 @@ def try_step(run: Run, batches: Iterable[tuple[torch.Tensor, torch.Tensor]], num
             run.scaler.scale(loss).backward()
         mean_loss += loss.detach()
 
-    # Clip, without scaler.step: the host would wait for it. Every optimizer here divides by grad_scale on its way,
+    # Clip, without scaler.step: the host would wait for it. Every optimizer here divides the gradients by grad_scale,
     # and does nothing where found_inf is 1. scaler.update() reads what unscale_ has found.
     run.scaler.unscale_(optimizer)
     gradients = [p.grad for p in run.model.parameters() if p.grad is not None]

@@ -80,8 +80,7 @@ class Architecture(Protocol):
     def from_hf_config(self, fields: Mapping[str, Any]) -> Any:
         """The config from the fields of a config.json.
 
-        Raises InvalidCheckpoint, with the field's name, for a model that the network does not compute
-        exactly.
+        Raises InvalidCheckpoint, with the field's name, for a model that the network does not compute exactly.
         """
         ...
 

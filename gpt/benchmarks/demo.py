@@ -2,10 +2,10 @@
 
     python gpt/benchmarks/demo.py
 
-Installs the packages, in .venv unless a virtual environment is active, and runs the three commands below. They
-take two minutes on any machine, because the training has a budget of time. They write to demo/ beside train.py,
-or in the current folder if that one is read-only. The text is Python's own standard library: nothing else is
-downloaded.
+Installs the packages, in .venv unless a virtual environment is active, and runs the three commands below.
+They take two minutes on any machine, because the training has a budget of time. They write to demo/
+beside train.py, or in the current folder if that one is read-only. The text is Python's own standard
+library: nothing else is downloaded.
 """
 
 import os

@@ -16,8 +16,8 @@ IN_ITS_FOLDER = ("import os, runpy, sys; os.chdir(sys.argv.pop(1)); sys.path.ins
 def time_step(bench: Bench, peer_dir: str) -> None:
     """Prints the median seconds of a step of nanoGPT's train.py and of our best rung, in one precision.
 
-    The seconds also go into bench.figures. Raises UserError (exit 5) if a run failed, and SystemExit after
-    a signal.
+    The seconds also go into bench.figures. Raises UserError (exit 5) if a run failed,
+    and SystemExit after a signal.
     """
     shape, on_gpu = bench.shape, bench.machine.on_gpu
     best = ladder(shape, bench.machine)[TUNED - 1]

@@ -69,8 +69,8 @@ class Tensors:
     """The tensors of a checkpoint, by name.
 
     model is the network's state dict. training holds the optimizer's state, such as
-    'exp_avg.transformer.wte.weight', and the states of random-number generators: 'rng.cpu', 'rng.cuda' or
-    'rng.mps'.
+    'exp_avg.transformer.wte.weight', and the states of random-number generators:
+    'rng.cpu', 'rng.cuda' or 'rng.mps'.
     """
 
     model: dict[str, torch.Tensor]
@@ -153,8 +153,8 @@ def text_files(step: int, config: ModelConfig, state: Mapping[str, Any], tokeniz
         if end_of_text_id in names:
             special = {**dict.fromkeys(("eos_token", "unk_token", "pad_token"), names[end_of_text_id]),
                        "bos_token": names.get(begin_of_text_id)}
-        # A collator leaves padding out of the loss: padded with the end of text, a model would not learn to
-        # end.
+        # A collator leaves padding out of the loss: padded with the end of text, a
+        # model would not learn to end.
         padding = {"pad_token": START} if special and START in names.values() and not chat_template else {}
         # What AutoTokenizer of transformers 4 and 5 needs besides tokenizer.json.
         fields = {
@@ -181,9 +181,8 @@ def model_card(config: ModelConfig, facts: Mapping[str, str],
                on_hub: Mapping[str, Sequence[str | None]] | None = None) -> str:
     """The text of README.md: the model's shape, facts about its training, its validation curve, how to open it.
 
-    A point of the curve is (step, loss in nats, bits per byte or None). command is shown as code. on_hub
-    maps a field of the hub's metadata to the repositories from which the model was made; None among them is
-    left out.
+    A point of the curve is (step, loss in nats, bits per byte or None). command is shown as code. on_hub maps a
+    field of the hub's metadata to the repositories from which the model was made; None among them is left out.
     """
     shared = f" ({config.n_kv_head} of keys and values)" if config.n_kv_head != config.n_head else ""
     named = {field: list(dict.fromkeys(filter(None, repos))) for field, repos in (on_hub or {}).items()}

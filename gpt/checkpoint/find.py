@@ -80,8 +80,8 @@ def resolve(path: Path, warn: Callable[[str], None] = silent) -> Path:
 def _locate(path: Path, warn: Callable[[str], None], run_folder: Path | None = None) -> tuple[Path, Stored | None]:
     """resolve with the verified training state; without a state for a Hugging Face folder.
 
-    run_folder is the output folder of a run that is to be resumed, if it is: then the optimizer's state is
-    verified.
+    run_folder is the output folder of a run that is to be resumed, if it is: then the
+    optimizer's state is verified.
     """
     to_train = run_folder is not None
     folder, name = named_in(path, run_folder or Path("out"))
@@ -223,8 +223,8 @@ def find_resume(requested: str, output_dir: Path, overwrite: bool, warn: Callabl
 def checkpoints_of_other_runs(output_dir: Path, resumed: Path | None, step: int) -> list[Path]:
     """The checkpoints in output_dir that do not lead to the resumed one.
 
-    If the run resumes from a checkpoint in this folder, these are the checkpoints after its step, otherwise
-    all.
+    If the run resumes from a checkpoint in this folder, these are the checkpoints
+    after its step, otherwise all.
     """
     inside = resumed and is_inside(resumed, output_dir)
     return [path for other, path in steps_in(output_dir).items() if not inside or other > step]

@@ -1,9 +1,9 @@
 """The mirror of a run (--mirror_to): a folder on another disk with verified copies of the run's checkpoints.
 
-A thread copies beside training, which never waits for it: a mirror that fails costs one warning, and each save
-tries again. On a new machine, where the output folder is empty, --resume_from auto brings the newest checkpoint
-back. A mirror that a run recorded is used only if it already holds checkpoints of this run: a file names no
-other folder.
+A thread copies beside training, which never waits for it: a mirror that fails costs one warning, and
+each save tries again. On a new machine, where the output folder is empty, --resume_from auto brings the
+newest checkpoint back. A mirror that a run recorded is used only if it already holds checkpoints of this
+run: a file names no other folder.
 """
 
 import contextlib
@@ -94,7 +94,8 @@ def prepare_mirror(args: Namespace, out: Progress) -> None:
     recorded mirror that does not hold this run is left alone; each save looks again.
     """
     root, output_dir = Path(args.mirror_to), Path(args.output_dir)
-    resumed, shown = args.resume_from, f"--mirror_to {printable(args.mirror_to)}"
+    resumed = args.resume_from
+    shown = f"--mirror_to {printable(args.mirror_to)}"
     check_place("--mirror_to", root)
     with out.phase("looking at the mirror"):
         copies, has_checkpoints = steps_in(root), bool(steps_in(output_dir))
@@ -176,13 +177,14 @@ class Mirror:
     def finish(self) -> None:
         """Repeats the last update, waits for it at most 20 minutes, and prints its outcome.
 
-        It says that the mirror has the last checkpoint, or prints the command that copies it. A second call
-        copies the lines that the logs got after the first. Does nothing without an update, or if one still
-        hangs.
+        It says that the mirror has the last checkpoint, or prints the command that copies it. A
+        second call copies the lines that the logs got after the first. Does nothing without an
+        update, or if one still hangs.
         """
         if self._latest is None or (self._has_reported and self._thread.is_alive()):
             return
-        last, deadline = self._output_dir / f"checkpoint-{self._latest.saved}", time.monotonic() + LONGEST_WAIT_SECONDS
+        last = self._output_dir / f"checkpoint-{self._latest.saved}"
+        deadline = time.monotonic() + LONGEST_WAIT_SECONDS
         self.update(self._latest)  # again: a copy may have failed, and the logs have grown
         shown = printable(self._root)
         with self._out.phase(f"copying to the mirror {shown}"):

@@ -1,7 +1,7 @@
 """Converts a checkpoint of nanoGPT or build-nanogpt, or its state dict, to a Hugging Face folder of GPT-2.
 
-Such a .pt file is a pickle, which can name any function to call; torch's reader for plain tensors refuses
-those.
+Such a .pt file is a pickle, which can name any function to call; torch's reader for
+plain tensors refuses those.
 """
 
 import re

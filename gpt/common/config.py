@@ -33,7 +33,7 @@ class Relations(NamedTuple):  # a dataclass would cost every --help 10 ms
     aliases: str = ""  # names of the flag in other programs
     overrides: str = ""  # flags of a lower layer that a new value drops: other words for it, or senseless
     invalidates: str = ""  # values that the program chose from the old value, and chooses again from a new one
-    renews: str = ""  # the same where --config begins another run; a resumed run keeps them
+    renews: str = ""  # like invalidates, but only with --config, which begins another run
     requires: str = ""  # conditions; one of them must hold
     conflicts: str = ""  # conditions that must not hold; "auto: dropout" concerns the flag's value auto alone
 

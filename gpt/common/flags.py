@@ -6,8 +6,8 @@
     group.add_argument("--compile", action=Switch, help="torch.compile (default: on with CUDA)")
     args = parser.read(argv, check)
 
-Flags come from the command line, from the TOML file or the run of --config, and for a resumed run from its
-records.
+Flags come from the command line, from the TOML file or the run of --config, and for a
+resumed run from its records.
 """
 
 import argparse

@@ -36,9 +36,9 @@ class Progress:
     error that ends the command, with the traceback of a bug. Without a log, lines that a full disk has lost
     raise a UserError (exit 5) there.
 
-    on_terminal is True where a bar can be drawn: not in a notebook, though its cells look like a terminal.
-    doing is the current phase, for example 'step 12'; any thread may read it.
-    on_warning is called with every warning.
+    on_terminal is True where a bar can be drawn: not in a notebook, though its cells look like a
+    terminal. doing is the current phase, for example 'step 12'; any thread may read it. on_warning
+    is called with every warning.
     """
 
     def __init__(self, stream: TextIO | None = None):

@@ -84,10 +84,10 @@ def converse(decoder: Decoder, ids_of: Callable[[list[Sample], str], list[int]],
              language: Language, seed: int, max_new_tokens: int, as_json: bool) -> int:
     """Reads lines from stdin, and writes the model's answer to each, until /quit or the end of the input.
 
-    The seed grows by 1 with each answer. Ctrl-C ends an answer, whose words so far stay in the conversation;
-    another signal ends both. Returns the exit code, 128 + the number of such a signal. Raises UserError: exit 3
-    if stdin is closed, or for a line that has no ids (a warning on a terminal), exit 6 if the logits are not
-    finite.
+    The seed grows by 1 with each answer. Ctrl-C ends an answer, whose words so far stay in the
+    conversation; another signal ends both. Returns the exit code, 128 + the number of such a signal.
+    Raises UserError: exit 3 if stdin is closed, or for a line that has no ids (a warning on a terminal),
+    exit 6 if the logits are not finite.
     """
     check_stdin("--chat")
     on_terminal = sys.stdin.isatty()

@@ -5,9 +5,9 @@ never mix. The number of slots that attention sums over does not depend on the o
 thread a sequence therefore has the same bits alone and in a batch; with several threads, the matrix products
 may round differently.
 
-Shapes: B rows decoded at once, N tokens read in one pass, C width, H heads, G heads of keys and values, q
-queries for each of them (H / G), K head size, T window, S its slots in use, R computed rows (B or more), V
-vocabulary.
+Shapes: B rows decoded at once, N tokens read in one pass, C width, H heads, G heads of keys and
+values, q queries for each of them (H / G), K head size, T window, S its slots in use, R computed
+rows (B or more), V vocabulary.
 """
 
 import math
@@ -82,8 +82,8 @@ class Decoder:
                 if isinstance(tensor, torch.Tensor):  # otherwise each step would copy it to the graph's address
                     torch._dynamo.mark_static_address(tensor)
             run = torch.compile(self._logits, mode="reduce-overhead", dynamic=False, fullgraph=True)
-            # The draw keeps PyTorch's kernels and so its bits: Inductor of torch 2.11 fails at a sum over all
-            # ids.
+            # The draw keeps PyTorch's kernels and so its bits: Inductor of torch 2.11
+            # fails at a sum over all ids.
             draw_ids = torch.compile(draw, backend="cudagraphs", dynamic=False, fullgraph=True)
         else:
             run = torch.compile(self._logits, dynamic=False, fullgraph=True, options={

@@ -21,10 +21,10 @@ def decode(decoder: Decoder, continuations: Iterable[Continuation], sampling: Sa
            end_ids: Container[int | None]) -> Iterator[Continuation]:
     """Generates texts, several at a time; yields a text after each new id and at its end.
 
-    A text ends after max_new_tokens, at one of end_ids, which is not added, or when the caller sets
-    finish_reason. A free row takes the next text of continuations. When a window of T positions is full,
-    its older half is dropped and the newer half is read again. Raises UserError (exit 6) if the logits are
-    not finite.
+    A text ends after max_new_tokens, at one of end_ids, which is not added, or when the caller
+    sets finish_reason. A free row takes the next text of continuations. When a window of T
+    positions is full, its older half is dropped and the newer half is read again. Raises UserError
+    (exit 6) if the logits are not finite.
     """
     waiting = iter(continuations)
     active: list[Continuation] = []  # the text in each row

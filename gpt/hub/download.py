@@ -1,7 +1,7 @@
 """Downloads models and datasets of the hub into the cache of huggingface_hub.
 
-A model's config, tokenizer and safetensors are downloaded, never a pickle; from a dataset, the files of the
-given path.
+A model's config, tokenizer and safetensors are downloaded, never a pickle; from a dataset,
+the files of the given path.
 """
 
 import glob

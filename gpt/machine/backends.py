@@ -23,8 +23,8 @@ from gpt.common.ranks import world_size
 from gpt.common.words import printable
 from gpt.machine.memory import available_ram, call_glibc, peak_resident
 
-# CUDA 12.6 is the last with kernels for GPUs from before 2018 and for old drivers; torch 2.15 has no such
-# build.
+# CUDA 12.6 is the last with kernels for GPUs from before 2018 and for old drivers;
+# torch 2.15 has no such build.
 NEWEST_CUDA_BUILD = "pip install --force-reinstall torch --index-url https://download.pytorch.org/whl/cu130"
 OLDER_CUDA_BUILD = 'pip install --force-reinstall "torch<2.15" --index-url https://download.pytorch.org/whl/cu126'
 
@@ -91,8 +91,8 @@ class Backend:
     def event(self) -> Any:
         """Records and returns an event with synchronize() and elapsed_time(), on an NVIDIA GPU.
 
-        None if the host's clock measures the same: on a CPU, and on Apple's GPUs, for whose queued work it
-        waits.
+        None if the host's clock measures the same: on a CPU, and on Apple's GPUs,
+        for whose queued work it waits.
         """
         return None
 
@@ -132,8 +132,8 @@ class Backend:
     def peak_memory(self) -> int:
         """The most bytes held: by PyTorch on a GPU, by the process (resident) on a CPU.
 
-        On NVIDIA's GPUs since reset_peak_memory(). On Apple's GPUs the bytes held now, because no peak is
-        recorded.
+        On NVIDIA's GPUs since reset_peak_memory(). On Apple's GPUs the bytes held now,
+        because no peak is recorded.
         """
         return peak_resident()
 
@@ -287,8 +287,8 @@ def gpu_of_this_system() -> Backend:
 def gpu_in_use(use_gpu: bool | None) -> Backend | None:
     """The kind of GPU that the run uses; None for the CPU, also if no GPU can be used.
 
-    use_gpu is the flag, None if it was not given. True without a GPU returns None too: device.choose()
-    refuses it.
+    use_gpu is the flag, None if it was not given. True without a GPU returns None
+    too: device.choose() refuses it.
     """
     gpu = gpu_of_this_system()
     return gpu if use_gpu is not False and gpu.why_unavailable() is None else None

@@ -182,8 +182,8 @@ def set_up(machine: Machine, compiled: Path, deterministic: bool = False) -> Non
         torch.set_float32_matmul_precision("high")
         _check_segments(machine.device)
     else:
-        # The memory that a step frees stays with the process; the system would clear its pages before the
-        # next step.
+        # The memory that a step frees stays with the process; the system would clear
+        # its pages before the next step.
         call_glibc("mallopt", -4, 0)  # M_MMAP_MAX: no block, however large, gets pages of its own
         call_glibc("mallopt", -1, -1)  # M_TRIM_THRESHOLD: free bytes at the top are never returned
 

@@ -9,8 +9,8 @@ from gpt.common.errors import warn
 from gpt.common.words import printable
 from gpt.machine.memory import control_groups
 
-# Of a control group, in version 2, then in version 1: the microseconds of processor time in a period, and the
-# period.
+# Of a control group, in version 2, then in version 1: the microseconds of processor time
+# in a period, and the period.
 QUOTA_FILES = (("/sys/fs/cgroup", ["cpu.max"]), ("/sys/fs/cgroup/cpu", ["cpu.cfs_quota_us", "cpu.cfs_period_us"]))
 # How often a thread of GNU's OpenMP, on Linux, looks whether its wait is over before it sleeps. While a text is
 # generated the waits are short, and sleeping at once takes a third of the time.

@@ -12,8 +12,8 @@ from gpt.machine.backends import backend_of
 def to_host(x: torch.Tensor) -> torch.Tensor:
     """Copies a CUDA tensor to pinned host memory, asynchronously; returns any other tensor unchanged.
 
-    The copy holds its values once the device has finished the work queued so far: synchronize before
-    reading it.
+    The copy holds its values once the device has finished the work queued so far:
+    synchronize before reading it.
     """
     if not backend_of(x).runs_ahead:
         return x

@@ -20,9 +20,9 @@ from gpt.machine.timing import Gauge, TrainingClock
 class Runtime:
     """The output, signals and processes of a run; after use(), its machine with clock and gauge too.
 
-    The machine follows once the inputs are known: they decide its precision. resources is closed at the end of the
-    run, and with it the lock of the output folder and the like. began is the start of the run, in seconds of
-    time.monotonic().
+    The machine follows once the inputs are known: they decide its precision. resources is closed at the end
+    of the run, and with it the lock of the output folder and the like. began is the start of the run, in
+    seconds of time.monotonic().
     """
 
     out: Progress

@@ -13,9 +13,8 @@ BLOCK_ROWS = 128  # queries in a block
 def attends_in_blocks(device_type: str, dtype: torch.dtype, seq_length: int) -> bool:
     """True where attention_in_blocks is faster than F.scaled_dot_product_attention: on a CPU in bf16.
 
-    The blocks take a third of the fused kernel's time at T 64 to 128 and half at T 512: forward and
-    backward, 2 cores with AVX512-BF16, torch 2.13. Beyond T 512 the stored probabilities cost too much
-    memory.
+    The blocks take a third of the fused kernel's time at T 64 to 128 and half at T 512: forward and backward, 2
+    cores with AVX512-BF16, torch 2.13. Beyond T 512 the stored probabilities cost too much memory.
     """
     return device_type == "cpu" and dtype == torch.bfloat16 and seq_length <= 512
 
@@ -23,10 +22,10 @@ def attends_in_blocks(device_type: str, dtype: torch.dtype, seq_length: int) -> 
 def shares_heads(device_type: str, dtype: torch.dtype) -> bool:
     """True where the fused kernel reads one head of k and v for several heads of q.
 
-    On an NVIDIA GPU only flash attention does (PyTorch's documentation of scaled_dot_product_attention). It
-    needs 16 bits and a card that has bf16 (compute capability 8.0); fp16 is the type of older cards. They, and
-    fp32, have the memory-efficient kernel. With enable_gqa PyTorch would store the whole matrix of scores
-    there.
+    On an NVIDIA GPU only flash attention does (PyTorch's documentation of
+    scaled_dot_product_attention). It needs 16 bits and a card that has bf16 (compute capability 8.0);
+    fp16 is the type of older cards. They, and fp32, have the memory-efficient kernel. With enable_gqa
+    PyTorch would store the whole matrix of scores there.
     """
     return device_type != "cuda" or dtype == torch.bfloat16
 

@@ -12,8 +12,8 @@ import torch.nn.functional as F
 def dropout(x: torch.Tensor, probability: float, training: bool) -> torch.Tensor:
     """F.dropout, which takes a third of its time in eager mode on a CPU.
 
-    The probability is then rounded to 1 / 65,536. The masks follow from torch's generator, as those of
-    F.dropout do, but they are others. The compiler makes cheap ones by itself.
+    The probability is then rounded to 1 / 65,536. Masks come from torch's generator, as in F.dropout, but
+    differ from its masks. The compiler makes cheap ones by itself.
     """
     if not training or not probability or x.device.type != "cpu" or torch.compiler.is_compiling():
         return F.dropout(x, probability, training)

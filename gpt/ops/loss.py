@@ -133,8 +133,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
 def add_product_(sum_PC: torch.Tensor, a_PN: torch.Tensor, b_NC: torch.Tensor) -> None:
     """Adds the product a b to an fp32 matrix, within the matrix kernel where the device can.
 
-    It is a custom operator because the compiler would keep the products of all chunks and add them in one
-    loop.
+    It is a custom operator because the compiler would keep the products of all chunks and add them in one loop.
     """
     if a_PN.dtype == torch.float32:
         sum_PC.addmm_(a_PN, b_NC)

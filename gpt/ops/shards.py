@@ -111,6 +111,6 @@ def in_shares(function: Callable[[torch.Tensor], torch.Tensor], items: torch.Ten
     padding = torch.zeros(share - len(mine), *items.shape[1:], dtype=dtype, device=items.device)
     results = function(mine) if len(mine) else padding[:0]
     gathered = gather(torch.cat([results, padding]), 0, dist.group.WORLD)
-    # Waited for here: views of a gather in flight damaged the heap under gloo (LOG.md, 2026-11-28, A damaged
-    # heap).
+    # Waited for here: views of a gather in flight damaged the heap under gloo (LOG.md,
+    # 2026-11-28, A damaged heap).
     return collectives.wait_tensor(gathered)[:len(items)]

@@ -20,8 +20,8 @@ BLOCK = 256  # elements that share a scale
 SIGNED, POSITIVE = 127, 255  # the largest codes
 LEAST_SCALE = 1e-28  # a block of zeros is divided by it; the square of 255 squared, divided by it, is finite
 EPSILON = 1e-8  # PyTorch's default of AdamW
-# Multiples of these are far from every fraction with a small denominator: the turns of neighbours and steps
-# differ.
+# Multiples of these are far from every fraction with a small denominator: the turns of
+# neighbours and steps differ.
 BY_PLACE, BY_STEP = 0.6180339887498949, 0.7548776662466927
 PERIOD = 4096  # steps, after which turns repeat: fp32 has few digits for the fraction of a large product
 LARGEST_TURN = 0.999  # so that the largest code is never rounded up
@@ -96,8 +96,8 @@ def update_piece(weight: torch.Tensor, gradient: torch.Tensor, first: tuple[torc
     moved = m / v.sqrt().mul_(root).add_(EPSILON)
     store(weight, (weight * decay).sub_(moved.mul_(step_size).view(-1)), stays)
 
-    # The same turn for both moments: where the first is rounded up from nothing, so is the second, which
-    # divides it.
+    # The same turn for both moments: where the first is rounded up from nothing, so is
+    # the second, which divides it.
     size = m.abs()
     new_m_scales, new_v_scales = size.amax(1), v.amax(1)
     size.mul_((SIGNED**2 / new_m_scales.clamp(min=LEAST_SCALE))[:, None]).sqrt_().add_(turn)

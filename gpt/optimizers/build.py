@@ -26,10 +26,11 @@ def build_optimizer(name: str, groups: list[dict[str, Any]], learning_rate: floa
                     adamw: MakesAdamW = torch.optim.AdamW, dtype: torch.dtype = torch.float32) -> torch.optim.Optimizer:
     """Builds the optimizer with this name in OPTIMIZERS, on the groups of parameter_groups.
 
-    adamw is AdamW's class (Loshchilov and Hutter 2019), used fused; dtype is of the products of matrices in
-    Muon.
+    adamw is AdamW's class (Loshchilov and Hutter 2019), used fused; dtype is of the
+    products of matrices in Muon.
     """
-    fused, load = partial(adamw, lr=learning_rate, betas=betas, fused=True), OPTIMIZERS[name].load
+    fused = partial(adamw, lr=learning_rate, betas=betas, fused=True)
+    load = OPTIMIZERS[name].load
     return load()(groups, learning_rate, betas, fused, dtype) if load else fused(groups)
 
 
@@ -94,8 +95,8 @@ def state_bytes(name: str, config: ModelConfig) -> float:
 def compile_optimizer(optimizer: Any) -> None:
     """Compiles the step of an optimizer without a fused kernel, by one step that changes no weight.
 
-    Every parameter needs a gradient. The step allocates the state. PyTorch's AdamW has a fused kernel: nothing
-    happens.
+    Every parameter needs a gradient. The step allocates the state. PyTorch's AdamW has a
+    fused kernel: nothing happens.
     """
     if hasattr(optimizer, "compile_step"):
         optimizer.compile_step()

@@ -76,7 +76,8 @@ def check_machine(args: Namespace, machine: Machine, out: Progress) -> int:
             f"{config.vocab_size:,} ids, by the products above and {FRACTION_OF_PEAK:.0%} of a card's peak.\n"
             "-: too large for the memory. --dry_run measures the time for your own text.")
     options = choose_options(args.activation_checkpointing, False, machine, {})
-    optimizer, devices = largest_state_of(args.optimizer), devices_of(machine, options, products)
+    optimizer = largest_state_of(args.optimizer)
+    devices = devices_of(machine, options, products)
     priced = {label: device for label, device in devices.items() if device[0].device_type != "cpu" or not price}
     out.say("\n".join(table_of_hours(models, priced, optimizer, price)))
 

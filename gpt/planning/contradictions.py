@@ -16,8 +16,8 @@ from gpt.tokens.data_dirs import problems_with
 def expand_shorthands(given: dict[str, Any]) -> dict[str, Any]:
     """Replaces the shorthands TEXT and --use_lr_scheduler by --data_dir and --lr_schedule.
 
-    The names of folders to write lose the slash that a shell adds behind them.
-    Raises ValueError with the problem of a shorthand that conflicts with another flag.
+    The names of folders to write lose the slash that a shell adds behind them. Raises ValueError with the
+    problem of a shorthand that conflicts with another flag.
     """
     given = dict(given)
     for name in {"output_dir", "mirror_to"} & given.keys():

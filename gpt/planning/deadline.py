@@ -55,10 +55,10 @@ class Pace:
 class Deadline:
     """The end of --max_minutes, for all starts of a run together; without the flag it never comes.
 
-    A cooldown has minutes of its own. length is the last step that an earlier start planned, as the checkpoint
-    has it: a killed run has the schedule of one that was never stopped. New runs and resumes with other minutes
-    have None; a finished run that is resumed with fewer keeps it. Where it is None, with_length decides the
-    recipe's last step. When the pace changes, move_end (training/pacing.py) moves that step.
+    A cooldown has minutes of its own. length is the last step that an earlier start planned, from the
+    checkpoint: a killed run has the schedule of one that was never stopped. It is None for a new run, and for a
+    resume with other minutes; with_length then plans it. A finished run that is resumed with fewer minutes
+    keeps its own. When the pace changes, move_end (training/pacing.py) moves that step.
     """
 
     def __init__(self, minutes: float | None, stored: Stored, began: float):

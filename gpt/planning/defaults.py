@@ -17,15 +17,14 @@ from model import INIT_STD
 # ---------------------------------------------------------------- the table
 
 # AdamW's peak is ADAMW_BY_WIDTH / width (Yang et al. 2022, section 4). A step of fewer tokens than the best
-# number has a lower peak, by the square root of the fraction. MOST_BY_WIDTH is the best value at width 128,
-# the highest tried (LOG.md, 2026-11-22, AdamW at 14 tokens a parameter); narrower models get the peak of
-# NARROWEST.
+# number has a lower peak, by the square root of the fraction. MOST_BY_WIDTH is the best value at width 128, the
+# highest tried (LOG.md, 2026-11-22, AdamW at 14 tokens a parameter); narrower models get the peak of NARROWEST.
 ADAMW_BY_WIDTH, MOST_BY_WIDTH = 1.2, 0.9
 NARROWEST = 128
-# Embeddings and output layer keep the peak of NARROWEST at every width (Yang et al. 2022, table 8). The
-# matrices of mini then learn most with MATRICES_FRACTION of their peak (LOG.md, 2026-11-23, The rate of
-# embeddings in a wider model). The fraction falls from 1 at NARROWEST to this value at mini's width, the
-# widest tried.
+# Embeddings and output layer keep the peak of NARROWEST at every width (Yang et al. 2022, table 8).
+# The matrices of mini then learn most with MATRICES_FRACTION of their peak (LOG.md, 2026-11-23, The
+# rate of embeddings in a wider model). The fraction falls from 1 at NARROWEST to this value at
+# mini's width, the widest tried.
 MATRICES_FRACTION, WIDTH_OF_FRACTION = 0.63, 384
 FULL_WARMUP = 100  # steps; a shorter warm-up tolerates a lower peak only, which falls in proportion
 LOWEST_PEAK = 1e-5  # for sizes far from the laws' own
@@ -55,13 +54,12 @@ LEAST_PARAMETERS = 3  # per token, of a model that dropout helps
 # From this number on a larger model and more text help equally (Hoffmann et al. 2022).
 TOKENS_PER_PARAMETER = 20
 
-# A default run makes USUAL_PASSES at most. Over a text of fewer tokens than parameters it makes more, until
-# passes x parameters reach BY_HEART x tokens: after that it learns the text by heart, whatever the decay
-# (same entry).
+# A default run makes USUAL_PASSES at most. Over a text of fewer tokens than parameters it makes
+# more, until passes x parameters reach BY_HEART x tokens: after that it learns the text by heart,
+# whatever the decay (same entry).
 USUAL_PASSES, BY_HEART = 10, 100
 # A teacher, or noise on the inputs, doubles the parameters that a text allows. It doubles the passes too, until
-# passes x parameters reach BY_HEART_HELPED x tokens (LOG.md, 2026-11-27, Other teachers, larger second
-# models).
+# passes x parameters reach BY_HEART_HELPED x tokens (LOG.md, 2026-11-27, Other teachers, larger second models).
 FACTOR_OF_HELPED, BY_HEART_HELPED = 2, 750
 OPEN_SCHEDULES = ("wsd", "constant")
 FEWEST_STEPS = 100  # of a run that learns much

@@ -70,8 +70,8 @@ def in_tokens(texts: Any, given: Mapping[str, Any]) -> dict[str, Any]:
         make = ["python", "pretokenize.py", *texts, "--vocab_size", str(given["vocab_size"])]
         raise ValueError(f"{printable(first)}: --vocab_size is for pretokenize.py. Run {shell_line(make)}; then train "
                          "without the text and the flag")
-    # A shell expands 'texts/*' to the folder too, once it is there; a quoted one gets a folder without
-    # wildcards.
+    # A shell expands 'texts/*' to the folder too, once it is there; a quoted one
+    # gets a folder without wildcards.
     name = first.resolve().name
     if glob.has_magic(name) and not first.exists():
         name = re.sub(r"[*?\[\]]", "", name).strip(".") or "texts"

@@ -16,8 +16,8 @@ from gpt.tokens.ngrams import COPIED_TOKENS, copied_fraction, ngram_bits
 from gpt.tokens.tokenizer import bytes_per_id, load_tokenizer
 
 LEAST_TOKENS, MOST_TOKENS = 100_000, 1_000_000  # of a text, in the range of the fit
-# A typical run of the fit, from which the predictors are measured: tokens seen, parameters, bits per token
-# by n-grams.
+# A typical run of the fit, from which the predictors are measured: tokens seen,
+# parameters, bits per token by n-grams.
 USUAL_SEEN = 2_000_000
 USUAL_PARAMETERS = 1_800_000
 USUAL_BITS = 4.0

@@ -77,9 +77,9 @@ class Inputs:
 def choose_inputs(args: Namespace, runtime: Runtime) -> Inputs:
     """Checks the inputs in the main process, which sends its results to the other processes.
 
-    Downloads models of the hub. Unless nothing is written, creates the output folder, which stays locked until
-    the runtime closes, and tries the mirror. Raises one UserError with all problems, and the exit code of the
-    first.
+    Downloads models of the hub. Unless nothing is written, creates the output folder, which stays
+    locked until the runtime closes, and tries the mirror. Raises one UserError with all problems,
+    and the exit code of the first.
     """
     if args.overfit:
         above_zero = {"dropout": 0.0, "input_noise": 0.0, "teacher": None, "label_smoothing": 0.0}
@@ -286,8 +286,8 @@ def _check_no_stranger(output_dir: Path) -> None:
 def choose_teacher(requested: str, config: ModelConfig, tokenizer: Path | None, out: Progress) -> str:
     """Returns the folder of --teacher's checkpoint, once it fits the student and the tokenizer of the corpus.
 
-    Raises UserError: exit 4 for a folder without a model, 3 for a teacher with other ids, 2 for too few
-    positions.
+    Raises UserError: exit 4 for a folder without a model, 3 for a teacher with other
+    ids, 2 for too few positions.
     """
     if not named_in(Path(requested), Path("out"))[0].exists():  # out/best names a folder too
         run = Path(requested).parent
@@ -311,8 +311,8 @@ def choose_teacher(requested: str, config: ModelConfig, tokenizer: Path | None, 
 def _check_tokenizer(flag: str, folder: Path, ours: Path | None, out: Progress, grows: bool = False) -> None:
     """Compares the tokenizers of the corpus and of the flag's model. Raises UserError (exit 3) if they differ.
 
-    The corpus may have more tokens than the model of --init_from, after its own. A model that grows needs both
-    tokenizers.
+    The corpus may have more tokens than the model of --init_from, after its own. A model that
+    grows needs both tokenizers.
     """
     theirs = folder / TOKENIZER
     if ours and theirs.is_file():

@@ -84,8 +84,8 @@ def _read_or_measure(config: ModelConfig, machine: Machine) -> dict[str, float]:
     """The seconds of attention by kernel; {} where the memory that is free does not suffice for the timing."""
     path = cache_folder() / "kernels.json"
     shape = (config.n_head, config.n_kv_head, config.head_dim, config.seq_length, config.n_embd, config.vocab_size)
-    # Of --deterministic some kernels are refused. The build's description has the versions of CUDA and of
-    # cuDNN.
+    # Of --deterministic some kernels are refused. The build's description has the
+    # versions of CUDA and of cuDNN.
     key = " ".join(map(str, (machine.name, machine.precision, torch.are_deterministic_algorithms_enabled(), *shape,
                              torch.__config__.show())))
     known: dict[str, Any] = {}

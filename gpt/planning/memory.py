@@ -335,11 +335,10 @@ def choose_batch_size(recipe: Recipe, config: ModelConfig, setting: MemorySettin
                        tokens_on_gpu: int) -> int:
     """The micro-batch that --batch_size auto begins with: the largest that is predicted to fit.
 
-    It begins high on a GPU, without a margin, as a step that runs out of memory is repeated with half of
-    it. Several processes cannot do that, and keep the margin. So does a processor: running out of RAM would
-    hurt other programs. tokens_on_gpu is the
-    bytes of the training tokens that will lie there too. Raises UserError (exit 5) where not even one sequence
-    fits.
+    It begins high on a GPU, without a margin, as a step that runs out of memory is repeated with half of it.
+    Several processes cannot do that, and keep the margin. So does a processor: running out of RAM would hurt
+    other programs. tokens_on_gpu is the bytes of the training tokens that will lie there too. Raises UserError
+    (exit 5) where not even one sequence fits.
     """
     backend, processes = runtime.machine.backend, runtime.processes
     free_bytes = backend.free_memory()  # on Apple's GPU of the RAM

@@ -32,12 +32,11 @@ class Recipe(Schedule):
 
     batch_size is the largest micro-batch; batch_size times accumulation are the samples of a step, of all
     processes together. epochs is only a limit, up to 2**40, until --max_minutes has planned the length.
-    Intervals are in steps; a sample_interval of 0 means no samples, a grad_clip of 0 no clipping. A
-    validation has at most eval_tokens. embedding_learning_rate is the peak of all parameters but the
-    matrices inside blocks. is_regularized is True for a run that gets more decay, and dropout, the more often it
-    reads its text. samples_of_others counts the samples of other tokens, before --allow_new_data.
-    samples_of_other_steps are the samples that earlier starts read beyond step times samples_per_step; negative
-    if their steps were smaller.
+    Intervals are in steps; a sample_interval of 0 means no samples, a grad_clip of 0 no clipping. A validation
+    has at most eval_tokens. embedding_learning_rate is the peak of all parameters but the matrices inside
+    blocks. is_regularized is True for a run that gets more decay, and dropout, the more often it reads its
+    text. samples_of_others counts the samples of other tokens, before --allow_new_data. samples_of_other_steps
+    are the samples seen so far, less step times samples_per_step: not 0 after a change of the step's size.
     """
 
     batch_size: int
@@ -91,7 +90,7 @@ class Recipe(Schedule):
 
     @property
     def samples(self) -> int:
-        """The samples of the run's tokens, without those of others."""
+        """The samples of this run's tokens, without samples_of_others."""
         return self.total_steps * self.samples_per_step + self.samples_of_other_steps - self.samples_of_others
 
     @property
@@ -151,9 +150,9 @@ def choose_optimizer(args: Namespace, config: ModelConfig, samples_per_step: int
                      ) -> tuple[str, str]:
     """The optimizer's name, and why where --optimizer auto decides, else ''.
 
-    stored is the checkpoint of a resumed run, NEW_RUN for a new run. Raises UserError: exit 4 for another
-    optimizer than the checkpoint's, whose moments it could not use, exit 2 for a flag that the checkpoint's
-    excludes.
+    stored is the checkpoint of a resumed run, NEW_RUN for a new run. Raises UserError: exit 4 for
+    another optimizer than the checkpoint's, whose moments it could not use, exit 2 for a flag
+    that the checkpoint's excludes.
     """
     if stored is not NEW_RUN:
         name = str(stored.settings.get("optimizer", "adamw"))  # an older program named none

@@ -67,12 +67,12 @@ def settings_of(setup: Setup) -> dict[str, dict[str, Any]]:
     args, machine = setup.args, setup.runtime.machine
     layer = flags_of_run(setup)
     decided = {name: value for name, value in layer.decided.items() if name != "mirror_to"}
-    # The settings besides the recipe that change the losses: a resume reports a change, and processes
-    # compare them.
+    # The settings besides the recipe that change the losses: a resume reports a
+    # change, and processes compare them.
     chosen = {"dropout": setup.config.dropout, "beta1": args.beta1, "teacher": args.teacher, "seed": args.seed,
               "max_minutes": args.max_minutes, "limits": [args.epochs, args.max_steps]}
-    # A constant learning rate has neither a least one nor, by default, a warm-up: the recipe then leaves both
-    # out.
+    # A constant learning rate has neither a least one nor, by default, a warm-up: the
+    # recipe then leaves both out.
     held = {*setup.recipe.flags(), *by_flags(setup.config, vars(args)), *chosen, "arch", "model_size", "init_from",
             "min_lr", "warmup_steps"}
     chosen |= {name: layer.given[name] for name in sorted(of_another_recipe(layer.given) - held)}

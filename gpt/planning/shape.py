@@ -54,12 +54,12 @@ def choose_options(recompute: bool, has_weights: bool, machine: Machine,
     environment that a resumed run recorded keeps a residual stream with the range of fp32 that began so; it is
     empty for a new run.
     """
-    # Trained weights can make activations beyond the largest number of fp16, 65,504. A resumed run keeps
-    # its dtype.
+    # Trained weights can make activations beyond the largest number of fp16, 65,504. A
+    # resumed run keeps its dtype.
     stays_wide = machine.precision == "fp16" and (
         has_weights or recorded_environment.get("residual") in ("fp32", "bf16"))
-    # Pre-Ampere cards only emulate bf16. With recomputation torch 2.11 would keep the results of custom
-    # operations.
+    # Pre-Ampere cards only emulate bf16. With recomputation torch 2.11 would keep the
+    # results of custom operations.
     is_half = machine.precision == "fp16" or (machine.precision == "bf16" and machine.backend.has_bf16())
     rounds = machine.backend.sums_in_fp32 and is_half and not recompute
     return Options(rounded_to=machine.dtype if rounds else None, recompute=recompute,

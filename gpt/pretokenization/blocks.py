@@ -21,8 +21,8 @@ from gpt.pretokenization.files import MARK, Source
 # stricter than the pre-tokenizer's, which is the safe side.
 SAFE_CUT = re.compile("\\S(?=[ \n])|[0-9A-Za-z\u3041-\u3096\u30a1-\u30fa\u4e00-\u9fa5]"
                       "(?=[.,;:!?\u3001\u3002\uff01\uff0c\uff1a\uff1b\uff1f])")
-# Some other pre-tokenizers join a punctuation mark and the newlines after it; hardly any joins text across
-# a space.
+# Some other pre-tokenizers join a punctuation mark and the newlines after it; hardly
+# any joins text across a space.
 SPACE_CUT = re.compile(r"\S(?= )")
 TAIL_BYTES = 1024  # searched first for the last cut of a text; nearly every text has one there
 CONTINUATION_BYTES = bytes(range(0x80, 0xC0))  # the bytes of a character after its first

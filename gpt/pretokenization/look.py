@@ -1,8 +1,8 @@
 """Looks at the tokens that were written, and says what in their text would spoil a model.
 
-Of a long text all figures are estimates. Passages are drawn by their own ids, so that all copies of one are
-drawn with it. Lines and characters come from pieces spread over the text. So neither time nor memory grows with
-the text.
+Of a long text all figures are estimates. Passages are drawn by their own ids, so that all copies of
+one are drawn with it. Lines and characters come from pieces spread over the text. So neither time
+nor memory grows with the text.
 """
 
 import re

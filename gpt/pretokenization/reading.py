@@ -36,9 +36,9 @@ class SplitResult(NamedTuple):
 class BlockResult:
     """What a worker found in one block: findings, the documents of each split, and a sample if requested.
 
-    The keys of splits are "train" and "val". sample is b"" where none was requested. difference is a text to
-    which the engine gave other ids than tokenizers; then the ids must not be used. '' means that none was
-    found.
+    The keys of splits are "train" and "val". sample is b"" where none was requested. difference
+    is a text to which the engine gave other ids than tokenizers; then the ids must not be used.
+    '' means that none was found.
     """
 
     findings: Findings

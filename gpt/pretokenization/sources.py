@@ -54,9 +54,9 @@ def find_sources(words: Sequence[str], say: Callable[[str], None], fetched: Mapp
                  encoding: str = "") -> list[Source]:
     """Finds the files of the command line's words, in their order, sorted within a folder or glob, none twice.
 
-    fetched holds the files of words that name no local file: datasets of the Hugging Face hub, and '-'.
-    encoding is the encoding of all text, '' for UTF-8. Raises UserError (exit 3) for a file that is missing
-    or not text.
+    fetched holds the files of words that name no local file: datasets of the Hugging Face hub, and
+    '-'. encoding is the encoding of all text, '' for UTF-8. Raises UserError (exit 3) for a file
+    that is missing or not text.
     """
     return [replace(examine(file.path, file.shown, encoding), origin=file.origin)
             for file in find_files(words, say, fetched)]

@@ -20,9 +20,9 @@ MIN_TAIL_BYTES = 32  # a file with a shorter tail gives nothing to validation
 class Split:
     """The part of the text kept for validation, and the rule in words, as metadata.json records it.
 
-    Either the documents with a hash below threshold and at most largest bytes, or each file from a cut on, in
-    bytes after MARK. None means that nothing of the file is for validation. Only one of threshold and cuts is
-    in use.
+    Either the documents with a hash below threshold and at most largest bytes, or each file from a cut
+    on, in bytes after MARK. None means that nothing of the file is for validation. Only one of
+    threshold and cuts is in use.
     """
 
     rule: str

@@ -42,8 +42,8 @@ class TokenWriter:
     def add(self, ids: np.ndarray, ends: np.ndarray, num_bytes: int, counts: np.ndarray | None = None) -> None:
         """Appends the ids of num_bytes of text; ends are the documents' ends, counted from the first of these ids.
 
-        counts tells for each id if it counts in the loss, None where all do; an opening id does as the id after
-        it.
+        counts tells for each id if it counts in the loss, None where all do; an
+        opening id does as the id after it.
         """
         if self.opening_ids and len(ids):
             starts = ends[ends < len(ids)]  # a document begins where another ends
@@ -106,8 +106,8 @@ class Folder:
             path.mkdir(parents=True, exist_ok=True)
             never_follows = os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0)
             self.lock = os.fdopen(os.open(path / LOCK, never_follows, 0o666), "r+", errors="replace")
-            # A lock without a name was deleted by a process that has just ended; a third one would make a new
-            # one.
+            # A lock without a name was deleted by a process that has just ended; a
+            # third one would make a new one.
             if not try_lock(self.lock.fileno()) or not os.fstat(self.lock.fileno()).st_nlink:
                 raise UserError(Exit.BUSY, f"{self.shown} is being filled by another process "
                                            f"({printable(self.lock.read(20))}). Wait for it, or give "

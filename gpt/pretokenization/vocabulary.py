@@ -26,8 +26,8 @@ NUM_FIRST_IDS = len(SPECIAL_TOKENS) + 256  # the special tokens and the 256 byte
 def given_vocabulary(path: str, warn: Callable[[str], None]) -> Vocabulary:
     """Opens an existing tokenizer, and warns if it changes text in a harmless way.
 
-    Raises UserError (exit 3) if it loses characters, encodes at random, has no end-of-text token, or cannot be
-    opened.
+    Raises UserError (exit 3) if it loses characters, encodes at random, has no
+    end-of-text token, or cannot be opened.
     """
     name = f"--tokenizer_file {printable(path)}"
     tokenizer = load_tokenizer(path)

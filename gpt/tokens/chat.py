@@ -6,9 +6,9 @@
     4<|im_end|>
 
 A tokenizer's opening id comes before the first turn, as before any text. The answers are the assistant's words
-with the <|im_end|> after them: a model learns these, and reads the rest.
-The template exists twice, as segments_of for this program and as template_of in Jinja for others, and a test
-compares them. No text of a turn becomes a special token: the names of special tokens get a space inside.
+with the <|im_end|> after them: a model learns these, and reads the rest. The template exists twice, as
+segments_of for this program and as template_of in Jinja for others, and a test compares them. No text of a turn
+becomes a special token: the names of special tokens get a space inside.
 
 Source: OpenAI's ChatML (openai-python, chatml.md); the generation marks are transformers'.
 """
@@ -22,8 +22,8 @@ from tokenizers import Tokenizer
 from gpt.tokens.tokenizer import END, START, opening_ids
 
 FIELDS = ("messages", "conversations")  # of a record, for its list of turns
-# Of a record with one question, which may be about a text, and its answer: Alpaca's, Dolly's, TRL's, GSM8K's
-# names.
+# Of a record with one question, which may be about a text, and its answer: Alpaca's,
+# Dolly's, TRL's, GSM8K's names.
 ASKED, ABOUT = ("instruction", "prompt", "question"), ("input", "context")
 ANSWERED = ("output", "completion", "response", "answer")
 NAMES = {"role": "content", "from": "value"}  # a turn's fields: the usual names, and ShareGPT's

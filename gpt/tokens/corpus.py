@@ -199,8 +199,8 @@ def _vocabulary(metadata: Metadata, tokenizer_file: Path | None, vocab_size: int
 def _checked_tokenizer(file: Path, metadata: Metadata, of_val: Metadata) -> str:
     """Returns a tokenizer's sha256. Raises UserError (exit 3) if tokens of either split were made with another one.
 
-    One that is written otherwise, as with a checkpoint, has the sha256 of what pretokenize.py would write of
-    it.
+    One that is written otherwise, as with a checkpoint, has the sha256 of what
+    pretokenize.py would write of it.
     """
     sha256 = sha256_of(file)
     if metadata.tokenizer_sha256 not in (None, sha256):

@@ -65,8 +65,8 @@ def _folder_of(word: str, is_alone: bool) -> DataDir:
 def whole_parts(folders: Sequence[DataDir], num_tokens: Sequence[int]) -> list[int]:
     """Scales the folders' weights to integers in the same proportion, MAX_PARTS or less together.
 
-    A folder without a weight counts by its tokens. Integers that would exceed MAX_PARTS are rounded, to at
-    least 1.
+    A folder without a weight counts by its tokens. Integers that would exceed
+    MAX_PARTS are rounded, to at least 1.
     """
     import math
     from fractions import Fraction

@@ -41,7 +41,8 @@ class Checkpointer:
     def __init__(self, run: Run, tokenizer: Tokenizer | None):
         self._run = run
         self._args, self._runtime = run.setup.args, run.setup.runtime
-        self.output_dir, is_first = Path(self._args.output_dir), self._runtime.processes.is_first
+        self.output_dir = Path(self._args.output_dir)
+        is_first = self._runtime.processes.is_first
         self.best_step = 0  # the best by validation that is on the disk
         self.save_seconds = 0.0  # of the last save, until it was on the disk
         self.begun_step = 0  # of the save in flight, or of the last save
@@ -51,7 +52,8 @@ class Checkpointer:
         self._is_waiting = False  # for a save, in any process
         self._tokenizer_json = tokenizer.to_str() if tokenizer else None
         self._chat_template = _choose_chat_template(run.setup, tokenizer)
-        self._thread, self._pending = ThreadPoolExecutor(1, "saver", yield_the_cores), None
+        self._thread = ThreadPoolExecutor(1, "saver", yield_the_cores)
+        self._pending = None
         self._snapshot = save.Snapshot() if is_first and run.setup.memory.copies else None
         self.mirror = Mirror(self._args, self._runtime.out) if is_first and self._args.mirror_to else None
 
@@ -105,10 +107,11 @@ class Checkpointer:
         self._runtime.signals.asks_to_save = False
         self._begun_at, started = time.monotonic(), time.perf_counter()
         self.begun_step = step = self._run.state.step
-        fields, card = self._fields(permanent), self._card()
+        fields = self._fields(permanent)
+        card = self._card()
         setup, config = self._run.setup, self._run.model.config
-        # Decided before the write: a slow disk must not change the choice. The best stays until a better one is
-        # saved.
+        # Decided before the write: a slow disk must not change the choice. The best stays
+        # until a better one is saved.
         best = step if self._run.state.best_step == step else self.best_step
 
         with self._runtime.out.phase("copying the state"), self._runtime.clock.pause():
@@ -288,8 +291,8 @@ def _choose_chat_template(setup: Setup, tokenizer: Tokenizer | None) -> str:
 def command_for_card(given: Mapping[str, Any]) -> str:
     """The command of a run for its model card, with the flags given at any of its starts.
 
-    A file is shown by its name alone, because folders reveal the user of a machine; a name on the hub is
-    public.
+    A file is shown by its name alone, because folders reveal the user of a machine;
+    a name on the hub is public.
     """
     words = ["python", "train.py"]
     for name, value in given.items():

@@ -33,8 +33,8 @@ def overfit_batches(run: Run, take_step: Callable[[Run], Figures]) -> int:
     setup.runtime.signals.at_once = "while it learned batches by heart, which writes nothing"
     most_steps = setup.args.max_steps or max(LIMIT_STEPS, LIMIT_PASSES * num)
     look = num * -(-LOOK_STEPS // num)
-    # A window's first tokens do not yet tell which window it is: that costs at most log(windows) nats, once a
-    # window.
+    # A window's first tokens do not yet tell which window it is: that costs at most
+    # log(windows) nats, once a window.
     near = NEAR + math.log(num * recipe.samples_per_step) / setup.config.seq_length
     out.say(f"overfit     {several(num, 'batch')} of {setup.tokens_per_step:,} tokens, at learning "
             f"rate {recipe.learning_rate:.2e}, at most {several(most_steps, 'step')}; nothing is written")

@@ -40,8 +40,8 @@ def can_halve(run: Run, error: Exception) -> bool:
 def undo_step(run: Run, rng: Mapping[str, torch.Tensor]) -> None:
     """Undoes a step that was interrupted before its update; the weights are not touched.
 
-    Drops gradients, optimizer state that the step began and the scaler's records; sets the random numbers back
-    to rng.
+    Drops gradients, optimizer state that the step began and the scaler's records; sets
+    the random numbers back to rng.
     """
     optimizer, scaler = run.optimizer, run.scaler
     run.is_updating = False

@@ -55,10 +55,9 @@ class Run:
         return self.teacher and self.teacher(inputs_BT)
 
     def must_stop(self) -> bool:
-        """True once a signal has asked this process, or another one, to stop.
+        """True once any process has received a signal.
 
-        All processes ask after every step; several get the same answer at the same step, some steps after the
-        signal.
+        All processes call it after every step, and get True at the same step, a few steps after the signal.
         """
         return self.decisions.any_said("stop", self.setup.runtime.signals.number is not None)
 

@@ -36,8 +36,8 @@ def load_start(run: Run) -> None:
 def resume(run: Run) -> None:
     """Restores weights, optimizer, loss scale and random numbers, and prints the changes of the settings.
 
-    The counters are in run.state already. Raises UserError (exit 4) for the state of another model, NaN or
-    infinity.
+    The counters are in run.state already. Raises UserError (exit 4) for the state of
+    another model, NaN or infinity.
     """
     setup, say = run.setup, run.setup.runtime.out.say
     assert setup.resumed

@@ -41,8 +41,8 @@ class Strategy:
     def parts_to_compile(self, blocks: bool) -> list[torch.nn.Module]:
         """The modules to compile: the whole model, or its blocks and its output layer.
 
-        Blocks are alike, and one is traced for all. Also turns off torch.compile's own splitting of models
-        under DDP.
+        Blocks are alike, and one is traced for all. Also turns off torch.compile's own
+        splitting of models under DDP.
         """
         torch._dynamo.config.optimize_ddp = False  # otherwise DDP's buckets cut each block in two
         return [*self._model.blocks, self._model.output] if blocks else [self._model]
@@ -90,8 +90,8 @@ class CudaGraphs(Strategy):
 class _Distributed(Strategy):
     """Several processes: one all-reduce a step sums loss and norm.
 
-    Gradients are averaged while the backward pass goes on. copies is the number of processes that hold the same
-    gradients.
+    Gradients are averaged while the backward pass goes on. copies is the number of processes
+    that hold the same gradients.
     """
 
     def __init__(self, model: Network, processes: Processes, copies: int):

@@ -152,11 +152,13 @@ class Validator:
             return None
         model, setup = self._run.model, self._run.setup
         signals = setup.runtime.signals
-        prompt, ids = setup.args.sample_prompt or "\n", []
+        prompt = setup.args.sample_prompt or "\n"
+        ids = []
         end_id = setup.corpus.end_of_text_id
         if setup.corpus.converses:
             prompt = f"{setup.args.sample_prompt or 'Hello'}\n"
-            asked, end_id = prompt_ids([Turn("user", prompt.strip())], self.tokenizer), self.tokenizer.token_to_id(END)
+            asked = prompt_ids([Turn("user", prompt.strip())], self.tokenizer)
+            end_id = self.tokenizer.token_to_id(END)
         else:
             end_ids = () if end_id is None else (end_id,)
             try:

@@ -56,8 +56,7 @@ class LossCurve:
     def advice(self, higher_rate_in_words: str, peak_fraction: float) -> str | None:
         """Returns what to change and why; None for a healthy or a short curve.
 
-        peak_fraction is the current learning rate as a fraction of
-        the run's.
+        peak_fraction is the current learning rate as a fraction of the run's.
         """
         if len(self._middles) < FEWEST_BLOCKS:
             return None

@@ -24,8 +24,8 @@ class OverfittingWatch:
     def add_validation(self, step: int, val_loss: float) -> str | None:
         """Adds a validation; returns a warning if the model overfits, at every validation while it does.
 
-        A loss that is not finite is left out. One without a training loss since the last validation is not
-        compared.
+        A loss that is not finite is left out. One without a training loss since the
+        last validation is not compared.
         """
         if not math.isfinite(val_loss):
             return None

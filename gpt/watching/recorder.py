@@ -49,8 +49,8 @@ class Recorder:
     """Records a run in metrics.jsonl, one JSON object a line, and in its trackers. A full disk costs the line.
 
     The constructor cuts the file back to the step of the state, so that it never holds a step twice. At step 0
-    it empties the file, and with replaces, for a run in the place of another one. rows are the lines that it
-    keeps, without those of other validation tokens. It starts the trackers of --tracker. config has the run's
+    it empties the file, and with replaces, for a run in the place of another one. rows are the kept
+    lines, without validations on other tokens. It starts the trackers of --tracker. config has the run's
     settings, for them. A silent recorder, as in all processes but the main one, records nothing.
     """
 

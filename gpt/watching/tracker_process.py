@@ -49,8 +49,8 @@ class Recording(NamedTuple):
 def main(name: str, run: RecordedRun) -> None:
     """Records the run, in this process, until it ends; errors of the library end it too.
 
-    Ignores signals meanwhile. stdout becomes stderr, the tracker's log: only the line for the user goes to the
-    old stdout.
+    Ignores signals meanwhile. stdout becomes stderr, the tracker's log: only the line for the
+    user goes to the old stdout.
     """
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
