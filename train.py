@@ -42,8 +42,8 @@ def read_flags(argv: Sequence[str]) -> Namespace:
     g.add_argument("--bin_file", type=text(), help="training tokens: file, folder or glob (default: in --data_dir)")
     g.add_argument("--val_bin_file", type=text(), help="validation tokens: file, folder or glob (default: beside the "
                    "training tokens, else the tail of --bin_file)")
-    g.add_argument("--tokenizer_file", type=text(), help="their tokenizer (default: --data_dir's; none for --bin_file)")
-    g.add_argument("--metadata_file", type=text(), help="their metadata (default: --data_dir's; none for --bin_file)")
+    g.add_argument("--tokenizer_file", type=text(), help="tokenizer.json of the tokens (default: only --data_dir's)")
+    g.add_argument("--metadata_file", type=text(), help="metadata.json of the tokens (default: only --data_dir's)")
     g.add_argument("--vocab_size", type=whole(1, 2**24), help=SUPPRESS)  # where neither metadata nor tokenizer says it
     g.add_argument("--preload", type=one_of("auto", "gpu", "ram", "mmap"), default="auto", help="where the tokens "
                    "are kept; auto: the fastest place that fits")
@@ -54,11 +54,10 @@ def read_flags(argv: Sequence[str]) -> Namespace:
                    "the size is chosen, without an NVIDIA GPU)")
     g.add_argument("--model_size", type=one_of("tiny", "mini", "gpt2_small", "gpt2_medium", "gpt2_large", "gpt2_xl"),
                    help="layers, heads, width: 4 4 128, 6 6 384, 12 12 768, 24 16 1024, 36 20 1280, 48 25 1600; the "
-                   "next flags override them (default: gpt2_small; without NVIDIA's by text and --max_minutes or 15)")
+                   "next flags override them (default: gpt2_small; without an NVIDIA GPU by text and minutes)")
     g.add_argument("--init_from", type=text(), help="pretrained weights to start from, and their shape: a checkpoint, "
                    "a folder of them, a Hugging Face folder of GPT-2, Qwen3 or Llama, or hf://OWNER/NAME@REVISION")
-    g.add_argument("--teacher", type=text(), help="trained model with the same tokenizer to distil from: half of each "
-                   "target is its prediction (default: none)")
+    g.add_argument("--teacher", type=text(), help="trained model to distil from: half of each target is its prediction")
     g.add_argument("--n_layer", type=whole(1, 1024), help="number of blocks (default: by size)")
     g.add_argument("--n_head", type=whole(1, 1024), help="attention heads; they divide the width (default: by size)")
     g.add_argument("--n_embd", type=whole(1, 2**16), help="width of the residual stream (default: by size)")
@@ -66,7 +65,7 @@ def read_flags(argv: Sequence[str]) -> Namespace:
     g.add_argument("--dropout", type=fraction(), help="fraction of activations dropped; the masks depend on "
                    "--batch_size (default: 0.1 where Muon reads a small text 6 times or more, else 0)")
     g.add_argument("--input_noise", type=fraction(), default=0.0, help="fraction of the input ids that become random")
-    parser.relate(OF_GPT2, g.add_argument("--bias", action=Switch, help="in linear layers and norms (default: gpt2's)"))
+    parser.relate(OF_GPT2, g.add_argument("--bias", action=Switch, help="biases in linear layers, norms (default: on)"))
     parser.relate(  # like --bias, they set the config's field of their name
         OF_ROTARY, g.add_argument("--n_kv_head", type=whole(1, 1024), help=SUPPRESS),  # a third or half of --n_head
         g.add_argument("--n_inner", type=whole(1, 2**20), help=SUPPRESS),  # width of the MLP: blocks as large as gpt2's
@@ -80,8 +79,7 @@ def read_flags(argv: Sequence[str]) -> Namespace:
                    "per step over all processes; double it to halve --batch_size (default: one for each process)")
     g.add_argument("--epochs", type=whole(1), help="passes over the tokens (default: by --max_steps, or size and text)")
     g.add_argument("--max_steps", type=whole(1), help="last step, unless --epochs end before it (default: no limit)")
-    g.add_argument("--max_minutes", type=positive(1e6, "MINUTES"), help="minutes over all starts, which end the run; "
-                   "--epochs and --max_steps stay upper limits (default: no limit)")
+    g.add_argument("--max_minutes", type=positive(1e6, "MINUTES"), help="end the run after these minutes of all starts")
     g.add_argument("--cooldown_from", type=text(), help="checkpoint after which the learning rate falls to --min_lr")
     g.add_argument("--cooldown", type=steps(), help=SUPPRESS)  # length of the fall: 0.2 of the steps
     g.add_argument("--patience", type=whole(1), help="validations without a new best that end the run (default: off)")
@@ -98,12 +96,12 @@ def read_flags(argv: Sequence[str]) -> Namespace:
     g.add_argument("--min_lr", type=real(0, 10), help="learning rate at the end (default: 0; with cosine peak / 100)")
     g.add_argument("--warmup_steps", type=whole(0), help="steps of linear warm-up (default: 10%%, at most 2,000)")
     g.add_argument("--use_lr_scheduler", action=Switch, help=SUPPRESS)  # --lr_schedule cosine; with --no-: constant
-    g.add_argument("--weight_decay", type=real(0, 10), help="decoupled (default: 0.1; more with Muon on a small text)")
+    g.add_argument("--weight_decay", type=real(0, 10), help="decoupled weight decay (default: 0.1; by text with Muon)")
     g.add_argument("--beta1", type=fraction(), default=0.9, help="decay of the running mean of gradients")
-    g.add_argument("--beta2", type=fraction(), help="decay of that of their squares (default: 0.95 to 0.99, by batch)")
+    g.add_argument("--beta2", type=fraction(), help="decay of the running mean of squared gradients (default by batch)")
     g.add_argument("--grad_clip", type=real(0, 1e6), help="largest norm of the gradient; 0: no clipping (default: 1)")
     g.add_argument("--label_smoothing", type=fraction(), help="part of a target shared by all ids (default: 0)")
-    g.add_argument("--seed", type=whole(0, 2**63 - 1), default=1337, help="of weights, data order and dropout")
+    g.add_argument("--seed", type=whole(0, 2**63 - 1), default=1337, help="seed of the weights, data order and dropout")
 
     g = parser.add_argument_group("machine")
     g.add_argument("--use_gpu", action=Switch, help="require a GPU, NVIDIA's or Apple's, or exit 5 (default: if any)")
@@ -118,13 +116,16 @@ def read_flags(argv: Sequence[str]) -> Namespace:
                    help="blocks: compiles in seconds, 1%% slower; reduce-overhead: CUDA graphs, for small models; "
                    "autotuning: compiles longer, may run faster (default: default; blocks without bf16 or distributed)")
     g.add_argument("--deterministic", action=Switch, default=False, help="use deterministic kernels: slower on a GPU")
-    g.add_argument("--activation_checkpointing", action=Switch, default=False, help="recompute: 1/3 memory, 1.3 x time")
+    g.add_argument("--activation_checkpointing", action=Switch, default=False, help="recompute "
+                   "activations in the backward pass: 1/3 of their memory, 1.3 x the time")
 
     g = parser.add_argument_group("output")
     g.add_argument("--output_dir", type=text("DIR"), default="out", help="folder of checkpoints and metrics.jsonl")
     g.add_argument("--checkpoint_interval", type=whole(1), default=1, help="epochs between permanent checkpoints")
-    g.add_argument("--checkpoint_every_steps", type=whole(0), default=0, help="steps between rolling ones; 0: off")
-    g.add_argument("--checkpoint_every_minutes", type=real(0, 1e6), default=10, help="minutes between these; 0: off")
+    g.add_argument("--checkpoint_every_steps", type=whole(0), default=0, help="steps between "
+                   "rolling checkpoints; 0: off")
+    g.add_argument("--checkpoint_every_minutes", type=real(0, 1e6), default=10, help="minutes between "
+                   "rolling checkpoints; 0: off")
     g.add_argument("--keep_checkpoints", type=whole(1), default=3, help="rolling checkpoints kept, besides the best")
     g.add_argument("--mirror_to", type=text("DIR"), help="folder on another disk to copy checkpoints to; --resume_from "
                    "auto continues from it where --output_dir is empty (default: none)")
@@ -132,8 +133,7 @@ def read_flags(argv: Sequence[str]) -> Namespace:
                    "newest in --output_dir, else a new run (default: a new run)")
     g.add_argument("--overwrite", action=Switch, default=False, help=SUPPRESS)  # delete another run's checkpoints
     g.add_argument("--eval_interval", type=whole(1), help="steps between validations (default: a tenth, at most 1,000)")
-    g.add_argument("--eval_tokens", type=whole(1), help="tokens of a validation, always the same (default: a hundredth "
-                   "of the run's, 16,384 to 524,288; all if there are fewer)")
+    g.add_argument("--eval_tokens", type=whole(1), help="tokens of a validation, always the same (default: by length)")
     g.add_argument("--eval_batches", type=whole(1), help=SUPPRESS)  # --eval_tokens in batches of --batch_size
     g.add_argument("--sample_interval", type=whole(0), help="steps between samples; 0: none (default: a fifth)")
     g.add_argument("--sample_prompt", type=escaped(), help="text that samples continue (default: a newline)")
@@ -146,7 +146,7 @@ def read_flags(argv: Sequence[str]) -> Namespace:
     g.add_argument("--verbose", action=Switch, default=False, help=SUPPRESS)  # print the whole plan
     g.add_argument("--dry_run", action=Switch, default=False, help="print the plan, run four steps, write nothing")
     g.add_argument("--overfit", type=whole(1), help="overfit N batches, write nothing; exit 6 if that fails")
-    g.add_argument("--gpu_cost_per_hour", type=real(0, 1e6, unit="PRICE"), help="of one GPU, for --dry_run and --check")
+    g.add_argument("--gpu_cost_per_hour", type=real(0, 1e6, unit="PRICE"), help="price of one GPU for an hour")
     return parser.read(argv, contradictions, recorded_flags)
 
 
