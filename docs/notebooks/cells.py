@@ -7,6 +7,7 @@ notebook's own "!" would kill it after half a second, before the state of a larg
 import contextlib
 import ctypes
 import glob
+import hashlib
 import importlib
 import os
 import re
@@ -103,7 +104,9 @@ def find_place(run_name: str, corpus: str, keep_in: str, work_in: str = "") -> P
     if "google.colab" in sys.modules and keep_in:
         importlib.import_module("google.colab.drive").mount("/content/drive")
         kept = Path("/content/drive/MyDrive", keep_in)
-    slug = re.sub(r"[^A-Za-z0-9.-]+", "-", corpus).strip("-.")[-60:] or "text"
+    slug = re.sub(r"[^A-Za-z0-9.-]+", "-", corpus).strip("-.") or "text"
+    if len(slug) > 60 or "://" in corpus:  # holds_tokens cannot tell one text of the hub from another
+        slug = f"{slug[-60:]}-{hashlib.sha256(corpus.encode()).hexdigest()[:8]}"
     place = Place(work / "data" / slug, work / "out" / run_name, kept / run_name if kept else None,
                   (kept or work / "out") / f"{run_name}-exported")
     print(f"tokens       {place.tokens}\nrun          {place.out}\n"

@@ -93,6 +93,13 @@ def test_elsewhere_nothing_is_mounted_and_no_mirror_is_made_up(tmp_path):
     assert "--mirror_to" not in cells.flags_of(place, "auto", 0, "auto", "")
 
 
+def test_texts_whose_words_end_alike_have_folders_of_their_own(tmp_path):
+    corpora = [f"hf://datasets/{owner}/a-data-set-with-a-long-name --text_field story_text --val_fraction 0.01"
+               for owner in ("one", "two")] + ["hf://datasets/a/b_c", "hf://datasets/a/b-c"]
+    folders = {cells.find_place("first", corpus, "", str(tmp_path)).tokens for corpus in corpora}
+    assert len(folders) == 4
+
+
 def test_the_form_becomes_flags():
     place = cells.Place(Path("t"), Path("o"), Path("m"), Path("e"))
     assert list(map(str, cells.flags_of(place, "mini", 55.5, "yes", "--seed 2"))) == [

@@ -76,6 +76,11 @@ def test_no_outputs_are_committed_and_every_cell_is_a_form_with_a_title():
             assert len(lines) <= 12, "more than that belongs in cells.py"
 
 
+def test_the_measuring_cell_names_the_folder_which_may_have_no_validation_tokens():
+    assert '"--tokens", place.tokens)' in "".join(
+        line for cell in json.loads(NOTEBOOK.read_text(encoding="utf-8"))["cells"] for line in cell["source"])
+
+
 # ---------------------------------------------------------------- executed
 
 
