@@ -282,6 +282,12 @@ def test_a_single_document_gives_its_tail_cut_at_a_character(content, fraction, 
         assert metadata["splits"]["val"]["bytes"] == len(val.encode())
 
 
+def test_a_text_of_one_character_of_two_bytes_is_too_short_for_validation(capsys, tokenizer_file):
+    metadata = run(write("a.txt", "\u00e9"), "--tokenizer_file", str(tokenizer_file))
+    assert metadata["split_rule"] == "none, the text is too short"
+    assert "validation: none" in capsys.readouterr().out
+
+
 def test_without_validation_no_val_bin_is_written_and_an_old_one_is_removed(capsys, tokenizer_file):
     write("a.txt", words(3000))
     how = ("--tokenizer_file", str(tokenizer_file))

@@ -13,7 +13,7 @@ from gpt.common.words import shell_word
 from gpt.hub.names import as_recorded, is_on_hub
 from gpt.pretokenization.files import refuse_changed
 from gpt.pretokenization.passes import Job
-from gpt.pretokenization.sources import identity_of
+from gpt.pretokenization.sources import KINDS, identity_of
 from gpt.tokens.layouts import Part
 from gpt.tokens.metadata import METADATA_FORMAT, METADATA_VERSION
 from gpt.tokens.stream import scan
@@ -39,6 +39,7 @@ def commit(job: Job, dtype: str, vocabulary: Vocabulary, trained_here: bool) -> 
             if job.has_chats:
                 splits[split]["mask_sha256"] = sha256_of(path.with_suffix(".mask"))
 
+    rule_holds = "val" in splits or job.split.rule.startswith("none")
     sources = ([f"Python {sys.version.split()[0]} standard library"] if job.args.demo else
                [Path(source.shown).name for source in job.sources])
     origins = list(dict.fromkeys(source.origin for source in job.sources if source.origin))
@@ -60,7 +61,8 @@ def commit(job: Job, dtype: str, vocabulary: Vocabulary, trained_here: bool) -> 
             (source.shown, source.path) for source in job.sources if not source.origin),
         **({"origins": origins} if origins else {}),  # datasets of the Hugging Face hub, each with its commit
         **({"hub_texts": hub_texts} if hub_texts else {}),  # as they were asked for
-        "split_rule": job.split.rule,
+        # The cut of a short text moves to its end, behind the last character.
+        "split_rule": job.split.rule if rule_holds else "none, the text is too short",
         **({"encoding": job.args.encoding} if job.args.encoding else {}),
         "created": time.strftime("%Y-%m-%d", time.gmtime()),
     }
@@ -75,12 +77,13 @@ def summarise(job: Job, metadata: Mapping[str, Any], seconds: float) -> None:
     say, splits = job.progress.say, metadata["splits"]
     sums = {key: sum(split[key] for split in splits.values()) for key in ("documents", "bytes", "tokens")}
     fraction = f"{min(99, 100 * splits['val']['bytes'] / sums['bytes']):.2g}% of the text: " if "val" in splits else ""
-    say(f"validation: {fraction}{job.split.rule}")
+    say(f"validation: {fraction}{metadata['split_rule']}")
     for key, value in sums.items():
         say(f"{key}: {value:,} ({', '.join(f'{split} {splits[split][key]:,}' for split in splits)})")
     if job.has_chats:
         counted = sum(split["counted"] for split in splits.values())
-        say(f"answers: {100 * counted / sums['tokens']:.3g}% of the tokens; they alone count in the loss")
+        what = "answers" if all(KINDS[source.kind].is_chat for source in job.sources) else "answers and plain texts"
+        say(f"{what}: {100 * counted / sums['tokens']:.3g}% of the tokens; they alone count in the loss")
     say(f"vocabulary: {metadata['vocab_size']:,} ids ({metadata['dtype']})\n"
         f"bytes per token: {sums['bytes'] / max(1, sums['tokens']):.3f}\nseconds: {seconds:.1f}")
     if TRAINS_NEXT in os.environ:

@@ -122,7 +122,7 @@ def settle_split(job: Job) -> int:
         return settle_split(job)
     hashes = np.concatenate([part.hashes for part in parts])
     job.split = split_of_documents(hashes, sizes, fraction)
-    return int(sizes[~job.split.in_val(hashes, sizes)].sum())
+    return int(sizes[~job.split.in_val(hashes)].sum())
 
 
 # ---------------------------------------------------------------- encoding

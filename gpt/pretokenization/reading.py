@@ -68,7 +68,7 @@ def read_block(block: TextBlock, sources: Sequence[Source], reading: Reading, sp
         contents = [text.encode() for text in with_text]
         digests = b"".join([hashlib.sha256(content).digest()[:8] for content in contents])
         hashes = np.frombuffer(digests, ">u8").astype(np.uint64)
-        in_val = split.in_val(hashes, np.array([len(content) for content in contents], dtype=np.int64))
+        in_val = split.in_val(hashes)
 
     for part, is_mine in (("train", ~in_val), ("val", in_val)):
         mine = list(itertools.compress(contents, is_mine))

@@ -12,7 +12,7 @@ VAL_FRACTION = 0.005
 MIN_VAL_BYTES = 2**16  # with less, the validation loss of a small text is mostly chance
 MAX_VAL_FRACTION = 0.1  # even if that is less than MIN_VAL_BYTES
 FEW_FILES = 100  # fewer text files are split by their tails: whole files would be far too much text, or too little
-HIGHEST = np.uint64(2**64 - 1)  # of all hashes: such a document is never for validation
+HIGHEST = 2**64 - 1  # of all hashes: such a document is never for validation
 MIN_TAIL_BYTES = 32  # a file with a shorter tail gives nothing to validation
 
 
@@ -20,19 +20,19 @@ MIN_TAIL_BYTES = 32  # a file with a shorter tail gives nothing to validation
 class Split:
     """The part of the text kept for validation, and the rule in words, as metadata.json records it.
 
-    Either the documents with a hash below threshold and at most largest bytes, or each file from a cut
-    on, in bytes after MARK. None means that nothing of the file is for validation. Only one of
-    threshold and cuts is in use.
+    Either the documents with a hash below threshold and other than excluded, or each file from a cut on, in
+    bytes after MARK. None means that nothing of the file is for validation. Only one of threshold and cuts is
+    in use.
     """
 
     rule: str
     threshold: int = 0
-    largest: int = 2**62
+    excluded: int = HIGHEST
     cuts: tuple[int | None, ...] = ()
 
-    def in_val(self, hashes: np.ndarray, sizes: np.ndarray) -> np.ndarray:
-        """For each document, with its hash and its size in bytes, whether it is for validation."""
-        return (hashes < np.uint64(self.threshold)) & (sizes <= self.largest)
+    def in_val(self, hashes: np.ndarray) -> np.ndarray:
+        """For the hash of each document, whether the document is for validation."""
+        return (hashes < np.uint64(self.threshold)) & (hashes != np.uint64(self.excluded))
 
 
 def default_fraction(num_bytes: int) -> float:
@@ -41,13 +41,17 @@ def default_fraction(num_bytes: int) -> float:
 
 
 def split_of_documents(hashes: np.ndarray, sizes: np.ndarray, val_fraction: float | None) -> Split:
-    """Splits documents by their hashes, without one that holds more than half of all text; it is for training.
+    """Splits documents by their hashes, without one whose copies are more than half of all text.
 
     hashes are of 64 bits, sizes in bytes, each of shape (documents,). val_fraction None means the default
     fraction. It grows, to a tenth of all hashes at most, until the documents hold as much text as it promises.
     """
-    largest = int(sizes.sum()) // 2
-    hashes = np.where(sizes > largest, HIGHEST, hashes)
+    order = np.argsort(hashes)
+    reached = np.cumsum(sizes[order])
+    at_half = hashes[order][np.searchsorted(reached, reached[-1] / 2)]  # no other document can be more than half
+    is_most = 2 * sizes[hashes == at_half].sum() > reached[-1]
+    excluded = int(at_half) if is_most else HIGHEST
+    hashes = np.where(hashes == np.uint64(excluded), np.uint64(HIGHEST), hashes)
     if val_fraction is None:
         order = np.argsort(hashes)
         reached = np.cumsum(sizes[order])
@@ -55,8 +59,8 @@ def split_of_documents(hashes: np.ndarray, sizes: np.ndarray, val_fraction: floa
         needed = float(np.nextafter(hashes[order][enough] / 2**64, 1))
         val_fraction = max(default_fraction(reached[-1]), min(MAX_VAL_FRACTION, needed))
     found = split_by_hash(val_fraction, int(hashes.min()), int(hashes.max()))
-    exception = ", but not the longest" if found.threshold and sizes.max() > largest else ""
-    return replace(found, largest=largest, rule=found.rule + exception)
+    exception = ", but not the one that is most of the text" if found.threshold and is_most else ""
+    return replace(found, excluded=excluded, rule=found.rule + exception)
 
 
 def split_by_hash(val_fraction: float, lowest: int = 0, highest: int = 2**64 - 1) -> Split:

@@ -163,7 +163,7 @@ def test_both_engines_give_a_conversation_the_same_bytes(tokenizer_file, capsys)
     assert found[0] == found[1]
 
 
-def test_every_token_of_a_text_counts_beside_conversations(tokenizer_file):
+def test_every_token_of_a_text_counts_beside_conversations(tokenizer_file, capsys):
     conversations = chats(9)
     write("a.jsonl", chat_lines(conversations))
     write("b.txt", "once upon a time")
@@ -175,6 +175,7 @@ def test_every_token_of_a_text_counts_beside_conversations(tokenizer_file):
                                                                                            "once more"))
     ids, counts = encoded(conversations, tokenizer)
     assert stored("train") == ([*b, *ids, *c], [*[True] * len(b), *counts, *[True] * len(c)])
+    assert "answers and plain texts: " in capsys.readouterr().out
 
 
 def test_lone_surrogates_in_a_turn_are_replaced_and_counted():

@@ -35,8 +35,17 @@ def test_a_small_text_keeps_enough_to_measure_and_never_more_than_a_tenth():
 def test_documents_are_kept_until_they_hold_enough_and_never_most_of_the_text(sizes, fraction, kept):
     hashes = np.linspace(2**40, 2**64 - 2**12, len(sizes)).astype(np.uint64)[::-1]
     found = split_of_documents(hashes, np.array(sizes), fraction)
-    assert np.array(sizes)[found.in_val(hashes, np.array(sizes))].sum() == kept
-    assert ("not the longest" in found.rule) == (2 * max(sizes) > sum(sizes) and kept > 0)
+    assert np.array(sizes)[found.in_val(hashes)].sum() == kept
+    assert ("most of the text" in found.rule) == (2 * max(sizes) > sum(sizes) and kept > 0)
+
+
+def test_the_copies_of_a_document_count_as_one_and_most_of_the_text_stays_for_training():
+    hashes = np.array([5] * 200 + [2**63, 2**64 - 9], np.uint64)
+    sizes = np.full(202, 10)
+    for fraction in (None, 0.1, 0.5):
+        found = split_of_documents(hashes, sizes, fraction)
+        assert np.flatnonzero(found.in_val(hashes)).tolist() == [200]
+        assert "most of the text" in found.rule
 
 
 def test_neither_part_is_empty_and_the_words_say_why():
