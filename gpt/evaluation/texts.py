@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from gpt.common.errors import Exit, UserError
+from gpt.common.errors import Exit, UserError, writing
 from gpt.common.words import printable
 from gpt.evaluation.scoring import Document, Scorer
 from gpt.generation.chat import how_to_converse
@@ -32,7 +32,6 @@ def texts_of(words: Sequence[str], scorer: Scorer) -> Iterator[tuple[str, Iterat
             raise UserError(Exit.DATA, f"--text {printable(word)} is on the hub. Make tokens of it, and give "
                                        f"--tokens to_score:\n{scorer.command_for_tokens([word])}")
         sources = find_sources(words, scorer.out.say, {})
-        warn_of_forms(sources, scorer.out)
         for source in sources:
             if KINDS[source.kind].is_chat:
                 cure = ("Make tokens of it, and give --tokens to_score:\n"
@@ -41,7 +40,9 @@ def texts_of(words: Sequence[str], scorer: Scorer) -> Iterator[tuple[str, Iterat
                         f"{how_to_converse(scorer.folder)}")
                 raise source.error(f"holds conversations. {cure}")
             with tempfile.TemporaryDirectory() as folder:
-                source = unpacked(source, Path(folder) / "text", scorer.signals.raise_if_stopped)
+                with writing(f"the temporary folder {printable(folder)} (the variable TMPDIR names another place)"):
+                    source = unpacked(source, Path(folder) / "text", scorer.signals.raise_if_stopped)
+                warn_of_forms([source], scorer.out)
                 yield source.shown, documents_in(source, scorer)
 
 

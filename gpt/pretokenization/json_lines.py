@@ -38,7 +38,7 @@ def is_json_lines(source: Source, name: str, head: bytes) -> bool:
         raise source.error("is one array of JSON. Make a line of each record" + lines_by(
             f"import json; [print(json.dumps(record)) for record in {array}]", source))
     return name.endswith((*JSON_ENDINGS, ".json")) or (
-        name == STDIN and re.match(rb'{\s*["}]', head.removeprefix(MARK)) is not None)
+        name == STDIN and re.match(rb'\s*{\s*["}]', head.removeprefix(MARK)) is not None)
 
 
 def _encoding(source: Source) -> str:

@@ -1,14 +1,16 @@
 """gpt/evaluation/texts.py: perplexity and bits per byte agree with transformers, in every form of document."""
 
+import errno
 import gzip
 import json
 import math
+import os
 from dataclasses import replace
 
 import pytest
 from tokenizers import Tokenizer, decoders, models
 
-from gpt.common.errors import UserError
+from gpt.common.errors import Exit, UserError
 from gpt.evaluation import texts
 from gpt.evaluation.texts import texts_of
 from tests.helpers.scoring import T, log_probabilities
@@ -103,6 +105,25 @@ def test_line_ends_of_windows_and_tables_are_warned_of(measure, tmp_path, capsys
     said = capsys.readouterr().err
     assert "a.txt has Windows' line ends" in said
     assert "To train on text alone, make JSON lines" in said
+
+
+def test_the_columns_of_a_packed_table_are_those_of_its_text(measure, tmp_path, capsys):
+    (tmp_path / "b.csv.gz").write_bytes(gzip.compress(b"id,text\n1,the cat\n"))
+    measure(tmp_path / "b.csv.gz")
+    said = capsys.readouterr().err
+    assert "names the columns id, text. To train on text alone" in said
+    assert "gzip -dc" in said
+
+
+def test_a_full_temporary_disk_is_named(measure, monkeypatch, tmp_path):
+    def unpacked(*given):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(texts, "unpacked", unpacked)
+    (tmp_path / "a.txt.gz").write_bytes(gzip.compress(b"the cat"))
+    with pytest.raises(UserError, match=r"temporary folder \S+ \(the variable TMPDIR .* No space left") as caught:
+        measure(tmp_path / "a.txt.gz")
+    assert caught.value.code == Exit.MACHINE
 
 
 def test_a_text_that_changes_while_it_is_read_is_refused(measure, monkeypatch, tmp_path):

@@ -34,6 +34,11 @@ def test_lines_of_json_are_the_same_in_blocks_of_any_size(named):
             assert report.in_source.newlines - content.count("\n") in (0, 1)  # a last line may not end
 
 
+@pytest.mark.parametrize("before", ["", "\n", " \r\n\n", "\ufeff\n"])
+def test_piped_lines_of_json_may_begin_with_blank_lines(before):
+    assert read(write("stdin", before + '{"text": "a"}\n{"text": "b"}\n'))[0] == ["a", "b"]
+
+
 def reference(line: bytes, field: str) -> str | None:
     """What one line holds as json.loads sees it; None if it holds no document."""
     try:
