@@ -8,11 +8,11 @@ from pathlib import Path
 import numpy as np
 
 from gpt.common.errors import Exit, UserError, writing
-from gpt.common.words import printable
+from gpt.common.words import printable, size
 from gpt.evaluation.scoring import Document, Scorer
 from gpt.generation.chat import how_to_converse
 from gpt.hub.names import is_on_hub
-from gpt.pretokenization.blocks import SAFE_CUT, SPACE_CUT, Findings, Reading, parts_of
+from gpt.pretokenization.blocks import LIMITS, SAFE_CUT, SPACE_CUT, Findings, Reading, parts_of
 from gpt.pretokenization.files import Source, refuse_changed, unpacked
 from gpt.pretokenization.report import Report, warn_of_forms
 from gpt.pretokenization.sources import KINDS, blocks_of, documents_of, find_sources
@@ -33,15 +33,18 @@ def texts_of(words: Sequence[str], scorer: Scorer) -> Iterator[tuple[str, Iterat
                                        f"--tokens to_score:\n{scorer.command_for_tokens([word])}")
         sources = find_sources(words, scorer.out.say, {})
         for source in sources:
+            as_tokens = ("Make tokens of it, and give --tokens to_score:\n"
+                         f"{scorer.command_for_tokens([source.shown])}")
             if KINDS[source.kind].is_chat:
-                cure = ("Make tokens of it, and give --tokens to_score:\n"
-                        f"{scorer.command_for_tokens([source.shown])}" if can_converse(scorer.tokenizer) else
-                        "This model's tokenizer has no tokens for their turns. "
-                        f"{how_to_converse(scorer.folder)}")
+                cure = (as_tokens if can_converse(scorer.tokenizer) else
+                        f"This model's tokenizer has no tokens for their turns. {how_to_converse(scorer.folder)}")
                 raise source.error(f"holds conversations. {cure}")
             with tempfile.TemporaryDirectory() as folder:
                 with writing(f"the temporary folder {printable(folder)} (the variable TMPDIR names another place)"):
                     source = unpacked(source, Path(folder) / "text", scorer.signals.raise_if_stopped)
+                if source.kind == "text" and source.text_bytes > LIMITS.document_bytes:
+                    raise source.error(f"is longer than {size(LIMITS.document_bytes)}, too long to hold in memory. "
+                                       f"{as_tokens}")
                 warn_of_forms([source], scorer.out)
                 yield source.shown, documents_in(source, scorer)
 

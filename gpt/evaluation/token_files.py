@@ -13,6 +13,7 @@ from gpt.common.errors import Exit, UserError
 from gpt.common.words import printable
 from gpt.evaluation.scoring import Document, Scorer
 from gpt.tokens.corpus import open_tokens
+from gpt.tokens.layouts import DTYPES
 from gpt.tokens.masks import warn_without_mask
 from gpt.tokens.stream import TokenStream
 from gpt.tokens.tokenizer import bytes_per_id, load_tokenizer, opening_ids
@@ -50,19 +51,28 @@ def documents_of_tokens(stream: TokenStream, scorer: Scorer) -> Iterator[Documen
     tokens = Tokens(stream, "mmap", torch.device("cpu"))
     end_id = scorer.end_of_text_id
     byte_lengths_V = bytes_per_id(scorer.tokenizer, scorer.model.config.vocab_size)
-    prefix = [] if end_id is None else [end_id]
+    if byte_lengths_V is None:
+        byte_lengths_V = np.zeros(scorer.model.config.vocab_size, np.int64)
+    # A document may have billions of tokens: they keep the type of the file if it holds end_id too.
+    kind = DTYPES[stream.dtype]
+    fits = end_id is None or end_id <= np.iinfo(kind).max
+    prefix = np.array([] if end_id is None else [end_id], kind if fits else np.int32)
     opening = opening_ids(scorer.tokenizer)
     behind_ends = [first + 1 + np.flatnonzero(tokens.read(first,
                                                           min(BLOCK_TOKENS, tokens.length - first)) == end_id)
-                   for first in range(0, tokens.length, BLOCK_TOKENS) if prefix]
+                   for first in range(0, tokens.length, BLOCK_TOKENS) if len(prefix)]
     for first, end in itertools.pairwise(np.unique(np.concatenate([[0, tokens.length], *behind_ends]))):
         scorer.signals.raise_if_stopped()
         ids_N = tokens.read(first, end - first)
-        ids_N = np.concatenate([prefix, ids_N[:-1] if ids_N[-1] == end_id else ids_N]).astype(np.int64)
+        ids_N = np.concatenate([prefix, ids_N[:-1] if ids_N[-1] == end_id else ids_N])
         if len(ids_N) > len(prefix):
             counted = np.ones(len(ids_N), bool)
             if tokens.mask:
                 counted[len(prefix):] = tokens.mask.rows(np.array([first]), len(ids_N) - len(prefix))[0]
-            counted[np.isin(ids_N, opening)] = False
-            scored = ids_N[1:][counted[1:]]
-            yield Document(ids_N, 0 if byte_lengths_V is None else int(byte_lengths_V[scored].sum()), counted)
+            for opening_id in opening:
+                counted &= ids_N != opening_id
+            num_bytes = 0
+            for start in range(1, len(ids_N), BLOCK_TOKENS):
+                block = slice(start, start + BLOCK_TOKENS)
+                num_bytes += int(byte_lengths_V[ids_N[block][counted[block]]].sum())
+            yield Document(ids_N, num_bytes, counted)

@@ -115,6 +115,13 @@ def test_the_columns_of_a_packed_table_are_those_of_its_text(measure, tmp_path, 
     assert "gzip -dc" in said
 
 
+def test_a_text_that_is_too_long_leads_to_the_command_that_makes_tokens_of_it(measure, tmp_path):
+    (tmp_path / "a.txt").write_text("the cat sat\n" * 1000)
+    os.truncate(tmp_path / "a.txt", 2**30 + 1)  # zeros that take no room on the disk
+    with pytest.raises(UserError, match=r"longer than 1.0 GiB.*--tokens to_score:\npython pretokenize\.py /"):
+        measure(tmp_path / "a.txt")
+
+
 def test_a_full_temporary_disk_is_named(measure, monkeypatch, tmp_path):
     def unpacked(*given):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))

@@ -1,6 +1,7 @@
 """gpt/evaluation/token_files.py: token files have the same figures as their text."""
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -75,6 +76,16 @@ def test_blocks_cut_no_document_and_shards_are_one_stream(measure, documents, ex
         write_llmc(tmp_path / f"x_val_{number:06}.bin", part)
     [found] = measure(tmp_path / "x_val_*.bin")
     assert_same(found, expected)
+
+
+@pytest.mark.parametrize(("end_id", "dtype"), [(0, "uint16"), (None, "uint16"), (70_000, "int32")])
+def test_a_document_keeps_the_type_of_its_file_if_that_holds_the_end_of_a_text(scorer, tmp_path, end_id, dtype):
+    write_raw(tmp_path / "a.bin", np.arange(1, 60))
+    scorer = replace(scorer, end_of_text_id=end_id)
+    (_, found), = token_files_of([str(tmp_path / "a.bin")], scorer)
+    ids, = (document.ids for document in found)
+    assert ids.dtype == dtype
+    assert ids.tolist() == [*([] if end_id is None else [end_id]), *range(1, 60)]
 
 
 def test_a_folder_of_ours_means_its_validation_tokens(measure, corpus_folder):
