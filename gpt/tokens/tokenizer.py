@@ -21,6 +21,7 @@ START, END = "<|im_start|>", "<|im_end|>"  # of a turn of a conversation
 USUAL_ENDS = (END_OF_TEXT, "</s>", "<|end_of_text|>", "<eos>")  # tokenizers' names for the end of a document
 # The files beside a tokenizer.json that name its end of a text, and their fields.
 ENDS_IN_FILES = {METADATA: "end_of_text", TOKENIZER_CONFIG: "eos_token", "special_tokens_map.json": "eos_token"}
+OLDER_FORMS = ("merges.txt", "tokenizer.model")  # files of GPT-2's and of Llama's tokenizer before tokenizer.json
 MAX_VOCAB_SIZE = 2**24  # checkpoints have the same bound
 MAX_TOKENIZER_BYTES = 256 * 2**20
 
@@ -75,10 +76,17 @@ def load_with_size(path: Path) -> tuple[Tokenizer, int]:
         with contextlib.suppress(Exception):
             tokenizer.decode(tokenizer.encode("a \u00e9\n").ids)
     except OSError as error:
-        cure = (f"Copy there the one of the model's tokens: cp DATA/{TOKENIZER} {shell_word(folder)}"
-                if folder.is_dir() else
-                f"Give another --tokenizer_file. hf download OWNER/NAME {TOKENIZER} fetches a model's, and prints its "
-                "path.")
+        if isinstance(error, PermissionError):
+            cure = "The file may not be read: change its permissions, or give a copy."
+        elif any((folder / name).is_file() for name in OLDER_FORMS):
+            cure = ("The folder has its tokenizer in an older form. Save it in this one, with transformers:\n"
+                    "python -c 'import sys, transformers; transformers.AutoTokenizer"
+                    f".from_pretrained(sys.argv[1]).save_pretrained(sys.argv[1])' {shell_word(folder)}")
+        elif folder.is_dir():
+            cure = f"Copy there the one of the model's tokens: cp DATA/{TOKENIZER} {shell_word(folder)}"
+        else:
+            cure = (f"Give another --tokenizer_file. hf download OWNER/NAME {TOKENIZER} fetches a model's, and prints "
+                    "its path.")
         raise UserError(Exit.DATA, f"{name}: {error.strerror}. {cure}") from error
     except BaseException as error:  # a panic of the Rust library is not an Exception
         cure = ("Give --vocab_size alone, or make a tokenizer.json as docs/export.md does from nanoGPT's meta.pkl."

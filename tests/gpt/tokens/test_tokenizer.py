@@ -1,7 +1,11 @@
 """gpt/tokens/tokenizer.py: tokenizers of every origin open safely, and text never becomes a special id."""
 
 import contextlib
+import errno
 import json
+import shlex
+import subprocess
+import sys
 
 import pytest
 from tokenizers import AddedToken, Tokenizer, models
@@ -48,6 +52,27 @@ def test_a_bad_tokenizer_is_refused_and_no_panic_escapes(tmp_path, content, reas
     (tmp_path / "tokenizer.json").rename(tmp_path / "meta.pkl")
     with pytest.raises(UserError, match=r"--vocab_size" if "library" in str(caught.value) else reason):
         load_tokenizer(tmp_path / "meta.pkl")
+
+
+def test_an_older_form_leads_to_the_command_that_saves_the_tokenizer(tmp_path, tokenizer):
+    pytest.importorskip("transformers")
+    (tmp_path / "tokenizer_config.json").write_text('{"tokenizer_class": "GPT2Tokenizer"}')
+    tokenizer.model.save(str(tmp_path))  # as vocab.json and merges.txt
+    with pytest.raises(UserError, match="older form") as caught:
+        load_tokenizer(tmp_path)
+    command = shlex.split(str(caught.value).partition("\n")[2])
+    assert command[:2] == ["python", "-c"]
+    subprocess.run([sys.executable, *command[1:]], check=True)
+    assert load_tokenizer(tmp_path).encode("a cat").ids == tokenizer.encode("a cat").ids
+
+
+def test_a_tokenizer_that_may_not_be_read_is_not_to_be_copied(tmp_path, monkeypatch):
+    def refuse(path, most):
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr("gpt.tokens.tokenizer.read_bytes", refuse)
+    with pytest.raises(UserError, match=r"tokenizer\.json: Permission denied\. The file may not be read"):
+        load_tokenizer(tmp_path)
 
 
 def test_bytes_per_id_add_up_to_the_length_in_utf8(tokenizer, texts):
