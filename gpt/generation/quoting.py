@@ -21,7 +21,7 @@ SHORTEST = 8  # tokens of a passage; nearly every text shares shorter ones
 MOST_PASSAGES = 100  # of the validation text
 BLOCK_TOKENS = 2**18  # searched at a time: their hashes fit into the processor's cache
 TO_22_BITS = np.uint64(42)  # shifts a hash to its upper bits: a table of all hashes would be too large
-POWERS = np.uint64(0x9E3779B97F4A7C15) ** np.arange(SHORTEST, dtype=np.uint64)  # of an odd number
+POWER = np.uint64(0x9E3779B97F4A7C15)  # an odd number
 
 
 def longest_passages(texts: Sequence[np.ndarray], tokens: Tokens) -> list[tuple[list[int], int]]:
@@ -29,34 +29,45 @@ def longest_passages(texts: Sequence[np.ndarray], tokens: Tokens) -> list[tuple[
 
     texts are arrays of ids; no passage holds an id below 0. Returns the ids of each passage, none if it would
     be shorter than SHORTEST, and its position in the training tokens. Equal runs of tokens are found by their
-    hashes of 64 bits, which grow token by token. So the time does not depend on how often a run occurs.
+    hashes of 64 bits, and the longest in as many rounds as its length has bits. So the time hardly depends on how
+    long a run is and how often it occurs.
     """
-    ids_S = np.concatenate([np.append(text, [-1] * SHORTEST) for text in texts]).astype(np.uint64)
+    ids_S = np.concatenate([np.append(text, [-1] * SHORTEST) for text in texts])
     text_S = np.repeat(np.arange(len(texts)), [len(text) + SHORTEST for text in texts])
-    sought = np.convolve(ids_S, POWERS, "valid")
+    num_most = max(map(len, texts))
+    powers = POWER ** np.arange(max(len(ids_S), BLOCK_TOKENS + num_most + SHORTEST) + 1, dtype=np.uint64)
+
+    def sums_of(ids: np.ndarray) -> np.ndarray:  # the sum of the ids before each place, each times its power
+        return np.append(np.uint64(0), np.cumsum(ids.astype(np.uint64) * powers[:len(ids)]))
+
+    def hashes_of(sums: np.ndarray, starts: np.ndarray, num: int) -> np.ndarray:  # of runs of num tokens
+        return (sums[np.minimum(starts + num, len(sums) - 1)] - sums[starts]) * powers[len(powers) - 1 - starts]
+
+    sums_S = sums_of(ids_S)
+    sought = hashes_of(sums_S, np.arange(len(ids_S)), SHORTEST)
     is_sought = np.bincount((sought >> TO_22_BITS).astype(np.int64), minlength=2**22) > 0
-    longest_N3 = np.zeros((len(texts), 3), np.int64)  # its number of tokens, its place in ids_S, its position
+    longest_N2 = np.zeros((len(texts), 2), np.int64)  # its position, its number of tokens
 
     for first in range(0, tokens.length, BLOCK_TOKENS):
-        ids = tokens.read(first, min(BLOCK_TOKENS + max(map(len, texts)), tokens.length - first))
-        ids = np.append(ids, [-2] * SHORTEST).astype(np.uint64)
-        # The hash of the run that begins at each place; at first a run has SHORTEST tokens.
-        hashes_S = sought.copy()
-        hashes = np.convolve(ids[:BLOCK_TOKENS + SHORTEST - 1], POWERS, "valid")
-        starts = np.arange(len(hashes_S))
+        ids = tokens.read(first, min(BLOCK_TOKENS + num_most, tokens.length - first))
+        sums = sums_of(np.append(ids, [-2] * SHORTEST))
+        hashes = hashes_of(sums, np.arange(min(BLOCK_TOKENS, len(ids))), SHORTEST)
         hits_H = np.flatnonzero(is_sought[hashes >> TO_22_BITS])
-        num_tokens = SHORTEST
-        while len(hits_H):
-            starts = starts[np.isin(hashes_S[starts], hashes[hits_H])]
-            hits_H = hits_H[np.isin(hashes[hits_H], hashes_S[starts])]
-            longer = starts[longest_N3[text_S[starts], 0] < num_tokens]
-            for start in longer[np.unique(text_S[longer], return_index=True)[1]]:  # the first one of each text
-                longest_N3[text_S[start]] = (num_tokens, start,
-                                             first + hits_H[hashes[hits_H] == hashes_S[start]][0])
-            hashes_S[starts] = hashes_S[starts] * POWERS[1] + ids_S[starts + num_tokens]
-            hashes[hits_H] = hashes[hits_H] * POWERS[1] + ids[hits_H + num_tokens]
-            num_tokens += 1
-    return [(ids_S[start:start + num].tolist(), position) for num, start, position in longest_N3.tolist()]
+        starts = np.flatnonzero(np.isin(sought, hashes[hits_H]))
+
+        # The length of each text's longest run in this block, from its highest bit to its lowest.
+        num_N = np.zeros(len(texts), np.int64)
+        num_N[text_S[starts]] = SHORTEST
+        for bit in reversed(range(num_most.bit_length())):
+            for num in np.unique(num_N[text_S[starts]]):
+                runs = starts[num_N[text_S[starts]] == num]
+                is_longer = np.isin(hashes_of(sums_S, runs, num + 2**bit), hashes_of(sums, hits_H, num + 2**bit))
+                num_N[text_S[runs[is_longer]]] = num + 2**bit
+        for text in np.flatnonzero(num_N > longest_N2[:, 1]):
+            runs = starts[text_S[starts] == text]
+            is_equal = np.isin(hashes_of(sums, hits_H, num_N[text]), hashes_of(sums_S, runs, num_N[text]))
+            longest_N2[text] = first + hits_H[is_equal][0], num_N[text]
+    return [(tokens.read(position, num).tolist() if num else [], position) for position, num in longest_N2.tolist()]
 
 
 def write_quotations(samples: Sequence[Sample], corpus: Corpus, decode: Callable[[list[int]], str],

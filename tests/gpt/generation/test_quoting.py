@@ -48,6 +48,15 @@ def test_the_longest_passages_are_those_of_a_search_of_all_places(search, monkey
             assert ids == train[position:][:len(ids)].tolist()
 
 
+@pytest.mark.parametrize("num_ids", [1, 50_000])
+def test_a_passage_of_thousands_of_tokens_takes_no_round_for_each(search, num_ids):
+    train = np.random.default_rng(0).integers(0, num_ids, 20_000)
+    is_copied = train[3000:11_000].copy()
+    [(ids, position)] = search([is_copied], train)
+    assert ids == is_copied.tolist()
+    assert position == (3000 if num_ids > 1 else 0)
+
+
 def test_ten_planted_quotations_are_found_and_none_is_invented(search):
     rng = np.random.default_rng(0)
     train = rng.integers(0, 50_000, 600_000)
