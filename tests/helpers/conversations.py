@@ -115,4 +115,6 @@ def main(folder: Path) -> None:
 
 
 if __name__ == "__main__":
+    if len(sys.argv) != 2:
+        sys.exit("usage: python -m tests.helpers.conversations FOLDER")
     main(Path(sys.argv[1]))

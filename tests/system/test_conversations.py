@@ -20,6 +20,7 @@ from gpt.generation.sampling import decode
 from gpt.tokens.chat import END, Turn, prompt_ids
 from gpt.tokens.tokenizer import load_tokenizer
 from tests.helpers import conversations
+from tests.helpers.commands import run_python
 
 BASE = "--arch qwen3 --n_layer 4 --n_head 4 --n_embd 256 --seq_length 256 --batch_size 4 --max_steps 1776"
 
@@ -60,3 +61,9 @@ def test_a_base_answers_nothing_and_a_tuned_model_answers_held_out_questions(tmp
     answers = exact_answers(tmp_path / "out", questions)
     assert answers.pop("fact") >= 0.9
     assert min(answers.values()) >= 0.95
+
+
+def test_the_command_that_makes_the_conversations_says_its_usage():
+    done = run_python("import runpy\nrunpy.run_module('tests.helpers.conversations', run_name='__main__')")
+    assert done.returncode == 1
+    assert done.stderr == "usage: python -m tests.helpers.conversations FOLDER\n"
