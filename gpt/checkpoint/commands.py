@@ -15,7 +15,10 @@ from gpt.tokens.files import beside_tokens
 
 
 def with_transformers(folder: Path) -> str:
-    """The command that saves a Hugging Face folder's pickled weights as safetensors; '' for any other folder."""
+    """How to save the pickled weights of a Hugging Face folder, or of litgpt, as safetensors; '' for other folders."""
+    if (folder / "lit_model.pth").is_file():
+        return ("litgpt wrote it: convert it with litgpt convert_from_litgpt, and save the result as safetensors with "
+                "transformers (save_pretrained).")
     if not ((folder / CONFIG).is_file() and any(folder.glob("pytorch_model*.bin"))):
         return ""
     return ("Save the same weights as safetensors, with transformers:\npython -c 'import sys, transformers\n"

@@ -149,6 +149,14 @@ def test_pickles_are_refused_without_being_opened(folder, tmp_path, monkeypatch)
     assert not (tmp_path / "it-went-off").exists()
 
 
+@pytest.mark.parametrize("name", ["", "lit_model.pth"])
+def test_a_checkpoint_of_litgpt_leads_to_its_own_converter(tmp_path, name):
+    (tmp_path / "lit_model.pth").touch()
+    with refused("litgpt convert_from_litgpt", Exit.CHECKPOINT) as caught:
+        resolve(tmp_path / name)
+    assert "nanoGPT" not in str(caught.value)
+
+
 def test_a_damaged_optimizer_ends_a_resumed_run_alone(sound):
     path = sound / "checkpoint-900" / "optimizer.safetensors"
     content = path.read_bytes()
