@@ -14,7 +14,6 @@ import argparse
 import codecs
 import contextlib
 import difflib
-import os
 import re
 import shutil
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -23,6 +22,7 @@ from typing import Any, NamedTuple, NoReturn
 
 from gpt.common.config import Layer, Origin, Relations, Rules, changes, read_toml
 from gpt.common.errors import MESSAGE_LINES, Exit, UserError
+from gpt.common.files import named_in
 from gpt.common.names import RUN_CONFIG
 from gpt.common.terminal import USUAL_COLUMNS
 from gpt.common.words import is_utf8, printable
@@ -38,6 +38,9 @@ WITHOUT_FLAG = {  # flags of other programs, and the way to the same here
     "train_file": "Here it is the first argument: the text's name, without a flag.",
     "wandb_project": "Here it is a variable of the environment: WANDB_PROJECT.",
     "wandb_run_name": "Here it is a variable of the environment: WANDB_NAME.",
+    "max_tokens": "Here it is --max_steps: tokens / (batch_size x gradient_accumulation_steps x seq_length).",
+    "global_batch_size": "Here it is the product of --batch_size and --gradient_accumulation_steps.",
+    "num_nodes": "Here it is torchrun --nnodes N",
     "fsdp": "Here it is --model_parallel fsdp.",
     "deepspeed": "Here it is --model_parallel fsdp, which divides a model among GPUs.",
     "push_to_hub": "Here it is a command of huggingface_hub: hf upload",
@@ -256,8 +259,10 @@ class Parser(argparse.ArgumentParser):
             list(self._readable(argv)), argparse.Namespace(**dict.fromkeys(self.flags, NOT_GIVEN)))
         for word in stray:
             shown = printable(repr(word[:SHOWN_CHARACTERS]))
-            # A word without a flag is most often the text of evaluate.py or generate.py, a folder their model.
-            likely = ("ckpt", "text", "prompt") if os.path.isdir(word) else ("text", "prompt")
+            # A word without a flag is most often the text of evaluate.py or generate.py, a folder their model;
+            # so are out/best and out/last.
+            is_folder = named_in(Path(word))[0].is_dir()
+            likely = ("ckpt", "text", "prompt") if is_folder else ("text", "prompt")
             first = next(name for name in (*likely, [*self.flags][1]) if name in self.flags)
             self.problems.append(f"{shown}: unexpected argument. Give a value behind its flag, such as --{first} "
                                  f"{shown}, and --NAME or --no-NAME for what is on or off. See --help.")
@@ -371,6 +376,7 @@ class Parser(argparse.ArgumentParser):
         if not near:
             spelt = "--" + re.sub(r"^no_", "no-", name.lstrip("-").replace("-", "_"))
             near = difflib.get_close_matches(spelt, known, 1, 0.7)
+        plain = plain if plain in WITHOUT_FLAG else plain.removeprefix("train_")
         return WITHOUT_FLAG.get(plain, f"Did you mean {near[0]}?" if near else "See --help.")
 
 

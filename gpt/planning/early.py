@@ -133,13 +133,14 @@ def make_tokens(args: Namespace) -> None:
         if gone:
             raise UserError(Exit.DATA, f"{printable(gone[0])}: No such file or directory. Give the path of "
                                        "a text.")
+        if len(texts) == 1 and texts[0].endswith(".py"):  # as nanoGPT's config/train_shakespeare_char.py
+            raise UserError(Exit.FLAGS, f"{printable(texts[0])} is read as text to learn, not as settings. Settings "
+                                        "are flags, or stand in a TOML file: --config FILE. To train on this text, "
+                                        f"type first:\npython {shell_line(make)}")
         if is_one_of_several() or args.dry_run or args.overfit:
             raise UserError(Exit.FLAGS, f"{printable(texts[0])} has no tokens yet. Type first:\npython "
                                         f"{shell_line(make)}")
         check_unused(args)
-        if len(texts) == 1 and texts[0].endswith(".py"):  # as nanoGPT's config/train_shakespeare_char.py
-            warn(f"{printable(texts[0])} is read as text to learn, not as settings. Settings are flags, or stand in "
-                 "a TOML file: --config FILE")
         with Signals(can_save=True) as signals:
             answer = run_child([sys.executable, str(PROGRAM / make[0]), *make[1:]], signals, shows=True,
                                env={TRAINS_NEXT: "1"})

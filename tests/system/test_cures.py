@@ -394,6 +394,7 @@ LATER = [
     Case("{scorer.command_for_tokens([source.shown])}", "evaluate.py --ckpt out --text chats.jsonl", chats),
     Case("--output_dir to_score --val_fraction 0", "evaluate.py --ckpt out --text chats.jsonl", chats),
     Case("is another tokenizer than the model's. Make", "evaluate.py --ckpt out --tokens data2"),
+    Case("is read as text to learn", f"{NEW} c.py", lambda: shutil.copy("a.txt", "c.py"), again=True),
     Case("has no tokens yet", f"{NEW} b.txt --dry_run", again=True),
     Case("Its tokens are still there", f"{NEW} c.txt", lambda: shutil.copytree("data", "c.txt.tokens"), drops="c.txt"),
     Case("holds the tokens of", f"{NEW} b.txt", lambda: shutil.copytree("data", "b.txt.tokens")),
@@ -779,3 +780,11 @@ def test_flags_of_other_programs_are_all_translated():
         train.read_flags(words)
     names = ("eval_batches", "seq_length", "n_embd", "learning_rate", "max_steps", "no-use_gpu")
     assert all(f"--{name}" in str(caught.value) for name in names)
+
+
+@pytest.mark.parametrize(("flag", "here"), [
+    ("--max_tokens", "max_steps"), ("--train.max_tokens", "max_steps"), ("--num_nodes", "nnodes"),
+    ("--train.global_batch_size", "gradient_accumulation_steps")])
+def test_a_flag_of_litgpt_leads_to_what_does_the_same_here(flag, here):
+    with pytest.raises(UserError, match=f"{re.escape(flag)}: no such flag. Here it is .*--{here}"):
+        train.read_flags([flag, "3"])

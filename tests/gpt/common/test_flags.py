@@ -66,8 +66,9 @@ def test_a_flag_like_no_other_and_a_stray_word_point_to_help(tmp_path, monkeypat
     assert problems("--zzzzzz", "3") == ["error: --zzzzzz: no such flag. See --help."]
     assert re.match(r"error: 'stray': unexpected argument\. .* --\w+ 'stray'", problems("stray")[0])
     monkeypatch.chdir(tmp_path.parent)
-    with refused(f"--ckpt '{tmp_path.name}'", Exit.FLAGS):
-        generate.read_flags([tmp_path.name])
+    for word in (tmp_path.name, f"{tmp_path.name}/best"):
+        with refused(f"--ckpt '{word}'", Exit.FLAGS):
+            generate.read_flags([word])
     for words in (["--compile=False"], ["--compile", "False"]):
         assert problems(*words)[0] == (
             "error: --compile: takes no value. Give --compile for true, --no-compile for false.")

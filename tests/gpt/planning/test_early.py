@@ -169,12 +169,15 @@ def test_a_pattern_never_means_the_tokens_of_an_earlier_start(place, capfd):
             assert capfd.readouterr().out.endswith(f"texts       their tokens: {folder}\n")
 
 
-def test_settings_given_as_a_text_cost_a_warning(place, capfd):
+def test_settings_given_as_a_text_are_refused_until_its_tokens_are_there(place, capfd):
     (place / "config.py").write_text("max_iters = 200\n" * 99)
-    train.answer_early(["config.py"])
-    said = capfd.readouterr().err
-    assert "warning: config.py " in said
+    code, said = refusal("config.py")
+    assert code == Exit.FLAGS
     assert "--config" in said
+    assert not (place / "config.py.tokens").exists()
+    assert run(*said.partition("\npython ")[2].replace(".py", "", 1).split(), cwd=place).returncode == 0
+    train.answer_early(["config.py"])
+    assert "their tokens: config.py.tokens" in capfd.readouterr().out
 
 
 def test_a_text_that_is_not_there_is_named(place, capfd):
