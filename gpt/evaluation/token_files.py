@@ -71,8 +71,6 @@ def documents_of_tokens(stream: TokenStream, scorer: Scorer) -> Iterator[Documen
                 counted[len(prefix):] = tokens.mask.rows(np.array([first]), len(ids_N) - len(prefix))[0]
             for opening_id in opening:
                 counted &= ids_N != opening_id
-            num_bytes = 0
-            for start in range(1, len(ids_N), BLOCK_TOKENS):
-                block = slice(start, start + BLOCK_TOKENS)
-                num_bytes += int(byte_lengths_V[ids_N[block][counted[block]]].sum())
+            blocks = (slice(start, start + BLOCK_TOKENS) for start in range(1, len(ids_N), BLOCK_TOKENS))
+            num_bytes = sum(int(byte_lengths_V[ids_N[block][counted[block]]].sum()) for block in blocks)
             yield Document(ids_N, num_bytes, counted)
