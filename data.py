@@ -75,13 +75,13 @@ class Tokens:
         self.length = stream.length
         self.mask = Mask(stream) if any(part.mask for part in stream.parts) else None
         self._stream = stream
-        self._kind = DTYPES[stream.dtype]
+        self._dtype = DTYPES[stream.dtype]
         self._bound = bound_of(stream.dtype, stream.vocab_size)
         self._watch = Watch(stream.parts) if where == "mmap" else None
         self._on_gpu = _copied(stream, device) if where == "gpu" else None
         self._pieces = [_mapped(part) for part in stream.parts] if where == "mmap" else []
         if where == "ram":
-            self._pieces = [_copied(stream, torch.device("cpu")).numpy().view(self._kind)]
+            self._pieces = [_copied(stream, torch.device("cpu")).numpy().view(self._dtype)]
         # First token of each piece.
         self._firsts = list(itertools.accumulate(map(len, self._pieces[:-1]), initial=0))
         # A view of the only piece: element i is the row that starts at token i.
@@ -101,10 +101,10 @@ class Tokens:
         if len(self._pieces) > 1:
             flat = np.concatenate([run for start in starts.tolist() for run in self._runs(start, width)])
         else:
-            piece, row_bytes = self._pieces[0], width * self._kind.itemsize
+            piece, row_bytes = self._pieces[0], width * self._dtype.itemsize
             if self._every_row.itemsize != row_bytes:
                 self._every_row = np.ndarray(len(piece) - width + 1, f"V{row_bytes}", piece, 0, piece.strides)
-            flat = self._every_row[starts].view(self._kind)  # numpy copies whole rows of void type fastest
+            flat = self._every_row[starts].view(self._dtype)  # numpy copies whole rows of void type fastest
         return self._checked(flat).reshape(len(starts), width)
 
     def read(self, start: int, length: int) -> np.ndarray:
@@ -209,21 +209,21 @@ def permute(positions: np.ndarray, n: int, key: int) -> np.ndarray:
     0..n-1 goes through the rounds again until it is inside (cycle walking: Black and Rogaway 2002, section 3).
     """
     bits = (n - 1).bit_length()
-    whole = np.uint32 if bits <= 32 else np.uint64  # the low bits of a product depend on low bits alone
+    word = np.uint32 if bits <= 32 else np.uint64  # the low bits of a product depend on low bits alone
     top = (1 << bits) - 1
-    last = whole(n - 1)
-    shift = whole((bits + 1) // 2)
-    keys = [whole((scrambled(key * 8 + i) | (i % 2 == 0)) & top) for i in range(8)]  # factors must be odd
+    last = word(n - 1)
+    shift = word((bits + 1) // 2)
+    keys = [word((scrambled(key * 8 + i) | (i % 2 == 0)) & top) for i in range(8)]  # factors must be odd
 
     def rounds(x: np.ndarray) -> np.ndarray:
         for factor, term in zip(keys[::2], keys[1::2], strict=True):
             x *= factor
             x += term
-            x &= whole(top)
+            x &= word(top)
             x ^= x >> shift
         return x
 
-    images = rounds(positions.astype(whole))
+    images = rounds(positions.astype(word))
     outside = np.flatnonzero(images > last)
     while len(outside):
         images[outside] = moved = rounds(images[outside])
@@ -281,7 +281,7 @@ class MixtureOrder:
     """The endless order of windows of several corpora, drawn by weight; the corpora are joined into one stream.
 
     The corpus of a sample is a pure function of the sample. The number of samples drawn from a corpus always
-    differs from its weight's part of all by at most one; by at most two if there are more than three corpora.
+    differs from weight times all samples by at most one, or by two if there are more than three corpora.
     The windows of a corpus come in a WindowOrder with a seed of its own, and no window reaches into another
     corpus. An epoch of the mixture has as many windows as all its tokens would have in one corpus.
     """

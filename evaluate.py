@@ -16,7 +16,8 @@ from gpt.common import flags
 from gpt.common.config import Relations
 from gpt.common.ending import guard
 from gpt.common.errors import Exit, UserError, require
-from gpt.hub.names import ALSO_CKPT, ANY_MODEL, as_recorded, check_package, problems_with_name
+from gpt.common.flags import ALSO_CKPT, ANY_MODEL
+from gpt.hub.names import as_recorded, check_package, problems_with_name
 from gpt.machine.environment import set_up_environment
 
 RELATIONS = {
@@ -48,7 +49,7 @@ def check(args: argparse.Namespace) -> list[str]:
     problems = problems_with_name("--ckpt", args.ckpt)
     if not args.text and not args.tokens:
         problems.append("--text: nothing to measure; give it files, or the tokens of training: --tokens data")
-    if "-" in flags.in_list(args.text):
+    if "-" in flags.as_list(args.text):
         problems.append("--text -: standard input is not read; give a file")
     return problems
 
@@ -77,7 +78,7 @@ from gpt.common.words import printable
 from gpt.evaluation.scoring import Scorer
 from gpt.evaluation.texts import texts_of
 from gpt.evaluation.token_files import token_files_of
-from gpt.hub.download import download_named
+from gpt.hub.download import download_flag
 from gpt.machine import device
 from gpt.tokens.tokenizer import end_of_text_id, tokenizer_of
 
@@ -99,12 +100,8 @@ def measure_everything(args: argparse.Namespace, out: Progress, signals: Signals
     at a signal, and UserError, with exit 3 also if no file has a token to score.
     """
     figures = Output("--json", args.json) if args.json else None
-    machine = device.choose(args.use_gpu, args.use_amp, "auto", False)
-    device.disable_cudnn_attention()
-    for warning in machine.warnings:
-        out.warn(warning)
-
-    args = download_named(args, "ckpt", out, signals.raise_if_stopped)
+    machine = device.choose_for_inference(args.use_gpu, args.use_amp, "auto", out.warn)
+    args = download_flag(args, "ckpt", out, signals.raise_if_stopped)
 
     def load(folder: Path) -> Scorer:
         model = load_model(folder, machine.device).eval()
@@ -122,7 +119,7 @@ def measure_everything(args: argparse.Namespace, out: Progress, signals: Signals
     results = []
     try:
         for flag, words, documents_of in (("text", args.text, texts_of), ("tokens", args.tokens, token_files_of)):
-            for name, documents in documents_of(flags.in_list(words), scorer) if words else ():
+            for name, documents in documents_of(flags.as_list(words), scorer) if words else ():
                 results.append({"task": flag, "file": name, **scorer.measure(documents, name)})
         if not any(result["tokens"] for result in results):
             raise UserError(Exit.DATA, "no token to score. Give other files.")

@@ -20,9 +20,10 @@ from gpt.common import flags
 from gpt.common.config import Relations
 from gpt.common.ending import guard
 from gpt.common.errors import Exit, UserError, optional, require, writing
+from gpt.common.flags import ALSO_CKPT, ANY_MODEL
 from gpt.common.names import CARD, CONFIG, TOKENIZER, WEIGHTS
 from gpt.common.words import printable, several, shell_line, shell_word
-from gpt.hub.names import ALSO_CKPT, ANY_MODEL, as_recorded, check_package, problems_with_name
+from gpt.hub.names import as_recorded, check_package, problems_with_name
 
 # ---------------------------------------------------------------- flags
 
@@ -116,22 +117,22 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 
-from gpt.architectures.table import ModelConfig, Network, architecture_of
+from gpt.architectures.table import LanguageModel, ModelConfig, architecture_of
 from gpt.checkpoint.contents import PUBLISHED
 from gpt.checkpoint.find import read_checkpoint
 from gpt.checkpoint.folder import put_in_place
 from gpt.checkpoint.load import chat_template, end_ids, load_model, open_model, opening, stored_tensors
 from gpt.checkpoint.nanogpt import convert
 from gpt.common.files import rename, sync
-from gpt.common.outputs import place_of
+from gpt.common.outputs import check_writable
 from gpt.common.progress import Progress
 from gpt.common.signals import Signals, Stopped
-from gpt.hub.download import download_named
+from gpt.hub.download import download_flag
 from gpt.tokens.chat import can_converse
 from gpt.tokens.llama_cpp import gguf_vocabulary
 from gpt.tokens.tokenizer import load_tokenizer, tokenizer_of
 
-DTYPES = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16,
+EXPORT_DTYPES = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16,
           **dict.fromkeys(QUANTIZED, torch.float16)}  # of their scales
 
 
@@ -151,7 +152,7 @@ def export(args: argparse.Namespace, signals: Signals, out: Progress) -> None:
     """Exports one model, and prints where it is. Raises UserError, OSError, Stopped."""
     with contextlib.ExitStack() as temporary:
         target = choose_target(args.output, form_of(args), args.overwrite)
-        args = download_named(args, "ckpt", out, signals.raise_if_stopped)
+        args = download_flag(args, "ckpt", out, signals.raise_if_stopped)
 
         def export_of(source: Path) -> tuple[Path, int]:
             if source.resolve() == target:
@@ -231,12 +232,12 @@ def choose_target(output: str, form: str, overwrite: bool) -> Path:
         if target.exists() and not (is_export and overwrite):
             raise UserError(Exit.FLAGS, f"--output {printable(output)} exists. Give another name; "
                                         "--overwrite replaces an earlier export and nothing else.")
-        return place_of(output)
+        return check_writable(output)
 
 
 def in_dtype(tensor: torch.Tensor, dtype: str, name: str) -> torch.Tensor:
     """Converts a tensor. Raises UserError: exit 6 for a value that is not finite, exit 2 for a value that overflows."""
-    converted = tensor.to(DTYPES[dtype])
+    converted = tensor.to(EXPORT_DTYPES[dtype])
     if not converted.isfinite().all():
         if not tensor.isfinite().all():
             raise UserError(Exit.DIVERGED, f"{name} holds NaN or infinity: the model diverged. Give an earlier "
@@ -329,7 +330,7 @@ def write_folder(args: argparse.Namespace, config: ModelConfig, source: Path, fo
             file.write(prune_blocks(model, args.prune))
         stored = architecture_of(config).to_hf_tensors(config, model.state_dict())
     fields = json.loads((source / CONFIG).read_bytes())
-    fields.update(dict.fromkeys(("dtype", "torch_dtype"), str(DTYPES[args.dtype]).removeprefix("torch.")))
+    fields.update(dict.fromkeys(("dtype", "torch_dtype"), str(EXPORT_DTYPES[args.dtype]).removeprefix("torch.")))
     (folder / CONFIG).write_text(json.dumps(fields, indent=1), encoding="utf-8")
 
     path = folder / WEIGHTS
@@ -347,7 +348,7 @@ def write_folder(args: argparse.Namespace, config: ModelConfig, source: Path, fo
 
 
 @torch.no_grad()
-def prune_blocks(model: Network, fraction: float) -> str:
+def prune_blocks(model: LanguageModel, fraction: float) -> str:
     """Sets the smallest weights of each matrix in the blocks to zero; returns a paragraph for the model card.
 
     The given fraction of each matrix becomes zero; stacked matrices count as one. Embeddings, biases and

@@ -20,8 +20,9 @@ from gpt.common import flags
 from gpt.common.config import Relations
 from gpt.common.ending import guard
 from gpt.common.errors import Exit, UserError, is_out_of_memory, require, warn
+from gpt.common.flags import ALSO_CKPT, ANY_MODEL
 from gpt.generation.continuation import DEFAULTS, Sampling
-from gpt.hub.names import ALSO_CKPT, ANY_MODEL, check_package, problems_with_name
+from gpt.hub.names import check_package, problems_with_name
 from gpt.machine.environment import SPIN_COUNT_OF_DECODING, set_up_environment
 
 # ---------------------------------------------------------------- flags
@@ -127,7 +128,7 @@ from gpt.generation.decoder import Decoder
 from gpt.generation.prompts import Language, read_prompt_file, without_surrogates
 from gpt.generation.quoting import write_quotations
 from gpt.generation.streaming import Sample, show, write_samples
-from gpt.hub.download import download_named
+from gpt.hub.download import download_flag
 from gpt.machine import device
 from gpt.machine.kernels import remove_unfinished_kernels
 from gpt.ops.products import INT8_ROWS, fastest_kind
@@ -140,15 +141,12 @@ from gpt.tokens.tokenizer import load_tokenizer, tokenizer_of
 def main(argv: Sequence[str]) -> int:
     """Runs the command; returns the exit code, 128 + a signal's number after a signal. Raises UserError."""
     args = read_flags(argv)
-    machine = device.choose(args.use_gpu, args.use_amp, args.amp_dtype, False)
-    device.disable_cudnn_attention()
     prompt = args.prompt if args.prompt_file is None else read_prompt_file(args.prompt_file)
     sampling = Sampling(args.temperature, args.top_k, args.top_p)
 
     with Progress(sys.stderr) as out:
-        for warning in machine.warnings:
-            out.warn(warning)
-        args = download_named(args, "ckpt", out)
+        machine = device.choose_for_inference(args.use_gpu, args.use_amp, args.amp_dtype, out.warn)
+        args = download_flag(args, "ckpt", out)
 
         def load(folder: Path) -> tuple[Path, Decoder, Language, Any]:
             decoder = load_decoder(args, machine, folder, min(args.batch_size, args.num_samples), sampling)
@@ -259,7 +257,7 @@ def compile_step(decoder: Decoder, machine: device.Machine, sampling: Sampling) 
     device.set_kernel_folder(cache_folder() / "compiled")
     try:
         remove_unfinished_kernels(print_line)
-        decoder.compile(machine.backend.compiles, sampling)
+        decoder.compile(machine.backend.runs_ahead, sampling)
     except Exception as error:  # each version of the compiler has errors of its own
         warn(f"--compile: failed, running eagerly: {device.describe_compile_error(error)}.")
 

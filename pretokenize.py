@@ -56,7 +56,7 @@ def read_flags(argv: Sequence[str]) -> Namespace:
     text.add_argument("--text_field", type=flags.text("NAME"), default="text", help="field of a JSON line, "
                       "or column of a table, that holds the document")
     text.add_argument("--allow_bad_records", action=flags.Switch, default=False, help="leave out records "
-                      "without a document, however many; without the flag more than 1%% of a file's are an error")
+                      "without a document; without the flag, more than 1%% of them in one file is an error")
     text.add_argument("--document_separator", type=flags.escaped(), help=r"text that stands between the documents of "
                       r"a text file; \n is a newline, \r a return, \t a tab, \\ a backslash (default: each file is one "
                       r"document)")
@@ -96,10 +96,10 @@ def read_flags(argv: Sequence[str]) -> Namespace:
                          "ids, document ends, tokenizer (default: off)")
     looking.add_argument("--peek", type=flags.whole(1, 1000), help="show this many documents of the "
                          "result; without FILE, of the --verify or --output_dir folder (default: off)")
-    return parser.read(argv, find_conflicts)
+    return parser.read(argv, check)
 
 
-def find_conflicts(args: Namespace) -> list[str]:
+def check(args: Namespace) -> list[str]:
     """Finds contradictions between flags that are valid by themselves; returns one line for each."""
     problems = []
     if args.verify is not None and (args.files or args.demo):
@@ -142,14 +142,14 @@ from gpt.common.progress import Progress
 from gpt.common.signals import AtRisk, Signals, Stopped
 from gpt.common.waiting import in_thread
 from gpt.common.words import printable, several, size
-from gpt.hub.download import DatasetFile, download_dataset, download_named
+from gpt.hub.download import InputFile, download_dataset, download_flag
 from gpt.machine.environment import usable_cores
 from gpt.pretokenization.blocks import LIMITS, SAFE_CUT, SPACE_CUT, Limits, Reading
 from gpt.pretokenization.commit import commit, summarise
 from gpt.pretokenization.files import STDIN, Source, refuse_changed, unpacked
-from gpt.pretokenization.look import look_at
+from gpt.pretokenization.look import inspect_text
 from gpt.pretokenization.passes import Job, encode_text, settle_split
-from gpt.pretokenization.report import names_of, warn_of_forms
+from gpt.pretokenization.report import names_of, warn_of_unusual_texts
 from gpt.pretokenization.sources import demo_sources, find_sources
 from gpt.pretokenization.store import Folder
 from gpt.pretokenization.verify import peek, verify_folder
@@ -192,7 +192,7 @@ def pretokenize(args: Namespace, folder: Folder, signals: Signals, progress: Pro
     job.report.refuse_empty(sum(totals["bytes"] for totals in job.totals.values()))
     job.report.say(progress)
     with progress.phase("looking at the text"):
-        look_at(job, dtype, vocabulary)
+        inspect_text(job, dtype, vocabulary)
     with folder.writing(), progress.phase("writing to the disk"):
         metadata = commit(job, dtype, vocabulary, trained_here=given is None)
     summarise(job, metadata, time.monotonic() - began)
@@ -208,7 +208,7 @@ def gather_sources(args: Namespace, folder: Folder, signals: Signals, progress: 
         path = folder.work / STDIN
         with progress.phase("reading stdin"), folder.writing():
             in_thread(lambda: spool_stdin(path), signals.raise_if_stopped)
-        fetched["-"] = [DatasetFile(path, STDIN, "")]
+        fetched["-"] = [InputFile(path, STDIN, "")]
     sources = find_sources(args.files, progress.say, fetched, args.encoding or "")
     if args.text_field == "text":
         return sources
@@ -231,10 +231,10 @@ def say_what_is_read(job: Job) -> None:
     args, sources = job.args, job.sources
     job.progress.say(f"reading {names_of(sources)} ({several(len(sources), 'file')}, "
                      f"{size(sum(source.stamp[0] for source in sources))})")
-    warn_of_forms(sources, job.progress)
+    warn_of_unusual_texts(sources, job.progress)
     if args.encoding not in (None, "utf-8") and not any(source.encoding for source in sources):
         job.progress.warn("--encoding has no effect: there is no text file and no .jsonl file")
-    if args.text_field != "text" and not job.has_fields:
+    if args.text_field != "text" and not job.has_records:
         job.progress.warn(f"--text_field {printable(args.text_field)} has no effect: there is no .jsonl or Parquet "
                           "file")
 
@@ -250,7 +250,7 @@ def run(args: Namespace, signals: Signals, progress: Progress, limits: Limits) -
     if args.verify is not None:
         verify_folder(Path(args.verify), signals, progress)
     elif args.files or args.demo:
-        args = download_named(args, "tokenizer_file", progress, signals.raise_if_stopped)
+        args = download_flag(args, "tokenizer_file", progress, signals.raise_if_stopped)
         with Folder(Path(args.output_dir)) as folder:
             signals.on_stop(lambda: f"stopping (now: {progress.doing or 'looking at the text'})",
                             lambda: AtRisk("the work so far", ""))

@@ -17,7 +17,7 @@ from gpt.checkpoint.load import load_model
 from gpt.common.errors import Exit
 from gpt.generation import streaming
 from gpt.generation.continuation import Sampling
-from gpt.generation.sampling import decode, sample
+from gpt.generation.sampling import generate_texts, sample
 from gpt.generation.streaming import SEPARATOR
 from gpt.machine.backends import CPU
 from gpt.tokens.chat import END, Turn, prompt_ids
@@ -351,12 +351,12 @@ def test_a_message_that_is_too_long_stops_a_pipe_and_not_a_terminal(talk, chatty
 @pytest.mark.skipif(os.name != "posix", reason="Windows has no SIGTERM that a program can answer")
 def test_sigterm_ends_a_conversation_with_its_code_and_ctrl_c_an_answer(talk, chatty, monkeypatch):
     def interrupted(*arguments):
-        for number, text in enumerate(decode(*arguments)):
+        for number, text in enumerate(generate_texts(*arguments)):
             if number == 2:
                 signal.raise_signal(signals.pop())
             yield text
 
-    monkeypatch.setattr(streaming, "decode", interrupted)
+    monkeypatch.setattr(streaming, "generate_texts", interrupted)
     signals = [signal.SIGINT, signal.SIGINT]
     first, second = objects(talk("the cat", "a dog", flags=GREEDY_JSON, ckpt=chatty)[0])
     assert [first["finish_reason"], second["finish_reason"]] == ["interrupted", "interrupted"]

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 
 from gpt.architectures.gpt2 import GPT2
-from gpt.architectures.table import Network
+from gpt.architectures.table import LanguageModel
 from gpt.checkpoint.load import load_model, load_weights, stored_tensors, weights_of
 from gpt.ops.attention import attention_in_blocks
 from gpt.ops.loss import IGNORED, TEACHERS_SHARE, LossRule
@@ -23,7 +23,7 @@ VARIANTS = [{}, {"tie_weights": False}, {"bias": False}, {"tie_weights": False, 
             {"vocab_size": 384}, {"n_layer": 1, "n_head": 4, "layer_norm_epsilon": 1e-3}]
 
 
-def random_ids(model: Network, batch_size: int = 2, length: int | None = None) -> torch.Tensor:
+def random_ids(model: LanguageModel, batch_size: int = 2, length: int | None = None) -> torch.Tensor:
     return torch.randint(0, model.config.vocab_size, (batch_size, length or model.config.seq_length))
 
 

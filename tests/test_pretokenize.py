@@ -18,8 +18,8 @@ from gpt.common.errors import Exit
 from gpt.common.files import sha256_of
 from gpt.common.signals import Signals
 from gpt.pretokenization import commit, store, vocabulary
+from gpt.pretokenization.block_task import SEPARATOR
 from gpt.pretokenization.blocks import SAFE_CUT, Limits, Reading, parts_of
-from gpt.pretokenization.reading import SEPARATOR
 from gpt.tokens.metadata import METADATA_FORMAT, METADATA_VERSION
 from gpt.tokens.stream import DTYPES
 from gpt.tokens.tokenizer import load_tokenizer, opening_ids, parse, vocabulary_of

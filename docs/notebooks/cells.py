@@ -60,8 +60,8 @@ class Place:
     exported: Path
 
 
-def pip_command(use_gpu: str) -> str:
-    """Chooses the command that installs the packages, and prints the build of torch that it takes.
+def choose_build(use_gpu: str) -> str:
+    """Prints the build of torch, and returns the command that installs it with the other packages.
 
     use_gpu is auto, yes or no. Raises CellFailed if it is yes and the machine has no GPU. An installed torch
     that is new enough stays. Otherwise driver and GPU decide the build: a build for CUDA 12.6 runs with every
@@ -93,7 +93,7 @@ def pip_command(use_gpu: str) -> str:
     return command
 
 
-def find_place(run_name: str, corpus: str, keep_in: str, work_in: str = "") -> Place:
+def prepare_folders(run_name: str, corpus: str, keep_in: str, work_in: str = "") -> Place:
     """Chooses the folders of a run, and prints them. The mirror is in keep_in; without keep_in there is no mirror.
 
     On Colab keep_in is a folder of the Drive, which is mounted. The name of the tokens' folder comes from

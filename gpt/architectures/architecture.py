@@ -7,7 +7,7 @@ import torch
 
 from model import LanguageModel, Options
 
-Tensors: TypeAlias = Mapping[str, torch.Tensor]
+NamedTensors: TypeAlias = Mapping[str, torch.Tensor]
 StackedParts: TypeAlias = dict[str, tuple[torch.Tensor, ...]]  # most tensors have only one part
 # attend(q_NHK, kv_N2GK) stores the keys and values of N new ids. It returns the attention's output, [N, H K].
 # With a third argument attention is not plainly causal: that is added to the scores of all positions, -inf for
@@ -97,16 +97,16 @@ class Architecture(Protocol):
         return {name: [config.vocab_size if self.has_vocabulary_rows(name) else len(tensor), *tensor.shape[1:]]
                 for name, tensor in tensors.items()}
 
-    def unpadded_tensors(self, config: Any, tensors: Tensors) -> dict[str, torch.Tensor]:
+    def unpadded_tensors(self, config: Any, tensors: NamedTensors) -> dict[str, torch.Tensor]:
         """Views without the vocabulary's padding, and zeros for biases that only other programs need."""
         return {name: tensor[:config.vocab_size] if self.has_vocabulary_rows(name) else tensor
                 for name, tensor in tensors.items()}
 
-    def to_hf_tensors(self, config: Any, tensors: Tensors) -> dict[str, torch.Tensor]:
+    def to_hf_tensors(self, config: Any, tensors: NamedTensors) -> dict[str, torch.Tensor]:
         """unpadded_tensors by the names and in the layout of a Hugging Face folder; views may be transposed."""
         ...
 
-    def from_hf_tensors(self, config: Any, stored: Tensors) -> StackedParts:
+    def from_hf_tensors(self, config: Any, stored: NamedTensors) -> StackedParts:
         """The inverse of to_hf_tensors, each tensor as the views that are stacked in it.
 
         The caller compares names and shapes with shapes() afterwards.
@@ -129,13 +129,13 @@ class Architecture(Protocol):
         """The residual stream after a block, [N, C]."""
         ...
 
-    def leave(self, config: Any, ends: LaidOut, x: torch.Tensor) -> torch.Tensor:
+    def final_norm(self, config: Any, ends: LaidOut, x: torch.Tensor) -> torch.Tensor:
         """The final hidden states, [N, C], which the output layer multiplies."""
         ...
 
     # GGUF, for llama.cpp
 
-    def to_gguf_tensors(self, config: Any, tensors: Tensors) -> dict[str, torch.Tensor]:
+    def to_gguf_tensors(self, config: Any, tensors: NamedTensors) -> dict[str, torch.Tensor]:
         """Tensors by the names that the package gguf translates, with llama.cpp's order of rows."""
         return self.unpadded_tensors(config, tensors)
 

@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 import torch
 import torch.nn.functional as F
 
-from gpt.architectures.architecture import Architecture, Attend, LaidOut, StackedParts, Tensors, shared_fields
+from gpt.architectures.architecture import Architecture, Attend, LaidOut, NamedTensors, StackedParts, shared_fields
 from gpt.architectures.fields import check_field, check_values, check_whole, fraction_of, truth_of
 from gpt.ops.attention import attention_bytes
 from gpt.ops.linear import ACTIVATIONS, gelu_tanh
@@ -82,17 +82,17 @@ class GPT2(Architecture):
                          tie_weights=truth_of(fields, "tie_word_embeddings", True), activation=activation,
                          layer_norm_epsilon=fraction_of(fields, "layer_norm_epsilon", 1e-5))
 
-    def unpadded_tensors(self, config: GPTConfig, tensors: Tensors) -> dict[str, torch.Tensor]:
+    def unpadded_tensors(self, config: GPTConfig, tensors: NamedTensors) -> dict[str, torch.Tensor]:
         zeros = {f"{name.removesuffix('.weight')}.bias": torch.zeros(len(tensor), dtype=tensor.dtype)
                  for name, tensor in tensors.items()
                  if not config.bias and name != POSITIONS and not self.has_vocabulary_rows(name)}
         return super().unpadded_tensors(config, tensors) | zeros
 
-    def to_hf_tensors(self, config: GPTConfig, tensors: Tensors) -> dict[str, torch.Tensor]:
+    def to_hf_tensors(self, config: GPTConfig, tensors: NamedTensors) -> dict[str, torch.Tensor]:
         return {name: tensor.t() if name.endswith(TRANSPOSED) else tensor
                 for name, tensor in self.unpadded_tensors(config, tensors).items()}
 
-    def from_hf_tensors(self, config: GPTConfig, stored: Tensors) -> StackedParts:
+    def from_hf_tensors(self, config: GPTConfig, stored: NamedTensors) -> StackedParts:
         """Architecture.from_hf_tensors; a shorter seq_length takes the first positions.
 
         The Hub's first uploads, with names without the prefix and with mask buffers, are read as well. Biases
@@ -122,7 +122,7 @@ class GPT2(Architecture):
         hidden = parts["mlp.c_fc"](_norm(config, parts, "ln_2", x), activation=ACTIVATIONS[config.activation])
         return parts["mlp.c_proj"](hidden, plus=x)
 
-    def leave(self, config: GPTConfig, ends: LaidOut, x: torch.Tensor) -> torch.Tensor:
+    def final_norm(self, config: GPTConfig, ends: LaidOut, x: torch.Tensor) -> torch.Tensor:
         return _norm(config, ends, "transformer.ln_f", x)
 
     def why_no_gguf(self, config: GPTConfig) -> str | None:

@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 import torch
 import torch.nn.functional as F
 
-from gpt.architectures.architecture import Architecture, Attend, LaidOut, StackedParts, Tensors, shared_fields
+from gpt.architectures.architecture import Architecture, Attend, LaidOut, NamedTensors, StackedParts, shared_fields
 from gpt.architectures.fields import (
     check_field,
     check_values,
@@ -142,13 +142,13 @@ class Llama(Architecture):
             rms_norm_epsilon=fraction_of(fields, "rms_norm_eps", 1e-6),
             rope_scaling=rope_scaling)
 
-    def to_hf_tensors(self, config: RotaryConfig, tensors: Tensors) -> dict[str, torch.Tensor]:
+    def to_hf_tensors(self, config: RotaryConfig, tensors: NamedTensors) -> dict[str, torch.Tensor]:
         named = self.unpadded_tensors(config, tensors)
         for fused, parts in self._fused(config):
             named |= zip(parts, named.pop(fused).split(list(parts.values())), strict=True)
         return named
 
-    def from_hf_tensors(self, config: RotaryConfig, stored: Tensors) -> StackedParts:
+    def from_hf_tensors(self, config: RotaryConfig, stored: NamedTensors) -> StackedParts:
         """Architecture.from_hf_tensors. Raises InvalidCheckpoint for a missing or misshapen stacked part.
 
         Buffers of old versions are left out. A folder without an output layer may lack the prefix of the names.
@@ -197,10 +197,10 @@ class Llama(Architecture):
         hidden = swiglu(parts["mlp.gate_up_proj"](_norm(config, parts["post_attention_layernorm"], x)))
         return parts["mlp.down_proj"](hidden, plus=x)
 
-    def leave(self, config: RotaryConfig, ends: LaidOut, x: torch.Tensor) -> torch.Tensor:
+    def final_norm(self, config: RotaryConfig, ends: LaidOut, x: torch.Tensor) -> torch.Tensor:
         return _norm(config, ends["model.norm"], x)
 
-    def to_gguf_tensors(self, config: RotaryConfig, tensors: Tensors) -> dict[str, torch.Tensor]:
+    def to_gguf_tensors(self, config: RotaryConfig, tensors: NamedTensors) -> dict[str, torch.Tensor]:
         """The tensors of transformers, with the rows of queries and keys in the order of the rotary paper.
 
         llama.cpp rotates the pairs of dimensions 2 i and 2 i + 1 of a Llama's heads, transformers i and i +
@@ -227,7 +227,7 @@ class Qwen3(Llama):
     HEAD_DIM = 128
     OTHER_FIELDS: ClassVar[dict[str, Any]] = {"use_sliding_window": False, "sliding_window": None}
 
-    def to_gguf_tensors(self, config: RotaryConfig, tensors: Tensors) -> dict[str, torch.Tensor]:
+    def to_gguf_tensors(self, config: RotaryConfig, tensors: NamedTensors) -> dict[str, torch.Tensor]:
         return self.to_hf_tensors(config, tensors)
 
     def why_no_gguf(self, config: RotaryConfig) -> str | None:

@@ -13,7 +13,6 @@ from gpt.architectures.rotary import RotaryConfig
 from model import INIT_STD, Config, GPTConfig, LanguageModel, Options
 
 ModelConfig: TypeAlias = GPTConfig | RotaryConfig
-Network: TypeAlias = LanguageModel
 
 ARCHITECTURES: dict[str, Architecture] = {"gpt2": GPT2(), "qwen3": Qwen3(), "llama": Llama()}
 DEFAULT = "gpt2"
@@ -31,12 +30,12 @@ def architecture_of(config: ModelConfig) -> Architecture:
     return ARCHITECTURES[name_of(config)]
 
 
-def by_flags(config: ModelConfig, flags: dict[str, Any]) -> tuple[str, ...]:
+def fields_with_flags(config: ModelConfig, flags: dict[str, Any]) -> tuple[str, ...]:
     """The fields of a config that have a flag of the same name; the corpus decides vocab_size."""
-    return ("n_layer", "n_head", "n_embd", "seq_length", *beyond_size(type(config), flags))
+    return ("n_layer", "n_head", "n_embd", "seq_length", *own_fields_with_flags(type(config), flags))
 
 
-def beyond_size(config: type[ModelConfig], flags: dict[str, Any]) -> list[str]:
+def own_fields_with_flags(config: type[ModelConfig], flags: dict[str, Any]) -> list[str]:
     """The fields of a config, but for those of model.Config, that have a flag of the same name."""
     names = {field.name for field in fields(config)} - {field.name for field in fields(Config)}
     return [name for name in flags if name in names]
@@ -47,7 +46,7 @@ def name_of(config: ModelConfig) -> str:
     return next(name for name, each in ARCHITECTURES.items() if type(config) is each.Config)
 
 
-def create(config: ModelConfig, device: torch.device | str, options: Options, std: float = INIT_STD) -> Network:
+def create(config: ModelConfig, device: torch.device | str, options: Options, std: float = INIT_STD) -> LanguageModel:
     """A network on the device with initial weights, the same for a seed of torch's on every device.
 
     std is the standard deviation of the matrices; residual projections are then scaled down by the depth.

@@ -14,7 +14,7 @@ from gpt.tokens.data_dirs import folders_of
 from gpt.tokens.files import beside_tokens
 
 
-def with_transformers(folder: Path) -> str:
+def transformers_command(folder: Path) -> str:
     """How to save the pickled weights of a Hugging Face folder, or of litgpt, as safetensors; '' for other folders."""
     if (folder / "lit_model.pth").is_file():
         return ("litgpt wrote it: convert it with litgpt convert_from_litgpt, and save the result as safetensors with "
@@ -26,7 +26,7 @@ def with_transformers(folder: Path) -> str:
             f"{shell_word(folder)}")
 
 
-def with_more_text(folder: Path | str, tokenizer: Path, state: TrainState, flags: Mapping[str, Any]) -> str:
+def more_text_commands(folder: Path | str, tokenizer: Path, state: TrainState, flags: Mapping[str, Any]) -> str:
     """The commands that continue a run with more text, for as long again.
 
     folder is the run's. flags are the run's too, which name its tokens: those with metadata and this tokenizer
@@ -40,14 +40,14 @@ def with_more_text(folder: Path | str, tokenizer: Path, state: TrainState, flags
     old = [path for path in paths if beside_tokens(Path(path), METADATA) and not _has_another(Path(path), tokenizer)]
     # Before a cooldown the minutes were counted from another beginning.
     length = f"--max_steps {2 * state.step}" if source else f"--max_minutes {15 + round(state.seconds / 30)}"
-    resumed = (f"{shell_word(source)} {in_another_folder(folder, 'more', flags.get('mirror_to'))}" if source else
+    resumed = (f"{shell_word(source)} {flags_of_another_run(folder, 'more', flags.get('mirror_to'))}" if source else
                shell_word(folder))
     return (f"python pretokenize.py MORE --output_dir {new} \\\n    --tokenizer_file {shell_word(tokenizer)}\n"
             f"python train.py --resume_from {resumed} \\\n    --data_dir {shell_line([*old, new])} "
             f"--allow_new_data {length}")
 
 
-def in_another_folder(folder: Path | str, name: str, mirror: str | None) -> str:
+def flags_of_another_run(folder: Path | str, name: str, mirror: str | None) -> str:
     """The flags of another run: a new folder beside this one, and a new mirror if this run has one."""
     folder = folder if Path(folder).name else Path(folder).resolve()
     names = (name, *(f"{name}-{number}" for number in range(2, 100)))

@@ -17,7 +17,7 @@ from typing import Any, TypeAlias
 
 import torch
 
-from gpt.architectures.table import ModelConfig, Network, architecture_of, name_of
+from gpt.architectures.table import LanguageModel, ModelConfig, architecture_of, name_of
 from gpt.common.names import (
     CARD,
     CONFIG,
@@ -44,7 +44,7 @@ PUBLISHED = (CONFIG, GENERATION, TOKENIZER, TOKENIZER_CONFIG, TEMPLATE, "vocab.j
 STATE_FORMAT = "gpt-trainer"
 STATE_VERSION = 1
 # The types that are written, by safetensors' names.
-DTYPES = {torch.float32: "F32", torch.int8: "I8", torch.uint8: "U8"}
+SAFETENSORS_TYPES = {torch.float32: "F32", torch.int8: "I8", torch.uint8: "U8"}
 ALIGNMENT = 64  # bytes, of each tensor in a snapshot
 
 
@@ -77,7 +77,7 @@ class Tensors:
     training: dict[str, torch.Tensor]
 
     @staticmethod
-    def of(model: Network, optimizer: torch.optim.Optimizer) -> "Tensors":
+    def of(model: LanguageModel, optimizer: torch.optim.Optimizer) -> "Tensors":
         """The tensors on their device, without copies except for the states of the generators."""
         training = {f"{key}.{name}": value.detach() for name, parameter in model.named_parameters()
                     for key, value in optimizer.state[parameter].items()}

@@ -9,12 +9,12 @@ from typing import TypeVar
 
 from gpt.architectures.fields import shown
 from gpt.architectures.table import ModelConfig, name_of
-from gpt.checkpoint.commands import in_another_folder, with_more_text, with_transformers
+from gpt.checkpoint.commands import flags_of_another_run, more_text_commands, transformers_command
 from gpt.checkpoint.recorded import first_readable
 from gpt.checkpoint.steps import numbered_in, steps_in
 from gpt.checkpoint.stored import Found, Stored, verify
 from gpt.common.errors import Exit, InvalidCheckpoint, UserError
-from gpt.common.files import named_in, sha256_of
+from gpt.common.files import sha256_of, split_checkpoint_name
 from gpt.common.names import (
     BEST,
     CONFIG,
@@ -63,7 +63,7 @@ def newest_sound(folder: Path, warn: Callable[[str], None], to_train: bool = Tru
 
 
 def silent(message: str) -> None:
-    """Prints nothing: another caller of the same function warns of the same."""
+    """Ignores a warning that another caller prints."""
 
 
 def resolve(path: Path, warn: Callable[[str], None] = silent) -> Path:
@@ -84,7 +84,7 @@ def _locate(path: Path, warn: Callable[[str], None], run_folder: Path | None = N
     optimizer's state is verified.
     """
     to_train = run_folder is not None
-    folder, name = named_in(path, run_folder or Path("out"))
+    folder, name = split_checkpoint_name(path, run_folder or Path("out"))
     # Hugging Face's Trainer wrote them.
     of_trainer = [path for path, _ in numbered_in(folder).values() if (path / "training_args.bin").is_file()]
     if (name and ((folder / MANIFEST).is_file() or (folder / CONFIG).is_file())) or (name == BEST and of_trainer):
@@ -154,7 +154,7 @@ def _cure_for(path: Path, to_resume: bool) -> str:
     if path.is_file() and (path.parent / CONFIG).is_file() and (has_weights or not pickles):
         return f"Give the folder that holds it, {shell_word(path.parent)}."
     if pickles:
-        return with_transformers(pickles[0].parent) or (
+        return transformers_command(pickles[0].parent) or (
             "llm.c's own dev/eval/export_hf.py converts its files. Convert nanoGPT's: python export.py "
             f"--from_nanogpt {shell_word(pickles[0])} --output {shell_word(pickles[0].stem)}-gpt2 "
             "--tokenizer_file TOKENIZER")
@@ -199,7 +199,7 @@ def find_resume(requested: str, output_dir: Path, overwrite: bool, warn: Callabl
     checkpoint, and for a damaged checkpoint that no sound one replaces. Without overwrite, checkpoints of
     another run in output_dir raise it too.
     """
-    folder, name = named_in(Path(requested), output_dir)
+    folder, name = split_checkpoint_name(Path(requested), output_dir)
     if requested == "auto" or (name != BEST and folder.resolve() == output_dir.resolve()):
         found = newest_sound(output_dir, warn)
         if found is None and requested != "auto" and (name or not (output_dir / RUN_CONFIG).is_file()):
@@ -232,7 +232,7 @@ def checkpoints_of_other_runs(output_dir: Path, resumed: Path | None, step: int)
 
 def is_inside(path: Path, output_dir: Path) -> bool:
     """True for output_dir itself, for its best and last, and for a checkpoint directly in it."""
-    folder, _ = named_in(path, output_dir)
+    folder, _ = split_checkpoint_name(path, output_dir)
     return output_dir.resolve() in (folder.resolve(), folder.resolve().parent)
 
 
@@ -246,7 +246,7 @@ def check_same(found: Found, config: ModelConfig, train_sha256: str, tokenizer_s
     """
     folder, stored = found
     recorded = first_readable([folder])
-    more_text = "More text keeps the vocabulary:\n" + with_more_text(
+    more_text = "More text keeps the vocabulary:\n" + more_text_commands(
         folder.parent, folder / TOKENIZER, stored.state, {**(recorded.values if recorded else {}), "mirror_to": mirror})
     compared = [("tokenizer", stored.data.get("tokenizer_sha256"), tokenizer_sha256, more_text)]
     if not allow_new_data:
@@ -274,7 +274,7 @@ def check_same(found: Found, config: ModelConfig, train_sha256: str, tokenizer_s
         if config_file.is_file():
             new_run = ("Another shape is another run, with your other flags besides:\n"
                        f"python train.py --config {shell_word(config_file)} \\\n    {flags} "
-                       f"{in_another_folder(folder.parent, f'{changed[0]}-{shape[changed[0]]}', mirror)}")
+                       f"{flags_of_another_run(folder.parent, f'{changed[0]}-{shape[changed[0]]}', mirror)}")
         if stored.state.init_from:
             new_run = "A run from pretrained weights keeps their shape: drop the flag."
         raise _refusal(f"the checkpoint holds another model: {changed[0]} is {shown(saved.get(changed[0]))} in the "

@@ -15,9 +15,9 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from gpt.architectures.fields import check_whole, shown
-from gpt.architectures.table import ModelConfig, Network, architecture_of, by_model_type
-from gpt.checkpoint.commands import with_transformers
-from gpt.checkpoint.contents import DTYPES, StateSchema
+from gpt.architectures.table import LanguageModel, ModelConfig, architecture_of, by_model_type
+from gpt.checkpoint.commands import transformers_command
+from gpt.checkpoint.contents import SAFETENSORS_TYPES, StateSchema
 from gpt.checkpoint.find import resolve, silent
 from gpt.checkpoint.stored import MAX_COUNT, read_json
 from gpt.common.errors import Exit, InvalidCheckpoint, UserError
@@ -88,7 +88,7 @@ def stored_tensors(folder: Path) -> dict[str, torch.Tensor]:
         return mapped(folder / WEIGHTS)
     if not (folder / INDEX).exists():
         raise InvalidCheckpoint(f"{WEIGHTS} is missing, and {INDEX} too (pickles can run code and are never "
-                                "opened)", with_transformers(folder) or COPY_WHOLE)
+                                "opened)", transformers_command(folder) or COPY_WHOLE)
     file_of = read_json(folder / INDEX).get("weight_map")
     if not isinstance(file_of, dict) or not file_of or not all(
             isinstance(file, str) and FILE_NAME.fullmatch(file) for file in file_of.values()):
@@ -162,7 +162,7 @@ def _why_unfit(name: str, parts: Sequence[torch.Tensor], expected: list[int]) ->
 
 
 @torch.no_grad()
-def load_weights(weights: Weights, model: Network) -> None:
+def load_weights(weights: Weights, model: LanguageModel) -> None:
     """Copies weights into the model that they fit, as weights_of has checked."""
     for name, target in model.state_dict().items():
         fill(target, weights[name])  # the vocabulary's padding becomes zero
@@ -189,7 +189,7 @@ def opening(what: str) -> Iterator[None]:
         raise UserError(Exit.CHECKPOINT, f"{what}: {error}. {cure}") from error
 
 
-def load_model(folder: Path, device: torch.device, options: Options | None = None, what: str = "") -> Network:
+def load_model(folder: Path, device: torch.device, options: Options | None = None, what: str = "") -> LanguageModel:
     """The model of a checkpoint or a Hugging Face folder on a device, in fp32 and in training mode.
 
     Raises UserError (exit 4) as open_model.
@@ -211,7 +211,7 @@ def starting_config(requested: str, warn: Callable[[str], None] = silent) -> tup
     return folder, config
 
 
-def start_from(folder: Path, model: Network) -> None:
+def start_from(folder: Path, model: LanguageModel) -> None:
     """Copies the weights of --init_from into the model. Raises UserError (exit 4), also for NaN or infinity.
 
     Ids that the folder's model lacks get the mean of its rows.
@@ -246,7 +246,7 @@ def _check_finite(place: Path, tensors: Iterable[tuple[str, torch.Tensor]]) -> N
 # ---------------------------------------------------------------- --resume_from
 
 
-def load_training(folder: Path, model: Network, optimizer: torch.optim.Optimizer, schema: StateSchema,
+def load_training(folder: Path, model: LanguageModel, optimizer: torch.optim.Optimizer, schema: StateSchema,
                   ) -> None:
     """Restores weights, optimizer state and random-number generators from a verified checkpoint.
 
@@ -272,9 +272,9 @@ def load_training(folder: Path, model: Network, optimizer: torch.optim.Optimizer
                                          "these flags; start a new run in another --output_dir.") from error
 
 
-def _check_optimizer_state(file: Any, model: Network, schema: StateSchema) -> None:
+def _check_optimizer_state(file: Any, model: LanguageModel, schema: StateSchema) -> None:
     """Raises InvalidCheckpoint unless each tensor has its type and shape, and each scalar is a count."""
-    wanted = {f"{key}.{name}": (DTYPES[expected.dtype], list(expected.shape))
+    wanted = {f"{key}.{name}": (SAFETENSORS_TYPES[expected.dtype], list(expected.shape))
               for name, parameter in model.named_parameters() for key, expected in schema(parameter).items()}
     slices = {name: file.get_slice(name) for name in wanted.keys() & set(file.keys())}
     saved = {name: (tensor.get_dtype(), tensor.get_shape()) for name, tensor in slices.items()}

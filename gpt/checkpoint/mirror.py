@@ -15,12 +15,12 @@ from argparse import Namespace
 from pathlib import Path
 
 from gpt.checkpoint.folder import Retention, atomic_folder, check_place, discard, outdated, prune, sweep
-from gpt.checkpoint.steps import held_by_another_run, is_same_folder, steps_in
+from gpt.checkpoint.steps import error_of_another_run, steps_in
 from gpt.checkpoint.stored import manifest_entries, verify
 from gpt.common.errors import Exit, InvalidCheckpoint, UserError, writing
-from gpt.common.files import reason_of, write_whole
+from gpt.common.files import is_same_folder, reason_of, write_whole
 from gpt.common.names import MANIFEST, METADATA, METRICS, RUN_FILES
-from gpt.common.outputs import place_of
+from gpt.common.outputs import check_writable
 from gpt.common.progress import Progress
 from gpt.common.words import printable, shell_word
 
@@ -108,7 +108,7 @@ def prepare_mirror(args: Namespace, out: Progress) -> None:
         return  # the thread prints the reason
     try:
         with out.phase("trying the mirror"), writing(shown):
-            place_of(str(root / METRICS))
+            check_writable(str(root / METRICS))
     except UserError as error:
         if not (resumed and has_checkpoints):
             raise
@@ -118,7 +118,7 @@ def prepare_mirror(args: Namespace, out: Progress) -> None:
         with writing(f"--output_dir {printable(output_dir)}"):
             bring_back(root, output_dir, out)
     elif copies and not (is_own and (resumed or args.cooldown_from)):
-        raise held_by_another_run("--mirror_to", root)
+        raise error_of_another_run("--mirror_to", root)
     out.say(f"mirror      each checkpoint is copied to {printable(args.mirror_to)} beside training")
 
 

@@ -15,7 +15,7 @@ import torch
 from safetensors.torch import save_file
 
 from gpt.architectures.gpt2 import GPT2, STALE_MASKS
-from gpt.checkpoint.commands import with_transformers
+from gpt.checkpoint.commands import transformers_command
 from gpt.checkpoint.contents import model_card, text_files
 from gpt.checkpoint.load import weights_of
 from gpt.common.errors import Exit, InvalidCheckpoint, UserError
@@ -48,7 +48,7 @@ def convert(path: Path, folder: Path, tokenizer_file: str | None, n_head: int | 
         config = _config(weights, n_head or saved_heads, "gelu_new" if is_object else "gelu")
         weights_of(config, GPT2().to_hf_tensors(config, weights))
     except (InvalidCheckpoint, KeyError, IndexError) as error:
-        cure = (with_transformers(path.parent) or getattr(error, "cure", "")
+        cure = (transformers_command(path.parent) or getattr(error, "cure", "")
                 or "Give a ckpt.pt of nanoGPT, or its model.state_dict() saved by torch.save.")
         why = f"it has no tensor {error.args[0]}" if isinstance(error, KeyError) else error
         raise UserError(Exit.CHECKPOINT, f"--from_nanogpt {printable(path)} does not hold a GPT-2: "

@@ -1,4 +1,4 @@
-"""The checkpoints of a folder, and the recorded flags of its run, read before torch is imported.
+"""The recorded flags of the run in a folder, read before torch is imported.
 
 output_dir/config.toml holds the flags, and a user may edit it. The trainer_state.json of every checkpoint
 holds them too, for a checkpoint that was copied away from its folder.
@@ -12,10 +12,10 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from gpt.checkpoint.steps import is_same_folder, steps_in
+from gpt.checkpoint.steps import steps_in
 from gpt.common.config import TOML, Layer, read_toml
 from gpt.common.errors import Exit, UserError
-from gpt.common.files import named_in, read_text
+from gpt.common.files import is_same_folder, read_text, split_checkpoint_name
 from gpt.common.names import FIRST_MODEL, LOCK, MANIFEST, RUN_CONFIG, STATE
 from gpt.common.words import printable
 
@@ -60,7 +60,7 @@ def _means_teacher(requested: Any, recorded: Any) -> bool:
     """True if the recorded teacher is there, and the requested folder or one of its checkpoints."""
     if not (requested and recorded and Path(recorded).exists()):
         return False
-    folder = named_in(Path(requested))[0]
+    folder = split_checkpoint_name(Path(requested))[0]
     return is_same_folder(folder, recorded) or is_same_folder(folder, Path(recorded).parent)
 
 
@@ -95,8 +95,8 @@ def _decide_folders(layer: Layer, folder: Path, given: Mapping[str, Any]) -> Non
     is_moved = (mirror and "mirror_to" not in given and has_config and not (folder / LOCK).exists()
                 and not is_same_folder(given.get("output_dir", "out"), folder))
     is_mirror = is_moved or (mirror and is_same_folder(mirror, folder))
-    requested = [named_in(Path(given[name]))[0] for name in ("resume_from", "cooldown_from") if given.get(name)]
-    is_named = any(is_same_folder(path, folder) for path in requested)
+    requested = [given[name] for name in ("resume_from", "cooldown_from") if given.get(name)]
+    is_named = any(is_same_folder(split_checkpoint_name(Path(path))[0], folder) for path in requested)
     if (has_config or is_named) and not is_mirror:  # else a single checkpoint was copied there
         layer.decided["output_dir"] = str(folder)
     output_dir = given.get("output_dir") or layer.decided.get("output_dir", "out")
@@ -133,7 +133,7 @@ def _checkpoints_of(requested: str, output_dir: Path) -> tuple[Path, list[Path]]
     path = output_dir if requested == "auto" else Path(requested)
     if all((path / name).is_file() for name in (MANIFEST, STATE)):
         return path.resolve().parent if path.name in ("", "..") else path.parent, [path]
-    folder, _ = named_in(path, output_dir)  # best and last belong to the same run
+    folder, _ = split_checkpoint_name(path, output_dir)  # best and last belong to the same run
     return folder, [*steps_in(folder).values()]
 
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from gpt.checkpoint.contents import DTYPES, STATE_VERSION, Tensors, aligned, json_text
+from gpt.checkpoint.contents import SAFETENSORS_TYPES, STATE_VERSION, Tensors, aligned, json_text
 from gpt.checkpoint.folder import atomic_folder
 from gpt.common.errors import InvalidCheckpoint
 from gpt.common.files import write_all
@@ -96,7 +96,7 @@ def write_tensors(path: Path, tensors: Mapping[str, torch.Tensor]) -> dict[str, 
     """Writes a new safetensors file and waits for the disk; returns its manifest entry: bytes and sha256.
 
     safetensors' own save_file writes the same bytes, but needs all tensors contiguous in memory at once.
-    The types of the tensors are in contents.DTYPES; others are a KeyError. Raises OSError, also if the
+    The types of the tensors are in contents.SAFETENSORS_TYPES; others are a KeyError. Raises OSError, also if the
     file exists, and FloatingPointError before it writes a tensor with NaN or infinity. After an error a
     part of the file stays.
     """
@@ -120,7 +120,7 @@ def _header(tensors: Mapping[str, torch.Tensor], names: Iterable[str]) -> bytes:
     for name in names:
         tensor = tensors[name]
         offset, end = end, end + tensor.nbytes
-        header[name] = {"dtype": DTYPES[tensor.dtype], "shape": list(tensor.shape),
+        header[name] = {"dtype": SAFETENSORS_TYPES[tensor.dtype], "shape": list(tensor.shape),
                         "data_offsets": [offset, end]}
     text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
     text += b" " * (-len(text) % 8)

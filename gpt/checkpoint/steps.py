@@ -9,7 +9,7 @@ from gpt.common.names import MANIFEST
 from gpt.common.words import printable
 
 
-def held_by_another_run(flag: str, folder: Path, way_out: str = "") -> UserError:
+def error_of_another_run(flag: str, folder: Path, way_out: str = "") -> UserError:
     """The error (exit 4) for the folder of a flag that holds checkpoints of another run.
 
     way_out is a further cure, at the end of the message.
@@ -17,11 +17,6 @@ def held_by_another_run(flag: str, folder: Path, way_out: str = "") -> UserError
     return UserError(Exit.CHECKPOINT, f"{flag} {printable(folder)} holds the checkpoints of another run, the last one "
                                       f"of step {max(steps_in(folder)):,}. Give --resume_from auto to continue that "
                                       f"run, or another {flag}{way_out}.")
-
-
-def is_same_folder(path: str | Path, other: str | Path) -> bool:
-    """True for two names of one folder, which need not exist."""
-    return Path(path).resolve() == Path(other).resolve()
 
 
 def steps_in(folder: Path) -> dict[int, Path]:

@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 import tempfile
+import threading
 import time
 import traceback
 from collections.abc import Callable, Sequence
@@ -22,7 +23,9 @@ from gpt.common.words import first_line, printable
 
 RUN_BY_TORCHRUN = "TORCHELASTIC_RUN_ID"
 WAIT_FOR_MAIN = 10.0  # seconds; torchrun ends this process before, with the main one
-LEFT_BEHIND: list[str] = []  # what still runs in threads: the process then skips Python's shutdown, which waits for it
+SKIP_SHUTDOWN = threading.Event()  # set where threads still run, for which Python's shutdown would wait
+
+
 def guard(main: Callable[[Sequence[str]], int | None]) -> None:
     """Calls main with the command line's words; ends the process with its exit code if that is not 0.
 
@@ -36,7 +39,7 @@ def guard(main: Callable[[Sequence[str]], int | None]) -> None:
     flag errors at once, then, after the slow imports, with its main. Between them the garbage collector is
     off: it would cost a tenth of the imports' time.
     """
-    LEFT_BEHIND.clear()
+    SKIP_SHUTDOWN.clear()
     gc.enable()
     gc.freeze()
     os.environ[SAFE_PATH] = "1"
@@ -54,7 +57,7 @@ def guard(main: Callable[[Sequence[str]], int | None]) -> None:
     except BaseException as error:  # a panic of a Rust library is not an Exception
         code = _report(error)
 
-    if LEFT_BEHIND:
+    if SKIP_SHUTDOWN.is_set():
         atexit._run_exitfuncs()
         os._exit(int(code))
     if code:

@@ -47,7 +47,7 @@ def cache_folder() -> Path:
 # ---------------------------------------------------------------- the names of checkpoints
 
 
-def named_in(path: Path, home: Path = Path("out")) -> tuple[Path, str]:
+def split_checkpoint_name(path: Path, home: Path = Path("out")) -> tuple[Path, str]:
     """Splits a path that ends in the name 'best' or 'last': 'runs/a/best' gives the folder runs/a and 'best'.
 
     The name alone belongs to home; if home does not exist and the current folder holds checkpoints, to that
@@ -222,3 +222,8 @@ def _try_lock_of_windows(handle: int, msvcrt: Any) -> bool:
     finally:
         os.lseek(handle, before, os.SEEK_SET)
     return True
+
+
+def is_same_folder(path: str | Path, other: str | Path) -> bool:
+    """True for two names of one folder, which need not exist."""
+    return Path(path).resolve() == Path(other).resolve()

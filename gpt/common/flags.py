@@ -22,7 +22,7 @@ from typing import Any, NamedTuple, NoReturn
 
 from gpt.common.config import Layer, Origin, Relations, Rules, changes, read_toml
 from gpt.common.errors import MESSAGE_LINES, Exit, UserError
-from gpt.common.files import named_in
+from gpt.common.files import split_checkpoint_name
 from gpt.common.names import RUN_CONFIG
 from gpt.common.terminal import USUAL_COLUMNS
 from gpt.common.words import is_utf8, printable
@@ -170,7 +170,7 @@ class Switch(argparse.BooleanOptionalAction):
         self.default = default  # given before, argparse until Python 3.12 would add it to the help text
 
 
-def in_list(value: Any) -> list[Any]:
+def as_list(value: Any) -> list[Any]:
     """Returns the values of a flag that takes several: a list, a single value, or None."""
     return value if isinstance(value, list) else [] if value is None else [value]
 
@@ -261,11 +261,11 @@ class Parser(argparse.ArgumentParser):
             shown = printable(repr(word[:SHOWN_CHARACTERS]))
             # A word without a flag is most often the text of evaluate.py or generate.py, a folder their model;
             # so are out/best and out/last.
-            is_folder = named_in(Path(word))[0].is_dir()
+            is_folder = split_checkpoint_name(Path(word))[0].is_dir()
             likely = ("ckpt", "text", "prompt") if is_folder else ("text", "prompt")
             first = next(name for name in (*likely, [*self.flags][1]) if name in self.flags)
             self.problems.append(f"{shown}: unexpected argument. Give a value behind its flag, such as --{first} "
-                                 f"{shown}, and --NAME or --no-NAME for what is on or off. See --help.")
+                                 f"{shown}; a switch takes no value: --NAME or --no-NAME. See --help.")
         given = {}
         for name, value in vars(line).items():
             if value is not NOT_GIVEN and value != []:
@@ -286,7 +286,7 @@ class Parser(argparse.ArgumentParser):
                 on, off = action.option_strings
                 self.problems.append(f"{on}: takes no value. Give {on} for true, {off} for false.")
             elif action and action.nargs != 0 and name == word and self._parse_optional(following):
-                self.problems.append(f"{word}: needs a value behind it, or as {word}=VALUE where that begins with -")
+                self.problems.append(f"{word}: needs a value; write {word}=VALUE if the value begins with -")
             elif action or not may_be_a_value:
                 yield word
             may_be_a_value = is_unknown and name == word
@@ -395,3 +395,9 @@ def _complete_help(action: argparse.Action) -> None:
         return
     default = {"True": "on", "False": "off"}.get(str(action.default), action.default)
     action.help += f" (default: {default})"
+
+
+# The help of --ckpt, and the names of that flag in other programs.
+ANY_MODEL = ("a checkpoint, a folder of them (newest) or out/best, a Hugging Face folder of GPT-2, Qwen3 "
+             "or Llama, or such a model on the hub: hf://OWNER/NAME")
+ALSO_CKPT = "checkpoint checkpoint_dir out_dir model model_path ckpt_path"

@@ -28,7 +28,7 @@ class Output:
         if Path(path).is_dir():
             raise UserError(Exit.FLAGS, f"{self._shown}: is a folder. Name a file.")
         with writing(self._shown):
-            self._target = place_of(path)
+            self._target = check_writable(path)
 
     def write(self, content: bytes) -> None:
         """Replaces the file's content. Raises UserError (exit 5) if that fails."""
@@ -45,7 +45,7 @@ class Output:
                 write_whole(self._target, content)
 
 
-def place_of(path: str) -> Path:
+def check_writable(path: str) -> Path:
     """The path behind all links, after a check that a file or folder can be written there.
 
     Its parent may be missing, if it can be created. Raises OSError.

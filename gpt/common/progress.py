@@ -147,7 +147,7 @@ class Progress:
     # ---------------------------------------------------------------- the bar
 
     def bar(self, total: int, done: int) -> None:
-        """Starts a bar, on a terminal alone, at done of total; at() moves it, end_bar() removes it."""
+        """Starts a bar, on a terminal alone, at done of total; move_to() moves it, end_bar() removes it."""
         self.end_bar()
         if self.on_terminal:
             from tqdm import tqdm

@@ -21,7 +21,7 @@ ANSWER_SECONDS = 1.0  # the longest wait for a last message to be printed
 
 
 class Stopped(Exception):
-    """Ends the work of a command after a signal: look() raises it, the command returns 128 + the number."""
+    """Ends the work of a command after a signal: raise_if_stopped() raises it, the command returns 128 + the number."""
 
 
 class AtRisk(NamedTuple):

@@ -1,7 +1,7 @@
 """Text that is safe to print and easy to read: durations, sizes, counts."""
 
 import shlex
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 NEARLY = 0.9995  # of a unit: 1023.6 MiB are 1.0 GiB
 # Line separators beyond ASCII, and marks that change the direction of writing.
@@ -91,7 +91,7 @@ def percent(fraction: float | None) -> str:
     return "n/a" if fraction is None else f"{fraction:.1%}"
 
 
-def number_in_words(number: float) -> str:
+def plain_number(number: float) -> str:
     """A number in words, with three digits or more and never in powers of ten: '0.185', '9.99', '15,400'."""
     if number >= 100:
         return f"{number:,.0f}"
@@ -100,5 +100,10 @@ def number_in_words(number: float) -> str:
 
 def in_epochs(number: float) -> str:
     """Epochs in words: '1 epoch', '0.185 epochs'."""
-    shown = number_in_words(number)
+    shown = plain_number(number)
     return f"{shown} epoch" if shown == "1" else f"{shown} epochs"
+
+
+def first_of(names: Sequence[str]) -> str:
+    """The first three names, then dots if there are more."""
+    return ", ".join([*names[:3], "..."] if len(names) > 3 else names)

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from tokenizers import Tokenizer
 from torch.nn.utils.rnn import pad_sequence
 
-from gpt.architectures.table import Network
+from gpt.architectures.table import LanguageModel
 from gpt.common.errors import Exit, UserError
 from gpt.common.progress import Progress
 from gpt.common.signals import Signals
@@ -77,7 +77,7 @@ class Scorer:
     end_of_text_id is None for a tokenizer without an end-of-text token.
     """
 
-    model: Network
+    model: LanguageModel
     folder: Path  # of its checkpoint
     tokenizer: Tokenizer
     end_of_text_id: int | None
@@ -128,7 +128,7 @@ def whole_or_rounded(value: float | int | None) -> str:
 
 
 @torch.inference_mode()
-def score_batch(model: Network, batch: Sequence[Window], machine: Machine) -> float:
+def score_batch(model: LanguageModel, batch: Sequence[Window], machine: Machine) -> float:
     """Sums the loss of all scored ids, in nats. Raises UserError (exit 6) if the logits are not finite."""
     windows = [(torch.from_numpy(ids.astype(np.int64)), torch.from_numpy(is_scored)) for ids, is_scored in batch]
     # The padding is at the end, so that no scored id attends to it.

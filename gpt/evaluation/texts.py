@@ -10,13 +10,12 @@ import numpy as np
 from gpt.common.errors import Exit, UserError, writing
 from gpt.common.words import printable, size
 from gpt.evaluation.scoring import Document, Scorer
-from gpt.generation.chat import how_to_converse
 from gpt.hub.names import is_on_hub
 from gpt.pretokenization.blocks import LIMITS, SAFE_CUT, SPACE_CUT, Findings, Reading, parts_of
 from gpt.pretokenization.files import Source, refuse_changed, unpacked
-from gpt.pretokenization.report import Report, warn_of_forms
+from gpt.pretokenization.report import Report, warn_of_unusual_texts
 from gpt.pretokenization.sources import KINDS, blocks_of, documents_of, find_sources
-from gpt.tokens.chat import can_converse
+from gpt.tokens.chat import can_converse, how_to_converse
 from gpt.tokens.faithful import decodes_to_itself
 from gpt.tokens.tokenizer import bytes_per_id, opening_ids, vocabulary_of
 
@@ -45,7 +44,7 @@ def texts_of(words: Sequence[str], scorer: Scorer) -> Iterator[tuple[str, Iterat
                 if source.kind == "text" and source.text_bytes > LIMITS.document_bytes:
                     raise source.error(f"is longer than {size(LIMITS.document_bytes)}, too long to hold in memory. "
                                        f"{as_tokens}")
-                warn_of_forms([source], scorer.out)
+                warn_of_unusual_texts([source], scorer.out)
                 yield source.shown, documents_in(source, scorer)
 
 
@@ -102,7 +101,7 @@ def documents_in(source: Source, scorer: Scorer) -> Iterator[Document]:
                     num_bytes -= (len(tokenizer.decode(ids_N[:1].tolist(), skip_special_tokens=False).encode())
                                   if byte_lengths_V is None else int(byte_lengths_V[ids_N[0]]))
                 yield Document(ids_N, num_bytes, np.ones(len(ids_N), bool))
-        if report.total.bad_lines:
+        if report.total.bad_records:
             report.refuse_empty(source.text_bytes)
     refuse_changed([source])
     if lost:

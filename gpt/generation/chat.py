@@ -15,12 +15,12 @@ from tokenizers import Tokenizer
 
 from gpt.common.errors import Exit, UserError, warn
 from gpt.common.signals import Signals
-from gpt.common.words import several, shell_word
+from gpt.common.words import several
 from gpt.generation.continuation import Sampling
 from gpt.generation.decoder import Decoder
 from gpt.generation.prompts import Language, check_stdin, encode_prompt, without_surrogates
 from gpt.generation.streaming import Sample, write_samples
-from gpt.tokens.chat import END, START, Turn, can_converse, prompt_ids, template_of
+from gpt.tokens.chat import END, START, Turn, can_converse, how_to_converse, prompt_ids, template_of
 
 
 def prompt_maker(language: Language, template: Any, folder: object, system: str, most: int,
@@ -42,25 +42,16 @@ def prompt_maker(language: Language, template: Any, folder: object, system: str,
     if template != template_of(tokenizer):
         warn("--chat: the model has a template of its own; here its turns are written in ChatML.")
     return (replace(language, end_ids=(*language.end_ids, tokenizer.token_to_id(END))),
-            partial(conversation_ids, tokenizer, system, most))
-
-
-def how_to_converse(folder: object) -> str:
-    """The commands that train a folder's model on conversations."""
-    model = shell_word(folder)
-    return ("Train it on conversations:\n"
-            f"python pretokenize.py chats.jsonl --output_dir chats \\\n    --tokenizer_file {model}\n"
-            f"python train.py --init_from {model} \\\n    --data_dir chats --output_dir out-chats")
+            partial(fit_conversation, tokenizer, system, most))
 
 
 def text_ids(language: Language, history: list[Sample], line: str) -> list[int]:
     """The ids of a text that grows line by line. Raises UserError (exit 3) as encode_prompt."""
-    del history[:-1]
-    so_far = history[0].ids if history else []
+    so_far = history[-1].ids if history else []
     return so_far + encode_prompt(("\n" if history else "") + line, language, opens=not history)
 
 
-def conversation_ids(tokenizer: Tokenizer, system: str, most: int, history: list[Sample], line: str) -> list[int]:
+def fit_conversation(tokenizer: Tokenizer, system: str, most: int, history: list[Sample], line: str) -> list[int]:
     """The ids of a conversation up to its next answer, at most `most`.
 
     A sample of the history is two turns: its prompt is the user's, its text the assistant's. If the ids are too

@@ -231,7 +231,7 @@ class Decoder:
                                        positions_N)
         for layer, parts in enumerate(self.blocks):
             x = architecture.decode_block(config, parts, x, places, partial(attend, layer))
-        return architecture.leave(config, self.ends, x)
+        return architecture.final_norm(config, self.ends, x)
 
     # ---------------------------------------------------------------- the weights
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 
 import torch
 
-from gpt.architectures.table import Network
+from gpt.architectures.table import LanguageModel
 from gpt.common.errors import Exit, UserError
 from gpt.generation.continuation import DEFAULTS, Continuation, Sampling
 from gpt.generation.decoder import Decoder
@@ -17,7 +17,7 @@ from gpt.generation.drawing import draw
 from gpt.ops.shards import full_tensors
 
 
-def decode(decoder: Decoder, continuations: Iterable[Continuation], sampling: Sampling,
+def generate_texts(decoder: Decoder, continuations: Iterable[Continuation], sampling: Sampling,
            end_ids: Container[int | None]) -> Iterator[Continuation]:
     """Generates texts, several at a time; yields a text after each new id and at its end.
 
@@ -71,7 +71,7 @@ def _next_ids(decoder: Decoder, active: Sequence[Continuation], sampling: Sampli
     return list(map(int, new_ids)), log_probabilities
 
 
-def sample(model: Network, prompt: Sequence[int], max_new_tokens: int, seed: int, end_of_text_id: int | None,
+def sample(model: LanguageModel, prompt: Sequence[int], max_new_tokens: int, seed: int, end_of_text_id: int | None,
            sampling: Sampling = DEFAULTS, should_stop: Callable[[], bool] = lambda: False) -> list[int]:
     """Continues a prompt by up to max_new_tokens ids, on the device of the model's weights.
 
@@ -79,7 +79,7 @@ def sample(model: Network, prompt: Sequence[int], max_new_tokens: int, seed: int
     """
     text = Continuation(prompt, max_new_tokens, seed)
     decoder = Decoder(model.config, full_tensors(model.state_dict()), 1, next(model.parameters()).device)
-    for _ in decode(decoder, [text], sampling, (end_of_text_id,)):
+    for _ in generate_texts(decoder, [text], sampling, (end_of_text_id,)):
         if should_stop():
             break
     return text.new_ids

@@ -16,7 +16,7 @@ from gpt.common.words import printable_text, several
 from gpt.generation.continuation import Continuation, Sampling
 from gpt.generation.decoder import Decoder
 from gpt.generation.prompts import Language
-from gpt.generation.sampling import decode
+from gpt.generation.sampling import generate_texts
 from gpt.tokens.tokenizer import letter_ids, text_after
 
 SEPARATOR = "\n" + "-" * 40 + "\n"
@@ -54,7 +54,7 @@ class Sample(Continuation):
         super().add(new_id, log_probability)
         try:
             self._take(self._stream.step(self._tokenizer, new_id) or "")
-        except Exception:  # bytes that were a character are none, after an invalid one
+        except Exception:  # an invalid byte changes how the bytes before it decode
             self.end()
             self._stream = self._stream_after(letter_ids(self._tokenizer))
 
@@ -121,7 +121,7 @@ def write_samples(decoder: Decoder, samples: Iterable[Sample], sampling: Samplin
             write_started(started, as_json, write=write)
             yield sample
 
-    for sample in decode(decoder, start_samples(), sampling, language.end_ids):
+    for sample in generate_texts(decoder, start_samples(), sampling, language.end_ids):
         if sample.finish_reason != "end_of_text":
             num_ids += 1
             if num_ids == 1:

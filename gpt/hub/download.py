@@ -17,7 +17,7 @@ from gpt.common.flags import with_values
 from gpt.common.names import CONFIG, GENERATION, INDEX, TEMPLATE, TOKENIZER, TOKENIZER_CONFIG, WEIGHTS
 from gpt.common.progress import Progress
 from gpt.common.waiting import in_thread
-from gpt.common.words import printable, several
+from gpt.common.words import first_of, printable, several
 from gpt.hub.library import explained_errors, hub_error
 from gpt.hub.names import DATASET, MODEL, HubName, is_on_hub, parse_name
 
@@ -32,7 +32,7 @@ MAX_NAMES = 8  # files or folders in a message
 
 
 @dataclass(frozen=True)
-class DatasetFile:
+class InputFile:
     """A file that pretokenize.py reads: one of a downloaded dataset, or the user's own.
 
     shown is its name in messages.
@@ -47,7 +47,7 @@ def download(flag: str, name: HubName, patterns: Sequence[str], out: Progress,
              raise_if_stopped: Callable[[], None]) -> Path:
     """Downloads the files that match a pattern; returns the commit's folder in the cache, and prints it.
 
-    flag begins messages. look is called meanwhile, and may raise to stop. If the hub cannot be reached, the
+    flag begins messages. raise_if_stopped is called meanwhile. If the hub cannot be reached, the
     folder holds the cached files; a file may be missing from it. Raises UserError: exit 3 (a dataset) or 4
     (a model) for a wrong repository, exit 5 for other failures.
     """
@@ -64,12 +64,12 @@ def download(flag: str, name: HubName, patterns: Sequence[str], out: Progress,
 # ---------------------------------------------------------------- models
 
 
-def download_named(args: Namespace, name: str, out: Progress,
-                   raise_if_stopped: Callable[[], None] = lambda: None) -> Namespace:
+def download_flag(args: Namespace, name: str, out: Progress,
+                  raise_if_stopped: Callable[[], None] = lambda: None) -> Namespace:
     """Downloads what the named flag gives as hf://, a model or its tokenizer; returns the flags with its place instead.
 
     The place is in the cache. args stays unchanged, and is returned itself if the flag does not name the hub.
-    look is called meanwhile, and may raise. Raises UserError: exit 4 for a repository without a model or
+    raise_if_stopped is called meanwhile. Raises UserError: exit 4 for a repository without a model or
     without tokenizer.json, exit 5 if the download fails.
     """
     word = vars(args)[name]
@@ -109,7 +109,7 @@ def download_model(flag: str, word: str, out: Progress, raise_if_stopped: Callab
 
 
 def download_dataset(word: str, out: Progress,
-                     raise_if_stopped: Callable[[], None] = lambda: None) -> list[DatasetFile]:
+                     raise_if_stopped: Callable[[], None] = lambda: None) -> list[InputFile]:
     """Downloads the files of a dataset's path: a file, folder or glob; without a path, the files for training.
 
     Raises UserError: exit 3 for a name or path without text, exit 5 if the download fails.
@@ -122,11 +122,10 @@ def download_dataset(word: str, out: Progress,
         files = [str(sibling.rfilename) for sibling in info.siblings]
         at_commit = HubName(DATASET, name.repo, bytes.fromhex(info.sha).hex())
     chosen = choose_files(name, files)
-    shown = ", ".join([*chosen[:3], "..."] if len(chosen) > 3 else chosen)
-    out.say(f"hub         of {printable(name.repo)}: {printable(shown)}; "
+    out.say(f"hub         of {printable(name.repo)}: {printable(first_of(chosen))}; "
             f"{several(len(files) - len(chosen), 'other file')} left out")
     folder = download(flag, at_commit, [glob.escape(path) for path in chosen], out, raise_if_stopped)
-    return [DatasetFile(folder / path, printable(path), str(at_commit)) for path in chosen]
+    return [InputFile(folder / path, printable(path), str(at_commit)) for path in chosen]
 
 
 def choose_files(name: HubName, files: Sequence[str]) -> list[str]:

@@ -21,10 +21,6 @@ SNAPSHOT = re.compile(r".*/(?P<kind>model|dataset)s--(?P<owner>[^/]+?)--(?P<name
 BAD = ("..", "--")  # not allowed in a repository's name
 FORMS = {MODEL: "hf://OWNER/NAME or hf://OWNER/NAME@REVISION",
          DATASET: "hf://datasets/OWNER/NAME, with @REVISION or /PATH behind it"}
-# The help of --ckpt, and the names of that flag in other programs.
-ANY_MODEL = ("a checkpoint, a folder of them (newest) or out/best, a Hugging Face folder of GPT-2, Qwen3 "
-             "or Llama, or such a model on the hub: hf://OWNER/NAME")
-ALSO_CKPT = "checkpoint checkpoint_dir out_dir model model_path ckpt_path"
 
 
 class HubName(NamedTuple):  # a dataclass would cost every --help 10 ms

@@ -38,7 +38,7 @@ class Backend:
     is_gpu = False
     has_own_memory = False  # apart from the RAM: tokens can lie in either, and copies go through pinned memory
     runs_ahead = False  # kernels and copies are asynchronous, and events mark points in the device's time
-    compiles = False  # by default; PyTorch calls its compiler for Apple's GPU a prototype
+    compiles_by_default = False  # PyTorch calls its compiler for Apple's GPU a prototype
     has_float64 = True
     has_fused_attention = True  # with a backward pass
     sums_in_fp32 = False  # a matrix product of bf16 can have an fp32 result
@@ -199,7 +199,7 @@ class CUDA(Backend):
     """NVIDIA's GPUs."""
 
     type = "cuda"
-    is_gpu = has_own_memory = runs_ahead = compiles = sums_in_fp32 = True
+    is_gpu = has_own_memory = runs_ahead = compiles_by_default = sums_in_fp32 = True
     busy_tokens = 16_384
     matmul_width = 8192
     collectives = "cpu:gloo,cuda:nccl"

@@ -81,7 +81,7 @@ VARIANTS = r"\b(Laptop|Ti|SUPER|D|Max-Q|MIG|\d+[ABCQ]|\d+CME)\b"
 
 
 def find_card(name: str) -> Card | None:
-    """Finds CUDA's name of a card in CARDS; None for an unknown card, a variant or a slice."""
+    """The data sheet of the card that CUDA calls by this name; None for an unknown card, a variant or a slice."""
     card = next((card for card in CARDS if re.search(rf"\b{card.pattern}\b", name)), None)
     if card is None or re.search(VARIANTS, name.replace(card.pattern, ""), re.IGNORECASE):
         return None

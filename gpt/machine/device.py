@@ -4,6 +4,7 @@ import contextlib
 import os
 import platform
 import tempfile
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -134,11 +135,11 @@ def _choose_precision(backend: Backend, use_amp: bool | None, amp_dtype: str,
 def _choose_compile(backend: Backend, dtype: torch.dtype, use_compile: bool | None,
                     warnings: list[str]) -> tuple[bool, str]:
     """Decides whether to compile, with the reason; warns if the choice is slow, or if compiling is impossible."""
-    if use_compile is False or (use_compile is None and not backend.compiles):
+    if use_compile is False or (use_compile is None and not backend.compiles_by_default):
         return False, "--no-compile" if use_compile is False else f"off on {backend.type} unless --compile is given"
 
     problem = backend.why_no_compile()
-    if backend.compiles and dtype == torch.bfloat16 and not backend.has_bf16():
+    if backend.compiles_by_default and dtype == torch.bfloat16 and not backend.has_bf16():
         problem = "the compiler has no bf16 for this GPU"
     if problem:
         warnings.append(f"torch.compile is not possible here, running eagerly: {problem}.")
@@ -212,9 +213,14 @@ def set_kernel_folder(folder: Path) -> None:
         os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(folder))
 
 
-def disable_cudnn_attention() -> None:
-    """Disables cuDNN's attention in this process: Hopper's default plans every new shape, in 0.04 s or more."""
-    torch.backends.cuda.enable_cudnn_sdp(False)
+def choose_for_inference(use_gpu: bool | None, use_amp: bool | None, amp_dtype: str,
+                         warn: Callable[[str], None]) -> Machine:
+    """The machine of a command that does not train, without torch.compile; warns of what is not as one expects."""
+    torch.backends.cuda.enable_cudnn_sdp(False)  # Hopper's default plans every new shape, in 0.04 s or more
+    machine = choose(use_gpu, use_amp, amp_dtype, False)
+    for warning in machine.warnings:
+        warn(warning)
+    return machine
 
 
 # ---------------------------------------------------------------- the printed lines

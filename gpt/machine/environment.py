@@ -37,7 +37,7 @@ def _given_cores() -> int:
 
 
 def set_up_environment(spin_count: int = SPIN_COUNT) -> None:
-    """Gives torch a thread for each usable core, which sleeps soon while it waits, and a folder that can be created.
+    """Limits torch to the usable cores, makes its waiting threads sleep early, and checks the compiler's folder.
 
     More threads than the container allows stop together until the next period. A spinning thread takes the core
     from the thread that it waits for. Beside another program steps took up to ten times as long without the
@@ -51,7 +51,7 @@ def set_up_environment(spin_count: int = SPIN_COUNT) -> None:
         try:
             os.makedirs(kernels, exist_ok=True)
         except OSError as error:
-            warn(f"{KERNELS}={printable(kernels)}: {error.strerror}. Another folder takes the kernels.")
+            warn(f"{KERNELS}={printable(kernels)}: {error.strerror}. Kernels go to another folder.")
             del os.environ[KERNELS]
 
 

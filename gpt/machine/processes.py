@@ -21,7 +21,7 @@ from torch.distributed.rendezvous import rendezvous
 
 from gpt.common import ranks
 from gpt.common.children import end_with_parent
-from gpt.common.ending import LEFT_BEHIND
+from gpt.common.ending import SKIP_SHUTDOWN
 from gpt.common.errors import Exit, UserError
 from gpt.common.names import TRAINS_NEXT
 from gpt.common.signals import Signals
@@ -44,7 +44,7 @@ class Processes:
     """The place of this process among the processes of one run.
 
     rank is from 0 to world_size - 1; local_rank counts the processes of one machine in the same way. All
-    processes must call from_first, total and check_same, in the same order: each waits for the others.
+    processes must call from_main, total, largest and check_same, in the same order: each waits for the others.
     """
 
     rank: int = 0
@@ -62,11 +62,11 @@ class Processes:
         return "python" if self.world_size == 1 else f"torchrun --nproc_per_node {self.local_world_size}"
 
     @property
-    def is_first(self) -> bool:
+    def is_main(self) -> bool:
         """True for the one process that prints and saves."""
         return self.rank == 0
 
-    def from_first(self, decide: Callable[[], T]) -> T:
+    def from_main(self, decide: Callable[[], T]) -> T:
         """Returns in all processes the result of decide(), which the main process alone calls.
 
         Its UserError or SystemExit is raised in all of them. Any other error ends the others with exit 70.
@@ -75,7 +75,7 @@ class Processes:
             return decide()
         outcome: list[Any] = [None, UserError(Exit.BUG, "it ended without a message")]  # the value, or an error
         try:
-            if self.is_first:
+            if self.is_main:
                 outcome = [decide(), None]
         except (UserError, SystemExit) as error:
             outcome = [None, error]
@@ -102,7 +102,7 @@ class Processes:
 
     def check_same(self, facts: Mapping[str, Any]) -> None:
         """Raises UserError (exit 5) in each process where a fact differs, as text, from the first process's."""
-        theirs = self.from_first(lambda: {name: str(fact) for name, fact in facts.items()})
+        theirs = self.from_main(lambda: {name: str(fact) for name, fact in facts.items()})
         with self.errors_of_this_rank():
             for name, fact in facts.items():
                 if str(fact) != theirs[name]:
@@ -118,7 +118,7 @@ class Processes:
         try:
             yield
         except UserError as error:
-            if self.is_first:
+            if self.is_main:
                 raise
             raise UserError(error.code, f"process {self.rank}: {error}", on_all_ranks=False) from error
 
@@ -195,7 +195,7 @@ def joined(processes: Processes, use_gpu: bool | None) -> Iterator[None]:
                                       "What was saved is safe. Start again with --resume_from auto; torchrun "
                                       "--max_restarts 3 does that by itself.") from error
     dist.destroy_process_group()
-    LEFT_BEHIND.append("gloo")  # it may leave a thread running, and C++'s destructors abort then
+    SKIP_SHUTDOWN.set()  # gloo may leave a thread running, and C++'s destructors abort then
 
 
 def _store_of_this_start(store: Store, rank: int, world_size: int) -> Store:

@@ -43,7 +43,7 @@ class Runtime:
 
 @contextlib.contextmanager
 def open_runtime(use_gpu: bool | None) -> Iterator[Runtime]:
-    """The runtime of a command, which records output, records signals and connects processes while inside.
+    """Opens the output, the signals and the connections between processes for the with block.
 
     A signal ends the process at once until signals.on_stop() is called. Raises UserError (exit 5) as
     of_environment() and joined() do.

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from gpt.checkpoint.contents import StateTensor
-from gpt.optimizers.beside_adamw import BesideAdamW, Rows, kept_by_adamw
+from gpt.optimizers.beside_adamw import BesideAdamW, Rows, adamw_schema
 
 BLOCK = 256  # elements that share a scale
 SIGNED, POSITIVE = 127, 255  # the largest codes
@@ -133,11 +133,11 @@ class AdamW8bit(BesideAdamW):
         self._piece = CPU_PIECE if self._host_knows else GPU_PIECE
 
     @staticmethod
-    def kept(parameter: torch.Tensor, rows: Rows) -> dict[str, StateTensor]:
+    def schema_of(parameter: torch.Tensor, rows: Rows) -> dict[str, StateTensor]:
         """The count of steps, codes and scales; AdamW's moments for a parameter that AdamW updates."""
         shape, count = tuple(parameter.shape), StateTensor((), torch.float32)
         if not in_8_bits(parameter):
-            return kept_by_adamw(parameter)
+            return adamw_schema(parameter)
         scales = StateTensor((parameter.numel() // BLOCK,), torch.float32)
         return {"step": count,
                 "exp_avg_codes": StateTensor(shape, torch.int8), "exp_avg_scales": scales,

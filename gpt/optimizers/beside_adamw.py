@@ -11,7 +11,7 @@ from gpt.machine.backends import backend_of
 Rows: TypeAlias = tuple[int, ...]  # of each matrix that a parameter stacks
 
 
-def kept_by_adamw(parameter: torch.Tensor) -> dict[str, StateTensor]:
+def adamw_schema(parameter: torch.Tensor) -> dict[str, StateTensor]:
     """Shapes and types of AdamW's state for a parameter."""
     moment = StateTensor(tuple(parameter.shape), torch.float32)
     return {"step": StateTensor((), torch.float32), "exp_avg": moment, "exp_avg_sq": moment}
@@ -27,7 +27,7 @@ class BesideAdamW(torch.optim.Optimizer):
     """One optimizer with two rules: a subclass's own for its groups, and AdamW for the others.
 
     found_inf and grad_scale are tensors, as for PyTorch's fused optimizers; a step with found_inf = 1 changes
-    no bit. A subclass has update(), kept(), its rule, and the function to compile. dtype is for products of
+    no bit. A subclass has update(), schema_of(), its rule, and the function to compile. dtype is for products of
     matrices. parameter_groups names the rule of each group.
     """
 
@@ -75,12 +75,12 @@ class BesideAdamW(torch.optim.Optimizer):
             decay.fill_(group["weight_decay"])
             for parameter, rows in zip(group["params"], group["rows"], strict=True):
                 if not self.state[parameter]:
-                    self.state[parameter] = zeros_of(self.kept(parameter, rows), parameter)
+                    self.state[parameter] = zeros_of(self.schema_of(parameter, rows), parameter)
         self.update(self._finite if self.found_inf is None else self.found_inf,
                     self._unscaled if self.grad_scale is None else self.grad_scale)
 
     @staticmethod
-    def kept(parameter: torch.Tensor, rows: Rows) -> dict[str, StateTensor]:
+    def schema_of(parameter: torch.Tensor, rows: Rows) -> dict[str, StateTensor]:
         """Shapes and types of the state of a parameter, which is zero before the first step."""
         raise NotImplementedError
 

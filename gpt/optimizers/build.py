@@ -15,7 +15,7 @@ from gpt.architectures.table import ModelConfig, architecture_of
 from gpt.checkpoint.contents import StateTensor
 from gpt.machine.backends import backend_of
 from gpt.machine.device import Machine
-from gpt.optimizers.beside_adamw import Rows, kept_by_adamw, zeros_of
+from gpt.optimizers.beside_adamw import Rows, adamw_schema, zeros_of
 from gpt.optimizers.table import OPTIMIZERS
 from model import Options
 
@@ -67,15 +67,15 @@ def set_groups(groups: list[dict[str, Any]], weight_decay: float, lr_scale: floa
 # ---------------------------------------------------------------- state
 
 
-def kept_by(rule: str, parameter: torch.Tensor, rows: Rows = ()) -> dict[str, StateTensor]:
+def schema_by_rule(rule: str, parameter: torch.Tensor, rows: Rows = ()) -> dict[str, StateTensor]:
     """The state that a group's rule keeps for one parameter, which stacks matrices of these rows."""
     load = OPTIMIZERS[rule].load
-    return load().kept(parameter, rows) if load else kept_by_adamw(parameter)
+    return load().schema_of(parameter, rows) if load else adamw_schema(parameter)
 
 
-def expected_state(optimizer: torch.optim.Optimizer, parameter: torch.Tensor) -> dict[str, StateTensor]:
+def state_schema(optimizer: torch.optim.Optimizer, parameter: torch.Tensor) -> dict[str, StateTensor]:
     """The tensors that the optimizer keeps, and a checkpoint stores, for one of its parameters."""
-    return next(kept_by(group["rule"], parameter, rows) for group in optimizer.param_groups
+    return next(schema_by_rule(group["rule"], parameter, rows) for group in optimizer.param_groups
                 for p, rows in zip(group["params"], group["rows"], strict=True) if p is parameter)
 
 
@@ -85,7 +85,7 @@ def state_bytes(name: str, config: ModelConfig) -> float:
     with torch.device("meta"):
         groups = parameter_groups(architecture_of(config).build(config, Options()), name, 0.0)
     kept = (tensor for group in groups for parameter, rows in zip(group["params"], group["rows"], strict=True)
-            for tensor in kept_by(group["rule"], parameter, rows).values())
+            for tensor in schema_by_rule(group["rule"], parameter, rows).values())
     return sum(tensor.num_bytes for tensor in kept if tensor.shape) / config.num_parameters
 
 
@@ -126,7 +126,7 @@ class AdamWForMPS(torch.optim.AdamW):
         if found_inf is not None and found_inf.item():
             for parameter in parameters:  # a checkpoint holds the state even if no step has been applied
                 if not self.state[parameter]:
-                    self.state[parameter] = zeros_of(kept_by_adamw(parameter), parameter)
+                    self.state[parameter] = zeros_of(adamw_schema(parameter), parameter)
         else:
             for parameter in parameters if grad_scale is not None else ():
                 parameter.grad.div_(grad_scale)

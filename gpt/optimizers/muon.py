@@ -87,7 +87,7 @@ class Muon(BesideAdamW):
     rule, function = "muon", staticmethod(update_matrices)
 
     @staticmethod
-    def kept(parameter: torch.Tensor, rows: Rows) -> dict[str, StateTensor]:
+    def schema_of(parameter: torch.Tensor, rows: Rows) -> dict[str, StateTensor]:
         """The momentum."""
         return {"momentum_buffer": StateTensor(tuple(parameter.shape), torch.float32)}
 

@@ -13,14 +13,14 @@ if TYPE_CHECKING:
 class OptimizerRow(NamedTuple):
     """The facts about an optimizer, besides its class.
 
-    words describe it in --help and the plan. against is a flag that it excludes, and the flag's values. peaks
+    words describe it in --help and the plan. conflicts is a flag that it excludes, and the flag's values. peaks
     are its learning rates by width; None: AdamW's.
     """
 
     words: str
     load: "Callable[[], type[BesideAdamW]] | None" = None  # imports its class; None: PyTorch's AdamW
     updates_all: bool = True  # otherwise only matrices inside blocks, and AdamW the others
-    against: str = ""
+    conflicts: str = ""
     peaks: Mapping[int, float] | None = None
 
 
@@ -43,10 +43,10 @@ OPTIMIZERS = {
     "adamw": OptimizerRow("AdamW"),
     "muon": OptimizerRow("Muon for matrices inside blocks, AdamW for all else", _muon, updates_all=False, peaks={
         128: 7e-3, 384: 5e-3, 768: 4.5e-3, 1024: 3.5e-3, 1280: 3.1e-3, 1600: 2.8e-3}),
-    "adamw8bit": OptimizerRow("AdamW, moments in 8 bits, not 32", _adamw8bit, against="model_parallel fsdp|hsdp"),
+    "adamw8bit": OptimizerRow("AdamW, moments in 8 bits, not 32", _adamw8bit, conflicts="model_parallel fsdp|hsdp"),
 }
 
 
-def largest_state_of(name: str) -> str:
+def optimizer_with_largest_state(name: str) -> str:
     """The optimizer with the largest state that a value of --optimizer allows: AdamW for auto, else itself."""
     return "adamw" if name == "auto" else name

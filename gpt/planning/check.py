@@ -14,14 +14,14 @@ from gpt.architectures.table import ModelConfig
 from gpt.common.errors import Exit
 from gpt.common.flags import with_values
 from gpt.common.progress import Progress
-from gpt.common.words import count, number_in_words
-from gpt.hub.download import download_named
+from gpt.common.words import count, plain_number
+from gpt.hub.download import download_flag
 from gpt.machine.backends import NVIDIA
 from gpt.machine.cards import TYPICAL_GPUS, WITH_ECC, find_card
 from gpt.machine.device import Machine
 from gpt.machine.processes import ALONE
 from gpt.optimizers.build import state_bytes
-from gpt.optimizers.table import largest_state_of
+from gpt.optimizers.table import optimizer_with_largest_state
 from gpt.planning.defaults import TOKENS_PER_PARAMETER
 from gpt.planning.memory import (
     CUDA_CONTEXT,
@@ -55,7 +55,7 @@ def check_machine(args: Namespace, machine: Machine, out: Progress) -> int:
     The models are the one of --init_from, the one whose size flags name, or all sizes. Returns the exit code.
     Raises UserError as choose_config.
     """
-    args = download_named(args, "init_from", out)
+    args = download_flag(args, "init_from", out)
     if args.init_from:
         models = {"your model": choose_config(args, args.vocab_size or 0, 2**62)}
     else:
@@ -76,7 +76,7 @@ def check_machine(args: Namespace, machine: Machine, out: Progress) -> int:
             f"{config.vocab_size:,} ids, by the products above and {FRACTION_OF_PEAK:.0%} of a card's peak.\n"
             "-: too large for the memory. --dry_run measures the time for your own text.")
     options = choose_options(args.activation_checkpointing, False, machine, {})
-    optimizer = largest_state_of(args.optimizer)
+    optimizer = optimizer_with_largest_state(args.optimizer)
     devices = devices_of(machine, options, products)
     priced = {label: device for label, device in devices.items() if device[0].device_type != "cpu" or not price}
     out.say("\n".join(table_of_hours(models, priced, optimizer, price)))
@@ -173,4 +173,4 @@ def price_of(config: ModelConfig, setting: MemorySetting, room: float, flops_per
         return "-"
     fraction = min(1.0, config.n_embd / FULL_WIDTH) if setting.has_own_memory else 1.0
     flops = TOKENS_PER_PARAMETER * config.num_parameters * config.flops_per_token
-    return number_in_words(flops / (fraction * flops_per_price) / 3600)
+    return plain_number(flops / (fraction * flops_per_price) / 3600)

@@ -134,7 +134,7 @@ def with_length(deadline: Deadline, setup: Setup, pace: Pace, steps_done: int) -
         if deadline.minutes is None or pace.seconds(setup.recipe, steps_done) <= TOO_SLOW * seconds:
             return setup
         return replace(setup, recipe=setup.recipe.until(recipe_within(seconds, setup, pace, steps_done).total_steps))
-    seconds = setup.runtime.processes.from_first(lambda: usable - deadline.seconds_used)
+    seconds = setup.runtime.processes.from_main(lambda: usable - deadline.seconds_used)
     fitting = recipe_within(seconds, setup, pace, steps_done)
     recipe = setup.recipe_for(fitting.total_steps).with_micro_batch(fitting.batch_size)
     return replace(setup, recipe=replace(recipe, eval_tokens=fitting.eval_tokens, eval_interval=fitting.eval_interval,

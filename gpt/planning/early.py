@@ -10,10 +10,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from gpt.checkpoint.steps import held_by_another_run, steps_in
+from gpt.checkpoint.steps import error_of_another_run, steps_in
 from gpt.common.children import PROGRAM, run_child
 from gpt.common.errors import PIP, Exit, UserError, require, warn
-from gpt.common.flags import in_list
+from gpt.common.flags import as_list
 from gpt.common.names import METADATA, TOKENIZER, TOKENS, TRAINS_NEXT
 from gpt.common.ranks import is_main, is_one_of_several
 from gpt.common.signals import Signals
@@ -40,7 +40,7 @@ def before_torch(args: Namespace) -> None:
 
 def requested_trackers(args: Namespace) -> list[str]:
     """The names in --tracker, each once."""
-    return [name for name in dict.fromkeys(in_list(args.tracker)) if name != "none"]
+    return [name for name in dict.fromkeys(as_list(args.tracker)) if name != "none"]
 
 
 # ---------------------------------------------------------------- texts
@@ -50,7 +50,7 @@ def check_unused(args: Namespace) -> None:
     """Raises UserError (exit 4) for a new run whose output folder holds the checkpoints of another one."""
     folder = Path(args.output_dir)
     if not (args.resume_from or args.cooldown_from or args.overwrite) and steps_in(folder):
-        raise held_by_another_run("--output_dir", folder, ", or --overwrite, which deletes them")
+        raise error_of_another_run("--output_dir", folder, ", or --overwrite, which deletes them")
 
 
 def in_tokens(texts: Any, given: Mapping[str, Any]) -> dict[str, Any]:
@@ -58,7 +58,7 @@ def in_tokens(texts: Any, given: Mapping[str, Any]) -> dict[str, Any]:
 
     Folders of tokens become --data_dir themselves. Raises ValueError beside a flag that names tokens.
     """
-    texts = in_list(texts)
+    texts = as_list(texts)
     first = Path(texts[0])
     if "-" in texts:
         raise ValueError("-: standard input is read by pretokenize.py alone. Pipe the text into it")
@@ -104,7 +104,7 @@ def make_tokens(args: Namespace) -> None:
     """
     from gpt.pretokenization.store import has_tokenizer  # which imports numpy
 
-    texts, folder = in_list(args.texts), Path(args.data_dir)
+    texts, folder = as_list(args.texts), Path(args.data_dir)
     gone = [text for text in texts if not (os.path.exists(text) or glob.glob(text, recursive=True) or "://" in text)]
     mark = folder / METADATA
     keeps_tokenizer = has_tokenizer(folder) and (to_go_on(args) or not mark.exists())

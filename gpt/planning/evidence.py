@@ -97,7 +97,7 @@ def copied_in(corpus: Corpus) -> float:
 
     It is 0 where pretokenize.py has reported it.
     """
-    if corpus.val is None or corpus.val.length < COPIED_TOKENS or corpus.is_looked_at:
+    if corpus.val is None or corpus.val.length < COPIED_TOKENS or corpus.copies_were_sought:
         return 0.0
     train, val = (data.Tokens(stream, "mmap", torch.device("cpu")) for stream in (corpus.train, corpus.val))
     firsts = range(0, train.length, data.BLOCK_TOKENS)

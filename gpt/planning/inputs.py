@@ -8,19 +8,19 @@ from argparse import Namespace
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from gpt.architectures.table import ModelConfig, by_flags
+from gpt.architectures.table import ModelConfig, fields_with_flags
 from gpt.checkpoint import find, load
 from gpt.checkpoint.folder import owned
 from gpt.checkpoint.mirror import holds_this_run, prepare_mirror
-from gpt.checkpoint.steps import is_same_folder, steps_in
+from gpt.checkpoint.steps import steps_in
 from gpt.checkpoint.stored import NEW_RUN, Found, Stored, TrainState
 from gpt.common.errors import Exit, InvalidCheckpoint, Problems, UserError
-from gpt.common.files import named_in, sha256_of
+from gpt.common.files import is_same_folder, sha256_of, split_checkpoint_name
 from gpt.common.flags import with_values
 from gpt.common.names import FIRST_MODEL, MANIFEST, METADATA, TOKENIZER
 from gpt.common.progress import Progress
 from gpt.common.words import printable, shell_word
-from gpt.hub.download import download_named
+from gpt.hub.download import download_flag
 from gpt.hub.names import as_recorded
 from gpt.machine.backends import NVIDIA, gpu_in_use, gpu_of_this_system
 from gpt.machine.runtime import Runtime
@@ -87,12 +87,12 @@ def choose_inputs(args: Namespace, runtime: Runtime) -> Inputs:
         if left_out:
             runtime.out.say(f"overfit     without --{' --'.join(left_out)}, which would keep the loss above zero")
         args = with_values(args, **above_zero)
-    args = download_named(args, "init_from", runtime.out)
+    args = download_flag(args, "init_from", runtime.out)
     processes = runtime.processes
-    checked = processes.from_first(lambda: _check(args, runtime))
+    checked = processes.from_main(lambda: _check(args, runtime))
     resumed = checked.resumed
-    manifest = processes.from_first(lambda: sha256_of(resumed.folder / MANIFEST) if resumed else "")
-    if processes.is_first:
+    manifest = processes.from_main(lambda: sha256_of(resumed.folder / MANIFEST) if resumed else "")
+    if processes.is_main:
         return checked
     args = with_values(args, teacher=checked.args.teacher)
     if args.init_from and find.is_inside(Path(checked.args.init_from), Path(args.init_from)):
@@ -199,7 +199,7 @@ def as_in_checkpoint(config: ModelConfig, folder: Path, args: Namespace) -> Mode
     with contextlib.suppress(InvalidCheckpoint):  # find.check_same reports it with more detail
         recorded = load.read_config(folder)
         if type(recorded) is type(config):
-            return replace(recorded, **{name: getattr(config, name) for name in by_flags(config, vars(args))},
+            return replace(recorded, **{name: getattr(config, name) for name in fields_with_flags(config, vars(args))},
                            vocab_size=max(config.vocab_size, recorded.vocab_size))
     return config
 
@@ -289,7 +289,7 @@ def choose_teacher(requested: str, config: ModelConfig, tokenizer: Path | None, 
     Raises UserError: exit 4 for a folder without a model, 3 for a teacher with other
     ids, 2 for too few positions.
     """
-    if not named_in(Path(requested), Path("out"))[0].exists():  # out/best names a folder too
+    if not split_checkpoint_name(Path(requested), Path("out"))[0].exists():  # out/best names a folder too
         run = Path(requested).parent
         cure = (f"Its run has deleted it. Give --teacher {shell_word(run)} for the newest." if steps_in(run) else
                 "Give --teacher with the folder where it is now.")

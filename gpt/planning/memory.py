@@ -29,7 +29,7 @@ from gpt.machine.memory import available_ram
 from gpt.machine.processes import ALONE, Processes
 from gpt.machine.runtime import Runtime
 from gpt.optimizers.build import state_bytes
-from gpt.optimizers.table import OPTIMIZERS, largest_state_of
+from gpt.optimizers.table import OPTIMIZERS, optimizer_with_largest_state
 from gpt.planning.recipe import Recipe
 from gpt.planning.sizing import Sizing
 from model import Options
@@ -282,7 +282,7 @@ def choose_sharing(args: Namespace, sizing: Sizing | None, config: ModelConfig, 
     sizing's, or the tokens that keep the device busy. It is predicted to fit 80% of the memory; with
     --batch_size no memory limits it, as halving finds what fits.
     """
-    optimizer = largest_state_of(args.optimizer)  # the choice of auto depends on the micro-batch
+    optimizer = optimizer_with_largest_state(args.optimizer)  # the choice of auto depends on the micro-batch
     accumulates = args.gradient_accumulation_steps > processes.world_size
     sharing_ram = processes.local_world_size if machine.device.type == "cpu" else 1
 
@@ -293,7 +293,7 @@ def choose_sharing(args: Namespace, sizing: Sizing | None, config: ModelConfig, 
     strategy, why = args.model_parallel, "--model_parallel"
     if processes.world_size == 1:
         strategy, why = "alone", ""
-    elif strategy == "auto" and (args.batch_size == "auto" or "fsdp" in OPTIMIZERS[optimizer].against):
+    elif strategy == "auto" and (args.batch_size == "auto" or "fsdp" in OPTIMIZERS[optimizer].conflicts):
         strategy, why = "ddp", "--batch_size auto, or this --optimizer, needs it"
     elif strategy == "auto":
         batch_size = args.batch_size or max(1, LEAST_MICRO_BATCH_TOKENS // config.seq_length)

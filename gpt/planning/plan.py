@@ -9,15 +9,15 @@ import torch
 from torch.nn.attention import SDPBackend
 
 from data import num_windows, spaced
-from gpt.architectures.table import ARCHITECTURES, DEFAULT, ModelConfig, architecture_of, by_flags, name_of
+from gpt.architectures.table import ARCHITECTURES, DEFAULT, ModelConfig, architecture_of, fields_with_flags, name_of
 from gpt.common.names import TRAINS_NEXT
 from gpt.common.ranks import is_one_of_several
 from gpt.common.words import (
     count,
     duration,
     in_epochs,
-    number_in_words,
     percent,
+    plain_number,
     printable,
     several,
     shell_word,
@@ -86,10 +86,10 @@ def say_rest(setup: Setup, pace: Pace, steps_done: int) -> None:
     lines = describe_plan(setup) if args.verbose or args.dry_run else []
     seconds = min(pace.seconds(recipe, steps_done), 60 * (args.max_minutes or math.inf) - before)  # ends then at latest
     lines += [f"time        about {duration(seconds)}{within}, estimated: "
-              f"{several(steps, 'step')} of {number_in_words(pace.step_seconds)} s, {epochs}",
+              f"{several(steps, 'step')} of {plain_number(pace.step_seconds)} s, {epochs}",
               *describe_forecast(setup), *describe_sharing(setup)]
     warnings = objections(setup)
-    if setup.runtime.processes.is_first and not args.dry_run:  # another machine may not see the folder yet
+    if setup.runtime.processes.is_main and not args.dry_run:  # another machine may not see the folder yet
         most = most_checkpoints(args, recipe)
         needed = most * setup.checkpoint_bytes
         free = shutil.disk_usage(args.output_dir).free
@@ -142,7 +142,7 @@ def describe_plan(setup: Setup) -> list[str]:
     config, recipe = setup.config, setup.recipe
     train, val = setup.corpus.train, setup.corpus.val
     decided = {**vars(setup.args), **recipe.flags(), "arch": name_of(config),
-               **{name: getattr(config, name) for name in by_flags(config, vars(setup.args))}}
+               **{name: getattr(config, name) for name in fields_with_flags(config, vars(setup.args))}}
     rows = [
         ("model", f"{architecture_of(config).NAME}, {count(config.num_parameters)} parameters: "
                   f"{several(config.n_layer, 'layer')}, {several(config.n_head, 'head')}, "
@@ -243,7 +243,7 @@ def early_objections(setup: Setup) -> list[str]:
     config, recipe = setup.config, setup.recipe
     num_tokens = corpus.train.length
     lines = []
-    if args.compile is False and setup.runtime.machine.backend.compiles:
+    if args.compile is False and setup.runtime.machine.backend.compiles_by_default:
         lines.append("torch.compile is off on a GPU: expect half the speed. Drop --no-compile.")
     if args.compile_mode and args.compile is None and not setup.runtime.machine.compile:
         lines.append(f"--compile_mode {args.compile_mode}: has no effect here without --compile.")
@@ -278,7 +278,7 @@ def early_objections(setup: Setup) -> list[str]:
     world_size = setup.runtime.processes.world_size
     if recipe.samples_per_step > recipe.windows_per_epoch:
         fewest_each = f" --gradient_accumulation_steps {world_size}" if recipe.accumulation > world_size else ""
-        passes_of_step = number_in_words(recipe.samples_per_step / recipe.windows_per_epoch)
+        passes_of_step = plain_number(recipe.samples_per_step / recipe.windows_per_epoch)
         lines.append(f"each step reads the text {passes_of_step} times: it "
                      f"has {several(recipe.windows_per_epoch, 'sequence')} of {config.seq_length:,} tokens. Give at "
                      f"most --batch_size {max(1, recipe.windows_per_epoch // world_size)}{fewest_each}.")

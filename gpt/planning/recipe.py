@@ -12,7 +12,7 @@ from typing import Any
 import data
 from gpt.architectures.fields import shown
 from gpt.architectures.table import ModelConfig
-from gpt.checkpoint.commands import in_another_folder
+from gpt.checkpoint.commands import flags_of_another_run
 from gpt.checkpoint.stored import NEW_RUN, Stored
 from gpt.common.errors import Exit, UserError
 from gpt.common.words import count, several, shell_word
@@ -86,7 +86,7 @@ class Recipe(Schedule):
         """The command for twice the steps, in another folder, from where the cooldown, or the fall of wsd, began."""
         source = self.cooldown.source if self.cooldown else f"{args.output_dir}/checkpoint-{self.plateau_end}"
         return (f"{launcher} train.py --resume_from {shell_word(source)} "
-                f"{in_another_folder(args.output_dir, 'longer', args.mirror_to)} --max_steps {2 * self.total_steps}")
+                f"{flags_of_another_run(args.output_dir, 'longer', args.mirror_to)} --max_steps {2 * self.total_steps}")
 
     @property
     def samples(self) -> int:
@@ -161,7 +161,7 @@ def choose_optimizer(args: Namespace, config: ModelConfig, samples_per_step: int
                                              "another optimizer cannot continue it. Drop the flag; or, to start from "
                                              "its weights alone, drop --resume_from and give --init_from and another "
                                              "--output_dir.")
-        excluded, _, values = OPTIMIZERS[name].against.partition(" ")
+        excluded, _, values = OPTIMIZERS[name].conflicts.partition(" ")
         if excluded and getattr(args, excluded) in values.split("|"):
             raise UserError(Exit.FLAGS, f"--{excluded} {getattr(args, excluded)}: not with {name}, which trains this "
                                         "run. Drop the flag.")

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from gpt.architectures.table import by_flags, name_of
+from gpt.architectures.table import fields_with_flags, name_of
 from gpt.checkpoint.stored import Stored
 from gpt.common.config import Layer
 from gpt.hub.names import as_recorded
@@ -35,7 +35,7 @@ def flags_of_run(setup: Setup) -> Layer:
         values["mirror_to"] = os.path.abspath(args.mirror_to)  # links stay: the mirror's disk may be mounted elsewhere
     if args.sample_prompt:
         values["sample_prompt"] = args.sample_prompt.replace("\\", "\\\\")  # as it is typed: reading it unescapes
-    shape = {"arch": name_of(config), **{name: getattr(config, name) for name in by_flags(config, vars(args))}}
+    shape = {"arch": name_of(config), **{name: getattr(config, name) for name in fields_with_flags(config, vars(args))}}
     decided = {**values, **shape, **setup.recipe.flags()}
     if args.epochs:
         decided["epochs"] = args.epochs  # not those until the end that the minutes allow
@@ -73,8 +73,8 @@ def settings_of(setup: Setup) -> dict[str, dict[str, Any]]:
               "max_minutes": args.max_minutes, "limits": [args.epochs, args.max_steps]}
     # A constant learning rate has neither a least one nor, by default, a warm-up: the
     # recipe then leaves both out.
-    held = {*setup.recipe.flags(), *by_flags(setup.config, vars(args)), *chosen, "arch", "model_size", "init_from",
-            "min_lr", "warmup_steps"}
+    of_shape = fields_with_flags(setup.config, vars(args))
+    held = {*setup.recipe.flags(), *of_shape, *chosen, "arch", "model_size", "init_from", "min_lr", "warmup_steps"}
     chosen |= {name: layer.given[name] for name in sorted(of_another_recipe(layer.given) - held)}
     threads = {} if machine.on_gpu else {"threads": torch.get_num_threads()}
     attention = {"attention": setup.kernels.attention} if setup.kernels.attention else {}

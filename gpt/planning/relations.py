@@ -73,7 +73,7 @@ RELATIONS = {
     # ---- optimizer
     "optimizer": Relations(
         aliases="optim opt", invalidates="learning_rate min_lr embedding_learning_rate init_std",
-        conflicts=", ".join(f"{name}: {row.against}" for name, row in OPTIMIZERS.items() if row.against)),
+        conflicts=", ".join(f"{name}: {row.conflicts}" for name, row in OPTIMIZERS.items() if row.conflicts)),
     "learning_rate": Relations(
         aliases="lr max_lr peak_lr matrix_lr", invalidates="min_lr embedding_learning_rate init_std"),
     "init_std": Relations(conflicts="init_from"),

@@ -48,21 +48,21 @@ def choose_setup(inputs: Inputs, runtime: Runtime, deadline: Deadline) -> Setup 
     args, corpus = inputs.args, inputs.corpus
     machine, processes = runtime.machine, runtime.processes
     options = choose_options(args.activation_checkpointing, inputs.is_pretrained, machine, inputs.stored.environment)
-    dropout = processes.from_first(lambda: _choose_dropout(inputs, options, runtime, deadline))
+    dropout = processes.from_main(lambda: _choose_dropout(inputs, options, runtime, deadline))
     config = replace(inputs.config, dropout=dropout)
     inputs = replace(inputs, config=config)
-    kernels = processes.from_first(
+    kernels = processes.from_main(
         lambda: choose_kernels(config, machine, options.loss_chunk, inputs.stored.environment))
     use_attention(kernels.attention)
     options = replace(options, loss_chunk=kernels.loss_chunk, label_smoothing=args.label_smoothing or 0.0)
 
     # The recipe, with the micro-batch that fits beside the tokens.
-    place, why_place = processes.from_first(lambda: choose_place(args.preload, corpus, runtime))
-    strategy, why_strategy, most_batch_size = processes.from_first(
+    place, why_place = processes.from_main(lambda: choose_place(args.preload, corpus, runtime))
+    strategy, why_strategy, most_batch_size = processes.from_main(
         lambda: choose_sharing(args, inputs.sizing, config, options, machine, processes))
     recipe_for = partial(choose_recipe, inputs, most_batch_size)
     recipe = recipe_for(deadline.length)
-    if inputs.resumed and processes.from_first(
+    if inputs.resumed and processes.from_main(
             lambda: _say_if_finished(inputs, recipe, recipe_for(None), deadline, runtime)):
         return None
     memory = setting_of(args, config, options, machine, processes, recipe.optimizer, strategy)
@@ -74,13 +74,13 @@ def choose_setup(inputs: Inputs, runtime: Runtime, deadline: Deadline) -> Setup 
     held_bytes = weights + (corpus.train.num_bytes if place == "ram" else 0)
     checkpoint_bytes = checkpoint_bytes_of(config, memory.optimizer_bytes)
     memory = replace(memory, accumulates=recipe.samples_per_step > micro_batch * processes.world_size,
-                     copies=processes.from_first(lambda: has_room_for_copy(checkpoint_bytes, held_bytes)))
-    shows_samples = recipe.sample_interval > 0 and processes.from_first(
+                     copies=processes.from_main(lambda: has_room_for_copy(checkpoint_bytes, held_bytes)))
+    shows_samples = recipe.sample_interval > 0 and processes.from_main(
         lambda: has_room_for_sample(config, memory, machine, processes))
 
     ngrams = None
     other_recipe = args.overfit or args.teacher or args.input_noise or of_another_recipe(args.origin.given)
-    if inputs.sizing and processes.is_first and not other_recipe:
+    if inputs.sizing and processes.is_main and not other_recipe:
         with runtime.out.phase("reading the text's n-grams"):
             ngrams = ngram_statistics(corpus)
     setup = Setup(**vars(inputs), runtime=runtime, options=options, kernels=kernels, recipe=recipe, memory=memory,
@@ -128,10 +128,10 @@ def _with_fitting_micro_batch(recipe: Recipe, inputs: Inputs, memory: MemorySett
     if had_step and not any(change.startswith("batch_size ") for change in args.origin.changed):
         recipe = recipe.with_micro_batch(inputs.stored.settings["batch_size"])  # halved where memory ran out
     elif args.batch_size == "auto":
-        recipe = recipe.with_micro_batch(processes.from_first(
+        recipe = recipe.with_micro_batch(processes.from_main(
             lambda: choose_batch_size(recipe, inputs.config, memory, runtime, tokens_on_gpu)))
     if processes.world_size > 1:
-        recipe = recipe.with_micro_batch(processes.from_first(
+        recipe = recipe.with_micro_batch(processes.from_main(
             lambda: halve_after_out_of_memory(Path(args.output_dir), recipe, runtime.out)))
     return recipe
 

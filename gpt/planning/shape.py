@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from gpt.architectures.table import ARCHITECTURES, DEFAULT, ModelConfig, beyond_size
+from gpt.architectures.table import ARCHITECTURES, DEFAULT, ModelConfig, own_fields_with_flags
 from gpt.checkpoint.load import starting_config
 from gpt.common.errors import Exit, UserError
 from gpt.common.words import several
@@ -41,7 +41,7 @@ def choose_config(args: Namespace, vocab_size: int, num_tokens: int, sizing: Siz
     shape = (sizing and sizing.shape) or shape_of(args)
     seq_length = args.seq_length or (sizing.seq_length if sizing else DEFAULT_SEQ_LENGTH)
     architecture = ARCHITECTURES[sizing.arch if sizing else args.arch or DEFAULT]
-    others = {name: getattr(args, name) for name in beyond_size(architecture.Config, vars(args))
+    others = {name: getattr(args, name) for name in own_fields_with_flags(architecture.Config, vars(args))
               if getattr(args, name) is not None}
     return architecture.sized(shape, vocab_size, min(seq_length, num_tokens - 1), **others)
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import torch
 
-from gpt.architectures.table import ARCHITECTURES, DEFAULT, ModelConfig, beyond_size, create
+from gpt.architectures.table import ARCHITECTURES, DEFAULT, ModelConfig, create, own_fields_with_flags
 from gpt.common.errors import Exit, UserError
 from gpt.machine.backends import CPU, gpu_in_use
 from gpt.optimizers.table import MUON_PAYS
@@ -94,8 +94,8 @@ def choose_sizing(args: Namespace, corpus: Corpus, max_minutes: float | None) ->
     if args.init_from or (gpu and gpu.has_own_memory):
         return None
     is_named = names_size(args)
-    only_default_has = set(beyond_size(ARCHITECTURES[DEFAULT].Config, vars(args))).difference(
-        beyond_size(ARCHITECTURES[CHOSEN_ARCH].Config, vars(args)))
+    only_default_has = set(own_fields_with_flags(ARCHITECTURES[DEFAULT].Config, vars(args))).difference(
+        own_fields_with_flags(ARCHITECTURES[CHOSEN_ARCH].Config, vars(args)))
     names_default = any(getattr(args, name) is not None for name in only_default_has)
     arch = args.arch or (DEFAULT if is_named or names_default else CHOSEN_ARCH)
     shape = shape_of(args) if is_named else None

@@ -6,7 +6,7 @@ sources       finds the input files and recognises their kind, by its table KIND
 engines       encodes text into ids.
 store         holds the output folder while it is filled.
 workers       runs tasks in several processes.
-reading       is such a task: it reads a block, and samples or encodes it.
+block_task    is such a task: it reads a block, and samples or encodes it.
 passes        makes the passes over the text, and settles the validation split.
 report        adds up what the blocks find, and warns at the end.
 vocabulary    opens or trains the tokenizer.

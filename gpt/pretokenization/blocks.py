@@ -81,14 +81,14 @@ class Findings:
     undecodable: int = 0  # replaced bytes that are not UTF-8; the other replaced ones are lone surrogates in JSON
     first_replaced: tuple[int, int, str] | None = None  # byte, line, reason
     records: int = 0  # lines of JSON or rows, with the bad ones
-    bad_lines: int = 0
-    first_bad_line: tuple[int, str] | None = None  # line, reason
+    bad_records: int = 0
+    first_bad_record: tuple[int, str] | None = None  # line, reason
     has_text: bool = False  # more than whitespace
 
-    def count_bad_line(self, number: int, why: str) -> None:
+    def count_bad_record(self, number: int, why: str) -> None:
         """Counts a line of JSON, or a row, that holds no document; keeps the number and reason of the first."""
-        self.bad_lines += 1
-        self.first_bad_line = self.first_bad_line or (number, why)
+        self.bad_records += 1
+        self.first_bad_record = self.first_bad_record or (number, why)
 
     def plus(self, later: "Findings") -> "Findings":
         """The counts of both, with the first places of this one if it has any."""
@@ -99,8 +99,8 @@ class Findings:
             undecodable=self.undecodable + later.undecodable,
             first_replaced=self.first_replaced or later.first_replaced,
             records=self.records + later.records,
-            bad_lines=self.bad_lines + later.bad_lines,
-            first_bad_line=self.first_bad_line or later.first_bad_line,
+            bad_records=self.bad_records + later.bad_records,
+            first_bad_record=self.first_bad_record or later.first_bad_record,
             has_text=self.has_text or later.has_text)
 
     def decode(self, content: bytes, offset: int, line: int) -> str:
@@ -147,7 +147,8 @@ class Kind:
     is_text: bool = True  # the file must be UTF-8: UTF-16, pictures, archives and the like are refused
     is_chat: bool = False  # documents are conversations
     # Of a record that can be read.
-    form: str = "--text_field, or an object with a text, or with a question and an answer, in each line or row"
+    form: str = ("the field's name with --text_field, or records with a field \"text\", or with a question and its "
+                 "answer")
 
 
 def read_at(file: BinaryIO, start: int, length: int) -> bytes:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from gpt.common.files import named_in, sha256_of, sync
+from gpt.common.files import sha256_of, split_checkpoint_name, sync
 from gpt.common.names import TOKENIZER, TRAINS_NEXT
 from gpt.common.words import shell_word
 from gpt.hub.names import as_recorded, is_on_hub
@@ -92,7 +92,7 @@ def summarise(job: Job, metadata: Mapping[str, Any], seconds: float) -> None:
     given = Path(job.args.tokenizer_file or os.devnull)
     if given.name == TOKENIZER:
         given = given.parent
-    model = named_in(given)[0]
+    model = split_checkpoint_name(given)[0]
     named = as_recorded(str(given))  # of a tokenizer of the hub: hf://OWNER/NAME@COMMIT
     if job.has_chats and (is_on_hub(named) or [*model.glob("*.safetensors"), *model.glob("checkpoint-*")]):
         say(f"next: python train.py --init_from {shell_word(named)}{data_dir} --output_dir "

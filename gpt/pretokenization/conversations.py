@@ -27,7 +27,7 @@ from gpt.tokens.chat import (
     turns_of,
 )
 
-FORM = 'each the form {"messages": [{"role": "user", "content": "..."}, {"role": "assistant", "content": "..."}]}'
+FORM = 'records of the form {"messages": [{"role": "user", "content": "..."}, {"role": "assistant", "content": "..."}]}'
 COLUMNS = (*FIELDS, "system", *ASKED, *ABOUT, "history", *ANSWERED)  # of a table
 
 
@@ -68,7 +68,7 @@ def conversations_of(records: Iterable[Record], reading: Reading, findings: Find
             conversations.append(tuple(turn._replace(content=encodable(turn.content, record, findings))
                                        for turn in turns_of(record.value)))
         except ValueError as error:
-            findings.count_bad_line(record.number, printable(error)[:200])
+            findings.count_bad_record(record.number, printable(error)[:200])
     return conversations
 
 
@@ -106,6 +106,6 @@ def encode_conversations(conversations: Sequence[tuple[Turn, ...]], encoder: Enc
     special_ids[""] = vocabulary.size  # beyond all ids: removed below
     ids = ids.copy()
     ids[ends - 1] = [special_ids[segment.special] for segment in segments]
-    is_answer = np.repeat([segment.is_answer for segment in segments], np.diff(ends, prepend=0))
+    counts = np.repeat([segment.counts for segment in segments], np.diff(ends, prepend=0))
     kept = ids != vocabulary.size
-    return ids[kept], np.cumsum(kept)[ends[ends_one] - 1], is_answer[kept]
+    return ids[kept], np.cumsum(kept)[ends[ends_one] - 1], counts[kept]

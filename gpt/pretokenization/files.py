@@ -85,7 +85,7 @@ def refuse_changed(sources: Iterable[Source]) -> None:
 def unpacked(source: Source, path: Path, raise_if_stopped: Callable[[], None]) -> Source:
     """Writes the text of a packed or encoded source to path, as UTF-8; returns a plain source unchanged.
 
-    look is called for each piece and may raise to stop. Raises UserError: exit 3 for a damaged archive, an
+    raise_if_stopped is called for each piece. Raises UserError: exit 3 for a damaged archive, an
     archive bomb and invalid bytes, exit 5 for a missing package.
     """
     if not (source.packing or source.encoding):

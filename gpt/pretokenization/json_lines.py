@@ -134,7 +134,7 @@ def lines_of(block: TextBlock, content: bytes, findings: Findings) -> Iterator[R
         try:
             yield Record(number, decode(line), start, b"\\u" in encoded)
         except (ValueError, RecursionError):
-            findings.count_bad_line(number, "is not JSON")
+            findings.count_bad_record(number, "is not JSON")
 
 
 def encodable(text: str, line: Record, findings: Findings) -> str:
@@ -158,7 +158,7 @@ def record_texts(records: Iterable[Record], reading: Reading, findings: Findings
             texts.append(encodable(text, record, findings))
         else:
             what = f"it is {text!r}" if name in fields else f"its fields are {', '.join(list(fields)[:8]) or 'none'}"
-            findings.count_bad_line(record.number, printable(f"has no text in field {name!r}: {what}")[:200])
+            findings.count_bad_record(record.number, printable(f"has no text in field {name!r}: {what}")[:200])
     return texts
 
 

@@ -26,8 +26,10 @@ EXAMPLE_TOKENS, COLUMNS = 20, 80  # printed
 
 PASSAGE_TOKENS, PASSAGE_BYTES = 13, 40  # of a passage at least: a shorter one may stand in a text many times
 LEAST_DRAWN = 3  # passages of a document that is called a copy
-LINE_LETTERS, LEAST_LINES = 20, 4  # letters of a repeated line, and its copies: fewer are part of a repeated passage
-LONG_LINE, FEW_BLANKS = 1000, 0.09  # bytes, and the fraction of blanks: prose has twice that, minified code half
+LINE_LETTERS = 20  # of a repeated line at least; a shorter one is part of a repeated passage
+LEAST_LINES = 4  # copies of a repeated line
+LONG_LINE = 1000  # bytes
+FEW_BLANKS = 0.09  # fraction of a line: prose has twice that, minified code half
 NO_LETTERS = bytes(byte for byte in range(128) if not chr(byte).isalpha())
 NO_CODE = b" \t" + bytes(range(128, 256))
 CONTROL = re.compile("[\0-\x08\x0e-\x1f\x7f-\x84\x86-\x9f]")
@@ -37,7 +39,7 @@ BROKEN = re.compile("\ufffd|[\xc2\xc3\xd0\xd1][\xa1-\xaa\xac\xae-\xb6\xb8-\xba\x
                     "|[\xe0-\xef][\xa1-\xa6\xa8-\xaa\xac\xae\xaf\xb1-\xb6\xb8-\xba\xbc-\xbf]|\xe2\u20ac|\u0420\xb5")
 
 
-def look_at(job: Job, dtype: str, vocabulary: Vocabulary) -> None:
+def inspect_text(job: Job, dtype: str, vocabulary: Vocabulary) -> None:
     """Prints what in the text would spoil a model; the token files are in the work folder.
 
     Adds to job.totals the fraction of the validation tokens that are copies, unless there are too few.
@@ -152,8 +154,8 @@ def about_lines(text: str) -> list[str]:
             and len(line.translate(None, NO_CODE)) >= (1 - FEW_BLANKS) * len(line)]
     code = b"".join(long)
     return (finding(sum(sizes.values()) / len(content), 0.01,
-                    f"of it is repeated lines; delete what is no text; {copies[largest]:,} times", example.decode())
-            + finding(len(code) / len(content), 0.003, "of it is long lines as of minified code; leave out",
+                    f"of it is lines that repeat; delete boilerplate; {copies[largest]:,} times", example.decode())
+            + finding(len(code) / len(content), 0.003, "of it is very long lines, like minified code; remove",
                       code[len(code) // 2:][:COLUMNS].decode(errors="ignore")))
 
 
@@ -172,4 +174,4 @@ def about_files(sources: Sequence[Source]) -> list[str]:
     sizes = [source.text_bytes for source in sources if source.text_bytes]
     largest = max(sources, key=lambda source: source.text_bytes)
     return finding(max(sizes) / sum(sizes), 0.9 if len(sizes) > 1 else 2,
-                   "of it is one file; weigh it (--data_dir A:1 B:1)", names_of([largest]))
+                   "of it is one file; give it less weight (--data_dir A:1 B:1)", names_of([largest]))

@@ -17,10 +17,10 @@ from gpt.common.errors import Exit, UserError
 from gpt.common.progress import Meter, Progress
 from gpt.common.signals import Signals
 from gpt.common.words import printable
+from gpt.pretokenization.block_task import BlockResult, read_block
 from gpt.pretokenization.blocks import Reading
 from gpt.pretokenization.engines import choose_engine
 from gpt.pretokenization.files import Source, refuse_changed
-from gpt.pretokenization.reading import BlockResult, read_block
 from gpt.pretokenization.report import Report
 from gpt.pretokenization.sources import KINDS, blocks_of
 from gpt.pretokenization.split import VAL_FRACTION, Split, split_by_hash, split_of_documents, split_of_files
@@ -35,7 +35,7 @@ class Job:
     """One run: its flags, its input, the validation split, and its output folder.
 
     settle_split sets split, and may change sources and reading; it comes before every other pass. Each pass
-    makes a new report. encode sets totals: for each split tokens, documents, bytes and largest_id. look_at adds
+    makes a new report. encode sets totals: for each split tokens, documents, bytes and largest_id. inspect_text adds
     copied, the fraction of the validation tokens that are copies.
     """
 
@@ -56,7 +56,7 @@ class Job:
         return sum(source.text_bytes for source in self.sources)
 
     @property
-    def has_fields(self) -> bool:
+    def has_records(self) -> bool:
         """True if --text_field applies to a file."""
         return any(source.kind != "text" for source in self.sources)
 
@@ -108,7 +108,7 @@ def settle_split(job: Job) -> int:
     a warning. Raises UserError (exit 3) for empty text, and the errors of job.results.
     """
     fraction, reading = job.args.val_fraction, job.reading
-    by_size = not (job.has_fields or reading.separator) and split_of_files(job.sources, fraction)
+    by_size = not (job.has_records or reading.separator) and split_of_files(job.sources, fraction)
     job.split = by_size or split_by_hash(VAL_FRACTION if fraction is None else fraction)
     if by_size:
         job.sources = [replace(source, cut=cut) for source, cut in zip(job.sources, by_size.cuts, strict=True)]
@@ -140,7 +140,7 @@ def encode(job: Job, vocabulary: Vocabulary, engine: str) -> str:
             if result.difference:
                 return result.difference
             for split, part in result.splits.items():
-                writers[split].add(part.ids, part.ends, sum(part.sizes), part.is_answer)
+                writers[split].add(part.ids, part.ends, sum(part.sizes), part.counts)
     finally:
         for writer in writers.values():
             writer.close()

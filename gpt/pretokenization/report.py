@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 from gpt.common.errors import Exit, UserError
 from gpt.common.progress import Progress
-from gpt.common.words import several
+from gpt.common.words import first_of, several
 from gpt.pretokenization.blocks import Findings, Reading, TextBlock
 from gpt.pretokenization.files import Source
 from gpt.pretokenization.json_lines import command_to_read, lines_of_widest_column
@@ -19,7 +19,7 @@ FEW_FAULTS = 3  # in any file: a stray byte in a short file is no sign of anothe
 class Report:
     """The findings of all blocks so far, and the findings of the newest source.
 
-    In both, the reasons of first_replaced and first_bad_line begin with the place in the user's files.
+    In both, the reasons of first_replaced and first_bad_record begin with the place in the user's files.
     """
 
     sources: Sequence[Source]
@@ -47,9 +47,9 @@ class Report:
                 raise UserError(Exit.DATA, f"not UTF-8: {why} at {place}. Correct the text, or leave out "
                                            f"{self.reading.strict_flag} to have such bytes replaced.")
             findings.first_replaced = byte, line, f"{place}, {why}"
-        if findings.first_bad_line:
-            line, why = findings.first_bad_line
-            findings.first_bad_line = line, f"{unit} {in_source.newlines + line + 1:,} of {source.shown} {why}"
+        if findings.first_bad_record:
+            line, why = findings.first_bad_record
+            findings.first_bad_record = line, f"{unit} {in_source.newlines + line + 1:,} of {source.shown} {why}"
         self.total = self.total.plus(findings)
         self.in_source = found = in_source.plus(findings)
         if found.first_replaced and found.undecodable > max(FEW_FAULTS, MAX_FAULTS * source.text_bytes):
@@ -64,11 +64,11 @@ class Report:
         """
         found = self.in_source
         most = max(FEW_FAULTS, MAX_FAULTS * found.records)
-        if found.first_bad_line and found.bad_lines > most and not self.reading.allows_bad_records:
-            leave = ", or --allow_bad_records to leave them out" if found.bad_lines < found.records else ""
+        if found.first_bad_record and found.bad_records > most and not self.reading.allows_bad_records:
+            leave = ", or --allow_bad_records to leave them out" if found.bad_records < found.records else ""
             source = self.sources[self.source_index]
-            raise source.error(f"has {found.records:,} records, and {found.bad_lines:,} of them hold no document, the "
-                               f"first: {found.first_bad_line[1]}. Give {KINDS[source.kind].form}{leave}.")
+            raise source.error(f"has {found.records:,} records, and {found.bad_records:,} of them hold no document, "
+                               f"the first: {found.first_bad_record[1]}. Give {KINDS[source.kind].form}{leave}.")
 
     def say(self, progress: Progress) -> None:
         """Warns of replaced bytes, skipped records, and a separator that does not occur."""
@@ -78,23 +78,23 @@ class Report:
                     "cp1252 --overwrite." if found.undecodable else "")
             progress.warn(f"not UTF-8 and replaced by U+FFFD: {several(found.replaced, 'place')}, the first: "
                           f"{found.first_replaced[2]}.{cure}")
-        if found.first_bad_line:
-            progress.warn(f"skipped: {several(found.bad_lines, 'record')} without a document, the first: "
-                          f"{found.first_bad_line[1]}")
+        if found.first_bad_record:
+            progress.warn(f"skipped: {several(found.bad_records, 'record')} without a document, the first: "
+                          f"{found.first_bad_record[1]}")
         if self.reading.separator and not found.separators:
             progress.warn(f"--document_separator {self.reading.separator!r} does not occur in any text file")
 
     def refuse_empty(self, num_bytes: int) -> None:
         """Raises UserError (exit 3) if the documents, num_bytes long, hold no text."""
         found = self.total
-        why = (f"{several(found.bad_lines, 'record')} skipped, the first: {found.first_bad_line[1]}. Give "
-               f"{KINDS[self.sources[self.source_index].kind].form}." if found.first_bad_line else
+        why = (f"{several(found.bad_records, 'record')} skipped, the first: {found.first_bad_record[1]}. Give "
+               f"{KINDS[self.sources[self.source_index].kind].form}." if found.first_bad_record else
                "It holds less than 2 bytes of text besides whitespace. Give a file with text.")
         if num_bytes < 2 or not found.has_text:
             raise UserError(Exit.DATA, f"there is no text in {names_of(self.sources)}. {why}")
 
 
-def warn_of_forms(sources: Sequence[Source], progress: Progress) -> None:
+def warn_of_unusual_texts(sources: Sequence[Source], progress: Progress) -> None:
     """Warns of the first text with Windows' line ends, and of the first table, which is read as plain text."""
     texts = [source for source in sources if source.kind == "text"]
     table = next(filter(_is_table, texts), None)
@@ -116,5 +116,4 @@ def _is_table(source: Source) -> bool:
 
 def names_of(sources: Sequence[Source]) -> str:
     """The names of the first three files."""
-    names = [source.shown.rpartition("/")[2] for source in sources[:3]]
-    return ", ".join([*names, "..."] if len(sources) > 3 else names)
+    return first_of([source.shown.rpartition("/")[2] for source in sources])

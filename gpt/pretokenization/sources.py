@@ -16,7 +16,7 @@ from typing import Any
 from gpt.common.errors import Exit, UserError
 from gpt.common.names import METADATA, STARTS, TOKENS
 from gpt.common.words import printable, several, shell_word
-from gpt.hub.download import DatasetFile
+from gpt.hub.download import InputFile
 from gpt.pretokenization.blocks import Findings, Reading, TextBlock, read_at
 from gpt.pretokenization.conversations import CHAT_LINES, CHAT_TABLES
 from gpt.pretokenization.encodings import CONTROLS, has_controls, refuse_other_encoding
@@ -50,7 +50,7 @@ DEMO_SKIPS = {"test", "tests", "idle_test", "idlelib", "lib2to3", "site-packages
 # ---------------------------------------------------------------- finding files
 
 
-def find_sources(words: Sequence[str], say: Callable[[str], None], fetched: Mapping[str, Sequence[DatasetFile]],
+def find_sources(words: Sequence[str], say: Callable[[str], None], fetched: Mapping[str, Sequence[InputFile]],
                  encoding: str = "") -> list[Source]:
     """Finds the files of the command line's words, in their order, sorted within a folder or glob, none twice.
 
@@ -62,12 +62,12 @@ def find_sources(words: Sequence[str], say: Callable[[str], None], fetched: Mapp
             for file in find_files(words, say, fetched)]
 
 
-def find_files(words: Sequence[str], say: Callable[[str], None], fetched: Mapping[str, Sequence[DatasetFile]],
-               ) -> list[DatasetFile]:
+def find_files(words: Sequence[str], say: Callable[[str], None], fetched: Mapping[str, Sequence[InputFile]],
+               ) -> list[InputFile]:
     """The files of find_sources, unopened."""
-    files: dict[str, DatasetFile] = {}
+    files: dict[str, InputFile] = {}
     for word in words:
-        for file in fetched.get(word) or [DatasetFile(Path(name), printable(name), "")
+        for file in fetched.get(word) or [InputFile(Path(name), printable(name), "")
                                           for name in files_of(word, say)]:
             files.setdefault(os.path.realpath(file.path), file)
     return list(files.values())

@@ -93,8 +93,9 @@ def split_of_one(num_bytes: int, fraction: float) -> Split:
 def split_of_files(sources: Sequence[Source], val_fraction: float | None) -> Split | None:
     """Splits text files of one document each by their tails; None if their hashes are to split them.
 
-    Their hashes split many files, several files with a --val_fraction, and several that are all too short
-    for a tail. Of few files, whole ones would be far too much validation text, or none. val_fraction None
+    Whole files are split by their hashes if there are 100 or more, if there are several and --val_fraction is
+    given, and if every tail would be too short. Of few files, whole ones would be far too much validation text,
+    or none. val_fraction None
     means the default fraction of all their bytes.
     """
     if len(sources) > 1 and (val_fraction is not None or len(sources) >= FEW_FILES):

@@ -9,8 +9,8 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from gpt.common.errors import Exit, UserError
 from gpt.common.names import TOKENIZER
 from gpt.common.words import printable, shell_word
+from gpt.pretokenization.block_task import SEPARATOR
 from gpt.pretokenization.passes import Job
-from gpt.pretokenization.reading import SEPARATOR
 from gpt.pretokenization.workers import in_child
 from gpt.tokens.chat import END, START, can_converse
 from gpt.tokens.faithful import probes_of, refuse_changes

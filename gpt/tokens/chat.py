@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 
 from tokenizers import Tokenizer
 
+from gpt.common.words import shell_word
 from gpt.tokens.tokenizer import END, START, opening_ids
 
 FIELDS = ("messages", "conversations")  # of a record, for its list of turns
@@ -43,7 +44,7 @@ class Segment(NamedTuple):
 
     text: str
     special: str
-    is_answer: bool  # the text and the special token count in the loss
+    counts: bool  # the text and the special token count in the loss
 
 
 # ---------------------------------------------------------------- the turns of a record
@@ -77,7 +78,7 @@ def turns_of(record: Any) -> tuple[Turn, ...]:
         raise ValueError('has an empty answer (with "weight": 0 it is not learned)' if answers else
                          "has no answer to learn")
     if fields.get("system"):
-        read.insert(0, _turn_of({"role": "system", "content": fields["system"]}, "system"))
+        read.insert(0, _turn_of({"role": "system", "content": fields["system"]}, "the field system"))
     return tuple(read)
 
 
@@ -94,7 +95,7 @@ def _question_and_answer(fields: dict[str, Any]) -> list[Any]:
     given = {name: fields[name] for name in (asked, about, answered) if fields.get(name) is not None}
     for name, value in given.items():
         if not isinstance(value, str):
-            raise ValueError(f"its {name} is not text")
+            raise ValueError(f"has no text as its {name}")
     question = "\n\n".join(filter(str.strip, (given.get(asked, ""), given.get(about, ""))))
     if not question or fields.get("history"):
         raise ValueError("has an empty question" if not question else "has a history besides its question")
@@ -108,12 +109,12 @@ def _turn_of(turn: Any, which: str) -> Turn:
                                      ("role", "content"))
     role, content = fields.get(role_field), fields.get(content_field)
     if not isinstance(role, str) or role not in ROLES:
-        raise ValueError(f"{which}: its {role_field} is {role!r}, not one of {', '.join(ROLES)}")
+        raise ValueError(f"has the {role_field} {role!r} in {which}, not one of {', '.join(ROLES)}")
     if not isinstance(content, str):
-        raise ValueError(f"{which}: its {content_field} is not text")
+        raise ValueError(f"has no text as the {content_field} of {which}")
     weight = fields.get("weight")
     if weight not in (None, 0, 1):
-        raise ValueError(f"{which}: its weight is {weight!r}, not 0 or 1")
+        raise ValueError(f"has the weight {weight!r} in {which}, not 0 or 1")
     return Turn(ROLES[role], content, weight != 0)
 
 
@@ -184,3 +185,11 @@ def prompt_ids(turns: Sequence[Turn], tokenizer: Tokenizer) -> list[int]:
         ids += tokenizer.encode(text, add_special_tokens=False).ids
         ids += [tokenizer.token_to_id(special)] if special else []
     return ids
+
+
+def how_to_converse(folder: object) -> str:
+    """The commands that train a folder's model on conversations."""
+    model = shell_word(folder)
+    return ("Train it on conversations:\n"
+            f"python pretokenize.py chats.jsonl --output_dir chats \\\n    --tokenizer_file {model}\n"
+            f"python train.py --init_from {model} \\\n    --data_dir chats --output_dir out-chats")

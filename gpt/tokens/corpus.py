@@ -16,6 +16,7 @@ from gpt.tokens.stream import TokenStream, scan
 from gpt.tokens.tokenizer import end_of_text_id, load_tokenizer, load_with_size, tokenizer_file_of
 
 MIN_VALIDATION_TOKENS = 32  # a training file with less than twice as many gives none to validation
+VAL_FRACTION = 0.005  # of the training tokens, where there are no validation files
 
 
 @dataclass(frozen=True)
@@ -25,7 +26,7 @@ class Corpus:
     identity is the sha256 of the training file; for several files, a mask among them, it is the sha256 of their
     hex sha256s, joined. val_identity is the same for the files that hold the validation tokens. The streams of
     a mixture join the streams of its components, in their order; any other corpus has no components. origins
-    are the datasets of the Hugging Face hub from which the text came. is_looked_at is True if pretokenize.py
+    are the datasets of the Hugging Face hub from which the text came. copies_were_sought is True if pretokenize.py
     searched the training tokens for copies of the validation tokens.
     """
 
@@ -40,7 +41,7 @@ class Corpus:
     notes: tuple[str, ...] = ()
     components: "tuple[Component, ...]" = ()
     origins: tuple[str, ...] = ()
-    is_looked_at: bool = False
+    copies_were_sought: bool = False
 
     @property
     def converses(self) -> bool:
@@ -82,12 +83,12 @@ class Component:
 
 
 def open_corpus(train: Path, val: Path | None, metadata_file: Path | None, tokenizer_file: Path | None,
-                vocab_size: int | None = None, val_fraction: float = 0.005) -> Corpus:
+                vocab_size: int | None = None) -> Corpus:
     """Opens token files and checks their layout, sizes, dtype, vocabulary and every id. Raises UserError (exit 3).
 
     train and val are each a file, a folder or a glob. In a folder without our metadata, the files are found
     by the names that programs use. Without val, the folder's validation files are taken, or the val.bin beside
-    a train.bin, or the last val_fraction of the training tokens. Our metadata without a validation split
+    a train.bin, or the last VAL_FRACTION of the training tokens. Our metadata without a validation split
     means none. A file whose size and time match our metadata is trusted; any other file is read once and must
     have the recorded sha256. Without metadata the vocabulary comes from the tokenizer or from vocab_size, and
     the layout is recognised. With our metadata the tokenizer beside it needs no name.
@@ -119,7 +120,7 @@ def open_corpus(train: Path, val: Path | None, metadata_file: Path | None, token
             val_stream = val_identity = None
     elif (not metadata.splits or "val" in metadata.splits) and train_stream.length >= 2 * MIN_VALIDATION_TOKENS:
         # Our own metadata without a validation split means that the user wanted none.
-        num = max(MIN_VALIDATION_TOKENS, int(train_stream.length * val_fraction))
+        num = max(MIN_VALIDATION_TOKENS, int(train_stream.length * VAL_FRACTION))
         notes.append(f"no validation file: the last {num:,} tokens of {train_stream.name} are kept for "
                      "validation")
         val_stream, val_identity = train_stream.slice(train_stream.length - num, num), identity
@@ -129,7 +130,7 @@ def open_corpus(train: Path, val: Path | None, metadata_file: Path | None, token
 
     return Corpus(train_stream, val_stream, known_size, end_id, tokenizer_file, tokenizer_sha256,
                   identity, val_identity, tuple(notes), origins=metadata.origins,
-                  is_looked_at=val is None and metadata.splits.get("val", FileRecord()).copied is not None)
+                  copies_were_sought=val is None and metadata.splits.get("val", FileRecord()).copied is not None)
 
 
 def open_folder(folder: Path) -> Corpus:

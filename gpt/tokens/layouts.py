@@ -263,11 +263,11 @@ def recognise(path: Path, split: str = "train") -> Layout:
         if head.startswith(start):
             raise token_file_error(path, f"is {kind}, not tokens. Save ids as raw uint16 or .npy. Make tokens of a "
                                          "text:\npython pretokenize.py FILE --output_dir tokens")
-    if split == "val" and len(head) >= MIN_TEXT_BYTES and not NOT_IN_TEXT.search(head):
-        raise token_file_error(path, "holds text, not tokens. evaluate.py takes texts behind --text. For tokens to "
-                                     f"validate on:\npython pretokenize.py {shell_word(path)} --tokenizer_file "
-                                     "TOKENIZER --val_fraction 0 --output_dir tokens")
     if len(head) >= MIN_TEXT_BYTES and not NOT_IN_TEXT.search(head):
+        if split == "val":
+            raise token_file_error(path, "holds text, not tokens. evaluate.py takes texts behind --text. For tokens to "
+                                         f"validate on:\npython pretokenize.py {shell_word(path)} --tokenizer_file "
+                                         "TOKENIZER --val_fraction 0 --output_dir tokens")
         raise token_file_error(path, "holds text, not tokens. Make tokens of it:\n"
                                      f"python pretokenize.py {shell_word(path)} --output_dir tokens")
     return LAYOUTS["nanogpt"]

@@ -12,7 +12,7 @@ import numpy as np
 from tokenizers import Tokenizer, decoders, pre_tokenizers
 
 from gpt.common.errors import Exit, UserError
-from gpt.common.files import named_in, read_bytes, read_text
+from gpt.common.files import read_bytes, read_text, split_checkpoint_name
 from gpt.common.names import METADATA, TEMPLATE, TOKENIZER, TOKENIZER_CONFIG
 from gpt.common.words import printable, shell_word
 
@@ -56,7 +56,7 @@ def load_tokenizer(path: str | Path) -> Tokenizer:
 
 def tokenizer_file_of(path: Path) -> Path:
     """The tokenizer.json that a path means: itself, or the one in a model's or a run's folder."""
-    path = named_in(path)[0]
+    path = split_checkpoint_name(path)[0]
     if not path.is_dir():
         return path
     own, of_checkpoints = path / TOKENIZER, sorted(path.glob(f"checkpoint-*/{TOKENIZER}"))
@@ -68,7 +68,7 @@ def load_with_size(path: Path) -> tuple[Tokenizer, int]:
 
     path is one that tokenizer_file_of takes. Raises UserError (exit 3).
     """
-    folder, path = named_in(path)[0], tokenizer_file_of(path)
+    folder, path = split_checkpoint_name(path)[0], tokenizer_file_of(path)
     name = f"tokenizer {printable(path)}"
     try:
         tokenizer = _for_text(Tokenizer.from_buffer(read_bytes(path, MAX_TOKENIZER_BYTES)))

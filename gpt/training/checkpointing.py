@@ -42,7 +42,7 @@ class Checkpointer:
         self._run = run
         self._args, self._runtime = run.setup.args, run.setup.runtime
         self.output_dir = Path(self._args.output_dir)
-        is_first = self._runtime.processes.is_first
+        is_main = self._runtime.processes.is_main
         self.best_step = 0  # the best by validation that is on the disk
         self.save_seconds = 0.0  # of the last save, until it was on the disk
         self.begun_step = 0  # of the save in flight, or of the last save
@@ -54,8 +54,8 @@ class Checkpointer:
         self._chat_template = _choose_chat_template(run.setup, tokenizer)
         self._thread = ThreadPoolExecutor(1, "saver", yield_the_cores)
         self._pending = None
-        self._snapshot = save.Snapshot() if is_first and run.setup.memory.copies else None
-        self.mirror = Mirror(self._args, self._runtime.out) if is_first and self._args.mirror_to else None
+        self._snapshot = save.Snapshot() if is_main and run.setup.memory.copies else None
+        self.mirror = Mirror(self._args, self._runtime.out) if is_main and self._args.mirror_to else None
 
     # ---- when
 
@@ -80,7 +80,7 @@ class Checkpointer:
 
         Only the main process looks at the clock.
         """
-        minutes = self._args.checkpoint_every_minutes if self._runtime.processes.is_first else 0
+        minutes = self._args.checkpoint_every_minutes if self._runtime.processes.is_main else 0
         is_late = minutes and time.monotonic() - self._begun_at >= 60 * minutes
         return bool(is_late or self._runtime.signals.asks_to_save)
 
@@ -116,7 +116,7 @@ class Checkpointer:
 
         with self._runtime.out.phase("copying the state"), self._runtime.clock.pause():
             tensors = contents.Tensors.of(self._run.model, self._run.optimizer)
-            if not self._runtime.processes.is_first:
+            if not self._runtime.processes.is_main:
                 tensors.join_gather()
             else:
                 tensors = self._snapshot.take(tensors) if self._snapshot else tensors.gathered()
@@ -141,7 +141,7 @@ class Checkpointer:
                 self.mirror.update(retention)
             return seconds
 
-        if self._runtime.processes.is_first:
+        if self._runtime.processes.is_main:
             self._pending = self._thread.submit(write)
         if not setup.memory.copies:
             self._settle_all()
@@ -184,7 +184,7 @@ class Checkpointer:
     def _while_others_wait(self, work: Callable[[], object]) -> None:
         """Does some work in the main process, while is_busy keeps the watchdogs of the others quiet."""
         self._is_waiting = True
-        self._runtime.processes.from_first(work)
+        self._runtime.processes.from_main(work)
         self._is_waiting = False
 
     # ---- the texts of a checkpoint
@@ -256,13 +256,13 @@ class Checkpointer:
         All processes take part. False at step 0, and after a full disk, with a warning. Raises
         FloatingPointError as settle.
         """
-        from_first = self._runtime.processes.from_first
+        from_main = self._runtime.processes.from_main
         self._settle_all()
-        if self._run.state.step and not from_first(lambda: self.is_on_disk):
+        if self._run.state.step and not from_main(lambda: self.is_on_disk):
             self.save(self.is_permanent())
             self._settle_all()
         self._while_others_wait(lambda: self.mirror and self.mirror.finish())
-        return from_first(lambda: self.is_on_disk)
+        return from_main(lambda: self.is_on_disk)
 
     def close(self) -> None:
         """Waits for the save in flight and its mirror, and frees the copy's memory. A failed save raises nothing."""

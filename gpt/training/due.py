@@ -29,7 +29,7 @@ def due_after_step(run: Run, checkpointer: Checkpointer, deadline: Deadline, pac
     """
     step, recipe = run.state.step, run.recipe
     near_deadline = deadline.ends_within(pace.seconds_to_end(recipe, checkpointer.save_seconds))
-    out_of_time = run.decisions.any_said("end", near_deadline and run.setup.runtime.processes.is_first)
+    out_of_time = run.decisions.any_said("end", near_deadline and run.setup.runtime.processes.is_main)
     is_last = out_of_time or step == recipe.total_steps
     permanent = is_last or checkpointer.is_permanent()
     every_steps = run.setup.args.checkpoint_every_steps

@@ -69,7 +69,7 @@ def _measure_between_steps(run: Run, validator: Validator, val_tokens: int) -> t
         seconds_of(validator.sample, 1)  # the first time a GPU loads its kernels
         sample = seconds_of(validator.sample, MEASURED_TOKENS)
     setup.runtime.machine.backend.release_memory()  # so that the next tensors lie together
-    validation, sample = processes.from_first(lambda: (validation, sample))
+    validation, sample = processes.from_main(lambda: (validation, sample))
     tokens = min(val_tokens, windows * setup.config.seq_length)
     return validation / max(1, tokens), sample * SAMPLE_TOKENS / MEASURED_TOKENS
 
@@ -95,7 +95,7 @@ def _measure_step(run: Run, take_step: TakeStep, whole: bool, least_seconds: flo
     for group in run.optimizer.param_groups:
         group["lr"] = 0.0  # until the next step, which sets its own
     with runtime.out.phase("measuring how long a step takes"):
-        while runtime.processes.from_first(lambda: needs_another(seconds)):
+        while runtime.processes.from_main(lambda: needs_another(seconds)):
             runtime.clock.start()
             take_step(run, num_measured)
             seconds.append(runtime.clock.lap())
@@ -104,7 +104,7 @@ def _measure_step(run: Run, take_step: TakeStep, whole: bool, least_seconds: flo
     run.scaler.load_state_dict(scaler)
     runtime.machine.backend.set_rng_states(rng)
     runtime.gauge.waited = dict.fromkeys(runtime.gauge.waited, 0.0)  # these steps were no training
-    warm = sorted(runtime.processes.from_first(lambda: seconds[1:] or seconds))
+    warm = sorted(runtime.processes.from_main(lambda: seconds[1:] or seconds))
     return warm[len(warm) // 4] * run.num_micro_batches / num_measured
 
 
@@ -146,7 +146,7 @@ def move_end(run: Run, deadline: Deadline, pace: Pace, save_seconds: float) -> b
         return False
     most_steps = setup.recipe_for(None).total_steps
     seconds_to_end = pace.seconds_to_end(recipe, save_seconds)
-    last = setup.runtime.processes.from_first(
+    last = setup.runtime.processes.from_main(
         lambda: deadline.replan_last_step(run.state.step, recipe, seconds_to_end, most_steps))
     total = recipe.total_steps
     left = total - run.state.step

@@ -12,7 +12,7 @@ from gpt.common.errors import Exit, UserError, is_out_of_memory
 from gpt.common.names import TRAINS_NEXT
 from gpt.common.words import several, size
 from gpt.machine.backends import CPU
-from gpt.optimizers.build import expected_state
+from gpt.optimizers.build import state_schema
 from gpt.planning.decided import Setup
 from gpt.planning.memory import CUDA_CONTEXT, GIB, divisors, remember_too_many
 from gpt.tokens.watch import TokensChanged
@@ -48,7 +48,7 @@ def undo_step(run: Run, rng: Mapping[str, torch.Tensor]) -> None:
     optimizer.zero_grad(set_to_none=True)
     run.setup.runtime.machine.backend.set_rng_states(rng)
     for parameter, kept in list(optimizer.state.items()):
-        if kept.keys() != expected_state(optimizer, parameter).keys():  # the step has not finished it
+        if kept.keys() != state_schema(optimizer, parameter).keys():  # the step has not finished it
             del optimizer.state[parameter]
     if scaler.is_enabled():
         # Before its first use the scaler has no scale.

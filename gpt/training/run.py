@@ -5,7 +5,6 @@ from dataclasses import dataclass
 import torch
 
 import data
-from gpt.architectures.table import Network
 from gpt.checkpoint.stored import TrainState
 from gpt.ops.loss import TeacherOutput
 from gpt.optimizers.build import set_groups
@@ -13,6 +12,7 @@ from gpt.planning.decided import Setup
 from gpt.planning.recipe import Recipe
 from gpt.training.strategies import Decisions, Strategy
 from gpt.training.teacher import Teacher
+from model import LanguageModel
 
 Figures = dict[str, torch.Tensor]  # of a step, by their names in metrics.jsonl: fp32 [] each, on the device
 
@@ -25,7 +25,7 @@ class Run:
     """
 
     setup: Setup
-    model: Network
+    model: LanguageModel
     optimizer: torch.optim.Optimizer
     scaler: torch.amp.GradScaler
     strategy: Strategy

@@ -6,7 +6,7 @@ from functools import partial
 from gpt.checkpoint import load
 from gpt.common.words import printable, several, short
 from gpt.hub.names import as_recorded
-from gpt.optimizers.build import expected_state
+from gpt.optimizers.build import state_schema
 from gpt.planning.records import measures_same_tokens, settings_of
 from gpt.planning.schedules import schedule_of
 from gpt.training.run import Run
@@ -42,7 +42,7 @@ def resume(run: Run) -> None:
     setup, say = run.setup, run.setup.runtime.out.say
     assert setup.resumed
     folder, stored = setup.resumed
-    load.load_training(folder, run.model, run.optimizer, partial(expected_state, run.optimizer))
+    load.load_training(folder, run.model, run.optimizer, partial(state_schema, run.optimizer))
     if run.scaler.is_enabled() and stored.scaler:
         run.scaler.load_state_dict(dict(stored.scaler))
     step, total = stored.state.step, setup.recipe.total_steps

@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from gpt.architectures.table import ModelConfig, Network, architecture_of, create
+from gpt.architectures.table import LanguageModel, ModelConfig, architecture_of, create
 from gpt.machine.device import Machine
 from gpt.machine.processes import Processes
 from gpt.ops.shards import local
@@ -34,7 +34,7 @@ class Strategy:
     keeps_gradients = False
     passes_to_compile = 1
 
-    def __init__(self, model: Network):
+    def __init__(self, model: LanguageModel):
         self._model = model
         self.forward: Any = model
 
@@ -94,7 +94,7 @@ class _Distributed(Strategy):
     that hold the same gradients.
     """
 
-    def __init__(self, model: Network, processes: Processes, copies: int):
+    def __init__(self, model: LanguageModel, processes: Processes, copies: int):
         super().__init__(model)
         self._processes, self._copies = processes, copies
 
@@ -111,7 +111,7 @@ class DataParallel(_Distributed):
 
     keeps_gradients = True  # otherwise several micro-batches add up outside the buckets: twice the memory
 
-    def __init__(self, model: Network, processes: Processes):
+    def __init__(self, model: LanguageModel, processes: Processes):
         super().__init__(model, processes, copies=processes.world_size)
         # 25 MiB of gradients are averaged at a time.
         self.forward = DistributedDataParallel(model, gradient_as_bucket_view=True, bucket_cap_mb=25)
@@ -129,7 +129,7 @@ class FullySharded(_Distributed):
     before its weights are drawn.
     """
 
-    def __init__(self, model: Network, processes: Processes, machine: Machine, std: float, groups: int = 1):
+    def __init__(self, model: LanguageModel, processes: Processes, machine: Machine, std: float, groups: int = 1):
         from torch.distributed.device_mesh import init_device_mesh
         from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
@@ -155,7 +155,7 @@ class FullySharded(_Distributed):
 
 
 def build_model(config: ModelConfig, options: Options, strategy: str, processes: Processes, machine: Machine,
-                std: float, in_graphs: bool = False) -> tuple[Network, Strategy]:
+                std: float, in_graphs: bool = False) -> tuple[LanguageModel, Strategy]:
     """The model with its initial weights, the same for any number of processes, and the strategy that trains it.
 
     strategy is 'ddp', 'fsdp' or 'hsdp' where there are several processes. std is the deviation of the initial matrices.

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from gpt.architectures.table import Network
+from gpt.architectures.table import LanguageModel
 from gpt.checkpoint.load import load_model
 from gpt.common.words import printable
 from gpt.machine.device import Machine
@@ -20,7 +20,7 @@ from model import Options
 class Teacher:
     """A finished model that predicts for a student; the given model's weights become fixed."""
 
-    def __init__(self, model: Network):
+    def __init__(self, model: LanguageModel):
         self._model = model.eval().requires_grad_(False)
         model.round_weights()
         self._trunk = model.trunk

@@ -9,7 +9,7 @@ import torch
 from tokenizers import Tokenizer
 
 import data
-from gpt.architectures.table import Network
+from gpt.architectures.table import LanguageModel
 from gpt.common.errors import UserError
 from gpt.common.words import printable_text
 from gpt.generation.prompts import Language, encode_prompt
@@ -72,7 +72,7 @@ def mean_by_weight(sets: Sequence[tuple[Validation, LossSums]]) -> ValidationLos
 
 
 @torch.no_grad()
-def sum_losses(model: Network, batches: Iterable[data.Batch], byte_lengths_V: torch.Tensor | None,
+def sum_losses(model: LanguageModel, batches: Iterable[data.Batch], byte_lengths_V: torch.Tensor | None,
                autocast: Callable[[], contextlib.AbstractContextManager], should_stop: Callable[[], bool],
                ) -> LossSums | None:
     """Adds up the losses of all targets in the batches; returns None once should_stop() is true.

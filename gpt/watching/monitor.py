@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 
 from gpt.architectures.table import architecture_of
-from gpt.checkpoint.commands import in_another_folder, with_more_text
+from gpt.checkpoint.commands import flags_of_another_run, more_text_commands
 from gpt.checkpoint.history import BITS_OF, VAL_LOSS_OF, Row
 from gpt.checkpoint.steps import steps_in
 from gpt.common.names import FIRST_MODEL, TOKENIZER, TRAINS_NEXT
@@ -326,7 +326,7 @@ class Monitor:
             self._out.say(f"To improve: no validation loss fell below {self._loss_before:.4f}, that of the weights it "
                           f"began from. Change them less:\n{launcher} train.py --config {folder}/config.toml \\\n    "
                           f"--learning_rate {self._run.recipe.lower_rate_in_words} "
-                          f"{in_another_folder(self._args.output_dir, 'slower', self._args.mirror_to)}")
+                          f"{flags_of_another_run(self._args.output_dir, 'slower', self._args.mirror_to)}")
         elif self._overfitting.training_means and not self._curve.worse_than_guessing(self._last_loss):
             self._say_how_to_improve(folder, best)
 
@@ -346,13 +346,13 @@ class Monitor:
         elif how == MORE_TEXT:
             if recipe.is_regularized and recipe.passes > FRESH and not has_teacher_or_noise(args):
                 why += f". Give more, or teach a second model: --teacher {best} --output_dir {folder}-2"
-            command = with_more_text(args.output_dir, corpus.tokenizer_path, self.state,
+            command = more_text_commands(args.output_dir, corpus.tokenizer_path, self.state,
                                      {**vars(args), "cooldown_from": recipe.cooldown and recipe.cooldown.source})
         else:
             machine = self._runtime.machine  # on a CPU a named size would be in fp32
             in_bf16 = " --use_amp" if machine.precision == "bf16" and not machine.on_gpu else ""
             command = (f"{self._runtime.processes.launcher} train.py --config {folder}/config.toml \\\n"
-                       f"    --model_size {how}{in_bf16} {in_another_folder(args.output_dir, how, args.mirror_to)}")
+                       f"    --model_size {how}{in_bf16} {flags_of_another_run(args.output_dir, how, args.mirror_to)}")
         self._out.say(f"To improve: {why}\n{command}")
 
     def _next_step(self) -> tuple[str, str]:

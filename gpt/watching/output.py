@@ -31,7 +31,7 @@ def open_output(run: Run, argv: Sequence[str], checkpointer: Checkpointer) -> It
     """
     setup, state = run.setup, run.state
     args, runtime = setup.args, setup.runtime
-    out, is_first = runtime.out, runtime.processes.is_first
+    out, is_main = runtime.out, runtime.processes.is_main
     resumed, output_dir = setup.resumed.folder if setup.resumed else None, Path(args.output_dir)
     flags = flags_of_run(setup)
     replaces = bool(resumed and not is_inside(resumed, output_dir))
@@ -39,7 +39,7 @@ def open_output(run: Run, argv: Sequence[str], checkpointer: Checkpointer) -> It
                   appends=bool(state.step or args.resume_from))
     runtime.signals.on_stop(
         lambda: f"stopping; the state is saved first (now: {out.doing})", checkpointer.at_risk)
-    if is_first:
+    if is_main:
         if args.overwrite:
             delete_other_runs(output_dir, resumed, state.step, out)
             first = output_dir / FIRST_MODEL
@@ -51,7 +51,7 @@ def open_output(run: Run, argv: Sequence[str], checkpointer: Checkpointer) -> It
                        f"    python train.py --resume_from {shell_word(output_dir)}", run.recipe.reasons)
     checkpointer.start(resumed)
 
-    recorder = Recorder(args, output_dir, state, out, is_silent=not is_first, replaces=replaces, config={
+    recorder = Recorder(args, output_dir, state, out, is_silent=not is_main, replaces=replaces, config={
         **flags.values, **settings_of(setup)["environment"], "parameters": setup.config.num_parameters})
     for row in recorder.rows:
         if is_number(row.get("val_loss")):
@@ -63,7 +63,7 @@ def open_output(run: Run, argv: Sequence[str], checkpointer: Checkpointer) -> It
     monitor = Monitor(run, recorder)
     out.on_warning = lambda message: recorder.log(state.step, time=time.time(), advice=message)
     runtime.resources.callback(monitor.close_trackers)
-    with recorded_start(run) if is_first else contextlib.nullcontext():
+    with recorded_start(run) if is_main else contextlib.nullcontext():
         try:
             yield monitor
         except TokensChanged:

@@ -79,7 +79,7 @@ def test_on_colab_the_drive_is_mounted_and_checkpoints_are_kept_there(monkeypatc
     drive.mount = mounted.append  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "google.colab.drive", drive)
     monkeypatch.setitem(sys.modules, "google.colab", colab)
-    place = cells.find_place("first", "/content/drive/MyDrive/my text.txt", "models", str(tmp_path))
+    place = cells.prepare_folders("first", "/content/drive/MyDrive/my text.txt", "models", str(tmp_path))
     assert mounted == ["/content/drive"]
     assert place.mirror == Path("/content/drive/MyDrive/models/first")
     assert place.tokens == tmp_path / "data" / "content-drive-MyDrive-my-text.txt"
@@ -88,7 +88,7 @@ def test_on_colab_the_drive_is_mounted_and_checkpoints_are_kept_there(monkeypatc
 
 
 def test_elsewhere_nothing_is_mounted_and_no_mirror_is_made_up(tmp_path):
-    place = cells.find_place("first", "demo", "", str(tmp_path))
+    place = cells.prepare_folders("first", "demo", "", str(tmp_path))
     assert place.mirror is None
     assert "--mirror_to" not in cells.flags_of(place, "auto", 0, "auto", "")
 
@@ -96,7 +96,7 @@ def test_elsewhere_nothing_is_mounted_and_no_mirror_is_made_up(tmp_path):
 def test_texts_whose_words_end_alike_have_folders_of_their_own(tmp_path):
     corpora = [f"hf://datasets/{owner}/a-data-set-with-a-long-name --text_field story_text --val_fraction 0.01"
                for owner in ("one", "two")] + ["hf://datasets/a/b_c", "hf://datasets/a/b-c"]
-    folders = {cells.find_place("first", corpus, "", str(tmp_path)).tokens for corpus in corpora}
+    folders = {cells.prepare_folders("first", corpus, "", str(tmp_path)).tokens for corpus in corpora}
     assert len(folders) == 4
 
 
@@ -151,13 +151,13 @@ def test_pip_takes_the_build_for_the_driver_and_leaves_a_torch_that_serves(drive
     monkeypatch.setattr(cells.subprocess, "run", lambda *_, **more: types.SimpleNamespace(stdout=driver))
     monkeypatch.setattr(cells.metadata, "version", lambda _: torch)
     monkeypatch.setattr(sys, "platform", "linux")
-    command = cells.pip_command("auto")
+    command = cells.choose_build("auto")
     assert (f"torch --index-url https://download.pytorch.org/whl/{index} && " in command) == bool(index)
     assert command.endswith('requirements.txt"')
     assert says in capsys.readouterr().out
     if "failed" in driver:
         with pytest.raises(cells.CellFailed, match=r"No GPU here: Runtime > .* Or set use_gpu to auto"):
-            cells.pip_command("yes")
+            cells.choose_build("yes")
 
 
 # ---------------------------------------------------------------- the lines in a cell

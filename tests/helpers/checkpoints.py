@@ -8,9 +8,9 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from gpt.common.files import sha256_of
-from gpt.optimizers.build import kept_by_adamw
+from gpt.optimizers.build import adamw_schema
 
-ADAMW_STATE = kept_by_adamw
+ADAMW_STATE = adamw_schema
 
 
 def no_warning(message: str) -> None:

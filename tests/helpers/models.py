@@ -12,14 +12,14 @@ from safetensors.torch import save_file
 from tokenizers import Tokenizer
 
 from gpt.architectures.rotary import RotaryTransformer
-from gpt.architectures.table import ARCHITECTURES, ModelConfig, Network, architecture_of, create
+from gpt.architectures.table import ARCHITECTURES, LanguageModel, ModelConfig, architecture_of, create
 from gpt.checkpoint.contents import Tensors, model_card, tensor_files, text_files
 from gpt.checkpoint.save import save
 from gpt.tokens.chat import END, START, template_of
 from gpt.tokens.tokenizer import vocab_size_of
 from model import GPT, GPTConfig, Options
 
-T = TypeVar("T", bound=Network)
+T = TypeVar("T", bound=LanguageModel)
 EMBEDDINGS = ("transformer.wte", "model.embed_tokens", "lm_head")
 
 
@@ -110,7 +110,7 @@ def conversing_checkpoint(folder: Path, tokenizer: Tokenizer, **changes) -> Path
     return trained_checkpoint(folder, 1, tokenizer.to_str(), template, **changes)[0]
 
 
-def write_hugging_face_folder(folder: Path, model: Network, tokenizer_file: Path) -> Path:
+def write_hugging_face_folder(folder: Path, model: LanguageModel, tokenizer_file: Path) -> Path:
     """Writes a model as a folder without training state, also weights that are not finite."""
     folder.mkdir(parents=True, exist_ok=True)
     architecture = architecture_of(model.config)

@@ -88,7 +88,7 @@ def read(*names: str, reading: Reading | None = None, limits: Limits = LIMITS) -
 
 
 def words_of_first(first: tuple[Any, ...] | None) -> str:
-    """The words of a report's first_replaced or first_bad_line; '' for none."""
+    """The words of a report's first_replaced or first_bad_record; '' for none."""
     return first[-1] if first else ""
 
 

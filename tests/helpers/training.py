@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from data import Batch
-from gpt.architectures.table import Network
+from gpt.architectures.table import LanguageModel
 from gpt.checkpoint.stored import TrainState
 from gpt.common.errors import UserError
 from gpt.common.progress import Progress
@@ -72,7 +72,7 @@ def small_batch(rows: int, seed: int = 0) -> Batch:
     return tokens[:, :-1], tokens[:, 1:]
 
 
-def run_of(model: Network, scaler: torch.amp.GradScaler | None = None, learning_rate: float = 1e-2,
+def run_of(model: LanguageModel, scaler: torch.amp.GradScaler | None = None, learning_rate: float = 1e-2,
            name: str = "adamw", machine: Machine | None = None, grad_clip: float = 1.0, **more: Any) -> Run:
     """What train.try_step needs to train the model; more are an optimizer, a strategy, batches, a teacher."""
     import train

@@ -9,7 +9,7 @@ from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
 
 from gpt.common.signals import Signals
 from gpt.pretokenization import workers
-from gpt.pretokenization.reading import SEPARATOR
+from gpt.pretokenization.block_task import SEPARATOR
 from gpt.pretokenization.vocabulary import SPECIAL_TOKENS
 
 

@@ -75,7 +75,7 @@ class Late(backends.CUDA):
     """The late device in the program's table: NVIDIA's abilities without compiling."""
 
     type = "late"
-    compiles = False
+    compiles_by_default = False
     collectives = "cpu:gloo,late:gloo"  # enough for a group of one process, which sends no tensor of the device
 
     def device(self) -> torch.device:

@@ -16,7 +16,7 @@ from gpt.checkpoint.find import resolve
 from gpt.checkpoint.load import open_model
 from gpt.generation.continuation import Continuation, Sampling
 from gpt.generation.decoder import Decoder
-from gpt.generation.sampling import decode
+from gpt.generation.sampling import generate_texts
 from gpt.tokens.chat import END, Turn, prompt_ids
 from gpt.tokens.tokenizer import load_tokenizer
 from tests.helpers import conversations
@@ -41,7 +41,7 @@ def exact_answers(run: Path, questions: Path) -> dict[str, float]:
     tokenizer = load_tokenizer(folder)
     asked = [Question(record, prompt_ids([Turn("user", record["messages"][0]["content"])], tokenizer))
              for record in map(json.loads, questions.read_text().splitlines())]
-    for _ in decode(Decoder(*open_model(folder), 32), asked, Sampling(0.0), (tokenizer.token_to_id(END),)):
+    for _ in generate_texts(Decoder(*open_model(folder), 32), asked, Sampling(0.0), (tokenizer.token_to_id(END),)):
         pass
     right = Counter(each.kind for each in asked
                     if each.finish_reason == "end_of_text" and tokenizer.decode(each.new_ids) == each.expected)

@@ -103,7 +103,7 @@ def test_a_text_that_changes_while_it_is_read_is_named_and_nothing_is_written(wh
 
 
 def test_a_text_that_changes_while_its_tokens_are_looked_at_is_named(corpus, monkeypatch, tokenizer_file):
-    monkeypatch.setattr(pretokenize, "look_at", lambda *_: edit(Path("in/a.txt")))
+    monkeypatch.setattr(pretokenize, "inspect_text", lambda *_: edit(Path("in/a.txt")))
     refused(*corpus, "--tokenizer_file", str(tokenizer_file), match="in/a.txt changed while it was read")
     assert not Path("data").exists()
 

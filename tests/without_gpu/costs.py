@@ -60,7 +60,7 @@ def measure(capability: int, flags: list[str]) -> dict[str, Any]:
     from gpt.architectures.table import architecture_of
     from gpt.machine.device import Machine
     from gpt.optimizers.build import build_optimizer, dtype_of_products, parameter_groups, state_bytes
-    from gpt.optimizers.table import largest_state_of
+    from gpt.optimizers.table import optimizer_with_largest_state
     from gpt.planning.memory import MemorySetting, memory_parts, predicted_peak
     from gpt.planning.shape import choose_config, choose_options
     from gpt.training.compiling import compiles_blocks
@@ -74,7 +74,7 @@ def measure(capability: int, flags: list[str]) -> dict[str, Any]:
     config = choose_config(args, VOCABULARY, 10**9)
     options = choose_options(args.activation_checkpointing, False, machine, {})
     torch.nn.functional.scaled_dot_product_attention = fused_attention(half)
-    name = largest_state_of(args.optimizer)
+    name = optimizer_with_largest_state(args.optimizer)
     B, T = args.batch_size, config.seq_length
 
     ledger = Ledger()

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from gpt.checkpoint.commands import in_another_folder, with_more_text
+from gpt.checkpoint.commands import flags_of_another_run, more_text_commands
 from gpt.checkpoint.find import (
     check_same,
     checkpoints_of_other_runs,
@@ -212,11 +212,11 @@ def test_for_a_file_of_a_model_its_folder_is_named(sound):
 
 def test_another_run_gets_a_folder_that_is_free(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert in_another_folder("out", "longer", "disk/m") == "--output_dir out-longer --mirror_to disk/m-longer"
+    assert flags_of_another_run("out", "longer", "disk/m") == "--output_dir out-longer --mirror_to disk/m-longer"
     for name in ("out-longer", "out-longer-2"):
         Path(name).mkdir()
-    assert in_another_folder("out", "longer", None) == "--output_dir out-longer-3"
-    assert in_another_folder(".", "longer", None) == f"--output_dir {tmp_path}-longer"
+    assert flags_of_another_run("out", "longer", None) == "--output_dir out-longer-3"
+    assert flags_of_another_run(".", "longer", None) == f"--output_dir {tmp_path}-longer"
 
 
 def test_more_text_joins_the_tokens_that_have_metadata(tmp_path, monkeypatch):
@@ -228,18 +228,19 @@ def test_more_text_joins_the_tokens_that_have_metadata(tmp_path, monkeypatch):
                          ({"data_dir": "gone", "bin_file": "data/train.bin"}, "data more-5"), ({}, "more-5"),
                          ({"bin_file": "data"}, "data more-5"),
                          ({"data_dir": "data", "bin_file": "raw/train.bin"}, "more-5")):
-        typed = with_more_text("out", Path("t.json"), TrainState(step=5), flags)
+        typed = more_text_commands("out", Path("t.json"), TrainState(step=5), flags)
         assert f"--data_dir {words} --allow_new_data" in typed
         assert " --output_dir more-5 " in typed
         assert typed.endswith(" --max_minutes 15")
-        assert with_more_text("out", Path("t.json"), TrainState(step=5), {**flags, "cooldown_from": "c"}).endswith(
+        assert more_text_commands("out", Path("t.json"), TrainState(step=5), {**flags, "cooldown_from": "c"}).endswith(
             " --max_steps 10")
     (tmp_path / "data/tokenizer.json").write_text("another")
     Path("t.json").write_text("the model's")
-    assert "--data_dir more-5 " in with_more_text("out", Path("t.json"), TrainState(step=5), {"data_dir": "data"})
+    assert "--data_dir more-5 " in more_text_commands("out", Path("t.json"), TrainState(step=5), {"data_dir": "data"})
     (tmp_path / "data/tokenizer.json").write_text('{"model":  {}}')
     Path("t.json").write_text('{"model":{}}')  # as checkpoints have it
-    assert "--data_dir data more-5 " in with_more_text("out", Path("t.json"), TrainState(step=5), {"data_dir": "data"})
+    commands = more_text_commands("out", Path("t.json"), TrainState(step=5), {"data_dir": "data"})
+    assert "--data_dir data more-5 " in commands
 
 
 def test_a_checkpoint_of_another_model_tokenizer_or_corpus_is_told_apart(sound, make_model, tmp_path, monkeypatch):

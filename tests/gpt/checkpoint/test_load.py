@@ -19,7 +19,7 @@ from gpt.checkpoint.load import (
 )
 from gpt.checkpoint.save import save
 from gpt.common.errors import Exit, InvalidCheckpoint
-from gpt.optimizers.build import kept_by
+from gpt.optimizers.build import schema_by_rule
 from gpt.tokens.tokenizer import load_tokenizer
 from tests.helpers.checkpoints import ADAMW_STATE, edit, hugging_face_folder, no_warning, seal
 from tests.helpers.refusals import refused
@@ -180,7 +180,7 @@ def test_an_optimizer_with_another_state_comes_back_too(make_model, tmp_path):
     noise = torch.rand(5)  # the next numbers after the save
     with refused(r"step\.transformer\.wte\.weight.*--init_from"):
         load_training(path, other, adamw(other), ADAMW_STATE)
-    load_training(path, other, restored, lambda parameter: kept_by("muon", parameter))
+    load_training(path, other, restored, lambda parameter: schema_by_rule("muon", parameter))
     assert torch.equal(torch.rand(5), noise)
     assert_same_state(model, optimizer, other, restored)
 

@@ -316,7 +316,7 @@ def test_an_unwritable_mirror_ends_a_new_run_but_not_a_resumed_one(run, finished
     def read_only(root):
         raise OSError(errno.EROFS, "Read-only file system")
 
-    monkeypatch.setattr(room, "place_of", read_only)
+    monkeypatch.setattr(room, "check_writable", read_only)
     said = run.refused(Exit.MACHINE, *SAVING, "--mirror_to", str(tmp_path / "gone"), out="new")
     assert "--mirror_to" in said
     assert not (tmp_path / "gone").exists()

@@ -17,7 +17,7 @@ def third(monkeypatch):
 
 def test_a_process_knows_its_place_from_what_torchrun_says(third):
     found = of_environment()
-    assert (found.rank, found.world_size, found.local_rank, found.num_machines, found.is_first) == (2, 4, 0, 2, False)
+    assert (found.rank, found.world_size, found.local_rank, found.num_machines, found.is_main) == (2, 4, 0, 2, False)
     assert (ranks.is_one_of_several(), ranks.is_main(), ranks.world_size()) == (True, False, 4)
 
 

@@ -6,7 +6,7 @@ import pytest
 from tokenizers import Tokenizer
 
 from gpt.common.errors import Exit
-from gpt.generation.chat import conversation_ids, prompt_maker
+from gpt.generation.chat import fit_conversation, prompt_maker
 from gpt.generation.prompts import Language
 from gpt.generation.streaming import Sample
 from gpt.tokens.chat import END, START, Turn, prompt_ids, template_of
@@ -35,11 +35,11 @@ def test_the_oldest_messages_go_with_their_answers_and_the_systems_turn_stays(sp
     for most in range(min(lengths), max(lengths) + 3):
         first, kept = lengths[max(length for length in lengths if length <= most)]
         left = history.copy()
-        assert conversation_ids(speaker, "Be kind.", most, left, "the sea") == prompt_ids(kept, speaker)
+        assert fit_conversation(speaker, "Be kind.", most, left, "the sea") == prompt_ids(kept, speaker)
         assert left == history[first:]
     left = history.copy()
     with refused(f"has {min(lengths)} tokens in its template, and the model sees {min(lengths) - 1}", Exit.DATA):
-        conversation_ids(speaker, "Be kind.", min(lengths) - 1, left, "the sea")
+        fit_conversation(speaker, "Be kind.", min(lengths) - 1, left, "the sea")
     assert left == history
 
 

@@ -11,7 +11,7 @@ from gpt.checkpoint.load import open_model
 from gpt.generation.continuation import Continuation, Sampling
 from gpt.generation.decoder import Decoder
 from gpt.generation.drawing import draw
-from gpt.generation.sampling import decode
+from gpt.generation.sampling import generate_texts
 from gpt.ops.products import Dense, Int8
 from gpt.ops.rotary import RotaryScaling
 from tests.helpers.decoding import (
@@ -103,7 +103,7 @@ def test_caches_that_grow_as_on_a_gpu_make_the_same_texts(make_any, one_thread):
         if grows:
             decoder.caches = [cache[..., :0, :].clone() for cache in decoder.caches]
         texts = [Continuation([1, 2, 3 + seed] * (1 + 20 * seed), 200, seed) for seed in range(3)]
-        for _ in decode(decoder, texts, Sampling(), (17,)):
+        for _ in generate_texts(decoder, texts, Sampling(), (17,)):
             assert not grows or decoder.caches[0].size(3) <= 2 * max(max(decoder.lengths), 32) + 65
         made.append([text.ids for text in texts])
     assert made[0] == made[1]
@@ -141,7 +141,7 @@ def test_the_step_of_a_graph_makes_the_ids_of_the_plain_loop(make_any, arch):
         if in_graphs:
             decoder.compile(in_graphs, sampling)
         texts = [Continuation([1, 2, 3 + seed], 110 - 20 * seed, seed) for seed in range(5)]
-        for _ in decode(decoder, texts, sampling, (17,)):
+        for _ in generate_texts(decoder, texts, sampling, (17,)):
             pass
         made.append([text.ids for text in texts])
     assert made[0] == made[1]

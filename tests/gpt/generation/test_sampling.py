@@ -11,7 +11,7 @@ from gpt.architectures.table import ARCHITECTURES
 from gpt.common.errors import Exit
 from gpt.generation.continuation import Continuation, Sampling
 from gpt.generation.drawing import draw
-from gpt.generation.sampling import decode
+from gpt.generation.sampling import generate_texts
 from gpt.ops.products import fastest_kind
 from tests.helpers.decoding import EXACT_KINDS, GREEDY, decoder_of, skip_unless_possible, take
 from tests.helpers.refusals import refused
@@ -26,7 +26,7 @@ def test_greedy_ids_are_those_of_transformers(make_any, write_folder, tmp_path, 
     prompts = [[rng.randrange(400) for _ in range(rng.randrange(1, 40))] for _ in range(50)]
     texts = [Continuation(prompt, 14, 0) for prompt in prompts]
     kind = fastest_kind(torch.device("cpu"), torch.float32, False, False)
-    for _ in decode(decoder_of(model, 7, torch.float32, kind), texts, GREEDY, ()):
+    for _ in generate_texts(decoder_of(model, 7, torch.float32, kind), texts, GREEDY, ()):
         pass
 
     whole = torch.nn.utils.rnn.pad_sequence([torch.tensor(text.ids) for text in texts], batch_first=True)
@@ -78,7 +78,7 @@ def test_texts_do_not_depend_on_how_many_are_made_at_once(make_model, one_thread
 
     def made_by(num_rows: int) -> list[tuple[list[int], list[float], str]]:
         texts = [Continuation(*job) for job in jobs]
-        for _ in decode(decoder_of(model, num_rows, dtype, kind), texts, Sampling(1.0, 50), (17,)):
+        for _ in generate_texts(decoder_of(model, num_rows, dtype, kind), texts, Sampling(1.0, 50), (17,)):
             pass
         return [(text.ids, text.log_probabilities, text.finish_reason) for text in texts]
 
@@ -90,7 +90,7 @@ def test_texts_do_not_depend_on_how_many_are_made_at_once(make_model, one_thread
 def test_log_probabilities_are_the_models_own(make_model):
     model = make_model(seq_length=32)
     text = Continuation([1, 2, 3], 20, 0)
-    for _ in decode(decoder_of(model, 1), [text], Sampling(0.5, 5), ()):
+    for _ in generate_texts(decoder_of(model, 1), [text], Sampling(0.5, 5), ()):
         pass
     with torch.no_grad():
         all_BTV = model(torch.tensor([text.ids])).log_softmax(-1)
@@ -103,7 +103,7 @@ def test_it_ends_at_the_end_of_text(make_model):
     model = make_model()
     ids = take(model, [1, 2, 3], 10)
     text = Continuation([1, 2, 3], 10, 0)
-    yielded = list(decode(decoder_of(model, 1), [text], GREEDY, (399, ids[4])))
+    yielded = list(generate_texts(decoder_of(model, 1), [text], GREEDY, (399, ids[4])))
     assert text.new_ids == ids[:ids.index(ids[4])]
     assert len(yielded) == len(text.new_ids) + 1
     assert text.finish_reason == "end_of_text"
@@ -151,7 +151,7 @@ class CountedOperations(TorchDispatchMode):
 def test_the_host_waits_twice_for_each_step(make_model, sampling):
     texts = [Continuation([1, 2, seed], 6, seed) for seed in range(3)]
     decoder = decoder_of(make_model(seq_length=32), 3)
-    steps = decode(decoder, texts, sampling, ())
+    steps = generate_texts(decoder, texts, sampling, ())
     for _ in range(3):  # the first step, with the prompts
         next(steps)
     with CountedCalls() as calls, CountedOperations() as operations:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from gpt.common.errors import Exit, UserError
-from gpt.hub.download import choose_files, download_dataset, download_model, download_named
+from gpt.hub.download import choose_files, download_dataset, download_flag, download_model
 from gpt.hub.library import explained_errors
 from gpt.hub.names import DATASET, check_package, parse_name
 from tests.helpers.hub import forbid, unplug
@@ -55,7 +55,7 @@ def test_only_what_a_model_needs_is_downloaded_and_once(hub, out):
 
 def test_of_a_tokenizer_its_file_is_enough(hub, out):
     hub.put("model", "someone/small", GPT2)
-    args = download_named(argparse.Namespace(tokenizer_file=WORD), "tokenizer_file", out)
+    args = download_flag(argparse.Namespace(tokenizer_file=WORD), "tokenizer_file", out)
     assert args.tokenizer_file.endswith("tokenizer.json")
     assert "model.safetensors" not in hub.sent
 

@@ -76,4 +76,4 @@ def test_a_folder_of_kernels_that_cannot_be_created_is_left_out(tmp_path, monkey
         monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / name))
         set_up_environment()
         assert ("TORCHINDUCTOR_CACHE_DIR" in os.environ) is is_kept
-    assert "file/kernels: Not a directory. Another folder takes the kernels." in capsys.readouterr().err
+    assert "file/kernels: Not a directory. Kernels go to another folder." in capsys.readouterr().err

@@ -49,7 +49,7 @@ for start in range(8):
 
 
 def test_one_process_agrees_with_itself():
-    assert ALONE.from_first(lambda: (1, 2)) == (1, 2)
+    assert ALONE.from_main(lambda: (1, 2)) == (1, 2)
     assert ALONE.total([1, 2]) == [1, 2]
     assert ALONE.largest(3) == 3
     ALONE.check_same({"seed": 1})

@@ -12,9 +12,9 @@ from gpt.common.errors import Exit
 from gpt.optimizers.build import (
     AdamWForMPS,
     adamw_for,
-    expected_state,
     parameter_groups,
     state_bytes,
+    state_schema,
 )
 from gpt.optimizers.table import OPTIMIZERS
 from gpt.planning.recipe import choose_optimizer
@@ -53,7 +53,7 @@ def test_the_state_that_is_declared_is_the_state_the_optimizer_makes(name):
     made = {parameter: dict(optimizer.state[parameter]) for parameter in model.parameters()}
     for parameter, state in made.items():
         assert {key: (tuple(tensor.shape), tensor.dtype) for key, tensor in state.items()} == {
-            key: (kept.shape, kept.dtype) for key, kept in expected_state(optimizer, parameter).items()}
+            key: (kept.shape, kept.dtype) for key, kept in state_schema(optimizer, parameter).items()}
     num_bytes = sum(tensor.nbytes for state in made.values() for tensor in state.values())
     scalars = sum(tensor.nbytes for state in made.values() for tensor in state.values() if tensor.dim() == 0)
     expected = state_bytes(name, model.config) * model.config.num_parameters
@@ -61,10 +61,10 @@ def test_the_state_that_is_declared_is_the_state_the_optimizer_makes(name):
 
 
 def test_what_is_kept_may_depend_on_the_matrices_that_are_stacked(monkeypatch):
-    monkeypatch.setattr("gpt.optimizers.muon.Muon.kept", lambda parameter, rows: {  # as of Shampoo, a factor for each
+    monkeypatch.setattr("gpt.optimizers.muon.Muon.schema_of", lambda parameter, rows: {  # as of Shampoo
         str(number): StateTensor((each, each), torch.float32) for number, each in enumerate(rows)})
     run, c = run_of(model := small_model(vocab_size=128), name="muon"), model.config
-    assert len(expected_state(run.optimizer, model.get_parameter("transformer.h.0.attn.c_attn.weight"))) == 3
+    assert len(state_schema(run.optimizer, model.get_parameter("transformer.h.0.attn.c_attn.weight"))) == 3
     assert state_bytes("muon", c) * c.num_parameters == pytest.approx(
         2 * 4 * (5 * 16**2 + 64**2) + 8 * (c.num_parameters - c.num_block_weights))
 

@@ -121,7 +121,7 @@ def test_a_first_run_on_a_laptop_prints_size_time_and_disk_and_few_words_before_
 
 
 def test_eager_steps_are_warned_of_where_compiled_ones_are_usual(run, monkeypatch):
-    monkeypatch.setattr(type(CPU.backend), "compiles", True)
+    monkeypatch.setattr(type(CPU.backend), "compiles_by_default", True)
     assert "expect half the speed" in run.ok("--max_steps", "1", "--no-compile", "--dry_run")
 
 

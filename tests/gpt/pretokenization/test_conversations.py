@@ -73,10 +73,10 @@ def encoded(conversations: list[list[Turn]], tokenizer: Tokenizer) -> tuple[list
     for turns in conversations:
         ids += opening_ids(tokenizer)
         counts += [False] * (len(ids) - len(counts))
-        for text, special, is_answer in segments_of(turns, special_names(tokenizer)):
+        for text, special, is_learned in segments_of(turns, special_names(tokenizer)):
             ids += tokenizer.encode(text, add_special_tokens=False).ids
             ids += [tokenizer.token_to_id(special)] if special else []
-            counts += [is_answer] * (len(ids) - len(counts))
+            counts += [is_learned] * (len(ids) - len(counts))
         ids, counts = [*ids, tokenizer.token_to_id(END_OF_TEXT)], [*counts, False]
     return ids, counts
 
@@ -213,8 +213,8 @@ def test_a_line_without_a_conversation_is_left_out_and_named(bad, limits):
     write("a.jsonl", "\n" + chat_lines(good[:8]) + bad + "\n" + chat_lines(good[8:]))
     found, report = read("a.jsonl", limits=limits)
     assert found == [*map(tuple, good)]
-    assert report.total.bad_lines == 1
-    assert words_of_first(report.total.first_bad_line).startswith("line 10 of a.jsonl ")
+    assert report.total.bad_records == 1
+    assert words_of_first(report.total.first_bad_record).startswith("line 10 of a.jsonl ")
 
 
 @pytest.mark.parametrize("bad", [None, [], [{"role": "user", "content": "a"}], [ANSWER, {"role": "user"}],
@@ -224,8 +224,8 @@ def test_a_row_without_a_conversation_is_left_out_and_named(bad):
     table("a.parquet", [*map(messages, good[:66]), bad, *map(messages, good[66:])])
     found, report = read("a.parquet", limits=SMALL)
     assert found == [*map(tuple, good)]
-    assert report.total.bad_lines == 1
-    assert words_of_first(report.total.first_bad_line).startswith("row 67 of a.parquet ")
+    assert report.total.bad_records == 1
+    assert words_of_first(report.total.first_bad_record).startswith("row 67 of a.parquet ")
 
 
 def test_an_explicit_text_field_reads_the_records_as_texts():

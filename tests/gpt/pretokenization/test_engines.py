@@ -12,9 +12,9 @@ import pytest
 from tokenizers import pre_tokenizers
 
 import pretokenize
+from gpt.pretokenization.block_task import SEPARATOR
 from gpt.pretokenization.blocks import Limits
 from gpt.pretokenization.engines import COMPARED, HARD_TEXTS, NEWER, Encoder, choose_engine, is_compared, may_differ
-from gpt.pretokenization.reading import SEPARATOR
 from gpt.pretokenization.vocabulary import train_tokenizer
 from gpt.tokens.tokenizer import Vocabulary, parse, vocabulary_of
 from tests.helpers.training_texts import in_child, language

@@ -30,7 +30,7 @@ def test_lines_of_json_are_the_same_in_blocks_of_any_size(named):
         for name in ("a.jsonl", "a.jsonl.xz"):
             found, report = read(name, limits=limits)
             assert found == texts
-            assert report.total.bad_lines == report.total.replaced == 0
+            assert report.total.bad_records == report.total.replaced == 0
             assert report.in_source.newlines - content.count("\n") in (0, 1)  # a last line may not end
 
 
@@ -95,9 +95,10 @@ def test_lines_without_a_document_are_counted_and_the_first_is_named():
         write("a.jsonl", "\ufeff" + "\r\n".join(content))
         found, report = read("a.jsonl", reading=Reading(text_field="body"), limits=limits)
         assert found == ["first", "lone \ufffd"]
-        assert (report.total.bad_lines, words_of_first(report.total.first_bad_line)[:17]) == (4, "line 3 of a.jsonl")
+        assert report.total.bad_records == 4
+        assert words_of_first(report.total.first_bad_record).startswith("line 3 of a.jsonl ")
         assert report.total.replaced == 1
         assert "line 7 of a.jsonl" in words_of_first(report.total.first_replaced)
     write("a.jsonl", '{"other": 1, "more": 2}')
     assert re.match("line 1 of a.jsonl .*'text'.* other, more$",
-                    words_of_first(read("a.jsonl")[1].total.first_bad_line))
+                    words_of_first(read("a.jsonl")[1].total.first_bad_record))

@@ -25,7 +25,7 @@ def test_a_tables_rows_are_its_documents(block_bytes):
     table("a.parquet", texts)
     found, report = read("a.parquet", limits=limits)
     assert found == texts[:100] + texts[101:]
-    assert words_of_first(report.total.first_bad_line).startswith("row 101 of a.parquet ")
+    assert words_of_first(report.total.first_bad_record).startswith("row 101 of a.parquet ")
 
 
 def test_a_column_of_bytes_is_text_where_it_is_utf8():
@@ -33,8 +33,8 @@ def test_a_column_of_bytes_is_text_where_it_is_utf8():
     table("a.parquet", [*(text.encode() for text in texts), b"caf\xe9"])
     found, report = read("a.parquet")
     assert found == texts
-    assert words_of_first(report.total.first_bad_line).startswith("row 10 of a.parquet ")
-    assert r"b'caf\xe9'" in words_of_first(report.total.first_bad_line)
+    assert words_of_first(report.total.first_bad_record).startswith("row 10 of a.parquet ")
+    assert r"b'caf\xe9'" in words_of_first(report.total.first_bad_record)
 
 
 def test_a_table_without_the_column_or_damaged_is_named():

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from gpt.common.errors import Exit, UserError
-from gpt.hub.download import DatasetFile
+from gpt.hub.download import InputFile
 from gpt.pretokenization import sources
 from gpt.pretokenization.blocks import Findings, Kind, Reading, TextBlock
 from gpt.pretokenization.sources import (
@@ -146,7 +146,7 @@ def test_a_new_kind_of_input_is_one_entry_of_the_table(monkeypatch):
 
 def test_a_file_of_the_hub_keeps_its_name_there_and_is_read_once():
     write("a.txt", b"text")
-    fetched = {"hf://datasets/someone/tales": [DatasetFile(Path("a.txt"), "data/a.txt", "hf://datasets/someone/tales@0")]}
+    fetched = {"hf://datasets/someone/tales": [InputFile(Path("a.txt"), "data/a.txt", "hf://datasets/someone/tales@0")]}
     source, = sources.find_sources(["hf://datasets/someone/tales", "a.txt"], print, fetched)
     assert (source.shown, source.origin, source.path) == ("data/a.txt", "hf://datasets/someone/tales@0", Path("a.txt"))
 

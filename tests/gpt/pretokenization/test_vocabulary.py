@@ -2,7 +2,7 @@
 
 import pytest
 
-from gpt.pretokenization.reading import SEPARATOR, without_long_runs
+from gpt.pretokenization.block_task import SEPARATOR, without_long_runs
 from gpt.pretokenization.vocabulary import auto_vocab_size
 
 

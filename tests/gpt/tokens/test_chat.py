@@ -65,10 +65,10 @@ def test_transformers_gives_a_conversation_the_same_ids_and_the_same_answers(mak
                  for _ in range(rng.randint(1, 6))]
         ids = opening_ids(tokenizer)
         answers = [0] * len(ids)
-        for text, special, is_answer in segments_of(turns, names):
+        for text, special, counts in segments_of(turns, names):
             ids += tokenizer.encode(text, add_special_tokens=False).ids
             ids += [tokenizer.token_to_id(special)] if special else []
-            answers += [int(is_answer)] * (len(ids) - len(answers))
+            answers += [int(counts)] * (len(ids) - len(answers))
         messages = [turn._asdict() for turn in turns]
         found = theirs.apply_chat_template(messages, return_dict=True, return_assistant_tokens_mask=True)
         assert (found["input_ids"], found["assistant_masks"]) == (ids, answers), turns

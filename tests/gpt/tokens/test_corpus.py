@@ -164,7 +164,7 @@ def test_a_bad_corpus_is_refused_in_one_line_that_says_why(corpus_folder, damage
     assert len(str(caught.value)) < 500
 
 
-def test_a_folder_of_others_shards_takes_its_own_validation(tmp_path):
+def test_a_folder_of_others_shards_takes_its_own_validation(tmp_path, monkeypatch):
     ids = np.arange(300) % 50
     for name, low, high in (("x_train_000001", 0, 100), ("x_train_000002", 100, 270), ("x_val_000000", 270, 300)):
         write_llmc(tmp_path / f"{name}.bin", ids[low:high])
@@ -178,7 +178,8 @@ def test_a_folder_of_others_shards_takes_its_own_validation(tmp_path):
     assert (alone.train.length, alone.val) == (30, None)
     with pytest.raises(UserError, match=r"x_train_000001\.bin holds id 49 at position 49, outside the vocabulary"):
         open_corpus(tmp_path, None, None, None, vocab_size=49)
-    tail = open_corpus(tmp_path / "*_train_*", None, None, None, vocab_size=50, val_fraction=0.99)
+    monkeypatch.setattr("gpt.tokens.corpus.VAL_FRACTION", 0.99)
+    tail = open_corpus(tmp_path / "*_train_*", None, None, None, vocab_size=50)
     assert tail.val is not None
     assert (tail.train.length, tail.val.length) == (3, 267)
     assert tail.notes[1] == ("no validation file: the last 267 tokens of x_train_000001.bin and 1 more are kept for "
@@ -188,7 +189,7 @@ def test_a_folder_of_others_shards_takes_its_own_validation(tmp_path):
 # ---------------------------------------------------------------- files of other programs
 
 
-def test_a_raw_file_with_a_vocabulary_is_nanogpts_and_validated_on_val_bin_or_on_its_tail(corpus_folder):
+def test_a_raw_file_with_a_vocabulary_is_nanogpts_and_validated_on_val_bin_or_on_its_tail(corpus_folder, monkeypatch):
     beside = open_corpus(corpus_folder / "train.bin", None, None, None, vocab_size=300)
     assert beside.val == raw_stream(corpus_folder / "val.bin", "uint16", 100)
     (corpus_folder / "val.bin").unlink()
@@ -196,7 +197,8 @@ def test_a_raw_file_with_a_vocabulary_is_nanogpts_and_validated_on_val_bin_or_on
     assert corpus.train == raw_stream(corpus_folder / "train.bin", "uint16", 968)
     assert corpus.val == raw_stream(corpus_folder / "train.bin", "uint16", 32, 968)
     assert corpus.notes[1] == ("no validation file: the last 32 tokens of train.bin are kept for validation")
-    big = open_corpus(corpus_folder / "train.bin", None, None, None, vocab_size=300, val_fraction=0.2)
+    monkeypatch.setattr("gpt.tokens.corpus.VAL_FRACTION", 0.2)
+    big = open_corpus(corpus_folder / "train.bin", None, None, None, vocab_size=300)
     assert big.val == raw_stream(corpus_folder / "train.bin", "uint16", 200, 800)
 
 

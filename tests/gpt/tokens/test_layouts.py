@@ -83,7 +83,8 @@ def test_a_new_layout_is_one_function_and_one_entry_of_the_table(tmp_path, monke
                  lambda path, head: head.startswith(b"TOY!"))
     monkeypatch.setitem(LAYOUTS, "toy", toy)
     (tmp_path / "train.bin").write_bytes(b"TOY!" + IDS.astype("<u2").tobytes())
-    corpus = open_corpus(tmp_path, None, None, None, vocab_size=50_257, val_fraction=0.2)
+    monkeypatch.setattr("gpt.tokens.corpus.VAL_FRACTION", 0.2)
+    corpus = open_corpus(tmp_path, None, None, None, vocab_size=50_257)
     assert ids_in(corpus.train) + ids_in(corpus.val) == IDS.tolist()
     assert corpus.notes[0] == "train.bin: a toy's layout, uint16, 5,000 tokens"
 

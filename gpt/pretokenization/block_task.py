@@ -29,7 +29,7 @@ class SplitResult(NamedTuple):
     hashes: np.ndarray  # uint64
     ids: np.ndarray
     ends: np.ndarray  # of the documents, in these ids
-    is_answer: np.ndarray | None  # of conversations: bool for each id, if it counts in the loss
+    counts: np.ndarray | None  # of conversations: bool for each id, if it counts in the loss
 
 
 @dataclass
@@ -73,7 +73,7 @@ def read_block(block: TextBlock, sources: Sequence[Source], reading: Reading, sp
     for part, is_mine in (("train", ~in_val), ("val", in_val)):
         mine = list(itertools.compress(contents, is_mine))
         ids = ends = np.zeros(0, np.int64)
-        is_answer = np.zeros(0, bool) if is_chat else None
+        counts = np.zeros(0, bool) if is_chat else None
         if vocabulary and mine:
             encoder = encoder_for(vocabulary, engine)
             pieces, lasts = [], []  # parts of at most limits.part_bytes, and whether each ends its document
@@ -83,12 +83,12 @@ def read_block(block: TextBlock, sources: Sequence[Source], reading: Reading, sp
                 lasts += [False] * (len(parts) - 1) + [True]
             lasts[-1] = block.last
             if is_chat:
-                ids, ends, is_answer = encode_conversations(list(itertools.compress(documents, is_mine)), encoder)
+                ids, ends, counts = encode_conversations(list(itertools.compress(documents, is_mine)), encoder)
             else:
                 ids, ends = encoder.encode(pieces, lasts)
             ids = ids.astype(DTYPES[native_dtype(vocabulary.size)])
             result.difference = result.difference or encoder.difference_in(pieces)
-        result.splits[part] = SplitResult(list(map(len, mine)), hashes[is_mine], ids, ends, is_answer)
+        result.splits[part] = SplitResult(list(map(len, mine)), hashes[is_mine], ids, ends, counts)
         if sample_fraction and part == "train":
             result.sample = sample_of(mine, sample_fraction, reading)
     return result
