@@ -174,4 +174,4 @@ def about_files(sources: Sequence[Source]) -> list[str]:
     sizes = [source.text_bytes for source in sources if source.text_bytes]
     largest = max(sources, key=lambda source: source.text_bytes)
     return finding(max(sizes) / sum(sizes), 0.9 if len(sizes) > 1 else 2,
-                   "of it is one file; give it less weight (--data_dir A:1 B:1)", names_of([largest]))
+                   "of it is one file; weigh it less (--data_dir A:1 B:1)", names_of([largest]))
