@@ -9,6 +9,7 @@ from typing import Any
 
 from gpt.checkpoint.stored import TrainState
 from gpt.common.names import CONFIG, METADATA, TOKENIZER
+from gpt.common.ranks import launcher
 from gpt.common.words import shell_line, shell_word
 from gpt.tokens.data_dirs import folders_of
 from gpt.tokens.files import beside_tokens
@@ -43,7 +44,7 @@ def more_text_commands(folder: Path | str, tokenizer: Path, state: TrainState, f
     resumed = (f"{shell_word(source)} {flags_of_another_run(folder, 'more', flags.get('mirror_to'))}" if source else
                shell_word(folder))
     return (f"python pretokenize.py MORE --output_dir {new} \\\n    --tokenizer_file {shell_word(tokenizer)}\n"
-            f"python train.py --resume_from {resumed} \\\n    --data_dir {shell_line([*old, new])} "
+            f"{launcher()} train.py --resume_from {resumed} \\\n    --data_dir {shell_line([*old, new])} "
             f"--allow_new_data {length}")
 
 

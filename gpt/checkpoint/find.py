@@ -27,6 +27,7 @@ from gpt.common.names import (
     TOKENIZER,
     WEIGHTS,
 )
+from gpt.common.ranks import launcher
 from gpt.common.words import printable, several, shell_word
 
 PICKLES = " (a pickle, such as a .pt file, can run code and is never opened)"
@@ -215,8 +216,8 @@ def find_resume(requested: str, output_dir: Path, overwrite: bool, warn: Callabl
         more = f" and {len(others) - 3} more" if others[3:] else ""
         raise _refusal(f"--output_dir {printable(output_dir)} holds checkpoints of another run, or of this one after "
                        f"step {stored.state.step:,}: {names}{more}. Give another --output_dir, or "
-                       "--resume_from auto alone, which continues the run there, or --overwrite, which deletes "
-                       f"{several(len(others), 'checkpoint')}.")
+                       f"--resume_from {shell_word(output_dir)} alone, which continues the run there, or --overwrite, "
+                       f"which deletes {several(len(others), 'checkpoint')}.")
     return Found(path, stored)
 
 
@@ -273,7 +274,7 @@ def check_same(found: Found, config: ModelConfig, train_sha256: str, tokenizer_s
         new_run = "Another shape is another run: drop --resume_from, and give another --output_dir."
         if config_file.is_file():
             new_run = ("Another shape is another run, with your other flags besides:\n"
-                       f"python train.py --config {shell_word(config_file)} \\\n    {flags} "
+                       f"{launcher()} train.py --config {shell_word(config_file)} \\\n    {flags} "
                        f"{flags_of_another_run(folder.parent, f'{changed[0]}-{shape[changed[0]]}', mirror)}")
         if stored.state.init_from:
             new_run = "A run from pretrained weights keeps their shape: drop the flag."

@@ -68,7 +68,7 @@ def _run_to_resume(given: Mapping[str, Any]) -> tuple[Path, list[Path]]:
     """The folder of the run that the flags mean, or of its mirror, and the checkpoints there, newest first."""
     output_dir = Path(given.get("output_dir", "out"))
     requested = [given[name] for name in ("resume_from", "cooldown_from") if given.get(name)]
-    runs = [_checkpoints_of(path, output_dir) for path in requested] or [(output_dir, [])]
+    runs = [checkpoints_of(path, output_dir) for path in requested] or [(output_dir, [])]
     folder, checkpoints = next((run for run in runs if run[1]), runs[0])
     if requested and not checkpoints and given.get("mirror_to"):  # a new machine has only the mirror
         folder = Path(given["mirror_to"])
@@ -128,7 +128,7 @@ def _from_here(value: Any, folder: Path) -> Any:
     return next((name for name in names if os.path.exists(name) or os.path.exists(name.rpartition(":")[0])), value)
 
 
-def _checkpoints_of(requested: str, output_dir: Path) -> tuple[Path, list[Path]]:
+def checkpoints_of(requested: str, output_dir: Path) -> tuple[Path, list[Path]]:
     """The folder of the run to resume, and the checkpoints that requested may mean, newest first."""
     path = output_dir if requested == "auto" else Path(requested)
     if all((path / name).is_file() for name in (MANIFEST, STATE)):

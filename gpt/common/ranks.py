@@ -25,6 +25,11 @@ def is_main() -> bool:
     return not is_one_of_several() or os.environ["RANK"] == "0"
 
 
+def launcher() -> str:
+    """The words before train.py, in a command with as many processes on this machine."""
+    return f"torchrun --nproc_per_node {os.environ['LOCAL_WORLD_SIZE']}" if is_one_of_several() else "python"
+
+
 def environment_without_torchrun() -> dict[str, str]:
     """This process's environment without torchrun's variables: a child process then trains alone."""
     return {name: value for name, value in os.environ.items()

@@ -141,12 +141,14 @@ def choose_files(name: HubName, files: Sequence[str]) -> list[str]:
     inside = [each for each in files if not path or each.startswith(f"{path}/") or fnmatch(each, path)]
     for kind in FORMATS:
         of_kind = sorted(each for each in inside if re.search(kind, each.lower()))
-        folders = sorted({each.partition("/")[0] for each in of_kind})
-        if not path and len(folders) > 1 and all("/" in each for each in of_kind):
+        # Files for training have the word in a folder's or file's name: data/train-00000.parquet.
+        of_train = [each for each in of_kind if "train" in re.split(r"[^a-z0-9]+", each.lower())] or of_kind
+        folders = sorted({each.partition("/")[0] for each in of_train})
+        if not path and len(folders) > 1 and all("/" in each for each in of_train):
             raise hub_error(str(name), name, f"has {several(len(folders), 'folder')}: "
                                              f"{', '.join(folders[:MAX_NAMES])}. Name one: {name}/{folders[0]}")
-        if of_kind:  # files for training have the word in a folder's or file's name: data/train-00000.parquet
-            return [each for each in of_kind if "train" in re.split(r"[^a-z0-9]+", each.lower())] or of_kind
+        if of_train:
+            return of_train
     raise hub_error(str(name), name, f"no Parquet, JSON lines or text file among "
                                      f"{', '.join(sorted(inside or files)[:MAX_NAMES])}. Name a file, "
                                      "folder or glob behind the dataset's name")

@@ -57,11 +57,6 @@ class Processes:
         return self.world_size // self.local_world_size
 
     @property
-    def launcher(self) -> str:
-        """The word or words before train.py, in a command with as many processes on this machine."""
-        return "python" if self.world_size == 1 else f"torchrun --nproc_per_node {self.local_world_size}"
-
-    @property
     def is_main(self) -> bool:
         """True for the one process that prints and saves."""
         return self.rank == 0

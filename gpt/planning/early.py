@@ -10,14 +10,15 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from gpt.checkpoint.recorded import checkpoints_of
 from gpt.checkpoint.steps import error_of_another_run, steps_in
 from gpt.common.children import PROGRAM, run_child
 from gpt.common.errors import PIP, Exit, UserError, require, warn
 from gpt.common.flags import as_list
 from gpt.common.names import METADATA, TOKENIZER, TOKENS, TRAINS_NEXT
-from gpt.common.ranks import is_main, is_one_of_several
+from gpt.common.ranks import is_main, is_one_of_several, launcher
 from gpt.common.signals import Signals
-from gpt.common.words import printable, shell_line, shell_word
+from gpt.common.words import is_utf8, printable, shell_line, shell_word
 from gpt.hub.names import check_package, is_on_hub
 from gpt.machine.environment import let_segments_grow, set_up_environment
 
@@ -59,7 +60,9 @@ def in_tokens(texts: Any, given: Mapping[str, Any]) -> dict[str, Any]:
     Folders of tokens become --data_dir themselves. Raises ValueError beside a flag that names tokens.
     """
     texts = as_list(texts)
-    first = Path(texts[0])
+    # A shell expands 'texts/*' to folders of tokens too, once they are there; a quoted one gets a folder
+    # without wildcards.
+    first = Path(next((word for word in texts if not _holds_tokens(word)), texts[0]))
     if "-" in texts:
         raise ValueError("-: standard input is read by pretokenize.py alone. Pipe the text into it")
     if others := given.keys() & {"data_dir", "bin_file"}:
@@ -70,15 +73,20 @@ def in_tokens(texts: Any, given: Mapping[str, Any]) -> dict[str, Any]:
         make = ["python", "pretokenize.py", *texts, "--vocab_size", str(given["vocab_size"])]
         raise ValueError(f"{printable(first)}: --vocab_size is for pretokenize.py. Run {shell_line(make)}; then train "
                          "without the text and the flag")
-    # A shell expands 'texts/*' to the folder too, once it is there; a quoted one
-    # gets a folder without wildcards.
     name = first.resolve().name
     if glob.has_magic(name) and not first.exists():
         name = re.sub(r"[*?\[\]]", "", name).strip(".") or "texts"
     folder = first.parent / f"{name}{TOKENS}"
-    texts = [word for word in texts if Path(word) != folder]
+    texts = [word for word in texts if Path(word) != folder and not _holds_tokens(word)]
+    if not is_utf8(texts[0]):  # the run could not record it
+        raise ValueError(f"{printable(texts[0])}: the name is not UTF-8. Rename the text")
     data_dir = str(folder) if os.access(first.parent, os.W_OK) else folder.name
     return {"texts": texts, "data_dir": f"./{data_dir}" if data_dir.startswith("-") else data_dir}  # not a flag
+
+
+def _holds_tokens(word: str) -> bool:
+    """True for a folder that this program made of texts."""
+    return Path(word).name.endswith(TOKENS) and (Path(word) / METADATA).exists()
 
 
 def to_go_on(args: Namespace) -> list[str]:
@@ -96,6 +104,18 @@ def to_go_on(args: Namespace) -> list[str]:
     return [*more, "--allow_new_data"]
 
 
+def _tokenizer_of_run(args: Namespace) -> str | None:
+    """The tokenizer of the run to resume, in its newest checkpoint; None for a new run.
+
+    Raises UserError (exit 4) where there is no checkpoint, before any text is read.
+    """
+    requested = args.cooldown_from or args.resume_from
+    _, checkpoints = checkpoints_of(requested, Path(args.output_dir)) if requested else ("", [])
+    if requested not in (None, "auto") and not checkpoints:
+        raise UserError(Exit.CHECKPOINT, f"{printable(requested)} holds no checkpoint to go on from. Give another one.")
+    return str(checkpoints[0] / TOKENIZER) if checkpoints else None
+
+
 def make_tokens(args: Namespace) -> None:
     """Runs pretokenize.py to fill the folder --data_dir with the tokens of the texts, unless it holds them.
 
@@ -108,7 +128,8 @@ def make_tokens(args: Namespace) -> None:
     gone = [text for text in texts if not (os.path.exists(text) or glob.glob(text, recursive=True) or "://" in text)]
     mark = folder / METADATA
     keeps_tokenizer = has_tokenizer(folder) and (to_go_on(args) or not mark.exists())
-    tokenizer = str(folder / TOKENIZER) if keeps_tokenizer else args.tokenizer_file or args.init_from or args.teacher
+    tokenizer = (str(folder / TOKENIZER) if keeps_tokenizer else
+                 args.tokenizer_file or args.init_from or args.teacher or _tokenizer_of_run(args))
     make = ["pretokenize.py", *texts, "--output_dir", args.data_dir,
             *(["--tokenizer_file", tokenizer] if tokenizer else [])]
     if mark.exists():
@@ -127,7 +148,7 @@ def make_tokens(args: Namespace) -> None:
             make.append("--overwrite")
             sources = printable(", ".join(recorded.get("sources", ["another program"])))[:80]
             raise UserError(Exit.DATA, f"{printable(folder)} holds the tokens of {sources}, and these texts have other "
-                                       f"names, sizes or times. Type:\n    python {shell_line(make)}\n    python "
+                                       f"names, sizes or times. Type:\n    python {shell_line(make)}\n    {launcher()} "
                                        f"{shell_line(['train.py', *sys.argv[1:], *to_go_on(args)])}")
     else:
         if gone:

@@ -181,7 +181,8 @@ def _activation_bytes(config: ModelConfig, batch_size: int, setting: MemorySetti
     if setting.recomputes:
         blocks = config.n_layer * C * setting.residual_bytes + max(0, block - logits / tokens)
     ends = C * (2 * setting.residual_bytes + e)
-    casts = e == 2 and not (setting.is_sharded or setting.rounds)  # otherwise the matrices have this dtype already
+    is_gathered_so = setting.is_sharded and setting.residual_bytes == e  # the matrices have this dtype already
+    casts = e == 2 and not (is_gathered_so or setting.rounds)
     copy_of_matrices = 2 * (config.num_block_weights + table) if casts else 0
     return int(tokens * (blocks + ends) + copy_of_matrices)
 

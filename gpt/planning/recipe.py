@@ -15,6 +15,7 @@ from gpt.architectures.table import ModelConfig
 from gpt.checkpoint.commands import flags_of_another_run
 from gpt.checkpoint.stored import NEW_RUN, Stored
 from gpt.common.errors import Exit, UserError
+from gpt.common.ranks import launcher
 from gpt.common.words import count, several, shell_word
 from gpt.optimizers.table import MUON_PAYS, OPTIMIZERS
 from gpt.planning import defaults
@@ -82,10 +83,10 @@ class Recipe(Schedule):
         epochs = epochs_of(samples, self.samples_per_step, self.windows_per_epoch)
         return replace(self, total_steps=last_step, epochs=epochs)
 
-    def command_from_plateau(self, launcher: str, args: Namespace) -> str:
+    def command_from_plateau(self, args: Namespace) -> str:
         """The command for twice the steps, in another folder, from where the cooldown, or the fall of wsd, began."""
         source = self.cooldown.source if self.cooldown else f"{args.output_dir}/checkpoint-{self.plateau_end}"
-        return (f"{launcher} train.py --resume_from {shell_word(source)} "
+        return (f"{launcher()} train.py --resume_from {shell_word(source)} "
                 f"{flags_of_another_run(args.output_dir, 'longer', args.mirror_to)} --max_steps {2 * self.total_steps}")
 
     @property

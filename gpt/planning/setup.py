@@ -158,7 +158,7 @@ def _say_if_finished(inputs: Inputs, recipe: Recipe, longest: Recipe, deadline: 
         validations = several(state.validations_without_gain, "validation")
         more = f"{validations} brought no new best; raise --patience to continue"
     elif recipe.cooldown and state.step >= recipe.total_steps:
-        command = recipe.command_from_plateau(runtime.processes.launcher, args)
+        command = recipe.command_from_plateau(args)
         more = f"cooled down; to train on from before: {command}"
     elif is_out_of_time or recipe.total_steps < longest.total_steps:  # the minutes planned the last step
         more = f"raise --max_minutes to continue: all starts together took {duration(state.seconds)}"

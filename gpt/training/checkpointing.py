@@ -210,7 +210,10 @@ class Checkpointer:
             **({"text": printable(", ".join(corpus.origins))} if corpus.origins else {}),
             **{f"{weight_percent(share.weight)} from {share.name}": f"{share.corpus.train.length:,} training tokens, "
                f"sha256 {share.corpus.identity}" for share in corpus.components}}
-        command = command_for_card(flags_of_run(self._run.setup).given)
+        given = flags_of_run(self._run.setup).given
+        if self._runtime.processes.world_size > 1:  # one process would take smaller steps by default
+            given = {**given, "gradient_accumulation_steps": self._run.recipe.accumulation}
+        command = command_for_card(given)
         on_hub = {"base_model": [repo_of(state.init_from, MODEL)],
                   "datasets": [repo_of(origin, DATASET) for origin in corpus.origins]}
         return contents.model_card(self._run.model.config, facts, self.validations, command, on_hub)

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from gpt.common.words import several
 from gpt.planning.deadline import Deadline, Pace
 from gpt.training.checkpointing import Checkpointer
 from gpt.training.run import Run
@@ -45,5 +46,5 @@ def ends_by_patience(run: Run) -> bool:
     patience = run.setup.args.patience
     if not patience or run.state.validations_without_gain < patience:
         return False
-    run.setup.runtime.out.say(f"patience    {patience} validations without a new best: the run ends here")
+    run.setup.runtime.out.say(f"patience    {several(patience, 'validation')} without a new best: the run ends here")
     return True

@@ -10,7 +10,7 @@ import torch
 
 from gpt.common.errors import Exit, UserError, is_out_of_memory
 from gpt.common.names import TRAINS_NEXT
-from gpt.common.words import several, size
+from gpt.common.words import several, shell_word, size
 from gpt.machine.backends import CPU
 from gpt.optimizers.build import state_schema
 from gpt.planning.decided import Setup
@@ -102,7 +102,8 @@ def explaining_memory(setup: Setup, run: Run | None = None) -> Iterator[None]:
                         "Resume with --activation_checkpointing.")
             if processes.world_size > 1 and run.micro_batch > 1 and not (args.dry_run or args.overfit):
                 remember_too_many(Path(args.output_dir), run.micro_batch)
-                cure = "Start again with --resume_from auto: the run then takes half as many at a time."
+                cure = (f"Start again with --resume_from {shell_word(args.output_dir)}: the run then takes half as "
+                        "many at a time.")
         with processes.errors_of_this_rank():
             raise UserError(Exit.MACHINE, f"out of memory {where}: {size(backend.peak_memory())} held, of "
                                           f"{size(backend.total_memory())}.{on_other_programs(setup)} What was saved "

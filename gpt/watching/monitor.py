@@ -15,6 +15,7 @@ from gpt.checkpoint.commands import flags_of_another_run, more_text_commands
 from gpt.checkpoint.history import BITS_OF, VAL_LOSS_OF, Row
 from gpt.checkpoint.steps import steps_in
 from gpt.common.names import FIRST_MODEL, TOKENIZER, TRAINS_NEXT
+from gpt.common.ranks import launcher
 from gpt.common.words import duration, percent, printable, several, shell_word
 from gpt.machine.pinned import to_host
 from gpt.machine.timing import Mark
@@ -300,13 +301,12 @@ class Monitor:
         follows, has no next command.
         """
         signals, folder = self._runtime.signals, shell_word(self._args.output_dir)
-        launcher = self._runtime.processes.launcher
         second = os.environ.get(TRAINS_NEXT, "")
         if signals.number is not None and (second or self.state.step < self._run.recipe.total_steps):
             resume = second or f"train.py --resume_from {folder}"
             if "--resume_from" not in resume:
                 resume += " --resume_from auto"
-            self._out.say(f"stopped by {signals.name}; to continue: {launcher} {resume}")
+            self._out.say(f"stopped by {signals.name}; to continue: {launcher()} {resume}")
         if second or signals.number is not None:
             return
         best, note = folder, ""
@@ -324,7 +324,7 @@ class Monitor:
                           f"python generate.py --ckpt {folder}/{FIRST_MODEL}/best{chat}")
         if self.state.best_val_loss is not None and self.state.best_val_loss > self._loss_before:
             self._out.say(f"To improve: no validation loss fell below {self._loss_before:.4f}, that of the weights it "
-                          f"began from. Change them less:\n{launcher} train.py --config {folder}/config.toml \\\n    "
+                          f"began from. Change them less:\n{launcher()} train.py --config {folder}/config.toml \\\n    "
                           f"--learning_rate {self._run.recipe.lower_rate_in_words} "
                           f"{flags_of_another_run(self._args.output_dir, 'slower', self._args.mirror_to)}")
         elif self._overfitting.training_means and not self._curve.worse_than_guessing(self._last_loss):
@@ -351,7 +351,7 @@ class Monitor:
         else:
             machine = self._runtime.machine  # on a CPU a named size would be in fp32
             in_bf16 = " --use_amp" if machine.precision == "bf16" and not machine.on_gpu else ""
-            command = (f"{self._runtime.processes.launcher} train.py --config {folder}/config.toml \\\n"
+            command = (f"{launcher()} train.py --config {folder}/config.toml \\\n"
                        f"    --model_size {how}{in_bf16} {flags_of_another_run(args.output_dir, how, args.mirror_to)}")
         self._out.say(f"To improve: {why}\n{command}")
 
@@ -363,8 +363,7 @@ class Monitor:
                             f"{recipe.total_steps:,}, as steps took longer than measured")
         sizes = {name: architecture_of(config).sized(shape, config.vocab_size, config.seq_length).num_parameters
                  for name, shape in SIZES.items() if not self._learned_before}
-        train_losses = [mean for mean, _ in self._overfitting.training_means]
-        return next_step(self._overfitting.validations, train_losses, self._tokens_seen,
+        return next_step(self._overfitting.validations, self._overfitting.train_losses, self._tokens_seen,
                        self._run.setup.corpus.train.length, config.num_parameters, sizes)
 
     def _command_for_longer(self, folder: str) -> str:
@@ -374,9 +373,8 @@ class Monitor:
         """
         args, state = self._args, self.state
         recipe = self._run.recipe
-        launcher = self._runtime.processes.launcher
         if recipe.cooldown or recipe.plateau_end in steps_in(Path(args.output_dir)):
-            return recipe.command_from_plateau(launcher, args)
+            return recipe.command_from_plateau(args)
         times = 2 if self._learned_before else max(2, math.ceil(times_too_short(
             state.step, self._tokens_seen, self._run.setup.corpus.train.length, self._config.num_parameters)))
         limits = {name: getattr(args, name) for name in ("max_minutes", "max_steps", "epochs")
@@ -385,7 +383,7 @@ class Monitor:
                             {"max_minutes": math.ceil(state.seconds / 60)})
         longer = "".join(f" --{name} {times * length:.12g}" for name, length in limits.items())
         patience = "" if self._has_patience else f" --patience {state.validations_without_gain + args.patience}"
-        return f"{launcher} train.py --resume_from {folder}{longer}{patience}"
+        return f"{launcher()} train.py --resume_from {folder}{longer}{patience}"
 
     @property
     def _learned_before(self) -> bool:

@@ -1,5 +1,7 @@
 """What leads to a better model after a run: more steps, a larger model or more text."""
 
+import math
+
 from gpt.common.words import in_epochs, several
 from gpt.planning.defaults import TOKENS_PER_PARAMETER, most_passes, times_too_short
 
@@ -9,11 +11,11 @@ WIDE_GAP = 0.15  # nats between the training and the validation loss
 FRESH = 4  # passes over a text that are nearly as good as new text (Muennighoff et al. 2023)
 
 
-def next_step(validations: list[tuple[float, int]], train_losses: list[float], tokens_seen: int, num_tokens: int,
+def next_step(validations: list[tuple[float, int]], train_losses: dict[int, float], tokens_seen: int, num_tokens: int,
               num_parameters: int, sizes: dict[str, int]) -> tuple[str, str]:
     """LONGER, MORE_TEXT or the name of a larger size, with the reason; both '' if the figures show nothing.
 
-    validations are losses with their steps, at least one; train_losses are those near them.
+    validations are losses with their steps, at least one; train_losses are those before them, by step.
     num_tokens is the length of the text. sizes are the numbers of parameters of the named sizes, smallest
     first; none for pretrained weights, which learn much in few steps. Three kinds of runs show nothing. One is
     long and has no validation in its first three quarters. One is short and has made all passes of a default
@@ -29,9 +31,9 @@ def next_step(validations: list[tuple[float, int]], train_losses: list[float], t
         return LONGER, f"{several(last_step, 'step')}, {in_epochs(passes)}: too few to learn much"
     if is_short or not before:
         return "", ""
-    train_loss, lowest_train_loss = train_losses[-1], min(train_losses)
+    train_loss = train_losses[max(train_losses)]
     if last - best > RISEN * best:
-        if train_loss - lowest_train_loss > RISEN * lowest_train_loss:
+        if train_loss > train_losses.get(best_step, math.inf):
             return "", ""  # it has not learned the text by heart: both losses rose
         return MORE_TEXT, (f"the model learns the text by heart: its validation loss rose from {best:.2f} at step "
                            f"{best_step:,} to {last:.2f}")

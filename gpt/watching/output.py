@@ -11,6 +11,7 @@ from gpt.checkpoint.find import is_inside
 from gpt.checkpoint.folder import delete_other_runs
 from gpt.common.config import write_toml
 from gpt.common.names import FIRST_MODEL, LOG, RUN_CONFIG, STARTS
+from gpt.common.ranks import launcher
 from gpt.common.words import first_line, shell_line, shell_word
 from gpt.planning.records import flags_of_run, settings_of
 from gpt.tokens.watch import TokensChanged
@@ -35,8 +36,8 @@ def open_output(run: Run, argv: Sequence[str], checkpointer: Checkpointer) -> It
     resumed, output_dir = setup.resumed.folder if setup.resumed else None, Path(args.output_dir)
     flags = flags_of_run(setup)
     replaces = bool(resumed and not is_inside(resumed, output_dir))
-    out.write_log(output_dir / LOG, shell_line(["python", "train.py", *argv]), state.step,
-                  appends=bool(state.step or args.resume_from))
+    out.write_log(output_dir / LOG, f"{launcher()} {shell_line(['train.py', *argv])}", state.step,
+                  appends=bool(state.step or args.resume_from) and not replaces)
     runtime.signals.on_stop(
         lambda: f"stopping; the state is saved first (now: {out.doing})", checkpointer.at_risk)
     if is_main:
@@ -48,7 +49,7 @@ def open_output(run: Run, argv: Sequence[str], checkpointer: Checkpointer) -> It
                 delete_other_runs(first, None, 0, out)  # of another run
         with contextlib.suppress(OSError):  # the checkpoints hold the flags too
             write_toml(output_dir / RUN_CONFIG, flags, "The flags of the run in this folder. To continue it:\n"
-                       f"    python train.py --resume_from {shell_word(output_dir)}", run.recipe.reasons)
+                       f"    {launcher()} train.py --resume_from {shell_word(output_dir)}", run.recipe.reasons)
     checkpointer.start(resumed)
 
     recorder = Recorder(args, output_dir, state, out, is_silent=not is_main, replaces=replaces, config={

@@ -17,6 +17,11 @@ class OverfittingWatch:
         self.training_means: list[tuple[float, float]] = []  # before each of these: the mean, and its squared error
         self._new_losses: list[float] = []  # since the last validation
 
+    @property
+    def train_losses(self) -> dict[int, float]:
+        """The mean training losses before the validations, by the steps of these."""
+        return {step: mean for (_, step), (mean, _) in zip(self._compared, self.training_means, strict=True)}
+
     def add_losses(self, losses: Iterable[float]) -> None:
         """Adds training losses since the last validation; values that are not finite are left out."""
         self._new_losses += [loss for loss in losses if math.isfinite(loss)]

@@ -31,7 +31,7 @@ from tests.helpers.house import nodes, sources
 
 COMMAND = re.compile(r"(?:python \w+\.py|cp|echo) (?:\\\n|[^\n])*?(?=\.?\n|\.?$|[.;] |, (?:then|and|or|with) )")
 FLAG = re.compile(r"--(?:no-)?[a-z][a-z0-9_]*")
-CURE = re.compile(r"(?:python|\{launcher\}) (?:\w+\.py|\{)|cp DATA|echo '|^--\w+, or"
+CURE = re.compile(r"(?:python|\{launcher\(\)\}) (?:\w+\.py|\{)|cp DATA|echo '|^--\w+, or"
                   r"|(?:\b[Gg]ive|\b[Dd]rop|\b[Tt]ry|\b[Ll]ower|\braise|\bDouble"
                   r"|\b[Ll]eave out|\bhelps|another|Resume|(?<!has no effect) with|fewer|smaller|larger|, or)\b"
                   r"[^\n]*?--[a-z]")
@@ -463,7 +463,7 @@ LATER = [
          f"{NEW} --overfit 1 --seq_length 1 --batch_size 1 --data_dir chats --max_steps 900 --learning_rate 0.02",
          masked,
          {"--seq_length": "64", "--batch_size": "64"}),
-    Case("{launcher} train.py --resume_from {shell_word(source)}", "train.py --resume_from cool", cooled,
+    Case("{launcher()} train.py --resume_from {shell_word(source)}", "train.py --resume_from cool", cooled,
          stays=True),  # the longer run has a plateau of its own
     Case("Name a folder that train.py wrote", "plot.py nowhere"),
     Case("no loss is below", "plot.py m.jsonl --y_max 0.001", logged, {"--y_max": "20"}),
@@ -590,7 +590,7 @@ NOT_TYPED = {
         "samples     none, as with", "--batch_size auto, or this", "with --init_from the model gets rows",
         "does not go with FILE or --demo", "not with several folders in", "unexpected argument. Give a value"),
     "is the name of the program, or a line of the crash log": (
-        "python {prog}", "python {prog} [flags]", "python {sys.version}"),
+        "python {prog}", "python {prog} [flags]", "python {sys.version}", "{shell_line(['train.py', *argv])}"),
 }
 
 
@@ -609,7 +609,7 @@ def messages() -> dict[str, str]:
     texts = ((place, text_of(node)) for place, node in nodes(ast.Constant, ast.JoinedStr)
              if id(node) not in inner and not place.startswith("gpt/benchmarks"))
     return {text: place for place, text in texts
-            if " " in text and re.search(r"(?:python|\{launcher\}) (?:\w+\.py|\{)|--[a-z]|cp DATA", text)}
+            if " " in text and re.search(r"(?:python|\{launcher\(\)\}) (?:\w+\.py|\{)|--[a-z]|cp DATA", text)}
 
 
 def text_of(node: Any) -> str:

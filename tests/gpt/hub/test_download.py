@@ -91,6 +91,7 @@ def chosen(files, path=""):
     (("trainer.txt", "rest.txt"), "", ("rest.txt", "trainer.txt")),  # no word of its own, no split
     (("notes.md",), "notes.md", ("notes.md",)),
     (WIKI, "wiki-2", WIKI[:1]),
+    (("test/0.parquet", "train/0.parquet"), "", ("train/0.parquet",)),
     (WEB, "sample/10BT", WEB[2:]),
 ])
 def test_the_files_are_those_that_the_path_or_the_names_mean(files, path, expected):

@@ -5,6 +5,7 @@ import json
 import os
 import shutil
 import signal
+from types import SimpleNamespace
 
 import pytest
 
@@ -159,11 +160,31 @@ def test_an_output_folder_in_use_is_refused_before_the_texts_become_tokens(place
     assert not (place / "texts.tokens").exists()
 
 
+def test_the_tokens_for_a_run_that_goes_on_have_its_tokenizer_and_are_not_made_in_vain(place, monkeypatch):
+    asked: list[list[str]] = []
+    monkeypatch.setattr("gpt.planning.early.run_child", lambda command, *_, **__: (
+        asked.append(command) or SimpleNamespace(returncode=Exit.MACHINE)))
+    for flag in ("--resume_from", "--cooldown_from"):
+        assert refusal(f"texts {flag} none --output_dir new")[0] == Exit.CHECKPOINT
+    assert not asked
+    (place / "out/checkpoint-3").mkdir(parents=True)
+    (place / "out/checkpoint-3/manifest.json").write_text("{}")
+    with pytest.raises(SystemExit):
+        train.answer_early(["texts", "--resume_from", "out", "--allow_new_data"])
+    assert asked[0][-2:] == ["--tokenizer_file", "out/checkpoint-3/tokenizer.json"]
+
+
+def test_a_text_whose_name_no_record_can_hold_is_refused(place):
+    os.rename(place / "texts", os.fsencode(place) + b"/caf\xe9")
+    assert "the name is not UTF-8" in refusal(os.fsdecode(b"caf\xe9"))[1]
+
+
 def test_a_pattern_never_means_the_tokens_of_an_earlier_start(place, capfd):
     (place / "texts/b.txt").write_text("and the sea ran to the cat " * 400)
     for line, folder in ((["texts/*"], "texts/texts.tokens"), (["texts/*.txt"], "texts/txt.tokens"),
                          (["texts/a.txt", "texts/b.txt"], "texts/a.txt.tokens"),
-                         (["texts/a.txt", "texts/a.txt.tokens", "texts/b.txt"], "texts/a.txt.tokens")):
+                         (["texts/a.txt", "texts/a.txt.tokens", "texts/b.txt"], "texts/a.txt.tokens"),
+                         (["texts/a.txt.tokens", "texts/b.txt", "texts/txt.tokens"], "texts/b.txt.tokens")):
         for _ in range(2):
             train.answer_early(line)
             assert capfd.readouterr().out.endswith(f"texts       their tokens: {folder}\n")

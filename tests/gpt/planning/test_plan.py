@@ -150,8 +150,8 @@ def test_too_little_disk_is_said_in_figures_and_with_the_flag_that_saves_most(ru
 
 
 @pytest.mark.parametrize(("strategy", "local_world_size", "words"), [
-    ("ddp", 4, "processes   4, ddp: asked for; 6.2 GiB of memory for each"),
-    ("hsdp", 2, "processes   4, hsdp: asked for; 5.3 GiB of memory for each")])
+    ("ddp", 4, "processes   4, ddp: asked for; 5.9 GiB of memory for each"),
+    ("hsdp", 2, "processes   4, hsdp: asked for; 4.9 GiB of memory for each")])
 def test_a_line_says_how_processes_share_and_what_each_holds(strategy, local_world_size, words):
     assert sharing(GPU, Processes(0, 4, 0, local_world_size), strategy) == [words]
 
@@ -178,7 +178,7 @@ GPU = replace(CPU, device=torch.device("cuda"), dtype=torch.float16, compile=Tru
 
 def sharing(machine: Machine, processes: Processes, strategy: str = "ddp", interval: int = 0,
             ) -> list[str]:
-    setting = MemorySetting.of(GPU, Options(), 8, strategy, processes)
+    setting = MemorySetting.of(GPU, Options(residual_dtype=GPU.dtype), 8, strategy, processes)
     config = GPTConfig(50257, 1024, 12, 12, 768)
     shows_samples = interval > 0 and has_room_for_sample(config, setting, machine, processes)
     setup: Any = SimpleNamespace(config=config, recipe=SimpleNamespace(sample_interval=interval),
