@@ -67,7 +67,7 @@ def _next_ids(decoder: Decoder, active: Sequence[Continuation], sampling: Sampli
         new_ids, log_probabilities, _ = draw(logits_BV[:num], uniforms_B[:num], sampling, whole=True).tolist()
     if not all(map(math.isfinite, log_probabilities)):
         raise UserError(Exit.DIVERGED, "the model's logits are not finite: it diverged, or overflows in fp16. Give an "
-                                       "earlier checkpoint, or --no-use_amp.")
+                                       "earlier checkpoint, or --no-use_amp; drop --amp_dtype.")
     return list(map(int, new_ids)), log_probabilities
 
 

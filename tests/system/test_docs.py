@@ -184,7 +184,8 @@ def test_the_laptop_recipe_of_the_readme_runs_and_its_outcome_can_be_used_as_the
         ["generate.py", "--ckpt", "out", "--prompt", "ROMEO:", "--num_samples", "3", "--seed", "7"],
         ["evaluate.py", "--ckpt", "out", "--text", "held-out.txt"],
         ["export.py", "--ckpt", "out", "--output", "my-gpt2", "--format", "huggingface", "--dtype", "bf16"],
-        ["train.py", "--init_from", "gpt2", "--use_gpu", "--use_amp", "--compile", "--dropout", "0.1"],
+        ["train.py", "--init_from", "hf://openai-community/gpt2", "--use_gpu", "--use_amp", "--compile", "--dropout",
+         "0.1"],
     ]
     shown = [words for page in PAGES for words in commands_in(page)]
     assert all(use in shown for use in uses)

@@ -1,6 +1,7 @@
 """Steps that fail: out of memory, between micro-batches; a compiler that cannot."""
 
 import json
+import re
 import types
 
 import pytest
@@ -8,6 +9,7 @@ import torch
 
 import train
 from gpt.common.errors import Exit
+from gpt.common.names import TRAINS_NEXT
 from gpt.machine.backends import Backend
 from gpt.planning.memory import GIB
 from gpt.training.micro_batches import Abandoned
@@ -179,3 +181,13 @@ def test_another_error_of_the_step_is_not_taken_for_want_of_memory(run, monkeypa
     forward_that_needs(monkeypatch, 0, RuntimeError("shapes do not match"))
     with pytest.raises(RuntimeError, match="shapes do not match"):
         run("--max_steps", "2")
+
+
+def test_a_first_of_two_models_that_diverges_is_not_resumed_with_other_flags(run, monkeypatch):
+    def diverge(*_: object) -> None:
+        raise FloatingPointError("the loss")
+
+    monkeypatch.setenv(TRAINS_NEXT, "train.py")
+    monkeypatch.setattr(train, "loop", diverge)
+    said = run.refused(Exit.DIVERGED, "--max_steps", "4")
+    assert re.search(r"Start again with --learning_rate \S+, which trains one model\.$", said)
