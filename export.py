@@ -117,7 +117,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 
-from gpt.architectures.table import LanguageModel, ModelConfig, architecture_of
+from gpt.architectures.table import ModelConfig, architecture_of
 from gpt.checkpoint.contents import PUBLISHED
 from gpt.checkpoint.find import read_checkpoint
 from gpt.checkpoint.folder import put_in_place
@@ -131,6 +131,7 @@ from gpt.hub.download import download_flag
 from gpt.tokens.chat import can_converse
 from gpt.tokens.llama_cpp import gguf_vocabulary
 from gpt.tokens.tokenizer import load_tokenizer, tokenizer_of
+from model import LanguageModel
 
 EXPORT_DTYPES = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16,
           **dict.fromkeys(QUANTIZED, torch.float16)}  # of their scales

@@ -141,11 +141,11 @@ from gpt.tokens.tokenizer import load_tokenizer, tokenizer_of
 def main(argv: Sequence[str]) -> int:
     """Runs the command; returns the exit code, 128 + a signal's number after a signal. Raises UserError."""
     args = read_flags(argv)
-    prompt = args.prompt if args.prompt_file is None else read_prompt_file(args.prompt_file)
     sampling = Sampling(args.temperature, args.top_k, args.top_p)
 
     with Progress(sys.stderr) as out:
         machine = device.choose_for_inference(args.use_gpu, args.use_amp, args.amp_dtype, out.warn)
+        prompt = args.prompt if args.prompt_file is None else read_prompt_file(args.prompt_file)
         args = download_flag(args, "ckpt", out)
 
         def load(folder: Path) -> tuple[Path, Decoder, Language, Any]:

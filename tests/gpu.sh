@@ -90,7 +90,7 @@ pack() { # all figures into OUT, under 10 MB: where they are more, without the l
     mv "$part" "$kept" # a call that is killed here leaves the one before
 }
 
-final_norm() { # CODE: after a signal too, which ends the command that runs
+leave() { # CODE: after a signal too, which ends the command that runs
     trap - EXIT HUP INT TERM
     # shellcheck disable=SC2046
     kill $(jobs -p) 2> /dev/null && wait

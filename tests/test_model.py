@@ -10,11 +10,10 @@ import torch
 import torch.nn.functional as F
 
 from gpt.architectures.gpt2 import GPT2
-from gpt.architectures.table import LanguageModel
 from gpt.checkpoint.load import load_model, load_weights, stored_tensors, weights_of
 from gpt.ops.attention import attention_in_blocks
 from gpt.ops.loss import IGNORED, TEACHERS_SHARE, LossRule
-from model import GPT, SIZES, GPTConfig, Options
+from model import GPT, SIZES, GPTConfig, LanguageModel, Options
 from tests.helpers.decoding import largest_difference
 
 GPT2_COUNTS = {"gpt2_small": 124_439_808, "gpt2_medium": 354_823_168, "gpt2_large": 774_030_080,

@@ -23,7 +23,7 @@ import torch.nn.functional as F
 import data
 import train
 from gpt.architectures.table import create
-from gpt.checkpoint.find import steps_in
+from gpt.checkpoint.steps import steps_in
 from gpt.checkpoint.stored import verify
 from gpt.common.errors import Exit, UserError
 from gpt.optimizers.build import parameter_groups

@@ -26,7 +26,7 @@ from gpt.common.names import METADATA
 
 ROOT = Path(__file__).resolve().parents[2]
 ROWS = 20  # of a command's lines, while it runs
-TRANSIENT = r"\.\.\. |step |.* left$"  # each of these lines replaces the one before
+REPLACED_LINES = r"\.\.\. |step |.* left$"  # each of these lines replaces the one before
 PLAN = r"(size|time|tokens |memory|cost|warning|\.\.\.)"
 INSTEAD = {  # the notebook's words for commands and flags
     "python generate.*": "cell 7",
@@ -193,7 +193,7 @@ def watch(script: str, *words: object, only: str = "") -> None:
             only = ""
         if not re.match(only, line):
             return
-        latest = line if re.match(TRANSIENT, line) else ""
+        latest = line if re.match(REPLACED_LINES, line) else ""
         if not latest:
             lines.append(line)
         elif time.monotonic() < due:

@@ -17,7 +17,7 @@ from typing import Any, TypeAlias
 
 import torch
 
-from gpt.architectures.table import LanguageModel, ModelConfig, architecture_of, name_of
+from gpt.architectures.table import ModelConfig, architecture_of, name_of
 from gpt.common.names import (
     CARD,
     CONFIG,
@@ -34,6 +34,7 @@ from gpt.machine.backends import backend_of
 from gpt.ops.shards import full_tensor, full_tensors
 from gpt.tokens.chat import END, START
 from gpt.tokens.tokenizer import opening_ids, parse
+from model import LanguageModel
 
 NEEDED = (WEIGHTS, OPTIMIZER, STATE)  # in the manifest of every checkpoint
 # Files that are published with a model's weights.

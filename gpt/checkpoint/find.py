@@ -291,6 +291,6 @@ def wait_until_here(folder: Path, sha256: str, seconds: float = 60.0) -> None:
     until = time.monotonic() + seconds
     while not (folder / MANIFEST).is_file() or sha256_of(folder / MANIFEST) != sha256:
         if time.monotonic() > until:
-            raise _refusal(f"this machine does not see {printable(folder)} as the first process does, after "
+            raise _refusal(f"this machine does not see {printable(folder)} as the main process does, after "
                            f"{seconds:.0f} s. Mount the same disk here on all machines.")
         time.sleep(min(1.0, seconds / 10))

@@ -8,7 +8,8 @@ from collections.abc import Iterator, Set
 from pathlib import Path
 from typing import NamedTuple
 
-from gpt.checkpoint.find import checkpoints_of_other_runs, steps_in
+from gpt.checkpoint.find import checkpoints_of_other_runs
+from gpt.checkpoint.steps import steps_in
 from gpt.checkpoint.stored import parse_state, read_json, verify
 from gpt.common.errors import Exit, InvalidCheckpoint, UserError, writing
 from gpt.common.files import rename, sync, try_lock

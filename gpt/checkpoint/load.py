@@ -15,7 +15,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from gpt.architectures.fields import check_whole, shown
-from gpt.architectures.table import LanguageModel, ModelConfig, architecture_of, by_model_type
+from gpt.architectures.table import ModelConfig, architecture_of, by_model_type
 from gpt.checkpoint.commands import transformers_command
 from gpt.checkpoint.contents import SAFETENSORS_TYPES, StateSchema
 from gpt.checkpoint.find import resolve, silent
@@ -25,7 +25,7 @@ from gpt.common.names import CONFIG, GENERATION, INDEX, OPTIMIZER, TEMPLATE, TOK
 from gpt.common.words import first_line, printable, several
 from gpt.machine.backends import backend_of
 from gpt.ops.shards import fill, like, local
-from model import Options
+from model import LanguageModel, Options
 
 FILE_NAME = re.compile(r"[^/\\\0]+\.safetensors")
 COPY_WHOLE = "Download the model again, or copy all of its files."

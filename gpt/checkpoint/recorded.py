@@ -31,7 +31,7 @@ def recorded_flags(given: Mapping[str, Any], of_a_call: Collection[str] = ()) ->
     record can be read. of_a_call names flags of a single call, such as --overwrite, which no record may set.
     Raises UserError (exit 2) for a config.toml that sets one, or is not TOML; a checkpoint's are left out.
     """
-    folder, checkpoints = _run_to_resume(given)
+    folder, checkpoints = run_to_resume(given)
     if not checkpoints and given.get("resume_from", "auto") == "auto":
         return None
     layer = _read_flags(folder, checkpoints)
@@ -64,11 +64,11 @@ def _means_teacher(requested: Any, recorded: Any) -> bool:
     return is_same_folder(folder, recorded) or is_same_folder(folder, Path(recorded).parent)
 
 
-def _run_to_resume(given: Mapping[str, Any]) -> tuple[Path, list[Path]]:
+def run_to_resume(given: Mapping[str, Any]) -> tuple[Path, list[Path]]:
     """The folder of the run that the flags mean, or of its mirror, and the checkpoints there, newest first."""
     output_dir = Path(given.get("output_dir", "out"))
     requested = [given[name] for name in ("resume_from", "cooldown_from") if given.get(name)]
-    runs = [checkpoints_of(path, output_dir) for path in requested] or [(output_dir, [])]
+    runs = [_checkpoints_of(path, output_dir) for path in requested] or [(output_dir, [])]
     folder, checkpoints = next((run for run in runs if run[1]), runs[0])
     if requested and not checkpoints and given.get("mirror_to"):  # a new machine has only the mirror
         folder = Path(given["mirror_to"])
@@ -128,7 +128,7 @@ def _from_here(value: Any, folder: Path) -> Any:
     return next((name for name in names if os.path.exists(name) or os.path.exists(name.rpartition(":")[0])), value)
 
 
-def checkpoints_of(requested: str, output_dir: Path) -> tuple[Path, list[Path]]:
+def _checkpoints_of(requested: str, output_dir: Path) -> tuple[Path, list[Path]]:
     """The folder of the run to resume, and the checkpoints that requested may mean, newest first."""
     path = output_dir if requested == "auto" else Path(requested)
     if all((path / name).is_file() for name in (MANIFEST, STATE)):

@@ -176,7 +176,7 @@ def optional(package: str, purpose: str) -> Any:
                                       f"Run: {PIP} {how}{name}") from error
 
 
-# ---------------------------------------------------------------- how a command ends
+# ---------------------------------------------------------------- kinds of errors
 
 
 def is_panic(error: BaseException) -> bool:

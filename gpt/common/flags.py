@@ -14,6 +14,7 @@ import argparse
 import codecs
 import contextlib
 import difflib
+import os
 import re
 import shutil
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -261,7 +262,7 @@ class Parser(argparse.ArgumentParser):
             shown = printable(repr(word[:SHOWN_CHARACTERS]))
             # A word without a flag is most often the text of evaluate.py or generate.py, a folder their model;
             # so are out/best and out/last.
-            is_folder = split_checkpoint_name(Path(word))[0].is_dir()
+            is_folder = os.path.isdir(split_checkpoint_name(Path(word))[0])
             likely = ("ckpt", "text", "prompt") if is_folder else ("text", "prompt")
             first = next(name for name in (*likely, [*self.flags][1]) if name in self.flags)
             self.problems.append(f"{shown}: unexpected argument. Give a value behind its flag, such as --{first} "

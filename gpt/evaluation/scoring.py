@@ -16,13 +16,13 @@ import torch.nn.functional as F
 from tokenizers import Tokenizer
 from torch.nn.utils.rnn import pad_sequence
 
-from gpt.architectures.table import LanguageModel
 from gpt.common.errors import Exit, UserError
 from gpt.common.progress import Progress
 from gpt.common.signals import Signals
 from gpt.common.words import shell_line, shell_word
 from gpt.machine.device import Machine
 from gpt.ops.loss import IGNORED
+from model import LanguageModel
 
 READ_AHEAD = 1024  # windows that are sorted by length before they are batched
 LOGIT_ROWS = 1024  # tokens whose logits exist at once: 206 MB in fp32 for GPT-2's vocabulary

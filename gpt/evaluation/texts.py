@@ -31,6 +31,7 @@ def texts_of(words: Sequence[str], scorer: Scorer) -> Iterator[tuple[str, Iterat
             raise UserError(Exit.DATA, f"--text {printable(word)} is on the hub. Make tokens of it, and give "
                                        f"--tokens to_score:\n{scorer.command_for_tokens([word])}")
         sources = find_sources(words, scorer.out.say, {})
+        warn_of_unusual_texts([source for source in sources if not source.packing], scorer.out)
         for source in sources:
             as_tokens = ("Make tokens of it, and give --tokens to_score:\n"
                          f"{scorer.command_for_tokens([source.shown])}")
@@ -44,7 +45,6 @@ def texts_of(words: Sequence[str], scorer: Scorer) -> Iterator[tuple[str, Iterat
                 if source.kind == "text" and source.text_bytes > LIMITS.document_bytes:
                     raise source.error(f"is longer than {size(LIMITS.document_bytes)}, too long to hold in memory. "
                                        f"{as_tokens}")
-                warn_of_unusual_texts([source], scorer.out)
                 yield source.shown, documents_in(source, scorer)
 
 

@@ -9,12 +9,12 @@ from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 
 import torch
 
-from gpt.architectures.table import LanguageModel
 from gpt.common.errors import Exit, UserError
 from gpt.generation.continuation import DEFAULTS, Continuation, Sampling
 from gpt.generation.decoder import Decoder
 from gpt.generation.drawing import draw
 from gpt.ops.shards import full_tensors
+from model import LanguageModel
 
 
 def generate_texts(decoder: Decoder, continuations: Iterable[Continuation], sampling: Sampling,

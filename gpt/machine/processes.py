@@ -96,7 +96,7 @@ class Processes:
         return int(found)
 
     def check_same(self, facts: Mapping[str, Any]) -> None:
-        """Raises UserError (exit 5) in each process where a fact differs, as text, from the first process's."""
+        """Raises UserError (exit 5) in each process where a fact differs, as text, from the main process's."""
         theirs = self.from_main(lambda: {name: str(fact) for name, fact in facts.items()})
         with self.errors_of_this_rank():
             for name, fact in facts.items():

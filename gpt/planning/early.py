@@ -10,12 +10,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from gpt.checkpoint.recorded import checkpoints_of
+from gpt.checkpoint.recorded import run_to_resume
 from gpt.checkpoint.steps import error_of_another_run, steps_in
 from gpt.common.children import PROGRAM, run_child
 from gpt.common.errors import PIP, Exit, UserError, require, warn
 from gpt.common.flags import as_list
-from gpt.common.names import METADATA, TOKENIZER, TOKENS, TRAINS_NEXT
+from gpt.common.names import METADATA, RUN_CONFIG, TOKENIZER, TOKENS, TRAINS_NEXT
 from gpt.common.ranks import is_main, is_one_of_several, launcher
 from gpt.common.signals import Signals
 from gpt.common.words import is_utf8, printable, shell_line, shell_word
@@ -77,7 +77,12 @@ def in_tokens(texts: Any, given: Mapping[str, Any]) -> dict[str, Any]:
     if glob.has_magic(name) and not first.exists():
         name = re.sub(r"[*?\[\]]", "", name).strip(".") or "texts"
     folder = first.parent / f"{name}{TOKENS}"
-    texts = [word for word in texts if Path(word) != folder and not _holds_tokens(word)]
+    left_out = [word for word in texts if _holds_tokens(word) and Path(word) != folder]
+    texts = [word for word in texts if Path(word) != folder and word not in left_out]
+    if not texts:
+        raise ValueError(f"{printable(first)}: has metadata.json and no tokens. Give the text again")
+    if left_out:
+        warn(f"without {printable(', '.join(left_out))}: tokens are given by --data_dir.")
     if not is_utf8(texts[0]):  # the run could not record it
         raise ValueError(f"{printable(texts[0])}: the name is not UTF-8. Rename the text")
     data_dir = str(folder) if os.access(first.parent, os.W_OK) else folder.name
@@ -110,8 +115,10 @@ def _tokenizer_of_run(args: Namespace) -> str | None:
     Raises UserError (exit 4) where there is no checkpoint, before any text is read.
     """
     requested = args.cooldown_from or args.resume_from
-    _, checkpoints = checkpoints_of(requested, Path(args.output_dir)) if requested else ("", [])
-    if requested not in (None, "auto") and not checkpoints:
+    if not requested:
+        return None
+    folder, checkpoints = run_to_resume(vars(args))
+    if not (checkpoints or requested == "auto" or (folder / RUN_CONFIG).is_file()):
         raise UserError(Exit.CHECKPOINT, f"{printable(requested)} holds no checkpoint to go on from. Give another one.")
     return str(checkpoints[0] / TOKENIZER) if checkpoints else None
 

@@ -6,6 +6,7 @@ other. The timing takes 0.3 s once, and is kept for the card, this build of PyTo
 
 import contextlib
 import json
+import os
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -74,7 +75,8 @@ def use_attention(name: str) -> None:
     torch.backends.cuda.enable_flash_sdp(name in ("", "flash"))
     torch.backends.cuda.enable_mem_efficient_sdp(name in ("", "efficient"))
     torch.backends.cuda.enable_cudnn_sdp(name in ("", "cudnn"))
-    torch.compiler.config.cache_key_tag = f"attention {name}"  # the key of a compiled graph lacks the kernel
+    tag = os.environ.get("TORCH_COMPILE_CACHE_KEY_TAG", "")
+    torch.compiler.config.cache_key_tag = f"{tag} attention {name}" if name else tag  # the key lacks the kernel
 
 
 # ---------------------------------------------------------------- timing

@@ -213,13 +213,13 @@ def _logit_bytes(config: ModelConfig, batch_size: int, setting: MemorySetting, t
     return logits + sums
 
 
-def _program_bytes(config: ModelConfig, setting: MemorySetting, weights: int, passing: int) -> int:
+def _program_bytes(config: ModelConfig, setting: MemorySetting, weights: int, transient: int) -> int:
     """The bytes held besides tensors: on a CPU the process, the compiler and holes in the heap."""
     if setting.device_type != "cpu":
         return WORKSPACES + (NCCL_BUFFERS if setting.strategy != "alone" else 0)
     if setting.compiled:
         return PROGRAM + COMPILER + config.n_layer * COMPILED_BLOCK + int(COMPILED_HOLES * weights)
-    return PROGRAM + int(EAGER_HOLES * min(passing, MOST_WITH_HOLES))
+    return PROGRAM + int(EAGER_HOLES * min(transient, MOST_WITH_HOLES))
 
 
 def predicted_peak(config: ModelConfig, batch_size: int, setting: MemorySetting) -> int:
@@ -232,8 +232,8 @@ def peak_bytes(parts: dict[str, int], setting: MemorySetting) -> int:
 
     Without accumulation gradients grow while activations are freed.
     """
-    passing = parts["activations"] + parts["logits"]
-    peak = passing + parts["gradients"] if setting.keeps_gradients else max(passing, parts["gradients"])
+    transient = parts["activations"] + parts["logits"]
+    peak = transient + parts["gradients"] if setting.keeps_gradients else max(transient, parts["gradients"])
     return peak + sum(num_bytes for name, num_bytes in parts.items() if name not in TRANSIENT)
 
 

@@ -7,8 +7,8 @@ import numpy as np
 
 from gpt.pretokenization.blocks import text_start
 from gpt.pretokenization.files import Source
+from gpt.tokens.corpus import VAL_FRACTION
 
-VAL_FRACTION = 0.005
 MIN_VAL_BYTES = 2**16  # with less, the validation loss of a small text is mostly chance
 MAX_VAL_FRACTION = 0.1  # even if that is less than MIN_VAL_BYTES
 FEW_FILES = 100  # fewer text files are split by their tails: whole files would be far too much text, or too little

@@ -19,6 +19,7 @@ from tokenizers import Tokenizer
 from gpt.checkpoint import contents, find, load, save
 from gpt.checkpoint.folder import Retention, prune
 from gpt.checkpoint.mirror import Mirror, yield_the_cores
+from gpt.checkpoint.steps import steps_in
 from gpt.common.files import free_of, sync, why_not_written
 from gpt.common.names import METRICS, TRAINS_NEXT
 from gpt.common.signals import AtRisk
@@ -66,7 +67,7 @@ class Checkpointer:
         mirror up to date. Raises RuntimeError for too little memory.
         """
         self._begun_at = time.monotonic()
-        if self._run.state.best_step in find.steps_in(self.output_dir):
+        if self._run.state.best_step in steps_in(self.output_dir):
             self.best_step = self._run.state.best_step
         if resumed is not None and find.is_inside(resumed, self.output_dir):
             self._written_step = self._run.state.step
@@ -223,7 +224,7 @@ class Checkpointer:
     @property
     def is_on_disk(self) -> bool:
         """True if this step has a sound checkpoint: the resumed one, or one saved by this run."""
-        return self._run.state.step == self._written_step and self._written_step in find.steps_in(self.output_dir)
+        return self._run.state.step == self._written_step and self._written_step in steps_in(self.output_dir)
 
     @property
     def is_busy(self) -> bool:
@@ -246,7 +247,7 @@ class Checkpointer:
         """
         with contextlib.suppress(FloatingPointError):
             self.settle(wait=True)
-        steps = find.steps_in(self.output_dir)
+        steps = steps_in(self.output_dir)
         if steps:
             # The first of two models resumes by the command of both.
             folder = "auto" if TRAINS_NEXT in os.environ else shell_word(self.output_dir)
@@ -278,12 +279,12 @@ class Checkpointer:
 
 def _choose_chat_template(setup: Setup, tokenizer: Tokenizer | None) -> str:
     """The template of a model that answers: ours after conversations, else that of the model it starts from, or ''."""
+    if tokenizer and setup.corpus.converses:
+        return template_of(tokenizer)
     start = setup.resumed.folder if setup.resumed else None
     if setup.args.init_from and not start:
         start = find.resolve(Path(setup.args.init_from))
     template = load.chat_template(start) if start else None
-    if tokenizer and setup.corpus.converses:
-        return template_of(tokenizer)
     if not template or (tokenizer and can_converse(tokenizer) and isinstance(template, str)):
         return template or ""
     setup.runtime.out.warn(f"the chat template of {printable(start)} is left out, as its turns are not marked by "

@@ -15,11 +15,11 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from gpt.architectures.table import LanguageModel, ModelConfig, architecture_of, create
+from gpt.architectures.table import ModelConfig, architecture_of, create
 from gpt.machine.device import Machine
 from gpt.machine.processes import Processes
 from gpt.ops.shards import local
-from model import Options
+from model import LanguageModel, Options
 
 DELAY = 2  # calls after which a vote of several processes is read: it has arrived by then, and no process waits
 
@@ -163,7 +163,7 @@ def build_model(config: ModelConfig, options: Options, strategy: str, processes:
     """
     if processes.world_size > 1 and strategy != "ddp":
         with torch.device("meta"):
-            # Without rounded copies, as the shards are gathered in 16 bits.
+            # Without rounded copies, as the shards are gathered in the residual stream's dtype.
             model = architecture_of(config).build(config, replace(options, rounded_to=None)).train()
         return model, FullySharded(model, processes, machine, std, processes.num_machines if strategy == "hsdp" else 1)
     model = create(config, machine.device, options, std).train()

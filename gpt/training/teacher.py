@@ -9,12 +9,11 @@ from pathlib import Path
 
 import torch
 
-from gpt.architectures.table import LanguageModel
 from gpt.checkpoint.load import load_model
 from gpt.common.words import printable
 from gpt.machine.device import Machine
 from gpt.ops.loss import TeacherOutput
-from model import Options
+from model import LanguageModel, Options
 
 
 class Teacher:

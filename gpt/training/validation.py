@@ -9,7 +9,6 @@ import torch
 from tokenizers import Tokenizer
 
 import data
-from gpt.architectures.table import LanguageModel
 from gpt.common.errors import UserError
 from gpt.common.words import printable_text
 from gpt.generation.prompts import Language, encode_prompt
@@ -21,6 +20,7 @@ from gpt.tokens.corpus import Validation
 from gpt.tokens.masks import warn_without_mask
 from gpt.tokens.tokenizer import bytes_per_id, letter_ids, load_tokenizer, text_after
 from gpt.training.run import Run
+from model import LanguageModel
 
 SAMPLE_TOKENS = 64
 

@@ -15,7 +15,8 @@ import time
 
 import pytest
 
-from gpt.checkpoint.find import newest_sound, steps_in
+from gpt.checkpoint.find import newest_sound
+from gpt.checkpoint.steps import steps_in
 from tests.helpers.commands import ROOT
 from tests.helpers.training import metrics_of
 

@@ -157,7 +157,7 @@ def run_job(job: Job, module: ModuleType, code: CodeType) -> NoReturn:
     if "--compile" in job.words:  # the compiler's threads end with the interpreter alone
         main()
         raise SystemExit
-    final_norm(main)
+    leave(main)
 
 
 def become_one_of(job: Job) -> None:
@@ -211,7 +211,7 @@ def killed_later(children: list[int], seconds: float) -> Iterator[None]:
     timer.join()
 
 
-def final_norm(main: Callable[[], None]) -> NoReturn:
+def leave(main: Callable[[], None]) -> NoReturn:
     """Runs main and ends this process with its exit code, without the second that taking an interpreter apart takes."""
     code = 99
     try:

@@ -12,12 +12,12 @@ from safetensors.torch import save_file
 from tokenizers import Tokenizer
 
 from gpt.architectures.rotary import RotaryTransformer
-from gpt.architectures.table import ARCHITECTURES, LanguageModel, ModelConfig, architecture_of, create
+from gpt.architectures.table import ARCHITECTURES, ModelConfig, architecture_of, create
 from gpt.checkpoint.contents import Tensors, model_card, tensor_files, text_files
 from gpt.checkpoint.save import save
 from gpt.tokens.chat import END, START, template_of
 from gpt.tokens.tokenizer import vocab_size_of
-from model import GPT, GPTConfig, Options
+from model import GPT, GPTConfig, LanguageModel, Options
 
 T = TypeVar("T", bound=LanguageModel)
 EMBEDDINGS = ("transformer.wte", "model.embed_tokens", "lm_head")

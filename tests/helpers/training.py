@@ -10,7 +10,6 @@ from typing import Any
 import torch
 
 from data import Batch
-from gpt.architectures.table import LanguageModel
 from gpt.checkpoint.stored import TrainState
 from gpt.common.errors import UserError
 from gpt.common.progress import Progress
@@ -23,7 +22,7 @@ from gpt.optimizers.build import build_optimizer, parameter_groups
 from gpt.planning.recipe import Recipe
 from gpt.training.run import Run
 from gpt.training.strategies import Decisions, Strategy
-from model import GPT, GPTConfig
+from model import GPT, GPTConfig, LanguageModel
 
 TINY = ["--n_layer", "1", "--n_head", "2", "--n_embd", "16", "--seq_length", "8", "--batch_size", "4"]
 QUIET = ["--sample_interval", "0", "--eval_interval", "1000"]  # no checkpoints but those a test is about

@@ -14,7 +14,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeVar
 
-from gpt.checkpoint.find import newest_sound, steps_in
+from gpt.checkpoint.find import newest_sound
+from gpt.checkpoint.steps import steps_in
 from gpt.checkpoint.stored import verify
 from gpt.common.errors import Exit, InvalidCheckpoint
 from gpt.training.pacing import WARM_STEPS

@@ -14,8 +14,8 @@ import pytest
 import torch
 
 from gpt.checkpoint.contents import Tensors
-from gpt.checkpoint.find import steps_in
 from gpt.checkpoint.save import Snapshot
+from gpt.checkpoint.steps import steps_in
 from gpt.common.errors import Exit, UserError
 from gpt.machine.backends import Backend
 from gpt.ops.dropout import _Dropout

@@ -20,8 +20,8 @@ from typing import Any
 import pytest
 
 from gpt.architectures.table import ARCHITECTURES
-from gpt.checkpoint.find import steps_in
 from gpt.checkpoint.folder import owned
+from gpt.checkpoint.steps import steps_in
 from gpt.optimizers.table import OPTIMIZERS
 from tests.helpers.commands import ROOT
 from tests.helpers.forks import Raised

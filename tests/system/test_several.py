@@ -17,8 +17,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from gpt.checkpoint.find import steps_in
 from gpt.checkpoint.load import load_model
+from gpt.checkpoint.steps import steps_in
 from gpt.common.errors import Exit
 from tests.helpers.commands import ROOT
 from tests.helpers.forks import Raised

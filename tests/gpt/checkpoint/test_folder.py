@@ -6,8 +6,8 @@ import shutil
 
 import pytest
 
-from gpt.checkpoint.find import steps_in
 from gpt.checkpoint.folder import REPLACED, owned, prune
+from gpt.checkpoint.steps import steps_in
 from gpt.common.errors import Exit
 from tests.helpers.checkpoints import edit, names_in
 from tests.helpers.refusals import refused

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from gpt.checkpoint import mirror as room
-from gpt.checkpoint.find import steps_in
 from gpt.checkpoint.folder import Retention
 from gpt.checkpoint.mirror import Mirror, copy_checkpoint, copy_run_files, is_copied
+from gpt.checkpoint.steps import steps_in
 from gpt.checkpoint.stored import verify
 from gpt.common.config import Origin
 from gpt.common.errors import Exit, InvalidCheckpoint

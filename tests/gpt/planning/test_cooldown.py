@@ -5,7 +5,7 @@ import shutil
 
 import pytest
 
-from gpt.checkpoint.find import steps_in
+from gpt.checkpoint.steps import steps_in
 from gpt.common.errors import Exit
 from gpt.watching.monitor import Monitor
 from tests.helpers.training import metrics_of, same_tensors

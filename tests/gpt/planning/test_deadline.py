@@ -11,7 +11,7 @@ import types
 import pytest
 
 import train
-from gpt.checkpoint.find import steps_in
+from gpt.checkpoint.steps import steps_in
 from gpt.checkpoint.stored import NEW_RUN, Stored, TrainState
 from gpt.planning.deadline import Deadline, Pace, recipe_within
 from gpt.planning.recipe import Recipe

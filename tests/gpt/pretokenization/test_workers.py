@@ -1,4 +1,4 @@
-"""workers.py: answers come in order, errors come through, and no process outlives its work."""
+"""workers.py: results come in order, errors come through, and no process outlives its work."""
 
 import contextlib
 import multiprocessing
@@ -24,10 +24,10 @@ class PanicException(BaseException):
     """A panic of a Rust library, by its name."""
 
 
-def do(question):
+def do(task):
     """Answers a number with its square; words make it do what they say."""
-    if isinstance(question, tuple):
-        what, value = question
+    if isinstance(task, tuple):
+        what, value = task
         if what == "sleep":
             time.sleep(value)
         if what == "end all":  # as a signal to the process group
@@ -42,22 +42,22 @@ def do(question):
         if what == "big":
             return b"y" * len(value)
         return os.getpid()
-    return question**2
+    return task**2
 
 
 @pytest.mark.parametrize("number", [1, 2, 3])
-def test_answers_come_in_the_order_of_the_questions(number):
-    questions = [("sleep", 0.05), *range(50), ("sleep", 0.05), *range(50)]
-    answered = list(results_of(number, do, questions, Signals(), lambda question: question in (3, 4, 5)))
-    assert [question for question, _ in answered] == questions
-    assert [answer for question, answer in answered if isinstance(question, int)] == [
+def test_results_come_in_the_order_of_the_tasks(number):
+    tasks = [("sleep", 0.05), *range(50), ("sleep", 0.05), *range(50)]
+    returned = list(results_of(number, do, tasks, Signals(), lambda task: task in (3, 4, 5)))
+    assert [task for task, _ in returned] == tasks
+    assert [result for task, result in returned if isinstance(task, int)] == [
         n**2 for n in [*range(50), *range(50)]]
 
 
-def test_large_questions_with_large_answers_never_block_each_other():
+def test_large_tasks_with_large_results_never_block_each_other():
     large = b"x" * 3_000_000
-    answered = list(results_of(2, do, [("big", large)] * 12, Signals(), lambda _: True))
-    assert [answer for _, answer in answered] == [b"y" * len(large)] * 12
+    returned = list(results_of(2, do, [("big", large)] * 12, Signals(), lambda _: True))
+    assert [result for _, result in returned] == [b"y" * len(large)] * 12
 
 
 @pytest.mark.parametrize("number", [1, 2])
@@ -82,11 +82,11 @@ def test_a_bug_comes_through_with_its_traceback():
         in_child(Signals(), divmod, 1, 0)
 
 
-@pytest.mark.parametrize("question", [("die", signal.SIGKILL), ("die", signal.SIGTERM)])
+@pytest.mark.parametrize("task", [("die", signal.SIGKILL), ("die", signal.SIGTERM)])
 @pytest.mark.parametrize("before", [0, 5])
-def test_a_worker_that_dies_is_said_with_the_advice(question, before):
-    with refused(rf"exit -{question[1]:d};.*--num_workers", Exit.MACHINE):
-        list(results_of(2, do, [*range(before), question, *range(20)], Signals()))
+def test_a_worker_that_dies_is_said_with_the_advice(task, before):
+    with refused(rf"exit -{task[1]:d};.*--num_workers", Exit.MACHINE):
+        list(results_of(2, do, [*range(before), task, *range(20)], Signals()))
 
 
 def test_a_worker_that_a_signal_to_all_ended_is_no_failure():
@@ -101,13 +101,13 @@ def test_no_more_processes_begin_than_the_system_can_wait_for(monkeypatch):
 
 
 @pytest.mark.parametrize("number", [1, 2])
-def test_a_signal_ends_the_wait_for_answers(number):
+def test_a_signal_ends_the_wait_for_results(number):
     with Signals() as signals:
-        began, answers = time.monotonic(), results_of(number, do, [1, *[("sleep", 0.5)] * 60], signals)
-        next(answers)
+        began, results = time.monotonic(), results_of(number, do, [1, *[("sleep", 0.5)] * 60], signals)
+        next(results)
         os.kill(os.getpid(), signal.SIGTERM)
         with pytest.raises(Stopped):
-            list(answers)
+            list(results)
         assert time.monotonic() - began < 5
     assert signals.name == "SIGTERM"
 
@@ -126,8 +126,8 @@ def test_workers_end_with_the_process_that_began_them():
 
 
 def begin_and_wait(pipe) -> None:
-    answers = results_of(3, do, range(10), Signals())
-    next(answers)
+    results = results_of(3, do, range(10), Signals())
+    next(results)
     pipe.send([process.pid for process in multiprocessing.active_children()])
     time.sleep(60)
 

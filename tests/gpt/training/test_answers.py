@@ -17,8 +17,8 @@ import data
 import pretokenize
 import train
 from gpt.architectures.table import create
-from gpt.checkpoint.find import steps_in
 from gpt.checkpoint.load import load_model, read_config, start_from
+from gpt.checkpoint.steps import steps_in
 from gpt.common.errors import Exit
 from gpt.common.progress import Progress
 from gpt.common.signals import Signals

@@ -7,10 +7,10 @@ from threading import Event
 from types import SimpleNamespace
 
 import train
-from gpt.checkpoint.find import steps_in
 from gpt.checkpoint.folder import prune
 from gpt.checkpoint.load import chat_template, end_ids
 from gpt.checkpoint.save import Snapshot, save, write_tensors
+from gpt.checkpoint.steps import steps_in
 from gpt.checkpoint.stored import verify
 from gpt.common.errors import Exit
 from gpt.common.words import size

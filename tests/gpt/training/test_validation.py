@@ -14,12 +14,11 @@ import torch.nn.functional as F
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 import data
-from gpt.checkpoint.stored import Stored
+from gpt.checkpoint.stored import Stored, TrainState
 from gpt.machine.processes import Processes
 from gpt.ops.loss import IGNORED
 from gpt.tokens.layouts import Part
 from gpt.tokens.stream import TokenStream
-from gpt.training.run import TrainState
 from gpt.training.starting import forget_best_on_other_tokens
 from gpt.training.strategies import CudaGraphs
 from gpt.training.validation import LossSums, sum_losses

@@ -2,7 +2,7 @@
 
 import json
 
-from gpt.checkpoint.find import steps_in
+from gpt.checkpoint.steps import steps_in
 from gpt.common.names import STARTS
 from gpt.watching.recorder import append_row
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import train
 from gpt.checkpoint import folder
+from gpt.checkpoint.stored import TrainState
 from gpt.common.progress import Progress
-from gpt.training.run import TrainState
 from gpt.watching.recorder import Recorder
 from tests.helpers.training import metrics_of
 
