@@ -39,13 +39,11 @@ def more_text_commands(folder: Path | str, tokenizer: Path, state: TrainState, f
     paths = ([tokens if os.path.isdir(tokens) else os.path.dirname(tokens) or "."] if tokens else
              [each.path for each in folders_of(flags.get("data_dir", []))])
     old = [path for path in paths if beside_tokens(Path(path), METADATA) and not _has_another(Path(path), tokenizer)]
-    # Before a cooldown the minutes were counted from another beginning.
-    length = f"--max_steps {2 * state.step}" if source else f"--max_minutes {15 + round(state.seconds / 30)}"
     resumed = (f"{shell_word(source)} {flags_of_another_run(folder, 'more', flags.get('mirror_to'))}" if source else
                shell_word(folder))
     return (f"python pretokenize.py MORE --output_dir {new} \\\n    --tokenizer_file {shell_word(tokenizer)}\n"
             f"{launcher()} train.py --resume_from {resumed} \\\n    --data_dir {shell_line([*old, new])} "
-            f"--allow_new_data {length}")
+            f"--allow_new_data --max_steps {2 * state.step}")
 
 
 def flags_of_another_run(folder: Path | str, name: str, mirror: str | None) -> str:

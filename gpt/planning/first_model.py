@@ -22,6 +22,7 @@ from gpt.checkpoint.history import read_run
 from gpt.checkpoint.steps import steps_in
 from gpt.checkpoint.stored import Found
 from gpt.common.children import PROGRAM, run_child
+from gpt.common.config import Layer, write_toml
 from gpt.common.errors import UserError
 from gpt.common.flags import with_values
 from gpt.common.names import FIRST_MODEL, RUN_CONFIG, TRAINS_NEXT
@@ -29,7 +30,7 @@ from gpt.common.progress import Progress
 from gpt.common.words import percent, printable, shell_line
 from gpt.machine.runtime import Runtime
 from gpt.planning.inputs import Inputs, with_size
-from gpt.planning.relations import of_another_recipe
+from gpt.planning.relations import flags_of_scope, of_another_recipe
 from gpt.tokens.mixture import mixture_in_words
 
 LEAST_MINUTES = 2.0  # of a run with two models, each of which builds and compiles
@@ -111,8 +112,14 @@ def _train_first(inputs: Inputs, runtime: Runtime, argv: Sequence[str], folder: 
     args, corpus = inputs.args, inputs.corpus
     if args.overwrite:
         delete_other_runs(Path(args.output_dir), None, 0, runtime.out)
-        (Path(args.output_dir) / RUN_CONFIG).unlink(missing_ok=True)  # a resume would take the deleted run's flags
-    command = [str(PROGRAM / "train.py"), *argv, f"--output_dir={folder}", "--max_minutes", str(minutes)]
+    # Until the second model writes its own file, --resume_from goes on with both by this one.
+    file = Path(args.output_dir) / RUN_CONFIG
+    given = {name: getattr(args, name) for name in sorted(args.origin.given - flags_of_scope("call"))}
+    with contextlib.suppress(OSError):
+        write_toml(file, Layer("", given, {}), "The flags of two models, the first of which is in training.", {})
+    by_record = args.resume_from not in (None, "auto")
+    words = ["--config", str(file), "--resume_from", "auto"] if by_record else argv
+    command = [str(PROGRAM / "train.py"), *words, f"--output_dir={folder}", "--max_minutes", str(minutes)]
     resumable = [word for word in argv if word != "--overwrite"]
     answer = run_child([sys.executable, *command], runtime.signals, shows=True,
                        env={TRAINS_NEXT: shell_line(["train.py", *resumable])})

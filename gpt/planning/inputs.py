@@ -350,8 +350,11 @@ def find_corpus(args: Namespace) -> Corpus:
 def _find_one(args: Namespace, data_dir: str) -> Corpus:
     """Opens the corpus of one folder. Raises UserError (exit 3)."""
     folder, shown = Path(data_dir), printable(data_dir)
+    if args.bin_file is None and (folder.is_file() or (folder.is_dir() and not any(folder.glob("*.bin")))):
+        raise UserError(Exit.DATA, f"--data_dir {shown} holds no tokens. If it is text, type: python train.py "
+                                   f"{shell_word(data_dir)}")
     if args.bin_file is None and not folder.is_dir():
-        raise UserError(Exit.DATA, f"--data_dir {shown} {'is not a folder' if folder.exists() else 'does not exist'}. "
+        raise UserError(Exit.DATA, f"--data_dir {shown} does not exist. "
                                    "If it was moved, give --data_dir with its new place; else run: python "
                                    f"pretokenize.py TEXT --output_dir {shell_word(data_dir)}")
 

@@ -111,7 +111,7 @@ class Recipe(Schedule):
         if "decay_share" in recorded:
             length["cooldown"] = recorded.pop("decay_share")
         if self.cooldown:
-            length = {"cooldown_from": self.cooldown.source, "cooldown": self.total_steps - self.cooldown.start}
+            length = {"cooldown_from": self.cooldown.source}
         return {"batch_size": self.batch_size, "gradient_accumulation_steps": self.accumulation, **length,
                 "init_std": self.init_std, **recorded,
                 "sample_interval": self.sample_interval, "log_interval": self.log_interval}

@@ -27,8 +27,8 @@ def open_output(run: Run, argv: Sequence[str], checkpointer: Checkpointer) -> It
 
     argv is the command line that log.txt shows. Writes log.txt and config.toml, cuts metrics.jsonl back
     to the step, starts trackers and checkpointer. With --overwrite it deletes the checkpoints of other
-    runs. From here on a signal waits until the state is saved, and every warning is recorded. A cooldown
-    that begins in another folder saves its first checkpoint here.
+    runs. From here on a signal waits until the state is saved, and every warning is recorded. A run that goes on
+    in another folder saves its first checkpoint here.
     """
     setup, state = run.setup, run.state
     args, runtime = setup.args, setup.runtime
@@ -40,16 +40,12 @@ def open_output(run: Run, argv: Sequence[str], checkpointer: Checkpointer) -> It
                   appends=bool(state.step or args.resume_from) and not replaces)
     runtime.signals.on_stop(
         lambda: f"stopping; the state is saved first (now: {out.doing})", checkpointer.at_risk)
-    if is_main:
-        if args.overwrite:
-            delete_other_runs(output_dir, resumed, state.step, out)
-            first = output_dir / FIRST_MODEL
-            used = filter(None, (args.teacher, args.init_from, resumed))
-            if not any(is_inside(Path(path), first) for path in used):
-                delete_other_runs(first, None, 0, out)  # of another run
-        with contextlib.suppress(OSError):  # the checkpoints hold the flags too
-            write_toml(output_dir / RUN_CONFIG, flags, "The flags of the run in this folder. To continue it:\n"
-                       f"    {launcher()} train.py --resume_from {shell_word(output_dir)}", run.recipe.reasons)
+    if is_main and args.overwrite:
+        delete_other_runs(output_dir, resumed, state.step, out)
+        first = output_dir / FIRST_MODEL
+        used = filter(None, (args.teacher, args.init_from, resumed))
+        if not any(is_inside(Path(path), first) for path in used):
+            delete_other_runs(first, None, 0, out)  # of another run
     checkpointer.start(resumed)
 
     recorder = Recorder(args, output_dir, state, out, is_silent=not is_main, replaces=replaces, config={
@@ -59,7 +55,11 @@ def open_output(run: Run, argv: Sequence[str], checkpointer: Checkpointer) -> It
             bits = row.get("bits_per_byte")
             checkpointer.validations.append((row["step"], row["val_loss"], bits if is_number(bits) else None))
     if state.step and not checkpointer.is_on_disk:
-        checkpointer.save(permanent=False)  # in another folder --resume_from would find no checkpoint yet
+        checkpointer.finish()  # in another folder, where --resume_from would begin a new run without a checkpoint
+    if is_main:
+        with contextlib.suppress(OSError):  # the checkpoints hold the flags too
+            write_toml(output_dir / RUN_CONFIG, flags, "The flags of the run in this folder. To continue it:\n"
+                       f"    {launcher()} train.py --resume_from {shell_word(output_dir)}", run.recipe.reasons)
     gc.freeze()  # the collector need not look through all these objects again and again
     monitor = Monitor(run, recorder)
     out.on_warning = lambda message: recorder.log(state.step, time=time.time(), advice=message)

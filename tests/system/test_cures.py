@@ -368,6 +368,7 @@ LATER = [
          again=True, together=True),
     Case("else run: python pretokenize.py TEXT", f"{NEW} --data_dir none", again=True),
     Case("has no metadata.json. For", f"{NEW} --data_dir raw", raw_tokens),
+    Case("holds no tokens. If it is text", f"{NEW} --data_dir a.txt", adds=f"{SMALL} {QUIET} --output_dir new"),
     Case("would delete {printable(model)}", f"train.py {QUIET} --init_from out --overwrite"),
     Case("Give --teacher with the folder", f"{NEW} --teacher gone", values={"--teacher": "out"}),
     Case("Its run has deleted it", f"{NEW} --teacher out/checkpoint-1"),

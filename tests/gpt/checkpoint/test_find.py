@@ -231,7 +231,7 @@ def test_more_text_joins_the_tokens_that_have_metadata(tmp_path, monkeypatch):
         typed = more_text_commands("out", Path("t.json"), TrainState(step=5), flags)
         assert f"--data_dir {words} --allow_new_data" in typed
         assert " --output_dir more-5 " in typed
-        assert typed.endswith(" --max_minutes 15")
+        assert typed.endswith(" --max_steps 10")
         assert more_text_commands("out", Path("t.json"), TrainState(step=5), {**flags, "cooldown_from": "c"}).endswith(
             " --max_steps 10")
     (tmp_path / "data/tokenizer.json").write_text("another")

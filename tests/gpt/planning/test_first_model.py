@@ -139,10 +139,12 @@ def test_a_first_model_that_has_begun_goes_on_where_it_is_asked_to(two_models):
     assert command[-1] == "1.7", "its own minutes, though fewer are left than at its start"
     Path("out/config.toml").touch()
     _, _, [(command, resumed)] = two_models(TrainState(), [*LENGTH.split(), "--overwrite"])
-    assert not Path("out/config.toml").exists(), "a later --resume_from out would train the deleted run again"
+    assert train.read_flags(["--resume_from", "out"]).max_minutes == 10, "as this command, not as the deleted run"
     assert "--overwrite" in command, "the first model's own checkpoints go too"
     assert resumed == "train.py --max_minutes 10"
     assert not steps[0].exists(), "a later --resume_from auto would go on with it"
+    _, _, [(command, _)] = two_models(TrainState(), ["--resume_from", "out", *LENGTH.split()])
+    assert command[2:6] == ["--config", "out/config.toml", "--resume_from", "auto"]
 
 
 def test_a_first_model_that_another_command_leaves_alone_is_named(two_models, monkeypatch):

@@ -90,7 +90,7 @@ def test_the_closing_lines_name_best_and_last_and_how_to_improve(overfitting, co
             "To improve: the model learns the text by heart: its validation loss rose from 3.30 at step 8 to 4.80\n"
             f"python pretokenize.py MORE --output_dir more-20 \\\n    --tokenizer_file {corpus}/tokenizer.json\n"
             f"python train.py --resume_from {folder} \\\n"
-            f"    --data_dir {corpus} more-20 --allow_new_data --max_minutes 15\n") in text
+            f"    --data_dir {corpus} more-20 --allow_new_data --max_steps 40\n") in text
     _, text = overfitting("--max_steps", "8", out="falling")
     folder = f"{overfitting.folder}/falling"
     assert f"\nnext: python generate.py --ckpt {folder}\nTo improve: still learning: " in text
