@@ -119,7 +119,7 @@ def _train_first(inputs: Inputs, runtime: Runtime, argv: Sequence[str], folder: 
         write_toml(file, Layer("", given, {}), "The flags of two models, the first of which is in training.", {})
     by_record = args.resume_from not in (None, "auto")
     words = ["--config", str(file), "--resume_from", "auto"] if by_record else argv
-    command = [str(PROGRAM / "train.py"), *words, f"--output_dir={folder}", "--max_minutes", str(minutes)]
+    command = [str(PROGRAM / "train.py"), *words, f"--output_dir={folder}", "--max_minutes", f"{minutes:.6g}"]
     resumable = [word for word in argv if word != "--overwrite"]
     answer = run_child([sys.executable, *command], runtime.signals, shows=True,
                        env={TRAINS_NEXT: shell_line(["train.py", *resumable])})

@@ -104,7 +104,7 @@ class Checkpointer:
         checkpoints starts again. Older rolling checkpoints are deleted once this one is on the disk. Raises
         FloatingPointError as settle.
         """
-        self._settle_all()
+        self.settle_all()
         self._runtime.signals.asks_to_save = False
         self._begun_at, started = time.monotonic(), time.perf_counter()
         self.begun_step = step = self._run.state.step
@@ -145,7 +145,7 @@ class Checkpointer:
         if self._runtime.processes.is_main:
             self._pending = self._thread.submit(write)
         if not setup.memory.copies:
-            self._settle_all()
+            self.settle_all()
 
     def _retention(self, step: int, best: int) -> Retention:
         """The checkpoints that stay after a save: the last ones, the best, and the mirror's current copy.
@@ -178,7 +178,7 @@ class Checkpointer:
                      f"{size(self._run.setup.checkpoint_bytes)}{free_of(self.output_dir)}."
                      f"{' Training goes on and the next save tries again.' if goes_on else ''}")
 
-    def _settle_all(self) -> None:
+    def settle_all(self) -> None:
         """Makes all processes wait for the end of the main process's save."""
         self._while_others_wait(lambda: self.settle(wait=True))
 
@@ -261,10 +261,10 @@ class Checkpointer:
         FloatingPointError as settle.
         """
         from_main = self._runtime.processes.from_main
-        self._settle_all()
+        self.settle_all()
         if self._run.state.step and not from_main(lambda: self.is_on_disk):
             self.save(self.is_permanent())
-            self._settle_all()
+            self.settle_all()
         self._while_others_wait(lambda: self.mirror and self.mirror.finish())
         return from_main(lambda: self.is_on_disk)
 

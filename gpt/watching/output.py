@@ -55,7 +55,8 @@ def open_output(run: Run, argv: Sequence[str], checkpointer: Checkpointer) -> It
             bits = row.get("bits_per_byte")
             checkpointer.validations.append((row["step"], row["val_loss"], bits if is_number(bits) else None))
     if state.step and not checkpointer.is_on_disk:
-        checkpointer.finish()  # in another folder, where --resume_from would begin a new run without a checkpoint
+        checkpointer.save(permanent=False)  # in another folder --resume_from would begin a new run without it
+        checkpointer.settle_all()
     if is_main:
         with contextlib.suppress(OSError):  # the checkpoints hold the flags too
             write_toml(output_dir / RUN_CONFIG, flags, "The flags of the run in this folder. To continue it:\n"

@@ -124,7 +124,7 @@ def test_a_first_model_teaches_the_second_and_tells_if_it_needs_noise(val_loss, 
     second, began, typed = two_models(state, argv)
     assert time.monotonic() - began >= 120, "earlier starts count"
     assert typed == [([sys.executable, str(ROOT / "train.py"), *argv, "--output_dir=out/first_model", "--max_minutes",
-                       "2.0"], "train.py --max_minutes 10 --seed 3")]
+                       "2"], "train.py --max_minutes 10 --seed 3")]
     assert (second.args.teacher, second.args.input_noise) == (teacher, noise)
     assert first_model.lowest_loss(second.args) == (val_loss or math.inf)
     assert (second.sizing, second.config) == ((True, 8), SHAPE)
