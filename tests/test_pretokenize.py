@@ -155,7 +155,7 @@ def test_the_same_documents_in_any_form_give_the_same_bytes(is_trained, monkeypa
     assert documents("val") == [content for content in texts if hash_share(content) < 0.2]
 
 
-@pytest.mark.parametrize("has_opening", [False, True])
+@pytest.mark.parametrize("has_opening", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_any_workers_and_block_sizes_give_the_ids_of_tokenizers(has_opening, tokenizer_file):
     texts, tokenizer = corpus(), load_tokenizer(tokenizer_file)
     opening = []

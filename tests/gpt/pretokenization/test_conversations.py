@@ -95,7 +95,7 @@ def stored(split: str) -> tuple[list[int], list[bool]]:
 # ---------------------------------------------------------------- ids and masks
 
 
-@pytest.mark.parametrize("openings", [[], ["<bos>"]])
+@pytest.mark.parametrize("openings", [["<bos>"], pytest.param([], marks=pytest.mark.slow)])
 def test_every_form_of_conversations_has_the_ids_and_answers_of_a_plain_computation(openings, tokenizer_file):
     conversations = chats()
     tokenizer_file = with_opening_ids(tokenizer_file, *openings) if openings else tokenizer_file

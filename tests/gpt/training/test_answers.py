@@ -161,6 +161,7 @@ def test_a_mask_counts_from_the_first_token_of_its_part_of_a_file(tmp_path):
 # ---------------------------------------------------------------- runs of train.py
 
 
+@pytest.mark.slow
 def test_runs_in_several_processes_have_the_losses_of_one(chats, forks, tmp_path):
     found = []
     for world_size in (1, 2, 3):
