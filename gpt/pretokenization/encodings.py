@@ -25,7 +25,8 @@ def refuse_other_encoding(shown: str, head: bytes, encoding: str) -> None:
     is_utf8 = len(head) - len(text.encode()) < 4 and len(text) - len(text.encode("ascii", "ignore")) >= 4
     if encoding and not seen and (is_utf8 or head.startswith(MARK)):
         raise UserError(Exit.DATA, f"{shown} is UTF-8, and --encoding {encoding} would garble it. Leave "
-                                   "the flag out.")
+                                   f"the flag out. Convert the files that are not UTF-8: iconv -f {encoding} -t "
+                                   "utf-8 FILE > NEW")
 
 
 def has_controls(content: bytes) -> bool:
