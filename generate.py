@@ -36,7 +36,7 @@ RELATIONS = {
     "system": Relations(aliases="system_prompt sys", requires="chat"),
     "compare_with": Relations(conflicts="chat"),
     "num_samples": Relations(aliases="num_return_sequences n_samples samples"),
-    "max_new_tokens": Relations(aliases="max_tokens n_predict num_tokens n"),
+    "max_new_tokens": Relations(aliases="max_tokens max_length n_predict num_tokens n"),
     "temperature": Relations(aliases="temp t"),
     "top_k": Relations(aliases="topk"),
     "quantize": Relations(aliases="quant"),
