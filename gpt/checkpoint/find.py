@@ -30,7 +30,6 @@ from gpt.common.names import (
 from gpt.common.ranks import launcher
 from gpt.common.words import printable, several, shell_word
 
-PICKLED = (".pt", ".pth", ".bin")
 T = TypeVar("T")
 
 
@@ -139,9 +138,17 @@ def _nothing_found(path: Path, to_resume: bool) -> UserError:
     to_resume is False where a model alone will do.
     """
     why = f"holds no checkpoint and no {CONFIG}" if path.is_dir() else "is not a folder"
-    if any(each.suffix in PICKLED for each in (path, *path.glob("*"))):
+    if not path.exists():
+        why = "does not exist"
+    elif _pickles_in(path):
         why += " (a pickle, such as a .pt file, can run code and is never opened)"
-    return _refusal(f"{printable(path)} {why if path.exists() else 'does not exist'}. {_cure_for(path, to_resume)}")
+    return _refusal(f"{printable(path)} {why}. {_cure_for(path, to_resume)}")
+
+
+def _pickles_in(path: Path) -> list[Path]:
+    """The pickles in a folder, or the path itself if it is one; beside metadata.json a .bin file holds tokens."""
+    return [each for each in (path, *sorted(path.glob("*")))
+            if each.suffix in (".pt", ".pth", ".bin") and each.is_file() and not (each.parent / METADATA).is_file()]
 
 
 def _cure_for(path: Path, to_resume: bool) -> str:
@@ -149,9 +156,7 @@ def _cure_for(path: Path, to_resume: bool) -> str:
     if (path / FIRST_MODEL).is_dir():
         return (f"Its first model is in {printable(path / FIRST_MODEL)}. To go on with both, type the command that "
                 "began the run, with --resume_from auto.")
-    pickles = [each for each in (path, *sorted(path.glob("*")))
-               if each.suffix in PICKLED and each.is_file()
-               and not (each.parent / METADATA).is_file()]  # beside it, our tokens
+    pickles = _pickles_in(path)
     has_weights = (path.parent / WEIGHTS).is_file()
     if path.is_file() and (path.parent / CONFIG).is_file() and (has_weights or not pickles):
         return f"Give the folder that holds it, {shell_word(path.parent)}."

@@ -64,10 +64,15 @@ def _means_teacher(requested: Any, recorded: Any) -> bool:
     return is_same_folder(folder, recorded) or is_same_folder(folder, Path(recorded).parent)
 
 
+def _requested(given: Mapping[str, Any]) -> list[str]:
+    """The checkpoints or folders that --resume_from and --cooldown_from name."""
+    return [given[name] for name in ("resume_from", "cooldown_from") if given.get(name)]
+
+
 def run_to_resume(given: Mapping[str, Any]) -> tuple[Path, list[Path]]:
     """The folder of the run that the flags mean, or of its mirror, and the checkpoints there, newest first."""
     output_dir = Path(given.get("output_dir", "out"))
-    requested = [given[name] for name in ("resume_from", "cooldown_from") if given.get(name)]
+    requested = _requested(given)
     runs = [_checkpoints_of(path, output_dir) for path in requested] or [(output_dir, [])]
     folder, checkpoints = next((run for run in runs if run[1]), runs[0])
     if requested and not checkpoints and given.get("mirror_to"):  # a new machine has only the mirror
@@ -95,9 +100,8 @@ def _decide_folders(layer: Layer, folder: Path, given: Mapping[str, Any]) -> Non
     is_moved = (mirror and "mirror_to" not in given and has_config and not (folder / LOCK).exists()
                 and not is_same_folder(given.get("output_dir", "out"), folder))
     is_mirror = is_moved or (mirror and is_same_folder(mirror, folder))
-    requested = [given[name] for name in ("resume_from", "cooldown_from") if given.get(name)]
-    is_named = any(is_same_folder(split_checkpoint_name(Path(path))[0], folder) for path in requested)
-    if (has_config or is_named) and not is_mirror:  # else a single checkpoint was copied there
+    is_named = any(is_same_folder(split_checkpoint_name(Path(path))[0], folder) for path in _requested(given))
+    if (has_config or is_named) and not is_mirror:  # a single checkpoint that was copied there is neither
         layer.decided["output_dir"] = str(folder)
     output_dir = given.get("output_dir") or layer.decided.get("output_dir", "out")
     is_another = given.get("cooldown_from") and given.get("output_dir") and not is_same_folder(output_dir, folder)

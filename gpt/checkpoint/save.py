@@ -96,9 +96,9 @@ def write_tensors(path: Path, tensors: Mapping[str, torch.Tensor]) -> dict[str, 
     """Writes a new safetensors file and waits for the disk; returns its manifest entry: bytes and sha256.
 
     safetensors' own save_file writes the same bytes, but needs all tensors contiguous in memory at once.
-    The types of the tensors are in contents.SAFETENSORS_TYPES; others are a KeyError. Raises OSError, also if the
-    file exists, and FloatingPointError before it writes a tensor with NaN or infinity. After an error a
-    part of the file stays.
+    The types of the tensors are in contents.SAFETENSORS_TYPES; others are a KeyError. Raises OSError, also
+    if the file exists, and FloatingPointError before it writes a tensor with NaN or infinity. After an
+    error a part of the file stays.
     """
     names = sorted(tensors, key=lambda name: (-tensors[name].element_size(), name))  # the library's own order
 

@@ -114,7 +114,7 @@ class Progress:
     def write_log(self, path: Path, command: str, step: int, appends: bool) -> None:
         """Begins the log: writes a heading and all lines so far to the file, and then every line, at once.
 
-        With appends the lines follow what the file holds; without, the file begins empty. The heading has the
+        With appends the lines follow those in the file; without it, the file begins empty. The heading has the
         time, the command and the step after which it resumes. A line that cannot be written is lost; the first
         one costs a warning. Where the file is a symbolic link, which could lead out of the output folder,
         nothing is written: the link and its target stay as they are, and every line counts as lost.

@@ -29,8 +29,8 @@ def longest_passages(texts: Sequence[np.ndarray], tokens: Tokens) -> list[tuple[
 
     texts are arrays of ids; no passage holds an id below 0. Returns the ids of each passage, none if it would
     be shorter than SHORTEST, and its position in the training tokens. Equal runs of tokens are found by their
-    hashes of 64 bits, and the longest in as many rounds as its length has bits. So the time hardly depends on how
-    long a run is and how often it occurs.
+    hashes of 64 bits, and the longest in as many rounds as its length has bits. So the time hardly depends on
+    how long a run is and how often it occurs.
     """
     ids_S = np.concatenate([np.append(text, [-1] * SHORTEST) for text in texts])
     text_S = np.repeat(np.arange(len(texts)), [len(text) + SHORTEST for text in texts])

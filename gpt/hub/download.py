@@ -66,11 +66,11 @@ def download(flag: str, name: HubName, patterns: Sequence[str], out: Progress,
 
 def download_flag(args: Namespace, name: str, out: Progress,
                   raise_if_stopped: Callable[[], None] = lambda: None) -> Namespace:
-    """Downloads what the named flag gives as hf://, a model or its tokenizer; returns the flags with its place instead.
+    """Downloads the model or tokenizer that a flag gives as hf://; returns the flags with its local path instead.
 
-    The place is in the cache. args stays unchanged, and is returned itself if the flag does not name the hub.
-    raise_if_stopped is called meanwhile. Raises UserError: exit 4 for a repository without a model or
-    without tokenizer.json, exit 5 if the download fails.
+    name is the flag's. The path is in the cache. args stays unchanged, and is returned itself if the flag does
+    not name the hub. raise_if_stopped is called meanwhile. Raises UserError: exit 4 for a repository without a
+    model or without tokenizer.json, exit 5 if the download fails.
     """
     word = vars(args)[name]
     if not is_on_hub(word):

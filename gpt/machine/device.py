@@ -215,7 +215,7 @@ def set_kernel_folder(folder: Path) -> None:
 
 def choose_for_inference(use_gpu: bool | None, use_amp: bool | None, amp_dtype: str,
                          warn: Callable[[str], None]) -> Machine:
-    """The machine of a command that does not train, without torch.compile; warns of what is not as one expects."""
+    """The machine of a command that does not train, without torch.compile; prints the machine's warnings."""
     torch.backends.cuda.enable_cudnn_sdp(False)  # Hopper's default plans every new shape, in 0.04 s or more
     machine = choose(use_gpu, use_amp, amp_dtype, False)
     for warning in machine.warnings:

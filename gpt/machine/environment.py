@@ -40,8 +40,8 @@ def set_up_environment(spin_count: int = SPIN_COUNT) -> None:
     """Limits torch to the usable cores, makes its waiting threads sleep early, and checks the compiler's folder.
 
     More threads than the container allows stop together until the next period. A spinning thread takes the core
-    from the thread that it waits for. Beside another program steps took up to ten times as long without the
-    limit, and generated text up to forty times (LOG.md, 2026-11-29, Text beside other programs).
+    from the thread that it waits for. Without the limit, steps took up to ten times as long beside another
+    program, and generated text up to forty times (LOG.md, 2026-11-29, Text beside other programs).
     """
     os.environ.setdefault("GOMP_SPINCOUNT", str(spin_count))
     if usable_cores() < _given_cores():  # torch knows of these alone

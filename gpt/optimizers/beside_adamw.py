@@ -27,8 +27,8 @@ class BesideAdamW(torch.optim.Optimizer):
     """One optimizer with two rules: a subclass's own for its groups, and AdamW for the others.
 
     found_inf and grad_scale are tensors, as for PyTorch's fused optimizers; a step with found_inf = 1 changes
-    no bit. A subclass has update(), schema_of(), its rule, and the function to compile. dtype is for products of
-    matrices. parameter_groups names the rule of each group.
+    no bit. A subclass has update(), schema_of(), its rule, and the function to compile. dtype is for products
+    of matrices. parameter_groups names the rule of each group.
     """
 
     found_inf: torch.Tensor | None = None

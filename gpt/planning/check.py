@@ -46,7 +46,7 @@ FRACTION_ON_GPU = 0.45  # of the matrix products measured, assumed
 FRACTION_COMPILED, FRACTION_EAGER = 0.75, 0.55
 BATCH_SIZES = (8, 16, 32, 64)  # whose memory is shown
 
-Device: TypeAlias = tuple[MemorySetting, float, float]  # what its memory holds, free bytes, FLOP/s of a training step
+Device: TypeAlias = tuple[MemorySetting, float, float]  # the memory's use, its free bytes, FLOP/s of a training step
 
 
 def check_machine(args: Namespace, machine: Machine, out: Progress) -> int:

@@ -30,7 +30,7 @@ from gpt.planning.shape import choose_config
 from gpt.planning.sizing import SIZE_FLAGS, Sizing, choose_sizing
 from gpt.tokens.corpus import Corpus, open_corpus
 from gpt.tokens.data_dirs import folders_of
-from gpt.tokens.files import beside_tokens
+from gpt.tokens.files import SUFFIXES, beside_tokens
 from gpt.tokens.mixture import check_lengths, mix, mixture_in_words
 from gpt.tokens.tokenizer import load_tokenizer
 
@@ -350,7 +350,8 @@ def find_corpus(args: Namespace) -> Corpus:
 def _find_one(args: Namespace, data_dir: str) -> Corpus:
     """Opens the corpus of one folder. Raises UserError (exit 3)."""
     folder, shown = Path(data_dir), printable(data_dir)
-    if args.bin_file is None and (folder.is_file() or (folder.is_dir() and not any(folder.glob("*.bin")))):
+    is_text = folder.is_file() or (folder.is_dir() and not any(each.suffix in SUFFIXES for each in folder.iterdir()))
+    if args.bin_file is None and is_text:
         raise UserError(Exit.DATA, f"--data_dir {shown} holds no tokens. If it is text, type: python train.py "
                                    f"{shell_word(data_dir)}")
     if args.bin_file is None and not folder.is_dir():

@@ -181,8 +181,8 @@ def _activation_bytes(config: ModelConfig, batch_size: int, setting: MemorySetti
     if setting.recomputes:
         blocks = config.n_layer * C * setting.residual_bytes + max(0, block - logits / tokens)
     ends = C * (2 * setting.residual_bytes + e)
-    is_gathered_so = setting.is_sharded and setting.residual_bytes == e  # the matrices have this dtype already
-    casts = e == 2 and not (is_gathered_so or setting.rounds)
+    gathers_half = setting.is_sharded and setting.residual_bytes == 2  # the matrices have 16 bits already
+    casts = e == 2 and not (gathers_half or setting.rounds)
     copy_of_matrices = 2 * (config.num_block_weights + table) if casts else 0
     return int(tokens * (blocks + ends) + copy_of_matrices)
 

@@ -1,4 +1,4 @@
-"""The shape of the network, from the args, pretrained weights or the sizing, and how it is computed in training."""
+"""The shape of the network, from the flags, pretrained weights or the sizing, and how it is computed in training."""
 
 from argparse import Namespace
 from collections.abc import Mapping
@@ -20,7 +20,7 @@ LONGEST_DEFAULT_SEQ_LENGTH = 2048  # of pretrained weights: Qwen3 allows 40,960 
 
 def choose_config(args: Namespace, vocab_size: int, num_tokens: int, sizing: Sizing | None = None,
                   ) -> ModelConfig:
-    """The model's shape from the args, --init_from or the sizing; T is shorter than requested for a shorter corpus.
+    """The model's shape from the flags, --init_from or the sizing; T is shorter than requested for a shorter corpus.
 
     The model of --init_from gets an id for each of the corpus. Raises UserError. Exit 2 means a width that the
     heads do not divide, or a T longer than --init_from allows. Exit 3 means a corpus of fewer than two tokens.

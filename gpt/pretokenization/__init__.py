@@ -8,7 +8,7 @@ store         holds the output folder while it is filled.
 workers       runs tasks in several processes.
 block_task    is such a task: it reads a block, and samples or encodes it.
 passes        makes the passes over the text, and settles the validation split.
-report        adds up what the blocks find, and warns at the end.
+report        adds up the findings of the blocks, and warns at the end.
 vocabulary    opens or trains the tokenizer.
 commit        gives the token files their final names.
 verify        looks inside a finished folder.

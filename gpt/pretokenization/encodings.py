@@ -12,8 +12,8 @@ MAX_CONTROLS = 0.05  # of a text's first bytes; one in nine random bytes is a co
 def refuse_other_encoding(shown: str, head: bytes, encoding: str) -> None:
     """Raises UserError (exit 3) if a text's first bytes, head, show another encoding than this one ('': UTF-8).
 
-    A UTF-16 or UTF-32 mark, or an escape sequence of ISO-2022, shows another encoding. If an encoding was given,
-    four UTF-8 characters beyond ASCII show that the text is UTF-8.
+    A UTF-16 or UTF-32 mark, or an escape sequence of ISO-2022, shows another encoding. If an encoding was
+    given, four UTF-8 characters beyond ASCII show that the text is UTF-8.
     """
     seen = next((name for mark, name in BYTE_ORDER_MARKS.items() if head.startswith(mark)), "")
     if not encoding:

@@ -20,9 +20,9 @@ MIN_TAIL_BYTES = 32  # a file with a shorter tail gives nothing to validation
 class Split:
     """The part of the text kept for validation, and the rule in words, as metadata.json records it.
 
-    Either the documents with a hash below threshold and other than excluded, or each file from a cut on, in
-    bytes after MARK. None means that nothing of the file is for validation. Only one of threshold and cuts is
-    in use.
+    Either the documents with a hash below threshold and other than excluded, or each file from a cut
+    on, in bytes after MARK. None means that nothing of the file is for validation. Only one of
+    threshold and cuts is in use.
     """
 
     rule: str
@@ -93,10 +93,9 @@ def split_of_one(num_bytes: int, fraction: float) -> Split:
 def split_of_files(sources: Sequence[Source], val_fraction: float | None) -> Split | None:
     """Splits text files of one document each by their tails; None if their hashes are to split them.
 
-    Whole files are split by their hashes if there are 100 or more, if there are several and --val_fraction is
-    given, and if every tail would be too short. Of few files, whole ones would be far too much validation text,
-    or none. val_fraction None
-    means the default fraction of all their bytes.
+    Hashes split 100 files and more, several files with --val_fraction, and several that are all too short for a
+    tail. Of few files, whole ones would be far too much validation text, or none. val_fraction None means the
+    default fraction of all their bytes.
     """
     if len(sources) > 1 and (val_fraction is not None or len(sources) >= FEW_FILES):
         return None

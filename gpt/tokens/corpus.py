@@ -26,8 +26,8 @@ class Corpus:
     identity is the sha256 of the training file; for several files, a mask among them, it is the sha256 of their
     hex sha256s, joined. val_identity is the same for the files that hold the validation tokens. The streams of
     a mixture join the streams of its components, in their order; any other corpus has no components. origins
-    are the datasets of the Hugging Face hub from which the text came. copies_were_sought is True if pretokenize.py
-    searched the training tokens for copies of the validation tokens.
+    are the datasets of the Hugging Face hub from which the text came. copies_were_sought is True if
+    pretokenize.py searched the training tokens for copies of the validation tokens.
     """
 
     train: TokenStream

@@ -16,11 +16,11 @@ def next_step(validations: list[tuple[float, int]], train_losses: dict[int, floa
     """LONGER, MORE_TEXT or the name of a larger size, with the reason; both '' if the figures show nothing.
 
     validations are losses with their steps, at least one; train_losses are those before them, by step.
-    num_tokens is the length of the text. sizes are the numbers of parameters of the named sizes, smallest
-    first; none for pretrained weights, which learn much in few steps. Four kinds of runs show nothing. In one
-    both losses rose. One is long and has no validation in its first three quarters. One is short and has made
-    all passes of a default run. One has pretrained weights that learn no more before the end of their first
-    pass.
+    num_tokens is the length of the text. sizes are the numbers of parameters of the named sizes,
+    smallest first; none for pretrained weights, which learn much in few steps. Four kinds of runs show
+    nothing. In one both losses rose. One is long and has no validation in its first three quarters. One
+    is short and has made all passes of a default run. One has pretrained weights that learn no more
+    before the end of their first pass.
     """
     last, last_step = validations[-1]
     best, best_step = min(validations)

@@ -25,10 +25,10 @@ from gpt.watching.recorder import Recorder, append_row
 def open_output(run: Run, argv: Sequence[str], checkpointer: Checkpointer) -> Iterator[Monitor]:
     """Takes over the output folder and yields the Monitor that logs into it; records how the run ended.
 
-    argv is the command line that log.txt shows. Writes log.txt and config.toml, cuts metrics.jsonl back
-    to the step, starts trackers and checkpointer. With --overwrite it deletes the checkpoints of other
-    runs. From here on a signal waits until the state is saved, and every warning is recorded. A run that goes on
-    in another folder saves its first checkpoint here.
+    argv is the command line that log.txt shows. Writes log.txt and config.toml, cuts metrics.jsonl back to the
+    step, starts trackers and checkpointer. With --overwrite it deletes the checkpoints of other runs. From here
+    on a signal waits until the state is saved, and every warning is recorded. A run that goes on in another
+    folder saves its first checkpoint here.
     """
     setup, state = run.setup, run.state
     args, runtime = setup.args, setup.runtime

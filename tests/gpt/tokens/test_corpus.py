@@ -9,11 +9,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import train
 from gpt.common.errors import Exit, UserError
 from gpt.common.files import sha256_of
+from gpt.planning.inputs import find_corpus
 from gpt.tokens.corpus import Corpus, open_corpus, open_tokens
 from tests.helpers.refusals import refused
-from tests.helpers.token_files import ids_in, raw_stream, write_llmc
+from tests.helpers.token_files import ids_in, raw_stream, write_datatrove, write_llmc, write_npy
 
 
 def open_folder(folder: Path) -> Corpus:
@@ -245,3 +247,13 @@ def test_another_programs_metadata_tells_the_type_of_tokens_to_score(corpus_fold
     (corpus_folder / "metadata.json").write_text('{"dtype": "uint16"}')
     stream, _ = open_tokens(corpus_folder / "other.bin", 30_000)
     assert ids_in(stream) == ids.tolist()
+
+
+@pytest.mark.parametrize(("name", "write"), [("x_train_0.npy", write_npy), ("0.ds", write_datatrove)])
+def test_a_folder_of_tokens_in_any_layout_is_no_folder_of_texts(tmp_path, name, write):
+    write(tmp_path / name)
+    args = train.read_flags(["--data_dir", str(tmp_path), "--vocab_size", "65536"])
+    assert find_corpus(args).train.length > 0
+    (tmp_path / name).rename(tmp_path / "a.txt")
+    with pytest.raises(UserError, match=r"holds no tokens\. If it is text, type: python train\.py"):
+        find_corpus(args)
