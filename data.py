@@ -96,7 +96,7 @@ class Tokens:
             starts_on_gpu = to_device(torch.from_numpy(starts), self._on_gpu.device)
             return self._on_gpu.unfold(0, width, 1).index_select(0, starts_on_gpu)
         if self._watch is not None:
-            self._watch.raise_if_changed(self._part_of(start + offset) for start in starts.tolist()
+            self._watch.raise_if_changed(self._piece_of(start + offset) for start in starts.tolist()
                              for offset in (0, width - 1))
         if len(self._pieces) > 1:
             flat = np.concatenate([run for start in starts.tolist() for run in self._runs(start, width)])
@@ -110,7 +110,7 @@ class Tokens:
     def read(self, start: int, length: int) -> np.ndarray:
         """Copies the tokens from start to start + length, all inside the stream. Not for tokens on the GPU."""
         if self._watch is not None:
-            self._watch.raise_if_changed(map(self._part_of, (start, start + length - 1)))
+            self._watch.raise_if_changed(map(self._piece_of, (start, start + length - 1)))
         return self._checked(np.concatenate([*self._runs(start, length)]))
 
     def _checked(self, ids: np.ndarray) -> np.ndarray:
@@ -124,13 +124,13 @@ class Tokens:
                 raise AssertionError
         return ids
 
-    def _part_of(self, position: int) -> int:
+    def _piece_of(self, position: int) -> int:
         """The index of the piece that holds a token."""
         return bisect.bisect_right(self._firsts, position) - 1
 
     def _runs(self, start: int, length: int) -> Iterator[np.ndarray]:
         """Yields the tokens from start to start + length, one run from each piece that holds some of them."""
-        index = self._part_of(start)
+        index = self._piece_of(start)
         low = start - self._firsts[index]
         while length:
             run = self._pieces[index][low:low + length]

@@ -125,7 +125,7 @@ from gpt.common.terminal import print_line
 from gpt.common.words import printable, several, shell_word
 from gpt.generation import chat
 from gpt.generation.decoder import Decoder
-from gpt.generation.prompts import Language, read_prompt_file, without_surrogates
+from gpt.generation.prompts import ModelVocabulary, read_prompt_file, without_surrogates
 from gpt.generation.quoting import write_quotations
 from gpt.generation.streaming import Sample, show, write_samples
 from gpt.hub.download import download_flag
@@ -148,23 +148,24 @@ def main(argv: Sequence[str]) -> int:
         prompt = args.prompt if args.prompt_file is None else read_prompt_file(args.prompt_file)
         args = download_flag(args, "ckpt", out)
 
-        def load(folder: Path) -> tuple[Path, Decoder, Language, Any]:
+        def load(folder: Path) -> tuple[Path, Decoder, ModelVocabulary, Any]:
             decoder = load_decoder(args, machine, folder, min(args.batch_size, args.num_samples), sampling)
             vocab_size = decoder.config.vocab_size
-            language = Language.of(tokenizer_of(folder, None, vocab_size), vocab_size, end_ids(folder, vocab_size))
-            return folder, decoder, language, chat_template(folder) if args.chat else None
+            tokenizer = tokenizer_of(folder, None, vocab_size)
+            vocabulary = ModelVocabulary.of(tokenizer, vocab_size, end_ids(folder, vocab_size))
+            return folder, decoder, vocabulary, chat_template(folder) if args.chat else None
 
         # If a training run deletes the folder meanwhile, the next one is loaded.
         with out.phase("loading and compiling the model" if args.compile else "loading the model"):
-            folder, decoder, language, template = read_checkpoint(Path(args.ckpt), warn, load)
-    corpus = None if args.compare_with is None else open_training_text(Path(args.compare_with), folder, language)
-    ids_of = partial(chat.text_ids, language)
+            folder, decoder, vocabulary, template = read_checkpoint(Path(args.ckpt), warn, load)
+    corpus = None if args.compare_with is None else open_training_text(Path(args.compare_with), folder, vocabulary)
+    ids_of = partial(chat.text_ids, vocabulary)
     if args.chat:
         most_prompt_ids = decoder.window - min(args.max_new_tokens, decoder.window // 2)  # leaves room for an answer
         system = without_surrogates(args.system or "")
-        language, ids_of = chat.prompt_maker(language, template, folder, system, most_prompt_ids)
+        vocabulary, ids_of = chat.prompt_maker(vocabulary, template, folder, system, most_prompt_ids)
         if prompt is None:
-            return chat.converse(decoder, ids_of, sampling, language, args.seed, args.max_new_tokens, args.json)
+            return chat.converse(decoder, ids_of, sampling, vocabulary, args.seed, args.max_new_tokens, args.json)
         prompt = prompt.rstrip("\r\n")  # a file ends with one
 
     text = "\n" if prompt is None else without_surrogates(prompt)
@@ -173,7 +174,7 @@ def main(argv: Sequence[str]) -> int:
         warn(f"the prompt has {len(prompt_ids):,} tokens, the model sees the last {decoder.window:,}.")
 
     def sample_of(number: int) -> Sample:
-        sample = Sample(number, text, prompt_ids, args.max_new_tokens, args.seed + number, language.tokenizer)
+        sample = Sample(number, text, prompt_ids, args.max_new_tokens, args.seed + number, vocabulary.tokenizer)
         if not args.chat:
             sample.prepend_prompt()
         return sample
@@ -183,16 +184,16 @@ def main(argv: Sequence[str]) -> int:
     with Signals(lambda line: print_line(f"\n{line}")) as signals:
         made = map(sample_of, range(args.num_samples))
         samples = list(made) if corpus else made
-        write_samples(decoder, samples, sampling, language, args.json, signals, output)
+        write_samples(decoder, samples, sampling, vocabulary, args.json, signals, output)
         if corpus and (args.json or signals.number is None):
             signals.at_once = "" if args.json else "before the training text was searched"
             with Progress(sys.stderr) as out, out.phase("searching the training text"):
                 write_quotations([sample for sample in samples if sample.new_ids or sample.finish_reason], corpus,
-                                 language.tokenizer.decode, args.json)
+                                 vocabulary.tokenizer.decode, args.json)
     return Exit.DONE if signals.number is None else 128 + signals.number
 
 
-def open_training_text(folder: Path, model: Path, language: Language) -> Corpus:
+def open_training_text(folder: Path, model: Path, vocabulary: ModelVocabulary) -> Corpus:
     """Opens the training tokens in a folder of pretokenize.py.
 
     Raises UserError: exit 2 for a tokenizer other than the model's, exit 3 for tokens that cannot be read.
@@ -202,7 +203,7 @@ def open_training_text(folder: Path, model: Path, language: Language) -> Corpus:
     if not all((folder / name).is_file() for name in (METADATA, TOKENIZER, "train.bin")):
         raise UserError(Exit.DATA, f"--compare_with {printable(folder)} is no folder of pretokenize.py. {cure}")
     corpus = open_folder(folder)
-    if load_tokenizer(folder).get_vocab() != language.tokenizer.get_vocab():
+    if load_tokenizer(folder).get_vocab() != vocabulary.tokenizer.get_vocab():
         raise UserError(Exit.FLAGS, f"--compare_with {printable(folder)}: its tokenizer differs from the model's, so "
                                     f"the same text has other tokens. {cure}")
     return corpus

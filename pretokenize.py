@@ -50,7 +50,7 @@ def read_flags(argv: Sequence[str]) -> Namespace:
     text = parser.add_argument_group("the text")
     text.add_argument("files", nargs="*", type=flags.text("FILE"), default=[],
                       help="text files, .jsonl or .parquet, text also packed as .gz .zst .bz2 .xz; folders; "
-                      "globs; - for stdin; hf://datasets/OWNER/NAME, with @REVISION or /PATH behind it")
+                      "globs; - for stdin; hf://datasets/OWNER/NAME, with @REVISION or /PATH after it")
     text.add_argument("--demo", action=flags.Switch, default=False, help="use the Python standard "
                       "library's own sources, without its tests, at most 12 MB")
     text.add_argument("--text_field", type=flags.text("NAME"), default="text", help="field of a JSON line, "

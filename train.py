@@ -185,7 +185,7 @@ from gpt.training.overfit import overfit_batches
 from gpt.training.pacing import dry_run, measure_pace, move_end
 from gpt.training.run import Figures, Run
 from gpt.training.starting import forget_best_on_other_tokens, load_start
-from gpt.training.strategies import Decisions, build_model
+from gpt.training.strategies import Votes, build_model
 from gpt.training.teacher import load_teacher
 from gpt.training.validation import Validator
 from gpt.watching.monitor import Monitor
@@ -242,7 +242,7 @@ def build_run(setup: Setup) -> Run:
         windows = data.CorpusWindows(setup.corpus.train, setup.token_place, setup.config.seq_length, args.seed,
                                      machine.device, setup.corpus.components)
         batches = data.Batches(windows, setup.micro_batch, machine.device, runtime.processes)
-    return Run(setup, model, optimizer, scaler, strategy, Decisions(runtime.processes), batches,
+    return Run(setup, model, optimizer, scaler, strategy, Votes(runtime.processes), batches,
                setup.new_state(), teacher)
 
 
@@ -275,7 +275,7 @@ def train(run: Run, pace: Pace, deadline: Deadline, validator: Validator, argv: 
         if args.overfit:
             return overfit_batches(run, take_step)
         with open_output(run, argv, checkpointer) as monitor:
-            runtime.processes.watch(runtime.signals, lambda: run.decisions.num_votes, lambda: checkpointer.is_busy,
+            runtime.processes.watch(runtime.signals, lambda: run.votes.num_votes, lambda: checkpointer.is_busy,
                                     pace.step_seconds)
             loop(run, pace, deadline, validator, checkpointer, monitor)
             return save_and_close(run, checkpointer, monitor)
@@ -321,7 +321,7 @@ def loop(run: Run, pace: Pace, deadline: Deadline, validator: Validator, checkpo
         if due.save or is_best or end_moved:
             checkpointer.save(due.permanent)
         if due.sample:
-            monitor.show_sample(validator.sample())
+            monitor.show_sample(validator.sample_text())
         if due.is_last:
             break
     monitor.catch_up()
@@ -413,7 +413,7 @@ def validate(run: Run, validator: Validator, checkpointer: Checkpointer, monitor
         return False
     is_best = math.isfinite(measured.nats) and (state.best_val_loss is None or measured.nats < state.best_val_loss)
     monitor.log_validation(measured, is_best)
-    checkpointer.validations.append((state.step, measured.nats, measured.bits_per_byte))
+    checkpointer.validation_curve.append((state.step, measured.nats, measured.bits_per_byte))
     state.validated_step = state.step
     state.validations_without_gain = 0 if is_best else state.validations_without_gain + 1
     if is_best:
@@ -432,7 +432,7 @@ def save_and_close(run: Run, checkpointer: Checkpointer, monitor: Monitor) -> in
     monitor.close(is_saved)
     if run.state.step and not is_saved:
         raise UserError(Exit.MACHINE, "the last state could not be saved; the warning above names the cause. "
-                                      f"{checkpointer.last_good()} once that is mended.")
+                                      f"{checkpointer.last_good()} once that is fixed.")
     monitor.say_what_next(checkpointer.best_step)
     return Exit.DONE if runtime.signals.number is None else 128 + runtime.signals.number
 

@@ -12,7 +12,7 @@ from gpt.architectures.table import ModelConfig, name_of
 from gpt.checkpoint.commands import flags_of_another_run, more_text_commands, transformers_command
 from gpt.checkpoint.recorded import first_readable
 from gpt.checkpoint.steps import numbered_in, steps_in
-from gpt.checkpoint.stored import Found, Stored, verify
+from gpt.checkpoint.stored import FoundCheckpoint, StoredState, verify
 from gpt.common.errors import Exit, InvalidCheckpoint, UserError
 from gpt.common.files import sha256_of, split_checkpoint_name
 from gpt.common.names import (
@@ -37,7 +37,7 @@ T = TypeVar("T")
 
 
 def newest_sound(folder: Path, warn: Callable[[str], None], to_train: bool = True,
-                 names: Collection[str] = ()) -> Found | None:
+                 names: Collection[str] = ()) -> FoundCheckpoint | None:
     """The newest checkpoint of a folder that verify accepts, with its training state.
 
     Skips each damaged checkpoint with a warning. None if the folder holds no checkpoint. Raises UserError (exit
@@ -47,7 +47,7 @@ def newest_sound(folder: Path, warn: Callable[[str], None], to_train: bool = Tru
     for path, why in numbered_in(folder).values():
         if why is None:
             try:
-                return Found(path, verify(path, to_train, names))
+                return FoundCheckpoint(path, verify(path, to_train, names))
             except InvalidCheckpoint as error:
                 why = str(error)
         if why and os.path.lexists(path):  # a training run may have deleted the checkpoint meanwhile
@@ -77,7 +77,8 @@ def resolve(path: Path, warn: Callable[[str], None] = silent) -> Path:
     return _locate(path, warn)[0]
 
 
-def _locate(path: Path, warn: Callable[[str], None], run_folder: Path | None = None) -> tuple[Path, Stored | None]:
+def _locate(path: Path, warn: Callable[[str], None], run_folder: Path | None = None,
+            ) -> tuple[Path, StoredState | None]:
     """resolve with the verified training state; without a state for a Hugging Face folder.
 
     run_folder is the output folder of a run that is to be resumed, if it is: then the
@@ -106,7 +107,7 @@ def _locate(path: Path, warn: Callable[[str], None], run_folder: Path | None = N
     return found
 
 
-def _verified(path: Path, to_train: bool, cure: str) -> Stored:
+def _verified(path: Path, to_train: bool, cure: str) -> StoredState:
     """Verifies the checkpoint that the user named. Raises UserError (exit 4) with the cure."""
     try:
         return verify(path, to_train)
@@ -114,7 +115,7 @@ def _verified(path: Path, to_train: bool, cure: str) -> Stored:
         raise _refusal(f"checkpoint {printable(path)} is damaged: {error}. {cure}") from error
 
 
-def _best_of(folder: Path, warn: Callable[[str], None], to_train: bool) -> Found | None:
+def _best_of(folder: Path, warn: Callable[[str], None], to_train: bool) -> FoundCheckpoint | None:
     """The best checkpoint by validation, as the newest one records; None for a folder without any."""
     newest = newest_sound(folder, warn, names=[STATE])
     if newest is None:
@@ -123,7 +124,7 @@ def _best_of(folder: Path, warn: Callable[[str], None], to_train: bool) -> Found
     cure = f"Give {shell_word(folder)} for the newest one."
     is_recorded = newest.stored.state.best_val_loss is not None
     if is_recorded and best in steps_in(folder).values():
-        return Found(best, _verified(best, to_train, cure))
+        return FoundCheckpoint(best, _verified(best, to_train, cure))
     why = f"the best is {best.name}, which is not there" if is_recorded else "there was no validation"
     raise _refusal(f"{printable(folder)} has no best checkpoint: {newest.folder.name} says {why}. {cure}")
 
@@ -197,7 +198,7 @@ def read_checkpoint(path: Path, warn: Callable[[str], None], reader: Callable[[P
 
 
 def find_resume(requested: str, output_dir: Path, overwrite: bool, warn: Callable[[str], None],
-                ) -> Found | None:
+                ) -> FoundCheckpoint | None:
     """The verified checkpoint that --resume_from means, with its training state.
 
     requested is a checkpoint, a folder of checkpoints (for the newest sound one), or 'auto' for
@@ -224,7 +225,7 @@ def find_resume(requested: str, output_dir: Path, overwrite: bool, warn: Callabl
                        f"step {stored.state.step:,}: {names}{more}. Give another --output_dir, or "
                        f"--resume_from {shell_word(output_dir)} alone, which continues the run there, or --overwrite, "
                        f"which deletes {several(len(others), 'checkpoint')}.")
-    return Found(path, stored)
+    return FoundCheckpoint(path, stored)
 
 
 def checkpoints_of_other_runs(output_dir: Path, resumed: Path | None, step: int) -> list[Path]:
@@ -243,7 +244,7 @@ def is_inside(path: Path, output_dir: Path) -> bool:
     return output_dir.resolve() in (folder.resolve(), folder.resolve().parent)
 
 
-def check_same(found: Found, config: ModelConfig, train_sha256: str, tokenizer_sha256: str | None,
+def check_same(found: FoundCheckpoint, config: ModelConfig, train_sha256: str, tokenizer_sha256: str | None,
                allow_new_data: bool, mixture: str = "", mirror: str | None = None) -> None:
     """Raises UserError for a checkpoint of another tokenizer or other tokens (exit 3), or another model (exit 4).
 

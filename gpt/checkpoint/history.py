@@ -94,7 +94,7 @@ class LoggedRun:
 def read_run(word: str) -> LoggedRun:
     """Reads the run of an output folder, or of a metrics.jsonl itself; its name is the word that was given.
 
-    Raises UserError (exit 3) as read_lines.
+    Raises UserError (exit 3) like read_lines().
     """
     path = Path(word)
     rows = [{name: float(value) for name, value in row.items()  # of a row the step too

@@ -141,17 +141,19 @@ def weights_of(config: ModelConfig, tensors: Mapping[str, torch.Tensor]) -> Weig
         if head[0].dtype != of_embedding[0].dtype or not torch.equal(head[0], of_embedding[0]):
             raise InvalidCheckpoint(f"{CONFIG} ties {HEAD} to {embedding}, but the two differ",
                                     f"Set \"tie_word_embeddings\": false in {CONFIG}, which keeps both.")
-    reasons = (f"{name} is missing" if name not in stored else
-               f"{printable(name)[:100]} is not part of this model" if name not in expected else
-               _why_unfit(name, stored[name], expected[name]) for name in {**expected, **stored})
+    reasons = (_why_unfit(name, stored.get(name), expected.get(name)) for name in {**expected, **stored})
     problems = [*filter(None, reasons)]
     if problems:
         raise InvalidCheckpoint(f"{several(len(problems), 'tensor')} unfit: {'; '.join(problems[:3])}")
     return Weights({name: stored[name] for name in expected})
 
 
-def _why_unfit(name: str, parts: Sequence[torch.Tensor], expected: list[int]) -> str:
-    """The reason why stacked parts are not this tensor of the model; nothing if they are."""
+def _why_unfit(name: str, parts: Sequence[torch.Tensor] | None, expected: list[int] | None) -> str:
+    """The reason why stacked parts are not this tensor of the model; '' if they are. expected is its shape."""
+    if parts is None:
+        return f"{name} is missing"
+    if expected is None:
+        return f"{printable(name)[:100]} is not part of this model"
     shape = list(parts[0].shape)
     if len(parts) > 1:
         shape[0] = sum(map(len, parts))
@@ -192,7 +194,7 @@ def opening(what: str) -> Iterator[None]:
 def load_model(folder: Path, device: torch.device, options: Options | None = None, what: str = "") -> LanguageModel:
     """The model of a checkpoint or a Hugging Face folder on a device, in fp32 and in training mode.
 
-    Raises UserError (exit 4) as open_model.
+    Raises UserError (exit 4) like open_model().
     """
     config, weights = open_model(folder, what)
     model = architecture_of(config).build(config, options or Options())

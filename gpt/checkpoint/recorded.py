@@ -91,7 +91,13 @@ def _read_flags(folder: Path, checkpoints: list[Path]) -> Layer | None:
 
 
 def _decide_folders(layer: Layer, folder: Path, given: Mapping[str, Any]) -> None:
-    """Decides the output folder and the mirror of the run that folder holds, or a mirror of it."""
+    """Decides --output_dir and --mirror_to of the run that continues.
+
+    folder is its output folder, or its mirror: the one that the flags or the record name, or one
+    that was moved, which has a config.toml but no lock file. A run continues in its own output
+    folder; a mirror continues in the command's output folder, and stays the mirror. A cooldown in
+    another folder takes no mirror.
+    """
     recorded = layer.given.pop("mirror_to", None) or layer.decided.pop("mirror_to", None)
     mirror = given.get("mirror_to", recorded and str(recorded))
     has_config = (folder / RUN_CONFIG).exists()
@@ -104,8 +110,9 @@ def _decide_folders(layer: Layer, folder: Path, given: Mapping[str, Any]) -> Non
     if (has_config or is_named) and not is_mirror:  # a single checkpoint that was copied there is neither
         layer.decided["output_dir"] = str(folder)
     output_dir = given.get("output_dir") or layer.decided.get("output_dir", "out")
-    is_another = given.get("cooldown_from") and given.get("output_dir") and not is_same_folder(output_dir, folder)
-    if (is_mirror and not is_another) or (mirror and is_same_folder(output_dir, folder)):  # another run has another
+    is_cooldown_elsewhere = given.get("cooldown_from") and given.get("output_dir") and not is_same_folder(
+        output_dir, folder)
+    if (is_mirror and not is_cooldown_elsewhere) or (mirror and is_same_folder(output_dir, folder)):
         layer.decided["mirror_to"] = str(folder) if is_mirror else mirror
 
 

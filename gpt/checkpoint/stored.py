@@ -19,7 +19,7 @@ from gpt.common.names import MANIFEST, OPTIMIZER, STATE
 from gpt.common.words import printable
 
 MAX_COUNT = 2**53  # of steps and samples: the largest whole number that every reader of JSON represents exactly
-OBJECTS = ("settings", "environment", "scaler", "model", "data")  # the fields of Stored that are JSON objects
+OBJECTS = ("settings", "environment", "scaler", "model", "data")  # fields of StoredState, JSON objects
 # The keys of the state of torch's GradScaler.
 SCALER = {"scale", "growth_factor", "backoff_factor", "growth_interval", "_growth_tracker"}
 
@@ -56,7 +56,7 @@ class TrainState:
 
 
 @dataclass(frozen=True)
-class Stored:
+class StoredState:
     """The training state that a checkpoint stores besides its tensors.
 
     settings are the recipe's values and the other flags that losses depend on; environment holds the
@@ -76,20 +76,20 @@ class Stored:
     permanent: bool = False
 
 
-NEW_RUN = Stored()  # of a run without a checkpoint
+NEW_RUN = StoredState()  # of a run without a checkpoint
 
 
-class Found(NamedTuple):
+class FoundCheckpoint(NamedTuple):
     """A verified checkpoint with its training state."""
 
     folder: Path
-    stored: Stored
+    stored: StoredState
 
 
 # ---------------------------------------------------------------- trainer_state.json
 
 
-def parse_state(content: Mapping[str, Any]) -> Stored:
+def parse_state(content: Mapping[str, Any]) -> StoredState:
     """The training state from the fields of trainer_state.json.
 
     Raises InvalidCheckpoint for a value that no run of train.py could have written.
@@ -117,14 +117,14 @@ def parse_state(content: Mapping[str, Any]) -> Stored:
         check_field(is_number(value) and value >= low, key, value, f"a number of {low:g} or more", STATE)
 
     counters = {each.name: content[each.name] for each in fields(TrainState) if each.name in content}
-    return Stored(TrainState(**counters), permanent=bool(content.get("stays")),
+    return StoredState(TrainState(**counters), permanent=bool(content.get("stays")),
                   **{key: content[key] for key in (*OBJECTS, "arch") if key in content})
 
 
 # ---------------------------------------------------------------- the manifest
 
 
-def verify(folder: Path, to_train: bool = True, names: Collection[str] = ()) -> Stored:
+def verify(folder: Path, to_train: bool = True, names: Collection[str] = ()) -> StoredState:
     """Compares the named files, or all, with the manifest (size, sha256); returns the training state.
 
     Without to_train only the size of the optimizer's file is compared: the file holds two thirds of the

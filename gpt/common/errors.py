@@ -25,17 +25,16 @@ PIP = f"{os.path.basename(sys.executable)} -m pip install"
 PANIC = ("a library stopped at its input, most likely at a damaged tokenizer.json: {}. Give another "
          "--tokenizer_file or checkpoint.")
 
-# Messages of other errors than OutOfMemoryError with the same cause: the CPU's allocator, cuBLAS, C++, CUDA,
-# Triton; the compiler's error with that of its trial inside, and NCCL's.
+# Messages of other errors than OutOfMemoryError with the same cause.
 OUT_OF_MEMORY = (
-    "CUDA out of memory",
-    "'out of memory'",
+    "CUDA out of memory",  # the compiler's error, with that of its trial inside
+    "'out of memory'",  # NCCL's
     "DefaultCPUAllocator: can't allocate memory",
-    "STATUS_ALLOC_FAILED",
-    "std::bad_alloc",
+    "STATUS_ALLOC_FAILED",  # cuBLAS's
+    "std::bad_alloc",  # C++'s
     "CUDA error: out of memory",
     "CUDA driver error: out of memory",
-    "Error [CUDA]: out of memory",
+    "Error [CUDA]: out of memory",  # Triton's
     "MPS backend out of memory",
     "could not create a",  # oneDNN's primitive, or memory object
     "Invalid buffer size",  # Metal's, for a tensor larger than the GPU's whole memory

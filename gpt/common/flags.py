@@ -40,9 +40,10 @@ WITHOUT_FLAG = {  # flags of other programs, and the way to the same here
     "wandb_project": "Here it is a variable of the environment: WANDB_PROJECT.",
     "wandb_run_name": "Here it is a variable of the environment: WANDB_NAME.",
     "max_tokens": "Here it is --max_steps: tokens / (batch_size x gradient_accumulation_steps x seq_length).",
-    "global_batch_size": "Here it is the product of --batch_size and --gradient_accumulation_steps.",
+    **dict.fromkeys(("global_batch_size", "total_batch_size"),  # nanochat's is in tokens
+                    "Here it is --batch_size x --gradient_accumulation_steps, and in tokens x --seq_length."),
     "num_nodes": "Here it is torchrun --nnodes N",
-    "fsdp": "Here it is --model_parallel fsdp.",
+    **dict.fromkeys(("fsdp", "strategy"), "Here it is --model_parallel fsdp."),
     "deepspeed": "Here it is --model_parallel fsdp, which divides a model among GPUs.",
     "push_to_hub": "Here it is a command of huggingface_hub: hf upload",
     "load_best_model_at_end": "Here it is a checkpoint's name: --ckpt out/best",
@@ -51,7 +52,8 @@ WITHOUT_FLAG = {  # flags of other programs, and the way to the same here
     **dict.fromkeys(("val_fraction", "text_field", "encoding", "document_separator", "min_frequency"),
                     "Here it is a flag of pretokenize.py, which makes the tokens."),
     "validation_file": "Here it is a part of the text: --val_fraction of pretokenize.py.",
-    **dict.fromkeys(("do_train", "do_eval"), "Here it is always on: drop it."),
+    **dict.fromkeys(("do_train", "do_eval", "tf32", "ddp", "attn_implementation", "pin_memory", "num_workers",
+                     "dataloader_num_workers"), "Here it needs no flag: drop it."),
 }
 
 # ---------------------------------------------------------------- types of values
@@ -137,6 +139,11 @@ def escaped() -> ValueKind:
     characters = {"n": "\n", "r": "\r", "t": "\t", "\\": "\\"}
     return ValueKind(lambda value: re.sub(r"\\([nrt\\])", lambda found: characters[found[1]], value),
                      "UTF-8 text that is not empty", "TEXT", lambda value: text().fits(value) and is_utf8(value))
+
+
+def as_typed(value: str) -> str:
+    """The text that escaped() reads as this value."""
+    return value.replace("\\", "\\\\")
 
 
 def encoding() -> ValueKind:
@@ -265,8 +272,8 @@ class Parser(argparse.ArgumentParser):
             is_folder = os.path.isdir(split_checkpoint_name(Path(word))[0])
             likely = ("ckpt", "text", "prompt") if is_folder else ("text", "prompt")
             first = next(name for name in (*likely, [*self.flags][1]) if name in self.flags)
-            self.problems.append(f"{shown}: unexpected argument. Give a value behind its flag, such as --{first} "
-                                 f"{shown}; a switch takes no value: --NAME or --no-NAME. See --help.")
+            self.problems.append(f"{shown}: unexpected argument. Give a value after its flag, such as "
+                                 f"--{first} {shown}; a switch takes no value: --NAME or --no-NAME. See --help.")
         given = {}
         for name, value in vars(line).items():
             if value is not NOT_GIVEN and value != []:

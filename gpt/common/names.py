@@ -25,6 +25,6 @@ METADATA = "metadata.json"
 OLD_TOKENS = "tokens_bpe.bin"
 OLD_NAMES = {TOKENIZER: "bpe_tokenizer.json", METADATA: "tokens_bpe_metadata.json"}
 
-# With this environment variable train.py tells a command that it starts, for tokens or for a first model, that
-# it trains next. For a first model the value is the line to type after a stop.
+# train.py sets this environment variable for a child process that makes tokens or trains a first model: the
+# parent trains afterwards. For a first model the value is the line to type after a stop.
 TRAINS_NEXT = "TRAINS_NEXT"

@@ -3,15 +3,16 @@
 import os
 
 STARTED_BY = os.getppid()  # torchrun, or train.py; another parent later means that it has ended
-PLACE = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
-MEETING = ("MASTER_ADDR", "MASTER_PORT")
-THEIRS = (*PLACE, *MEETING, "GROUP_RANK", "GROUP_WORLD_SIZE", "ROLE_RANK", "ROLE_WORLD_SIZE", "ROLE_NAME",
-          "LOCAL_ADDR")  # and every name that begins with TORCHELASTIC_
+RANK_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
+RENDEZVOUS_VARIABLES = ("MASTER_ADDR", "MASTER_PORT")
+# And every name that begins with TORCHELASTIC_.
+TORCHRUN_VARIABLES = (*RANK_VARIABLES, *RENDEZVOUS_VARIABLES, "GROUP_RANK", "GROUP_WORLD_SIZE", "ROLE_RANK",
+                      "ROLE_WORLD_SIZE", "ROLE_NAME", "LOCAL_ADDR")
 
 
 def is_one_of_several() -> bool:
     """True for a process that torchrun started."""
-    return all(name in os.environ for name in (*PLACE, *MEETING))
+    return all(name in os.environ for name in (*RANK_VARIABLES, *RENDEZVOUS_VARIABLES))
 
 
 def world_size() -> int:
@@ -33,4 +34,4 @@ def launcher() -> str:
 def environment_without_torchrun() -> dict[str, str]:
     """This process's environment without torchrun's variables: a child process then trains alone."""
     return {name: value for name, value in os.environ.items()
-            if name not in THEIRS and not name.startswith("TORCHELASTIC_")}
+            if name not in TORCHRUN_VARIABLES and not name.startswith("TORCHELASTIC_")}

@@ -18,37 +18,37 @@ from gpt.common.signals import Signals
 from gpt.common.words import several
 from gpt.generation.continuation import Sampling
 from gpt.generation.decoder import Decoder
-from gpt.generation.prompts import Language, check_stdin, encode_prompt, without_surrogates
+from gpt.generation.prompts import ModelVocabulary, check_stdin, encode_prompt, without_surrogates
 from gpt.generation.streaming import Sample, write_samples
 from gpt.tokens.chat import END, START, Turn, can_converse, how_to_converse, prompt_ids, template_of
 
 
-def prompt_maker(language: Language, template: Any, folder: object, system: str, most: int,
-                 ) -> tuple[Language, Callable[[list[Sample], str], list[int]]]:
-    """Chooses how prompts are made, by the template in the model's folder; returns the Language and that function.
+def prompt_maker(vocabulary: ModelVocabulary, template: Any, folder: object, system: str, most: int,
+                 ) -> tuple[ModelVocabulary, Callable[[list[Sample], str], list[int]]]:
+    """Chooses how prompts are made, by the template in the model's folder; returns vocabulary and function.
 
     It makes the ids of a prompt, at most `most`, from the answers so far and the next line, and removes the
     answers that no later prompt needs. A model without a template (None) continues a text; any template but
     ours costs a warning. Raises UserError (exit 4) if the model has a template, but no special tokens of ours.
     """
-    tokenizer, cure = language.tokenizer, how_to_converse(folder)
+    tokenizer, cure = vocabulary.tokenizer, how_to_converse(folder)
     if template is None:
         warn("--chat: the model was not trained on conversations, and continues your text"
              f"{' without --system' if system else ''}. {cure}")
-        return language, partial(text_ids, language)
+        return vocabulary, partial(text_ids, vocabulary)
     if not can_converse(tokenizer):
         raise UserError(Exit.CHECKPOINT, "--chat: the model has a template of its own, and its tokenizer has no "
                                          f"{START} and {END}, the only marks of turns known here. {cure}")
     if template != template_of(tokenizer):
         warn("--chat: the model has a template of its own; here its turns are written in ChatML.")
-    return (replace(language, end_ids=(*language.end_ids, tokenizer.token_to_id(END))),
+    return (replace(vocabulary, end_ids=(*vocabulary.end_ids, tokenizer.token_to_id(END))),
             partial(fit_conversation, tokenizer, system, most))
 
 
-def text_ids(language: Language, history: list[Sample], line: str) -> list[int]:
-    """The ids of a text that grows line by line. Raises UserError (exit 3) as encode_prompt."""
+def text_ids(vocabulary: ModelVocabulary, history: list[Sample], line: str) -> list[int]:
+    """The ids of a text that grows line by line. Raises UserError (exit 3) like encode_prompt()."""
     so_far = history[-1].ids if history else []
-    return so_far + encode_prompt(("\n" if history else "") + line, language, opens=not history)
+    return so_far + encode_prompt(("\n" if history else "") + line, vocabulary, opens=not history)
 
 
 def fit_conversation(tokenizer: Tokenizer, system: str, most: int, history: list[Sample], line: str) -> list[int]:
@@ -72,7 +72,7 @@ def fit_conversation(tokenizer: Tokenizer, system: str, most: int, history: list
 
 
 def converse(decoder: Decoder, ids_of: Callable[[list[Sample], str], list[int]], sampling: Sampling,
-             language: Language, seed: int, max_new_tokens: int, as_json: bool) -> int:
+             vocabulary: ModelVocabulary, seed: int, max_new_tokens: int, as_json: bool) -> int:
     """Reads lines from stdin, and writes the model's answer to each, until /quit or the end of the input.
 
     The seed grows by 1 with each answer. Ctrl-C ends an answer, whose words so far stay in the
@@ -104,9 +104,9 @@ def converse(decoder: Decoder, ids_of: Callable[[list[Sample], str], list[int]],
                         raise
                     warn(str(error))
                     continue
-                answer = Sample(0, line, ids, max_new_tokens, seed, language.tokenizer)
+                answer = Sample(0, line, ids, max_new_tokens, seed, vocabulary.tokenizer)
                 with Signals() as signals:
-                    write_samples(decoder, [answer], sampling, language, as_json, signals)
+                    write_samples(decoder, [answer], sampling, vocabulary, as_json, signals)
                 if signals.number not in (None, signal.SIGINT):
                     return 128 + signals.number
                 history.append(answer)

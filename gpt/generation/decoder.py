@@ -60,7 +60,7 @@ class Decoder:
             self.caches = [torch.frombuffer(mmap.mmap(-1, math.prod(shape) * dtype.itemsize),
                                             dtype=dtype).view(shape)
                            for _ in self.blocks]
-        else:  # _hold() adds slots
+        else:  # _grow_caches() adds slots
             shape = (*shape[:3], 0, config.head_dim)
             self.caches = [torch.zeros(shape, dtype=dtype, device=self.device) for _ in self.blocks]
 
@@ -75,7 +75,7 @@ class Decoder:
         With in_graphs a step is one CUDA graph, and the draw by this sampling is another. A graph has fixed
         addresses and shapes, so attention reads all slots.
         """
-        self._hold(self.window)
+        self._grow_caches(self.window)
         if in_graphs:
             parts = tree_leaves([self.caches, self.ends, self.blocks, self.embedding, self.head])
             for tensor in tree_leaves([vars(part) if isinstance(part, Dense) else part for part in parts]):
@@ -133,21 +133,23 @@ class Decoder:
         self.lengths[target], self.filled[target] = length, self.filled[source]
 
     @torch.inference_mode(False)
-    def _hold(self, length: int) -> None:
-        """Adds slots to the caches until each row holds length ids.
+    def _grow_caches(self, length: int) -> None:
+        """Adds slots to the caches if a row of length ids needs them.
 
-        They come for twice as many ids, so that few copies are made. So a long window takes no memory before a
-        text fills it.
+        They are for twice as many ids, so that copies are few, and a long window takes no
+        memory before a text fills it.
         """
-        missing = min(_whole_slots(2 * length), _whole_slots(self.window)) + 1 - self.caches[-1].size(3)
-        if length >= self.caches[-1].size(3):
-            for layer, cache in enumerate(self.caches):
-                self.caches[layer] = F.pad(cache, (0, 0, 0, missing))
+        num_slots = self.caches[-1].size(3)
+        if length < num_slots:
+            return
+        added = min(_whole_slots(2 * length), _whole_slots(self.window)) + 1 - num_slots
+        for layer, cache in enumerate(self.caches):
+            self.caches[layer] = F.pad(cache, (0, 0, 0, added))
 
     def _read(self, row: int, ids: list[int]) -> None:
         """Computes the keys and values of all ids in one pass."""
         num_ids = len(ids)
-        self._hold(num_ids)
+        self._grow_caches(num_ids)
 
         def attend(layer: int, q_NHK: torch.Tensor, kv_N2GK: torch.Tensor,
                    bias_NHT: torch.Tensor | None = None) -> torch.Tensor:
@@ -174,7 +176,7 @@ class Decoder:
         for row in range(len(ids), B):  # unused rows of the compiled shape
             self.lengths[row], self.filled[row] = 0, []
         assert max(self.lengths[:B]) < self.window, "more tokens than positions"
-        self._hold(max(self.lengths[:B]) + 1)
+        self._grow_caches(max(self.lengths[:B]) + 1)
 
         S = _whole_slots(self.window if self.in_graphs else max(self.lengths[:B]) + 1)
         unused = [0] * (B - len(ids))

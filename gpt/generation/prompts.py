@@ -51,7 +51,7 @@ def read_prompt_file(name: str) -> str:
 
 
 @dataclass(frozen=True)
-class Language:
+class ModelVocabulary:
     """A model's tokenizer, the size of its vocabulary, and the ids that begin and end a text."""
 
     tokenizer: Tokenizer
@@ -61,8 +61,8 @@ class Language:
     end_ids: tuple[int, ...]  # each of them ends a text
 
     @classmethod
-    def of(cls, tokenizer: Tokenizer, vocab_size: int, end_ids: tuple[int, ...]) -> "Language":
-        """Makes a Language from a tokenizer and the end ids in the model's folder.
+    def of(cls, tokenizer: Tokenizer, vocab_size: int, end_ids: tuple[int, ...]) -> "ModelVocabulary":
+        """Makes a ModelVocabulary from a tokenizer and the end ids in the model's folder.
 
         If the folder names none, the tokenizer's end-of-text id ends a text.
         """
@@ -71,7 +71,7 @@ class Language:
         return cls(tokenizer, vocab_size, opening_ids(tokenizer), own or end_ids[:1], end_ids or own)
 
 
-def encode_prompt(prompt: str, language: Language, opens: bool = True) -> list[int]:
+def encode_prompt(prompt: str, vocabulary: ModelVocabulary, opens: bool = True) -> list[int]:
     """Encodes a prompt to at least one id, all below vocab_size; an empty prompt starts a new document.
 
     With opens the prompt begins a text; without, it continues one. Raises UserError (exit 3) if the tokenizer
@@ -79,7 +79,7 @@ def encode_prompt(prompt: str, language: Language, opens: bool = True) -> list[i
     """
     cure = "Put the model's own tokenizer.json into its folder, or change --prompt."
     try:
-        ids = language.tokenizer.encode(prompt, add_special_tokens=False).ids
+        ids = vocabulary.tokenizer.encode(prompt, add_special_tokens=False).ids
     except Exception as error:  # a vocabulary of words without a token for unknown words
         raise UserError(Exit.DATA, f"the tokenizer has no ids for the prompt ({printable(error)[:120]}). "
                                    f"{cure}",
@@ -87,12 +87,12 @@ def encode_prompt(prompt: str, language: Language, opens: bool = True) -> list[i
     if prompt.strip() and not ids:
         raise UserError(Exit.DATA, f"the tokenizer has no ids for the prompt {printable(prompt)[:40]}. {cure}")
     if opens:
-        ids = [*language.opening_ids, *ids]
-    ids = ids or [*language.empty_ids]
+        ids = [*vocabulary.opening_ids, *ids]
+    ids = ids or [*vocabulary.empty_ids]
     if not ids:
         raise UserError(Exit.DATA, "an empty prompt starts with the end-of-text id, and the tokenizer has "
                                    "none. Give --prompt.")
-    if max(ids) >= language.vocab_size:
+    if max(ids) >= vocabulary.vocab_size:
         raise UserError(Exit.DATA, f"the tokenizer gives the prompt an id {max(ids):,}, the model has "
-                                   f"{language.vocab_size:,} ids. {cure}")
+                                   f"{vocabulary.vocab_size:,} ids. {cure}")
     return ids

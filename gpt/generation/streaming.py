@@ -15,7 +15,7 @@ from gpt.common.terminal import print_line
 from gpt.common.words import printable_text, several
 from gpt.generation.continuation import Continuation, Sampling
 from gpt.generation.decoder import Decoder
-from gpt.generation.prompts import Language
+from gpt.generation.prompts import ModelVocabulary
 from gpt.generation.sampling import generate_texts
 from gpt.tokens.tokenizer import letter_ids, text_after
 
@@ -104,7 +104,7 @@ def write_started(started: deque[Sample], as_json: bool, interrupted: bool = Fal
             return
 
 
-def write_samples(decoder: Decoder, samples: Iterable[Sample], sampling: Sampling, language: Language,
+def write_samples(decoder: Decoder, samples: Iterable[Sample], sampling: Sampling, vocabulary: ModelVocabulary,
                   as_json: bool, signals: Signals, write: Callable[[str], object] = show) -> None:
     """Generates the samples, writes them in their order, and prints their speed to stderr.
 
@@ -121,7 +121,7 @@ def write_samples(decoder: Decoder, samples: Iterable[Sample], sampling: Samplin
             write_started(started, as_json, write=write)
             yield sample
 
-    for sample in generate_texts(decoder, start_samples(), sampling, language.end_ids):
+    for sample in generate_texts(decoder, start_samples(), sampling, vocabulary.end_ids):
         if sample.finish_reason != "end_of_text":
             num_ids += 1
             if num_ids == 1:

@@ -151,4 +151,4 @@ def choose_files(name: HubName, files: Sequence[str]) -> list[str]:
             return of_train
     raise hub_error(str(name), name, f"no Parquet, JSON lines or text file among "
                                      f"{', '.join(sorted(inside or files)[:MAX_NAMES])}. Name a file, "
-                                     "folder or glob behind the dataset's name")
+                                     "folder or glob after the dataset's name")

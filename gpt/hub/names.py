@@ -20,7 +20,7 @@ SNAPSHOT = re.compile(r".*/(?P<kind>model|dataset)s--(?P<owner>[^/]+?)--(?P<name
                       r"/snapshots/(?P<commit>[0-9a-f]{40})")
 BAD = ("..", "--")  # not allowed in a repository's name
 FORMS = {MODEL: "hf://OWNER/NAME or hf://OWNER/NAME@REVISION",
-         DATASET: "hf://datasets/OWNER/NAME, with @REVISION or /PATH behind it"}
+         DATASET: "hf://datasets/OWNER/NAME, with @REVISION or /PATH after it"}
 
 
 class HubName(NamedTuple):  # a dataclass would cost every --help 10 ms

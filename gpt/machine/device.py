@@ -110,7 +110,7 @@ def _choose_precision(backend: Backend, use_amp: bool | None, amp_dtype: str,
             warnings.append("--use_amp: 16 bits are no faster on this GPU, so fp32 is used. --amp_dtype "
                             "fp16 insists.")
         return torch.float32, "16 bits are no faster on this GPU"
-    mixed = on_gpu or amp_dtype != "auto" if use_amp is None else use_amp
+    mixed = (on_gpu or amp_dtype != "auto") if use_amp is None else use_amp
     if not mixed:
         if on_gpu:
             warnings.append("mixed precision is off on a GPU: expect a third of the speed or less. Give "

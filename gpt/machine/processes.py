@@ -1,7 +1,7 @@
 """The processes that train one model together: their ranks, and the decisions that they share.
 
-torchrun starts them, with their ranks in the environment. A single process is ALONE: every method does
-nothing for it, so that train.py has the same lines for one process and for several.
+torchrun starts them, with their ranks in the environment. A single process is ALONE: no method
+communicates for it, so that train.py has the same lines for one process and for several.
 """
 
 import contextlib
@@ -142,11 +142,11 @@ def of_environment() -> Processes:
     if not ranks.is_one_of_several():
         return ALONE
     with contextlib.suppress(ValueError):
-        place = Processes(*(int(os.environ[name]) for name in ranks.PLACE))
+        place = Processes(*(int(os.environ[name]) for name in ranks.RANK_VARIABLES))
         is_in_machine = 0 <= place.local_rank < place.local_world_size
         if 0 <= place.rank < place.world_size and is_in_machine and place.num_machines >= 1:
             return place
-    values = ", ".join(f"{name}={os.environ[name]}" for name in (*ranks.PLACE, *ranks.MEETING))
+    values = ", ".join(f"{name}={os.environ[name]}" for name in (*ranks.RANK_VARIABLES, *ranks.RENDEZVOUS_VARIABLES))
     raise UserError(Exit.MACHINE, f"the environment describes several processes, but {values} makes no "
                                   "sense. Start them by torchrun, or unset RANK to train in one process.")
 

@@ -1,9 +1,9 @@
 """AdamW with moments in 8 bits: codes of a byte, and a scale for each block of elements.
 
 Dettmers et al. 2022 have larger blocks and codes by a table. Here a code c of the first moment means scale (c /
-127)^2 with the sign of c, one of the second means scale (c / 255)^4: as large as the largest of the block, or
-smaller by up to 16,000 times and 4 billion times. Codes are rounded up or down by turns: a change of less than
-a code in each step then arrives in the mean of some steps. Weights, gradients and all arithmetic are in fp32.
+127)^2 with the sign of c, one of the second means scale (c / 255)^4. So the first moments of a block span a
+factor of 16,000, its second moments 4 billion. Codes are rounded up and down in turns, so that changes of less
+than a code add up over some steps. Weights, gradients and all arithmetic are in fp32.
 
 On a CPU the step is eager, in pieces that take little memory; on a GPU it can be compiled into one graph.
 """
@@ -58,10 +58,10 @@ def update_all(weights: Sequence[torch.Tensor], gradients: Sequence[torch.Tensor
     """One step of AdamW (Loshchilov and Hutter 2019) on all weights, in place, piece elements at a time.
 
     A state has the step, CODES and SCALES. rates has for each weight the learning rate and the factor of the
-    decay, fp32 []. decided are the places in a block, fp32 [BLOCK], grad_scale, fp32 [], and stays, bool [] or
+    decay, fp32 []. decided are the places in a block, fp32 [BLOCK], grad_scale, fp32 [], and is_skipped, bool [] or
     None: if it is true nothing changes.
     """
-    place, grad_scale, stays = decided
+    place, grad_scale, is_skipped = decided
     for weight, gradient, state, (rate, decay) in zip(weights, gradients, states, rates, strict=True):
         count = state["step"] + 1
         turn = (place + count % PERIOD * BY_STEP) % 1 * LARGEST_TURN
@@ -72,13 +72,13 @@ def update_all(weights: Sequence[torch.Tensor], gradients: Sequence[torch.Tensor
         pieces = [*(tensor.split(piece) for tensor in flat), *(state[name].split(piece // BLOCK) for name in SCALES)]
         for w, g, m_codes, v_codes, m_scales, v_scales in zip(*pieces, strict=True):
             update_piece(w, g / grad_scale, (m_codes, m_scales), (v_codes, v_scales), betas,
-                         (turn, step_size, root, decay), stays)
-        store(state["step"], count, stays)
+                         (turn, step_size, root, decay), is_skipped)
+        store(state["step"], count, is_skipped)
 
 
 def update_piece(weight: torch.Tensor, gradient: torch.Tensor, first: tuple[torch.Tensor, torch.Tensor],
                  second: tuple[torch.Tensor, torch.Tensor], betas: tuple[float, float],
-                 factors: tuple[torch.Tensor, ...], stays: torch.Tensor | None) -> None:
+                 factors: tuple[torch.Tensor, ...], is_skipped: torch.Tensor | None) -> None:
     """One step on flat tensors: the weights, and the codes and scales of both moments.
 
     factors are the turn, [BLOCK], added to codes before rounding down, and the step size, root and decay, []
@@ -94,24 +94,24 @@ def update_piece(weight: torch.Tensor, gradient: torch.Tensor, first: tuple[torc
     v = v_codes.view(-1, BLOCK).float()
     v.square_().square_().mul_((v_scales * (betas[1] / POSITIVE**4))[:, None]).addcmul_(g, g, value=1 - betas[1])
     moved = m / v.sqrt().mul_(root).add_(EPSILON)
-    store(weight, (weight * decay).sub_(moved.mul_(step_size).view(-1)), stays)
+    store(weight, (weight * decay).sub_(moved.mul_(step_size).view(-1)), is_skipped)
 
     # The same turn for both moments: where the first is rounded up from nothing, so is
     # the second, which divides it.
     size = m.abs()
     new_m_scales, new_v_scales = size.amax(1), v.amax(1)
     size.mul_((SIGNED**2 / new_m_scales.clamp(min=LEAST_SCALE))[:, None]).sqrt_().add_(turn)
-    # A code of at least 1, as a second moment of zero would make the next update of an element endless.
+    # A code of at least 1, as a second moment of zero would make the next update of an element infinite.
     v.mul_((POSITIVE**4 / new_v_scales.clamp(min=LEAST_SCALE))[:, None]).sqrt_().sqrt_().add_(turn).clamp_(min=1)
-    store(m_codes, size.copysign_(m).view(-1), stays)
-    store(v_codes, v.view(-1), stays)
-    store(m_scales, new_m_scales, stays)
-    store(v_scales, new_v_scales, stays)
+    store(m_codes, size.copysign_(m).view(-1), is_skipped)
+    store(v_codes, v.view(-1), is_skipped)
+    store(m_scales, new_m_scales, is_skipped)
+    store(v_scales, new_v_scales, is_skipped)
 
 
-def store(tensor: torch.Tensor, values: torch.Tensor, stays: torch.Tensor | None) -> None:
-    """Writes the values, cut towards zero for a tensor of codes, unless stays is true."""
-    tensor.copy_(values if stays is None else torch.where(stays, tensor, values.to(tensor.dtype)))
+def store(tensor: torch.Tensor, values: torch.Tensor, is_skipped: torch.Tensor | None) -> None:
+    """Writes the values, cut towards zero for a tensor of codes, unless is_skipped is true."""
+    tensor.copy_(values if is_skipped is None else torch.where(is_skipped, tensor, values.to(tensor.dtype)))
 
 
 # ---------------------------------------------------------------- the optimizer

@@ -23,16 +23,17 @@ MOST_ELEMENTS = 2**25  # orthogonalized at a time, so that the working memory st
 
 def update_matrices(weights: Sequence[torch.Tensor], gradients: Sequence[torch.Tensor], momenta: Sequence[torch.Tensor],
                     rows: Sequence[Rows], rates: tuple[torch.Tensor, torch.Tensor],
-                    decided: tuple[torch.Tensor, torch.Tensor], dtype: torch.dtype) -> None:
+                    by_scaler: tuple[torch.Tensor, torch.Tensor], dtype: torch.dtype) -> None:
     """One step of Muon on all weights, in place: Nesterov's momentum, made orthogonal, and decoupled decay.
 
-    rates are the learning rate and the weight decay, decided are found_inf and grad_scale, fp32 [] each. If
+    rates are the learning rate and the weight decay, by_scaler are found_inf and grad_scale, fp32 [] each. If
     found_inf is 1, weights and momenta stay as they are. Each of several processes makes its share of the
     matrices orthogonal. A process updates its own rows of sharded weights; their momenta are gathered in dtype,
     or in fp32 if dtype is fp16.
     """
-    (rate, weight_decay), (found_inf, grad_scale) = rates, decided
-    stays = found_inf > 0
+    rate, weight_decay = rates
+    found_inf, grad_scale = by_scaler
+    is_skipped = found_inf > 0
     for some in some_at_a_time(weights):
         directions = []
         for number in some:
@@ -40,14 +41,14 @@ def update_matrices(weights: Sequence[torch.Tensor], gradients: Sequence[torch.T
             averaged = momentum.lerp(gradient, 1 - MOMENTUM)
             direction = gradient.lerp(averaged, MOMENTUM).to(torch.float32 if dtype == torch.float16 else dtype)
             directions += all_gathered(direction, weights[number]).split(rows[number])
-            momentum.copy_(torch.where(stays, momentum, averaged))
+            momentum.copy_(torch.where(is_skipped, momentum, averaged))
 
         updates = iter(orthogonalized_all(directions, dtype))
         for number in some:
             parts = [next(updates) for _ in rows[number]]
             update = torch.cat([part * math.sqrt(max(part.shape)) for part in parts])
             weight, moved = local(weights[number]), rate * UPDATE_SIZE * own_rows(update, weights[number]).float()
-            weight.copy_(torch.where(stays, weight, weight * (1 - rate * weight_decay) - moved))
+            weight.copy_(torch.where(is_skipped, weight, weight * (1 - rate * weight_decay) - moved))
 
 
 def orthogonalized_all(matrices: Sequence[torch.Tensor], dtype: torch.dtype) -> list[torch.Tensor]:

@@ -3,7 +3,7 @@
 Before torch is imported:
 relations       a table: how flags relate to each other
 contradictions  the rules that no table holds
-early           answers wrong flags at once, and makes tokens of texts
+early           checks packages before torch is imported, and makes tokens of texts
 
 The decisions, in their order:
 inputs          tokens, shape and checkpoint, all checked

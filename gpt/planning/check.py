@@ -53,7 +53,7 @@ def check_machine(args: Namespace, machine: Machine, out: Progress) -> int:
     """Prints a description of the machine, and hours or price, memory and batch here and on common cards.
 
     The models are the one of --init_from, the one whose size flags name, or all sizes. Returns the exit code.
-    Raises UserError as choose_config.
+    Raises UserError like choose_config().
     """
     args = download_flag(args, "init_from", out)
     if args.init_from:

@@ -6,12 +6,12 @@ from bisect import bisect_right
 from collections import deque
 from dataclasses import dataclass, replace
 
-from gpt.checkpoint.stored import Stored
+from gpt.checkpoint.stored import StoredState
 from gpt.planning.decided import Setup
 from gpt.planning.recipe import Recipe, eval_interval_of, eval_tokens_of, sample_interval_of
 
 BETWEEN_FRACTION = 0.1  # of the minutes, for validations, saves of the best and samples; the end has one of each
-SPARE = 0.03  # of the minutes left, kept for steps slower than measured
+SPARE = 0.03  # of the minutes, or of those left, kept for steps slower than measured
 TOO_SLOW = 2.0  # times the seconds left, for the steps left: a resumed run would be cut off at a high learning rate
 NUM_INTERVALS = 4  # between validations; the pace is their mean, as only some have a sample
 
@@ -31,23 +31,23 @@ class Pace:
     save_seconds: float
     last_save_seconds: float
 
-    def validation(self, recipe: Recipe) -> float:
+    def validation_seconds(self, recipe: Recipe) -> float:
         """Seconds of one validation; 0 without validation tokens."""
         return self.val_token_seconds * min(self.num_val_tokens, recipe.eval_tokens)
 
-    def seconds_to_end(self, recipe: Recipe, previous_save: float) -> float:
-        """Seconds from any step to the end, with a step under way; the previous save took previous_save."""
+    def ending_seconds(self, recipe: Recipe, previous_save: float) -> float:
+        """Seconds that a run takes to end after the step under way; the previous save took previous_save."""
         last_save = max(self.last_save_seconds, previous_save)
-        return 2 * self.step_seconds + self.validation(recipe) + self.sample_seconds + last_save
+        return 2 * self.step_seconds + self.validation_seconds(recipe) + self.sample_seconds + last_save
 
-    def seconds(self, recipe: Recipe, steps_done: int = 0) -> float:
+    def seconds_left(self, recipe: Recipe, steps_done: int = 0) -> float:
         """Seconds from the steps done to the end of the run. Each epoch may save, and each validation."""
         steps = recipe.total_steps - steps_done
         validations = recipe.num_times(recipe.eval_interval, steps_done)
         samples = recipe.num_times(recipe.sample_interval, steps_done)
         epochs = steps * recipe.samples_per_step // recipe.windows_per_epoch
         saves = epochs + validations
-        between_steps = (validations * self.validation(recipe) + samples * self.sample_seconds
+        between_steps = (validations * self.validation_seconds(recipe) + samples * self.sample_seconds
                          + saves * self.save_seconds)
         return steps * self.step_seconds + between_steps + self.last_save_seconds
 
@@ -61,7 +61,7 @@ class Deadline:
     keeps its own. When the pace changes, move_end (training/pacing.py) moves that step.
     """
 
-    def __init__(self, minutes: float | None, stored: Stored, began: float):
+    def __init__(self, minutes: float | None, stored: StoredState, began: float):
         """Takes the training state of the checkpoint, or NEW_RUN, and the start of the command.
 
         began is in seconds of time.monotonic().
@@ -131,7 +131,7 @@ def with_length(deadline: Deadline, setup: Setup, pace: Pace, steps_done: int) -
     usable = (1 - SPARE) * 60 * (deadline.minutes or 0.0)
     if not deadline.plans_length:
         seconds = usable - setup.stored.state.seconds  # without the loading of this start
-        if deadline.minutes is None or pace.seconds(setup.recipe, steps_done) <= TOO_SLOW * seconds:
+        if deadline.minutes is None or pace.seconds_left(setup.recipe, steps_done) <= TOO_SLOW * seconds:
             return setup
         return replace(setup, recipe=setup.recipe.until(recipe_within(seconds, setup, pace, steps_done).total_steps))
     seconds = setup.runtime.processes.from_main(lambda: usable - deadline.seconds_used)
@@ -155,7 +155,7 @@ def recipe_within(seconds: float, setup: Setup, pace: Pace, steps_done: int) -> 
         eval_tokens = recipe.eval_tokens if is_decided else eval_tokens_of(
             step * recipe.samples_per_step * setup.config.seq_length)
         shorter = replace(recipe, total_steps=step, eval_tokens=eval_tokens)
-        seconds_each = pace.validation(shorter) + pace.save_seconds + pace.sample_seconds
+        seconds_each = pace.validation_seconds(shorter) + pace.save_seconds + pace.sample_seconds
         most = max(1, BETWEEN_FRACTION * seconds // max(seconds_each, 1e-9))
         least_interval = math.ceil((step - steps_done) / most)
         return replace(shorter, eval_interval=eval_interval_of(args.eval_interval, step, least_interval),
@@ -163,5 +163,5 @@ def recipe_within(seconds: float, setup: Setup, pace: Pace, steps_done: int) -> 
 
     longer = range(steps_done + 2, recipe.total_steps + 1)
     fitting = steps_done + 1 + bisect_right(
-        longer, seconds, key=lambda step: pace.seconds(ending_at(step), steps_done))
+        longer, seconds, key=lambda step: pace.seconds_left(ending_at(step), steps_done))
     return ending_at(min(fitting, recipe.total_steps))

@@ -1,4 +1,4 @@
-"""The decisions before the first step (Setup), and the seconds of a run's parts (Pace)."""
+"""The decisions before the first step."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -18,8 +18,8 @@ class Setup(Inputs):
 
     micro_batch is the planned number of sequences in a forward pass of each process. token_place is 'gpu',
     'ram' or 'mmap'. recipe_for makes the recipe for another last step, or for the last step that flags and text
-    allow (None). samples is False for a run without samples of text. memory decides the bytes of a step, which
-    memory_parts predicts; checkpoint_bytes is the size of one checkpoint. why_strategy is '' for a single
+    allow (None). shows_samples is False for a run without samples of text. memory decides the bytes of a step,
+    which memory_parts predicts; checkpoint_bytes is the size of one checkpoint. why_strategy is '' for a single
     process. ngrams holds the text's n-gram statistics in the main process, where a forecast is possible.
     """
 

@@ -34,6 +34,7 @@ FINETUNING_FRACTION = 0.1
 # al. 2025). A small file of conversations is read more often, in smaller steps.
 CONVERSING_FRACTION = 1.0  # of the lower law
 STEPS_TO_CONVERSE, PASSES_OF_FEW = 2000, 8
+FINETUNING_PASSES = 3  # of other pretrained weights
 
 # Initial matrices have the deviation sqrt(2 / 5 C) for the width C (Nguyen and Salazar 2019, SmallInit): at
 # least GPT-2's, at most the largest one tried. Muon keeps GPT-2's, as the size of its updates does not
@@ -79,8 +80,9 @@ GRAD_CLIP = 1.0  # Brown et al. 2020, appendix B
 # The reasons that the plan and config.toml give.
 REASONS = {
     "batch_size": "fits the memory; less for a small corpus",
-    "epochs": "20 tokens a parameter (Hoffmann et al. 2022) within time and limits; 3 for pretrained weights, "
-              f"{PASSES_OF_FEW} for conversations of fewer tokens than parameters",
+    "epochs": f"{TOKENS_PER_PARAMETER} tokens a parameter (Hoffmann et al. 2022) within time and limits; "
+              f"{FINETUNING_PASSES} for pretrained weights, {PASSES_OF_FEW} for conversations of fewer tokens "
+              "than parameters",
     "embedding_learning_rate": "for all but the matrices in blocks, at any width (Yang et al. 2022)",
     "init_std": "by the width at AdamW's default rate (Nguyen and Salazar 2019), else GPT-2's",
     "lr_schedule": "a line to zero ends lower than a cosine (Bergsma et al. 2025)",

@@ -6,7 +6,7 @@ import os
 import re
 import sys
 from argparse import Namespace
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -94,7 +94,7 @@ def _holds_tokens(word: str) -> bool:
     return Path(word).name.endswith(TOKENS) and (Path(word) / METADATA).exists()
 
 
-def to_go_on(args: Namespace) -> list[str]:
+def flags_to_continue(args: Namespace) -> list[str]:
     """The flags to add to the same command, so that it continues its run on new tokens for as long again."""
     newest = max(steps_in(Path(args.output_dir)), default=0)
     if args.overwrite or args.overfit or not (newest or args.resume_from):
@@ -132,50 +132,67 @@ def make_tokens(args: Namespace) -> None:
     from gpt.pretokenization.store import has_tokenizer  # which imports numpy
 
     texts, folder = as_list(args.texts), Path(args.data_dir)
-    gone = [text for text in texts if not (os.path.exists(text) or glob.glob(text, recursive=True) or "://" in text)]
-    mark = folder / METADATA
-    keeps_tokenizer = has_tokenizer(folder) and (to_go_on(args) or not mark.exists())
+    has_tokens = (folder / METADATA).exists()
+    keeps_tokenizer = has_tokenizer(folder) and (flags_to_continue(args) or not has_tokens)
     tokenizer = (str(folder / TOKENIZER) if keeps_tokenizer else
                  args.tokenizer_file or args.init_from or args.teacher or _tokenizer_of_run(args))
     make = ["pretokenize.py", *texts, "--output_dir", args.data_dir,
             *(["--tokenizer_file", tokenizer] if tokenizer else [])]
-    if mark.exists():
-        from gpt.pretokenization.sources import find_files, identity_of
-        from gpt.tokens.metadata import read_metadata
-
-        recorded = read_metadata(mark)
-        # The files of the hub's texts lie in its cache, and may be other ones today.
-        of_hub, local = ([text for text in texts if is_on_hub(text) == on_hub] for on_hub in (True, False))
-        files = [(file.shown, file.path) for file in find_files(local, lambda _: None, {})]
-        if (of_hub != recorded.get("hub_texts", [])
-                or (local and identity_of(files) != recorded.get("sources_identity"))):
-            if gone:
-                raise UserError(Exit.DATA, f"{printable(gone[0])}: No such file or directory. Its tokens are still "
-                                           f"there: give --data_dir {shell_word(folder)} in its place.")
-            make.append("--overwrite")
-            sources = printable(", ".join(recorded.get("sources", ["another program"])))[:80]
-            raise UserError(Exit.DATA, f"{printable(folder)} holds the tokens of {sources}, and these texts have other "
-                                       f"names, sizes or times. Type:\n    python {shell_line(make)}\n    {launcher()} "
-                                       f"{shell_line(['train.py', *sys.argv[1:], *to_go_on(args)])}")
+    if has_tokens:
+        _refuse_other_texts(args, texts, make)
     else:
-        if gone:
-            raise UserError(Exit.DATA, f"{printable(gone[0])}: No such file or directory. Give the path of "
-                                       "a text.")
-        if len(texts) == 1 and texts[0].endswith(".py"):  # as nanoGPT's config/train_shakespeare_char.py
-            raise UserError(Exit.FLAGS, f"{printable(texts[0])} is read as text to learn, not as settings. Settings "
-                                        "are flags, or stand in a TOML file: --config FILE. To train on this text, "
-                                        f"type first:\npython {shell_line(make)}")
-        if is_one_of_several() or args.dry_run or args.overfit:
-            raise UserError(Exit.FLAGS, f"{printable(texts[0])} has no tokens yet. Type first:\npython "
-                                        f"{shell_line(make)}")
-        check_unused(args)
-        with Signals(can_save=True) as signals:
-            answer = run_child([sys.executable, str(PROGRAM / make[0]), *make[1:]], signals, shows=True,
-                               env={TRAINS_NEXT: "1"})
-        if answer.returncode == Exit.DATA:
-            warn("if the cure is a flag, such as --encoding, it goes to this command; then type the same line again:\n"
-                 f"python {shell_line(make)}")
-        if answer.returncode:
-            raise SystemExit(answer.returncode)
+        _run_pretokenize(args, texts, make)
     if is_main():
         print(f"texts       their tokens: {printable(folder)}", flush=True)
+
+
+def _missing(texts: Sequence[str]) -> list[str]:
+    """The texts that are neither there nor in the net."""
+    return [text for text in texts
+            if not (os.path.exists(text) or glob.glob(text, recursive=True) or "://" in text)]
+
+
+def _refuse_other_texts(args: Namespace, texts: Sequence[str], make: Sequence[str]) -> None:
+    """Raises UserError (exit 3) unless --data_dir holds the tokens of these texts; make is the command for them."""
+    from gpt.pretokenization.sources import find_files, identity_of
+    from gpt.tokens.metadata import read_metadata
+
+    folder = Path(args.data_dir)
+    recorded = read_metadata(folder / METADATA)
+    # The files of the hub's texts lie in its cache, and may be other ones today.
+    of_hub, local = ([text for text in texts if is_on_hub(text) == on_hub] for on_hub in (True, False))
+    files = [(file.shown, file.path) for file in find_files(local, lambda _: None, {})]
+    if of_hub == recorded.get("hub_texts", []) and (
+            not local or identity_of(files) == recorded.get("sources_identity")):
+        return
+    if missing := _missing(texts):
+        raise UserError(Exit.DATA, f"{printable(missing[0])}: No such file or directory. Its tokens are still "
+                                   f"there: give --data_dir {shell_word(folder)} in its place.")
+    sources = printable(", ".join(recorded.get("sources", ["another program"])))[:80]
+    raise UserError(Exit.DATA, f"{printable(folder)} holds the tokens of {sources}, and these texts have other "
+                               f"names, sizes or times. Type:\n    python {shell_line([*make, '--overwrite'])}\n"
+                               f"    {launcher()} "
+                               f"{shell_line(['train.py', *sys.argv[1:], *flags_to_continue(args)])}")
+
+
+def _run_pretokenize(args: Namespace, texts: Sequence[str], make: Sequence[str]) -> None:
+    """Runs the command make, which makes the tokens of the texts. Raises like make_tokens()."""
+    if missing := _missing(texts):
+        raise UserError(Exit.DATA, f"{printable(missing[0])}: No such file or directory. Give the path of a "
+                                   "text.")
+    if len(texts) == 1 and texts[0].endswith(".py"):  # as nanoGPT's config/train_shakespeare_char.py
+        raise UserError(Exit.FLAGS, f"{printable(texts[0])} is read as text to learn, not as settings. Settings "
+                                    "are flags, or stand in a TOML file: --config FILE. To train on this text, "
+                                    f"type first:\npython {shell_line(make)}")
+    if is_one_of_several() or args.dry_run or args.overfit:
+        raise UserError(Exit.FLAGS, f"{printable(texts[0])} has no tokens yet. Type first:\n"
+                                    f"python {shell_line(make)}")
+    check_unused(args)
+    with Signals(can_save=True) as signals:
+        answer = run_child([sys.executable, str(PROGRAM / make[0]), *make[1:]], signals, shows=True,
+                           env={TRAINS_NEXT: "1"})
+    if answer.returncode == Exit.DATA:
+        warn("if the cure is a flag, such as --encoding, it goes to this command; then type the same line again:\n"
+             f"python {shell_line(make)}")
+    if answer.returncode:
+        raise SystemExit(answer.returncode)

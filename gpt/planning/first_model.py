@@ -1,4 +1,4 @@
-"""A first model in the minutes of one, where a small text leaves them, which helps the second one.
+"""Trains a first model in a part of --max_minutes; its predictions teach the second one.
 
 After some passes one model only learns a small text by heart, and the rest of --max_minutes would be
 idle. Where that is enough for a first model, it helps the second one to make up to twice the passes
@@ -20,11 +20,11 @@ from gpt.checkpoint import find, load
 from gpt.checkpoint.folder import delete_other_runs
 from gpt.checkpoint.history import read_run
 from gpt.checkpoint.steps import steps_in
-from gpt.checkpoint.stored import Found
+from gpt.checkpoint.stored import FoundCheckpoint
 from gpt.common.children import PROGRAM, run_child
 from gpt.common.config import Layer, write_toml
 from gpt.common.errors import UserError
-from gpt.common.flags import with_values
+from gpt.common.flags import as_typed, with_values
 from gpt.common.names import FIRST_MODEL, RUN_CONFIG, TRAINS_NEXT
 from gpt.common.progress import Progress
 from gpt.common.words import percent, printable, shell_line
@@ -91,7 +91,7 @@ def _why_two(inputs: Inputs, runtime: Runtime, minutes: float, has_begun: bool) 
         return ""
     if sizing.spare * total >= minutes:
         return f"one alone would learn the text by heart, and leave {percent(sizing.spare)} of the minutes"
-    if sizing.is_large and FIRST_PART * total >= FIRST_MINUTES:
+    if sizing.is_large and FIRST_PART * total >= FIRST_MINUTES:  # in 13 minutes and more, as it was tried
         return "they learn more in this time than one large model"
     return "the first one has begun" if has_begun else ""  # this start measures another speed
 
@@ -107,7 +107,8 @@ def _go_on_without(inputs: Inputs, runtime: Runtime, folder: Path) -> None:
                  "that began it: it trains one model, from step 0.")
 
 
-def _train_first(inputs: Inputs, runtime: Runtime, argv: Sequence[str], folder: Path, minutes: float) -> Found:
+def _train_first(inputs: Inputs, runtime: Runtime, argv: Sequence[str], folder: Path,
+                 minutes: float) -> FoundCheckpoint:
     """Trains the first model in a folder, or continues it there; returns its last checkpoint. Raises as its caller."""
     args, corpus = inputs.args, inputs.corpus
     if args.overwrite:
@@ -115,10 +116,11 @@ def _train_first(inputs: Inputs, runtime: Runtime, argv: Sequence[str], folder: 
     # Until the second model writes its own file, --resume_from goes on with both by this one.
     file = Path(args.output_dir) / RUN_CONFIG
     given = {name: getattr(args, name) for name in sorted(args.origin.given - flags_of_scope("call"))}
+    if args.sample_prompt:
+        given["sample_prompt"] = as_typed(args.sample_prompt)
     with contextlib.suppress(OSError):
         write_toml(file, Layer("", given, {}), "The flags of two models, the first of which is in training.", {})
-    by_record = args.resume_from not in (None, "auto")
-    words = ["--config", str(file), "--resume_from", "auto"] if by_record else argv
+    words = argv if args.resume_from in (None, "auto") else ["--config", str(file), "--resume_from", "auto"]
     command = [str(PROGRAM / "train.py"), *words, f"--output_dir={folder}", "--max_minutes", f"{minutes:.6g}"]
     resumable = [word for word in argv if word != "--overwrite"]
     answer = run_child([sys.executable, *command], runtime.signals, shows=True,

@@ -90,7 +90,7 @@ def forecast_of(setup: Setup) -> Forecast | None:
     None also where the interval would be wide, as for a text that repeats its pages.
     """
     recipe, ngrams = setup.recipe, setup.ngrams
-    seen = recipe.samples * setup.config.seq_length
+    seen = recipe.num_samples * setup.config.seq_length
     if ngrams is None or seen < LEAST_SEEN or recipe.optimizer != "muon":
         return None
     evidence = ngrams.evidence(setup.config, recipe.eval_windows(setup.config), seen)

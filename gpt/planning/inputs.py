@@ -13,7 +13,7 @@ from gpt.checkpoint import find, load
 from gpt.checkpoint.folder import owned
 from gpt.checkpoint.mirror import holds_this_run, prepare_mirror
 from gpt.checkpoint.steps import steps_in
-from gpt.checkpoint.stored import NEW_RUN, Found, Stored, TrainState
+from gpt.checkpoint.stored import NEW_RUN, FoundCheckpoint, StoredState, TrainState
 from gpt.common.errors import Exit, InvalidCheckpoint, Problems, UserError
 from gpt.common.files import is_same_folder, sha256_of, split_checkpoint_name
 from gpt.common.flags import with_values
@@ -50,7 +50,7 @@ class Inputs:
     corpus: Corpus
     sizing: Sizing | None
     config: ModelConfig
-    resumed: Found | None
+    resumed: FoundCheckpoint | None
 
     @property
     def prefers_bf16(self) -> bool:
@@ -65,7 +65,7 @@ class Inputs:
         return bool(self.args.init_from or self.stored.state.init_from)
 
     @property
-    def stored(self) -> Stored:
+    def stored(self) -> StoredState:
         """The training state of the checkpoint; NEW_RUN for a new run."""
         return self.resumed.stored if self.resumed else NEW_RUN
 
@@ -204,13 +204,13 @@ def as_in_checkpoint(config: ModelConfig, folder: Path, args: Namespace) -> Mode
     return config
 
 
-def choose_resume(args: Namespace, writes: bool, out: Progress) -> Found | None:
+def choose_resume(args: Namespace, writes: bool, out: Progress) -> FoundCheckpoint | None:
     """The verified checkpoint to resume from and its state, or None for a new run.
 
-    The mirror's name means the run's own folder, which holds its copy. writes is False for a run that
-    writes nothing: it brings no mirror back, and the name means the mirror. Raises UserError: exit 4
-    without a sound checkpoint or for a folder of another run, exit 2 if --overwrite would delete the
-    model to start from.
+    A --resume_from that names the mirror means --output_dir, into which prepare_mirror has copied the
+    checkpoint. writes is False for a run that writes nothing: it copies nothing, and the name means the mirror.
+    Raises UserError: exit 4 without a sound checkpoint or for a folder of another run, exit 2 if --overwrite
+    would delete the model to start from.
     """
     output_dir, requested = Path(args.output_dir), args.resume_from or ""
     is_mirror = requested and args.mirror_to and writes and is_same_folder(requested, args.mirror_to)
@@ -234,7 +234,7 @@ def choose_resume(args: Namespace, writes: bool, out: Progress) -> Found | None:
     return None
 
 
-def choose_cooldown(args: Namespace, out: Progress) -> Found:
+def choose_cooldown(args: Namespace, out: Progress) -> FoundCheckpoint:
     """The checkpoint from which a run with --cooldown_from continues, with the cooldown in its settings.
 
     With --resume_from it is the newest checkpoint of the cooldown, if it has one; otherwise the cooldown
@@ -267,7 +267,7 @@ def choose_cooldown(args: Namespace, out: Progress) -> Found:
                                     "earlier checkpoint.")
     settings = {**stored.settings, **Cooldown(step, learning_rate, str(folder)).settings()}
     settings.pop("max_minutes", None)  # a cooldown has its own
-    return Found(folder, replace(stored, settings=settings, state=replace(stored.state, seconds=0.0)))
+    return FoundCheckpoint(folder, replace(stored, settings=settings, state=replace(stored.state, seconds=0.0)))
 
 
 def _may_mean(requested: str, source: str) -> bool:

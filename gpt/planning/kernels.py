@@ -83,11 +83,10 @@ def use_attention(name: str) -> None:
 
 
 def _read_or_measure(config: ModelConfig, machine: Machine) -> dict[str, float]:
-    """The seconds of attention by kernel; {} where the memory that is free does not suffice for the timing."""
+    """The seconds of attention by kernel; {} if too little memory is free."""
     path = cache_folder() / "kernels.json"
     shape = (config.n_head, config.n_kv_head, config.head_dim, config.seq_length, config.n_embd, config.vocab_size)
-    # Of --deterministic some kernels are refused. The build's description has the
-    # versions of CUDA and of cuDNN.
+    # With --deterministic PyTorch refuses some kernels. The build's description has CUDA's and cuDNN's versions.
     key = " ".join(map(str, (machine.name, machine.precision, torch.are_deterministic_algorithms_enabled(), *shape,
                              torch.__config__.show())))
     known: dict[str, Any] = {}

@@ -31,11 +31,12 @@ from gpt.machine.runtime import Runtime
 from gpt.optimizers.build import state_bytes
 from gpt.optimizers.table import OPTIMIZERS, optimizer_with_largest_state
 from gpt.planning.recipe import Recipe
-from gpt.planning.sizing import Sizing
+from gpt.planning.sizing import Sizing, power_of_two
 from model import Options
 
 GIB = 2**30
 MARGIN = 0.08  # of the memory, left free for everything that the prediction does not count
+ROOM_OF_DEFAULT = 0.8  # of the memory, for a default micro-batch: a wrong prediction would cost a compiled step
 CUDA_CONTEXT = 600 * 2**20  # of a card's memory, held by the driver and not by PyTorch
 # Resident on a CPU besides tensors, measured on Linux with torch 2.13: the process, the compiler (more with
 # an empty cache), and the compiled code of a block.
@@ -67,7 +68,7 @@ class MemorySetting:
     residual_bytes: int = 4  # of an element of the residual stream
     loss_chunk: int = 0  # rows of logits that exist at a time; 0: a row for every token
     recomputes: bool = False  # a block keeps only its input for the backward pass
-    copies: bool = False  # saves go through a copy of the state in RAM
+    saves_through_copy: bool = False  # saves go through a copy of the state in RAM
     optimizer_bytes: float = 8  # of optimizer state per parameter
     strategy: str = "alone"  # how processes share the model: alone, ddp, fsdp, hsdp
     shards: int = 1  # of each copy of the weights; every process holds one shard of one copy
@@ -84,8 +85,8 @@ class MemorySetting:
         return MemorySetting(
             machine.device.type, machine.dtype, compiled=machine.compile, accumulates=True,
             residual_bytes=2 if options.residual_dtype else 4, loss_chunk=options.loss_chunk,
-            recomputes=options.recompute, copies=True, optimizer_bytes=optimizer_bytes, strategy=strategy,
-            shards=shards)
+            recomputes=options.recompute, saves_through_copy=True, optimizer_bytes=optimizer_bytes,
+            strategy=strategy, shards=shards)
 
     @property
     def has_own_memory(self) -> bool:
@@ -103,7 +104,7 @@ class MemorySetting:
         return self.has_own_memory and self.dtype.itemsize == 2 and not (self.recomputes or self.is_sharded)
 
     @property
-    def keeps_gradients(self) -> bool:
+    def has_gradients_throughout(self) -> bool:
         """True where gradients and activations exist together: of earlier micro-batches, or in DDP's buckets."""
         return self.accumulates or self.strategy == "ddp"
 
@@ -112,7 +113,7 @@ def setting_of(args: Namespace, config: ModelConfig, options: Options, machine: 
                optimizer: str, strategy: str) -> MemorySetting:
     """MemorySetting.of, with the state of the run's optimizer and its teacher.
 
-    choose_setup replaces accumulates and copies once they are decided.
+    choose_setup replaces accumulates and saves_through_copy once they are decided.
     """
     setting = MemorySetting.of(machine, options, state_bytes(optimizer, config), strategy, processes)
     of_teacher = read_config(Path(args.teacher)).num_parameters if args.teacher else 0
@@ -140,7 +141,7 @@ def memory_parts(config: ModelConfig, batch_size: int, setting: MemorySetting) -
 
     logits = _logit_bytes(config, batch_size, setting, table)
     activations = _activation_bytes(config, batch_size, setting, table, logits)
-    copy = weights + optimizer if setting.copies and not setting.has_own_memory else 0
+    copy = weights + optimizer if setting.saves_through_copy and not setting.has_own_memory else 0
     parts = {"weights": weights // setting.shards + rounded, "optimizer": optimizer // setting.shards, "copy": copy,
              "gradients": gradients, "gathered": gathered, "teacher": setting.teacher_bytes,
              "activations": activations, "logits": logits,
@@ -205,7 +206,8 @@ def _logit_bytes(config: ModelConfig, batch_size: int, setting: MemorySetting, t
         bytes_per_logit = 2 * e if is_in_chunks and setting.has_own_memory else e
     if is_in_chunks and setting.device_type == "cpu":
         sums = tokens // rows * table * e
-    elif is_in_chunks and not (setting.keeps_gradients and config.tie_weights):  # otherwise it is the tied embedding's
+    elif is_in_chunks and not (setting.has_gradients_throughout and config.tie_weights):
+        # Otherwise it is the tied embedding's.
         sums = 4 * table
     logits = rows * config.padded_vocab_size * bytes_per_logit
     if is_in_chunks and setting.has_own_memory and setting.dtype == torch.float16:
@@ -233,7 +235,9 @@ def peak_bytes(parts: dict[str, int], setting: MemorySetting) -> int:
     Without accumulation gradients grow while activations are freed.
     """
     transient = parts["activations"] + parts["logits"]
-    peak = transient + parts["gradients"] if setting.keeps_gradients else max(transient, parts["gradients"])
+    peak = max(transient, parts["gradients"])
+    if setting.has_gradients_throughout:
+        peak = transient + parts["gradients"]
     return peak + sum(num_bytes for name, num_bytes in parts.items() if name not in TRANSIENT)
 
 
@@ -247,17 +251,23 @@ def describe_memory(config: ModelConfig, batch_size: int, setting: MemorySetting
 # ---------------------------------------------------------------- the strategy and the default micro-batch
 
 
+def sharing_memory(machine: Machine, processes: Processes) -> int:
+    """The number of processes that share a device's memory: 1 on a GPU."""
+    return 1 if machine.on_gpu else processes.local_world_size
+
+
 def room_of_each(machine: Machine, processes: Processes) -> int:
     """The bytes of memory that a process may plan with, without MARGIN; on a CPU the processes share the RAM."""
-    sharing_ram = 1 if machine.on_gpu else processes.local_world_size
-    usable = int((1 - MARGIN) * machine.backend.total_memory()) // sharing_ram
+    usable = int((1 - MARGIN) * machine.backend.total_memory()) // sharing_memory(machine, processes)
     return usable - (CUDA_CONTEXT if machine.backend.has_own_memory else 0)
 
 
 def has_room_for_sample(config: ModelConfig, setting: MemorySetting, machine: Machine, processes: Processes) -> bool:
     """True if a process has room for a sample, which gathers a sharded model in fp32."""
+    if not setting.is_sharded:
+        return True
     held = sum(part for name, part in memory_parts(config, 1, setting).items() if name not in TRANSIENT)
-    return not setting.is_sharded or held + 4 * config.num_parameters <= room_of_each(machine, processes)
+    return held + 4 * config.num_parameters <= room_of_each(machine, processes)
 
 
 def largest_micro_batch(config: ModelConfig, setting: MemorySetting, room: float, most: int = 2**20) -> int:
@@ -280,12 +290,11 @@ def choose_sharing(args: Namespace, sizing: Sizing | None, config: ModelConfig, 
     The strategy is the first one with a prediction that fits the memory: ddp, then hsdp on several
     machines, then fsdp. It must leave room for --batch_size, or for LEAST_MICRO_BATCH_TOKENS; fsdp is taken if none
     fits. A single process is "alone", for the reason ''. The micro-batch is a power of two, at most the
-    sizing's, or the tokens that keep the device busy. It is predicted to fit 80% of the memory; with
+    sizing's, or the tokens that keep the device busy. It is predicted to fit ROOM_OF_DEFAULT; with
     --batch_size no memory limits it, as halving finds what fits.
     """
     optimizer = optimizer_with_largest_state(args.optimizer)  # the choice of auto depends on the micro-batch
     accumulates = args.gradient_accumulation_steps > processes.world_size
-    sharing_ram = processes.local_world_size if machine.device.type == "cpu" else 1
 
     def setting(strategy: str) -> MemorySetting:
         return replace(setting_of(args, config, options, machine, processes, optimizer, strategy),
@@ -307,8 +316,9 @@ def choose_sharing(args: Namespace, sizing: Sizing | None, config: ModelConfig, 
     most = sizing.batch_size if sizing else max(1, machine.backend.busy_tokens // config.seq_length)
     # Halving finds what fits for a --batch_size.
     total_bytes = machine.backend.total_memory() if args.batch_size is None else 2**62
-    fitting = largest_micro_batch(config, setting(strategy), 0.8 * (total_bytes // sharing_ram), most)
-    return Sharing(strategy, why, 1 << max(1, fitting).bit_length() - 1)
+    room = ROOM_OF_DEFAULT * (total_bytes // sharing_memory(machine, processes))
+    fitting = largest_micro_batch(config, setting(strategy), room, most)
+    return Sharing(strategy, why, power_of_two(fitting))
 
 
 # ---------------------------------------------------------------- the micro-batch of a run

@@ -84,7 +84,8 @@ def say_rest(setup: Setup, pace: Pace, steps_done: int) -> None:
     earlier = f", of which earlier starts took {duration(before)}" if before else ""
     within = f" of {args.max_minutes:g} min{earlier}" if args.max_minutes else ""
     lines = describe_plan(setup) if args.verbose or args.dry_run else []
-    seconds = min(pace.seconds(recipe, steps_done), 60 * (args.max_minutes or math.inf) - before)  # ends then at latest
+    most_seconds = 60 * (args.max_minutes or math.inf) - before
+    seconds = min(pace.seconds_left(recipe, steps_done), most_seconds)
     lines += [f"time        about {duration(seconds)}{within}, estimated: "
               f"{several(steps, 'step')} of {plain_number(pace.step_seconds)} s, {epochs}",
               *describe_forecast(setup), *describe_sharing(setup)]
@@ -154,7 +155,7 @@ def describe_plan(setup: Setup) -> list[str]:
         ("step", f"{setup.tokens_per_step:,} tokens: {several(recipe.accumulation, 'micro-batch')} of "
                  f"{several(recipe.batch_size, 'sequence')}"),
         ("length", f"{several(recipe.total_steps, 'step')}, "
-                   f"{count(recipe.samples * config.seq_length)} tokens, {in_epochs(recipe.passes)}"),
+                   f"{count(recipe.num_samples * config.seq_length)} tokens, {in_epochs(recipe.passes)}"),
         ("validation", f"every {several(recipe.eval_interval, 'step')}: {recipe.eval_tokens:,} tokens at most"),
         ("optimizer", f"{OPTIMIZERS[recipe.optimizer].words}; {setup.memory.optimizer_bytes:.3g} bytes of state a "
                       "parameter"),
@@ -203,13 +204,13 @@ def objections(setup: Setup) -> list[str]:
     by_minutes = args.max_minutes and not (args.epochs or args.max_steps or setup.is_pretrained)
     most = most_passes(num_tokens, config.num_parameters, has_teacher_or_noise(args))
     times = times_too_short(recipe.total_steps, recipe.total_steps * setup.tokens_per_step, num_tokens,
-                            config.num_parameters) if by_minutes and not is_chosen else 0
+                            config.num_parameters)
     if is_small and by_minutes and recipe.passes >= most and (
             recipe.lr_schedule not in OPEN_SCHEDULES and TRAINS_NEXT not in os.environ):
         teacher = "" if has_teacher_or_noise(args) else ", or a second run with --teacher"
         lines.append(f"the run ends before its {args.max_minutes:g} min: after {most} passes this model only "
                      f"learns the text by heart. More text helps{teacher}.")
-    elif times > 1:
+    elif by_minutes and not is_chosen and times > 1:
         lines.append(f"--max_minutes {args.max_minutes:g} allows only {several(recipe.total_steps, 'step')} of this "
                      f"model, {in_epochs(recipe.passes)}: too few to learn much. Give --max_minutes "
                      f"{math.ceil(times * args.max_minutes)}, or a smaller --model_size.")
@@ -233,7 +234,7 @@ def _fraction_without_answer(corpus: Corpus, seq_length: int) -> float:
 
 def _passes_of_components(setup: Setup) -> list[tuple[Component, float]]:
     """The passes over each folder of a mixture, none without one."""
-    tokens = setup.recipe.samples * setup.config.seq_length
+    tokens = setup.recipe.num_samples * setup.config.seq_length
     return [(part, part.weight * tokens / part.corpus.train.length) for part in setup.corpus.components]
 
 
@@ -255,7 +256,7 @@ def early_objections(setup: Setup) -> list[str]:
     if config.seq_length < requested and config.seq_length == num_tokens - 1:
         lines.append(f"sequences have {config.seq_length:,} tokens, not {requested:,}: the text has only "
                      f"{num_tokens:,}.")
-    fewest = min((each.stream.length for each in corpus.validations), default=0)
+    fewest = min((each.stream.length for each in corpus.validation_sets), default=0)
     if corpus.val is None:
         given = f"--tokenizer_file {shell_word(corpus.tokenizer_path)} " if corpus.tokenizer_path else ""
         patience = ", and --patience has no effect" if args.patience else ""

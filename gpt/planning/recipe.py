@@ -13,7 +13,7 @@ import data
 from gpt.architectures.fields import shown
 from gpt.architectures.table import ModelConfig
 from gpt.checkpoint.commands import flags_of_another_run
-from gpt.checkpoint.stored import NEW_RUN, Stored
+from gpt.checkpoint.stored import NEW_RUN, StoredState
 from gpt.common.errors import Exit, UserError
 from gpt.common.ranks import launcher
 from gpt.common.words import count, several, shell_word
@@ -21,6 +21,7 @@ from gpt.optimizers.table import MUON_PAYS, OPTIMIZERS
 from gpt.planning import defaults
 from gpt.planning.inputs import Inputs
 from gpt.planning.schedules import Cooldown, Schedule, cooldown_of, steps_of_fall
+from gpt.planning.sizing import power_of_two
 from model import INIT_STD
 
 LEAST_EVAL_TOKENS, MOST_EVAL_TOKENS = 2**14, 2**19
@@ -83,21 +84,22 @@ class Recipe(Schedule):
         epochs = epochs_of(samples, self.samples_per_step, self.windows_per_epoch)
         return replace(self, total_steps=last_step, epochs=epochs)
 
-    def command_from_plateau(self, args: Namespace) -> str:
-        """The command for twice the steps, in another folder, from where the cooldown, or the fall of wsd, began."""
+    def command_from_plateau(self, args: Namespace, times: int = 2) -> str:
+        """The command for a longer run in another folder, from where the cooldown, or wsd's fall, began."""
         source = self.cooldown.source if self.cooldown else f"{args.output_dir}/checkpoint-{self.plateau_end}"
-        return (f"{launcher()} train.py --resume_from {shell_word(source)} "
-                f"{flags_of_another_run(args.output_dir, 'longer', args.mirror_to)} --max_steps {2 * self.total_steps}")
+        folders = flags_of_another_run(args.output_dir, "longer", args.mirror_to)
+        return (f"{launcher()} train.py --resume_from {shell_word(source)} {folders} "
+                f"--max_steps {times * self.total_steps}")
 
     @property
-    def samples(self) -> int:
+    def num_samples(self) -> int:
         """The samples of this run's tokens, without samples_of_others."""
         return self.total_steps * self.samples_per_step + self.samples_of_other_steps - self.samples_of_others
 
     @property
     def passes(self) -> float:
         """The passes over the tokens; fewer than epochs where max_steps ends the run."""
-        return self.samples / self.windows_per_epoch
+        return self.num_samples / self.windows_per_epoch
 
     @property
     def lr_scale(self) -> float:
@@ -137,7 +139,10 @@ class Recipe(Schedule):
         return max(1, self.eval_tokens // config.seq_length)
 
     def num_times(self, interval: int, steps_done: int = 0) -> int:
-        """The number of events after the steps done: one at each interval, one at the last step."""
+        """The number of events after the steps done: one at each interval, one at the last step.
+
+        It is 1 for a finished run whose last step is no multiple of the interval.
+        """
         return -(-self.total_steps // interval) - steps_done // interval if interval else 0
 
 
@@ -147,7 +152,7 @@ ENDLESS = 2**40  # epochs, until the length that fits into --max_minutes is plan
 ADAMWS_OWN = ("learning_rate", "beta1", "beta2")  # people tune these for AdamW
 
 
-def choose_optimizer(args: Namespace, config: ModelConfig, samples_per_step: int, stored: Stored,
+def choose_optimizer(args: Namespace, config: ModelConfig, samples_per_step: int, stored: StoredState,
                      ) -> tuple[str, str]:
     """The optimizer's name, and why where --optimizer auto decides, else ''.
 
@@ -175,8 +180,9 @@ def choose_optimizer(args: Namespace, config: ModelConfig, samples_per_step: int
         return "adamw", f"{', '.join(given)} given, as one does for AdamW"
     tokens = samples_per_step * config.seq_length
     # Muon takes about 200 C^3 FLOP a layer and step: 2.8 C / tokens of the blocks' own.
-    return "muon" if tokens >= MUON_PAYS * config.n_embd else "adamw", (
-        f"Muon adds {2.8 * config.n_embd / tokens:.1%} to the blocks' FLOPs, and up to {2.8 / MUON_PAYS:.0%} pays")
+    why = (f"Muon adds {2.8 * config.n_embd / tokens:.1%} to the blocks' FLOPs, and up to "
+           f"{2.8 / MUON_PAYS:.0%} pays")
+    return ("muon" if tokens >= MUON_PAYS * config.n_embd else "adamw"), why
 
 
 # ---------------------------------------------------------------- the recipe
@@ -206,10 +212,10 @@ class _Facts(Inputs):
         return self.is_pretrained and self.corpus.converses
 
     @property
-    def usual_epochs(self) -> int:
+    def finetuning_epochs(self) -> int:
         """The passes of pretrained weights over their text."""
         is_few = self.num_tokens < self.config.num_parameters
-        return defaults.PASSES_OF_FEW if self.learns_to_answer and is_few else 3
+        return defaults.PASSES_OF_FEW if self.learns_to_answer and is_few else defaults.FINETUNING_PASSES
 
     @property
     def is_small(self) -> bool:
@@ -231,8 +237,8 @@ def choose_recipe(inputs: Inputs, most_batch_size: int, length: int | None = Non
     reasons = inputs.sizing.reasons.items() if inputs.sizing and not inputs.resumed else ()
     facts = _Facts(**vars(inputs), reasons={name: why for name, why in reasons if getattr(args, name) is None})
     if facts.learns_to_answer:
-        most = facts.usual_epochs * num_tokens // (config.seq_length * defaults.STEPS_TO_CONVERSE)
-        most_batch_size = min(most_batch_size, 1 << max(1, most, 1024 // config.seq_length).bit_length() - 1)
+        most = facts.finetuning_epochs * num_tokens // (config.seq_length * defaults.STEPS_TO_CONVERSE)
+        most_batch_size = min(most_batch_size, power_of_two(max(most, 1024 // config.seq_length)))
     batch_size, accumulation = facts.choose("batch_size", most_batch_size), args.gradient_accumulation_steps
     if args.batch_size == "auto" and "accumulation" in stored.settings:  # another step would be another run
         batch_size, accumulation = stored.settings["batch_size"], stored.settings["accumulation"]
@@ -281,10 +287,11 @@ def _choose_length(facts: _Facts, cooldown: Cooldown | None, is_regularized: boo
         most_epochs += facts.stored.state.samples_of_others // windows
         epochs = most_epochs if facts.is_small else ENDLESS
     else:
-        wanted_epochs = math.ceil(defaults.TOKENS_PER_PARAMETER * num_parameters / num_tokens)
-        usual_epochs = facts.sizing.epochs if facts.sizing else wanted_epochs
+        epochs_by_law = math.ceil(defaults.TOKENS_PER_PARAMETER * num_parameters / num_tokens)
+        epochs_by_size = facts.sizing.epochs if facts.sizing else epochs_by_law
         limit = most_epochs if is_regularized else defaults.USUAL_PASSES
-        epochs = facts.choose("epochs", facts.usual_epochs if facts.is_pretrained else min(limit, usual_epochs))
+        default = facts.finetuning_epochs if facts.is_pretrained else min(limit, epochs_by_size)
+        epochs = facts.choose("epochs", default)
     steps_left = -(-max(0, epochs * windows - samples_seen) // samples_per_step)
     return epochs, min(steps_done + steps_left, most_steps or 2**62, length or 2**62)
 
@@ -324,7 +331,7 @@ def _choose_rates(facts: _Facts, optimizer: str, samples_per_step: int, total_st
 
 def _choose_schedule(facts: _Facts, learning_rate: float, total_steps: int, cooldown: Cooldown | None,
                      ) -> dict[str, Any]:
-    """The other fields of a Schedule. Raises UserError (exit 2) as choose_recipe does."""
+    """The other fields of a Schedule. Raises UserError (exit 2) like choose_recipe()."""
     args, settings = facts.args, facts.stored.settings
     name = facts.choose("lr_schedule", defaults.LR_SCHEDULE)
     lowest = learning_rate / defaults.COSINE_FALL if name == "cosine" and not cooldown else 0.0
@@ -334,9 +341,10 @@ def _choose_schedule(facts: _Facts, learning_rate: float, total_steps: int, cool
     if args.warmup_steps and args.warmup_steps >= total_steps and not args.cooldown_from:
         raise UserError(Exit.FLAGS, f"--warmup_steps {args.warmup_steps}: the run has "
                                     f"{several(total_steps, 'step')}. Lower it.")
-    # Or the warm-up would begin again in a longer run. A constant rate without one records none.
-    recorded = settings.get("warmup_steps", 0 if settings else total_steps)
-    warmup_steps = recorded if recorded < total_steps else defaults.default_warmup(total_steps)
+    # A resumed run keeps its warm-up, which would begin again in a longer run. A constant rate records none.
+    warmup_steps = settings.get("warmup_steps", 0) if settings else total_steps
+    if warmup_steps >= total_steps:
+        warmup_steps = defaults.default_warmup(total_steps)
     decay_share = defaults.DECAY_SHARE
     if cooldown or name == "wsd":
         decay_share = facts.choose("cooldown", decay_share)

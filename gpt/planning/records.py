@@ -7,8 +7,9 @@ from typing import Any
 import torch
 
 from gpt.architectures.table import fields_with_flags, name_of
-from gpt.checkpoint.stored import Stored
+from gpt.checkpoint.stored import StoredState
 from gpt.common.config import Layer
+from gpt.common.flags import as_typed
 from gpt.hub.names import as_recorded
 from gpt.machine.device import name_of_dtype
 from gpt.planning.decided import Setup
@@ -17,7 +18,7 @@ from gpt.tokens.corpus import Corpus
 from model import SIZES
 
 
-def measures_same_tokens(stored: Stored, corpus: Corpus, eval_tokens: int) -> bool:
+def measures_same_tokens(stored: StoredState, corpus: Corpus, eval_tokens: int) -> bool:
     """True if a resumed run measures the validation tokens that its checkpoint measured, and as many of them."""
     return (stored.settings.get("eval_tokens", eval_tokens) == eval_tokens
             and stored.data.get("val_sha256", corpus.val_identity) == corpus.val_identity)
@@ -29,12 +30,12 @@ def flags_of_run(setup: Setup) -> Layer:
     Flags of a single call of train.py, as --dry_run, are left out, and chosen flags of the machine.
     """
     args, config = setup.args, setup.config
-    left_out = {*flags_of_scope("call"), "origin"}
-    values = {name: value for name, value in vars(args).items() if value is not None and name not in left_out}
+    unrecorded = {*flags_of_scope("call"), "origin"}
+    values = {name: value for name, value in vars(args).items() if value is not None and name not in unrecorded}
     if args.mirror_to:
         values["mirror_to"] = os.path.abspath(args.mirror_to)  # links stay: the mirror's disk may be mounted elsewhere
     if args.sample_prompt:
-        values["sample_prompt"] = args.sample_prompt.replace("\\", "\\\\")  # as it is typed: reading it unescapes
+        values["sample_prompt"] = as_typed(args.sample_prompt)
     shape = {"arch": name_of(config), **{name: getattr(config, name) for name in fields_with_flags(config, vars(args))}}
     decided = {**values, **shape, **setup.recipe.flags()}
     if args.epochs:

@@ -5,6 +5,7 @@ from collections.abc import Iterable
 from gpt.common.config import Relations
 from gpt.optimizers.table import OPTIMIZERS
 
+# Flags whose decided values follow from a run's length, its model, its batch, its text.
 BY_LENGTH = "min_lr warmup_steps weight_decay dropout eval_interval sample_interval log_interval"
 BY_MODEL = f"epochs init_std optimizer learning_rate embedding_learning_rate {BY_LENGTH}"
 BY_BATCH = "learning_rate embedding_learning_rate min_lr beta2"

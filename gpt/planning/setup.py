@@ -74,7 +74,8 @@ def choose_setup(inputs: Inputs, runtime: Runtime, deadline: Deadline) -> Setup 
     held_bytes = weights + (corpus.train.num_bytes if place == "ram" else 0)
     checkpoint_bytes = checkpoint_bytes_of(config, memory.optimizer_bytes)
     memory = replace(memory, accumulates=recipe.samples_per_step > micro_batch * processes.world_size,
-                     copies=processes.from_main(lambda: has_room_for_copy(checkpoint_bytes, held_bytes)))
+                     saves_through_copy=processes.from_main(
+                         lambda: has_room_for_copy(checkpoint_bytes, held_bytes)))
     shows_samples = recipe.sample_interval > 0 and processes.from_main(
         lambda: has_room_for_sample(config, memory, machine, processes))
 
@@ -92,7 +93,7 @@ def choose_setup(inputs: Inputs, runtime: Runtime, deadline: Deadline) -> Setup 
 
 
 def _choose_dropout(inputs: Inputs, options: Options, runtime: Runtime, deadline: Deadline) -> float:
-    """Chooses the dropout: the flag's, else the checkpoint's, else a default by the passes over the text.
+    """Chooses the dropout: the flag's, else the checkpoint's unless it is 0, else a default by the passes.
 
     No step is measured yet: an estimate of the machine's speed converts --max_minutes to steps.
     """

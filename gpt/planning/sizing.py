@@ -1,8 +1,8 @@
-"""Network, size, T, batch and epochs where there is no GPU: by the corpus, the processor and the time.
+"""Chooses network, size, T, batch and epochs without a GPU that has its own memory.
 
-The speed of the processor is measured where no flag names a size, and else assumed from its number of
-threads. It only chooses; the time announced before the first step comes from measured steps. A resumed run
-keeps its recorded shape.
+They follow from the corpus, the processor and the time. The speed of the processor is measured where no flag
+names a size, and else assumed from its number of threads. It only chooses; the time announced before the first
+step comes from measured steps. A resumed run keeps its recorded shape.
 """
 
 import time
@@ -41,9 +41,10 @@ MOST_PARAMETERS_PER_TOKEN = 30  # of the text: no larger model was tried (LOG.md
 MANY_PARAMETERS_PER_TOKEN = 25
 USUAL_MINUTES = 15.0  # where --max_minutes is not given
 
-# The time that a size needs, or a smaller size learns more (LOG.md, 2026-11-26, Sizes by the time; 2026-11-29,
-# Passes of a wider network). It must be enough for these tokens per parameter; or, for a text that is read
-# again and again, for fewer of them and these passes, of a width of WIDE more; or for USUAL_PASSES.
+# A size is taken if the time suffices for one of three: LEAST_TOKENS_PER_PARAMETER;
+# LEAST_OF_REPEATED tokens per parameter and LEAST_PASSES passes (LEAST_PASSES_OF_WIDE from width
+# WIDE on); USUAL_PASSES passes. In less time a smaller size learns more (LOG.md, 2026-11-26, Sizes
+# by the time; 2026-11-29, Passes of a wider network).
 LEAST_TOKENS_PER_PARAMETER = 5
 LEAST_OF_REPEATED, LEAST_PASSES = 0.6, 5
 WIDE, LEAST_PASSES_OF_WIDE = 256, 8
@@ -64,7 +65,7 @@ SHAPES: list[Shape] = [(2, 2, 128), (4, 4, 192), (4, 4, 256), (4, 6, 384), SIZES
 
 @dataclass(frozen=True)
 class Sizing:
-    """Network, T, micro-batch and epochs without a GPU, with the reasons.
+    """Network, T, micro-batch and epochs without a GPU that has its own memory, with the reasons.
 
     speed is in FLOP/s of training. shape is the program's choice, or None for a size that flags name.
     batch_size is the most sequences of a default micro-batch; the memory may allow fewer. spare is the fraction of
@@ -88,7 +89,7 @@ def choose_sizing(args: Namespace, corpus: Corpus, max_minutes: float | None) ->
 
     max_minutes is None for a run without a deadline. Where no flag names a size, it measures the processor for two
     seconds: in bf16 if it has that, and --no-use_amp is not given. Returns None for pretrained weights, and for a GPU
-    with its own memory, whose default is gpt2_small. Raises UserError (exit 2) as shape_of.
+    with its own memory, whose default is gpt2_small. Raises UserError (exit 2) like shape_of().
     """
     gpu = gpu_in_use(args.use_gpu)
     if args.init_from or (gpu and gpu.has_own_memory):
@@ -165,10 +166,9 @@ def sizing_for(vocab_size: int, num_tokens: int, speed: float, max_minutes: floa
     arch, shape = network
     most_parameters = MOST_PARAMETERS_PER_TOKEN * (FACTOR_OF_HELPED if is_helped else 1) * num_tokens
     minutes = max_minutes or USUAL_MINUTES
-    seq_length = seq_length or _power_of_two(num_tokens // LEAST_SEQUENCES, SHORTEST_SEQUENCE, LONGEST_SEQUENCE)
+    seq_length = seq_length or power_of_two(num_tokens // LEAST_SEQUENCES, SHORTEST_SEQUENCE, LONGEST_SEQUENCE)
     flops = speed * 60 * minutes
-    shapes = [shape] if shape else SHAPES
-    configs = [ARCHITECTURES[arch].sized(shape, vocab_size, seq_length) for shape in shapes]
+    configs = [ARCHITECTURES[arch].sized(each, vocab_size, seq_length) for each in ([shape] if shape else SHAPES)]
 
     def fits(config: ModelConfig) -> bool:
         least_passes = LEAST_PASSES_OF_WIDE if config.n_embd >= WIDE else LEAST_PASSES
@@ -187,7 +187,7 @@ def sizing_for(vocab_size: int, num_tokens: int, speed: float, max_minutes: floa
     passes_in_time = int(flops / config.flops_per_token / num_tokens)
     wanted_passes = -(-TOKENS_PER_PARAMETER * config.num_parameters // num_tokens)
     epochs = max(1, min(most_passes(num_tokens, config.num_parameters, is_helped), passes_in_time, wanted_passes))
-    step_tokens = _power_of_two(epochs * num_tokens // least_steps, LEAST_STEP_TOKENS, most_step_tokens)
+    step_tokens = power_of_two(epochs * num_tokens // least_steps, LEAST_STEP_TOKENS, most_step_tokens)
     chosen = None if shape else (config.n_layer, config.n_head, config.n_embd)
     spare = 0.0
     if chosen and max_minutes and num_tokens < config.num_parameters:
@@ -195,9 +195,10 @@ def sizing_for(vocab_size: int, num_tokens: int, speed: float, max_minutes: floa
         spare = max(0.0, 1 - most_tokens * config.flops_per_token / flops)
     batch_size = max(1, min(step_tokens, num_tokens) // seq_length)
     is_large = chosen is not None and config.num_parameters > MANY_PARAMETERS_PER_TOKEN * num_tokens
-    return Sizing(speed, arch, chosen, seq_length, batch_size, epochs, reasons, spare, is_large)
+    return Sizing(speed, arch, chosen, seq_length=seq_length, batch_size=batch_size, epochs=epochs, reasons=reasons,
+                  spare=spare, is_large=is_large)
 
 
-def _power_of_two(number: float, least: int, most: int) -> int:
+def power_of_two(number: float, least: int = 1, most: int = 2**62) -> int:
     """The largest power of two up to the number, within two bounds that are powers of two."""
     return min(most, max(least, 1 << max(1, int(number)).bit_length() - 1))

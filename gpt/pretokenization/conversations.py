@@ -50,7 +50,7 @@ def is_chat_lines(source: Source, name: str, head: bytes) -> bool:
 
 
 def is_chat_table(source: Source, name: str, head: bytes) -> bool:
-    """True for a table of conversations, without texts. Raises UserError as is_parquet does, and exit 5."""
+    """True for a table of conversations, without texts. Raises UserError like is_parquet(), and exit 5."""
     with contextlib.suppress(OSError, ValueError):  # table_blocks reports a damaged table
         return is_parquet(source, name, head) and is_conversation(
             optional("pyarrow.parquet", source.shown).read_schema(source.path).names)

@@ -98,12 +98,12 @@ def unpacked(source: Source, path: Path, raise_if_stopped: Callable[[], None]) -
 
 
 def head_of(source: Source, num_bytes: int = HEAD_BYTES) -> bytes:
-    """The first bytes of the text in UTF-8, or fewer. Raises UserError as unpacked does, and OSError."""
+    """The first bytes of the text in UTF-8, or fewer. Raises UserError like unpacked(), and OSError."""
     return next(filter(None, pieces_of(source)), b"")[:num_bytes]
 
 
 def pieces_of(source: Source) -> Iterator[bytes]:
-    """Yields the text of a file in UTF-8, unpacked and strictly decoded. Raises UserError as unpacked does."""
+    """Yields the text of a file in UTF-8, unpacked and strictly decoded. Raises UserError like unpacked()."""
     decoder = codecs.getincrementaldecoder(source.encoding)() if source.encoding else None
     num_bytes = 0  # unpacked so far
     with readable(source), source.path.open("rb") as file:

@@ -76,8 +76,8 @@ def inspect_text(job: Job, dtype: str, vocabulary: Vocabulary) -> None:
 
 def sampled_text(ids: np.ndarray, vocabulary: Vocabulary) -> str:
     """Decodes pieces spread over the ids, or all ids if they are few. Each document ends with a newline."""
-    pieces = np.array_split(ids, min(MOST_PIECES, -(-len(ids) // PIECE_TOKENS)))
-    pieces = [piece[:PIECE_TOKENS] for piece in pieces]
+    num_pieces = min(MOST_PIECES, -(-len(ids) // PIECE_TOKENS))
+    pieces = [piece[:PIECE_TOKENS] for piece in np.array_split(ids, num_pieces)]
     texts = vocabulary.tokenizer.decode_batch(
         [piece[~np.isin(piece, vocabulary.opening_ids)].tolist() for piece in pieces], skip_special_tokens=False)
     # A piece may begin or end within a character.
@@ -172,6 +172,8 @@ def about_characters(text: str) -> list[str]:
 def about_files(sources: Sequence[Source]) -> list[str]:
     """Finds a file that is nearly the whole text, where several have some."""
     sizes = [source.text_bytes for source in sources if source.text_bytes]
+    if len(sizes) < 2:
+        return []
     largest = max(sources, key=lambda source: source.text_bytes)
-    return finding(max(sizes) / sum(sizes), 0.9 if len(sizes) > 1 else 2,
-                   "of it is one file; weigh it less (--data_dir A:1 B:1)", names_of([largest]))
+    return finding(max(sizes) / sum(sizes), 0.9, "of it is one file; weigh it less (--data_dir A:1 B:1)",
+                   names_of([largest]))

@@ -126,7 +126,7 @@ def files_in_folder(folder: str, say: Callable[[str], None]) -> list[str]:
                 (chosen if is_input and os.path.exists(path) else others).append(path)
     if not chosen:
         size = "" if os.path.join(folder, METADATA) in others else " --vocab_size N"
-        cure = ("It holds tokens, which evaluate.py takes behind --tokens. To train on them:\npython train.py "
+        cure = ("It holds tokens, which evaluate.py takes with --tokens. To train on them:\npython train.py "
                 f"--data_dir {shell_word(folder)}{size}"
                 if any(name.endswith("train.bin") for name in others) else "Name the files themselves.")
         raise UserError(Exit.DATA, f"{printable(folder)} holds no {', '.join(endings)} file. {cure}")

@@ -49,7 +49,7 @@ class Corpus:
         return any(part.mask for part in self.train.parts)
 
     @property
-    def validations(self) -> "list[Validation]":
+    def validation_sets(self) -> "list[Validation]":
         """The sets of validation tokens: one, or one for each component of a mixture that has any."""
         named = [(each.name, each.weight, each.corpus.val) for each in self.components]
         return [Validation(name, weight, stream) for name, weight, stream in named or [("", 1.0, self.val)]
@@ -99,13 +99,13 @@ def open_corpus(train: Path, val: Path | None, metadata_file: Path | None, token
     if tokenizer_file is None and metadata.tokenizer_sha256:
         tokenizer_file = beside_tokens(metadata.path.parent, TOKENIZER)
     train_files, val_files = _find_files(train, metadata)
-    of_val = metadata
+    val_metadata = metadata
     if val is not None:
-        val_files, of_val = _described(val, replace(metadata, splits={}, num_tokens=None),
+        val_files, val_metadata = _validation_files(val, replace(metadata, splits={}, num_tokens=None),
                                        metadata_file is not None)
     layout = recognise(train_files[0])  # a missing file is reported before a missing vocabulary
     known_size, end_id = _vocabulary(metadata, tokenizer_file, vocab_size)
-    tokenizer_sha256 = _checked_tokenizer(tokenizer_file, metadata, of_val) if tokenizer_file else None
+    tokenizer_sha256 = _checked_tokenizer(tokenizer_file, metadata, val_metadata) if tokenizer_file else None
 
     train_stream, identity = _open(train_files, "train", metadata, known_size)
     num_train, notes = train_stream.length, []
@@ -114,8 +114,8 @@ def open_corpus(train: Path, val: Path | None, metadata_file: Path | None, token
                      f"{train_stream.length:,} tokens")
     val_stream = val_identity = None
     if val_files:
-        val_stream, val_identity = _open(val_files, "val", of_val, known_size)
-        if val_stream.length < 2 or of_val.splits.get("val", FileRecord()).num_counted == 0:
+        val_stream, val_identity = _open(val_files, "val", val_metadata, known_size)
+        if val_stream.length < 2 or val_metadata.splits.get("val", FileRecord()).num_counted == 0:
             notes.append(f"{val_stream.name}: it is not used, because it has no token to predict")
             val_stream = val_identity = None
     elif (not metadata.splits or "val" in metadata.splits) and train_stream.length >= 2 * MIN_VALIDATION_TOKENS:
@@ -145,7 +145,7 @@ def open_tokens(place: Path, vocab_size: int) -> tuple[TokenStream, Path | None]
     open_corpus, our metadata.json counts if it names the files, and another program's tells the dtype of files
     that are recognised. Raises UserError (exit 3).
     """
-    files, metadata = _described(place, Metadata(place))
+    files, metadata = _validation_files(place, Metadata(place))
     stream, _ = _open(files, "val", metadata, vocab_size)
     return stream, beside_tokens(_folder_of(place), TOKENIZER)
 
@@ -155,21 +155,21 @@ def _folder_of(place: Path) -> Path:
     return place if place.is_dir() else place.parent
 
 
-def _described(place: Path, unnamed: Metadata, looks_beside: bool = True) -> tuple[list[Path], Metadata]:
-    """The files of a place to measure on, the validation files first, with the metadata of their split as "val".
+def _validation_files(place: Path, default: Metadata, looks_beside: bool = True) -> tuple[list[Path], Metadata]:
+    """The files of a place to measure the loss on, validation files if it has any, and their metadata.
 
-    It comes from our metadata beside them; unnamed is the metadata of files that it does not name. Of another
-    program's metadata beside them the dtype counts.
+    That is the metadata.json beside the files if it names them, with their record as "val"; otherwise default.
+    Of another program's metadata.json only the dtype counts.
     """
     beside = beside_tokens(_folder_of(place), METADATA) if looks_beside else None
-    metadata = metadata_of(beside) if beside else unnamed
+    metadata = metadata_of(beside) if beside else default
     if not metadata.splits:
-        unnamed = replace(unnamed, dtype=metadata.dtype or unnamed.dtype)
+        default = replace(default, dtype=metadata.dtype or default.dtype)
     train_files, val_files = _files_in(place, metadata)
     files = val_files or train_files
     records = [record for split, record in metadata.splits.items()
                if files == [_folder_of(place) / f"{split}.bin"]]
-    return files, replace(metadata, splits={"val": records[0]}) if records else unnamed
+    return files, replace(metadata, splits={"val": records[0]}) if records else default
 
 
 def _vocabulary(metadata: Metadata, tokenizer_file: Path | None, vocab_size: int | None) -> tuple[int, int | None]:
@@ -197,7 +197,7 @@ def _vocabulary(metadata: Metadata, tokenizer_file: Path | None, vocab_size: int
     return known_size, end_id
 
 
-def _checked_tokenizer(file: Path, metadata: Metadata, of_val: Metadata) -> str:
+def _checked_tokenizer(file: Path, metadata: Metadata, val_metadata: Metadata) -> str:
     """Returns a tokenizer's sha256. Raises UserError (exit 3) if tokens of either split were made with another one.
 
     One that is written otherwise, as with a checkpoint, has the sha256 of what
@@ -208,8 +208,8 @@ def _checked_tokenizer(file: Path, metadata: Metadata, of_val: Metadata) -> str:
         sha256 = hashlib.sha256(load_tokenizer(file).to_str(pretty=True).encode()).hexdigest()
     _check_sha256(f"tokenizer {printable(file)}", sha256, metadata.tokenizer_sha256,
                   "is not the one with which the tokens were made")
-    if of_val.tokenizer_sha256 not in (None, metadata.tokenizer_sha256):
-        _check_same_ids(of_val.path.parent, file)
+    if val_metadata.tokenizer_sha256 not in (None, metadata.tokenizer_sha256):
+        _check_same_ids(val_metadata.path.parent, file)
     return sha256
 
 

@@ -133,8 +133,8 @@ def _raw(path: Path, num_bytes: int, recorded: str | None, vocab_size: int) -> P
     """Finds ids without a header. A sample shows a wide dtype: the same bytes of every id are zeros.
 
     Without such zeros it is the recorded one, or else nanoGPT's: uint16 where all ids fit, int32 beyond. Raises
-    UserError (exit 3) for ids that cannot be uint16, and for ids that are wider than recorded; an index of ours
-    may count these.
+    UserError (exit 3) for ids that cannot be uint16, and for ids that are wider than recorded, unless an .idx
+    of ours ends at the recorded number.
     """
     num_quads = min(SAMPLED_IDS, num_bytes // 8)
     starts = np.linspace(0, num_bytes // 8 - num_quads, NUM_SAMPLES).astype(int).tolist()
@@ -265,7 +265,7 @@ def recognise(path: Path, split: str = "train") -> Layout:
                                          "text:\npython pretokenize.py FILE --output_dir tokens")
     if len(head) >= MIN_TEXT_BYTES and not NOT_IN_TEXT.search(head):
         if split == "val":
-            raise token_file_error(path, "holds text, not tokens. evaluate.py takes texts behind --text. For tokens to "
+            raise token_file_error(path, "holds text, not tokens. evaluate.py takes texts after --text. For tokens to "
                                          f"validate on:\npython pretokenize.py {shell_word(path)} --tokenizer_file "
                                          "TOKENIZER --val_fraction 0 --output_dir tokens")
         raise token_file_error(path, "holds text, not tokens. Make tokens of it:\n"

@@ -47,7 +47,7 @@ class Checkpointer:
         self.best_step = 0  # the best by validation that is on the disk
         self.save_seconds = 0.0  # of the last save, until it was on the disk
         self.begun_step = 0  # of the save in flight, or of the last save
-        self.validations: list[tuple[int, float, float | None]] = []  # step, nats, bits per byte, for the model card
+        self.validation_curve: list[tuple[int, float, float | None]] = []  # step, nats, bits per byte
         self._written_step: int | None = None  # of the last successful save, or resumed from this folder
         self._first_step = run.state.step
         self._is_waiting = False  # for a save, in any process
@@ -55,7 +55,7 @@ class Checkpointer:
         self._chat_template = _choose_chat_template(run.setup, tokenizer)
         self._thread = ThreadPoolExecutor(1, "saver", yield_the_cores)
         self._pending = None
-        self._snapshot = save.Snapshot() if is_main and run.setup.memory.copies else None
+        self._snapshot = save.Snapshot() if is_main and run.setup.memory.saves_through_copy else None
         self.mirror = Mirror(self._args, self._runtime.out) if is_main and self._args.mirror_to else None
 
     # ---- when
@@ -76,7 +76,7 @@ class Checkpointer:
         if self._snapshot is not None:  # the first save would wait longer for new pages than for its copy
             self._snapshot.reserve(self._run.setup.checkpoint_bytes, self._runtime.machine.backend.runs_ahead)
 
-    def is_wanted(self) -> bool:
+    def is_save_due(self) -> bool:
         """True if --checkpoint_every_minutes are over since the last save, or if a signal requested one.
 
         Only the main process looks at the clock.
@@ -117,10 +117,10 @@ class Checkpointer:
 
         with self._runtime.out.phase("copying the state"), self._runtime.clock.pause():
             tensors = contents.Tensors.of(self._run.model, self._run.optimizer)
-            if not self._runtime.processes.is_main:
-                tensors.join_gather()
-            else:
+            if self._runtime.processes.is_main:
                 tensors = self._snapshot.take(tensors) if self._snapshot else tensors.gathered()
+            else:
+                tensors.join_gather()
         waited = time.perf_counter() - started
 
         def write() -> float:
@@ -144,7 +144,7 @@ class Checkpointer:
 
         if self._runtime.processes.is_main:
             self._pending = self._thread.submit(write)
-        if not setup.memory.copies:
+        if not setup.memory.saves_through_copy:
             self.settle_all()
 
     def _retention(self, step: int, best: int) -> Retention:
@@ -217,7 +217,7 @@ class Checkpointer:
         command = command_for_card(given)
         on_hub = {"base_model": [repo_of(state.init_from, MODEL)],
                   "datasets": [repo_of(origin, DATASET) for origin in corpus.origins]}
-        return contents.model_card(self._run.model.config, facts, self.validations, command, on_hub)
+        return contents.model_card(self._run.model.config, facts, self.validation_curve, command, on_hub)
 
     # ---- the checkpoints on the disk
 

@@ -20,9 +20,9 @@ def try_to_compile(run: Run, compile_model: Callable[[], None]) -> None:
     """Compiles model, teacher and optimizer by a pass over the next batch; a failure warns, and leaves the part eager.
 
     Weights and random numbers stay, gradients are dropped. compile_model marks the model's parts for
-    torch.compile; the first call of each part compiles it. Out of memory is no failure of one process: the next
-    step meets it again, and is halved. Several processes become eager together; the error of one that is out of
-    memory is raised, as the others cannot go on without it.
+    torch.compile; the first call of each part compiles it. A single process that runs out of memory leaves that
+    to the next step, which halves the micro-batch. Several processes become eager together; if one of them runs
+    out of memory its error is raised, as the others cannot continue without it.
     """
     machine, out, processes = run.setup.runtime.machine, run.setup.runtime.out, run.setup.runtime.processes
     rng, started = machine.backend.rng_states(), time.perf_counter()

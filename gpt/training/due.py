@@ -29,13 +29,13 @@ def due_after_step(run: Run, checkpointer: Checkpointer, deadline: Deadline, pac
     All processes call it after every step, as they vote.
     """
     step, recipe = run.state.step, run.recipe
-    near_deadline = deadline.ends_within(pace.seconds_to_end(recipe, checkpointer.save_seconds))
-    out_of_time = run.decisions.any_said("end", near_deadline and run.setup.runtime.processes.is_main)
+    near_deadline = deadline.ends_within(pace.ending_seconds(recipe, checkpointer.save_seconds))
+    out_of_time = run.votes.any_yes("end", near_deadline and run.setup.runtime.processes.is_main)
     is_last = out_of_time or step == recipe.total_steps
     permanent = is_last or checkpointer.is_permanent()
     every_steps = run.setup.args.checkpoint_every_steps
     is_rolling = every_steps > 0 and step % every_steps == 0
-    is_wanted = run.decisions.any_said("save", checkpointer.is_wanted())
+    is_wanted = run.votes.any_yes("save", checkpointer.is_save_due())
     return Due(is_last, save=is_wanted or permanent or is_rolling, permanent=permanent,
                validate=is_last or step % recipe.eval_interval == 0,
                sample=run.setup.shows_samples and (is_last or step % recipe.sample_interval == 0))

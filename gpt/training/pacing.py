@@ -1,7 +1,7 @@
 """Measures the seconds of a step before training, and moves the schedule's end when the pace changes."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 
 from gpt.architectures.table import ModelConfig
@@ -42,11 +42,11 @@ def measure_pace(run: Run, take_step: TakeStep, validator: Validator, deadline: 
     smaller micro-batch. Where the length depends on a step's seconds, the step is measured for longer.
     """
     setup = run.setup
-    minutes = deadline.minutes or 0.0 if deadline.plans_length else 0.0
+    minutes = (deadline.minutes or 0.0) if deadline.plans_length else 0.0
     least_seconds = min(MEASURING_FRACTION * 60 * minutes, MEASURING_SECONDS)
     step = _measure_step(run, take_step, setup.args.dry_run, least_seconds)
     written = setup.checkpoint_bytes / WRITTEN_BYTES
-    copied = setup.checkpoint_bytes / COPIED_BYTES if setup.memory.copies else written
+    copied = setup.checkpoint_bytes / COPIED_BYTES if setup.memory.saves_through_copy else written
     val_tokens = setup.corpus.val.length if setup.corpus.val else 0
     val_token, sample = _measure_between_steps(run, validator, val_tokens)
     return Pace(step, val_token, val_tokens, sample, copied, written)
@@ -66,8 +66,8 @@ def _measure_between_steps(run: Run, validator: Validator, val_tokens: int) -> t
     validation = seconds_of(validator.measure, windows)
     sample = 0.0
     if setup.shows_samples:
-        seconds_of(validator.sample, 1)  # the first time a GPU loads its kernels
-        sample = seconds_of(validator.sample, MEASURED_TOKENS)
+        seconds_of(validator.sample_text, 1)  # the first time a GPU loads its kernels
+        sample = seconds_of(validator.sample_text, MEASURED_TOKENS)
     setup.runtime.machine.backend.release_memory()  # so that the next tensors lie together
     validation, sample = processes.from_main(lambda: (validation, sample))
     tokens = min(val_tokens, windows * setup.config.seq_length)
@@ -87,7 +87,7 @@ def _measure_step(run: Run, take_step: TakeStep, whole: bool, least_seconds: flo
     num_measured = run.num_micro_batches if whole else min(MEASURED_MICRO_BATCHES, run.num_micro_batches)
     seconds: list[float] = []
 
-    def needs_another(seconds: Sequence[float]) -> bool:
+    def needs_another() -> bool:
         if len(seconds) > 1 and seconds[1] > LONG_SECONDS and not whole:
             return False
         return len(seconds) <= WARM_STEPS or sum(seconds) < least_seconds
@@ -95,7 +95,7 @@ def _measure_step(run: Run, take_step: TakeStep, whole: bool, least_seconds: flo
     for group in run.optimizer.param_groups:
         group["lr"] = 0.0  # until the next step, which sets its own
     with runtime.out.phase("measuring how long a step takes"):
-        while runtime.processes.from_main(lambda: needs_another(seconds)):
+        while runtime.processes.from_main(needs_another):
             runtime.clock.start()
             take_step(run, num_measured)
             seconds.append(runtime.clock.lap())
@@ -116,14 +116,14 @@ def dry_run(run: Run, pace: Pace) -> int:
     lines = [f"step_seconds: {pace.step_seconds:.4f}, the lower quartile of {WARM_STEPS} or more",
              f"hours_per_epoch: {steps_per_epoch * pace.step_seconds / 3600:.3g}",
              f"tokens_per_second: {tokens_per_second:.0f}",
-             f"validation_seconds: {pace.validation(run.recipe):.4f}, of every "
+             f"validation_seconds: {pace.validation_seconds(run.recipe):.4f}, of every "
              f"{several(run.recipe.eval_interval, 'step')}"]
     if machine.on_gpu:
         lines.append(f"mfu: {percent(mfu(tokens_per_second, setup.config, setup.runtime))}")
     lines.append(f"peak_memory: {size(machine.backend.peak_memory())}")
     cost = setup.args.gpu_cost_per_hour
     if cost is not None and machine.on_gpu:
-        hours = pace.seconds(run.recipe, run.state.step) / 3600
+        hours = pace.seconds_left(run.recipe, run.state.step) / 3600
         lines.append(f"cost: {hours * cost * setup.runtime.processes.world_size:.2f}")
     elif cost is not None:
         lines.append(f"cost: n/a, no GPU was used. On common GPUs: --check --gpu_cost_per_hour {cost:g}")
@@ -145,9 +145,9 @@ def move_end(run: Run, deadline: Deadline, pace: Pace, save_seconds: float) -> b
     if deadline.minutes is None:
         return False
     most_steps = setup.recipe_for(None).total_steps
-    seconds_to_end = pace.seconds_to_end(recipe, save_seconds)
+    ending_seconds = pace.ending_seconds(recipe, save_seconds)
     last = setup.runtime.processes.from_main(
-        lambda: deadline.replan_last_step(run.state.step, recipe, seconds_to_end, most_steps))
+        lambda: deadline.replan_last_step(run.state.step, recipe, ending_seconds, most_steps))
     total = recipe.total_steps
     left = total - run.state.step
     sooner = max(1, SPARE * left)

@@ -10,7 +10,7 @@ from gpt.ops.loss import TeacherOutput
 from gpt.optimizers.build import set_groups
 from gpt.planning.decided import Setup
 from gpt.planning.recipe import Recipe
-from gpt.training.strategies import Decisions, Strategy
+from gpt.training.strategies import Strategy, Votes
 from gpt.training.teacher import Teacher
 from model import LanguageModel
 
@@ -29,7 +29,7 @@ class Run:
     optimizer: torch.optim.Optimizer
     scaler: torch.amp.GradScaler
     strategy: Strategy
-    decisions: Decisions
+    votes: Votes
     batches: data.Batches
     state: TrainState
     teacher: Teacher | None = None
@@ -59,7 +59,7 @@ class Run:
 
         All processes call it after every step, and get True at the same step, a few steps after the signal.
         """
-        return self.decisions.any_said("stop", self.setup.runtime.signals.number is not None)
+        return self.votes.any_yes("stop", self.setup.runtime.signals.number is not None)
 
     def adopt(self, setup: Setup) -> None:
         """Continues with a changed setup of the same model, for example another length.

@@ -1,4 +1,4 @@
-"""Shares a step among processes (Strategy), and takes their common decisions (Decisions).
+"""Shares a step among processes (Strategy), and takes their common decisions (Votes).
 
 Every process has its own micro-batches of the step. With DataParallel each process holds the whole model, with
 FullySharded some rows of every weight. A single process has the whole step: Strategy itself.
@@ -115,7 +115,7 @@ class DataParallel(_Distributed):
         super().__init__(model, processes, copies=processes.world_size)
         # 25 MiB of gradients are averaged at a time.
         self.forward = DistributedDataParallel(model, gradient_as_bucket_view=True, bucket_cap_mb=25)
-        self.forward.broadcast_buffers = False  # the buffers are tables that never change
+        self.forward.broadcast_buffers = False  # each process renews its 16-bit copies, others never change
 
     def accumulating(self, is_last: bool) -> AbstractContextManager[Any]:
         return nullcontext() if is_last else self.forward.no_sync()
@@ -136,12 +136,13 @@ class FullySharded(_Distributed):
         super().__init__(model, processes, copies=groups)
         # The residual stream is returned by a block as it came, and nothing changes it in place.
         warnings.filterwarnings("ignore", "FSDP2-wrapped module .* returned a view tensor")
-        shape, names = (groups, processes.world_size // groups), ("replicate", "shard")
-        if groups == 1:
-            shape, names = shape[1:], names[1:]
+        num_shards = processes.world_size // groups
+        shape, names = (num_shards,), ("shard",)
+        if groups > 1:
+            shape, names = (groups, num_shards), ("replicate", "shard")
         mesh = init_device_mesh(machine.device.type, shape, mesh_dim_names=names)
-        # Numbers of targets and rotary tables stay in fp32.
         gathered = model.options.residual_dtype or torch.float32  # embeddings begin the residual stream
+        # Numbers of targets and rotary tables stay in fp32.
         policy = MixedPrecisionPolicy(gathered, torch.float32, cast_forward_inputs=False)
         for block in model.blocks:
             fully_shard(block, mesh=mesh, mp_policy=policy)
@@ -175,16 +176,16 @@ def build_model(config: ModelConfig, options: Options, strategy: str, processes:
 # ---------------------------------------------------------------- common decisions
 
 
-class Decisions:
+class Votes:
     """Votes that all processes of a run take in the same order. A single process decides for itself, at once."""
 
     def __init__(self, processes: Processes):
         self._processes = processes
         self.num_votes = 0  # grows while the run makes progress
-        self._decided: set[str] = set()  # by any_said_now, for good
+        self._decided: set[str] = set()  # by any_yes_now, for good
         self._pending: defaultdict[str, deque[tuple[torch.Tensor, dist.Work]]] = defaultdict(deque)  # oldest first
 
-    def any_said(self, what: str, here: bool) -> bool:
+    def any_yes(self, what: str, here: bool) -> bool:
         """Logical OR of the votes (here) of all processes on a question (what), DELAY calls late.
 
         A single process has its own vote, at once. The all-reduce overlaps with compute. Keep voting yes until
@@ -206,10 +207,10 @@ class Decisions:
             pending.clear()  # the later votes are the same vote, which is decided now
         return is_decided
 
-    def any_said_now(self, what: str, here: bool) -> bool:
+    def any_yes_now(self, what: str, here: bool) -> bool:
         """Logical OR of the votes of all processes, waited for; for use between training steps.
 
-        Once it is True for a question, it stays True, and any_said is then True for it at once.
+        Once it is True for a question, it stays True, and any_yes is then True for it at once.
         """
         self.num_votes += 1
         if self._processes.total([here])[0] > 0:

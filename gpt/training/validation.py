@@ -11,7 +11,7 @@ from tokenizers import Tokenizer
 import data
 from gpt.common.errors import UserError
 from gpt.common.words import printable_text
-from gpt.generation.prompts import Language, encode_prompt
+from gpt.generation.prompts import ModelVocabulary, encode_prompt
 from gpt.generation.sampling import sample
 from gpt.ops.loss import IGNORED
 from gpt.ops.shards import reshard
@@ -29,12 +29,12 @@ SAMPLE_TOKENS = 64
 class ValidationLoss:
     """The mean loss in nats per token, and in bits per byte of text, None without a byte-level tokenizer.
 
-    shares holds the losses of each set that has a name, as the components of a mixture do.
+    by_name holds the losses of each set that has a name, as the components of a mixture do.
     """
 
     nats: float
     bits_per_byte: float | None
-    shares: Mapping[str, "ValidationLoss"] = field(default_factory=dict)
+    by_name: Mapping[str, "ValidationLoss"] = field(default_factory=dict)
 
     @property
     def perplexity(self) -> float:
@@ -60,15 +60,15 @@ def mean_by_weight(sets: Sequence[tuple[Validation, LossSums]]) -> ValidationLos
 
     A single set without a name is its own mean. Every set has measured at least one token.
     """
-    shares = {each.name: sums.mean() for each, sums in sets if each.name}
-    if not shares:  # a single set, to the last digit
+    by_name = {each.name: sums.mean() for each, sums in sets if each.name}
+    if not by_name:  # a single set, to the last digit
         return sets[0][1].mean()
     total = LossSums()
     for each, sums in sets:
         total.nats += each.weight * sums.nats / sums.num_tokens
         total.num_tokens += each.weight
         total.num_bytes += each.weight * sums.num_bytes / sums.num_tokens
-    return replace(total.mean(), shares=shares)
+    return replace(total.mean(), by_name=by_name)
 
 
 @torch.no_grad()
@@ -110,7 +110,7 @@ class Validator:
         if run.setup.args.sample_prompt and self.tokenizer is None:
             run.setup.runtime.out.warn("--sample_prompt has no effect: there is no tokenizer.json beside the tokens")
         self._run = run
-        self._sets = [(each, data.Tokens(each.stream, "mmap", device)) for each in corpus.validations]
+        self._sets = [(each, data.Tokens(each.stream, "mmap", device)) for each in corpus.validation_sets]
         lengths = bytes_per_id(self.tokenizer, run.setup.config.vocab_size) if self.tokenizer else None
         self._byte_lengths_V = None if lengths is None else torch.from_numpy(lengths).to(device)
 
@@ -129,7 +129,7 @@ class Validator:
             for (each, tokens), num in zip(self._sets, windows, strict=True):
                 batches = data.validation_batches(tokens, config.seq_length, run.micro_batch, num, runtime.processes)
                 sums = sum_losses(run.model, self._on_device(batches), self._byte_lengths_V, runtime.machine.autocast,
-                                  lambda: run.decisions.any_said_now("stop", runtime.signals.number is not None))
+                                  lambda: run.votes.any_yes_now("stop", runtime.signals.number is not None))
                 if sums is None:
                     return None
                 sums = LossSums(*runtime.processes.total(list(astuple(sums))))
@@ -137,13 +137,13 @@ class Validator:
         return mean_by_weight(measured) if measured else None
 
     def _on_device(self, batches: Iterable[data.Batch]) -> Iterator[data.Batch]:
-        """The batches on the device of the run, each before a forward pass of its own."""
+        """Moves batches to the device of the run; begins a forward pass before each."""
         device = self._run.setup.runtime.machine.device
         for inputs_BT, targets_BT in batches:
             self._run.strategy.begin_pass()
             yield inputs_BT.to(device), targets_BT.to(device)
 
-    def sample(self, num_tokens: int = SAMPLE_TOKENS) -> str | None:
+    def sample_text(self, num_tokens: int = SAMPLE_TOKENS) -> str | None:
         """A short text by the model, safe to print; None without ids for its prompt, or after a signal.
 
         It continues --sample_prompt; a model that learns conversations answers it.
@@ -162,7 +162,8 @@ class Validator:
         else:
             end_ids = () if end_id is None else (end_id,)
             try:
-                asked = encode_prompt(prompt, Language.of(self.tokenizer, setup.corpus.vocab_size, end_ids))
+                vocabulary = ModelVocabulary.of(self.tokenizer, setup.corpus.vocab_size, end_ids)
+                asked = encode_prompt(prompt, vocabulary)
             except UserError:  # a vocabulary without ids for the prompt
                 return None
         with setup.runtime.out.phase("sampling"), setup.runtime.clock.pause():

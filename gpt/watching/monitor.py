@@ -48,8 +48,8 @@ class _Enqueued:
 
     names: list[str]
     figures: torch.Tensor
-    num_counted: int  # the first steps, whose skipped ones are in the state already
-    step: int  # the last of these steps
+    num_counted: int  # of these steps, from the first on, those that state.skipped_steps counts already
+    step: int  # the last of them
     samples_seen: int
     end: Mark
 
@@ -71,7 +71,7 @@ class Monitor:
         self._loss_before = math.inf  # the validation loss of the weights of --init_from
         self._bits_per_byte: float | None = None  # of the last validation
         self._results: list[Figures] = []  # of the steps since the last logged one
-        self._num_counted = 0  # the first of these, which catch_up has counted
+        self._num_counted = 0  # of these steps, from the first on, those that catch_up has counted
         self._skipped_in_a_row = 0
         self._enqueued: deque[_Enqueued] = deque()  # oldest first
         self._warned: set[str] = set()  # the kinds of the printed warnings
@@ -107,7 +107,7 @@ class Monitor:
     def catch_up(self) -> None:
         """Logs the waiting steps, and counts the skipped ones of all steps, before a save or a measurement.
 
-        Waits for the device. Raises TooManySkipped as log.
+        Waits for the device. Raises TooManySkipped like log().
         """
         self.log(at_once=True)
         self.state.skipped_steps += int(sum(
@@ -237,16 +237,16 @@ class Monitor:
 
         is_best adds 'best' to the printed line.
         """
-        step, shares = self.state.step, loss.shares.items()
+        step, sets = self.state.step, loss.by_name.items()
         bits = self._bits_per_byte = loss.bits_per_byte
         self._recorder.log(step, time=time.time(), val_loss=loss.nats, perplexity=loss.perplexity,
                            bits_per_byte=bits,
-                           **{f"{VAL_LOSS_OF}{name}": share.nats for name, share in shares},
-                           **{f"{BITS_OF}{name}": share.bits_per_byte for name, share in shares})
+                           **{f"{VAL_LOSS_OF}{name}": each.nats for name, each in sets},
+                           **{f"{BITS_OF}{name}": each.bits_per_byte for name, each in sets})
         perplexity = f"{loss.perplexity:,.2f}" if loss.nats < 20 else f"{loss.perplexity:.3g}"
         parts = [f"step {step:,}", f"val loss {loss.nats:.4f}", f"perplexity {perplexity}",
                  f"bits per byte {'n/a' if bits is None else f'{bits:.4f}'}",
-                 *(f"{name} {share.nats:.4f}" for name, share in shares), "best" if is_best else ""]
+                 *(f"{name} {each.nats:.4f}" for name, each in sets), "best" if is_best else ""]
         self._out.say(" | ".join(filter(None, parts)))
         if warning := self._overfitting.add_validation(step, loss.nats):
             self.warn_once("overfitting", warning)
@@ -373,10 +373,10 @@ class Monitor:
         """
         args, state = self._args, self.state
         recipe = self._run.recipe
-        if recipe.cooldown or recipe.plateau_end in steps_in(Path(args.output_dir)):
-            return recipe.command_from_plateau(args)
         times = 2 if self._learned_before else max(2, math.ceil(times_too_short(
             state.step, self._tokens_seen, self._run.setup.corpus.train.length, self._config.num_parameters)))
+        if recipe.cooldown or recipe.plateau_end in steps_in(Path(args.output_dir)):
+            return recipe.command_from_plateau(args, 2 if recipe.cooldown else times)
         limits = {name: getattr(args, name) for name in ("max_minutes", "max_steps", "epochs")
                   if name in args.origin.given and getattr(args, name)}
         limits = limits or ({"epochs": recipe.epochs} if state.init_from else

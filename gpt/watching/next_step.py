@@ -17,10 +17,9 @@ def next_step(validations: list[tuple[float, int]], train_losses: dict[int, floa
 
     validations are losses with their steps, at least one; train_losses are those before them, by step.
     num_tokens is the length of the text. sizes are the numbers of parameters of the named sizes,
-    smallest first; none for pretrained weights, which learn much in few steps. Four kinds of runs show
-    nothing. In one both losses rose. One is long and has no validation in its first three quarters. One
-    is short and has made all passes of a default run. One has pretrained weights that learn no more
-    before the end of their first pass.
+    smallest first; none for pretrained weights, which learn much in few steps. The figures show nothing
+    where both losses rose; where a long run has no validation in its first three quarters; where a short
+    run has made all passes of a default run; where pretrained weights learn no more within their first pass.
     """
     last, last_step = validations[-1]
     best, best_step = min(validations)

@@ -53,7 +53,7 @@ def open_output(run: Run, argv: Sequence[str], checkpointer: Checkpointer) -> It
     for row in recorder.rows:
         if is_number(row.get("val_loss")):
             bits = row.get("bits_per_byte")
-            checkpointer.validations.append((row["step"], row["val_loss"], bits if is_number(bits) else None))
+            checkpointer.validation_curve.append((row["step"], row["val_loss"], bits if is_number(bits) else None))
     if state.step and not checkpointer.is_on_disk:
         checkpointer.save(permanent=False)  # in another folder --resume_from would begin a new run without it
         checkpointer.settle_all()

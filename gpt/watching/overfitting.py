@@ -13,8 +13,9 @@ class OverfittingWatch:
 
     def __init__(self) -> None:
         self.validations: list[tuple[float, int]] = []  # losses and steps
-        self._compared: list[tuple[float, int]] = []  # those of them with training losses before
-        self.training_means: list[tuple[float, float]] = []  # before each of these: the mean, and its squared error
+        self._compared: list[tuple[float, int]] = []  # the validations that follow training losses
+        # For each of _compared: the mean of those losses, and its squared error.
+        self.training_means: list[tuple[float, float]] = []
         self._new_losses: list[float] = []  # since the last validation
 
     @property

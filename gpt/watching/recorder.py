@@ -71,15 +71,15 @@ class Recorder:
         names = requested_trackers(args)
         # With --overwrite a run may go back to an earlier step, and wandb takes no step twice.
         continues = bool(state.step or args.resume_from) and not (replaces or args.overwrite)
-        number = run_id(output_dir, continues) if names else ""
-        self._trackers = [Tracker(name, RecordedRun(number, state.step, config or {}, str(output_dir / name)), out)
-                          for name in names]
+        tracked_id = run_id(output_dir, continues) if names else ""
+        runs = {name: RecordedRun(tracked_id, state.step, config or {}, str(output_dir / name)) for name in names}
+        self._trackers = [Tracker(name, run, out) for name, run in runs.items()]
 
     def log(self, step: int, **fields: Any) -> None:
         """Records the figures and texts of a step; a number that is not finite becomes None.
 
-        Any thread may call it. A logged step has the field loss, a validation val_loss, a sample of text
-        sample, a warning or advice advice.
+        Any thread may call it. Its kind shows in a field: loss for a logged step, val_loss for a validation,
+        sample for a text, advice for a warning.
         """
         finite = {name: None if isinstance(value, float) and not math.isfinite(value) else value
                   for name, value in fields.items()}

@@ -21,7 +21,7 @@ from gpt.machine.runtime import Runtime
 from gpt.optimizers.build import build_optimizer, parameter_groups
 from gpt.planning.recipe import Recipe
 from gpt.training.run import Run
-from gpt.training.strategies import Decisions, Strategy
+from gpt.training.strategies import Strategy, Votes
 from model import GPT, GPTConfig, LanguageModel
 
 TINY = ["--n_layer", "1", "--n_head", "2", "--n_embd", "16", "--seq_length", "8", "--batch_size", "4"]
@@ -84,7 +84,7 @@ def run_of(model: LanguageModel, scaler: torch.amp.GradScaler | None = None, lea
     setup: Any = types.SimpleNamespace(args=args, runtime=runtime, config=model.config,
                                        recipe=recipe(batch_size=1, grad_clip=grad_clip))
     return Run(setup, model, optimizer, scaler or torch.amp.GradScaler("cpu", enabled=False),
-               more.get("strategy") or Strategy(model), Decisions(ALONE),
+               more.get("strategy") or Strategy(model), Votes(ALONE),
                more.get("batches") or types.SimpleNamespace(mean_targets=lambda *_: None),  # type: ignore[arg-type]
                TrainState(), more.get("teacher"))
 

@@ -104,7 +104,7 @@ def measure(capability: int, flags: list[str]) -> dict[str, Any]:
             accumulation = args.gradient_accumulation_steps
             train.try_step(run, [(rows[:, :-1], rows[:, 1:])] * accumulation, accumulation)
 
-    setting = replace(MemorySetting.of(machine, options, state_bytes(name, config)), copies=False,
+    setting = replace(MemorySetting.of(machine, options, state_bytes(name, config)), saves_through_copy=False,
                       accumulates=args.gradient_accumulation_steps > 1)
     wide = [shape for dtype, shape in ledger.made if dtype == torch.float32
             and math.prod(shape) >= B * T * config.n_embd and B * T in (shape[0], math.prod(shape[:2]))]

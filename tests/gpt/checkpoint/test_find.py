@@ -21,7 +21,7 @@ from gpt.checkpoint.find import (
     wait_until_here,
 )
 from gpt.checkpoint.load import load_model
-from gpt.checkpoint.stored import Found, TrainState, verify
+from gpt.checkpoint.stored import FoundCheckpoint, TrainState, verify
 from gpt.common.config import Layer
 from gpt.common.errors import Exit, UserError
 from gpt.common.files import sha256_of
@@ -246,7 +246,7 @@ def test_more_text_joins_the_tokens_that_have_metadata(tmp_path, monkeypatch):
 def test_a_checkpoint_of_another_model_tokenizer_or_corpus_is_told_apart(sound, make_model, tmp_path, monkeypatch):
     (tmp_path / "metadata.json").touch()
     monkeypatch.setattr("gpt.checkpoint.find.first_readable", lambda _: Layer("", {"data_dir": str(tmp_path)}, {}))
-    found = Found(sound / "checkpoint-900", verify(sound / "checkpoint-900"))
+    found = FoundCheckpoint(sound / "checkpoint-900", verify(sound / "checkpoint-900"))
     config, shallow = make_model().config, make_model(n_layer=1).config
     check_same(found, config, "a", "b", False)
     check_same(found, config, "other", "b", True)

@@ -7,7 +7,7 @@ from tokenizers import Tokenizer
 
 from gpt.common.errors import Exit
 from gpt.generation.chat import fit_conversation, prompt_maker
-from gpt.generation.prompts import Language
+from gpt.generation.prompts import ModelVocabulary
 from gpt.generation.streaming import Sample
 from gpt.tokens.chat import END, START, Turn, prompt_ids, template_of
 from tests.helpers.refusals import refused
@@ -44,10 +44,10 @@ def test_the_oldest_messages_go_with_their_answers_and_the_systems_turn_stays(sp
 
 
 def test_the_end_of_an_answer_and_the_end_of_text_end_an_answer(speaker, capsys):
-    language = Language.of(speaker, 500, (7,))
+    vocabulary = ModelVocabulary.of(speaker, 500, (7,))
     template = template_of(speaker)
-    assert prompt_maker(language, template, "out", "", 50)[0].end_ids == (7, speaker.token_to_id(END))
+    assert prompt_maker(vocabulary, template, "out", "", 50)[0].end_ids == (7, speaker.token_to_id(END))
     assert capsys.readouterr().err == ""
-    assert prompt_maker(language, None, "out", "", 50)[0].end_ids == (7,)
+    assert prompt_maker(vocabulary, None, "out", "", 50)[0].end_ids == (7,)
     commands = re.findall("\npython (\\w+)", capsys.readouterr().err)
     assert commands == ["pretokenize", "train"], "each on a line of its own, to be copied"

@@ -4,7 +4,7 @@ from tokenizers import Tokenizer
 from tokenizers.models import BPE
 
 from gpt.common.errors import Exit
-from gpt.generation.prompts import Language, encode_prompt, read_prompt_file
+from gpt.generation.prompts import ModelVocabulary, encode_prompt, read_prompt_file
 from tests.helpers.refusals import refused
 
 
@@ -18,22 +18,22 @@ def test_a_prompt_file_is_utf8_and_a_byte_order_mark_no_part_of_it(tmp_path):
 
 
 def test_an_empty_prompt_is_the_start_of_a_document(tokenizer):
-    assert encode_prompt("", Language.of(tokenizer, 400, ())) == [0]
+    assert encode_prompt("", ModelVocabulary.of(tokenizer, 400, ())) == [0]
     with refused("an empty prompt", Exit.DATA):
-        encode_prompt("", Language(tokenizer, 400, [], (), ()))
+        encode_prompt("", ModelVocabulary(tokenizer, 400, [], (), ()))
 
 
 def test_a_prompt_of_unknown_characters_alone_is_no_empty_prompt():
     letters = Tokenizer(BPE({"a": 0}, []))
     with refused("no ids for the prompt ??", Exit.DATA):
-        encode_prompt("??", Language(letters, 1, [0], (0,), (0,)))
+        encode_prompt("??", ModelVocabulary(letters, 1, [0], (0,), (0,)))
 
 
 def test_a_text_begins_and_ends_as_its_tokenizer_and_its_folder_say(tokenizer):
     from tokenizers.processors import TemplateProcessing
 
     plain = tokenizer.encode("the cat").ids
-    gpt2 = Language.of(tokenizer, 400, ())
+    gpt2 = ModelVocabulary.of(tokenizer, 400, ())
     assert gpt2.opening_ids == []
     assert gpt2.empty_ids == (0,)
     assert gpt2.end_ids == (0,)
@@ -42,7 +42,7 @@ def test_a_text_begins_and_ends_as_its_tokenizer_and_its_folder_say(tokenizer):
     tokenizer.add_special_tokens(["<bos>"])
     bos = tokenizer.token_to_id("<bos>")
     tokenizer.post_processor = TemplateProcessing("<bos> $A", special_tokens=[("<bos>", bos)])
-    llama = Language.of(tokenizer, 500, (7, 8))
+    llama = ModelVocabulary.of(tokenizer, 500, (7, 8))
     assert llama.opening_ids == [bos]
     assert llama.end_ids == (7, 8)
     assert encode_prompt("the cat", llama) == [bos, *plain]

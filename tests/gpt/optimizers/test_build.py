@@ -7,7 +7,7 @@ import torch
 
 import train
 from gpt.checkpoint.contents import StateTensor
-from gpt.checkpoint.stored import NEW_RUN, Stored
+from gpt.checkpoint.stored import NEW_RUN, StoredState
 from gpt.common.errors import Exit
 from gpt.optimizers.build import (
     AdamWForMPS,
@@ -107,7 +107,8 @@ def test_auto_takes_muon_where_it_pays_and_says_why(flags, tokens, expected, why
 @pytest.mark.parametrize("settings", [{}, {"optimizer": "adamw"}], ids=["names none", "names AdamW"])
 def test_a_run_goes_on_with_the_optimizer_of_its_checkpoint_an_older_one_with_adamw(settings):
     args = train.read_flags(["--resume_from", "auto"])
-    assert choose_optimizer(args, GPTConfig(50257, 1024, 12, 12, 768), 512, Stored(settings=settings))[0] == "adamw"
+    stored = StoredState(settings=settings)
+    assert choose_optimizer(args, GPTConfig(50257, 1024, 12, 12, 768), 512, stored)[0] == "adamw"
 
 
 def test_the_moments_of_another_optimizer_are_refused(run):

@@ -12,7 +12,7 @@ import pytest
 
 import train
 from gpt.checkpoint.steps import steps_in
-from gpt.checkpoint.stored import NEW_RUN, Stored, TrainState
+from gpt.checkpoint.stored import NEW_RUN, StoredState, TrainState
 from gpt.planning.deadline import Deadline, Pace, recipe_within
 from gpt.planning.recipe import Recipe
 from gpt.training.checkpointing import Checkpointer
@@ -47,8 +47,8 @@ def test_the_steps_planned_fill_the_time_and_one_more_would_be_too_long(seconds,
     def takes(steps: int) -> float:
         every = eval_interval or max(1, min(1000, steps // 10))
         tokens = 50 if done else 16_384
-        return PACE.seconds(dataclasses.replace(open_end, total_steps=steps, eval_interval=every, eval_tokens=tokens),
-                            done)
+        shorter = dataclasses.replace(open_end, total_steps=steps, eval_interval=every, eval_tokens=tokens)
+        return PACE.seconds_left(shorter, done)
 
     steps = planned_within(seconds, open_end).total_steps
     assert takes(steps) <= seconds < takes(steps + 1)
@@ -64,7 +64,7 @@ def test_validations_and_samples_take_a_tenth_of_the_minutes_and_each_is_in_the_
     slow = dataclasses.replace(PACE, val_token_seconds=0.06, sample_seconds=2.5)  # 6, half and 2.5 seconds
     found = recipe_within(300, setup, slow, 0)  # type: ignore[arg-type]
     assert [found.num_times(every) for every in (found.eval_interval, found.sample_interval)] == [3, 3]
-    assert slow.seconds(found) == pytest.approx(found.total_steps * 2.5 + 3 * 9 + 2 + 0.5 * int(found.passes))
+    assert slow.seconds_left(found) == pytest.approx(found.total_steps * 2.5 + 3 * 9 + 2 + 0.5 * int(found.passes))
 
 
 def planned(text: str) -> int:
@@ -165,8 +165,8 @@ def test_steps_that_turn_out_slower_end_in_time_with_one_command_to_go_on_in_min
     assert text.count("--resume_from") == 1
 
 
-def stored(step: int, **settings) -> Stored:
-    return Stored(TrainState(step, seconds=50.0), {"total_steps": 100, "max_minutes": 1.0, **settings})
+def stored(step: int, **settings) -> StoredState:
+    return StoredState(TrainState(step, seconds=50.0), {"total_steps": 100, "max_minutes": 1.0, **settings})
 
 
 @pytest.mark.parametrize(("minutes", "state", "length"), [

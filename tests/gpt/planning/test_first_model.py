@@ -143,8 +143,10 @@ def test_a_first_model_that_has_begun_goes_on_where_it_is_asked_to(two_models):
     assert "--overwrite" in command, "the first model's own checkpoints go too"
     assert resumed == "train.py --max_minutes 10"
     assert not steps[0].exists(), "a later --resume_from auto would go on with it"
-    _, _, [(command, _)] = two_models(TrainState(), ["--resume_from", "out", *LENGTH.split()])
+    prompt = r"a\\nb\n"
+    _, _, [(command, _)] = two_models(TrainState(), ["--resume_from", "out", *LENGTH.split(), "--sample_prompt", prompt])
     assert command[2:6] == ["--config", "out/config.toml", "--resume_from", "auto"]
+    assert train.read_flags(command[2:4]).sample_prompt == "a\\nb\n", "read as it was typed"
 
 
 def test_a_first_model_that_another_command_leaves_alone_is_named(two_models, monkeypatch):

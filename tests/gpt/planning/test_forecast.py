@@ -51,12 +51,13 @@ def test_a_run_tells_its_end_before_it_begins_and_beside_what_it_is(short, corpu
     monkeypatch.chdir(tmp_path)
     flags = ["--data_dir", str(corpus), "--no-use_gpu", "--max_steps", "2", "--sample_interval", "0"]
     monkeypatch.setattr("gpt.planning.plan.MANY_COPIES", 0.0)
+    monkeypatch.setattr("gpt.planning.forecast.LEAST_BITS_GAINED", -99.0)
     assert train.main([*flags, "--seed", "7"]) == 0
     printed, warned = capsys.readouterr()
     assert "0.0% of the validation tokens stand word for word in the training text" in warned
     bits, low, high = map(float, re.findall(r"forecast +([\d.]+) bits .*?, (-?[\d.]+) to ([\d.]+)", printed)[0])
     assert low < bits < high
-    assert all(float(lower) < bits for lower in re.findall(r"(-?[\d.]+) with twice the", printed))
+    assert re.search(r"\n +[-\d.]+ with twice the time; [-\d.]+ with twice the text in this time\n", printed)
     (measured,) = re.findall(r"\nforecast .* it is ([\d.]+)\n", printed)
     assert measured in [f"{float(bits):.2f}" for bits in re.findall(r"bits per byte (\d\S+)", printed)]
 

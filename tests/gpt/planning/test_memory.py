@@ -38,7 +38,7 @@ from tests.helpers.training import OUT_OF_MEMORY, forward_that_needs, recipe
 CONFIG = GPTConfig(32_000, 512, 12, 12, 768, tie_weights=False)
 HALF = MemorySetting("cuda", torch.bfloat16)
 FULL = MemorySetting("cuda", torch.float32)
-SETTINGS = [HALF, FULL, MemorySetting("cpu", torch.bfloat16, compiled=True, accumulates=False, copies=True)]
+SETTINGS = [HALF, FULL, MemorySetting("cpu", torch.bfloat16, compiled=True, accumulates=False, saves_through_copy=True)]
 
 
 # ---------------------------------------------------------------- memory
@@ -91,7 +91,8 @@ def test_the_micro_batch_that_fits_is_the_largest(memory_gib, setting):
 
 def test_a_copy_of_the_state_counts_where_it_lies_in_the_same_memory():
     for setting, copied in ((HALF, 0), (SETTINGS[2], 12 * CONFIG.num_parameters)):
-        without, with_copy = (predicted_peak(CONFIG, 4, replace(setting, copies=copies)) for copies in (False, True))
+        without, with_copy = (predicted_peak(CONFIG, 4, replace(setting, saves_through_copy=does))
+                              for does in (False, True))
         assert with_copy - without == copied
 
 
@@ -137,7 +138,7 @@ def test_what_each_process_holds_is_what_was_predicted(step):
     processes = Processes(0, step.world_size, 0, step.world_size // machines)
     machine = replace(CPU, dtype=torch.bfloat16 if step.half else torch.float32)
     setting = replace(MemorySetting.of(machine, Options(), memory.state_bytes(step.optimizer, config), step.strategy,
-                                       processes), accumulates=step.accumulation > 1, copies=False)
+                                       processes), accumulates=step.accumulation > 1, saves_through_copy=False)
     parts = {**memory_parts(config, step.batch_size, setting), "program": 0}
     found = held_bytes(config, step, machines)
     assert peak_bytes(parts, setting) == pytest.approx(found, rel=0.08)

@@ -80,7 +80,7 @@ def test_what_helps_a_small_corpus_are_flags_that_the_run_takes(init_from, dropo
                            input_noise=0.0, dropout=dropout)
     setup: Any = SimpleNamespace(args=args, is_pretrained=bool(init_from), resumed=None,
                                  config=GPTConfig(50257, 64, 2, 2, 64, dropout=0.1),
-                                 sizing=None, recipe=SimpleNamespace(passes=3.0, samples=3, total_steps=999,
+                                 sizing=None, recipe=SimpleNamespace(passes=3.0, num_samples=3, total_steps=999,
                                                                      learning_rate=1, usual_learning_rate=1),
                                  corpus=SimpleNamespace(train=SimpleNamespace(length=1000), components=()),
                                  tokens_per_step=512)

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import train
-from gpt.checkpoint.stored import Found, Stored, TrainState
+from gpt.checkpoint.stored import FoundCheckpoint, StoredState, TrainState
 from gpt.common.errors import Exit
 from gpt.machine.device import Machine
 from gpt.optimizers.build import dtype_of_products
@@ -28,7 +28,7 @@ def recipe(*flags: str, width: int = 16, num_tokens: int = NUM_TOKENS, converses
     found = None
     if settings:
         state = TrainState(100, samples_seen=400, init_from=began_from)
-        found = Found(Path("out/checkpoint-100"), Stored(state, {"optimizer": "adamw", **settings}))
+        found = FoundCheckpoint(Path("out/checkpoint-100"), StoredState(state, {"optimizer": "adamw", **settings}))
     corpus: Any = types.SimpleNamespace(train=types.SimpleNamespace(length=num_tokens), converses=converses)
     return choose_recipe(Inputs(args, corpus, None, GPTConfig(70, 8, 1, 2, width), found), 4)
 
@@ -88,7 +88,8 @@ def test_a_resumed_run_keeps_its_peak_and_its_warm_up_when_it_is_made_longer():
     assert recipe("--max_steps", "5000", batch_size=4, accumulation=1, **rates).embedding_learning_rate == 9e-4
     larger = resumed("--batch_size", "8")
     assert larger.learning_rate != 3e-4  # another step, another peak
-    assert (larger.samples, resumed().samples) == (400 + 4900 * 8, 5000 * 4)  # what was read in smaller steps stays so
+    # What was read in smaller steps stays so.
+    assert (larger.num_samples, resumed().num_samples) == (400 + 4900 * 8, 5000 * 4)
 
 
 def test_a_constant_rate_without_a_warm_up_never_begins_one():
@@ -98,7 +99,7 @@ def test_a_constant_rate_without_a_warm_up_never_begins_one():
 def test_a_resumed_run_keeps_its_step_with_an_automatic_micro_batch():
     auto = recipe("--batch_size", "auto", "--gradient_accumulation_steps", "2", "--max_steps", "300", batch_size=16,
                   accumulation=1)
-    assert (auto.samples_per_step, auto.samples, auto.accumulation) == (16, 400 + 200 * 16, 1)
+    assert (auto.samples_per_step, auto.num_samples, auto.accumulation) == (16, 400 + 200 * 16, 1)
     assert recipe("--batch_size", "auto", "--gradient_accumulation_steps", "2").samples_per_step == 8
 
 

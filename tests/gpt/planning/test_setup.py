@@ -28,7 +28,7 @@ def test_a_small_text_that_muon_reads_often_gets_dropout(run, flags, dropout):
     newest = next(iter(steps_in(run.folder / "out").values()))
     assert json.loads((newest / "config.json").read_text())["resid_pdrop"] == dropout
     assert json.loads((newest / "trainer_state.json").read_text())["settings"]["dropout"] == dropout
-    assert ("dropout" in (newest.parent / "config.toml").read_text()) or not dropout
+    assert f"\ndropout = {dropout}\n" in (newest.parent / "config.toml").read_text()
 
 
 def test_a_resumed_run_keeps_its_dropout_where_its_passes_become_fewer(run, monkeypatch):

@@ -93,12 +93,12 @@ def test_folders_that_do_not_fit_together_are_refused_by_name(folders):
 
 
 def test_the_loss_of_a_mixture_is_the_weighted_mean_of_its_components(folders):
-    prose, code = opened("prose:3", "code:1").validations
+    prose, code = opened("prose:3", "code:1").validation_sets
     found = mean_by_weight([(prose, LossSums(nats=200.0, num_tokens=100, num_bytes=400)),
                             (code, LossSums(nats=30.0, num_tokens=10, num_bytes=20))])
     assert found.nats == pytest.approx(0.75 * 2 + 0.25 * 3)
     assert found.bits_per_byte == pytest.approx(2.25 / np.log(2) / (0.75 * 4 + 0.25 * 2))
-    assert {name: share.nats for name, share in found.shares.items()} == {"prose": 2.0, "code": 3.0}
+    assert {name: share.nats for name, share in found.by_name.items()} == {"prose": 2.0, "code": 3.0}
 
 
 @pytest.mark.parametrize(("num_tokens", "limit", "expected"), [

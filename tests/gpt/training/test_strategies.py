@@ -8,7 +8,7 @@ import torch.distributed as dist
 
 import train
 from gpt.machine.processes import ALONE, Processes
-from gpt.training.strategies import DELAY, CudaGraphs, DataParallel, Decisions, Strategy
+from gpt.training.strategies import DELAY, CudaGraphs, DataParallel, Strategy, Votes
 from tests.helpers.training import run_of, small_batch, small_model
 
 
@@ -88,10 +88,10 @@ def test_a_block_is_one_graph_among_several_processes_too(tmp_path):
 
 
 def test_one_process_decides_at_once():
-    decisions = Decisions(ALONE)
-    assert not decisions.any_said("save", False)
-    assert decisions.any_said("save", True)
-    assert not decisions.any_said("save", False)
+    votes = Votes(ALONE)
+    assert not votes.any_yes("save", False)
+    assert votes.any_yes("save", True)
+    assert not votes.any_yes("save", False)
 
 
 def decided(monkeypatch, here, others):
@@ -106,8 +106,8 @@ def decided(monkeypatch, here, others):
         return Arrived()
 
     monkeypatch.setattr(dist, "all_reduce", add)
-    decisions = Decisions(Processes(0, 2))
-    return [ask for ask in range(1, 10) if decisions.any_said("save", ask in here)]
+    votes = Votes(Processes(0, 2))
+    return [ask for ask in range(1, 10) if votes.any_yes("save", ask in here)]
 
 
 def test_a_wish_of_one_process_is_heard_in_all_two_steps_later(monkeypatch):
@@ -121,6 +121,6 @@ def test_a_wish_that_lasts_until_it_is_heard_is_fulfilled_once(monkeypatch):
 
 def test_what_is_agreed_upon_now_holds_from_then_on(monkeypatch):
     monkeypatch.setattr(Processes, "total", lambda self, numbers: [1.0])
-    decisions = Decisions(Processes(0, 2))
-    assert decisions.any_said_now("stop", False)
-    assert decisions.any_said("stop", False)
+    votes = Votes(Processes(0, 2))
+    assert votes.any_yes_now("stop", False)
+    assert votes.any_yes("stop", False)
