@@ -16,12 +16,11 @@ from gpt.common import flags
 from gpt.common.config import Relations
 from gpt.common.ending import guard
 from gpt.common.errors import Exit, UserError, require
-from gpt.common.flags import ALSO_CKPT, ANY_MODEL
 from gpt.hub.names import as_recorded, check_package, problems_with_name
 from gpt.machine.environment import set_up_environment
 
 RELATIONS = {
-    "ckpt": Relations(aliases=ALSO_CKPT),
+    "ckpt": Relations(aliases=flags.ALSO_CKPT),
     "json": Relations(aliases="output output_path out"),
 }
 
@@ -30,7 +29,7 @@ def read_flags(argv: Sequence[str]) -> argparse.Namespace:
     """Parses the command line. Raises UserError (exit 2) that lists every problem."""
     parser = flags.Parser("evaluate.py", "Measures how well a model predicts any text.", RELATIONS)
     g = parser.add_argument_group("what is measured, and where")
-    g.add_argument("--ckpt", type=flags.text(), default="out", help=ANY_MODEL)
+    g.add_argument("--ckpt", type=flags.text(), default="out", help=flags.ANY_MODEL)
     g.add_argument("--text", nargs="+", type=flags.text("FILE"), help="files, folders or globs, as for "
                    "pretokenize.py (default: none)")
     g.add_argument("--tokens", nargs="+", type=flags.text("FILE"), help="token files of the model's tokenizer, "
@@ -75,9 +74,8 @@ from gpt.common.outputs import STDOUT, Output
 from gpt.common.progress import Progress
 from gpt.common.signals import Signals, Stopped
 from gpt.common.words import printable
+from gpt.evaluation.documents import texts_of, token_files_of
 from gpt.evaluation.scoring import Scorer
-from gpt.evaluation.texts import texts_of
-from gpt.evaluation.token_files import token_files_of
 from gpt.hub.download import download_flag
 from gpt.machine import device
 from gpt.tokens.tokenizer import end_of_text_id, tokenizer_of
@@ -86,8 +84,8 @@ from gpt.tokens.tokenizer import end_of_text_id, tokenizer_of
 def main(argv: Sequence[str]) -> int:
     """Runs the command; returns the exit code, 128 + a signal's number after a signal. Raises UserError."""
     args = read_flags(argv)
-    stream = sys.stderr if args.json in STDOUT else sys.stdout
-    with Progress(stream) as out, Signals(out.note) as signals, contextlib.suppress(Stopped):
+    with (Progress(sys.stderr if args.json in STDOUT else sys.stdout) as out, Signals(out.note) as signals,
+          contextlib.suppress(Stopped)):
         signals.at_once = "before anything was measured"
         measure_everything(args, out, signals)
     return Exit.DONE if signals.number is None else 128 + signals.number

@@ -20,7 +20,6 @@ from gpt.common import flags
 from gpt.common.config import Relations
 from gpt.common.ending import guard
 from gpt.common.errors import Exit, UserError, optional, require, writing
-from gpt.common.flags import ALSO_CKPT, ANY_MODEL
 from gpt.common.names import CARD, CONFIG, TOKENIZER, WEIGHTS
 from gpt.common.words import printable, several, shell_line, shell_word
 from gpt.hub.names import as_recorded, check_package, problems_with_name
@@ -31,7 +30,7 @@ from gpt.hub.names import as_recorded, check_package, problems_with_name
 QUANTIZED = ("q8_0", "q5_0", "q4_0")  # llama.cpp's types of 32 weights with one scale
 
 RELATIONS = {
-    "ckpt": Relations(aliases=ALSO_CKPT),
+    "ckpt": Relations(aliases=flags.ALSO_CKPT),
     "from_nanogpt": Relations(conflicts="ckpt"),
     "n_head": Relations(requires="from_nanogpt"),
     "output": Relations(aliases="out outfile output_dir output_file"),
@@ -47,7 +46,7 @@ def read_flags(argv: Sequence[str]) -> argparse.Namespace:
                                        "to publish.",
                           RELATIONS)
     g = parser.add_argument_group("what is exported")
-    g.add_argument("--ckpt", type=flags.text(), default="out", help=ANY_MODEL)
+    g.add_argument("--ckpt", type=flags.text(), default="out", help=flags.ANY_MODEL)
     g.add_argument("--from_nanogpt", type=flags.text("FILE"), help="instead of --ckpt: a ckpt.pt of nanoGPT or "
                    "build-nanogpt, or a state dict with their names; only tensors and numbers are read "
                    "(default: none)")
@@ -145,8 +144,7 @@ def main(argv: Sequence[str]) -> int:
     args = read_flags(argv)
     with Progress() as out, Signals(out.note) as signals, contextlib.suppress(Stopped):
         export(args, signals, out)
-        return Exit.DONE
-    return 128 + (signals.number or 0)
+    return Exit.DONE if signals.number is None else 128 + signals.number
 
 
 def export(args: argparse.Namespace, signals: Signals, out: Progress) -> None:

@@ -20,8 +20,7 @@ from gpt.common import flags
 from gpt.common.config import Relations
 from gpt.common.ending import guard
 from gpt.common.errors import Exit, UserError, is_out_of_memory, require, warn
-from gpt.common.flags import ALSO_CKPT, ANY_MODEL
-from gpt.generation.continuation import DEFAULTS, Sampling
+from gpt.generation.continuation import Sampling
 from gpt.hub.names import check_package, problems_with_name
 from gpt.machine.environment import SPIN_COUNT_OF_DECODING, set_up_environment
 
@@ -29,7 +28,7 @@ from gpt.machine.environment import SPIN_COUNT_OF_DECODING, set_up_environment
 
 
 RELATIONS = {
-    "ckpt": Relations(aliases=ALSO_CKPT),
+    "ckpt": Relations(aliases=flags.ALSO_CKPT),
     "prompt": Relations(aliases="start text input_text"),
     "prompt_file": Relations(conflicts="prompt"),
     "chat": Relations(aliases="interactive conversation cnv"),
@@ -48,7 +47,7 @@ def read_flags(argv: Sequence[str]) -> argparse.Namespace:
     """Parses the command line. Raises UserError (exit 2) that lists every problem."""
     parser = flags.Parser("generate.py", "Continues a text with a trained model.", RELATIONS)
     g = parser.add_argument_group("what to continue")
-    g.add_argument("--ckpt", type=flags.text(), default="out", help=ANY_MODEL)
+    g.add_argument("--ckpt", type=flags.text(), default="out", help=flags.ANY_MODEL)
     g.add_argument("--prompt", type=flags.ValueKind(str, "text", "TEXT"), help="text to continue; empty "
                    "for a new document (default: a newline)")
     g.add_argument("--prompt_file", type=flags.text(), help="file with the text to continue; - is standard "
@@ -66,10 +65,11 @@ def read_flags(argv: Sequence[str]) -> argparse.Namespace:
     g.add_argument("--seed", type=flags.whole(0, 2**63 - 1), default=0, help="the same seed gives the same "
                    "text; sample i has the seed N + i")
     g = parser.add_argument_group("sampling, in this order")
-    g.add_argument("--temperature", type=flags.real(0, 100), default=DEFAULTS.temperature, help="0: always the "
+    g.add_argument("--temperature", type=flags.real(0, 100), default=Sampling.temperature, help="0: always the "
                    "likeliest token; 1: the model's own probabilities")
-    g.add_argument("--top_k", type=flags.whole(0), default=DEFAULTS.top_k, help="only the k likeliest tokens; 0: all")
-    g.add_argument("--top_p", type=flags.real(0, 1, excludes_low=True), default=DEFAULTS.top_p, help="only the "
+    g.add_argument("--top_k", type=flags.whole(0), default=Sampling.top_k, help="only the k likeliest tokens; "
+                   "0: all")
+    g.add_argument("--top_p", type=flags.real(0, 1, excludes_low=True), default=Sampling.top_p, help="only the "
                    "likeliest tokens with this probability in total; 1: all")
     g = parser.add_argument_group("output, machine")
     g.add_argument("--json", action=flags.Switch, default=False, help="a JSON object per continuation: "
@@ -130,7 +130,6 @@ from gpt.generation.quoting import write_quotations
 from gpt.generation.streaming import Sample, show, write_samples
 from gpt.hub.download import download_flag
 from gpt.machine import device
-from gpt.machine.kernels import remove_unfinished_kernels
 from gpt.ops.products import INT8_ROWS, fastest_kind
 from gpt.tokens.corpus import Corpus, open_folder
 from gpt.tokens.tokenizer import load_tokenizer, tokenizer_of
@@ -257,7 +256,7 @@ def compile_step(decoder: Decoder, machine: device.Machine, sampling: Sampling) 
     """Compiles the decoder's step, with kernels stored for later runs; if that fails, warns and leaves it eager."""
     device.set_kernel_folder(cache_folder() / "compiled")
     try:
-        remove_unfinished_kernels(print_line)
+        device.remove_unfinished_kernels(print_line)
         decoder.compile(machine.backend.runs_ahead, sampling)
     except Exception as error:  # each version of the compiler has errors of its own
         warn(f"--compile: failed, running eagerly: {device.describe_compile_error(error)}.")

@@ -19,7 +19,7 @@ from collections.abc import Sequence
 
 from gpt.common import flags
 from gpt.common.config import Relations
-from gpt.common.ending import guard
+from gpt.common.ending import guard, in_thread
 from gpt.common.errors import Exit, UserError, require
 from gpt.common.names import TOKENIZER, TRAINS_NEXT
 from gpt.hub.names import DATASET, check_package, is_on_hub, problems_with_name
@@ -139,8 +139,7 @@ from pathlib import Path
 from gpt.common.children import end_with_parent
 from gpt.common.files import write_whole
 from gpt.common.progress import Progress
-from gpt.common.signals import AtRisk, Signals, Stopped
-from gpt.common.waiting import in_thread
+from gpt.common.signals import Signals, Stopped
 from gpt.common.words import printable, several, size
 from gpt.hub.download import InputFile, download_dataset, download_flag
 from gpt.machine.environment import usable_cores
@@ -253,7 +252,7 @@ def run(args: Namespace, signals: Signals, progress: Progress, limits: Limits) -
         args = download_flag(args, "tokenizer_file", progress, signals.raise_if_stopped)
         with Folder(Path(args.output_dir)) as folder:
             signals.on_stop(lambda: f"stopping (now: {progress.doing or 'looking at the text'})",
-                            lambda: AtRisk("the work so far", ""))
+                            lambda: ("the work so far", ""))
             pretokenize(args, folder, signals, progress, limits)
     if args.peek is not None:
         peek(Path(args.verify or args.output_dir), args.peek, progress)

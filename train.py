@@ -21,8 +21,7 @@ from gpt.common.errors import Exit, UserError
 from gpt.common.flags import Parser, Switch, auto_or, escaped, fraction, one_of, positive, real, steps, text, whole
 from gpt.common.ranks import world_size
 from gpt.optimizers.table import OPTIMIZERS
-from gpt.planning.contradictions import contradictions, expand_shorthands
-from gpt.planning.early import before_torch, make_tokens
+from gpt.planning.early import before_torch, contradictions, expand_shorthands, make_tokens
 from gpt.planning.relations import OF_GPT2, OF_ROTARY, RELATIONS
 
 # ---------------------------------------------------------------- flags
@@ -180,10 +179,9 @@ from gpt.training import recovery
 from gpt.training.checkpointing import Checkpointer
 from gpt.training.compiling import compiles_blocks, try_to_compile
 from gpt.training.due import due_after_step, ends_by_patience
-from gpt.training.micro_batches import ENDS_THE_RUN, Abandoned, micro_batches
 from gpt.training.overfit import overfit_batches
 from gpt.training.pacing import dry_run, measure_pace, move_end
-from gpt.training.run import Figures, Run
+from gpt.training.run import ENDS_THE_RUN, Abandoned, Figures, Run, micro_batches
 from gpt.training.starting import forget_best_on_other_tokens, load_start
 from gpt.training.strategies import Votes, build_model
 from gpt.training.teacher import load_teacher

@@ -18,8 +18,7 @@ from gpt.common.errors import Exit, UserError
 from gpt.machine.processes import ALONE, Processes
 from gpt.ops.loss import IGNORED
 from gpt.tokens.layouts import Part
-from gpt.tokens.stream import DTYPES, TokenStream
-from gpt.tokens.watch import TokensChanged
+from gpt.tokens.stream import DTYPES, TokensChanged, TokenStream
 from tests.helpers.refusals import refused
 from tests.helpers.token_files import raw_stream
 

@@ -28,7 +28,7 @@ from gpt.checkpoint.stored import verify
 from gpt.common.errors import Exit, UserError
 from gpt.optimizers.build import parameter_groups
 from gpt.optimizers.table import OPTIMIZERS
-from gpt.planning.shape import choose_options
+from gpt.planning.sizing import choose_options
 from gpt.tokens.layouts import Part
 from gpt.tokens.stream import TokenStream
 from gpt.training.run import Run

@@ -76,8 +76,8 @@ class GPT2(Architecture):
             "n_inner": (4 * C, None), "scale_attn_weights": (True,), "add_cross_attention": (False,),
             "reorder_and_upcast_attn": (False,), "scale_attn_by_inverse_layer_idx": (False,)})
         activation = fields.get("activation_function", "gelu_new")
-        is_known = isinstance(activation, str) and activation in ACTIVATIONS
-        check_field(is_known, "activation_function", activation, f"one of {', '.join(ACTIVATIONS)}")
+        check_field(isinstance(activation, str) and activation in ACTIVATIONS, "activation_function",
+                    activation, f"one of {', '.join(ACTIVATIONS)}")
         return GPTConfig(*(fields[key] for key in NUMBERS),
                          tie_weights=truth_of(fields, "tie_word_embeddings", True), activation=activation,
                          layer_norm_epsilon=fraction_of(fields, "layer_norm_epsilon", 1e-5))
@@ -126,8 +126,8 @@ class GPT2(Architecture):
         return _norm(config, ends, "transformer.ln_f", x)
 
     def why_no_gguf(self, config: GPTConfig) -> str | None:
-        is_tanh = ACTIVATIONS[config.activation] is gelu_tanh
-        return None if is_tanh else f"the model's activation is {config.activation}, not llama.cpp's gelu_new"
+        return (None if ACTIVATIONS[config.activation] is gelu_tanh else
+                f"the model's activation is {config.activation}, not llama.cpp's gelu_new")
 
 
 def _norm(config: GPTConfig, parts: LaidOut, name: str, x: torch.Tensor) -> torch.Tensor:

@@ -33,7 +33,6 @@ FUSED = {  # a matrix of the network: the matrices of a Hugging Face folder that
     "self_attn.qkv_proj": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
     "mlp.gate_up_proj": ("mlp.gate_proj", "mlp.up_proj"),
 }
-STALE_TABLES = ".rotary_emb.inv_freq"  # buffers of old versions of transformers
 
 # The numbers in config.json: the field of RotaryConfig, and the largest value. Any real model is smaller; a
 # hostile file cannot make the program take all of the machine's memory.
@@ -155,7 +154,7 @@ class Llama(Architecture):
         """
         named: StackedParts = {
             name if name.startswith(("model.", "lm_head.")) else f"model.{name}": (tensor,)
-            for name, tensor in stored.items() if not name.endswith(STALE_TABLES)}
+            for name, tensor in stored.items() if not name.endswith(".rotary_emb.inv_freq")}
         for fused, parts in self._fused(config):
             for name, height in parts.items():
                 shape = list(named[name][0].shape) if name in named else None
@@ -238,7 +237,7 @@ class Qwen3(Llama):
 def _norm(config: RotaryConfig, weight: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
     """RMSNorm in fp32 with a weight that may differ from head to head.
 
-    Without gradients PyTorch's norm takes one call, not the five of gpt/ops/norm.py.
+    Without gradients PyTorch's norm takes one call, not the five of gpt/ops/linear.py.
     """
     return (F.rms_norm(x.float(), x.shape[-1:], None, config.rms_norm_epsilon) * weight).to(x.dtype)
 

@@ -20,8 +20,8 @@ DEFAULT = "gpt2"
 
 def by_model_type(model_type: Any) -> Architecture:
     """The architecture that a config.json names. Raises InvalidCheckpoint for any other value."""
-    is_known = isinstance(model_type, str) and model_type in ARCHITECTURES
-    check_field(is_known, "model_type", model_type, f"one of {', '.join(map(repr, ARCHITECTURES))}")
+    check_field(isinstance(model_type, str) and model_type in ARCHITECTURES, "model_type", model_type,
+                f"one of {', '.join(map(repr, ARCHITECTURES))}")
     return ARCHITECTURES[model_type]
 
 

@@ -18,10 +18,11 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from gpt.benchmarks.ladder import NUM_RUNGS, SHAPES, Bench, Shape, time_ladder
+from gpt.benchmarks.ladder import NUM_RUNGS, SEED, SHAPES, Bench, Shape, time_ladder
 from gpt.common import flags
 from gpt.common.ending import guard
 from gpt.common.errors import Exit, require
+from gpt.common.names import METADATA
 from gpt.common.outputs import STDOUT, Output
 from gpt.common.progress import Progress
 from gpt.common.signals import Signals
@@ -76,7 +77,6 @@ def read_flags(argv: Sequence[str]) -> argparse.Namespace:
 
 def set_up_bench(args: argparse.Namespace, out: Progress, signals: Signals, folder: Path) -> Bench:
     """Chooses the machine, prints it, and writes random tokens to the folder. Raises UserError (exit 5)."""
-    from gpt.benchmarks.prepare import synthesise
     from gpt.machine import device
 
     shape = args.shape or SHAPES["mini"]
@@ -89,6 +89,22 @@ def set_up_bench(args: argparse.Namespace, out: Progress, signals: Signals, fold
     out.say(about)
     return Bench(out, signals, folder, shape, machine, steps, warmup,
                  {"machine": about, "shape": asdict(shape), "steps": steps, "warmup": warmup})
+
+
+def synthesise(folder: Path, vocab_size: int, num_tokens: int) -> None:
+    """Writes metadata.json and train.bin to the folder: random tokens, with frequencies by Zipf's law."""
+    import numpy as np
+
+    from gpt.tokens.layouts import native_dtype
+    from gpt.tokens.metadata import METADATA_FORMAT, METADATA_VERSION
+
+    dtype = native_dtype(vocab_size)
+    # Log-uniform: the frequency of an id is proportional to 1 / rank.
+    tokens = vocab_size ** np.random.default_rng(SEED).random(num_tokens) - 1
+    tokens.astype(np.dtype(dtype).newbyteorder("<")).tofile(folder / "train.bin")
+    fields = {"format": METADATA_FORMAT, "version": METADATA_VERSION, "vocab_size": vocab_size, "dtype": dtype,
+              "splits": {"train": {"tokens": num_tokens}}}
+    (folder / METADATA).write_text(json.dumps(fields))
 
 
 def main(argv: Sequence[str]) -> int:

@@ -80,8 +80,8 @@ class Bench:
 
         The exit code is TIMED_OUT if it takes longer. Raises SystemExit after a signal.
         """
-        environment = {SAFE_PATH: "1", "PYTHONPATH": str(PROGRAM)}  # no module comes from the current folder
-        return run_child([sys.executable, *words], self.signals, LIMIT_SECONDS, environment)
+        return run_child([sys.executable, *words], self.signals, LIMIT_SECONDS,
+                         {SAFE_PATH: "1", "PYTHONPATH": str(PROGRAM)})  # no module of the current folder
 
 
 def problem_of(answer: CompletedProcess[str]) -> str:

@@ -11,8 +11,7 @@ from gpt.checkpoint.stored import TrainState
 from gpt.common.names import CONFIG, METADATA, TOKENIZER
 from gpt.common.ranks import launcher
 from gpt.common.words import shell_line, shell_word
-from gpt.tokens.data_dirs import folders_of
-from gpt.tokens.files import beside_tokens
+from gpt.tokens.files import beside_tokens, folders_of
 
 
 def transformers_command(folder: Path) -> str:

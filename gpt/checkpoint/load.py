@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
+from safetensors.torch import load_file
 
 from gpt.architectures.fields import check_whole, shown
 from gpt.architectures.table import ModelConfig, architecture_of, by_model_type
@@ -101,11 +102,9 @@ def stored_tensors(folder: Path) -> dict[str, torch.Tensor]:
 def mapped(path: Path) -> dict[str, torch.Tensor]:
     """All tensors of one file, those in float8 as bf16. Raises InvalidCheckpoint."""
     try:
-        with safe_open(path, framework="pt") as file:
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - no mapping
         # torch has hardly any operation for float8, whose values bf16 holds.
         return {name: tensor.bfloat16() if str(tensor.dtype).startswith("torch.float8") else tensor
-                for name, tensor in tensors.items()}
+                for name, tensor in load_file(path).items()}
     except (SafetensorError, OSError, ValueError) as error:  # a name that is not UTF-8 is a ValueError
         why = printable(getattr(error, "strerror", None) or error)[:100]
         raise InvalidCheckpoint(f"{path.name} cannot be read ({why})", COPY_WHOLE) from error

@@ -20,8 +20,7 @@ from gpt.checkpoint.folder import atomic_folder
 from gpt.common.errors import InvalidCheckpoint
 from gpt.common.files import write_all
 from gpt.common.names import MANIFEST
-from gpt.machine.backends import backend_of
-from gpt.machine.pinned import HostBuffer
+from gpt.machine.backends import HostBuffer, backend_of
 from gpt.ops.shards import full_tensor
 
 BLOCK_BYTES = 2**24  # written at a time, while a thread hashes them
@@ -133,19 +132,15 @@ def write_file(path: Path, content: Iterable[memoryview | bytes]) -> dict[str, A
     Raises OSError, also if the file exists. After an error a part of the file stays.
     """
     digest, num_bytes = hashlib.sha256(), 0
-    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0), 0o666)
-    try:
-        with ThreadPoolExecutor(1) as hasher:
-            for part in content:
-                for start in range(0, len(part), BLOCK_BYTES):
-                    block = memoryview(part)[start:start + BLOCK_BYTES]
-                    hashed = hasher.submit(digest.update, block)
-                    write_all(handle, block)
-                    hashed.result()
-                    if hasattr(os, "posix_fadvise"):  # starts early what fsync waits for
-                        os.posix_fadvise(handle, num_bytes + start, BLOCK_BYTES, os.POSIX_FADV_DONTNEED)
-                num_bytes += len(part)
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+    with path.open("xb", buffering=0) as file, ThreadPoolExecutor(1) as hasher:
+        for part in content:
+            for start in range(0, len(part), BLOCK_BYTES):
+                block = memoryview(part)[start:start + BLOCK_BYTES]
+                hashed = hasher.submit(digest.update, block)
+                write_all(file.fileno(), block)
+                hashed.result()
+                if hasattr(os, "posix_fadvise"):  # starts early what fsync waits for
+                    os.posix_fadvise(file.fileno(), num_bytes + start, BLOCK_BYTES, os.POSIX_FADV_DONTNEED)
+            num_bytes += len(part)
+        os.fsync(file.fileno())
     return {"bytes": num_bytes, "sha256": digest.hexdigest()}

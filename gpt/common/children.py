@@ -13,7 +13,6 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 from gpt.common import ranks
@@ -41,7 +40,7 @@ def end_with_parent() -> None:
 
 
 def run_child(command: Sequence[str], signals: Signals, seconds: float = math.inf,
-              env: Mapping[str, str] = MappingProxyType({}), shows: bool = False,
+              env: Mapping[str, str] | None = None, shows: bool = False,
               ) -> subprocess.CompletedProcess[str]:
     """Runs a script of this program, at most for some seconds, and returns its exit code and its output.
 
@@ -62,7 +61,7 @@ def run_child(command: Sequence[str], signals: Signals, seconds: float = math.in
     if saving:
         signal.pthread_sigmask(signal.SIG_BLOCK, saving)  # in the script too: it would end one that does not listen
     with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=pipe, stderr=pipe, text=True,
-                          errors="replace", env={**inherited, **env},
+                          errors="replace", env={**inherited, **(env or {})},
                           start_new_session=os.name == "posix") as child:
         if saving:
             signal.pthread_sigmask(signal.SIG_UNBLOCK, saving)

@@ -148,3 +148,26 @@ def _write_crash_log(error: BaseException) -> str:
     except OSError:
         return "(the crash log could not be written; run again with --debug)"
     return path
+
+
+# ---------------------------------------------------------------- a wait that a signal may end
+
+
+def in_thread(work: Callable[[], Any], raise_if_stopped: Callable[[], None]) -> Any:
+    """Runs work in a thread, calls raise_if_stopped every 0.1 s meanwhile, and returns the result.
+
+    A signal therefore ends even the wait for a library. Raises the errors of work, and an
+    error of raise_if_stopped at once. The work, and threads that it has started, then go on
+    until guard ends the process.
+    """
+    from concurrent.futures import ThreadPoolExecutor, wait  # which would cost every --help 10 ms
+
+    result = ThreadPoolExecutor(1, "in_thread").submit(work)
+    while not result.done():
+        try:
+            wait([result], 0.1)
+            raise_if_stopped()
+        except BaseException:
+            SKIP_SHUTDOWN.set()
+            raise
+    return result.result()

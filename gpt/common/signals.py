@@ -6,7 +6,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 from gpt.common.names import TRAINS_NEXT
 from gpt.common.ranks import is_one_of_several
@@ -22,13 +22,6 @@ ANSWER_SECONDS = 1.0  # the longest wait for a last message to be printed
 
 class Stopped(Exception):
     """Ends the work of a command after a signal: raise_if_stopped() raises it, the command returns 128 + the number."""
-
-
-class AtRisk(NamedTuple):
-    """What is lost if the process ends now, and what is safe, each in words or empty."""
-
-    lost: str
-    safe: str
 
 
 def signal_name(number: int) -> str:
@@ -57,16 +50,16 @@ class Signals:
         self._print_answer = answer
         self._listened = (*STOPPING, SAVING) if can_save and SAVING is not None else STOPPING
         self._stopping: Callable[[], str] = lambda: "stopping"
-        self._at_risk: Callable[[], AtRisk] = lambda: AtRisk("", "")
+        self._at_risk: Callable[[], tuple[str, str]] = lambda: ("", "")
         self._num_received = 0
         self._previous: dict[int, Any] = {}
 
     def on_stop(self, stopping: Callable[[], str],
-                at_risk: Callable[[], AtRisk] = lambda: AtRisk("", "")) -> None:
+                at_risk: Callable[[], tuple[str, str]] = lambda: ("", "")) -> None:
         """Resets at_once: from now on the first signal prints stopping() and is recorded.
 
-        A second one prints at_risk() and ends the process. Both functions are called in another thread, at
-        the time of the signal.
+        A second one prints at_risk() and ends the process: what is lost if it ends now, and what is safe, each
+        in words or empty. Both functions are called in another thread, at the time of the signal.
         """
         self.at_once = ""
         self._stopping, self._at_risk = stopping, at_risk
@@ -157,7 +150,7 @@ class Signals:
         return thread
 
     def _first_words(self) -> str:
-        lost = self._at_risk().lost
+        lost, _ = self._at_risk()
         loss = f" and loses {lost}" if lost else ""
         return f"{self.name}: {self._stopping()}. Ctrl-C now ends it at once{loss}."
 

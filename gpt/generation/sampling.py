@@ -10,7 +10,7 @@ from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 import torch
 
 from gpt.common.errors import Exit, UserError
-from gpt.generation.continuation import DEFAULTS, Continuation, Sampling
+from gpt.generation.continuation import Continuation, Sampling
 from gpt.generation.decoder import Decoder
 from gpt.generation.drawing import draw
 from gpt.ops.shards import full_tensors
@@ -72,14 +72,15 @@ def _next_ids(decoder: Decoder, active: Sequence[Continuation], sampling: Sampli
 
 
 def sample(model: LanguageModel, prompt: Sequence[int], max_new_tokens: int, seed: int, end_of_text_id: int | None,
-           sampling: Sampling = DEFAULTS, should_stop: Callable[[], bool] = lambda: False) -> list[int]:
+           sampling: Sampling | None = None, should_stop: Callable[[], bool] = lambda: False) -> list[int]:
     """Continues a prompt by up to max_new_tokens ids, on the device of the model's weights.
 
-    should_stop() is asked after each id. Raises UserError (exit 6) if the logits are not finite.
+    Without sampling it has the defaults. should_stop() is asked after each id. Raises UserError (exit 6) if the
+    logits are not finite.
     """
     text = Continuation(prompt, max_new_tokens, seed)
     decoder = Decoder(model.config, full_tensors(model.state_dict()), 1, next(model.parameters()).device)
-    for _ in generate_texts(decoder, [text], sampling, (end_of_text_id,)):
+    for _ in generate_texts(decoder, [text], sampling or Sampling(), (end_of_text_id,)):
         if should_stop():
             break
     return text.new_ids

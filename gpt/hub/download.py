@@ -1,24 +1,26 @@
 """Downloads models and datasets of the hub into the cache of huggingface_hub.
 
 A model's config, tokenizer and safetensors are downloaded, never a pickle; from a dataset,
-the files of the given path.
+the files of the given path. The package reads its usual settings: HF_ENDPOINT, HF_TOKEN, HF_HOME,
+HF_HUB_CACHE, HF_HUB_OFFLINE.
 """
 
+import contextlib
 import glob
 import re
 from argparse import Namespace
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatch
 from pathlib import Path
 
-from gpt.common.errors import optional
+from gpt.common.ending import in_thread
+from gpt.common.errors import Exit, UserError, optional
 from gpt.common.flags import with_values
 from gpt.common.names import CONFIG, GENERATION, INDEX, TEMPLATE, TOKENIZER, TOKENIZER_CONFIG, WEIGHTS
 from gpt.common.progress import Progress
-from gpt.common.waiting import in_thread
-from gpt.common.words import first_of, printable, several
-from gpt.hub.library import explained_errors, hub_error
+from gpt.common.signals import Stopped
+from gpt.common.words import first_line, first_of, printable, several
 from gpt.hub.names import DATASET, MODEL, HubName, is_on_hub, parse_name
 
 # Beside tokenizer.json: files that name the end-of-text token.
@@ -152,3 +154,53 @@ def choose_files(name: HubName, files: Sequence[str]) -> list[str]:
     raise hub_error(str(name), name, f"no Parquet, JSON lines or text file among "
                                      f"{', '.join(sorted(inside or files)[:MAX_NAMES])}. Name a file, "
                                      "folder or glob after the dataset's name")
+
+
+# ---------------------------------------------------------------- the errors of the package, in one line each
+
+TOKEN = "give your token: hf auth login, or HF_TOKEN in the environment"
+REPOSITORY_ERRORS = {  # the package's errors about a repository, and their meaning
+    "GatedRepoError": f"is gated. Accept its terms on its page, and {TOKEN}",
+    "RevisionNotFoundError": "has no such revision. Give a branch, a tag or a commit of it",
+    "RepositoryNotFoundError": f"does not exist, or it is private. Check the name, or {TOKEN}",
+}
+# The package raises these if the answer is not a hub's, but for example the login page of a network.
+BAD_ANSWER = (ValueError, LookupError, TypeError, AttributeError, AssertionError)
+
+
+def hub_error(flag: str, name: HubName, problem: str) -> UserError:
+    """The error for a missing or forbidden file or repository.
+
+    flag is a flag with its value, or the word that the user typed. problem is a sentence without the full
+    stop at its end. name only decides the exit code: 3 for datasets, 4 for models.
+    """
+    return UserError(Exit.DATA if name.kind == DATASET else Exit.CHECKPOINT, f"{flag}: {printable(problem)}.")
+
+
+@contextlib.contextmanager
+def explained_errors(flag: str, name: HubName) -> Iterator[None]:
+    """Turns every error inside into a UserError: exit 3 or 4 for a wrong repository, exit 5 for the rest.
+
+    A UserError and Stopped pass. Messages begin with flag, which is a flag with its value.
+    """
+    try:
+        yield
+    except (UserError, Stopped):
+        raise
+    except Exception as error:
+        chain: list[BaseException] = [error]
+        for each in chain:  # which grows meanwhile
+            chain.extend(filter(None, [each.__cause__ or each.__context__]))
+        kinds = {kind.__name__ for each in chain for kind in type(each).__mro__}
+        for kind, problem in REPOSITORY_ERRORS.items():
+            if kind in kinds:
+                raise hub_error(flag, name, f"{name.repo} {problem}") from error
+        why = first_line(chain[-1]).rstrip(".")
+        given = "files for training (FOLDER/data/train-*)" if name.kind == DATASET else "folder"
+        cure = (f"Check the network and the disk, and {TOKEN}; or download on another machine and give the "
+                f"{given}: hf download {printable(name.repo)} --repo-type {name.kind} --local-dir FOLDER")
+        if (kinds & {"JSONDecodeError", "FileMetadataError"}
+                or (isinstance(error, BAD_ANSWER) and not isinstance(error, OSError))):
+            why = f"the answer is not from a hub ({first_line(error)})"
+            cure = "Open a page in a browser, to log in to the network, or check HF_ENDPOINT."
+        raise UserError(Exit.MACHINE, f"{flag}: {why}. {cure}") from error

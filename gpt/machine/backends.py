@@ -1,4 +1,4 @@
-"""The kinds of devices, one class each, with their abilities.
+"""The kinds of devices, one class each, with their abilities; asynchronous copies to them and back.
 
 Outside gpt/ops/ and the decoder, which have kernels for one kind, the program asks for an ability, or whether
 this is the CPU. A new kind needs a class, an entry in BACKENDS, and a line in gpu_of_this_system.
@@ -7,6 +7,7 @@ this is the CPU. A new kind needs a class, an entry in BACKENDS, and a line in g
 import contextlib
 import gc
 import importlib.util
+import mmap
 import os
 import platform
 import re
@@ -14,6 +15,7 @@ import shutil
 import sys
 import sysconfig
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +23,7 @@ import torch
 
 from gpt.common.ranks import world_size
 from gpt.common.words import printable
-from gpt.machine.memory import available_ram, call_glibc, peak_resident
+from gpt.machine.environment import available_ram, call_glibc, peak_resident
 
 # CUDA 12.6 is the last with kernels for GPUs from before 2018 and for old drivers;
 # torch 2.15 has no such build.
@@ -332,3 +334,57 @@ def _why_this_card_cannot_be_used() -> str | None:
     build = f"the build for the newest CUDA: {NEWEST_CUDA_BUILD}" if is_newer else OLDER_CUDA_BUILD
     return (f"torch {torch.__version__} has no kernels for this GPU's compute capability "
             f"{capability[0]}.{capability[1]}. Install a build that has them, if there is one: {build}")
+
+
+# ---------------------------------------------------------------- pinned memory, which the system never moves
+
+
+def to_host(x: torch.Tensor) -> torch.Tensor:
+    """Copies a CUDA tensor to pinned host memory, asynchronously; returns any other tensor unchanged.
+
+    The copy holds its values once the device has finished the work queued so far:
+    synchronize before reading it.
+    """
+    if not backend_of(x).runs_ahead:
+        return x
+    return torch.empty_like(x, device="cpu", pin_memory=True).copy_(x, non_blocking=True)
+
+
+def to_device(x: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """Copies a host tensor to the device; asynchronously on CUDA, through pinned memory."""
+    if backend_of(device).runs_ahead:
+        return x.pin_memory().to(device, non_blocking=True)
+    return x.to(device)
+
+
+class HostBuffer:
+    """Zeroed host memory, allocated at once, and pinned if that is asked for and CUDA allows it.
+
+    bytes is the memory as a tensor of uint8. Raises RuntimeError for too little memory. A pinned buffer must
+    be closed before it is dropped. PyTorch rounds its pinned memory up to a power of two: 17 GB would take
+    32. This class allocates plain memory and registers it with CUDA. If CUDA refuses, the memory stays plain:
+    copies to it are slower, not wrong.
+    """
+
+    def __init__(self, num_bytes: int, pinned: bool):
+        whole = torch.empty(num_bytes + mmap.PAGESIZE, dtype=torch.uint8)
+        start = -whole.data_ptr() % mmap.PAGESIZE
+        self.bytes = whole[start:start + num_bytes].zero_()
+        self.is_pinned = pinned and num_bytes > 0 and _call_cuda(
+            "cudaHostRegister", self.bytes.data_ptr(), num_bytes, 1)  # 1 is cudaHostRegisterPortable: for all devices
+
+    def close(self) -> None:
+        """Unpins the pages. The memory itself is freed with the last tensor that uses it."""
+        if self.is_pinned:
+            self.is_pinned = not _call_cuda("cudaHostUnregister", self.bytes.data_ptr())
+
+
+def _call_cuda(function: str, *arguments: int) -> bool:
+    """Calls a function of CUDA's runtime; returns True if it succeeds.
+
+    The call runs in a thread of its own, because CUDA stores the error of a failed call in its thread. The
+    next kernel launched from that thread would report the error as its own.
+    """
+    with ThreadPoolExecutor(1) as thread, contextlib.suppress(Exception):
+        return int(thread.submit(lambda: getattr(torch.cuda.cudart(), function)(*arguments)).result()) == 0
+    return False

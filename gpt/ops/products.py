@@ -7,14 +7,13 @@ Shapes: N rows, C inputs, O outputs.
 """
 
 from collections.abc import Callable
-from typing import TypeAlias
 
 import torch
 import torch.nn.functional as F
 
 from gpt.ops.linear import gelu_tanh, is_compiling_for
 
-Activation: TypeAlias = Callable[[torch.Tensor], torch.Tensor]
+Activation = Callable[[torch.Tensor], torch.Tensor]
 # The activations that oneDNN applies within the product, by its names.
 FUSED: dict[Activation | None, tuple[str, str]] = {
     None: ("none", ""), gelu_tanh: ("gelu", "tanh"), F.gelu: ("gelu", "none")}

@@ -2,20 +2,18 @@
 
 Before torch is imported:
 relations       a table: how flags relate to each other
-contradictions  the rules that no table holds
-early           checks packages before torch is imported, and makes tokens of texts
+early           the rules that no table holds; checks packages before torch is imported; makes tokens of texts
 
 The decisions, in their order:
 inputs          tokens, shape and checkpoint, all checked
-sizing, shape   the size by text and time; the network that follows
+sizing          the size by text and time; the network that follows
 first_model     trains another model before, in the minutes that a small text leaves
 recipe          every default with its reason, from defaults and schedules
 kernels         on an NVIDIA GPU: attention and the output layer, by timing
 memory          the formula, the micro-batch, a copy for saves
 deadline        the length that fits into --max_minutes
 setup           makes all of them
-decided         Setup, which holds them
-records         what a run records of them
+decided         Setup, which holds them, and what a run records of them
 
 In words:
 plan            the lines before the first step

@@ -6,7 +6,6 @@ It reads no data.
 from argparse import Namespace
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
-from typing import TypeAlias
 
 import torch
 
@@ -35,8 +34,14 @@ from gpt.planning.memory import (
     room_of_each,
 )
 from gpt.planning.plan import describe_machine
-from gpt.planning.shape import LOSS_CHUNK, choose_config, choose_options
-from gpt.planning.sizing import DEFAULT_SIZE, FRACTION_OF_PEAK, names_size
+from gpt.planning.sizing import (
+    DEFAULT_SIZE,
+    FRACTION_OF_PEAK,
+    LOSS_CHUNK,
+    choose_config,
+    choose_options,
+    names_size,
+)
 from model import SIZES, Options
 
 GPT2_IDS = 50_257
@@ -46,7 +51,7 @@ FRACTION_ON_GPU = 0.45  # of the matrix products measured, assumed
 FRACTION_COMPILED, FRACTION_EAGER = 0.75, 0.55
 BATCH_SIZES = (8, 16, 32, 64)  # whose memory is shown
 
-Device: TypeAlias = tuple[MemorySetting, float, float]  # the memory's use, its free bytes, FLOP/s of a training step
+Device = tuple[MemorySetting, float, float]  # the memory's use, its free bytes, FLOP/s of a training step
 
 
 def check_machine(args: Namespace, machine: Machine, out: Progress) -> int:

@@ -46,9 +46,8 @@ class Pace:
         validations = recipe.num_times(recipe.eval_interval, steps_done)
         samples = recipe.num_times(recipe.sample_interval, steps_done)
         epochs = steps * recipe.samples_per_step // recipe.windows_per_epoch
-        saves = epochs + validations
         between_steps = (validations * self.validation_seconds(recipe) + samples * self.sample_seconds
-                         + saves * self.save_seconds)
+                         + (epochs + validations) * self.save_seconds)
         return steps * self.step_seconds + between_steps + self.last_save_seconds
 
 
@@ -161,7 +160,6 @@ def recipe_within(seconds: float, setup: Setup, pace: Pace, steps_done: int) -> 
         return replace(shorter, eval_interval=eval_interval_of(args.eval_interval, step, least_interval),
                        sample_interval=sample_interval_of(args.sample_interval, step, least_interval))
 
-    longer = range(steps_done + 2, recipe.total_steps + 1)
-    fitting = steps_done + 1 + bisect_right(
-        longer, seconds, key=lambda step: pace.seconds_left(ending_at(step), steps_done))
+    fitting = steps_done + 1 + bisect_right(range(steps_done + 2, recipe.total_steps + 1), seconds,
+                                            key=lambda step: pace.seconds_left(ending_at(step), steps_done))
     return ending_at(min(fitting, recipe.total_steps))

@@ -121,8 +121,8 @@ def usual_rates(optimizer: str, config: ModelConfig, tokens_per_step: int, total
     lower_law = min(rate_by_compute(config, tokens_per_step, total_tokens), rate_by_parameters(config))
     if finetuning_fraction:
         rate = max(1e-6, finetuning_fraction * lower_law)
-        why = f"{finetuning_fraction:g} of the lower of two laws (Radford et al. 2018)"
-        return UsualRates(rate, rate, INIT_STD, why)
+        return UsualRates(rate, rate, INIT_STD,
+                          f"{finetuning_fraction:g} of the lower of two laws (Radford et al. 2018)")
     if peaks := OPTIMIZERS[optimizer].peaks:
         rate = _peak_by_points(config.n_embd, [*peaks.items()])
         return UsualRates(rate, rate, INIT_STD, "by width (Liu et al. 2025)")

@@ -1,4 +1,8 @@
-"""The start of train.py before it imports torch, which takes seconds: packages, and tokens of given texts."""
+"""The start of train.py before it imports torch, which takes seconds: packages, tokens of texts, wrong flags.
+
+The contradictions of flags by their names stand in relations.py, those by their values here, with the
+shorthands for other flags.
+"""
 
 import glob
 import importlib.util
@@ -16,11 +20,12 @@ from gpt.common.children import PROGRAM, run_child
 from gpt.common.errors import PIP, Exit, UserError, require, warn
 from gpt.common.flags import as_list
 from gpt.common.names import METADATA, RUN_CONFIG, TOKENIZER, TOKENS, TRAINS_NEXT
-from gpt.common.ranks import is_main, is_one_of_several, launcher
+from gpt.common.ranks import is_main, is_one_of_several, launcher, world_size
 from gpt.common.signals import Signals
 from gpt.common.words import is_utf8, printable, shell_line, shell_word
-from gpt.hub.names import check_package, is_on_hub
+from gpt.hub.names import check_package, is_on_hub, problems_with_name
 from gpt.machine.environment import let_segments_grow, set_up_environment
+from gpt.tokens.files import problems_with
 
 
 def before_torch(args: Namespace) -> None:
@@ -196,3 +201,69 @@ def _run_pretokenize(args: Namespace, texts: Sequence[str], make: Sequence[str])
              f"python {shell_line(make)}")
     if answer.returncode:
         raise SystemExit(answer.returncode)
+
+
+# ---------------------------------------------------------------- shorthands and contradictions
+
+
+def expand_shorthands(given: dict[str, Any]) -> dict[str, Any]:
+    """Replaces the shorthands TEXT and --use_lr_scheduler by --data_dir and --lr_schedule.
+
+    The names of folders to write lose the slash that a shell adds behind them. Raises ValueError with the
+    problem of a shorthand that conflicts with another flag.
+    """
+    given = dict(given)
+    for name in {"output_dir", "mirror_to"} & given.keys():
+        given[name] = given[name].rstrip(os.sep) or os.sep
+    if "texts" in given:
+        given.update(in_tokens(given.pop("texts"), given))
+    if "use_lr_scheduler" in given:
+        is_on = given.pop("use_lr_scheduler")
+        schedule = given.setdefault("lr_schedule", "cosine" if is_on else "constant")
+        if (schedule == "constant") == is_on:
+            raise ValueError(f"--lr_schedule {schedule}: not with --{'' if is_on else 'no-'}use_lr_scheduler")
+    return given
+
+
+def contradictions(args: Namespace) -> list[str]:
+    """Returns the problems of flags that are each valid, one line each."""
+    problems = [
+        *problems_with(args.data_dir),
+        *problems_with_name("--init_from", args.init_from),
+        *(f"--{name}: not with several folders in --data_dir: each of them has its own"
+          for name in ("bin_file", "val_bin_file", "metadata_file")
+          if isinstance(args.data_dir, list) and vars(args)[name] is not None),
+        *(f"--{name}: must be a folder of this machine or of a mounted disk, not an address with ://"
+          for name in ("output_dir", "mirror_to") if "://" in (vars(args)[name] or "")),
+        *(f"--{name}: the hub has weights, no state of training; give --init_from"
+          for name in ("resume_from", "cooldown_from") if is_on_hub(vars(args)[name])),
+        *(f"--{name}: a cooldown falls from the learning rate of its checkpoint; drop it"
+          for name in ("learning_rate", "warmup_steps", "lr_schedule") if args.cooldown_from
+          and any(change.startswith(f"{name} ") for change in args.origin.changed)),
+        *(["--teacher: not a model of the hub, which has another tokenizer; give a folder of train.py"]
+          if is_on_hub(args.teacher) else [])]
+    # A recorded --min_lr may be for the end of a cooldown.
+    continues = args.cooldown_from or args.origin.recorded
+    mirror = os.path.join(os.path.realpath(args.mirror_to or ""), "")
+    output_dir = os.path.join(os.path.realpath(args.output_dir), "")
+    rules = {
+        "--init_from resume: drop it; --resume_from auto continues the run in --output_dir":
+            args.init_from == "resume" and not os.path.exists("resume"),
+        "--init_from scratch: drop it; a run starts from random weights":
+            args.init_from == "scratch" and not os.path.exists("scratch"),
+        "--min_lr: is above --learning_rate": args.learning_rate and (args.min_lr or 0) > args.learning_rate,
+        "--min_lr: has no effect with a constant learning rate":
+            args.min_lr is not None and args.lr_schedule == "constant" and not continues,
+        "--warmup_steps: does not end before --max_steps":
+            args.max_steps and (args.warmup_steps or 0) >= args.max_steps,
+        "--n_embd: is not a multiple of --n_head": args.n_embd and args.n_head and args.n_embd % args.n_head,
+        "--init_std: the weights are those of the checkpoint; drop it":
+            any(change.startswith("init_std ") for change in args.origin.changed),
+        "--compile_mode reduce-overhead: is for one process; give --compile_mode default":
+            args.compile_mode == "reduce-overhead" and world_size() > 1,
+        "--tracker none: not with the names of trackers":
+            isinstance(args.tracker, list) and "none" in args.tracker,
+        "--mirror_to: lies in --output_dir, or holds it; give a folder on another disk":
+            args.mirror_to and (mirror.startswith(output_dir) or output_dir.startswith(mirror)),
+    }
+    return [*problems, *(problem for problem, is_so in rules.items() if is_so)]

@@ -122,9 +122,8 @@ def _train_first(inputs: Inputs, runtime: Runtime, argv: Sequence[str], folder: 
         write_toml(file, Layer("", given, {}), "The flags of two models, the first of which is in training.", {})
     words = argv if args.resume_from in (None, "auto") else ["--config", str(file), "--resume_from", "auto"]
     command = [str(PROGRAM / "train.py"), *words, f"--output_dir={folder}", "--max_minutes", f"{minutes:.6g}"]
-    resumable = [word for word in argv if word != "--overwrite"]
-    answer = run_child([sys.executable, *command], runtime.signals, shows=True,
-                       env={TRAINS_NEXT: shell_line(["train.py", *resumable])})
+    to_resume = shell_line(["train.py", *(word for word in argv if word != "--overwrite")])
+    answer = run_child([sys.executable, *command], runtime.signals, shows=True, env={TRAINS_NEXT: to_resume})
     if answer.returncode:
         raise SystemExit(answer.returncode)
 

@@ -26,11 +26,9 @@ from gpt.machine.backends import NVIDIA, gpu_in_use, gpu_of_this_system
 from gpt.machine.runtime import Runtime
 from gpt.planning.early import check_unused
 from gpt.planning.schedules import Cooldown, schedule_of
-from gpt.planning.shape import choose_config
-from gpt.planning.sizing import SIZE_FLAGS, Sizing, choose_sizing
+from gpt.planning.sizing import SIZE_FLAGS, Sizing, choose_config, choose_sizing
 from gpt.tokens.corpus import Corpus, open_corpus
-from gpt.tokens.data_dirs import folders_of
-from gpt.tokens.files import SUFFIXES, beside_tokens
+from gpt.tokens.files import SUFFIXES, beside_tokens, folders_of
 from gpt.tokens.mixture import check_lengths, mix, mixture_in_words
 from gpt.tokens.tokenizer import load_tokenizer
 
@@ -155,8 +153,7 @@ def _check(args: Namespace, runtime: Runtime) -> Inputs:
         stored, limits = resumed.stored, [args.epochs, args.max_steps]
         is_new_text = stored.data.get("train_sha256") != corpus.identity  # with --allow_new_data
         if is_new_text:
-            state = replace(stored.state, samples_of_others=stored.state.samples_seen)
-            stored = replace(stored, state=state)
+            stored = replace(stored, state=replace(stored.state, samples_of_others=stored.state.samples_seen))
         if is_new_text or stored.settings.get("limits", limits) != limits:  # the same minutes plan another end
             stored = replace(stored, settings={**stored.settings, "max_minutes": None})
         inputs = replace(inputs, config=config, resumed=resumed._replace(stored=stored))

@@ -20,7 +20,7 @@ from gpt.architectures.table import ModelConfig
 from gpt.common.files import cache_folder, read_text, write_whole
 from gpt.machine.device import Machine
 from gpt.ops.attention import heads_for_kernel
-from gpt.planning.shape import LOSS_CHUNK
+from gpt.planning.sizing import LOSS_CHUNK
 
 # F.scaled_dot_product_attention's kernels, PyTorch's own preference first.
 KERNELS = {"flash": SDPBackend.FLASH_ATTENTION, "efficient": SDPBackend.EFFICIENT_ATTENTION,
@@ -120,7 +120,9 @@ def time_attention(config: ModelConfig, machine: Machine) -> dict[str, float]:
         try:
             with warnings.catch_warnings(), sdpa_kernel(kernel):
                 warnings.simplefilter("ignore")
-                if all(map(is_close, attend(checked), right)):
+                # Is the error's norm small beside the right result's? Not with a NaN.
+                if all(float((result.float() - good).norm()) < TOLERANCE * float(good.norm())
+                       for result, good in zip(attend(checked), right, strict=True)):
                     seconds[name] = seconds_of(partial(attend, inputs))
         except torch.OutOfMemoryError:
             raise
@@ -136,11 +138,6 @@ def attend(inputs: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
     y_BHTK = F.scaled_dot_product_attention(q_BHTK, k_BHTK, v_BHTK, is_causal=True,
                                             enable_gqa=k_BHTK.size(1) < q_BHTK.size(1))
     return y_BHTK, *torch.autograd.grad(y_BHTK, (q_BHTK, k_BGTK, v_BGTK), dy_BHTK)
-
-
-def is_close(result: torch.Tensor, right: torch.Tensor) -> bool:
-    """True if the error's norm is below TOLERANCE of the right result's norm; False with a NaN."""
-    return float((result.float() - right).norm()) < TOLERANCE * float(right.norm())
 
 
 def seconds_of(work: Callable[[], object]) -> float:

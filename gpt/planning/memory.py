@@ -25,7 +25,7 @@ from gpt.common.progress import Progress
 from gpt.common.words import printable, several, size
 from gpt.machine.backends import BACKENDS
 from gpt.machine.device import Machine
-from gpt.machine.memory import available_ram
+from gpt.machine.environment import available_ram
 from gpt.machine.processes import ALONE, Processes
 from gpt.machine.runtime import Runtime
 from gpt.optimizers.build import state_bytes

@@ -35,11 +35,11 @@ from gpt.planning.forecast import describe_forecast
 from gpt.planning.memory import describe_memory, predicted_peak
 from gpt.planning.recipe import Recipe
 from gpt.planning.schedules import describe_schedule
-from gpt.planning.shape import DEFAULT_SEQ_LENGTH
+from gpt.planning.sizing import DEFAULT_SEQ_LENGTH
 from gpt.tokens.corpus import Component, Corpus
-from gpt.tokens.masks import Mask
 from gpt.tokens.mixture import weight_percent
 from gpt.tokens.ngrams import MANY_COPIES
+from gpt.tokens.stream import Mask
 from model import SIZES
 
 MIN_VAL_TOKENS = 1000

@@ -81,8 +81,8 @@ class Recipe(Schedule):
     def until(self, last_step: int) -> "Recipe":
         """The recipe with another last step, counted from the run's first; intervals stay."""
         samples = last_step * self.samples_per_step + self.samples_of_other_steps
-        epochs = epochs_of(samples, self.samples_per_step, self.windows_per_epoch)
-        return replace(self, total_steps=last_step, epochs=epochs)
+        return replace(self, total_steps=last_step,
+                       epochs=epochs_of(samples, self.samples_per_step, self.windows_per_epoch))
 
     def command_from_plateau(self, args: Namespace, times: int = 2) -> str:
         """The command for a longer run in another folder, from where the cooldown, or wsd's fall, began."""

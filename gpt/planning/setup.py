@@ -10,11 +10,11 @@ import data
 from gpt.common.errors import Exit, UserError
 from gpt.common.names import TRAINS_NEXT
 from gpt.common.words import duration, several, size
-from gpt.machine.memory import available_ram
+from gpt.machine.environment import available_ram
 from gpt.machine.runtime import Runtime
 from gpt.planning import defaults
 from gpt.planning.deadline import Deadline
-from gpt.planning.decided import Setup
+from gpt.planning.decided import Setup, measures_same_tokens, same_everywhere
 from gpt.planning.evidence import ngram_statistics
 from gpt.planning.inputs import Inputs
 from gpt.planning.kernels import choose_kernels, use_attention
@@ -30,10 +30,8 @@ from gpt.planning.memory import (
     setting_of,
 )
 from gpt.planning.recipe import ENDLESS, Recipe, choose_recipe, had_step_of
-from gpt.planning.records import measures_same_tokens, same_everywhere
 from gpt.planning.relations import of_another_recipe
-from gpt.planning.shape import choose_options
-from gpt.planning.sizing import FRACTION_OF_PEAK, UNKNOWN_PEAK
+from gpt.planning.sizing import FRACTION_OF_PEAK, UNKNOWN_PEAK, choose_options
 from gpt.tokens.corpus import Corpus
 from model import Options
 
@@ -156,11 +154,10 @@ def _say_if_finished(inputs: Inputs, recipe: Recipe, longest: Recipe, deadline: 
     elif TRAINS_NEXT in os.environ:
         more = "the second model follows"
     elif not is_patient:
-        validations = several(state.validations_without_gain, "validation")
-        more = f"{validations} brought no new best; raise --patience to continue"
+        more = (f"{several(state.validations_without_gain, 'validation')} brought no new best; "
+                "raise --patience to continue")
     elif recipe.cooldown and state.step >= recipe.total_steps:
-        command = recipe.command_from_plateau(args)
-        more = f"cooled down; to train on from before: {command}"
+        more = f"cooled down; to train on from before: {recipe.command_from_plateau(args)}"
     elif is_out_of_time or recipe.total_steps < longest.total_steps:  # the minutes planned the last step
         more = f"raise --max_minutes to continue: all starts together took {duration(state.seconds)}"
     else:

@@ -2,19 +2,24 @@
 
 They follow from the corpus, the processor and the time. The speed of the processor is measured where no flag
 names a size, and else assumed from its number of threads. It only chooses; the time announced before the first
-step comes from measured steps. A resumed run keeps its recorded shape.
+step comes from measured steps. A resumed run keeps its recorded shape. The shape of every run follows from the
+flags, pretrained weights or this choice, and so does how the network is computed in training.
 """
 
 import time
 from argparse import Namespace
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 
 from gpt.architectures.table import ARCHITECTURES, DEFAULT, ModelConfig, create, own_fields_with_flags
+from gpt.checkpoint.load import starting_config
 from gpt.common.errors import Exit, UserError
+from gpt.common.words import several
 from gpt.machine.backends import CPU, gpu_in_use
+from gpt.machine.device import Machine
 from gpt.optimizers.table import MUON_PAYS
 from gpt.planning.defaults import (
     FACTOR_OF_HELPED,
@@ -168,7 +173,8 @@ def sizing_for(vocab_size: int, num_tokens: int, speed: float, max_minutes: floa
     minutes = max_minutes or USUAL_MINUTES
     seq_length = seq_length or power_of_two(num_tokens // LEAST_SEQUENCES, SHORTEST_SEQUENCE, LONGEST_SEQUENCE)
     flops = speed * 60 * minutes
-    configs = [ARCHITECTURES[arch].sized(each, vocab_size, seq_length) for each in ([shape] if shape else SHAPES)]
+    configs = [ARCHITECTURES[arch].sized(each, vocab_size, seq_length)
+               for each in ([shape] if shape else SHAPES)]
 
     def fits(config: ModelConfig) -> bool:
         least_passes = LEAST_PASSES_OF_WIDE if config.n_embd >= WIDE else LEAST_PASSES
@@ -202,3 +208,59 @@ def sizing_for(vocab_size: int, num_tokens: int, speed: float, max_minutes: floa
 def power_of_two(number: float, least: int = 1, most: int = 2**62) -> int:
     """The largest power of two up to the number, within two bounds that are powers of two."""
     return min(most, max(least, 1 << max(1, int(number)).bit_length() - 1))
+
+
+# ---------------------------------------------------------------- the network's config, and how it is computed
+
+LOSS_CHUNK = 2048  # tokens whose logits exist at a time, on a GPU or compiled
+DEFAULT_SEQ_LENGTH = 1024
+LONGEST_DEFAULT_SEQ_LENGTH = 2048  # of pretrained weights: Qwen3 allows 40,960 positions, too many for any memory
+
+
+def choose_config(args: Namespace, vocab_size: int, num_tokens: int, sizing: Sizing | None = None,
+                  ) -> ModelConfig:
+    """The model's shape from the flags, --init_from or the sizing; T is shorter than requested for a shorter corpus.
+
+    The model of --init_from gets an id for each of the corpus. Raises UserError. Exit 2 means a width that the
+    heads do not divide, or a T longer than --init_from allows. Exit 3 means a corpus of fewer than two tokens.
+    Exit 4 means that --init_from names no model.
+    """
+    if num_tokens < 2:
+        raise UserError(Exit.DATA, f"the corpus has {several(num_tokens, 'token')}, and training needs at least 2. "
+                                   "Give pretokenize.py more text.")
+    if args.init_from:
+        _, config = starting_config(args.init_from)
+        if (args.seq_length or 1) > config.seq_length:
+            raise UserError(Exit.FLAGS, f"--seq_length {args.seq_length}: --init_from has {config.seq_length} "
+                                        "positions. Lower it.")
+        seq_length = min(args.seq_length or min(config.seq_length, LONGEST_DEFAULT_SEQ_LENGTH), num_tokens - 1)
+        return replace(config, vocab_size=max(vocab_size, config.vocab_size), seq_length=seq_length,
+                       dropout=args.dropout or 0.0)
+
+    shape = (sizing and sizing.shape) or shape_of(args)
+    seq_length = args.seq_length or (sizing.seq_length if sizing else DEFAULT_SEQ_LENGTH)
+    architecture = ARCHITECTURES[sizing.arch if sizing else args.arch or DEFAULT]
+    others = {name: getattr(args, name) for name in own_fields_with_flags(architecture.Config, vars(args))
+              if getattr(args, name) is not None}
+    return architecture.sized(shape, vocab_size, min(seq_length, num_tokens - 1), **others)
+
+
+def choose_options(recompute: bool, has_weights: bool, machine: Machine,
+                   recorded_environment: Mapping[str, Any]) -> Options:
+    """Chooses how the model is computed during training: dtypes, recomputation, and chunks of the loss.
+
+    recompute is --activation_checkpointing; has_weights is True for a run from pretrained weights. The
+    environment that a resumed run recorded keeps a residual stream with the range of fp32 that began so; it is
+    empty for a new run.
+    """
+    # Trained weights can make activations beyond the largest number of fp16, 65,504. A
+    # resumed run keeps its dtype.
+    stays_wide = machine.precision == "fp16" and (
+        has_weights or recorded_environment.get("residual") in ("fp32", "bf16"))
+    # Pre-Ampere cards only emulate bf16. With recomputation torch 2.11 would keep the
+    # results of custom operations.
+    is_half = machine.precision == "fp16" or (machine.precision == "bf16" and machine.backend.has_bf16())
+    rounds = machine.backend.sums_in_fp32 and is_half and not recompute
+    return Options(rounded_to=machine.dtype if rounds else None, recompute=recompute,
+                   residual_dtype=None if stays_wide or machine.precision == "fp32" else machine.dtype,
+                   loss_chunk=LOSS_CHUNK if machine.on_gpu or machine.compile else 0)

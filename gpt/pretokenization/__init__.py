@@ -1,8 +1,8 @@
 """Text to token files, in the order that the text takes. Start with pretokenize.py, which calls the stages.
 
-files         holds one input file and its text, unpacked and decoded; encodings refuses text that is not UTF-8.
+files         holds one input file and its text, unpacked and decoded.
 blocks        is the base of all kinds of input: text_files, json_lines, conversations and parquet.
-sources       finds the input files and recognises their kind, by its table KINDS.
+sources       finds the input files and recognises their kind, by its table KINDS; refuses other encodings.
 engines       encodes text into ids.
 store         holds the output folder while it is filled.
 workers       runs tasks in several processes.

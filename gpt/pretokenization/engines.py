@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from gpt.machine.memory import resident_bytes
+from gpt.machine.environment import resident_bytes
 from gpt.tokens.tokenizer import Vocabulary
 
 BATCH_BYTES = 2**20  # encoded by tokenizers at once; an encoding takes about 100 bytes of memory for each token
@@ -158,8 +158,7 @@ class Encoder:
                                                                 add_special_tokens=False)
         ids = [np.array(encoding.ids + [self.vocabulary.end_id] * last, np.uint32)
                for encoding, last in zip(encodings, lasts, strict=True)]
-        piece_ends = np.cumsum(list(map(len, ids)), dtype=np.int64)
-        return np.concatenate(ids), piece_ends[lasts]
+        return np.concatenate(ids), np.cumsum(list(map(len, ids)), dtype=np.int64)[lasts]
 
     def differs(self, *contents: bytes) -> bool:
         """True if gigatoken, which must be the engine, and tokenizers give other ids to one of these texts."""

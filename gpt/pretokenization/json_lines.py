@@ -102,8 +102,7 @@ def _equal_rows(head: str, mark: str, quoting: Any) -> list[list[str]]:
     rows = rows[:-1] if is_cut else rows
     if len(rows) < 2 or len({len(row) for row in rows}) > 1:
         return NO_TABLE
-    is_one_column = len(rows[0]) == 1
-    return NO_TABLE if is_one_column and set(rows[0][0]).intersection(CELL_SEPARATORS) else rows
+    return NO_TABLE if len(rows[0]) == 1 and set(rows[0][0]).intersection(CELL_SEPARATORS) else rows
 
 
 def line_blocks(source: Source, reading: Reading) -> Iterator[TextBlock]:

@@ -8,7 +8,7 @@ from pathlib import Path
 from gpt.common.errors import Exit, UserError
 from gpt.common.words import printable, several, shell_word
 from gpt.tokens.corpus import Component, Corpus
-from gpt.tokens.data_dirs import DataDir, whole_parts
+from gpt.tokens.files import DataDir, whole_parts
 from gpt.tokens.stream import TokenStream
 
 

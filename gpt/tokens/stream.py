@@ -1,12 +1,17 @@
-"""The tokens of one or more files as one stream, and the check that reads each of them once."""
+"""The tokens of one or more files as one stream: a check of each, a watch over the files, which tokens count."""
 
 import hashlib
+import itertools
+import os
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
+from tokenizers import Tokenizer
 
 from gpt.common.errors import Exit, UserError
 from gpt.common.words import printable
+from gpt.tokens.chat import START, can_converse
 from gpt.tokens.layouts import DTYPES, Part, token_file_error
 
 SCANNED_TOKENS = 2**22  # that are read and checked at a time
@@ -98,3 +103,84 @@ def scan(part: Part, vocab_size: int) -> str:
             raise token_file_error(part.path, "changed while it was read. Run the command again when "
                                               "nothing writes to it.")
     return digest.hexdigest()
+
+
+# ---------------------------------------------------------------- files that change while they are read
+
+
+class TokensChanged(UserError):
+    """A token file was rewritten or truncated while it was read (exit 3)."""
+
+
+class Watch:
+    """Compares the files of memory-mapped parts with their state when the watch began.
+
+    A deleted file, or one replaced by another of its name, counts as unchanged: its map keeps the tokens. A
+    process that reads beyond the end of a file, because another program cuts it at that moment, is ended by the
+    system (SIGBUS). Its checkpoints are complete.
+    """
+
+    def __init__(self, parts: Sequence[Part]):
+        self._parts = parts
+        self._seen = [_status_of(part) for part in parts]
+
+    def raise_if_changed(self, indices: Iterable[int]) -> None:
+        """Raises TokensChanged if one of the parts with these indices has changed; one takes 2 microseconds."""
+        for index in {*indices}:
+            seen, now = self._seen[index], _status_of(self._parts[index])
+            if seen and now and now[:2] == seen[:2] and now != seen:
+                raise TokensChanged(
+                    Exit.DATA, f"token file {printable(self._parts[index].path)} was written to or cut "
+                               f"({seen[2]:,} bytes before, {now[2]:,} now) while it was read. Restore the file "
+                               "that pretokenize.py wrote.")
+
+
+def _status_of(part: Part) -> tuple[int, int, int, int] | None:
+    """Device, inode, size and time of a part's file, which change with it; None if the file was removed."""
+    try:
+        status = os.stat(part.path)
+    except OSError:
+        return None
+    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
+
+
+# ---------------------------------------------------------------- which tokens count in the loss
+
+
+def warn_without_mask(stream: TokenStream, tokenizer: Tokenizer | None, warn: Callable[[str], None]) -> None:
+    """Warns of files whose beginning holds conversations if nothing says which of their tokens are answers."""
+    start_id = tokenizer.token_to_id(START) if tokenizer and can_converse(tokenizer) else None
+    for part in stream.parts if start_id is not None else ():
+        first = np.fromfile(part.path, DTYPES[part.dtype], min(part.length, 2**16), offset=part.offset_bytes)
+        if part.mask is None and start_id in first:
+            warn(f"{printable(part.path)} holds conversations, and the tokens of the questions count too. For the "
+                 "answers alone, keep it in the folder of pretokenize.py, with metadata.json and the .mask.")
+
+
+class Mask:
+    """Tells which tokens of a stream count in the loss; in a part without a mask all do.
+
+    The bits are held in memory, one for each token.
+    """
+
+    def __init__(self, stream: TokenStream):
+        """Reads the masks of the stream's parts, whose content open_corpus has compared with its sha256."""
+        self._firsts = list(itertools.accumulate((part.length for part in stream.parts[:-1]), initial=0))
+        bits = [np.full(-(-part.length // 8), 255, np.uint8) if part.mask is None else np.fromfile(part.mask, np.uint8)
+                for part in stream.parts]
+        self._bits = np.concatenate([*bits, np.zeros(1, np.uint8)])  # the last byte stands for all beyond the stream
+        # From the number of a token in the stream to that of its bit: each part begins with a byte of its own.
+        before = itertools.accumulate(map(len, bits[:-1]), initial=0)
+        self._shifts = np.array([8 * num_bytes + part.offset_bytes // part.item_bytes * bool(part.mask) - first
+                                 for num_bytes, part, first in zip(before, stream.parts, self._firsts, strict=True)])
+
+    def rows(self, starts: np.ndarray, width: int) -> np.ndarray:
+        """Tells for rows of tokens which of them count, bool [B, width]: row i begins at token starts[i].
+
+        False beyond the last token of a stream with a mask. No row reaches from one part into another where one
+        of them has a mask.
+        """
+        shifts = self._shifts[np.searchsorted(self._firsts, starts, "right") - 1]
+        places = (starts + shifts)[:, None] + np.arange(width)
+        bits = self._bits.take(places // 8, mode="clip") >> (places % 8).astype(np.uint8)
+        return bits & 1 > 0

@@ -21,7 +21,6 @@ START, END = "<|im_start|>", "<|im_end|>"  # of a turn of a conversation
 USUAL_ENDS = (END_OF_TEXT, "</s>", "<|end_of_text|>", "<eos>")  # tokenizers' names for the end of a document
 # The files beside a tokenizer.json that name its end of a text, and their fields.
 ENDS_IN_FILES = {METADATA: "end_of_text", TOKENIZER_CONFIG: "eos_token", "special_tokens_map.json": "eos_token"}
-OLDER_FORMS = ("merges.txt", "tokenizer.model")  # files of GPT-2's and of Llama's tokenizer before tokenizer.json
 MAX_VOCAB_SIZE = 2**24  # checkpoints have the same bound
 MAX_TOKENIZER_BYTES = 256 * 2**20
 
@@ -78,7 +77,7 @@ def load_with_size(path: Path) -> tuple[Tokenizer, int]:
     except OSError as error:
         if isinstance(error, PermissionError):
             cure = "The file may not be read: change its permissions, or give a copy."
-        elif any((folder / name).is_file() for name in OLDER_FORMS):
+        elif any((folder / name).is_file() for name in ("merges.txt", "tokenizer.model")):  # GPT-2's, Llama's
             cure = ("The folder has its tokenizer in an older form. Save it in this one, with transformers:\n"
                     "python -c 'import sys, transformers; transformers.AutoTokenizer"
                     f".from_pretrained(sys.argv[1]).save_pretrained(sys.argv[1])' {shell_word(folder)}")

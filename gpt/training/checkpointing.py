@@ -22,11 +22,9 @@ from gpt.checkpoint.mirror import Mirror, yield_the_cores
 from gpt.checkpoint.steps import steps_in
 from gpt.common.files import free_of, sync, why_not_written
 from gpt.common.names import METRICS, TRAINS_NEXT
-from gpt.common.signals import AtRisk
 from gpt.common.words import printable, several, shell_line, shell_word, size
 from gpt.hub.names import DATASET, MODEL, is_on_hub, repo_of
-from gpt.planning.decided import Setup
-from gpt.planning.records import flags_of_run, settings_of
+from gpt.planning.decided import Setup, flags_of_run, settings_of
 from gpt.tokens.chat import END, START, can_converse, template_of
 from gpt.tokens.mixture import mixture_in_words, weight_percent
 from gpt.training.run import Run
@@ -231,14 +229,14 @@ class Checkpointer:
         """True while this process has a save in flight, or waits for the main process's save or mirror."""
         return self._is_waiting or self._pending is not None
 
-    def at_risk(self) -> AtRisk:
+    def at_risk(self) -> tuple[str, str]:
         """In words: the steps lost if the process ends now, and the safe checkpoint. Any thread may call this."""
         step, saved = self._run.state.step, self._written_step
         lost = step - (self._first_step if saved is None else saved)
         since = "of this run, which has saved nothing yet" if saved is None else f"since checkpoint-{saved}"
         safe = ("" if saved is None else
                 f"checkpoint-{saved}, from which --resume_from {shell_word(self.output_dir)} goes on")
-        return AtRisk(f"the {several(lost, 'step')} {since}" if lost else "", safe)
+        return f"the {several(lost, 'step')} {since}" if lost else "", safe
 
     def last_good(self) -> str:
         """Names the newest checkpoint in the beginning of a sentence, which ends with "Resume" or "Start again".

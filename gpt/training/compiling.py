@@ -8,12 +8,10 @@ import torch
 
 from gpt.common.errors import is_out_of_memory
 from gpt.common.words import duration
-from gpt.machine.device import describe_compile_error
-from gpt.machine.kernels import remove_unfinished_kernels
+from gpt.machine.device import describe_compile_error, remove_unfinished_kernels
 from gpt.machine.runtime import Runtime
 from gpt.optimizers.build import compile_optimizer
-from gpt.training.micro_batches import micro_batches
-from gpt.training.run import Run
+from gpt.training.run import Run, micro_batches
 
 
 def try_to_compile(run: Run, compile_model: Callable[[], None]) -> None:

@@ -1,7 +1,7 @@
 """Overfits N batches on purpose (--overfit N), the first test of a set-up; writes nothing.
 
 A set-up that cannot memorize a few batches cannot learn a corpus. Source: Karpathy 2019, A Recipe for Training
-Neural Networks. gpt/watching/overfitting.py warns of a real run that overfits.
+Neural Networks. gpt/watching/curve.py warns of a real run that overfits.
 """
 
 import math

@@ -15,7 +15,7 @@ from gpt.machine.backends import CPU
 from gpt.optimizers.build import state_schema
 from gpt.planning.decided import Setup
 from gpt.planning.memory import CUDA_CONTEXT, GIB, divisors, remember_too_many
-from gpt.tokens.watch import TokensChanged
+from gpt.tokens.stream import TokensChanged
 from gpt.training.checkpointing import Checkpointer
 from gpt.training.run import Run
 

@@ -7,7 +7,7 @@ from gpt.checkpoint import load
 from gpt.common.words import printable, several, short
 from gpt.hub.names import as_recorded
 from gpt.optimizers.build import state_schema
-from gpt.planning.records import measures_same_tokens, settings_of
+from gpt.planning.decided import measures_same_tokens, settings_of
 from gpt.planning.schedules import schedule_of
 from gpt.training.run import Run
 

@@ -17,8 +17,8 @@ from gpt.checkpoint.steps import steps_in
 from gpt.common.names import FIRST_MODEL, TOKENIZER, TRAINS_NEXT
 from gpt.common.ranks import launcher
 from gpt.common.words import duration, percent, printable, several, shell_word
-from gpt.machine.pinned import to_host
-from gpt.machine.timing import Mark
+from gpt.machine.backends import to_host
+from gpt.machine.runtime import Mark
 from gpt.planning.defaults import has_teacher_or_noise, times_too_short
 from gpt.planning.first_model import lowest_loss
 from gpt.planning.forecast import bits_after_twice, forecast_of
@@ -26,9 +26,8 @@ from gpt.training.pacing import mfu
 from gpt.training.recovery import TooManySkipped
 from gpt.training.run import Figures, Run
 from gpt.training.validation import ValidationLoss
-from gpt.watching.curve import LossCurve
+from gpt.watching.curve import LossCurve, OverfittingWatch
 from gpt.watching.next_step import FRESH, LONGER, MORE_TEXT, next_step
-from gpt.watching.overfitting import OverfittingWatch
 from gpt.watching.recorder import Recorder
 from model import SIZES
 

@@ -13,8 +13,8 @@ from gpt.common.config import write_toml
 from gpt.common.names import FIRST_MODEL, LOG, RUN_CONFIG, STARTS
 from gpt.common.ranks import launcher
 from gpt.common.words import first_line, shell_line, shell_word
-from gpt.planning.records import flags_of_run, settings_of
-from gpt.tokens.watch import TokensChanged
+from gpt.planning.decided import flags_of_run, settings_of
+from gpt.tokens.stream import TokensChanged
 from gpt.training.checkpointing import Checkpointer
 from gpt.training.run import Run
 from gpt.watching.monitor import Monitor
@@ -84,8 +84,8 @@ def recorded_start(run: Run) -> Iterator[None]:
     output_dir = Path(setup.args.output_dir)
 
     def append(event: str, **fields: str) -> None:
-        row = {"time": time.time(), "event": event, "step": run.state.step, **fields}
-        append_row(output_dir / STARTS, row, f"this {event}")
+        append_row(output_dir / STARTS, {"time": time.time(), "event": event, "step": run.state.step, **fields},
+                   f"this {event}")
 
     if not (setup.resumed and run.state.step > 0 and is_inside(setup.resumed.folder, output_dir)):
         with contextlib.suppress(OSError):

@@ -21,7 +21,7 @@ pytestmark = NEEDS
 LATER = '.to("cpu", non_blocking=True)'
 MUTANTS = [  # function, a piece of its source, what stands there instead, flags of train.py
     # A wait less.
-    ("gpt.machine.timing:Mark.wait", "self.event.synchronize()", "pass", ""),
+    ("gpt.machine.runtime:Mark.wait", "self.event.synchronize()", "pass", ""),
     ("gpt.watching.monitor:Monitor.add", "clock.mark()", "clock._lap_began", ""),
     ("gpt.watching.monitor:Monitor.catch_up", ".item()", f"{LATER}.item()", ""),
     ("gpt.training.validation:sum_losses", "float(loss)", f"float(loss{LATER})", ""),
@@ -29,9 +29,9 @@ MUTANTS = [  # function, a piece of its source, what stands there instead, flags
     ("gpt.generation.sampling:_next_ids", ".tolist()", f"{LATER}.tolist()", ""),
     ("gpt.evaluation.scoring:score_batch", ".cpu()", LATER, ""),
     # A pinned copy less, or one that is used again too early.
-    ("gpt.machine.pinned:to_host", ", pin_memory=True", "", ""),
-    ("gpt.machine.pinned:to_device", ".pin_memory()", "", ""),
-    ("gpt.machine.pinned:to_device", "x.pin_memory().to(device, non_blocking=True)",
+    ("gpt.machine.backends:to_host", ", pin_memory=True", "", ""),
+    ("gpt.machine.backends:to_device", ".pin_memory()", "", ""),
+    ("gpt.machine.backends:to_device", "x.pin_memory().to(device, non_blocking=True)",
      "[pinned := x.pin_memory(), pinned.to(device, non_blocking=True), pinned.zero_()][1]", ""),
     ("data:_as_batch", "to_device(torch.from_numpy(rows.view(f'<i{rows.itemsize}')), device)",
      "torch.from_numpy(rows.view(f'<i{rows.itemsize}')).to(device)", "--preload ram"),

@@ -62,7 +62,7 @@ def measure(capability: int, flags: list[str]) -> dict[str, Any]:
     from gpt.optimizers.build import build_optimizer, dtype_of_products, parameter_groups, state_bytes
     from gpt.optimizers.table import optimizer_with_largest_state
     from gpt.planning.memory import MemorySetting, memory_parts, predicted_peak
-    from gpt.planning.shape import choose_config, choose_options
+    from gpt.planning.sizing import choose_config, choose_options
     from gpt.training.compiling import compiles_blocks
     from gpt.training.strategies import Strategy
     from tests.helpers.training import run_of

@@ -49,7 +49,7 @@ def compile_step(card: Card, arch: str, optimizer_name: str) -> dict[str, Any]:
     from gpt.architectures.table import architecture_of
     from gpt.machine.device import Machine
     from gpt.optimizers.build import build_optimizer, dtype_of_products, parameter_groups
-    from gpt.planning.shape import choose_config, choose_options
+    from gpt.planning.sizing import choose_config, choose_options
     from tests.helpers.training import run_of
 
     half = torch.bfloat16 if card.capability >= 80 else torch.float16

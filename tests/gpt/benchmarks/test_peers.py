@@ -4,8 +4,8 @@ import io
 from dataclasses import replace
 
 from gpt.benchmarks import peers
+from gpt.benchmarks.bench import synthesise
 from gpt.benchmarks.ladder import Bench, Shape
-from gpt.benchmarks.prepare import synthesise
 from tests.helpers.bench import leave_a_run, make_bench
 
 TRAIN = """

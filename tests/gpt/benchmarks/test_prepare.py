@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from gpt.benchmarks.prepare import synthesise
+from gpt.benchmarks.bench import synthesise
 from gpt.tokens.corpus import open_corpus
 
 

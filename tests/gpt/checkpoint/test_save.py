@@ -17,7 +17,7 @@ from gpt.checkpoint import stored
 from gpt.checkpoint.contents import Tensors, tensor_files, text_files
 from gpt.checkpoint.save import Snapshot, save, write_file
 from gpt.checkpoint.stored import verify
-from gpt.machine.pinned import HostBuffer
+from gpt.machine.backends import HostBuffer
 from tests.helpers.checkpoints import flip, names_in
 
 

@@ -216,7 +216,7 @@ def test_standard_input_takes_any_bytes(monkeypatch):
 def test_a_stop_does_not_wait_for_the_threads_of_a_library():
     """As of a download with several files: Python's shutdown would wait for all of them."""
     done = run_python("import time\nfrom concurrent.futures import ThreadPoolExecutor\n"
-                      "from gpt.common.ending import guard\nfrom gpt.common.waiting import in_thread\n"
+                      "from gpt.common.ending import guard\nfrom gpt.common.ending import in_thread\n"
                       "def work():\n"
                       "    with ThreadPoolExecutor() as pool:\n"
                       "        list(pool.map(lambda seconds: print('waited', time.sleep(seconds)), [3.0] * 2))\n"

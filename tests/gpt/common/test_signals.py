@@ -32,10 +32,10 @@ def test_what_nohup_ignores_stays_ignored():
     assert done.stdout == "None\nCtrl-C\n"
 
 
-PROMISE = ("import os, signal, sys, time\nfrom gpt.common.signals import Signals, AtRisk\n"
+PROMISE = ("import os, signal, sys, time\nfrom gpt.common.signals import Signals\n"
            "def wait(seconds=60):\n    sys.stderr.flush()\n    time.sleep(seconds)\n"
            "with Signals() as signals:\n"
-           "    signals.on_stop(lambda: 'stopping after step 3', lambda: AtRisk('the 2 steps since a', 'a'))\n")
+           "    signals.on_stop(lambda: 'stopping after step 3', lambda: ('the 2 steps since a', 'a'))\n")
 
 
 @pytest.mark.skipif(os.name != "posix", reason="Windows answers between two operations of Python")

@@ -1,4 +1,4 @@
-"""gpt/evaluation/texts.py: perplexity and bits per byte agree with transformers, in every form of document."""
+"""gpt/evaluation/documents.py: perplexity and bits per byte agree with transformers, in every form of document."""
 
 import errno
 import gzip
@@ -11,8 +11,8 @@ import pytest
 from tokenizers import Tokenizer, decoders, models
 
 from gpt.common.errors import Exit, UserError
-from gpt.evaluation import texts
-from gpt.evaluation.texts import texts_of
+from gpt.evaluation import documents as texts
+from gpt.evaluation.documents import texts_of
 from tests.helpers.scoring import T, log_probabilities
 
 

@@ -1,4 +1,4 @@
-"""gpt/evaluation/token_files.py: token files have the same figures as their text."""
+"""gpt/evaluation/documents.py: token files have the same figures as their text."""
 
 import json
 from dataclasses import replace
@@ -7,9 +7,8 @@ import numpy as np
 import pytest
 from tokenizers.processors import TemplateProcessing
 
-from gpt.evaluation import token_files
-from gpt.evaluation.texts import texts_of
-from gpt.evaluation.token_files import token_files_of
+from gpt.evaluation import documents as token_files
+from gpt.evaluation.documents import texts_of, token_files_of
 from tests.helpers.token_files import write_datatrove, write_llmc, write_npy, write_raw
 
 

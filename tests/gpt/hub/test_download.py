@@ -1,4 +1,4 @@
-"""gpt/hub/download.py, gpt/hub/library.py: the right files are downloaded, and each error is one line."""
+"""gpt/hub/download.py: the right files are downloaded, and each error is one line."""
 
 import argparse
 import subprocess
@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from gpt.common.errors import Exit, UserError
-from gpt.hub.download import choose_files, download_dataset, download_flag, download_model
-from gpt.hub.library import explained_errors
+from gpt.hub.download import choose_files, download_dataset, download_flag, download_model, explained_errors
 from gpt.hub.names import DATASET, check_package, parse_name
 from tests.helpers.hub import forbid, unplug
 from tests.helpers.refusals import refused

@@ -12,7 +12,7 @@ import torch
 
 from gpt.common.errors import UserError, is_out_of_memory
 from gpt.machine import backends, device
-from gpt.machine.timing import TrainingClock
+from gpt.machine.runtime import TrainingClock
 from tests.helpers import apple
 from tests.helpers.apple import GIB
 

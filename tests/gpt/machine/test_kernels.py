@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gpt.machine.kernels import is_whole_library, remove_unfinished_kernels
+from gpt.machine.device import is_whole_library, remove_unfinished_kernels
 from tests.helpers.commands import run
 from tests.helpers.training import TINY
 

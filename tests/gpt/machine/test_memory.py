@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from gpt.common.errors import is_out_of_memory
-from gpt.machine.memory import available_ram
+from gpt.machine.environment import available_ram
 from tests.helpers.commands import run_python
 from tests.helpers.machines import CPU
 
@@ -64,6 +64,6 @@ def test_a_scheduler_that_allows_a_job_less_is_believed(monkeypatch, line, limit
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_the_peak_of_a_process_is_not_that_of_the_one_that_started_it():
     big = bytearray(b"x") * (600 * 2**20)  # more than importing torch takes
-    code = "from gpt.machine.memory import peak_resident\nprint(peak_resident())"
+    code = "from gpt.machine.environment import peak_resident\nprint(peak_resident())"
     done = run_python(code)
     assert 2**20 < int(done.stdout) < len(big), done.stderr

@@ -7,7 +7,7 @@ from typing import ClassVar
 
 import torch
 
-from gpt.machine.timing import Gauge, TrainingClock
+from gpt.machine.runtime import Gauge, TrainingClock
 from tests.helpers.machines import CPU
 
 

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from gpt.machine import memory
+from gpt.machine import environment as memory
 
 GIB = 2**30
 

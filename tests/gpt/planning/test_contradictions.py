@@ -4,7 +4,7 @@ import pytest
 
 import train
 from gpt.common.errors import Exit, UserError
-from gpt.planning.contradictions import expand_shorthands
+from gpt.planning.early import expand_shorthands
 
 
 @pytest.mark.parametrize(("words", "message"), [

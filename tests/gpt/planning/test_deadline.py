@@ -6,6 +6,7 @@ import json
 import os
 import re
 import signal
+import time
 import types
 
 import pytest
@@ -138,7 +139,8 @@ def slower(request, monkeypatch):
     monkeypatch.setattr(Checkpointer, "save_seconds", property(lambda _: 0.0, lambda *_: None), raising=False)
     ticks = itertools.count(0.0, 0.1)
     for module in ("gpt.machine.runtime", "gpt.planning.deadline"):
-        monkeypatch.setattr(f"{module}.time", types.SimpleNamespace(monotonic=ticks.__next__))
+        monkeypatch.setattr(f"{module}.time", types.SimpleNamespace(
+            monotonic=ticks.__next__, perf_counter=time.perf_counter))
 
 
 @pytest.mark.parametrize("slower", [1e-6, 2.0], indirect=True)

@@ -26,8 +26,7 @@ from gpt.planning import inputs as inputs_of
 from gpt.planning.defaults import has_teacher_or_noise
 from gpt.planning.first_model import after_first_model
 from gpt.planning.inputs import Inputs
-from gpt.planning.shape import choose_config
-from gpt.planning.sizing import sizing_for
+from gpt.planning.sizing import choose_config, sizing_for
 from tests.helpers.commands import ROOT
 from tests.helpers.refusals import refused
 
@@ -143,8 +142,8 @@ def test_a_first_model_that_has_begun_goes_on_where_it_is_asked_to(two_models):
     assert "--overwrite" in command, "the first model's own checkpoints go too"
     assert resumed == "train.py --max_minutes 10"
     assert not steps[0].exists(), "a later --resume_from auto would go on with it"
-    prompt = r"a\\nb\n"
-    _, _, [(command, _)] = two_models(TrainState(), ["--resume_from", "out", *LENGTH.split(), "--sample_prompt", prompt])
+    argv = ["--resume_from", "out", *LENGTH.split(), "--sample_prompt", r"a\\nb\n"]
+    _, _, [(command, _)] = two_models(TrainState(), argv)
     assert command[2:6] == ["--config", "out/config.toml", "--resume_from", "auto"]
     assert train.read_flags(command[2:4]).sample_prompt == "a\\nb\n", "read as it was typed"
 

@@ -13,7 +13,7 @@ import train
 from gpt.machine.backends import NVIDIA
 from gpt.machine.device import Machine
 from gpt.machine.processes import ALONE, Processes
-from gpt.machine.timing import TrainingClock
+from gpt.machine.runtime import TrainingClock
 from gpt.planning.deadline import Pace
 from gpt.planning.defaults import times_too_short
 from gpt.planning.memory import MemorySetting, has_room_for_sample

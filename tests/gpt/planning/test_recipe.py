@@ -15,7 +15,7 @@ from gpt.optimizers.build import dtype_of_products
 from gpt.planning.defaults import default_decay, usual_rates
 from gpt.planning.inputs import Inputs
 from gpt.planning.recipe import Recipe, choose_recipe
-from gpt.planning.shape import choose_options
+from gpt.planning.sizing import choose_options
 from model import GPTConfig
 
 NUM_TOKENS = 8 * 4001

@@ -1,4 +1,4 @@
-"""encodings.py: what is no text is told from text in another encoding, whose name is then the advice."""
+"""sources.py: what is no text is told from text in another encoding, whose name is then the advice."""
 
 import random
 
@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from gpt.common.errors import UserError
-from gpt.pretokenization.encodings import has_controls, refuse_other_encoding
+from gpt.pretokenization.sources import has_controls, refuse_other_encoding
 from tests.helpers.texts import ALPHABET, LANGUAGES, in_language, words
 
 

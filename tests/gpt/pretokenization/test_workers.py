@@ -11,9 +11,9 @@ import time
 
 import pytest
 
+from gpt.common.ending import in_thread
 from gpt.common.errors import Exit, UserError
 from gpt.common.signals import Signals, Stopped
-from gpt.common.waiting import in_thread
 from gpt.pretokenization import workers
 from gpt.pretokenization.workers import START_METHOD, in_child, results_of
 from tests.helpers.commands import ROOT

@@ -4,7 +4,7 @@ from fractions import Fraction
 
 import pytest
 
-from gpt.tokens.data_dirs import MAX_PARTS, DataDir, folders_of, problems_with, whole_parts
+from gpt.tokens.files import MAX_PARTS, DataDir, folders_of, problems_with, whole_parts
 
 
 @pytest.fixture(autouse=True)

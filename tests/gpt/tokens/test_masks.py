@@ -1,12 +1,11 @@
-"""masks.py: which tokens of conversations count in the loss, and a warning where nothing says it."""
+"""stream.py: which tokens of conversations count in the loss, and a warning where nothing says it."""
 
 import pytest
 from tokenizers import Tokenizer, models
 
 from gpt.tokens.chat import END, START
 from gpt.tokens.layouts import Part
-from gpt.tokens.masks import warn_without_mask
-from gpt.tokens.stream import TokenStream
+from gpt.tokens.stream import TokenStream, warn_without_mask
 
 
 @pytest.mark.parametrize(("names", "num_warnings"), [([START, END], 1), ([END, START], 1), (["a", "b", START, END], 0)])

@@ -22,8 +22,8 @@ from gpt.checkpoint.steps import steps_in
 from gpt.common.errors import Exit
 from gpt.common.progress import Progress
 from gpt.common.signals import Signals
+from gpt.evaluation.documents import token_files_of
 from gpt.evaluation.scoring import Scorer
-from gpt.evaluation.token_files import token_files_of
 from gpt.machine import device
 from gpt.ops.loss import IGNORED, LossRule, cross_entropy, linear_cross_entropy
 from gpt.tokens.corpus import open_corpus

@@ -12,8 +12,8 @@ from gpt.common.errors import Exit
 from gpt.common.names import TRAINS_NEXT
 from gpt.machine.backends import Backend
 from gpt.planning.memory import GIB
-from gpt.training.micro_batches import Abandoned
 from gpt.training.pacing import MEASURED_MICRO_BATCHES, WARM_STEPS
+from gpt.training.run import Abandoned
 from model import GPT
 from tests.helpers.training import (
     OUT_OF_MEMORY,

@@ -21,7 +21,7 @@ from gpt.checkpoint.find import resolve
 from gpt.checkpoint.stored import TrainState
 from gpt.machine.backends import Backend
 from gpt.machine.device import Machine
-from gpt.machine.timing import Gauge, Mark, TrainingClock
+from gpt.machine.runtime import Gauge, Mark, TrainingClock
 from gpt.training.validation import ValidationLoss
 from gpt.watching.curve import LossCurve
 from gpt.watching.monitor import Monitor

@@ -1,4 +1,4 @@
-"""overfitting.py: a rising validation loss is told from noise, and from a run that gets worse altogether."""
+"""curve.py: a rising validation loss is told from noise, and from a run that gets worse altogether."""
 
 import math
 import re
@@ -6,7 +6,7 @@ import re
 import numpy as np
 import pytest
 
-from gpt.watching.overfitting import OverfittingWatch
+from gpt.watching.curve import OverfittingWatch
 
 
 def watch(val_losses, losses, seed: int = 0, jitter: float = 0.0, batch_noise: float = 0.1) -> list[list[float]]:

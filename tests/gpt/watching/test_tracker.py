@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from gpt.watching.tracker import Tracker
+from gpt.watching.recorder import Tracker
 from tests.helpers.training import metrics_of
 
 LIBRARY = """
