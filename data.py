@@ -332,7 +332,7 @@ class MixtureOrder:
 class CorpusWindows:
     """The windows of a corpus, in a WindowOrder, or of a mixture, in a MixtureOrder.
 
-    where is the place of the tokens, as choose_preload returns it.
+    where is the place of the tokens, as choose_preload returns it; dtype is the tokens' dtype, a key of DTYPES.
     """
 
     def __init__(self, stream: TokenStream, where: str, seq_length: int, seed: int, device: torch.device,
@@ -343,6 +343,7 @@ class CorpusWindows:
             [component.corpus.train.length for component in components],
             [component.parts for component in components], seq_length, seed)
         self.seq_length = seq_length
+        self.dtype = stream.dtype
         self.may_wait_for_disk = where == "mmap"
         self._tokens = Tokens(stream, where, device)
         self._planned = (0, np.empty(0, np.int64))  # a sample, and the window starts from this sample on
@@ -413,7 +414,7 @@ class Batches:
         if self._reader is not None and seconds > COLD_SECONDS:
             following = self.first_sample(samples_seen, micro + 1)
             self._next = (following, self._reader.submit(self._timed_rows, following, self.batch_size))
-        inputs_BT, targets_BT = _as_batch(rows, self._windows.stream.dtype, self._device)
+        inputs_BT, targets_BT = _as_batch(rows, self._windows.dtype, self._device)
         counted_BT = self._windows.counted(first, self.batch_size)
         if counted_BT is not None:
             targets_BT = targets_BT.masked_fill(to_device(torch.from_numpy(~counted_BT), self._device), IGNORED)

@@ -28,7 +28,7 @@ from gpt.common.names import (
     WEIGHTS,
 )
 from gpt.common.ranks import launcher
-from gpt.common.words import first_of, printable, several, shell_word
+from gpt.common.words import printable, several, shell_word
 
 T = TypeVar("T")
 
@@ -219,9 +219,10 @@ def find_resume(requested: str, output_dir: Path, overwrite: bool, warn: Callabl
                        f"weights: drop --resume_from or --cooldown_from, and give --init_from {shell_word(path)}.")
     others = [] if overwrite else checkpoints_of_other_runs(output_dir, path, stored.state.step)
     if others:
+        names = printable(", ".join(other.name for other in others[:3]))
+        more = f" and {len(others) - 3} more" if others[3:] else ""
         raise _refusal(f"--output_dir {printable(output_dir)} holds checkpoints of another run, or of this one after "
-                       f"step {stored.state.step:,}: {first_of([other.name for other in others])}. "
-                       "Give another --output_dir, or "
+                       f"step {stored.state.step:,}: {names}{more}. Give another --output_dir, or "
                        f"--resume_from {shell_word(output_dir)} alone, which continues the run there, or --overwrite, "
                        f"which deletes {several(len(others), 'checkpoint')}.")
     return FoundCheckpoint(path, stored)
