@@ -84,8 +84,8 @@ from gpt.tokens.tokenizer import end_of_text_id, tokenizer_of
 def main(argv: Sequence[str]) -> int:
     """Runs the command; returns the exit code, 128 + a signal's number after a signal. Raises UserError."""
     args = read_flags(argv)
-    with (Progress(sys.stderr if args.json in STDOUT else sys.stdout) as out, Signals(out.note) as signals,
-          contextlib.suppress(Stopped)):
+    stream = sys.stderr if args.json in STDOUT else sys.stdout  # standard output then has the JSON alone
+    with Progress(stream) as out, Signals(out.note) as signals, contextlib.suppress(Stopped):
         signals.at_once = "before anything was measured"
         measure_everything(args, out, signals)
     return Exit.DONE if signals.number is None else 128 + signals.number

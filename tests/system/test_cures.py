@@ -409,7 +409,7 @@ LATER = [
     Case("sets of token files, not one", f"{NEW} --data_dir raw --vocab_size 300", two_sets,
          {"--bin_file": "raw/train.bin", "--val_bin_file": "raw/train.bin"}),
     Case("holds text, not tokens. Make", f"{NEW} --bin_file a.txt --vocab_size 300"),
-    Case("behind --text. For", "evaluate.py --ckpt out --tokens a.txt", together=True),
+    Case("after --text. For", "evaluate.py --ckpt out --tokens a.txt", together=True),
     Case("is missing or not a file. Make", f"{NEW} --bin_file none.bin --vocab_size 300"),
     Case("Give the model's own --tokenizer_file", "export.py --ckpt out --output e.gguf --tokenizer_file t.json",
          larger),
