@@ -339,6 +339,12 @@ class Parser(argparse.ArgumentParser):
         if name in COMMAND_LINE_ONLY:
             raise ValueError(f"{place}: has no effect in a file. Give --{name} on the command line.")
         if name not in self.flags:
+            plain = name.lstrip("-").replace("-", "_")
+            switch = plain.removeprefix("no_")
+            if plain in self.flags:
+                raise ValueError(f"{place}: no such flag. In a file it is written {plain}.")
+            if switch in self.flags:
+                raise ValueError(f"{place}: no such flag. In a file it is written {switch} = false.")
             raise ValueError(f"{place}: no such flag. {self._suggest(f'--{name}')}")
         action = self.flags[name]
         if isinstance(action, Switch):

@@ -79,7 +79,7 @@ def test_all_that_is_wrong_in_a_file_is_said(toml):
     assert problems("--config", "my.toml") == [
         "learning_rat (my.toml): no such flag. Did you mean --learning_rate?",
         "n_layer (my.toml) '2.5': must be a whole number of at least 1",
-        "min-lr (my.toml): no such flag. Did you mean --min_lr?"]
+        "min-lr (my.toml): no such flag. In a file it is written min_lr."]
 
 
 @pytest.mark.parametrize(("line", "says"), [
@@ -90,7 +90,7 @@ def test_all_that_is_wrong_in_a_file_is_said(toml):
     ("data_dir = true", "data_dir (my.toml) 'True': must be text"),
     ("bias = 1", "bias (my.toml) '1': must be true or false"),
     ('mode = "tpu"', "mode (my.toml) 'tpu': must be one of auto, gpu"),
-    ("no_compile = true", "no_compile (my.toml): no such flag. Did you mean --no-compile?"),
+    ("no_compile = true", "no_compile (my.toml): no such flag. In a file it is written compile = false."),
     ("lr = 1e-3", "lr (my.toml): no such flag. Here it is called --learning_rate."),
     ("debug = true", "debug (my.toml): has no effect in a file. Give --debug on the command line."),
     ("[model]\nn_layer = 2", "model (my.toml): is a table. Write flags at the top of the file"),
