@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch.utils.checkpoint import checkpoint
 
 from gpt.ops.attention import attends_in_blocks, attention_in_blocks
-from gpt.ops.linear import ACTIVATIONS, Embedding, Linear, dropout
+from gpt.ops.layers import ACTIVATIONS, Embedding, Linear, dropout
 from gpt.ops.loss import LossRule, OutputLayer, TeacherOutput
 from gpt.ops.shards import fill
 

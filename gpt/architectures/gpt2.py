@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from gpt.architectures.architecture import Architecture, Attend, LaidOut, NamedTensors, StackedParts, shared_fields
 from gpt.architectures.fields import check_field, check_values, check_whole, fraction_of, truth_of
 from gpt.ops.attention import attention_bytes
-from gpt.ops.linear import ACTIVATIONS, gelu_tanh
+from gpt.ops.layers import ACTIVATIONS, gelu_tanh
 from model import GPT, GPTConfig
 
 POSITIONS = "transformer.wpe.weight"

@@ -26,7 +26,7 @@ from gpt.architectures.fields import (
 from gpt.architectures.rotary import RotaryConfig, RotaryTransformer
 from gpt.common.errors import Exit, InvalidCheckpoint, UserError
 from gpt.ops.attention import attends_in_blocks, attention_bytes, shares_heads
-from gpt.ops.linear import swiglu
+from gpt.ops.layers import swiglu
 from gpt.ops.rotary import RotaryScaling, rotary_frequencies, rotate
 
 FUSED = {  # a matrix of the network: the matrices of a Hugging Face folder that are stacked in it
@@ -237,7 +237,7 @@ class Qwen3(Llama):
 def _norm(config: RotaryConfig, weight: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
     """RMSNorm in fp32 with a weight that may differ from head to head.
 
-    Without gradients PyTorch's norm takes one call, not the five of gpt/ops/linear.py.
+    Without gradients PyTorch's norm takes one call, not the five of gpt/ops/layers.py.
     """
     return (F.rms_norm(x.float(), x.shape[-1:], None, config.rms_norm_epsilon) * weight).to(x.dtype)
 

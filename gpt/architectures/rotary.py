@@ -16,7 +16,7 @@ import torch.nn as nn
 import torch.nn.functional as F
 
 from gpt.ops.attention import attends_in_blocks, attention_in_blocks, heads_for_kernel
-from gpt.ops.linear import Embedding, Linear, RMSNorm, dropout, swiglu
+from gpt.ops.layers import Embedding, Linear, RMSNorm, dropout, swiglu
 from gpt.ops.rotary import RotaryScaling, rotary_tables, rotate
 from model import INIT_STD, Config, GPTConfig, LanguageModel, Options
 

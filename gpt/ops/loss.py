@@ -15,7 +15,7 @@ import torch
 import torch.nn as nn
 import torch.nn.functional as F
 
-from gpt.ops.linear import linear
+from gpt.ops.layers import linear
 
 IGNORED = -1  # a target that takes no part in the loss
 TEACHERS_SHARE = 0.5  # fraction of each target

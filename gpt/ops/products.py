@@ -11,7 +11,7 @@ from collections.abc import Callable
 import torch
 import torch.nn.functional as F
 
-from gpt.ops.linear import gelu_tanh, is_compiling_for
+from gpt.ops.layers import gelu_tanh, is_compiling_for
 
 Activation = Callable[[torch.Tensor], torch.Tensor]
 # The activations that oneDNN applies within the product, by its names.

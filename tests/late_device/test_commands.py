@@ -18,7 +18,7 @@ from gpt.checkpoint.save import Snapshot
 from gpt.checkpoint.steps import steps_in
 from gpt.common.errors import Exit, UserError
 from gpt.machine.backends import Backend
-from gpt.ops.linear import _Dropout
+from gpt.ops.layers import _Dropout
 from tests.helpers.commands import ROOT
 from tests.helpers.training import same_tensors
 from tests.late_device import NEEDS

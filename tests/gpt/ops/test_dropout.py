@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from gpt.ops.linear import dropout
+from gpt.ops.layers import dropout
 
 
 @pytest.mark.parametrize("probability", [0.1, 0.5, 0.999])

@@ -2,7 +2,7 @@
 
 import torch
 
-from gpt.ops.linear import plain_rms_norm, rms_norm
+from gpt.ops.layers import plain_rms_norm, rms_norm
 
 
 def largest(tensor):

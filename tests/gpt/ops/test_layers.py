@@ -4,8 +4,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from gpt.ops import linear as linear_room
-from gpt.ops.linear import ACTIVATIONS, LinearInHalf, linear, onednn_linear, swiglu
+from gpt.ops import layers
+from gpt.ops.layers import ACTIVATIONS, LinearInHalf, linear, onednn_linear, swiglu
 from tests.helpers.decoding import largest_difference
 
 
@@ -15,11 +15,11 @@ from tests.helpers.decoding import largest_difference
 def test_a_product_by_onednn_and_its_gradients_are_those_of_pytorch(monkeypatch, shape, has_bias):
     by_onednn = []
     real = onednn_linear
-    monkeypatch.setattr(linear_room, "onednn_linear", lambda *args: by_onednn.append(1) or real(*args))
+    monkeypatch.setattr(layers, "onednn_linear", lambda *args: by_onednn.append(1) or real(*args))
     x, weight, bias = torch.randn(shape), torch.randn(40, 24), torch.randn(40) if has_bias else None
     found = {}
     for is_faster in (False, True):
-        monkeypatch.setattr(linear_room, "ONEDNN_IS_FASTER", is_faster)
+        monkeypatch.setattr(layers, "ONEDNN_IS_FASTER", is_faster)
         leaves = [tensor.clone().requires_grad_() for tensor in (x, weight, bias) if tensor is not None]
         y = linear(*leaves)
         y.mul(torch.arange(40)).transpose(0, -1).sum().backward()
@@ -30,11 +30,11 @@ def test_a_product_by_onednn_and_its_gradients_are_those_of_pytorch(monkeypatch,
 
 
 def test_products_in_half_precision_and_without_avx512_are_pytorchs(monkeypatch):
-    monkeypatch.setattr(linear_room, "onednn_linear", None)
+    monkeypatch.setattr(layers, "onednn_linear", None)
     x, weight = torch.randn(3, 24), torch.randn(40, 24)
-    monkeypatch.setattr(linear_room, "ONEDNN_IS_FASTER", False)
+    monkeypatch.setattr(layers, "ONEDNN_IS_FASTER", False)
     assert linear(x, weight).equal(F.linear(x, weight))
-    monkeypatch.setattr(linear_room, "ONEDNN_IS_FASTER", True)
+    monkeypatch.setattr(layers, "ONEDNN_IS_FASTER", True)
     assert linear(x.bfloat16(), weight.bfloat16()).dtype == torch.bfloat16
     with torch.autocast("cpu", torch.bfloat16):
         assert linear(x, weight).dtype == torch.bfloat16
