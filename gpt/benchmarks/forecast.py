@@ -1,6 +1,5 @@
 """Makes gpt/planning/forecast.csv, the table that a forecast is fitted to.
 
-    python -m gpt.benchmarks.forecast OUT [OUT ...]     # prints the table's lines for finished runs
     python -m gpt.benchmarks.forecast --refit DIR       # trains on each folder of tokens in DIR, and writes the table
 
 Give DIR folders of pretokenize.py, of 100,000 to 1,000,000 tokens each. Twelve of them take three hours on two
@@ -12,11 +11,10 @@ import math
 import os
 import subprocess
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, fields
 from pathlib import Path
-from typing import TextIO
 
 from gpt.architectures.table import ARCHITECTURES
 from gpt.checkpoint.history import read_run
@@ -46,7 +44,9 @@ def refit(folder: Path) -> None:
     with TABLE.open(encoding="utf-8") as file:
         others = [row for row in csv.DictReader(file) if row["text"] not in names]
     with TABLE.open("w", encoding="utf-8") as file:
-        write_table([*others, *map(line_of, outs)], file)
+        table = csv.DictWriter(file, [field.name for field in fields(FinishedRun)], lineterminator="\n")
+        table.writeheader()
+        table.writerows([*others, *map(line_of, outs)])
     held = intervals_that_hold(finished_runs())
     print(f"{sum(held)} of {len(held)} runs end in the interval that the other texts' runs give")
 
@@ -70,13 +70,6 @@ def intervals_that_hold(runs: Sequence[FinishedRun]) -> list[bool]:
     return held
 
 
-def write_table(rows: Iterable[Mapping[str, object]], file: TextIO) -> None:
-    """Writes the lines of the table with its heading."""
-    table = csv.DictWriter(file, [field.name for field in fields(FinishedRun)], lineterminator="\n")
-    table.writeheader()
-    table.writerows(rows)
-
-
 def line_of(folder: Path) -> dict[str, object]:
     """The table's line for a finished run, from its config.toml and metrics.jsonl. Raises UserError."""
     flags = read_toml(folder / RUN_CONFIG).values
@@ -95,10 +88,6 @@ def line_of(folder: Path) -> dict[str, object]:
 
 
 if __name__ == "__main__":
-    folders = [Path(word) for word in sys.argv[1:] if word != "--refit"]
-    if not folders or not all(folder.is_dir() for folder in folders):
-        sys.exit("Give the folders of finished runs, or --refit and a folder with folders of tokens.")
-    if "--refit" in sys.argv:
-        refit(folders[0])
-    else:
-        write_table(map(line_of, folders), sys.stdout)
+    if sys.argv[1:2] != ["--refit"] or not os.path.isdir(sys.argv[-1]):
+        sys.exit("Give --refit and a folder with folders of tokens.")
+    refit(Path(sys.argv[2]))
