@@ -19,7 +19,7 @@ from gpt.planning.inputs import Inputs
 from gpt.planning.kernels import Kernels
 from gpt.planning.memory import MemorySetting
 from gpt.planning.recipe import Recipe
-from gpt.planning.relations import flags_of_scope, of_another_recipe
+from gpt.planning.relations import flags_of_scope
 from gpt.tokens.corpus import Corpus
 from model import SIZES, Options
 
@@ -109,13 +109,9 @@ def settings_of(setup: Setup) -> dict[str, dict[str, Any]]:
     decided = {name: value for name, value in layer.decided.items() if name != "mirror_to"}
     # The settings besides the recipe that change the losses: a resume reports a
     # change, and processes compare them.
-    chosen = {"dropout": setup.config.dropout, "beta1": args.beta1, "teacher": args.teacher, "seed": args.seed,
-              "max_minutes": args.max_minutes, "limits": [args.epochs, args.max_steps]}
-    # A constant learning rate has neither a least one nor, by default, a warm-up: the
-    # recipe then leaves both out.
-    held = {*setup.recipe.flags(), *fields_with_flags(setup.config, vars(args)), *chosen, "arch", "model_size",
-            "init_from", "min_lr", "warmup_steps"}
-    chosen |= {name: layer.given[name] for name in sorted(of_another_recipe(layer.given) - held)}
+    chosen = {"dropout": setup.config.dropout, "input_noise": args.input_noise,
+              "label_smoothing": args.label_smoothing or 0.0, "beta1": args.beta1, "teacher": args.teacher,
+              "seed": args.seed, "max_minutes": args.max_minutes, "limits": [args.epochs, args.max_steps]}
     threads = {} if machine.on_gpu else {"threads": torch.get_num_threads()}
     attention = {"attention": setup.kernels.attention} if setup.kernels.attention else {}
     environment = {"torch": torch.__version__, "device": machine.name, **threads, **attention,

@@ -39,6 +39,14 @@ def test_a_checkpoint_of_another_corpus_is_refused_unless_it_is_allowed(run, cor
     assert run("--max_steps", "4", *other, "--allow_new_data")[0] == 0
 
 
+def test_a_resume_prints_a_flag_that_the_run_did_not_have(run):
+    run.ok("--max_steps", "2")
+    text = run.ok("--max_steps", "3", "--resume_from", "auto", "--label_smoothing", "0.1", "--input_noise", "0.2")
+    assert "resume      changed: input_noise 0 -> 0.2, label_smoothing 0 -> 0.1\n" in text
+    text = run.ok("--max_steps", "4", "--resume_from", "auto", "--label_smoothing", "0")
+    assert "resume      changed: label_smoothing 0.1 -> 0\n" in text
+
+
 def test_a_run_that_goes_on_in_another_folder_and_is_killed_goes_on_there(run, monkeypatch):
     class Killed(BaseException):
         pass
