@@ -111,7 +111,8 @@ def settings_of(setup: Setup) -> dict[str, dict[str, Any]]:
     # change, and processes compare them.
     chosen = {"dropout": setup.config.dropout, "input_noise": args.input_noise,
               "label_smoothing": args.label_smoothing or 0.0, "beta1": args.beta1, "teacher": args.teacher,
-              "seed": args.seed, "max_minutes": args.max_minutes, "limits": [args.epochs, args.max_steps]}
+              "teacher_sha256": setup.teacher_sha256, "seed": args.seed, "max_minutes": args.max_minutes,
+              "limits": [args.epochs, args.max_steps]}
     threads = {} if machine.on_gpu else {"threads": torch.get_num_threads()}
     attention = {"attention": setup.kernels.attention} if setup.kernels.attention else {}
     environment = {"torch": torch.__version__, "device": machine.name, **threads, **attention,

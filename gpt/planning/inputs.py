@@ -13,11 +13,11 @@ from gpt.checkpoint import find, load
 from gpt.checkpoint.folder import owned
 from gpt.checkpoint.mirror import holds_this_run, prepare_mirror
 from gpt.checkpoint.steps import steps_in
-from gpt.checkpoint.stored import NEW_RUN, FoundCheckpoint, StoredState, TrainState
+from gpt.checkpoint.stored import NEW_RUN, FoundCheckpoint, StoredState, TrainState, manifest_entries
 from gpt.common.errors import Exit, InvalidCheckpoint, Problems, UserError
 from gpt.common.files import is_same_folder, sha256_of, split_checkpoint_name
 from gpt.common.flags import with_values
-from gpt.common.names import FIRST_MODEL, MANIFEST, METADATA, TOKENIZER
+from gpt.common.names import FIRST_MODEL, MANIFEST, METADATA, TOKENIZER, WEIGHTS
 from gpt.common.progress import Progress
 from gpt.common.words import printable, shell_word
 from gpt.hub.download import download_flag
@@ -41,7 +41,8 @@ class Inputs:
 
     args names the local folders of models from the hub. sizing is the program's choice of network and size,
     None for pretrained weights and on a GPU with its own memory. config has the dropout of its flag, 0
-    without one, which choose_setup may replace. resumed is None for a new run.
+    without one, which choose_setup may replace. resumed is None for a new run. teacher_sha256 is of the
+    weights of --teacher; None without one, and for a Hugging Face folder.
     """
 
     args: Namespace
@@ -49,6 +50,7 @@ class Inputs:
     sizing: Sizing | None
     config: ModelConfig
     resumed: FoundCheckpoint | None
+    teacher_sha256: str | None
 
     @property
     def prefers_bf16(self) -> bool:
@@ -101,7 +103,7 @@ def choose_inputs(args: Namespace, runtime: Runtime) -> Inputs:
         if resumed:
             find.wait_until_here(resumed.folder, manifest)
             config = as_in_checkpoint(config, resumed.folder, args)
-        return Inputs(args, corpus, checked.sizing, config, resumed)
+        return Inputs(args, corpus, checked.sizing, config, resumed, checked.teacher_sha256)
 
 
 def _check(args: Namespace, runtime: Runtime) -> Inputs:
@@ -150,6 +152,7 @@ def _check(args: Namespace, runtime: Runtime) -> Inputs:
         config = as_in_checkpoint(inputs.config, resumed.folder, args)
         find.check_same(resumed, config, corpus.identity, corpus.tokenizer_sha256, args.allow_new_data,
                         mixture_in_words(corpus.components), args.mirror_to)
+        _check_teacher(inputs, resumed)
         stored, limits = resumed.stored, [args.epochs, args.max_steps]
         is_new_text = stored.data.get("train_sha256") != corpus.identity  # with --allow_new_data
         if is_new_text:
@@ -179,9 +182,11 @@ def with_size(args: Namespace, corpus: Corpus, max_minutes: float | None, out: P
         sizing = choose_sizing(args, corpus, max_minutes)
     config = choose_config(args, corpus.vocab_size, corpus.train.length, sizing)
     check_lengths(corpus, config.seq_length)
+    teacher_sha256 = None
     if args.teacher:
         args = with_values(args, teacher=choose_teacher(args.teacher, config, corpus.tokenizer_path, out))
-    return Inputs(args, corpus, sizing, config, None)
+        teacher_sha256 = _weights_sha256(Path(args.teacher))
+    return Inputs(args, corpus, sizing, config, None, teacher_sha256)
 
 
 # ---------------------------------------------------------------- the checkpoint
@@ -303,6 +308,28 @@ def choose_teacher(requested: str, config: ModelConfig, tokenizer: Path | None, 
     _check_tokenizer("--teacher", folder, tokenizer, out)
     out.say(f"teacher     {printable(folder)}: half of each target is its prediction")
     return str(folder)
+
+
+def _weights_sha256(folder: Path) -> str | None:
+    """The sha256 of a checkpoint's weights, as its manifest has it; None for a folder without a manifest."""
+    with contextlib.suppress(InvalidCheckpoint, OSError):
+        return manifest_entries(folder)[WEIGHTS]["sha256"]
+    return None
+
+
+def _check_teacher(inputs: Inputs, resumed: FoundCheckpoint) -> None:
+    """Raises UserError (exit 4) if the recorded path of a resumed run's teacher holds other weights by now.
+
+    --allow_new_data permits them. The command line may name another teacher, and a checkpoint of an older
+    version has no record of the weights.
+    """
+    args = inputs.args
+    recorded = resumed.stored.settings.get("teacher_sha256", inputs.teacher_sha256)
+    is_changed = any(change.startswith("teacher ") for change in args.origin.changed)
+    if args.teacher and recorded != inputs.teacher_sha256 and not (is_changed or args.allow_new_data):
+        raise UserError(Exit.CHECKPOINT, f"{printable(args.teacher)} has other weights than the teacher that this run "
+                                         "had: it was trained again. Give --teacher with a copy of the earlier one, "
+                                         "or --allow_new_data to go on with this one.")
 
 
 def _check_tokenizer(flag: str, folder: Path, ours: Path | None, out: Progress, grows: bool = False) -> None:

@@ -60,7 +60,7 @@ def resume(run: Run) -> None:
                                ("environment", stored.environment, "losses will differ in the last digits")):
         changed = [f"{name} {short(before[name])} -> {short(value)}" for name, value in recorded[kind].items()
                    if before.get(name, value) != value
-                   and name not in ("epochs", "total_steps", "max_minutes", "limits")]
+                   and name not in ("epochs", "total_steps", "max_minutes", "limits", "teacher_sha256")]
         if changed:
             say(f"resume      {what}: {', '.join(changed)}")
 

@@ -277,6 +277,14 @@ def cooled() -> None:
     trained(f"{LENGTHLESS} --cooldown_from out/checkpoint-4 --output_dir cool")
 
 
+def taught_again() -> None:
+    """Trains a run by a teacher, which is then trained again; t0 has the earlier one."""
+    shutil.copytree("out", "t")
+    trained(f"{SMALL} {QUIET} --teacher t --output_dir run")
+    shutil.move("t", "t0")
+    trained(f"{SMALL} {QUIET} --seed 2 --output_dir t")
+
+
 def first_is_lower() -> None:
     trained(f"{SMALL} {QUIET} --output_dir run/first_model")
     path = Path("run/first_model/metrics.jsonl")
@@ -371,6 +379,8 @@ LATER = [
     Case("holds no tokens. If it is text", f"{NEW} --data_dir a.txt", adds=f"{SMALL} {QUIET} --output_dir new"),
     Case("would delete {printable(model)}", f"train.py {QUIET} --init_from out --overwrite"),
     Case("Give --teacher with the folder", f"{NEW} --teacher gone", values={"--teacher": "out"}),
+    Case("it was trained again. Give --teacher", "train.py --resume_from run --max_steps 8", taught_again,
+         {"--teacher": "t0"}),
     Case("Its run has deleted it", f"{NEW} --teacher out/checkpoint-1"),
     Case("but no manifest.json, and a run", f"{NEW}",
          lambda: (copied("out/checkpoint-6", "new/checkpoint-6")(), without("manifest.json", "new/checkpoint-6")())),

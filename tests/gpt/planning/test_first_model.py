@@ -103,7 +103,7 @@ def two_models(monkeypatch, tmp_path):
         monkeypatch.setattr(first_model.find, "newest_sound", lambda *_: first)
         runtime: Any = SimpleNamespace(out=MagicMock(), signals=MagicMock(), processes=SimpleNamespace(world_size=1),
                                        began=time.monotonic())
-        inputs = Inputs(train.read_flags(argv), MagicMock(), MagicMock(spare=spare, is_large=False), MagicMock(), None)
+        inputs = Inputs(train.read_flags(argv), MagicMock(), MagicMock(spare=spare, is_large=False), MagicMock(), None, None)
         second = after_first_model(inputs, runtime, argv)
         assert "to go on, add --resume_from auto" in runtime.signals.at_once
         return second, runtime.began, typed
@@ -155,7 +155,7 @@ def test_a_first_model_that_another_command_leaves_alone_is_named(two_models, mo
     runtime: Any = SimpleNamespace(out=MagicMock(), processes=SimpleNamespace(world_size=1), began=100.0)
     first = SimpleNamespace(stored=SimpleNamespace(state=TrainState(9, seconds=34.0)))
     monkeypatch.setattr(first_model.find, "newest_sound", lambda *_: first)
-    inputs = Inputs(train.read_flags(["--resume_from", "auto"]), MagicMock(), MagicMock(), MagicMock(), None)
+    inputs = Inputs(train.read_flags(["--resume_from", "auto"]), MagicMock(), MagicMock(), MagicMock(), None, None)
     assert after_first_model(inputs, runtime, []) is inputs
     assert "the model in out/first_model is not used" in runtime.out.warn.call_args[0][0]
     assert runtime.began == 100
@@ -163,7 +163,7 @@ def test_a_first_model_that_another_command_leaves_alone_is_named(two_models, mo
     for noise in (0.0, 0.1):  # as the second one recorded
         decided = {"teacher": "out/first_model/checkpoint-9", "input_noise": noise}
         args = with_values(train.read_flags(["--resume_from", "out", *LENGTH.split()]), **decided)
-        inputs = Inputs(args, MagicMock(), MagicMock(spare=0.0, is_large=False), MagicMock(), None)
+        inputs = Inputs(args, MagicMock(), MagicMock(spare=0.0, is_large=False), MagicMock(), None, None)
         assert after_first_model(inputs, runtime, []) is inputs
     runtime.out.warn.assert_not_called()
     assert runtime.began == 100 - 2 * 34, "the minutes of the first model are over"

@@ -30,7 +30,7 @@ def recipe(*flags: str, width: int = 16, num_tokens: int = NUM_TOKENS, converses
         state = TrainState(100, samples_seen=400, init_from=began_from)
         found = FoundCheckpoint(Path("out/checkpoint-100"), StoredState(state, {"optimizer": "adamw", **settings}))
     corpus: Any = types.SimpleNamespace(train=types.SimpleNamespace(length=num_tokens), converses=converses)
-    return choose_recipe(Inputs(args, corpus, None, GPTConfig(70, 8, 1, 2, width), found), 4)
+    return choose_recipe(Inputs(args, corpus, None, GPTConfig(70, 8, 1, 2, width), found, None), 4)
 
 
 @pytest.mark.parametrize(("flags", "expected"), [

@@ -1,12 +1,14 @@
 """A model that is distilled from a finished one: its loss, how it is refused, stopped and resumed."""
 
 import dataclasses
+import shutil
 from pathlib import Path
 
 import pytest
 import torch
 
 import train
+from gpt.checkpoint import stored
 from gpt.checkpoint.load import load_model
 from gpt.checkpoint.steps import steps_in
 from gpt.common.errors import Exit
@@ -68,6 +70,32 @@ def test_a_distilling_run_that_was_stopped_ends_with_the_same_bytes(with_teacher
     moved.rename(with_teacher.folder / "first")
     with_teacher.ok(*flags, out="again")
     assert same_tensors(with_teacher.folder / "whole" / "checkpoint-8", with_teacher.folder / "again" / "checkpoint-8")
+
+
+def test_a_run_goes_on_with_the_weights_that_taught_it_before(with_teacher):
+    run, folder = with_teacher, with_teacher.folder
+    resume = ["--resume_from", str(folder / "second"), "--max_steps", "9"]
+    (folder / "first").rename(folder / "before")
+    run.ok(*STEPS, "--arch", "qwen3", "--n_embd", "32", "--seed", "4", out="first")
+    for requested in ([], ["--teacher", str(folder / "first")]):
+        assert "--teacher" in run.refused(Exit.CHECKPOINT, *resume, *requested, out="second")
+    shutil.copytree(folder / "second", folder / "third")
+    run.ok(*resume, "--teacher", str(folder / "before"), out="second")
+    run.ok("--resume_from", str(folder / "third"), "--max_steps", "9", "--allow_new_data", out="third")
+
+
+def test_a_run_of_a_version_that_recorded_no_weights_goes_on(with_teacher, monkeypatch):
+    monkeypatch.setattr("gpt.planning.inputs._weights_sha256", lambda _: "other")
+    resume = ["--resume_from", str(with_teacher.folder / "second"), "--max_steps", "9"]
+    with_teacher.refused(Exit.CHECKPOINT, *resume, out="second")
+    recorded = stored.parse_state
+
+    def without_sha256(content):
+        content["settings"].pop("teacher_sha256")
+        return recorded(content)
+
+    monkeypatch.setattr(stored, "parse_state", without_sha256)
+    with_teacher.ok(*resume, out="second")
 
 
 def test_a_validation_is_of_the_text_alone(with_teacher):
