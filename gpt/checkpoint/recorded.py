@@ -7,7 +7,7 @@ holds them too, for a checkpoint that was copied away from its folder.
 import contextlib
 import json
 import os
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -117,25 +117,31 @@ def _decide_folders(layer: Layer, folder: Path, given: Mapping[str, Any]) -> Non
 
 
 def _find_paths(layer: Layer, folder: Path) -> None:
-    """Changes the recorded paths of tokens and teacher to where they are, seen from the current folder."""
+    """Changes the recorded paths of tokens and teacher to where they are, seen from the current folder.
+
+    The run may have begun in another folder: in the one that holds the run's own, or in the one above. They
+    count before the current folder, which may hold another run's files of the same names. A mirror, or a single
+    checkpoint, may lie beside anything: there the current folder counts first.
+    """
+    beside = [*Path(os.path.abspath(folder)).parents[:2]]
+    places = [*beside, Path.cwd()] if "output_dir" in layer.decided else [Path.cwd(), *beside]
     paths = ("data_dir", "bin_file", "val_bin_file", "metadata_file", "tokenizer_file", "teacher")
     for values in (layer.given, layer.decided):
-        values.update({name: _from_here(values[name], folder) for name in paths if name in values})
+        values.update({name: _from_here(values[name], places) for name in paths if name in values})
         teacher = Path(str(values.get("teacher")))
         first = folder / FIRST_MODEL / teacher.name
         if teacher.parent.name == FIRST_MODEL and first.exists():  # the run's own, wherever its folder is now
             values["teacher"] = str(first)
 
 
-def _from_here(value: Any, folder: Path) -> Any:
-    """Finds a recorded path, or each path of a list, from the current folder.
+def _from_here(value: Any, places: Sequence[Path]) -> Any:
+    """Finds a recorded path, or each path of a list, in the first of these places that has it.
 
-    The run may have begun in another one: in the folder that holds the run's own, or in the one above. A path
-    that is nowhere stays as it is.
+    A path in the current folder, and one that is nowhere, stays as it is.
     """
     if isinstance(value, list):
-        return [_from_here(word, folder) for word in value]
-    names = [str(value), *(str(place / str(value)) for place in Path(os.path.abspath(folder)).parents[:2])]
+        return [_from_here(word, places) for word in value]
+    names = (str(value) if is_same_folder(place, ".") else str(place / str(value)) for place in places)
     return next((name for name in names if os.path.exists(name) or os.path.exists(name.rpartition(":")[0])), value)
 
 

@@ -54,6 +54,33 @@ def test_paths_of_a_run_that_began_in_another_folder_are_named_from_here(place, 
         "data_dir": [f"{place}/tokens:0.7", "gone"], "tokenizer_file": f"{place}/tokens", "teacher": "hf://a/b"}
 
 
+@pytest.mark.parametrize(("at", "here", "named", "teacher"), [
+    ("pa/out", "pb", "../pa/out", "{place}/pa/base"), ("pa/runs/out", "pb", "../pa/runs/out", "{place}/pa/base"),
+    ("pb/out", "pb", "out", "base"), ("pb/out", "pb", "./out/", "base"), ("pb/runs/out", "pb", "runs/out", "base"),
+    ("big/out", "pb", "../big/out", "base"), ("pa/out", ".", "pa/out", "{place}/pa/base"),
+    ("pa/out", "pa/out", ".", "{place}/pa/base")])
+def test_files_beside_a_run_count_before_those_of_the_current_folder(place, monkeypatch, at, here, named, teacher):
+    for folder in ("pa", "pb", "."):
+        (place / folder / "base").mkdir(parents=True)
+    shutil.rmtree(place / "base")
+    checkpoint(place / at, 5)
+    run_config(place / at, teacher="base", data_dir=["base:0.5", "gone"])
+    monkeypatch.chdir(place / here)
+    there = teacher.format(place=place)
+    assert flags_for(resume_from=named).given == {"teacher": there, "data_dir": [f"{there}:0.5", "gone"]}
+
+
+def test_files_beside_a_mirror_count_after_those_of_the_current_folder(place, monkeypatch):
+    checkpoint(place / "backup/out", 5)
+    run_config(place / "backup/out", data_dir="data", mirror_to=str(place / "backup/out"))
+    for folder in ("backup/data", "here/data"):
+        (place / folder).mkdir(parents=True)
+    monkeypatch.chdir(place / "here")
+    assert flags_for(resume_from="../backup/out").given["data_dir"] == "data"
+    shutil.rmtree(place / "here/data")
+    assert flags_for(resume_from="../backup/out").given["data_dir"] == f"{place}/backup/data"
+
+
 def test_a_new_run_records_nothing_to_take(place):
     (place / "out").mkdir()
     run_config(place / "out", data_dir="d")  # it died before its first checkpoint
