@@ -255,6 +255,9 @@ def choose_cooldown(args: Namespace, out: Progress) -> FoundCheckpoint:
             return own
     found = find.find_resume(requested, output_dir, args.overwrite, out.warn)
     folder, stored = found or (Path(requested), NEW_RUN)
+    if own and args.resume_from != "auto" and not is_same_folder(own.folder, folder):
+        out.say(f"resume      without --resume_from {printable(args.resume_from)}: the cooldown begins at "
+                f"{printable(folder)}")
     step = stored.state.step
     try:
         schedule = schedule_of(stored.settings)

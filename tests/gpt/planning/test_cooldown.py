@@ -107,6 +107,15 @@ def test_a_cooldown_begins_at_any_checkpoint_at_the_rate_of_that_step(run, flags
     assert max(steps_in(run.folder / "out")) == 20
 
 
+def test_a_checkpoint_at_which_the_cooldown_does_not_begin_is_named(run, plateau):
+    earlier, line = str(plateau / "checkpoint-10"), "resume      without --resume_from "
+    both = ["--cooldown_from", str(plateau), "--cooldown", "2", *EVERY]
+    text = run.ok("--resume_from", earlier, *both, out="new")
+    assert f"{line}{earlier}: the cooldown begins at {plateau}/checkpoint-20\n" in text
+    for number, requested in enumerate((str(plateau), str(plateau / "checkpoint-20"), "auto")):
+        assert line not in run.ok("--resume_from", requested, *both, out=f"new-{number}")
+
+
 @pytest.mark.slow
 def test_a_run_goes_on_from_its_plateau_after_a_cooldown(run, plateau):
     assert run("--cooldown_from", str(plateau), "--cooldown", "4")[0] == 0
