@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import shutil
 import sys
 from dataclasses import replace
 
@@ -45,6 +46,20 @@ def test_a_picture_without_a_loss_is_refused(make_run, tmp_path):
     path.write_text('{"step": 1, "loss": null}\n{"step": 2, "loss"')
     with refused("no loss yet", Exit.DATA):
         plot.main([str(path), "--output", str(tmp_path / "a.svg")])
+
+
+@pytest.mark.parametrize(("word", "cure"), [
+    ("two", "two/first_model"), ("two/metrics.jsonl", "two/first_model"), ("out/checkpoint-20", "out"),
+    ("out/best", "out"), ("last", "out"), ("nowhere/best", "out"), ("nowhere", "out")])
+def test_a_folder_without_metrics_leads_to_the_run_that_has_them(make_run, tmp_path, monkeypatch, word, cure):
+    monkeypatch.chdir(tmp_path)
+    make_run("out")
+    for folder in ("out/checkpoint-20", "two/first_model"):
+        (tmp_path / folder).mkdir(parents=True)
+    (tmp_path / "out/checkpoint-20/manifest.json").write_text("{}")
+    shutil.copy(tmp_path / "out/metrics.jsonl", tmp_path / "two/first_model")
+    with refused(f"python plot.py {cure}$", Exit.DATA):
+        plot.main([word, "--output", "a.svg"])
 
 
 HOSTILE = ['{"step": 1, "loss": 1' + "0" * 400 + "}", '{"step": 7, "loss": 1e99}', '{"step": 0, "loss": 0}',

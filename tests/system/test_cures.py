@@ -362,7 +362,7 @@ LATER = [
          lambda: shutil.move("out", Path("a/b/c").mkdir(parents=True) or "a/b/c"), adds=f"{SMALL} {QUIET}"),
     Case("Convert nanoGPT's", f"train.py {QUIET} --init_from ck.pt --output_dir new", pickled),
     Case("holds the checkpoints of another run", f"train.py {SMALL} {QUIET}"),
-    Case("Its first model is in", f"{NEW} --resume_from new",
+    Case("To go on with both", f"{NEW} --resume_from new",
          lambda: Path("new/first_model").mkdir(parents=True)),
     Case("holds checkpoints of another run, or", "train.py --resume_from out2 --output_dir out --max_steps 8",
          copied("out", "out2")),
@@ -477,6 +477,8 @@ LATER = [
     Case("{launcher()} train.py --resume_from {shell_word(source)}", "train.py --resume_from cool", cooled,
          stays=True),  # the longer run has a plateau of its own
     Case("Name a folder that train.py wrote", "plot.py nowhere"),
+    Case("python plot.py {shell_word(first)}", "plot.py two", copied("out", "two/first_model")),
+    Case("A checkpoint has none", "plot.py out/checkpoint-6"),
     Case("no loss is below", "plot.py m.jsonl --y_max 0.001", logged, {"--y_max": "20"}),
     Case("Give --y bits", "plot.py out out2", other_vocabulary),
     Case("Give --x steps", "plot.py m.jsonl --x hours", logged),
