@@ -18,7 +18,7 @@ from typing import Any
 from gpt.checkpoint.history import Row, rows_in
 from gpt.checkpoint.stored import TrainState
 from gpt.common.children import PROGRAM
-from gpt.common.errors import warn
+from gpt.common.errors import warn, writing
 from gpt.common.files import append_line, read_text, refuse_link, write_whole
 from gpt.common.names import METRICS, TRACKERS
 from gpt.common.progress import Progress
@@ -112,7 +112,8 @@ class Recorder:
     The constructor cuts the file back to the step of the state, so that it never holds a step twice. At step 0
     it empties the file, and with replaces, for a run in the place of another one. rows are the kept
     lines, without validations on other tokens. It starts the trackers of --tracker. config has the run's
-    settings, for them. A silent recorder, as in all processes but the main one, records nothing.
+    settings, for them. A silent recorder, as in all processes but the main one, records nothing. The
+    constructor raises UserError (exit 5) where it cannot write the file, as on a full disk.
     """
 
     def __init__(self, args: Namespace, output_dir: Path, state: TrainState, out: Progress,
@@ -127,7 +128,8 @@ class Recorder:
         recorded = rows_in(self._path.read_bytes()) if self._path.exists() and state.step and not replaces else []
         kept = [row for row in recorded
                 if row["step"] <= (state.validated_step if "val_loss" in row else state.step)]
-        write_whole(self._path, "".join(json.dumps(row) + "\n" for row in kept))
+        with writing(f"--output_dir {printable(output_dir)}"):
+            write_whole(self._path, "".join(json.dumps(row) + "\n" for row in kept))
         self.rows = [row for row in kept if row["step"] > state.measured_from or not state.measured_from]
         names = requested_trackers(args)
         # With --overwrite a run may go back to an earlier step, and wandb takes no step twice.

@@ -1,8 +1,10 @@
 """starts.jsonl: each start of a run, and how it ended."""
 
+import errno
 import json
 
 from gpt.checkpoint.steps import steps_in
+from gpt.common.errors import Exit
 from gpt.common.names import STARTS
 from gpt.watching.recorder import append_row
 
@@ -22,6 +24,17 @@ def test_each_start_is_recorded_and_how_it_ended(run):
     run("--max_steps", "2", "--overwrite")
     assert not steps_in(run.folder / "out/first_model"), "or --resume_from auto would take it for this run's"
     assert [row["step"] for row in starts_of(run.folder / "out")] == [0, 2], "a new run begins the file again"
+
+
+def test_a_disk_that_is_full_at_the_start_is_named(run, monkeypatch):
+    run.ok("--max_steps", "2")
+
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("gpt.watching.recorder.write_whole", full)
+    said = run.refused(Exit.MACHINE, "--max_steps", "4", "--resume_from", "auto")
+    assert said.startswith(f"--output_dir {run.folder}/out cannot be written: No space left on device. Free some space")
 
 
 def test_a_full_disk_costs_the_line_and_not_the_run(tmp_path, capsys):
