@@ -53,10 +53,24 @@ def requested_trackers(args: Namespace) -> list[str]:
 
 
 def check_unused(args: Namespace) -> None:
-    """Raises UserError (exit 4) for a new run whose output folder holds the checkpoints of another one."""
+    """Raises UserError (exit 4) for a new run whose output folder holds the checkpoints of another one.
+
+    Where the run starts from one of them, or learns from it, only another folder is a cure.
+    """
     folder = Path(args.output_dir)
-    if not (args.resume_from or args.cooldown_from or args.overwrite) and steps_in(folder):
-        raise error_of_another_run("--output_dir", folder, ", or --overwrite, which deletes them")
+    if args.resume_from or args.cooldown_from or args.overwrite or not steps_in(folder):
+        return
+    from gpt.checkpoint.commands import flags_of_another_run  # which imports torch, like the next line
+    from gpt.checkpoint.find import is_inside
+
+    for flag, model, name in (("--init_from", args.init_from, "tuned"), ("--teacher", args.teacher, "taught")):
+        if model and is_inside(Path(model), folder):
+            raise UserError(Exit.CHECKPOINT, f"{flag} {printable(model)} lies in --output_dir "
+                                             f"{printable(folder)}, which holds that run. Type, with another "
+                                             "folder:\n"
+                                             f"{launcher()} {shell_line(['train.py', *sys.argv[1:]])} "
+                                             f"{flags_of_another_run(folder, name, args.mirror_to)}")
+    raise error_of_another_run("--output_dir", folder, ", or --overwrite, which deletes them")
 
 
 def in_tokens(texts: Any, given: Mapping[str, Any]) -> dict[str, Any]:

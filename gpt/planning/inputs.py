@@ -321,12 +321,16 @@ def _weights_sha256(folder: Path) -> str | None:
 
 
 def _check_teacher(inputs: Inputs, resumed: FoundCheckpoint) -> None:
-    """Raises UserError (exit 4) if the recorded path of a resumed run's teacher holds other weights by now.
+    """Raises UserError for a checkpoint of the resumed run itself (exit 2), or other weights than before (4).
 
-    --allow_new_data permits them. The command line may name another teacher, and a checkpoint of an older
-    version has no record of the weights.
+    The recorded path may hold other weights by now, which --allow_new_data permits. The command line may name
+    another teacher, and a checkpoint of an older version has no record of the weights.
     """
     args = inputs.args
+    if args.teacher and Path(args.teacher).resolve().parent == resumed.folder.resolve().parent:
+        raise UserError(Exit.FLAGS, f"--teacher {printable(args.teacher)} is a checkpoint of the run that goes "
+                                    "on, and no model is its own teacher. Drop --teacher, or give one of "
+                                    "another folder.")
     recorded = resumed.stored.settings.get("teacher_sha256", inputs.teacher_sha256)
     is_changed = any(change.startswith("teacher ") for change in args.origin.changed)
     if args.teacher and recorded != inputs.teacher_sha256 and not (is_changed or args.allow_new_data):

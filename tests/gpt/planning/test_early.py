@@ -160,6 +160,20 @@ def test_an_output_folder_in_use_is_refused_before_the_texts_become_tokens(place
     assert not (place / "texts.tokens").exists()
 
 
+@pytest.mark.parametrize(("flags", "other"), [
+    ("--init_from out", "out-tuned"), ("--teacher out/best", "out-taught"),
+    ("--teacher out/checkpoint-3 --mirror_to m", "out-taught --mirror_to m-taught")])
+def test_a_model_in_the_output_folder_is_refused_with_a_line_for_another_folder(place, monkeypatch, flags, other):
+    (place / "out/checkpoint-3").mkdir(parents=True)
+    (place / "out/checkpoint-3/manifest.json").write_text("{}")
+    monkeypatch.setattr("sys.argv", ["train.py", "texts", *flags.split()])
+    code, said = refusal(f"texts {flags}")
+    assert (code, said.splitlines()[1:]) == (
+        Exit.CHECKPOINT, [f"python train.py texts {flags} --output_dir {other}"])
+    assert "--resume_from" not in said
+    assert "--overwrite" not in said
+
+
 def test_the_tokens_for_a_run_that_goes_on_have_its_tokenizer_and_are_not_made_in_vain(place, monkeypatch):
     asked: list[list[str]] = []
     monkeypatch.setattr("gpt.planning.early.run_child", lambda command, *_, **__: (

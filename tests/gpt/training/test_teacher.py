@@ -116,3 +116,16 @@ def test_what_is_no_teacher_is_refused(with_teacher, corpus):
     assert "--teacher nowhere" in refused(Exit.CHECKPOINT, "--teacher", "nowhere", out="other")
     assert "--overwrite" in refused(Exit.FLAGS, "--teacher", first, "--overwrite", out="first")
     assert steps_in(Path(first))
+
+
+def test_no_run_is_its_own_teacher_and_its_first_model_is_another_run(with_teacher):
+    run, first = with_teacher, with_teacher.folder / "first"
+    for resumed in ("auto", str(first), str(first / "checkpoint-8")):
+        for teacher in (first, first / "checkpoint-8", first / "best"):
+            said = run.refused(Exit.FLAGS, "--resume_from", resumed, "--max_steps", "9", "--arch", "qwen3",
+                               "--n_embd", "32", "--teacher", str(teacher), out="first")
+            assert "--teacher" in said
+    assert max(steps_in(first)) == 8
+    shutil.copytree(first, with_teacher.folder / "second/first_model")
+    run.ok("--resume_from", "auto", "--max_steps", "9", "--teacher",
+           str(with_teacher.folder / "second/first_model/checkpoint-8"), out="second")
