@@ -51,7 +51,7 @@ def read_lines(path: Path) -> list[Row]:
 
 
 def _cure_for(path: Path) -> str:
-    """What to type for a metrics.jsonl that cannot be read: the run of a checkpoint, or the first of two models."""
+    """What to type for an unreadable metrics.jsonl: the run of a checkpoint, or the first of two models."""
     folder, name = split_checkpoint_name(path.parent if path.name == METRICS else path)
     first = folder / FIRST_MODEL
     if (first / METRICS).is_file():

@@ -101,7 +101,7 @@ def check_machine(args: Namespace, machine: Machine, out: Progress) -> int:
 
 
 def _ids_of_run(args: Namespace) -> int:
-    """The number of ids of the run that --resume_from or --cooldown_from names; 0 without a checkpoint to read."""
+    """The number of ids of the run that --resume_from or --cooldown_from names; 0 without a checkpoint."""
     if args.resume_from or args.cooldown_from:
         for checkpoint in run_to_resume(vars(args))[1]:
             with contextlib.suppress(InvalidCheckpoint):

@@ -334,9 +334,9 @@ def _check_teacher(inputs: Inputs, resumed: FoundCheckpoint) -> None:
     recorded = resumed.stored.settings.get("teacher_sha256", inputs.teacher_sha256)
     is_changed = any(change.startswith("teacher ") for change in args.origin.changed)
     if args.teacher and recorded != inputs.teacher_sha256 and not (is_changed or args.allow_new_data):
-        raise UserError(Exit.CHECKPOINT, f"{printable(args.teacher)} has other weights than the teacher that this run "
-                                         "had: it was trained again. Give --teacher with a copy of the earlier one, "
-                                         "or --allow_new_data to go on with this one.")
+        raise UserError(Exit.CHECKPOINT, f"{printable(args.teacher)} has other weights than the teacher that this "
+                                         "run had: it was trained again. Give --teacher with a copy of the earlier "
+                                         "one, or --allow_new_data to go on with this one.")
 
 
 def _check_tokenizer(flag: str, folder: Path, ours: Path | None, out: Progress, grows: bool = False) -> None:

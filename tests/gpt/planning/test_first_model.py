@@ -103,7 +103,8 @@ def two_models(monkeypatch, tmp_path):
         monkeypatch.setattr(first_model.find, "newest_sound", lambda *_: first)
         runtime: Any = SimpleNamespace(out=MagicMock(), signals=MagicMock(), processes=SimpleNamespace(world_size=1),
                                        began=time.monotonic())
-        inputs = Inputs(train.read_flags(argv), MagicMock(), MagicMock(spare=spare, is_large=False), MagicMock(), None, None)
+        inputs = Inputs(train.read_flags(argv), MagicMock(), MagicMock(spare=spare, is_large=False), MagicMock(), None,
+                        None)
         second = after_first_model(inputs, runtime, argv)
         assert "to go on, add --resume_from auto" in runtime.signals.at_once
         return second, runtime.began, typed
