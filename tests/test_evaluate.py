@@ -15,6 +15,7 @@ from gpt.common.errors import Exit, UserError
 from gpt.evaluation import scoring
 from gpt.machine.backends import CPU
 from tests.helpers.models import replaced_meanwhile
+from tests.helpers.refusals import refused
 from tests.helpers.scoring import T
 
 
@@ -70,6 +71,18 @@ def test_json_for_standard_output_stands_there_alone(folder, tmp_path, capsys):
     printed = capsys.readouterr()
     assert json.loads(printed.out)["results"][0]["bytes"] == 22
     assert "bits per byte" in printed.err
+
+
+def test_json_replaces_earlier_figures_and_no_other_file(call, folder, tmp_path):
+    text = tmp_path / "a.txt"
+    text.write_text("the cat sat on the mat")
+    assert call("--text", text) == call("--text", text)
+    config = folder / "checkpoint-3" / "config.json"
+    for path in (text, config):
+        before = path.read_bytes()
+        with refused(f"{path.name} exists", Exit.FLAGS):
+            evaluate.main(["--ckpt", str(folder), "--no-use_gpu", "--text", str(text), "--json", str(path)])
+        assert path.read_bytes() == before
 
 
 def test_counts_are_printed_whole():

@@ -162,6 +162,13 @@ def test_the_picture_is_written_whole_by_its_ending_and_is_the_same_file_again(m
     assert (tmp_path / name).read_bytes() == content
 
 
+def test_a_picture_of_another_program_is_not_replaced(make_run, tmp_path):
+    (tmp_path / "a.png").write_bytes(b"\x89PNG of a camera")
+    with refused("a.png exists", Exit.FLAGS):
+        plot.main([make_run("one"), "--output", str(tmp_path / "a.png")])
+    assert (tmp_path / "a.png").read_bytes() == b"\x89PNG of a camera"
+
+
 def test_what_the_names_stand_for_is_printed(make_run, tmp_path, capsys):
     pytest.importorskip("matplotlib")
     runs = [make_run("a"), make_run("b", 0.2)]
