@@ -161,7 +161,7 @@ from gpt.tokens.layouts import native_dtype
 def pretokenize(args: Namespace, folder: Folder, signals: Signals, progress: Progress, limits: Limits) -> None:
     """Converts text to a committed set of token files, and prints the summary.
 
-    Raises UserError (exit 3, 5) and Stopped; the folder then holds its old files, or no complete set.
+    Raises UserError (exit 3, 4, 5) and Stopped; the folder then holds its old files, or no complete set.
     """
     began = time.monotonic()
     folder.refuse_old(args.overwrite, args.tokenizer_file or "")

@@ -12,7 +12,7 @@ import numpy as np
 
 from gpt.common.errors import Exit, UserError, writing
 from gpt.common.files import IS_WINDOWS, rename, sync, try_lock, write_whole
-from gpt.common.names import METADATA, TOKENIZER
+from gpt.common.names import CONFIG, INDEX, METADATA, TOKENIZER, WEIGHTS
 from gpt.common.words import printable
 
 LOCK = ".pretokenize.lock"
@@ -151,7 +151,13 @@ class Folder:
         return [self.path / name for name in OUTPUTS if os.path.lexists(self.path / name)]
 
     def refuse_old(self, overwrite: bool, tokenizer: str = "") -> None:
-        """Raises UserError (exit 3) if the folder has output files, without overwrite; tokenizer may be there."""
+        """Raises UserError (exit 3) if the folder has output files, without overwrite; tokenizer may be there.
+
+        Raises UserError (exit 4) for the folder of a model, ours or of Hugging Face, which needs its tokenizer.
+        """
+        if (self.path / CONFIG).exists() and any((self.path / name).exists() for name in (WEIGHTS, INDEX, TOKENIZER)):
+            raise UserError(Exit.CHECKPOINT, f"--output_dir {self.shown} holds a model, whose {TOKENIZER} would be "
+                                             "replaced. Give another --output_dir.")
         names = [path.name for path in self.outputs() if os.path.realpath(path) != os.path.realpath(tokenizer)]
         if names and not overwrite:
             raise UserError(Exit.DATA, f"--output_dir {self.shown} already holds {', '.join(names[:4])}. Give "

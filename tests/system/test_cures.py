@@ -349,6 +349,7 @@ LATER = [
     Case("Give the right --encoding", "pretokenize.py x.txt --encoding ascii --output_dir new", text_in("latin-1"),
          {"--encoding": "latin-1"}),
     Case("already holds {', '.join(names[:4])}", "pretokenize.py a.txt --output_dir data"),
+    Case("holds a model, whose", "pretokenize.py a.txt --output_dir hf --overwrite"),
     Case("would be replaced by the output", "pretokenize.py new/train.bin --output_dir new --overwrite",
          lambda: (Path("new").mkdir(), text_in("ascii", "the cat sat. " * 99, "new/train.bin")())),
     Case("To keep it, give --tokenizer_file", "pretokenize.py a.txt --output_dir data --overwrite --vocab_size 280",

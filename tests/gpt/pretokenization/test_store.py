@@ -70,6 +70,20 @@ def test_existing_output_is_refused_unless_it_may_be_replaced(name):
         folder.refuse_old(False)
 
 
+@pytest.mark.parametrize("name", ["model.safetensors", "model.safetensors.index.json", "tokenizer.json"])
+def test_the_folder_of_a_model_is_never_offered_to_be_replaced(name):
+    Path("data").mkdir()
+    Path("data/config.json").write_text("{}")
+    with Folder(Path("data")) as folder:
+        folder.refuse_old(False)  # settings of another program
+        Path("data", name).write_text("x")
+        for overwrite in (False, True):
+            with refused("holds a model", Exit.CHECKPOINT) as caught:
+                folder.refuse_old(overwrite)
+            assert "--overwrite" not in str(caught.value)
+    assert Path("data", name).read_text() == "x"
+
+
 @pytest.mark.parametrize("stays", [{"tokenizer.json"}, set()])
 def test_a_commit_killed_anywhere_leaves_the_old_set_or_none_or_the_new_one(stays, monkeypatch):
     """Every call that changes the folder is made the last one, in turn. Of the old set the tokenizer stays."""
