@@ -145,12 +145,15 @@ def _tokenizer_of_run(args: Namespace) -> str | None:
 def make_tokens(args: Namespace) -> None:
     """Runs pretokenize.py to fill the folder --data_dir with the tokens of the texts, unless it holds them.
 
-    Raises UserError: exit 3 if the texts changed after the folder was made, exit 2 in a run that makes no
-    tokens. Raises SystemExit if pretokenize.py fails.
+    Raises UserError: exit 3 if the texts changed after the folder was made, or are a run or a model, exit 2 in a
+    run that makes no tokens. Raises SystemExit if pretokenize.py fails.
     """
-    from gpt.pretokenization.store import has_tokenizer  # which imports numpy
+    from gpt.pretokenization.sources import refuse_run_or_model  # which imports numpy
+    from gpt.pretokenization.store import has_tokenizer
 
     texts, folder = as_list(args.texts), Path(args.data_dir)
+    for text in texts:
+        refuse_run_or_model(text)
     has_tokens = (folder / METADATA).exists()
     keeps_tokenizer = has_tokenizer(folder) and (flags_to_continue(args) or not has_tokens)
     tokenizer = (str(folder / TOKENIZER) if keeps_tokenizer else

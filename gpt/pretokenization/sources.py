@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from gpt.common.errors import Exit, UserError
-from gpt.common.names import METADATA, STARTS, TOKENS
+from gpt.common.names import CONFIG, INDEX, MANIFEST, METADATA, STARTS, TOKENS, WEIGHTS
 from gpt.common.words import printable, several, shell_word
 from gpt.hub.download import InputFile
 from gpt.pretokenization.blocks import Findings, Reading, TextBlock, read_at
@@ -95,6 +95,24 @@ def files_of(word: str, say: Callable[[str], None]) -> Iterator[str]:
         yield from files_in_folder(member, say) if os.path.isdir(member) else [member]
 
 
+def holds_run_or_model(folder: str) -> bool:
+    """True for the output folder of a run, a checkpoint and a model, whose logs and cards are no text."""
+    has_starts, has_config, *has_weights = (os.path.exists(os.path.join(folder, name))
+                                            for name in (STARTS, CONFIG, WEIGHTS, INDEX))
+    return has_starts or (has_config and any(has_weights))
+
+
+def refuse_run_or_model(folder: str) -> None:
+    """Raises UserError (exit 3) if a folder that is given as text holds a run or a model."""
+    if not holds_run_or_model(folder):
+        return
+    if any(os.path.exists(os.path.join(folder, name)) for name in (STARTS, MANIFEST)):
+        raise UserError(Exit.DATA, f"{printable(folder)} is the output of a run, not a text. To continue the "
+                                   f"run:\npython train.py --resume_from {shell_word(folder)}")
+    raise UserError(Exit.DATA, f"{printable(folder)} holds a model, not a text. To train the model on a "
+                               f"text:\npython train.py TEXT --init_from {shell_word(folder)}")
+
+
 def bare_name(name: str) -> str:
     """The name in lower case, without the ending of a packed file."""
     name = name.lower()
@@ -105,9 +123,11 @@ def files_in_folder(folder: str, say: Callable[[str], None]) -> list[str]:
     """Finds the input files of a folder and its subfolders, sorted, without hidden ones.
 
     Input files have the endings in KINDS, also packed, or are packed .json: a plain .json usually holds
-    settings. The output folders of runs are left out. Prints that it leaves out other files: also links to
-    folders, and a dataset's README.md. Raises UserError (exit 3) for a folder without input files.
+    settings. The folders of runs and models are left out. Prints that it leaves out other files: also links to
+    folders, and a dataset's README.md. Raises UserError (exit 3) for a folder without input files, and for one
+    that is a run or a model itself.
     """
+    refuse_run_or_model(folder)
     chosen, others = [], []
     endings = tuple(ending for kind in reversed(KINDS.values()) for ending in kind.endings)
 
@@ -116,7 +136,7 @@ def files_in_folder(folder: str, say: Callable[[str], None]) -> list[str]:
 
     for where, folders, names in os.walk(folder, onerror=refuse):
         folders[:] = [name for name in folders if not name.startswith(".")
-                      and not os.path.exists(os.path.join(where, name, STARTS))]  # a run's folder, with log and cards
+                      and not holds_run_or_model(os.path.join(where, name))]
         others += filter(os.path.islink, (os.path.join(where, name) for name in folders))  # not followed
         for name in names:
             if not name.startswith("."):
