@@ -176,25 +176,46 @@ def _missing(texts: Sequence[str]) -> list[str]:
 
 def _refuse_other_texts(args: Namespace, texts: Sequence[str], make: Sequence[str]) -> None:
     """Raises UserError (exit 3) unless --data_dir holds the tokens of these texts; make is the command for them."""
-    from gpt.pretokenization.sources import find_files, identity_of
+    from gpt.pretokenization.sources import names_of_words
     from gpt.tokens.metadata import read_metadata
 
     folder = Path(args.data_dir)
     recorded = read_metadata(folder / METADATA)
-    # The files of the hub's texts lie in its cache, and may be other ones today.
-    of_hub, local = ([text for text in texts if is_on_hub(text) == on_hub] for on_hub in (True, False))
-    files = [(file.shown, file.path) for file in find_files(local, lambda _: None, {})]
-    if of_hub == recorded.get("hub_texts", []) and (
-            not local or identity_of(files) == recorded.get("sources_identity")):
+    if _are_tokens_of(recorded, texts):
         return
     if missing := _missing(texts):
         raise UserError(Exit.DATA, f"{printable(missing[0])}: No such file or directory. Its tokens are still "
                                    f"there: give --data_dir {shell_word(folder)} in its place.")
     sources = printable(", ".join(recorded.get("sources", ["another program"])))[:80]
+    if recorded.get("texts") == names_of_words(texts):
+        make, line = [*make, "--overwrite"], sys.argv[1:]
+    else:  # another run may need the tokens of the other texts
+        other = _folder_beside(args.data_dir)
+        make = [other if word == args.data_dir else word for word in make]
+        flags = [word for word in sys.argv[1:] if word not in texts and not _holds_tokens(word)]
+        line = ["--data_dir", other, *flags]
     raise UserError(Exit.DATA, f"{printable(folder)} holds the tokens of {sources}, and these texts have other "
-                               f"names, sizes or times. Type:\n    python {shell_line([*make, '--overwrite'])}\n"
-                               f"    {launcher()} "
-                               f"{shell_line(['train.py', *sys.argv[1:], *flags_to_continue(args)])}")
+                               f"names, sizes or times. Type:\n    python {shell_line(make)}\n"
+                               f"    {launcher()} {shell_line(['train.py', *line, *flags_to_continue(args)])}")
+
+
+def _are_tokens_of(recorded: Mapping[str, Any], texts: Sequence[str]) -> bool:
+    """True if recorded, the content of metadata.json, names these texts with their sizes and times."""
+    from gpt.pretokenization.sources import find_files, identity_of
+
+    # The files of the hub's texts lie in its cache, and may be other ones today.
+    of_hub, local = ([text for text in texts if is_on_hub(text) == on_hub] for on_hub in (True, False))
+    files = [(file.shown, file.path) for file in find_files(local, lambda _: None, {})]
+    return of_hub == recorded.get("hub_texts", []) and (
+        not local or identity_of(files) == recorded.get("sources_identity"))
+
+
+def _folder_beside(data_dir: str) -> str:
+    """The first folder without tokens of a.txt-2.tokens, a.txt-3.tokens and so on; data_dir is a.txt.tokens."""
+    stem, number = data_dir.removesuffix(TOKENS), 2
+    while Path(f"{stem}-{number}{TOKENS}", METADATA).exists():
+        number += 1
+    return f"{stem}-{number}{TOKENS}"
 
 
 def _run_pretokenize(args: Namespace, texts: Sequence[str], make: Sequence[str]) -> None:

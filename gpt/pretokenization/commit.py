@@ -13,7 +13,7 @@ from gpt.common.words import shell_word
 from gpt.hub.names import as_recorded, is_on_hub
 from gpt.pretokenization.files import refuse_changed
 from gpt.pretokenization.passes import Job
-from gpt.pretokenization.sources import KINDS, identity_of
+from gpt.pretokenization.sources import KINDS, identity_of, names_of_words
 from gpt.tokens.layouts import Part
 from gpt.tokens.metadata import METADATA_FORMAT, METADATA_VERSION
 from gpt.tokens.stream import scan
@@ -57,6 +57,7 @@ def commit(job: Job, dtype: str, vocabulary: Vocabulary, trained_here: bool) -> 
         "tokenizer": {"trained_here": trained_here, "sha256": sha256_of(job.folder.work / TOKENIZER)},
         "sources": sources[:1000],  # for messages; their identity is that of all
         "num_sources": len(sources),
+        "texts": names_of_words(job.args.files),
         "sources_identity": identity_of(
             (source.shown, source.path) for source in job.sources if not source.origin),
         **({"origins": origins} if origins else {}),  # datasets of the Hugging Face hub, each with its commit

@@ -80,6 +80,11 @@ def identity_of(files: Iterable[tuple[str, Path]]) -> str:
     return hashlib.sha256("".join(lines).encode()).hexdigest()
 
 
+def names_of_words(words: Sequence[str]) -> list[str]:
+    """The names of texts as the command line gives them, without their folders; at most 1,000."""
+    return [word if "://" in word else os.path.basename(os.path.abspath(word)) for word in words[:1000]]
+
+
 def files_of(word: str, say: Callable[[str], None]) -> Iterator[str]:
     """Yields the files that one word of the command line names; a path is yielded unopened, even if missing.
 

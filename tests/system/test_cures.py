@@ -273,6 +273,13 @@ def small_folder(flags: str = "") -> None:
     pretokenized(f"small.txt --tokenizer_file data/tokenizer.json --output_dir small --num_workers 1 {flags}")
 
 
+def grown() -> None:
+    """Makes the tokens of a text that is then longer."""
+    pretokenized("b.txt --output_dir b.txt.tokens --num_workers 1 --vocab_size 300")
+    with open("b.txt", "a") as file:
+        file.write("the cat sat\n")
+
+
 def cooled() -> None:
     trained(f"{LENGTHLESS} --cooldown_from out/checkpoint-4 --output_dir cool")
 
@@ -416,6 +423,7 @@ LATER = [
     Case("has no tokens yet", f"{NEW} b.txt --dry_run", again=True),
     Case("Its tokens are still there", f"{NEW} c.txt", lambda: shutil.copytree("data", "c.txt.tokens"), drops="c.txt"),
     Case("holds the tokens of", f"{NEW} b.txt", lambda: shutil.copytree("data", "b.txt.tokens")),
+    Case("holds the tokens of", f"{NEW} b.txt", grown),
     Case("each step reads the text", f"{NEW} --batch_size 4000 --max_steps 1"),
     Case("the field's name with --text_field, or records",
          "pretokenize.py k.jsonl --output_dir new --allow_bad_records", records("body"), {"--text_field": "body"}),

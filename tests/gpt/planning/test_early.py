@@ -77,6 +77,22 @@ def test_texts_become_tokens_once_and_the_run_trains_on_them(place, capfd, monke
     assert refusal("texts")[0] == Exit.DATA
 
 
+def test_texts_with_other_names_get_another_folder(place, monkeypatch):
+    for name in ("a.txt", "b.txt"):
+        shutil.copy(place / "texts/a.txt", name)
+    train.answer_early(["a.txt", "b.txt"])
+    monkeypatch.setattr("sys.argv", ["train.py", "a.txt", "--max_steps", "2"])
+    for number in (2, 3):
+        message = refusal("a.txt --max_steps 2")[1]
+        assert "--overwrite" not in message
+        assert message.endswith(f"    python pretokenize.py a.txt --output_dir a.txt-{number}.tokens\n"
+                                f"    python train.py --data_dir a.txt-{number}.tokens --max_steps 2")
+        shutil.copytree("a.txt.tokens", f"a.txt-{number}.tokens")
+    monkeypatch.setattr("sys.argv", ["train.py", "a.txt", "b.txt"])
+    (place / "b.txt").write_text("more")
+    assert "a.txt b.txt --output_dir a.txt.tokens --overwrite\n" in refusal("a.txt b.txt")[1]
+
+
 @pytest.mark.skipif(os.name != "posix", reason="no signals")
 def test_a_request_to_save_does_not_end_a_run_whose_tokens_are_being_made(place, monkeypatch):
     def asked(*rest, **named):
