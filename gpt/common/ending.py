@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from gpt.common.children import SAFE_PATH
-from gpt.common.errors import PANIC, PIP, Exit, UserError, is_out_of_memory, is_panic
+from gpt.common.errors import DELETED, PANIC, PIP, Exit, UserError, is_folder_deleted, is_out_of_memory, is_panic
 from gpt.common.files import IS_WINDOWS, reason_of
 from gpt.common.ranks import is_main
 from gpt.common.signals import STOPPING, signal_name
@@ -130,6 +130,8 @@ def _explain(error: BaseException) -> tuple[Exit, str]:
                               f"Run: {PIP} --force-reinstall -r requirements.txt")
     if isinstance(error, RuntimeError) and "can't start new thread" in str(error):
         return Exit.MACHINE, "a thread could not be started. Raise the limits (ulimit -u, ulimit -v)."
+    if isinstance(error, FileNotFoundError) and is_folder_deleted():
+        return Exit.MACHINE, DELETED
     # io.UnsupportedOperation, a bug, is both.
     if isinstance(error, OSError) and not isinstance(error, ValueError):
         place = f": {printable(error.filename)[:200]}" if error.filename else ""

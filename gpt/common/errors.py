@@ -25,6 +25,8 @@ PIP = f"{os.path.basename(sys.executable)} -m pip install"
 PANIC = ("a library stopped at its input, most likely at a damaged tokenizer.json: {}. Give another "
          "--tokenizer_file or checkpoint.")
 
+DELETED = "the current folder has been deleted. Go to one that exists: cd ~"
+
 # Messages of other errors than OutOfMemoryError with the same cause.
 OUT_OF_MEMORY = (
     "CUDA out of memory",  # the compiler's error, with that of its trial inside
@@ -138,11 +140,8 @@ def require(*names: str) -> None:
     """
     from importlib import metadata  # takes 25 of the 60 ms of --help, which requires no package
 
-    try:
-        os.getcwd()  # without a current folder torch's libraries end the process without a message
-    except OSError:
-        raise UserError(
-            Exit.MACHINE, "the current folder has been deleted. Go to one that exists: cd ~") from None
+    if is_folder_deleted():  # torch's libraries would end the process without a message
+        raise UserError(Exit.MACHINE, DELETED)
     problems = []
     for name in names:
         try:
@@ -176,6 +175,15 @@ def optional(package: str, purpose: str) -> Any:
 
 
 # ---------------------------------------------------------------- kinds of errors
+
+
+def is_folder_deleted() -> bool:
+    """True if the current folder has been deleted, so that no relative path can be resolved."""
+    try:
+        os.getcwd()
+    except OSError:
+        return True
+    return False
 
 
 def is_panic(error: BaseException) -> bool:

@@ -41,10 +41,12 @@ def test_what_does_not_matter_changes_nothing(corpus_folder, tmp_path, env, stre
 
 
 @pytest.mark.skipif(os.name != "posix", reason="Windows does not delete a folder in use")
-def test_a_current_folder_that_has_been_deleted_is_named_before_torch_is_loaded(tmp_path):
+@pytest.mark.parametrize("check", [
+    "from gpt.common.errors import require\nguard(lambda argv: require('torch'))",
+    f"import runpy\nrunpy.run_path({str(ROOT / 'train.py')!r}, run_name='__main__')"], ids=["require", "train"])
+def test_a_current_folder_that_has_been_deleted_is_named_before_torch_is_loaded(check, tmp_path):
     (tmp_path / "gone").mkdir()
-    done = run_python("import os\nos.rmdir(os.getcwd())\nfrom gpt.common.ending import *\n"
-                      "from gpt.common.errors import require\n"
-                      "guard(lambda argv: require('torch'))", cwd=tmp_path / "gone")
+    done = run_python(f"import os\nos.rmdir(os.getcwd())\nfrom gpt.common.ending import *\n{check}",
+                      cwd=tmp_path / "gone")
     assert done.returncode == Exit.MACHINE
     assert done.stderr == "error: the current folder has been deleted. Go to one that exists: cd ~\n"
