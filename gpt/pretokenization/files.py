@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from gpt.common.errors import Exit, UserError, optional
-from gpt.common.words import first_line, size
+from gpt.common.words import first_line, shell_word, size
 
 MARK = b"\xef\xbb\xbf"  # the UTF-8 byte order mark
 PACKED_ENDINGS = (".gz", ".zst", ".bz2", ".xz")
@@ -145,5 +145,8 @@ def _unpacked(file: BinaryIO, source: Source) -> Iterator[bytes]:
         if is_inside:
             raise EOFError("it is truncated")
     except Exception as error:  # each library has errors of its own
+        rest = "."
+        if source.packing == "gzip" and source.shown != STDIN:  # gunzip ignores rubbish at the end
+            rest = f", or what is readable: gunzip -c < {shell_word(source.path)} > NEW"
         raise source.error(f"is damaged: {source.packing} cannot unpack it, {first_line(error)}. Give a whole "
-                           "copy.") from error
+                           f"copy{rest}") from error

@@ -3,6 +3,9 @@
 import importlib
 import random
 import re
+import shutil
+import subprocess
+from pathlib import Path
 
 import pytest
 
@@ -60,6 +63,15 @@ def test_a_packed_file_that_was_cut_or_changed_is_named(ending):
         write(name, damaged)
         with refused(rf"^{re.escape(name)} ", Exit.DATA):
             read(name)
+
+
+@pytest.mark.skipif(shutil.which("gunzip") is None, reason="needs gunzip")
+def test_the_cure_for_bytes_behind_a_gzip_file_unpacks_all_of_its_text():
+    write("a b.txt.gz", PACK["gz"](b"the cat") + b"rubbish")
+    with refused("gunzip", Exit.DATA) as caught:
+        read("a b.txt.gz")
+    subprocess.run(str(caught.value).partition("readable: ")[2], shell=True, check=False, capture_output=True)
+    assert Path("NEW").read_bytes() == b"the cat"
 
 
 @pytest.mark.parametrize("ending", PACK)
