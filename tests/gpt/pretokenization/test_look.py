@@ -57,6 +57,9 @@ def texts_of(fault: str) -> tuple[str, ...]:
     if fault == "a near copy":
         write("a.jsonl", lines([*articles(30), changed(articles(12)[11])]))
         return ("a.jsonl", "--val_fraction", "0")
+    if fault == "short copies":
+        write("a.jsonl", lines([f"good morning number {number % 50}" for number in range(1000)]))
+        return ("a.jsonl", "--val_fraction", "0")
     if fault == "one file":
         return (write("a.txt", book), write("b.txt", book[::-1][:1200]))
     half = book[:len(book) // 2]
@@ -77,6 +80,7 @@ def texts_of(fault: str) -> tuple[str, ...]:
 FAULTS = {  # the word that tells the finding, and the bounds of its figure
     "copies": ("documents", 8, 10),
     "a near copy": ("documents", 2.9, 3.6),
+    "short copies": ("documents", 94, 96),
     "a footer": ("lines", 1.5, 3.5),
     "mojibake": ("broken", 0.1, 0.5),
     "minified": ("minified", 7, 10),
@@ -114,6 +118,13 @@ def test_a_planted_fault_is_found(fault, is_sampled, tokenizer_file, capsys, mon
             for number, word in enumerate(prose(900, 3).split())), "a"])
 def test_of_a_clean_text_nothing_is_found(content, tokenizer_file, capsys):
     run(write("a.txt", content + "\n"), "--tokenizer_file", str(tokenizer_file))
+    assert not re.search(r"^  ", capsys.readouterr().out, re.M)
+
+
+def test_short_documents_of_which_each_stands_once_are_no_finding(tokenizer_file, capsys):
+    words = prose(6000).split()
+    write("a.jsonl", lines([" ".join(words[start:start + 3]) for start in range(0, 6000, 3)]))
+    run("a.jsonl", "--tokenizer_file", str(tokenizer_file))
     assert not re.search(r"^  ", capsys.readouterr().out, re.M)
 
 
