@@ -129,7 +129,8 @@ def main(argv: Sequence[str]) -> int:
     content, ending = io.BytesIO(), args.output.rsplit(".", 1)[-1].lower()
     with matplotlib.rc_context(SETTINGS):
         figure = figure_of(runs, X_AXES[args.x][1], Y_LABELS[args.y], args.y_max)
-        figure.savefig(content, dpi=200, format=ending, metadata={"Creator": CREATOR, **NO_DATE.get(ending, {})})
+        figure.savefig(content, dpi=200, format=ending,
+                       metadata={"Creator": CREATOR, **NO_DATE.get(ending, {})})
     output.write(content.getvalue())
     shown = [f"{run.name} ({printable(folder)})" if args.names else run.name
              for run, folder in zip(runs, folders, strict=True)]

@@ -56,8 +56,8 @@ def read_flags(argv: Sequence[str]) -> Namespace:
     text.add_argument("--text_field", type=flags.text("NAME"), default="text", help="field of a JSON line, "
                       "or column of a table, that holds the document")
     text.add_argument("--allow_bad_records", action=flags.Switch, default=False, help="leave out records "
-                      "without a document; without the flag, more than 1%% of them in one file, and more than three, "
-                      "are an error")
+                      "without a document; without the flag, more than 1%% of them in one file, and more than "
+                      "three, are an error")
     text.add_argument("--document_separator", type=flags.escaped(), help=r"text that stands between the documents of "
                       r"a text file; \n is a newline, \r a return, \t a tab, \\ a backslash (default: each file is one "
                       r"document)")

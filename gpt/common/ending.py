@@ -14,7 +14,16 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from gpt.common.children import SAFE_PATH
-from gpt.common.errors import DELETED, PANIC, PIP, Exit, UserError, is_folder_deleted, is_out_of_memory, is_panic
+from gpt.common.errors import (
+    DELETED,
+    PANIC,
+    PIP,
+    Exit,
+    UserError,
+    is_folder_deleted,
+    is_out_of_memory,
+    is_panic,
+)
 from gpt.common.files import IS_WINDOWS, reason_of
 from gpt.common.ranks import is_main
 from gpt.common.signals import STOPPING, signal_name

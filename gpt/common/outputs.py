@@ -32,8 +32,8 @@ class Output:
         with writing(self._shown):
             self._target = check_writable(path)
             if self._target.is_file() and not _can_be_replaced(self._target, mark):
-                raise UserError(Exit.FLAGS, f"{self._shown} exists, and this command did not write it. Give another "
-                                            "name.")
+                raise UserError(Exit.FLAGS, f"{self._shown} exists, and this command did not write it. Give "
+                                            "another name.")
 
     def write(self, content: bytes) -> None:
         """Replaces the file's content. Raises UserError (exit 5) if that fails."""

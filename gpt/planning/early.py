@@ -145,8 +145,8 @@ def _tokenizer_of_run(args: Namespace) -> str | None:
 def make_tokens(args: Namespace) -> None:
     """Runs pretokenize.py to fill the folder --data_dir with the tokens of the texts, unless it holds them.
 
-    Raises UserError: exit 3 if the texts changed after the folder was made, or are a run or a model, exit 2 in a
-    run that makes no tokens. Raises SystemExit if pretokenize.py fails.
+    Raises UserError: exit 3 if the texts changed after the folder was made, or are a run or a model, exit 2
+    in a run that makes no tokens. Raises SystemExit if pretokenize.py fails.
     """
     from gpt.pretokenization.sources import refuse_run_or_model  # which imports numpy
     from gpt.pretokenization.store import has_tokenizer

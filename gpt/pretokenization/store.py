@@ -155,9 +155,10 @@ class Folder:
 
         Raises UserError (exit 4) for the folder of a model, ours or of Hugging Face, which needs its tokenizer.
         """
-        if (self.path / CONFIG).exists() and any((self.path / name).exists() for name in (WEIGHTS, INDEX, TOKENIZER)):
-            raise UserError(Exit.CHECKPOINT, f"--output_dir {self.shown} holds a model, whose {TOKENIZER} would be "
-                                             "replaced. Give another --output_dir.")
+        of_model = (WEIGHTS, INDEX, TOKENIZER)
+        if (self.path / CONFIG).exists() and any((self.path / name).exists() for name in of_model):
+            raise UserError(Exit.CHECKPOINT, f"--output_dir {self.shown} holds a model, whose {TOKENIZER} would "
+                                             "be replaced. Give another --output_dir.")
         names = [path.name for path in self.outputs() if os.path.realpath(path) != os.path.realpath(tokenizer)]
         if names and not overwrite:
             raise UserError(Exit.DATA, f"--output_dir {self.shown} already holds {', '.join(names[:4])}. Give "

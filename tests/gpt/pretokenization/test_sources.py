@@ -105,8 +105,10 @@ def test_the_output_folder_of_a_run_inside_the_texts_is_no_text(tmp_path):
 
 @pytest.mark.parametrize(("names", "cure"), [
     (["out/starts.jsonl", "out/log.txt"], "train.py --resume_from out"),
-    (["out/manifest.json", "out/config.json", "out/model.safetensors", "out/README.md"], "train.py --resume_from out"),
-    (["out/config.json", "out/model.safetensors.index.json", "out/README.md"], "train.py TEXT --init_from out")])
+    (["out/manifest.json", "out/config.json", "out/model.safetensors", "out/README.md"],
+     "train.py --resume_from out"),
+    (["out/config.json", "out/model.safetensors.index.json", "out/README.md"],
+     "train.py TEXT --init_from out")])
 def test_a_run_and_a_model_are_no_text(names, cure):
     for name in (*names, "texts/a.txt"):
         write(name, "x")
