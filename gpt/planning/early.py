@@ -183,7 +183,8 @@ def _refuse_other_texts(args: Namespace, texts: Sequence[str], make: Sequence[st
     recorded = read_metadata(folder / METADATA)
     if _are_tokens_of(recorded, texts):
         return
-    if missing := _missing(texts):
+    missing = _missing(texts)
+    if missing:
         raise UserError(Exit.DATA, f"{printable(missing[0])}: No such file or directory. Its tokens are still "
                                    f"there: give --data_dir {shell_word(folder)} in its place.")
     sources = printable(", ".join(recorded.get("sources", ["another program"])))[:80]
@@ -220,7 +221,8 @@ def _folder_beside(data_dir: str) -> str:
 
 def _run_pretokenize(args: Namespace, texts: Sequence[str], make: Sequence[str]) -> None:
     """Runs the command make, which makes the tokens of the texts. Raises like make_tokens()."""
-    if missing := _missing(texts):
+    missing = _missing(texts)
+    if missing:
         raise UserError(Exit.DATA, f"{printable(missing[0])}: No such file or directory. Give the path of a "
                                    "text.")
     if len(texts) == 1 and texts[0].endswith(".py"):  # as nanoGPT's config/train_shakespeare_char.py

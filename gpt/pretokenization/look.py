@@ -66,8 +66,10 @@ def inspect_text(job: Job, dtype: str, vocabulary: Vocabulary) -> None:
     if not job.has_chats:
         clear = "no repeats, broken characters or minified lines"
         width = max(PASSAGE_TOKENS, PASSAGE_BYTES * len(train) // job.totals["train"]["bytes"])
-        lines += about_passages(chunks, width, np.memmap(job.folder.work / "train.idx", "<u8", "r"), shown)
-        lines += about_lines(text)
+        ends = np.memmap(job.folder.work / "train.idx", "<u8", "r")
+        lines += about_passages(chunks, width, ends, shown)
+        holds_passages = len(train) >= width * len(ends)  # documents on average; shorter ones are compared as lines
+        lines += about_lines(text, LINE_LETTERS if holds_passages else 1)
     lines += about_characters(text) + about_files(job.sources)
 
     heading = "looked at " + ("samples of the text" if len(train) > PIECE_TOKENS * MOST_PIECES else "the text")
@@ -103,39 +105,31 @@ def about_passages(chunks: Mapping[int, np.ndarray], width: int, ends: np.ndarra
                    shown: Callable[[int], str]) -> list[str]:
     """Finds documents that repeat earlier ones, wholly or mostly, and other passages of this width that occur again.
 
-    ends are the documents' ends, in tokens. shown(start) is the text from token start on. A document that is
-    shorter than a passage is one, and counts by its tokens.
+    ends are the documents' ends, in tokens. shown(start) is the text from token start on.
     """
-    keys, places = drawn_passages(chunks, width, ends)
+    keys, places = drawn_passages(chunks, width)
     document = np.searchsorted(ends, places, "right")
-    starts = np.where(document > 0, ends[document - 1], 0)
-    is_whole = (ends[document] - places >= width) | (places == starts)  # within its document
+    is_whole = ends[document] - places >= width  # within its document
     if not is_whole.any():
         return []
-    sizes = (ends[document] - starts)[is_whole]  # of the documents
-    counts = np.where(sizes < width, sizes, 1)
     places, document = places[is_whole], np.unique(document[is_whole], return_inverse=True)[1]
     _, firsts, kinds = np.unique(keys[is_whole], return_index=True, return_inverse=True)
     first = firsts[kinds]  # for each passage the first one equal to it
     num_drawn = np.bincount(document)
     num_copied = np.bincount(document, document[first] != document)
-    is_enough = (num_drawn >= LEAST_DRAWN)[document] | (sizes < width + LEAST_DRAWN - 1)  # which has fewer
-    in_copy = (num_copied >= num_drawn / 2)[document] & is_enough
+    in_copy = ((num_copied >= num_drawn / 2) & (num_drawn >= LEAST_DRAWN))[document]
     is_repeated = (first < np.arange(len(first))) & ~in_copy
     # Of code, up to 0.09 of the passages occur again.
-    copied = float(np.average(in_copy, weights=counts))
-    return (finding(copied, 0.01, "of it repeats other documents; keep one of each",
+    return (finding(in_copy.mean(), 0.01, "of it repeats other documents; keep one of each",
                     shown(int(places[np.argmax(in_copy)])))
             + finding(is_repeated.mean(), 0.1, "of its passages occur again; remove the copies",
                       shown(int(places[np.argmax(is_repeated)]))))
 
 
-def drawn_passages(chunks: Mapping[int, np.ndarray], width: int,
-                   ends: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Draws passages by two or three of their ids; returns the key and the place of each, uint64.
+def drawn_passages(chunks: Mapping[int, np.ndarray], width: int) -> tuple[np.ndarray, np.ndarray]:
+    """Draws passages by their first and last id; returns the key and the place of each, uint64.
 
-    A passage ends at the end of its document. Equal passages have equal keys. chunks are runs of ids by the
-    place of their first one, ends the documents' ends.
+    Equal passages have equal keys. chunks are runs of ids by the place of their first one.
     """
     fraction = min(1.0, max(LEAST_FRACTION, MOST_PASSAGES / sum(map(len, chunks.values()))))
     weights = np.random.default_rng(0).integers(2**63, size=width, dtype=np.uint64)
@@ -143,28 +137,21 @@ def drawn_passages(chunks: Mapping[int, np.ndarray], width: int,
     for start, chunk in chunks.items():
         ids = chunk.astype(np.uint32)
         mixed = ids[:1 - width] * np.uint32(2654435761) + ids[width - 1:] * np.uint32(2246822519)
-        inside = slice(*np.searchsorted(ends, np.array([start, start + len(ids)], np.uint64), "right"))
-        stops = np.append(ends[inside].astype(np.int64) - start, len(ids))  # of the documents
-        sizes = np.diff(stops, prepend=0)
-        is_short = (sizes < width) & (stops - sizes < len(mixed))
-        first, stop = (stops - sizes)[is_short], stops[is_short]
-        # Not by the last id, which is the same in all of them.
-        mixed[first] = (ids[first] * np.uint32(2654435761) + ids[(first + stop) // 2] * np.uint32(3266489917)
-                        + ids[np.maximum(stop - 2, first)] * np.uint32(2246822519))
         drawn = np.flatnonzero(mixed <= np.uint32(fraction * (2**32 - 1)))
-        columns = drawn[:, None] + np.arange(width)
-        is_inside = columns < stops[np.searchsorted(stops, drawn, "right")][:, None]
-        keys.append((ids[columns] * is_inside).astype(np.uint64) @ weights)
+        keys.append(ids[drawn[:, None] + np.arange(width)].astype(np.uint64) @ weights)
         places.append((drawn + start).astype(np.uint64))
     return np.concatenate(keys), np.concatenate(places)
 
 
-def about_lines(text: str) -> list[str]:
-    """Finds lines that occur again, numbers and punctuation aside, and long lines of ASCII with few blanks."""
+def about_lines(text: str, least_letters: int) -> list[str]:
+    """Finds lines that occur again, numbers and punctuation aside, and long lines of ASCII with few blanks.
+
+    A line that counts has at least least_letters bytes of letters.
+    """
     content = text.encode()
     lines = content.split(b"\n")
     letters = [line.translate(None, NO_LETTERS) for line in lines]
-    copies = Counter(line for line in letters if len(line) >= LINE_LETTERS)
+    copies = Counter(line for line in letters if len(line) >= least_letters)
     sizes = {line: number * len(line) for line, number in copies.items() if number >= LEAST_LINES}
     largest = max(sizes, key=lambda line: sizes[line], default=b"")
     example = dict(zip(letters, lines, strict=True)).get(largest, b"")

@@ -80,7 +80,7 @@ def texts_of(fault: str) -> tuple[str, ...]:
 FAULTS = {  # the word that tells the finding, and the bounds of its figure
     "copies": ("documents", 8, 10),
     "a near copy": ("documents", 2.9, 3.6),
-    "short copies": ("documents", 94, 96),
+    "short copies": ("lines", 70, 80),
     "a footer": ("lines", 1.5, 3.5),
     "mojibake": ("broken", 0.1, 0.5),
     "minified": ("minified", 7, 10),
