@@ -32,7 +32,7 @@ SETTINGS = {  # of matplotlib: letters stay letters in a file, and the same curv
     "font.size": 9, "axes.grid": True, "grid.color": "#e6e6e6", "svg.fonttype": "none", "pdf.fonttype": 42,
     "svg.hashsalt": "plot",
 }
-CREATOR = "plot.py"  # in the metadata of each picture
+EARLIER = b"atplotlib"  # in each picture of the formats of --output
 NO_DATE = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}  # the same curves make the same file
 MIN_SMOOTHED = 50  # values of a curve that is smoothed
 NUM_BLOCKS = 100  # values of a smoothed curve
@@ -107,7 +107,7 @@ def main(argv: Sequence[str]) -> int:
     or the picture is not written.
     """
     args = read_flags(argv)
-    output = Output("--output", args.output, CREATOR.encode())
+    output = Output("--output", args.output, EARLIER)
     matplotlib = optional("matplotlib", "plot.py")
 
     folders = args.runs or ["out"]
@@ -129,8 +129,7 @@ def main(argv: Sequence[str]) -> int:
     content, ending = io.BytesIO(), args.output.rsplit(".", 1)[-1].lower()
     with matplotlib.rc_context(SETTINGS):
         figure = figure_of(runs, X_AXES[args.x][1], Y_LABELS[args.y], args.y_max)
-        figure.savefig(content, dpi=200, format=ending,
-                       metadata={"Creator": CREATOR, **NO_DATE.get(ending, {})})
+        figure.savefig(content, dpi=200, format=ending, metadata=NO_DATE.get(ending))
     output.write(content.getvalue())
     shown = [f"{run.name} ({printable(folder)})" if args.names else run.name
              for run, folder in zip(runs, folders, strict=True)]

@@ -120,11 +120,14 @@ def _find_paths(layer: Layer, folder: Path) -> None:
     """Changes the recorded paths of tokens and teacher to where they are, seen from the current folder.
 
     The run may have begun in another folder: in the one that holds the run's own, or in the one above. They
-    count before the current folder, which may hold another run's files of the same names. A mirror, or a single
-    checkpoint, may lie beside anything: there the current folder counts first.
+    count before a current folder that does not hold the run, and may have another run's files of the same names.
+    A mirror, or a single checkpoint, may lie beside anything: there the current folder counts first.
     """
-    beside = [*Path(os.path.abspath(folder)).parents[:2]]
-    places = [*beside, Path.cwd()] if "output_dir" in layer.decided else [Path.cwd(), *beside]
+    above = Path(os.path.abspath(folder)).parents
+    may_lie_anywhere = "output_dir" not in layer.decided
+    places = [*above[:2], Path.cwd()]
+    if may_lie_anywhere or Path.cwd() in above:
+        places = [Path.cwd(), *above[:2]]
     paths = ("data_dir", "bin_file", "val_bin_file", "metadata_file", "tokenizer_file", "teacher")
     for values in (layer.given, layer.decided):
         values.update({name: _from_here(values[name], places) for name in paths if name in values})

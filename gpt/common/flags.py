@@ -43,7 +43,8 @@ WITHOUT_FLAG = {  # flags of other programs, and the way to the same here
     **dict.fromkeys(("global_batch_size", "total_batch_size"),  # nanochat's is in tokens
                     "Here it is --batch_size x --gradient_accumulation_steps, and in tokens x --seq_length."),
     "num_nodes": "Here it is torchrun --nnodes N",
-    **dict.fromkeys(("fsdp", "strategy"), "Here it is --model_parallel fsdp."),
+    "fsdp": "Here it is --model_parallel fsdp.",
+    "strategy": "Here it is --model_parallel.",
     "deepspeed": "Here it is --model_parallel fsdp, which divides a model among GPUs.",
     "push_to_hub": "Here it is a command of huggingface_hub: hf upload",
     "load_best_model_at_end": "Here it is a checkpoint's name: --ckpt out/best",
@@ -343,7 +344,7 @@ class Parser(argparse.ArgumentParser):
             switch = plain.removeprefix("no_")
             if plain in self.flags:
                 raise ValueError(f"{place}: no such flag. In a file it is written {plain}.")
-            if switch in self.flags:
+            if isinstance(self.flags.get(switch), Switch):
                 raise ValueError(f"{place}: no such flag. In a file it is written {switch} = false.")
             raise ValueError(f"{place}: no such flag. {self._suggest(f'--{name}')}")
         action = self.flags[name]

@@ -17,7 +17,6 @@ class Sampling:
     top_p: float = 1.0
 
 
-
 class Continuation:
     """The state of one text: the prompt's ids, the new ids and their log-probabilities.
 

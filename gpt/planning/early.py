@@ -6,6 +6,7 @@ shorthands for other flags.
 
 import glob
 import importlib.util
+import itertools
 import os
 import re
 import sys
@@ -188,16 +189,16 @@ def _refuse_other_texts(args: Namespace, texts: Sequence[str], make: Sequence[st
         raise UserError(Exit.DATA, f"{printable(missing[0])}: No such file or directory. Its tokens are still "
                                    f"there: give --data_dir {shell_word(folder)} in its place.")
     sources = printable(", ".join(recorded.get("sources", ["another program"])))[:80]
-    if recorded.get("texts") == names_of_words(texts):
-        make, line = [*make, "--overwrite"], sys.argv[1:]
-    else:  # another run may need the tokens of the other texts
-        other = _folder_beside(args.data_dir)
+    line = sys.argv[1:]
+    making = f"\n    python {shell_line([*make, '--overwrite'])}"
+    if recorded.get("texts") != names_of_words(texts):  # another run may need the tokens of the other texts
+        other = _folder_beside(args.data_dir, texts)
+        line = ["--data_dir", other, *(word for word in line if word not in texts and not _holds_tokens(word))]
         make = [other if word == args.data_dir else word for word in make]
-        flags = [word for word in sys.argv[1:] if word not in texts and not _holds_tokens(word)]
-        line = ["--data_dir", other, *flags]
+        making = "" if Path(other, METADATA).exists() else f"\n    python {shell_line(make)}"
     raise UserError(Exit.DATA, f"{printable(folder)} holds the tokens of {sources}, and these texts have other "
-                               f"names, sizes or times. Type:\n    python {shell_line(make)}\n"
-                               f"    {launcher()} {shell_line(['train.py', *line, *flags_to_continue(args)])}")
+                               f"names, sizes or times. Type:{making}\n    "
+                               f"{launcher()} {shell_line(['train.py', *line, *flags_to_continue(args)])}")
 
 
 def _are_tokens_of(recorded: Mapping[str, Any], texts: Sequence[str]) -> bool:
@@ -211,12 +212,16 @@ def _are_tokens_of(recorded: Mapping[str, Any], texts: Sequence[str]) -> bool:
         not local or identity_of(files) == recorded.get("sources_identity"))
 
 
-def _folder_beside(data_dir: str) -> str:
-    """The first folder without tokens of a.txt-2.tokens, a.txt-3.tokens and so on; data_dir is a.txt.tokens."""
-    stem, number = data_dir.removesuffix(TOKENS), 2
-    while Path(f"{stem}-{number}{TOKENS}", METADATA).exists():
-        number += 1
-    return f"{stem}-{number}{TOKENS}"
+def _folder_beside(data_dir: str, texts: Sequence[str]) -> str:
+    """The first of a.txt-2.tokens, a.txt-3.tokens and so on that has no other texts' tokens.
+
+    data_dir is a.txt.tokens.
+    """
+    from gpt.tokens.metadata import read_metadata
+
+    folders = (Path(f"{data_dir.removesuffix(TOKENS)}-{number}{TOKENS}") for number in itertools.count(2))
+    return str(next(folder for folder in folders if not (folder / METADATA).exists()
+                    or _are_tokens_of(read_metadata(folder / METADATA), texts)))
 
 
 def _run_pretokenize(args: Namespace, texts: Sequence[str], make: Sequence[str]) -> None:

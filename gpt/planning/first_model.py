@@ -109,7 +109,7 @@ def _go_on_without(inputs: Inputs, runtime: Runtime, folder: Path) -> None:
 
 def _train_first(inputs: Inputs, runtime: Runtime, argv: Sequence[str], folder: Path,
                  minutes: float) -> FoundCheckpoint:
-    """Trains the first model in a folder, or continues it there; returns its last checkpoint. Raises as its caller."""
+    """Trains or continues the first model in a folder; returns its last checkpoint. Raises like its caller."""
     args, corpus = inputs.args, inputs.corpus
     if args.overwrite:
         delete_other_runs(Path(args.output_dir), None, 0, runtime.out)

@@ -315,7 +315,7 @@ def choose_teacher(requested: str, config: ModelConfig, tokenizer: Path | None, 
 
 def _weights_sha256(folder: Path) -> str | None:
     """The sha256 of a checkpoint's weights, as its manifest has it; None for a folder without a manifest."""
-    with contextlib.suppress(InvalidCheckpoint, OSError):
+    with contextlib.suppress(InvalidCheckpoint, OSError, LookupError, TypeError):
         return manifest_entries(folder)[WEIGHTS]["sha256"]
     return None
 
@@ -326,17 +326,20 @@ def _check_teacher(inputs: Inputs, resumed: FoundCheckpoint) -> None:
     The recorded path may hold other weights by now, which --allow_new_data permits. The command line may name
     another teacher, and a checkpoint of an older version has no record of the weights.
     """
-    args = inputs.args
-    if args.teacher and Path(args.teacher).resolve().parent == resumed.folder.resolve().parent:
+    args, settings = inputs.args, resumed.stored.settings
+    if not args.teacher:
+        return
+    own = [path.resolve() for path in steps_in(resumed.folder.resolve().parent).values()]
+    if Path(args.teacher).resolve() in own:
         raise UserError(Exit.FLAGS, f"--teacher {printable(args.teacher)} is a checkpoint of the run that goes "
                                     "on, and no model is its own teacher. Drop --teacher, or give one of "
                                     "another folder.")
-    recorded = resumed.stored.settings.get("teacher_sha256", inputs.teacher_sha256)
-    is_changed = any(change.startswith("teacher ") for change in args.origin.changed)
-    if args.teacher and recorded != inputs.teacher_sha256 and not (is_changed or args.allow_new_data):
+    is_new = not settings.get("teacher") or any(change.startswith("teacher ") for change in args.origin.changed)
+    is_same = settings.get("teacher_sha256", inputs.teacher_sha256) == inputs.teacher_sha256
+    if not (is_new or is_same or args.allow_new_data):
         raise UserError(Exit.CHECKPOINT, f"{printable(args.teacher)} has other weights than the teacher that this "
-                                         "run had: it was trained again. Give --teacher with a copy of the earlier "
-                                         "one, or --allow_new_data to go on with this one.")
+                                         "run had: it was trained again, or is another one. Give --teacher with a "
+                                         "copy of the earlier one, or --allow_new_data to go on with this one.")
 
 
 def _check_tokenizer(flag: str, folder: Path, ours: Path | None, out: Progress, grows: bool = False) -> None:

@@ -68,8 +68,7 @@ def inspect_text(job: Job, dtype: str, vocabulary: Vocabulary) -> None:
         width = max(PASSAGE_TOKENS, PASSAGE_BYTES * len(train) // job.totals["train"]["bytes"])
         ends = np.memmap(job.folder.work / "train.idx", "<u8", "r")
         lines += about_passages(chunks, width, ends, shown)
-        holds_passages = len(train) >= width * len(ends)  # documents on average; shorter ones are compared as lines
-        lines += about_lines(text, LINE_LETTERS if holds_passages else 1)
+        lines += about_lines(text, len(train) < width * len(ends))
     lines += about_characters(text) + about_files(job.sources)
 
     heading = "looked at " + ("samples of the text" if len(train) > PIECE_TOKENS * MOST_PIECES else "the text")
@@ -143,15 +142,15 @@ def drawn_passages(chunks: Mapping[int, np.ndarray], width: int) -> tuple[np.nda
     return np.concatenate(keys), np.concatenate(places)
 
 
-def about_lines(text: str, least_letters: int) -> list[str]:
+def about_lines(text: str, are_documents: bool) -> list[str]:
     """Finds lines that occur again, numbers and punctuation aside, and long lines of ASCII with few blanks.
 
-    A line that counts has at least least_letters bytes of letters.
+    Lines that are_documents, too short for a passage, count if they are equal, however short they are.
     """
     content = text.encode()
     lines = content.split(b"\n")
-    letters = [line.translate(None, NO_LETTERS) for line in lines]
-    copies = Counter(line for line in letters if len(line) >= least_letters)
+    letters = lines if are_documents else [line.translate(None, NO_LETTERS) for line in lines]
+    copies = Counter(line for line in letters if len(line) >= (1 if are_documents else LINE_LETTERS))
     sizes = {line: number * len(line) for line, number in copies.items() if number >= LEAST_LINES}
     largest = max(sizes, key=lambda line: sizes[line], default=b"")
     example = dict(zip(letters, lines, strict=True)).get(largest, b"")

@@ -93,7 +93,8 @@ def files_of(word: str, say: Callable[[str], None]) -> Iterator[str]:
     members = [word]
     if not os.path.lexists(word) and glob.has_magic(word) and "://" not in word:
         # train.py makes such folders beside the texts.
-        members = sorted(path for path in glob.glob(word, recursive=True) if not path.endswith(TOKENS))
+        members = sorted(path for path in glob.glob(word, recursive=True)
+                         if not (path.endswith(TOKENS) or holds_run_or_model(path)))
         if not members:
             raise UserError(Exit.DATA, f"{printable(word)} matches no file. Give the path of a text file.")
     for member in members:

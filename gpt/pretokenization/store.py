@@ -12,7 +12,7 @@ import numpy as np
 
 from gpt.common.errors import Exit, UserError, writing
 from gpt.common.files import IS_WINDOWS, rename, sync, try_lock, write_whole
-from gpt.common.names import CONFIG, INDEX, METADATA, TOKENIZER, WEIGHTS
+from gpt.common.names import CONFIG, INDEX, MANIFEST, METADATA, TOKENIZER, WEIGHTS
 from gpt.common.words import printable
 
 LOCK = ".pretokenize.lock"
@@ -155,7 +155,7 @@ class Folder:
 
         Raises UserError (exit 4) for the folder of a model, ours or of Hugging Face, which needs its tokenizer.
         """
-        of_model = (WEIGHTS, INDEX, TOKENIZER)
+        of_model = (WEIGHTS, INDEX, MANIFEST) if (self.path / METADATA).exists() else (WEIGHTS, INDEX, TOKENIZER)
         if (self.path / CONFIG).exists() and any((self.path / name).exists() for name in of_model):
             raise UserError(Exit.CHECKPOINT, f"--output_dir {self.shown} holds a model, whose {TOKENIZER} would "
                                              "be replaced. Give another --output_dir.")

@@ -35,8 +35,8 @@ def due_after_step(run: Run, checkpointer: Checkpointer, deadline: Deadline, pac
     permanent = is_last or checkpointer.is_permanent()
     every_steps = run.setup.args.checkpoint_every_steps
     is_rolling = every_steps > 0 and step % every_steps == 0
-    is_wanted = run.votes.any_yes("save", checkpointer.is_save_due())
-    return Due(is_last, save=is_wanted or permanent or is_rolling, permanent=permanent,
+    is_save_due = run.votes.any_yes("save", checkpointer.is_save_due())
+    return Due(is_last, save=is_save_due or permanent or is_rolling, permanent=permanent,
                validate=is_last or step % recipe.eval_interval == 0,
                sample=run.setup.shows_samples and (is_last or step % recipe.sample_interval == 0))
 

@@ -393,7 +393,7 @@ LATER = [
     Case("holds no tokens. If it is text", f"{NEW} --data_dir a.txt", adds=f"{SMALL} {QUIET} --output_dir new"),
     Case("would delete {printable(model)}", f"train.py {QUIET} --init_from out --overwrite"),
     Case("Give --teacher with the folder", f"{NEW} --teacher gone", values={"--teacher": "out"}),
-    Case("it was trained again. Give --teacher", "train.py --resume_from run --max_steps 8", taught_again,
+    Case("or is another one. Give --teacher", "train.py --resume_from run --max_steps 8", taught_again,
          {"--teacher": "t0"}),
     Case("Its run has deleted it", f"{NEW} --teacher out/checkpoint-1"),
     Case("but no manifest.json, and a run", f"{NEW}",
@@ -617,6 +617,8 @@ NOT_TYPED = {
     "says what was decided, or that two flags do not go together: no cure, or the pattern of one": (
         "samples     none, as with", "--batch_size auto, or this", "with --init_from the model gets rows",
         "does not go with FILE or --demo", "not with several folders in", "unexpected argument. Give a value"),
+    "is a line of the message that holds the tokens of other texts, and is typed with it": (
+        "\n    python {shell_line([*make, '--overwrite'])}", "\n    python {shell_line(make)}"),
     "is the name of the program, or a line of the crash log": (
         "python {prog}", "python {prog} [flags]", "python {sys.version}", "{shell_line(['train.py', *argv])}"),
 }

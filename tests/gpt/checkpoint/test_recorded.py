@@ -60,7 +60,7 @@ def test_paths_of_a_run_that_began_in_another_folder_are_named_from_here(place, 
     ("big/out", "pb", "../big/out", "base"), ("pa/out", ".", "pa/out", "{place}/pa/base"),
     ("pa/out", "pa/out", ".", "{place}/pa/base")])
 def test_files_beside_a_run_count_before_those_of_the_current_folder(place, monkeypatch, at, here, named, teacher):
-    for folder in ("pa", "pb", "."):
+    for folder in ("pa", "pb", "pb/runs", "."):
         (place / folder / "base").mkdir(parents=True)
     shutil.rmtree(place / "base")
     checkpoint(place / at, 5)

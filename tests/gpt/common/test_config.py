@@ -91,6 +91,7 @@ def test_all_that_is_wrong_in_a_file_is_said(toml):
     ("bias = 1", "bias (my.toml) '1': must be true or false"),
     ('mode = "tpu"', "mode (my.toml) 'tpu': must be one of auto, gpu"),
     ("no_compile = true", "no_compile (my.toml): no such flag. In a file it is written compile = false."),
+    ("no_bias_x = 1", "no_bias_x (my.toml): no such flag. "),
     ("lr = 1e-3", "lr (my.toml): no such flag. Here it is called --learning_rate."),
     ("debug = true", "debug (my.toml): has no effect in a file. Give --debug on the command line."),
     ("[model]\nn_layer = 2", "model (my.toml): is a table. Write flags at the top of the file"),

@@ -82,6 +82,10 @@ def test_a_run_goes_on_with_the_weights_that_taught_it_before(with_teacher):
     shutil.copytree(folder / "second", folder / "third")
     run.ok(*resume, "--teacher", str(folder / "before"), out="second")
     run.ok("--resume_from", str(folder / "third"), "--max_steps", "9", "--allow_new_data", out="third")
+    shutil.copytree(folder / "before/checkpoint-8", folder / "second/base")  # in the run's folder, but not its own
+    run.ok(*resume[:2], "--max_steps", "10", "--teacher", str(folder / "second/base"), out="second")
+    run.ok("--resume_from", str(folder / "first"), "--n_embd", "32", "--max_steps", "10", "--teacher",
+           str(folder / "third"), out="first")  # which had no teacher
 
 
 def test_a_run_of_a_version_that_recorded_no_weights_goes_on(with_teacher, monkeypatch):

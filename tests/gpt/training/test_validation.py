@@ -130,7 +130,7 @@ def test_a_resumed_run_keeps_its_validation_windows_whatever_its_batch_size(run)
     ({"eval_tokens": 40}, "b", True), ({}, None, False)])
 def test_the_best_loss_counts_only_where_the_same_tokens_are_measured(settings, val_sha256, forgotten):
     state = TrainState(step=9000, best_val_loss=0.1, best_step=5000, validated_step=8000, validations_without_gain=2)
-    corpus: Any = SimpleNamespace(val="tokens", validations=[SimpleNamespace(length=1000)], val_identity="a")
+    corpus: Any = SimpleNamespace(val="tokens", val_identity="a")
     stored = StoredState(settings=settings, data={} if val_sha256 is None else {"val_sha256": val_sha256})
     said: list[str] = []
     setup: Any = SimpleNamespace(corpus=corpus, config=GPTConfig(70, 8, 1, 2, 16), stored=stored,
