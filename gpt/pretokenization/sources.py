@@ -103,9 +103,8 @@ def files_of(word: str, say: Callable[[str], None]) -> Iterator[str]:
 
 def holds_run_or_model(folder: str) -> bool:
     """True for the output folder of a run, a checkpoint and a model, whose logs and cards are no text."""
-    has_starts, has_config, *has_weights = (os.path.exists(os.path.join(folder, name))
-                                            for name in (STARTS, CONFIG, WEIGHTS, INDEX))
-    return has_starts or (has_config and any(has_weights))
+    there = {name for name in (STARTS, CONFIG, WEIGHTS, INDEX) if os.path.exists(os.path.join(folder, name))}
+    return STARTS in there or (CONFIG in there and bool(there & {WEIGHTS, INDEX}))
 
 
 def refuse_run_or_model(folder: str) -> None:
