@@ -32,7 +32,7 @@ SETTINGS = {  # of matplotlib: letters stay letters in a file, and the same curv
     "font.size": 9, "axes.grid": True, "grid.color": "#e6e6e6", "svg.fonttype": "none", "pdf.fonttype": 42,
     "svg.hashsalt": "plot",
 }
-EARLIER = b"atplotlib"  # in each picture of the formats of --output
+EARLIER = b"atplotlib"  # each picture names Matplotlib or matplotlib
 NO_DATE = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}  # the same curves make the same file
 MIN_SMOOTHED = 50  # values of a curve that is smoothed
 NUM_BLOCKS = 100  # values of a smoothed curve

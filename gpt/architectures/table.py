@@ -36,7 +36,7 @@ def fields_with_flags(config: ModelConfig, flags: dict[str, Any]) -> tuple[str, 
 
 
 def own_fields_with_flags(config: type[ModelConfig], flags: dict[str, Any]) -> list[str]:
-    """The fields of a config, but for those of model.Config, that have a flag of the same name."""
+    """The fields of a config that have a flag of the same name; the fields of model.Config are left out."""
     names = {field.name for field in fields(config)} - {field.name for field in fields(Config)}
     return [name for name in flags if name in names]
 

@@ -150,8 +150,10 @@ def text_files(step: int, config: ModelConfig, state: Mapping[str, Any], tokeniz
     }
     if tokenizer_json is not None:
         files[TOKENIZER] = tokenizer_json
-        special = {**dict.fromkeys(("eos_token", "unk_token", "pad_token"), names[end_of_text_id]),
-                   "bos_token": names.get(begin_of_text_id)} if end_of_text_id in names else {}
+        special = {}
+        if end_of_text_id in names:
+            special = {**dict.fromkeys(("eos_token", "unk_token", "pad_token"), names[end_of_text_id]),
+                       "bos_token": names.get(begin_of_text_id)}
         # A collator leaves padding out of the loss: padded with the end of text, a
         # model would not learn to end.
         padding = {"pad_token": START} if special and START in names.values() and not chat_template else {}

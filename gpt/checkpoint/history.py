@@ -56,7 +56,9 @@ def _cure_for(path: Path) -> str:
     first = folder / FIRST_MODEL
     if (first / METRICS).is_file():
         return f"Its first model is in {printable(first)}. Type:\npython plot.py {shell_word(first)}"
-    run = folder if name else folder.parent if folder.name else folder.resolve().parent
+    run = folder
+    if not name:  # the folder is the checkpoint itself
+        run = folder.parent if folder.name else folder.resolve().parent
     if (name or (folder / MANIFEST).is_file()) and (run / METRICS).is_file():
         return f"A checkpoint has none; for its run type:\npython plot.py {shell_word(run)}"
     return "Name a folder that train.py wrote, as in: python plot.py out"

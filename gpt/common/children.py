@@ -29,7 +29,7 @@ GRACE_OF_SHOWN = 60.0  # of a script that prints its work, and may save
 
 
 def end_with_parent() -> None:
-    """Starts a thread that stops this process by SIGTERM once its parent is gone: torchrun, or a waiting train.py."""
+    """Starts a thread that stops this process by SIGTERM once torchrun, or a waiting train.py, has ended."""
 
     def watch() -> None:
         while os.getppid() == ranks.STARTED_BY:

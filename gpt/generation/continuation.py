@@ -20,7 +20,7 @@ class Sampling:
 class Continuation:
     """The state of one text: the prompt's ids, the new ids and their log-probabilities.
 
-    finish_reason is empty until the text ends: 'length', 'end_of_text', or any word with which a caller
+    finish_reason is empty until the text ends: 'length', 'end_of_text', or another word of a caller that
     ends it. The random numbers are a pure function of the seed.
     """
 

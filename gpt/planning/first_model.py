@@ -33,7 +33,7 @@ from gpt.planning.inputs import Inputs, with_size
 from gpt.planning.relations import flags_of_scope, of_another_recipe
 from gpt.tokens.mixture import mixture_in_words
 
-LEAST_MINUTES = 2.0  # of a run with two models, each of which builds and compiles
+LEAST_MINUTES = 2.0  # of a run with two models: each builds and compiles
 FIRST_PART, FIRST_PART_OF_LARGE = 0.15, 0.25  # of the minutes, for the first model; beside a large second one
 FIRST_MINUTES, MOST_FIRST_PART = 2.0, 0.3  # at least these minutes, at most this part of all
 NOISE = 0.1  # fraction of the input ids

@@ -36,7 +36,7 @@ from model import Options
 
 GIB = 2**30
 MARGIN = 0.08  # of the memory, left free for everything that the prediction does not count
-ROOM_OF_DEFAULT = 0.8  # of the memory, for a default micro-batch: a wrong prediction would cost a compiled step
+ROOM_OF_DEFAULT = 0.8  # of the memory, for a default micro-batch: to halve it later costs another compilation
 CUDA_CONTEXT = 600 * 2**20  # of a card's memory, held by the driver and not by PyTorch
 # Resident on a CPU besides tensors, measured on Linux with torch 2.13: the process, the compiler (more with
 # an empty cache), and the compiled code of a block.

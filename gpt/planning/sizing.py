@@ -164,8 +164,8 @@ def sizing_for(vocab_size: int, num_tokens: int, speed: float, max_minutes: floa
                is_helped: bool = False) -> Sizing:
     """Chooses the sizing for num_tokens of training text and speed FLOP/s.
 
-    max_minutes and seq_length are None without their flags; the network's shape is None where no flag names
-    a size: then it is the largest that text and time allow, or else the smallest. is_helped, by a teacher or
+    max_minutes and seq_length are None without their flags. Without a flag for the size the network's shape is
+    None: then it is the largest that text and time allow, or else the smallest. is_helped, by a teacher or
     noise, allows more passes and parameters for a text.
     """
     arch, shape = network

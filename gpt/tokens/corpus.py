@@ -142,8 +142,8 @@ def open_tokens(place: Path, vocab_size: int) -> tuple[TokenStream, Path | None]
     """Opens the tokens of a file, a folder or a glob for an evaluation; returns the tokenizer.json beside them too.
 
     Validation files are preferred, no tokens are kept back, and every id must be below vocab_size. As in
-    open_corpus, our metadata.json counts if it names the files, and another program's tells the dtype of files
-    that are recognised. Raises UserError (exit 3).
+    open_corpus, our metadata.json counts if it names the files. Another program's tells the dtype of recognised
+    files. Raises UserError (exit 3).
     """
     files, metadata = _validation_files(place, Metadata(place))
     stream, _ = _open(files, "val", metadata, vocab_size)
