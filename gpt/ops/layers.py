@@ -215,7 +215,8 @@ class _RMSNorm(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor, epsilon: float) -> torch.Tensor:  # type: ignore[override]
         u = x.float()
-        scale = torch.rsqrt(torch.linalg.vecdot(u, u).div_(x.size(-1)).add_(epsilon)).unsqueeze(-1)
+        with torch.autocast(x.device.type, enabled=False):  # which would compute vecdot in 16 bits
+            scale = torch.rsqrt(torch.linalg.vecdot(u, u).div_(x.size(-1)).add_(epsilon)).unsqueeze(-1)
         ctx.save_for_backward(x, weight, scale)
         return (u * scale).mul_(weight).to(x.dtype)
 

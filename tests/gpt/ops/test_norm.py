@@ -1,5 +1,6 @@
 """RMSNorm: the form that keeps its input alone has the values and gradients of the plain one."""
 
+import pytest
 import torch
 
 from gpt.ops.layers import plain_rms_norm, rms_norm
@@ -25,3 +26,12 @@ def test_in_bf16_it_is_computed_in_fp32_and_keeps_the_input_alone():
     plain_dx, plain_dweight = torch.autograd.grad(plain_rms_norm(x, weight, 1e-6), [x, weight], direction)
     assert largest(dx - plain_dx) < 2**-7 * largest(plain_dx)
     assert largest(dweight - plain_dweight) < 1e-5 * largest(plain_dweight)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_autocast_does_not_compute_it_in_16_bits(dtype):
+    """In fp16 the sum of 768 squares of 20 is infinite, and the norm would be zero without a word."""
+    x, weight = 20 * torch.randn(7, 768), torch.randn(768)
+    exact = rms_norm(x, weight, 1e-6)
+    with torch.autocast("cpu", dtype):
+        assert rms_norm(x, weight, 1e-6).equal(exact)
