@@ -331,7 +331,7 @@ decoded() { # new tokens a second of GPT-2 with random weights, of transformers 
 import sys, tempfile, time, torch, transformers
 import generate
 from gpt.generation.continuation import Continuation, Sampling
-from gpt.generation.sampling import decode
+from gpt.generation.sampling import generate_texts
 where, device, num_new = '$where', 'cuda' if '$where' == '--use_gpu' else 'cpu', int('${SMALL:+8}' or 256)
 small = dict(n_layer=2, n_embd=64, n_head=2) if '${SMALL:-}' else {}
 folder = tempfile.mkdtemp()
@@ -355,9 +355,9 @@ for num in (1, 8):
     for flags in ('--no-use_amp', '--use_amp', '--quantize int8', '--use_amp --compile'):
         if '--compile' not in flags or device == 'cuda':
             args = generate.read_flags(['--ckpt', folder, where, *flags.split()])
-            machine = generate.device.choose(args.use_gpu, args.use_amp, args.amp_dtype, False)
+            machine = generate.device.choose_for_inference(args.use_gpu, args.use_amp, args.amp_dtype, print)
             decoder = generate.load_decoder(args, machine, generate.Path(folder), num, sampling)
-            said(f'ours {flags}', num, lambda: list(decode(
+            said(f'ours {flags}', num, lambda: list(generate_texts(
                 decoder, [Continuation(prompt, num_new, seed) for seed, prompt in enumerate(prompts[:num])],
                 sampling, ())))"
 }
@@ -386,7 +386,7 @@ part() { # NAME
             item "tests-$(basename "$file" .py)" '[1-9][0-9]*(/[0-9]+)? tests? collected' "$python" -m pytest \
                 -p no:cacheprovider -m gpu --collect-only "$file"
         else
-            longest=110 item "tests-$(basename "$file" .py)" '[1-9][0-9]* passed' "$python" -m pytest -v -rs \
+            longest=200 item "tests-$(basename "$file" .py)" '[1-9][0-9]* passed' "$python" -m pytest -v -rs \
                 -p no:cacheprovider -m gpu "$file"
         fi
     done ;;
