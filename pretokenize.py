@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from gpt.common import flags
 from gpt.common.config import Relations
 from gpt.common.ending import guard, in_thread
-from gpt.common.errors import Exit, UserError, require
+from gpt.common.errors import Exit, require
 from gpt.common.names import TOKENIZER, TRAINS_NEXT
 from gpt.hub.names import DATASET, check_package, is_on_hub, problems_with_name
 
@@ -220,8 +220,6 @@ def spool_stdin(path: Path) -> None:
 
     stdin is unbuffered: after a signal, the thread is left waiting for input and must hold no lock.
     """
-    if sys.stdin is None:
-        raise UserError(Exit.DATA, "stdin is closed. Pipe text into it, or name a file.")
     with open(sys.stdin.fileno(), "rb", buffering=0, closefd=False) as stream, path.open("wb") as file:
         shutil.copyfileobj(stream, file, 2**20)
 

@@ -22,7 +22,7 @@ from gpt.common.flags import Parser, Switch, auto_or, escaped, fraction, one_of,
 from gpt.common.ranks import world_size
 from gpt.optimizers.table import OPTIMIZERS
 from gpt.planning.early import before_torch, contradictions, expand_shorthands, make_tokens
-from gpt.planning.relations import OF_GPT2, OF_ROTARY, RELATIONS
+from gpt.planning.relations import RELATIONS
 
 # ---------------------------------------------------------------- flags
 
@@ -64,11 +64,10 @@ def read_flags(argv: Sequence[str]) -> Namespace:
     g.add_argument("--dropout", type=fraction(), help="fraction of activations dropped; the masks depend on "
                    "--batch_size (default: 0.1 where Muon reads a small text 6 times or more, else 0)")
     g.add_argument("--input_noise", type=fraction(), default=0.0, help="fraction of the input ids that become random")
-    parser.relate(OF_GPT2, g.add_argument("--bias", action=Switch, help="biases in linear layers, norms (default: on)"))
-    parser.relate(  # like --bias, they set the config's field of their name
-        OF_ROTARY, g.add_argument("--n_kv_head", type=whole(1, 1024), help=SUPPRESS),  # a third or half of --n_head
-        g.add_argument("--n_inner", type=whole(1, 2**20), help=SUPPRESS),  # width of the MLP: blocks as large as gpt2's
-        g.add_argument("--rope_theta", type=real(1, 1e9, excludes_low=True), help=SUPPRESS))  # the rotary base: 10000
+    g.add_argument("--bias", action=Switch, help="biases in linear layers, norms (default: on)")
+    g.add_argument("--n_kv_head", type=whole(1, 1024), help=SUPPRESS)  # a third or half of --n_head
+    g.add_argument("--n_inner", type=whole(1, 2**20), help=SUPPRESS)  # width of the MLP: blocks as large as gpt2's
+    g.add_argument("--rope_theta", type=real(1, 1e9, excludes_low=True), help=SUPPRESS)  # the rotary base: 10000
     g.add_argument("--tie_weights", action=Switch, default=True, help="embedding and output layer are one matrix")
 
     g = parser.add_argument_group("length")
@@ -259,7 +258,7 @@ def compile_run(run: Run) -> None:
 
 def train(run: Run, pace: Pace, deadline: Deadline, validator: Validator, argv: Sequence[str]) -> int:
     """Loads the start, then trains, or runs --dry_run or --overfit; returns the exit code."""
-    args, runtime = run.setup.args, run.setup.runtime
+    args = run.setup.args
     forget_best_on_other_tokens(run)
     if not args.overfit:
         say_rest(run.setup, pace, run.state.step)
@@ -273,8 +272,6 @@ def train(run: Run, pace: Pace, deadline: Deadline, validator: Validator, argv: 
         if args.overfit:
             return overfit_batches(run, take_step)
         with open_output(run, argv, checkpointer) as monitor:
-            runtime.processes.watch(runtime.signals, lambda: run.votes.num_votes, lambda: checkpointer.is_busy,
-                                    pace.step_seconds)
             loop(run, pace, deadline, validator, checkpointer, monitor)
             return save_and_close(run, checkpointer, monitor)
 

@@ -3,7 +3,7 @@
 import os
 import time
 from collections.abc import Callable, Collection
-from dataclasses import MISSING, asdict, fields
+from dataclasses import asdict
 from pathlib import Path
 from typing import TypeVar
 
@@ -268,9 +268,7 @@ def check_same(found: FoundCheckpoint, config: ModelConfig, train_sha256: str, t
             raise UserError(Exit.DATA, f"the checkpoint was trained on another {what}: "
                                        f"{printable(before)[:most]}; here {str(here)[:most]}. {cure}")
 
-    # A field that an older version did not store had its default.
-    usual = {field.name: field.default for field in fields(config) if field.default is not MISSING}
-    saved = {**usual, **stored.model, "arch": stored.arch}
+    saved = {**stored.model, "arch": stored.arch}
     shape = {"arch": name_of(config), **asdict(config)}
     changed = [key for key, value in shape.items() if key != "dropout" and saved.get(key) != value]
     if changed:

@@ -89,13 +89,13 @@ def _leave_at_a_signal() -> None:
 
 
 def _make_streams_safe() -> None:
-    """Makes stdout and stderr accept any text, even if the shell has closed them, and stdin any bytes."""
-    for name in ("stdout", "stderr"):
-        stream: Any = getattr(sys, name)
-        if stream is None:
-            # The null device takes the number of the closed stream, which no other file may get.
-            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115
-        elif hasattr(stream, "reconfigure"):
+    """Makes stdout and stderr accept any text, and stdin any bytes; a stream that is closed becomes the null device."""
+    for name in ("stdin", "stdout", "stderr"):  # in this order: each takes the number of the closed stream
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, "r" if name == "stdin" else "w"))  # noqa: SIM115
+    outputs: tuple[Any, ...] = (sys.stdout, sys.stderr)
+    for stream in outputs:
+        if hasattr(stream, "reconfigure"):
             # Windows gives a file or a pipe the system's code page, which lacks most characters.
             has_codepage = IS_WINDOWS and not stream.isatty() and not os.environ.get("PYTHONIOENCODING")
             stream.reconfigure(encoding="utf-8" if has_codepage else None, errors="backslashreplace")

@@ -37,7 +37,7 @@ CURES = {  # of errors of writing
 
 
 def cache_folder() -> Path:
-    """The path of the folder for compiled kernels and measured times, which XDG_CACHE_HOME can move.
+    """The path of the folder for compiled kernels, which XDG_CACHE_HOME can move.
 
     The folder may be missing, and may be deleted between runs.
     """

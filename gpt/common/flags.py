@@ -207,16 +207,11 @@ class Parser(argparse.ArgumentParser):
                          formatter_class=lambda prog: argparse.HelpFormatter(prog, 2, 34, width))
         # argparse's own expression takes -1 for a value, but -1e-3, -inf and -nan for flags.
         self._negative_number_matcher = re.compile(r"-(\d|\.\d|inf|nan)", re.IGNORECASE)
-        self.relations = dict(relations or {})
+        self.relations = relations or {}
         self.expand = expand
         self.problems: list[str] = []
         self.flags: dict[str, argparse.Action] = {}
         self.add_argument("--debug", action=Switch, default=False, help="show the traceback of an error")
-
-    def relate(self, conditions: Mapping[str, str], *actions: argparse.Action) -> None:
-        """Gives each of these flags the same conditions, requires or conflicts; see Relations."""
-        self.relations |= {action.dest: self.relations.get(action.dest, Relations())._replace(**conditions)
-                           for action in actions}
 
     def read(self, argv: Sequence[str], check: Callable[[argparse.Namespace], list[str]],
              recorded: Callable[[Mapping[str, Any], Collection[str]], Layer | None] = lambda given, of_a_call: None,

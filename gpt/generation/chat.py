@@ -18,7 +18,7 @@ from gpt.common.signals import Signals
 from gpt.common.words import several
 from gpt.generation.continuation import Sampling
 from gpt.generation.decoder import Decoder
-from gpt.generation.prompts import ModelVocabulary, check_stdin, encode_prompt, without_surrogates
+from gpt.generation.prompts import ModelVocabulary, encode_prompt, without_surrogates
 from gpt.generation.streaming import Sample, write_samples
 from gpt.tokens.chat import END, START, Turn, can_converse, how_to_converse, prompt_ids, template_of
 
@@ -77,10 +77,9 @@ def converse(decoder: Decoder, ids_of: Callable[[list[Sample], str], list[int]],
 
     The seed grows by 1 with each answer. Ctrl-C ends an answer, whose words so far stay in the
     conversation; another signal ends both. Returns the exit code, 128 + the number of such a signal.
-    Raises UserError: exit 3 if stdin is closed, or for a line that has no ids (a warning on a terminal),
+    Raises UserError: exit 3 for a line that has no ids (a warning on a terminal),
     exit 6 if the logits are not finite.
     """
-    check_stdin("--chat")
     on_terminal = sys.stdin.isatty()
     if on_terminal:
         print("/reset forgets what was said, /quit leaves, Ctrl-C stops an answer. Type your line:", file=sys.stderr)

@@ -1,6 +1,5 @@
 """Reads the prompt from the command line, a file or standard input, and encodes it."""
 
-import sys
 from dataclasses import dataclass
 
 from tokenizers import Tokenizer
@@ -18,21 +17,12 @@ def without_surrogates(text: str) -> str:
     return text.encode(errors="replace" if IS_WINDOWS else "surrogateescape").decode(errors="replace")
 
 
-def check_stdin(flag: str) -> None:
-    """Raises UserError (exit 3) if standard input is closed; the message begins with flag."""
-    if sys.stdin is None:
-        raise UserError(Exit.DATA, f"{flag}: standard input is closed. Start it in a terminal, or pipe "
-                                   "text into it.")
-
-
 def read_prompt_file(name: str) -> str:
     """Reads the text of a file or pipe, without a byte-order mark; - is standard input.
 
     Raises UserError (exit 3) if it cannot be read, has more than 1 MiB, or is not text in UTF-8.
     """
     flag = f"--prompt_file {printable(name)}"
-    if name == "-":
-        check_stdin(flag)
     try:
         with open(0 if name == "-" else name, "rb", closefd=name != "-") as file:
             content = file.read(MAX_PROMPT_BYTES + 1)  # a device has no end

@@ -11,9 +11,6 @@ import re
 import sys
 from pathlib import Path
 
-from gpt.common.errors import warn
-from gpt.common.words import printable
-
 # ---------------------------------------------------------------- bytes of RAM
 
 # Of a control group, in version 2, then in version 1: the limit and the use of its memory, and the name in
@@ -106,7 +103,6 @@ QUOTA_FILES = (("/sys/fs/cgroup", ["cpu.max"]), ("/sys/fs/cgroup/cpu", ["cpu.cfs
 # How often a thread of GNU's OpenMP, on Linux, looks whether its wait is over before it sleeps. While a text is
 # generated the waits are short, and sleeping at once takes a third of the time.
 SPIN_COUNT, SPIN_COUNT_OF_DECODING = 1000, 10_000
-KERNELS = "TORCHINDUCTOR_CACHE_DIR"  # the folder of the compiler, which torch creates with and without --compile
 ALLOCATOR = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")  # the second is the older name
 
 
@@ -128,7 +124,7 @@ def _given_cores() -> int:
 
 
 def set_up_environment(spin_count: int = SPIN_COUNT) -> None:
-    """Limits torch to the usable cores, makes its waiting threads sleep early, and checks the compiler's folder.
+    """Limits torch to the usable cores, and makes its waiting threads sleep early.
 
     More threads than the container allows stop together until the next period. A spinning thread takes the core
     from the thread that it waits for. Without the limit, steps took up to ten times as long beside another
@@ -137,13 +133,6 @@ def set_up_environment(spin_count: int = SPIN_COUNT) -> None:
     os.environ.setdefault("GOMP_SPINCOUNT", str(spin_count))
     if usable_cores() < _given_cores():  # torch knows of these alone
         os.environ.setdefault("OMP_NUM_THREADS", str(usable_cores()))
-    kernels = os.environ.get(KERNELS)
-    if kernels:
-        try:
-            os.makedirs(kernels, exist_ok=True)
-        except OSError as error:
-            warn(f"{KERNELS}={printable(kernels)}: {error.strerror}. Kernels go to another folder.")
-            del os.environ[KERNELS]
 
 
 def let_segments_grow() -> None:

@@ -6,7 +6,6 @@ communicates for it, so that train.py has the same lines for one process and for
 
 import contextlib
 import os
-import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -24,18 +23,13 @@ from gpt.common.children import end_with_parent
 from gpt.common.ending import SKIP_SHUTDOWN
 from gpt.common.errors import Exit, UserError
 from gpt.common.names import TRAINS_NEXT
-from gpt.common.signals import Signals
-from gpt.common.terminal import print_line
 from gpt.common.words import first_line, several
 from gpt.machine.backends import CPU, gpu_in_use
 
 # The longest wait of one process for another: a save takes so long if the RAM is too small for a copy. The
 # death of a process is noticed at once, by its closed connections and by torchrun.
 PATIENCE = timedelta(minutes=30)
-WATCH_SECONDS = 1.0
 ANSWER_SECONDS = 0.05
-STANDSTILL_SECONDS = 20.0  # the wait after a signal is this time
-STANDSTILL_STEPS = 3  # and the time of this number of steps
 T = TypeVar("T")
 
 
@@ -116,19 +110,6 @@ class Processes:
             if self.is_main:
                 raise
             raise UserError(error.code, f"process {self.rank}: {error}", on_all_ranks=False) from error
-
-    def watch(self, signals: Signals, beat: Callable[[], object], is_busy: Callable[[], bool],
-              step_seconds: float) -> None:
-        """Starts a thread that ends this process if, after a signal, another process does not answer.
-
-        It waits for 20 s and the time of three steps. The wait begins again with each progress of the run, when
-        beat() changes, and while is_busy() is true, as during a save. The exit code is 128 + the signal's
-        number. Does nothing for a single process.
-        """
-        if self.world_size > 1:
-            patience = STANDSTILL_SECONDS + STANDSTILL_STEPS * step_seconds
-            threading.Thread(target=_end_when_stuck, args=(signals, beat, is_busy, patience),
-                             daemon=True).start()
 
 
 ALONE = Processes()
@@ -219,21 +200,3 @@ def is_of_lost_process(error: RuntimeError) -> bool:
     """True for a collective's error after the connection to another process was lost."""
     words = ("gloo", "Connection closed by peer", "Connection reset by peer")
     return isinstance(error, dist.DistError) or any(word in str(error) for word in words)
-
-
-def _end_when_stuck(signals: Signals, beat: Callable[[], object], is_busy: Callable[[], bool],
-                    patience: float) -> None:
-    """Ends this process if it has to stop but waits for another process for more than patience seconds.
-
-    A collective on a GPU does not notice the loss of another process.
-    """
-    last_beat, since = beat(), time.monotonic()
-    while True:
-        time.sleep(WATCH_SECONDS)
-        current_beat = beat()
-        if current_beat != last_beat or is_busy() or signals.number is None:
-            last_beat, since = current_beat, time.monotonic()
-        elif time.monotonic() - since > patience:
-            print_line(f"error: stopped by {signals.name}, but another process has not answered for "
-                       f"{patience:.0f} s. What was saved is safe. Start again with --resume_from auto.")
-            os._exit(128 + signals.number)

@@ -254,18 +254,15 @@ def choose_cooldown(args: Namespace, out: Progress) -> FoundCheckpoint:
             out.say(f"resume      without {shown}")
             return own
     found = find.find_resume(requested, output_dir, args.overwrite, out.warn)
-    folder, stored = found or (Path(requested), NEW_RUN)
+    if found is None:
+        raise UserError(Exit.CHECKPOINT, f"{shown} holds no checkpoint with a learning rate. Give another one.")
+    folder, stored = found
     if own and args.resume_from != "auto" and not is_same_folder(own.folder, folder):
         out.say(f"resume      without --resume_from {printable(args.resume_from)}: the cooldown begins at "
                 f"{printable(folder)}")
     step = stored.state.step
-    try:
-        schedule = schedule_of(stored.settings)
-        learning_rate = schedule.learning_rate_at(step)
-    except (KeyError, TypeError, AttributeError, ArithmeticError) as error:  # no settings, or edited ones
-        raise UserError(Exit.CHECKPOINT, f"{shown} holds no checkpoint with a learning rate. Give another one."
-                        ) from error
-
+    schedule = schedule_of(stored.settings)
+    learning_rate = schedule.learning_rate_at(step)
     if learning_rate <= max(args.min_lr or 0.0, LEAST_TO_FALL * schedule.learning_rate):
         raise UserError(Exit.FLAGS, f"{shown}: the learning rate has fallen to {learning_rate:.3g} already, from "
                                     f"{schedule.learning_rate:.3g}, and --min_lr is {args.min_lr or 0.0:g}. Give an "
@@ -324,7 +321,7 @@ def _check_teacher(inputs: Inputs, resumed: FoundCheckpoint) -> None:
     """Raises UserError for a checkpoint of the resumed run itself (exit 2), or other weights than before (4).
 
     The recorded path may hold other weights by now, which --allow_new_data permits. The command line may name
-    another teacher, and a checkpoint of an older version has no record of the weights.
+    another teacher.
     """
     args, settings = inputs.args, resumed.stored.settings
     if not args.teacher:

@@ -1,11 +1,9 @@
 """Chooses attention's kernel by timing, and the chunk of the output layer by memory, on an NVIDIA GPU.
 
 No rule by architecture is right for attention on all cards: public figures of the same kernels contradict each
-other. The timing takes 0.3 s once, and is kept for the card, this build of PyTorch and the run's shape.
+other. The timing takes 0.3 s.
 """
 
-import contextlib
-import json
 import os
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -17,7 +15,6 @@ import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from gpt.architectures.table import ModelConfig
-from gpt.common.files import cache_folder, read_text, write_whole
 from gpt.machine.device import Machine
 from gpt.ops.attention import heads_for_kernel
 from gpt.planning.sizing import LOSS_CHUNK
@@ -53,7 +50,12 @@ def choose_kernels(config: ModelConfig, machine: Machine, loss_chunk: int,
     """
     if not machine.backend.runs_ahead:
         return Kernels("", loss_chunk)
-    attention = _read_or_measure(config, machine)
+    attention: dict[str, float] = {}
+    try:
+        attention = time_attention(config, machine)
+    except torch.OutOfMemoryError:  # then PyTorch chooses
+        machine.backend.release_memory()
+    machine.backend.reset_peak_memory()  # the run reports its own
     name, chunk = recorded_environment.get("attention"), recorded_environment.get("loss_chunk")
     if name not in [*attention]:  # a list, because a damaged record may hold anything
         name = fastest(attention)
@@ -80,29 +82,6 @@ def use_attention(name: str) -> None:
 
 
 # ---------------------------------------------------------------- timing
-
-
-def _read_or_measure(config: ModelConfig, machine: Machine) -> dict[str, float]:
-    """The seconds of attention by kernel; {} if too little memory is free."""
-    path = cache_folder() / "kernels.json"
-    shape = (config.n_head, config.n_kv_head, config.head_dim, config.seq_length, config.n_embd, config.vocab_size)
-    # With --deterministic PyTorch refuses some kernels. The build's description has CUDA's and cuDNN's versions.
-    key = " ".join(map(str, (machine.name, machine.precision, torch.are_deterministic_algorithms_enabled(), *shape,
-                             torch.__config__.show())))
-    known: dict[str, Any] = {}
-    with contextlib.suppress(OSError, ValueError, TypeError):
-        known = dict(json.loads(read_text(path)))
-    if key not in known:
-        try:
-            known[key] = time_attention(config, machine)
-        except torch.OutOfMemoryError:
-            machine.backend.release_memory()
-            return {}
-        machine.backend.reset_peak_memory()  # the run reports its own
-        with contextlib.suppress(OSError):  # the next run measures again
-            path.parent.mkdir(parents=True, exist_ok=True)
-            write_whole(path, json.dumps(known))
-    return known[key]
 
 
 def time_attention(config: ModelConfig, machine: Machine) -> dict[str, float]:
@@ -148,7 +127,8 @@ def seconds_of(work: Callable[[], object]) -> float:
 
 
 def _attention_inputs(config: ModelConfig, machine: Machine, B: int, T: int) -> list[torch.Tensor]:
-    """Random q, k, v, laid out as a block has them, and the gradient of the result."""
-    heads = (config.n_head, config.n_kv_head, config.n_kv_head, config.n_head)
-    return [torch.randn(B, T, num, config.head_dim, device=machine.device, dtype=machine.dtype)
-            .transpose(1, 2).requires_grad_() for num in heads]
+    """Random q, k, v, which are views of one tensor as in a block, and the gradient of the result."""
+    heads = [config.n_head, config.n_kv_head, config.n_kv_head]
+    qkv_BTHK = torch.randn(B, T, sum(heads), config.head_dim, device=machine.device, dtype=machine.dtype)
+    dy_BTHK = torch.randn_like(qkv_BTHK[:, :, :config.n_head])
+    return [part.transpose(1, 2).requires_grad_() for part in (*qkv_BTHK.split(heads, 2), dy_BTHK)]

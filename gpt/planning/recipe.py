@@ -161,7 +161,7 @@ def choose_optimizer(args: Namespace, config: ModelConfig, samples_per_step: int
     that the checkpoint's excludes.
     """
     if stored is not NEW_RUN:
-        name = str(stored.settings.get("optimizer", "adamw"))  # an older program named none
+        name = str(stored.settings.get("optimizer", "adamw"))
         if args.optimizer not in ("auto", name) or name not in OPTIMIZERS:
             raise UserError(Exit.CHECKPOINT, f"--optimizer {args.optimizer}: the run trains with {shown(name)}, and "
                                              "another optimizer cannot continue it. Drop the flag; or, to start from "

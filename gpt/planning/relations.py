@@ -13,10 +13,6 @@ BY_TEXT = f"batch_size gradient_accumulation_steps beta2 teacher input_noise {BY
 WITHOUT_CUDA_GRAPHS = (
     "no-use_gpu", "deterministic", "activation_checkpointing", "batch_size auto", "dropout", "teacher")
 
-# The conditions of flags that not every architecture has; train.py gives them where it declares such a flag.
-OF_GPT2 = {"conflicts": "arch qwen3|llama, init_from"}
-OF_ROTARY = {"requires": "arch qwen3|llama", "conflicts": "init_from"}
-
 RELATIONS = {
     # ---- data
     "config": Relations("call"),
@@ -48,7 +44,10 @@ RELATIONS = {
         aliases="block_size max_seq_len max_seq_length seq_len context_length n_ctx", invalidates=BY_TEXT),
     "input_noise": Relations(aliases="token_noise"),
     "dropout": Relations(aliases="drop dropout_rate resid_pdrop attn_pdrop"),
-    "n_kv_head": Relations(invalidates="n_inner"),
+    "bias": Relations(conflicts="arch qwen3|llama, init_from"),
+    "n_kv_head": Relations(requires="arch qwen3|llama", conflicts="init_from", invalidates="n_inner"),
+    "n_inner": Relations(requires="arch qwen3|llama", conflicts="init_from"),
+    "rope_theta": Relations(requires="arch qwen3|llama", conflicts="init_from"),
     "tie_weights": Relations(aliases="weight_tying tie_embeddings tie_word_embeddings", conflicts="init_from"),
 
     # ---- length

@@ -8,7 +8,7 @@ import contextlib
 import os
 import re
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from pathlib import Path
@@ -48,7 +48,6 @@ class Checkpointer:
         self.validation_curve: list[tuple[int, float, float | None]] = []  # step, nats, bits per byte
         self._written_step: int | None = None  # of the last successful save, or resumed from this folder
         self._first_step = run.state.step
-        self._is_waiting = False  # for a save, in any process
         self._tokenizer_json = tokenizer.to_str() if tokenizer else None
         self._chat_template = _choose_chat_template(run.setup, tokenizer)
         self._thread = ThreadPoolExecutor(1, "saver", yield_the_cores)
@@ -178,13 +177,7 @@ class Checkpointer:
 
     def settle_all(self) -> None:
         """Makes all processes wait for the end of the main process's save."""
-        self._while_others_wait(lambda: self.settle(wait=True))
-
-    def _while_others_wait(self, work: Callable[[], object]) -> None:
-        """Does some work in the main process, while is_busy keeps the watchdogs of the others quiet."""
-        self._is_waiting = True
-        self._runtime.processes.from_main(work)
-        self._is_waiting = False
+        self._runtime.processes.from_main(lambda: self.settle(wait=True))
 
     # ---- the texts of a checkpoint
 
@@ -224,11 +217,6 @@ class Checkpointer:
         """True if this step has a sound checkpoint: the resumed one, or one saved by this run."""
         return self._run.state.step == self._written_step and self._written_step in steps_in(self.output_dir)
 
-    @property
-    def is_busy(self) -> bool:
-        """True while this process has a save in flight, or waits for the main process's save or mirror."""
-        return self._is_waiting or self._pending is not None
-
     def at_risk(self) -> tuple[str, str]:
         """In words: the steps lost if the process ends now, and the safe checkpoint. Any thread may call this."""
         step, saved = self._run.state.step, self._written_step
@@ -263,7 +251,7 @@ class Checkpointer:
         if self._run.state.step and not from_main(lambda: self.is_on_disk):
             self.save(self.is_permanent())
             self.settle_all()
-        self._while_others_wait(lambda: self.mirror and self.mirror.finish())
+        self._runtime.processes.from_main(lambda: self.mirror and self.mirror.finish())
         return from_main(lambda: self.is_on_disk)
 
     def close(self) -> None:

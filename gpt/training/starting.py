@@ -1,6 +1,5 @@
 """Starts a run from random weights, from pretrained weights (--init_from), or from a checkpoint (--resume_from)."""
 
-import contextlib
 from functools import partial
 
 from gpt.checkpoint import load
@@ -49,12 +48,11 @@ def resume(run: Run) -> None:
     planned = stored.settings.get("total_steps", total)
     of = f"{total:,}" if planned == total else f"{total:,}; before, of {planned:,}"
     say(f"resume      from {folder.resolve().name}, step {step:,} of {of}")
-    with contextlib.suppress(KeyError, TypeError, ArithmeticError):  # somebody has edited the state
-        if planned != total:
-            was = schedule_of(stored.settings).learning_rate_at(step)
-            now, end = map(setup.recipe.learning_rate_at, (step + 1, total))
-            rises = ": the loss rises first, then falls again" if now > was and end < now else ""
-            say(f"resume      the learning rate was {was:.2e}, is now {now:.2e}, ends at {end:.2e}{rises}")
+    if planned != total:
+        was = schedule_of(stored.settings).learning_rate_at(step)
+        now, end = map(setup.recipe.learning_rate_at, (step + 1, total))
+        rises = ": the loss rises first, then falls again" if now > was and end < now else ""
+        say(f"resume      the learning rate was {was:.2e}, is now {now:.2e}, ends at {end:.2e}{rises}")
     recorded = settings_of(setup)
     for kind, before, what in (("settings", stored.settings, "changed"),
                                ("environment", stored.environment, "losses will differ in the last digits")):

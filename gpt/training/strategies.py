@@ -113,8 +113,7 @@ class DataParallel(_Distributed):
 
     def __init__(self, model: LanguageModel, processes: Processes):
         super().__init__(model, processes, copies=processes.world_size)
-        # 25 MiB of gradients are averaged at a time.
-        self.forward = DistributedDataParallel(model, gradient_as_bucket_view=True, bucket_cap_mb=25)
+        self.forward = DistributedDataParallel(model, gradient_as_bucket_view=True)
         self.forward.broadcast_buffers = False  # each process renews its 16-bit copies, others never change
 
     def accumulating(self, is_last: bool) -> AbstractContextManager[Any]:
@@ -181,7 +180,6 @@ class Votes:
 
     def __init__(self, processes: Processes):
         self._processes = processes
-        self.num_votes = 0  # grows while the run makes progress
         self._decided: set[str] = set()  # by any_yes_now, for good
         self._pending: defaultdict[str, deque[tuple[torch.Tensor, dist.Work]]] = defaultdict(deque)  # oldest first
 
@@ -191,7 +189,6 @@ class Votes:
         A single process has its own vote, at once. The all-reduce overlaps with compute. Keep voting yes until
         it returns True: a vote is for one call.
         """
-        self.num_votes += 1
         if self._processes.world_size == 1 or what in self._decided:
             return here or what in self._decided
         vote, pending = torch.tensor(float(here)), self._pending[what]
@@ -212,7 +209,6 @@ class Votes:
 
         Once it is True for a question, it stays True, and any_yes is then True for it at once.
         """
-        self.num_votes += 1
         if self._processes.total([here])[0] > 0:
             self._decided.add(what)
         return what in self._decided

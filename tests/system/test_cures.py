@@ -531,7 +531,6 @@ LATER = [
          values={"--batch_size": "2", "--gradient_accumulation_steps": "2"}),
     Case("another process of this run has ended", f"{NEW} --checkpoint_every_steps 1", more=TWO, until="; torchrun",
          raised=(Raised(STEP, 6, signal.SIGKILL, rank=1),)),
-    Case("has not answered for", f"{NEW} --checkpoint_every_steps 1", more=TWO, said=True),
     Case("--compile_mode reduce-overhead: {reason}",
          f"{NEW.replace(' --no-use_gpu', '')} --compile_mode reduce-overhead"),
     Case("is for one process; give", f"{NEW} --compile_mode reduce-overhead", more=TWO),

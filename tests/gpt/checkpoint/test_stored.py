@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from gpt.checkpoint.find import newest_sound
-from gpt.checkpoint.stored import SCALER, parse_state, verify
+from gpt.checkpoint.stored import parse_state, verify
 from gpt.common.errors import InvalidCheckpoint
 from tests.gpt.checkpoint.test_contents import FILES
 from tests.helpers.checkpoints import edit, flip
@@ -83,13 +83,8 @@ def test_a_checkpoint_under_another_steps_name_is_refused(folder):
 
 @pytest.mark.parametrize(("fields", "reason"), [
     ({"format": "other"}, "format is 'other'"), ({"version": 2}, "version is 2"), ({"step": -1}, "step is -1"),
-    ({"step": True}, "step is True"), ({"samples_seen": 1.5}, "samples_seen is 1.5"), ({"best_step": 8}, "best_step"),
-    ({"skipped_steps": 8}, "skipped_steps is 8"), ({"validated_step": None}, "validated_step is None"),
-    ({"best_val_loss": float("nan")}, "best_val_loss is nan, not a number"),
-    ({"best_val_loss": "2"}, "is '2'"), ({"best_val_loss": 10**400}, "best_val_loss is 10,000"),
-    ({"settings": []}, r"settings is \[\], not an object"), ({"scaler": [1]}, "scaler is"),
-    ({"scaler": {"scale": 1}}, "scaler is {'scale': 1}, not of _growth_tracker, backoff_factor"),
-    ({"scaler": dict.fromkeys(sorted(SCALER), 0)}, "is 0, not a number of 1.4013e-45 or more")], ids=str)
+    ({"step": True}, "step is True"), ({"step": 1.5}, "step is 1.5"),
+    ({"settings": []}, r"settings is \[\], not an object"), ({"scaler": [1]}, "scaler is")], ids=str)
 def test_a_state_that_no_run_could_have_written_is_refused(fields, reason):
     sound = {"format": "gpt-trainer", "version": 1, "step": 7, "best_val_loss": 2}
     parse_state(sound)

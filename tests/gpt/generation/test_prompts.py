@@ -50,9 +50,3 @@ def test_a_text_begins_and_ends_as_its_tokenizer_and_its_folder_say(tokenizer):
     assert encode_prompt("", llama) == [bos]
 
     assert bos not in encode_prompt("<bos>a", llama, opens=False)
-
-
-def test_a_closed_standard_input_is_said(monkeypatch):
-    monkeypatch.setattr("sys.stdin", None)
-    with refused("--prompt_file -: standard input is closed", Exit.DATA):
-        read_prompt_file("-")

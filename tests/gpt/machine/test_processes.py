@@ -1,8 +1,3 @@
-import os
-import signal
-import subprocess
-import sys
-import time
 from datetime import timedelta
 
 import pytest
@@ -10,22 +5,7 @@ import torch.distributed as dist
 
 from gpt.common.errors import Exit, UserError
 from gpt.machine.processes import ALONE, Processes, is_of_lost_process, joined
-from tests.helpers.commands import ROOT, run_python
-
-WATCHED = """
-import sys, threading, time
-from gpt.common.signals import Signals
-from gpt.machine.processes import _end_when_stuck
-beats, is_busy = [], sys.argv[1] == "busy"
-with Signals() as signals:
-    signals.on_stop(lambda: "stopping", lambda: ("", ""))
-    watched = (signals, lambda: len(beats), lambda: is_busy, 0.5)
-    threading.Thread(target=_end_when_stuck, args=watched, daemon=True).start()
-    print("ready", flush=True)
-    for _ in range(40):
-        time.sleep(0.1)
-        beats += [1] * (sys.argv[1] == "beating")
-"""
+from tests.helpers.commands import run_python
 
 RESTARTED = """
 import os, signal, time
@@ -111,18 +91,3 @@ def test_what_nccl_reports_is_shown(monkeypatch, error, shown):
     with pytest.raises(UserError, match=rf"{shown}\. W") as caught, joined(Processes(1, 2), False):
         pass
     assert caught.value.code == Exit.MACHINE
-
-
-@pytest.mark.parametrize(("state", "code"), [("still", 128 + signal.SIGTERM),
-                                             *(pytest.param(state, 0, marks=pytest.mark.slow)
-                                               for state in ("busy", "beating"))])
-def test_a_process_that_is_to_stop_and_is_not_answered_ends_by_itself(state, code):
-    words = [sys.executable, "-c", WATCHED, state]
-    with subprocess.Popen(words, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
-        assert process.stdout
-        process.stdout.readline()
-        time.sleep(0.2)
-        os.kill(process.pid, signal.SIGTERM)
-        _, printed = process.communicate()
-    assert process.returncode == code, printed
-    assert ("another process has not answered for 0 s" in printed) == bool(code)
