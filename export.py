@@ -219,18 +219,19 @@ def write_export(args: argparse.Namespace, source: Path, target: Path, signals: 
 def choose_target(output: str, form: str, overwrite: bool) -> Path:
     """Resolves links in the output's path, and checks that the path can be written.
 
-    Raises UserError: exit 2 if the path exists, unless it is an earlier export and overwrite is on; exit 5
+    Raises UserError: exit 2 if the path exists, unless it is a model and overwrite is on; exit 5
     if it cannot be written.
     """
     target = Path(output)
     with writing(f"--output {printable(output)}"):
         if form == "gguf":
-            is_export = target.is_file() and target.open("rb").read(4) == b"GGUF"
+            is_model = target.is_file() and target.open("rb").read(4) == b"GGUF"
         else:
-            is_export = target.is_dir() and {path.name for path in target.iterdir()} <= {*PUBLISHED, WEIGHTS}
-        if target.exists() and not (is_export and overwrite):
+            is_model = target.is_dir() and {path.name for path in target.iterdir()} <= {*PUBLISHED, WEIGHTS}
+        if target.exists() and not (is_model and overwrite):
             raise UserError(Exit.FLAGS, f"--output {printable(output)} exists. Give another name; "
-                                        "--overwrite replaces an earlier export and nothing else.")
+                                        "--overwrite replaces a GGUF file, or a folder that holds nothing but "
+                                        "a model.")
         return check_writable(output)
 
 

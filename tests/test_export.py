@@ -293,12 +293,12 @@ def test_an_export_is_replaced_only_on_request_and_nothing_else_ever_is(folder, 
     run(folder, tmp_path / "mine", *flags, "--overwrite")
     inside = sorted(path.name for path in (folder / "checkpoint-3").iterdir())
     for output in (folder, folder / "checkpoint-3"):
-        with pytest.raises(UserError, match="an earlier export and nothing else"):
+        with pytest.raises(UserError, match="a folder that holds nothing but a model"):
             run(folder, output, *flags, "--overwrite")
     assert sorted(path.name for path in (folder / "checkpoint-3").iterdir()) == inside
     for name, form in (("file", flags), ("file.gguf", ())):
         (tmp_path / name).write_text("x")
-        with pytest.raises(UserError, match="an earlier export and nothing else"):
+        with pytest.raises(UserError, match="a folder that holds nothing but a model"):
             run(folder, tmp_path / name, *form, "--overwrite")
     with refused("names a GGUF file, and a folder is written", Exit.FLAGS):
         run(folder, tmp_path / "other.gguf", "--prune", "0.3")

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from gpt.checkpoint.find import checkpoints_of_other_runs
 from gpt.checkpoint.steps import steps_in
-from gpt.checkpoint.stored import parse_state, read_json, verify
+from gpt.checkpoint.stored import manifest_entries, parse_state, read_json, verify
 from gpt.common.errors import Exit, InvalidCheckpoint, UserError, writing
 from gpt.common.files import rename, sync, try_lock
 from gpt.common.names import LOCK, MANIFEST, RUN_FILES, STATE
@@ -143,8 +143,9 @@ class Retention(NamedTuple):
 def prune(output_dir: Path, saved: int, keep: int, protected: Set[int]) -> None:
     """Deletes all but the last `keep` rolling checkpoints up to step `saved`.
 
-    Permanent and protected checkpoints (by step) stay, and do not count. So do unreadable ones, and later
-    ones, which a resumed run has not reached yet. A checkpoint that cannot be deleted stays.
+    Permanent and protected checkpoints (by step) stay, and do not count. So do unreadable ones, those that hold
+    more than a checkpoint, and later ones, which a resumed run has not reached yet. A checkpoint that cannot be
+    deleted stays.
     """
     for path in outdated(output_dir, saved, keep, protected):
         discard(path)
@@ -169,12 +170,18 @@ def delete_other_runs(output_dir: Path, resumed: Path | None, step: int, out: Pr
         discard(path)
 
 
+def holds_more(checkpoint: Path) -> bool:
+    """True if somebody has put something into a checkpoint, as an export; hidden files do not count."""
+    saved = {MANIFEST, *manifest_entries(checkpoint)}
+    return any(path.name not in saved and not path.name.startswith(".") for path in checkpoint.iterdir())
+
+
 def outdated(output_dir: Path, saved: int, keep: int, protected: Set[int]) -> list[Path]:
     """The checkpoints that prune deletes, newest first."""
     rolling = []
     for step, path in steps_in(output_dir).items():
         if step <= saved and step not in protected:  # a later one is damaged, and the resumed run skipped it
             with contextlib.suppress(InvalidCheckpoint):  # somebody may want to rescue an unreadable checkpoint
-                if not parse_state(read_json(path / STATE)).permanent:
+                if not (parse_state(read_json(path / STATE)).permanent or holds_more(path)):
                     rolling.append(path)
     return rolling[keep:]

@@ -26,7 +26,7 @@ from gpt.common.errors import MESSAGE_LINES, Exit, UserError
 from gpt.common.files import split_checkpoint_name
 from gpt.common.names import RUN_CONFIG
 from gpt.common.terminal import USUAL_COLUMNS
-from gpt.common.words import is_utf8, printable
+from gpt.common.words import is_utf8, printable, shell_word
 
 MOST_PROBLEMS = 20  # of a file: the search for a similar name takes half a millisecond each
 MAX_WHOLE = 2**31 - 1
@@ -285,7 +285,8 @@ class Parser(argparse.ArgumentParser):
             action = self._option_string_actions.get(name)
             is_unknown = not action and word != "--" and self._parse_optional(word)
             if is_unknown:
-                self.problems.append(f"{printable(name)}: no such flag. {self._suggest(name)}")
+                cure = f"For the file write {shell_word(word)}." if os.path.exists(word) else self._suggest(name)
+                self.problems.append(f"{printable(name)}: no such flag. {cure}")
             elif isinstance(action, Switch) and (name != word or following in TRUTH_VALUES):
                 on, off = action.option_strings
                 self.problems.append(f"{on}: takes no value. Give {on} for true, {off} for false.")

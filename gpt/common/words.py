@@ -1,5 +1,6 @@
 """Text that is safe to print and easy to read: durations, sizes, counts."""
 
+import re
 import shlex
 from collections.abc import Iterable, Sequence
 
@@ -39,13 +40,21 @@ def is_utf8(text: str) -> bool:
 
 
 def shell_word(text: object) -> str:
-    """A path quoted as one word of a command, safe to print; control characters become escapes, and -d ./-d."""
-    return shlex.quote(printable(f"./{text}" if str(text).startswith("-") else text))
+    """A path quoted as one word of a command, safe to print, and -d ./-d."""
+    return _quoted(f"./{text}" if str(text).startswith("-") else str(text))
 
 
 def shell_line(words: Iterable[str]) -> str:
     """The words of a command as one line for a shell, each quoted; flags stay as they are."""
-    return " ".join(shlex.quote(printable(word)) for word in words)
+    return " ".join(map(_quoted, words))
+
+
+def _quoted(word: str) -> str:
+    """A word in a shell's quotes; with control characters it is written $'...' with escapes, which bash reads."""
+    if printable(word) == word:
+        return shlex.quote(word)
+    escaped = printable(word.replace("\\", r"\\")).replace("'", r"\'")
+    return "$'" + re.sub(r"\\udc(..)", r"\\x\1", escaped) + "'"  # Python's sign for a byte that is not UTF-8
 
 
 def duration(seconds: float) -> str:

@@ -235,6 +235,8 @@ def choose_recipe(inputs: Inputs, most_batch_size: int, length: int | None = Non
     args, config, stored = inputs.args, inputs.config, inputs.stored
     num_tokens = inputs.corpus.train.length
     reasons = inputs.sizing.reasons.items() if inputs.sizing and not inputs.resumed else ()
+    windows = data.WindowOrder(num_tokens, config.seq_length, 0).windows_per_epoch
+    most_batch_size = min(most_batch_size, power_of_two(windows))
     facts = _Facts(**vars(inputs), reasons={name: why for name, why in reasons if getattr(args, name) is None})
     if facts.learns_to_answer:
         most = facts.finetuning_epochs * num_tokens // (config.seq_length * defaults.STEPS_TO_CONVERSE)
@@ -248,7 +250,6 @@ def choose_recipe(inputs: Inputs, most_batch_size: int, length: int | None = Non
         facts.reasons["optimizer"] = why
     is_regularized = facts.is_small and optimizer == "muon"
     cooldown = cooldown_of(stored.settings) if args.cooldown_from else None
-    windows = data.WindowOrder(num_tokens, config.seq_length, 0).windows_per_epoch
     epochs, total_steps = _choose_length(facts, cooldown, is_regularized, windows, samples_per_step, length)
     rates = _choose_rates(facts, optimizer, samples_per_step, total_steps)
     if config.dropout and args.dropout is None:

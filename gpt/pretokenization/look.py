@@ -157,7 +157,7 @@ def about_lines(text: str, are_documents: bool) -> list[str]:
     long = [line for line in lines if len(line) >= LONG_LINE
             and len(line.translate(None, NO_CODE)) >= (1 - FEW_BLANKS) * len(line)]
     code = b"".join(long)
-    return (finding(sum(sizes.values()) / len(content), 0.01,
+    return (finding(sum(sizes.values()) / max(1, sum(map(len, lines))), 0.01,
                     f"of it is lines that repeat; delete boilerplate; {copies[largest]:,} times", example.decode())
             + finding(len(code) / len(content), 0.003, "of it is very long lines, like minified code; remove",
                       code[len(code) // 2:][:COLUMNS].decode(errors="ignore")))

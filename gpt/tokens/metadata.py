@@ -58,6 +58,8 @@ def read_metadata(path: Path) -> Fields:
     name = printable(path)
     try:
         fields = json.loads(read_text(path))
+    except PermissionError:
+        raise  # exit 5
     except (OSError, ValueError, RecursionError) as error:
         why = getattr(error, "strerror", None) or f"it is not JSON ({printable(error)[:120]})"
         cure = ("Give a folder that pretokenize.py has made" if isinstance(error, OSError) else

@@ -25,6 +25,15 @@ def test_prune_keeps_the_last_rolling_the_staying_and_the_protected(sound, tmp_p
         assert names_in(path) == names_in(sound / "checkpoint-900")
 
 
+def test_prune_keeps_a_checkpoint_in_which_somebody_has_put_something(sound, tmp_path):
+    for step, name in ((1, "model.gguf"), (2, ".DS_Store"), (3, ""), (4, "")):
+        shutil.copytree(sound / "checkpoint-900", tmp_path / f"checkpoint-{step}")
+        if name:
+            (tmp_path / f"checkpoint-{step}" / name).write_text("")
+    prune(tmp_path, 4, 1, set())
+    assert sorted(steps_in(tmp_path)) == [1, 4]
+
+
 def test_a_kill_between_two_renames_costs_no_checkpoint(folder):
     aside = folder / f"{REPLACED}checkpoint-1000"
     (folder / "checkpoint-1000").rename(aside)

@@ -3,6 +3,7 @@
 import argparse
 import os
 import re
+from pathlib import Path
 
 import pytest
 
@@ -65,6 +66,9 @@ def test_a_misspelt_or_shortened_flag_is_refused_with_the_one_meant(typo, meant)
 def test_a_flag_like_no_other_and_a_stray_word_point_to_help(tmp_path, monkeypatch):
     assert problems("--zzzzzz", "3") == ["error: --zzzzzz: no such flag. See --help."]
     assert re.match(r"error: 'stray': unexpected argument\. .* --\w+ 'stray'", problems("stray")[0])
+    monkeypatch.chdir(tmp_path)
+    Path("-a.txt").write_text("")
+    assert problems("-a.txt") == ["error: -a.txt: no such flag. For the file write ./-a.txt."]
     monkeypatch.chdir(tmp_path.parent)
     for word in (tmp_path.name, f"{tmp_path.name}/best"):
         with refused(f"--ckpt '{word}'", Exit.FLAGS):

@@ -64,7 +64,8 @@ def test_texts_become_tokens_once_and_the_run_trains_on_them(place, capfd, monke
     assert refusal("texts --max_steps 2")[1].endswith(f"Type:\n{longer}")
     for flags, more in (("--overwrite", ""),
                         ("--max_minutes 2", " --resume_from auto --max_minutes 4 --allow_new_data"),
-                        ("--epochs 500000", " --resume_from auto --epochs 1000000 --allow_new_data")):
+                        ("--epochs 500000", " --resume_from auto --epochs 1000000 --allow_new_data"),
+                        ("--resume_from out --epochs 7", " --allow_new_data")):
         monkeypatch.setattr("sys.argv", ["train.py", "texts", *flags.split()])
         assert refusal(f"texts {flags}")[1].endswith(f"\n    python train.py texts {flags}{more}")
         assert ("--tokenizer_file" in refusal(f"texts {flags}")[1]) == bool(more), "a new run has its own"

@@ -129,6 +129,10 @@ def test_short_documents_of_which_each_stands_once_are_no_finding(tokenizer_file
     assert not re.search(r"^  ", capsys.readouterr().out, re.M)
 
 
+def test_documents_of_one_word_each_are_counted_whole():
+    assert "  100.0% of it is lines that repeat" in look.about_lines("yes\nno!\n" * 500, True)[0]
+
+
 def test_training_repeats_nothing_that_was_told_here_but_looks_at_other_files(tokenizer_file):
     recorded = run(*texts_of("validation"), "--tokenizer_file", str(tokenizer_file))["splits"]["val"]["copied"]
     folder = Path("data")
