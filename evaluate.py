@@ -80,7 +80,7 @@ from gpt.hub.download import download_flag
 from gpt.machine import device
 from gpt.tokens.tokenizer import end_of_text_id, tokenizer_of
 
-EARLIER = b'{\n "ckpt": '  # begins each file of --json
+OUTPUT_MARK = b'{\n "ckpt": '  # begins each file of --json
 
 
 def main(argv: Sequence[str]) -> int:
@@ -99,7 +99,7 @@ def measure_everything(args: argparse.Namespace, out: Progress, signals: Signals
     --json gets the figures of the finished files even if a signal or an error ends the rest. Raises Stopped
     at a signal, and UserError, with exit 3 also if no file has a token to score.
     """
-    figures = Output("--json", args.json, EARLIER) if args.json else None
+    figures = Output("--json", args.json, OUTPUT_MARK) if args.json else None
     machine = device.choose_for_inference(args.use_gpu, args.use_amp, "auto", out.warn)
     args = download_flag(args, "ckpt", out, signals.raise_if_stopped)
 

@@ -32,7 +32,7 @@ SETTINGS = {  # of matplotlib: letters stay letters in a file, and the same curv
     "font.size": 9, "axes.grid": True, "grid.color": "#e6e6e6", "svg.fonttype": "none", "pdf.fonttype": 42,
     "svg.hashsalt": "plot",
 }
-EARLIER = b"atplotlib"  # each picture names Matplotlib or matplotlib
+OUTPUT_MARK = b"atplotlib"  # each picture names Matplotlib or matplotlib
 NO_DATE = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}  # the same curves make the same file
 MIN_SMOOTHED = 50  # values of a curve that is smoothed
 NUM_BLOCKS = 100  # values of a smoothed curve
@@ -107,7 +107,7 @@ def main(argv: Sequence[str]) -> int:
     or the picture is not written.
     """
     args = read_flags(argv)
-    output = Output("--output", args.output, EARLIER)
+    output = Output("--output", args.output, OUTPUT_MARK)
     matplotlib = optional("matplotlib", "plot.py")
 
     folders = args.runs or ["out"]

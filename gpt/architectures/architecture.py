@@ -98,7 +98,7 @@ class Architecture(Protocol):
                 for name, tensor in tensors.items()}
 
     def unpadded_tensors(self, config: Any, tensors: NamedTensors) -> dict[str, torch.Tensor]:
-        """Views without the vocabulary's padding, and zeros for biases that only other programs need."""
+        """Views without the vocabulary's padding; GPT-2 adds zeros for biases that only other programs need."""
         return {name: tensor[:config.vocab_size] if self.has_vocabulary_rows(name) else tensor
                 for name, tensor in tensors.items()}
 

@@ -28,7 +28,7 @@ from gpt.common.progress import Progress
 from gpt.common.signals import Signals
 from gpt.machine.environment import set_up_environment
 
-EARLIER = b'{\n "argv": '  # begins each file of --json
+OUTPUT_MARK = b'{\n "argv": '  # begins each file of --json
 SIZES = ("tiny", "mini", "gpt2_small", "gpt2_medium", "gpt2_large", "gpt2_xl")
 
 
@@ -120,7 +120,7 @@ def main(argv: Sequence[str]) -> int:
     args = read_flags(argv)
     set_up_environment()
     require("torch", "numpy", "tokenizers", "tqdm", "safetensors")
-    file = Output("--json", args.json, EARLIER) if args.json else None
+    file = Output("--json", args.json, OUTPUT_MARK) if args.json else None
     with (Progress(sys.stderr if args.json in STDOUT else sys.stdout) as out, Signals(out.note) as signals,
           tempfile.TemporaryDirectory(prefix="bench-", ignore_cleanup_errors=True) as folder):
         bench = set_up_bench(args, out, signals, Path(folder))

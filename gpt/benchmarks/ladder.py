@@ -8,17 +8,18 @@ stays the same.
 import itertools
 import shutil
 import statistics
+import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from subprocess import CompletedProcess
 from typing import TYPE_CHECKING, Any
 
 from gpt.checkpoint.history import read_lines
-from gpt.common.children import PROGRAM, SAFE_PATH, run_child
+from gpt.common.children import PROGRAM, SAFE_PATH
 from gpt.common.errors import Exit, UserError
 from gpt.common.progress import Progress
+from gpt.common.ranks import environment_without_torchrun
 from gpt.common.signals import Signals
 from gpt.common.words import percent, printable, size
 
@@ -28,7 +29,6 @@ if TYPE_CHECKING:  # it imports torch, and bench.py reports flag errors before t
 LEARNING_RATE = 3e-4  # constant
 SEED = 1337  # train.py's default
 LOSS_STEPS = 20  # losses are compared up to this step: later, rounding errors have grown too large
-LIMIT_SECONDS = 900.0  # of a rung
 TUNED = 7  # the number of the rung with minutes of compiling
 NUM_RUNGS = 8
 TOLERANCES = {"fp32": 1e-4, "tf32": 2e-3, "bf16": 1e-2, "fp16": 1e-2}  # of losses, relative to the first rung's
@@ -75,16 +75,17 @@ class Bench:
     warmup: int
     figures: dict[str, Any] = field(default_factory=dict)
 
-    def run(self, words: Sequence[str]) -> CompletedProcess[str]:
-        """Runs Python with these words, for at most LIMIT_SECONDS; returns its exit code and its output.
+    def run(self, words: Sequence[str]) -> subprocess.CompletedProcess[str]:
+        """Runs Python with these words; returns its exit code and its output. Raises SystemExit after a signal."""
+        env = {**environment_without_torchrun(), SAFE_PATH: "1", "PYTHONPATH": str(PROGRAM)}  # not the current folder
+        answer = subprocess.run([sys.executable, *words], stdin=subprocess.DEVNULL, capture_output=True, text=True,
+                                errors="replace", env=env)
+        if self.signals.number is not None:
+            raise SystemExit(128 + self.signals.number)
+        return answer
 
-        The exit code is TIMED_OUT if it takes longer. Raises SystemExit after a signal.
-        """
-        return run_child([sys.executable, *words], self.signals, LIMIT_SECONDS,
-                         {SAFE_PATH: "1", "PYTHONPATH": str(PROGRAM)})  # no module of the current folder
 
-
-def problem_of(answer: CompletedProcess[str]) -> str:
+def problem_of(answer: subprocess.CompletedProcess[str]) -> str:
     """Why a child process failed: its exit code with its error, or its last line; '' after a success."""
     if answer.returncode == 0:
         return ""

@@ -32,8 +32,7 @@ from gpt.common.names import (
 )
 from gpt.machine.backends import backend_of
 from gpt.ops.shards import full_tensor, full_tensors
-from gpt.tokens.chat import END, START
-from gpt.tokens.tokenizer import opening_ids, parse
+from gpt.tokens.tokenizer import END, START, opening_ids, parse
 from model import LanguageModel
 
 NEEDED = (WEIGHTS, OPTIMIZER, STATE)  # in the manifest of every checkpoint

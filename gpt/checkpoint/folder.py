@@ -4,7 +4,7 @@ import contextlib
 import os
 import shutil
 import time
-from collections.abc import Iterator, Set
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -133,21 +133,21 @@ def put_back(replaced: Path, final: Path) -> None:
 
 
 class Retention(NamedTuple):
-    """The arguments of prune: the step just saved, the rolling checkpoints to keep, the protected steps."""
+    """What stays in a folder: the number of rolling checkpoints up to the saved step, and the protected steps."""
 
     saved: int
     keep: int
     protected: frozenset[int]
 
 
-def prune(output_dir: Path, saved: int, keep: int, protected: Set[int]) -> None:
-    """Deletes all but the last `keep` rolling checkpoints up to step `saved`.
+def prune(output_dir: Path, retention: Retention) -> None:
+    """Deletes all but the last rolling checkpoints up to the saved step.
 
     Permanent and protected checkpoints (by step) stay, and do not count. So do unreadable ones, those that hold
     more than a checkpoint, and later ones, which a resumed run has not reached yet. A checkpoint that cannot be
     deleted stays.
     """
-    for path in outdated(output_dir, saved, keep, protected):
+    for path in outdated(output_dir, retention):
         discard(path)
 
 
@@ -176,12 +176,13 @@ def holds_more(checkpoint: Path) -> bool:
     return any(path.name not in saved and not path.name.startswith(".") for path in checkpoint.iterdir())
 
 
-def outdated(output_dir: Path, saved: int, keep: int, protected: Set[int]) -> list[Path]:
+def outdated(output_dir: Path, retention: Retention) -> list[Path]:
     """The checkpoints that prune deletes, newest first."""
     rolling = []
     for step, path in steps_in(output_dir).items():
-        if step <= saved and step not in protected:  # a later one is damaged, and the resumed run skipped it
+        # A later one is damaged, and the resumed run skipped it.
+        if step <= retention.saved and step not in retention.protected:
             with contextlib.suppress(InvalidCheckpoint):  # somebody may want to rescue an unreadable checkpoint
                 if not (parse_state(read_json(path / STATE)).permanent or holds_more(path)):
                     rolling.append(path)
-    return rolling[keep:]
+    return rolling[retention.keep:]

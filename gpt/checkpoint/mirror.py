@@ -221,7 +221,7 @@ class Mirror:
         checkpoints of another copy of this one.
         """
         root, output_dir = self._root, self._output_dir
-        own, to_be_pruned = steps_in(output_dir), outdated(output_dir, *retention)
+        own, to_be_pruned = steps_in(output_dir), outdated(output_dir, retention)
         later = [path for step, path in steps_in(root).items() if step > retention.saved and step not in own]
         if self._root_stat is None or not os.path.samestat(root.stat(), self._root_stat):
             # A recorded mirror must hold this run already, and so must a folder in the place of the first one.
@@ -239,7 +239,7 @@ class Mirror:
             if path.exists():
                 raise OSError(f"{path.name} there is later than this run's last one, and another copy of the run may "
                               "need it; move it away")
-        prune(root, *retention)
+        prune(root, retention)
         copy_run_files(output_dir, root)  # before the checkpoint: metrics.jsonl has the rows that led to it
         for step, path in own.items():
             if step <= retention.saved and path not in to_be_pruned and not is_copied(path, root / path.name):

@@ -5,7 +5,6 @@ processes by `python -c`, and every nanoGPT folder has a model.py.
 """
 
 import contextlib
-import math
 import os
 import signal
 import subprocess
@@ -22,10 +21,8 @@ from gpt.common.terminal import print_line
 PROGRAM = Path(__file__).resolve().parents[2]
 # This variable, which Python knows since 3.11, leaves the current folder out of the module path of children.
 SAFE_PATH = "PYTHONSAFEPATH"
-TIMED_OUT = 124  # the exit code of timeout(1)
-GRACE_SECONDS = 5.0  # between SIGTERM and SIGKILL
+GRACE_SECONDS = 60.0  # between a signal and SIGKILL: a script may save
 PARENT_SECONDS = 1.0  # between two looks at the parent
-GRACE_OF_SHOWN = 60.0  # of a script that prints its work, and may save
 
 
 def end_with_parent() -> None:
@@ -39,63 +36,55 @@ def end_with_parent() -> None:
     threading.Thread(target=watch, daemon=True, name="parent").start()
 
 
-def run_child(command: Sequence[str], signals: Signals, seconds: float = math.inf,
-              env: Mapping[str, str] | None = None, shows: bool = False,
-              ) -> subprocess.CompletedProcess[str]:
-    """Runs a script of this program, at most for some seconds, and returns its exit code and its output.
+def run_child(command: Sequence[str], signals: Signals, env: Mapping[str, str]) -> int:
+    """Runs a script of this program, which prints to this process's own stdout and stderr; returns its exit code.
 
-    A script that takes longer gets SIGTERM, and at a signal that signal. Five seconds later, with shows a
-    minute later, it is killed with all its child processes. Its exit code is then TIMED_OUT; after a signal
-    SystemExit is raised instead. env is added to this process's environment, without torchrun's variables. With
-    shows the script prints to this process's own stdout and stderr, and no output is returned. SIGUSR1 is
-    passed on, once the script's Signals listen. A script killed by signal n gives 128 + n and a printed error.
+    A signal is passed on to the script, which has a minute to save. Then it is killed with all its child
+    processes, and SystemExit is raised. env is added to this process's environment, without torchrun's variables.
+    SIGUSR1 is passed on, once the script's Signals listen. A script killed by signal n gives 128 + n and a printed
+    error.
     """
     inherited = ranks.environment_without_torchrun()
     inherited.pop(SAFE_PATH, None)  # the script's own folder must stay on its module path
     at_once = signals.at_once
     signals.at_once = ""  # a signal that ended this process at once would leave the child running
-    ends_at = time.monotonic() + seconds
-    is_late = False
-    pipe = None if shows else subprocess.PIPE
-    saving = [SAVING] if shows and SAVING is not None else []
+    saving = [] if SAVING is None else [SAVING]
     if saving:
         signal.pthread_sigmask(signal.SIG_BLOCK, saving)  # in the script too: it would end one that does not listen
-    with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=pipe, stderr=pipe, text=True,
-                          errors="replace", env={**inherited, **(env or {})},
+    with subprocess.Popen(command, stdin=subprocess.DEVNULL, env={**inherited, **env},
                           start_new_session=os.name == "posix") as child:
         if saving:
             signal.pthread_sigmask(signal.SIG_UNBLOCK, saving)
         while True:
             with contextlib.suppress(subprocess.TimeoutExpired):
-                stdout, stderr = child.communicate(timeout=0.2)
+                child.wait(0.2)
                 break
             if saving and signals.asks_to_save:
                 signals.asks_to_save = False
                 child.send_signal(saving[0])
-            is_late = time.monotonic() > ends_at
-            if is_late or signals.number is not None:
-                _stop(child, signals.number, GRACE_OF_SHOWN if shows else GRACE_SECONDS)
+            if signals.number is not None:
+                _stop(child, signals.number)
     if signals.number is not None:
         raise SystemExit(128 + signals.number)
     signals.at_once = at_once
-    returncode = TIMED_OUT if is_late else child.returncode
-    if shows and returncode < 0:
-        cause = ", as the system does when memory runs out. Close other programs, and start again"
-        print_line(f"error: {Path(command[1]).name} was killed by {signal_name(-returncode)}"
-                   f"{cause if returncode == -signal.SIGKILL else ''}.")
-        returncode = 128 - returncode
-    return subprocess.CompletedProcess(command, returncode, stdout, stderr)
+    returncode = child.returncode
+    if returncode >= 0:
+        return returncode
+    cause = ", as the system does when memory runs out. Close other programs, and start again"
+    print_line(f"error: {Path(command[1]).name} was killed by {signal_name(-returncode)}"
+               f"{cause if returncode == -signal.SIGKILL else ''}.")
+    return 128 - returncode
 
 
-def _stop(child: subprocess.Popen[str], number: int | None, grace_seconds: float) -> None:
-    """Ends a script by signal number, SIGTERM for None, and after the grace kills it with all its child processes.
+def _stop(child: subprocess.Popen[bytes], number: int) -> None:
+    """Ends a script by signal number, and after the grace kills it with all its child processes.
 
     On Windows, where the console sends Ctrl-C to both, any other signal would kill it before it has saved.
     """
-    if number is None or os.name == "posix":
-        child.send_signal(number or signal.SIGTERM)
+    if os.name == "posix":
+        child.send_signal(number)
     with contextlib.suppress(subprocess.TimeoutExpired):
-        child.wait(grace_seconds)
+        child.wait(GRACE_SECONDS)
     with contextlib.suppress(ProcessLookupError):  # nothing of its group is left
         os.killpg(child.pid, signal.SIGKILL) if os.name == "posix" else child.kill()
 

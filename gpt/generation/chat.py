@@ -20,7 +20,8 @@ from gpt.generation.continuation import Sampling
 from gpt.generation.decoder import Decoder
 from gpt.generation.prompts import ModelVocabulary, encode_prompt, without_surrogates
 from gpt.generation.streaming import Sample, write_samples
-from gpt.tokens.chat import END, START, Turn, can_converse, how_to_converse, prompt_ids, template_of
+from gpt.tokens.chat import Turn, can_converse, how_to_converse, prompt_ids, template_of
+from gpt.tokens.tokenizer import END, START
 
 
 def prompt_maker(vocabulary: ModelVocabulary, template: Any, folder: object, system: str, most: int,

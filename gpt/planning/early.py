@@ -243,13 +243,12 @@ def _run_pretokenize(args: Namespace, texts: Sequence[str], make: Sequence[str])
                                     f"python {shell_line(make)}")
     check_unused(args)
     with Signals(can_save=True) as signals:
-        answer = run_child([sys.executable, str(PROGRAM / make[0]), *make[1:]], signals, shows=True,
-                           env={TRAINS_NEXT: "1"})
-    if answer.returncode == Exit.DATA:
+        returncode = run_child([sys.executable, str(PROGRAM / make[0]), *make[1:]], signals, {TRAINS_NEXT: "1"})
+    if returncode == Exit.DATA:
         warn("if the cure is a flag, such as --encoding, it goes to this command; then type the same line again:\n"
              f"python {shell_line(make)}")
-    if answer.returncode:
-        raise SystemExit(answer.returncode)
+    if returncode:
+        raise SystemExit(returncode)
 
 
 # ---------------------------------------------------------------- shorthands and contradictions

@@ -123,9 +123,9 @@ def _train_first(inputs: Inputs, runtime: Runtime, argv: Sequence[str], folder: 
     words = argv if args.resume_from in (None, "auto") else ["--config", str(file), "--resume_from", "auto"]
     command = [str(PROGRAM / "train.py"), *words, f"--output_dir={folder}", "--max_minutes", f"{minutes:.6g}"]
     to_resume = shell_line(["train.py", *(word for word in argv if word != "--overwrite")])
-    answer = run_child([sys.executable, *command], runtime.signals, shows=True, env={TRAINS_NEXT: to_resume})
-    if answer.returncode:
-        raise SystemExit(answer.returncode)
+    returncode = run_child([sys.executable, *command], runtime.signals, {TRAINS_NEXT: to_resume})
+    if returncode:
+        raise SystemExit(returncode)
 
     first = find.newest_sound(folder, runtime.out.warn)
     assert first

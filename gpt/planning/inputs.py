@@ -12,7 +12,7 @@ from gpt.architectures.table import ModelConfig, fields_with_flags
 from gpt.checkpoint import find, load
 from gpt.checkpoint.folder import owned
 from gpt.checkpoint.mirror import holds_this_run, prepare_mirror
-from gpt.checkpoint.steps import steps_in
+from gpt.checkpoint.steps import numbered_in, steps_in
 from gpt.checkpoint.stored import NEW_RUN, FoundCheckpoint, StoredState, TrainState, manifest_entries
 from gpt.common.errors import Exit, InvalidCheckpoint, Problems, UserError
 from gpt.common.files import is_same_folder, sha256_of, split_checkpoint_name
@@ -279,7 +279,7 @@ def _may_mean(requested: str, source: str) -> bool:
 
 def _check_no_stranger(output_dir: Path) -> None:
     """Raises UserError (exit 4) for an unfinished folder with a checkpoint's name, which this run would replace."""
-    strangers = [path for path, problem in find.numbered_in(output_dir).values() if problem]
+    strangers = [path for path, problem in numbered_in(output_dir).values() if problem]
     if strangers:
         raise UserError(Exit.CHECKPOINT, f"{printable(strangers[0])} has a checkpoint's name but no manifest.json,"
                                          " and a run would replace it. Move it away, or give another --output_dir.")

@@ -12,9 +12,18 @@ from gpt.common.words import printable, shell_word
 from gpt.pretokenization.block_task import SEPARATOR
 from gpt.pretokenization.passes import Job
 from gpt.pretokenization.workers import in_child
-from gpt.tokens.chat import END, START, can_converse
+from gpt.tokens.chat import can_converse
 from gpt.tokens.faithful import probes_of, refuse_changes
-from gpt.tokens.tokenizer import END_OF_TEXT, Vocabulary, end_of_text_id, load_tokenizer, parse, vocabulary_of
+from gpt.tokens.tokenizer import (
+    END,
+    END_OF_TEXT,
+    START,
+    Vocabulary,
+    end_of_text_id,
+    load_tokenizer,
+    parse,
+    vocabulary_of,
+)
 
 SPECIAL_TOKENS = [END_OF_TEXT, START, END]
 NUM_FIRST_IDS = len(SPECIAL_TOKENS) + 256  # the special tokens and the 256 bytes; each merge adds one id

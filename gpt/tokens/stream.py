@@ -11,8 +11,9 @@ from tokenizers import Tokenizer
 
 from gpt.common.errors import Exit, UserError
 from gpt.common.words import printable
-from gpt.tokens.chat import START, can_converse
+from gpt.tokens.chat import can_converse
 from gpt.tokens.layouts import DTYPES, Part, token_file_error
+from gpt.tokens.tokenizer import START
 
 SCANNED_TOKENS = 2**22  # that are read and checked at a time
 

@@ -25,8 +25,9 @@ from gpt.common.names import METRICS, TRAINS_NEXT
 from gpt.common.words import printable, several, shell_line, shell_word, size
 from gpt.hub.names import DATASET, MODEL, is_on_hub, repo_of
 from gpt.planning.decided import Setup, flags_of_run, settings_of
-from gpt.tokens.chat import END, START, can_converse, template_of
+from gpt.tokens.chat import can_converse, template_of
 from gpt.tokens.mixture import mixture_in_words, weight_percent
+from gpt.tokens.tokenizer import END, START
 from gpt.training.run import Run
 
 
@@ -128,7 +129,7 @@ class Checkpointer:
             save.save(self.output_dir, step, contents.tensor_files(config, tensors), texts)
             self._written_step, self.best_step = step, best
             retention = self._retention(step, best)
-            prune(self.output_dir, *retention)
+            prune(self.output_dir, retention)
             seconds = time.perf_counter() - started
             if not self.save_seconds:
                 num_bytes = sum(path.stat().st_size for path in (self.output_dir / f"checkpoint-{step}").iterdir())

@@ -15,10 +15,10 @@ from gpt.generation.prompts import ModelVocabulary, encode_prompt
 from gpt.generation.sampling import sample
 from gpt.ops.loss import IGNORED
 from gpt.ops.shards import reshard
-from gpt.tokens.chat import END, Turn, prompt_ids
+from gpt.tokens.chat import Turn, prompt_ids
 from gpt.tokens.corpus import Validation
 from gpt.tokens.stream import warn_without_mask
-from gpt.tokens.tokenizer import bytes_per_id, letter_ids, load_tokenizer, text_after
+from gpt.tokens.tokenizer import END, bytes_per_id, letter_ids, load_tokenizer, text_after
 from gpt.training.run import Run
 from model import LanguageModel
 

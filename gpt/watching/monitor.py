@@ -326,7 +326,7 @@ class Monitor:
                           f"began from. Change them less:\n{launcher()} train.py --config {folder}/config.toml \\\n    "
                           f"--learning_rate {self._run.recipe.lower_rate_in_words} "
                           f"{flags_of_another_run(self._args.output_dir, 'slower', self._args.mirror_to)}")
-        elif self._overfitting.training_means and not self._curve.worse_than_guessing(self._last_loss):
+        elif self._overfitting.train_losses and not self._curve.worse_than_guessing(self._last_loss):
             self._say_how_to_improve(folder, best)
 
     def _say_how_to_improve(self, folder: str, best: str) -> None:

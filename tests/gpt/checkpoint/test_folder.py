@@ -6,7 +6,7 @@ import shutil
 
 import pytest
 
-from gpt.checkpoint.folder import REPLACED, owned, prune
+from gpt.checkpoint.folder import REPLACED, Retention, owned, prune
 from gpt.checkpoint.steps import steps_in
 from gpt.common.errors import Exit
 from tests.helpers.checkpoints import edit, names_in
@@ -18,7 +18,7 @@ def test_prune_keeps_the_last_rolling_the_staying_and_the_protected(sound, tmp_p
         shutil.copytree(sound / "checkpoint-900", tmp_path / f"checkpoint-{step}")
         edit(tmp_path / f"checkpoint-{step}" / "trainer_state.json", stays=step in (2, 6))
     (tmp_path / "checkpoint-3" / "trainer_state.json").write_text("damaged")
-    prune(tmp_path, 10, 2, {1})
+    prune(tmp_path, Retention(10, 2, frozenset({1})))
     assert sorted(steps_in(tmp_path)) == [1, 2, 3, 5, 6, 10, 12]
     assert not list(tmp_path.glob(".*"))
     for path in steps_in(tmp_path).values():
@@ -30,7 +30,7 @@ def test_prune_keeps_a_checkpoint_in_which_somebody_has_put_something(sound, tmp
         shutil.copytree(sound / "checkpoint-900", tmp_path / f"checkpoint-{step}")
         if name:
             (tmp_path / f"checkpoint-{step}" / name).write_text("")
-    prune(tmp_path, 4, 1, set())
+    prune(tmp_path, Retention(4, 1, frozenset()))
     assert sorted(steps_in(tmp_path)) == [1, 4]
 
 

@@ -5,7 +5,6 @@ import json
 import os
 import shutil
 import signal
-from types import SimpleNamespace
 
 import pytest
 
@@ -193,8 +192,8 @@ def test_a_model_in_the_output_folder_is_refused_with_a_line_for_another_folder(
 
 def test_the_tokens_for_a_run_that_goes_on_have_its_tokenizer_and_are_not_made_in_vain(place, monkeypatch):
     asked: list[list[str]] = []
-    monkeypatch.setattr("gpt.planning.early.run_child", lambda command, *_, **__: (
-        asked.append(command) or SimpleNamespace(returncode=Exit.MACHINE)))
+    monkeypatch.setattr("gpt.planning.early.run_child", lambda command, *_: (
+        asked.append(command) or Exit.MACHINE))
     for flag in ("--resume_from", "--cooldown_from"):
         assert refusal(f"texts {flag} none --output_dir new")[0] == Exit.CHECKPOINT
     assert not asked

@@ -82,9 +82,9 @@ def two_models(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     typed: list[tuple[list[str], str]] = []
 
-    def run(command: list[str], *_: object, env: dict[str, str], **__: object) -> SimpleNamespace:
+    def run(command: list[str], _: object, env: dict[str, str]) -> int:
         typed.append((command, env[TRAINS_NEXT]))
-        return SimpleNamespace(returncode=0)
+        return 0
 
     monkeypatch.setattr(first_model, "run_child", run)
     monkeypatch.setattr(first_model, "mixture_in_words", lambda *_: "")

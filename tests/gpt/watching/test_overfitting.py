@@ -65,4 +65,4 @@ def test_a_validation_without_a_training_loss_before_is_kept_but_not_compared():
     for step, loss in ((10, 3.1), (20, 2.9), (30, math.nan)):
         assert overfitting.add_validation(step, loss) is None
     assert overfitting.validations == [(3.1, 10), (2.9, 20)]
-    assert len(overfitting.training_means) == 1
+    assert len(overfitting.train_losses) == 1
