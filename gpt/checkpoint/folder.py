@@ -80,8 +80,10 @@ def sweep(output_dir: Path) -> None:
     for leftover in output_dir.glob(f"{TEMPORARY}*"):
         shutil.rmtree(leftover, ignore_errors=True)
     for leftover in output_dir.glob(f"{REPLACED}checkpoint-*"):
-        put_back(leftover, output_dir / leftover.name.removeprefix(REPLACED))
-        shutil.rmtree(leftover, ignore_errors=True)
+        final = output_dir / leftover.name.removeprefix(REPLACED)
+        put_back(leftover, final)
+        if final.exists():
+            shutil.rmtree(leftover, ignore_errors=True)
 
 
 @contextlib.contextmanager
@@ -89,8 +91,8 @@ def atomic_folder(output_dir: Path, name: str) -> Iterator[Path]:
     """Yields a temporary folder in output_dir; at the end it gets its name, if its files verify.
 
     output_dir must exist. The block writes the files, the manifest among them, and syncs each. An older
-    checkpoint of this name is replaced. Raises InvalidCheckpoint if the files do not verify, and OSError;
-    after any error the temporary folder is removed and the older checkpoint stays.
+    checkpoint of this name is replaced, but for what somebody has put into it. Raises InvalidCheckpoint if the files
+    do not verify, and OSError; after any error the temporary folder is removed and the older checkpoint stays.
     """
     final, replaced = output_dir / name, output_dir / f"{REPLACED}{name}"
     temporary = output_dir / f"{TEMPORARY}{name.partition('-')[2]}-{os.getpid()}"
@@ -104,6 +106,9 @@ def atomic_folder(output_dir: Path, name: str) -> Iterator[Path]:
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
         if final.exists():
+            with contextlib.suppress(OSError, InvalidCheckpoint):
+                for path in strangers_in(replaced):
+                    rename(path, final / path.name)
             shutil.rmtree(replaced, ignore_errors=True)
 
 
@@ -170,10 +175,13 @@ def delete_other_runs(output_dir: Path, resumed: Path | None, step: int, out: Pr
         discard(path)
 
 
-def holds_more(checkpoint: Path) -> bool:
-    """True if somebody has put something into a checkpoint, as an export; hidden files do not count."""
+def strangers_in(checkpoint: Path) -> list[Path]:
+    """What somebody has put into a checkpoint, as an export; hidden files do not count.
+
+    Raises InvalidCheckpoint for a damaged manifest, and OSError.
+    """
     saved = {MANIFEST, *manifest_entries(checkpoint)}
-    return any(path.name not in saved and not path.name.startswith(".") for path in checkpoint.iterdir())
+    return [path for path in checkpoint.iterdir() if path.name not in saved and not path.name.startswith(".")]
 
 
 def outdated(output_dir: Path, retention: Retention) -> list[Path]:
@@ -182,7 +190,7 @@ def outdated(output_dir: Path, retention: Retention) -> list[Path]:
     for step, path in steps_in(output_dir).items():
         # A later one is damaged, and the resumed run skipped it.
         if step <= retention.saved and step not in retention.protected:
-            with contextlib.suppress(InvalidCheckpoint):  # somebody may want to rescue an unreadable checkpoint
-                if not (parse_state(read_json(path / STATE)).permanent or holds_more(path)):
+            with contextlib.suppress(InvalidCheckpoint, OSError):  # an unreadable one, which may be rescued, stays
+                if not (parse_state(read_json(path / STATE)).permanent or strangers_in(path)):
                     rolling.append(path)
     return rolling[retention.keep:]

@@ -14,7 +14,7 @@ import time
 from argparse import Namespace
 from pathlib import Path
 
-from gpt.checkpoint.folder import Retention, atomic_folder, check_place, discard, outdated, prune, sweep
+from gpt.checkpoint.folder import Retention, atomic_folder, check_place, discard, outdated, sweep
 from gpt.checkpoint.steps import error_of_another_run, steps_in
 from gpt.checkpoint.stored import manifest_entries, verify
 from gpt.common.errors import Exit, InvalidCheckpoint, UserError, writing
@@ -134,13 +134,21 @@ def bring_back(root: Path, output_dir: Path, out: Progress) -> None:
                 copy_checkpoint(path, output_dir)
                 best = root / f"checkpoint-{verify(output_dir / path.name).state.best_step}"
                 with contextlib.suppress(InvalidCheckpoint, FileNotFoundError):
-                    copy_checkpoint(best, output_dir)
+                    if best != path:
+                        copy_checkpoint(best, output_dir)
             out.say(f"resume      {path.name} was copied from the mirror {printable(root)}")
             return
         except InvalidCheckpoint as error:
             out.warn(f"{printable(path)} is damaged and was skipped: {error}")
     raise UserError(Exit.CHECKPOINT, f"--mirror_to {printable(root)}: every checkpoint there is damaged. Give another "
                                      "--mirror_to to begin a new run.")
+
+
+def complete_mirror(args: Namespace, retention: Retention, out: Progress) -> None:
+    """Copies what the mirror of a finished run lacks, as after a kill during the last copy, and waits for it."""
+    mirror = Mirror(args, out)
+    mirror.update(retention)
+    mirror.finish()
 
 
 # ---------------------------------------------------------------- beside the run
@@ -239,7 +247,10 @@ class Mirror:
             if path.exists():
                 raise OSError(f"{path.name} there is later than this run's last one, and another copy of the run may "
                               "need it; move it away")
-        prune(root, retention)
+        own_names = {path.name for path in own.values() if path not in to_be_pruned}
+        for path in outdated(root, retention):
+            if path.name not in own_names:  # the run keeps one into which somebody has put something
+                discard(path)
         copy_run_files(output_dir, root)  # before the checkpoint: metrics.jsonl has the rows that led to it
         for step, path in own.items():
             if step <= retention.saved and path not in to_be_pruned and not is_copied(path, root / path.name):

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from gpt.architectures.fields import check_field, check_whole, shown
+from gpt.architectures.fields import check_field, check_whole, is_number, shown
 from gpt.architectures.table import DEFAULT
 from gpt.checkpoint.contents import NEEDED, STATE_FORMAT, STATE_VERSION
 from gpt.common.errors import InvalidCheckpoint
@@ -88,8 +88,8 @@ class FoundCheckpoint(NamedTuple):
 def parse_state(content: Mapping[str, Any]) -> StoredState:
     """The training state from the fields of trainer_state.json.
 
-    Raises InvalidCheckpoint for another format or version, and without a step. The manifest's sha256 vouches for
-    the other values.
+    Raises InvalidCheckpoint for another format or version, and for a counter that is no number. The manifest's
+    sha256 vouches for the other values.
     """
     kind = content.get("format")
     check_field(kind == STATE_FORMAT, "format", kind, repr(STATE_FORMAT), STATE)
@@ -97,6 +97,11 @@ def parse_state(content: Mapping[str, Any]) -> StoredState:
     for key in OBJECTS:
         check_field(isinstance(content.get(key, {}), dict), key, content.get(key), "an object", STATE)
     check_whole(STATE, "step", content.get("step"), 0, MAX_COUNT)
+    for each in fields(TrainState):
+        value = content.get(each.name, each.default)
+        is_valid = isinstance(value, str) if each.default == "" else value == each.default or is_number(value)
+        check_field(is_valid, each.name, value, "a text" if each.default == "" else "a number", STATE)
+
     counters = {each.name: content[each.name] for each in fields(TrainState) if each.name in content}
     return StoredState(TrainState(**counters), permanent=bool(content.get("stays")),
                   **{key: content[key] for key in (*OBJECTS, "arch") if key in content})

@@ -1,6 +1,5 @@
 """Text that is safe to print and easy to read: durations, sizes, counts."""
 
-import re
 import shlex
 from collections.abc import Iterable, Sequence
 
@@ -53,8 +52,11 @@ def _quoted(word: str) -> str:
     """A word in a shell's quotes; with control characters it is written $'...' with escapes, which bash reads."""
     if printable(word) == word:
         return shlex.quote(word)
-    escaped = printable(word.replace("\\", r"\\")).replace("'", r"\'")
-    return "$'" + re.sub(r"\\udc(..)", r"\\x\1", escaped) + "'"  # Python's sign for a byte that is not UTF-8
+    return "$'" + "".join(c if printable(c) == c and c not in "\\'" else _escaped(c) for c in word) + "'"
+
+
+def _escaped(character: str) -> str:
+    return "".join(f"\\x{byte:02x}" for byte in character.encode("utf-8", "surrogateescape"))
 
 
 def duration(seconds: float) -> str:

@@ -117,18 +117,17 @@ def _holds_tokens(word: str) -> bool:
 def flags_to_continue(args: Namespace) -> list[str]:
     """The flags to add to the same command, so that it continues its run on new tokens.
 
-    The run goes on for as long again, unless its length stands beside --resume_from.
+    The run goes on for as long again, unless the command line changes its recorded length.
     """
     newest = max(steps_in(Path(args.output_dir)), default=0)
     if args.overwrite or args.overfit or not (newest or args.resume_from):
         return []  # it does not continue one
     more = [] if args.resume_from else ["--resume_from", "auto"]
-    typed = {word.partition("=")[0] for word in sys.argv if args.resume_from}
     if args.max_steps and newest >= args.max_steps:
         more += ["--max_steps", str(newest + args.max_steps)]
     for name in ("max_minutes", "epochs"):
         length = getattr(args, name)
-        if length and f"--{name}" not in typed:
+        if length and not any(change.startswith((f"{name} ", "without ")) for change in args.origin.changed):
             more += [f"--{name}", f"{2 * length:.12g}"]
     return [*more, "--allow_new_data"]
 

@@ -236,7 +236,8 @@ def choose_recipe(inputs: Inputs, most_batch_size: int, length: int | None = Non
     num_tokens = inputs.corpus.train.length
     reasons = inputs.sizing.reasons.items() if inputs.sizing and not inputs.resumed else ()
     windows = data.WindowOrder(num_tokens, config.seq_length, 0).windows_per_epoch
-    most_batch_size = min(most_batch_size, power_of_two(windows))
+    if args.batch_size is None:
+        most_batch_size = min(most_batch_size, power_of_two(windows / args.gradient_accumulation_steps))
     facts = _Facts(**vars(inputs), reasons={name: why for name, why in reasons if getattr(args, name) is None})
     if facts.learns_to_answer:
         most = facts.finetuning_epochs * num_tokens // (config.seq_length * defaults.STEPS_TO_CONVERSE)

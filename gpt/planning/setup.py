@@ -7,6 +7,9 @@ from functools import partial
 from pathlib import Path
 
 import data
+from gpt.checkpoint.find import is_inside
+from gpt.checkpoint.folder import Retention
+from gpt.checkpoint.mirror import complete_mirror
 from gpt.common.errors import Exit, UserError
 from gpt.common.names import TRAINS_NEXT
 from gpt.common.words import duration, several, size
@@ -164,6 +167,10 @@ def _say_if_finished(inputs: Inputs, recipe: Recipe, longest: Recipe, deadline: 
         more = "raise --epochs or --max_steps to continue"
     planned = f" of {recipe.total_steps:,}" if recipe.epochs < ENDLESS else ""
     runtime.out.say(f"already at step {state.step:,}{planned}; {more}")
+    is_here = inputs.resumed and is_inside(inputs.resumed.folder, Path(args.output_dir))
+    if args.mirror_to and is_here and runtime.processes.is_main and not (lacks_validation or args.dry_run):
+        protected = frozenset((state.best_step, recipe.plateau_end or 0))
+        complete_mirror(args, Retention(state.step, args.keep_checkpoints, protected), runtime.out)
     return not lacks_validation
 
 

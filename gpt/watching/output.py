@@ -58,9 +58,12 @@ def open_output(run: Run, argv: Sequence[str], checkpointer: Checkpointer) -> It
         checkpointer.save(permanent=False)  # in another folder --resume_from would begin a new run without it
         checkpointer.settle_all()
     if is_main:
-        with contextlib.suppress(OSError):  # the checkpoints hold the flags too
+        try:
             write_toml(output_dir / RUN_CONFIG, flags, "The flags of the run in this folder. To continue it:\n"
                        f"    {launcher()} train.py --resume_from {shell_word(output_dir)}", run.recipe.reasons)
+        except OSError:  # an earlier file has other flags; the checkpoints hold them too
+            with contextlib.suppress(OSError):
+                (output_dir / RUN_CONFIG).unlink()
     gc.freeze()  # the collector need not look through all these objects again and again
     monitor = Monitor(run, recorder)
     out.on_warning = lambda message: recorder.log(state.step, time=time.time(), advice=message)

@@ -6,7 +6,7 @@ import shutil
 
 import pytest
 
-from gpt.checkpoint.folder import REPLACED, Retention, owned, prune
+from gpt.checkpoint.folder import REPLACED, Retention, atomic_folder, owned, prune, sweep
 from gpt.checkpoint.steps import steps_in
 from gpt.common.errors import Exit
 from tests.helpers.checkpoints import edit, names_in
@@ -40,6 +40,29 @@ def test_a_kill_between_two_renames_costs_no_checkpoint(folder):
     shutil.copytree(folder / "checkpoint-900", folder / f"{REPLACED}checkpoint-900")
     with owned(folder):
         assert names_in(folder) == [".lock", "checkpoint-1000", "checkpoint-900"]
+
+
+def test_a_checkpoint_that_cannot_be_restored_stays_aside(folder, monkeypatch):
+    def refuse(*_):
+        raise PermissionError("in use")
+
+    aside = folder / f"{REPLACED}checkpoint-1000"
+    (folder / "checkpoint-1000").rename(aside)
+    with monkeypatch.context() as patch:
+        patch.setattr("gpt.checkpoint.folder.rename", refuse)
+        sweep(folder)
+    sweep(folder)
+    assert names_in(folder) == ["checkpoint-1000", "checkpoint-900"]
+
+
+def test_what_somebody_has_put_into_a_checkpoint_stays_where_its_step_is_saved_again(folder):
+    (folder / "checkpoint-1000/model.gguf").write_text("mine")
+    with atomic_folder(folder, "checkpoint-1000") as temporary:
+        for name in names_in(folder / "checkpoint-1000"):
+            if name != "model.gguf":
+                shutil.copy(folder / "checkpoint-1000" / name, temporary / name)
+    assert (folder / "checkpoint-1000/model.gguf").read_text() == "mine"
+    assert names_in(folder) == ["checkpoint-1000", "checkpoint-900"]
 
 
 def test_what_a_killed_resume_left_of_a_small_file_is_swept_and_nothing_of_the_users(tmp_path):

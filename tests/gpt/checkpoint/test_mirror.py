@@ -12,7 +12,7 @@ import pytest
 
 from gpt.checkpoint import mirror as room
 from gpt.checkpoint.folder import Retention
-from gpt.checkpoint.mirror import Mirror, copy_checkpoint, copy_run_files, is_copied
+from gpt.checkpoint.mirror import Mirror, bring_back, copy_checkpoint, copy_run_files, is_copied
 from gpt.checkpoint.steps import steps_in
 from gpt.checkpoint.stored import verify
 from gpt.common.config import Origin
@@ -124,6 +124,17 @@ def test_the_mirror_holds_what_the_run_keeps_copied_newest_first_after_the_rows(
     assert names_in(drive) == ["checkpoint-1", "checkpoint-5", "checkpoint-6", "metrics.jsonl"]
     for path in steps_in(drive).values():
         verify(path)
+
+
+def test_a_checkpoint_that_stays_as_it_holds_an_export_is_copied_once(mirror, numbered, drive, monkeypatch):
+    copied, real = [], copy_checkpoint
+    monkeypatch.setattr(room, "copy_checkpoint", lambda path, *rest: copied.append(path.name) or real(path, *rest))
+    (numbered(1) / "model.gguf").write_text("")
+    numbered(2)
+    for _ in range(3):
+        update(mirror, 2, keep=1)
+    assert copied == ["checkpoint-2", "checkpoint-1"]
+    assert list(steps_in(drive)) == [2, 1]
 
 
 def test_a_disk_that_takes_the_place_of_the_folder_loses_nothing(mirror, numbered, drive, tmp_path, capsys):
@@ -240,6 +251,14 @@ def test_a_run_and_its_mirror_hold_the_same(run, drive):
     assert max(steps_in(drive)) == 8, "a resumed run keeps its mirror"
 
 
+def test_a_finished_run_completes_the_mirror_that_a_kill_has_cut_short(run, finished, drive):
+    shutil.rmtree(drive / "checkpoint-6")
+    text = run.ok("--resume_from", str(finished))
+    assert "already at step 6" in text
+    assert f"checkpoint-6 is in {drive}, verified" in text
+    assert steps_in(drive).keys() == steps_in(finished).keys()
+
+
 def test_on_a_new_machine_the_same_line_goes_on_from_the_mirror(run, finished, drive):
     shutil.rmtree(finished)
     flip(drive / "checkpoint-6/model.safetensors")
@@ -254,7 +273,12 @@ def test_on_a_new_machine_the_same_line_goes_on_from_the_mirror(run, finished, d
     assert max(steps_in(finished)) == max(steps_in(drive)) == 9, "the mirror's name alone is enough"
 
 
-def test_on_a_new_machine_the_best_checkpoint_comes_back_too(run, finished, drive):
+def test_on_a_new_machine_the_best_checkpoint_comes_back_too(run, finished, drive, monkeypatch):
+    copied, real = [], copy_checkpoint
+    monkeypatch.setattr(room, "copy_checkpoint", lambda path, *rest: copied.append(path.name) or real(path, *rest))
+    with contextlib.closing(Progress(io.StringIO())) as out:
+        bring_back(drive, finished.parent, out)
+    assert copied == ["checkpoint-6"], "the newest is the best"
     shutil.rmtree(finished)
     edit(drive / "checkpoint-6/trainer_state.json", best_step=2, best_val_loss=0.0)
     seal(drive / "checkpoint-6")

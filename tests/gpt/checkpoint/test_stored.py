@@ -84,6 +84,9 @@ def test_a_checkpoint_under_another_steps_name_is_refused(folder):
 @pytest.mark.parametrize(("fields", "reason"), [
     ({"format": "other"}, "format is 'other'"), ({"version": 2}, "version is 2"), ({"step": -1}, "step is -1"),
     ({"step": True}, "step is True"), ({"step": 1.5}, "step is 1.5"),
+    ({"best_step": "\x1b]0;"}, r"best_step is '\\x1b\]0;', not a number"),
+    ({"validated_step": None}, "validated_step is None"),
+    ({"best_val_loss": float("nan")}, "best_val_loss is nan"), ({"init_from": 1}, "init_from is 1, not a text"),
     ({"settings": []}, r"settings is \[\], not an object"), ({"scaler": [1]}, "scaler is")], ids=str)
 def test_a_state_that_no_run_could_have_written_is_refused(fields, reason):
     sound = {"format": "gpt-trainer", "version": 1, "step": 7, "best_val_loss": 2}

@@ -26,13 +26,13 @@ def test_printable_text_keeps_its_lines_and_the_direction_of_writing():
 @pytest.mark.skipif(shutil.which("bash") is None, reason="needs bash")
 def test_a_suggested_command_is_one_line_and_means_the_same_to_a_shell():
     names = ["out", "my run", "it's", "$(reboot)", "", "caf\u00e9", "a\u00a0b", "`x`!", "a\nb", "\x1b[31m", "it's\n\\n",
-             "\udce9"]
+             "\udce9", "a\x85b", "\u2028"]
     done = subprocess.run(["bash", "-c", shell_line(["printf", "%s\\0", *names])], capture_output=True, check=True)
     assert [*map(os.fsdecode, done.stdout.split(b"\0"))][:-1] == names
     assert shell_line(["python", "generate.py", "--ckpt", "my run"]) == "python generate.py --ckpt 'my run'"
     assert [*map(shell_word, ("-d", Path("-d"), "my run", "a-d"))] == ["./-d", "./-d", "'my run'", "a-d"]
     assert shell_line(["--ckpt", "out", "-"]) == "--ckpt out -"
-    assert shell_line(["a\nb", "\x1b[31m", "\udce9"]) == r"$'a\nb' $'\x1b[31m' $'\xe9'"
+    assert shell_line(["a\nb", "\x1b[31m", "\udce9"]) == r"$'a\x0ab' $'\x1b[31m' $'\xe9'"
 
 
 def test_durations_sizes_and_counts_read_as_people_say_them():
