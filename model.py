@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch.utils.checkpoint import checkpoint
 
 from gpt.ops.attention import attends_in_blocks, attention_in_blocks
-from gpt.ops.layers import ACTIVATIONS, Embedding, Linear, dropout
+from gpt.ops.layers import ACTIVATIONS, Embedding, LayerNorm, Linear, dropout
 from gpt.ops.loss import LossRule, OutputLayer, TeacherOutput
 from gpt.ops.shards import fill
 
@@ -154,9 +154,9 @@ class MLP(nn.Module):
 class Block(nn.Module):
     def __init__(self, config: GPTConfig):
         super().__init__()
-        self.ln_1 = nn.LayerNorm(config.n_embd, config.layer_norm_epsilon, bias=config.bias)
+        self.ln_1 = LayerNorm(config.n_embd, config.layer_norm_epsilon, bias=config.bias)
         self.attn = CausalSelfAttention(config)
-        self.ln_2 = nn.LayerNorm(config.n_embd, config.layer_norm_epsilon, bias=config.bias)
+        self.ln_2 = LayerNorm(config.n_embd, config.layer_norm_epsilon, bias=config.bias)
         self.mlp = MLP(config)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -279,7 +279,7 @@ class GPT(LanguageModel):
             "wte": Embedding(config.padded_vocab_size, config.n_embd),
             "wpe": Embedding(config.seq_length, config.n_embd),
             "h": nn.ModuleList(Block(config) for _ in range(config.n_layer)),
-            "ln_f": nn.LayerNorm(config.n_embd, config.layer_norm_epsilon, bias=config.bias),
+            "ln_f": LayerNorm(config.n_embd, config.layer_norm_epsilon, bias=config.bias),
         })
 
     def embed(self, idx_BT: torch.Tensor) -> tuple[torch.Tensor, ...]:

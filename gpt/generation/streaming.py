@@ -10,6 +10,8 @@ from typing import Any
 from tokenizers import Tokenizer
 from tokenizers.decoders import DecodeStream
 
+from gpt.common.errors import Exit, UserError
+from gpt.common.files import why_not_written
 from gpt.common.signals import Signals
 from gpt.common.terminal import print_line
 from gpt.common.words import printable_text, several
@@ -23,9 +25,18 @@ SEPARATOR = "\n" + "-" * 40 + "\n"
 
 
 def show(piece: str) -> None:
-    """Writes text to stdout at once; on a terminal control characters are escaped."""
-    sys.stdout.write(printable_text(piece) if sys.stdout.isatty() else piece)
-    sys.stdout.flush()
+    """Writes text to stdout at once; on a terminal control characters are escaped.
+
+    Raises UserError (exit 5) where it cannot be written, as on a full disk, and BrokenPipeError where nobody reads it.
+    """
+    try:
+        sys.stdout.write(printable_text(piece) if sys.stdout.isatty() else piece)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        raise UserError(Exit.MACHINE, f"standard output: {why_not_written(error)} The text is lost from here on."
+                        ) from error
 
 
 class Sample(Continuation):

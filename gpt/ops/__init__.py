@@ -1,7 +1,7 @@
 """The operations of a model: fast forms, each beside the plain form that tests compare it with.
 
 attention   causal attention in blocks of rows, for a CPU
-layers      matrix products, activations, RMSNorm, dropout, and the layers that hold the weights
+layers      matrix products, activations, norms, dropout, and the layers that hold the weights
 orthogonal  the nearest orthogonal matrix, for Muon
 loss        cross-entropy, whole and in chunks
 rotary      rotary position embedding

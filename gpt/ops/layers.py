@@ -1,6 +1,6 @@
 """Linear layers, embeddings, activations, norms and dropout, computed faster on a CPU than PyTorch's own.
 
-The plain forms are F.linear, F.gelu, plain_swiglu, plain_rms_norm and F.dropout.
+The plain forms are F.linear, F.gelu, F.layer_norm, plain_swiglu, plain_rms_norm and F.dropout.
 
 Shapes: I inputs, O outputs, N rows.
 """
@@ -51,6 +51,12 @@ class Embedding(nn.Embedding):
 
     def reset_parameters(self) -> None:
         """Does nothing, as in Linear."""
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        """The rows of the ids; where FSDP gathers them in 16 bits, the gradient of a row is still a sum in fp32."""
+        if self.weight.dtype == torch.float32 or not torch.is_grad_enabled():
+            return super().forward(input)
+        return F.embedding(input, self.weight.float()).to(self.weight.dtype)
 
 
 def gelu_tanh(x: torch.Tensor) -> torch.Tensor:
@@ -176,7 +182,37 @@ def _shape_of_onednn_linear(x: torch.Tensor, weight_OI: torch.Tensor, bias_O: to
     return x.new_empty(*x.shape[:-1], len(weight_OI))
 
 
-# ---------------------------------------------------------------- RMSNorm
+# ---------------------------------------------------------------- LayerNorm and RMSNorm
+
+
+class LayerNorm(nn.LayerNorm):
+    """nn.LayerNorm whose gradients of weight and bias are sums in fp32, eager on a CPU too.
+
+    PyTorch adds those of a 16-bit input row by row in 16 bits there: in bf16 a sum of ones ends at 256.
+    """
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        if input.device.type != "cpu" or input.dtype == torch.float32 or torch.compiler.is_compiling():
+            return super().forward(input)
+        return _LayerNorm.apply(input, self.weight, self.bias, self.eps)  # type: ignore[return-value]
+
+
+class _LayerNorm(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None,  # type: ignore[override]
+                epsilon: float) -> torch.Tensor:
+        y, mean, inverse_deviation = torch.native_layer_norm(x, weight.shape, weight, bias, epsilon)
+        ctx.save_for_backward(x, weight, bias, mean, inverse_deviation)
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, dy: torch.Tensor) -> tuple[torch.Tensor | None, ...]:  # type: ignore[override]
+        x, weight, bias, mean, inverse_deviation = ctx.saved_tensors
+        bias_in_fp32 = None if bias is None else bias.float()
+        dx, dweight, dbias = torch.ops.aten.native_layer_norm_backward(
+            dy.float(), x.float(), weight.shape, mean.float(), inverse_deviation.float(), weight.float(), bias_in_fp32,
+            [True, True, bias is not None])
+        return dx.to(x.dtype), dweight.to(weight.dtype), None if bias is None else dbias.to(bias.dtype), None
 
 
 class RMSNorm(nn.Module):
@@ -252,8 +288,9 @@ class _Dropout(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, probability: float) -> torch.Tensor:  # type: ignore[override]
         draws = torch.empty(-(-x.numel() // 4), dtype=torch.int64).random_(-2**63, None)
-        kept = draws.view(torch.int16)[:x.numel()].view(x.shape) >= round(probability * 2**16) - 2**15
-        ctx.scale = 1 / (1 - probability)
+        dropped = min(round(probability * 2**16), 2**16 - 1)  # of 65,536 draws
+        kept = draws.view(torch.int16)[:x.numel()].view(x.shape) >= dropped - 2**15
+        ctx.scale = 2**16 / (2**16 - dropped)
         ctx.save_for_backward(kept)
         return (x * kept).mul_(ctx.scale)
 

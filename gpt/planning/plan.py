@@ -36,7 +36,7 @@ from gpt.planning.memory import describe_memory, predicted_peak
 from gpt.planning.recipe import Recipe
 from gpt.planning.schedules import describe_schedule
 from gpt.planning.sizing import DEFAULT_SEQ_LENGTH
-from gpt.tokens.corpus import Component, Corpus
+from gpt.tokens.corpus import Component, Corpus, each_validated_alone
 from gpt.tokens.mixture import weight_percent
 from gpt.tokens.ngrams import MANY_COPIES
 from gpt.tokens.stream import Mask
@@ -197,10 +197,10 @@ def objections(setup: Setup) -> list[str]:
     lines = []
     is_small = num_tokens < config.num_parameters
     is_chosen = setup.resumed or (setup.sizing and setup.sizing.shape)
-    if is_small and not (is_chosen or args.dropout) and recipe.passes > 1:
+    if is_small and not (is_chosen or has_teacher_or_noise(args)) and recipe.passes > 1:
         lines.append(f"the corpus is small for this model: {count(num_tokens)} tokens, read {recipe.passes:.1f} times, "
-                     f"for {count(config.num_parameters)} parameters. Try --dropout 0.2, or a smaller "
-                     f"{'--init_from' if args.init_from else '--model_size'}.")
+                     f"for {count(config.num_parameters)} parameters. Try a smaller "
+                     f"{'--init_from' if args.init_from else '--model_size'}, or a second run with --teacher.")
     by_minutes = args.max_minutes and not (args.epochs or args.max_steps or setup.is_pretrained)
     most = most_passes(num_tokens, config.num_parameters, has_teacher_or_noise(args))
     times = times_too_short(recipe.total_steps, recipe.total_steps * setup.tokens_per_step, num_tokens,
@@ -264,11 +264,11 @@ def early_objections(setup: Setup) -> list[str]:
                      f"tokens:\npython pretokenize.py TEXT {given}--val_fraction 0.01 --output_dir tokens")
     elif fewest < MIN_VAL_TOKENS:
         lines.append(f"the validation set has only {fewest:,} tokens, so its loss is mostly chance. More text helps.")
-    parts = [(part.corpus, part.weight) for part in corpus.components] or [(corpus, 1.0)]
-    copied = max(copied_in(each) for each, _ in parts)
+    copied = max([copied_in(each) for each in each_validated_alone(corpus)], default=0.0)
     if copied >= MANY_COPIES:
         lines.append(f"{percent(copied)} of the validation tokens stand word for word in the training text: "
                      "their loss counts memorized passages. Remove duplicates from the text.")
+    parts = [(part.corpus, part.weight) for part in corpus.components] or [(corpus, 1.0)]
     silent = sum(weight * _fraction_without_answer(each, config.seq_length) for each, weight in parts)
     if silent > MANY_SILENT:
         can_grow = "seq_length" in args.origin.given or not setup.is_pretrained

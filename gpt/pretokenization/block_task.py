@@ -25,7 +25,7 @@ IS_BLANK = np.isin(np.arange(256), list(b" \t\n\r\v\f"))
 class SplitResult(NamedTuple):
     """The documents of a block that belong to one split."""
 
-    sizes: list[int]  # bytes of each document
+    sizes: np.ndarray  # bytes of each document, int64
     hashes: np.ndarray  # uint64
     ids: np.ndarray
     ends: np.ndarray  # of the documents, in these ids
@@ -88,7 +88,7 @@ def read_block(block: TextBlock, sources: Sequence[Source], reading: Reading, sp
                 ids, ends = encoder.encode(pieces, lasts)
             ids = ids.astype(DTYPES[native_dtype(vocabulary.size)])
             result.difference = result.difference or encoder.difference_in(pieces)
-        result.splits[part] = SplitResult(list(map(len, mine)), hashes[is_mine], ids, ends, counts)
+        result.splits[part] = SplitResult(np.array([*map(len, mine)], np.int64), hashes[is_mine], ids, ends, counts)
         if sample_fraction and part == "train":
             result.sample = sample_of(mine, sample_fraction, reading)
     return result

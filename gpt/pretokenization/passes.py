@@ -114,7 +114,7 @@ def settle_split(job: Job) -> int:
         job.sources = [replace(source, cut=cut) for source, cut in zip(job.sources, by_size.cuts, strict=True)]
         return sum(source.text_bytes if source.cut is None else source.cut for source in job.sources)
     parts = [part for result in job.results("reading") for part in result.splits.values()]
-    sizes = np.array([size for part in parts for size in part.sizes], dtype=np.int64)
+    sizes = np.concatenate([part.sizes for part in parts])
     job.report.refuse_empty(int(sizes.sum()))
     if reading.separator and len(sizes) == len(job.sources) == 1 and not job.report.total.separators:
         job.report.say(job.progress)  # warns that the separator does not occur: the text is a single document
@@ -140,7 +140,7 @@ def encode(job: Job, vocabulary: Vocabulary, engine: str) -> str:
             if result.difference:
                 return result.difference
             for split, part in result.splits.items():
-                writers[split].add(part.ids, part.ends, sum(part.sizes), part.counts)
+                writers[split].add(part.ids, part.ends, int(part.sizes.sum()), part.counts)
     finally:
         for writer in writers.values():
             writer.close()

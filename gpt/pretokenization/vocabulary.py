@@ -13,7 +13,7 @@ from gpt.pretokenization.block_task import SEPARATOR
 from gpt.pretokenization.passes import Job
 from gpt.pretokenization.workers import in_child
 from gpt.tokens.chat import can_converse
-from gpt.tokens.faithful import probes_of, refuse_changes
+from gpt.tokens.faithful import probes_of, refuse_changes, special_ids_in_text
 from gpt.tokens.tokenizer import (
     END,
     END_OF_TEXT,
@@ -47,6 +47,10 @@ def given_vocabulary(path: str, warn: Callable[[str], None]) -> Vocabulary:
     change = refuse_changes(tokenizer, name, probes_of(tokenizer))
     if change:
         warn(f"{name} {change}.")
+    special = special_ids_in_text(tokenizer)
+    if special:
+        warn(f"{name} makes the special token of {printable(' or '.join(special[:3]))} in a text, which may end a "
+             "document there. Remove it from the text, or give a tokenizer with byte-level BPE.")
     return vocabulary_of(tokenizer, end_of_text_id(tokenizer, Path(path)))
 
 

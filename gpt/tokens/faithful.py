@@ -38,6 +38,17 @@ def probes_of(tokenizer: Tokenizer) -> list[str]:
             *(f"a  {token}  b" for token in added[:MAX_ADDED_TOKENS])]
 
 
+def special_ids_in_text(tokenizer: Tokenizer) -> list[str]:
+    """The special tokens whose names in a text the model itself encodes as their ids, as Unigram models do."""
+    special = {token.content: index for index, token in tokenizer.get_added_tokens_decoder().items() if token.special}
+    found = []
+    for name, index in special.items():
+        with contextlib.suppress(Exception):  # of a model of words or pieces, without an id for unknown ones
+            ids = tokenizer.encode(f"{name} a{name}b a {name} b", add_special_tokens=False).ids
+            found += [name] if index in ids else []
+    return found
+
+
 def refuse_changes(tokenizer: Tokenizer, name: str, texts: Sequence[str]) -> str:
     """Encodes and decodes texts; describes a harmless change, '' without any. name stands for it in messages.
 

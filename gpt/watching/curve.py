@@ -153,7 +153,7 @@ class OverfittingWatch:
             return None
         return (f"overfitting since step {best.step:,}: the validation loss rose from {best.val_loss:.4f} to "
                 f"{val_loss:.4f} while the training loss fell from {best.train_loss:.4f} to {last.train_loss:.4f}. "
-                "What helps the next run: more text, --dropout 0.2 or --patience 3.")
+                "What helps the next run: more text, --input_noise 0.1 or --patience 3.")
 
     def _has_risen_since(self, best: int) -> bool:
         """True if the last validations are worse than those around the best, which may be low by chance."""

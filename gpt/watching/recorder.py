@@ -120,6 +120,7 @@ class Recorder:
                  config: Row | None = None, is_silent: bool = False, replaces: bool = False):
         self._path = output_dir / METRICS
         self._lock = threading.Lock()  # a warning may come from another thread
+        self._loses_lines = False
         self._out, self._is_silent = out, is_silent
         self.rows: list[Row] = []
         self._trackers: list[Tracker] = []
@@ -146,9 +147,17 @@ class Recorder:
         """
         finite = {name: None if isinstance(value, float) and not math.isfinite(value) else value
                   for name, value in fields.items()}
-        if not self._is_silent:
-            with self._lock:
-                append_row(self._path, {"step": step, **finite}, f"step {step:,}")
+        if self._is_silent:
+            return
+        with self._lock:
+            try:
+                append_line(self._path, json.dumps({"step": step, **finite}).encode())
+                self._loses_lines = False
+            except OSError as error:
+                if not self._loses_lines:
+                    warn(f"{self._path.name}: {error.strerror}; its lines are lost from step {step:,} on, until it can "
+                         "be written")
+                self._loses_lines = True
 
     def close(self, seconds: float) -> None:
         """Tells all trackers that the run has ended, and waits for each of them up to this many seconds."""

@@ -1,6 +1,7 @@
 """gpt/generation/streaming.py: whole characters, samples in their order."""
 
 import io
+import os
 import json
 import random
 import sys
@@ -10,6 +11,7 @@ from functools import partial
 
 import pytest
 
+from gpt.common.errors import UserError
 from gpt.generation.streaming import SEPARATOR, Sample, show, write_started
 from gpt.tokens.tokenizer import vocab_size_of
 from tests.helpers.training_texts import sentencepiece_tokenizer
@@ -95,6 +97,16 @@ def test_control_bytes_are_escaped_on_a_terminal_alone(monkeypatch, is_terminal,
     monkeypatch.setattr(sys, "stdout", stream)
     show("a\x1b[31mb\tc\x07\n\x9b2J")
     assert stream.getvalue() == expected
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs /dev/full")
+def test_a_full_disk_behind_stdout_is_said(monkeypatch):
+    with open("/dev/full", "w") as stream, pytest.raises(UserError, match="standard output: No space left on device"):
+        monkeypatch.setattr(sys, "stdout", stream)
+        try:
+            show("a")
+        finally:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())  # or close() would raise again
 
 
 # ---------------------------------------------------------------- several texts

@@ -1,9 +1,9 @@
-"""RMSNorm: the form that keeps its input alone has the values and gradients of the plain one."""
+"""Norms: each has the values and gradients of the plain form, in 16 bits and under autocast too."""
 
 import pytest
 import torch
 
-from gpt.ops.layers import plain_rms_norm, rms_norm
+from gpt.ops.layers import Embedding, LayerNorm, plain_rms_norm, rms_norm
 
 
 def largest(tensor):
@@ -35,3 +35,28 @@ def test_autocast_does_not_compute_it_in_16_bits(dtype):
     exact = rms_norm(x, weight, 1e-6)
     with torch.autocast("cpu", dtype):
         assert rms_norm(x, weight, 1e-6).equal(exact)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("bias", [True, False])
+def test_layer_norms_gradients_are_sums_in_fp32(dtype, bias):
+    norm, exact = (LayerNorm(64, bias=bias) for _ in range(2))
+    x, dy = torch.randn(4096, 64), 1 + 0.1 * torch.randn(4096, 64)
+    halves = x.to(dtype).requires_grad_()
+    wholes = halves.detach().float().requires_grad_()
+    norm(halves).backward(dy.to(dtype))
+    exact(wholes).backward(dy.to(dtype).float())
+    pairs = zip((halves, *norm.parameters()), (wholes, *exact.parameters()), strict=True)
+    for mine, theirs in pairs:
+        assert mine.grad is not None
+        assert theirs.grad is not None
+        assert largest(mine.grad - theirs.grad) < 0.01 * largest(theirs.grad)
+        assert mine.grad.dtype == mine.dtype
+
+
+def test_the_gradient_of_an_embedding_in_16_bits_is_a_sum_in_fp32():
+    table = Embedding(2, 8).bfloat16()
+    table.weight.data.zero_()
+    table(torch.zeros(4096, dtype=torch.long)).sum().backward()
+    assert table.weight.grad is not None
+    assert table.weight.grad[0].unique().tolist() == [4096.0]

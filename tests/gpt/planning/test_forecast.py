@@ -1,5 +1,6 @@
 """The forecast of a run's end: probabilities of n-grams, the fit on texts that it has not seen, what a run prints."""
 
+import json
 import math
 import re
 import shutil
@@ -10,6 +11,7 @@ import pytest
 
 import train
 from gpt.benchmarks.forecast import MINUTES, intervals_that_hold, line_of, refit
+from gpt.common.files import sha256_of
 from gpt.planning.forecast import TABLE, finished_runs
 from gpt.tokens.ngrams import copied_fraction, ngram_bits
 from tests.helpers.training import metrics_of
@@ -90,6 +92,20 @@ def test_validation_inside_the_training_text_is_told_whatever_the_flags(corpus, 
     for val, is_copy in ((tokens, True), (str(corpus / "val.bin"), False)):
         assert train.main([*flags, "--val_bin_file", val, "--overwrite"]) == 0
         assert ("100.0% of the validation tokens stand word for word" in capsys.readouterr().err) == is_copy
+
+
+def test_validation_of_one_folder_in_the_training_text_of_another_is_told(make_corpus, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    large, small = make_corpus(Path("large"), 1, 2000), make_corpus(Path("small"), 2)
+    ids = np.fromfile(large / "train.bin", "<i2")
+    ids[500:600] = np.fromfile(small / "val.bin", "<i2")
+    ids.tofile(large / "train.bin")
+    stamp = json.loads((large / "metadata.json").read_text())
+    stamp["splits"]["train"].update(sha256=sha256_of(large / "train.bin"),
+                                    modified_ns=(large / "train.bin").stat().st_mtime_ns)
+    (large / "metadata.json").write_text(json.dumps(stamp))
+    assert train.main(["--data_dir", "large", "small", "--no-use_gpu", "--max_steps", "1"]) == 0
+    assert re.search(r"[\d.]+% of the validation tokens stand word for word", capsys.readouterr().err)
 
 
 @pytest.mark.parametrize(("flags", "widest"), [(["--weight_decay", "0.2"], 10.0), (["--input_noise", "0.2"], 10.0),

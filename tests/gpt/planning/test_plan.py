@@ -73,18 +73,18 @@ def test_minutes_that_allow_few_steps_of_a_named_size_name_enough_of_them(run, m
     assert times_too_short(100, 10**6, 10**9, 10**6) <= 1
 
 
-@pytest.mark.parametrize(("init_from", "dropout", "cures"), [
-    (None, 0.0, ["--model_size."]), ("out", 0.0, ["--init_from."]), (None, 0.2, [])])
-def test_what_helps_a_small_corpus_are_flags_that_the_run_takes(init_from, dropout, cures):
+@pytest.mark.parametrize(("init_from", "noise", "cures"), [
+    (None, 0.0, ["--model_size"]), ("out", 0.0, ["--init_from"]), (None, 0.1, [])])
+def test_what_helps_a_small_corpus_are_flags_that_the_run_takes(init_from, noise, cures):
     args = SimpleNamespace(init_from=init_from, epochs=3, max_steps=None, max_minutes=None, teacher=None,
-                           input_noise=0.0, dropout=dropout)
+                           input_noise=noise)
     setup: Any = SimpleNamespace(args=args, is_pretrained=bool(init_from), resumed=None,
                                  config=GPTConfig(50257, 64, 2, 2, 64, dropout=0.1),
                                  sizing=None, recipe=SimpleNamespace(passes=3.0, num_samples=3, total_steps=999,
                                                                      learning_rate=1, usual_learning_rate=1),
                                  corpus=SimpleNamespace(train=SimpleNamespace(length=1000), components=()),
                                  tokens_per_step=512)
-    assert [line.partition("--dropout 0.2, or a smaller ")[2] for line in objections(setup)] == cures
+    assert [re.findall(r"Try a smaller (\S+), or a second run", line)[0] for line in objections(setup)] == cures
 
 
 def test_a_resumed_run_from_pretrained_weights_ends_at_its_minutes_as_a_new_one_does(run, corpus, capsys, monkeypatch):

@@ -6,7 +6,7 @@ import pytest
 from tokenizers import decoders
 
 from gpt.common.errors import Exit, UserError
-from gpt.tokens.faithful import PROBES, probes_of, refuse_changes
+from gpt.tokens.faithful import PROBES, probes_of, refuse_changes, special_ids_in_text
 from gpt.tokens.tokenizer import load_tokenizer
 from tests.helpers.training_texts import sentencepiece_tokenizer
 
@@ -54,6 +54,18 @@ def test_a_tokenizer_without_an_id_for_unknown_words_gives_nothing_back():
     for model in (models.WordLevel({"the": 0}, unk_token="?"), models.Unigram([("the", 0.0)])):
         with pytest.raises(UserError, match="comes back as ''\\. Give"):
             refuse_changes(Tokenizer(model), "x", PROBES)
+
+
+def test_special_ids_that_a_model_makes_of_a_text_by_itself_are_found():
+    from tokenizers import Tokenizer, models
+
+    pieces = [("<unk>", 0.0), ("</s>", 0.0), ("\u2581", -1.0), *((letter, -2.0) for letter in "abs<>/")]
+    for model, expected in ((models.Unigram(pieces, unk_id=0), ["</s>"]),  # type: ignore[arg-type]
+                            (models.BPE({"</s>": 0, "a": 1, "b": 2}, []), [])):
+        tokenizer = Tokenizer(model)
+        tokenizer.add_special_tokens(["</s>"])
+        tokenizer.encode_special_tokens = True
+        assert special_ids_in_text(tokenizer) == expected
 
 
 @pytest.mark.parametrize(("normalizer", "says"), [

@@ -66,7 +66,7 @@ def test_overfitting_is_said_once_with_the_step_the_figures_and_the_cures(overfi
     assert code == 0
     assert re.findall(r"warning: (overfitting.*)", text) == [
         "overfitting since step 8: the validation loss rose from 3.3000 to 3.9000 while the training loss fell from "
-        "3.2500 to 2.6500. What helps the next run: more text, --dropout 0.2 or --patience 3."]
+        "3.2500 to 2.6500. What helps the next run: more text, --input_noise 0.1 or --patience 3."]
     assert resolve(overfitting.folder / "out/best", no_warning).name == "checkpoint-8"
     assert resolve(overfitting.folder / "out/last", no_warning).name == "checkpoint-20"
 
