@@ -1,8 +1,8 @@
 """gpt/generation/streaming.py: whole characters, samples in their order."""
 
 import io
-import os
 import json
+import os
 import random
 import sys
 from collections import deque
