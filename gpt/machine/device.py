@@ -186,24 +186,11 @@ def set_up(machine: Machine, compiled: Path, deterministic: bool = False) -> Non
         torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
     if machine.on_gpu:
         torch.set_float32_matmul_precision("high")
-        _check_segments(machine.device)
     else:
         # The memory that a step frees stays with the process; the system would clear
         # its pages before the next step.
         call_glibc("mallopt", -4, 0)  # M_MMAP_MAX: no block, however large, gets pages of its own
         call_glibc("mallopt", -1, -1)  # M_TRIM_THRESHOLD: free bytes at the top are never returned
-
-
-def _check_segments(device: torch.device) -> None:
-    """Keeps segments of GPU memory from growing where the driver refuses it, as that of NVIDIA's vGPU does.
-
-    The refusal comes with the first allocation; later ones then take memory of a fixed size, and raise any
-    other error again.
-    """
-    try:
-        torch.empty(1, device=device)
-    except RuntimeError:
-        torch._C._accelerator_setAllocatorSettings("expandable_segments:False")
 
 
 def set_kernel_folder(folder: Path) -> None:

@@ -103,7 +103,6 @@ QUOTA_FILES = (("/sys/fs/cgroup", ["cpu.max"]), ("/sys/fs/cgroup/cpu", ["cpu.cfs
 # How often a thread of GNU's OpenMP, on Linux, looks whether its wait is over before it sleeps. While a text is
 # generated the waits are short, and sleeping at once takes a third of the time.
 SPIN_COUNT, SPIN_COUNT_OF_DECODING = 1000, 10_000
-ALLOCATOR = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")  # the second is the older name
 
 
 def usable_cores() -> int:
@@ -133,15 +132,3 @@ def set_up_environment(spin_count: int = SPIN_COUNT) -> None:
     os.environ.setdefault("GOMP_SPINCOUNT", str(spin_count))
     if usable_cores() < _given_cores():  # torch knows of these alone
         os.environ.setdefault("OMP_NUM_THREADS", str(usable_cores()))
-
-
-def let_segments_grow() -> None:
-    """Makes PyTorch's segments of GPU memory grow in place, which loses less between blocks of different sizes.
-
-    On Linux alone: Windows, WSL and Jetson boards lack or refuse the mapping that growing needs (PyTorch's
-    issue 192330).
-    """
-    if sys.platform != "linux" or any(word in os.uname().release.lower() for word in ("microsoft", "tegra")):
-        return
-    if not any(os.environ.get(name) for name in ALLOCATOR):
-        os.environ[ALLOCATOR[0]] = "expandable_segments:True"

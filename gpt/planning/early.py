@@ -25,14 +25,13 @@ from gpt.common.ranks import is_main, is_one_of_several, launcher, world_size
 from gpt.common.signals import Signals
 from gpt.common.words import is_utf8, printable, shell_line, shell_word
 from gpt.hub.names import check_package, is_on_hub, problems_with_name
-from gpt.machine.environment import let_segments_grow, set_up_environment
+from gpt.machine.environment import set_up_environment
 from gpt.tokens.files import problems_with
 
 
 def before_torch(args: Namespace) -> None:
     """Checks the packages and sets torch's environment variables. Raises UserError (exit 5) for a missing package."""
     set_up_environment()
-    let_segments_grow()
     require("torch", "numpy", "tokenizers", "tqdm", "safetensors")
     check_package(args.init_from)
     for name in requested_trackers(args):

@@ -209,19 +209,6 @@ def test_a_cards_utilization_is_its_drivers_where_that_can_be_asked(a_gpu, monke
         assert NVIDIA.utilization() == fraction
 
 
-def test_segments_stop_growing_where_a_driver_refuses_the_first_allocation(monkeypatch, tmp_path):
-    """NVIDIA's vGPU refuses the virtual memory that growing needs."""
-    def refuse(*_, device):
-        raise RuntimeError("CUDA driver error: operation not supported")
-
-    settings: list[str] = []
-    machine = dataclasses.replace(CPU, device=torch.device("cuda"))
-    monkeypatch.setattr(torch, "empty", refuse)
-    monkeypatch.setattr(torch._C, "_accelerator_setAllocatorSettings", settings.append)
-    device.set_up(machine, tmp_path)
-    assert settings == ["expandable_segments:False"]
-
-
 @pytest.mark.parametrize("test", ["first", "second"])
 def test_products_are_as_precise_as_before_the_test_before(test):
     assert torch.get_float32_matmul_precision() == "highest"
