@@ -174,7 +174,8 @@ def export(args: argparse.Namespace, signals: Signals, out: Progress) -> None:
                 source, num_tensors = read_checkpoint(Path(args.ckpt), out.warn, export_of)
         out.say(f"{printable(args.from_nanogpt or as_recorded(str(source)))} -> {printable(args.output)}: "
                 f"{several(num_tensors, 'tensor')}, {args.dtype}")
-        is_file, output = form_of(args) == "gguf", shell_word(args.output)
+        is_file = form_of(args) == "gguf"
+        output = shell_word(args.output)
         opened = str(source) if is_file else args.output
         has_tokenizer = (Path(opened) / TOKENIZER).is_file()
         copying = ("" if is_file or has_tokenizer else

@@ -126,7 +126,8 @@ def main(argv: Sequence[str]) -> int:
         raise UserError(Exit.FLAGS, f"no loss is below {args.y_max:g}, the lowest is {min(losses):.3g}. Give a larger "
                                     "--y_max.")
 
-    content, ending = io.BytesIO(), args.output.rsplit(".", 1)[-1].lower()
+    content = io.BytesIO()
+    ending = args.output.rsplit(".", 1)[-1].lower()
     with matplotlib.rc_context(SETTINGS):
         figure = figure_of(runs, X_AXES[args.x][1], Y_LABELS[args.y], args.y_max)
         figure.savefig(content, dpi=200, format=ending, metadata=NO_DATE.get(ending))

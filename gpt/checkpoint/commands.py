@@ -33,7 +33,8 @@ def more_text_commands(folder: Path | str, tokenizer: Path, state: TrainState, f
     stay, as others cannot be mixed with the new ones. A cooldown has ended: the run continues from the
     cooldown's beginning.
     """
-    new, source = f"more-{state.step}", flags.get("cooldown_from")
+    new = f"more-{state.step}"
+    source = flags.get("cooldown_from")
     tokens = flags.get("bin_file")
     paths = ([tokens if os.path.isdir(tokens) else os.path.dirname(tokens) or "."] if tokens else
              [each.path for each in folders_of(flags.get("data_dir", []))])

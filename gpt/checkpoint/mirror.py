@@ -229,7 +229,8 @@ class Mirror:
         checkpoints of another copy of this one.
         """
         root, output_dir = self._root, self._output_dir
-        own, to_be_pruned = steps_in(output_dir), outdated(output_dir, retention)
+        own = steps_in(output_dir)
+        to_be_pruned = outdated(output_dir, retention)
         later = [path for step, path in steps_in(root).items() if step > retention.saved and step not in own]
         if self._root_stat is None or not os.path.samestat(root.stat(), self._root_stat):
             # A recorded mirror must hold this run already, and so must a folder in the place of the first one.

@@ -80,7 +80,8 @@ def documents_in(source: Source, scorer: Scorer) -> Iterator[Document]:
                                                 else [scorer.end_of_text_id])
     splits_as_gpt2 = (scorer.end_of_text_id is not None
                       and vocabulary_of(tokenizer, scorer.end_of_text_id).splits_as_gpt2)
-    is_faithful, lost = decodes_to_itself(tokenizer), 0
+    is_faithful = decodes_to_itself(tokenizer)
+    lost = 0
     byte_lengths_V = bytes_per_id(tokenizer, scorer.model.config.vocab_size)
     reading = Reading(cut_pattern=SAFE_CUT if splits_as_gpt2 else SPACE_CUT)
     report = Report([source], reading)

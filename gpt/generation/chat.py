@@ -32,7 +32,8 @@ def prompt_maker(vocabulary: ModelVocabulary, template: Any, folder: object, sys
     answers that no later prompt needs. A model without a template (None) continues a text; any template but
     ours costs a warning. Raises UserError (exit 4) if the model has a template, but no special tokens of ours.
     """
-    tokenizer, cure = vocabulary.tokenizer, how_to_converse(folder)
+    tokenizer = vocabulary.tokenizer
+    cure = how_to_converse(folder)
     if template is None:
         warn("--chat: the model was not trained on conversations, and continues your text"
              f"{' without --system' if system else ''}. {cure}")

@@ -110,7 +110,8 @@ def _check(args: Namespace, runtime: Runtime) -> Inputs:
     """Checks and returns the inputs in the main process. Raises one UserError with all problems."""
     problems = Problems()
     corpus = resumed = None
-    out, writes = runtime.out, not (args.dry_run or args.overfit)
+    out = runtime.out
+    writes = not (args.dry_run or args.overfit)
     if args.origin.replaced:
         out.say(f"config      on the command line {', '.join(args.origin.replaced)}")
     if args.origin.recorded:
@@ -153,7 +154,8 @@ def _check(args: Namespace, runtime: Runtime) -> Inputs:
         find.check_same(resumed, config, corpus.identity, corpus.tokenizer_sha256, args.allow_new_data,
                         mixture_in_words(corpus.components), args.mirror_to)
         _check_teacher(inputs, resumed)
-        stored, limits = resumed.stored, [args.epochs, args.max_steps]
+        stored = resumed.stored
+        limits = [args.epochs, args.max_steps]
         is_new_text = stored.data.get("train_sha256") != corpus.identity  # with --allow_new_data
         if is_new_text:
             stored = replace(stored, state=replace(stored.state, samples_of_others=stored.state.samples_seen))
@@ -214,7 +216,8 @@ def choose_resume(args: Namespace, writes: bool, out: Progress) -> FoundCheckpoi
     Raises UserError: exit 4 without a sound checkpoint or for a folder of another run, exit 2 if --overwrite
     would delete the model to start from.
     """
-    output_dir, requested = Path(args.output_dir), args.resume_from or ""
+    output_dir = Path(args.output_dir)
+    requested = args.resume_from or ""
     is_mirror = requested and args.mirror_to and writes and is_same_folder(requested, args.mirror_to)
     if is_mirror and (not steps_in(output_dir) or holds_this_run(Path(args.mirror_to), output_dir)):
         requested = "auto"
@@ -243,7 +246,8 @@ def choose_cooldown(args: Namespace, out: Progress) -> FoundCheckpoint:
     begins at the requested checkpoint. Raises UserError: exit 4 like find_resume, exit 2 for a learning
     rate at --min_lr already.
     """
-    output_dir, requested = Path(args.output_dir), args.cooldown_from
+    output_dir = Path(args.output_dir)
+    requested = args.cooldown_from
     shown = f"--cooldown_from {printable(requested)}"
     own = args.resume_from and find.find_resume(args.resume_from, output_dir, args.overwrite, out.warn)
     if own:
@@ -397,7 +401,8 @@ def _find_one(args: Namespace, data_dir: str) -> Corpus:
 
     metadata = file_of(args.metadata_file, METADATA)
     tokenizer = file_of(args.tokenizer_file, TOKENIZER)
-    vocab_size, notes = args.vocab_size, ()
+    vocab_size = args.vocab_size
+    notes = ()
     if args.init_from and not (metadata or tokenizer or vocab_size):
         weights, config = load.starting_config(args.init_from)
         tokenizer = weights / TOKENIZER if (weights / TOKENIZER).is_file() else None

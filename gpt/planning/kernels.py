@@ -56,7 +56,8 @@ def choose_kernels(config: ModelConfig, machine: Machine, loss_chunk: int,
     except torch.OutOfMemoryError:  # then PyTorch chooses
         machine.backend.release_memory()
     machine.backend.reset_peak_memory()  # the run reports its own
-    name, chunk = recorded_environment.get("attention"), recorded_environment.get("loss_chunk")
+    name = recorded_environment.get("attention")
+    chunk = recorded_environment.get("loss_chunk")
     if name not in [*attention]:  # a list, because a damaged record may hold anything
         name = fastest(attention)
     if chunk not in CHUNKS:

@@ -242,7 +242,8 @@ def choose_recipe(inputs: Inputs, most_batch_size: int, length: int | None = Non
     if facts.learns_to_answer:
         most = facts.finetuning_epochs * num_tokens // (config.seq_length * defaults.STEPS_TO_CONVERSE)
         most_batch_size = min(most_batch_size, power_of_two(max(most, 1024 // config.seq_length)))
-    batch_size, accumulation = facts.choose("batch_size", most_batch_size), args.gradient_accumulation_steps
+    batch_size = facts.choose("batch_size", most_batch_size)
+    accumulation = args.gradient_accumulation_steps
     if args.batch_size == "auto" and "accumulation" in stored.settings:  # another step would be another run
         batch_size, accumulation = stored.settings["batch_size"], stored.settings["accumulation"]
     samples_per_step = batch_size * accumulation

@@ -102,7 +102,8 @@ def sample_of(contents: list[bytes], fraction: float, reading: Reading) -> bytes
     parts = parts_of(contents[0], reading) if len(contents) == 1 else []
     if len(parts) > 1:
         return b"".join(sample_of([part], fraction, reading) for part in parts)
-    budget, chosen = sum(map(len, contents)) * fraction, []
+    budget = sum(map(len, contents)) * fraction
+    chosen = []
     for content in contents:
         if len(content) > budget:
             chosen.append(content[:last_cut(content[:int(budget)], reading.cut_pattern)])

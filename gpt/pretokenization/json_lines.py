@@ -149,7 +149,8 @@ def encodable(text: str, line: Record, findings: Findings) -> str:
 
 def record_texts(records: Iterable[Record], reading: Reading, findings: Findings) -> list[str]:
     """Returns the texts in the field of records; counts in findings the records without one."""
-    texts, name = [], reading.text_field
+    texts = []
+    name = reading.text_field
     for record in records:
         fields = record.value if isinstance(record.value, dict) else {}
         text = fields.get(name)

@@ -104,7 +104,8 @@ class Checkpointer:
         """
         self.settle_all()
         self._runtime.signals.asks_to_save = False
-        self._begun_at, started = time.monotonic(), time.perf_counter()
+        self._begun_at = time.monotonic()
+        started = time.perf_counter()
         self.begun_step = step = self._run.state.step
         fields = self._fields(permanent)
         card = self._card()

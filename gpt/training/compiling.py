@@ -23,7 +23,8 @@ def try_to_compile(run: Run, compile_model: Callable[[], None]) -> None:
     out of memory its error is raised, as the others cannot continue without it.
     """
     machine, out, processes = run.setup.runtime.machine, run.setup.runtime.out, run.setup.runtime.processes
-    rng, started = machine.backend.rng_states(), time.perf_counter()
+    rng = machine.backend.rng_states()
+    started = time.perf_counter()
     inputs_BT, targets_BT = next(micro_batches(run, 1))
     num_targets = run.batches.mean_targets(run.state.samples_seen, 1)
     is_whole_step = run.num_micro_batches == 1 and processes.world_size == 1

@@ -39,7 +39,8 @@ def overfit_batches(run: Run, take_step: Callable[[Run], Figures]) -> int:
     out.say(f"overfit     {several(num, 'batch')} of {setup.tokens_per_step:,} tokens, at learning "
             f"rate {recipe.learning_rate:.2e}, at most {several(most_steps, 'step')}; nothing is written")
 
-    began, last = time.monotonic(), math.inf
+    began = time.monotonic()
+    last = math.inf
     losses: deque[torch.Tensor] = deque(maxlen=num)  # of the last pass over the batches
     out.bar(most_steps, 0)
     while state.step < most_steps and last > near:

@@ -61,7 +61,8 @@ def halve_micro_batch(run: Run, rng: Mapping[str, torch.Tensor]) -> None:
 
     The recipe changes too, and a warning names the flags for the next time. The caller has to compile again.
     """
-    setup, before = run.setup, run.micro_batch
+    setup = run.setup
+    before = run.micro_batch
     undo_step(run, rng)
     if setup.runtime.machine.compile:
         torch.compiler.reset()  # CUDA graphs keep their memory otherwise

@@ -191,7 +191,8 @@ class Votes:
         """
         if self._processes.world_size == 1 or what in self._decided:
             return here or what in self._decided
-        vote, pending = torch.tensor(float(here)), self._pending[what]
+        vote = torch.tensor(float(here))
+        pending = self._pending[what]
         work = dist.all_reduce(vote, async_op=True)
         assert work
         pending.append((vote, work))

@@ -32,8 +32,10 @@ def open_output(run: Run, argv: Sequence[str], checkpointer: Checkpointer) -> It
     """
     setup, state = run.setup, run.state
     args, runtime = setup.args, setup.runtime
-    out, is_main = runtime.out, runtime.processes.is_main
-    resumed, output_dir = setup.resumed.folder if setup.resumed else None, Path(args.output_dir)
+    out = runtime.out
+    is_main = runtime.processes.is_main
+    resumed = setup.resumed.folder if setup.resumed else None
+    output_dir = Path(args.output_dir)
     flags = flags_of_run(setup)
     replaces = bool(resumed and not is_inside(resumed, output_dir))
     out.write_log(output_dir / LOG, f"{launcher()} {shell_line(['train.py', *argv])}", state.step,

@@ -87,7 +87,8 @@ def run_id(output_dir: Path, is_resumed: bool) -> str:
     A run that is not resumed, or has no such file, gets a new one, which is written there. Where it cannot be
     written or read, each start has an id of its own.
     """
-    path, new_id = output_dir / TRACKERS, secrets.token_hex(4)
+    path = output_dir / TRACKERS
+    new_id = secrets.token_hex(4)
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
         if not is_resumed or not path.exists():
             write_whole(path, json.dumps({"id": new_id}) + "\n")
