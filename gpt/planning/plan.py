@@ -35,7 +35,6 @@ from gpt.planning.forecast import describe_forecast
 from gpt.planning.memory import describe_memory, predicted_peak
 from gpt.planning.recipe import Recipe
 from gpt.planning.schedules import describe_schedule
-from gpt.planning.sizing import DEFAULT_SEQ_LENGTH
 from gpt.tokens.corpus import Component, Corpus, each_validated_alone
 from gpt.tokens.mixture import weight_percent
 from gpt.tokens.ngrams import MANY_COPIES
@@ -252,10 +251,8 @@ def early_objections(setup: Setup) -> list[str]:
         lines.append(f"--model_parallel {args.model_parallel}: has no effect in one process; torchrun starts several.")
     if args.preload == "ram" and setup.token_place != "ram":
         lines.append(f"--preload ram: the tokens are mapped from the disk instead: {setup.why_token_place}.")
-    requested = args.seq_length or (setup.sizing.seq_length if setup.sizing else DEFAULT_SEQ_LENGTH)
-    if config.seq_length < requested and config.seq_length == num_tokens - 1:
-        lines.append(f"sequences have {config.seq_length:,} tokens, not {requested:,}: the text has only "
-                     f"{num_tokens:,}.")
+    if config.seq_length == num_tokens - 1 and config.seq_length != args.seq_length:
+        lines.append(f"sequences have only {config.seq_length:,} tokens, as the text has {num_tokens:,}.")
     fewest = min((each.stream.length for each in corpus.validation_sets), default=0)
     if corpus.val is None:
         given = f"--tokenizer_file {shell_word(corpus.tokenizer_path)} " if corpus.tokenizer_path else ""

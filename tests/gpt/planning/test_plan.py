@@ -42,7 +42,7 @@ def test_a_corpus_shorter_than_a_sequence_trains_on_a_shorter_one(tmp_path, caps
     assert train.main(["--bin_file", f"{tmp_path}/short.bin", "--vocab_size", "32", "--model_size", "tiny",
                        "--max_steps", "2", "--output_dir", f"{tmp_path}/out"]) == 0
     text = capsys.readouterr().err
-    assert "sequences have 19 tokens, not 32" in text
+    assert "sequences have only 19 tokens, as the text has 20." in text
     assert "no validation tokens" in text
 
 
