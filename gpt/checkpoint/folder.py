@@ -82,8 +82,7 @@ def sweep(output_dir: Path) -> None:
     for leftover in output_dir.glob(f"{REPLACED}checkpoint-*"):
         final = output_dir / leftover.name.removeprefix(REPLACED)
         put_back(leftover, final)
-        if final.exists():
-            shutil.rmtree(leftover, ignore_errors=True)
+        discard_replaced(leftover, final)
 
 
 @contextlib.contextmanager
@@ -105,11 +104,7 @@ def atomic_folder(output_dir: Path, name: str) -> Iterator[Path]:
         put_in_place(temporary, final, replaced)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
-        if final.exists():
-            with contextlib.suppress(OSError, InvalidCheckpoint):
-                for path in strangers_in(replaced):
-                    rename(path, final / path.name)
-            shutil.rmtree(replaced, ignore_errors=True)
+        discard_replaced(replaced, final)
 
 
 def put_in_place(temporary: Path, final: Path, replaced: Path) -> None:
@@ -135,6 +130,18 @@ def put_back(replaced: Path, final: Path) -> None:
     with contextlib.suppress(OSError):
         if replaced.exists() and not final.exists():
             rename(replaced, final)
+
+
+def discard_replaced(replaced: Path, final: Path) -> None:
+    """Deletes a checkpoint that was put aside, once another one has its name, which gets the strangers in it."""
+    if not final.exists():
+        return
+    with contextlib.suppress(OSError, InvalidCheckpoint):
+        for path in strangers_in(replaced):
+            if not (final / path.name).exists():  # the new one may have saved a file of that name
+                with contextlib.suppress(OSError):
+                    rename(path, final / path.name)
+    shutil.rmtree(replaced, ignore_errors=True)
 
 
 class Retention(NamedTuple):

@@ -112,7 +112,7 @@ def prepare_mirror(args: Namespace, out: Progress) -> None:
     except UserError as error:
         if not (resumed and has_checkpoints):
             raise
-        out.warn(f"{error} Training goes on, and each save tries again.")
+        out.warn(f"{error} The run goes on, and each save tries again.")
         return
     if comes_back:
         with writing(f"--output_dir {printable(output_dir)}"):
@@ -218,7 +218,7 @@ class Mirror:
             except Exception as error:  # a bug too: it must not end the mirror silently
                 if not self._problem:
                     self._out.warn(f"--mirror_to {printable(self._root)}: {reason_of(error)}. Look at that disk. "
-                                   "Training goes on, and each save tries again.")
+                                   "The run goes on, and each save and start tries again.")
                 self._problem = reason_of(error)
             self.copying_step = 0
 

@@ -56,7 +56,9 @@ def _quoted(word: str) -> str:
 
 
 def _escaped(character: str) -> str:
-    return "".join(f"\\x{byte:02x}" for byte in character.encode("utf-8", "surrogateescape"))
+    is_byte = "\udc80" <= character <= "\udcff"  # Python's sign for a byte that is not UTF-8
+    return "".join(f"\\x{byte:02x}" for byte in character.encode("utf-8", "surrogateescape" if is_byte else
+                                                                  "surrogatepass"))
 
 
 def duration(seconds: float) -> str:

@@ -54,7 +54,7 @@ class Embedding(nn.Embedding):
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         """The rows of the ids; where FSDP gathers them in 16 bits, the gradient of a row is still a sum in fp32."""
-        if self.weight.dtype == torch.float32 or not torch.is_grad_enabled():
+        if self.weight.dtype.itemsize > 2 or not torch.is_grad_enabled():
             return super().forward(input)
         return F.embedding(input, self.weight.float()).to(self.weight.dtype)
 
@@ -192,7 +192,7 @@ class LayerNorm(nn.LayerNorm):
     """
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
-        if input.device.type != "cpu" or input.dtype == torch.float32 or torch.compiler.is_compiling():
+        if input.device.type != "cpu" or input.dtype.itemsize > 2 or torch.compiler.is_compiling():
             return super().forward(input)
         return _LayerNorm.apply(input, self.weight, self.bias, self.eps)  # type: ignore[return-value]
 

@@ -113,6 +113,9 @@ def _holds_tokens(word: str) -> bool:
     return Path(word).name.endswith(TOKENS) and (Path(word) / METADATA).exists()
 
 
+WITHOUT_LENGTH = ("without epochs", "without max_minutes", "without max_steps")  # changes of recorded flags
+
+
 def flags_to_continue(args: Namespace) -> list[str]:
     """The flags to add to the same command, so that it continues its run on new tokens.
 
@@ -126,7 +129,8 @@ def flags_to_continue(args: Namespace) -> list[str]:
         more += ["--max_steps", str(newest + args.max_steps)]
     for name in ("max_minutes", "epochs"):
         length = getattr(args, name)
-        if length and not any(change.startswith((f"{name} ", "without ")) for change in args.origin.changed):
+        is_new = any(change.startswith(f"{name} ") or change in WITHOUT_LENGTH for change in args.origin.changed)
+        if length and not is_new:
             more += [f"--{name}", f"{2 * length:.12g}"]
     return [*more, "--allow_new_data"]
 

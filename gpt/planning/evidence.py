@@ -4,7 +4,7 @@ gpt/tokens/ngrams.py measures the bits; forecast.py makes the prediction.
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -104,6 +104,23 @@ def copied_in(corpus: Corpus) -> float:
     step = -(-len(firsts) // SEARCHED_BLOCKS)
     blocks = (train.read(first, min(data.BLOCK_TOKENS, train.length - first)) for first in firsts[::step])
     return copied_fraction(blocks, step, val.length, lambda starts, width: np.asarray(val.rows(starts, width)))
+
+
+def most_copied(corpus: Corpus) -> tuple[float, str]:
+    """The largest copied_in of a validation set in any folder's training text, with the name of the set's folder.
+
+    The name is '' without a mixture. Conversations of a mixture are left out: their roles and prompts repeat.
+    """
+    if not corpus.components:
+        return copied_in(corpus), ""
+    found = [(0.0, "")]
+    for validation in corpus.validation_sets:
+        for part in corpus.components:
+            pair = replace(part.corpus, val=validation.stream, copies_were_sought=(
+                part.corpus.copies_were_sought and part.name == validation.name))
+            if not any(stream.mask for stream in validation.stream.parts):
+                found.append((copied_in(pair), validation.name))
+    return max(found)
 
 
 def ngram_statistics(corpus: Corpus) -> NgramStatistics | None:

@@ -30,12 +30,12 @@ from gpt.optimizers.table import OPTIMIZERS
 from gpt.planning.deadline import Pace
 from gpt.planning.decided import Setup
 from gpt.planning.defaults import OPEN_SCHEDULES, has_teacher_or_noise, most_passes, times_too_short
-from gpt.planning.evidence import copied_in
+from gpt.planning.evidence import most_copied
 from gpt.planning.forecast import describe_forecast
 from gpt.planning.memory import describe_memory, predicted_peak
 from gpt.planning.recipe import Recipe
 from gpt.planning.schedules import describe_schedule
-from gpt.tokens.corpus import Component, Corpus, each_validated_alone
+from gpt.tokens.corpus import Component, Corpus
 from gpt.tokens.mixture import weight_percent
 from gpt.tokens.ngrams import MANY_COPIES
 from gpt.tokens.stream import Mask
@@ -261,9 +261,10 @@ def early_objections(setup: Setup) -> list[str]:
                      f"tokens:\npython pretokenize.py TEXT {given}--val_fraction 0.01 --output_dir tokens")
     elif fewest < MIN_VAL_TOKENS:
         lines.append(f"the validation set has only {fewest:,} tokens, so its loss is mostly chance. More text helps.")
-    copied = max([copied_in(each) for each in each_validated_alone(corpus)], default=0.0)
+    copied, folder = most_copied(corpus)
     if copied >= MANY_COPIES:
-        lines.append(f"{percent(copied)} of the validation tokens stand word for word in the training text: "
+        of = f" of {folder}" if folder else ""
+        lines.append(f"{percent(copied)} of the validation tokens{of} stand word for word in the training text: "
                      "their loss counts memorized passages. Remove duplicates from the text.")
     parts = [(part.corpus, part.weight) for part in corpus.components] or [(corpus, 1.0)]
     silent = sum(weight * _fraction_without_answer(each, config.seq_length) for each, weight in parts)

@@ -141,6 +141,8 @@ def _with_fitting_micro_batch(recipe: Recipe, inputs: Inputs, memory: MemorySett
 def _say_if_finished(inputs: Inputs, recipe: Recipe, longest: Recipe, deadline: Deadline, runtime: Runtime) -> bool:
     """True, after a line that says so, for a resumed run with nothing left, neither steps nor a validation.
 
+    Then the mirror is completed, which waits for its disk at most 20 minutes.
+
     longest is the recipe for any number of minutes.
     """
     args, state = inputs.args, inputs.stored.state

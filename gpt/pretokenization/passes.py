@@ -114,7 +114,7 @@ def settle_split(job: Job) -> int:
         job.sources = [replace(source, cut=cut) for source, cut in zip(job.sources, by_size.cuts, strict=True)]
         return sum(source.text_bytes if source.cut is None else source.cut for source in job.sources)
     parts = [part for result in job.results("reading") for part in result.splits.values()]
-    sizes = np.concatenate([part.sizes for part in parts])
+    sizes = np.concatenate([np.zeros(0, np.int64), *(part.sizes for part in parts)])
     job.report.refuse_empty(int(sizes.sum()))
     if reading.separator and len(sizes) == len(job.sources) == 1 and not job.report.total.separators:
         job.report.say(job.progress)  # warns that the separator does not occur: the text is a single document

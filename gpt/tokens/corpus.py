@@ -56,17 +56,6 @@ class Corpus:
                 if stream is not None]
 
 
-def each_validated_alone(corpus: Corpus) -> list[Corpus]:
-    """A mixture's training tokens, with each component's validation tokens alone; of another corpus itself.
-
-    Conversations are left out: their roles and system prompts repeat.
-    """
-    if not corpus.components:
-        return [corpus]
-    return [replace(corpus, val=each.stream, copies_were_sought=False) for each in corpus.validation_sets
-            if not any(part.mask for part in each.stream.parts)]
-
-
 @dataclass(frozen=True)
 class Validation:
     """A set of validation tokens. The validation loss is the mean of the sets' losses by their weights.

@@ -10,6 +10,7 @@ from gpt.architectures.fields import is_number
 from gpt.checkpoint.find import is_inside
 from gpt.checkpoint.folder import delete_other_runs
 from gpt.common.config import write_toml
+from gpt.common.files import why_not_written
 from gpt.common.names import FIRST_MODEL, LOG, RUN_CONFIG, STARTS
 from gpt.common.ranks import launcher
 from gpt.common.words import first_line, shell_line, shell_word
@@ -63,9 +64,8 @@ def open_output(run: Run, argv: Sequence[str], checkpointer: Checkpointer) -> It
         try:
             write_toml(output_dir / RUN_CONFIG, flags, "The flags of the run in this folder. To continue it:\n"
                        f"    {launcher()} train.py --resume_from {shell_word(output_dir)}", run.recipe.reasons)
-        except OSError:  # an earlier file has other flags; the checkpoints hold them too
-            with contextlib.suppress(OSError):
-                (output_dir / RUN_CONFIG).unlink()
+        except OSError as error:
+            out.warn(f"{RUN_CONFIG} may have the flags of an earlier start: {why_not_written(error)}")
     gc.freeze()  # the collector need not look through all these objects again and again
     monitor = Monitor(run, recorder)
     out.on_warning = lambda message: recorder.log(state.step, time=time.time(), advice=message)

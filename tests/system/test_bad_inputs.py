@@ -279,6 +279,7 @@ PRETOKENIZE_ROWS = [
         ("a pattern that matches nothing", "'*.none'", "matches no file"),
         ("a link to nowhere", "x.txt", "x.txt: No such file", link("x.txt", "nowhere")),
         ("an empty file", "x.txt", "no text in x.txt", write("x.txt", "")),
+        ("an empty file of records", "x.jsonl", "no text in x.jsonl", write("x.jsonl", "")),
         ("token ids", IDS, "--bin_file"),
         ("a text that the output would replace", f"{TOKENIZER} --output_dir corpus --overwrite",
          f"{TOKENIZER} would be"),

@@ -105,7 +105,7 @@ def test_validation_of_one_folder_in_the_training_text_of_another_is_told(make_c
                                     modified_ns=(large / "train.bin").stat().st_mtime_ns)
     (large / "metadata.json").write_text(json.dumps(stamp))
     assert train.main(["--data_dir", "large", "small", "--no-use_gpu", "--max_steps", "1"]) == 0
-    assert re.search(r"[\d.]+% of the validation tokens stand word for word", capsys.readouterr().err)
+    assert re.search(r"[\d.]+% of the validation tokens of small stand word for word", capsys.readouterr().err)
 
 
 @pytest.mark.parametrize(("flags", "widest"), [(["--weight_decay", "0.2"], 10.0), (["--input_noise", "0.2"], 10.0),
