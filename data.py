@@ -29,7 +29,7 @@ from gpt.tokens.corpus import Component
 from gpt.tokens.layouts import DTYPES, Part
 from gpt.tokens.stream import Mask, TokenStream, Watch, bound_of, check_ids
 
-PLANNED_WINDOWS = 16_384  # whose starts are computed at once, in only four times the time of 64
+PLANNED_WINDOWS = 16_384  # window starts computed at a time; they take only four times as long as 64
 COLD_SECONDS = 1e-3  # reading a batch takes longer only if it waits for a disk
 BLOCK_TOKENS = 2**23  # tokens copied at a time into memory or to the GPU
 
@@ -69,7 +69,7 @@ class Tokens:
     """
 
     def __init__(self, stream: TokenStream, where: str, device: torch.device):
-        """Copies or maps the tokens to the place where: 'gpu' (the memory of device), 'ram' or 'mmap'."""
+        """Copies or maps the tokens; where is their place: 'gpu' (the memory of device), 'ram' or 'mmap'."""
         self.length = stream.length
         self.mask = Mask(stream) if any(part.mask for part in stream.parts) else None
         self._stream = stream
@@ -244,6 +244,7 @@ class WindowOrder:
 
     @property
     def windows_per_epoch(self) -> int:
+        # One window fewer than fit: the rest leaves room for an offset of each epoch's own.
         return max(1, (self.num_tokens - self.seq_length) // self.seq_length)
 
     def starts(self, first: int, num: int) -> np.ndarray:
@@ -254,6 +255,7 @@ class WindowOrder:
         done = 0
         while done < num:  # one epoch at a time
             epoch, position = divmod(first + done, windows)
+            # The constant keeps the two apart: seed 3 in epoch 7 is not seed 7 in epoch 3, and equal ones are not 0.
             key = scrambled(self.seed) ^ scrambled(epoch + 0x5851F42D4C957F2D)
             of_epoch = starts[done:done + windows - position]
             of_epoch[:] = permute(np.arange(position, position + len(of_epoch)), windows, key)
@@ -278,8 +280,8 @@ class _Fork(NamedTuple):
 class MixtureOrder:
     """The endless order of windows of several corpora, drawn by weight; the corpora are joined into one stream.
 
-    The corpus of a sample is a pure function of the sample. A corpus gets its weight of the first n samples, up
-    to one sample; up to two if there are more than three corpora. The windows of a corpus come in a WindowOrder
+    The corpus of a sample is a pure function of the sample. Of the first n samples a corpus gets n times its weight, at
+    most one sample off, or two with more than three corpora. The windows of a corpus come in a WindowOrder
     with a seed of its own, and no window reaches into another corpus. An epoch of the mixture has as many
     windows as all its tokens would have in one corpus.
     """
@@ -373,7 +375,7 @@ class CorpusWindows:
 
 
 class Batches:
-    """Training batches; for a batch size, micro-batch m after n samples is always the same.
+    """Training batches; micro-batch m after n samples is a pure function of the batch size, m and n.
 
     Rows are copied from the host to a GPU asynchronously, through pinned memory. If reading waits for a
     cold disk, a thread reads the next batch ahead, so that the step need not wait.
@@ -450,6 +452,7 @@ def with_noise(inputs_BT: torch.Tensor, fraction: float, vocab_size: int, seed: 
     bits_BT = np.stack([np.random.Philox(key=scrambled(seed), counter=sample << 64).random_raw(seq_length)
                         for sample in samples])
     is_noise_BT = bits_BT >> 32 < int(fraction * 2**32)
+    # vocab_size, which is no id, marks the inputs that stay.
     noise_BT = np.where(is_noise_BT, (bits_BT & 0xFFFFFFFF) % vocab_size, vocab_size).astype(np.int32)
     noise_BT = to_device(torch.from_numpy(noise_BT), inputs_BT.device)
     return torch.where(noise_BT < vocab_size, noise_BT, inputs_BT)

@@ -2,10 +2,11 @@
 
     python evaluate.py --ckpt out --text held-out.txt other.jsonl       the newest checkpoint of train.py's folder
     python evaluate.py --ckpt ~/gpt2 --text book.txt                    a GPT-2, Qwen3 or Llama of Hugging Face
-    python evaluate.py --ckpt out --tokens data nanogpt/val.bin         token files: the validation tokens of a folder
+    python evaluate.py --ckpt out --tokens data nanogpt/val.bin         a folder's validation tokens, and a token file
 
-Every token of a document is scored once, the first token after an end-of-text id. A window of T tokens moves on
-by T / 2 tokens, so that each token beyond the document's first T has at least T / 2 tokens of context.
+Every token of a document is scored once. The tokenizer's opening id, or else an end-of-text id, precedes the first
+one. A window of T tokens moves on by T / 2 tokens, so that each token beyond the document's first T has at least
+T / 2 tokens of context.
 """
 
 import argparse

@@ -72,21 +72,21 @@ def check(args: argparse.Namespace) -> list[str]:
     problems = problems_with_name("--ckpt", args.ckpt)
     if not args.output:
         problems.append("--output: required. Name the file or folder to write")
-    elif form_of(args) == "gguf" and not args.output.endswith(".gguf"):
+    elif format_of(args) == "gguf" and not args.output.endswith(".gguf"):
         problems.append(f"--output {printable(args.output)}: a GGUF file ends in .gguf; for a folder give --format "
                         "huggingface")
-    elif form_of(args) != "gguf" and args.output.endswith(".gguf"):
+    elif format_of(args) != "gguf" and args.output.endswith(".gguf"):
         problems.append(f"--output {printable(args.output)}: names a GGUF file, and a folder is written. Give the "
                         "folder's name")
-    if args.dtype in QUANTIZED and form_of(args) != "gguf":
+    if args.dtype in QUANTIZED and format_of(args) != "gguf":
         problems.append(f"--dtype {args.dtype}: only in a file. Give --format gguf and --output NAME.gguf")
-    if args.tokenizer_file and form_of(args) != "gguf" and not args.from_nanogpt:
+    if args.tokenizer_file and format_of(args) != "gguf" and not args.from_nanogpt:
         problems.append("--tokenizer_file: has no effect with --format huggingface, which copies the "
                         "checkpoint's")
     return problems
 
 
-def form_of(args: argparse.Namespace) -> str:
+def format_of(args: argparse.Namespace) -> str:
     """The format of the export, 'gguf' or 'huggingface': --format, or the default beside other flags."""
     return args.format or ("huggingface" if args.prune or args.from_nanogpt else "gguf")
 
@@ -95,7 +95,7 @@ def answer_early(argv: Sequence[str]) -> None:
     """Checks flags and packages before the slow import of torch. Raises UserError."""
     args = read_flags(argv)
     require("torch", "numpy", "tokenizers", "safetensors")
-    if form_of(args) == "gguf":
+    if format_of(args) == "gguf":
         optional("gguf", "--format gguf")
     check_package(args.ckpt)
 
@@ -133,7 +133,7 @@ from gpt.tokens.tokenizer import load_tokenizer, tokenizer_of
 from model import LanguageModel
 
 EXPORT_DTYPES = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16,
-          **dict.fromkeys(QUANTIZED, torch.float16)}  # of their scales
+          **dict.fromkeys(QUANTIZED, torch.float16)}  # the type of a block's scale
 
 
 # ---------------------------------------------------------------- the command, in the order of events
@@ -150,7 +150,7 @@ def main(argv: Sequence[str]) -> int:
 def export(args: argparse.Namespace, signals: Signals, out: Progress) -> None:
     """Exports one model, and prints where it is. Raises UserError, OSError, Stopped."""
     with contextlib.ExitStack() as temporary:
-        target = choose_target(args.output, form_of(args), args.overwrite)
+        target = choose_target(args.output, format_of(args), args.overwrite)
         args = download_flag(args, "ckpt", out, signals.raise_if_stopped)
 
         def export_of(source: Path) -> tuple[Path, int]:
@@ -160,7 +160,7 @@ def export(args: argparse.Namespace, signals: Signals, out: Progress) -> None:
             with out.phase(f"writing {printable(target.name)}"):
                 return source, write_export(args, source, target, signals)
 
-        with writing(f"--output {printable(args.output)}", SafetensorError):  # which may be a full disk
+        with writing(f"--output {printable(args.output)}", SafetensorError):  # reports a full disk
             target.parent.mkdir(parents=True, exist_ok=True)
             if args.from_nanogpt:
                 folder = temporary.enter_context(tempfile.TemporaryDirectory(prefix=".nanogpt-",
@@ -172,20 +172,25 @@ def export(args: argparse.Namespace, signals: Signals, out: Progress) -> None:
                 source, num_tensors = export_of(source)
             else:  # the next one, if a training run deletes the folder meanwhile
                 source, num_tensors = read_checkpoint(Path(args.ckpt), out.warn, export_of)
-        out.say(f"{printable(args.from_nanogpt or as_recorded(str(source)))} -> {printable(args.output)}: "
-                f"{several(num_tensors, 'tensor')}, {args.dtype}")
-        is_file = form_of(args) == "gguf"
-        output = shell_word(args.output)
-        opened = str(source) if is_file else args.output
-        has_tokenizer = (Path(opened) / TOKENIZER).is_file()
-        copying = ("" if is_file or has_tokenizer else
-                   f"the folder has no tokenizer; first copy the one of the tokens:\ncp DATA/{TOKENIZER} {output}\n")
-        chat = " --chat" if has_tokenizer and chat_template(source) and can_converse(load_tokenizer(opened)) else ""
-        out.say(copying + (f"to open it: llama-server -m {output}" if is_file else
-                           f"to open it: python generate.py --ckpt {output}{chat}"))
-        if has_tokenizer and not (is_file and args.from_nanogpt):  # whose folder was temporary
-            out.say("benchmarks: " + shell_line(["lm_eval", "--model", "hf", "--model_args", f"pretrained={opened}",
-                                                 "--tasks", "hellaswag,lambada_openai"]))
+        say_how_to_open(args, source, num_tensors, out)
+
+
+def say_how_to_open(args: argparse.Namespace, source: Path, num_tensors: int, out: Progress) -> None:
+    """Prints what was written, and the commands that open and benchmark it."""
+    out.say(f"{printable(args.from_nanogpt or as_recorded(str(source)))} -> {printable(args.output)}: "
+            f"{several(num_tensors, 'tensor')}, {args.dtype}")
+    is_file = format_of(args) == "gguf"
+    output = shell_word(args.output)
+    opened = str(source) if is_file else args.output
+    has_tokenizer = (Path(opened) / TOKENIZER).is_file()
+    copying = ("" if is_file or has_tokenizer else
+               f"the folder has no tokenizer; first copy the one of the tokens:\ncp DATA/{TOKENIZER} {output}\n")
+    chat = " --chat" if has_tokenizer and chat_template(source) and can_converse(load_tokenizer(opened)) else ""
+    out.say(copying + (f"to open it: llama-server -m {output}" if is_file else
+                       f"to open it: python generate.py --ckpt {output}{chat}"))
+    if has_tokenizer and not (is_file and args.from_nanogpt):  # whose folder was temporary
+        out.say("benchmarks: " + shell_line(["lm_eval", "--model", "hf", "--model_args", f"pretrained={opened}",
+                                             "--tasks", "hellaswag,lambada_openai"]))
 
 
 def write_export(args: argparse.Namespace, source: Path, target: Path, signals: Signals) -> int:
@@ -198,7 +203,7 @@ def write_export(args: argparse.Namespace, source: Path, target: Path, signals: 
     config, weights = open_model(source)
     try:
         signals.raise_if_stopped()
-        if form_of(args) == "gguf":
+        if format_of(args) == "gguf":
             num_tensors = write_gguf(args, config, weights, source, temporary, target.stem)
         else:
             num_tensors = write_folder(args, config, source, temporary)
@@ -217,7 +222,7 @@ def write_export(args: argparse.Namespace, source: Path, target: Path, signals: 
             temporary.unlink(missing_ok=True)
 
 
-def choose_target(output: str, form: str, overwrite: bool) -> Path:
+def choose_target(output: str, export_format: str, overwrite: bool) -> Path:
     """Resolves links in the output's path, and checks that the path can be written.
 
     Raises UserError: exit 2 if the path exists, unless it is a model and overwrite is on; exit 5
@@ -225,7 +230,7 @@ def choose_target(output: str, form: str, overwrite: bool) -> Path:
     """
     target = Path(output)
     with writing(f"--output {printable(output)}"):
-        if form == "gguf":
+        if export_format == "gguf":
             is_model = target.is_file() and target.open("rb").read(4) == b"GGUF"
         else:
             is_model = target.is_dir() and {path.name for path in target.iterdir()} <= {*PUBLISHED, WEIGHTS}

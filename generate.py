@@ -165,7 +165,7 @@ def main(argv: Sequence[str]) -> int:
         vocabulary, ids_of = chat.prompt_maker(vocabulary, template, folder, system, most_prompt_ids)
         if prompt is None:
             return chat.converse(decoder, ids_of, sampling, vocabulary, args.seed, args.max_new_tokens, args.json)
-        prompt = prompt.rstrip("\r\n")  # a file ends with one
+        prompt = prompt.rstrip("\r\n")  # the newline at the end of a file is no part of a message
 
     text = "\n" if prompt is None else without_surrogates(prompt)
     prompt_ids = ids_of([], text)
@@ -179,7 +179,7 @@ def main(argv: Sequence[str]) -> int:
         return sample
 
     output = (lambda _text: None) if corpus and args.json else show  # JSON waits for the quotations
-    # Stdout may be within a line.
+    # A note begins with a newline, because the text on stdout may stop within a line.
     with Signals(lambda line: print_line(f"\n{line}")) as signals:
         made = map(sample_of, range(args.num_samples))
         samples = list(made) if corpus else made
@@ -192,13 +192,13 @@ def main(argv: Sequence[str]) -> int:
     return Exit.DONE if signals.number is None else 128 + signals.number
 
 
-def open_training_text(folder: Path, model: Path, vocabulary: ModelVocabulary) -> Corpus:
+def open_training_text(folder: Path, model_folder: Path, vocabulary: ModelVocabulary) -> Corpus:
     """Opens the training tokens in a folder of pretokenize.py.
 
     Raises UserError: exit 2 for a tokenizer other than the model's, exit 3 for tokens that cannot be read.
     """
     cure = ("Give the folder of the model's training tokens, or make one, and give --compare_with tokens:\n"
-            f"python pretokenize.py TEXT --tokenizer_file {shell_word(model)} --output_dir tokens")
+            f"python pretokenize.py TEXT --tokenizer_file {shell_word(model_folder)} --output_dir tokens")
     if not all((folder / name).is_file() for name in (METADATA, TOKENIZER, "train.bin")):
         raise UserError(Exit.DATA, f"--compare_with {printable(folder)} is no folder of pretokenize.py. {cure}")
     corpus = open_folder(folder)

@@ -186,6 +186,7 @@ class LanguageModel(nn.Module):
         self.add_module(trunk_name, nn.ModuleDict(parts))  # all but the output layer
         if not config.tie_weights:
             self.lm_head = Linear(config.n_embd, config.padded_vocab_size, False)
+        # Without weights of its own: a tied output layer multiplies by the embedding (head_weight).
         self.output = OutputLayer(LossRule(config.vocab_size, options.loss_chunk, options.label_smoothing))
         if options.rounded_to:
             for module, weight in self._products():
@@ -238,7 +239,10 @@ class LanguageModel(nn.Module):
             torch._foreach_copy_([module.rounded for module in modules], weights)  # type: ignore[attr-defined]
 
     def embed(self, idx_BT: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """Embeds the ids: the residual stream before the blocks, [B, T, C], and the other inputs of every block."""
+        """Embeds the ids: the residual stream before the blocks, [B, T, C], and what every block also reads.
+
+        Rotary networks add the rotations of the positions; GPT-2 adds nothing.
+        """
         raise NotImplementedError
 
     def trunk(self, idx_BT: torch.Tensor) -> torch.Tensor:

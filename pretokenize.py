@@ -174,8 +174,9 @@ def pretokenize(args: Namespace, folder: Folder, signals: Signals, progress: Pro
                    for number, source in enumerate(sources)]
         refuse_changed(sources)
     cut_pattern = SAFE_CUT if given is None or given.splits_as_gpt2 else SPACE_CUT
-    strict = "--strict_utf8" if args.strict_utf8 else "--encoding" if args.encoding == "utf-8" else ""
-    reading = Reading(args.text_field, args.document_separator, strict, args.allow_bad_records, cut_pattern, limits)
+    strict_flag = "--strict_utf8" if args.strict_utf8 else "--encoding" if args.encoding == "utf-8" else ""
+    reading = Reading(args.text_field, args.document_separator, strict_flag, args.allow_bad_records, cut_pattern,
+                      limits)
     job = Job(args, sources, reading, folder, args.num_workers or usable_cores(), signals, progress)
     say_what_is_read(job)
     if job.has_chats and given:

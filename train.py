@@ -28,7 +28,10 @@ from gpt.planning.relations import RELATIONS
 
 
 def read_flags(argv: Sequence[str]) -> Namespace:
-    """Reads the flags: the command line, else --config, the resumed run, the defaults; UserError (exit 2)."""
+    """Reads each flag from the command line, else --config, else the resumed run, else its default.
+
+    Raises UserError (exit 2) for a wrong flag.
+    """
     # What stays None is decided by choose_recipe in planning/recipe.py.
     parser = Parser("train.py", "Trains a language model. A step is one optimizer step; losses are in nats.",
                     RELATIONS, expand_shorthands)
@@ -105,8 +108,8 @@ def read_flags(argv: Sequence[str]) -> Namespace:
     g.add_argument("--use_gpu", action=Switch, help="require a GPU, NVIDIA's or Apple's, or exit 5 (default: if any)")
     g.add_argument("--use_amp", action=Switch, help="mixed precision (default: on with a GPU; on a CPU with bf16 where "
                    "the size is chosen)")
-    g.add_argument("--amp_dtype", type=one_of("auto", "bf16", "fp16"), default="auto", help="16 "
-                   "bits of --use_amp, which a named type turns on; auto: bf16 if native, else fp16 on a GPU")
+    g.add_argument("--amp_dtype", type=one_of("auto", "bf16", "fp16"), default="auto", help="16-bit type; naming one "
+                   "turns --use_amp on; auto: bf16 if native, else fp16 on a GPU")
     g.add_argument("--model_parallel", type=one_of("auto", "ddp", "fsdp", "hsdp"), default="auto", help="how processes "
                    "share a model; ddp: each has all; fsdp: each a shard; hsdp: each machine all; auto: ddp if it fits")
     g.add_argument("--compile", action=Switch, help="torch.compile; eager where it fails (default: on with CUDA)")
@@ -172,7 +175,7 @@ from gpt.planning.deadline import Deadline, Pace, with_length
 from gpt.planning.decided import Setup
 from gpt.planning.first_model import after_first_model
 from gpt.planning.inputs import choose_inputs
-from gpt.planning.plan import say_first, say_rest
+from gpt.planning.plan import say_size, say_time_and_disk
 from gpt.planning.setup import choose_setup
 from gpt.training import recovery
 from gpt.training.checkpointing import Checkpointer
@@ -200,7 +203,8 @@ def main(argv: Sequence[str]) -> int:
 
         # What there is: tokens, the model's shape, a checkpoint to resume from; then the machine.
         inputs = choose_inputs(args, runtime)
-        inputs = after_first_model(inputs, runtime, argv)  # trains the first one of two models
+        # With --max_minutes on a small text this may train a small teacher first; any other run keeps its inputs.
+        inputs = after_first_model(inputs, runtime, argv)
         runtime.use(choose_machine(args, inputs.prefers_bf16))  # TF32 is on from here
 
         # What will be trained and how, each default with its reason (planning/recipe.py).
@@ -208,7 +212,7 @@ def main(argv: Sequence[str]) -> int:
         setup = choose_setup(inputs, runtime, deadline)
         if setup is None:  # a resumed run that has nothing left to do
             return Exit.DONE
-        say_first(setup)
+        say_size(setup)
 
         # Model, optimizer and batches. A few steps are timed, and change no weights; --max_minutes needs their time.
         run = build_run(setup)
@@ -261,8 +265,9 @@ def train(run: Run, pace: Pace, deadline: Deadline, validator: Validator, argv: 
     args = run.setup.args
     forget_best_on_other_tokens(run)
     if not args.overfit:
-        say_rest(run.setup, pace, run.state.step)
+        say_time_and_disk(run.setup, pace, run.state.step)
     checkpointer = Checkpointer(run, validator.tokenizer)
+    # Only now, because measure_pace clears the optimizer's state.
     load_start(run)  # pretrained weights, or the whole state of the checkpoint
 
     failures = recovery.explaining_failures(run, checkpointer)
@@ -282,13 +287,16 @@ def train(run: Run, pace: Pace, deadline: Deadline, validator: Validator, argv: 
 def loop(run: Run, pace: Pace, deadline: Deadline, validator: Validator, checkpointer: Checkpointer,
          monitor: Monitor) -> None:
     """Trains until the last step, a signal, the end of --max_minutes, or the end of patience."""
-    validate_first(run, validator, checkpointer, monitor)
     runtime, state = run.setup.runtime, run.state
+    check_pretrained(run, validator, monitor)
+    runtime.out.bar(run.recipe.total_steps, state.step)
+    make_up_validation(run, validator, checkpointer, monitor)
     runtime.clock.start()
     deadline.start(state.step, state.seconds)
 
     while state.step < run.recipe.total_steps and not (ends_by_patience(run) or run.must_stop()):
-        # Learning rate: warm-up, then decay, a pure function of the step. Embeddings have a multiple of it (lr_scale).
+        # Learning rate: warm-up, then decay, a pure function of the step. lr_scale is 1 for the blocks' matrices, and
+        # a multiple for embeddings, norms and biases.
         runtime.out.begin_phase(f"step {state.step + 1:,}")
         for group in run.optimizer.param_groups:
             group["lr"] = group["lr_scale"] * run.recipe.learning_rate_at(state.step + 1)
@@ -313,6 +321,7 @@ def loop(run: Run, pace: Pace, deadline: Deadline, validator: Validator, checkpo
         checkpointer.settle(wait=False)  # notes the end of a save in flight
         is_best = due.validate and validate(run, validator, checkpointer, monitor)
         end_moved = due.validate and not due.is_last and move_end(run, deadline, pace, checkpointer.save_seconds)
+        # A moved end is saved at once, so that a resumed run has the schedule of this one.
         if due.save or is_best or end_moved:
             checkpointer.save(due.permanent)
         if due.sample:
@@ -323,12 +332,12 @@ def loop(run: Run, pace: Pace, deadline: Deadline, validator: Validator, checkpo
 
 
 def take_step(run: Run, num_micro_batches: int | None = None) -> Figures:
-    """Takes one optimizer step on the next samples, and again in smaller micro-batches where memory runs out.
+    """Takes one optimizer step on the next samples; if memory runs out, repeats it with smaller micro-batches.
 
-    The caller sets the learning rates before, and counts the step. Fewer micro-batches than a step has are for
-    measuring. The host waits for no device. Raises Abandoned after a signal, and TokensChanged where a token file
-    was written to; both undo the step first. Raises the out-of-memory error where a single sequence is too much or
-    other processes wait.
+    The caller sets the learning rates before, and counts the step. num_micro_batches is for measuring: fewer than a
+    step has. The host waits for no device. Raises Abandoned after a signal, and TokensChanged if a token file was
+    written to; both undo the step first. Raises the out-of-memory error if not even one sequence fits, or if there
+    are several processes.
     """
     rng = run.setup.runtime.machine.backend.rng_states()  # for undo_step; micro_batches seeds dropout's masks
     while True:
@@ -347,10 +356,10 @@ def take_step(run: Run, num_micro_batches: int | None = None) -> Figures:
 
 
 def try_step(run: Run, batches: Iterable[tuple[torch.Tensor, torch.Tensor]], num: int) -> Figures:
-    """Forward, backward, clip, update on num micro-batches; nothing changes where a loss or the norm is not finite.
+    """Computes one step on num micro-batches: forward, backward, clip, update.
 
-    The mean of the micro-batches' losses is the step's, in nats: each divides by the same number of targets. The norm
-    is the gradient's before clipping; skipped is 1 where nothing has changed.
+    Where the loss or the gradient's norm is not finite, weights and optimizer state stay, and skipped is 1. loss is the
+    mean over the micro-batches, in nats; each divides by the same number of targets. grad_norm is before clipping.
     """
     machine, optimizer = run.setup.runtime.machine, run.optimizer
     run.model.round_weights()  # the 16-bit copies that products read under autocast, once a step
@@ -375,7 +384,7 @@ def try_step(run: Run, batches: Iterable[tuple[torch.Tensor, torch.Tensor]], num
         optimizer.grad_scale = (norm / run.recipe.grad_clip).clamp(min=1.0)  # type: ignore[attr-defined]
 
     # Update.
-    run.is_updating = True
+    run.is_updating = True  # if memory runs out from here on, some weights may have changed: recovery.can_halve
     optimizer.step()
     run.is_updating = False
     run.scaler.update()
@@ -383,16 +392,20 @@ def try_step(run: Run, batches: Iterable[tuple[torch.Tensor, torch.Tensor]], num
     return {"loss": mean_loss, "grad_norm": norm, "skipped": skipped}
 
 
-def validate_first(run: Run, validator: Validator, checkpointer: Checkpointer, monitor: Monitor) -> None:
-    """Validates pretrained weights before the first step, or makes up for a validation that the last start missed."""
-    state, recipe = run.state, run.recipe
-    measured = validator.measure() if run.setup.args.init_from and state.step == 0 else None
-    if measured and not math.isfinite(measured.nats):
+def check_pretrained(run: Run, validator: Validator, monitor: Monitor) -> None:
+    """Validates pretrained weights before the first step. Raises UserError (exit 6) for a loss that is not finite."""
+    measured = validator.measure() if run.setup.args.init_from and run.state.step == 0 else None
+    if measured is None:
+        return
+    if not math.isfinite(measured.nats):
         raise UserError(Exit.DIVERGED, "--init_from: its weights give no finite loss, as where fp16 overflows. Give "
                                        "--no-use_amp, or other weights.")
-    if measured:
-        monitor.say_loss_before(measured.nats)
-    run.setup.runtime.out.bar(recipe.total_steps, state.step)
+    monitor.say_loss_before(measured.nats)
+
+
+def make_up_validation(run: Run, validator: Validator, checkpointer: Checkpointer, monitor: Monitor) -> None:
+    """Makes up for a validation that the last start missed, and saves it."""
+    state, recipe = run.state, run.recipe
     is_due = state.step % recipe.eval_interval == 0 or state.step == recipe.total_steps
     if is_due and state.validated_step < state.step:
         validate(run, validator, checkpointer, monitor)

@@ -1,7 +1,8 @@
 """Writes the files of a checkpoint.
 
 A folder is written under a temporary name, flushed to disk, read back and verified, and only then renamed.
-Training waits only for a snapshot of the tensors; a thread writes the snapshot.
+Training waits only for a snapshot of the tensors; a thread of
+gpt/training/checkpointing.py writes it.
 """
 
 import hashlib
@@ -72,7 +73,7 @@ def save(output_dir: Path, step: int, tensors: Mapping[str, Mapping[str, torch.T
          texts: Mapping[str, str]) -> Path:
     """Writes and returns output_dir/checkpoint-STEP; it gets its name once all files were read back.
 
-    tensors has the safetensors files, each as tensors by name; texts has the other files but the manifest.
+    tensors holds the tensors of each safetensors file by name; texts holds all other files except the manifest.
     Raises OSError if a file cannot be written, and FloatingPointError with the name of a tensor that holds
     NaN or infinity. The unfinished folder is then removed, and an older checkpoint of this step stays.
     """

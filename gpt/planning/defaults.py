@@ -1,7 +1,8 @@
 """The numbers of the default recipe, each with its source; gpt/planning/recipe.py says when they apply.
 
-A learning rate means Recipe.learning_rate: of every parameter for AdamW, of the matrices inside blocks for
-Muon. Muon's update is scaled so that both have the same unit (Liu et al. 2025, Moonlight, section 2.2).
+A learning rate means Recipe.learning_rate, the peak of the matrices inside blocks; all other parameters have
+Recipe.embedding_learning_rate. Muon's update is scaled so that its rates have AdamW's unit (Liu et al. 2025,
+Moonlight, section 2.2).
 """
 
 import math

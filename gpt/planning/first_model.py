@@ -34,8 +34,10 @@ from gpt.planning.relations import flags_of_scope, of_another_recipe
 from gpt.tokens.mixture import mixture_in_words
 
 LEAST_MINUTES = 2.0  # of a run with two models: each builds and compiles
-FIRST_PART, FIRST_PART_OF_LARGE = 0.15, 0.25  # of the minutes, for the first model; beside a large second one
-FIRST_MINUTES, MOST_FIRST_PART = 2.0, 0.3  # at least these minutes, at most this part of all
+# Fractions of --max_minutes that the first model gets: usually, and where one model alone would be large (is_large).
+FIRST_PART, FIRST_PART_OF_LARGE = 0.15, 0.25
+# In a short run it gets FIRST_MINUTES instead, but never more than MOST_FIRST_PART of all minutes.
+FIRST_MINUTES, MOST_FIRST_PART = 2.0, 0.3
 NOISE = 0.1  # fraction of the input ids
 NOISE_GAP = 1.1  # nats between the losses of a first model, above which noise helps the second one too
 
@@ -91,7 +93,7 @@ def _why_two(inputs: Inputs, runtime: Runtime, minutes: float, has_begun: bool) 
         return ""
     if sizing.spare * total >= minutes:
         return f"one alone would learn the text by heart, and leave {percent(sizing.spare)} of the minutes"
-    if sizing.is_large and FIRST_PART * total >= FIRST_MINUTES:  # in 13 minutes and more, as it was tried
+    if sizing.is_large and FIRST_PART * total >= FIRST_MINUTES:  # from 13.4 minutes on: shorter runs were not tried
         return "they learn more in this time than one large model"
     return "the first one has begun" if has_begun else ""  # this start measures another speed
 

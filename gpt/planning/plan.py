@@ -48,7 +48,7 @@ MANY_SILENT = 0.2  # of the sequences, without an answer
 # ---------------------------------------------------------------- in a few lines
 
 
-def say_first(setup: Setup) -> None:
+def say_size(setup: Setup) -> None:
     """Prints the network and the machine, and all warnings about the machine and the text.
 
     Building and compiling, which take seconds, come after it.
@@ -71,10 +71,10 @@ def say_first(setup: Setup) -> None:
         out.warn(line)
 
 
-def say_rest(setup: Setup, pace: Pace, steps_done: int) -> None:
+def say_time_and_disk(setup: Setup, pace: Pace, steps_done: int) -> None:
     """Prints the time and disk space that the run needs, and warnings: the objections to the plan.
 
-    With --verbose or --dry_run the whole plan comes first. steps_done are not counted again.
+    With --verbose or --dry_run the whole plan comes first. The time is for the steps after steps_done.
     """
     args, recipe = setup.args, setup.recipe
     steps = recipe.total_steps - steps_done
@@ -190,7 +190,7 @@ def attention_of(config: ModelConfig, machine: Machine) -> str:
 
 
 def objections(setup: Setup) -> list[str]:
-    """The objections of a practitioner to the plan that depend on the length of the run."""
+    """Warnings about the plan that depend on the length of the run."""
     args, config, recipe = setup.args, setup.config, setup.recipe
     num_tokens = setup.corpus.train.length
     lines = []
@@ -238,7 +238,7 @@ def _passes_of_components(setup: Setup) -> list[tuple[Component, float]]:
 
 
 def early_objections(setup: Setup) -> list[str]:
-    """The objections of a practitioner to the plan that are known before a step is measured."""
+    """Warnings about the plan that need no measured step."""
     args, corpus = setup.args, setup.corpus
     config, recipe = setup.config, setup.recipe
     num_tokens = corpus.train.length

@@ -26,19 +26,19 @@ from model import INIT_STD
 
 LEAST_EVAL_TOKENS, MOST_EVAL_TOKENS = 2**14, 2**19
 ASSUMED_STEP_TOKENS = 4096  # of a step of --max_steps, a laptop's, where a size must not depend on the batch
+ENDLESS = 2**40  # epochs, until the length that fits into --max_minutes is planned
 
 
 @dataclass(frozen=True)
 class Recipe(Schedule):
     """How a run trains, with every default decided; reasons holds the reason of each default by its flag's name.
 
-    batch_size is the largest micro-batch; batch_size times accumulation are the samples of a step, of all
-    processes together. epochs is only a limit, up to 2**40, until --max_minutes has planned the length.
-    Intervals are in steps; a sample_interval of 0 means no samples, a grad_clip of 0 no clipping. A validation
-    has at most eval_tokens. embedding_learning_rate is the peak of all parameters but the matrices inside
-    blocks. is_regularized is True for a run that gets more decay, and dropout, the more often it reads its
-    text. samples_of_others counts the samples of other tokens, before --allow_new_data. samples_of_other_steps
-    are the samples seen so far, less step times samples_per_step: not 0 after a change of the step's size.
+    A step has batch_size x accumulation samples, over all processes; batch_size is the largest micro-batch. epochs is
+    only a limit, ENDLESS until --max_minutes has planned the length. Intervals are in steps; a sample_interval of 0
+    means no samples, a grad_clip of 0 no clipping. A validation has at most eval_tokens. learning_rate is the peak of
+    the matrices inside blocks, embedding_learning_rate that of all other parameters. is_regularized is True if decay
+    and dropout grow with the passes over the text. samples_of_others counts the samples of other tokens, before
+    --allow_new_data. samples_offset is samples_seen - step x samples_per_step, 0 unless a step's size has changed.
     """
 
     batch_size: int
@@ -59,7 +59,7 @@ class Recipe(Schedule):
     is_regularized: bool = False
     usual_learning_rate: float = math.inf  # the default peak, also where a flag gives another
     samples_of_others: int = 0
-    samples_of_other_steps: int = 0
+    samples_offset: int = 0
 
     @property
     def lower_rate_in_words(self) -> str:
@@ -80,7 +80,7 @@ class Recipe(Schedule):
 
     def until(self, last_step: int) -> "Recipe":
         """The recipe with another last step, counted from the run's first; intervals stay."""
-        samples = last_step * self.samples_per_step + self.samples_of_other_steps
+        samples = last_step * self.samples_per_step + self.samples_offset
         return replace(self, total_steps=last_step,
                        epochs=epochs_of(samples, self.samples_per_step, self.windows_per_epoch))
 
@@ -94,7 +94,7 @@ class Recipe(Schedule):
     @property
     def num_samples(self) -> int:
         """The samples of this run's tokens, without samples_of_others."""
-        return self.total_steps * self.samples_per_step + self.samples_of_other_steps - self.samples_of_others
+        return self.total_steps * self.samples_per_step + self.samples_offset - self.samples_of_others
 
     @property
     def passes(self) -> float:
@@ -148,7 +148,6 @@ class Recipe(Schedule):
 
 # ---------------------------------------------------------------- the optimizer
 
-ENDLESS = 2**40  # epochs, until the length that fits into --max_minutes is planned
 ADAMWS_OWN = ("learning_rate", "beta1", "beta2")  # people tune these for AdamW
 
 
@@ -236,6 +235,8 @@ def choose_recipe(inputs: Inputs, most_batch_size: int, length: int | None = Non
     num_tokens = inputs.corpus.train.length
     reasons = inputs.sizing.reasons.items() if inputs.sizing and not inputs.resumed else ()
     windows = data.WindowOrder(num_tokens, config.seq_length, 0).windows_per_epoch
+
+    # The step: a short text has smaller micro-batches, conversations of pretrained weights too.
     if args.batch_size is None:
         most_batch_size = min(most_batch_size, power_of_two(windows / args.gradient_accumulation_steps))
     facts = _Facts(**vars(inputs), reasons={name: why for name, why in reasons if getattr(args, name) is None})
@@ -247,17 +248,23 @@ def choose_recipe(inputs: Inputs, most_batch_size: int, length: int | None = Non
     if args.batch_size == "auto" and "accumulation" in stored.settings:  # another step would be another run
         batch_size, accumulation = stored.settings["batch_size"], stored.settings["accumulation"]
     samples_per_step = batch_size * accumulation
+
+    # The optimizer follows from the tokens of a step.
     optimizer, why = choose_optimizer(args, config, samples_per_step, stored)
     if why:
         facts.reasons["optimizer"] = why
     is_regularized = facts.is_small and optimizer == "muon"
+
+    # The length, then the rates, which depend on it.
     cooldown = cooldown_of(stored.settings) if args.cooldown_from else None
     epochs, total_steps = _choose_length(facts, cooldown, is_regularized, windows, samples_per_step, length)
     rates = _choose_rates(facts, optimizer, samples_per_step, total_steps)
     if config.dropout and args.dropout is None:
         facts.reasons["dropout"] = defaults.REASONS["dropout"]
+
+    # The passes over the text, by which a small one gets more decay.
     samples_of_others = stored.state.samples_of_others
-    samples_of_other_steps = stored.state.samples_seen - stored.state.step * samples_per_step
+    samples_offset = stored.state.samples_seen - stored.state.step * samples_per_step
     samples_to_come = (total_steps - stored.state.step) * samples_per_step
     passes = (stored.state.samples_seen + samples_to_come - samples_of_others) / windows if is_regularized else 1.0
     return Recipe(
@@ -271,7 +278,7 @@ def choose_recipe(inputs: Inputs, most_batch_size: int, length: int | None = Non
         sample_interval=sample_interval_of(args.sample_interval, total_steps),
         log_interval=args.log_interval or max(1, min(20, total_steps // 100)),
         reasons=facts.reasons, optimizer=optimizer, is_regularized=is_regularized, samples_of_others=samples_of_others,
-        samples_of_other_steps=samples_of_other_steps)
+        samples_offset=samples_offset)
 
 
 def _choose_length(facts: _Facts, cooldown: Cooldown | None, is_regularized: bool, windows: int, samples_per_step: int,

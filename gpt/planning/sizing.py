@@ -1,4 +1,4 @@
-"""Chooses network, size, T, batch and epochs without a GPU that has its own memory.
+"""Chooses network, size, T, batch and epochs of a run on a CPU, or on an Apple GPU, which shares the CPU's memory.
 
 They follow from the corpus, the processor and the time. The speed of the processor is measured where no flag
 names a size, and else assumed from its number of threads. It only chooses; the time announced before the first
@@ -41,9 +41,9 @@ FLOPS_OF_APPLE_GPU = 1e12  # FLOP/s of MPS in training, assumed: 40% of the smal
 # sheet's peak. UNKNOWN_PEAK is the FLOP/s of an unknown card.
 FRACTION_OF_PEAK, UNKNOWN_PEAK = 0.35, 1e13
 MOST_PARAMETERS_PER_TOKEN = 30  # of the text: no larger model was tried (LOG.md, 2026-11-25, More decay).
-# Above these two smaller models, of which one teaches the other, learn more in the same time (LOG.md,
-# 2026-11-29, One large model or two smaller ones).
-MANY_PARAMETERS_PER_TOKEN = 25
+# With more parameters per token than this, two smaller models learn more in the same time: the first one teaches
+# the second (LOG.md, 2026-11-29, One large model or two smaller ones).
+LARGE_PARAMETERS_PER_TOKEN = 25
 USUAL_MINUTES = 15.0  # where --max_minutes is not given
 
 # A size is taken if the time suffices for one of three: LEAST_TOKENS_PER_PARAMETER;
@@ -61,7 +61,7 @@ CHOSEN_ARCH = "qwen3"  # where the program chooses the size; gpt2 where a flag n
 MOST_STEP_TOKENS, LEAST_STEP_TOKENS = 4096, 512
 STEPS_OF_A_CORPUS = 4000  # of a small one: with four times the batch tiny Shakespeare ended 0.26 bits per byte higher
 SIZE_FLAGS = ("model_size", "n_layer", "n_head", "n_embd", "n_kv_head", "n_inner")
-STEPS_OF_CHOSEN = 100  # at least, of a size that the program chooses: then a step may have the tokens that Muon needs
+STEPS_OF_CHOSEN = 100  # at least, where the program chooses the size: a step may be as large as Muon needs
 
 Shape = tuple[int, int, int]  # layers, heads, width
 SHAPES: list[Shape] = [(2, 2, 128), (4, 4, 192), (4, 4, 256), (4, 6, 384), SIZES["mini"], (6, 8, 512),
@@ -70,12 +70,12 @@ SHAPES: list[Shape] = [(2, 2, 128), (4, 4, 192), (4, 4, 256), (4, 6, 384), SIZES
 
 @dataclass(frozen=True)
 class Sizing:
-    """Network, T, micro-batch and epochs without a GPU that has its own memory, with the reasons.
+    """The network, T, micro-batch and epochs of a run on a CPU or an Apple GPU, with the reasons.
 
     speed is in FLOP/s of training. shape is the program's choice, or None for a size that flags name.
     batch_size is the most sequences of a default micro-batch; the memory may allow fewer. spare is the fraction of
     --max_minutes left after the passes that the text allows, for a shape of the program's choice; else 0. is_large is
-    True where that shape has more than MANY_PARAMETERS_PER_TOKEN.
+    True where that shape has more than LARGE_PARAMETERS_PER_TOKEN.
     """
 
     speed: float
@@ -92,14 +92,15 @@ class Sizing:
 def choose_sizing(args: Namespace, corpus: Corpus, max_minutes: float | None) -> Sizing | None:
     """Chooses the sizing for a corpus and this processor or Apple GPU.
 
-    max_minutes is None for a run without a deadline. Where no flag names a size, it measures the processor for two
-    seconds: in bf16 if it has that, and --no-use_amp is not given. Returns None for pretrained weights, and for a GPU
-    with its own memory, whose default is gpt2_small. Raises UserError (exit 2) like shape_of().
+    max_minutes is None for a run without a deadline. Where no flag names a size, it measures the processor, twice for
+    MEASURED_SECONDS: in bf16 if it has that, and --no-use_amp is not given. Returns None for pretrained weights, and
+    for a GPU with its own memory, whose default is gpt2_small. Raises UserError (exit 2) like shape_of().
     """
     gpu = gpu_in_use(args.use_gpu)
     if args.init_from or (gpu and gpu.has_own_memory):
         return None
     is_named = names_size(args)
+    # A flag that only GPT-2 has, such as --bias, asks for GPT-2.
     only_default_has = set(own_fields_with_flags(ARCHITECTURES[DEFAULT].Config, vars(args))).difference(
         own_fields_with_flags(ARCHITECTURES[CHOSEN_ARCH].Config, vars(args)))
     names_default = any(getattr(args, name) is not None for name in only_default_has)
@@ -200,7 +201,7 @@ def sizing_for(vocab_size: int, num_tokens: int, speed: float, max_minutes: floa
         most_tokens = most_passes(num_tokens, config.num_parameters, is_helped) * num_tokens
         spare = max(0.0, 1 - most_tokens * config.flops_per_token / flops)
     batch_size = max(1, min(step_tokens, num_tokens) // seq_length)
-    is_large = chosen is not None and config.num_parameters > MANY_PARAMETERS_PER_TOKEN * num_tokens
+    is_large = chosen is not None and config.num_parameters > LARGE_PARAMETERS_PER_TOKEN * num_tokens
     return Sizing(speed, arch, chosen, seq_length=seq_length, batch_size=batch_size, epochs=epochs, reasons=reasons,
                   spare=spare, is_large=is_large)
 

@@ -1,6 +1,6 @@
 """The parts of a training run. The story itself, main, the loop and the step, is train.py.
 
-run            Run, the living parts of a run, and what feeds its step: begin here
+run            Run, the changing parts of a run, and what feeds its step: begin here
 starting       starts or resumes a run
 strategies     several processes: their shares of a step, their common decisions
 compiling      compiles the step

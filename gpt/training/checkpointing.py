@@ -47,7 +47,7 @@ class Checkpointer:
         self.save_seconds = 0.0  # of the last save, until it was on the disk
         self.begun_step = 0  # of the save in flight, or of the last save
         self.validation_curve: list[tuple[int, float, float | None]] = []  # step, nats, bits per byte
-        self._written_step: int | None = None  # of the last successful save, or resumed from this folder
+        self._written_step: int | None = None  # of the last save, or of the checkpoint resumed in this folder
         self._first_step = run.state.step
         self._tokenizer_json = tokenizer.to_str() if tokenizer else None
         self._chat_template = _choose_chat_template(run.setup, tokenizer)
@@ -229,7 +229,7 @@ class Checkpointer:
         return f"the {several(lost, 'step')} {since}" if lost else "", safe
 
     def last_good(self) -> str:
-        """Names the newest checkpoint in the beginning of a sentence, which ends with "Resume" or "Start again".
+        """Begins the fix of an error: names the newest checkpoint, then "Resume (...)" or "Start again".
 
         Waits for the save in flight, and ignores its failure.
         """

@@ -28,11 +28,12 @@ class TooManySkipped(Exception):
 
 
 def can_halve(run: Run, error: Exception) -> bool:
-    """True if memory ran out, weights have not changed, and a smaller micro-batch is possible.
+    """True if memory ran out, no weight has changed, and the micro-batch can be halved.
 
-    Several processes would wait for each other.
+    Never with several processes: if one repeated the step, the others would wait for it.
     """
-    learns = any(group["lr"] for group in run.optimizer.param_groups)  # not while steps are measured
+    # While steps are measured all learning rates are 0, so that an interrupted update has changed no weight.
+    learns = any(group["lr"] for group in run.optimizer.param_groups)
     return (run.micro_batch > 1 and run.setup.runtime.processes.world_size == 1 and is_out_of_memory(error)
             and not (run.is_updating and learns))
 
@@ -74,7 +75,7 @@ def halve_micro_batch(run: Run, rng: Mapping[str, torch.Tensor]) -> None:
     setup.runtime.out.warn(
         f"out of memory in step {run.state.step + 1:,} with {several(before, 'sequence')} at a time: going on with "
         f"--batch_size {smaller} --gradient_accumulation_steps {run.num_micro_batches}. Next time give these."
-        f"{on_other_programs(setup)}")
+        f"{memory_of_others(setup)}")
 
 
 @contextlib.contextmanager
@@ -107,12 +108,13 @@ def explaining_memory(setup: Setup, run: Run | None = None) -> Iterator[None]:
                         "many at a time.")
         with processes.errors_of_this_rank():
             raise UserError(Exit.MACHINE, f"out of memory {where}: {size(backend.peak_memory())} held, of "
-                                          f"{size(backend.total_memory())}.{on_other_programs(setup)} What was saved "
+                                          f"{size(backend.total_memory())}.{memory_of_others(setup)} What was saved "
                                           f"is safe. {cure}") from error
 
 
-def on_other_programs(setup: Setup) -> str:
-    """A sentence on what other programs hold of the GPU's memory, after a blank; empty below a GiB."""
+def memory_of_others(setup: Setup) -> str:
+    """A sentence, after a blank, about the GPU memory of other programs; empty for a GiB or less."""
+    # The driver's memory for this process is counted too.
     num_bytes = setup.runtime.machine.backend.held_by_others() - CUDA_CONTEXT
     return f" Other programs hold {size(num_bytes)} of the GPU; nvidia-smi names them." if num_bytes > GIB else ""
 

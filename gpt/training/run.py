@@ -1,4 +1,4 @@
-"""The living parts of a run (Run), the figures of a step (Figures), and the micro-batches of a step.
+"""The changing parts of a run (Run), the figures of a step (Figures), and the micro-batches of a step.
 
 Each micro-batch has its own seed for dropout.
 """
@@ -26,7 +26,7 @@ Figures = dict[str, torch.Tensor]  # of a step, by their names in metrics.jsonl:
 
 @dataclass
 class Run:
-    """The living parts of a run: the model, its optimizer, its batches, its counters.
+    """The changing parts of a run: the model, its optimizer, its batches, its counters.
 
     strategy shares a step among processes.
     """
