@@ -53,7 +53,7 @@ def test_a_table_that_pyarrow_does_not_know_is_no_bug(monkeypatch):
     table("a.parquet", ["x"] * 10)
     arrow = pytest.importorskip("pyarrow")
 
-    def unknown(*_):
+    def unknown(*_, **__):
         raise arrow.ArrowNotImplementedError("Support for codec 'lzo' not built")
 
     monkeypatch.setattr("pyarrow.parquet.ParquetFile", unknown)
