@@ -280,10 +280,10 @@ class _Fork(NamedTuple):
 class MixtureOrder:
     """The endless order of windows of several corpora, drawn by weight; the corpora are joined into one stream.
 
-    The corpus of a sample is a pure function of the sample. Of the first n samples a corpus gets n times its weight, at
-    most one sample off, or two with more than three corpora. The windows of a corpus come in a WindowOrder
-    with a seed of its own, and no window reaches into another corpus. An epoch of the mixture has as many
-    windows as all its tokens would have in one corpus.
+    The corpus of a sample is a pure function of the sample. Of the first n samples a corpus gets n times its
+    weight, at most one sample off, or two with more than three corpora. The windows of a corpus come in a
+    WindowOrder with a seed of its own, and no window reaches into another corpus. An epoch of the mixture has
+    as many windows as all its tokens would have in one corpus.
     """
 
     def __init__(self, num_tokens: Sequence[int], parts: Sequence[int], seq_length: int, seed: int):

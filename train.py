@@ -7,9 +7,9 @@
     python train.py --check                                             what can this machine do? no data needed
     python train.py --use_gpu --dry_run --gpu_cost_per_hour 2           what will it take? four steps, nothing written
 
-Read it from top to bottom: the flags, then main in the order of events, then the loop and the step. The machinery is
-in gpt/: planning/ decides before the run, training/ has the parts of a step, watching/ prints and records. A
-step is one optimizer step over accumulated micro-batches of B sequences of T tokens.
+Read it from top to bottom: the flags, then main in the order of events, then the loop and the step. The
+machinery is in gpt/: planning/ decides before the run, training/ has the parts of a step, watching/ prints and
+records. A step is one optimizer step over accumulated micro-batches of B sequences of T tokens.
 """
 
 from argparse import SUPPRESS, Namespace
@@ -295,8 +295,8 @@ def loop(run: Run, pace: Pace, deadline: Deadline, validator: Validator, checkpo
     deadline.start(state.step, state.seconds)
 
     while state.step < run.recipe.total_steps and not (ends_by_patience(run) or run.must_stop()):
-        # Learning rate: warm-up, then decay, a pure function of the step. lr_scale is 1 for the blocks' matrices, and
-        # a multiple for embeddings, norms and biases.
+        # Learning rate: warm-up, then decay, a pure function of the step. lr_scale is 1 for the blocks'
+        # matrices, and a multiple for embeddings, norms and biases.
         runtime.out.begin_phase(f"step {state.step + 1:,}")
         for group in run.optimizer.param_groups:
             group["lr"] = group["lr_scale"] * run.recipe.learning_rate_at(state.step + 1)
@@ -334,10 +334,10 @@ def loop(run: Run, pace: Pace, deadline: Deadline, validator: Validator, checkpo
 def take_step(run: Run, num_micro_batches: int | None = None) -> Figures:
     """Takes one optimizer step on the next samples; if memory runs out, repeats it with smaller micro-batches.
 
-    The caller sets the learning rates before, and counts the step. num_micro_batches is for measuring: fewer than a
-    step has. The host waits for no device. Raises Abandoned after a signal, and TokensChanged if a token file was
-    written to; both undo the step first. Raises the out-of-memory error if not even one sequence fits, or if there
-    are several processes.
+    The caller sets the learning rates before, and counts the step. num_micro_batches is for measuring: fewer
+    than a step has. The host waits for no device. Raises Abandoned after a signal, and TokensChanged if a token
+    file was written to; both undo the step first. Raises the out-of-memory error if not even one sequence fits,
+    or if there are several processes.
     """
     rng = run.setup.runtime.machine.backend.rng_states()  # for undo_step; micro_batches seeds dropout's masks
     while True:
@@ -358,8 +358,9 @@ def take_step(run: Run, num_micro_batches: int | None = None) -> Figures:
 def try_step(run: Run, batches: Iterable[tuple[torch.Tensor, torch.Tensor]], num: int) -> Figures:
     """Computes one step on num micro-batches: forward, backward, clip, update.
 
-    Where the loss or the gradient's norm is not finite, weights and optimizer state stay, and skipped is 1. loss is the
-    mean over the micro-batches, in nats; each divides by the same number of targets. grad_norm is before clipping.
+    Where the loss or the gradient's norm is not finite, weights and optimizer state stay, and skipped is 1.
+    The loss is the mean over the micro-batches, in nats: each divides by the same number of targets. The norm
+    is taken before clipping.
     """
     machine, optimizer = run.setup.runtime.machine, run.optimizer
     run.model.round_weights()  # the 16-bit copies that products read under autocast, once a step
@@ -374,8 +375,8 @@ def try_step(run: Run, batches: Iterable[tuple[torch.Tensor, torch.Tensor]], num
             run.scaler.scale(loss).backward()
         mean_loss += loss.detach()
 
-    # Clip, without scaler.step: the host would wait for it. Every optimizer here divides the gradients by grad_scale,
-    # and does nothing where found_inf is 1. scaler.update() reads what unscale_ has found.
+    # Clip, without scaler.step: the host would wait for it. Every optimizer here divides the gradients by
+    # grad_scale, and does nothing where found_inf is 1. scaler.update() reads what unscale_ has found.
     run.scaler.unscale_(optimizer)
     gradients = [p.grad for p in run.model.parameters() if p.grad is not None]
     mean_loss, norm = run.strategy.loss_and_norm(mean_loss, gradients)

@@ -89,9 +89,10 @@ def sweep(output_dir: Path) -> None:
 def atomic_folder(output_dir: Path, name: str) -> Iterator[Path]:
     """Yields a temporary folder in output_dir; at the end it gets its name, if its files verify.
 
-    output_dir must exist. The block writes the files, the manifest among them, and syncs each. An older
-    checkpoint of this name is replaced, but for what somebody has put into it. Raises InvalidCheckpoint if the files
-    do not verify, and OSError; after any error the temporary folder is removed and the older checkpoint stays.
+    output_dir must exist. The block writes the files, the manifest among them, and syncs each. An
+    older checkpoint of this name is replaced, but for what somebody has put into it. Raises
+    InvalidCheckpoint if the files do not verify, and OSError; after any error the temporary folder is
+    removed and the older checkpoint stays.
     """
     final, replaced = output_dir / name, output_dir / f"{REPLACED}{name}"
     temporary = output_dir / f"{TEMPORARY}{name.partition('-')[2]}-{os.getpid()}"

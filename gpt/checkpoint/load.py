@@ -251,9 +251,9 @@ def load_training(folder: Path, model: LanguageModel, optimizer: torch.optim.Opt
                   ) -> None:
     """Restores weights, optimizer state and random-number generators from a verified checkpoint.
 
-    schema gives the tensors that the optimizer keeps for a parameter, with shapes and types. All are finite, as
-    no others are saved. Raises UserError (exit 4) for the state of another model or optimizer; the model may then
-    have changed.
+    schema gives the tensors that the optimizer keeps for a parameter, with shapes and types. All are
+    finite, as no others are saved. Raises UserError (exit 4) for the state of another model or optimizer;
+    the model may then have changed.
     """
     try:
         load_weights(weights_of(model.config, stored_tensors(folder)), model)

@@ -40,9 +40,9 @@ def run_child(command: Sequence[str], signals: Signals, env: Mapping[str, str]) 
     """Runs a script of this program, which prints to this process's own stdout and stderr; returns its exit code.
 
     A signal is passed on to the script, which has a minute to save. Then it is killed with all its child
-    processes, and SystemExit is raised. env is added to this process's environment, without torchrun's variables.
-    SIGUSR1 is passed on, once the script's Signals listen. A script killed by signal n gives 128 + n and a printed
-    error.
+    processes, and SystemExit is raised. env is added to this process's environment, without torchrun's
+    variables. SIGUSR1 is passed on, once the script's Signals listen. A script killed by signal n gives
+    128 + n and a printed error.
     """
     inherited = ranks.environment_without_torchrun()
     inherited.pop(SAFE_PATH, None)  # the script's own folder must stay on its module path

@@ -27,7 +27,8 @@ SEPARATOR = "\n" + "-" * 40 + "\n"
 def show(piece: str) -> None:
     """Writes text to stdout at once; on a terminal control characters are escaped.
 
-    Raises UserError (exit 5) where it cannot be written, as on a full disk, and BrokenPipeError where nobody reads it.
+    Raises UserError (exit 5) where it cannot be written, as on a full disk, and
+    BrokenPipeError where nobody reads it.
     """
     try:
         sys.stdout.write(printable_text(piece) if sys.stdout.isatty() else piece)

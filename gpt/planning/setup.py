@@ -43,8 +43,8 @@ def choose_setup(inputs: Inputs, runtime: Runtime, deadline: Deadline) -> Setup 
     """Decides everything that the flags leave open, each with its reason, the same in all processes.
 
     Returns None, after a line with the reason, for a resumed run with neither steps nor a validation left.
-    Raises UserError: exit 2 or 4 like choose_recipe(), and 2 where processes cannot share a step. Exit 5 means that
-    not one sequence fits, that --preload gpu has no GPU, or that processes differ.
+    Raises UserError: exit 2 or 4 like choose_recipe(), and 2 where processes cannot share a step. Exit 5 means
+    that not one sequence fits, that --preload gpu has no GPU, or that processes differ.
     """
     args, corpus = inputs.args, inputs.corpus
     machine, processes = runtime.machine, runtime.processes

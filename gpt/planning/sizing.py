@@ -41,8 +41,8 @@ FLOPS_OF_APPLE_GPU = 1e12  # FLOP/s of MPS in training, assumed: 40% of the smal
 # sheet's peak. UNKNOWN_PEAK is the FLOP/s of an unknown card.
 FRACTION_OF_PEAK, UNKNOWN_PEAK = 0.35, 1e13
 MOST_PARAMETERS_PER_TOKEN = 30  # of the text: no larger model was tried (LOG.md, 2026-11-25, More decay).
-# With more parameters per token than this, two smaller models learn more in the same time: the first one teaches
-# the second (LOG.md, 2026-11-29, One large model or two smaller ones).
+# With more parameters per token than this, two smaller models learn more in the same time: the first one
+# teaches the second (LOG.md, 2026-11-29, One large model or two smaller ones).
 LARGE_PARAMETERS_PER_TOKEN = 25
 USUAL_MINUTES = 15.0  # where --max_minutes is not given
 
