@@ -199,7 +199,7 @@ def objections(setup: Setup) -> list[str]:
     if is_small and not (is_chosen or has_teacher_or_noise(args)) and recipe.passes > 1:
         lines.append(f"the corpus is small for this model: {count(num_tokens)} tokens, read {recipe.passes:.1f} times, "
                      f"for {count(config.num_parameters)} parameters. Try a smaller "
-                     f"{'--init_from' if args.init_from else '--model_size'}, or a second run with --teacher.")
+                     f"{'--init_from' if args.init_from else '--model_size'}; a second run may learn from the first.")
     by_minutes = args.max_minutes and not (args.epochs or args.max_steps or setup.is_pretrained)
     most = most_passes(num_tokens, config.num_parameters, has_teacher_or_noise(args))
     times = times_too_short(recipe.total_steps, recipe.total_steps * setup.tokens_per_step, num_tokens,

@@ -84,7 +84,7 @@ def test_what_helps_a_small_corpus_are_flags_that_the_run_takes(init_from, noise
                                                                      learning_rate=1, usual_learning_rate=1),
                                  corpus=SimpleNamespace(train=SimpleNamespace(length=1000), components=()),
                                  tokens_per_step=512)
-    assert [re.findall(r"Try a smaller (\S+), or a second run", line)[0] for line in objections(setup)] == cures
+    assert [re.findall(r"Try a smaller (\S+); a second run", line)[0] for line in objections(setup)] == cures
 
 
 def test_a_resumed_run_from_pretrained_weights_ends_at_its_minutes_as_a_new_one_does(run, corpus, capsys, monkeypatch):
