@@ -4,6 +4,7 @@ No rule by architecture is right for attention on all cards: public figures of t
 other. The timing takes 0.3 s.
 """
 
+import contextlib
 import os
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -46,16 +47,17 @@ def choose_kernels(config: ModelConfig, machine: Machine, loss_chunk: int,
                    recorded_environment: Mapping[str, Any]) -> Kernels:
     """Chooses attention's kernel by its time on the run's shape, and the chunk; a resumed run keeps its own.
 
-    Without an NVIDIA GPU nothing is timed: PyTorch chooses, and chunks have loss_chunk rows.
+    With --deterministic no kernel is timed: PyTorch chooses. So it is without an NVIDIA GPU, where chunks have
+    loss_chunk rows.
     """
     if not machine.backend.runs_ahead:
         return Kernels("", loss_chunk)
     attention: dict[str, float] = {}
-    try:
-        attention = time_attention(config, machine)
-    except torch.OutOfMemoryError:  # then PyTorch chooses
+    if not torch.are_deterministic_algorithms_enabled():  # then every start must choose alike
+        with contextlib.suppress(torch.OutOfMemoryError):  # PyTorch chooses
+            attention = time_attention(config, machine)
         machine.backend.release_memory()
-    machine.backend.reset_peak_memory()  # the run reports its own
+        machine.backend.reset_peak_memory()  # the run reports its own
     name = recorded_environment.get("attention")
     chunk = recorded_environment.get("loss_chunk")
     if name not in [*attention]:  # a list, because a damaged record may hold anything

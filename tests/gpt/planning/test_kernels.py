@@ -50,6 +50,8 @@ def test_the_fastest_kernel_is_chosen(card, monkeypatch):
     monkeypatch.setattr(kernels, "LARGE_MEMORY", 2**60)
     chosen = choose_kernels(CONFIG, MACHINE, CHUNKS[0], {})
     assert (chosen.attention, chosen.loss_chunk) == ("flash", CHUNKS[0])
+    monkeypatch.setattr(torch, "are_deterministic_algorithms_enabled", lambda: True)
+    assert choose_kernels(CONFIG, MACHINE, CHUNKS[0], {}) == ("", CHUNKS[0], ""), "two starts choose alike"
 
 
 def test_a_resumed_run_keeps_its_kernels(card):
