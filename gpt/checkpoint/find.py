@@ -52,7 +52,7 @@ def newest_sound(folder: Path, warn: Callable[[str], None], to_train: bool = Tru
                 why = str(error)
         if why and os.path.lexists(path):  # a training run may have deleted the checkpoint meanwhile
             reasons.append(f"{path.name}: {why}")
-            warn(f"{printable(path)} is damaged and was skipped: {why}")
+            warn(f"{printable(path)} was skipped: {why}")
     if reasons:
         raise _refusal(f"no sound checkpoint in {printable(folder)}. {'; '.join(reasons[:3])}. Restore one "
                        "from a copy, or start in another folder.")

@@ -139,7 +139,7 @@ def bring_back(root: Path, output_dir: Path, out: Progress) -> None:
             out.say(f"resume      {path.name} was copied from the mirror {printable(root)}")
             return
         except InvalidCheckpoint as error:
-            out.warn(f"{printable(path)} is damaged and was skipped: {error}")
+            out.warn(f"{printable(path)} was skipped: {error}")
     raise UserError(Exit.CHECKPOINT, f"--mirror_to {printable(root)}: every checkpoint there is damaged. Give another "
                                      "--mirror_to to begin a new run.")
 
