@@ -4,9 +4,9 @@
     python evaluate.py --ckpt ~/gpt2 --text book.txt                    a GPT-2, Qwen3 or Llama of Hugging Face
     python evaluate.py --ckpt out --tokens data nanogpt/val.bin         a folder's validation tokens, and a token file
 
-Every token of a document is scored once. The tokenizer's opening id, or else an end-of-text id, precedes the first
-one. A window of T tokens moves on by T / 2 tokens, so that each token beyond the document's first T has at least
-T / 2 tokens of context.
+Every token of a document is scored once. The tokenizer's opening id, or else an end-of-text id, precedes the
+first one. A window of T tokens moves on by T / 2 tokens, so that each token beyond the document's first T has
+at least T / 2 tokens of context.
 """
 
 import argparse

@@ -176,7 +176,7 @@ def export(args: argparse.Namespace, signals: Signals, out: Progress) -> None:
 
 
 def say_how_to_open(args: argparse.Namespace, source: Path, num_tensors: int, out: Progress) -> None:
-    """Prints what was written, and the commands that open and benchmark it."""
+    """Prints the new export, and the commands that open and benchmark it."""
     out.say(f"{printable(args.from_nanogpt or as_recorded(str(source)))} -> {printable(args.output)}: "
             f"{several(num_tensors, 'tensor')}, {args.dtype}")
     is_file = format_of(args) == "gguf"

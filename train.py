@@ -310,7 +310,7 @@ def loop(run: Run, pace: Pace, deadline: Deadline, validator: Validator, checkpo
         state.samples_seen += run.recipe.samples_per_step
         state.seconds = deadline.seconds_used
 
-        # Log what the device has done, on a GPU a step later; too many skipped steps in a row end the run here.
+        # Log the finished step, on a GPU the one before; too many skipped steps in a row end the run here.
         monitor.add(result)
         monitor.log()
 

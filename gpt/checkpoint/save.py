@@ -1,8 +1,7 @@
 """Writes the files of a checkpoint.
 
 A folder is written under a temporary name, flushed to disk, read back and verified, and only then renamed.
-Training waits only for a snapshot of the tensors; a thread of
-gpt/training/checkpointing.py writes it.
+Training waits only for a snapshot of the tensors; a thread of training/checkpointing.py writes it.
 """
 
 import hashlib

@@ -32,7 +32,7 @@ from gpt.common.words import first_line, printable
 
 RUN_BY_TORCHRUN = "TORCHELASTIC_RUN_ID"
 WAIT_FOR_MAIN = 10.0  # seconds; torchrun ends this process before, with the main one
-SKIP_SHUTDOWN = threading.Event()  # set where threads still run, for which Python's shutdown would wait
+SKIP_SHUTDOWN = threading.Event()  # set while threads run: Python's shutdown would wait for them
 
 
 def guard(main: Callable[[Sequence[str]], int | None]) -> None:

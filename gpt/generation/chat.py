@@ -79,8 +79,8 @@ def converse(decoder: Decoder, ids_of: Callable[[list[Sample], str], list[int]],
 
     The seed grows by 1 with each answer. Ctrl-C ends an answer, whose words so far stay in the
     conversation; another signal ends both. Returns the exit code, 128 + the number of such a signal.
-    Raises UserError: exit 3 for a line that has no ids (a warning on a terminal),
-    exit 6 if the logits are not finite.
+    Raises UserError: exit 3 for a line that has no ids (a warning on a terminal), exit 6 if the logits
+    are not finite.
     """
     on_terminal = sys.stdin.isatty()
     if on_terminal:

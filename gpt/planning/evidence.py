@@ -115,11 +115,12 @@ def most_copied(corpus: Corpus) -> tuple[float, str]:
         return copied_in(corpus), ""
     found = [(0.0, "")]
     for validation in corpus.validation_sets:
+        if any(stream.mask for stream in validation.stream.parts):
+            continue
         for part in corpus.components:
-            pair = replace(part.corpus, val=validation.stream, copies_were_sought=(
-                part.corpus.copies_were_sought and part.name == validation.name))
-            if not any(stream.mask for stream in validation.stream.parts):
-                found.append((copied_in(pair), validation.name))
+            was_sought = part.corpus.copies_were_sought and part.name == validation.name
+            pair = replace(part.corpus, val=validation.stream, copies_were_sought=was_sought)
+            found.append((copied_in(pair), validation.name))
     return max(found)
 
 

@@ -33,12 +33,13 @@ ENDLESS = 2**40  # epochs, until the length that fits into --max_minutes is plan
 class Recipe(Schedule):
     """How a run trains, with every default decided; reasons holds the reason of each default by its flag's name.
 
-    A step has batch_size x accumulation samples, over all processes; batch_size is the largest micro-batch. epochs is
-    only a limit, ENDLESS until --max_minutes has planned the length. Intervals are in steps; a sample_interval of 0
-    means no samples, a grad_clip of 0 no clipping. A validation has at most eval_tokens. learning_rate is the peak of
-    the matrices inside blocks, embedding_learning_rate that of all other parameters. is_regularized is True if decay
-    and dropout grow with the passes over the text. samples_of_others counts the samples of other tokens, before
-    --allow_new_data. samples_offset is samples_seen - step x samples_per_step, 0 unless a step's size has changed.
+    A step has batch_size x accumulation samples, over all processes; batch_size is the largest micro-batch.
+    epochs is only a limit, ENDLESS until --max_minutes has planned the length. Intervals are in steps; a
+    sample_interval of 0 means no samples, a grad_clip of 0 no clipping. A validation has at most eval_tokens.
+    learning_rate is the peak of the matrices inside blocks, embedding_learning_rate the peak of all other
+    parameters. is_regularized is True if decay and dropout grow with the passes over the text.
+    samples_of_others counts the samples of other tokens, before --allow_new_data. samples_offset is
+    samples_seen - step x samples_per_step, 0 unless a step's size has changed.
     """
 
     batch_size: int

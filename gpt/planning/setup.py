@@ -65,6 +65,7 @@ def choose_setup(inputs: Inputs, runtime: Runtime, deadline: Deadline) -> Setup 
     recipe = recipe_for(deadline.length)
     if inputs.resumed and processes.from_main(
             lambda: _say_if_finished(inputs, recipe, recipe_for(None), deadline, runtime)):
+        processes.from_main(lambda: _complete_mirror(inputs, recipe, runtime))
         return None
     memory = setting_of(args, config, options, machine, processes, recipe.optimizer, strategy)
     recipe = _with_fitting_micro_batch(recipe, inputs, memory, runtime, corpus.train.num_bytes if place == "gpu" else 0)
@@ -141,8 +142,6 @@ def _with_fitting_micro_batch(recipe: Recipe, inputs: Inputs, memory: MemorySett
 def _say_if_finished(inputs: Inputs, recipe: Recipe, longest: Recipe, deadline: Deadline, runtime: Runtime) -> bool:
     """True, after a line that says so, for a resumed run with nothing left, neither steps nor a validation.
 
-    Then the mirror is completed, which waits for its disk at most 20 minutes.
-
     longest is the recipe for any number of minutes.
     """
     args, state = inputs.args, inputs.stored.state
@@ -169,11 +168,16 @@ def _say_if_finished(inputs: Inputs, recipe: Recipe, longest: Recipe, deadline: 
         more = "raise --epochs or --max_steps to continue"
     planned = f" of {recipe.total_steps:,}" if recipe.epochs < ENDLESS else ""
     runtime.out.say(f"already at step {state.step:,}{planned}; {more}")
+    return not lacks_validation
+
+
+def _complete_mirror(inputs: Inputs, recipe: Recipe, runtime: Runtime) -> None:
+    """Completes the mirror of a run that is finished in its own folder; waits for its disk at most 20 minutes."""
+    args, state = inputs.args, inputs.stored.state
     is_here = inputs.resumed and is_inside(inputs.resumed.folder, Path(args.output_dir))
-    if args.mirror_to and is_here and runtime.processes.is_main and not (lacks_validation or args.dry_run):
+    if args.mirror_to and is_here and not args.dry_run:
         protected = frozenset((state.best_step, recipe.plateau_end or 0))
         complete_mirror(args, Retention(state.step, args.keep_checkpoints, protected), runtime.out)
-    return not lacks_validation
 
 
 def choose_place(requested: str, corpus: Corpus, runtime: Runtime) -> tuple[str, str]:

@@ -42,7 +42,7 @@ def is_json_lines(source: Source, name: str, head: bytes) -> bool:
 
 
 def _encoding(source: Source) -> str:
-    """Python's name of the encoding in which a command reads a source; of UTF-8 with or without a mark."""
+    """Python's name of a source's encoding; for UTF-8 the one that reads it with or without a mark."""
     return source.encoding or "utf-8-sig"
 
 

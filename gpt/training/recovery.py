@@ -80,7 +80,7 @@ def halve_micro_batch(run: Run, rng: Mapping[str, torch.Tensor]) -> None:
 
 @contextlib.contextmanager
 def explaining_memory(setup: Setup, run: Run | None = None) -> Iterator[None]:
-    """Turns an out-of-memory error into a UserError (exit 5) with advice; run is None while the model is built.
+    """Turns an out-of-memory error into a UserError (exit 5) with advice; while the model is built there is no run.
 
     Several processes have to start again, with smaller micro-batches.
     """
