@@ -18,7 +18,7 @@ from gpt.common.errors import Exit
 from gpt.common.files import sha256_of
 from gpt.common.signals import Signals
 from gpt.pretokenization import commit, store, vocabulary
-from gpt.pretokenization.block_task import SEPARATOR
+from gpt.pretokenization.block_task import PART_SEPARATOR
 from gpt.pretokenization.blocks import SAFE_CUT, Limits, Reading, parts_of
 from gpt.tokens.metadata import METADATA_FORMAT, METADATA_VERSION
 from gpt.tokens.stream import DTYPES
@@ -335,7 +335,7 @@ def test_the_sample_is_bounded_and_spread(monkeypatch):
     inner = vocabulary.in_child
 
     def watched(signals: Signals, work, path: Path, *rest) -> str:
-        seen[:] = [piece.decode() for piece in path.read_bytes().split(SEPARATOR)]
+        seen[:] = [piece.decode() for piece in path.read_bytes().split(PART_SEPARATOR)]
         return inner(signals, work, path, *rest)
 
     monkeypatch.setattr(vocabulary, "in_child", watched)

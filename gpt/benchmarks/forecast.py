@@ -18,7 +18,7 @@ from pathlib import Path
 
 from gpt.architectures.table import ARCHITECTURES
 from gpt.checkpoint.history import read_run
-from gpt.common.children import PROGRAM
+from gpt.common.children import PROGRAM_FOLDER
 from gpt.common.config import read_toml
 from gpt.common.names import METADATA, RUN_CONFIG, TRAINS_NEXT
 from gpt.planning.evidence import ngram_statistics
@@ -54,7 +54,7 @@ def refit(folder: Path) -> None:
 def trained(text: Path, minutes: int, runs: Path) -> Path:
     """Trains one model on a text's tokens, with one thread, unless it is there; returns the output folder."""
     out = runs / f"{text.name}-{minutes}"
-    command = [sys.executable, str(PROGRAM / "train.py"), "--data_dir", str(text), "--output_dir", str(out),
+    command = [sys.executable, str(PROGRAM_FOLDER / "train.py"), "--data_dir", str(text), "--output_dir", str(out),
                "--max_minutes", str(minutes), "--resume_from", "auto", "--sample_interval", "0"]
     # A run has two models only without TRAINS_NEXT.
     subprocess.run(command, env={**os.environ, "OMP_NUM_THREADS": "1", TRAINS_NEXT: "train.py"}, check=True)

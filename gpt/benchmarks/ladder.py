@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gpt.checkpoint.history import read_lines
-from gpt.common.children import PROGRAM, SAFE_PATH
+from gpt.common.children import PROGRAM_FOLDER, SAFE_PATH
 from gpt.common.errors import Exit, UserError
 from gpt.common.progress import Progress
 from gpt.common.ranks import environment_without_torchrun
@@ -78,7 +78,8 @@ class Bench:
 
     def run(self, words: Sequence[str]) -> subprocess.CompletedProcess[str]:
         """Runs Python with these words; returns its exit code and its output. Raises SystemExit after a signal."""
-        env = {**environment_without_torchrun(), SAFE_PATH: "1", "PYTHONPATH": str(PROGRAM)}  # not the current folder
+        # The program's folder takes the place of the current one in the path.
+        env = {**environment_without_torchrun(), SAFE_PATH: "1", "PYTHONPATH": str(PROGRAM_FOLDER)}
         command = [sys.executable, *words]
         with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
                               text=True, errors="replace", env=env) as child:
@@ -162,7 +163,7 @@ def run_rung(bench: Bench, rung: Rung) -> dict[str, Any]:
     """
     folder = bench.folder / "out"
     words = (["-m", "gpt.benchmarks.bench", "naive", ",".join(rung.naive)] if rung.naive else
-             [str(PROGRAM / "train.py")])
+             [str(PROGRAM_FOLDER / "train.py")])
     try:
         answer = bench.run([*words, *as_flags({
             "data_dir": bench.folder, "output_dir": folder, "use_gpu": bench.machine.on_gpu,

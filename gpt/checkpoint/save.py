@@ -23,7 +23,7 @@ from gpt.common.names import MANIFEST
 from gpt.machine.backends import HostBuffer, backend_of
 from gpt.ops.shards import full_tensor
 
-BLOCK_BYTES = 2**24  # written at a time, while a thread hashes them
+WRITTEN_BYTES = 2**24  # written at a time, while a thread hashes them
 
 
 class Snapshot:
@@ -134,13 +134,13 @@ def write_file(path: Path, content: Iterable[memoryview | bytes]) -> dict[str, A
     digest, num_bytes = hashlib.sha256(), 0
     with path.open("xb", buffering=0) as file, ThreadPoolExecutor(1) as hasher:
         for part in content:
-            for start in range(0, len(part), BLOCK_BYTES):
-                block = memoryview(part)[start:start + BLOCK_BYTES]
+            for start in range(0, len(part), WRITTEN_BYTES):
+                block = memoryview(part)[start:start + WRITTEN_BYTES]
                 hashed = hasher.submit(digest.update, block)
                 write_all(file.fileno(), block)
                 hashed.result()
                 if hasattr(os, "posix_fadvise"):  # starts early what fsync waits for
-                    os.posix_fadvise(file.fileno(), num_bytes + start, BLOCK_BYTES, os.POSIX_FADV_DONTNEED)
+                    os.posix_fadvise(file.fileno(), num_bytes + start, WRITTEN_BYTES, os.POSIX_FADV_DONTNEED)
             num_bytes += len(part)
         os.fsync(file.fileno())
     return {"bytes": num_bytes, "sha256": digest.hexdigest()}

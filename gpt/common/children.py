@@ -18,7 +18,7 @@ from gpt.common import ranks
 from gpt.common.signals import SAVING, Signals, signal_name
 from gpt.common.terminal import print_line
 
-PROGRAM = Path(__file__).resolve().parents[2]
+PROGRAM_FOLDER = Path(__file__).resolve().parents[2]
 # This variable, which Python knows since 3.11, leaves the current folder out of the module path of children.
 SAFE_PATH = "PYTHONSAFEPATH"
 GRACE_SECONDS = 60.0  # between a signal and SIGKILL: a script may save

@@ -24,7 +24,7 @@ IS_WINDOWS = os.name == "nt"
 RENAME_TRIES = 50  # on Windows, while another program has the file open
 RETRY_SECONDS = 0.1  # between two of them
 MAX_JSON_BYTES = 2**24
-BLOCK_BYTES = 2**20  # of a read for a hash
+READ_BYTES = 2**20  # of a read for a hash
 LOCKED_BYTE = 2**30  # beyond the end of every lock file, because Windows makes locked bytes unreadable
 CURES = {  # of errors of writing
     **dict.fromkeys((errno.ENOSPC, errno.EDQUOT), "Free some space, or inodes (df -i)."),
@@ -68,7 +68,7 @@ def sha256_of(path: Path) -> str:
     """The sha256 of a file, in hex. Raises OSError."""
     digest = hashlib.sha256()
     with path.open("rb", buffering=0) as file:
-        while content := file.read(BLOCK_BYTES):
+        while content := file.read(READ_BYTES):
             digest.update(content)
     return digest.hexdigest()
 

@@ -120,7 +120,7 @@ def documents_in(source: Source, scorer: Scorer) -> Iterator[Document]:
 
 # ---------------------------------------------------------------- documents from token files
 
-BLOCK_TOKENS = 2**20  # tokens to read at once in search of the documents' ends
+READ_TOKENS = 2**20  # tokens to read at once in search of the documents' ends
 
 
 def token_files_of(words: Sequence[str], scorer: Scorer) -> Iterator[tuple[str, Iterator[Document]]]:
@@ -161,8 +161,8 @@ def documents_of_tokens(stream: TokenStream, scorer: Scorer) -> Iterator[Documen
     prefix = np.array([] if end_id is None else [end_id], kind if fits else np.int32)
     opening = opening_ids(scorer.tokenizer)
     behind_ends = [first + 1 + np.flatnonzero(tokens.read(first,
-                                                          min(BLOCK_TOKENS, tokens.length - first)) == end_id)
-                   for first in range(0, tokens.length, BLOCK_TOKENS) if len(prefix)]
+                                                          min(READ_TOKENS, tokens.length - first)) == end_id)
+                   for first in range(0, tokens.length, READ_TOKENS) if len(prefix)]
     for first, end in itertools.pairwise(np.unique(np.concatenate([[0, tokens.length], *behind_ends]))):
         scorer.signals.raise_if_stopped()
         ids_N = tokens.read(first, end - first)
@@ -173,6 +173,6 @@ def documents_of_tokens(stream: TokenStream, scorer: Scorer) -> Iterator[Documen
                 counted[len(prefix):] = tokens.mask.rows(np.array([first]), len(ids_N) - len(prefix))[0]
             for opening_id in opening:
                 counted &= ids_N != opening_id
-            blocks = (slice(start, start + BLOCK_TOKENS) for start in range(1, len(ids_N), BLOCK_TOKENS))
+            blocks = (slice(start, start + READ_TOKENS) for start in range(1, len(ids_N), READ_TOKENS))
             num_bytes = sum(int(byte_lengths_V[ids_N[block][counted[block]]].sum()) for block in blocks)
             yield Document(ids_N, num_bytes, counted)

@@ -19,7 +19,7 @@ from gpt.tokens.corpus import Corpus
 
 SHORTEST = 8  # tokens of a passage; nearly every text shares shorter ones
 MOST_PASSAGES = 100  # of the validation text
-BLOCK_TOKENS = 2**18  # searched at a time: their hashes fit into the processor's cache
+SEARCHED_TOKENS = 2**18  # searched at a time: their hashes fit into the processor's cache
 TO_22_BITS = np.uint64(42)  # shifts a hash to its upper bits: a table of all hashes would be too large
 POWER = np.uint64(0x9E3779B97F4A7C15)  # an odd number
 
@@ -35,7 +35,7 @@ def longest_passages(texts: Sequence[np.ndarray], tokens: Tokens) -> list[tuple[
     ids_S = np.concatenate([np.append(text, [-1] * SHORTEST) for text in texts])
     text_S = np.repeat(np.arange(len(texts)), [len(text) + SHORTEST for text in texts])
     num_most = max(map(len, texts))
-    powers = POWER ** np.arange(max(len(ids_S), BLOCK_TOKENS + num_most + SHORTEST) + 1, dtype=np.uint64)
+    powers = POWER ** np.arange(max(len(ids_S), SEARCHED_TOKENS + num_most + SHORTEST) + 1, dtype=np.uint64)
 
     def sums_of(ids: np.ndarray) -> np.ndarray:  # the sum of the ids before each place, each times its power
         return np.append(np.uint64(0), np.cumsum(ids.astype(np.uint64) * powers[:len(ids)]))
@@ -48,10 +48,10 @@ def longest_passages(texts: Sequence[np.ndarray], tokens: Tokens) -> list[tuple[
     is_sought = np.bincount((sought >> TO_22_BITS).astype(np.int64), minlength=2**22) > 0
     longest_N2 = np.zeros((len(texts), 2), np.int64)  # its position, its number of tokens
 
-    for first in range(0, tokens.length, BLOCK_TOKENS):
-        ids = tokens.read(first, min(BLOCK_TOKENS + num_most, tokens.length - first))
+    for first in range(0, tokens.length, SEARCHED_TOKENS):
+        ids = tokens.read(first, min(SEARCHED_TOKENS + num_most, tokens.length - first))
         sums = sums_of(np.append(ids, [-2] * SHORTEST))
-        hashes = hashes_of(sums, np.arange(min(BLOCK_TOKENS, len(ids))), SHORTEST)
+        hashes = hashes_of(sums, np.arange(min(SEARCHED_TOKENS, len(ids))), SHORTEST)
         hits_H = np.flatnonzero(is_sought[hashes >> TO_22_BITS])
         starts = np.flatnonzero(np.isin(sought, hashes[hits_H]))
 

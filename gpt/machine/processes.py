@@ -29,7 +29,7 @@ from gpt.machine.backends import CPU, gpu_in_use
 # The longest wait of one process for another: a save takes so long if the RAM is too small for a copy. The
 # death of a process is noticed at once, by its closed connections and by torchrun.
 PATIENCE = timedelta(minutes=30)
-ANSWER_SECONDS = 0.05
+POLL_SECONDS = 0.05
 T = TypeVar("T")
 
 
@@ -193,7 +193,7 @@ def _store_of_this_start(store: Store, rank: int, world_size: int) -> Store:
         part.set(f"process {rank}", own_name)
         if part.check([own_name]):
             return part
-        time.sleep(ANSWER_SECONDS)
+        time.sleep(POLL_SECONDS)
 
 
 def is_of_lost_process(error: RuntimeError) -> bool:

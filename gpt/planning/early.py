@@ -17,7 +17,7 @@ from typing import Any
 
 from gpt.checkpoint.recorded import run_to_resume
 from gpt.checkpoint.steps import error_of_another_run, steps_in
-from gpt.common.children import PROGRAM, run_child
+from gpt.common.children import PROGRAM_FOLDER, run_child
 from gpt.common.errors import PIP, Exit, UserError, require, warn
 from gpt.common.flags import as_list
 from gpt.common.names import METADATA, RUN_CONFIG, TOKENIZER, TOKENS, TRAINS_NEXT
@@ -245,7 +245,7 @@ def _run_pretokenize(args: Namespace, texts: Sequence[str], make: Sequence[str])
                                     f"python {shell_line(make)}")
     check_unused(args)
     with Signals(can_save=True) as signals:
-        returncode = run_child([sys.executable, str(PROGRAM / make[0]), *make[1:]], signals, {TRAINS_NEXT: "1"})
+        returncode = run_child([sys.executable, str(PROGRAM_FOLDER / make[0]), *make[1:]], signals, {TRAINS_NEXT: "1"})
     if returncode == Exit.DATA:
         warn("if the cure is a flag, such as --encoding, it goes to this command; then type the same line again:\n"
              f"python {shell_line(make)}")

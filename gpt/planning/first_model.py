@@ -21,7 +21,7 @@ from gpt.checkpoint.folder import delete_other_runs
 from gpt.checkpoint.history import read_run
 from gpt.checkpoint.steps import steps_in
 from gpt.checkpoint.stored import FoundCheckpoint
-from gpt.common.children import PROGRAM, run_child
+from gpt.common.children import PROGRAM_FOLDER, run_child
 from gpt.common.config import Layer, write_toml
 from gpt.common.errors import UserError
 from gpt.common.flags import as_typed, with_values
@@ -123,7 +123,7 @@ def _train_first(inputs: Inputs, runtime: Runtime, argv: Sequence[str], folder: 
     with contextlib.suppress(OSError):
         write_toml(file, Layer("", given, {}), "The flags of two models, the first of which is in training.", {})
     words = argv if args.resume_from in (None, "auto") else ["--config", str(file), "--resume_from", "auto"]
-    command = [str(PROGRAM / "train.py"), *words, f"--output_dir={folder}", "--max_minutes", f"{minutes:.6g}"]
+    command = [str(PROGRAM_FOLDER / "train.py"), *words, f"--output_dir={folder}", "--max_minutes", f"{minutes:.6g}"]
     to_resume = shell_line(["train.py", *(word for word in argv if word != "--overwrite")])
     returncode = run_child([sys.executable, *command], runtime.signals, {TRAINS_NEXT: to_resume})
     if returncode:

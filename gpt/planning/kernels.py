@@ -27,7 +27,7 @@ CHUNKS = (LOSS_CHUNK, 4 * LOSS_CHUNK)  # rows of logits that exist at a time
 LARGE_MEMORY = 40 * 2**30  # bytes of a GPU that takes the larger chunk: sums of the weight's gradient are fewer
 CHECKED_POSITIONS = 2_048  # of a sequence: the plain attention stores the whole matrix
 TOLERANCE = 0.02  # of the norm of a right result; 16-bit rounding makes up to 0.005
-MEASURED_SECONDS = 0.03  # of each kernel
+TIMED_SECONDS = 0.03  # of each kernel
 LEAST_TIME_SAVED = 0.03  # the first kernel stays unless another takes less time by this fraction
 
 
@@ -126,7 +126,7 @@ def seconds_of(work: Callable[[], object]) -> float:
     """The median seconds of work on the device, after a first run, which loads the kernel."""
     from torch.utils.benchmark import Timer  # a CUDA build without a GPU prints a warning where this is imported
 
-    return Timer("work()", globals={"work": work}).blocked_autorange(min_run_time=MEASURED_SECONDS).median
+    return Timer("work()", globals={"work": work}).blocked_autorange(min_run_time=TIMED_SECONDS).median
 
 
 def _attention_inputs(config: ModelConfig, machine: Machine, B: int, T: int) -> list[torch.Tensor]:

@@ -40,7 +40,7 @@ ROOM_OF_DEFAULT = 0.8  # of the memory, for a default micro-batch: to halve it l
 CUDA_CONTEXT = 600 * 2**20  # of a card's memory, held by the driver and not by PyTorch
 # Resident on a CPU besides tensors, measured on Linux with torch 2.13: the process, the compiler (more with
 # an empty cache), and the compiled code of a block.
-PROGRAM = 400 * 2**20
+PROGRAM_BYTES = 400 * 2**20
 COMPILER, COMPILED_BLOCK = 55 * 2**20, 5 * 2**20
 # Holes in a CPU's heap. Compiled they are a fraction of the weights. Eager, where sizes are mixed, they are
 # a fraction of the first MOST_WITH_HOLES bytes that a step allocates and frees.
@@ -220,8 +220,8 @@ def _program_bytes(config: ModelConfig, setting: MemorySetting, weights: int, tr
     if setting.device_type != "cpu":
         return WORKSPACES + (NCCL_BUFFERS if setting.strategy != "alone" else 0)
     if setting.compiled:
-        return PROGRAM + COMPILER + config.n_layer * COMPILED_BLOCK + int(COMPILED_HOLES * weights)
-    return PROGRAM + int(EAGER_HOLES * min(transient, MOST_WITH_HOLES))
+        return PROGRAM_BYTES + COMPILER + config.n_layer * COMPILED_BLOCK + int(COMPILED_HOLES * weights)
+    return PROGRAM_BYTES + int(EAGER_HOLES * min(transient, MOST_WITH_HOLES))
 
 
 def predicted_peak(config: ModelConfig, batch_size: int, setting: MemorySetting) -> int:

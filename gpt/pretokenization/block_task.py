@@ -17,7 +17,7 @@ from gpt.pretokenization.split import Split
 from gpt.tokens.layouts import DTYPES, native_dtype
 from gpt.tokens.tokenizer import Vocabulary
 
-SEPARATOR = b"\xff"  # ends each text of a sample; UTF-8 never holds this byte
+PART_SEPARATOR = b"\xff"  # ends each text of a sample; UTF-8 never holds this byte
 RUN_BYTES = 1000
 IS_BLANK = np.isin(np.arange(256), list(b" \t\n\r\v\f"))
 
@@ -114,7 +114,7 @@ def sample_of(contents: list[bytes], fraction: float, reading: Reading) -> bytes
 
 
 def without_long_runs(content: bytes) -> bytes:
-    """Returns a text and a SEPARATOR; a very long run is sliced, a SEPARATOR after each slice.
+    """Returns a text and a PART_SEPARATOR; a very long run is sliced, a PART_SEPARATOR after each slice.
 
     A trainer's time grows with the square of a run of whitespace, or of a run without it. A run is found if
     it fills RUN_BYTES counted in multiples from the front, as each run of twice that length does.
@@ -122,7 +122,7 @@ def without_long_runs(content: bytes) -> bytes:
     aligned = len(content) // RUN_BYTES * RUN_BYTES
     blank = IS_BLANK[np.frombuffer(content, np.uint8, aligned)].reshape(-1, RUN_BYTES)
     if (blank.any(1) & ~blank.all(1)).all():
-        return content + SEPARATOR
+        return content + PART_SEPARATOR
     text = content.decode()
     slices = [text[start:start + RUN_BYTES] for start in range(0, len(text), RUN_BYTES)]
-    return b"".join(piece.encode() + SEPARATOR for piece in slices)
+    return b"".join(piece.encode() + PART_SEPARATOR for piece in slices)

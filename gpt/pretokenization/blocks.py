@@ -13,7 +13,7 @@ from typing import Any, BinaryIO, NamedTuple
 
 from gpt.common.errors import Exit, UserError
 from gpt.common.words import size
-from gpt.pretokenization.files import MARK, Source
+from gpt.pretokenization.files import BYTE_ORDER_MARK, Source
 
 # GPT-2's pre-tokenizer always splits between a character that is not whitespace and a space or newline. It
 # also splits between a Latin letter, digit, kana or Chinese character and a punctuation mark, which scripts
@@ -160,7 +160,7 @@ def read_at(file: BinaryIO, start: int, length: int) -> bytes:
 def text_start(source: Source) -> int:
     """The offset of the text in its file, after the byte order mark if there is one."""
     with source.text_path.open("rb") as file:
-        return len(MARK) if file.read(len(MARK)) == MARK else 0
+        return len(BYTE_ORDER_MARK) if file.read(len(BYTE_ORDER_MARK)) == BYTE_ORDER_MARK else 0
 
 
 def find_end(file: BinaryIO, marker: bytes, start: int, limit: int, step: int) -> int:

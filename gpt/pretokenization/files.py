@@ -15,7 +15,7 @@ from typing import Any, BinaryIO
 from gpt.common.errors import Exit, UserError, optional
 from gpt.common.words import first_line, shell_word, size
 
-MARK = b"\xef\xbb\xbf"  # the UTF-8 byte order mark
+BYTE_ORDER_MARK = b"\xef\xbb\xbf"  # the UTF-8 byte order mark
 PACKED_ENDINGS = (".gz", ".zst", ".bz2", ".xz")
 PACKINGS = {  # the first bytes of a packed file
     b"\x1f\x8b": "gzip",
@@ -47,7 +47,7 @@ class Source:
     encoding: str = ""  # Python's name; nothing: UTF-8
     origin: str = ""  # its repository on the Hugging Face hub, with the commit; nothing: the user's own file
     has_returns: bool = False  # its first lines end as on Windows
-    cut: int | None = None  # of a single document: validation begins at this byte after MARK; None: no cut
+    cut: int | None = None  # of a single document: validation begins at this byte after BYTE_ORDER_MARK; None: no cut
 
     def error(self, why: str) -> UserError:
         """Makes the UserError (exit 3) of this file; why completes the sentence and adds the cure."""

@@ -18,7 +18,7 @@ from gpt.pretokenization.blocks import (
     refuse_over_limit,
     text_start,
 )
-from gpt.pretokenization.files import MARK, STDIN, Source
+from gpt.pretokenization.files import BYTE_ORDER_MARK, STDIN, Source
 from gpt.tokens.chat import is_conversation
 
 JSON_ENDINGS = (".jsonl", ".ndjson")
@@ -32,13 +32,13 @@ def is_json_lines(source: Source, name: str, head: bytes) -> bool:
 
     Raises UserError (exit 3) for an array of objects.
     """
-    is_array = re.match(rb"\s*\[\s*{", head.removeprefix(MARK)) and not re.search(rb"\]\s*\n\s*\[", head)
+    is_array = re.match(rb"\s*\[\s*{", head.removeprefix(BYTE_ORDER_MARK)) and not re.search(rb"\]\s*\n\s*\[", head)
     if is_array and name.endswith((*JSON_ENDINGS, ".json", STDIN)):
         array = f'json.load(open(0, encoding="{_encoding(source)}"))'
         raise source.error("is one array of JSON. Make a line of each record" + lines_by(
             f"import json; [print(json.dumps(record)) for record in {array}]", source))
     return name.endswith((*JSON_ENDINGS, ".json")) or (
-        name == STDIN and re.match(rb'\s*{\s*["}]', head.removeprefix(MARK)) is not None)
+        name == STDIN and re.match(rb'\s*{\s*["}]', head.removeprefix(BYTE_ORDER_MARK)) is not None)
 
 
 def _encoding(source: Source) -> str:

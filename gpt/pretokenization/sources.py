@@ -21,8 +21,8 @@ from gpt.hub.download import InputFile
 from gpt.pretokenization.blocks import Findings, Reading, TextBlock, read_at
 from gpt.pretokenization.conversations import CHAT_LINES, CHAT_TABLES
 from gpt.pretokenization.files import (
+    BYTE_ORDER_MARK,
     HEAD_BYTES,
-    MARK,
     PACKED_ENDINGS,
     PACKINGS,
     READ_BYTES,
@@ -279,7 +279,7 @@ def refuse_other_encoding(shown: str, head: bytes, encoding: str) -> None:
                                    f"its marks show. Give --encoding {seen}.")
     text = head.decode(errors="ignore")
     is_utf8 = len(head) - len(text.encode()) < 4 and len(text) - len(text.encode("ascii", "ignore")) >= 4
-    if encoding and not seen and (is_utf8 or head.startswith(MARK)):
+    if encoding and not seen and (is_utf8 or head.startswith(BYTE_ORDER_MARK)):
         raise UserError(Exit.DATA, f"{shown} is UTF-8, and --encoding {encoding} would garble it. Leave "
                                    f"the flag out. Convert the files that are not UTF-8: iconv -f {encoding} -t "
                                    "utf-8 FILE > NEW")

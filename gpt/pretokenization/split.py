@@ -21,7 +21,7 @@ class Split:
     """The part of the text kept for validation, and the rule in words, as metadata.json records it.
 
     Either the documents with a hash below threshold and other than excluded, or each file from a cut
-    on, in bytes after MARK. None means that nothing of the file is for validation. Only one of
+    on, in bytes after BYTE_ORDER_MARK. None means that nothing of the file is for validation. Only one of
     threshold and cuts is in use.
     """
 

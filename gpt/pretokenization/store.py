@@ -15,7 +15,7 @@ from gpt.common.files import IS_WINDOWS, rename, sync, try_lock, write_whole
 from gpt.common.names import CONFIG, INDEX, MANIFEST, METADATA, TOKENIZER, WEIGHTS
 from gpt.common.words import printable
 
-LOCK = ".pretokenize.lock"
+PRETOKENIZE_LOCK = ".pretokenize.lock"
 WORK = ".pretokenize"
 KEPT = "kept-tokenizer.json"  # in the work folder: the old tokenizer, while a commit replaces the old set
 OUTPUTS = (METADATA, TOKENIZER, "train.bin", "train.idx", "train.mask", "val.bin", "val.idx", "val.mask")
@@ -105,7 +105,7 @@ class Folder:
         with self.writing():
             path.mkdir(parents=True, exist_ok=True)
             never_follows = os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0)
-            self.lock = os.fdopen(os.open(path / LOCK, never_follows, 0o666), "r+", errors="replace")
+            self.lock = os.fdopen(os.open(path / PRETOKENIZE_LOCK, never_follows, 0o666), "r+", errors="replace")
             # A lock without a name was deleted by a process that has just ended; a
             # third one would make a new one.
             if not try_lock(self.lock.fileno()) or not os.fstat(self.lock.fileno()).st_nlink:
@@ -126,7 +126,7 @@ class Folder:
             self.lock.close()
         with contextlib.suppress(OSError):
             self._clean()
-            (self.path / LOCK).unlink(missing_ok=True)
+            (self.path / PRETOKENIZE_LOCK).unlink(missing_ok=True)
             if self.was_made:
                 self.path.rmdir()  # fails, as it should, once it holds anything
         self.lock.close()

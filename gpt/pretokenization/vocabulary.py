@@ -9,7 +9,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from gpt.common.errors import Exit, UserError
 from gpt.common.names import TOKENIZER
 from gpt.common.words import printable, shell_word
-from gpt.pretokenization.block_task import SEPARATOR
+from gpt.pretokenization.block_task import PART_SEPARATOR
 from gpt.pretokenization.passes import Job
 from gpt.pretokenization.workers import in_child
 from gpt.tokens.chat import can_converse
@@ -118,5 +118,5 @@ def train_tokenizer(sample: Path, vocab_size: int, min_frequency: int) -> str:
     trainer = trainers.BpeTrainer(vocab_size=vocab_size, min_frequency=min_frequency, show_progress=False,
                                   special_tokens=SPECIAL_TOKENS,
                                   initial_alphabet=pre_tokenizers.ByteLevel.alphabet())
-    tokenizer.train_from_iterator(map(bytes.decode, sample.read_bytes().split(SEPARATOR)), trainer)
+    tokenizer.train_from_iterator(map(bytes.decode, sample.read_bytes().split(PART_SEPARATOR)), trainer)
     return tokenizer.to_str(pretty=True)

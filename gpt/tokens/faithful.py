@@ -11,7 +11,7 @@ from tokenizers import Tokenizer
 from gpt.common.errors import Exit, UserError
 from gpt.common.words import printable
 
-MARK = "\u2581"  # stands for a blank in SentencePiece
+SENTENCEPIECE_BLANK = "\u2581"  # stands for a blank in SentencePiece
 PROBES = (
     "Hello World, it's the SAME text: don't change it!",
     " two  blanks\tand a tab\n\n\nlines\r\nand a blank at the end ",
@@ -67,7 +67,7 @@ def refuse_changes(tokenizer: Tokenizer, name: str, texts: Sequence[str]) -> str
                       "one")
         elif back in (f" {text}", f" {composed}"):
             change = "adds a blank before each document"
-        elif back.removeprefix(" ") == text.replace(MARK, " ").removeprefix(" "):
+        elif back.removeprefix(" ") == text.replace(SENTENCEPIECE_BLANK, " ").removeprefix(" "):
             change = change or "gives the character U+2581 back as a blank, as SentencePiece does"
         else:
             same = [before == after for before, after in zip(text, back, strict=False)]

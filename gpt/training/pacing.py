@@ -16,7 +16,7 @@ WARM_STEPS = 3  # measured at least, after a cold one
 MEASURING_FRACTION, MEASURING_SECONDS = 0.02, 20.0  # of --max_minutes for measuring, and at most
 LONG_SECONDS = 5.0  # one warm step that takes longer is enough; a cold one may have compiled something
 MEASURED_MICRO_BATCHES = 2  # of a step, however many it has
-MEASURED_TOKENS = 8  # of a sample
+SAMPLED_TOKENS = 8  # of a sample
 COPIED_BYTES, WRITTEN_BYTES = 1e9, 2e8  # a second, assumed, of a save: copied to the RAM, or written to a disk
 LATER, LEAST_LATER = 0.1, 0.02  # of the steps left, and of all: the end moves back only by more than both
 
@@ -67,11 +67,11 @@ def _measure_between_steps(run: Run, validator: Validator, val_tokens: int) -> t
     sample = 0.0
     if setup.shows_samples:
         seconds_of(validator.sample_text, 1)  # the first time a GPU loads its kernels
-        sample = seconds_of(validator.sample_text, MEASURED_TOKENS)
+        sample = seconds_of(validator.sample_text, SAMPLED_TOKENS)
     setup.runtime.machine.backend.release_memory()  # so that the next tensors lie together
     validation, sample = processes.from_main(lambda: (validation, sample))
     tokens = min(val_tokens, windows * setup.config.seq_length)
-    return validation / max(1, tokens), sample * SAMPLE_TOKENS / MEASURED_TOKENS
+    return validation / max(1, tokens), sample * SAMPLE_TOKENS / SAMPLED_TOKENS
 
 
 def _measure_step(run: Run, take_step: TakeStep, whole: bool, least_seconds: float) -> float:

@@ -10,7 +10,7 @@ from statistics import fmean, median, variance
 from typing import NamedTuple
 
 RECENT = 128  # the number of losses that the next one is compared with
-BLOCK = 16  # steps whose median is one point of the curve
+STEPS_PER_POINT = 16  # steps whose median is one point of the curve
 FEWEST_BLOCKS = 16
 SPIKE_DEVIATIONS = 8.0
 
@@ -51,7 +51,7 @@ class LossCurve:
                            f"deviations above {middle:.4f}, the median of the {len(self._recent)} steps before")
         self._recent.append(loss)
         self._block.append(loss)
-        if len(self._block) == BLOCK:
+        if len(self._block) == STEPS_PER_POINT:
             self._middles.append(median(self._block))
             self._noises.append(spread(self._block))
             self._block.clear()
@@ -64,8 +64,8 @@ class LossCurve:
         """
         if len(self._middles) < FEWEST_BLOCKS:
             return None
-        # The standard error of a median of BLOCK normal values is 1.2533 deviations / sqrt(BLOCK).
-        noise = fmean(self._noises[-FEWEST_BLOCKS:]) * 1.2533 / math.sqrt(BLOCK)
+        # The standard error of a median of STEPS_PER_POINT normal values is 1.2533 deviations / sqrt(STEPS_PER_POINT).
+        noise = fmean(self._noises[-FEWEST_BLOCKS:]) * 1.2533 / math.sqrt(STEPS_PER_POINT)
         last = self._middles[-max(FEWEST_BLOCKS, len(self._middles) // 3):]
         now = median(last[-4:])
         return self._explodes(now, noise) or self._stands_still(last, now, noise, higher_rate_in_words, peak_fraction)
@@ -84,7 +84,7 @@ class LossCurve:
         lowest = min(self._middles)
         if now <= 1.1 * lowest + 6 * noise:
             return None
-        steps_since = (len(self._middles) - self._middles.index(lowest) - 1) * BLOCK
+        steps_since = (len(self._middles) - self._middles.index(lowest) - 1) * STEPS_PER_POINT
         return (f"the loss explodes: {now:.4f}, up from {lowest:.4f} {steps_since:,} steps before. "
                 f"{self._lower}, and resume from before the rise.")
 
@@ -95,7 +95,7 @@ class LossCurve:
             return None
         is_guessing = now > 0.97 * self._guessing_loss
         level = f"still that of guessing (ln V is {self._guessing_loss:.2f})" if is_guessing else "flat"
-        return (f"the loss is {level}: {now:.4f}, {gained:+.4f} gained in {len(last) * BLOCK:,} steps. "
+        return (f"the loss is {level}: {now:.4f}, {gained:+.4f} gained in {len(last) * STEPS_PER_POINT:,} steps. "
                 f"Give --learning_rate {higher_rate_in_words}, or end the run: "
                 "more such steps gain nothing.")
 

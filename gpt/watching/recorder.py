@@ -17,7 +17,7 @@ from typing import Any
 
 from gpt.checkpoint.history import Row, rows_in
 from gpt.checkpoint.stored import TrainState
-from gpt.common.children import PROGRAM
+from gpt.common.children import PROGRAM_FOLDER
 from gpt.common.errors import warn, writing
 from gpt.common.files import append_line, read_text, refuse_link, write_whole
 from gpt.common.names import METRICS, TRACKERS
@@ -38,8 +38,8 @@ class Tracker:
         self._child: subprocess.Popen[str] | None = None
         environment = {**environment_without_torchrun(), "OMP_NUM_THREADS": "1", "PYTHONIOENCODING": "utf-8",
                        "PYTHONPATH": os.pathsep.join(
-                           filter(None, [str(PROGRAM), os.environ.get("PYTHONPATH")]))}
-        command = [sys.executable, str(PROGRAM / "gpt/watching/tracker_process.py"), name, json.dumps(run)]
+                           filter(None, [str(PROGRAM_FOLDER), os.environ.get("PYTHONPATH")]))}
+        command = [sys.executable, str(PROGRAM_FOLDER / "gpt/watching/tracker_process.py"), name, json.dumps(run)]
         log_path = Path(run.folder) / "tracker.log"
         try:
             refuse_link(log_path.parent)

@@ -16,7 +16,7 @@ from gpt.pretokenization.files import Source, unpacked
 from gpt.pretokenization.report import Report
 from gpt.pretokenization.sources import blocks_of, documents_of, examine
 
-MARK = b"\xef\xbb\xbf"
+BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 ALPHABET = [
     *" \n\n  \t\r", "\u00a0", "\u3000", "\x1c", *"abzAZ019.,;:!?'\"-_", "'s", "'ll", "\u00e9", "\u00b2", "\u0660",
     "\u4e00", "\u3042", "\u30a2", "\u3002", "\uff0c", "\u0939\u093f", "\u0301", "\u200d", "\U0001f600", "\u0130",

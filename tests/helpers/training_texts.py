@@ -9,7 +9,7 @@ from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
 
 from gpt.common.signals import Signals
 from gpt.pretokenization import workers
-from gpt.pretokenization.block_task import SEPARATOR
+from gpt.pretokenization.block_task import PART_SEPARATOR
 from gpt.pretokenization.vocabulary import SPECIAL_TOKENS
 
 
@@ -32,7 +32,7 @@ def sample(*texts: str | bytes, name: str = "sample") -> Path:
     """A file as the trainers read it."""
     path = Path(name)
     contents = (part.encode() if isinstance(part, str) else part for part in texts)
-    path.write_bytes(b"".join(content + SEPARATOR for content in contents))
+    path.write_bytes(b"".join(content + PART_SEPARATOR for content in contents))
     return path
 
 

@@ -70,7 +70,7 @@ def test_an_opening_id_is_context_alone(measure, documents, scorer, tmp_path):
 
 def test_blocks_cut_no_document_and_shards_are_one_stream(measure, documents, expected, tmp_path, monkeypatch):
     ids = np.array([id for document in documents[0] for id in (0, *document)])
-    monkeypatch.setattr(token_files, "BLOCK_TOKENS", 7)
+    monkeypatch.setattr(token_files, "READ_TOKENS", 7)
     for number, part in enumerate(np.split(ids, [5, 40])):
         write_llmc(tmp_path / f"x_val_{number:06}.bin", part)
     [found] = measure(tmp_path / "x_val_*.bin")

@@ -36,7 +36,7 @@ def longest_by_brute_force(text: np.ndarray, train: np.ndarray) -> int:
 @pytest.mark.parametrize("dtype", ["int16", "uint16", "int32"])
 @pytest.mark.parametrize("num_ids", [1, 2, 3, 40])
 def test_the_longest_passages_are_those_of_a_search_of_all_places(search, monkeypatch, num_ids, dtype):
-    monkeypatch.setattr(quoting, "BLOCK_TOKENS", 50)
+    monkeypatch.setattr(quoting, "SEARCHED_TOKENS", 50)
     rng = np.random.default_rng(num_ids)
     for length, num_files in ((5, 1), (49, 1), (300, 1), (300, 7)):
         train = rng.integers(0, num_ids, length)

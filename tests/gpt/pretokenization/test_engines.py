@@ -12,7 +12,7 @@ import pytest
 from tokenizers import pre_tokenizers
 
 import pretokenize
-from gpt.pretokenization.block_task import SEPARATOR
+from gpt.pretokenization.block_task import PART_SEPARATOR
 from gpt.pretokenization.blocks import Limits
 from gpt.pretokenization.engines import COMPARED, HARD_TEXTS, NEWER, Encoder, choose_engine, is_compared, may_differ
 from gpt.pretokenization.vocabulary import train_tokenizer
@@ -34,7 +34,7 @@ def content(tmp_path_factory):
     """A tokenizer of 3,000 ids that train_tokenizer() has made of several scripts, as JSON."""
     path = tmp_path_factory.mktemp("trained") / "sample"
     texts = [language(150_000), "\n".join(HARD_TEXTS), " ".join(ENDINGS * 20)]
-    path.write_bytes(b"".join(part.encode() + SEPARATOR for part in texts))
+    path.write_bytes(b"".join(part.encode() + PART_SEPARATOR for part in texts))
     return in_child(train_tokenizer, path, 3000, 2)
 
 

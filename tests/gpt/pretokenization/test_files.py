@@ -12,18 +12,18 @@ import pytest
 from gpt.common.errors import Exit
 from gpt.pretokenization.files import pieces_of, unpacked
 from tests.helpers.refusals import refused
-from tests.helpers.texts import ALPHABET, MARK, PACK, random_texts, read, sources_of, write
+from tests.helpers.texts import ALPHABET, BYTE_ORDER_MARK, PACK, random_texts, read, sources_of, write
 
 
 @pytest.mark.parametrize("ending", PACK)
 def test_a_packed_file_holds_what_the_plain_one_does_in_one_stream_or_many(ending):
     content = "".join(random_texts(random.Random(0), 300)).encode()
-    write("a.txt", MARK + content)
+    write("a.txt", BYTE_ORDER_MARK + content)
     expected = read("a.txt")[0]
     assert expected == [content.decode()]
     cut = len(content) // 3
     whole, many = PACK[ending](content), b"".join(map(PACK[ending], (content[:cut], b"", content[cut:])))
-    for packed in (whole, many, PACK[ending](MARK + content)):
+    for packed in (whole, many, PACK[ending](BYTE_ORDER_MARK + content)):
         write(f"a.txt.{ending}", packed)
         assert read(f"a.txt.{ending}")[0] == expected
     if ending == "zst":  # pzstd begins each frame with one to skip; others end with one

@@ -11,7 +11,7 @@ import pytest
 from gpt.common.errors import Exit, UserError
 from gpt.pretokenization import report as report_module
 from gpt.pretokenization.blocks import Limits, Reading
-from tests.helpers.texts import MARK, random_texts, read, spelt_lines, words_of_first, write
+from tests.helpers.texts import BYTE_ORDER_MARK, random_texts, read, spelt_lines, words_of_first, write
 
 
 @pytest.mark.parametrize("named", [
@@ -24,7 +24,7 @@ def test_lines_of_json_are_the_same_in_blocks_of_any_size(named):
         texts = random_texts(rng, rng.randint(1, 12), rng.choice([3, 30, 300]))
         content = spelt_lines(texts).replace("\n", rng.choice(["\n", "\r\n", "\n\n \n"]))
         content += rng.choice(["", "\n", "\r\n"])
-        encoded = (b"" if trial % 2 else MARK) + content.encode()
+        encoded = (b"" if trial % 2 else BYTE_ORDER_MARK) + content.encode()
         write("a.jsonl", encoded)
         write("a.jsonl.xz", lzma.compress(encoded))
         for name in ("a.jsonl", "a.jsonl.xz"):

@@ -46,7 +46,8 @@ def test_a_folder_belongs_to_one_run_at_a_time_and_leaves_nothing():
 def test_a_lock_that_its_owner_has_deleted_meanwhile_is_none(monkeypatch):
     """Or a third process could lock the next file of the name."""
     take = store.try_lock
-    monkeypatch.setattr(store, "try_lock", lambda handle: (Path("data", store.LOCK).unlink(), take(handle))[1])
+    lock = Path("data", store.PRETOKENIZE_LOCK)
+    monkeypatch.setattr(store, "try_lock", lambda handle: (lock.unlink(), take(handle))[1])
     with refused("data is being filled by another process", Exit.BUSY):
         Folder(Path("data"))
 

@@ -9,7 +9,7 @@ import pytest
 from gpt.pretokenization import report as report_module
 from gpt.pretokenization.blocks import Findings, Limits, Reading
 from gpt.pretokenization.sources import blocks_of, documents_of
-from tests.helpers.texts import ALPHABET, MARK, random_texts, read, sources_of, write
+from tests.helpers.texts import ALPHABET, BYTE_ORDER_MARK, random_texts, read, sources_of, write
 
 SIZES = [
     {}, {"block_bytes": 64, "part_bytes": 64, "window_bytes": 64}, {"block_bytes": 333, "part_bytes": 80},
@@ -29,7 +29,7 @@ def test_separated_documents_are_the_same_in_blocks_of_any_size(named, separator
         expected = content.split(separator)
         expected = expected if expected[-1] else expected[:-1]
         encoded = content.encode()
-        write("a.txt", encoded if trial % 2 else MARK + encoded)
+        write("a.txt", encoded if trial % 2 else BYTE_ORDER_MARK + encoded)
         write("a.txt.gz", gzip.compress(encoded))
         for name in ("a.txt", "a.txt.gz"):
             found, report = read(name, reading=Reading(separator=separator), limits=limits)
@@ -44,7 +44,7 @@ def test_a_text_file_is_the_same_in_parts_of_any_size_and_may_be_cut_once(named)
     for trial in range(30):
         content = "".join(rng.choices(ALPHABET, k=rng.randint(0, 900)))
         encoded = content.encode()
-        write("a.txt", encoded if trial % 2 else MARK + encoded)
+        write("a.txt", encoded if trial % 2 else BYTE_ORDER_MARK + encoded)
         assert read("a.txt", limits=limits)[0] == [content]
         sources, length, reading = sources_of("a.txt"), len(encoded), Reading(limits=limits)
         if not length:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from gpt.pretokenization.block_task import SEPARATOR, without_long_runs
+from gpt.pretokenization.block_task import PART_SEPARATOR, without_long_runs
 from gpt.pretokenization.vocabulary import auto_vocab_size
 
 
@@ -16,7 +16,7 @@ def test_the_automatic_vocabulary_grows_with_the_text():
 def test_long_runs_are_sliced_whatever_they_are_made_of(length, num_slices):
     for char in ("a", " ", "\n", "="):
         content = (char * length).encode()
-        parts = without_long_runs(content).split(SEPARATOR)
+        parts = without_long_runs(content).split(PART_SEPARATOR)
         assert parts.pop() == b""
         assert b"".join(parts) == content
         assert len(parts) == num_slices
