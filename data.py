@@ -21,7 +21,7 @@ import numpy as np
 import torch
 
 from gpt.common.errors import Exit, UserError
-from gpt.common.words import printable, size
+from gpt.common.words import printable
 from gpt.machine.backends import to_device
 from gpt.machine.processes import ALONE, Processes
 from gpt.ops.loss import IGNORED
@@ -38,24 +38,6 @@ Batch = tuple[torch.Tensor, torch.Tensor]  # inputs and targets, int32 [B, T] ea
 
 
 # ---------------------------------------------------------------- the tokens in memory
-
-
-def choose_preload(requested: str, num_bytes: int, gpu_free_bytes: int | None,
-                   ram_free_bytes: int) -> tuple[str, str]:
-    """Chooses the place of the tokens for --preload; returns 'gpu', 'ram' or 'mmap' and the reason.
-
-    auto takes the GPU if the tokens fit in a tenth of its free memory. Otherwise it takes RAM if they fit in
-    half of the free RAM, or a memory map, which needs no room. ram that does not fit becomes mmap; gpu is not
-    compared with the free memory. Without a GPU, gpu_free_bytes must be None, and the caller must refuse gpu.
-    """
-    tokens, free = size(num_bytes), f"half of the {size(ram_free_bytes)} of free RAM"
-    if requested == "auto" and num_bytes <= (gpu_free_bytes or 0) // 10:
-        return "gpu", f"{tokens} fit in a tenth of the {size(gpu_free_bytes or 0)} of free GPU memory"
-    if requested not in ("auto", "ram"):
-        return requested, "as requested"
-    if num_bytes <= ram_free_bytes // 2:
-        return "ram", "as requested" if requested == "ram" else f"{tokens} fit in {free}"
-    return "mmap", f"{tokens} exceed {free}"
 
 
 class Tokens:
@@ -95,7 +77,7 @@ class Tokens:
             return self._on_gpu.unfold(0, width, 1).index_select(0, starts_on_gpu)
         if self._watch is not None:
             self._watch.raise_if_changed(self._piece_of(start + offset) for start in starts.tolist()
-                             for offset in (0, width - 1))
+                                         for offset in (0, width - 1))
         if len(self._pieces) > 1:
             flat = np.concatenate([run for start in starts.tolist() for run in self._runs(start, width)])
         else:
@@ -255,7 +237,7 @@ class WindowOrder:
         done = 0
         while done < num:  # one epoch at a time
             epoch, position = divmod(first + done, windows)
-            # The constant keeps the two apart: seed 3 in epoch 7 is not seed 7 in epoch 3, and equal ones are not 0.
+            # The constant keeps the two apart: seed 3 in epoch 7 is not seed 7 in epoch 3, and 5 in 5 is not key 0.
             key = scrambled(self.seed) ^ scrambled(epoch + 0x5851F42D4C957F2D)
             of_epoch = starts[done:done + windows - position]
             of_epoch[:] = permute(np.arange(position, position + len(of_epoch)), windows, key)
@@ -317,11 +299,11 @@ class MixtureOrder:
         if isinstance(branch, int):
             starts[places] = self._firsts[branch] + self._orders[branch].starts(first, len(places))
             return
-        # Of the fork's first n samples, n * left_parts / parts go left, rounded. parts times the number of
-        # places must be below 2^61.
-        left, whole = 2 * branch.left_parts, 2 * branch.parts
-        done, rest = divmod(left * first + branch.parts, whole)
-        num_left = done + (rest + left * np.arange(len(places) + 1, dtype=np.int64)) // whole
+        # Of the fork's first n samples, n * left_parts / parts go left, rounded: (2 n left_parts + parts) //
+        # (2 parts). parts times the number of places must be below 2^61.
+        numerator, denominator = 2 * branch.left_parts, 2 * branch.parts
+        done, rest = divmod(numerator * first + branch.parts, denominator)
+        num_left = done + (rest + numerator * np.arange(len(places) + 1, dtype=np.int64)) // denominator
         goes_left = num_left[1:] > num_left[:-1]
         before = int(num_left[0])
         self._fill(starts, branch.left, before, places[goes_left])
@@ -334,16 +316,17 @@ class MixtureOrder:
 class CorpusWindows:
     """The windows of a corpus, in a WindowOrder, or of a mixture, in a MixtureOrder.
 
-    where is the place of the tokens, as choose_preload returns it; dtype is the tokens' dtype, a key of DTYPES.
+    where is the place of the tokens, 'gpu', 'ram' or 'mmap'; dtype is the tokens' dtype, a key of DTYPES.
     """
 
     def __init__(self, stream: TokenStream, where: str, seq_length: int, seed: int, device: torch.device,
                  components: Sequence[Component] = ()):
         """Opens the tokens, with the errors of Tokens. The stream joins the components of a mixture, if any."""
         self.stream = stream
-        self.order = WindowOrder(stream.length, seq_length, seed) if not components else MixtureOrder(
-            [component.corpus.train.length for component in components],
-            [component.parts for component in components], seq_length, seed)
+        self.order: WindowOrder | MixtureOrder = WindowOrder(stream.length, seq_length, seed)
+        if components:
+            self.order = MixtureOrder([component.corpus.train.length for component in components],
+                                      [component.parts for component in components], seq_length, seed)
         self.seq_length = seq_length
         self.dtype = stream.dtype
         self.may_wait_for_disk = where == "mmap"

@@ -259,6 +259,8 @@ def compile_step(decoder: Decoder, machine: device.Machine, sampling: Sampling) 
         device.remove_unfinished_kernels(print_line)
         decoder.compile(machine.backend.runs_ahead, sampling)
     except Exception as error:  # each version of the compiler has errors of its own
+        torch.compiler.reset()  # graphs keep their memory otherwise
+        machine.backend.release_memory()
         warn(f"--compile: failed, running eagerly: {device.describe_compile_error(error)}.")
 
 

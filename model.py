@@ -186,7 +186,7 @@ class LanguageModel(nn.Module):
         self.add_module(trunk_name, nn.ModuleDict(parts))  # all but the output layer
         if not config.tie_weights:
             self.lm_head = Linear(config.n_embd, config.padded_vocab_size, False)
-        # Without weights of its own: a tied output layer multiplies by the embedding (head_weight).
+        # It has no weights of its own: forward() passes head_weight, the embedding's matrix or lm_head's.
         self.output = OutputLayer(LossRule(config.vocab_size, options.loss_chunk, options.label_smoothing))
         if options.rounded_to:
             for module, weight in self._products():

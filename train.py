@@ -32,7 +32,7 @@ def read_flags(argv: Sequence[str]) -> Namespace:
 
     Raises UserError (exit 2) for a wrong flag.
     """
-    # What stays None is decided by choose_recipe in planning/recipe.py.
+    # What stays None is decided in gpt/planning/, precision and compiling in gpt/machine/device.py.
     parser = Parser("train.py", "Trains a language model. A step is one optimizer step; losses are in nats.",
                     RELATIONS, expand_shorthands)
     parser.add_argument("--config", type=text("FILE"), help="TOML file of flags; the command line wins (default: none)")
@@ -175,16 +175,16 @@ from gpt.planning.deadline import Deadline, Pace, with_length
 from gpt.planning.decided import Setup
 from gpt.planning.first_model import after_first_model
 from gpt.planning.inputs import choose_inputs
-from gpt.planning.plan import say_size, say_time_and_disk
+from gpt.planning.plan import announce_model, announce_plan
 from gpt.planning.setup import choose_setup
 from gpt.training import recovery
 from gpt.training.checkpointing import Checkpointer
-from gpt.training.compiling import compiles_blocks, try_to_compile
+from gpt.training.compiling import compile_run
 from gpt.training.due import due_after_step, ends_by_patience
 from gpt.training.overfit import overfit_batches
 from gpt.training.pacing import dry_run, measure_pace, move_end
 from gpt.training.run import ENDS_THE_RUN, Abandoned, Figures, Run, micro_batches
-from gpt.training.starting import forget_best_on_other_tokens, load_start
+from gpt.training.starting import load_start
 from gpt.training.strategies import Votes, build_model
 from gpt.training.teacher import load_teacher
 from gpt.training.validation import Validator
@@ -203,7 +203,7 @@ def main(argv: Sequence[str]) -> int:
 
         # What there is: tokens, the model's shape, a checkpoint to resume from; then the machine.
         inputs = choose_inputs(args, runtime)
-        # With --max_minutes on a small text this may train a small teacher first; any other run keeps its inputs.
+        # With --max_minutes this may train another model first, which teaches this one; else the inputs stay.
         inputs = after_first_model(inputs, runtime, argv)
         runtime.use(choose_machine(args, inputs.prefers_bf16))  # TF32 is on from here
 
@@ -212,13 +212,13 @@ def main(argv: Sequence[str]) -> int:
         setup = choose_setup(inputs, runtime, deadline)
         if setup is None:  # a resumed run that has nothing left to do
             return Exit.DONE
-        say_size(setup)
+        announce_model(setup)
 
         # Model, optimizer and batches. A few steps are timed, and change no weights; --max_minutes needs their time.
         run = build_run(setup)
         validator = Validator(run)
         with recovery.explaining_memory(setup, run):
-            if run.state.step < run.recipe.total_steps:
+            if run.state.step < run.recipe.total_steps:  # else at most one validation is left to do
                 compile_run(run)
             pace = measure_pace(run, take_step, validator, deadline)
         run.adopt(with_length(deadline, run.setup, pace, run.state.step))
@@ -247,25 +247,11 @@ def build_run(setup: Setup) -> Run:
                setup.new_state(), teacher)
 
 
-def compile_run(run: Run) -> None:
-    """torch.compile for model, teacher and optimizer, in place; does nothing unless machine.compile is set."""
-    runtime, mode = run.setup.runtime, run.setup.args.compile_mode
-    if not runtime.machine.compile:
-        return
-
-    def compile_model() -> None:
-        for part in run.strategy.parts_to_compile(compiles_blocks(mode, runtime)):
-            part.compile(dynamic=False, mode=None if mode == "blocks" else mode)  # torch.compile(part), in place
-
-    try_to_compile(run, compile_model)
-
-
 def train(run: Run, pace: Pace, deadline: Deadline, validator: Validator, argv: Sequence[str]) -> int:
     """Loads the start, then trains, or runs --dry_run or --overfit; returns the exit code."""
     args = run.setup.args
-    forget_best_on_other_tokens(run)
     if not args.overfit:
-        say_time_and_disk(run.setup, pace, run.state.step)
+        announce_plan(run.setup, pace, run.state.step)
     checkpointer = Checkpointer(run, validator.tokenizer)
     # Only now, because measure_pace clears the optimizer's state.
     load_start(run)  # pretrained weights, or the whole state of the checkpoint
@@ -295,9 +281,10 @@ def loop(run: Run, pace: Pace, deadline: Deadline, validator: Validator, checkpo
     deadline.start(state.step, state.seconds)
 
     while state.step < run.recipe.total_steps and not (ends_by_patience(run) or run.must_stop()):
+        runtime.out.begin_phase(f"step {state.step + 1:,}")
+
         # Learning rate: warm-up, then decay, a pure function of the step. lr_scale is 1 for the blocks'
         # matrices, and a multiple for embeddings, norms and biases.
-        runtime.out.begin_phase(f"step {state.step + 1:,}")
         for group in run.optimizer.param_groups:
             group["lr"] = group["lr_scale"] * run.recipe.learning_rate_at(state.step + 1)
 
@@ -319,8 +306,11 @@ def loop(run: Run, pace: Pace, deadline: Deadline, validator: Validator, checkpo
         if due.save or due.validate or due.sample:
             monitor.catch_up()
         checkpointer.settle(wait=False)  # notes the end of a save in flight
-        is_best = due.validate and validate(run, validator, checkpointer, monitor)
-        end_moved = due.validate and not due.is_last and move_end(run, deadline, pace, checkpointer.save_seconds)
+        is_best = end_moved = False
+        if due.validate:
+            is_best = validate(run, validator, checkpointer, monitor)
+            if not due.is_last:
+                end_moved = move_end(run, deadline, pace, checkpointer.save_seconds)
         # A moved end is saved at once, so that a resumed run has the schedule of this one.
         if due.save or is_best or end_moved:
             checkpointer.save(due.permanent)
@@ -334,10 +324,10 @@ def loop(run: Run, pace: Pace, deadline: Deadline, validator: Validator, checkpo
 def take_step(run: Run, num_micro_batches: int | None = None) -> Figures:
     """Takes one optimizer step on the next samples; if memory runs out, repeats it with smaller micro-batches.
 
-    The caller sets the learning rates before, and counts the step. num_micro_batches is for measuring: fewer
-    than a step has. The host waits for no device. Raises Abandoned after a signal, and TokensChanged if a token
-    file was written to; both undo the step first. Raises the out-of-memory error if not even one sequence fits,
-    or if there are several processes.
+    The caller sets the learning rates before, and counts the step. To measure a step, num_micro_batches takes
+    only some of its micro-batches. The host waits for no device. Raises Abandoned after a signal, and
+    TokensChanged if a token file was written to; both undo the step first. Raises the out-of-memory error if
+    not even one sequence fits, or if there are several processes.
     """
     rng = run.setup.runtime.machine.backend.rng_states()  # for undo_step; micro_batches seeds dropout's masks
     while True:
@@ -359,8 +349,8 @@ def try_step(run: Run, batches: Iterable[tuple[torch.Tensor, torch.Tensor]], num
     """Computes one step on num micro-batches: forward, backward, clip, update.
 
     Where the loss or the gradient's norm is not finite, weights and optimizer state stay, and skipped is 1.
-    The loss is the mean over the micro-batches, in nats: each divides by the same number of targets. The norm
-    is taken before clipping.
+    The loss is in nats. Each micro-batch divides by the same number of targets, so that every target weighs the
+    same. The norm is taken before clipping.
     """
     machine, optimizer = run.setup.runtime.machine, run.optimizer
     run.model.round_weights()  # the 16-bit copies that products read under autocast, once a step
@@ -395,8 +385,10 @@ def try_step(run: Run, batches: Iterable[tuple[torch.Tensor, torch.Tensor]], num
 
 def check_pretrained(run: Run, validator: Validator, monitor: Monitor) -> None:
     """Validates pretrained weights before the first step. Raises UserError (exit 6) for a loss that is not finite."""
-    measured = validator.measure() if run.setup.args.init_from and run.state.step == 0 else None
-    if measured is None:
+    if not run.setup.args.init_from or run.state.step:
+        return
+    measured = validator.measure()
+    if measured is None:  # without validation tokens, or after a signal
         return
     if not math.isfinite(measured.nats):
         raise UserError(Exit.DIVERGED, "--init_from: its weights give no finite loss, as where fp16 overflows. Give "
@@ -441,7 +433,7 @@ def save_and_close(run: Run, checkpointer: Checkpointer, monitor: Monitor) -> in
     monitor.close(is_saved)
     if run.state.step and not is_saved:
         raise UserError(Exit.MACHINE, "the last state could not be saved; the warning above names the cause. "
-                                      f"{checkpointer.last_good()} once that is fixed.")
+                                      f"{checkpointer.how_to_resume()} once that is fixed.")
     monitor.say_what_next(checkpointer.best_step)
     return Exit.DONE if runtime.signals.number is None else 128 + runtime.signals.number
 

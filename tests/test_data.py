@@ -358,16 +358,3 @@ def test_a_limited_validation_takes_windows_from_all_over_the_file(counting):
     assert np.diff(starts).min() >= 8
     assert np.diff(starts).max() <= 9
     assert starts[-1] >= 90
-
-
-# ---------------------------------------------------------------- where the tokens live
-
-
-@pytest.mark.parametrize(("requested", "num_bytes", "gpu_free", "ram_free", "expected"), [
-    ("auto", 100, 1000, 200, "gpu"), ("auto", 101, 1000, 202, "ram"), ("auto", 101, 1000, 201, "mmap"),
-    ("auto", 100, None, 200, "ram"), ("auto", 100, None, 199, "mmap"), ("ram", 100, 1000, 200, "ram"),
-    ("ram", 100, 1000, 199, "mmap"), ("mmap", 1, 1000, 1000, "mmap"), ("gpu", 999, 1000, 1, "gpu")])
-def test_the_tokens_live_where_they_fit_and_the_reason_is_given(requested, num_bytes, gpu_free, ram_free, expected):
-    where, why = data.choose_preload(requested, num_bytes, gpu_free, ram_free)
-    assert where == expected
-    assert (why == "as requested") == (requested == where)

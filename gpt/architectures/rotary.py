@@ -79,18 +79,18 @@ class RotaryAttention(nn.Module):
     def forward(self, x: torch.Tensor, rotation_2TK2: torch.Tensor) -> torch.Tensor:
         config = self.config
         B, T = x.shape[:2]
-        q_BTHK, k_BTHK, v_BTHK = (part.view(B, T, -1, config.head_dim)
+        q_BTHK, k_BTGK, v_BTGK = (part.view(B, T, -1, config.head_dim)
                                   for part in self.qkv_proj(x).split(config.qkv_rows, -1))
         if config.qk_norm:
-            q_BTHK, k_BTHK = self.q_norm(q_BTHK), self.k_norm(k_BTHK)
-        q_BHTK, k_BHTK = (rotate(heads, *rotation_2TK2).transpose(1, 2) for heads in (q_BTHK, k_BTHK))
-        v_BHTK = v_BTHK.transpose(1, 2)
+            q_BTHK, k_BTGK = self.q_norm(q_BTHK), self.k_norm(k_BTGK)
+        q_BHTK, k_BGTK = (rotate(heads, *rotation_2TK2).transpose(1, 2) for heads in (q_BTHK, k_BTGK))
+        v_BGTK = v_BTGK.transpose(1, 2)
         if attends_in_blocks(x.device.type, q_BHTK.dtype, T):  # on a CPU in bf16, where that is faster
-            y_BHTK = attention_in_blocks(q_BHTK, k_BHTK, v_BHTK)
+            y_BHTK = attention_in_blocks(q_BHTK, k_BGTK, v_BGTK)
         else:
-            k_BHTK, v_BHTK = heads_for_kernel(k_BHTK, v_BHTK, config.n_head)
-            y_BHTK = F.scaled_dot_product_attention(q_BHTK, k_BHTK, v_BHTK, is_causal=True,
-                                                    enable_gqa=k_BHTK.size(1) < config.n_head)
+            k, v = heads_for_kernel(k_BGTK, v_BGTK, config.n_head)
+            y_BHTK = F.scaled_dot_product_attention(q_BHTK, k, v, is_causal=True,
+                                                    enable_gqa=k.size(1) < config.n_head)
         y = self.o_proj(y_BHTK.transpose(1, 2).reshape(B, T, -1))
         return dropout(y, config.dropout, self.training)
 

@@ -120,10 +120,10 @@ def text_files(step: int, config: ModelConfig, state: Mapping[str, Any], tokeniz
                end_of_text_id: int | None, card: str, chat_template: str = "") -> dict[str, str]:
     """The text of all other files except the manifest, by name.
 
-    state holds the JSON values of trainer_state.json besides step, arch and model. Without tokenizer_json
-    (None) the tokenizer's two files are left out; end_of_text_id None is null in the configs. Texts begin with
-    the tokenizer's opening id, or else with the end-of-text id. A model that learns to answer has a
-    chat_template, in Jinja; then the end of an answer ends a text too.
+    state holds the other fields of trainer_state.json, as JSON values: all but format, version, arch and model.
+    Without tokenizer_json (None) the tokenizer's two files are left out; end_of_text_id None is null in the
+    configs. Texts begin with the tokenizer's opening id, or else with the end-of-text id. A model that learns
+    to answer has a chat_template, in Jinja; then the end of an answer ends a text too.
     """
     names = {token["id"]: token["content"] for token in json.loads(tokenizer_json or "{}").get("added_tokens", [])}
     end_of_answer = [index for index, name in names.items() if name == END and chat_template]

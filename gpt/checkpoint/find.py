@@ -81,14 +81,15 @@ def _locate(path: Path, warn: Callable[[str], None], run_folder: Path | None = N
             ) -> tuple[Path, StoredState | None]:
     """resolve with the verified training state; without a state for a Hugging Face folder.
 
-    run_folder is the output folder of a run that is to be resumed, if it is: then the
-    optimizer's state is verified.
+    run_folder is the output folder of a run to resume, whose optimizer's state is then
+    verified; None for a model alone.
     """
     to_train = run_folder is not None
     folder, name = split_checkpoint_name(path, run_folder or Path("out"))
-    # Hugging Face's Trainer wrote them.
-    of_trainer = [path for path, _ in numbered_in(folder).values() if (path / "training_args.bin").is_file()]
-    if (name and ((folder / MANIFEST).is_file() or (folder / CONFIG).is_file())) or (name == BEST and of_trainer):
+    # Checkpoints that Hugging Face's Trainer wrote.
+    trainer_checkpoints = [path for path, _ in numbered_in(folder).values() if (path / "training_args.bin").is_file()]
+    is_checkpoint = (folder / MANIFEST).is_file() or (folder / CONFIG).is_file()
+    if (name and is_checkpoint) or (name == BEST and trainer_checkpoints):
         raise _refusal(f"{printable(folder / name)} does not exist, and {printable(folder)} is no output folder of "
                        f"train.py. Give {shell_word(folder)} alone.")
     if (folder / MANIFEST).is_file():
@@ -98,8 +99,8 @@ def _locate(path: Path, warn: Callable[[str], None], run_folder: Path | None = N
                        "Give another checkpoint.")
     if (folder / CONFIG).is_file():
         return folder, None
-    if of_trainer:
-        return of_trainer[0], None
+    if trainer_checkpoints:
+        return trainer_checkpoints[0], None
     found = (_best_of(folder, warn, to_train) if name == BEST else
              newest_sound(folder, warn, to_train))
     if found is None:

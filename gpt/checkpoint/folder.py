@@ -18,7 +18,7 @@ from gpt.common.progress import Progress
 from gpt.common.ranks import is_one_of_several
 from gpt.common.words import is_utf8, printable, shell_word
 
-SIGNED = "pid "  # the begin of the lock file's content
+SIGNED = "pid "  # the beginning of the lock file's content
 TEMPORARY = ".tmp-checkpoint-"
 REPLACED = ".tmp-replaced-"  # a checkpoint of the same step, put aside while the new one takes its name
 
@@ -47,14 +47,14 @@ def owned(output_dir: Path) -> Iterator[None]:
             is_of_srun = os.environ.get("SLURM_STEP_NUM_TASKS", "1") != "1" and not is_one_of_several()
             cure = ("srun has started the same run several times: give it one task a node, with torchrun "
                     "(docs/clusters.md)" if is_of_srun else "Wait for it, or choose another folder")
-            raise UserError(Exit.BUSY, f"{shown} is in use by another run ({printable(lock.read(200).strip())}). "
+            raise UserError(Exit.BUSY, f"{shown} is in use by another run ({printable(lock.readline().strip())}). "
                                        f"{cure}.")
         with writing(shown):
             lock.truncate(0)
-            # The line names the holder and proves that the disk takes writes. It passes the buffer, which on
-            # a full disk would keep the line and fail again at the close.
+            # It names the holder and the folder, and proves that the disk takes writes. It bypasses Python's
+            # buffer, which on a full disk would keep the line and fail again at the close.
             started = time.strftime("%Y-%m-%d %H:%M:%S")
-            os.write(lock.fileno(), f"{SIGNED}{os.getpid()}, started {started}\n".encode())
+            os.write(lock.fileno(), f"{SIGNED}{os.getpid()}, started {started}\n{output_dir.resolve()}\n".encode())
         sweep(output_dir)
         yield
 
@@ -157,15 +157,14 @@ def prune(output_dir: Path, retention: Retention) -> None:
     """Deletes all but the last rolling checkpoints up to the saved step.
 
     Permanent and protected checkpoints (by step) stay, and do not count. So do unreadable ones, those that hold
-    more than a checkpoint, and later ones, which a resumed run has not reached yet. A checkpoint that cannot be
-    deleted stays.
+    more than a checkpoint, and later ones. A checkpoint that cannot be deleted stays.
     """
     for path in outdated(output_dir, retention):
         discard(path)
 
 
 def discard(path: Path) -> None:
-    """Deletes a checkpoint under another name, so that no reader sees half of it; an error leaves it."""
+    """Renames a checkpoint, then deletes it, so that no reader sees half of it; an error leaves it."""
     discarded = path.with_name(f"{TEMPORARY}{path.name}-{os.getpid()}-old")
     with contextlib.suppress(OSError):
         rename(path, discarded)
@@ -175,10 +174,17 @@ def discard(path: Path) -> None:
 def delete_other_runs(output_dir: Path, resumed: Path | None, step: int, out: Progress) -> None:
     """Deletes and prints the checkpoints that do not lead to the resumed one, as --overwrite requests.
 
-    Without a resumed one (None), or if it is in another folder, all are deleted; otherwise the later ones.
-    step is the resumed one's. A folder that cannot be deleted stays, without a further message.
+    Without a resumed one (None), or if it is in another folder, all are deleted; otherwise the later ones. step
+    is the resumed one's. A folder that cannot be deleted stays, without a further message. Raises UserError
+    (exit 4) before anything is deleted if somebody has put something into one.
     """
-    for path in checkpoints_of_other_runs(output_dir, resumed, step):
+    others = checkpoints_of_other_runs(output_dir, resumed, step)
+    for path in others:
+        with contextlib.suppress(InvalidCheckpoint, OSError):
+            for stranger in strangers_in(path):
+                raise UserError(Exit.CHECKPOINT, f"--overwrite: would delete {printable(stranger)}, which train.py did "
+                                                 "not write. Move it to another folder.")
+    for path in others:
         out.say(f"overwrite   deleting {printable(path)}")
         discard(path)
 
@@ -196,7 +202,7 @@ def outdated(output_dir: Path, retention: Retention) -> list[Path]:
     """The checkpoints that prune deletes, newest first."""
     rolling = []
     for step, path in steps_in(output_dir).items():
-        # A later one is damaged, and the resumed run skipped it.
+        # A later one is damaged, as the run resumed before it; in a mirror it may be another run's.
         if step <= retention.saved and step not in retention.protected:
             with contextlib.suppress(InvalidCheckpoint, OSError):  # an unreadable one, which may be rescued, stays
                 if not (parse_state(read_json(path / STATE)).permanent or strangers_in(path)):

@@ -14,7 +14,7 @@ from typing import Any
 
 from gpt.checkpoint.steps import steps_in
 from gpt.common.config import TOML, Layer, read_toml
-from gpt.common.errors import Exit, UserError
+from gpt.common.errors import Exit, UserError, warn
 from gpt.common.files import is_same_folder, read_text, split_checkpoint_name
 from gpt.common.names import FIRST_MODEL, LOCK, MANIFEST, RUN_CONFIG, STATE
 from gpt.common.words import printable
@@ -112,16 +112,30 @@ def _decide_folders(layer: Layer, folder: Path, given: Mapping[str, Any]) -> Non
     output_dir = given.get("output_dir") or layer.decided.get("output_dir", "out")
     is_cooldown_elsewhere = given.get("cooldown_from") and given.get("output_dir") and not is_same_folder(
         output_dir, folder)
+    original = _original_of(folder) if mirror and "mirror_to" not in given else None
+    if original:
+        warn(f"{printable(folder)} is a copy of {printable(original)}, which keeps its mirror "
+             f"{printable(mirror)}: a copy has none, unless you give --mirror_to with another folder.")
+        return
     if (is_mirror and not is_cooldown_elsewhere) or (mirror and is_same_folder(output_dir, folder)):
         layer.decided["mirror_to"] = str(folder) if is_mirror else mirror
+
+
+def _original_of(folder: Path) -> Path | None:
+    """The folder of which this one is a copy, by its lock file, if that still holds its run; else None."""
+    with contextlib.suppress(OSError):
+        lines = (folder / LOCK).read_text(encoding="utf-8", errors="replace").splitlines()
+        if len(lines) > 1 and not is_same_folder(lines[1], folder) and Path(lines[1], LOCK).exists():
+            return Path(lines[1])
+    return None
 
 
 def _find_paths(layer: Layer, folder: Path) -> None:
     """Changes the recorded paths of tokens and teacher to where they are, seen from the current folder.
 
     The run may have begun in another folder: in the one that holds the run's own, or in the one above. They
-    count before a current folder that does not hold the run, and may have another run's files of the same names.
-    A mirror, or a single checkpoint, may lie beside anything: there the current folder counts first.
+    count before a current folder that does not hold the run, and may have another run's files of the same
+    names. A mirror, or a single checkpoint, may lie beside anything: there the current folder counts first.
     """
     above = Path(os.path.abspath(folder)).parents
     may_lie_anywhere = "output_dir" not in layer.decided

@@ -121,8 +121,6 @@ def why_not_written(error: Exception) -> str:
     """The system's reason why a file or a folder could not be written, and the one thing to do."""
     rust_error = re.search(r"os error (\d+)", str(error))
     number = getattr(error, "errno", None) or int(rust_error[1] if rust_error else 0)
-    if re.search(r"requested and \d+ written", str(error)):  # numpy's words, without the system's
-        return "not all bytes could be written. Free some space, or raise the limit on a file's size (ulimit -f)."
     return f"{reason_of(error)}. {CURES.get(number, '')}".strip()
 
 

@@ -237,7 +237,7 @@ class Parser(argparse.ArgumentParser):
             renewed = {name for flag, value in requested.given.items() if layer.values.get(flag) != value
                        for name in rules.of(flag).renews.split()}
             requested = rules.merge(layer, command_line, [name for name in layer.decided
-                                              if name in renewed or rules.of(name).scope == "resume"])
+                                                          if name in renewed or rules.of(name).scope == "resume"])
             replaced = changes(layer, command_line, requested)
         of_a_call = [name for name in self.flags if rules.of(name).scope == "call"]
         resumed = None if self.problems else recorded(requested.values, of_a_call)

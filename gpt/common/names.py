@@ -12,10 +12,12 @@ BEST, LAST = "best", "last"  # as in --ckpt out/best: a checkpoint of the folder
 # In an output folder, beside the checkpoints.
 METRICS, LOG = "metrics.jsonl", "log.txt"
 STARTS, RUN_CONFIG = "starts.jsonl", "config.toml"
+RUN_CONFIG_TITLE = "The flags of the run in this folder"  # the beginning of its first line, a comment
 TRACKERS = "trackers.json"  # the id under which trackers know the run
 TOO_LARGE = "out_of_memory.json"  # the number of sequences that did not fit
 RUN_FILES = (METRICS, LOG, STARTS, RUN_CONFIG, TRACKERS, TOO_LARGE)
-LOCK = ".lock"  # held while a run writes into the folder, and never copied
+LOCK = ".lock"  # held while a run writes into the folder, and never copied to a mirror
+PRETOKENIZE_LOCK = ".pretokenize.lock"  # held while pretokenize.py writes into the folder
 FIRST_MODEL = "first_model"  # a folder: the run of the first of two models
 
 TOKENS = ".tokens"  # ends the name of the folder that train.py makes of texts

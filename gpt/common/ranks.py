@@ -2,6 +2,8 @@
 
 import os
 
+from gpt.common.names import TRAINS_NEXT
+
 STARTED_BY = os.getppid()  # torchrun, or train.py; another parent later means that it has ended
 RANK_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
 RENDEZVOUS_VARIABLES = ("MASTER_ADDR", "MASTER_PORT")
@@ -24,6 +26,11 @@ def world_size() -> int:
 def is_main() -> bool:
     """True for the main process: a single one, or rank 0 of several. The others print nothing."""
     return not is_one_of_several() or os.environ["RANK"] == "0"
+
+
+def trains_first_of_two() -> bool:
+    """True in the process that trains the first of two models; its parent, train.py, then trains the second."""
+    return TRAINS_NEXT in os.environ
 
 
 def launcher() -> str:

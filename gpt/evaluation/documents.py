@@ -1,6 +1,7 @@
 """Reads documents to score: from text files, as pretokenize.py does, and from token files in any layout."""
 
 import contextlib
+import glob
 import itertools
 import os
 import tempfile
@@ -130,6 +131,9 @@ def token_files_of(words: Sequence[str], scorer: Scorer) -> Iterator[tuple[str, 
     Stopped at a signal, and UserError (exit 3) for files that are unreadable or of another tokenizer.
     """
     for word in {os.path.realpath(word): word for word in words}.values():
+        if not (os.path.exists(word) or glob.has_magic(word)):
+            raise UserError(Exit.DATA, f"--tokens {printable(word)} is missing. Make tokens with the model's "
+                                       f"tokenizer, and give --tokens to_score:\n{scorer.command_for_tokens(['TEXT'])}")
         with scorer.out.phase(f"checking {printable(word)}"):
             stream, tokenizer = open_tokens(Path(word), scorer.model.config.vocab_size)
         if tokenizer is None:

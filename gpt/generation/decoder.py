@@ -28,6 +28,7 @@ from gpt.machine.backends import backend_of
 from gpt.ops.attention import heads_for_kernel
 from gpt.ops.products import PACKED_ROWS, Dense, Packed
 
+GRAPH_SLOTS = 4096  # in a CUDA graph, which reads all of them for each token; a longer text leaves the graphs
 SLOTS = 64  # attention reads a multiple of this, so that a row's sums do not depend on its neighbours' lengths
 
 
@@ -65,6 +66,7 @@ class Decoder:
             self.caches = [torch.zeros(shape, dtype=dtype, device=self.device) for _ in self.blocks]
 
         self.compiled = self.in_graphs = False
+        self.graph_slots = _whole_slots(min(self.window, GRAPH_SLOTS))
         self._compute_logits = self._logits  # compile() replaces both
         self.draw = draw
 
@@ -73,9 +75,9 @@ class Decoder:
         """Compiles the step for num_rows rows, once for all lengths. Raises any exception of the compiler.
 
         With in_graphs a step is one CUDA graph, and the draw by this sampling is another. A graph has fixed
-        addresses and shapes, so attention reads all slots.
+        addresses and shapes, so attention reads all of its slots.
         """
-        self._grow_caches(self.window)
+        self._grow_caches(self.graph_slots // 2)
         if in_graphs:
             parts = tree_leaves([self.caches, self.ends, self.blocks, self.embedding, self.head])
             for tensor in tree_leaves([vars(part) if isinstance(part, Dense) else part for part in parts]):
@@ -101,7 +103,7 @@ class Decoder:
 
         ids_B, positions_B = torch.zeros(2, self.num_rows, dtype=torch.int64, device=self.device)
         uniforms_B = torch.zeros(self.num_rows, dtype=torch.float64, device=self.draw_device)
-        mask_B11S = self._mask(positions_B, _whole_slots(self.window if in_graphs else 1))
+        mask_B11S = self._mask(positions_B, self.graph_slots if in_graphs else SLOTS)
         for _ in range(3 if in_graphs else 1):  # a graph is recorded in the second call
             logits_BV = compute_logits(ids_B, positions_B, mask_B11S)
             draw_ids(logits_BV.to(self.draw_device), uniforms_B, sampling)
@@ -139,12 +141,11 @@ class Decoder:
         They are for twice as many ids, so that copies are few, and a long window takes no
         memory before a text fills it.
         """
-        num_slots = self.caches[-1].size(3)
-        if length < num_slots:
+        if length < self.caches[-1].size(3):
             return
-        added = min(_whole_slots(2 * length), _whole_slots(self.window)) + 1 - num_slots
-        for layer, cache in enumerate(self.caches):
-            self.caches[layer] = F.pad(cache, (0, 0, 0, added))
+        num_slots = min(_whole_slots(2 * length), _whole_slots(self.window)) + 1
+        for layer, cache in enumerate(self.caches):  # if memory ran out before, the first ones may have grown
+            self.caches[layer] = F.pad(cache, (0, 0, 0, num_slots - cache.size(3)))
 
     def _read(self, row: int, ids: list[int]) -> None:
         """Computes the keys and values of all ids in one pass."""
@@ -175,10 +176,13 @@ class Decoder:
         B = self.num_rows if self.compiled else len(ids)
         for row in range(len(ids), B):  # unused rows of the compiled shape
             self.lengths[row], self.filled[row] = 0, []
-        assert max(self.lengths[:B]) < self.window, "more tokens than positions"
-        self._grow_caches(max(self.lengths[:B]) + 1)
+        longest = max(self.lengths[:B]) + 1
+        assert longest <= self.window, "more tokens than positions"
+        if longest > self.graph_slots and self.in_graphs:  # caches that grow have other addresses
+            self.in_graphs, self._compute_logits = False, self._logits
+        self._grow_caches(longest)
 
-        S = _whole_slots(self.window if self.in_graphs else max(self.lengths[:B]) + 1)
+        S = self.graph_slots if self.in_graphs else _whole_slots(longest)
         unused = [0] * (B - len(ids))
         numbers_3B = torch.tensor([[*ids, *unused], self.lengths[:B], [*uniforms, *unused]], dtype=torch.float64,
                                   device=self.draw_device)

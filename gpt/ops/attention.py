@@ -35,10 +35,10 @@ def heads_for_kernel(k_BGTK: torch.Tensor, v_BGTK: torch.Tensor, num_heads: int)
 
     Both are [B, H, T, K] then, else unchanged.
     """
-    groups = num_heads // v_BGTK.size(1)
-    if groups == 1 or shares_heads(v_BGTK.device.type, v_BGTK.dtype):  # a norm may have left k in fp32
+    heads_per_group = num_heads // v_BGTK.size(1)
+    if heads_per_group == 1 or shares_heads(v_BGTK.device.type, v_BGTK.dtype):  # a norm may have left k in fp32
         return k_BGTK, v_BGTK
-    return k_BGTK.repeat_interleave(groups, 1), v_BGTK.repeat_interleave(groups, 1)
+    return k_BGTK.repeat_interleave(heads_per_group, 1), v_BGTK.repeat_interleave(heads_per_group, 1)
 
 
 def attention_bytes(device_type: str, dtype: torch.dtype, num_heads: int, seq_length: int) -> float:
@@ -52,7 +52,7 @@ def attention_bytes(device_type: str, dtype: torch.dtype, num_heads: int, seq_le
     return 4.0 * num_heads * (seq_length if device_type == "mps" else 1)
 
 
-def attention_in_blocks(q_BHTK: torch.Tensor, k_BHTK: torch.Tensor, v_BHTK: torch.Tensor,
+def attention_in_blocks(q_BHTK: torch.Tensor, k_BGTK: torch.Tensor, v_BGTK: torch.Tensor,
                         block_rows: int = BLOCK_ROWS) -> torch.Tensor:
     """softmax(q k' / sqrt(K)) v over the past, [B, H, T, K], by products of block_rows queries at a time.
 
@@ -60,18 +60,17 @@ def attention_in_blocks(q_BHTK: torch.Tensor, k_BHTK: torch.Tensor, v_BHTK: torc
     is_causal and enable_gqa.
     """
     B, H, T, K = q_BHTK.shape
-    KV = k_BHTK.size(1)
-    groups = H // KV
-    q = q_BHTK.reshape(B * KV, groups, T, K)  # heads that share keys are rows of one product
-    k, v = k_BHTK.reshape(B * KV, T, K), v_BHTK.reshape(B * KV, T, K)
+    G = k_BGTK.size(1)
+    q = q_BHTK.reshape(B * G, H // G, T, K)  # heads that share keys are rows of one product
+    k, v = k_BGTK.reshape(B * G, T, K), v_BGTK.reshape(B * G, T, K)
 
     rows = []
     for start in range(0, T, block_rows):
         end = min(start + block_rows, T)  # a block of queries needs no keys beyond its end
-        future = torch.full((end - start, end), -torch.inf, dtype=q.dtype).triu(start + 1).repeat(groups, 1)
-        queries = q[:, :, start:end].reshape(B * KV, -1, K)
+        future = torch.full((end - start, end), -torch.inf, dtype=q.dtype).triu(start + 1).repeat(H // G, 1)
+        queries = q[:, :, start:end].reshape(B * G, -1, K)
         scores = torch.baddbmm(future, queries, k[:, :end].transpose(1, 2), alpha=K**-0.5)
         attended = torch.bmm(scores.softmax(-1), v[:, :end])
-        rows.append(attended.view(B * KV, groups, end - start, K))
+        rows.append(attended.view(B * G, H // G, end - start, K))
 
     return torch.cat(rows, 2).view(B, H, T, K)

@@ -192,27 +192,9 @@ class LayerNorm(nn.LayerNorm):
     """
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
-        if input.device.type != "cpu" or input.dtype.itemsize > 2 or torch.compiler.is_compiling():
+        if input.device.type != "cpu" or torch.compiler.is_compiling():
             return super().forward(input)
-        return _LayerNorm.apply(input, self.weight, self.bias, self.eps)  # type: ignore[return-value]
-
-
-class _LayerNorm(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None,  # type: ignore[override]
-                epsilon: float) -> torch.Tensor:
-        y, mean, inverse_deviation = torch.native_layer_norm(x, weight.shape, weight, bias, epsilon)
-        ctx.save_for_backward(x, weight, bias, mean, inverse_deviation)
-        return y
-
-    @staticmethod
-    def backward(ctx: Any, dy: torch.Tensor) -> tuple[torch.Tensor | None, ...]:  # type: ignore[override]
-        x, weight, bias, mean, inverse_deviation = ctx.saved_tensors
-        bias_in_fp32 = None if bias is None else bias.float()
-        dx, dweight, dbias = torch.ops.aten.native_layer_norm_backward(
-            dy.float(), x.float(), weight.shape, mean.float(), inverse_deviation.float(), weight.float(), bias_in_fp32,
-            [True, True, bias is not None])
-        return dx.to(x.dtype), dweight.to(weight.dtype), None if bias is None else dbias.to(bias.dtype), None
+        return super().forward(input.float()).to(input.dtype)
 
 
 class RMSNorm(nn.Module):

@@ -168,7 +168,7 @@ def head_in_chunks(x_NC: torch.Tensor, weight_PC: torch.Tensor, targets_N: torch
     gradients are FP16_FACTOR times as large. Gradients that are not needed are empty.
     """
     factor = FP16_FACTOR if x_NC.dtype == torch.float16 else 1.0
-    # In fp16 the sum over rows could overflow. A CPU adds faster in the compiler's loops.
+    # In place on a GPU, and in fp16, whose sum over rows could overflow. A CPU adds faster in the compiler's loops.
     in_place = x_NC.device.type == "cuda" or x_NC.dtype == torch.float16
     if needs_gradients and in_place:
         x_NC = x_NC.clone()  # for its gradient; fused with the kernel that computes x, it costs nothing

@@ -8,8 +8,8 @@ The decisions, in their order:
 inputs          tokens, shape and checkpoint, all checked
 sizing          the size by text and time; the network that follows
 first_model     trains another model before, in the minutes that a small text leaves
-recipe          every default with its reason, from defaults and schedules
 kernels         on an NVIDIA GPU: attention and the output layer, by timing
+recipe          every default with its reason, from defaults and schedules
 memory          the formula, the micro-batch, a copy for saves
 deadline        the length that fits into --max_minutes
 setup           makes all of them

@@ -130,7 +130,7 @@ def devices_of(machine: Machine, options: Options, products: float) -> dict[str,
         card = find_card(name)
         assert card
         dtype = torch.bfloat16 if card.has_bf16 else torch.float16
-        setting = MemorySetting(NVIDIA.type, dtype, compiled=True, accumulates=True, residual_bytes=2,
+        setting = MemorySetting(NVIDIA.type, dtype, compiled=True, residual_bytes=2,
                                 loss_chunk=LOSS_CHUNK, recomputes=options.recompute)
         memory = gigabytes * GIB * (15 / 16 if name in WITH_ECC else 1)
         room = (1 - MARGIN) * memory - CUDA_CONTEXT

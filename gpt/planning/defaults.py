@@ -129,13 +129,13 @@ def usual_rates(optimizer: str, config: ModelConfig, tokens_per_step: int, total
         return UsualRates(rate, rate, INIT_STD, "by width (Liu et al. 2025)")
 
     width = max(config.n_embd, NARROWEST)
-    warmup = min(1.0, default_warmup(total_tokens // tokens_per_step) / FULL_WARMUP)
+    warmup_factor = min(1.0, default_warmup(total_tokens // tokens_per_step) / FULL_WARMUP)
     step_fraction = _fraction_of_best_step(config, tokens_per_step, total_tokens)
-    of_narrowest = min(ADAMW_BY_WIDTH * step_fraction**0.5, MOST_BY_WIDTH) / NARROWEST * warmup
-    wider = math.log(width / NARROWEST) / math.log(WIDTH_OF_FRACTION / NARROWEST)
-    fraction = MATRICES_FRACTION ** min(1.0, wider)
-    rate = max(LOWEST_PEAK, fraction * max(of_narrowest * NARROWEST / width, lower_law))
-    return UsualRates(rate, max(rate, of_narrowest), max(INIT_STD, math.sqrt(SMALL_INIT / width)),
+    narrowest_rate = min(ADAMW_BY_WIDTH * step_fraction**0.5, MOST_BY_WIDTH) / NARROWEST * warmup_factor
+    exponent = math.log(width / NARROWEST) / math.log(WIDTH_OF_FRACTION / NARROWEST)
+    fraction = MATRICES_FRACTION ** min(1.0, exponent)
+    rate = max(LOWEST_PEAK, fraction * max(narrowest_rate * NARROWEST / width, lower_law))
+    return UsualRates(rate, max(rate, narrowest_rate), max(INIT_STD, math.sqrt(SMALL_INIT / width)),
                       "by width (Yang et al. 2022), less for steps of few tokens or a short warm-up (Bi et al. 2024)")
 
 

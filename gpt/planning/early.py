@@ -20,7 +20,7 @@ from gpt.checkpoint.steps import error_of_another_run, steps_in
 from gpt.common.children import PROGRAM_FOLDER, run_child
 from gpt.common.errors import PIP, Exit, UserError, require, warn
 from gpt.common.flags import as_list
-from gpt.common.names import METADATA, RUN_CONFIG, TOKENIZER, TOKENS, TRAINS_NEXT
+from gpt.common.names import METADATA, RUN_CONFIG, RUN_CONFIG_TITLE, TOKENIZER, TOKENS, TRAINS_NEXT
 from gpt.common.ranks import is_main, is_one_of_several, launcher, world_size
 from gpt.common.signals import Signals
 from gpt.common.words import is_utf8, printable, shell_line, shell_word
@@ -49,16 +49,23 @@ def requested_trackers(args: Namespace) -> list[str]:
     return [name for name in dict.fromkeys(as_list(args.tracker)) if name != "none"]
 
 
-# ---------------------------------------------------------------- texts
+# ---------------------------------------------------------------- the output folder
 
 
-def check_unused(args: Namespace) -> None:
+def refuse_folder_of_another_run(args: Namespace) -> None:
     """Raises UserError (exit 4) for a new run whose output folder holds the checkpoints of another one.
 
-    Where the run starts from one of them, or learns from it, only another folder is a cure.
+    So does a config.toml that train.py did not write. Where the run starts from one of those checkpoints, or learns
+    from it, only another folder is a cure.
     """
     folder = Path(args.output_dir)
-    if args.resume_from or args.cooldown_from or args.overwrite or not steps_in(folder):
+    if args.resume_from or args.cooldown_from or args.overwrite:
+        return
+    config = folder / RUN_CONFIG
+    if config.is_file() and RUN_CONFIG_TITLE.encode() not in config.read_bytes()[:200]:
+        raise UserError(Exit.CHECKPOINT, f"{printable(config)}: train.py did not write it, and would replace it. Give "
+                                         "another --output_dir.")
+    if not steps_in(folder):
         return
     from gpt.checkpoint.commands import flags_of_another_run  # which imports torch, like the next line
     from gpt.checkpoint.find import is_inside
@@ -71,6 +78,9 @@ def check_unused(args: Namespace) -> None:
                                              f"{launcher()} {shell_line(['train.py', *sys.argv[1:]])} "
                                              f"{flags_of_another_run(folder, name, args.mirror_to)}")
     raise error_of_another_run("--output_dir", folder, ", or --overwrite, which deletes them")
+
+
+# ---------------------------------------------------------------- texts
 
 
 def in_tokens(texts: Any, given: Mapping[str, Any]) -> dict[str, Any]:
@@ -212,10 +222,10 @@ def _are_tokens_of(recorded: Mapping[str, Any], texts: Sequence[str]) -> bool:
     from gpt.pretokenization.sources import find_files, identity_of
 
     # The files of the hub's texts lie in its cache, and may be other ones today.
-    of_hub, local = ([text for text in texts if is_on_hub(text) == on_hub] for on_hub in (True, False))
-    files = [(file.shown, file.path) for file in find_files(local, lambda _: None, {})]
-    return of_hub == recorded.get("hub_texts", []) and (
-        not local or identity_of(files) == recorded.get("sources_identity"))
+    hub_texts, local_texts = ([text for text in texts if is_on_hub(text) == on_hub] for on_hub in (True, False))
+    files = [(file.shown, file.path) for file in find_files(local_texts, lambda _: None, {})]
+    return hub_texts == recorded.get("hub_texts", []) and (
+        not local_texts or identity_of(files) == recorded.get("sources_identity"))
 
 
 def _folder_beside(data_dir: str, texts: Sequence[str]) -> str:
@@ -243,7 +253,7 @@ def _run_pretokenize(args: Namespace, texts: Sequence[str], make: Sequence[str])
     if is_one_of_several() or args.dry_run or args.overfit:
         raise UserError(Exit.FLAGS, f"{printable(texts[0])} has no tokens yet. Type first:\n"
                                     f"python {shell_line(make)}")
-    check_unused(args)
+    refuse_folder_of_another_run(args)
     with Signals(can_save=True) as signals:
         returncode = run_child([sys.executable, str(PROGRAM_FOLDER / make[0]), *make[1:]], signals, {TRAINS_NEXT: "1"})
     if returncode == Exit.DATA:

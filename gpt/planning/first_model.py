@@ -9,7 +9,6 @@ large model or two smaller ones).
 
 import contextlib
 import math
-import os
 import sys
 import time
 from argparse import Namespace
@@ -27,9 +26,10 @@ from gpt.common.errors import UserError
 from gpt.common.flags import as_typed, with_values
 from gpt.common.names import FIRST_MODEL, RUN_CONFIG, TRAINS_NEXT
 from gpt.common.progress import Progress
+from gpt.common.ranks import trains_first_of_two
 from gpt.common.words import percent, printable, shell_line
 from gpt.machine.runtime import Runtime
-from gpt.planning.inputs import Inputs, with_size
+from gpt.planning.inputs import Inputs, inputs_for
 from gpt.planning.relations import flags_of_scope, of_another_recipe
 from gpt.tokens.mixture import mixture_in_words
 
@@ -46,7 +46,7 @@ def after_first_model(inputs: Inputs, runtime: Runtime, argv: Sequence[str]) -> 
     """Trains a first model by the same command, where that pays; returns the inputs of the second one.
 
     Any other run keeps its inputs, and a dry run only says that there are two. argv are the command's flags.
-    Where other starts of the first model took minutes, runtime.began is earlier by them afterwards. Raises
+    Earlier starts of the first model count for --max_minutes: runtime.began moves back by their minutes. Raises
     UserError (exit 3) if the first one learned other tokens. Raises SystemExit if its training ends with
     another exit code than 0, or at a signal: then it goes on where the same command resumes.
     """
@@ -76,7 +76,7 @@ def after_first_model(inputs: Inputs, runtime: Runtime, argv: Sequence[str]) -> 
     runtime.began = min(runtime.began, now - first.stored.state.seconds)
     minutes_left = max(1.0, total - (now - runtime.began) / 60)
     out.say(f"models      the second one has {minutes_left:.3g} min")
-    return with_size(_helped_by(first.folder, args, out), inputs.corpus, minutes_left, out)
+    return inputs_for(_helped_by(first.folder, args, out), inputs.corpus, minutes_left, out)
 
 
 def _why_two(inputs: Inputs, runtime: Runtime, minutes: float, has_begun: bool) -> str:
@@ -88,7 +88,7 @@ def _why_two(inputs: Inputs, runtime: Runtime, minutes: float, has_begun: bool) 
     total = args.max_minutes or 0.0
     is_default = not (inputs.resumed or args.teacher or args.input_noise or args.epochs or args.max_steps
                       or of_another_recipe(args.origin.given))
-    is_alone = not (args.overfit or args.mirror_to or runtime.processes.world_size > 1 or TRAINS_NEXT in os.environ)
+    is_alone = not (args.overfit or args.mirror_to or runtime.processes.world_size > 1 or trains_first_of_two())
     if not (sizing and is_default and is_alone and total >= LEAST_MINUTES):
         return ""
     if sizing.spare * total >= minutes:

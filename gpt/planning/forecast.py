@@ -63,8 +63,8 @@ def predicted_bits(evidence: Evidence, runs: Sequence[FinishedRun]) -> tuple[flo
     variance = float(errors_R @ errors_R) / (len(runs) - x_RF.shape[1])
     covariance_FF = variance * np.linalg.inv(weighted_RF.T @ weighted_RF)
     x_F = np.array(evidence.features())
-    of_run = variance * evidence.variance + float(x_F @ covariance_FF @ x_F)
-    return evidence.whole * float(x_F @ weights_F), evidence.whole * math.sqrt(of_run)
+    run_variance = variance * evidence.variance + float(x_F @ covariance_FF @ x_F)
+    return evidence.whole * float(x_F @ weights_F), evidence.whole * math.sqrt(run_variance)
 
 
 # ---------------------------------------------------------------- the forecast

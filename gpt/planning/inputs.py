@@ -17,14 +17,14 @@ from gpt.checkpoint.stored import NEW_RUN, FoundCheckpoint, StoredState, TrainSt
 from gpt.common.errors import Exit, InvalidCheckpoint, Problems, UserError
 from gpt.common.files import is_same_folder, sha256_of, split_checkpoint_name
 from gpt.common.flags import with_values
-from gpt.common.names import FIRST_MODEL, MANIFEST, METADATA, TOKENIZER, WEIGHTS
+from gpt.common.names import FIRST_MODEL, MANIFEST, METADATA, PRETOKENIZE_LOCK, TOKENIZER, WEIGHTS
 from gpt.common.progress import Progress
 from gpt.common.words import printable, shell_word
 from gpt.hub.download import download_flag
 from gpt.hub.names import as_recorded
 from gpt.machine.backends import NVIDIA, gpu_in_use, gpu_of_this_system
 from gpt.machine.runtime import Runtime
-from gpt.planning.early import check_unused
+from gpt.planning.early import refuse_folder_of_another_run
 from gpt.planning.schedules import Cooldown, schedule_of
 from gpt.planning.sizing import SIZE_FLAGS, Sizing, choose_config, choose_sizing
 from gpt.tokens.corpus import Corpus, open_corpus
@@ -148,7 +148,7 @@ def _check(args: Namespace, runtime: Runtime) -> Inputs:
         # A checkpoint by the name of its run, or a model of the hub without its commit.
         if as_recorded(init_from) not in (origin, str(Path(origin).parent), origin.partition("@")[0]):
             out.say(f"resume      --init_from has no effect: the run began from {printable(origin)}")
-    inputs = with_size(args, corpus, args.max_minutes, out)
+    inputs = inputs_for(args, corpus, args.max_minutes, out)
     if resumed:
         config = as_in_checkpoint(inputs.config, resumed.folder, args)
         find.check_same(resumed, config, corpus.identity, corpus.tokenizer_sha256, args.allow_new_data,
@@ -178,8 +178,8 @@ def _check_device(args: Namespace) -> None:
                                       "Give --dropout 0 or --no-activation_checkpointing.")
 
 
-def with_size(args: Namespace, corpus: Corpus, max_minutes: float | None, out: Progress) -> Inputs:
-    """The inputs of a run with the size for a corpus and these minutes, once the teacher fits it."""
+def inputs_for(args: Namespace, corpus: Corpus, max_minutes: float | None, out: Progress) -> Inputs:
+    """The inputs of a new run on a corpus in these minutes: its size, and its teacher if it has one."""
     with out.phase("measuring the processor"):
         sizing = choose_sizing(args, corpus, max_minutes)
     config = choose_config(args, corpus.vocab_size, corpus.train.length, sizing)
@@ -235,7 +235,7 @@ def choose_resume(args: Namespace, writes: bool, out: Progress) -> FoundCheckpoi
         if args.overwrite and find.is_inside(Path(model), output_dir):
             raise UserError(Exit.FLAGS, f"--overwrite: would delete {printable(model)}, which the run starts from. "
                                         "Give another --output_dir.")
-    check_unused(args)
+    refuse_folder_of_another_run(args)
     return None
 
 
@@ -385,6 +385,9 @@ def find_corpus(args: Namespace) -> Corpus:
 def _find_one(args: Namespace, data_dir: str) -> Corpus:
     """Opens the corpus of one folder. Raises UserError (exit 3)."""
     folder, shown = Path(data_dir), printable(data_dir)
+    if (folder / PRETOKENIZE_LOCK).exists() and not (folder / METADATA).exists():
+        raise UserError(Exit.DATA, f"--data_dir {shown} holds no tokens yet: pretokenize.py still runs there, or was "
+                                   "stopped. Type its command again.")
     is_text = folder.is_file() or (folder.is_dir() and not any(each.suffix in SUFFIXES for each in folder.iterdir()))
     if args.bin_file is None and is_text:
         raise UserError(Exit.DATA, f"--data_dir {shown} holds no tokens. If it is text, type: python train.py "

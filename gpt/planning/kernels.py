@@ -27,6 +27,7 @@ CHUNKS = (LOSS_CHUNK, 4 * LOSS_CHUNK)  # rows of logits that exist at a time
 LARGE_MEMORY = 40 * 2**30  # bytes of a GPU that takes the larger chunk: sums of the weight's gradient are fewer
 CHECKED_POSITIONS = 2_048  # of a sequence: the plain attention stores the whole matrix
 TOLERANCE = 0.02  # of the norm of a right result; 16-bit rounding makes up to 0.005
+LOW_SCORE = -120.0  # cuDNN has returned NaN where all scores of a row are below -88.7 (PyTorch's issue 196678)
 TIMED_SECONDS = 0.03  # of each kernel
 LEAST_TIME_SAVED = 0.03  # the first kernel stays unless another takes less time by this fraction
 
@@ -47,8 +48,7 @@ def choose_kernels(config: ModelConfig, machine: Machine, loss_chunk: int,
                    recorded_environment: Mapping[str, Any]) -> Kernels:
     """Chooses attention's kernel by its time on the run's shape, and the chunk; a resumed run keeps its own.
 
-    With --deterministic no kernel is timed: PyTorch chooses. So it is without an NVIDIA GPU, where chunks have
-    loss_chunk rows.
+    PyTorch chooses the kernel with --deterministic, and without an NVIDIA GPU, where the chunk is loss_chunk.
     """
     if not machine.backend.runs_ahead:
         return Kernels("", loss_chunk)
@@ -76,12 +76,12 @@ def fastest(seconds: Mapping[str, float]) -> str:
 
 
 def use_attention(name: str) -> None:
-    """Leaves this process one kernel besides the plain attention; '' leaves all."""
+    """Leaves this process one kernel besides the plain attention; '' leaves all but cuDNN's."""
     torch.backends.cuda.enable_flash_sdp(name in ("", "flash"))
     torch.backends.cuda.enable_mem_efficient_sdp(name in ("", "efficient"))
-    torch.backends.cuda.enable_cudnn_sdp(name in ("", "cudnn"))
+    torch.backends.cuda.enable_cudnn_sdp(name == "cudnn")  # only where it was found right
     tag = os.environ.get("TORCH_COMPILE_CACHE_KEY_TAG", "")
-    torch.compiler.config.cache_key_tag = f"{tag} attention {name}" if name else tag  # the key lacks the kernel
+    torch.compiler.config.cache_key_tag = f"{tag} attention {name}" if name else tag  # PyTorch's key lacks the kernel
 
 
 # ---------------------------------------------------------------- timing
@@ -95,6 +95,9 @@ def time_attention(config: ModelConfig, machine: Machine) -> dict[str, float]:
     num_sequences = max(1, machine.backend.busy_tokens // config.seq_length)
     inputs = _attention_inputs(config, machine, num_sequences, config.seq_length)
     checked = _attention_inputs(config, machine, 1, min(CHECKED_POSITIONS, config.seq_length))
+    low = [tensor.detach().clone() for tensor in checked]
+    low[0][..., 0], low[1][..., 0] = 1.0, LOW_SCORE * config.head_dim**0.5
+    low = [tensor.requires_grad_() for tensor in low]
     with sdpa_kernel(SDPBackend.MATH):
         right = attend([tensor.detach().float().requires_grad_() for tensor in checked])
     seconds = {}
@@ -103,8 +106,10 @@ def time_attention(config: ModelConfig, machine: Machine) -> dict[str, float]:
             with warnings.catch_warnings(), sdpa_kernel(kernel):
                 warnings.simplefilter("ignore")
                 # Is the error's norm small beside the right result's? Not with a NaN.
-                if all(float((result.float() - good).norm()) < TOLERANCE * float(good.norm())
-                       for result, good in zip(attend(checked), right, strict=True)):
+                is_right = all(float((result.float() - good).norm()) < TOLERANCE * float(good.norm())
+                               for result, good in zip(attend(checked), right, strict=True))
+                is_finite = all(bool(result.isfinite().all()) for result in (*attend(low), *attend(inputs)))
+                if is_right and is_finite:
                     seconds[name] = seconds_of(partial(attend, inputs))
         except torch.OutOfMemoryError:
             raise

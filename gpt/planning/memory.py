@@ -83,7 +83,7 @@ class MemorySetting:
         """
         shards = {"fsdp": processes.world_size, "hsdp": processes.world_size // processes.num_machines}.get(strategy, 1)
         return MemorySetting(
-            machine.device.type, machine.dtype, compiled=machine.compile, accumulates=True,
+            machine.device.type, machine.dtype, compiled=machine.compile,
             residual_bytes=2 if options.residual_dtype else 4, loss_chunk=options.loss_chunk,
             recomputes=options.recompute, saves_through_copy=True, optimizer_bytes=optimizer_bytes,
             strategy=strategy, shards=shards)
@@ -116,8 +116,8 @@ def setting_of(args: Namespace, config: ModelConfig, options: Options, machine: 
     choose_setup replaces accumulates and saves_through_copy once they are decided.
     """
     setting = MemorySetting.of(machine, options, state_bytes(optimizer, config), strategy, processes)
-    of_teacher = read_config(Path(args.teacher)).num_parameters if args.teacher else 0
-    return replace(setting, teacher_bytes=(6 if options.rounded_to else 4) * of_teacher)
+    teacher_parameters = read_config(Path(args.teacher)).num_parameters if args.teacher else 0
+    return replace(setting, teacher_bytes=(6 if options.rounded_to else 4) * teacher_parameters)
 
 
 def memory_parts(config: ModelConfig, batch_size: int, setting: MemorySetting) -> dict[str, int]:
@@ -191,11 +191,12 @@ def _activation_bytes(config: ModelConfig, batch_size: int, setting: MemorySetti
 def _logit_bytes(config: ModelConfig, batch_size: int, setting: MemorySetting, table: int) -> int:
     """The bytes of the logits and of the tensors that the loss computes from them.
 
-    Eager code holds log-probabilities, their gradient and the gradient of the logits, all fp32. In chunks on a
-    GPU it also holds another product and two masks (by reading, not measured). Compiled code holds the logits,
-    and their gradient takes the same place. In chunks the output layer has a gradient too, on a CPU one of each
-    chunk; and on a GPU the compiler writes gradients beside logits. GPUs with fp16 cannot add up a product in
-    place: the product then lies beside the gradients of the logits.
+    Eager code holds log-probabilities, their gradient and the gradient of the logits, all fp32. In chunks
+    on a GPU it also holds another product and two masks (by reading, not measured). Compiled code holds
+    the logits, and their gradient takes the same place. In chunks the output layer has a gradient too, on
+    a CPU one of each chunk; and on a GPU the compiler writes gradients beside logits. A GPU before Ampere
+    cannot add up a product of fp16 in place: the product then lies beside the gradients of the logits.
+    Newer GPUs are counted alike in fp16.
     """
     tokens, e = batch_size * config.seq_length, setting.dtype.itemsize
     rows = min(tokens, setting.loss_chunk or tokens)
@@ -343,7 +344,7 @@ def micro_batch_of(recipe: Recipe, world_size: int) -> int:
 
 
 def choose_batch_size(recipe: Recipe, config: ModelConfig, setting: MemorySetting, runtime: Runtime,
-                       tokens_on_gpu: int) -> int:
+                      tokens_on_gpu: int) -> int:
     """The micro-batch that --batch_size auto begins with: the largest that is predicted to fit.
 
     It begins high on a GPU, without a margin, as a step that runs out of memory is repeated with half of it.

@@ -1,7 +1,6 @@
 """The plan of a run in words: size, time and disk, every decision with --verbose, and objections."""
 
 import math
-import os
 import shutil
 from argparse import Namespace
 
@@ -10,8 +9,7 @@ from torch.nn.attention import SDPBackend
 
 from data import num_windows, spaced
 from gpt.architectures.table import ARCHITECTURES, DEFAULT, ModelConfig, architecture_of, fields_with_flags, name_of
-from gpt.common.names import TRAINS_NEXT
-from gpt.common.ranks import is_one_of_several
+from gpt.common.ranks import is_one_of_several, trains_first_of_two
 from gpt.common.words import (
     count,
     duration,
@@ -48,7 +46,7 @@ MANY_SILENT = 0.2  # of the sequences, without an answer
 # ---------------------------------------------------------------- in a few lines
 
 
-def say_size(setup: Setup) -> None:
+def announce_model(setup: Setup) -> None:
     """Prints the network and the machine, and all warnings about the machine and the text.
 
     Building and compiling, which take seconds, come after it.
@@ -71,7 +69,7 @@ def say_size(setup: Setup) -> None:
         out.warn(line)
 
 
-def say_time_and_disk(setup: Setup, pace: Pace, steps_done: int) -> None:
+def announce_plan(setup: Setup, pace: Pace, steps_done: int) -> None:
     """Prints the time and disk space that the run needs, and warnings: the objections to the plan.
 
     With --verbose or --dry_run the whole plan comes first. The time is for the steps after steps_done.
@@ -205,7 +203,7 @@ def objections(setup: Setup) -> list[str]:
     times = times_too_short(recipe.total_steps, recipe.total_steps * setup.tokens_per_step, num_tokens,
                             config.num_parameters)
     if is_small and by_minutes and recipe.passes >= most and (
-            recipe.lr_schedule not in OPEN_SCHEDULES and TRAINS_NEXT not in os.environ):
+            recipe.lr_schedule not in OPEN_SCHEDULES and not trains_first_of_two()):
         teacher = "" if has_teacher_or_noise(args) else ", or a second run with --teacher"
         lines.append(f"the run ends before its {args.max_minutes:g} min: after {most} passes this model only "
                      f"learns the text by heart. More text helps{teacher}.")

@@ -332,11 +332,11 @@ def _choose_rates(facts: _Facts, optimizer: str, samples_per_step: int, total_st
         default, why = recorded, "as the run began"
     learning_rate = facts.choose("learning_rate", default, why)
     is_usual = learning_rate == usual.learning_rate
-    of_embeddings = usual.embedding_learning_rate if is_usual else learning_rate
+    embedding_rate = usual.embedding_learning_rate if is_usual else learning_rate
     if keeps_peak and learning_rate == recorded:
-        of_embeddings = facts.stored.settings.get("embedding_learning_rate", of_embeddings)
+        embedding_rate = facts.stored.settings.get("embedding_learning_rate", embedding_rate)
     return {"learning_rate": learning_rate, "usual_learning_rate": usual.learning_rate,
-            "embedding_learning_rate": facts.choose("embedding_learning_rate", of_embeddings),
+            "embedding_learning_rate": facts.choose("embedding_learning_rate", embedding_rate),
             "init_std": facts.choose("init_std", usual.init_std if is_usual else INIT_STD)}
 
 
@@ -353,14 +353,15 @@ def _choose_schedule(facts: _Facts, learning_rate: float, total_steps: int, cool
         raise UserError(Exit.FLAGS, f"--warmup_steps {args.warmup_steps}: the run has "
                                     f"{several(total_steps, 'step')}. Lower it.")
     # A resumed run keeps its warm-up, which would begin again in a longer run. A constant rate records none.
-    warmup_steps = settings.get("warmup_steps", 0) if settings else total_steps
-    if warmup_steps >= total_steps:
+    warmup_steps = settings.get("warmup_steps", 0)
+    if not settings or warmup_steps >= total_steps:
         warmup_steps = defaults.default_warmup(total_steps)
     decay_share = defaults.DECAY_SHARE
-    if cooldown or name == "wsd":
-        decay_share = facts.choose("cooldown", decay_share)
     if cooldown:  # --cooldown is for the cooldown, and wsd keeps its own
-        decay_share = settings.get("decay_share", defaults.DECAY_SHARE)
+        facts.choose("cooldown", decay_share)
+        decay_share = settings.get("decay_share", decay_share)
+    elif name == "wsd":
+        decay_share = facts.choose("cooldown", decay_share)
     return {"lr_schedule": name, "min_lr": min_lr, "cooldown": cooldown,
             "warmup_steps": facts.choose("warmup_steps", 0 if name == "constant" else warmup_steps),
             "decay_share": decay_share}

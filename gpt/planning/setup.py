@@ -1,17 +1,15 @@
-"""Makes the decisions before the first step in their order: dropout, strategy, recipe, place of the tokens."""
+"""Makes the decisions before the first step in their order: dropout, kernels, place of the tokens, recipe, memory."""
 
 import math
-import os
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-import data
 from gpt.checkpoint.find import is_inside
 from gpt.checkpoint.folder import Retention
 from gpt.checkpoint.mirror import complete_mirror
 from gpt.common.errors import Exit, UserError
-from gpt.common.names import TRAINS_NEXT
+from gpt.common.ranks import trains_first_of_two
 from gpt.common.words import duration, several, size
 from gpt.machine.environment import available_ram
 from gpt.machine.runtime import Runtime
@@ -155,7 +153,7 @@ def _say_if_finished(inputs: Inputs, recipe: Recipe, longest: Recipe, deadline: 
                         and not args.dry_run)
     if lacks_validation:
         more = "its last validation is missing and follows now"
-    elif TRAINS_NEXT in os.environ:
+    elif trains_first_of_two():
         more = "the second model follows"
     elif not is_patient:
         more = (f"{several(state.validations_without_gain, 'validation')} brought no new best; "
@@ -189,7 +187,25 @@ def choose_place(requested: str, corpus: Corpus, runtime: Runtime) -> tuple[str,
         if backend.has_own_memory:
             reason = f"the tokens take {size(corpus.train.num_bytes)}, and {size(free_bytes or 0)} of the GPU are free"
         raise UserError(Exit.MACHINE, f"--preload gpu: {reason}. Give --preload auto.")
-    place, why = data.choose_preload(requested, corpus.train.num_bytes, free_bytes, available_ram())
+    place, why = choose_preload(requested, corpus.train.num_bytes, free_bytes, available_ram())
     if place == "ram" and num_processes > 1:
         return "mmap", f"once in RAM for all {num_processes} processes of a machine"
     return place, why
+
+
+def choose_preload(requested: str, num_bytes: int, gpu_free_bytes: int | None,
+                   ram_free_bytes: int) -> tuple[str, str]:
+    """Chooses the place of the tokens for --preload; returns 'gpu', 'ram' or 'mmap' and the reason.
+
+    auto takes the GPU if the tokens fit in a tenth of its free memory. Otherwise it takes RAM if they fit in
+    half of the free RAM, or a memory map, which needs no room. ram that does not fit becomes mmap; gpu is not
+    compared with the free memory. Without a GPU, gpu_free_bytes must be None, and the caller must refuse gpu.
+    """
+    tokens, free = size(num_bytes), f"half of the {size(ram_free_bytes)} of free RAM"
+    if requested == "auto" and num_bytes <= (gpu_free_bytes or 0) // 10:
+        return "gpu", f"{tokens} fit in a tenth of the {size(gpu_free_bytes or 0)} of free GPU memory"
+    if requested not in ("auto", "ram"):
+        return requested, "as requested"
+    if num_bytes <= ram_free_bytes // 2:
+        return "ram", "as requested" if requested == "ram" else f"{tokens} fit in {free}"
+    return "mmap", f"{tokens} exceed {free}"

@@ -113,7 +113,7 @@ def line_blocks(source: Source, reading: Reading) -> Iterator[TextBlock]:
         while start < source.text_bytes:
             target = start + limits.block_bytes - 1
             end = min(source.text_bytes, find_end(file, b"\n", target, target + limits.document_bytes,
-                                               limits.window_bytes))
+                                                limits.window_bytes))
             refuse_over_limit(source, start, end - target, limits)
             yield TextBlock(start, end - start)
             start = end

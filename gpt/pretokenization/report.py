@@ -55,7 +55,7 @@ class Report:
         if found.first_replaced and found.undecodable > max(FEW_FAULTS, MAX_FAULTS * source.text_bytes):
             raise source.error(f"is not UTF-8: {several(found.undecodable, 'place')} cannot be decoded, from "
                                f"byte {found.first_replaced[0]:,} on. Give its --encoding, such as cp1251 or "
-                               "shift_jis. Beside files in UTF-8 convert it: iconv -f cp1251 -t utf-8 FILE > NEW")
+                               "shift_jis. Beside files in UTF-8 convert it (iconv -f cp1251 -t utf-8 FILE > NEW).")
 
     def refuse_bad_records(self) -> None:
         """Raises UserError (exit 3) if more than three records and 1% of the newest source's hold no document.

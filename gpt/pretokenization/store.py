@@ -12,10 +12,9 @@ import numpy as np
 
 from gpt.common.errors import Exit, UserError, writing
 from gpt.common.files import IS_WINDOWS, rename, sync, try_lock, write_whole
-from gpt.common.names import CONFIG, INDEX, MANIFEST, METADATA, TOKENIZER, WEIGHTS
+from gpt.common.names import CONFIG, INDEX, MANIFEST, METADATA, PRETOKENIZE_LOCK, TOKENIZER, WEIGHTS
 from gpt.common.words import printable
 
-PRETOKENIZE_LOCK = ".pretokenize.lock"
 WORK = ".pretokenize"
 KEPT = "kept-tokenizer.json"  # in the work folder: the old tokenizer, while a commit replaces the old set
 OUTPUTS = (METADATA, TOKENIZER, "train.bin", "train.idx", "train.mask", "val.bin", "val.idx", "val.mask")

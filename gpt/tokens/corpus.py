@@ -102,7 +102,7 @@ def open_corpus(train: Path, val: Path | None, metadata_file: Path | None, token
     val_metadata = metadata
     if val is not None:
         val_files, val_metadata = _validation_files(val, replace(metadata, splits={}, num_tokens=None),
-                                       metadata_file is not None)
+                                                    metadata_file is not None)
     layout = recognise(train_files[0])  # a missing file is reported before a missing vocabulary
     known_size, end_id = _vocabulary(metadata, tokenizer_file, vocab_size)
     tokenizer_sha256 = _checked_tokenizer(tokenizer_file, metadata, val_metadata) if tokenizer_file else None

@@ -5,7 +5,6 @@ for a copy, training waits for the disk.
 """
 
 import contextlib
-import os
 import re
 import time
 from collections.abc import Mapping
@@ -21,7 +20,8 @@ from gpt.checkpoint.folder import Retention, prune
 from gpt.checkpoint.mirror import Mirror, yield_the_cores
 from gpt.checkpoint.steps import steps_in
 from gpt.common.files import free_of, sync, why_not_written
-from gpt.common.names import METRICS, TRAINS_NEXT
+from gpt.common.names import METRICS
+from gpt.common.ranks import trains_first_of_two
 from gpt.common.words import printable, several, shell_line, shell_word, size
 from gpt.hub.names import DATASET, MODEL, is_on_hub, repo_of
 from gpt.planning.decided import Setup, flags_of_run, settings_of
@@ -96,7 +96,7 @@ class Checkpointer:
     # ---- saving
 
     def save(self, permanent: bool) -> None:
-        """Copies the state and starts to write it, after the end of the save before; settle notes the end.
+        """Waits for the previous save, copies the state, and starts to write the copy; settle notes the end.
 
         Without room for the copy it returns when the checkpoint is on the disk. The clock of rolling
         checkpoints starts again. Older rolling checkpoints are deleted once this one is on the disk. Raises
@@ -132,7 +132,7 @@ class Checkpointer:
             retention = self._retention(step, best)
             prune(self.output_dir, retention)
             seconds = time.perf_counter() - started
-            if not self.save_seconds:
+            if not self.save_seconds:  # the first save of this start
                 num_bytes = sum(path.stat().st_size for path in (self.output_dir / f"checkpoint-{step}").iterdir())
                 self._runtime.out.say(
                     f"saved checkpoint-{step}: {size(num_bytes)} in {seconds:.2f} s, "
@@ -147,7 +147,7 @@ class Checkpointer:
             self.settle_all()
 
     def _retention(self, step: int, best: int) -> Retention:
-        """The checkpoints that stay after a save: the last ones, the best, and the mirror's current copy.
+        """The checkpoints that stay after a save: the last ones, the best, the plateau's end, the mirror's copy.
 
         The best of the run may be in the mirror alone.
         """
@@ -184,7 +184,7 @@ class Checkpointer:
     # ---- the texts of a checkpoint
 
     def _fields(self, permanent: bool) -> dict[str, Any]:
-        """The fields of trainer_state.json, except format, step and model."""
+        """The fields of trainer_state.json, except format, version, arch and model."""
         corpus = self._run.setup.corpus
         return {**asdict(self._run.state), **settings_of(self._run.setup), "stays": permanent,
                 "scaler": self._run.scaler.state_dict(),
@@ -228,8 +228,8 @@ class Checkpointer:
                 f"checkpoint-{saved}, from which --resume_from {shell_word(self.output_dir)} goes on")
         return f"the {several(lost, 'step')} {since}" if lost else "", safe
 
-    def last_good(self) -> str:
-        """Begins the fix of an error: names the newest checkpoint, then "Resume (...)" or "Start again".
+    def how_to_resume(self) -> str:
+        """The beginning of an error's cure: the newest checkpoint, then "Resume (...)" or "Start again".
 
         Waits for the save in flight, and ignores its failure.
         """
@@ -238,7 +238,7 @@ class Checkpointer:
         steps = steps_in(self.output_dir)
         if steps:
             # The first of two models resumes by the command of both.
-            folder = "auto" if TRAINS_NEXT in os.environ else shell_word(self.output_dir)
+            folder = "auto" if trains_first_of_two() else shell_word(self.output_dir)
             return f"The last good checkpoint is checkpoint-{max(steps)}. Resume (--resume_from {folder})"
         return "There is no checkpoint yet. Start again"
 
@@ -253,7 +253,7 @@ class Checkpointer:
         if self._run.state.step and not from_main(lambda: self.is_on_disk):
             self.save(self.is_permanent())
             self.settle_all()
-        self._runtime.processes.from_main(lambda: self.mirror and self.mirror.finish())
+        from_main(lambda: self.mirror and self.mirror.finish())
         return from_main(lambda: self.is_on_disk)
 
     def close(self) -> None:

@@ -14,15 +14,18 @@ from gpt.optimizers.build import compile_optimizer
 from gpt.training.run import Run, micro_batches
 
 
-def try_to_compile(run: Run, compile_model: Callable[[], None]) -> None:
-    """Compiles model, teacher and optimizer by a pass over the next batch; a failure warns, and leaves the part eager.
+def compile_run(run: Run) -> None:
+    """torch.compile for model, teacher and optimizer, in place; a failure warns, and leaves the part eager.
 
-    Weights and random numbers stay, gradients are dropped. compile_model marks the model's parts for
-    torch.compile; the first call of each part compiles it. A single process that runs out of memory leaves that
-    to the next step, which halves the micro-batch. Several processes become eager together; if one of them runs
-    out of memory its error is raised, as the others cannot continue without it.
+    Does nothing unless machine.compile is set. The first call of each part compiles it: a pass over the next
+    batch. Weights and random numbers stay, gradients are dropped. A single process that runs out of memory
+    leaves that to the next step, which halves the micro-batch. Several processes become eager together; if one
+    of them runs out of memory its error is raised, as the others cannot continue without it.
     """
     machine, out, processes = run.setup.runtime.machine, run.setup.runtime.out, run.setup.runtime.processes
+    if not machine.compile:
+        return
+    mode = run.setup.args.compile_mode
     rng = machine.backend.rng_states()
     started = time.perf_counter()
     inputs_BT, targets_BT = next(micro_batches(run, 1))
@@ -30,7 +33,8 @@ def try_to_compile(run: Run, compile_model: Callable[[], None]) -> None:
     is_whole_step = run.num_micro_batches == 1 and processes.world_size == 1
 
     def compile_passes() -> None:
-        compile_model()
+        for part in run.strategy.parts_to_compile(compiles_blocks(mode, run.setup.runtime)):
+            part.compile(dynamic=False, mode=None if mode == "blocks" else mode)  # torch.compile(part), in place
         if run.teacher:
             run.teacher.compile()
         for _ in range(run.strategy.passes_to_compile):
@@ -52,19 +56,24 @@ def try_to_compile(run: Run, compile_model: Callable[[], None]) -> None:
     if not has_failed:
         out.say(f"compiled    in {duration(time.perf_counter() - started)}")
     elif not (error and is_out_of_memory(error)):
-        what = "" if work is compile_passes else " on the optimizer"
-        if what:  # the model's graphs stay
-            run.optimizer.run_eagerly()  # type: ignore[attr-defined]
-        else:
-            torch.compiler.reset()
-            torch.compiler.set_stance("force_eager")
-            run.setup.runtime.machine = replace(machine, compile=False)  # smaller micro-batches do not try again
-        why = describe_compile_error(error or RuntimeError("it failed in another process"))
-        out.warn(f"torch.compile failed{what}, running eagerly: {why}.")
+        _run_eagerly(run, work is compile_passes, error or RuntimeError("it failed in another process"))
     error = None  # its traceback holds the tensors of the pass
     run.optimizer.zero_grad(set_to_none=True)
     machine.backend.set_rng_states(rng)
     machine.backend.reset_peak_memory()
+
+
+def _run_eagerly(run: Run, is_model: bool, error: Exception) -> None:
+    """Makes the part that failed to compile eager, with a warning: the model and the teacher, or the optimizer."""
+    runtime, part = run.setup.runtime, ""
+    if is_model:
+        torch.compiler.reset()
+        torch.compiler.set_stance("force_eager")
+        runtime.machine = replace(runtime.machine, compile=False)  # smaller micro-batches do not try again
+    else:  # the model's graphs stay
+        part = " on the optimizer"
+        run.optimizer.run_eagerly()  # type: ignore[attr-defined]
+    runtime.out.warn(f"torch.compile failed{part}, running eagerly: {describe_compile_error(error)}.")
 
 
 def _error_of(work: Callable[[], None], say: Callable[[str], None]) -> Exception | None:

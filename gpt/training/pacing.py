@@ -44,12 +44,13 @@ def measure_pace(run: Run, take_step: TakeStep, validator: Validator, deadline: 
     setup = run.setup
     minutes = (deadline.minutes or 0.0) if deadline.plans_length else 0.0
     least_seconds = min(MEASURING_FRACTION * 60 * minutes, MEASURING_SECONDS)
-    step = _measure_step(run, take_step, setup.args.dry_run, least_seconds)
-    written = setup.checkpoint_bytes / WRITTEN_BYTES
-    copied = setup.checkpoint_bytes / COPIED_BYTES if setup.memory.saves_through_copy else written
-    val_tokens = setup.corpus.val.length if setup.corpus.val else 0
-    val_token, sample = _measure_between_steps(run, validator, val_tokens)
-    return Pace(step, val_token, val_tokens, sample, copied, written)
+    step_seconds = _measure_step(run, take_step, setup.args.dry_run, least_seconds)
+    num_val_tokens = setup.corpus.val.length if setup.corpus.val else 0
+    val_token_seconds, sample_seconds = _measure_between_steps(run, validator, num_val_tokens)
+    write_seconds = setup.checkpoint_bytes / WRITTEN_BYTES
+    copy_seconds = setup.checkpoint_bytes / COPIED_BYTES if setup.memory.saves_through_copy else write_seconds
+    return Pace(step_seconds, val_token_seconds, num_val_tokens, sample_seconds,
+                save_seconds=copy_seconds, last_save_seconds=write_seconds)
 
 
 def _measure_between_steps(run: Run, validator: Validator, val_tokens: int) -> tuple[float, float]:
@@ -137,9 +138,9 @@ def dry_run(run: Run, pace: Pace) -> int:
 def move_end(run: Run, deadline: Deadline, pace: Pace, save_seconds: float) -> bool:
     """Moves the schedule's end to the last step within --max_minutes, if that is far from the present end.
 
-    Returns True if the last step moved; the run then has another recipe, and the bar another end. Other work on
-    the machine changes the pace: the learning rate still falls to its end, and no minutes stay unused.
-    save_seconds is the time of the last save. All processes call it after a validation.
+    Returns True if the last step moved; the run then has another recipe, and the bar another end. Other
+    programs change the pace; with the moved end the learning rate still falls to its lowest, and no minutes
+    stay unused. save_seconds is the time of the last save. All processes call it after a validation.
     """
     setup, recipe = run.setup, run.recipe
     if deadline.minutes is None:

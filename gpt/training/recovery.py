@@ -1,7 +1,6 @@
 """Handles failed steps: out of memory (the micro-batch is halved), loss or weights not finite, changed tokens."""
 
 import contextlib
-import os
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -9,7 +8,7 @@ from pathlib import Path
 import torch
 
 from gpt.common.errors import Exit, UserError, is_out_of_memory
-from gpt.common.names import TRAINS_NEXT
+from gpt.common.ranks import trains_first_of_two
 from gpt.common.words import several, shell_word, size
 from gpt.machine.backends import CPU
 from gpt.optimizers.build import state_schema
@@ -129,21 +128,21 @@ def explaining_failures(run: Run, checkpointer: Checkpointer) -> Iterator[None]:
     If the tokens change, a run of one process saves its state first, not in --dry_run or --overfit.
     """
     args, processes = run.setup.args, run.setup.runtime.processes
-    try:
+    try:  # also for what finish() raises below: weights that are not finite
         try:
             yield
         except TokensChanged as error:
             if run.state.step and processes.world_size == 1 and not (args.dry_run or args.overfit):
                 checkpointer.finish()
             with processes.errors_of_this_rank():
-                raise UserError(error.code, f"{error} {checkpointer.last_good()} after that.") from error
+                raise UserError(error.code, f"{error} {checkpointer.how_to_resume()} after that.") from error
     except (TooManySkipped, FloatingPointError) as error:
         is_tensor = isinstance(error, FloatingPointError)
         what = f"{error} is not finite after step {checkpointer.begun_step:,}" if is_tensor else str(error)
         lower_rate = run.recipe.lower_rate_in_words
-        cure = f"{checkpointer.last_good()} with --learning_rate {lower_rate}, or a longer --warmup_steps."
+        cure = f"{checkpointer.how_to_resume()} with --learning_rate {lower_rate}, or a longer --warmup_steps."
         if run.recipe.cooldown:
             cure = "Begin the cooldown at an earlier checkpoint, with another --output_dir."
-        elif TRAINS_NEXT in os.environ:  # other flags would not go on with the first of two models
+        elif trains_first_of_two():  # other flags would not go on with the first of two models
             cure = f"Start again with --learning_rate {lower_rate}, which trains one model."
         raise UserError(Exit.DIVERGED, f"{what}. {cure}") from error

@@ -21,7 +21,7 @@ from gpt.training.strategies import Strategy, Votes
 from gpt.training.teacher import Teacher
 from model import LanguageModel
 
-Figures = dict[str, torch.Tensor]  # of a step, by their names in metrics.jsonl: fp32 [] each, on the device
+Figures = dict[str, torch.Tensor]  # of a step, by name: fp32 [] each, on the device
 
 
 @dataclass

@@ -35,8 +35,8 @@ def load_start(run: Run) -> None:
 def resume(run: Run) -> None:
     """Restores weights, optimizer, loss scale and random numbers, and prints the changes of the settings.
 
-    The counters are in run.state already. Raises UserError (exit 4) for the state of
-    another model, NaN or infinity.
+    The counters are in run.state already; the best validation loss is forgotten if other tokens are measured
+    now. Raises UserError (exit 4) for the state of another model, NaN or infinity.
     """
     setup, say = run.setup, run.setup.runtime.out.say
     assert setup.resumed
@@ -46,13 +46,13 @@ def resume(run: Run) -> None:
         run.scaler.load_state_dict(dict(stored.scaler))
     step, total = stored.state.step, setup.recipe.total_steps
     planned = stored.settings.get("total_steps", total)
-    of = f"{total:,}" if planned == total else f"{total:,}; before, of {planned:,}"
-    say(f"resume      from {folder.resolve().name}, step {step:,} of {of}")
+    length = f"{total:,}" if planned == total else f"{total:,}; before, of {planned:,}"
+    say(f"resume      from {folder.resolve().name}, step {step:,} of {length}")
     if planned != total:
-        was = schedule_of(stored.settings).learning_rate_at(step)
-        now, end = map(setup.recipe.learning_rate_at, (step + 1, total))
-        rises = ": the loss rises first, then falls again" if now > was and end < now else ""
-        say(f"resume      the learning rate was {was:.2e}, is now {now:.2e}, ends at {end:.2e}{rises}")
+        rate_before = schedule_of(stored.settings).learning_rate_at(step)
+        rate_now, end = map(setup.recipe.learning_rate_at, (step + 1, total))
+        rises = ": the loss rises first, then falls again" if rate_now > rate_before and end < rate_now else ""
+        say(f"resume      the learning rate was {rate_before:.2e}, is now {rate_now:.2e}, ends at {end:.2e}{rises}")
     recorded = settings_of(setup)
     for kind, before, what in (("settings", stored.settings, "changed"),
                                ("environment", stored.environment, "losses will differ in the last digits")):
@@ -61,6 +61,7 @@ def resume(run: Run) -> None:
                    and name not in ("epochs", "total_steps", "max_minutes", "limits", "teacher_sha256")]
         if changed:
             say(f"resume      {what}: {', '.join(changed)}")
+    forget_best_on_other_tokens(run)
 
 
 def forget_best_on_other_tokens(run: Run) -> None:

@@ -41,10 +41,8 @@ class Strategy:
     def parts_to_compile(self, blocks: bool) -> list[torch.nn.Module]:
         """The modules to compile: the whole model, or its blocks and its output layer.
 
-        Blocks are alike, and one is traced for all. Also turns off torch.compile's own
-        splitting of models under DDP.
+        Blocks are alike, and one is traced for all.
         """
-        torch._dynamo.config.optimize_ddp = False  # otherwise DDP's buckets cut each block in two
         return [*self._model.blocks, self._model.output] if blocks else [self._model]
 
     def begin_pass(self) -> None:
@@ -115,6 +113,7 @@ class DataParallel(_Distributed):
         super().__init__(model, processes, copies=processes.world_size)
         self.forward = DistributedDataParallel(model, gradient_as_bucket_view=True)
         self.forward.broadcast_buffers = False  # each process renews its 16-bit copies, others never change
+        torch._dynamo.config.optimize_ddp = False  # otherwise DDP's buckets cut each compiled block in two
 
     def accumulating(self, is_last: bool) -> AbstractContextManager[Any]:
         return nullcontext() if is_last else self.forward.no_sync()

@@ -133,7 +133,8 @@ class Validator:
                 if sums is None:
                     return None
                 sums = LossSums(*runtime.processes.total(list(astuple(sums))))
-                measured += [(each, sums)] if sums.num_tokens else []  # conversations may lack an answer
+                if sums.num_tokens:  # conversations may lack an answer
+                    measured.append((each, sums))
         return mean_by_weight(measured) if measured else None
 
     def _on_device(self, batches: Iterable[data.Batch]) -> Iterator[data.Batch]:
@@ -157,19 +158,19 @@ class Validator:
         end_id = setup.corpus.end_of_text_id
         if setup.corpus.converses:
             prompt = f"{setup.args.sample_prompt or 'Hello'}\n"
-            asked = prompt_ids([Turn("user", prompt.strip())], self.tokenizer)
+            context_ids = prompt_ids([Turn("user", prompt.strip())], self.tokenizer)
             end_id = self.tokenizer.token_to_id(END)
         else:
             end_ids = () if end_id is None else (end_id,)
             try:
                 vocabulary = ModelVocabulary.of(self.tokenizer, setup.corpus.vocab_size, end_ids)
-                asked = encode_prompt(prompt, vocabulary)
+                context_ids = encode_prompt(prompt, vocabulary)
             except UserError:  # a vocabulary without ids for the prompt
                 return None
         with setup.runtime.out.phase("sampling"), setup.runtime.clock.pause():
             model.eval()
             with contextlib.suppress(UserError):  # logits that are not finite: the next steps end the run
-                ids += sample(model, asked, num_tokens, setup.args.seed + self._run.state.step, end_id,
+                ids += sample(model, context_ids, num_tokens, setup.args.seed + self._run.state.step, end_id,
                               should_stop=lambda: signals.number is not None)
             model.train()
         before = [] if setup.corpus.converses else letter_ids(self.tokenizer)

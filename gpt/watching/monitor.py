@@ -346,7 +346,7 @@ class Monitor:
             if recipe.is_regularized and recipe.passes > FRESH and not has_teacher_or_noise(args):
                 why += f". Give more, or teach a second model: --teacher {best} --output_dir {folder}-2"
             command = more_text_commands(args.output_dir, corpus.tokenizer_path, self.state,
-                                     {**vars(args), "cooldown_from": recipe.cooldown and recipe.cooldown.source})
+                                         {**vars(args), "cooldown_from": recipe.cooldown and recipe.cooldown.source})
         else:
             machine = self._runtime.machine  # on a CPU a named size would be in fp32
             in_bf16 = " --use_amp" if machine.precision == "bf16" and not machine.on_gpu else ""
@@ -363,7 +363,7 @@ class Monitor:
         sizes = {name: architecture_of(config).sized(shape, config.vocab_size, config.seq_length).num_parameters
                  for name, shape in SIZES.items() if not self._learned_before}
         return next_step(self._overfitting.validations, self._overfitting.train_losses, self._tokens_seen,
-                       self._run.setup.corpus.train.length, config.num_parameters, sizes)
+                         self._run.setup.corpus.train.length, config.num_parameters, sizes)
 
     def _command_for_longer(self, folder: str) -> str:
         """The command for a longer run, in the flags that limit this one.
@@ -372,8 +372,10 @@ class Monitor:
         """
         args, state = self._args, self.state
         recipe = self._run.recipe
+        whole = recipe.total_steps / max(1, state.step)  # patience may have ended the run before
         times = 2 if self._learned_before else max(2, math.ceil(times_too_short(
-            state.step, self._tokens_seen, self._run.setup.corpus.train.length, self._config.num_parameters)))
+            recipe.total_steps, round(whole * self._tokens_seen), self._run.setup.corpus.train.length,
+            self._config.num_parameters)))
         if recipe.cooldown or recipe.plateau_end in steps_in(Path(args.output_dir)):
             return recipe.command_from_plateau(args, 2 if recipe.cooldown else times)
         limits = {name: getattr(args, name) for name in ("max_minutes", "max_steps", "epochs")

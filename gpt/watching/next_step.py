@@ -18,16 +18,16 @@ def next_step(validations: list[tuple[float, int]], train_losses: dict[int, floa
     validations are losses with their steps, at least one; train_losses are those before them, by step.
     num_tokens is the length of the text. sizes are the numbers of parameters of the named sizes,
     smallest first; none for pretrained weights, which learn much in few steps. The figures show nothing
-    where both losses rose; where a long run has no validation in its first three quarters; where a short
+    where the losses rose; where a long run has no validation in its first three quarters; where a short
     run has made all passes of a default run; where pretrained weights learn no more within their first pass.
     """
     last, last_step = validations[-1]
     best, best_step = min(validations)
-    before = [loss for loss, step in validations if step <= 0.75 * last_step]
+    before = [(loss, step) for loss, step in validations if step <= 0.75 * last_step]
     passes = tokens_seen / num_tokens
     is_short = bool(sizes) and times_too_short(last_step, tokens_seen, num_tokens, num_parameters) > 1
     may_go_on = passes < most_passes(num_tokens, num_parameters)
-    if is_short and may_go_on:
+    if is_short and may_go_on and last - best <= RISEN * best:
         return LONGER, f"{several(last_step, 'step')}, {in_epochs(passes)}: too few to learn much"
     if is_short or not before:
         return "", ""
@@ -40,10 +40,11 @@ def next_step(validations: list[tuple[float, int]], train_losses: dict[int, floa
     if last - train_loss > WIDE_GAP and passes > FRESH:
         return MORE_TEXT, (f"after {passes:.0f} passes the loss is {train_loss:.2f} on the training text and "
                            f"{last:.2f} on new text: the model learns the text by heart")
-    gain = min(before) - last
+    lowest, since = min(before)
+    gain = lowest - last
     if tokens_seen < TOKENS_PER_PARAMETER * num_parameters and may_go_on:
         if gain > FALLING * last:
-            return LONGER, f"still learning: the validation loss fell by {gain:.2f} in the last quarter"
+            return LONGER, f"still learning: the validation loss fell by {gain:.2f} since step {since:,}"
         if sizes and passes < FRESH:
             return LONGER, f"{in_epochs(passes)} so far, and up to {FRESH} teach nearly as much as new text"
         if passes < 1:  # more text would not be reached

@@ -11,7 +11,7 @@ from gpt.checkpoint.find import is_inside
 from gpt.checkpoint.folder import delete_other_runs
 from gpt.common.config import write_toml
 from gpt.common.files import why_not_written
-from gpt.common.names import FIRST_MODEL, LOG, RUN_CONFIG, STARTS
+from gpt.common.names import FIRST_MODEL, LOG, RUN_CONFIG, RUN_CONFIG_TITLE, STARTS
 from gpt.common.ranks import launcher
 from gpt.common.words import first_line, shell_line, shell_word
 from gpt.planning.decided import flags_of_run, settings_of
@@ -62,7 +62,7 @@ def open_output(run: Run, argv: Sequence[str], checkpointer: Checkpointer) -> It
         checkpointer.settle_all()
     if is_main:
         try:
-            write_toml(output_dir / RUN_CONFIG, flags, "The flags of the run in this folder. To continue it:\n"
+            write_toml(output_dir / RUN_CONFIG, flags, f"{RUN_CONFIG_TITLE}. To continue it:\n"
                        f"    {launcher()} train.py --resume_from {shell_word(output_dir)}", run.recipe.reasons)
         except OSError as error:
             out.warn(f"{RUN_CONFIG} may have the flags of an earlier start: {why_not_written(error)}")

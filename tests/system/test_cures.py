@@ -218,6 +218,17 @@ def half_bad() -> None:
         file.write('{"body": "the cat"}\n' * 300)
 
 
+def notes() -> None:
+    Path("mine").mkdir()
+    Path("mine/config.toml").write_text("# my notes\n")
+
+
+def mirrored() -> None:
+    """As the copy of a run with a mirror: the lock file names the folder from which this one was copied."""
+    config = Path("out/config.toml")
+    config.write_text(f'mirror_to = "mirror"\n{config.read_text()}')
+
+
 def damaged_mirror() -> None:
     for number in (2, 4, 6):
         shutil.copytree(f"out/checkpoint-{number}", f"mirror/checkpoint-{number}")
@@ -391,6 +402,9 @@ LATER = [
     Case("else run: python pretokenize.py TEXT", f"{NEW} --data_dir none", again=True),
     Case("has no metadata.json. For", f"{NEW} --data_dir raw", raw_tokens),
     Case("holds no tokens. If it is text", f"{NEW} --data_dir a.txt", adds=f"{SMALL} {QUIET} --output_dir new"),
+    Case("is missing. Make tokens with the model's", "evaluate.py --ckpt out --tokens gone"),
+    Case("train.py did not write it, and", f"train.py {SMALL} {QUIET} --output_dir mine", notes),
+    Case("a copy has none, unless", "train.py --resume_from out --max_steps 8", mirrored, {"--mirror_to": "mirror2"}),
     Case("would delete {printable(model)}", f"train.py {QUIET} --init_from out --overwrite"),
     Case("Give --teacher with the folder", f"{NEW} --teacher gone", values={"--teacher": "out"}),
     Case("or is another one. Give --teacher", "train.py --resume_from run --max_steps 8", taught_again,
@@ -453,7 +467,7 @@ LATER = [
     Case("so llama.cpp would never end", "export.py --ckpt hf --output e.gguf", endless, {"--output": "e"},
          together=True),
     Case("It cannot be resumed with these", f"{MORE} --data_dir data", drops="--resume_from",
-         raised=(Raised("gpt.checkpoint.load:_check_optimizer_state", 1, error="OSError"),)),
+         raised=(Raised("gpt.checkpoint.load:_restore_generators", 1, error="OSError"),)),
     Case("every checkpoint there is damaged",
          f"train.py {SMALL} {QUIET} --output_dir new --resume_from auto --mirror_to mirror",
          damaged_mirror, {"--mirror_to": "other"}),
@@ -498,7 +512,7 @@ LATER = [
     Case("Give --y bits", "plot.py out out2", other_vocabulary),
     Case("Give --x steps", "plot.py m.jsonl --x hours", logged),
     Case("Give --y nats", "plot.py m.jsonl --y bits", logged),
-    Case("The flags of the run in", KEPT, file="run/config.toml", adds="--max_steps 8"),
+    Case(". To continue it", KEPT, file="run/config.toml", adds="--max_steps 8"),
     Case("so it is no checkpoint of train.py", f"train.py {QUIET} --resume_from trainer --output_dir new",
          of_trainer, together=True),
     Case("Give the folder of the model's training", "generate.py --ckpt hf --compare_with data2 --max_new_tokens 4",
@@ -569,7 +583,7 @@ LATER = [
     Case("overfitting since step", NEW, said=True),
     Case("did not come near", f"{NEW} --overfit 1 --max_steps 2", together=True,
          values={"--learning_rate": "0.02", "--max_steps": "900"}),
-    Case("last_good()} with", NEW, raised=(Raised(STEP, 6, error="FloatingPointError"),), together=True,
+    Case("how_to_resume()} with", NEW, raised=(Raised(STEP, 6, error="FloatingPointError"),), together=True,
          values={"--warmup_steps": "3"}),
     Case("Begin the cooldown at an earlier", "train.py --cooldown_from out --cooldown 2 --output_dir new",
          raised=(Raised(STEP, 6, error="FloatingPointError"),)),

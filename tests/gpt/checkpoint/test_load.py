@@ -178,28 +178,11 @@ def test_an_optimizer_with_another_state_comes_back_too(make_model, tmp_path):
     path = save(tmp_path, 1, tensor_files(model.config, Tensors.of(model, optimizer)),
                 text_files(1, model.config, {}, None, None, ""))
     noise = torch.rand(5)  # the next numbers after the save
-    with refused(r"step\.transformer\.wte\.weight.*--init_from"):
+    with refused(r"step\.transformer\.wte\.weight.*cannot be resumed with these flags"):
         load_training(path, other, adamw(other), ADAMW_STATE)
     load_training(path, other, restored, lambda parameter: schema_by_rule("muon", parameter))
     assert torch.equal(torch.rand(5), noise)
     assert_same_state(model, optimizer, other, restored)
-
-
-@pytest.mark.parametrize(("name", "value", "why"), [
-    ("rng.cpu", torch.zeros(3), "rng.cpu or a GPU's is not the state of a random-number generator"),
-    ("step.transformer.ln_f.weight", torch.tensor(-1.0), "step.transformer.ln_f.weight is -1, not 0 or more"),
-    ("step.transformer.ln_f.weight", torch.tensor(torch.nan), "step.transformer.ln_f.weight is nan, not 0 or more"),
-    ("exp_avg.transformer.ln_f.weight", torch.zeros(31), r"is \('F32', \[31\]\), the model's \('F32', \[32\]\)"),
-    ("exp_avg_sq.transformer.ln_f.weight", torch.zeros(32).half(), r"is \('F16', \[32\]\), the model's \('F32'")],
-    ids=str)
-def test_a_state_that_does_not_fit_is_refused_and_none_of_it_is_used(folder, make_model, name, value, why):
-    path, other = folder / "checkpoint-900", make_model(99)
-    tensors = load_file(path / "optimizer.safetensors")
-    save_file({**tensors, name: value}, path / "optimizer.safetensors")
-    restored = adamw(other)
-    with refused(why, Exit.CHECKPOINT):
-        load_training(path, other, restored, ADAMW_STATE)
-    assert not restored.state or name == "rng.cpu"
 
 
 @pytest.mark.parametrize("value", [torch.nan, torch.inf])

@@ -309,9 +309,14 @@ def test_a_copy_of_the_run_deletes_none_of_its_later_checkpoints(run, finished, 
     copy = shutil.copytree(finished, run.folder / "copy")
     run.ok("--resume_from", str(finished), "--max_steps", "8")
     before = names_in(drive)
-    text = run.ok("--resume_from", str(copy), "--max_steps", "9", out="copy")
+    text = run.ok("--resume_from", str(copy), "--max_steps", "7", out="copy")
+    assert f"copy is a copy of {finished}, which keeps its mirror {drive}: " in text
+    assert before == names_in(drive)
+    text = run.ok("--resume_from", str(copy), "--max_steps", "9", "--mirror_to", str(drive), out="copy")
     assert "checkpoint-8 there is later than this run's last one" in text
     assert before == names_in(drive), "not even once the copy has passed it"
+    (copy / ".lock").write_text(f"pid 1, started today\n{run.folder / 'gone'}\n")
+    assert "is a copy" not in run.ok("--resume_from", str(copy), "--max_steps", "10", out="copy"), "it was moved"
     run.ok("--resume_from", str(finished / "checkpoint-4"), "--max_steps", "5", "--overwrite")
     assert max(steps_in(drive)) == 5, "a run that goes back on purpose takes its mirror along"
 

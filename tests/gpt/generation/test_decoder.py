@@ -130,20 +130,27 @@ def test_compiled_it_is_one_graph_for_all_lengths_with_the_same_logits(make_any,
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("graph_slots", [64, 4096])
 @pytest.mark.parametrize("arch", ["gpt2", "qwen3"])
-def test_the_step_of_a_graph_makes_the_ids_of_the_plain_loop(make_any, arch):
-    """As compiled for CUDA graphs, attention looks at all slots; a CPU runs the same code without the graphs."""
+def test_the_step_of_a_graph_makes_the_ids_of_the_plain_loop(make_any, arch, graph_slots, monkeypatch):
+    """As compiled for CUDA graphs, attention looks at all slots; a CPU runs the same code without the graphs.
+
+    A text of more than graph_slots tokens goes on without them.
+    """
+    monkeypatch.setattr("gpt.generation.decoder.GRAPH_SLOTS", graph_slots)
     model = make_any(arch, seq_length=100)
     made = []
     sampling = Sampling(0.9, 50)
     for in_graphs in (False, True):
         decoder = decoder_of(model, 3)
         if in_graphs:
+            torch.compiler.reset()  # the graphs of other tests count for its limit
             decoder.compile(in_graphs, sampling)
         texts = [Continuation([1, 2, 3 + seed], 110 - 20 * seed, seed) for seed in range(5)]
         for _ in generate_texts(decoder, texts, sampling, (17,)):
             pass
         made.append([text.ids for text in texts])
+        assert decoder.in_graphs == (in_graphs and graph_slots > 100)
     assert made[0] == made[1]
 
 

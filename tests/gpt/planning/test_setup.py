@@ -14,7 +14,7 @@ from gpt.checkpoint.steps import steps_in
 from gpt.common.errors import Exit, UserError
 from gpt.common.names import TRAINS_NEXT
 from gpt.machine.processes import ALONE
-from gpt.planning.setup import choose_place
+from gpt.planning.setup import choose_place, choose_preload
 from gpt.training.validation import Validator
 
 
@@ -132,3 +132,13 @@ def test_tokens_that_the_gpu_has_no_room_for_are_refused_there(free_bytes, place
     else:
         with pytest.raises(UserError, match=r"2000 bytes, and 1 bytes of the GPU are free. Give --preload auto"):
             choose_place("gpu", corpus, runtime)
+
+
+@pytest.mark.parametrize(("requested", "num_bytes", "gpu_free", "ram_free", "expected"), [
+    ("auto", 100, 1000, 200, "gpu"), ("auto", 101, 1000, 202, "ram"), ("auto", 101, 1000, 201, "mmap"),
+    ("auto", 100, None, 200, "ram"), ("auto", 100, None, 199, "mmap"), ("ram", 100, 1000, 200, "ram"),
+    ("ram", 100, 1000, 199, "mmap"), ("mmap", 1, 1000, 1000, "mmap"), ("gpu", 999, 1000, 1, "gpu")])
+def test_the_tokens_live_where_they_fit_and_the_reason_is_given(requested, num_bytes, gpu_free, ram_free, expected):
+    where, why = choose_preload(requested, num_bytes, gpu_free, ram_free)
+    assert where == expected
+    assert (why == "as requested") == (requested == where)

@@ -56,8 +56,6 @@ def test_metadata_with_other_numbers_is_found(tokenizer_file):
         changed("splits", split, "documents", value=whole["splits"][split]["documents"] - 1)
         changed("splits", split, "sha256", value="0" * 64)
     changed("tokenizer", "sha256", value="0" * 64)
-    changed("tokenizer", value=None)
-    changed("tokenizer", value=5)
     changed("vocab_size", value=whole["vocab_size"] + 1)
     changed("dtype", value="int32")
     write("data/metadata.json", json.dumps(whole))

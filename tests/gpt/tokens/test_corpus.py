@@ -257,3 +257,6 @@ def test_a_folder_of_tokens_in_any_layout_is_no_folder_of_texts(tmp_path, name, 
     (tmp_path / name).rename(tmp_path / "a.txt")
     with pytest.raises(UserError, match=r"holds no tokens\. If it is text, type: python train\.py"):
         find_corpus(args)
+    (tmp_path / ".pretokenize.lock").touch()  # as after a kill
+    with pytest.raises(UserError, match=r"holds no tokens yet: .*\. Type its command again"):
+        find_corpus(args)

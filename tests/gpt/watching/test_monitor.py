@@ -107,7 +107,7 @@ def test_advice_to_go_on_raises_a_used_up_patience_and_is_not_given_for_a_loss_w
         overfitting, monkeypatch):
     monkeypatch.setattr("gpt.watching.monitor.next_step", lambda *_: (LONGER, "it may"))
     _, text = overfitting("--max_steps", "20", "--patience", "2", out="ended")
-    assert (f"\npython train.py --resume_from {overfitting.folder}/ended --max_steps 180 --epochs 81 --patience 4\n"
+    assert (f"\npython train.py --resume_from {overfitting.folder}/ended --max_steps 100 --epochs 45 --patience 4\n"
             in text)
     monkeypatch.setattr("gpt.watching.curve.LossCurve.worse_than_guessing", lambda *_: "worse than guessing")
     assert "To improve" not in overfitting("--max_steps", "20", out="diverged")[1]

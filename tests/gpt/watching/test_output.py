@@ -26,6 +26,24 @@ def test_each_start_is_recorded_and_how_it_ended(run):
     assert [row["step"] for row in starts_of(run.folder / "out")] == [0, 2], "a new run begins the file again"
 
 
+def test_what_train_py_did_not_write_is_not_overwritten(run):
+    run("--max_steps", "2")
+    export = run.folder / "out/checkpoint-2/model.gguf"
+    export.touch()
+    said = run.refused(Exit.CHECKPOINT, "--max_steps", "2", "--overwrite")
+    assert said == f"--overwrite: would delete {export}, which train.py did not write. Move it to another folder."
+    export.unlink()
+    run.ok("--max_steps", "2", "--overwrite")
+    config = run.folder / "mine/config.toml"
+    config.parent.mkdir()
+    config.write_text("# my notes\nmax_steps = 2\n")
+    said = run.refused(Exit.CHECKPOINT, "--config", str(config), out="mine")
+    assert said.startswith(f"{config}: train.py did not write it, and would replace it. Give another --output_dir")
+    assert config.read_text().startswith("# my notes")
+    config.write_bytes((run.folder / "out/config.toml").read_bytes())  # as of a run that was killed early
+    run.ok("--max_steps", "2", out="mine")
+
+
 def test_a_disk_that_is_full_at_the_start_is_named(run, monkeypatch):
     run.ok("--max_steps", "2")
 
