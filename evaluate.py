@@ -31,8 +31,8 @@ def read_flags(argv: Sequence[str]) -> argparse.Namespace:
     parser = flags.Parser("evaluate.py", "Measures how well a model predicts any text.", RELATIONS)
     g = parser.add_argument_group("what is measured, and where")
     g.add_argument("--ckpt", type=flags.text(), default="out", help=flags.ANY_MODEL)
-    g.add_argument("--text", nargs="+", type=flags.text("FILE"), help="files, folders or globs, as for "
-                   "pretokenize.py (default: none)")
+    g.add_argument("--text", nargs="+", type=flags.text("FILE"), help="text files, JSON lines, Parquet; "
+                   "folders or globs of them (default: none)")
     g.add_argument("--tokens", nargs="+", type=flags.text("FILE"), help="token files of the model's tokenizer, "
                    "in any layout that train.py reads (default: none)")
     g.add_argument("--use_gpu", action=flags.Switch, help="require a GPU; exit 5 when there is none "
@@ -109,7 +109,8 @@ def measure_everything(args: argparse.Namespace, out: Progress, signals: Signals
         tokenizer = tokenizer_of(folder, None, model.config.vocab_size)
         return Scorer(model, folder, tokenizer, end_of_text_id(tokenizer, folder), machine, out, signals)
 
-    with out.phase("loading the model"):  # the next one, if a training run deletes the folder meanwhile
+    # If a training run deletes the folder meanwhile, the next one is loaded.
+    with out.phase("loading the model"):
         scorer = read_checkpoint(Path(args.ckpt), out.warn, load)
     facts = {"ckpt": as_recorded(str(scorer.folder)), "seq_length": scorer.model.config.seq_length,
              "device": machine.name, "precision": machine.precision}

@@ -133,7 +133,7 @@ from gpt.tokens.tokenizer import load_tokenizer, tokenizer_of
 from model import LanguageModel
 
 EXPORT_DTYPES = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16,
-          **dict.fromkeys(QUANTIZED, torch.float16)}  # the type of a block's scale
+                 **dict.fromkeys(QUANTIZED, torch.float16)}  # the type of a block's scale
 
 
 # ---------------------------------------------------------------- the command, in the order of events
@@ -170,7 +170,8 @@ def export(args: argparse.Namespace, signals: Signals, out: Progress) -> None:
                     out.say(convert(Path(args.from_nanogpt), source, args.tokenizer_file, args.n_head,
                                     out.warn))
                 source, num_tensors = export_of(source)
-            else:  # the next one, if a training run deletes the folder meanwhile
+            else:
+                # If a training run deletes the folder meanwhile, the next one is exported.
                 source, num_tensors = read_checkpoint(Path(args.ckpt), out.warn, export_of)
         say_how_to_open(args, source, num_tensors, out)
 
@@ -188,7 +189,7 @@ def say_how_to_open(args: argparse.Namespace, source: Path, num_tensors: int, ou
     chat = " --chat" if has_tokenizer and chat_template(source) and can_converse(load_tokenizer(opened)) else ""
     out.say(copying + (f"to open it: llama-server -m {output}" if is_file else
                        f"to open it: python generate.py --ckpt {output}{chat}"))
-    if has_tokenizer and not (is_file and args.from_nanogpt):  # whose folder was temporary
+    if has_tokenizer and not (is_file and args.from_nanogpt):  # the folder of a converted nanoGPT file is temporary
         out.say("benchmarks: " + shell_line(["lm_eval", "--model", "hf", "--model_args", f"pretrained={opened}",
                                              "--tasks", "hellaswag,lambada_openai"]))
 
@@ -297,7 +298,7 @@ def write_gguf(args: argparse.Namespace, config: ModelConfig, weights: Mapping[s
             stored_as = "f16"  # as in convert_hf_to_gguf.py
         elif stored_as in QUANTIZED and architecture.has_vocabulary_rows(key):
             stored_as = "q8_0"  # llama.cpp spends more bits on the output layer too, which is the embedding if tied
-        in_dtype(tensor, stored_as, key)
+        in_dtype(tensor, stored_as, key)  # raises UserError for a value that the type cannot hold
         array_type = gguf.GGMLQuantizationType[stored_as.upper()]
         array = gguf.quants.quantize(np.ascontiguousarray(tensor.float().numpy()), array_type)
         writer.add_tensor(names.get_name(key, (".weight", ".bias")), array, raw_dtype=array_type)

@@ -164,7 +164,8 @@ def main(argv: Sequence[str]) -> int:
         system = without_surrogates(args.system or "")
         vocabulary, ids_of = chat.prompt_maker(vocabulary, template, folder, system, most_prompt_ids)
         if prompt is None:
-            return chat.converse(decoder, ids_of, sampling, vocabulary, args.seed, args.max_new_tokens, args.json)
+            return chat.converse(decoder, ids_of, sampling, vocabulary, seed=args.seed,
+                                 max_new_tokens=args.max_new_tokens, as_json=args.json)
         prompt = prompt.rstrip("\r\n")  # the newline at the end of a file is no part of a message
 
     text = "\n" if prompt is None else without_surrogates(prompt)
@@ -173,7 +174,8 @@ def main(argv: Sequence[str]) -> int:
         warn(f"the prompt has {len(prompt_ids):,} tokens, the model sees the last {decoder.window:,}.")
 
     def sample_of(number: int) -> Sample:
-        sample = Sample(number, text, prompt_ids, args.max_new_tokens, args.seed + number, vocabulary.tokenizer)
+        sample = Sample(number, text, prompt_ids, max_new_tokens=args.max_new_tokens, seed=args.seed + number,
+                        tokenizer=vocabulary.tokenizer)
         if not args.chat:
             sample.prepend_prompt()
         return sample
@@ -237,7 +239,8 @@ def load_decoder(args: argparse.Namespace, machine: device.Machine, folder: Path
     try:
         config, weights = open_model(folder)
         kind = fastest_kind(machine.device, weight_dtype, quantized, compiles)
-        decoder = Decoder(config, weights, num_rows, machine.device, dtype, kind, weight_dtype)
+        decoder = Decoder(config, weights, num_rows, machine.device, dtype=dtype, kind=kind,
+                          weight_dtype=weight_dtype)
     except (RuntimeError, MemoryError, OSError) as error:
         if not is_out_of_memory(error):
             raise

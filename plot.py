@@ -25,7 +25,7 @@ X_AXES = {  # the logged number, its label, and its divisor
     "hours": ("seconds", "hours of training", 3600),
 }
 Y_LABELS = {"nats": "loss, nats per token", "bits": "loss, bits per byte"}
-# Differ in grey too.
+# The colours differ in grey too.
 COLORS = ("#0b4f7d", "#d9730d", "#7fc4a3", "#7b2d8b", "#59b5d9", "#a83232", "#b59f1f", "#444444")
 LINES = ("-", "--", "-.", ":")
 SETTINGS = {  # of matplotlib: letters stay letters in a file, and the same curves make the same file
@@ -34,8 +34,8 @@ SETTINGS = {  # of matplotlib: letters stay letters in a file, and the same curv
 }
 OUTPUT_MARK = b"atplotlib"  # each picture names Matplotlib or matplotlib
 NO_DATE = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}  # the same curves make the same file
-MIN_SMOOTHED = 50  # values of a curve that is smoothed
-NUM_BLOCKS = 100  # values of a smoothed curve
+MIN_SMOOTHED = 50  # values; a shorter curve is drawn as it is
+NUM_BLOCKS = 100  # about as many values has a long curve after smoothing
 SAME_TEXT = 1e-3  # relative difference of bits per nat up to which two runs have the same tokenizer and text
 
 

@@ -79,8 +79,8 @@ def read_flags(argv: Sequence[str]) -> Namespace:
     tokenizer.add_argument("--train_sample_bytes", type=flags.whole(1, 10**9, "BYTES"), default=200_000_000,
                            help="train the tokenizer on a sample of at most this size, spread evenly; 200 "
                            "MB need 1.5 GB of memory")
-    tokenizer.add_argument("--tokenizer_file", type=flags.text(), help="use this tokenizer.json, or a "
-                           "model's from the hub, hf://OWNER/NAME (default: train a new tokenizer)")
+    tokenizer.add_argument("--tokenizer_file", type=flags.text(), help="use this tokenizer.json, or that "
+                           "of a folder, a run or hf://OWNER/NAME (default: train a new tokenizer)")
     tokenizer.add_argument("--engine", type=flags.one_of("auto", "tokenizers", "gigatoken"), default="auto",
                            help="library that encodes; auto: gigatoken if it is installed and gives the "
                            "same ids as tokenizers")
@@ -175,8 +175,8 @@ def pretokenize(args: Namespace, folder: Folder, signals: Signals, progress: Pro
         refuse_changed(sources)
     cut_pattern = SAFE_CUT if given is None or given.splits_as_gpt2 else SPACE_CUT
     strict_flag = "--strict_utf8" if args.strict_utf8 else "--encoding" if args.encoding == "utf-8" else ""
-    reading = Reading(args.text_field, args.document_separator, strict_flag, args.allow_bad_records, cut_pattern,
-                      limits)
+    reading = Reading(text_field=args.text_field, separator=args.document_separator, strict_flag=strict_flag,
+                      allows_bad_records=args.allow_bad_records, cut_pattern=cut_pattern, limits=limits)
     job = Job(args, sources, reading, folder, args.num_workers or usable_cores(), signals, progress)
     say_what_is_read(job)
     if job.has_chats and given:
@@ -229,7 +229,7 @@ def say_what_is_read(job: Job) -> None:
     """Prints the names of the files, and warns of flags without an effect on them."""
     args, sources = job.args, job.sources
     job.progress.say(f"reading {names_of(sources)} ({several(len(sources), 'file')}, "
-                     f"{size(sum(source.stamp[0] for source in sources))})")
+                     f"{size(sum(source.file_bytes for source in sources))})")
     warn_of_unusual_texts(sources, job.progress)
     if args.encoding not in (None, "utf-8") and not any(source.encoding for source in sources):
         job.progress.warn("--encoding has no effect: there is no text file and no .jsonl file")

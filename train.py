@@ -67,7 +67,7 @@ def read_flags(argv: Sequence[str]) -> Namespace:
     g.add_argument("--dropout", type=fraction(), help="fraction of activations dropped; the masks depend on "
                    "--batch_size (default: 0.1 where Muon reads a small text 6 times or more, else 0)")
     g.add_argument("--input_noise", type=fraction(), default=0.0, help="fraction of the input ids that become random")
-    g.add_argument("--bias", action=Switch, help="biases in linear layers, norms (default: on)")
+    g.add_argument("--bias", action=Switch, help="biases in linear layers and norms of gpt2 (default: on)")
     g.add_argument("--n_kv_head", type=whole(1, 1024), help=SUPPRESS)  # a third or half of --n_head
     g.add_argument("--n_inner", type=whole(1, 2**20), help=SUPPRESS)  # width of the MLP: blocks as large as gpt2's
     g.add_argument("--rope_theta", type=real(1, 1e9, excludes_low=True), help=SUPPRESS)  # the rotary base: 10000
@@ -105,7 +105,7 @@ def read_flags(argv: Sequence[str]) -> Namespace:
     g.add_argument("--seed", type=whole(0, 2**63 - 1), default=1337, help="seed of the weights, data order and dropout")
 
     g = parser.add_argument_group("machine")
-    g.add_argument("--use_gpu", action=Switch, help="require a GPU, NVIDIA's or Apple's, or exit 5 (default: if any)")
+    g.add_argument("--use_gpu", action=Switch, help="require a GPU, NVIDIA's or Apple's, or exit 5 (default: if there)")
     g.add_argument("--use_amp", action=Switch, help="mixed precision (default: on with a GPU; on a CPU with bf16 where "
                    "the size is chosen)")
     g.add_argument("--amp_dtype", type=one_of("auto", "bf16", "fp16"), default="auto", help="16-bit type; naming one "
@@ -115,7 +115,7 @@ def read_flags(argv: Sequence[str]) -> Namespace:
     g.add_argument("--compile", action=Switch, help="torch.compile; eager where it fails (default: on with CUDA)")
     g.add_argument("--compile_mode", type=one_of("default", "blocks", "reduce-overhead", "max-autotune-no-cudagraphs"),
                    help="blocks: compiles in seconds, 1%% slower; reduce-overhead: CUDA graphs, for small models; "
-                   "autotuning: compiles longer, may run faster (default: default; blocks without bf16 or distributed)")
+                   "autotuning: compiles longer, may run faster (default: default; blocks in fp16 or distributed)")
     g.add_argument("--deterministic", action=Switch, default=False, help="use deterministic kernels: slower on a GPU")
     g.add_argument("--activation_checkpointing", action=Switch, default=False, help="recompute "
                    "activations in the backward pass: 1/3 of their memory, 1.3 x the time")

@@ -22,8 +22,8 @@ COMMANDS = ("pretokenize", "train", "generate", "evaluate", "export", "plot", BE
 FLAGS_INTRODUCTION = """# Flags
 
 Generated from every command's `--help` by `python docs/generate.py`. Every flag that is on or off has a `--no-` form.
-Abbreviations are refused; a misspelt flag gets "did you mean", and many a flag of nanoGPT, litgpt, nanochat or Hugging
-Face's Trainer gets the name that it has here. Numbers may be written with commas or underscores.
+Abbreviations are refused; a misspelt flag gets "did you mean", and for many flags of nanoGPT, litgpt, nanochat and
+Hugging Face's Trainer the error names the flag used here. Numbers may be written with commas or underscores.
 [exit_codes.md](exit_codes.md) lists the exit codes of all commands.
 
 Every command has `--debug`, which shows the traceback of an error, and train.py `--config FILE`: flags from a TOML file

@@ -3,7 +3,8 @@
 The network and transformers' GPT2LMHeadModel both have GPT-2's own parameter names, so translating a
 checkpoint takes a few transposes.
 
-Shapes: C width, H heads, T window, O and I outputs and inputs of a linear layer.
+Shapes: C width, H heads, K head size, T window, N rows of the residual stream, O and I outputs
+and inputs of a linear layer.
 """
 
 from collections.abc import Mapping
@@ -38,7 +39,8 @@ class GPT2(Architecture):
 
     def sized(self, layers_heads_width: tuple[int, int, int], vocab_size: int, seq_length: int,
               dropout: float = 0.0, tie_weights: bool = True, bias: bool = True) -> GPTConfig:
-        return GPTConfig(vocab_size, seq_length, *layers_heads_width, dropout, bias, tie_weights)
+        return GPTConfig(vocab_size, seq_length, *layers_heads_width, dropout=dropout, bias=bias,
+                         tie_weights=tie_weights)
 
     def block_matrices(self, config: GPTConfig) -> dict[str, tuple[int, ...]]:
         C = config.n_embd

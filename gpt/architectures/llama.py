@@ -3,8 +3,8 @@
 Qwen3 is Llama with norms of queries and keys. Sources: Touvron et al. 2023 and Grattafiori et al. 2024 for
 Llama; Yang et al. 2025, section 2, for Qwen3.
 
-Shapes: C width, H heads, KV or G heads of keys and values, K head size, F width inside the MLP, T window, N
-rows of the residual stream.
+Shapes: C width, H heads, G heads of keys and values, K head size, F width inside the MLP, T window, N rows of
+the residual stream.
 """
 
 from collections.abc import Iterator, Mapping
@@ -73,21 +73,21 @@ class Llama(Architecture):
               dropout: float = 0.0, tie_weights: bool = True, **flags: Any) -> RotaryConfig:
         """The config of a size, by default with as many weights in its blocks as GPT-2, 12 L C^2.
 
-        Keys and values have a third of the heads where 3 divides them, else half. Raises UserError (exit 2)
-        for heads that cannot be shared or rotated.
+        Keys and values have a third of the heads, half, or all: the first of these that is a whole number.
+        Raises UserError (exit 2) for heads that cannot be shared or rotated.
         """
         H, C = layers_heads_width[1:]
-        KV = flags.get("n_kv_head") or next((H // group for group in (3, 2) if H % group == 0), H)
+        G = flags.get("n_kv_head") or next((H // group for group in (3, 2) if H % group == 0), H)
         K = C // H
-        if H % KV or K % 2:
-            raise UserError(Exit.FLAGS, f"--n_head {H} and --n_kv_head {KV} do not fit: --n_kv_head must "
+        if H % G or K % 2:
+            raise UserError(Exit.FLAGS, f"--n_head {H} and --n_kv_head {G} do not fit: --n_kv_head must "
                                         f"divide --n_head, and the {K} dimensions of a head must be even. "
                                         "Give other numbers.")
         multiple = 64 if C >= 256 else 16
-        of_equal_size = (12 * C - 2 * K * (H + KV)) / 3
-        F = flags.get("n_inner") or max(1, round(of_equal_size / multiple)) * multiple
-        return self.Config(vocab_size, seq_length, *layers_heads_width, KV, K, F, dropout, tie_weights,
-                           flags.get("rope_theta", 10_000.0))
+        of_equal_size = (12 * C - 2 * K * (H + G)) / 3
+        n_inner = flags.get("n_inner") or max(1, round(of_equal_size / multiple)) * multiple
+        return self.Config(vocab_size, seq_length, *layers_heads_width, n_kv_head=G, head_dim=K, n_inner=n_inner,
+                           dropout=dropout, tie_weights=tie_weights, rope_theta=flags.get("rope_theta", 10_000.0))
 
     def block_matrices(self, config: RotaryConfig) -> dict[str, tuple[int, ...]]:
         return {"self_attn.qkv_proj": config.qkv_rows, "mlp.gate_up_proj": (config.n_inner, config.n_inner),
@@ -261,9 +261,9 @@ def _numbers(fields: Mapping[str, Any], head_dim: int | None) -> dict[str, int]:
         check_whole("config.json", key, value, 1, high)
         numbers[name] = value
 
-    H, KV = numbers["n_head"], numbers["n_kv_head"]
+    H, G = numbers["n_head"], numbers["n_kv_head"]
     K, T = numbers["head_dim"], numbers["seq_length"]
-    check_field(H % KV == 0, "num_attention_heads", H, f"a multiple of num_key_value_heads {KV}")
+    check_field(H % G == 0, "num_attention_heads", H, f"a multiple of num_key_value_heads {G}")
     check_field(T * K <= MOST_ANGLES, "max_position_embeddings", T,
                 f"at most {MOST_ANGLES // K:,}: with head_dim {K:,} the tables need more than 1 GiB")
     check_field(K % 2 == 0, "head_dim", K, "even, and an odd number of dimensions cannot be rotated in pairs")

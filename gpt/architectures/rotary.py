@@ -4,8 +4,7 @@ Qwen3 has norms of queries and keys, Llama has none; llama.py has the rest of bo
 have the names of Hugging Face's models, except for two stacked matrices: qkv_proj of q, k and v, and
 gate_up_proj of gate and up. Fewer and wider products are faster.
 
-Shapes: B batch, T time, C width, H heads, KV heads of keys and values, K head size, F width inside the MLP,
-V vocabulary, P vocabulary padded.
+Shapes: B batch, T time, C width, H heads, G heads of keys and values, K head size.
 """
 
 from dataclasses import dataclass
@@ -137,7 +136,7 @@ class RotaryTransformer(LanguageModel):
 
     @torch.no_grad()
     def init_weights(self, std: float = INIT_STD) -> "RotaryTransformer":
-        self.get_buffer("rotation_2TK2").copy_(self.config.rotation())  # which was built on the meta device
+        self.get_buffer("rotation_2TK2").copy_(self.config.rotation())  # under FSDP it was built on the meta device
         return super().init_weights(std)
 
     def embed(self, idx_BT: torch.Tensor) -> tuple[torch.Tensor, ...]:

@@ -4,11 +4,10 @@ import contextlib
 import os
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from gpt.checkpoint.find import checkpoints_of_other_runs
 from gpt.checkpoint.steps import steps_in
 from gpt.checkpoint.stored import manifest_entries, parse_state, read_json, verify
 from gpt.common.errors import Exit, InvalidCheckpoint, UserError, writing
@@ -54,7 +53,8 @@ def owned(output_dir: Path) -> Iterator[None]:
             # It names the holder and the folder, and proves that the disk takes writes. It bypasses Python's
             # buffer, which on a full disk would keep the line and fail again at the close.
             started = time.strftime("%Y-%m-%d %H:%M:%S")
-            os.write(lock.fileno(), f"{SIGNED}{os.getpid()}, started {started}\n{output_dir.resolve()}\n".encode())
+            os.write(lock.fileno(), f"{SIGNED}{os.getpid()}, started {started}\n".encode())
+            os.write(lock.fileno(), os.fsencode(output_dir.resolve()))
         sweep(output_dir)
         yield
 
@@ -171,20 +171,18 @@ def discard(path: Path) -> None:
         shutil.rmtree(discarded, ignore_errors=True)
 
 
-def delete_other_runs(output_dir: Path, resumed: Path | None, step: int, out: Progress) -> None:
-    """Deletes and prints the checkpoints that do not lead to the resumed one, as --overwrite requests.
+def delete_checkpoints(checkpoints: Sequence[Path], out: Progress) -> None:
+    """Deletes and prints the checkpoints of other runs, as --overwrite requests.
 
-    Without a resumed one (None), or if it is in another folder, all are deleted; otherwise the later ones. step
-    is the resumed one's. A folder that cannot be deleted stays, without a further message. Raises UserError
-    (exit 4) before anything is deleted if somebody has put something into one.
+    A folder that cannot be deleted stays, without a further message. Raises UserError (exit 4) before anything
+    is deleted if somebody has put something into one.
     """
-    others = checkpoints_of_other_runs(output_dir, resumed, step)
-    for path in others:
+    for path in checkpoints:
         with contextlib.suppress(InvalidCheckpoint, OSError):
             for stranger in strangers_in(path):
                 raise UserError(Exit.CHECKPOINT, f"--overwrite: would delete {printable(stranger)}, which train.py did "
                                                  "not write. Move it to another folder.")
-    for path in others:
+    for path in checkpoints:
         out.say(f"overwrite   deleting {printable(path)}")
         discard(path)
 

@@ -205,7 +205,8 @@ class Mirror:
             self._out.say(f"mirror      {last.name} is in {shown}, verified")
         else:
             by_hand = f"mkdir -p {shell_word(self._root)}; cp -r {shell_word(last)} {shell_word(self._root)}/"
-            if (self._root / last.name).exists():  # the command would write over it
+            # The command would write over it.
+            if not self._thread.is_alive() and os.path.exists(self._root / last.name):
                 by_hand = f"another {last.name} is there, which you may need"
             self._out.warn(f"the mirror {shown} lacks {last.name}: {self._problem or 'too slow'}. Fix or empty that "
                            f"disk, then copy it by hand: {by_hand}")

@@ -16,7 +16,7 @@ from gpt.checkpoint.steps import steps_in
 from gpt.common.config import TOML, Layer, read_toml
 from gpt.common.errors import Exit, UserError, warn
 from gpt.common.files import is_same_folder, read_text, split_checkpoint_name
-from gpt.common.names import FIRST_MODEL, LOCK, MANIFEST, RUN_CONFIG, STATE
+from gpt.common.names import FIRST_MODEL, LOCK, MANIFEST, METRICS, RUN_CONFIG, STATE
 from gpt.common.words import printable
 
 
@@ -125,8 +125,13 @@ def _original_of(folder: Path) -> Path | None:
     """The folder of which this one is a copy, by its lock file, if that still holds its run; else None."""
     with contextlib.suppress(OSError):
         lines = (folder / LOCK).read_text(encoding="utf-8", errors="replace").splitlines()
-        if len(lines) > 1 and not is_same_folder(lines[1], folder) and Path(lines[1], LOCK).exists():
-            return Path(lines[1])
+        original = Path(lines[1]) if len(lines) > 1 else folder
+        if (original / LOCK).samefile(folder / LOCK):
+            return None
+        with (original / METRICS).open("rb") as its_rows, (folder / METRICS).open("rb") as own_rows:
+            first_row = own_rows.readline()
+            if first_row and first_row == its_rows.readline():  # with its time: no other run has the same
+                return original
     return None
 
 

@@ -106,11 +106,11 @@ class Rules(NamedTuple):
         return not conditions or any(self.holds(condition, values) for condition in conditions.split(", "))
 
     def merge(self, lower: Layer, upper: Layer, without: Collection[str] = ()) -> Layer:
-        """Returns both layers as one, named as the upper one, whose values win; the lower one without some flags.
+        """Merges two layers into one with the upper layer's name; the upper layer's values win.
 
-        A changed flag of the upper layer drops the lower flags that it overrides, and the decided values
-        that it invalidates. A lower flag that conflicts with the upper layer, or loses its effect beside
-        it, is dropped too.
+        The lower layer loses the flags named in without. A changed flag of the upper layer drops the lower
+        flags that it overrides, and the decided values that it invalidates. A lower flag that conflicts with
+        the upper layer, or loses its effect beside it, is dropped too.
         """
         changed = [self.of(name) for name, value in upper.given.items()
                    if value != "auto" and lower.values.get(name) != value]  # auto keeps the lower value

@@ -42,7 +42,7 @@ def guard(main: Callable[[Sequence[str]], int | None]) -> None:
     traceback. The exit code is then the Exit of the error, or 128 + the signal's number.
 
     First it leaves the current folder out of the module path of child processes. It makes stdout and stderr
-    take any text, and a signal end the process at once.
+    accept any text, and lets a signal end the process at once.
 
     If main returns 0 or None, the process goes on. A command calls guard twice: first with a function that answers
     flag errors at once, then, after the slow imports, with its main. Between them the garbage collector is
@@ -119,7 +119,7 @@ def _report(error: BaseException) -> int:
     if is_main() or not getattr(error, "on_all_ranks", False):
         print_line(f"error: {message}")
     elif RUN_BY_TORCHRUN in os.environ:
-        time.sleep(WAIT_FOR_MAIN)  # torchrun ends all with the first that ends, and the main process has to print
+        time.sleep(WAIT_FOR_MAIN)  # torchrun ends all after the first that ends; the main one must print before
     return code
 
 
@@ -129,7 +129,8 @@ def _explain(error: BaseException) -> tuple[Exit, str]:
         return error.code, str(error)
     if is_panic(error):
         return Exit.DATA, PANIC.format(first_line(error))
-    if is_out_of_memory(error):
+    has_no_room = isinstance(error, ImportError) and "failed to map segment" in str(error)  # of a package's library
+    if has_no_room or is_out_of_memory(error):
         where = " on the GPU (nvidia-smi names them)" if "CUDA" in str(error) else ""
         return Exit.MACHINE, (f"out of memory. End other programs{where}, take a smaller model or batch, or raise the "
                               "limit: ulimit -v unlimited")

@@ -35,7 +35,6 @@ OUT_OF_MEMORY = (
     "STATUS_ALLOC_FAILED",  # cuBLAS's
     "DEVICE_ALLOCATION_FAILED",  # cuDNN's
     "std::bad_alloc",  # C++'s
-    "failed to map segment from shared object",  # the loader's, of a package's library
     "CUDA error: out of memory",
     "CUDA driver error: out of memory",
     "Error [CUDA]: out of memory",  # Triton's

@@ -44,6 +44,11 @@ def cache_folder() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "text-to-gpt2"
 
 
+def is_same_folder(path: str | Path, other: str | Path) -> bool:
+    """True for two names of one folder, which need not exist."""
+    return Path(path).resolve() == Path(other).resolve()
+
+
 # ---------------------------------------------------------------- the names of checkpoints
 
 
@@ -222,8 +227,3 @@ def _try_lock_of_windows(handle: int, msvcrt: Any) -> bool:
     finally:
         os.lseek(handle, before, os.SEEK_SET)
     return True
-
-
-def is_same_folder(path: str | Path, other: str | Path) -> bool:
-    """True for two names of one folder, which need not exist."""
-    return Path(path).resolve() == Path(other).resolve()

@@ -176,7 +176,7 @@ class Switch(argparse.BooleanOptionalAction):
     def __init__(self, option_strings: Sequence[str], dest: str, default: bool | None = None,
                  help: str | None = None):
         super().__init__(option_strings, dest, help=help)
-        self.default = default  # given before, argparse until Python 3.12 would add it to the help text
+        self.default = default  # passed to super(), argparse until Python 3.12 would add it to the help text
 
 
 def as_list(value: Any) -> list[Any]:
@@ -228,17 +228,7 @@ class Parser(argparse.ArgumentParser):
             _complete_help(action)
         rules = Rules(self.relations, {name: action.default for name, action in self.flags.items()})
 
-        command_line = self._command_line(argv)
-        requested = command_line
-        replaced = ()
-        if path := requested.given.pop("config", None):
-            file = Path(path) / RUN_CONFIG if Path(path).is_dir() else Path(path)
-            layer = self._checked(read_toml(file))
-            renewed = {name for flag, value in requested.given.items() if layer.values.get(flag) != value
-                       for name in rules.of(flag).renews.split()}
-            requested = rules.merge(layer, command_line, [name for name in layer.decided
-                                                          if name in renewed or rules.of(name).scope == "resume"])
-            replaced = changes(layer, command_line, requested)
+        requested, replaced = self._with_config(self._command_line(argv), rules)
         of_a_call = [name for name in self.flags if rules.of(name).scope == "call"]
         resumed = None if self.problems else recorded(requested.values, of_a_call)
         lower = self._checked(resumed) if resumed else Layer("", {}, {})
@@ -254,6 +244,18 @@ class Parser(argparse.ArgumentParser):
         if self.problems:
             self.stop()
         return args
+
+    def _with_config(self, command_line: Layer, rules: Rules) -> tuple[Layer, tuple[str, ...]]:
+        """Merges the flags of --config under those of the command line; describes what these change there."""
+        path = command_line.given.pop("config", None)
+        if not path:
+            return command_line, ()
+        layer = self._checked(read_toml(Path(path) / RUN_CONFIG if Path(path).is_dir() else Path(path)))
+        renewed = {name for flag, value in command_line.given.items() if layer.values.get(flag) != value
+                   for name in rules.of(flag).renews.split()}
+        dropped = [name for name in layer.decided if name in renewed or rules.of(name).scope == "resume"]
+        merged = rules.merge(layer, command_line, dropped)
+        return merged, changes(layer, command_line, merged)
 
     # ---- the command line
 

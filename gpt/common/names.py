@@ -1,4 +1,4 @@
-"""The names of the files that several rooms write or read."""
+"""The names of the files that the code of several folders writes or reads."""
 
 # In a checkpoint, and in a Hugging Face folder.
 CONFIG, GENERATION = "config.json", "generation_config.json"
@@ -12,7 +12,8 @@ BEST, LAST = "best", "last"  # as in --ckpt out/best: a checkpoint of the folder
 # In an output folder, beside the checkpoints.
 METRICS, LOG = "metrics.jsonl", "log.txt"
 STARTS, RUN_CONFIG = "starts.jsonl", "config.toml"
-RUN_CONFIG_TITLE = "The flags of the run in this folder"  # the beginning of its first line, a comment
+# The beginning of its first line, a comment; the other one while the first of two models trains.
+RUN_CONFIG_TITLE, TWO_MODELS_TITLE = "The flags of the run in this folder", "The flags of two models"
 TRACKERS = "trackers.json"  # the id under which trackers know the run
 TOO_LARGE = "out_of_memory.json"  # the number of sequences that did not fit
 RUN_FILES = (METRICS, LOG, STARTS, RUN_CONFIG, TRACKERS, TOO_LARGE)

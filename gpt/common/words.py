@@ -39,7 +39,7 @@ def is_utf8(text: str) -> bool:
 
 
 def shell_word(text: object) -> str:
-    """A path quoted as one word of a command, safe to print, and -d ./-d."""
+    """A path quoted as one word of a command and safe to print; a path -d becomes ./-d."""
     return _quoted(f"./{text}" if str(text).startswith("-") else str(text))
 
 

@@ -24,13 +24,14 @@ from gpt.tokens.chat import Turn, can_converse, how_to_converse, prompt_ids, tem
 from gpt.tokens.tokenizer import END, START
 
 
-def prompt_maker(vocabulary: ModelVocabulary, template: Any, folder: object, system: str, most: int,
+def prompt_maker(vocabulary: ModelVocabulary, template: Any, folder: object, system: str, most_ids: int,
                  ) -> tuple[ModelVocabulary, Callable[[list[Sample], str], list[int]]]:
     """Chooses how prompts are made, by the template in the model's folder; returns vocabulary and function.
 
-    It makes the ids of a prompt, at most `most`, from the answers so far and the next line, and removes the
-    answers that no later prompt needs. A model without a template (None) continues a text; any template but
-    ours costs a warning. Raises UserError (exit 4) if the model has a template, but no special tokens of ours.
+    The function makes the ids of a prompt, at most most_ids, from the answers so far and the next line.
+    It removes the answers that no later prompt needs. A model without a template (None) continues a
+    text; any template but ours costs a warning. Raises UserError (exit 4) if the model has a template,
+    but no special tokens of ours.
     """
     tokenizer = vocabulary.tokenizer
     cure = how_to_converse(folder)
@@ -44,7 +45,7 @@ def prompt_maker(vocabulary: ModelVocabulary, template: Any, folder: object, sys
     if template != template_of(tokenizer):
         warn("--chat: the model has a template of its own; here its turns are written in ChatML.")
     return (replace(vocabulary, end_ids=(*vocabulary.end_ids, tokenizer.token_to_id(END))),
-            partial(fit_conversation, tokenizer, system, most))
+            partial(fit_conversation, tokenizer, system, most_ids))
 
 
 def text_ids(vocabulary: ModelVocabulary, history: list[Sample], line: str) -> list[int]:
@@ -53,8 +54,9 @@ def text_ids(vocabulary: ModelVocabulary, history: list[Sample], line: str) -> l
     return so_far + encode_prompt(("\n" if history else "") + line, vocabulary, opens=not history)
 
 
-def fit_conversation(tokenizer: Tokenizer, system: str, most: int, history: list[Sample], line: str) -> list[int]:
-    """The ids of a conversation up to its next answer, at most `most`.
+def fit_conversation(tokenizer: Tokenizer, system: str, most_ids: int, history: list[Sample],
+                     line: str) -> list[int]:
+    """The ids of a conversation up to its next answer, at most most_ids.
 
     A sample of the history is two turns: its prompt is the user's, its text the assistant's. If the ids are too
     many, the oldest samples are removed from the history; the system's turn stays. Raises UserError (exit 3)
@@ -66,11 +68,11 @@ def fit_conversation(tokenizer: Tokenizer, system: str, most: int, history: list
         said = [turn for sample in history[start:]
                 for turn in (Turn("user", sample.prompt), Turn("assistant", sample.text))]
         ids = prompt_ids([*first, *said, Turn("user", line)], tokenizer)
-        if len(ids) <= most:
+        if len(ids) <= most_ids:
             del history[:start]
             return ids
     raise UserError(Exit.DATA, f"the message has {several(len(ids), 'token')} in its template, and the model sees "
-                               f"{most:,} before its answer. Give a shorter message or --system.")
+                               f"{most_ids:,} before its answer. Give a shorter message or --system.")
 
 
 def converse(decoder: Decoder, ids_of: Callable[[list[Sample], str], list[int]], sampling: Sampling,
@@ -105,7 +107,8 @@ def converse(decoder: Decoder, ids_of: Callable[[list[Sample], str], list[int]],
                         raise
                     warn(str(error))
                     continue
-                answer = Sample(0, line, ids, max_new_tokens, seed, vocabulary.tokenizer)
+                answer = Sample(0, line, ids, max_new_tokens=max_new_tokens, seed=seed,
+                                tokenizer=vocabulary.tokenizer)
                 with Signals() as signals:
                     write_samples(decoder, [answer], sampling, vocabulary, as_json, signals)
                 if signals.number not in (None, signal.SIGINT):

@@ -18,7 +18,7 @@ from model import LanguageModel
 
 
 def generate_texts(decoder: Decoder, continuations: Iterable[Continuation], sampling: Sampling,
-           end_ids: Container[int | None]) -> Iterator[Continuation]:
+                   end_ids: Container[int | None]) -> Iterator[Continuation]:
     """Generates texts, several at a time; yields a text after each new id and at its end.
 
     A text ends after max_new_tokens, at one of end_ids, which is not added, or when the caller
@@ -63,8 +63,11 @@ def _next_ids(decoder: Decoder, active: Sequence[Continuation], sampling: Sampli
     num = len(active)
     logits_BV, uniforms_B = decoder.step([text.ids[-1] for text in active], [text.random.random() for text in active])
     new_ids, log_probabilities, enough = decoder.draw(logits_BV, uniforms_B, sampling)[:, :num].tolist()
-    if not all(enough):  # many ids of one probability, or a flat nucleus
-        new_ids, log_probabilities, _ = draw(logits_BV[:num], uniforms_B[:num], sampling, whole=True).tolist()
+    rows = [row for row in range(num) if not enough[row]]  # many ids of one probability, or a flat nucleus
+    if rows:  # of these alone: the order of equal logits may differ, and a text must not depend on its neighbours
+        again = draw(logits_BV[rows], uniforms_B[rows], sampling, whole=True).tolist()
+        for row, new_id, log_probability, _ in zip(rows, *again, strict=True):
+            new_ids[row], log_probabilities[row] = new_id, log_probability
     if not all(map(math.isfinite, log_probabilities)):
         raise UserError(Exit.DIVERGED, "the model's logits are not finite: it diverged, or overflows in fp16. Give an "
                                        "earlier checkpoint, or --no-use_amp; drop --amp_dtype.")

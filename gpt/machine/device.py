@@ -87,8 +87,9 @@ def choose(use_gpu: bool | None, use_amp: bool | None, amp_dtype: str, use_compi
     backend, device_reason = _choose_device(use_gpu, warnings)
     dtype, dtype_reason = _choose_precision(backend, use_amp, amp_dtype, warnings)
     compiles, compile_reason = _choose_compile(backend, dtype, use_compile, warnings)
-    return Machine(backend.device(), backend.name(), device_reason, dtype, dtype_reason, compiles,
-                   compile_reason, tuple(warnings))
+    return Machine(device=backend.device(), name=backend.name(), device_reason=device_reason, dtype=dtype,
+                   precision_reason=dtype_reason, compile=compiles, compile_reason=compile_reason,
+                   warnings=tuple(warnings))
 
 
 def _choose_device(use_gpu: bool | None, warnings: list[str]) -> tuple[Backend, str]:
@@ -207,8 +208,11 @@ def set_kernel_folder(folder: Path) -> None:
 
 def choose_for_inference(use_gpu: bool | None, use_amp: bool | None, amp_dtype: str,
                          warn: Callable[[str], None]) -> Machine:
-    """The machine of a command that does not train, without torch.compile; prints the machine's warnings."""
-    torch.backends.cuda.enable_cudnn_sdp(False)  # Hopper's default plans every new shape, in 0.04 s or more
+    """Chooses the machine of a command that does not train, without torch.compile; prints the machine's warnings.
+
+    Turns cuDNN's attention off for the whole process: it plans every new shape, in 0.04 s or more.
+    """
+    torch.backends.cuda.enable_cudnn_sdp(False)
     machine = choose(use_gpu, use_amp, amp_dtype, False)
     for warning in machine.warnings:
         warn(warning)

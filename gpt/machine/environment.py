@@ -118,17 +118,18 @@ def usable_cores() -> int:
 
 
 def _given_cores() -> int:
-    """The number of cores on which the system lets this process run, however short."""
+    """The number of cores on which the system lets this process run; a quota may limit the time there."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def set_up_environment(spin_count: int = SPIN_COUNT) -> None:
     """Limits torch to the usable cores, and makes its waiting threads sleep early.
 
-    More threads than the container allows stop together until the next period. A spinning thread takes the core
-    from the thread that it waits for. Without the limit, steps took up to ten times as long beside another
-    program, and generated text up to forty times (LOG.md, 2026-11-29, Text beside other programs).
+    If torch has more threads than the quota has cores, all of them stop until the next period. A
+    spinning thread takes the core from the thread that it waits for. Without the limit, steps took up to
+    ten times as long beside another program, and generated text up to forty times (LOG.md, 2026-11-29,
+    Text beside other programs).
     """
     os.environ.setdefault("GOMP_SPINCOUNT", str(spin_count))
-    if usable_cores() < _given_cores():  # torch knows of these alone
+    if usable_cores() < _given_cores():  # torch knows the cores, not the quota
         os.environ.setdefault("OMP_NUM_THREADS", str(usable_cores()))

@@ -53,15 +53,15 @@ def split(group: dict[str, Any]) -> Iterator[dict[str, Any]]:
 
 def update_all(weights: Sequence[torch.Tensor], gradients: Sequence[torch.Tensor],
                states: Sequence[dict[str, torch.Tensor]], rates: Sequence[tuple[torch.Tensor, torch.Tensor]],
-               betas: tuple[float, float], decided: tuple[torch.Tensor, torch.Tensor, torch.Tensor | None],
+               betas: tuple[float, float], shared: tuple[torch.Tensor, torch.Tensor, torch.Tensor | None],
                piece: int) -> None:
     """One step of AdamW (Loshchilov and Hutter 2019) on all weights, in place, piece elements at a time.
 
     A state has the step, CODES and SCALES. rates has for each weight the learning rate and the factor of the
-    decay, fp32 []. decided are the places in a block, fp32 [BLOCK], grad_scale, fp32 [], and is_skipped, bool [] or
-    None: if it is true nothing changes.
+    decay, fp32 []. shared is the same for all weights: the places in a block, fp32 [BLOCK], grad_scale, fp32
+    [], and is_skipped, bool [] or None: if it is true nothing changes.
     """
-    place, grad_scale, is_skipped = decided
+    place, grad_scale, is_skipped = shared
     for weight, gradient, state, (rate, decay) in zip(weights, gradients, states, rates, strict=True):
         count = state["step"] + 1
         turn = (place + count % PERIOD * BY_STEP) % 1 * LARGEST_TURN
@@ -127,9 +127,8 @@ class AdamW8bit(BesideAdamW):
 
     def __init__(self, groups: list[dict[str, Any]], *rest: Any):
         super().__init__([part for group in groups for part in split(group)], *rest)
-        device = self._finite.device
-        self._place = torch.arange(BLOCK, device=device) * BY_PLACE % 1
-        self._host_knows = device.type == "cpu"  # found_inf: there is no device to wait for
+        self._place = torch.arange(BLOCK, device=self._device) * BY_PLACE % 1
+        self._host_knows = self._device.type == "cpu"  # found_inf: there is no device to wait for
         self._piece = CPU_PIECE if self._host_knows else GPU_PIECE
 
     @staticmethod
@@ -150,6 +149,6 @@ class AdamW8bit(BesideAdamW):
         parameters: list[torch.Tensor] = [p for group in self._own for p in group["params"]]
         rates = [(rate, 1 - rate * group["weight_decay"])
                  for group, rate in zip(self._own, self._rates, strict=True) for _ in group["params"]]
-        decided = self._place, grad_scale, None if self._host_knows else found_inf > 0
+        shared = self._place, grad_scale, None if self._host_knows else found_inf > 0
         self._update(parameters, [p.grad for p in parameters], [self.state[p] for p in parameters], rates, self._betas,
-                     decided, self._piece if self._update is update_all else 2**62)
+                     shared, self._piece if self._update is update_all else 2**62)

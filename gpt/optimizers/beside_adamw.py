@@ -45,17 +45,18 @@ class BesideAdamW(torch.optim.Optimizer):
         others = [group for group in self.param_groups if group["rule"] != self.rule]
         self._adamw: Any = adamw(others)
         self._adamw.state = self.state  # one dict for the whole state of a checkpoint
-        device = self.param_groups[0]["params"][0].device
-        self._rates = [torch.zeros((), device=device) for _ in self._own]  # filled at each step, without a wait
-        self._decays = [torch.zeros((), device=device) for _ in self._own]
-        self._finite, self._unscaled = torch.zeros((), device=device), torch.ones((), device=device)
+        self._device = self.param_groups[0]["params"][0].device
+        self._rates = [torch.zeros((), device=self._device) for _ in self._own]  # filled at each step, without a wait
+        self._decays = [torch.zeros((), device=self._device) for _ in self._own]
+        self._found_nothing = torch.zeros((), device=self._device)  # found_inf without a gradient scaler
+        self._scale_of_one = torch.ones((), device=self._device)  # grad_scale without one
 
     def compile_step(self) -> None:
         """Makes every later step of the own groups one compiled graph, on CUDA; elsewhere does nothing.
 
         The next step compiles. On a CPU eager is as fast or faster.
         """
-        if backend_of(self._finite).runs_ahead:
+        if backend_of(self._device).runs_ahead:
             self._update = torch.compile(self.function, dynamic=False, fullgraph=True)
 
     def run_eagerly(self) -> None:
@@ -76,8 +77,8 @@ class BesideAdamW(torch.optim.Optimizer):
             for parameter, rows in zip(group["params"], group["rows"], strict=True):
                 if not self.state[parameter]:
                     self.state[parameter] = zeros_of(self.schema_of(parameter, rows), parameter)
-        self.update(self._finite if self.found_inf is None else self.found_inf,
-                    self._unscaled if self.grad_scale is None else self.grad_scale)
+        self.update(self._found_nothing if self.found_inf is None else self.found_inf,
+                    self._scale_of_one if self.grad_scale is None else self.grad_scale)
 
     @staticmethod
     def schema_of(parameter: torch.Tensor, rows: Rows) -> dict[str, StateTensor]:

@@ -127,4 +127,6 @@ def same_everywhere(setup: Setup) -> dict[str, Any]:
     """The facts that all processes of a run must share, by name."""
     recorded = settings_of(setup)
     environment = {name: value for name, value in recorded["environment"].items() if name not in ("device", "threads")}
-    return {**environment, "training tokens": setup.corpus.identity, **asdict(setup.config), **recorded["settings"]}
+    corpus = setup.corpus  # the rest of a training file may be validation text, where a validation file is missing
+    return {**environment, "training tokens": (corpus.identity, corpus.train.length),
+            "validation tokens": corpus.val_identity, **asdict(setup.config), **recorded["settings"]}

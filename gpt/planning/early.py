@@ -20,7 +20,15 @@ from gpt.checkpoint.steps import error_of_another_run, steps_in
 from gpt.common.children import PROGRAM_FOLDER, run_child
 from gpt.common.errors import PIP, Exit, UserError, require, warn
 from gpt.common.flags import as_list
-from gpt.common.names import METADATA, RUN_CONFIG, RUN_CONFIG_TITLE, TOKENIZER, TOKENS, TRAINS_NEXT
+from gpt.common.names import (
+    METADATA,
+    RUN_CONFIG,
+    RUN_CONFIG_TITLE,
+    TOKENIZER,
+    TOKENS,
+    TRAINS_NEXT,
+    TWO_MODELS_TITLE,
+)
 from gpt.common.ranks import is_main, is_one_of_several, launcher, world_size
 from gpt.common.signals import Signals
 from gpt.common.words import is_utf8, printable, shell_line, shell_word
@@ -62,7 +70,8 @@ def refuse_folder_of_another_run(args: Namespace) -> None:
     if args.resume_from or args.cooldown_from or args.overwrite:
         return
     config = folder / RUN_CONFIG
-    if config.is_file() and RUN_CONFIG_TITLE.encode() not in config.read_bytes()[:200]:
+    head = config.read_bytes()[:200].decode(errors="replace") if config.is_file() else ""
+    if head and RUN_CONFIG_TITLE not in head and TWO_MODELS_TITLE not in head:
         raise UserError(Exit.CHECKPOINT, f"{printable(config)}: train.py did not write it, and would replace it. Give "
                                          "another --output_dir.")
     if not steps_in(folder):

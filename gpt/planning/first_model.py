@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from gpt.checkpoint import find, load
-from gpt.checkpoint.folder import delete_other_runs
+from gpt.checkpoint.folder import delete_checkpoints
 from gpt.checkpoint.history import read_run
 from gpt.checkpoint.steps import steps_in
 from gpt.checkpoint.stored import FoundCheckpoint
@@ -24,7 +24,7 @@ from gpt.common.children import PROGRAM_FOLDER, run_child
 from gpt.common.config import Layer, write_toml
 from gpt.common.errors import UserError
 from gpt.common.flags import as_typed, with_values
-from gpt.common.names import FIRST_MODEL, RUN_CONFIG, TRAINS_NEXT
+from gpt.common.names import FIRST_MODEL, RUN_CONFIG, TRAINS_NEXT, TWO_MODELS_TITLE
 from gpt.common.progress import Progress
 from gpt.common.ranks import trains_first_of_two
 from gpt.common.words import percent, printable, shell_line
@@ -114,14 +114,14 @@ def _train_first(inputs: Inputs, runtime: Runtime, argv: Sequence[str], folder: 
     """Trains or continues the first model in a folder; returns its last checkpoint. Raises like its caller."""
     args, corpus = inputs.args, inputs.corpus
     if args.overwrite:
-        delete_other_runs(Path(args.output_dir), None, 0, runtime.out)
+        delete_checkpoints([*steps_in(Path(args.output_dir)).values()], runtime.out)
     # Until the second model writes its own file, --resume_from goes on with both by this one.
     file = Path(args.output_dir) / RUN_CONFIG
     given = {name: getattr(args, name) for name in sorted(args.origin.given - flags_of_scope("call"))}
     if args.sample_prompt:
         given["sample_prompt"] = as_typed(args.sample_prompt)
     with contextlib.suppress(OSError):
-        write_toml(file, Layer("", given, {}), "The flags of two models, the first of which is in training.", {})
+        write_toml(file, Layer("", given, {}), f"{TWO_MODELS_TITLE}, the first of which is in training.", {})
     words = argv if args.resume_from in (None, "auto") else ["--config", str(file), "--resume_from", "auto"]
     command = [str(PROGRAM_FOLDER / "train.py"), *words, f"--output_dir={folder}", "--max_minutes", f"{minutes:.6g}"]
     to_resume = shell_line(["train.py", *(word for word in argv if word != "--overwrite")])

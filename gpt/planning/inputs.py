@@ -156,7 +156,11 @@ def _check(args: Namespace, runtime: Runtime) -> Inputs:
         _check_teacher(inputs, resumed)
         stored = resumed.stored
         limits = [args.epochs, args.max_steps]
-        is_new_text = stored.data.get("train_sha256") != corpus.identity  # with --allow_new_data
+        num_before = stored.data.get("train_tokens", corpus.train.length)
+        is_new_text = (stored.data.get("train_sha256"), num_before) != (corpus.identity, corpus.train.length)
+        if is_new_text and not args.allow_new_data:  # the same file, without its validation file or with one
+            raise UserError(Exit.DATA, f"the checkpoint was trained on {num_before:,} tokens of this file, here are "
+                                       f"{corpus.train.length:,}. Give the same --val_bin_file, or --allow_new_data.")
         if is_new_text:
             stored = replace(stored, state=replace(stored.state, samples_of_others=stored.state.samples_seen))
         if is_new_text or stored.settings.get("limits", limits) != limits:  # the same minutes plan another end
@@ -385,7 +389,7 @@ def find_corpus(args: Namespace) -> Corpus:
 def _find_one(args: Namespace, data_dir: str) -> Corpus:
     """Opens the corpus of one folder. Raises UserError (exit 3)."""
     folder, shown = Path(data_dir), printable(data_dir)
-    if (folder / PRETOKENIZE_LOCK).exists() and not (folder / METADATA).exists():
+    if args.bin_file is None and (folder / PRETOKENIZE_LOCK).exists() and not (folder / METADATA).exists():
         raise UserError(Exit.DATA, f"--data_dir {shown} holds no tokens yet: pretokenize.py still runs there, or was "
                                    "stopped. Type its command again.")
     is_text = folder.is_file() or (folder.is_dir() and not any(each.suffix in SUFFIXES for each in folder.iterdir()))

@@ -8,9 +8,10 @@ store         holds the output folder while it is filled.
 workers       runs tasks in several processes.
 block_task    is such a task: it reads a block, and samples or encodes it.
 passes        makes the passes over the text, and settles the validation split.
+split         decides which documents, or which end of each file, are kept for validation.
 report        adds up the findings of the blocks, and warns at the end.
 vocabulary    opens or trains the tokenizer.
+look          finds what in the text would spoil a model.
 commit        gives the token files their final names.
-verify        looks inside a finished folder.
-look          says what in its text would spoil a model.
+verify        checks a finished folder, and shows its first documents.
 """

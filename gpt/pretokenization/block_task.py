@@ -29,7 +29,7 @@ class SplitResult(NamedTuple):
     hashes: np.ndarray  # uint64
     ids: np.ndarray
     ends: np.ndarray  # of the documents, in these ids
-    counts: np.ndarray | None  # of conversations: bool for each id, if it counts in the loss
+    counted: np.ndarray | None  # of conversations: for each id, whether it counts in the loss, bool
 
 
 @dataclass
@@ -70,27 +70,28 @@ def read_block(block: TextBlock, sources: Sequence[Source], reading: Reading, sp
         hashes = np.frombuffer(digests, ">u8").astype(np.uint64)
         in_val = split.in_val(hashes)
 
-    for part, is_mine in (("train", ~in_val), ("val", in_val)):
-        mine = list(itertools.compress(contents, is_mine))
+    for split_name, is_in_split in (("train", ~in_val), ("val", in_val)):
+        chosen = list(itertools.compress(contents, is_in_split))
         ids = ends = np.zeros(0, np.int64)
-        counts = np.zeros(0, bool) if is_chat else None
-        if vocabulary and mine:
+        counted = np.zeros(0, bool) if is_chat else None
+        if vocabulary and chosen:
             encoder = encoder_for(vocabulary, engine)
             pieces, lasts = [], []  # parts of at most limits.part_bytes, and whether each ends its document
-            for content in mine:
+            for content in chosen:
                 parts = parts_of(content, reading)
                 pieces += parts
                 lasts += [False] * (len(parts) - 1) + [True]
-            lasts[-1] = block.last
+            lasts[-1] = block.ends_document
             if is_chat:
-                ids, ends, counts = encode_conversations(list(itertools.compress(documents, is_mine)), encoder)
+                ids, ends, counted = encode_conversations(list(itertools.compress(documents, is_in_split)), encoder)
             else:
                 ids, ends = encoder.encode(pieces, lasts)
             ids = ids.astype(DTYPES[native_dtype(vocabulary.size)])
             result.difference = result.difference or encoder.difference_in(pieces)
-        result.splits[part] = SplitResult(np.array([*map(len, mine)], np.int64), hashes[is_mine], ids, ends, counts)
-        if sample_fraction and part == "train":
-            result.sample = sample_of(mine, sample_fraction, reading)
+        sizes = np.array([*map(len, chosen)], np.int64)
+        result.splits[split_name] = SplitResult(sizes, hashes[is_in_split], ids, ends, counted)
+        if sample_fraction and split_name == "train":
+            result.sample = sample_of(chosen, sample_fraction, reading)
     return result
 
 

@@ -30,7 +30,7 @@ CONTINUATION_BYTES = bytes(range(0x80, 0xC0))  # the bytes of a character after 
 
 @dataclass(frozen=True)
 class Limits:
-    """The sizes from which text is cut. Other limits, such as smaller ones in tests, give the same ids."""
+    """The sizes at which text is cut into blocks and parts; other ones, as in tests, give the same ids."""
 
     block_bytes: int = 2**22  # about the size of a block
     part_bytes: int = 2**20  # a longer document is encoded in parts, cut where no id changes
@@ -62,7 +62,7 @@ class TextBlock:
     offset: int  # in bytes; for a table only approximate
     length: int  # in bytes; 0 for a table
     rows: list[Any] | None = None  # of a table; None: the bytes are in the file
-    last: bool = True  # the document ends with this part
+    ends_document: bool = True  # False for a part that another part of its document follows
     in_val: bool | None = None  # whether this part is for validation; None: whole documents, split by their hashes
     source: int = 0  # the index of the source
 
@@ -71,8 +71,8 @@ class TextBlock:
 class Findings:
     """Counts of one block; lines count from the block's first, bytes from the beginning of Source.text_path.
 
-    replaced counts places that became U+FFFD. A second block with the same findings replaces newlines and
-    separators, and adds to the other counts. The caller of the documents sets has_text.
+    replaced counts places that became U+FFFD. If one Findings serves several blocks, newlines and
+    separators are those of the last block; the other counts add up. The caller of the documents sets has_text.
     """
 
     newlines: int = 0
@@ -131,17 +131,18 @@ class Record(NamedTuple):
 class Kind:
     """A kind of input: an entry of sources.KINDS, with its functions in a file of its own.
 
-    recognises(source, name, head): is a file of this kind? name is its lower-case name without the ending of a
-    packed file, head its first unpacked bytes. Raises UserError (exit 3) for a broken file. blocks(source,
-    reading): cuts a source into blocks. Raises UserError: exit 3 for a broken file or a document too long to be
-    held, exit 5 for a missing package; and OSError. records(block, content, findings): what the bytes or rows
-    of a block hold: records, or the text of a text file. documents(records, reading, findings): their
-    documents, each a text or a tuple of turns; the text of the part if the block is a part of a document.
+    recognises and blocks raise UserError (exit 3) for a broken file, blocks for a document too long to be held
+    too, (exit 5) for a missing package, and OSError.
     """
 
+    # (source, name, head): is the file of this kind? name is its lower-case name without the ending of a packed
+    # file, head its first unpacked bytes.
     recognises: Callable[[Source, str, bytes], bool]
+    # (source, reading): cuts a source into blocks.
     blocks: Callable[[Source, Reading], Iterator[TextBlock]]
+    # (block, content, findings): the records in the bytes or rows of a block, or the text of a text file.
     records: Callable[[TextBlock, Any, Findings], Any]
+    # (records, reading, findings): their documents, each a text or a tuple of turns; of a part, its text.
     documents: Callable[[Any, Reading, Findings], list[Any]]
     endings: tuple[str, ...] = ()  # of the file names that are taken from a folder
     is_text: bool = True  # the file must be UTF-8: UTF-16, pictures, archives and the like are refused

@@ -106,6 +106,6 @@ def encode_conversations(conversations: Sequence[tuple[Turn, ...]], encoder: Enc
     special_ids[""] = vocabulary.size  # beyond all ids: removed below
     ids = ids.copy()
     ids[ends - 1] = [special_ids[segment.special] for segment in segments]
-    counts = np.repeat([segment.counts for segment in segments], np.diff(ends, prepend=0))
+    counted = np.repeat([segment.counts for segment in segments], np.diff(ends, prepend=0))
     kept = ids != vocabulary.size
-    return ids[kept], np.cumsum(kept)[ends[ends_one] - 1], counts[kept]
+    return ids[kept], np.cumsum(kept)[ends[ends_one] - 1], counted[kept]

@@ -49,6 +49,11 @@ class Source:
     has_returns: bool = False  # its first lines end as on Windows
     cut: int | None = None  # of a single document: validation begins at this byte after BYTE_ORDER_MARK; None: no cut
 
+    @property
+    def file_bytes(self) -> int:
+        """The size of the file itself, packed or not, when the run began."""
+        return self.stamp[0]
+
     def error(self, why: str) -> UserError:
         """Makes the UserError (exit 3) of this file; why completes the sentence and adds the cure."""
         return UserError(Exit.DATA, f"{self.shown} {why}")
@@ -74,7 +79,7 @@ def refuse_changed(sources: Iterable[Source]) -> None:
     for source in sources:
         try:
             stamp = stamp_of(source.path.stat())
-            how = f"it had {source.stamp[0]:,} bytes and now has {stamp[0]:,}"
+            how = f"it had {source.file_bytes:,} bytes and now has {stamp[0]:,}"
         except OSError as error:
             stamp, how = (), error.strerror
         if stamp != source.stamp:
@@ -110,8 +115,8 @@ def pieces_of(source: Source) -> Iterator[bytes]:
         pieces = _unpacked(file, source) if source.packing else iter(lambda: file.read(READ_BYTES), b"")
         for piece in itertools.chain(filter(None, pieces), [b""]):
             num_bytes += len(piece)
-            if source.packing and num_bytes > max(BOMB_BYTES, BOMB_RATIO * source.stamp[0]):
-                raise source.error(f"unpacks to more than {BOMB_RATIO} times its {size(source.stamp[0])}, "
+            if source.packing and num_bytes > max(BOMB_BYTES, BOMB_RATIO * source.file_bytes):
+                raise source.error(f"unpacks to more than {BOMB_RATIO} times its {size(source.file_bytes)}, "
                                    "as an archive bomb does. Unpack it yourself.")
             try:
                 piece = decoder.decode(piece, not piece).encode() if decoder else piece

@@ -29,8 +29,8 @@ def table_blocks(source: Source, reading: Reading, columns: Sequence[str] = ()) 
     """
     pyarrow, parquet = (optional(name, source.shown) for name in ("pyarrow", "pyarrow.parquet"))
     try:
-        # Not memory-mapped: truncating the file would kill this process. A buffer before each column would hold the
-        # bytes of all rows that were read.
+        # Not memory-mapped: truncating the file would kill this process. A buffer before each column would hold
+        # the bytes of all rows that were read.
         file = parquet.ParquetFile(source.text_path, pre_buffer=False, buffer_size=2**20)
         names = list(file.schema_arrow.names)
         chosen = [name for name in columns or (reading.text_field,) if name in names]

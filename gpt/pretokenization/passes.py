@@ -108,11 +108,14 @@ def settle_split(job: Job) -> int:
     a warning. Raises UserError (exit 3) for empty text, and the errors of job.results.
     """
     fraction, reading = job.args.val_fraction, job.reading
-    by_size = not (job.has_records or reading.separator) and split_of_files(job.sources, fraction)
-    job.split = by_size or split_by_hash(VAL_FRACTION if fraction is None else fraction)
-    if by_size:
-        job.sources = [replace(source, cut=cut) for source, cut in zip(job.sources, by_size.cuts, strict=True)]
+    tails = None if job.has_records or reading.separator else split_of_files(job.sources, fraction)
+    if tails:
+        job.split = tails
+        job.sources = [replace(source, cut=cut) for source, cut in zip(job.sources, tails.cuts, strict=True)]
         return sum(source.text_bytes if source.cut is None else source.cut for source in job.sources)
+
+    # The pass needs some split; the hashes that it collects settle the final one.
+    job.split = split_by_hash(VAL_FRACTION if fraction is None else fraction)
     parts = [part for result in job.results("reading") for part in result.splits.values()]
     sizes = np.concatenate([np.zeros(0, np.int64), *(part.sizes for part in parts)])
     job.report.refuse_empty(int(sizes.sum()))
@@ -140,7 +143,7 @@ def encode(job: Job, vocabulary: Vocabulary, engine: str) -> str:
             if result.difference:
                 return result.difference
             for split, part in result.splits.items():
-                writers[split].add(part.ids, part.ends, int(part.sizes.sum()), part.counts)
+                writers[split].add(part.ids, part.ends, int(part.sizes.sum()), part.counted)
     finally:
         for writer in writers.values():
             writer.close()

@@ -151,9 +151,9 @@ def files_in_folder(folder: str, say: Callable[[str], None]) -> list[str]:
                 # A link may lead nowhere.
                 (chosen if is_input and os.path.exists(path) else others).append(path)
     if not chosen:
-        size = "" if os.path.join(folder, METADATA) in others else " --vocab_size N"
+        size_flag = "" if os.path.join(folder, METADATA) in others else " --vocab_size N"
         cure = ("It holds tokens, which evaluate.py takes with --tokens. To train on them:\npython train.py "
-                f"--data_dir {shell_word(folder)}{size}"
+                f"--data_dir {shell_word(folder)}{size_flag}"
                 if any(name.endswith("train.bin") for name in others) else "Name the files themselves.")
         raise UserError(Exit.DATA, f"{printable(folder)} holds no {', '.join(endings)} file. {cure}")
     cards = {path for path in chosen if os.path.basename(path).lower() == "readme.md"}

@@ -38,10 +38,10 @@ class TokenWriter:
         self.ids = (folder / f"{split}.bin").open("wb", buffering=2**22)
         self.ends = (folder / f"{split}.idx").open("wb", buffering=2**20)
 
-    def add(self, ids: np.ndarray, ends: np.ndarray, num_bytes: int, counts: np.ndarray | None = None) -> None:
+    def add(self, ids: np.ndarray, ends: np.ndarray, num_bytes: int, counted: np.ndarray | None = None) -> None:
         """Appends the ids of num_bytes of text; ends are the documents' ends, counted from the first of these ids.
 
-        counts tells for each id if it counts in the loss, None where all do; an
+        counted tells for each id if it counts in the loss, None where all do; an
         opening id does as the id after it.
         """
         if self.opening_ids and len(ids):
@@ -51,16 +51,16 @@ class TokenWriter:
             self._in_document = not len(ends) or ends[-1] < len(ids)
             ends = ends + len(self.opening_ids) * np.searchsorted(starts, ends)
             places = np.repeat(starts, len(self.opening_ids))
-            if counts is not None:
-                counts = np.insert(counts, places, counts[places])
+            if counted is not None:
+                counted = np.insert(counted, places, counted[places])
             ids = np.insert(ids, places, np.tile(self.opening_ids, len(starts)))
         if self.mask:
-            counts = np.ones(len(ids), bool) if counts is None else counts
-            bits = np.concatenate([self._last_bits, counts])
+            counted = np.ones(len(ids), bool) if counted is None else counted
+            bits = np.concatenate([self._last_bits, counted])
             num_whole = len(bits) // 8 * 8
             self.mask.write(np.packbits(bits[:num_whole], bitorder="little").tobytes())
             self._last_bits = bits[num_whole:]
-            self.totals["counted"] = self.totals.get("counted", 0) + int(counts.sum())
+            self.totals["counted"] = self.totals.get("counted", 0) + int(counted.sum())
         self.ids.write(ids.tobytes())
         self.ends.write((ends + self.totals["tokens"]).astype("<u8").tobytes())
         self.totals["largest_id"] = max(self.totals["largest_id"], int(ids.max()) if len(ids) else -1)
@@ -150,7 +150,7 @@ class Folder:
         return [self.path / name for name in OUTPUTS if os.path.lexists(self.path / name)]
 
     def refuse_old(self, overwrite: bool, tokenizer: str = "") -> None:
-        """Raises UserError (exit 3) if the folder has output files, without overwrite; tokenizer may be there.
+        """Raises UserError (exit 3) if the folder has output files besides tokenizer, unless overwrite is set.
 
         Raises UserError (exit 4) for the folder of a model, ours or of Hugging Face, which needs its tokenizer.
         """

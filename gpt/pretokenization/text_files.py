@@ -63,7 +63,7 @@ def parts_between(file: BinaryIO, reading: Reading, start: int, end: int, in_val
         stop = end
         if end - start > part_bytes:
             stop = start + part_end(read_at(file, start, part_bytes), reading.cut_pattern)
-        yield TextBlock(start, stop - start, None, stop == end, in_val)
+        yield TextBlock(start, stop - start, ends_document=stop == end, in_val=in_val)
         start = stop
 
 

@@ -71,10 +71,10 @@ def new_vocabulary(job: Job, train_bytes: int) -> Vocabulary:
     text, and the errors of job.results.
     """
     args, progress = job.args, job.progress
-    sample_bytes = min(train_bytes, args.train_sample_bytes)
+    wanted_bytes = min(train_bytes, args.train_sample_bytes)
     requested = auto_vocab_size(train_bytes) if args.vocab_size == "auto" else args.vocab_size
     why = " (32,000 from 100 MB of text on)" if args.vocab_size == "auto" else ""
-    progress.say(f"training a tokenizer of {requested:,} ids{why} on {sample_bytes:,} of {train_bytes:,} bytes")
+    progress.say(f"training a tokenizer of {requested:,} ids{why} on {wanted_bytes:,} of {train_bytes:,} bytes")
     old = job.folder.path / TOKENIZER
     if old.exists():
         progress.warn(f"a new tokenizer replaces the one in {job.folder.shown}, which checkpoints trained "
@@ -82,7 +82,7 @@ def new_vocabulary(job: Job, train_bytes: int) -> Vocabulary:
 
     path = job.folder.work / "sample"
     with job.folder.writing(), path.open("wb", buffering=2**22) as file:
-        results = job.results("sampling", sample_fraction=sample_bytes / max(1, train_bytes))
+        results = job.results("sampling", sample_fraction=wanted_bytes / max(1, train_bytes))
         sample_bytes = sum(file.write(result.sample) for result in results)
     job.report.refuse_empty(job.text_bytes)
     possible = min(requested, NUM_FIRST_IDS + sample_bytes)  # each byte of the sample allows one merge at most

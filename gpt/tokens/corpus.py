@@ -125,11 +125,13 @@ def open_corpus(train: Path, val: Path | None, metadata_file: Path | None, token
                      "validation")
         val_stream, val_identity = train_stream.slice(train_stream.length - num, num), identity
         train_stream = train_stream.slice(0, train_stream.length - num)
-    if metadata.num_tokens != train_stream.length + (val_stream.length if val_stream else 0):  # of both files
+    # Another program's number of tokens may be that of the training file, or of both files together.
+    if metadata.num_tokens != train_stream.length + (val_stream.length if val_stream else 0):
         _check_length(train_files[0], num_train, metadata.num_tokens, metadata)
 
-    return Corpus(train_stream, val_stream, known_size, end_id, tokenizer_file, tokenizer_sha256,
-                  identity, val_identity, tuple(notes), origins=metadata.origins,
+    return Corpus(train=train_stream, val=val_stream, vocab_size=known_size, end_of_text_id=end_id,
+                  tokenizer_path=tokenizer_file, tokenizer_sha256=tokenizer_sha256, identity=identity,
+                  val_identity=val_identity, notes=tuple(notes), origins=metadata.origins,
                   copies_were_sought=val is None and metadata.splits.get("val", FileRecord()).copied is not None)
 
 

@@ -34,7 +34,7 @@ class DataDir(NamedTuple):
 def folders_of(words: str | Sequence[str]) -> list[DataDir]:
     """Parses the words of --data_dir. Raises ValueError, with a sentence for the user, for an invalid weight."""
     given = [words] if isinstance(words, str) else list(words)
-    return [_folder_of(word, is_alone=len(given) == 1) for word in given]
+    return [_data_dir_of(word, is_alone=len(given) == 1) for word in given]
 
 
 def problems_with(words: str | Sequence[str]) -> list[str]:
@@ -52,9 +52,9 @@ def problems_with(words: str | Sequence[str]) -> list[str]:
             for index, folder in enumerate(folders) if places[index] in places[:index]]
 
 
-def _folder_of(word: str, is_alone: bool) -> DataDir:
+def _data_dir_of(word: str, is_alone: bool) -> DataDir:
     """Parses one word. Raises ValueError for a weight that is no number above 0."""
-    path, weight = word.rpartition(":")[::2]
+    path, _, weight = word.rpartition(":")
     is_weight, is_folder = bool(re.fullmatch(NUMBER, weight)), os.path.isdir(path)
     # One word alone is more often a name with a colon than a folder with a weight.
     has_weight = (is_weight and is_folder) if is_alone else (is_weight or is_folder)
@@ -108,7 +108,7 @@ def find_splits(place: Path) -> tuple[list[Path], list[Path]]:
         files = _only_set_in(place)
     elif not place.exists() and glob.has_magic(str(place)):
         files = [path for path in map(Path, glob.glob(str(place))) if path.suffix in SUFFIXES
-                 and not _is_idle(path)]
+                 and not _is_empty_ds(path)]
         if not files:
             raise UserError(Exit.DATA, f"{printable(place)} matches 0 files that end in {', '.join(SUFFIXES)}. "
                                        "Check the pattern.")
@@ -123,7 +123,7 @@ def _only_set_in(folder: Path) -> list[Path]:
     sets: dict[str, list[Path]] = {}
     for path in sorted(folder.iterdir()):
         name = _set_of(path)
-        if name and path.is_file() and not path.name.startswith(".") and not _is_idle(path):
+        if name and path.is_file() and not path.name.startswith(".") and not _is_empty_ds(path):
             sets.setdefault(printable(name), []).append(path)
     if len(sets) == 1:
         return next(iter(sets.values()))
@@ -145,7 +145,7 @@ def _set_of(path: Path) -> str:
     return "*.ds" if path.suffix == ".ds" else ""
 
 
-def _is_idle(path: Path) -> bool:
+def _is_empty_ds(path: Path) -> bool:
     """True for an empty .ds, as a datatrove worker without input leaves behind."""
     return path.suffix == ".ds" and path.stat().st_size == 0
 

@@ -30,7 +30,8 @@ MIN_TEXT_BYTES = 64  # a shorter file is not called text
 NOT_IN_TEXT = re.compile(rb"[\x00-\x08\x0b\x0e-\x1f]")
 # The dtypes of tokens; uint32 only with ids below 2^31, which fit int32.
 DTYPES = {name: np.dtype(name).newbyteorder("<") for name in ("int16", "uint16", "int32", "uint32")}
-NUM_SAMPLES, SAMPLED_IDS = 16, 2**15  # of raw ids, to find their dtype: places of a file, and ids of 8 bytes at each
+# Of raw ids, to find their dtype: the places of a file that are read, and the groups of 8 bytes at each.
+NUM_SAMPLES, SAMPLED_QUADS = 16, 2**15
 # The fraction of ids at even and at odd places whose high bytes pair up. Texts of LEAST_SAMPLED times 8 bytes
 # have 0.87 and more; ids of 4 bytes beyond 65,535 have 0.5 and less, floating-point numbers and big-endian
 # int32 nearly 0.
@@ -136,24 +137,25 @@ def _raw(path: Path, num_bytes: int, recorded: str | None, vocab_size: int) -> P
     UserError (exit 3) for ids that cannot be uint16, and for ids that are wider than recorded, unless an .idx
     of ours ends at the recorded number.
     """
-    num_quads = min(SAMPLED_IDS, num_bytes // 8)
+    num_quads = min(SAMPLED_QUADS, num_bytes // 8)
     starts = np.linspace(0, num_bytes // 8 - num_quads, NUM_SAMPLES).astype(int).tolist()
     quads = np.concatenate([np.fromfile(path, "<u2", 4 * num_quads, offset=8 * start) for start in starts])
     first, second, third, last = quads.reshape(-1, 4).T
     evident = recorded or ("uint16" if vocab_size <= 2**16 else "int32")
     if quads.any() and not last.any() and not (second.any() and third.any()):
         evident = "int32" if third.any() else "int64"
-    length = num_bytes // np.dtype(recorded or evident).itemsize
-    if np.dtype(evident).itemsize > np.dtype(recorded or evident).itemsize and not _is_indexed(path, length):
+    dtype = recorded or evident
+    length = num_bytes // np.dtype(dtype).itemsize
+    if np.dtype(evident).itemsize > np.dtype(dtype).itemsize and not _is_indexed(path, length):
         raise token_file_error(path, f"holds {evident}, but its metadata says {recorded}. Correct the metadata.")
     alike = np.minimum(*(np.bincount(column >> 8, minlength=256) for column in (first, last))).sum()
-    if not recorded and evident == "uint16" and num_quads >= LEAST_SAMPLED and alike < LEAST_ALIKE * len(first):
+    if not recorded and dtype == "uint16" and num_quads >= LEAST_SAMPLED and alike < LEAST_ALIKE * len(first):
         raise token_file_error(path, "does not look like uint16: its ids at even and odd places differ in kind. Give "
                                      "the --vocab_size of its tokenizer, over 65,536 for int32, or if it is uint16, "
                                      "type this line, and give --metadata_file types.json (evaluate.py: put it beside "
                                      "the file as metadata.json):\n"
                                      'echo \'{"dtype": "uint16"}\' > types.json')
-    return _sized(path, num_bytes, recorded or evident, length)
+    return _sized(path, num_bytes, dtype, length)
 
 
 def _is_indexed(path: Path, length: int) -> bool:

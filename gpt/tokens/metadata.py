@@ -99,9 +99,9 @@ def metadata_of(path: Path) -> Metadata:
 
 def _record(path: Path, split: str, fields: Any) -> FileRecord:
     _check(path, f"splits.{split}", fields, isinstance(fields, dict), "an object")
-    return FileRecord(_integer(path, fields, TOKEN_COUNTS, 0, MAX_TOKENS), _sha256(path, fields),
-                      fields.get("modified_ns"), _sha256(path, fields, "mask_sha256"),
-                      _integer(path, fields, ("counted",), 0, MAX_TOKENS), fields.get("copied"))
+    return FileRecord(num_tokens=_integer(path, fields, TOKEN_COUNTS, 0, MAX_TOKENS), sha256=_sha256(path, fields),
+                      modified_ns=fields.get("modified_ns"), mask_sha256=_sha256(path, fields, "mask_sha256"),
+                      num_counted=_integer(path, fields, ("counted",), 0, MAX_TOKENS), copied=fields.get("copied"))
 
 
 def _sha256(path: Path, record: Fields, name: str = "sha256") -> str | None:

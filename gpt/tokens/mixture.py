@@ -27,6 +27,7 @@ def mix(folders: Sequence[DataDir], corpora: Sequence[Corpus]) -> Corpus:
     return replace(
         with_tokenizer,
         components=components,
+        copies_were_sought=all(corpus.copies_were_sought for corpus in corpora),
         train=_joined([corpus.train for corpus in corpora]),
         val=_joined(validations) if validations else None,
         identity=_identity([corpus.identity for corpus in corpora], parts),

@@ -150,10 +150,12 @@ def _status_of(part: Part) -> tuple[int, int, int, int] | None:
 
 def warn_without_mask(stream: TokenStream, tokenizer: Tokenizer | None, warn: Callable[[str], None]) -> None:
     """Warns of files whose beginning holds conversations if nothing says which of their tokens are answers."""
-    start_id = tokenizer.token_to_id(START) if tokenizer and can_converse(tokenizer) else None
-    for part in stream.parts if start_id is not None else ():
-        first = np.fromfile(part.path, DTYPES[part.dtype], min(part.length, 2**16), offset=part.offset_bytes)
-        if part.mask is None and start_id in first:
+    if tokenizer is None or not can_converse(tokenizer):
+        return
+    start_id = tokenizer.token_to_id(START)
+    for part in (part for part in stream.parts if part.mask is None):
+        first_ids = np.fromfile(part.path, DTYPES[part.dtype], min(part.length, 2**16), offset=part.offset_bytes)
+        if start_id in first_ids:
             warn(f"{printable(part.path)} holds conversations, and the tokens of the questions count too. For the "
                  "answers alone, keep it in the folder of pretokenize.py, with metadata.json and the .mask.")
 
@@ -170,7 +172,7 @@ class Mask:
         bits = [np.full(-(-part.length // 8), 255, np.uint8) if part.mask is None else np.fromfile(part.mask, np.uint8)
                 for part in stream.parts]
         self._bits = np.concatenate([*bits, np.zeros(1, np.uint8)])  # the last byte stands for all beyond the stream
-        # From the number of a token in the stream to that of its bit: each part begins with a byte of its own.
+        # A part's shift, added to a token's position in the stream, gives that of its bit: each part begins a new byte.
         before = itertools.accumulate(map(len, bits[:-1]), initial=0)
         self._shifts = np.array([8 * num_bytes + part.offset_bytes // part.item_bytes * bool(part.mask) - first
                                  for num_bytes, part, first in zip(before, stream.parts, self._firsts, strict=True)])
@@ -178,8 +180,8 @@ class Mask:
     def rows(self, starts: np.ndarray, width: int) -> np.ndarray:
         """Tells for rows of tokens which of them count, bool [B, width]: row i begins at token starts[i].
 
-        False beyond the last token of a stream with a mask. No row reaches from one part into another where one
-        of them has a mask.
+        False beyond the last token of a stream with a mask. The caller passes no row that crosses from one
+        part into another if either has a mask.
         """
         shifts = self._shifts[np.searchsorted(self._firsts, starts, "right") - 1]
         places = (starts + shifts)[:, None] + np.arange(width)

@@ -63,9 +63,10 @@ def tokenizer_file_of(path: Path) -> Path:
 
 
 def load_with_size(path: Path) -> tuple[Tokenizer, int]:
-    """Returns load_tokenizer's result and its vocabulary size, which takes 20 ms to count for GPT-2's.
+    """Opens a tokenizer, so that text never becomes a special id; returns its vocabulary size too.
 
-    path is one that tokenizer_file_of takes. Raises UserError (exit 3).
+    Counting the ids of GPT-2's takes 20 ms. path is one that tokenizer_file_of
+    takes. Raises UserError (exit 3).
     """
     folder, path = split_checkpoint_name(path)[0], tokenizer_file_of(path)
     name = f"tokenizer {printable(path)}"
@@ -121,9 +122,9 @@ def vocab_size_of(tokenizer: Tokenizer) -> int:
 def end_of_text_id(tokenizer: Tokenizer, path: Path | None = None) -> int | None:
     """The id of the special token that ends a document; None if it is not certain.
 
-    The token is the one that the files beside the tokenizer name. Without such files it is the only one of
-    USUAL_ENDS. So it is for models that converse, whose eos_token may end an answer instead. path is one that
-    tokenizer_file_of takes. Raises UserError (exit 3).
+    The files beside the tokenizer name the token. If they name none, or if the model converses, so that its
+    eos_token may end an answer instead, the token is the only one of USUAL_ENDS that the tokenizer has. path is
+    one that tokenizer_file_of takes. Raises UserError (exit 3).
     """
     special = {token.content: index for index, token in tokenizer.get_added_tokens_decoder().items() if token.special}
     usual = [name for name in USUAL_ENDS if name in special]
@@ -220,8 +221,9 @@ def vocabulary_of(tokenizer: Tokenizer, end_id: int | None) -> Vocabulary:
     openings = tuple(index for index in opening_ids(tokenizer) if index != end_id)
     splits_as_gpt2 = (fields["normalizer"] is None and pre.get("type") == "ByteLevel" and not pre["add_prefix_space"]
                       and pre.get("use_regex", True) and all(token["special"] for token in fields["added_tokens"]))
-    return Vocabulary(content, vocab_size_of(tokenizer), end_id, str(tokenizer.id_to_token(end_id)), openings,
-                      splits_as_gpt2, splits_as_gpt2 and _merges_as_gpt2(fields["model"]), tokenizer)
+    return Vocabulary(content=content, size=vocab_size_of(tokenizer), end_id=end_id,
+                      end=str(tokenizer.id_to_token(end_id)), opening_ids=openings, splits_as_gpt2=splits_as_gpt2,
+                      is_known_kind=splits_as_gpt2 and _merges_as_gpt2(fields["model"]), tokenizer=tokenizer)
 
 
 def _merges_as_gpt2(model: dict[str, Any]) -> bool:

@@ -188,7 +188,8 @@ class Checkpointer:
         corpus = self._run.setup.corpus
         return {**asdict(self._run.state), **settings_of(self._run.setup), "stays": permanent,
                 "scaler": self._run.scaler.state_dict(),
-                "data": {"train_sha256": corpus.identity, "val_sha256": corpus.val_identity,
+                "data": {"train_sha256": corpus.identity, "train_tokens": corpus.train.length,
+                         "val_sha256": corpus.val_identity,
                          "tokenizer_sha256": corpus.tokenizer_sha256,
                          **({"mixture": mixture_in_words(corpus.components)} if corpus.components else {})}}
 

@@ -70,7 +70,7 @@ class Monitor:
         self._loss_before = math.inf  # the validation loss of the weights of --init_from
         self._bits_per_byte: float | None = None  # of the last validation
         self._results: list[Figures] = []  # of the steps since the last logged one
-        self._num_counted = 0  # of these steps, from the first on, those that catch_up has counted
+        self._num_counted = 0  # how many of the first of these steps catch_up has already counted
         self._skipped_in_a_row = 0
         self._enqueued: deque[_Enqueued] = deque()  # oldest first
         self._warned: set[str] = set()  # the kinds of the printed warnings
@@ -94,7 +94,7 @@ class Monitor:
         """
         self._results.append(result)
         step, recipe = self.state.step, self._run.recipe
-        # These are the same steps in a resumed run.
+        # The logged steps do not depend on where a run was resumed.
         if step % recipe.log_interval == 0 or step in (1, recipe.total_steps):
             on_host = to_host(torch.stack([
                 figure for each in self._results for figure in each.values()]).view(len(self._results), -1))
@@ -108,19 +108,19 @@ class Monitor:
 
         Waits for the device. Raises TooManySkipped like log().
         """
-        self.log(at_once=True)
+        self.log(includes_latest=True)
         self.state.skipped_steps += int(sum(
             result["skipped"].item() for result in self._results[self._num_counted:]))
         self._num_counted = len(self._results)
 
-    def log(self, at_once: bool = False) -> None:
-        """Prints and records the logged steps up to the one before the latest; at_once: the latest too.
+    def log(self, includes_latest: bool = False) -> None:
+        """Prints and records the logged steps, the latest one only with includes_latest.
 
-        A device that runs ahead then works on the latest step while the host reads. On other devices every call
-        is at_once. Warns of spikes, a bad curve, and a loader or host that is too slow. Raises TooManySkipped
+        A device that runs ahead works on the latest step while the host reads. On other devices every call
+        includes it. Warns of spikes, a bad curve, and a loader or host that is too slow. Raises TooManySkipped
         after MOST_SKIPPED_IN_A_ROW steps that were not finite.
         """
-        is_for_all = at_once or not self._runtime.machine.backend.runs_ahead
+        is_for_all = includes_latest or not self._runtime.machine.backend.runs_ahead
         while self._enqueued and (is_for_all or self._enqueued[0].step < self.state.step):
             logged = self._enqueued.popleft()
             with self._runtime.gauge.waiting("device"):
@@ -314,7 +314,7 @@ class Monitor:
             note = f"\n      the best by validation, step {best_step:,}; {folder} alone is the last one"
         chat = " --chat" if self._run.setup.corpus.converses else ""
         first = ("" if self._run.setup.corpus.tokenizer_path else
-                 "\nBut first copy the tokens' tokenizer, which this run has not:\n"
+                 "\nBut first copy the tokens' tokenizer, which this run does not have:\n"
                  f"cp TOKENIZER {folder}/checkpoint-{best_step or self.state.step}/{TOKENIZER}")
         self._out.say(f"next: python generate.py --ckpt {best}{chat}{note}{first}")
         lowest = lowest_loss(self._args)
@@ -372,16 +372,17 @@ class Monitor:
         """
         args, state = self._args, self.state
         recipe = self._run.recipe
-        whole = recipe.total_steps / max(1, state.step)  # patience may have ended the run before
+        # Without more patience the run ended before its limits.
+        whole = 1.0 if self._has_patience else recipe.total_steps / max(1, state.step)
         times = 2 if self._learned_before else max(2, math.ceil(times_too_short(
-            recipe.total_steps, round(whole * self._tokens_seen), self._run.setup.corpus.train.length,
+            round(whole * state.step), round(whole * self._tokens_seen), self._run.setup.corpus.train.length,
             self._config.num_parameters)))
         if recipe.cooldown or recipe.plateau_end in steps_in(Path(args.output_dir)):
             return recipe.command_from_plateau(args, 2 if recipe.cooldown else times)
         limits = {name: getattr(args, name) for name in ("max_minutes", "max_steps", "epochs")
                   if name in args.origin.given and getattr(args, name)}
         limits = limits or ({"epochs": recipe.epochs} if state.init_from else
-                            {"max_minutes": math.ceil(state.seconds / 60)})
+                            {"max_minutes": math.ceil(whole * state.seconds / 60)})
         longer = "".join(f" --{name} {times * length:.12g}" for name, length in limits.items())
         patience = "" if self._has_patience else f" --patience {state.validations_without_gain + args.patience}"
         return f"{launcher()} train.py --resume_from {folder}{longer}{patience}"

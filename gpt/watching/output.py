@@ -7,9 +7,10 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from gpt.architectures.fields import is_number
-from gpt.checkpoint.find import is_inside
-from gpt.checkpoint.folder import delete_other_runs
-from gpt.common.config import write_toml
+from gpt.checkpoint.find import checkpoints_of_other_runs, is_inside
+from gpt.checkpoint.folder import delete_checkpoints
+from gpt.checkpoint.steps import steps_in
+from gpt.common.config import Layer, write_toml
 from gpt.common.files import why_not_written
 from gpt.common.names import FIRST_MODEL, LOG, RUN_CONFIG, RUN_CONFIG_TITLE, STARTS
 from gpt.common.ranks import launcher
@@ -39,16 +40,17 @@ def open_output(run: Run, argv: Sequence[str], checkpointer: Checkpointer) -> It
     output_dir = Path(args.output_dir)
     flags = flags_of_run(setup)
     replaces = bool(resumed and not is_inside(resumed, output_dir))
+    if is_main and args.overwrite:
+        others = checkpoints_of_other_runs(output_dir, resumed, state.step)
+        first = output_dir / FIRST_MODEL
+        used = filter(None, (args.teacher, args.init_from, resumed))
+        if not any(is_inside(Path(path), first) for path in used):
+            others += steps_in(first).values()  # of another run
+        delete_checkpoints(others, out)
     out.write_log(output_dir / LOG, f"{launcher()} {shell_line(['train.py', *argv])}", state.step,
                   appends=bool(state.step or args.resume_from) and not replaces)
     runtime.signals.on_stop(
         lambda: f"stopping; the state is saved first (now: {out.doing})", checkpointer.at_risk)
-    if is_main and args.overwrite:
-        delete_other_runs(output_dir, resumed, state.step, out)
-        first = output_dir / FIRST_MODEL
-        used = filter(None, (args.teacher, args.init_from, resumed))
-        if not any(is_inside(Path(path), first) for path in used):
-            delete_other_runs(first, None, 0, out)  # of another run
     checkpointer.start(resumed)
 
     recorder = Recorder(args, output_dir, state, out, is_silent=not is_main, replaces=replaces, config={
@@ -61,11 +63,7 @@ def open_output(run: Run, argv: Sequence[str], checkpointer: Checkpointer) -> It
         checkpointer.save(permanent=False)  # in another folder --resume_from would begin a new run without it
         checkpointer.settle_all()
     if is_main:
-        try:
-            write_toml(output_dir / RUN_CONFIG, flags, f"{RUN_CONFIG_TITLE}. To continue it:\n"
-                       f"    {launcher()} train.py --resume_from {shell_word(output_dir)}", run.recipe.reasons)
-        except OSError as error:
-            out.warn(f"{RUN_CONFIG} may have the flags of an earlier start: {why_not_written(error)}")
+        _write_config(run, flags)
     gc.freeze()  # the collector need not look through all these objects again and again
     monitor = Monitor(run, recorder)
     out.on_warning = lambda message: recorder.log(state.step, time=time.time(), advice=message)
@@ -76,6 +74,18 @@ def open_output(run: Run, argv: Sequence[str], checkpointer: Checkpointer) -> It
         except TokensChanged:
             monitor.catch_up()  # the state that is saved then counts all steps
             raise
+
+
+def _write_config(run: Run, flags: Layer) -> None:
+    """Writes config.toml, with the command that continues the run; a full disk costs a warning."""
+    output_dir = Path(run.setup.args.output_dir)
+    introduction = (f"{RUN_CONFIG_TITLE}. To continue it:\n"
+                    f"    {launcher()} train.py --resume_from {shell_word(output_dir)}")
+    try:
+        write_toml(output_dir / RUN_CONFIG, flags, introduction, run.recipe.reasons)
+    except OSError as error:
+        run.setup.runtime.out.warn(
+            f"{RUN_CONFIG} may have the flags of an earlier start: {why_not_written(error)}")
 
 
 @contextlib.contextmanager

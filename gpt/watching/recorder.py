@@ -110,11 +110,11 @@ def append_row(path: Path, row: Row, what: str) -> None:
 class Recorder:
     """Records a run in metrics.jsonl, one JSON object a line, and in its trackers. A full disk costs the line.
 
-    The constructor cuts the file back to the step of the state, so that it never holds a step twice. At step 0
-    it empties the file, and with replaces, for a run in the place of another one. rows are the kept
-    lines, without validations on other tokens. It starts the trackers of --tracker. config has the run's
-    settings, for them. A silent recorder, as in all processes but the main one, records nothing. The
-    constructor raises UserError (exit 5) where it cannot write the file, as on a full disk.
+    The constructor cuts the file back to the step of the state, so that it never holds a step twice. It empties
+    the file at step 0, and with replaces: the run then takes the place of another one. rows are the kept lines
+    after state.measured_from, the last step that was validated on other tokens. It starts the trackers of
+    --tracker, which get config, the run's settings. A silent recorder, as in all processes but the main one,
+    records nothing. The constructor raises UserError (exit 5) where it cannot write the file, as on a full disk.
     """
 
     def __init__(self, args: Namespace, output_dir: Path, state: TrainState, out: Progress,

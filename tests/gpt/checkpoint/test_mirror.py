@@ -317,6 +317,8 @@ def test_a_copy_of_the_run_deletes_none_of_its_later_checkpoints(run, finished, 
     assert before == names_in(drive), "not even once the copy has passed it"
     (copy / ".lock").write_text(f"pid 1, started today\n{run.folder / 'gone'}\n")
     assert "is a copy" not in run.ok("--resume_from", str(copy), "--max_steps", "10", out="copy"), "it was moved"
+    run.ok("--max_steps", "1", out="gone")
+    assert "is a copy" not in run.ok("--resume_from", str(copy), "--max_steps", "11", out="copy"), "of another run"
     run.ok("--resume_from", str(finished / "checkpoint-4"), "--max_steps", "5", "--overwrite")
     assert max(steps_in(drive)) == 5, "a run that goes back on purpose takes its mirror along"
 

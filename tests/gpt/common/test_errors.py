@@ -164,7 +164,7 @@ def test_a_package_that_cannot_be_loaded_is_installed_anew(line, says, tmp_path,
 
 
 @pytest.mark.parametrize(("fault", "code", "says"), [
-    ("raise ImportError('libtorch_cpu.so: failed to map segment')", 5, "cannot be loaded: libtorch_cpu.so: failed to"),
+    ("raise ImportError('libtorch_cpu.so: failed to map segment')", 5, "out of memory. End other programs"),
     ("raise ImportError('advice\\nOriginal error was: no file')", 5, "a package cannot be loaded: no file. Run: "),
     ("raise MemoryError", 5, "out of memory"), ("raise KeyError('x')", 70, "this is a bug in the program")])
 def test_a_package_that_cannot_be_loaded_ends_the_command_with_one_line(tmp_path, fault, code, says):

@@ -47,6 +47,13 @@ def test_the_ids_left_are_those_transformers_leaves(temperature, top_k, top_p, s
     torch.testing.assert_close(found_BV.softmax(-1), expected_BV.softmax(-1))
 
 
+def test_the_nucleus_of_top_k_counts_every_id_that_equals_the_last_one():
+    logits_BV = torch.zeros(1, 1000)
+    _, _, is_enough_B = candidates(logits_BV, Sampling(1.0, 1, 0.5), whole=False)
+    assert not is_enough_B.any()
+    assert 499 <= left(logits_BV, Sampling(1.0, 1, 0.5)).isfinite().sum() <= 501
+
+
 @pytest.mark.parametrize("sampling", [Sampling(0.5, 3), Sampling(0.5, 0, 1.0), Sampling(0.5, 0, 0.999)])
 def test_draws_come_as_often_as_their_probability_says(sampling):
     logits_BV = torch.tensor([[0.0, 2.0, -1.0, 1.0, -torch.inf]]).expand(20_000, -1)

@@ -29,6 +29,12 @@ def test_a_prompt_of_unknown_characters_alone_is_no_empty_prompt():
         encode_prompt("??", ModelVocabulary(letters, 1, [0], (0,), (0,)))
 
 
+def test_characters_that_the_tokenizer_drops_are_named(capsys):
+    vocabulary = ModelVocabulary(Tokenizer(BPE({"a": 0}, [])), 1, [], (0,), (0,))
+    assert encode_prompt("a?a b!", vocabulary) == [0, 0]
+    assert "has no ids for ! ? b, which the model does not see" in capsys.readouterr().err
+
+
 def test_a_text_begins_and_ends_as_its_tokenizer_and_its_folder_say(tokenizer):
     from tokenizers.processors import TemplateProcessing
 

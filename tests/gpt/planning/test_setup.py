@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 import signal
 import types
 from typing import Any
@@ -16,6 +17,7 @@ from gpt.common.names import TRAINS_NEXT
 from gpt.machine.processes import ALONE
 from gpt.planning.setup import choose_place, choose_preload
 from gpt.training.validation import Validator
+from tests.helpers.training import QUIET, TINY, trained
 
 
 @pytest.mark.parametrize(("flags", "dropout"), [
@@ -142,3 +144,19 @@ def test_the_tokens_live_where_they_fit_and_the_reason_is_given(requested, num_b
     where, why = choose_preload(requested, num_bytes, gpu_free, ram_free)
     assert where == expected
     assert (why == "as requested") == (requested == where)
+
+
+def test_a_file_whose_validation_file_is_gone_is_another_training_text(corpus, tmp_path, capsys):
+    """Without it the end of the training file would be validation text, and all windows would lie elsewhere."""
+    for name in ("train.bin", "val.bin"):
+        shutil.copy(corpus / name, tmp_path)
+    resume = ["--bin_file", f"{tmp_path}/train.bin", "--vocab_size", "400", "--output_dir", f"{tmp_path}/out", *TINY,
+              *QUIET, "--no-use_gpu", "--resume_from", "auto", "--max_steps"]
+    assert trained([*resume, "2"], capsys)[0] == 0
+    (tmp_path / "val.bin").unlink()
+    error, _ = trained([*resume, "3"], capsys)
+    assert isinstance(error, UserError)
+    assert error.code == Exit.DATA
+    assert "Give the same --val_bin_file, or --allow_new_data." in str(error)
+    assert trained([*resume, "3", "--val_bin_file", f"{corpus}/val.bin"], capsys)[0] == 0
+    assert trained([*resume, "4", "--allow_new_data"], capsys)[0] == 0

@@ -55,7 +55,7 @@ def test_a_text_file_is_the_same_in_parts_of_any_size_and_may_be_cut_once(named)
             blocks = list(blocks_of(replace(sources[0], cut=cut), reading))
             for number, block in enumerate(blocks):
                 halves[bool(block.in_val)] += documents_of(block, sources, reading, Findings())[0]
-                assert block.last == (number == len(blocks) - 1 or block.in_val != blocks[number + 1].in_val)
+                assert block.ends_document == (number == len(blocks) - 1 or block.in_val != blocks[number + 1].in_val)
             assert halves[False] + halves[True] == content
             at = len(halves[False].encode())
             assert cut <= at < cut + 4

@@ -260,7 +260,7 @@ def test_on_a_gpu_a_step_is_logged_when_the_next_one_has_been_given_to_it(monkey
         logged.clear()
         SlowMark.waited.clear()
         state.skipped_steps = 0
-        on_gpu.log(at_once=step == 4)
+        on_gpu.log(includes_latest=step == 4)
         assert len(set(SlowMark.waited)) == len(logged)
         figures = [(step, ("loss", step), ("grad_norm", 0.5), step == 2, step == 2)
                    for step in (1, 2, 3, 4)]
