@@ -2,7 +2,6 @@
 
 import itertools
 import json
-import shutil
 import sys
 from dataclasses import replace
 
@@ -48,17 +47,12 @@ def test_a_picture_without_a_loss_is_refused(make_run, tmp_path):
         plot.main([str(path), "--output", str(tmp_path / "a.svg")])
 
 
-@pytest.mark.parametrize(("word", "cure"), [
-    ("two", "two/first_model"), ("two/metrics.jsonl", "two/first_model"), ("out/checkpoint-20", "out"),
-    ("out/best", "out"), ("last", "out"), ("nowhere/best", "out"), ("nowhere", "out")])
-def test_a_folder_without_metrics_leads_to_the_run_that_has_them(make_run, tmp_path, monkeypatch, word, cure):
+@pytest.mark.parametrize("word", ["out/checkpoint-20", "out/best", "last", "nowhere/best", "nowhere"])
+def test_a_folder_without_metrics_leads_to_the_usual_run(make_run, tmp_path, monkeypatch, word):
     monkeypatch.chdir(tmp_path)
     make_run("out")
-    for folder in ("out/checkpoint-20", "two/first_model"):
-        (tmp_path / folder).mkdir(parents=True)
-    (tmp_path / "out/checkpoint-20/manifest.json").write_text("{}")
-    shutil.copy(tmp_path / "out/metrics.jsonl", tmp_path / "two/first_model")
-    with refused(f"python plot.py {cure}$", Exit.DATA):
+    (tmp_path / "out/checkpoint-20").mkdir()
+    with refused("python plot.py out$", Exit.DATA):
         plot.main([word, "--output", "a.svg"])
 
 

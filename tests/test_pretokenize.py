@@ -170,11 +170,11 @@ def test_any_workers_and_block_sizes_give_the_ids_of_tokenizers(has_opening, tok
     expected: dict[str, list[int]] = {"train": [], "val": []}
     for mine, content in zip(ids, texts, strict=True):
         expected["val" if hash_share(content) < 0.2 else "train"] += mine
-    sizes = [(2**22, 2**20, 2**16), (500, 64, 64), (64, 500, 100), (64, 64, 64), (3000, 100, 7)]
+    sizes = [(2**22, 2**20, 2**16), (500, 64, 64), (64, 64, 64), (3000, 100, 7)]
     argv = ("--document_separator", "<->", "--val_fraction", "0.2", "--tokenizer_file", str(tokenizer_file))
     for number, (block, part, window) in enumerate(sizes):
         limits = Limits(block_bytes=block, part_bytes=part, window_bytes=window)
-        for num_workers in ("1", "2", "3") if number == 4 else ("1",):
+        for num_workers in ("1", "2", "3") if number == 3 else ("1",):
             for name in ("a.jsonl", "a.txt", "a.jsonl.gz"):
                 run(name, *argv, "--num_workers", num_workers, limits=limits)
                 for split in ("train", "val"):

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from gpt.common.errors import Exit, UserError
-from gpt.common.files import read_bytes, split_checkpoint_name
-from gpt.common.names import FIRST_MODEL, MANIFEST, METRICS
-from gpt.common.words import printable, shell_word
+from gpt.common.files import read_bytes
+from gpt.common.names import METRICS
+from gpt.common.words import printable
 
 MOST_BYTES = 2**30  # of a metrics.jsonl; a line takes about 150
 MOST_STEPS = 2**62
@@ -43,25 +43,12 @@ def read_lines(path: Path) -> list[Row]:
     try:
         rows = rows_in(read_bytes(path, MOST_BYTES))
     except OSError as error:
-        raise UserError(Exit.DATA, f"{printable(path)}: {error.strerror}. {_cure_for(path)}") from error
+        raise UserError(Exit.DATA, f"{printable(path)}: {error.strerror}. Name a folder that train.py wrote, as "
+                                   "in: python plot.py out") from error
     if not rows:
         raise UserError(Exit.DATA, f"{printable(path)} holds no logged step yet. Wait for the first one, "
                                    "or give another folder.")
     return sorted(rows, key=lambda row: row["step"])
-
-
-def _cure_for(path: Path) -> str:
-    """What to type for an unreadable metrics.jsonl: the run of a checkpoint, or the first of two models."""
-    folder, name = split_checkpoint_name(path.parent if path.name == METRICS else path)
-    first = folder / FIRST_MODEL
-    if (first / METRICS).is_file():
-        return f"Its first model is in {printable(first)}. Type:\npython plot.py {shell_word(first)}"
-    run = folder
-    if not name:  # the folder is the checkpoint itself
-        run = folder.parent if folder.name else folder.resolve().parent
-    if (name or (folder / MANIFEST).is_file()) and (run / METRICS).is_file():
-        return f"A checkpoint has none; for its run type:\npython plot.py {shell_word(run)}"
-    return "Name a folder that train.py wrote, as in: python plot.py out"
 
 
 @dataclass(frozen=True)

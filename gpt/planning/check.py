@@ -3,7 +3,6 @@
 It reads no data.
 """
 
-import contextlib
 from argparse import Namespace
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
@@ -11,9 +10,7 @@ from dataclasses import replace
 import torch
 
 from gpt.architectures.table import ModelConfig
-from gpt.checkpoint.load import read_config
-from gpt.checkpoint.recorded import run_to_resume
-from gpt.common.errors import Exit, InvalidCheckpoint
+from gpt.common.errors import Exit
 from gpt.common.flags import with_values
 from gpt.common.progress import Progress
 from gpt.common.words import count, plain_number
@@ -67,7 +64,7 @@ def check_machine(args: Namespace, machine: Machine, out: Progress) -> int:
     if args.init_from:
         models = {"your model": choose_config(args, args.vocab_size or 0, 2**62)}
     else:
-        vocab_size = args.vocab_size or _ids_of_run(args) or GPT2_IDS
+        vocab_size = args.vocab_size or GPT2_IDS
         models = {name or "your shape": choose_config(with_values(args, model_size=name), vocab_size, 2**62)
                   for name in ([args.model_size] if names_size(args) else SIZES)}
     config = next(iter(models.values()))
@@ -98,15 +95,6 @@ def check_machine(args: Namespace, machine: Machine, out: Progress) -> int:
             f"{step:,} tokens:\n--batch_size, --seq_length (T) and --gradient_accumulation_steps.")
     out.say("\n".join(table_of_batches(config, devices, optimizer, step)))
     return Exit.DONE
-
-
-def _ids_of_run(args: Namespace) -> int:
-    """The number of ids of the run that --resume_from or --cooldown_from names; 0 without a checkpoint."""
-    if args.resume_from or args.cooldown_from:
-        for checkpoint in run_to_resume(vars(args))[1]:
-            with contextlib.suppress(InvalidCheckpoint):
-                return read_config(checkpoint).vocab_size
-    return 0
 
 
 def matmul_flops(machine: Machine, width: int, seconds: float) -> float:

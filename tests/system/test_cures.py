@@ -506,8 +506,6 @@ LATER = [
     Case("{launcher()} train.py --resume_from {shell_word(source)}", "train.py --resume_from cool", cooled,
          stays=True),  # the longer run has a plateau of its own
     Case("Name a folder that train.py wrote", "plot.py nowhere"),
-    Case("python plot.py {shell_word(first)}", "plot.py two", copied("out", "two/first_model")),
-    Case("A checkpoint has none", "plot.py out/checkpoint-6"),
     Case("no loss is below", "plot.py m.jsonl --y_max 0.001", logged, {"--y_max": "20"}),
     Case("Give --y bits", "plot.py out out2", other_vocabulary),
     Case("Give --x steps", "plot.py m.jsonl --x hours", logged),

@@ -9,7 +9,6 @@ import pytest
 import torch
 
 import train
-from gpt.checkpoint.load import read_config
 from gpt.common.errors import Exit, UserError
 from gpt.common.progress import Progress
 from gpt.machine.cards import TYPICAL_GPUS
@@ -105,16 +104,6 @@ def test_the_model_to_fine_tune_is_the_only_one(say, tmp_path):
     with pytest.raises(UserError, match="has 16 positions") as caught:
         say("--init_from", str(tmp_path), "--seq_length", "4096")
     assert caught.value.code == Exit.FLAGS
-
-
-def test_a_run_that_goes_on_has_the_ids_of_its_checkpoints(say, run):
-    run.ok("--max_steps", "4", "--checkpoint_every_steps", "2")
-    newest = read_config(run.folder / "out/checkpoint-4")
-    assert f" {newest.vocab_size:,} ids" in say("--resume_from", str(run.folder / "out"))
-    (run.folder / "out/checkpoint-4/config.json").write_text("{")
-    said = say("--cooldown_from", str(run.folder / "out"), "--output_dir", str(run.folder / "new"))
-    assert f"T 8, {newest.vocab_size:,} ids" in said
-    assert " 50,257 ids" in say("--resume_from", "auto", "--output_dir", str(run.folder / "new"))
 
 
 def test_hours_are_those_of_the_floating_point_operations_and_need_memory():

@@ -63,7 +63,8 @@ def test_with_a_gpu_gpt2_small_stays_the_default(monkeypatch):
 
 
 @pytest.mark.parametrize(("has_bf16", "flags", "precision"), [
-    (True, [], "bf16"), (False, [], "fp32"), (True, ["--no-use_amp"], "fp32")])
+    (True, [], "bf16"), (False, [], "fp32"),
+    pytest.param(True, ["--no-use_amp"], "fp32", marks=pytest.mark.slow)])
 def test_a_run_without_a_size_takes_bf16_where_the_processor_has_it_and_resumes_as_it_began_on_another_machine(
         has_bf16, flags, precision, corpus, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)

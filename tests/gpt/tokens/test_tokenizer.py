@@ -54,6 +54,7 @@ def test_a_bad_tokenizer_is_refused_and_no_panic_escapes(tmp_path, content, reas
         load_tokenizer(tmp_path / "meta.pkl")
 
 
+@pytest.mark.slow
 def test_an_older_form_leads_to_the_command_that_saves_the_tokenizer(tmp_path, tokenizer):
     pytest.importorskip("transformers")
     (tmp_path / "tokenizer_config.json").write_text('{"tokenizer_class": "GPT2Tokenizer"}')
