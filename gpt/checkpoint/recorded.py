@@ -14,7 +14,7 @@ from typing import Any
 
 from gpt.checkpoint.steps import steps_in
 from gpt.common.config import TOML, Layer, read_toml
-from gpt.common.errors import Exit, UserError, warn
+from gpt.common.errors import Exit, UserError, warn_once
 from gpt.common.files import is_same_folder, read_text, split_checkpoint_name
 from gpt.common.names import FIRST_MODEL, LOCK, MANIFEST, METRICS, RUN_CONFIG, STATE
 from gpt.common.words import printable
@@ -114,8 +114,8 @@ def _decide_folders(layer: Layer, folder: Path, given: Mapping[str, Any]) -> Non
         output_dir, folder)
     original = _original_of(folder) if mirror and "mirror_to" not in given else None
     if original:
-        warn(f"{printable(folder)} is a copy of {printable(original)}, which keeps its mirror "
-             f"{printable(mirror)}: a copy has none, unless you give --mirror_to with another folder.")
+        warn_once(f"{printable(folder)} is a copy of {printable(original)}, which keeps its mirror "
+                  f"{printable(mirror)}: a copy has none, unless you give --mirror_to with another folder.")
         return
     if (is_mirror and not is_cooldown_elsewhere) or (mirror and is_same_folder(output_dir, folder)):
         layer.decided["mirror_to"] = str(folder) if is_mirror else mirror

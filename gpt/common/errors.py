@@ -3,6 +3,7 @@
 import contextlib
 import enum
 import errno
+import functools
 import importlib
 import os
 import re
@@ -123,6 +124,12 @@ def warn(message: str) -> None:
     """Prints one warning line to stderr, in the main process alone."""
     if is_main():
         print_line(f"warning: {message}")
+
+
+@functools.cache
+def warn_once(message: str) -> None:
+    """Prints the same warning once in a process: the flags are read twice, before and after the slow imports."""
+    warn(message)
 
 
 # ---------------------------------------------------------------- packages

@@ -18,7 +18,7 @@ from typing import Any
 from gpt.checkpoint.recorded import run_to_resume
 from gpt.checkpoint.steps import error_of_another_run, steps_in
 from gpt.common.children import PROGRAM_FOLDER, run_child
-from gpt.common.errors import PIP, Exit, UserError, require, warn
+from gpt.common.errors import PIP, Exit, UserError, require, warn, warn_once
 from gpt.common.flags import as_list
 from gpt.common.names import (
     METADATA,
@@ -120,7 +120,7 @@ def in_tokens(texts: Any, given: Mapping[str, Any]) -> dict[str, Any]:
     if not texts:
         raise ValueError(f"{printable(first)}: has metadata.json and no tokens. Give the text again")
     if left_out:
-        warn(f"without {printable(', '.join(left_out))}: tokens are given by --data_dir.")
+        warn_once(f"without {printable(', '.join(left_out))}: tokens are given by --data_dir.")
     if not is_utf8(texts[0]):  # the run could not record it
         raise ValueError(f"{printable(texts[0])}: the name is not UTF-8. Rename the text")
     data_dir = str(folder) if os.access(first.parent, os.W_OK) else folder.name

@@ -36,6 +36,15 @@ def refusal(line: str):
     return caught.value.code, str(caught.value)
 
 
+def test_a_warning_about_the_flags_comes_once_though_they_are_read_twice(place, capsys):
+    (place / "b.tokens").mkdir()
+    for name in ("metadata.json", "train.bin"):
+        (place / "b.tokens" / name).touch()
+    for _ in range(2):
+        train.read_flags(["texts", "b.tokens"])
+    assert capsys.readouterr().err.count("warning: without b.tokens: tokens are given by --data_dir.") == 1
+
+
 def test_texts_become_tokens_once_and_the_run_trains_on_them(place, capfd, monkeypatch):
     done = run("train", "texts", *TINY, "--max_steps", "2", "--no-use_gpu", cwd=place)
     assert done.returncode == 0, done.stderr
