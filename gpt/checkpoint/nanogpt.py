@@ -91,7 +91,8 @@ def _read(path: Path) -> tuple[dict[str, torch.Tensor], Mapping[str, Any]]:
                 if not name.endswith(STALE_MASKS)}, found
     except Exception as error:  # a broken pickle can raise any error
         unknown = re.search(r"GLOBAL '?([\w.]+)", str(error))
-        why = f"it names {unknown[1]}" if unknown else getattr(error, "strerror", None) or first_line(error)[:80]
+        reason = getattr(error, "strerror", None) or first_line(error).partition(". ")[0]
+        why = f"it names {unknown[1]}" if unknown else reason
         raise InvalidCheckpoint(f"it cannot be read as names with tensors and numbers alone ({why})") from error
 
 
