@@ -35,7 +35,7 @@ SETTINGS = {  # of matplotlib: letters stay letters in a file, and the same curv
 OUTPUT_MARK = b"atplotlib"  # each picture names Matplotlib or matplotlib
 NO_DATE = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}  # the same curves make the same file
 MIN_SMOOTHED = 50  # values; a shorter curve is drawn as it is
-NUM_BLOCKS = 100  # about as many values has a long curve after smoothing
+NUM_BLOCKS = 100  # a long curve has about this many values after smoothing
 SAME_TEXT = 1e-3  # relative difference of bits per nat up to which two runs have the same tokenizer and text
 
 

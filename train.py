@@ -105,7 +105,7 @@ def read_flags(argv: Sequence[str]) -> Namespace:
     g.add_argument("--seed", type=whole(0, 2**63 - 1), default=1337, help="seed of the weights, data order and dropout")
 
     g = parser.add_argument_group("machine")
-    g.add_argument("--use_gpu", action=Switch, help="require a GPU, NVIDIA's or Apple's, or exit 5 (default: if there)")
+    g.add_argument("--use_gpu", action=Switch, help="require a GPU, NVIDIA's or Apple's, or exit 5 (default: if any)")
     g.add_argument("--use_amp", action=Switch, help="mixed precision (default: on with a GPU; on a CPU with bf16 where "
                    "the size is chosen)")
     g.add_argument("--amp_dtype", type=one_of("auto", "bf16", "fp16"), default="auto", help="16-bit type; naming one "

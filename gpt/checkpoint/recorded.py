@@ -126,7 +126,7 @@ def _original_of(folder: Path) -> Path | None:
     with contextlib.suppress(OSError):
         lines = (folder / LOCK).read_text(encoding="utf-8", errors="replace").splitlines()
         original = Path(lines[1]) if len(lines) > 1 else folder
-        if (original / LOCK).samefile(folder / LOCK):
+        if original.samefile(folder):
             return None
         with (original / METRICS).open("rb") as its_rows, (folder / METRICS).open("rb") as own_rows:
             first_row = own_rows.readline()

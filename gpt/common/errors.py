@@ -128,7 +128,7 @@ def warn(message: str) -> None:
 
 @functools.cache
 def warn_once(message: str) -> None:
-    """Prints the same warning once in a process: the flags are read twice, before and after the slow imports."""
+    """Prints a warning that this process has not printed yet: flags are read twice, a prompt for each sample."""
     warn(message)
 
 

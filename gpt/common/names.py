@@ -12,7 +12,7 @@ BEST, LAST = "best", "last"  # as in --ckpt out/best: a checkpoint of the folder
 # In an output folder, beside the checkpoints.
 METRICS, LOG = "metrics.jsonl", "log.txt"
 STARTS, RUN_CONFIG = "starts.jsonl", "config.toml"
-# The beginning of its first line, a comment; the other one while the first of two models trains.
+# The first line of config.toml, a comment, begins with one of these; the second while the first of two models trains.
 RUN_CONFIG_TITLE, TWO_MODELS_TITLE = "The flags of the run in this folder", "The flags of two models"
 TRACKERS = "trackers.json"  # the id under which trackers know the run
 TOO_LARGE = "out_of_memory.json"  # the number of sequences that did not fit

@@ -17,7 +17,7 @@ from gpt.common.ranks import is_main
 from gpt.common.terminal import LISTENERS, columns_of, folded, in_notebook, print_line
 from gpt.common.words import duration
 
-HEARTBEAT_SECONDS = 8.0  # of silence, looked at once a second: it stays below ten
+HEARTBEAT_SECONDS = 8.0  # of silence before a sign of life; checked once a second, so it comes within ten
 METER_SECONDS = 5.0  # between two lines of a Meter
 BAR_SECONDS = 0.1  # between two redraws of a Meter's bar
 NARROWEST_BAR = 60  # columns; a narrower terminal gets whole lines

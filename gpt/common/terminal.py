@@ -28,7 +28,9 @@ def columns_of(stream: Any) -> int | None:
     """The width of the terminal that a stream writes to; None for a pipe, a file, or no stream."""
     if stream is None or stream.closed or not stream.isatty():
         return None
-    return os.get_terminal_size(stream.fileno()).columns or USUAL_COLUMNS
+    with contextlib.suppress(OSError, ValueError):  # Windows calls its null device a terminal
+        return os.get_terminal_size(stream.fileno()).columns or USUAL_COLUMNS
+    return USUAL_COLUMNS
 
 
 # The beginning of a command in a message, up to the end of its last line.

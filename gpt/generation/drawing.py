@@ -11,7 +11,7 @@ CANDIDATES = 512  # likeliest ids to search for the nucleus before the whole voc
 
 
 def draw(logits_BV: torch.Tensor, uniforms_B: torch.Tensor, sampling: Sampling, whole: bool = False) -> torch.Tensor:
-    """Draws an id for each row of fp32 logits: by its number in [0, 1), or the likeliest at temperature 0.
+    """Draws an id for each row of fp32 logits: by its float64 in [0, 1), or the likeliest at temperature 0.
 
     Returns float64 [3, B], which the host reads in one copy: the ids, their log-probabilities in the model's
     own distribution, and 1 where the candidates were enough. If a row has 0, draw again with whole, which

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from tokenizers import Tokenizer
 
-from gpt.common.errors import Exit, UserError, warn
+from gpt.common.errors import Exit, UserError, warn_once
 from gpt.common.files import IS_WINDOWS
 from gpt.common.words import printable
 from gpt.tokens.tokenizer import end_of_text_id, opening_ids
@@ -76,10 +76,13 @@ def encode_prompt(prompt: str, vocabulary: ModelVocabulary, opens: bool = True) 
                         ) from error
     if prompt.strip() and not ids:
         raise UserError(Exit.DATA, f"the tokenizer has no ids for the prompt {printable(prompt)[:40]}. {cure}")
-    lost = {*prompt} - {*vocabulary.tokenizer.decode(ids, skip_special_tokens=False)}
+    normalizer = vocabulary.tokenizer.normalizer
+    normalized = normalizer.normalize_str(prompt) if normalizer else prompt
+    # A letter that the normalizer replaced is not lost.
+    lost = {*prompt} & {*normalized} - {*vocabulary.tokenizer.decode(ids, skip_special_tokens=False)}
     lost_letters = " ".join(sorted(letter for letter in lost if not letter.isspace()))
     if lost_letters:
-        warn(f"the tokenizer has no ids for {printable(lost_letters)[:40]}, which the model does not see.")
+        warn_once(f"the tokenizer has no ids for {printable(lost_letters)[:40]}, which the model does not see.")
     if opens:
         ids = [*vocabulary.opening_ids, *ids]
     ids = ids or [*vocabulary.empty_ids]

@@ -63,11 +63,10 @@ def _next_ids(decoder: Decoder, active: Sequence[Continuation], sampling: Sampli
     num = len(active)
     logits_BV, uniforms_B = decoder.step([text.ids[-1] for text in active], [text.random.random() for text in active])
     new_ids, log_probabilities, enough = decoder.draw(logits_BV, uniforms_B, sampling)[:, :num].tolist()
-    rows = [row for row in range(num) if not enough[row]]  # many ids of one probability, or a flat nucleus
-    if rows:  # of these alone: the order of equal logits may differ, and a text must not depend on its neighbours
-        again = draw(logits_BV[rows], uniforms_B[rows], sampling, whole=True).tolist()
-        for row, new_id, log_probability, _ in zip(rows, *again, strict=True):
-            new_ids[row], log_probabilities[row] = new_id, log_probability
+    for row in range(num):
+        if not enough[row]:  # many ids of one probability, or a flat nucleus; a text does not depend on its neighbours
+            again = draw(logits_BV[row:row + 1], uniforms_B[row:row + 1], sampling, whole=True).tolist()
+            new_ids[row], log_probabilities[row] = again[0][0], again[1][0]
     if not all(map(math.isfinite, log_probabilities)):
         raise UserError(Exit.DIVERGED, "the model's logits are not finite: it diverged, or overflows in fp16. Give an "
                                        "earlier checkpoint, or --no-use_amp; drop --amp_dtype.")

@@ -159,8 +159,9 @@ def _check(args: Namespace, runtime: Runtime) -> Inputs:
         num_before = stored.data.get("train_tokens", corpus.train.length)
         is_new_text = (stored.data.get("train_sha256"), num_before) != (corpus.identity, corpus.train.length)
         if is_new_text and not args.allow_new_data:  # the same file, without its validation file or with one
-            raise UserError(Exit.DATA, f"the checkpoint was trained on {num_before:,} tokens of this file, here are "
-                                       f"{corpus.train.length:,}. Give the same --val_bin_file, or --allow_new_data.")
+            raise UserError(Exit.DATA, f"the checkpoint was trained on {num_before:,} tokens of this text, here are "
+                                       f"{corpus.train.length:,}. Give the validation file of then, or none as then, "
+                                       "or --allow_new_data.")
         if is_new_text:
             stored = replace(stored, state=replace(stored.state, samples_of_others=stored.state.samples_seen))
         if is_new_text or stored.settings.get("limits", limits) != limits:  # the same minutes plan another end

@@ -131,8 +131,8 @@ class Record(NamedTuple):
 class Kind:
     """A kind of input: an entry of sources.KINDS, with its functions in a file of its own.
 
-    recognises and blocks raise UserError (exit 3) for a broken file, blocks for a document too long to be held
-    too, (exit 5) for a missing package, and OSError.
+    recognises and blocks raise UserError (exit 3) for a broken file. blocks raises it for a document too long to be
+    held too, (exit 5) for a missing package, and OSError.
     """
 
     # (source, name, head): is the file of this kind? name is its lower-case name without the ending of a packed

@@ -41,8 +41,8 @@ class TokenWriter:
     def add(self, ids: np.ndarray, ends: np.ndarray, num_bytes: int, counted: np.ndarray | None = None) -> None:
         """Appends the ids of num_bytes of text; ends are the documents' ends, counted from the first of these ids.
 
-        counted tells for each id if it counts in the loss, None where all do; an
-        opening id does as the id after it.
+        counted tells for each id whether it counts in the loss; None means that all do. An opening id counts if
+        the id after it does.
         """
         if self.opening_ids and len(ids):
             starts = ends[ends < len(ids)]  # a document begins where another ends

@@ -629,7 +629,7 @@ NOT_TYPED = {
         "samples     none, as with", "--batch_size auto, or this", "with --init_from the model gets rows",
         "does not go with FILE or --demo", "not with several folders in", "unexpected argument. Give a value"),
     "is for token files without metadata.json; tried in tests/gpt/planning/test_setup.py": (
-        "tokens of this file, here",),
+        "tokens of this text, here",),
     "is a line of the message that holds the tokens of other texts, and is typed with it": (
         "\n    python {shell_line([*make, '--overwrite'])}", "\n    python {shell_line(make)}"),
     "is the name of the program, or a line of the crash log": (

@@ -10,7 +10,7 @@ import pytest
 
 import train
 from gpt.common import children
-from gpt.common.errors import Exit, UserError
+from gpt.common.errors import Exit, UserError, warn_once
 from gpt.common.flags import with_values
 from gpt.planning.early import before_torch, requested_trackers
 from gpt.pretokenization.sources import identity_of
@@ -37,6 +37,7 @@ def refusal(line: str):
 
 
 def test_a_warning_about_the_flags_comes_once_though_they_are_read_twice(place, capsys):
+    warn_once.cache_clear()
     (place / "b.tokens").mkdir()
     for name in ("metadata.json", "train.bin"):
         (place / "b.tokens" / name).touch()
