@@ -156,8 +156,8 @@ class Retention(NamedTuple):
 def prune(output_dir: Path, retention: Retention) -> None:
     """Deletes all but the last rolling checkpoints up to the saved step.
 
-    Permanent and protected checkpoints (by step) stay, and do not count. So do unreadable ones, those that hold
-    more than a checkpoint, and later ones. A checkpoint that cannot be deleted stays.
+    Permanent and protected checkpoints (by step) stay, and do not count. So do later checkpoints, unreadable
+    ones, and ones into which somebody has put something. A checkpoint that cannot be deleted stays.
     """
     for path in outdated(output_dir, retention):
         discard(path)

@@ -15,7 +15,7 @@ from argparse import Namespace
 from pathlib import Path
 
 from gpt.checkpoint.folder import Retention, atomic_folder, check_place, discard, outdated, sweep
-from gpt.checkpoint.steps import error_of_another_run, steps_in
+from gpt.checkpoint.steps import begin_alike, error_of_another_run, steps_in
 from gpt.checkpoint.stored import manifest_entries, verify
 from gpt.common.errors import Exit, InvalidCheckpoint, UserError, writing
 from gpt.common.files import is_same_folder, reason_of, write_whole
@@ -70,16 +70,11 @@ def is_copied(source: Path, copy: Path) -> bool:
 def holds_this_run(root: Path, output_dir: Path) -> bool:
     """Returns True if a mirror holds checkpoints of the run in output_dir.
 
-    Two folders hold the same run if they share a checkpoint, or if their metrics.jsonl begin with the same row:
-    it has the time of the run's first logged step.
+    Two folders hold the same run if they share a checkpoint, or if their metrics.jsonl begin alike.
     """
     if any(is_copied(path, root / path.name) for path in steps_in(output_dir).values()):
         return True
-    with (contextlib.suppress(OSError), (root / METRICS).open("rb") as theirs,
-          (output_dir / METRICS).open("rb") as own):
-        row = theirs.readline()
-        return row != b"" and row == own.readline() and bool(steps_in(root))
-    return False
+    return bool(steps_in(root)) and begin_alike(root, output_dir)
 
 
 # ---------------------------------------------------------------- before the run
@@ -204,12 +199,12 @@ class Mirror:
         if not self._thread.is_alive() and is_copied(last, self._root / last.name):
             self._out.say(f"mirror      {last.name} is in {shown}, verified")
         else:
-            by_hand = f"mkdir -p {shell_word(self._root)}; cp -r {shell_word(last)} {shell_word(self._root)}/"
+            cure = (f"Fix or empty that disk, then copy it by hand: mkdir -p {shell_word(self._root)}; "
+                    f"cp -r {shell_word(last)} {shell_word(self._root)}/")
             # The command would write over it.
             if not self._thread.is_alive() and os.path.exists(self._root / last.name):
-                by_hand = f"another {last.name} is there, which you may need"
-            self._out.warn(f"the mirror {shown} lacks {last.name}: {self._problem or 'too slow'}. Fix or empty that "
-                           f"disk, then copy it by hand: {by_hand}")
+                cure = f"Another {last.name} is there, which you may need: move it away, then copy this one by hand."
+            self._out.warn(f"the mirror {shown} lacks {last.name}: {self._problem or 'too slow'}. {cure}")
 
     def _work(self, retention: Retention) -> None:
         yield_the_cores()

@@ -12,11 +12,11 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from gpt.checkpoint.steps import steps_in
+from gpt.checkpoint.steps import begin_alike, steps_in
 from gpt.common.config import TOML, Layer, read_toml
 from gpt.common.errors import Exit, UserError, warn_once
 from gpt.common.files import is_same_folder, read_text, split_checkpoint_name
-from gpt.common.names import FIRST_MODEL, LOCK, MANIFEST, METRICS, RUN_CONFIG, STATE
+from gpt.common.names import FIRST_MODEL, LOCK, MANIFEST, RUN_CONFIG, STATE
 from gpt.common.words import printable
 
 
@@ -126,12 +126,8 @@ def _original_of(folder: Path) -> Path | None:
     with contextlib.suppress(OSError):
         lines = (folder / LOCK).read_text(encoding="utf-8", errors="replace").splitlines()
         original = Path(lines[1]) if len(lines) > 1 else folder
-        if original.samefile(folder):
-            return None
-        with (original / METRICS).open("rb") as its_rows, (folder / METRICS).open("rb") as own_rows:
-            first_row = own_rows.readline()
-            if first_row and first_row == its_rows.readline():  # with its time: no other run has the same
-                return original
+        if not original.samefile(folder) and begin_alike(original, folder):
+            return original
     return None
 
 

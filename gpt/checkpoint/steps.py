@@ -1,11 +1,11 @@
-"""The checkpoints of a folder by their steps; no checkpoint is opened."""
+"""The checkpoints of a folder by their steps, and whether two folders are of one run; no checkpoint is opened."""
 
 import contextlib
 import re
 from pathlib import Path
 
 from gpt.common.errors import Exit, UserError
-from gpt.common.names import MANIFEST
+from gpt.common.names import MANIFEST, METRICS
 from gpt.common.words import printable
 
 
@@ -17,6 +17,14 @@ def error_of_another_run(flag: str, folder: Path, way_out: str = "") -> UserErro
     return UserError(Exit.CHECKPOINT, f"{flag} {printable(folder)} holds the checkpoints of another run, the last one "
                                       f"of step {max(steps_in(folder)):,}. Give --resume_from auto to continue that "
                                       f"run, or another {flag}{way_out}.")
+
+
+def begin_alike(folder: Path, other: Path) -> bool:
+    """True if the metrics.jsonl of both begin with the same row: it has the time of the run's first logged step."""
+    with contextlib.suppress(OSError), (folder / METRICS).open("rb") as own, (other / METRICS).open("rb") as others:
+        row = own.readline()
+        return row != b"" and row == others.readline()
+    return False
 
 
 def steps_in(folder: Path) -> dict[int, Path]:

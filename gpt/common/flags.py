@@ -246,7 +246,7 @@ class Parser(argparse.ArgumentParser):
         return args
 
     def _with_config(self, command_line: Layer, rules: Rules) -> tuple[Layer, tuple[str, ...]]:
-        """Merges the flags of --config under those of the command line; describes what these change there."""
+        """Merges the flags of --config and of the command line, which wins; describes the flags that it changes."""
         path = command_line.given.pop("config", None)
         if not path:
             return command_line, ()

@@ -80,7 +80,7 @@ def name_of_dtype(dtype: torch.dtype | None) -> str:
 def choose(use_gpu: bool | None, use_amp: bool | None, amp_dtype: str, use_compile: bool | None) -> Machine:
     """Decides device, precision and compiling from the flags; None means that the flag was not given.
 
-    amp_dtype is 'auto', 'bf16' or 'fp16'; a named one turns mixed precision on where use_amp is None. The
+    amp_dtype is 'auto', 'bf16' or 'fp16'; a named one turns mixed precision on unless use_amp is given. The
     caller prints the machine's warnings. Raises UserError (exit 5) if use_gpu is True and no GPU can be used.
     """
     warnings: list[str] = []

@@ -1,7 +1,7 @@
 """Trains a first model in a part of --max_minutes; its predictions teach the second one.
 
 After some passes one model only learns a small text by heart, and the rest of --max_minutes would be
-idle. Where that is enough for a first model, it helps the second one to make up to twice the passes
+idle. If the idle minutes are enough for a first model, the second one may make up to twice the passes
 (LOG.md, 2026-11-27, Two models in the minutes of one). Where one model would have many parameters
 for each token, two learn more in the same time, also without idle minutes (LOG.md, 2026-11-29, One
 large model or two smaller ones).

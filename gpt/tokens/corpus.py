@@ -87,11 +87,12 @@ def open_corpus(train: Path, val: Path | None, metadata_file: Path | None, token
     """Opens token files and checks their layout, sizes, dtype, vocabulary and every id. Raises UserError (exit 3).
 
     train and val are each a file, a folder or a glob. In a folder without our metadata, the files are found
-    by the names that programs use. Without val, the folder's validation files are taken, or the val.bin beside
-    a train.bin, or the last VAL_FRACTION of the training tokens. Our metadata without a validation split
-    means none. A file whose size and time match our metadata is trusted; any other file is read once and must
-    have the recorded sha256. Without metadata the vocabulary comes from the tokenizer or from vocab_size, and
-    the layout is recognised. With our metadata the tokenizer beside it needs no name.
+    by the names that programs use. Without val, validation takes the folder's files for it, or the val.bin
+    beside a train.bin. Where there is neither, it takes the last VAL_FRACTION of the training tokens. Our
+    metadata without a validation split means none. A file whose size and time match our metadata is
+    trusted; any other file is read once and must have the recorded sha256. Without metadata the vocabulary
+    comes from the tokenizer or from vocab_size, and the layout is recognised. With our metadata the
+    tokenizer beside it needs no name.
     """
     if tokenizer_file is not None:
         tokenizer_file = tokenizer_file_of(tokenizer_file)

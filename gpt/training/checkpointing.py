@@ -267,7 +267,7 @@ class Checkpointer:
 
 
 def _choose_chat_template(setup: Setup, tokenizer: Tokenizer | None) -> str:
-    """The template of a model that answers: ours after conversations, else that of the model it starts from, or ''."""
+    """The template of a model that answers: ours after conversations, else its first weights' own, or ''."""
     if tokenizer and setup.corpus.converses:
         return template_of(tokenizer)
     start = setup.resumed.folder if setup.resumed else None
