@@ -23,9 +23,9 @@ from gpt.pretokenization.sources import KINDS, blocks_of, documents_of, find_sou
 from gpt.tokens.chat import can_converse, how_to_converse
 from gpt.tokens.corpus import open_tokens
 from gpt.tokens.faithful import decodes_to_itself
-from gpt.tokens.layouts import DTYPES
+from gpt.tokens.layouts import DTYPES, document_ends
 from gpt.tokens.stream import TokenStream, warn_without_mask
-from gpt.tokens.tokenizer import bytes_per_id, load_tokenizer, opening_ids, vocabulary_of
+from gpt.tokens.tokenizer import END, bytes_per_id, load_tokenizer, opening_ids, vocabulary_of
 
 
 def texts_of(words: Sequence[str], scorer: Scorer) -> Iterator[tuple[str, Iterator[Document]]]:
@@ -164,10 +164,8 @@ def documents_of_tokens(stream: TokenStream, scorer: Scorer) -> Iterator[Documen
     fits = end_id is None or end_id <= np.iinfo(kind).max
     prefix = np.array([] if end_id is None else [end_id], kind if fits else np.int32)
     opening = opening_ids(scorer.tokenizer)
-    behind_ends = [first + 1 + np.flatnonzero(tokens.read(first,
-                                                          min(READ_TOKENS, tokens.length - first)) == end_id)
-                   for first in range(0, tokens.length, READ_TOKENS) if len(prefix)]
-    for first, end in itertools.pairwise(np.unique(np.concatenate([[0, tokens.length], *behind_ends]))):
+    ends = np.unique(np.concatenate([[0, tokens.length], *_ends_of_documents(stream, tokens, scorer)]))
+    for first, end in itertools.pairwise(ends):
         scorer.signals.raise_if_stopped()
         ids_N = tokens.read(first, end - first)
         ids_N = np.concatenate([prefix, ids_N[:-1] if ids_N[-1] == end_id else ids_N])
@@ -180,3 +178,21 @@ def documents_of_tokens(stream: TokenStream, scorer: Scorer) -> Iterator[Documen
             blocks = (slice(start, start + READ_TOKENS) for start in range(1, len(ids_N), READ_TOKENS))
             num_bytes = sum(int(byte_lengths_V[ids_N[block][counted[block]]].sum()) for block in blocks)
             yield Document(ids_N, num_bytes, counted)
+
+
+def _ends_of_documents(stream: TokenStream, tokens: Tokens, scorer: Scorer) -> Iterator[np.ndarray]:
+    """Yields the positions after documents, int64, as their end-of-text ids tell; tokens are those of stream.
+
+    Where that id ends each turn of a conversation too, as in Qwen's chat models, the .idx beside each file tells.
+    """
+    end_id, first = scorer.end_of_text_id, 0
+    if end_id is None:
+        return
+    if end_id == scorer.tokenizer.token_to_id(END) and all(part.mask for part in stream.parts):
+        for part in stream.parts:
+            yield first + document_ends(part.path, part.length).astype(np.int64)
+            first += part.length
+        return
+    for first in range(0, tokens.length, READ_TOKENS):
+        ids = tokens.read(first, min(READ_TOKENS, tokens.length - first))
+        yield first + 1 + np.flatnonzero(ids == end_id)

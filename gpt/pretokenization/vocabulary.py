@@ -55,11 +55,18 @@ def given_vocabulary(path: str, warn: Callable[[str], None]) -> Vocabulary:
 
 
 def with_chat_tokens(vocabulary: Vocabulary, say: Callable[[str], None]) -> Vocabulary:
-    """Returns the vocabulary with ids for the special tokens of conversations, appended where it lacks them."""
+    """Returns the vocabulary with ids for the special tokens of conversations, appended where it lacks them.
+
+    Raises UserError (exit 3) if the library would give them ids of other tokens, as it does where ids have gaps.
+    """
     if can_converse(vocabulary.tokenizer):
         return vocabulary
     tokenizer = parse(vocabulary.content)
     tokenizer.add_special_tokens([START, END])
+    id_of = tokenizer.get_vocab(with_added_tokens=True)
+    if len({*id_of.values()}) < len(id_of):
+        raise UserError(Exit.DATA, f"--tokenizer_file: its ids have gaps, so that {START} and {END} would get ids "
+                                   "of other tokens. Give a tokenizer that has these two, or one without gaps.")
     say(f"the tokenizer gets {START} and {END} as its last ids; with --init_from the model gets rows for them")
     return vocabulary_of(tokenizer, vocabulary.end_id)
 

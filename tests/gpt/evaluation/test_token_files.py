@@ -8,7 +8,9 @@ import pytest
 from tokenizers.processors import TemplateProcessing
 
 from gpt.evaluation import documents as token_files
-from gpt.evaluation.documents import texts_of, token_files_of
+from gpt.evaluation.documents import documents_of_tokens, texts_of, token_files_of
+from gpt.tokens.layouts import Part
+from gpt.tokens.stream import TokenStream
 from tests.helpers.token_files import write_datatrove, write_llmc, write_npy, write_raw
 
 
@@ -85,6 +87,18 @@ def test_a_document_keeps_the_type_of_its_file_if_that_holds_the_end_of_a_text(s
     ids, = (document.ids for document in found)
     assert ids.dtype == dtype
     assert ids.tolist() == [*([] if end_id is None else [end_id]), *range(1, 60)]
+
+
+def test_conversations_stay_whole_where_the_end_of_a_turn_is_the_end_of_a_text(scorer, tmp_path, monkeypatch):
+    monkeypatch.setattr(token_files, "END", scorer.tokenizer.id_to_token(scorer.end_of_text_id))
+    ids, counts = [5, 0, 6, 7, 0, 0, 8, 0, 9, 0, 0], [0, 0, 0, 1, 1, 0, 0, 0, 1, 1, 0]
+    np.array(ids, "<i2").tofile(tmp_path / "a.bin")
+    np.array([6, 11], "<u8").tofile(tmp_path / "a.idx")
+    np.packbits(counts, bitorder="little").tofile(tmp_path / "a.mask")
+    stream = TokenStream((Part(tmp_path / "a.bin", "int16", 11, mask=tmp_path / "a.mask"),), 256)
+    found = [(document.ids.tolist(), document.counted.astype(int).tolist())
+             for document in documents_of_tokens(stream, scorer)]
+    assert found == [([0, *ids[:5]], [1, *counts[:5]]), ([0, *ids[6:10]], [1, *counts[6:10]])]
 
 
 def test_a_folder_of_ours_means_its_validation_tokens(measure, corpus_folder):
