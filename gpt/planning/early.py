@@ -63,18 +63,20 @@ def requested_trackers(args: Namespace) -> list[str]:
 def refuse_folder_of_another_run(args: Namespace) -> None:
     """Raises UserError (exit 4) for a new run whose output folder holds the checkpoints of another one.
 
-    So does a config.toml that train.py did not write. Where the run starts from one of those checkpoints, or learns
-    from it, only another folder is a cure.
+    So does a folder without checkpoints whose config.toml train.py did not write. Where the run starts from one of
+    those checkpoints, or learns from it, only another folder is a cure.
     """
     folder = Path(args.output_dir)
-    if args.resume_from or args.cooldown_from or args.overwrite:
+    if args.cooldown_from or args.overwrite or args.resume_from not in ("", None, "auto"):
         return
-    config = folder / RUN_CONFIG
-    head = config.read_bytes()[:200].decode(errors="replace") if config.is_file() else ""
-    if head and RUN_CONFIG_TITLE not in head and TWO_MODELS_TITLE not in head:
-        raise UserError(Exit.CHECKPOINT, f"{printable(config)}: train.py did not write it, and would replace it. Give "
-                                         "another --output_dir.")
     if not steps_in(folder):
+        config = folder / RUN_CONFIG
+        head = config.read_bytes()[:200].decode(errors="replace") if config.is_file() else ""
+        if head and RUN_CONFIG_TITLE not in head and TWO_MODELS_TITLE not in head:
+            raise UserError(Exit.CHECKPOINT, f"{printable(config)}: train.py did not write it, and would replace it. "
+                                             "Give another --output_dir.")
+        return
+    if args.resume_from:
         return
     from gpt.checkpoint.commands import flags_of_another_run  # which imports torch, like the next line
     from gpt.checkpoint.find import is_inside

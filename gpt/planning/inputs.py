@@ -233,6 +233,7 @@ def choose_resume(args: Namespace, writes: bool, out: Progress) -> FoundCheckpoi
         if found and not find.is_inside(found.folder, output_dir):
             _check_no_stranger(output_dir)
         elif not (found or steps_in(output_dir / FIRST_MODEL)):
+            refuse_folder_of_another_run(args)
             out.say(f"resume      no checkpoint in {printable(output_dir)} yet: starting at step 0")
         return found
     _check_no_stranger(output_dir)
