@@ -134,15 +134,18 @@ def _signed(dtype: str) -> torch.dtype:
 
 
 def _mapped(part: Part) -> np.ndarray:
-    """Maps the tokens of a part privately into memory. Raises UserError (exit 3) if the file is too short."""
+    """Maps the tokens of a part into memory. Raises UserError (exit 3) if the file is too short."""
     dtype = DTYPES[part.dtype]
     first = part.offset_bytes // dtype.itemsize
     path: str = os.fsencode(part.path)  # type: ignore[assignment]  # as bytes: a name need not be UTF-8
     if os.stat(path).st_size < (first + part.length) * dtype.itemsize:
         raise _became_shorter(part)
-    # numpy's map would keep its file open, and a thousand shards would reach the usual limit of open files.
-    whole = torch.from_file(path, shared=False, size=first + part.length, dtype=_signed(part.dtype))
-    return whole.numpy().view(dtype)[first:]
+    try:
+        # numpy's map would keep its file open, and a thousand shards would reach the usual limit of open files.
+        whole = torch.from_file(path, shared=False, size=first + part.length, dtype=_signed(part.dtype)).numpy()
+    except RuntimeError:  # a private map counts as memory: Linux refuses one that is larger than the RAM
+        whole = np.asarray(np.memmap(path, dtype, "r", shape=(first + part.length,)))
+    return whole.view(dtype)[first:]
 
 
 def _blocks(stream: TokenStream) -> Iterator[tuple[int, np.ndarray]]:

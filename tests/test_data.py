@@ -270,6 +270,19 @@ def test_a_file_that_has_become_shorter_is_noticed(counting, where):
         Tokens(file, where, CPU)
 
 
+@pytest.mark.skipif(os.name != "posix", reason="other systems do not count private maps as memory")
+def test_a_file_larger_than_the_memory_is_mapped(tmp_path):
+    length = 4 * os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
+    path = tmp_path / "a.bin"
+    path.touch()
+    os.truncate(path, 2 * length - 8)
+    with path.open("ab") as file:
+        file.write(np.arange(4, dtype="<u2").tobytes())
+    tokens = Tokens(TokenStream((Part(path, "uint16", length),), 10), "mmap", CPU)
+    assert tokens.read(length - 5, 5).tolist() == [0, 0, 1, 2, 3]
+    assert tokens.rows(np.array([0, length - 2]), 2).tolist() == [[0, 0], [2, 3]]
+
+
 # ---------------------------------------------------------------- files that change, ids that must not get out
 
 

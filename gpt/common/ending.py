@@ -32,6 +32,8 @@ from gpt.common.words import first_line, printable
 
 RUN_BY_TORCHRUN = "TORCHELASTIC_RUN_ID"
 WAIT_FOR_MAIN = 10.0  # seconds; torchrun ends this process before, with the main one
+# Of a GPU or its driver, not of the program: CUDA's words.
+FAILED_GPU = ("uncorrectable", "unspecified launch failure", "launch timed out", "CUDA error: unknown error")
 SKIP_SHUTDOWN = threading.Event()  # set while threads run: Python's shutdown would wait for them
 
 
@@ -134,6 +136,10 @@ def _explain(error: BaseException) -> tuple[Exit, str]:
         where = " on the GPU (nvidia-smi names them)" if "CUDA" in str(error) else ""
         return Exit.MACHINE, (f"out of memory. End other programs{where}, take a smaller model or batch, or raise the "
                               "limit: ulimit -v unlimited")
+    if isinstance(error, RuntimeError) and any(words in str(error) for words in FAILED_GPU):
+        return Exit.MACHINE, (f"the GPU failed: {first_line(error)}. Run the same command again; --resume_from auto "
+                              "continues a run of train.py. If it fails again, restart the machine: dmesg names the "
+                              "cause.")
     if isinstance(error, ImportError):  # numpy's message is a page of advice with the cause at its end
         why = first_line(ImportError(str(error).rpartition("Original error was: ")[2]))
         return Exit.MACHINE, (f"a package cannot be loaded: {why}. "

@@ -12,8 +12,8 @@ from gpt.common.names import TRAINS_NEXT
 from gpt.common.ranks import is_one_of_several
 from gpt.common.terminal import in_notebook, print_line
 
-STOPPING = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGBREAK")
-                 if hasattr(signal, name))  # Windows has no SIGHUP, and alone has SIGBREAK
+STOPPING = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR2", "SIGBREAK")
+                 if hasattr(signal, name))  # Grid Engine and submitit send SIGUSR2; Windows alone has SIGBREAK
 SAVING = getattr(signal, "SIGUSR1", None)
 END = b"\0"  # no signal has this number
 ONE_STOP_SECONDS = 1.0  # in a notebook, or under torchrun, signals within this time count as one

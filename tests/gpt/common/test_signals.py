@@ -23,6 +23,13 @@ def test_while_nothing_can_be_lost_the_first_signal_leaves_at_once_and_says_so()
     assert done.stderr == "stopped by SIGTERM before the first step\n"
 
 
+@pytest.mark.skipif(os.name != "posix", reason="no SIGUSR2")
+def test_the_signal_of_batch_systems_before_a_kill_stops_a_command_as_ctrl_c_does():
+    done = run_python("import os, signal\nfrom gpt.common.signals import Signals\nwith Signals() as signals:\n"
+                      "    os.kill(os.getpid(), signal.SIGUSR2)\n    print(signals.name)")
+    assert done.stdout == "SIGUSR2\n"
+
+
 @pytest.mark.skipif(os.name != "posix", reason="no SIGHUP")
 def test_what_nohup_ignores_stays_ignored():
     done = run_python("import os, signal\nfrom gpt.common.signals import Signals\n"
