@@ -20,7 +20,7 @@ from gpt.common.flags import with_values
 from gpt.common.names import CONFIG, GENERATION, INDEX, TEMPLATE, TOKENIZER, TOKENIZER_CONFIG, WEIGHTS
 from gpt.common.progress import Progress
 from gpt.common.signals import Stopped
-from gpt.common.words import first_line, first_of, printable, several
+from gpt.common.words import first_line, first_of, printable, several, shell_word
 from gpt.hub.names import DATASET, MODEL, HubName, is_on_hub, parse_name
 
 # Beside tokenizer.json: files that name the end-of-text token.
@@ -30,7 +30,9 @@ MODEL_FILES = (CONFIG, WEIGHTS, INDEX, "model-*-of-*.safetensors", GENERATION, *
 # In the order of preference: Parquet, JSON lines, text; a README.md does not count as text.
 FORMATS = (r"\.parquet$", r"\.(jsonl|ndjson)(\.(gz|zst|bz2|xz))?$|\.json\.(gz|zst|bz2|xz)$",
          r"\.(txt|text)(\.(gz|zst|bz2|xz))?$")
-MAX_NAMES = 8  # files or folders in a message
+MAX_NAMES = 8  # files or sets in a message
+# A path with the word train; group 1 is the set of the file: data/train_sft of data/train_sft-00000-of-00002.parquet.
+OF_TRAIN = re.compile(r"(.*(?<![a-z0-9])train(?![a-z0-9])(?:[-_.]?[a-z]+)*).*", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -135,7 +137,7 @@ def choose_files(name: HubName, files: Sequence[str]) -> list[str]:
 
     A file is taken as it is. Otherwise one kind is taken: Parquet, else JSON lines, else text; of it the
     files with the word train in their path, else all, sorted. Raises UserError (exit 3) if no file fits, or
-    if a name without a path has several folders of files.
+    if a name without a path has several sets of files.
     """
     path = name.path
     if path in files:
@@ -143,14 +145,15 @@ def choose_files(name: HubName, files: Sequence[str]) -> list[str]:
     inside = [each for each in files if not path or each.startswith(f"{path}/") or fnmatch(each, path)]
     for kind in FORMATS:
         of_kind = sorted(each for each in inside if re.search(kind, each.lower()))
-        # Files for training have the word in a folder's or file's name: data/train-00000.parquet.
-        of_train = [each for each in of_kind if "train" in re.split(r"[^a-z0-9]+", each.lower())] or of_kind
-        folders = sorted({each.partition("/")[0] for each in of_train})
-        if not path and len(folders) > 1 and all("/" in each for each in of_train):
-            raise hub_error(str(name), name, f"has {several(len(folders), 'folder')}: "
-                                             f"{', '.join(folders[:MAX_NAMES])}. Name one: {name}/{folders[0]}")
-        if of_train:
-            return of_train
+        of_train = [each for each in of_kind if OF_TRAIN.match(each)]
+        sets = sorted({OF_TRAIN.sub(r"\1", each) for each in of_train}
+                      or {each.rpartition("/")[0].partition("/")[0] for each in of_kind})  # the outermost folders
+        if not path and len(sets) > 1 and "" not in sets:
+            raise hub_error(str(name), name, f"has {several(len(sets), 'set')} of files: "
+                                             f"{', '.join(sets[:MAX_NAMES])}. Name one: "
+                                             f"{shell_word(f'{name}/{sets[-1]}*')}")
+        if of_kind:
+            return of_train or of_kind
     raise hub_error(str(name), name, f"no Parquet, JSON lines or text file among "
                                      f"{', '.join(sorted(inside or files)[:MAX_NAMES])}. Name a file, "
                                      "folder or glob after the dataset's name")

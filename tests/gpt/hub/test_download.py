@@ -74,6 +74,9 @@ STORIES = ("README.md", ".gitattributes", "all.txt", "all.tar.gz", "data/train-0
            "data/train-00001-of-00002.parquet", "data/validation-00000-of-00001.parquet")
 WIKI = ("wiki-2/train-0.parquet", "wiki-2/test-0.parquet", "wiki-103/train-0.parquet", "wiki-103/validation-0.parquet")
 WEB = ("data/CC-1/0.parquet", "data/CC-2/0.parquet", "sample/10BT/0.parquet", "sample/10BT/1.parquet")
+CHATS = ("data/train_gen-00000-of-00001.parquet", "data/train_sft-00000-of-00002.parquet",
+         "data/train_sft-00001-of-00002.parquet")
+TALKS = ("data/all/train-00000-of-00001.parquet", "data/daily/train-00000-of-00001.parquet")
 
 
 def chosen(files, path=""):
@@ -92,13 +95,20 @@ def chosen(files, path=""):
     (WIKI, "wiki-2", WIKI[:1]),
     (("test/0.parquet", "train/0.parquet"), "", ("train/0.parquet",)),
     (WEB, "sample/10BT", WEB[2:]),
+    (("train/cats.txt", "train/dogs.txt"), "", ("train/cats.txt", "train/dogs.txt")),
+    (("a_train_1.txt", "a_train_2.txt"), "", ("a_train_1.txt", "a_train_2.txt")),
+    (CHATS, "data/train_sft*", CHATS[1:3]),
+    (CHATS, "data", CHATS),
 ])
 def test_the_files_are_those_that_the_path_or_the_names_mean(files, path, expected):
     assert chosen(files, path) == list(expected)
 
 
 @pytest.mark.parametrize(("files", "path", "name"), [
-    (WIKI, "", "2 folders: wiki-103, wiki-2. Name one: hf://datasets/a/b/wiki-103"),
+    (WIKI, "", "2 sets of files: wiki-103/train, wiki-2/train. Name one: 'hf://datasets/a/b/wiki-2/train*'"),
+    (CHATS, "", "2 sets of files: data/train_gen, data/train_sft. Name one: 'hf://datasets/a/b/data/train_sft*'"),
+    (TALKS, "", "2 sets of files: data/all/train, data/daily/train. Name one: 'hf://datasets/a/b/data/daily/train*'"),
+    (WEB, "", "2 sets of files: data, sample. Name one: 'hf://datasets/a/b/sample*'"),
     (WIKI, "wiki-5", "wiki-103/train-0.parquet"),
     (("picture.png",), "", "picture.png"),
 ])
