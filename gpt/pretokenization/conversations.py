@@ -20,6 +20,8 @@ from gpt.tokens.chat import (
     ANSWERED,
     ASKED,
     FIELDS,
+    RATING,
+    SYSTEM,
     Turn,
     is_conversation,
     segments_of,
@@ -28,7 +30,7 @@ from gpt.tokens.chat import (
 )
 
 FORM = 'records of the form {"messages": [{"role": "user", "content": "..."}, {"role": "assistant", "content": "..."}]}'
-COLUMNS = (*FIELDS, "system", *ASKED, *ABOUT, "history", *ANSWERED)  # of a table
+COLUMNS = (*FIELDS, *SYSTEM, RATING, *ASKED, *ABOUT, "history", *ANSWERED)  # of a table
 
 
 # ---------------------------------------------------------------- which files hold conversations

@@ -23,6 +23,9 @@ from gpt.common.words import shell_word
 from gpt.tokens.tokenizer import END, START, opening_ids
 
 FIELDS = ("messages", "conversations")  # of a record, for its list of turns
+SYSTEM = ("system", "system_prompt")  # of a record, for the system's turn
+RATING = "label"  # of a record, in KTO's format: false for a bad answer
+LEARNED = ("train", "training", "trainable")  # of a turn: false for context, as the weight 0
 # Of a record with one question, which may be about a text, and its answer: Alpaca's,
 # Dolly's, TRL's, GSM8K's names.
 ASKED, ABOUT = ("instruction", "prompt", "question"), ("input", "context")
@@ -63,11 +66,13 @@ def _holds_answer(names: Collection[str]) -> bool:
 def turns_of(record: Any) -> tuple[Turn, ...]:
     """Reads the turns of a record of JSON or of a table: {"messages": [{"role": ..., "content": ...}, ...]}.
 
-    Accepts ShareGPT's names too: conversations, from, value, human, gpt; a field system beside the turns; and a
-    question with its answer. Raises ValueError, with the reason for the user, for anything else and for a
+    Accepts ShareGPT's names too: conversations, from, value, human, gpt; a field of SYSTEM beside the turns; and
+    a question with its answer. Raises ValueError, with the reason for the user, for anything else and for a
     conversation without an answer to learn.
     """
     fields = record if isinstance(record, dict) else {}
+    if fields.get(RATING) is False:
+        raise ValueError(f"has an answer that is rated bad ({RATING})")
     lists = [fields[field] for field in FIELDS if fields.get(field) and isinstance(fields[field], list)]
     if not (lists or _holds_answer(fields)):
         raise ValueError(f"has no list of turns in a field {' or '.join(FIELDS)}, nor a question with an answer")
@@ -77,9 +82,9 @@ def turns_of(record: Any) -> tuple[Turn, ...]:
     if not answers or "" in answers:
         raise ValueError('has an empty answer (with "weight": 0 it is not learned)' if answers else
                          "has no answer to learn")
-    if fields.get("system"):
-        read.insert(0, _turn_of({"role": "system", "content": fields["system"]}, "the field system"))
-    return tuple(read)
+    systems = [_turn_of({"role": "system", "content": fields[name]}, f"the field {name}") for name in SYSTEM
+               if fields.get(name)]
+    return (*systems[:1], *read)
 
 
 def _question_and_answer(fields: dict[str, Any]) -> list[Any]:
@@ -112,10 +117,12 @@ def _turn_of(turn: Any, which: str) -> Turn:
         raise ValueError(f"has the {role_field} {role!r} in {which}, not one of {', '.join(ROLES)}")
     if not isinstance(content, str):
         raise ValueError(f"has no text as the {content_field} of {which}")
+    if fields.get("tool_calls") or fields.get("function_call"):
+        raise ValueError(f"has the call of a tool in {which}, which the template cannot hold")
     weight = fields.get("weight")
     if weight not in (None, 0, 1):
         raise ValueError(f"has the weight {weight!r} in {which}, not 0 or 1")
-    return Turn(ROLES[role], content, weight != 0)
+    return Turn(ROLES[role], content, weight != 0 and all(fields.get(name) is not False for name in LEARNED))
 
 
 # ---------------------------------------------------------------- the template

@@ -203,7 +203,9 @@ BAD = [
     {"prompt": [ANSWER], "completion": "a"}, {"prompt": [ANSWER], "completion": []},
     {"prompt": ["a"], "completion": [ANSWER]}, {"prompt": "a", "completion": [ANSWER]},
     {"instruction": "a", "input": 0, "output": "b"},
-    {"instruction": "a", "history": [["b", "c"]], "output": "b"}]
+    {"instruction": "a", "history": [["b", "c"]], "output": "b"}, {"messages": [{**ANSWER, "train": False}]},
+    {"prompt": "a", "completion": "b", "label": False},
+    {"messages": [{**ANSWER, "tool_calls": [{"type": "function"}]}]}]
 
 
 @pytest.mark.parametrize("bad", [*map(json.dumps, BAD), "{", '{"messages": [', "nonsense"])
@@ -226,6 +228,21 @@ def test_a_row_without_a_conversation_is_left_out_and_named(bad):
     assert found == [*map(tuple, good)]
     assert report.total.bad_records == 1
     assert words_of_first(report.total.first_bad_record).startswith("row 67 of a.parquet ")
+
+
+@pytest.mark.parametrize("is_table", [False, True])
+def test_the_system_of_a_question_is_read_and_an_answer_that_is_rated_bad_is_left_out(is_table):
+    parquet, arrow = pytest.importorskip("pyarrow.parquet"), pytest.importorskip("pyarrow")
+    records = [{"system_prompt": "Be short.", "question": "a?", "response": "b", "label": number != 2}
+               for number in range(9)]
+    name = "a.parquet" if is_table else "a.jsonl"
+    if is_table:
+        parquet.write_table(arrow.Table.from_pylist(records), name)
+    else:
+        write(name, "".join(json.dumps(record) + "\n" for record in records))
+    found, report = read(name)
+    assert found == 8 * [(Turn("system", "Be short."), Turn("user", "a?"), Turn("assistant", "b"))]
+    assert report.total.bad_records == 1
 
 
 def test_an_explicit_text_field_reads_the_records_as_texts():
