@@ -4,6 +4,7 @@ import sys
 
 import pytest
 import torch
+from torch.torch_version import TorchVersion
 
 from gpt.machine.device import Machine
 
@@ -11,9 +12,11 @@ GPU = torch.device("mps", 0)
 GIB = 2**30
 
 
-def pretend(monkeypatch: pytest.MonkeyPatch, macos: tuple[int, int] = (15, 0), available: bool = True) -> None:
+def pretend(monkeypatch: pytest.MonkeyPatch, macos: tuple[int, int] = (15, 0), available: bool = True,
+            version: str = "2.14.1") -> None:
     """Answers torch's questions about Apple's GPU, an M1 with 8 GiB, and says that this is macOS."""
     monkeypatch.setattr(sys, "platform", "darwin")
+    monkeypatch.setattr(torch, "__version__", TorchVersion(version))
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     answers = {"is_built": lambda: True, "is_available": lambda: available, "get_name": lambda: "Apple M1",
                "is_macos_or_newer": lambda major, minor: macos >= (major, minor)}

@@ -50,6 +50,13 @@ def test_without_one_the_reason_speaks_of_apple_and_never_of_cuda(monkeypatch):
     assert device.choose(None, None, "auto", None).device.type == "cpu"
 
 
+def test_a_torch_whose_kernels_for_it_are_wrong_is_not_used(monkeypatch):
+    apple.pretend(monkeypatch, version="2.13.0")
+    machine = device.choose(None, None, "auto", None)
+    assert (machine.device.type, machine.device_reason) == (
+        "cpu", "no GPU: torch 2.13.0 gives wrong results on Apple's GPUs before 2.14")
+
+
 def test_several_processes_do_not_share_it(monkeypatch):
     apple.pretend(monkeypatch)
     for name, value in {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2",
