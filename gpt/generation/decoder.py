@@ -67,7 +67,8 @@ class Decoder:
 
         self.compiled = self.in_graphs = False
         self.graph_slots = _whole_slots(min(self.window, GRAPH_SLOTS))
-        self._compute_logits = self._logits  # compile() replaces both
+        # compile() sets both. A bound method of its own would keep a decoder, and its weights, in memory after its use.
+        self._compiled_logits: Callable[..., torch.Tensor] | None = None
         self.draw = draw
 
     @torch.inference_mode()
@@ -109,7 +110,7 @@ class Decoder:
             draw_ids(logits_BV.to(self.draw_device), uniforms_B, sampling)
         self.compiled = True
         self.in_graphs = in_graphs
-        self._compute_logits = compute_logits
+        self._compiled_logits = compute_logits
         self.draw = draw_ids
 
     # ---------------------------------------------------------------- rows
@@ -179,7 +180,7 @@ class Decoder:
         longest = max(self.lengths[:B]) + 1
         assert longest <= self.window, "more tokens than positions"
         if longest > self.graph_slots and self.in_graphs:  # caches that grow have other addresses
-            self.in_graphs, self._compute_logits = False, self._logits
+            self.in_graphs, self._compiled_logits = False, None
         self._grow_caches(longest)
 
         S = self.graph_slots if self.in_graphs else _whole_slots(longest)
@@ -187,7 +188,8 @@ class Decoder:
         numbers_3B = torch.tensor([[*ids, *unused], self.lengths[:B], [*uniforms, *unused]], dtype=torch.float64,
                                   device=self.draw_device)
         ids_B, positions_B = numbers_3B[:2].long().to(self.device)
-        logits_BV = self._compute_logits(ids_B, positions_B, self._mask(positions_B, S))
+        compute_logits = self._compiled_logits or self._logits
+        logits_BV = compute_logits(ids_B, positions_B, self._mask(positions_B, S))
         for row in range(len(ids)):
             self.lengths[row] += 1
         return logits_BV.to(self.draw_device), numbers_3B[2]

@@ -1,6 +1,8 @@
 """gpt/generation/decoder.py: a step gives the model's logits, and a row is the same alone and among others."""
 
+import gc
 import random
+import weakref
 from typing import Any
 
 import pytest
@@ -42,6 +44,18 @@ def test_a_step_gives_the_logits_of_the_whole_text_read_at_once(make_any, arch, 
         found = logits_after(decoder, [int(ids[row, step + length]) for row, length in enumerate((3, 20))])
         expected = torch.stack([whole[row, step + length] for row, length in enumerate((3, 20))])
         assert largest_difference(found, expected) < (1e-5 if dtype == torch.float32 and kind is not Int8 else 0.05)
+
+
+def test_the_decoder_of_a_sample_frees_its_weights_without_the_garbage_collector(make_any):
+    decoder = decoder_of(make_any("qwen3", seq_length=32), 1, torch.float32, Dense)
+    gc.disable()
+    try:
+        logits_after(decoder, [1])
+        table = weakref.ref(decoder)
+        del decoder
+        assert table() is None
+    finally:
+        gc.enable()
 
 
 @pytest.mark.parametrize(("dtype", "kind"), EXACT_KINDS)
