@@ -69,6 +69,7 @@ def test_a_run_without_a_size_takes_bf16_where_the_processor_has_it_and_resumes_
         has_bf16, flags, precision, corpus, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(CPU, "has_bf16", lambda: has_bf16)
+    monkeypatch.setattr("gpt.planning.sizing.measured_speed", lambda *_: 1e10)  # bf16 may be slow on this processor
     first = ["--data_dir", str(corpus), "--no-use_gpu", "--eval_interval", "9", "--sample_interval", "0"]
     assert train.main([*first, *flags, "--max_steps", "2"]) == 0
     monkeypatch.setattr("gpt.planning.sizing.measured_speed", lambda *_: 1e20)
