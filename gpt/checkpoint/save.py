@@ -4,6 +4,7 @@ A folder is written under a temporary name, flushed to disk, read back and verif
 Training waits only for a snapshot of the tensors; a thread of training/checkpointing.py writes it.
 """
 
+import contextlib
 import hashlib
 import json
 import os
@@ -139,7 +140,7 @@ def write_file(path: Path, content: Iterable[memoryview | bytes]) -> dict[str, A
                 hashed = hasher.submit(digest.update, block)
                 write_all(file.fileno(), block)
                 hashed.result()
-                if hasattr(os, "posix_fadvise"):  # starts early what fsync waits for
+                with contextlib.suppress(AttributeError, OSError):  # starts early what fsync waits for, if the system can
                     os.posix_fadvise(file.fileno(), num_bytes + start, WRITTEN_BYTES, os.POSIX_FADV_DONTNEED)
             num_bytes += len(part)
         os.fsync(file.fileno())
