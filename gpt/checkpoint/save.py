@@ -140,7 +140,7 @@ def write_file(path: Path, content: Iterable[memoryview | bytes]) -> dict[str, A
                 hashed = hasher.submit(digest.update, block)
                 write_all(file.fileno(), block)
                 hashed.result()
-                with contextlib.suppress(AttributeError, OSError):  # starts early what fsync waits for, if the system can
+                with contextlib.suppress(AttributeError, OSError):  # starts early what fsync waits for
                     os.posix_fadvise(file.fileno(), num_bytes + start, WRITTEN_BYTES, os.POSIX_FADV_DONTNEED)
             num_bytes += len(part)
         os.fsync(file.fileno())
