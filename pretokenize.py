@@ -175,7 +175,8 @@ def pretokenize(args: Namespace, folder: Folder, signals: Signals, progress: Pro
         refuse_changed(sources)
     cut_pattern = SAFE_CUT if given is None or given.splits_as_gpt2 else SPACE_CUT
     strict_flag = "--strict_utf8" if args.strict_utf8 else "--encoding" if args.encoding == "utf-8" else ""
-    reading = Reading(text_field=args.text_field, separator=args.document_separator, strict_flag=strict_flag,
+    separator = flags.unescaped(args.document_separator or "")
+    reading = Reading(text_field=args.text_field, separator=separator, strict_flag=strict_flag,
                       allows_bad_records=args.allow_bad_records, cut_pattern=cut_pattern, limits=limits)
     job = Job(args, sources, reading, folder, args.num_workers or usable_cores(), signals, progress)
     say_what_is_read(job)

@@ -136,15 +136,14 @@ def text(unit: str = "PATH") -> ValueKind:
 
 
 def escaped() -> ValueKind:
-    r"""Text that is not empty; \n, \r, \t and \\ become a newline, a return, a tab and a backslash."""
+    """Text that is not empty, as it was typed, for unescaped()."""
+    return ValueKind(str, "UTF-8 text that is not empty", "TEXT", lambda value: text().fits(value) and is_utf8(value))
+
+
+def unescaped(value: str) -> str:
+    r"""The text with a newline, a return, a tab and a backslash in place of \n, \r, \t and \\."""
     characters = {"n": "\n", "r": "\r", "t": "\t", "\\": "\\"}
-    return ValueKind(lambda value: re.sub(r"\\([nrt\\])", lambda found: characters[found[1]], value),
-                     "UTF-8 text that is not empty", "TEXT", lambda value: text().fits(value) and is_utf8(value))
-
-
-def as_typed(value: str) -> str:
-    """The text that escaped() reads as this value."""
-    return value.replace("\\", "\\\\")
+    return re.sub(r"\\([nrt\\])", lambda found: characters[found[1]], value)
 
 
 def encoding() -> ValueKind:

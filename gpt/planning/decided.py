@@ -10,7 +10,6 @@ import torch
 from gpt.architectures.table import fields_with_flags, name_of
 from gpt.checkpoint.stored import StoredState
 from gpt.common.config import Layer
-from gpt.common.flags import as_typed
 from gpt.hub.names import as_recorded
 from gpt.machine.device import name_of_dtype
 from gpt.machine.runtime import Runtime
@@ -73,8 +72,6 @@ def flags_of_run(setup: Setup) -> Layer:
     values = {name: value for name, value in vars(args).items() if value is not None and name not in unrecorded}
     if args.mirror_to:
         values["mirror_to"] = os.path.abspath(args.mirror_to)  # links stay: the mirror's disk may be mounted elsewhere
-    if args.sample_prompt:
-        values["sample_prompt"] = as_typed(args.sample_prompt)
     shape = {"arch": name_of(config), **{name: getattr(config, name) for name in fields_with_flags(config, vars(args))}}
     decided = {**values, **shape, **setup.recipe.flags()}
     if args.epochs:

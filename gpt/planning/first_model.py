@@ -23,7 +23,7 @@ from gpt.checkpoint.stored import FoundCheckpoint
 from gpt.common.children import PROGRAM_FOLDER, run_child
 from gpt.common.config import Layer, write_toml
 from gpt.common.errors import UserError
-from gpt.common.flags import as_typed, with_values
+from gpt.common.flags import with_values
 from gpt.common.names import FIRST_MODEL, RUN_CONFIG, TRAINS_NEXT, TWO_MODELS_TITLE
 from gpt.common.progress import Progress
 from gpt.common.ranks import trains_first_of_two
@@ -118,8 +118,6 @@ def _train_first(inputs: Inputs, runtime: Runtime, argv: Sequence[str], folder: 
     # Until the second model writes its own file, --resume_from goes on with both by this one.
     file = Path(args.output_dir) / RUN_CONFIG
     given = {name: getattr(args, name) for name in sorted(args.origin.given - flags_of_scope("call"))}
-    if args.sample_prompt:
-        given["sample_prompt"] = as_typed(args.sample_prompt)
     with contextlib.suppress(OSError):
         write_toml(file, Layer("", given, {}), f"{TWO_MODELS_TITLE}, the first of which is in training.", {})
     words = argv if args.resume_from in (None, "auto") else ["--config", str(file), "--resume_from", "auto"]

@@ -46,7 +46,7 @@ class Reading:
     """How to read the text: the flags about it, and where documents may be cut."""
 
     text_field: str = "text"  # the field or column of a document, of kinds that have fields
-    separator: str | None = None  # ends a document of a text file; None: the whole file is one
+    separator: str = ""  # ends a document of a text file; without one the whole file is a document
     strict_flag: str = ""  # the flag that forbids bytes that are not UTF-8
     allows_bad_records: bool = False  # however many hold no document
     # A long document may be cut after each match without changing an id: SAFE_CUT if the tokenizer splits text

@@ -121,7 +121,7 @@ def settle_split(job: Job) -> int:
     job.report.refuse_empty(int(sizes.sum()))
     if reading.separator and len(sizes) == len(job.sources) == 1 and not job.report.total.separators:
         job.report.say(job.progress)  # warns that the separator does not occur: the text is a single document
-        job.reading = replace(reading, separator=None)
+        job.reading = replace(reading, separator="")
         return settle_split(job)
     hashes = np.concatenate([part.hashes for part in parts])
     job.split = split_of_documents(hashes, sizes, fraction)

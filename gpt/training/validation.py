@@ -10,6 +10,7 @@ from tokenizers import Tokenizer
 
 import data
 from gpt.common.errors import UserError
+from gpt.common.flags import unescaped
 from gpt.common.words import printable_text
 from gpt.generation.prompts import ModelVocabulary, encode_prompt
 from gpt.generation.sampling import sample
@@ -153,14 +154,15 @@ class Validator:
             return None
         model, setup = self._run.model, self._run.setup
         signals = setup.runtime.signals
-        prompt = setup.args.sample_prompt or "\n"
+        requested = unescaped(setup.args.sample_prompt or "")
         ids = []
         end_id = setup.corpus.end_of_text_id
         if setup.corpus.converses:
-            prompt = f"{setup.args.sample_prompt or 'Hello'}\n"
+            prompt = f"{requested or 'Hello'}\n"
             context_ids = prompt_ids([Turn("user", prompt.strip())], self.tokenizer)
             end_id = self.tokenizer.token_to_id(END)
         else:
+            prompt = requested or "\n"
             end_ids = () if end_id is None else (end_id,)
             try:
                 vocabulary = ModelVocabulary.of(self.tokenizer, setup.corpus.vocab_size, end_ids)

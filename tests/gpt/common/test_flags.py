@@ -146,3 +146,4 @@ def test_help_shows_every_default_and_ends_with_0(capsys, monkeypatch):
 def test_a_separator_is_text_of_utf8():
     assert flags.escaped().fits("\n---\n")
     assert not flags.escaped().fits("\udcff")
+    assert flags.unescaped(r"a\\nb\n\t\x") == "a\\nb\n\t\\x"

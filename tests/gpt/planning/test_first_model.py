@@ -146,7 +146,7 @@ def test_a_first_model_that_has_begun_goes_on_where_it_is_asked_to(two_models):
     argv = ["--resume_from", "out", *LENGTH.split(), "--sample_prompt", r"a\\nb\n"]
     _, _, [(command, _)] = two_models(TrainState(), argv)
     assert command[2:6] == ["--config", "out/config.toml", "--resume_from", "auto"]
-    assert train.read_flags(command[2:4]).sample_prompt == "a\\nb\n", "read as it was typed"
+    assert train.read_flags(command[2:4]).sample_prompt == r"a\\nb\n", "read as it was typed"
 
 
 def test_a_first_model_that_another_command_leaves_alone_is_named(two_models, monkeypatch):

@@ -38,7 +38,7 @@ def test_a_prompt_with_backslashes_is_read_back_as_it_was(place):
     argv = [*FEW, *COMMON, "--max_steps", "1", "--sample_interval", "9", "--sample_prompt", r"\\theta\n"]
     assert train.main(argv) == 0
     for flags in ("--resume_from out", "--config out/config.toml"):
-        assert train.read_flags(flags.split()).sample_prompt == "\\theta\n"
+        assert train.read_flags(flags.split()).sample_prompt == r"\\theta\n"
 
 
 @pytest.fixture(scope="module")
