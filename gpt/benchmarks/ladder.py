@@ -5,6 +5,7 @@ times. The lowest rungs replace parts of train.py by the naive ones of gpt/bench
 stays the same.
 """
 
+import contextlib
 import itertools
 import shutil
 import statistics
@@ -79,11 +80,18 @@ class Bench:
         """Runs Python with these words; returns its exit code and its output. Raises SystemExit after a signal."""
         # The program's folder takes the place of the current one in the path.
         env = {**environment_without_torchrun(), SAFE_PATH: "1", "PYTHONPATH": str(PROGRAM_FOLDER)}
-        answer = subprocess.run([sys.executable, *words], stdin=subprocess.DEVNULL, capture_output=True, text=True,
-                                errors="replace", env=env)
+        command = [sys.executable, *words]
+        with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                              text=True, errors="replace", env=env) as child:
+            while True:
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    stdout, stderr = child.communicate(timeout=0.2)
+                    break
+                if self.signals.number is not None:
+                    child.kill()
         if self.signals.number is not None:
             raise SystemExit(128 + self.signals.number)
-        return answer
+        return subprocess.CompletedProcess(command, child.returncode, stdout, stderr)
 
 
 def problem_of(answer: subprocess.CompletedProcess[str]) -> str:
