@@ -79,7 +79,7 @@ class Tokens:
             self._watch.raise_if_changed(self._piece_of(start + offset) for start in starts.tolist()
                                          for offset in (0, width - 1))
         if len(self._pieces) > 1:
-            flat = np.concatenate([run for start in starts.tolist() for run in self._runs(start, width)])
+            flat = np.concatenate([ids for start in starts.tolist() for ids in self._slices(start, width)])
         else:
             piece, row_bytes = self._pieces[0], width * self._dtype.itemsize
             if self._every_row.itemsize != row_bytes:
@@ -91,7 +91,7 @@ class Tokens:
         """Copies the tokens from start to start + length, all inside the stream. Not for tokens on the GPU."""
         if self._watch is not None:
             self._watch.raise_if_changed(map(self._piece_of, (start, start + length - 1)))
-        return self._checked(np.concatenate([*self._runs(start, length)]))
+        return self._checked(np.concatenate([*self._slices(start, length)]))
 
     def _checked(self, ids: np.ndarray) -> np.ndarray:
         """Returns the ids; if they come from a memory map, checks them, with the errors of the class."""
@@ -108,14 +108,14 @@ class Tokens:
         """The index of the piece that holds a token."""
         return bisect.bisect_right(self._firsts, position) - 1
 
-    def _runs(self, start: int, length: int) -> Iterator[np.ndarray]:
-        """Yields the tokens from start to start + length, one run from each piece that holds some of them."""
+    def _slices(self, start: int, length: int) -> Iterator[np.ndarray]:
+        """Yields the tokens from start to start + length, one slice from each piece that holds some of them."""
         index = self._piece_of(start)
         low = start - self._firsts[index]
         while length:
-            run = self._pieces[index][low:low + length]
-            yield run
-            length -= len(run)
+            ids = self._pieces[index][low:low + length]
+            yield ids
+            length -= len(ids)
             index += 1
             low = 0
 
@@ -258,8 +258,8 @@ class _Fork(NamedTuple):
 
     left: "_Fork | int"
     right: "_Fork | int"
-    left_parts: int  # the integer weight of the left branch
-    parts: int  # of both branches
+    left_weight: int  # an integer, as in MixtureOrder
+    weight: int  # of both branches
 
 
 class MixtureOrder:
@@ -271,8 +271,8 @@ class MixtureOrder:
     as many windows as all its tokens would have in one corpus.
     """
 
-    def __init__(self, num_tokens: Sequence[int], parts: Sequence[int], seq_length: int, seed: int):
-        """Each corpus has more than seq_length tokens; parts are the integer weights, together at most 2^40."""
+    def __init__(self, num_tokens: Sequence[int], weights: Sequence[int], seq_length: int, seed: int):
+        """Each corpus has more than seq_length tokens; weights are integers, together at most 2^40."""
         self.windows_per_epoch = WindowOrder(sum(num_tokens), seq_length, seed).windows_per_epoch
         self._orders = [WindowOrder(num, seq_length, scrambled(seed ^ scrambled(index)))
                         for index, num in enumerate(num_tokens)]
@@ -280,7 +280,7 @@ class MixtureOrder:
 
         # Huffman's tree: the roundings of forks add up, and the heaviest corpora are the fewest forks away.
         branches: list[tuple[int, int, _Fork | int]] = [(weight, index, index)
-                                                        for index, weight in enumerate(parts)]
+                                                        for index, weight in enumerate(weights)]
         heapq.heapify(branches)
         while len(branches) > 1:
             light, _, right = heapq.heappop(branches)
@@ -302,10 +302,10 @@ class MixtureOrder:
         if isinstance(branch, int):
             starts[places] = self._firsts[branch] + self._orders[branch].starts(first, len(places))
             return
-        # Of the fork's first n samples, n * left_parts / parts go left, rounded: (2 n left_parts + parts) //
-        # (2 parts). parts times the number of places must be below 2^61.
-        numerator, denominator = 2 * branch.left_parts, 2 * branch.parts
-        done, rest = divmod(numerator * first + branch.parts, denominator)
+        # Of the fork's first n samples, n * left_weight / weight go left, rounded: (2 n left_weight + weight) //
+        # (2 weight). weight times the number of places must be below 2^61.
+        numerator, denominator = 2 * branch.left_weight, 2 * branch.weight
+        done, rest = divmod(numerator * first + branch.weight, denominator)
         num_left = done + (rest + numerator * np.arange(len(places) + 1, dtype=np.int64)) // denominator
         goes_left = num_left[1:] > num_left[:-1]
         before = int(num_left[0])
@@ -329,7 +329,7 @@ class CorpusWindows:
         self.order: WindowOrder | MixtureOrder = WindowOrder(stream.length, seq_length, seed)
         if components:
             self.order = MixtureOrder([component.corpus.train.length for component in components],
-                                      [component.parts for component in components], seq_length, seed)
+                                      [component.whole_weight for component in components], seq_length, seed)
         self.seq_length = seq_length
         self.dtype = stream.dtype
         self.may_wait_for_disk = where == "mmap"
@@ -475,7 +475,7 @@ def divide_windows(num_tokens: Sequence[int], seq_length: int, limit: int) -> li
 
 
 def num_windows(num_tokens: int, seq_length: int) -> int:
-    """The number of windows of a validation; each token but the first is a target in one, and the last may be short."""
+    """Counts the consecutive windows that make each token but the first a target once; the last may be short."""
     return -(-(num_tokens - 1) // seq_length)
 
 

@@ -203,7 +203,7 @@ def main(argv: Sequence[str]) -> int:
 
         # What there is: tokens, the model's shape, a checkpoint to resume from; then the machine.
         inputs = choose_inputs(args, runtime)
-        # With --max_minutes this may train another model first, which teaches this one; else the inputs stay.
+        # With --max_minutes this may train a first model; the inputs are then of a second one, distilled from it.
         inputs = after_first_model(inputs, runtime, argv)
         runtime.use(choose_machine(args, inputs.prefers_bf16))  # TF32 is on from here
 
@@ -358,8 +358,8 @@ def try_step(run: Run, batches: Iterable[tuple[torch.Tensor, torch.Tensor]], num
     num_targets = run.batches.mean_targets(run.state.samples_seen, num)  # of conversations: answers alone count
 
     # Forward and backward, micro-batch by micro-batch; the gradients add up.
-    for number, (inputs_BT, targets_BT) in enumerate(batches, 1):
-        with run.strategy.accumulating(is_last=number == num):
+    for micro, (inputs_BT, targets_BT) in enumerate(batches):
+        with run.strategy.accumulating(is_last=micro == num - 1):
             with machine.autocast():
                 loss = run.strategy.forward(inputs_BT, targets_BT, run.teacher_output(inputs_BT), num_targets) / num
             run.scaler.scale(loss).backward()

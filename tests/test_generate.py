@@ -201,7 +201,7 @@ def test_quotations_are_marked_and_change_no_text(call, training_text, tokenizer
     none = {"quoted_tokens": 0, "quoted_text": "", "quoted_at": None}
     quoted = {"quoted_tokens": 17, "quoted_text": tokenizer.decode(passage), "quoted_at": 1}
     assert objects(out) == [{**plain[0], **none}, {**plain[1], **quoted}]
-    lines = r"sample 0: no passage of 8 .*\nsample 1: 17 tokens .* token 1 on: .*\nof 4 .* 24 .* 7 .* 7\n"
+    lines = r"sample 0: no passage of 8 .*\nsample 1: 17 tokens .* token 1 on: .*\nfor comparison, 4 .* 24 .* 7 .* 7\n"
     assert re.search(lines, err)
     out, err = call(*flags)
     assert out == call(*settings)[0]
@@ -223,7 +223,8 @@ def test_the_validation_text_says_how_long_passages_of_a_document_are(call, trai
     validation[::12] = 0  # the end of a document
     validation.tofile(corpus_folder / "val.bin")
     folder = training_text(validation[:50].tolist())
-    found = re.search(r"\nof \d+ .* share at most (\d+) .* at most (\d+)\n", call("--compare_with", str(folder))[1])
+    found = re.search(r"\nfor comparison, \d+ .* share at most (\d+) .* at most (\d+)\n",
+                      call("--compare_with", str(folder))[1])
     assert found
     assert 7 <= int(found[1]) <= int(found[2]) == 11
 

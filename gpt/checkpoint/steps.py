@@ -20,7 +20,7 @@ def error_of_another_run(flag: str, folder: Path, way_out: str = "") -> UserErro
 
 
 def begin_alike(folder: Path, other: Path) -> bool:
-    """True if the metrics.jsonl of both begin with the same row: it has the time of the run's first logged step."""
+    """True if both folders' metrics.jsonl begin with the same row, which has the time of the first logged step."""
     with contextlib.suppress(OSError), (folder / METRICS).open("rb") as own, (other / METRICS).open("rb") as others:
         row = own.readline()
         return row != b"" and row == others.readline()

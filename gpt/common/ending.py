@@ -33,7 +33,9 @@ from gpt.common.words import first_line, printable
 RUN_BY_TORCHRUN = "TORCHELASTIC_RUN_ID"
 WAIT_FOR_MAIN = 10.0  # seconds; torchrun ends this process before, with the main one
 # Of a GPU or its driver, not of the program: CUDA's words.
-FAILED_GPU = ("uncorrectable", "unspecified launch failure", "launch timed out", "CUDA error: unknown error")
+FAILED_GPU = ("uncorrectable", "unspecified launch failure", "launch timed out", "hardware stack error",
+              "nvlink or a hardware error", "busy or unavailable", "no CUDA-capable device",
+              "CUDA error: unknown error", "CUDA driver error: unknown error")
 SKIP_SHUTDOWN = threading.Event()  # set while threads run: Python's shutdown would wait for them
 
 
@@ -138,8 +140,8 @@ def _explain(error: BaseException) -> tuple[Exit, str]:
                               "limit: ulimit -v unlimited")
     if isinstance(error, RuntimeError) and any(words in str(error) for words in FAILED_GPU):
         return Exit.MACHINE, (f"the GPU failed: {first_line(error)}. Run the same command again; --resume_from auto "
-                              "continues a run of train.py. If it fails again, restart the machine: dmesg names the "
-                              "cause.")
+                              "continues a run of train.py. If it fails again, look at dmesg, which names the cause, "
+                              "and restart the machine.")
     if isinstance(error, ImportError):  # numpy's message is a page of advice with the cause at its end
         why = first_line(ImportError(str(error).rpartition("Original error was: ")[2]))
         return Exit.MACHINE, (f"a package cannot be loaded: {why}. "

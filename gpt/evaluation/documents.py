@@ -190,7 +190,7 @@ def _ends_of_documents(stream: TokenStream, tokens: Tokens, scorer: Scorer) -> I
         return
     if end_id == scorer.tokenizer.token_to_id(END) and all(part.mask for part in stream.parts):
         for part in stream.parts:
-            yield first + document_ends(part.path, part.length).astype(np.int64)
+            yield first + document_ends(Path(part.mask or ""), part.length).astype(np.int64)
             first += part.length
         return
     for first in range(0, tokens.length, READ_TOKENS):

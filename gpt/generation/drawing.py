@@ -11,11 +11,12 @@ CANDIDATES = 512  # likeliest ids to search for the nucleus before the whole voc
 
 
 def draw(logits_BV: torch.Tensor, uniforms_B: torch.Tensor, sampling: Sampling, whole: bool = False) -> torch.Tensor:
-    """Draws an id for each row of fp32 logits: by its float64 in [0, 1), or the likeliest at temperature 0.
+    """Draws an id for each row of fp32 logits; at temperature 0 the likeliest.
 
-    Returns float64 [3, B], which the host reads in one copy: the ids, their log-probabilities in the model's
-    own distribution, and 1 where the candidates were enough. If a row has 0, draw again with whole, which
-    makes every id a candidate. Log-probabilities are finite if the row's logits are.
+    uniforms_B decides the draw: float64 in [0, 1). Returns float64 [3, B], which the host reads in one copy: the
+    ids, their log-probabilities in the model's own distribution, and 1 where the candidates were enough. If a row
+    has 0, draw again with whole, which makes every id a candidate. Log-probabilities are finite if the row's
+    logits are.
     """
     if sampling.temperature < 1e-6:  # a division would overflow
         chosen_B1 = logits_BV.argmax(-1, keepdim=True)
@@ -44,14 +45,14 @@ def candidates(logits_BV: torch.Tensor, sampling: Sampling, whole: bool,
     if k == 0 and sampling.top_p == 1:
         return logits_BV, None, torch.ones_like(logits_BV[:, 0], dtype=torch.bool)
     k = min(k or V, V)
-    num = V if whole else min(V, k + 32 if k < V else CANDIDATES)
-    values_BM, ids_BM = logits_BV.topk(num)
+    M = V if whole else min(V, k + 32 if k < V else CANDIDATES)
+    values_BM, ids_BM = logits_BV.topk(M)
     kept_BM = values_BM >= values_BM[:, :k][:, -1:]
     is_cut_B = kept_BM[:, -1].clone()  # ids equal to the k-th may follow, and belong to top_p's total
     if sampling.top_p < 1:
-        total = values_BM.masked_fill(~kept_BM, -torch.inf) if k < V else logits_BV
-        p_BM = (values_BM - total.logsumexp(-1, keepdim=True)).exp()
+        allowed = values_BM.masked_fill(~kept_BM, -torch.inf) if k < V else logits_BV
+        p_BM = (values_BM - allowed.logsumexp(-1, keepdim=True)).exp()
         kept_BM &= p_BM.cumsum(-1) - p_BM < sampling.top_p
         is_cut_B = kept_BM[:, -1] | (is_cut_B & (k < V))
     kept_BM[:, :1].fill_(True)
-    return values_BM.masked_fill(~kept_BM, -torch.inf), ids_BM, ~is_cut_B | (num == V)
+    return values_BM.masked_fill(~kept_BM, -torch.inf), ids_BM, ~is_cut_B | (M == V)

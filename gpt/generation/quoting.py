@@ -21,7 +21,7 @@ SHORTEST = 8  # tokens of a passage; nearly every text shares shorter ones
 MOST_PASSAGES = 100  # of the validation text
 SEARCHED_TOKENS = 2**18  # searched at a time: their hashes fit into the processor's cache
 TO_22_BITS = np.uint64(42)  # shifts a hash to its upper bits: a table of all hashes would be too large
-POWER = np.uint64(0x9E3779B97F4A7C15)  # an odd number
+BASE = np.uint64(0x9E3779B97F4A7C15)  # of the hashes; odd, so that no power of it is 0 modulo 2^64
 
 
 def longest_passages(texts: Sequence[np.ndarray], tokens: Tokens) -> list[tuple[list[int], int]]:
@@ -34,8 +34,8 @@ def longest_passages(texts: Sequence[np.ndarray], tokens: Tokens) -> list[tuple[
     """
     ids_S = np.concatenate([np.append(text, [-1] * SHORTEST) for text in texts])
     text_S = np.repeat(np.arange(len(texts)), [len(text) + SHORTEST for text in texts])
-    num_most = max(map(len, texts))
-    powers = POWER ** np.arange(max(len(ids_S), SEARCHED_TOKENS + num_most + SHORTEST) + 1, dtype=np.uint64)
+    max_length = max(map(len, texts))
+    powers = BASE ** np.arange(max(len(ids_S), SEARCHED_TOKENS + max_length + SHORTEST) + 1, dtype=np.uint64)
 
     def sums_of(ids: np.ndarray) -> np.ndarray:  # the sum of the ids before each place, each times its power
         return np.append(np.uint64(0), np.cumsum(ids.astype(np.uint64) * powers[:len(ids)]))
@@ -49,7 +49,7 @@ def longest_passages(texts: Sequence[np.ndarray], tokens: Tokens) -> list[tuple[
     longest_N2 = np.zeros((len(texts), 2), np.int64)  # its position, its number of tokens
 
     for first in range(0, tokens.length, SEARCHED_TOKENS):
-        ids = tokens.read(first, min(SEARCHED_TOKENS + num_most, tokens.length - first))
+        ids = tokens.read(first, min(SEARCHED_TOKENS + max_length, tokens.length - first))
         sums = sums_of(np.append(ids, [-2] * SHORTEST))
         hashes = hashes_of(sums, np.arange(min(SEARCHED_TOKENS, len(ids))), SHORTEST)
         hits_H = np.flatnonzero(is_sought[hashes >> TO_22_BITS])
@@ -58,7 +58,7 @@ def longest_passages(texts: Sequence[np.ndarray], tokens: Tokens) -> list[tuple[
         # The length of each text's longest run in this block, from its highest bit to its lowest.
         num_N = np.zeros(len(texts), np.int64)
         num_N[text_S[starts]] = SHORTEST
-        for bit in reversed(range(num_most.bit_length())):
+        for bit in reversed(range(max_length.bit_length())):
             for num in np.unique(num_N[text_S[starts]]):
                 runs = starts[num_N[text_S[starts]] == num]
                 is_longer = np.isin(hashes_of(sums_S, runs, num + 2**bit), hashes_of(sums, hits_H, num + 2**bit))
@@ -94,5 +94,6 @@ def write_quotations(samples: Sequence[Sample], corpus: Corpus, decode: Callable
         print_line(f"sample {sample.number}: {quoted if ids else f'no passage of {SHORTEST} tokens or more'}")
     if corpus.val is not None:
         lengths = [max(SHORTEST - 1, len(ids)) for ids, _position in passages[len(samples):]]
-        print_line(f"of {len(lengths)} passages of {len(texts[-1]):,} tokens of the validation text, half share at "
-                   f"most {int(np.median(lengths))} tokens in a row with the training text, all at most {max(lengths)}")
+        print_line(f"for comparison, {len(lengths)} passages of the validation text, {len(texts[-1]):,} tokens each: "
+                   f"half of them share at most {int(np.median(lengths))} tokens in a row with the training text, and "
+                   f"all share at most {max(lengths)}")

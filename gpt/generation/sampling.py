@@ -77,7 +77,7 @@ def sample(model: LanguageModel, prompt: Sequence[int], max_new_tokens: int, see
            sampling: Sampling | None = None, should_stop: Callable[[], bool] = lambda: False) -> list[int]:
     """Continues a prompt by up to max_new_tokens ids, on the device of the model's weights.
 
-    Without sampling it has the defaults. should_stop() is asked after each id. Raises UserError (exit 6) if the
+    Without sampling it has the defaults. should_stop() is called after each id. Raises UserError (exit 6) if the
     logits are not finite.
     """
     text = Continuation(prompt, max_new_tokens, seed)

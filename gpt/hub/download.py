@@ -31,8 +31,8 @@ MODEL_FILES = (CONFIG, WEIGHTS, INDEX, "model-*-of-*.safetensors", GENERATION, *
 FORMATS = (r"\.parquet$", r"\.(jsonl|ndjson)(\.(gz|zst|bz2|xz))?$|\.json\.(gz|zst|bz2|xz)$",
          r"\.(txt|text)(\.(gz|zst|bz2|xz))?$")
 MAX_NAMES = 8  # files or sets in a message
-# A path with the word train; group 1 is the set of the file: data/train_sft of data/train_sft-00000-of-00002.parquet.
-OF_TRAIN = re.compile(r"(.*(?<![a-z0-9])train(?![a-z0-9])(?:[-_.]?[a-z]+)*).*", re.IGNORECASE)
+# Group 1 names the set: train_100M of train_100M/a.txt, data/train_sft of data/train_sft-00000-of-00002.parquet.
+OF_TRAIN = re.compile(r"(.*?(?<![a-z0-9])train(?![a-z0-9])(?:[^/]*(?=/)|(?:[-_.]?[a-z]+)*)).*", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -142,21 +142,30 @@ def choose_files(name: HubName, files: Sequence[str]) -> list[str]:
     path = name.path
     if path in files:
         return [path]
-    inside = [each for each in files if not path or each.startswith(f"{path}/") or fnmatch(each, path)]
+    inside = [each for each in files
+              if not path or each.startswith(f"{path}/") or fnmatch(each, path) or _set_of(each) == path]
     for kind in FORMATS:
         of_kind = sorted(each for each in inside if re.search(kind, each.lower()))
         of_train = [each for each in of_kind if OF_TRAIN.match(each)]
-        sets = sorted({OF_TRAIN.sub(r"\1", each) for each in of_train}
+        sets = sorted({*map(_set_of, of_train)}
                       or {each.rpartition("/")[0].partition("/")[0] for each in of_kind})  # the outermost folders
         if not path and len(sets) > 1 and "" not in sets:
             raise hub_error(str(name), name, f"has {several(len(sets), 'set')} of files: "
                                              f"{', '.join(sets[:MAX_NAMES])}. Name one: "
-                                             f"{shell_word(f'{name}/{sets[-1]}*')}")
+                                             f"{shell_word(f'{name}/{sets[0]}')}")
         if of_kind:
             return of_train or of_kind
     raise hub_error(str(name), name, f"no Parquet, JSON lines or text file among "
                                      f"{', '.join(sorted(inside or files)[:MAX_NAMES])}. Name a file, "
                                      "folder or glob after the dataset's name")
+
+
+def _set_of(path: str) -> str:
+    """The name of the set for training that a file is of; a number of its own before the word is that of a shard."""
+    name = OF_TRAIN.sub(r"\1", path)
+    folder, slash, file = name.rpartition("/")
+    in_folder = "/" in path[len(name):]
+    return name if in_folder else folder + slash + re.sub(r"(?<![A-Za-z0-9])\d+(?![A-Za-z0-9])", "*", file)
 
 
 # ---------------------------------------------------------------- the errors of the package, in one line each

@@ -170,8 +170,10 @@ class MPS(Backend):
         if not torch.backends.mps.is_available():
             return (f"torch {torch.__version__} finds no Apple GPU that it can use. Take an Apple processor with "
                     "macOS 14 or newer")
-        if torch.__version__ < "2.14":  # its issues 193487 (products) and 195910 (attention)
-            return f"torch {torch.__version__} gives wrong results on Apple's GPUs before 2.14. Install a newer one"
+        # PyTorch's issues 193487 (products of an M1 or M2) and 195910 (attention).
+        oldest = "2.14" if re.match(r"Apple M[12]\b", self.name()) else "2.13"
+        if torch.__version__ < oldest:
+            return f"torch {torch.__version__} gives wrong results on this GPU before {oldest}. Install a newer one"
         if world_size() > 1:
             return "an Apple GPU serves one process, not several of torchrun. Start train.py without torchrun"
         return None

@@ -63,20 +63,10 @@ def requested_trackers(args: Namespace) -> list[str]:
 def refuse_folder_of_another_run(args: Namespace) -> None:
     """Raises UserError (exit 4) for a new run whose output folder holds the checkpoints of another one.
 
-    So does a folder without checkpoints whose config.toml train.py did not write. Where the run starts from one of
-    those checkpoints, or learns from it, only another folder is a cure.
+    Where the run starts from one of those checkpoints, or learns from it, only another folder is a cure.
     """
     folder = Path(args.output_dir)
-    if args.cooldown_from or args.overwrite or args.resume_from not in ("", None, "auto"):
-        return
-    if not steps_in(folder):
-        config = folder / RUN_CONFIG
-        head = config.read_bytes()[:200].decode(errors="replace") if config.is_file() else ""
-        if head and RUN_CONFIG_TITLE not in head and TWO_MODELS_TITLE not in head:
-            raise UserError(Exit.CHECKPOINT, f"{printable(config)}: train.py did not write it, and would replace it. "
-                                             "Give another --output_dir.")
-        return
-    if args.resume_from:
+    if args.resume_from or args.cooldown_from or args.overwrite or not steps_in(folder):
         return
     from gpt.checkpoint.commands import flags_of_another_run  # which imports torch, like the next line
     from gpt.checkpoint.find import is_inside
@@ -91,10 +81,21 @@ def refuse_folder_of_another_run(args: Namespace) -> None:
     raise error_of_another_run("--output_dir", folder, ", or --overwrite, which deletes them")
 
 
+def refuse_foreign_config(args: Namespace) -> None:
+    """Raises UserError (exit 4) for an output folder without checkpoints whose config.toml train.py did not write."""
+    config = Path(args.output_dir) / RUN_CONFIG
+    if args.overwrite or steps_in(config.parent) or not config.is_file():
+        return
+    head = config.read_bytes()[:200].decode(errors="replace")
+    if head and RUN_CONFIG_TITLE not in head and TWO_MODELS_TITLE not in head:
+        raise UserError(Exit.CHECKPOINT, f"{printable(config)}: train.py did not write it, and would replace it. "
+                                         "Give another --output_dir.")
+
+
 # ---------------------------------------------------------------- texts
 
 
-def in_tokens(texts: Any, given: Mapping[str, Any]) -> dict[str, Any]:
+def flags_for_texts(texts: Any, given: Mapping[str, Any]) -> dict[str, Any]:
     """Converts TEXT to --data_dir: NAME.tokens beside the first text, or here if that folder is read-only.
 
     Folders of tokens become --data_dir themselves. Raises ValueError beside a flag that names tokens.
@@ -110,9 +111,9 @@ def in_tokens(texts: Any, given: Mapping[str, Any]) -> dict[str, Any]:
     if all((Path(word) / METADATA).exists() and any(Path(word).glob("*.bin")) for word in texts):
         return {"data_dir": texts if texts[1:] else texts[0]}
     if "vocab_size" in given:
-        make = ["python", "pretokenize.py", *texts, "--vocab_size", str(given["vocab_size"])]
-        raise ValueError(f"{printable(first)}: --vocab_size is for pretokenize.py. Run {shell_line(make)}; then train "
-                         "without the text and the flag")
+        command = ["python", "pretokenize.py", *texts, "--vocab_size", str(given["vocab_size"])]
+        raise ValueError(f"{printable(first)}: --vocab_size is for pretokenize.py. Run {shell_line(command)}; then "
+                         "train without the text and the flag")
     name = first.resolve().name
     if glob.has_magic(name) and not first.exists():
         name = re.sub(r"[*?\[\]]", "", name).strip(".") or "texts"
@@ -186,24 +187,24 @@ def make_tokens(args: Namespace) -> None:
     keeps_tokenizer = has_tokenizer(folder) and (flags_to_continue(args) or not has_tokens)
     tokenizer = (str(folder / TOKENIZER) if keeps_tokenizer else
                  args.tokenizer_file or args.init_from or args.teacher or _tokenizer_of_run(args))
-    make = ["pretokenize.py", *texts, "--output_dir", args.data_dir,
-            *(["--tokenizer_file", tokenizer] if tokenizer else [])]
+    command = ["pretokenize.py", *texts, "--output_dir", args.data_dir,
+               *(["--tokenizer_file", tokenizer] if tokenizer else [])]
     if has_tokens:
-        _refuse_other_texts(args, texts, make)
+        _refuse_other_texts(args, texts, command)
     else:
-        _run_pretokenize(args, texts, make)
+        _run_pretokenize(args, texts, command)
     if is_main():
         print(f"texts       their tokens: {printable(folder)}", flush=True)
 
 
 def _missing(texts: Sequence[str]) -> list[str]:
-    """The texts that are neither there nor in the net."""
+    """The texts that match no local path and are no address."""
     return [text for text in texts
             if not (os.path.exists(text) or glob.glob(text, recursive=True) or "://" in text)]
 
 
-def _refuse_other_texts(args: Namespace, texts: Sequence[str], make: Sequence[str]) -> None:
-    """Raises UserError (exit 3) unless --data_dir holds the tokens of these texts; make is the command for them."""
+def _refuse_other_texts(args: Namespace, texts: Sequence[str], command: Sequence[str]) -> None:
+    """Raises UserError (exit 3) unless --data_dir holds the tokens of these texts; command makes them."""
     from gpt.pretokenization.sources import names_of_words
     from gpt.tokens.metadata import read_metadata
 
@@ -217,14 +218,14 @@ def _refuse_other_texts(args: Namespace, texts: Sequence[str], make: Sequence[st
                                    f"there: give --data_dir {shell_word(folder)} in its place.")
     sources = printable(", ".join(recorded.get("sources", ["another program"])))[:80]
     line = sys.argv[1:]
-    making = f"\n    python {shell_line([*make, '--overwrite'])}"
+    pretokenize_line = f"\n    python {shell_line([*command, '--overwrite'])}"
     if recorded.get("texts") != names_of_words(texts):  # another run may need the tokens of the other texts
         other = _folder_beside(args.data_dir, texts)
         line = ["--data_dir", other, *(word for word in line if word not in texts and not _holds_tokens(word))]
-        make = [other if word == args.data_dir else word for word in make]
-        making = "" if Path(other, METADATA).exists() else f"\n    python {shell_line(make)}"
+        command = [other if word == args.data_dir else word for word in command]
+        pretokenize_line = "" if Path(other, METADATA).exists() else f"\n    python {shell_line(command)}"
     raise UserError(Exit.DATA, f"{printable(folder)} holds the tokens of {sources}, and these texts have other "
-                               f"names, sizes or times. Type:{making}\n    "
+                               f"names, sizes or times. Type:{pretokenize_line}\n    "
                                f"{launcher()} {shell_line(['train.py', *line, *flags_to_continue(args)])}")
 
 
@@ -233,7 +234,8 @@ def _are_tokens_of(recorded: Mapping[str, Any], texts: Sequence[str]) -> bool:
     from gpt.pretokenization.sources import find_files, identity_of
 
     # The files of the hub's texts lie in its cache, and may be other ones today.
-    hub_texts, local_texts = ([text for text in texts if is_on_hub(text) == on_hub] for on_hub in (True, False))
+    hub_texts = [text for text in texts if is_on_hub(text)]
+    local_texts = [text for text in texts if not is_on_hub(text)]
     files = [(file.shown, file.path) for file in find_files(local_texts, lambda _: None, {})]
     return hub_texts == recorded.get("hub_texts", []) and (
         not local_texts or identity_of(files) == recorded.get("sources_identity"))
@@ -251,8 +253,8 @@ def _folder_beside(data_dir: str, texts: Sequence[str]) -> str:
                     or _are_tokens_of(read_metadata(folder / METADATA), texts)))
 
 
-def _run_pretokenize(args: Namespace, texts: Sequence[str], make: Sequence[str]) -> None:
-    """Runs the command make, which makes the tokens of the texts. Raises like make_tokens()."""
+def _run_pretokenize(args: Namespace, texts: Sequence[str], command: Sequence[str]) -> None:
+    """Runs the command that makes the tokens of the texts. Raises like make_tokens()."""
     missing = _missing(texts)
     if missing:
         raise UserError(Exit.DATA, f"{printable(missing[0])}: No such file or directory. Give the path of a "
@@ -260,16 +262,18 @@ def _run_pretokenize(args: Namespace, texts: Sequence[str], make: Sequence[str])
     if len(texts) == 1 and texts[0].endswith(".py"):  # as nanoGPT's config/train_shakespeare_char.py
         raise UserError(Exit.FLAGS, f"{printable(texts[0])} is read as text to learn, not as settings. Settings "
                                     "are flags, or stand in a TOML file: --config FILE. To train on this text, "
-                                    f"type first:\npython {shell_line(make)}")
+                                    f"type first:\npython {shell_line(command)}")
     if is_one_of_several() or args.dry_run or args.overfit:
         raise UserError(Exit.FLAGS, f"{printable(texts[0])} has no tokens yet. Type first:\n"
-                                    f"python {shell_line(make)}")
+                                    f"python {shell_line(command)}")
+    refuse_foreign_config(args)
     refuse_folder_of_another_run(args)
     with Signals(can_save=True) as signals:
-        returncode = run_child([sys.executable, str(PROGRAM_FOLDER / make[0]), *make[1:]], signals, {TRAINS_NEXT: "1"})
+        returncode = run_child([sys.executable, str(PROGRAM_FOLDER / command[0]), *command[1:]], signals,
+                               {TRAINS_NEXT: "1"})
     if returncode == Exit.DATA:
         warn("if the cure is a flag, such as --encoding, it goes to this command; then type the same line again:\n"
-             f"python {shell_line(make)}")
+             f"python {shell_line(command)}")
     if returncode:
         raise SystemExit(returncode)
 
@@ -287,7 +291,7 @@ def expand_shorthands(given: dict[str, Any]) -> dict[str, Any]:
     for name in {"output_dir", "mirror_to"} & given.keys():
         given[name] = given[name].rstrip(os.sep) or os.sep
     if "texts" in given:
-        given.update(in_tokens(given.pop("texts"), given))
+        given.update(flags_for_texts(given.pop("texts"), given))
     if "use_lr_scheduler" in given:
         is_on = given.pop("use_lr_scheduler")
         schedule = given.setdefault("lr_schedule", "cosine" if is_on else "constant")

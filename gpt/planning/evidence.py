@@ -1,4 +1,4 @@
-"""What predicts the end of a run over a small text: its tokens and parameters, and the bits of the text's n-grams.
+"""The evidence for a forecast over a small text: its tokens and parameters, and the bits of its n-grams.
 
 gpt/tokens/ngrams.py measures the bits; forecast.py makes the prediction.
 """

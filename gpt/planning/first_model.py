@@ -76,7 +76,7 @@ def after_first_model(inputs: Inputs, runtime: Runtime, argv: Sequence[str]) -> 
     runtime.began = min(runtime.began, now - first.stored.state.seconds)
     minutes_left = max(1.0, total - (now - runtime.began) / 60)
     out.say(f"models      the second one has {minutes_left:.3g} min")
-    return inputs_for(_helped_by(first.folder, args, out), inputs.corpus, minutes_left, out)
+    return inputs_for(_flags_of_second(first.folder, args, out), inputs.corpus, minutes_left, out)
 
 
 def _why_two(inputs: Inputs, runtime: Runtime, minutes: float, has_begun: bool) -> str:
@@ -93,7 +93,7 @@ def _why_two(inputs: Inputs, runtime: Runtime, minutes: float, has_begun: bool) 
         return ""
     if sizing.spare * total >= minutes:
         return f"one alone would learn the text by heart, and leave {percent(sizing.spare)} of the minutes"
-    if sizing.is_large and FIRST_PART * total >= FIRST_MINUTES:  # from 13.4 minutes on: shorter runs were not tried
+    if sizing.is_large and FIRST_PART * total >= FIRST_MINUTES:  # from 13 min 20 s on: shorter ones were not tried
         return "they learn more in this time than one large model"
     return "the first one has begun" if has_begun else ""  # this start measures another speed
 
@@ -134,11 +134,11 @@ def _train_first(inputs: Inputs, runtime: Runtime, argv: Sequence[str], folder: 
     return first
 
 
-def _helped_by(first: Path, args: Namespace, out: Progress) -> Namespace:
+def _flags_of_second(first: Path, args: Namespace, out: Progress) -> Namespace:
     """The flags of the second model: its teacher is the first one's checkpoint, and its inputs may get noise.
 
-    They do where the first one's validation loss is NOISE_GAP above its training loss: that text is learned by
-    heart (LOG.md, 2026-11-30, A teacher and noise).
+    The inputs get noise where the first one's validation loss is NOISE_GAP above its training loss: the first one
+    then learned the text by heart (LOG.md, 2026-11-30, A teacher and noise).
     """
     gap = 0.0
     with contextlib.suppress(UserError):  # there is no metrics.jsonl any more
@@ -150,7 +150,7 @@ def _helped_by(first: Path, args: Namespace, out: Progress) -> Namespace:
 
 
 def lowest_loss(args: Namespace) -> float:
-    """The lowest validation loss of the first model, in nats, in a run of the second one; infinity in any other."""
+    """The first model's lowest validation loss in nats, in a run of the second one; else infinity."""
     folder = Path(args.output_dir) / FIRST_MODEL
     with contextlib.suppress(UserError):  # it has no metrics.jsonl any more
         if args.teacher and find.is_inside(Path(args.teacher), folder):

@@ -24,7 +24,7 @@ from gpt.hub.download import download_flag
 from gpt.hub.names import as_recorded
 from gpt.machine.backends import NVIDIA, gpu_in_use, gpu_of_this_system
 from gpt.machine.runtime import Runtime
-from gpt.planning.early import refuse_folder_of_another_run
+from gpt.planning.early import refuse_folder_of_another_run, refuse_foreign_config
 from gpt.planning.schedules import Cooldown, schedule_of
 from gpt.planning.sizing import SIZE_FLAGS, Sizing, choose_config, choose_sizing
 from gpt.tokens.corpus import Corpus, open_corpus
@@ -158,10 +158,10 @@ def _check(args: Namespace, runtime: Runtime) -> Inputs:
         limits = [args.epochs, args.max_steps]
         num_before = stored.data.get("train_tokens", corpus.train.length)
         is_new_text = (stored.data.get("train_sha256"), num_before) != (corpus.identity, corpus.train.length)
-        if is_new_text and not args.allow_new_data:  # the same file, without its validation file or with one
-            raise UserError(Exit.DATA, f"the checkpoint was trained on {num_before:,} tokens of this text, here are "
-                                       f"{corpus.train.length:,}. Give the validation file of then, or none as then, "
-                                       "or --allow_new_data.")
+        if is_new_text and not args.allow_new_data:  # the same file: a validation file was added or removed
+            raise UserError(Exit.DATA, f"the checkpoint was trained on {num_before:,} tokens of this text, and this "
+                                       f"run has {corpus.train.length:,}. Give the same validation file as before, or "
+                                       "none if there was none, or --allow_new_data.")
         if is_new_text:
             stored = replace(stored, state=replace(stored.state, samples_of_others=stored.state.samples_seen))
         if is_new_text or stored.settings.get("limits", limits) != limits:  # the same minutes plan another end
@@ -184,7 +184,7 @@ def _check_device(args: Namespace) -> None:
 
 
 def inputs_for(args: Namespace, corpus: Corpus, max_minutes: float | None, out: Progress) -> Inputs:
-    """The inputs of a new run on a corpus in these minutes: its size, and its teacher if it has one."""
+    """The inputs of a new run on a corpus in these minutes: its size, and the teacher, if any."""
     with out.phase("measuring the processor"):
         sizing = choose_sizing(args, corpus, max_minutes)
     config = choose_config(args, corpus.vocab_size, corpus.train.length, sizing)
@@ -230,17 +230,20 @@ def choose_resume(args: Namespace, writes: bool, out: Progress) -> FoundCheckpoi
         with out.phase("verifying the checkpoint"):
             found = (find.find_resume(requested, output_dir, args.overwrite, out.warn) if args.cooldown_from is None
                      else choose_cooldown(args, out))
+        if writes and not (found and find.is_inside(found.folder, output_dir)):
+            refuse_foreign_config(args)
         if found and not find.is_inside(found.folder, output_dir):
-            _check_no_stranger(output_dir)
+            _refuse_unfinished_checkpoint(output_dir)
         elif not (found or steps_in(output_dir / FIRST_MODEL)):
-            refuse_folder_of_another_run(args)
             out.say(f"resume      no checkpoint in {printable(output_dir)} yet: starting at step 0")
         return found
-    _check_no_stranger(output_dir)
+    _refuse_unfinished_checkpoint(output_dir)
     for model in filter(None, (args.init_from, args.teacher)):
         if args.overwrite and find.is_inside(Path(model), output_dir):
             raise UserError(Exit.FLAGS, f"--overwrite: would delete {printable(model)}, which the run starts from. "
                                         "Give another --output_dir.")
+    if writes:
+        refuse_foreign_config(args)
     refuse_folder_of_another_run(args)
     return None
 
@@ -287,11 +290,11 @@ def _may_mean(requested: str, source: str) -> bool:
     return not (Path(requested) / MANIFEST).is_file() or is_same_folder(requested, source)
 
 
-def _check_no_stranger(output_dir: Path) -> None:
+def _refuse_unfinished_checkpoint(output_dir: Path) -> None:
     """Raises UserError (exit 4) for an unfinished folder with a checkpoint's name, which this run would replace."""
-    strangers = [path for path, problem in numbered_in(output_dir).values() if problem]
-    if strangers:
-        raise UserError(Exit.CHECKPOINT, f"{printable(strangers[0])} has a checkpoint's name but no manifest.json,"
+    unfinished = [path for path, problem in numbered_in(output_dir).values() if problem]
+    if unfinished:
+        raise UserError(Exit.CHECKPOINT, f"{printable(unfinished[0])} has a checkpoint's name but no manifest.json,"
                                          " and a run would replace it. Move it away, or give another --output_dir.")
 
 

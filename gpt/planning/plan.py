@@ -40,7 +40,7 @@ from gpt.tokens.stream import Mask
 from model import SIZES
 
 MIN_VAL_TOKENS = 1000
-MANY_SILENT = 0.2  # of the sequences, without an answer
+MANY_WITHOUT_ANSWER = 0.2  # fraction of the sequences
 
 
 # ---------------------------------------------------------------- in a few lines
@@ -116,8 +116,8 @@ def describe_sharing(setup: Setup) -> list[str]:
     corpus, processes = setup.corpus, setup.runtime.processes
     lines = []
     if corpus.components:
-        folders = [f"{part.name} {weight_percent(part.weight)}, {in_epochs(passes)}"
-                   for part, passes in _passes_of_components(setup)]
+        folders = [f"{component.name} {weight_percent(component.weight)}, {in_epochs(passes)}"
+                   for component, passes in _passes_of_components(setup)]
         lines.append(f"mixture     {'; '.join(folders)}")
     if processes.world_size > 1:
         peak = size(predicted_peak(setup.config, setup.micro_batch, setup.memory))
@@ -202,8 +202,8 @@ def objections(setup: Setup) -> list[str]:
     most = most_passes(num_tokens, config.num_parameters, has_teacher_or_noise(args))
     times = times_too_short(recipe.total_steps, recipe.total_steps * setup.tokens_per_step, num_tokens,
                             config.num_parameters)
-    if is_small and by_minutes and recipe.passes >= most and (
-            recipe.lr_schedule not in OPEN_SCHEDULES and not trains_first_of_two()):
+    if (is_small and by_minutes and recipe.passes >= most
+            and recipe.lr_schedule not in OPEN_SCHEDULES and not trains_first_of_two()):
         teacher = "" if has_teacher_or_noise(args) else ", or a second run with --teacher"
         lines.append(f"the run ends before its {args.max_minutes:g} min: after {most} passes this model only "
                      f"learns the text by heart. More text helps{teacher}.")
@@ -211,9 +211,9 @@ def objections(setup: Setup) -> list[str]:
         lines.append(f"--max_minutes {args.max_minutes:g} allows only {several(recipe.total_steps, 'step')} of this "
                      f"model, {in_epochs(recipe.passes)}: too few to learn much. Give --max_minutes "
                      f"{math.ceil(times * args.max_minutes)}, or a smaller --model_size.")
-    for part, passes in _passes_of_components(setup):
-        if passes > most_passes(part.corpus.train.length, config.num_parameters, has_teacher_or_noise(args)):
-            lines.append(f"{part.name} is read {passes:,.0f} times, and learned by heart. Give it a smaller "
+    for component, passes in _passes_of_components(setup):
+        if passes > most_passes(component.corpus.train.length, config.num_parameters, has_teacher_or_noise(args)):
+            lines.append(f"{component.name} is read {passes:,.0f} times, and learned by heart. Give it a smaller "
                          "weight, or more text.")
     if recipe.learning_rate > 20 * recipe.usual_learning_rate:
         lines.append(f"--learning_rate {recipe.learning_rate:g} is far above the default of this run, and may diverge. "
@@ -222,7 +222,7 @@ def objections(setup: Setup) -> list[str]:
 
 
 def _fraction_without_answer(corpus: Corpus, seq_length: int) -> float:
-    """The share of the training sequences without a token that counts, from a thousand of them."""
+    """The fraction of the training sequences without a token that counts, estimated from a thousand."""
     if not corpus.converses:
         return 0.0
     starts = spaced(num_windows(corpus.train.length, seq_length), 1000) * seq_length
@@ -232,7 +232,8 @@ def _fraction_without_answer(corpus: Corpus, seq_length: int) -> float:
 def _passes_of_components(setup: Setup) -> list[tuple[Component, float]]:
     """The passes over each folder of a mixture, none without one."""
     tokens = setup.recipe.num_samples * setup.config.seq_length
-    return [(part, part.weight * tokens / part.corpus.train.length) for part in setup.corpus.components]
+    return [(component, component.weight * tokens / component.corpus.train.length)
+            for component in setup.corpus.components]
 
 
 def early_objections(setup: Setup) -> list[str]:
@@ -264,14 +265,14 @@ def early_objections(setup: Setup) -> list[str]:
         of = f" of {folder}" if folder else ""
         lines.append(f"{percent(copied)} of the validation tokens{of} stand word for word in the training text: "
                      "their loss counts memorized passages. Remove duplicates from the text.")
-    parts = [(part.corpus, part.weight) for part in corpus.components] or [(corpus, 1.0)]
-    silent = sum(weight * _fraction_without_answer(each, config.seq_length) for each, weight in parts)
-    if silent > MANY_SILENT:
+    weighted = [(component.corpus, component.weight) for component in corpus.components] or [(corpus, 1.0)]
+    without_answer = sum(weight * _fraction_without_answer(each, config.seq_length) for each, weight in weighted)
+    if without_answer > MANY_WITHOUT_ANSWER:
         can_grow = "seq_length" in args.origin.given or not setup.is_pretrained
         cure = (f"Give --seq_length {2 * config.seq_length}, or more" if can_grow else
                 f"Shorten the questions: the model sees {config.seq_length:,} tokens")
-        lines.append(f"{percent(silent)} of the sequences of {config.seq_length:,} tokens hold no answer, and teach "
-                     f"nothing. {cure}.")
+        lines.append(f"{percent(without_answer)} of the sequences of {config.seq_length:,} tokens hold no answer, and "
+                     f"teach nothing. {cure}.")
     world_size = setup.runtime.processes.world_size
     if recipe.samples_per_step > recipe.windows_per_epoch:
         fewest_each = f" --gradient_accumulation_steps {world_size}" if recipe.accumulation > world_size else ""

@@ -20,7 +20,7 @@ from gpt.common.words import count, several, shell_word
 from gpt.optimizers.table import MUON_PAYS, OPTIMIZERS
 from gpt.planning import defaults
 from gpt.planning.inputs import Inputs
-from gpt.planning.schedules import Cooldown, Schedule, cooldown_of, steps_of_fall
+from gpt.planning.schedules import Cooldown, Schedule, cooldown_of, decay_steps_of
 from gpt.planning.sizing import power_of_two
 from model import INIT_STD
 
@@ -63,12 +63,12 @@ class Recipe(Schedule):
     samples_offset: int = 0
 
     @property
-    def lower_rate_in_words(self) -> str:
+    def lower_rate_argument(self) -> str:
         """What to give --learning_rate after a divergence: half of the peak, or the default where that is lower."""
-        return self.rate_in_words(min(self.learning_rate / 2, self.usual_learning_rate))
+        return self.rate_argument(min(self.learning_rate / 2, self.usual_learning_rate))
 
-    def rate_in_words(self, rate: float) -> str:
-        """A rate for --learning_rate, and the flag that keeps Muon: the rate alone asks for AdamW."""
+    def rate_argument(self, rate: float) -> str:
+        """The text after --learning_rate: the rate, and the flag that keeps Muon, as a rate alone selects AdamW."""
         return f"{rate:.2g}" + (" --optimizer muon" if self.optimizer == "muon" else "")
 
     @property
@@ -310,7 +310,7 @@ def _choose_length(facts: _Facts, cooldown: Cooldown | None, is_regularized: boo
 def _most_steps(args: Namespace, settings: Mapping[str, Any], cooldown: Cooldown | None) -> int | None:
     """The step at which a cooldown or --max_steps ends the run, whatever its epochs; None without either."""
     if cooldown:
-        return cooldown.start + steps_of_fall(args.cooldown or defaults.DECAY_SHARE, cooldown.start)
+        return cooldown.start + decay_steps_of(args.cooldown or defaults.DECAY_SHARE, cooldown.start)
     if args.cooldown_from and not (args.epochs or args.max_steps or args.max_minutes):
         return settings.get("total_steps")  # resumed from a checkpoint before the cooldown
     return args.max_steps
@@ -327,7 +327,7 @@ def _choose_rates(facts: _Facts, optimizer: str, samples_per_step: int, total_st
     default = usual.learning_rate
     why = f"for {tokens_per_step:,} tokens a step and {count(total_tokens)} in all; {usual.why}"
     recorded = facts.stored.settings.get("learning_rate")
-    keeps_peak = bool(recorded) and had_step_of(facts.stored.settings, samples_per_step)
+    keeps_peak = bool(recorded) and records_step_size(facts.stored.settings, samples_per_step)
     if keeps_peak:
         default, why = recorded, "as the run began"
     learning_rate = facts.choose("learning_rate", default, why)
@@ -358,7 +358,7 @@ def _choose_schedule(facts: _Facts, learning_rate: float, total_steps: int, cool
         warmup_steps = defaults.default_warmup(total_steps)
     decay_share = defaults.DECAY_SHARE
     if cooldown:  # --cooldown is for the cooldown, and wsd keeps its own
-        facts.choose("cooldown", decay_share)
+        facts.choose("cooldown", decay_share)  # only notes the reason: _most_steps reads the flag
         decay_share = settings.get("decay_share", decay_share)
     elif name == "wsd":
         decay_share = facts.choose("cooldown", decay_share)
@@ -372,7 +372,7 @@ def epochs_of(samples: int, samples_per_step: int, windows: int) -> int:
     return max(1, -(-(samples - samples_per_step + 1) // windows))
 
 
-def had_step_of(settings: Mapping[str, Any], samples_per_step: int) -> bool:
+def records_step_size(settings: Mapping[str, Any], samples_per_step: int) -> bool:
     """True if the settings of a checkpoint record steps of this many samples."""
     return settings.get("batch_size", 0) * settings.get("accumulation", 0) == samples_per_step
 
@@ -386,7 +386,7 @@ def eval_interval_of(given: int | None, total_steps: int, least: int = 1) -> int
 
 
 def sample_interval_of(given: int | None, total_steps: int, least: int = 1) -> int:
-    """The steps between samples: the flag's, 0 for none, or for None a fifth of the run; then at least `least`."""
+    """The steps between samples: the flag's (0 for none), else a fifth of the run, at least `least`."""
     return max(1, least, total_steps // 5) if given is None else given
 
 

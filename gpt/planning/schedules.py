@@ -53,7 +53,7 @@ class Schedule:
         if self.lr_schedule == "constant":
             return self.total_steps
         if self.lr_schedule == "wsd":
-            return max(self.warmup_steps, self.total_steps - steps_of_fall(self.decay_share, self.total_steps))
+            return max(self.warmup_steps, self.total_steps - decay_steps_of(self.decay_share, self.total_steps))
         return self.warmup_steps
 
     @property
@@ -64,20 +64,20 @@ class Schedule:
     def learning_rate_at(self, step: int) -> float:
         """The learning rate of a step, counted from 1."""
         if self.cooldown and step >= self.cooldown.start:
-            return _falling(step, self, self.cooldown.learning_rate)
+            return _line_down(step, self, self.cooldown.learning_rate)
         if step < self.warmup_steps:  # linear, up to the peak
             return self.learning_rate * step / self.warmup_steps
         return SCHEDULES[self.lr_schedule](step, self)
 
 
-def steps_of_fall(share: float, steps: int) -> int:
-    """Converts --cooldown to steps, at least one: below 1 it is a share of steps, from 1 on the number itself."""
-    return int(share) if share >= 1 else max(1, round(share * steps))
+def decay_steps_of(length: float, steps: int) -> int:
+    """Converts --cooldown to steps, at least one: below 1 it is a fraction of steps, from 1 on their number."""
+    return int(length) if length >= 1 else max(1, round(length * steps))
 
 
 def linear_decay(step: int, schedule: Schedule) -> float:
     """A straight line down to min_lr (Bergsma et al. 2025)."""
-    return _falling(step, schedule, schedule.learning_rate)
+    return _line_down(step, schedule, schedule.learning_rate)
 
 
 def cosine(step: int, schedule: Schedule) -> float:
@@ -87,7 +87,7 @@ def cosine(step: int, schedule: Schedule) -> float:
     return schedule.min_lr + 0.5 * (1 + math.cos(math.pi * fraction)) * (schedule.learning_rate - schedule.min_lr)
 
 
-def _falling(step: int, schedule: Schedule, start: float) -> float:
+def _line_down(step: int, schedule: Schedule, start: float) -> float:
     """A straight line from the learning rate start at decay_start down to min_lr at the last step.
 
     At a learning rate of zero nothing is learned: a line to 0 would reach it one step after the last.

@@ -30,7 +30,7 @@ from gpt.planning.memory import (
     micro_batch_of,
     setting_of,
 )
-from gpt.planning.recipe import ENDLESS, Recipe, choose_recipe, had_step_of
+from gpt.planning.recipe import ENDLESS, Recipe, choose_recipe, records_step_size
 from gpt.planning.relations import of_another_recipe
 from gpt.planning.sizing import FRACTION_OF_PEAK, UNKNOWN_PEAK, choose_options
 from gpt.tokens.corpus import Corpus
@@ -100,8 +100,8 @@ def _choose_dropout(inputs: Inputs, options: Options, runtime: Runtime, deadline
     args, config = inputs.args, inputs.config
     machine, processes = runtime.machine, runtime.processes
     shares_ram = machine.on_gpu and not machine.backend.has_own_memory
-    if args.dropout is not None or args.init_from or args.compile_mode == "reduce-overhead" or (
-            shares_ram and args.activation_checkpointing):
+    if (args.dropout is not None or args.init_from or args.compile_mode == "reduce-overhead"
+            or (shares_ram and args.activation_checkpointing)):
         return args.dropout or 0.0
     most_batch_size = choose_sharing(args, inputs.sizing, config, options, machine, processes).micro_batch
     recipe_for = partial(choose_recipe, inputs, most_batch_size)
@@ -125,8 +125,8 @@ def _with_fitting_micro_batch(recipe: Recipe, inputs: Inputs, memory: MemorySett
     Several processes halve it after a start that ran out of memory. tokens_on_gpu are bytes.
     """
     args, processes = inputs.args, runtime.processes
-    had_step = had_step_of(inputs.stored.settings, recipe.samples_per_step)
-    if had_step and not any(change.startswith("batch_size ") for change in args.origin.changed):
+    keeps_step = records_step_size(inputs.stored.settings, recipe.samples_per_step)
+    if keeps_step and not any(change.startswith("batch_size ") for change in args.origin.changed):
         recipe = recipe.with_micro_batch(inputs.stored.settings["batch_size"])  # halved where memory ran out
     elif args.batch_size == "auto":
         recipe = recipe.with_micro_batch(processes.from_main(
@@ -149,8 +149,8 @@ def _say_if_finished(inputs: Inputs, recipe: Recipe, longest: Recipe, deadline: 
     is_out_of_time = deadline.is_used_up(state.seconds)
     if state.step < recipe.total_steps and is_patient and not is_out_of_time:
         return False
-    lacks_validation = (state.step == recipe.total_steps != state.validated_step and inputs.corpus.val
-                        and not args.dry_run)
+    lacks_validation = (state.step == recipe.total_steps and state.validated_step < state.step
+                        and inputs.corpus.val and not args.dry_run)
     if lacks_validation:
         more = "its last validation is missing and follows now"
     elif trains_first_of_two():

@@ -1,9 +1,10 @@
-"""Chooses network, size, T, batch and epochs of a run on a CPU, or on an Apple GPU, which shares the CPU's memory.
+"""Chooses network, size, T, batch and epochs of a run without an NVIDIA GPU.
 
-They follow from the corpus, the processor and the time. The speed of the processor is measured where no flag
-names a size, and else assumed from its number of threads. It only decides the choice; the time announced before
-the first step comes from measured steps. A resumed run keeps its recorded shape. Flags and pretrained weights
-come before this choice. How the network is computed in training is decided here too.
+It runs on a CPU, or on an Apple GPU, which shares the CPU's memory. The choices follow from the corpus, the
+processor and the time. The speed of the processor is measured where no flag names a size, and else assumed from
+its number of threads. It only decides the choice; the time announced before the first step comes from measured
+steps. A resumed run keeps its recorded shape. Flags and pretrained weights come before this choice. How the
+network is computed in training is decided here too.
 """
 
 import time

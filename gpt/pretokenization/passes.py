@@ -69,8 +69,8 @@ class Job:
         """Makes one pass over the text; yields the workers' results for its blocks, in order.
 
         setup are further arguments of read_block. The findings go into a new report. Raises UserError (exit
-        3) for unusable text, unless a file has changed since the run began: this explains the error, and is
-        raised in its place. Raises Stopped at a signal, and UserError (exit 5) if a worker dies.
+        3) for unusable text. A file that changed since the run began explains such an error, and is reported
+        instead. Raises Stopped at a signal, and UserError (exit 5) if a worker dies.
         """
         read = partial(read_block, sources=self.sources, reading=self.reading,
                        split=self.split, **setup)

@@ -87,10 +87,10 @@ class Report:
     def refuse_empty(self, num_bytes: int) -> None:
         """Raises UserError (exit 3) if the documents, num_bytes long, hold no text."""
         found = self.total
-        why = (f"{several(found.bad_records, 'record')} skipped, the first: {found.first_bad_record[1]}. Give "
-               f"{KINDS[self.sources[self.source_index].kind].form}." if found.first_bad_record else
-               "It holds less than 2 bytes of text besides whitespace. Give a file with text.")
         if num_bytes < 2 or not found.has_text:
+            why = (f"{several(found.bad_records, 'record')} skipped, the first: {found.first_bad_record[1]}. Give "
+                   f"{KINDS[self.sources[self.source_index].kind].form}." if found.first_bad_record else
+                   "It holds less than 2 bytes of text besides whitespace. Give a file with text.")
             raise UserError(Exit.DATA, f"there is no text in {names_of(self.sources)}. {why}")
 
 

@@ -57,16 +57,18 @@ def given_vocabulary(path: str, warn: Callable[[str], None]) -> Vocabulary:
 def with_chat_tokens(vocabulary: Vocabulary, say: Callable[[str], None]) -> Vocabulary:
     """Returns the vocabulary with ids for the special tokens of conversations, appended where it lacks them.
 
-    Raises UserError (exit 3) if the library would give them ids of other tokens, as it does where ids have gaps.
+    Raises UserError (exit 3) if they have ids of other tokens: the library gives them such where ids have gaps.
     """
-    if can_converse(vocabulary.tokenizer):
-        return vocabulary
+    has_both = can_converse(vocabulary.tokenizer)
     tokenizer = parse(vocabulary.content)
-    tokenizer.add_special_tokens([START, END])
-    id_of = tokenizer.get_vocab(with_added_tokens=True)
-    if len({*id_of.values()}) < len(id_of):
-        raise UserError(Exit.DATA, f"--tokenizer_file: its ids have gaps, so that {START} and {END} would get ids "
-                                   "of other tokens. Give a tokenizer that has these two, or one without gaps.")
+    if not has_both:
+        tokenizer.add_special_tokens([START, END])
+    ids_of_others = {index for name, index in tokenizer.get_vocab().items() if name not in (START, END)}
+    if not ids_of_others.isdisjoint(map(tokenizer.token_to_id, (START, END))):
+        raise UserError(Exit.DATA, f"--tokenizer_file: {START} or {END} would have the id of another token, because "
+                                   "the ids have gaps. Give a tokenizer without gaps.")
+    if has_both:
+        return vocabulary
     say(f"the tokenizer gets {START} and {END} as its last ids; with --init_from the model gets rows for them")
     return vocabulary_of(tokenizer, vocabulary.end_id)
 

@@ -84,13 +84,14 @@ def turns_of(record: Any) -> tuple[Turn, ...]:
                          "has no answer to learn")
     systems = [_turn_of({"role": "system", "content": fields[name]}, f"the field {name}") for name in SYSTEM
                if fields.get(name)]
-    return (*systems[:1], *read)
+    return (*read,) if systems[:1] == read[:1] else (*systems[:1], *read)
 
 
 def _question_and_answer(fields: dict[str, Any]) -> list[Any]:
-    """The turns of a record: its question, with what that is about below, and its answer. Raises ValueError.
+    """The turns of a record with one question: the question, the text that it is about, if any, and the answer.
 
-    Question and answer may be lists of turns, as in TRL; answers within the question are then not learned.
+    Question and answer may be lists of turns, as in TRL; answers within the question are then not learned. Raises
+    ValueError.
     """
     asked, about, answered = (next((name for name in names if fields.get(name) is not None), names[0])
                               for names in (ASKED, ABOUT, ANSWERED))
@@ -117,12 +118,17 @@ def _turn_of(turn: Any, which: str) -> Turn:
         raise ValueError(f"has the {role_field} {role!r} in {which}, not one of {', '.join(ROLES)}")
     if not isinstance(content, str):
         raise ValueError(f"has no text as the {content_field} of {which}")
-    if fields.get("tool_calls") or fields.get("function_call"):
+    if _is_filled(fields.get("tool_calls")) or _is_filled(fields.get("function_call")):
         raise ValueError(f"has the call of a tool in {which}, which the template cannot hold")
     weight = fields.get("weight")
     if weight not in (None, 0, 1):
         raise ValueError(f"has the weight {weight!r} in {which}, not 0 or 1")
-    return Turn(ROLES[role], content, weight != 0 and all(fields.get(name) is not False for name in LEARNED))
+    return Turn(ROLES[role], content, weight != 0 and all(fields.get(name) != 0 for name in LEARNED))
+
+
+def _is_filled(value: Any) -> bool:
+    """False for a field that holds nothing, as a column of a table does in most of its rows."""
+    return any(value.values()) if isinstance(value, dict) else value not in (None, "", "[]", "null", [])
 
 
 # ---------------------------------------------------------------- the template

@@ -72,12 +72,12 @@ class Validation:
 class Component:
     """One corpus of a mixture. weight is its fraction of all tokens drawn; the weights add up to 1.
 
-    parts is the weight as an integer, in exact proportion to the parts of the other components. name comes
-    from the folder.
+    whole_weight is the weight as an integer, in exact proportion to the other components'. name comes from the
+    folder.
     """
 
     name: str
-    parts: int
+    whole_weight: int
     weight: float
     corpus: Corpus
 
@@ -268,7 +268,7 @@ def _open(files: Sequence[Path], split: str, metadata: Metadata, vocab_size: int
         if mask.is_file() != bool(record.mask_sha256):
             raise token_file_error(path.with_suffix(".mask"), "says which tokens of conversations are answers, and "
                                    f"{'is missing' if record.mask_sha256 else 'no metadata names it'}. Keep the .bin, "
-                                   "the .mask and metadata.json in one folder, and give that as --data_dir "
+                                   "the .idx, the .mask and metadata.json in one folder, and give that as --data_dir "
                                    "(evaluate.py: --tokens).")
         part = replace(layout.read(path, metadata.dtype, vocab_size), mask=mask if record.mask_sha256 else None)
         _check_length(path, part.length, record.num_tokens, metadata)

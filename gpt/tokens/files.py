@@ -20,7 +20,7 @@ from gpt.common.words import printable
 if TYPE_CHECKING:
     from fractions import Fraction
 
-MAX_PARTS = 2**40  # sum of all weights as integers: their products with sample numbers fit into 64 bits
+MAX_WEIGHTS = 2**40  # sum of all weights as integers: their products with sample numbers fit into 64 bits
 NUMBER = r"(\d{1,15}(\.\d{0,15})?|\.\d{1,15})(e[+-]?\d{1,2})?|\d{1,15}/0*[1-9]\d{0,14}"
 
 
@@ -67,23 +67,23 @@ def _data_dir_of(word: str, is_alone: bool) -> DataDir:
     return DataDir(path, Fraction(weight))
 
 
-def whole_parts(folders: Sequence[DataDir], num_tokens: Sequence[int]) -> list[int]:
-    """Scales the folders' weights to integers in the same proportion, MAX_PARTS or less together.
+def whole_weights(folders: Sequence[DataDir], num_tokens: Sequence[int]) -> list[int]:
+    """Scales the folders' weights to integers in the same proportion, MAX_WEIGHTS or less together.
 
     A folder without a weight counts by its tokens. Integers that would exceed
-    MAX_PARTS are rounded, to at least 1.
+    MAX_WEIGHTS are rounded, to at least 1.
     """
     import math
     from fractions import Fraction
 
-    weights = [Fraction(num) if folder.weight is None else folder.weight
-               for folder, num in zip(folders, num_tokens, strict=True)]
-    denominator = math.lcm(*(weight.denominator for weight in weights))
-    parts = [int(weight * denominator) for weight in weights]
-    divisor, total = math.gcd(*parts), sum(parts)
-    if total // divisor > MAX_PARTS:
-        return [max(1, part * (MAX_PARTS - len(parts)) // total) for part in parts]
-    return [part // divisor for part in parts]
+    exact = [Fraction(num) if folder.weight is None else folder.weight
+             for folder, num in zip(folders, num_tokens, strict=True)]
+    denominator = math.lcm(*(weight.denominator for weight in exact))
+    weights = [int(weight * denominator) for weight in exact]
+    divisor, total = math.gcd(*weights), sum(weights)
+    if total // divisor > MAX_WEIGHTS:
+        return [max(1, weight * (MAX_WEIGHTS - len(weights)) // total) for weight in weights]
+    return [weight // divisor for weight in weights]
 
 
 SUFFIXES = (".bin", ".ds", ".npy")

@@ -8,7 +8,7 @@ from pathlib import Path
 from gpt.common.errors import Exit, UserError
 from gpt.common.words import printable, several, shell_word
 from gpt.tokens.corpus import Component, Corpus
-from gpt.tokens.files import DataDir, whole_parts
+from gpt.tokens.files import DataDir, whole_weights
 from gpt.tokens.stream import TokenStream
 
 
@@ -19,9 +19,9 @@ def mix(folders: Sequence[DataDir], corpora: Sequence[Corpus]) -> Corpus:
     """
     for folder, corpus in zip(folders[1:], corpora[1:], strict=True):
         _check_alike(folders[0].path, corpora[0], folder.path, corpus)
-    parts = whole_parts(folders, [corpus.train.length for corpus in corpora])
-    components = tuple(Component(name, part, part / sum(parts), corpus)
-                       for name, part, corpus in zip(_short_names(folders), parts, corpora, strict=True))
+    weights = whole_weights(folders, [corpus.train.length for corpus in corpora])
+    components = tuple(Component(name, weight, weight / sum(weights), corpus)
+                       for name, weight, corpus in zip(_short_names(folders), weights, corpora, strict=True))
     validations = [corpus.val for corpus in corpora if corpus.val is not None]
     with_tokenizer = next((corpus for corpus in corpora if corpus.tokenizer_sha256), corpora[0])
     return replace(
@@ -30,8 +30,8 @@ def mix(folders: Sequence[DataDir], corpora: Sequence[Corpus]) -> Corpus:
         copies_were_sought=all(corpus.copies_were_sought for corpus in corpora),
         train=_joined([corpus.train for corpus in corpora]),
         val=_joined(validations) if validations else None,
-        identity=_identity([corpus.identity for corpus in corpora], parts),
-        val_identity=_identity([str(corpus.val_identity) for corpus in corpora], parts) if validations
+        identity=_identity([corpus.identity for corpus in corpora], weights),
+        val_identity=_identity([str(corpus.val_identity) for corpus in corpora], weights) if validations
         else None,
         notes=tuple(f"{component.name}: {note}" for component in components for note in component.corpus.notes),
         origins=tuple(dict.fromkeys(origin for corpus in corpora for origin in corpus.origins)))
@@ -85,7 +85,7 @@ def _joined(streams: Sequence[TokenStream]) -> TokenStream:
     return TokenStream(tuple(part for stream in streams for part in stream.parts), streams[0].vocab_size)
 
 
-def _identity(identities: Sequence[str], parts: Sequence[int]) -> str:
+def _identity(identities: Sequence[str], weights: Sequence[int]) -> str:
     """The sha256 of the components' identities in their order, each with its weight."""
-    lines = (f"{identity} {part}\n" for identity, part in zip(identities, parts, strict=True))
+    lines = (f"{identity} {weight}\n" for identity, weight in zip(identities, weights, strict=True))
     return hashlib.sha256("".join(lines).encode()).hexdigest()

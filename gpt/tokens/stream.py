@@ -157,7 +157,7 @@ def warn_without_mask(stream: TokenStream, tokenizer: Tokenizer | None, warn: Ca
         first_ids = np.fromfile(part.path, DTYPES[part.dtype], min(part.length, 2**16), offset=part.offset_bytes)
         if start_id in first_ids:
             warn(f"{printable(part.path)} holds conversations, and the tokens of the questions count too. For the "
-                 "answers alone, keep it in the folder of pretokenize.py, with metadata.json and the .mask.")
+                 "answers alone, keep it in the folder of pretokenize.py, with metadata.json, the .idx and the .mask.")
 
 
 class Mask:

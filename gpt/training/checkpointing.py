@@ -123,7 +123,7 @@ class Checkpointer:
         waited = time.perf_counter() - started
 
         def write() -> float:
-            with contextlib.suppress(OSError):  # a power cut leaves the rows that led to the checkpoint
+            with contextlib.suppress(OSError):  # after a power cut the rows that led here must be there
                 sync(self.output_dir / METRICS)
             texts = contents.text_files(step, config, fields, self._tokenizer_json, setup.corpus.end_of_text_id,
                                         card, self._chat_template)
@@ -203,8 +203,9 @@ class Checkpointer:
             **({"weights at the start": printable(_without_folder(state.init_from))} if state.init_from else {}),
             "training tokens": f"{corpus.train.length:,}, sha256 {corpus.identity}",
             **({"text": printable(", ".join(corpus.origins))} if corpus.origins else {}),
-            **{f"{weight_percent(share.weight)} from {share.name}": f"{share.corpus.train.length:,} training tokens, "
-               f"sha256 {share.corpus.identity}" for share in corpus.components}}
+            **{f"{weight_percent(component.weight)} from {component.name}":
+               f"{component.corpus.train.length:,} training tokens, sha256 {component.corpus.identity}"
+               for component in corpus.components}}
         given = flags_of_run(self._run.setup).given
         if self._runtime.processes.world_size > 1:  # one process would take smaller steps by default
             given = {**given, "gradient_accumulation_steps": self._run.recipe.accumulation}

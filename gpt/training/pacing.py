@@ -16,9 +16,9 @@ WARM_STEPS = 3  # measured at least, after a cold one
 MEASURING_FRACTION, MEASURING_SECONDS = 0.02, 20.0  # of --max_minutes for measuring, and at most
 LONG_SECONDS = 5.0  # one warm step that takes longer is enough; a cold one may have compiled something
 MEASURED_MICRO_BATCHES = 2  # of a step, however many it has
-SAMPLED_TOKENS = 8  # of a sample
+MEASURED_SAMPLE_TOKENS = 8  # of a sample, however long it is
 COPIED_BYTES, WRITTEN_BYTES = 1e9, 2e8  # a second, assumed, of a save: copied to the RAM, or written to a disk
-LATER, LEAST_LATER = 0.1, 0.02  # of the steps left, and of all: the end moves back only by more than both
+LATER, LEAST_LATER = 0.1, 0.02  # of the steps left, and of all: the end moves to a later step only by more than both
 
 TakeStep = Callable[..., Figures]  # train.py's take_step
 
@@ -53,7 +53,7 @@ def measure_pace(run: Run, take_step: TakeStep, validator: Validator, deadline: 
                 save_seconds=copy_seconds, last_save_seconds=write_seconds)
 
 
-def _measure_between_steps(run: Run, validator: Validator, val_tokens: int) -> tuple[float, float]:
+def _measure_between_steps(run: Run, validator: Validator, num_val_tokens: int) -> tuple[float, float]:
     """Seconds of a token of validation, where there are any, and of a sample, 0 without samples."""
     setup, processes = run.setup, run.setup.runtime.processes
     windows = min(run.micro_batch * processes.world_size, run.recipe.eval_windows(setup.config))
@@ -68,11 +68,11 @@ def _measure_between_steps(run: Run, validator: Validator, val_tokens: int) -> t
     sample = 0.0
     if setup.shows_samples:
         seconds_of(validator.sample_text, 1)  # the first time a GPU loads its kernels
-        sample = seconds_of(validator.sample_text, SAMPLED_TOKENS)
+        sample = seconds_of(validator.sample_text, MEASURED_SAMPLE_TOKENS)
     setup.runtime.machine.backend.release_memory()  # so that the next tensors lie together
     validation, sample = processes.from_main(lambda: (validation, sample))
-    tokens = min(val_tokens, windows * setup.config.seq_length)
-    return validation / max(1, tokens), sample * SAMPLE_TOKENS / SAMPLED_TOKENS
+    tokens = min(num_val_tokens, windows * setup.config.seq_length)
+    return validation / max(1, tokens), sample * SAMPLE_TOKENS / MEASURED_SAMPLE_TOKENS
 
 
 def _measure_step(run: Run, take_step: TakeStep, whole: bool, least_seconds: float) -> float:

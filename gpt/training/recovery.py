@@ -139,7 +139,7 @@ def explaining_failures(run: Run, checkpointer: Checkpointer) -> Iterator[None]:
     except (TooManySkipped, FloatingPointError) as error:
         is_tensor = isinstance(error, FloatingPointError)
         what = f"{error} is not finite after step {checkpointer.begun_step:,}" if is_tensor else str(error)
-        lower_rate = run.recipe.lower_rate_in_words
+        lower_rate = run.recipe.lower_rate_argument
         cure = f"{checkpointer.how_to_resume()} with --learning_rate {lower_rate}, or a longer --warmup_steps."
         if run.recipe.cooldown:
             cure = "Begin the cooldown at an earlier checkpoint, with another --output_dir."

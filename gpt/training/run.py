@@ -64,7 +64,8 @@ class Run:
     def must_stop(self) -> bool:
         """True once any process has received a signal.
 
-        All processes call it after every step, and get True at the same step, a few steps after the signal.
+        All processes call it before every step and get the same answer: a single process at once, several after
+        DELAY calls.
         """
         return self.votes.any_yes("stop", self.setup.runtime.signals.number is not None)
 

@@ -78,7 +78,7 @@ def sum_losses(model: LanguageModel, batches: Iterable[data.Batch], byte_lengths
                ) -> LossSums | None:
     """Adds up the losses of all targets in the batches; returns None once should_stop() is true.
 
-    should_stop() is asked before each batch. byte_lengths_V has the bytes of text of each id; without it
+    should_stop() is called before each batch. byte_lengths_V has the bytes of text of each id; without it
     num_bytes stays 0. The model is in training mode before and after. Other processes' batches are not added.
     """
     model.eval()

@@ -2,6 +2,6 @@
 
 output            takes over the output folder before the first step, and records in starts.jsonl how the run ended
 monitor           the log line, warnings and the closing block, by the files of the next line
-curve, next_step  spikes of the loss, a validation loss that rises; what leads to a better model
+curve, improvement  spikes of the loss, a validation loss that rises; what leads to a better model
 recorder          metrics.jsonl and its trackers: starts tracker_process, which calls a tracker's library
 """

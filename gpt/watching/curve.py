@@ -10,8 +10,8 @@ from statistics import fmean, median, variance
 from typing import NamedTuple
 
 RECENT = 128  # the number of losses that the next one is compared with
-STEPS_PER_POINT = 16  # steps whose median is one point of the curve
-FEWEST_BLOCKS = 16
+STEPS_PER_BLOCK = 16  # each block gives the curve its median
+FEWEST_BLOCKS = 16  # before there is advice
 SPIKE_DEVIATIONS = 8.0
 
 
@@ -24,14 +24,14 @@ def spread(values: Sequence[float]) -> float:
 class LossCurve:
     """The training losses of a run; values that are not finite are left out."""
 
-    def __init__(self, guessing_loss: float, lower_rate_in_words: str):
+    def __init__(self, guessing_loss: float, lower_rate_argument: str):
         """guessing_loss is the nats of a uniform prediction: ln V."""
         self._guessing_loss = guessing_loss
-        self._lower = f"Give --learning_rate {lower_rate_in_words}"
+        self._lower = f"Give --learning_rate {lower_rate_argument}"
         self._recent: deque[float] = deque(maxlen=RECENT)
         self._quiet_until = 0
         self._block: list[float] = []
-        self._middles: list[float] = []  # the median of each block
+        self._medians: list[float] = []  # the median of each block
         self._noises: list[float] = []  # the spread within each block
 
     def add(self, step: int, loss: float) -> str | None:
@@ -51,24 +51,24 @@ class LossCurve:
                            f"deviations above {middle:.4f}, the median of the {len(self._recent)} steps before")
         self._recent.append(loss)
         self._block.append(loss)
-        if len(self._block) == STEPS_PER_POINT:
-            self._middles.append(median(self._block))
+        if len(self._block) == STEPS_PER_BLOCK:
+            self._medians.append(median(self._block))
             self._noises.append(spread(self._block))
             self._block.clear()
         return warning
 
-    def advice(self, higher_rate_in_words: str, peak_fraction: float) -> str | None:
+    def advice(self, higher_rate_argument: str, peak_fraction: float) -> str | None:
         """Returns what to change and why; None for a healthy or a short curve.
 
-        peak_fraction is the current learning rate as a fraction of the run's.
+        peak_fraction is the current learning rate as a fraction of its peak.
         """
-        if len(self._middles) < FEWEST_BLOCKS:
+        if len(self._medians) < FEWEST_BLOCKS:
             return None
-        # The standard error of a median of STEPS_PER_POINT normal values is 1.2533 deviations / sqrt(STEPS_PER_POINT).
-        noise = fmean(self._noises[-FEWEST_BLOCKS:]) * 1.2533 / math.sqrt(STEPS_PER_POINT)
-        last = self._middles[-max(FEWEST_BLOCKS, len(self._middles) // 3):]
+        # The standard error of a median of STEPS_PER_BLOCK normal values is 1.2533 deviations / sqrt(STEPS_PER_BLOCK).
+        noise = fmean(self._noises[-FEWEST_BLOCKS:]) * 1.2533 / math.sqrt(STEPS_PER_BLOCK)
+        last = self._medians[-max(FEWEST_BLOCKS, len(self._medians) // 3):]
         now = median(last[-4:])
-        return self._explodes(now, noise) or self._stands_still(last, now, noise, higher_rate_in_words, peak_fraction)
+        return self._explodes(now, noise) or self._stands_still(last, now, noise, higher_rate_argument, peak_fraction)
 
     def worse_than_guessing(self, loss: float) -> str | None:
         """Returns a warning if the last loss is a tenth worse than guessing: more than a short run's noise.
@@ -81,22 +81,22 @@ class LossCurve:
                 f"{self._lower}.")
 
     def _explodes(self, now: float, noise: float) -> str | None:
-        lowest = min(self._middles)
+        lowest = min(self._medians)
         if now <= 1.1 * lowest + 6 * noise:
             return None
-        steps_since = (len(self._middles) - self._middles.index(lowest) - 1) * STEPS_PER_POINT
+        steps_since = (len(self._medians) - self._medians.index(lowest) - 1) * STEPS_PER_BLOCK
         return (f"the loss explodes: {now:.4f}, up from {lowest:.4f} {steps_since:,} steps before. "
                 f"{self._lower}, and resume from before the rise.")
 
-    def _stands_still(self, last: list[float], now: float, noise: float, higher_rate_in_words: str,
+    def _stands_still(self, last: list[float], now: float, noise: float, higher_rate_argument: str,
                       peak_fraction: float) -> str | None:
         gained = median(last[:4]) - now
         if peak_fraction <= 0.5 or gained + 3 * noise >= 0.01 * now:
             return None
         is_guessing = now > 0.97 * self._guessing_loss
         level = f"still that of guessing (ln V is {self._guessing_loss:.2f})" if is_guessing else "flat"
-        return (f"the loss is {level}: {now:.4f}, {gained:+.4f} gained in {len(last) * STEPS_PER_POINT:,} steps. "
-                f"Give --learning_rate {higher_rate_in_words}, or end the run: "
+        return (f"the loss is {level}: {now:.4f}, {gained:+.4f} gained in {len(last) * STEPS_PER_BLOCK:,} steps. "
+                f"Give --learning_rate {higher_rate_argument}, or end the run: "
                 "more such steps gain nothing.")
 
 

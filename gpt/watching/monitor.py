@@ -27,7 +27,7 @@ from gpt.training.recovery import TooManySkipped
 from gpt.training.run import Figures, Run
 from gpt.training.validation import ValidationLoss
 from gpt.watching.curve import LossCurve, OverfittingWatch
-from gpt.watching.next_step import FRESH, LONGER, MORE_TEXT, next_step
+from gpt.watching.improvement import FRESH, LONGER, MORE_TEXT, best_improvement
 from gpt.watching.recorder import Recorder
 from model import SIZES
 
@@ -63,7 +63,7 @@ class Monitor:
         self._recorder, self._runtime = recorder, runtime
         self._out = runtime.out
         self._gpu = runtime.machine.name if runtime.machine.on_gpu else None
-        self._curve = LossCurve(math.log(setup.config.vocab_size), setup.recipe.lower_rate_in_words)
+        self._curve = LossCurve(math.log(setup.config.vocab_size), setup.recipe.lower_rate_argument)
         self._overfitting = OverfittingWatch()
         self._first_step = run.state.step
         self._last_loss, self._step_of_loss = math.nan, 0
@@ -217,9 +217,9 @@ class Monitor:
             if spike := self._curve.add(step, loss):
                 self._out.warn(spike)
         recipe = self._run.recipe
-        higher_rate_in_words = recipe.rate_in_words(max(2 * recipe.learning_rate, recipe.usual_learning_rate))
+        higher_rate_argument = recipe.rate_argument(max(2 * recipe.learning_rate, recipe.usual_learning_rate))
         peak_fraction = recipe.learning_rate_at(last_step) / recipe.learning_rate
-        if advice := self._curve.advice(higher_rate_in_words, peak_fraction):
+        if advice := self._curve.advice(higher_rate_argument, peak_fraction):
             # The kind is the advice up to its colon, for example 'the loss explodes'.
             self.warn_once(advice.partition(":")[0], f"advice at step {last_step:,}: {advice}")
 
@@ -290,7 +290,7 @@ class Monitor:
 
     @property
     def _is_cut_off(self) -> bool:
-        """True if the run made fewer steps than planned."""
+        """True if the run made fewer than NEARLY_ALL of its planned steps."""
         return self.state.step < NEARLY_ALL * self._run.recipe.total_steps
 
     def say_what_next(self, best_step: int) -> None:
@@ -324,7 +324,7 @@ class Monitor:
         if self.state.best_val_loss is not None and self.state.best_val_loss > self._loss_before:
             self._out.say(f"To improve: no validation loss fell below {self._loss_before:.4f}, that of the weights it "
                           f"began from. Change them less:\n{launcher()} train.py --config {folder}/config.toml \\\n    "
-                          f"--learning_rate {self._run.recipe.lower_rate_in_words} "
+                          f"--learning_rate {self._run.recipe.lower_rate_argument} "
                           f"{flags_of_another_run(self._args.output_dir, 'slower', self._args.mirror_to)}")
         elif self._overfitting.train_losses and not self._curve.worse_than_guessing(self._last_loss):
             self._say_how_to_improve(folder, best)
@@ -333,7 +333,7 @@ class Monitor:
         """Prints what leads to a better model, and the command, if the run's figures show it."""
         args, recipe = self._args, self._run.recipe
         corpus = self._run.setup.corpus
-        how, why = self._next_step()
+        how, why = self._improvement()
         if not how or not corpus.tokenizer_path:
             return
         if how == LONGER:
@@ -354,7 +354,7 @@ class Monitor:
                        f"    --model_size {how}{in_bf16} {flags_of_another_run(args.output_dir, how, args.mirror_to)}")
         self._out.say(f"To improve: {why}\n{command}")
 
-    def _next_step(self) -> tuple[str, str]:
+    def _improvement(self) -> tuple[str, str]:
         """What leads to a better model, with the reason; LONGER, too, for a run that ran out of minutes."""
         config, recipe = self._config, self._run.recipe
         if self._is_cut_off and self._has_patience:
@@ -362,7 +362,7 @@ class Monitor:
                             f"{recipe.total_steps:,}, as steps took longer than measured")
         sizes = {name: architecture_of(config).sized(shape, config.vocab_size, config.seq_length).num_parameters
                  for name, shape in SIZES.items() if not self._learned_before}
-        return next_step(self._overfitting.validations, self._overfitting.train_losses, self._tokens_seen,
+        return best_improvement(self._overfitting.validations, self._overfitting.train_losses, self._tokens_seen,
                          self._run.setup.corpus.train.length, config.num_parameters, sizes)
 
     def _command_for_longer(self, folder: str) -> str:
@@ -389,7 +389,7 @@ class Monitor:
 
     @property
     def _learned_before(self) -> bool:
-        """True for weights that came with what another text, or another run, taught them."""
+        """True if the weights were trained on other tokens before: pretrained, or before --allow_new_data."""
         return bool(self.state.init_from or self._run.recipe.samples_of_others)
 
     @property

@@ -146,10 +146,10 @@ class Recorder:
         Any thread may call it. Its kind shows in a field: loss for a logged step, val_loss for a validation,
         sample for a text, advice for a warning.
         """
-        finite = {name: None if isinstance(value, float) and not math.isfinite(value) else value
-                  for name, value in fields.items()}
         if self._is_silent:
             return
+        finite = {name: None if isinstance(value, float) and not math.isfinite(value) else value
+                  for name, value in fields.items()}
         with self._lock:
             try:
                 append_line(self._path, json.dumps({"step": step, **finite}).encode())

@@ -23,6 +23,7 @@ from typing import Any, NamedTuple
 
 from gpt.common.files import try_lock
 from gpt.common.names import METRICS
+from gpt.common.signals import SAVING, STOPPING
 from gpt.common.words import shell_word
 
 PROJECT = "language-models"  # of all runs, unless the tracker's own environment variables name another
@@ -52,7 +53,7 @@ def main(name: str, run: RecordedRun) -> None:
     Ignores signals meanwhile. stdout becomes stderr, the tracker's log: only the line for the
     user goes to the old stdout.
     """
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in filter(None, (*STOPPING, SAVING)):
         signal.signal(number, signal.SIG_IGN)
     trainer = os.dup(1)
     os.dup2(2, 1)

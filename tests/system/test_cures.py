@@ -577,7 +577,7 @@ LATER = [
     # learning
     Case("the loss is {level}",
          f"{NEW} --max_steps 270 --eval_interval 270 --learning_rate 1e-9 --no-use_lr_scheduler"),
-    Case("Give --learning_rate {lower_rate_in_words}", f"{NEW} --learning_rate 9 --max_steps 40"),
+    Case("Give --learning_rate {lower_rate_argument}", f"{NEW} --learning_rate 9 --max_steps 40"),
     Case("overfitting since step", NEW, said=True),
     Case("did not come near", f"{NEW} --overfit 1 --max_steps 2", together=True,
          values={"--learning_rate": "0.02", "--max_steps": "900"}),
@@ -593,7 +593,7 @@ LATER = [
          raised=(Raised("gpt.planning.deadline:Deadline.is_used_up", 0, returns=True),)),
     Case("raise --patience to", "train.py --resume_from run", impatient, {"--patience": "9"}),
     Case("--model_size {how}{in_bf16}", KEPT,
-         raised=(Raised("gpt.watching.monitor:next_step", 1, returns=["tiny", "it may"]),)),
+         raised=(Raised("gpt.watching.monitor:best_improvement", 1, returns=["tiny", "it may"]),)),
     Case("--resume_from {folder}{longer}", KEPT, stays=True),
     Case("To improve: no validation loss", f"train.py {QUIET} --init_from out --learning_rate 9 --output_dir run"),
     Case("--resume_from {folder}{longer}",
@@ -629,9 +629,9 @@ NOT_TYPED = {
         "samples     none, as with", "--batch_size auto, or this", "with --init_from the model gets rows",
         "does not go with FILE or --demo", "not with several folders in", "unexpected argument. Give a value"),
     "is for token files without metadata.json; tried in tests/gpt/planning/test_setup.py": (
-        "tokens of this text, here",),
+        "tokens of this text, and",),
     "is a line of the message that holds the tokens of other texts, and is typed with it": (
-        "\n    python {shell_line([*make, '--overwrite'])}", "\n    python {shell_line(make)}"),
+        "\n    python {shell_line([*command, '--overwrite'])}", "\n    python {shell_line(command)}"),
     "is the name of the program, or a line of the crash log": (
         "python {prog}", "python {prog} [flags]", "python {sys.version}", "{shell_line(['train.py', *argv])}"),
 }

@@ -7,8 +7,8 @@ import pytest
 
 import pretokenize
 import train
+from gpt.watching.improvement import LONGER, MORE_TEXT
 from gpt.watching.monitor import Monitor
-from gpt.watching.next_step import LONGER, MORE_TEXT
 from tests.helpers.training import QUIET, TINY, trained
 
 
@@ -33,7 +33,7 @@ def type_all(text: str, capsys) -> str:
 def test_what_a_run_prints_to_improve_can_be_typed(kind, how, corpus, monkeypatch, tmp_path, capsys):
     """Every run has a mirror, which the new run must not share."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("gpt.watching.monitor.next_step", lambda *_: (how, "so it is"))
+    monkeypatch.setattr("gpt.watching.monitor.best_improvement", lambda *_: (how, "so it is"))
     (tmp_path / "MORE").write_text("A text of other words, written again and again. " * 200)
     schedule = {"wsd": "wsd", "cooldown": "constant"}.get(kind, "linear")
     shared = ["--data_dir", str(corpus), *QUIET, "--no-use_gpu", "--lr_schedule", schedule]

@@ -78,6 +78,7 @@ def test_debug_shows_the_traceback_of_any_error(tmp_path):
     ("OSError(12, 'Cannot allocate memory')", 5, "out of memory"),
     ("RuntimeError('CUDA error: out of memory')", 5, "out of memory"),
     ("RuntimeError('CUDA error: unspecified launch failure')", 5, "the GPU failed: CUDA error: unspecified launch"),
+    ("RuntimeError('CUDA driver error: unknown error')", 5, "look at dmesg"),
     ("RuntimeError('CUDA error: device-side assert triggered')", 70, "this is a bug in the program"),
     ("RuntimeError('could not create a primitive')", 5, "ulimit -v unlimited"),
     ("PermissionError(13, 'Permission denied', 'a\\x1b')", 5, "Permission denied: a\\x1b. Check that"),

@@ -97,7 +97,13 @@ def chosen(files, path=""):
     (WEB, "sample/10BT", WEB[2:]),
     (("train/cats.txt", "train/dogs.txt"), "", ("train/cats.txt", "train/dogs.txt")),
     (("a_train_1.txt", "a_train_2.txt"), "", ("a_train_1.txt", "a_train_2.txt")),
-    (CHATS, "data/train_sft*", CHATS[1:3]),
+    (CHATS, "data/train_sft", CHATS[1:3]),
+    (("data/train-0.parquet", "data/train_sft-0.parquet"), "data/train", ("data/train-0.parquet",)),
+    (("train/chunk1/example_train_0.jsonl", "train/chunk2/example_train_0.jsonl"), "",
+     ("train/chunk1/example_train_0.jsonl", "train/chunk2/example_train_0.jsonl")),
+    (("0001_train.txt", "0002_train.txt"), "", ("0001_train.txt", "0002_train.txt")),
+    (("train_100M/a.train.txt", "train_100M/b.train.txt", "train_10M/a.train.txt"), "train_10M",
+     ("train_10M/a.train.txt",)),
     (CHATS, "data", CHATS),
 ])
 def test_the_files_are_those_that_the_path_or_the_names_mean(files, path, expected):
@@ -105,10 +111,10 @@ def test_the_files_are_those_that_the_path_or_the_names_mean(files, path, expect
 
 
 @pytest.mark.parametrize(("files", "path", "name"), [
-    (WIKI, "", "2 sets of files: wiki-103/train, wiki-2/train. Name one: 'hf://datasets/a/b/wiki-2/train*'"),
-    (CHATS, "", "2 sets of files: data/train_gen, data/train_sft. Name one: 'hf://datasets/a/b/data/train_sft*'"),
-    (TALKS, "", "2 sets of files: data/all/train, data/daily/train. Name one: 'hf://datasets/a/b/data/daily/train*'"),
-    (WEB, "", "2 sets of files: data, sample. Name one: 'hf://datasets/a/b/sample*'"),
+    (WIKI, "", "2 sets of files: wiki-103/train, wiki-2/train. Name one: hf://datasets/a/b/wiki-103/train"),
+    (CHATS, "", "2 sets of files: data/train_gen, data/train_sft. Name one: hf://datasets/a/b/data/train_gen"),
+    (TALKS, "", "2 sets of files: data/all/train, data/daily/train. Name one: hf://datasets/a/b/data/all/train"),
+    (WEB, "", "2 sets of files: data, sample. Name one: hf://datasets/a/b/data"),
     (WIKI, "wiki-5", "wiki-103/train-0.parquet"),
     (("picture.png",), "", "picture.png"),
 ])

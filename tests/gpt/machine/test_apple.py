@@ -54,7 +54,9 @@ def test_a_torch_whose_kernels_for_it_are_wrong_is_not_used(monkeypatch):
     apple.pretend(monkeypatch, version="2.13.0")
     machine = device.choose(None, None, "auto", None)
     assert (machine.device.type, machine.device_reason) == (
-        "cpu", "no GPU: torch 2.13.0 gives wrong results on Apple's GPUs before 2.14")
+        "cpu", "no GPU: torch 2.13.0 gives wrong results on this GPU before 2.14")
+    monkeypatch.setattr(torch.backends.mps, "get_name", lambda: "Apple M4 Pro")
+    assert device.choose(None, None, "auto", None).device.type == "mps"
 
 
 def test_several_processes_do_not_share_it(monkeypatch):

@@ -140,7 +140,7 @@ def test_a_cooldown_in_the_place_of_another_run_keeps_nothing_of_its_metrics(che
 
 
 def test_the_advice_after_a_cooldown_is_the_command_that_a_resume_of_it_prints(run, plateau, monkeypatch):
-    monkeypatch.setattr("gpt.watching.monitor.next_step", lambda *_: ("longer", "it still learns"))
+    monkeypatch.setattr("gpt.watching.monitor.best_improvement", lambda *_: ("longer", "it still learns"))
     text = run.ok("--cooldown_from", str(plateau), "--cooldown", "4", *EVERY, out="new")
     command = text.split("To improve: it still learns\n")[1].splitlines()[0]
     assert command.endswith("--max_steps 48")

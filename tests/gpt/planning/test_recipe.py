@@ -127,8 +127,8 @@ def test_initial_weights_are_wide_for_adamws_default_rate_alone():
 
 def test_half_of_muons_rate_is_advised_with_the_flag_that_keeps_muon():
     found = recipe("--optimizer", "muon")
-    assert found.lower_rate_in_words == f"{found.learning_rate / 2:.2g} --optimizer muon"
-    assert recipe("--learning_rate", "1e-4").lower_rate_in_words == "5e-05"
+    assert found.lower_rate_argument == f"{found.learning_rate / 2:.2g} --optimizer muon"
+    assert recipe("--learning_rate", "1e-4").lower_rate_argument == "5e-05"
 
 
 @pytest.mark.parametrize(("flags", "num_tokens", "epochs"), [

@@ -157,6 +157,6 @@ def test_a_file_whose_validation_file_is_gone_is_another_training_text(corpus, t
     error, _ = trained([*resume, "3"], capsys)
     assert isinstance(error, UserError)
     assert error.code == Exit.DATA
-    assert "Give the validation file of then, or none as then, or --allow_new_data." in str(error)
+    assert "Give the same validation file as before, or none if there was none, or --allow_new_data." in str(error)
     assert trained([*resume, "3", "--val_bin_file", f"{corpus}/val.bin"], capsys)[0] == 0
     assert trained([*resume, "4", "--allow_new_data"], capsys)[0] == 0

@@ -205,7 +205,9 @@ BAD = [
     {"instruction": "a", "input": 0, "output": "b"},
     {"instruction": "a", "history": [["b", "c"]], "output": "b"}, {"messages": [{**ANSWER, "train": False}]},
     {"prompt": "a", "completion": "b", "label": False},
-    {"messages": [{**ANSWER, "tool_calls": [{"type": "function"}]}]}]
+    {"messages": [{**ANSWER, "tool_calls": [{"type": "function"}]}]},
+    {"messages": [{**ANSWER, "function_call": {"name": "a", "arguments": None}}]},
+    {"messages": [{**ANSWER, "train": 0}]}]
 
 
 @pytest.mark.parametrize("bad", [*map(json.dumps, BAD), "{", '{"messages": [', "nonsense"])
@@ -243,6 +245,14 @@ def test_the_system_of_a_question_is_read_and_an_answer_that_is_rated_bad_is_lef
     found, report = read(name)
     assert found == 8 * [(Turn("system", "Be short."), Turn("user", "a?"), Turn("assistant", "b"))]
     assert report.total.bad_records == 1
+
+
+def test_a_system_that_stands_among_the_turns_too_comes_once_and_empty_calls_of_tools_are_none():
+    turns = [Turn("system", "Be short."), Turn("user", "a?"), Turn("assistant", "b")]
+    empty = {"tool_calls": None, "function_call": {"name": None, "arguments": ""}}
+    record = {"system_prompt": "Be short.", "messages": [{**turn, **empty} for turn in messages(turns)]}
+    write("a.jsonl", (json.dumps(record) + "\n") * 9)
+    assert read("a.jsonl")[0] == 9 * [tuple(turns)]
 
 
 def test_an_explicit_text_field_reads_the_records_as_texts():

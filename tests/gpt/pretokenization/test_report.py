@@ -18,7 +18,7 @@ from tests.helpers.texts import PACK, in_language, lines, read, words, write
 def test_a_text_of_which_more_than_a_hundredth_is_not_utf8_is_refused(form):
     content = in_language("Russian", 3000).encode("cp1251")
     few = words(100 * len(content)).encode()
-    reading = Reading(separator="\n\n" if form == "separated" else None)
+    reading = Reading(separator="\n\n" if form == "separated" else "")
     names = {"plain": "a.txt", "separated": "a.txt", "lines": "a.jsonl"}
     name = names.get(form, f"a.txt.{form}")
     warnings = []

@@ -6,7 +6,7 @@ from tokenizers import Tokenizer, models
 from gpt.common.errors import Exit, UserError
 from gpt.pretokenization.block_task import PART_SEPARATOR, without_long_runs
 from gpt.pretokenization.vocabulary import auto_vocab_size, with_chat_tokens
-from gpt.tokens.tokenizer import END, START, vocabulary_of
+from gpt.tokens.tokenizer import END, START, parse, vocabulary_of
 
 
 def test_the_automatic_vocabulary_grows_with_the_text():
@@ -33,6 +33,9 @@ def test_tokens_of_conversations_get_ids_that_no_other_token_has(last_id, new_id
         extended = with_chat_tokens(vocabulary, lambda line: None)
         assert tuple(map(extended.tokenizer.token_to_id, (START, END))) == new_ids
         return
-    with pytest.raises(UserError, match="have gaps") as caught:
-        with_chat_tokens(vocabulary, lambda line: None)
-    assert caught.value.code == Exit.DATA
+    tokenizer = parse(vocabulary.content)
+    tokenizer.add_special_tokens([START, END])
+    for collided in (vocabulary, vocabulary_of(tokenizer, 2)):  # to be added, or in the file already
+        with pytest.raises(UserError, match="have gaps") as caught:
+            with_chat_tokens(collided, lambda line: None)
+        assert caught.value.code == Exit.DATA

@@ -4,7 +4,7 @@ from fractions import Fraction
 
 import pytest
 
-from gpt.tokens.files import MAX_PARTS, DataDir, folders_of, problems_with, whole_parts
+from gpt.tokens.files import MAX_WEIGHTS, DataDir, folders_of, problems_with, whole_weights
 
 
 @pytest.fixture(autouse=True)
@@ -43,21 +43,22 @@ def test_an_invalid_weight_is_refused_in_one_line(words, says):
 
 
 def test_weights_become_integers_in_exact_proportion():
-    def parts_of(*words: str) -> list[int]:
-        return whole_parts(folders_of(words), [1000] * len(words))
+    def weights_of(*words: str) -> list[int]:
+        return whole_weights(folders_of(words), [1000] * len(words))
 
-    assert parts_of("a:0.7", "b:0.3") == parts_of("a:7", "b:3") == parts_of("a:70", "b:30") == [7, 3]
-    assert parts_of("a:1/3", "b:2/3") == [1, 2]
-    assert parts_of("a:0.1", "b:0.2", "c:0.3") == [1, 2, 3]
-    assert whole_parts(folders_of(["a", "b"]), [10, 4]) == [5, 2]
+    assert weights_of("a:0.7", "b:0.3") == weights_of("a:7", "b:3") == weights_of("a:70", "b:30") == [7, 3]
+    assert weights_of("a:1/3", "b:2/3") == [1, 2]
+    assert weights_of("a:0.1", "b:0.2", "c:0.3") == [1, 2, 3]
+    assert whole_weights(folders_of(["a", "b"]), [10, 4]) == [5, 2]
 
 
 @pytest.mark.parametrize(("weights", "sizes"), [(("1e-30", "1"), (1, 1)), (("", ""), (10**15 + 1, 1)),
                                                 (("0.123456789012345", "1/999999999999989"), (1, 1))])
 def test_weights_that_are_far_apart_stay_above_0_and_within_the_limit(weights, sizes):
-    parts = whole_parts([DataDir(str(at), Fraction(weight) if weight else None) for at, weight in enumerate(weights)],
-                        sizes)
-    assert min(parts) >= 1
-    assert sum(parts) <= MAX_PARTS
+    found = whole_weights([DataDir(str(at), Fraction(weight) if weight else None) for at, weight in enumerate(weights)],
+                          sizes)
+    assert min(found) >= 1
+    assert sum(found) <= MAX_WEIGHTS
     values = [float(Fraction(weight)) if weight else size for weight, size in zip(weights, sizes, strict=True)]
-    assert max(abs(part / sum(parts) - value / sum(values)) for part, value in zip(parts, values, strict=True)) < 1e-11
+    assert max(abs(weight / sum(found) - value / sum(values))
+               for weight, value in zip(found, values, strict=True)) < 1e-11

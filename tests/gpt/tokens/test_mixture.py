@@ -49,7 +49,7 @@ def test_a_mixture_holds_the_tokens_of_its_folders_in_their_order(folders):
     assert ids_in(corpus.train) == ids_in(prose.train) + ids_in(code.train)
     assert ids_in(corpus.val) == ids_in(prose.val) + ids_in(code.val)
     assert [component.name for component in corpus.components] == ["prose", "code"]
-    assert [component.parts for component in corpus.components] == [3, 1]
+    assert [component.whole_weight for component in corpus.components] == [3, 1]
     assert [component.weight for component in corpus.components] == [0.75, 0.25]
     assert [component.corpus for component in corpus.components] == [prose, code]
     assert corpus.vocab_size == 400

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from gpt.watching.curve import RECENT, STEPS_PER_POINT, LossCurve, spread
+from gpt.watching.curve import RECENT, STEPS_PER_BLOCK, LossCurve, spread
 
 GUESSING = math.log(32_000)
 STEPS = np.arange(1, 1001)
@@ -73,4 +73,4 @@ def test_a_flat_loss_is_told_while_the_learning_rate_is_high(level, words):
 
 
 def test_a_short_curve_gets_no_advice():
-    assert read([9.0] * (STEPS_PER_POINT * 15))[0].advice("0.001", 1.0) is None
+    assert read([9.0] * (STEPS_PER_BLOCK * 15))[0].advice("0.001", 1.0) is None

@@ -24,8 +24,8 @@ from gpt.machine.device import Machine
 from gpt.machine.runtime import Gauge, Mark, TrainingClock
 from gpt.training.validation import ValidationLoss
 from gpt.watching.curve import LossCurve
+from gpt.watching.improvement import LONGER
 from gpt.watching.monitor import Monitor
-from gpt.watching.next_step import LONGER
 from tests.helpers.checkpoints import no_warning
 from tests.helpers.machines import CPU
 from tests.helpers.terminals import drawn, terminal
@@ -81,7 +81,7 @@ def test_a_resumed_run_remembers_that_overfitting_was_said_or_that_it_was_not(ov
 
 def test_the_closing_lines_name_best_and_last_and_how_to_improve(overfitting, corpus, monkeypatch):
     monkeypatch.chdir(overfitting.folder)
-    for room in ("next_step", "monitor"):
+    for room in ("improvement", "monitor"):
         monkeypatch.setattr(f"gpt.watching.{room}.times_too_short", lambda *_: 1)
     _, text = overfitting("--max_steps", "20", out="my run")
     folder = f"'{overfitting.folder}/my run'"
@@ -96,7 +96,7 @@ def test_the_closing_lines_name_best_and_last_and_how_to_improve(overfitting, co
     assert f"\nnext: python generate.py --ckpt {folder}\nTo improve: still learning: " in text
     assert max(len(line) for line in text.splitlines() if "| val loss " in line) <= 80
     assert f"\npython train.py --resume_from {folder} --max_steps 16 --epochs 18\n" in text
-    monkeypatch.setattr("gpt.watching.monitor.next_step", lambda *_: ("mini", "its size"))
+    monkeypatch.setattr("gpt.watching.monitor.best_improvement", lambda *_: ("mini", "its size"))
     _, text = overfitting("--max_steps", "2", out="small")
     folder = f"{overfitting.folder}/small"
     assert (f"\nTo improve: its size\npython train.py --config {folder}/config.toml \\\n"
@@ -105,7 +105,7 @@ def test_the_closing_lines_name_best_and_last_and_how_to_improve(overfitting, co
 
 def test_advice_to_go_on_raises_a_used_up_patience_and_is_not_given_for_a_loss_worse_than_guessing(
         overfitting, monkeypatch):
-    monkeypatch.setattr("gpt.watching.monitor.next_step", lambda *_: (LONGER, "it may"))
+    monkeypatch.setattr("gpt.watching.monitor.best_improvement", lambda *_: (LONGER, "it may"))
     _, text = overfitting("--max_steps", "20", "--patience", "2", out="ended")
     assert (f"\npython train.py --resume_from {overfitting.folder}/ended --max_steps 100 --epochs 45 --patience 4\n"
             in text)
@@ -124,7 +124,7 @@ def test_a_run_without_a_tokenizer_says_where_to_copy_one(corpus, tmp_path, caps
 
 
 def test_after_many_passes_the_model_may_teach_a_new_one(run, monkeypatch):
-    monkeypatch.setattr("gpt.watching.monitor.next_step", lambda *_: ("more text", "its text"))
+    monkeypatch.setattr("gpt.watching.monitor.best_improvement", lambda *_: ("more text", "its text"))
     folder, flags = run.folder / "out", ["--epochs", "5", "--eval_interval", "50", "--optimizer", "muon"]
     ((teacher, out),) = re.findall(r"To improve: its text\. .* --teacher (.*) --output_dir (.*)\n", run.ok(*flags))
     assert (teacher, out) == (f"{folder}/best", f"{folder}-2")
@@ -133,7 +133,8 @@ def test_after_many_passes_the_model_may_teach_a_new_one(run, monkeypatch):
 
 def test_an_epoch_counts_as_the_whole_text_though_its_windows_leave_some_out(run, monkeypatch):
     asked = []
-    monkeypatch.setattr("gpt.watching.monitor.next_step", lambda *figures: asked.append(figures[2:4]) or ("", ""))
+    monkeypatch.setattr("gpt.watching.monitor.best_improvement",
+                        lambda *figures: asked.append(figures[2:4]) or ("", ""))
     run.ok("--epochs", "3", "--max_steps", "1000")
     ((tokens_seen, num_tokens),) = asked
     assert 3 * num_tokens <= tokens_seen < 3.1 * num_tokens
@@ -236,7 +237,7 @@ def test_on_a_gpu_a_step_is_logged_when_the_next_one_has_been_given_to_it(monkey
         machine = replace(CPU, device=torch.device(kind))
         runtime: Any = SimpleNamespace(machine=machine, out=None, clock=clock, gauge=Gauge(machine))
         args: Any = SimpleNamespace()
-        recipe: Any = SimpleNamespace(log_interval=1, total_steps=4, lower_rate_in_words='')
+        recipe: Any = SimpleNamespace(log_interval=1, total_steps=4, lower_rate_argument='')
         setup = SimpleNamespace(args=args, recipe=recipe, config=SimpleNamespace(vocab_size=9), runtime=runtime)
         run: Any = SimpleNamespace(setup=setup, state=state, micro_batch=7, recipe=recipe)
         trackers: Any = SimpleNamespace(rows=[])

@@ -37,9 +37,11 @@ def test_what_train_py_did_not_write_is_not_overwritten(run):
     config = run.folder / "mine/config.toml"
     config.parent.mkdir()
     config.write_text("# my notes\nmax_steps = 2\n")
-    for flags in (["--config", str(config)], ["--resume_from", "auto"]):
+    steps_before = str(run.folder / "out/checkpoint-2")
+    for flags in (["--config", str(config)], ["--resume_from", "auto"], ["--resume_from", steps_before]):
         said = run.refused(Exit.CHECKPOINT, *flags, out="mine")
         assert said.startswith(f"{config}: train.py did not write it, and would replace it. Give another --output_dir")
+    run.ok("--resume_from", "auto", "--dry_run", out="mine")
     assert config.read_text().startswith("# my notes")
     config.write_bytes((run.folder / "out/config.toml").read_bytes())  # as of a run that was killed early
     run.ok("--max_steps", "2", out="mine")

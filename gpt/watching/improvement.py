@@ -11,8 +11,8 @@ WIDE_GAP = 0.15  # nats between the training and the validation loss
 FRESH = 4  # passes over a text that are nearly as good as new text (Muennighoff et al. 2023)
 
 
-def next_step(validations: list[tuple[float, int]], train_losses: dict[int, float], tokens_seen: int, num_tokens: int,
-              num_parameters: int, sizes: dict[str, int]) -> tuple[str, str]:
+def best_improvement(validations: list[tuple[float, int]], train_losses: dict[int, float], tokens_seen: int,
+                     num_tokens: int, num_parameters: int, sizes: dict[str, int]) -> tuple[str, str]:
     """LONGER, MORE_TEXT or the name of a larger size, with the reason; both '' if the figures show nothing.
 
     validations are losses with their steps, at least one; train_losses are those before them, by step.
