@@ -34,7 +34,7 @@ SHOWN_CHARACTERS = 80  # of a value that a message quotes
 COMMAND_LINE_ONLY = ("config", "debug")  # flags that a file cannot set
 NOT_GIVEN = object()
 TRUTH_VALUES = ("True", "False", "true", "false")  # as in nanoGPT's --compile=False, and the Trainer's --fp16 True
-WITHOUT_FLAG = {  # flags of other programs, and the way to the same here
+WITHOUT_FLAG = {  # flags of other programs, and the way to the same in train.py
     "eval_only": "Here it is a command: python evaluate.py --ckpt out --text FILE",
     "train_file": "Here it is the first argument: the text's name, without a flag.",
     "wandb_project": "Here it is a variable of the environment: WANDB_PROJECT.",
@@ -389,7 +389,8 @@ class Parser(argparse.ArgumentParser):
             spelt = "--" + re.sub(r"^no_", "no-", name.lstrip("-").replace("-", "_"))
             near = difflib.get_close_matches(spelt, known, 1, 0.7)
         plain = plain if plain in WITHOUT_FLAG else plain.removeprefix("train_")
-        return WITHOUT_FLAG.get(plain, f"Did you mean {near[0]}?" if near else "See --help.")
+        hints = WITHOUT_FLAG if "max_steps" in self.flags else {}  # of train.py
+        return hints.get(plain, f"Did you mean {near[0]}?" if near else "See --help.")
 
 
 def _in_short(problem: str) -> str:

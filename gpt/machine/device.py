@@ -121,7 +121,8 @@ def _choose_precision(backend: Backend, use_amp: bool | None, amp_dtype: str,
         if on_gpu:
             warnings.append("mixed precision is off on a GPU: expect a third of the speed or less. Give "
                             "--use_amp.")
-        return torch.float32, f"mixed precision is off{'' if on_gpu else ' unless --use_amp is given on a CPU'}"
+        why = "" if on_gpu else " unless --use_amp is given" if backend.has_bf16() else ": this processor has no bf16"
+        return torch.float32, f"mixed precision is off{why}"
 
     is_native = backend.has_bf16()
     if amp_dtype != "auto":

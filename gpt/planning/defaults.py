@@ -35,6 +35,7 @@ FINETUNING_FRACTION = 0.1
 # al. 2025). A small file of conversations is read more often, in smaller steps.
 CONVERSING_FRACTION = 1.0  # of the lower law
 STEPS_TO_CONVERSE, PASSES_OF_FEW = 2000, 8
+FEWEST_STEPS_TO_CONVERSE = 200  # however few the conversations are (LOG.md, 2026-11-30, A few conversations)
 FINETUNING_PASSES = 3  # of other pretrained weights
 
 # Initial matrices have the deviation sqrt(2 / 5 C) for the width C (Nguyen and Salazar 2019, SmallInit): at
@@ -65,6 +66,7 @@ USUAL_PASSES, BY_HEART = 10, 100
 FACTOR_OF_HELPED, BY_HEART_HELPED = 2, 750
 OPEN_SCHEDULES = ("wsd", "constant")
 FEWEST_STEPS = 100  # of a run that learns much
+MOST_PERMANENT = 20  # checkpoints at the ends of epochs, unless a flag says otherwise
 
 # beta2 follows from the tokens after which the average has forgotten half. It is 0.95 at 0.5M tokens a
 # step, GPT-3's value (Marek et al. 2025).
@@ -83,7 +85,7 @@ REASONS = {
     "batch_size": "fits the memory; less for a small corpus",
     "epochs": f"{TOKENS_PER_PARAMETER} tokens a parameter (Hoffmann et al. 2022) within time and limits; "
               f"{FINETUNING_PASSES} for pretrained weights, {PASSES_OF_FEW} for conversations of fewer tokens "
-              "than parameters",
+              f"than parameters, and {FEWEST_STEPS_TO_CONVERSE} steps at least",
     "embedding_learning_rate": "for all but the matrices in blocks, at any width (Yang et al. 2022)",
     "init_std": "by the width at AdamW's default rate (Nguyen and Salazar 2019), else GPT-2's",
     "lr_schedule": "a line to zero ends lower than a cosine (Bergsma et al. 2025)",

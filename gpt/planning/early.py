@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from gpt.checkpoint.recorded import run_to_resume
+from gpt.checkpoint.recorded import recorded_flags, run_to_resume
 from gpt.checkpoint.steps import error_of_another_run, steps_in
 from gpt.common.children import PROGRAM_FOLDER, run_child
 from gpt.common.errors import PIP, Exit, UserError, require, warn, warn_once
@@ -31,7 +31,7 @@ from gpt.common.names import (
 )
 from gpt.common.ranks import is_main, is_one_of_several, launcher, world_size
 from gpt.common.signals import Signals
-from gpt.common.words import is_utf8, printable, shell_line, shell_word
+from gpt.common.words import first_of, is_utf8, printable, shell_line, shell_word
 from gpt.hub.names import check_package, is_on_hub, problems_with_name
 from gpt.machine.environment import set_up_environment
 from gpt.tokens.files import problems_with
@@ -147,10 +147,14 @@ def flags_to_continue(args: Namespace) -> list[str]:
     if args.overwrite or args.overfit or not (newest or args.resume_from):
         return []  # it does not continue one
     more = [] if args.resume_from else ["--resume_from", "auto"]
-    if args.max_steps and newest >= args.max_steps:
-        more += ["--max_steps", str(newest + args.max_steps)]
+    has_length = args.max_steps or args.max_minutes or args.epochs  # which replaces the recorded one
+    layer = None if has_length else recorded_flags({"resume_from": "auto", "output_dir": args.output_dir})
+    recorded = layer.values if layer else {}
+    max_steps = args.max_steps or recorded.get("max_steps")
+    if max_steps and newest >= max_steps:
+        more += ["--max_steps", str(newest + max_steps)]
     for name in ("max_minutes", "epochs"):
-        length = getattr(args, name)
+        length = getattr(args, name) or recorded.get(name)
         is_new = any(change.startswith(f"{name} ") or change in WITHOUT_LENGTH for change in args.origin.changed)
         if length and not is_new:
             more += [f"--{name}", f"{2 * length:.12g}"]
@@ -206,6 +210,7 @@ def _missing(texts: Sequence[str]) -> list[str]:
 def _refuse_other_texts(args: Namespace, texts: Sequence[str], command: Sequence[str]) -> None:
     """Raises UserError (exit 3) unless --data_dir holds the tokens of these texts; command makes them."""
     from gpt.pretokenization.sources import names_of_words
+    from gpt.pretokenization.store import has_tokenizer
     from gpt.tokens.metadata import read_metadata
 
     folder = Path(args.data_dir)
@@ -216,9 +221,12 @@ def _refuse_other_texts(args: Namespace, texts: Sequence[str], command: Sequence
     if missing:
         raise UserError(Exit.DATA, f"{printable(missing[0])}: No such file or directory. Its tokens are still "
                                    f"there: give --data_dir {shell_word(folder)} in its place.")
-    sources = printable(", ".join(recorded.get("sources", ["another program"])))[:80]
+    sources = printable(first_of(recorded.get("sources", ["another program"])))
     line = sys.argv[1:]
-    pretokenize_line = f"\n    python {shell_line([*command, '--overwrite'])}"
+    kept = []
+    if has_tokenizer(folder) and "--tokenizer_file" not in command:  # runs may need it
+        kept = ["--tokenizer_file", str(folder / TOKENIZER)]
+    pretokenize_line = f"\n    python {shell_line([*command, *kept, '--overwrite'])}"
     if recorded.get("texts") != names_of_words(texts):  # another run may need the tokens of the other texts
         other = _folder_beside(args.data_dir, texts)
         line = ["--data_dir", other, *(word for word in line if word not in texts and not _holds_tokens(word))]

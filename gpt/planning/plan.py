@@ -57,7 +57,7 @@ def announce_model(setup: Setup) -> None:
     name = next((name for name in SIZES if SIZES[name] == shape), f"{config.n_layer} x {config.n_embd}")
     parameters = f"{count(config.num_parameters)} parameters"
     on_gpu = f" in {machine.precision} on {machine.name}" if machine.on_gpu else ""
-    about = (f"for {count(setup.corpus.train.length)} tokens{on_gpu}, or --model_size" if sizing and sizing.shape
+    about = (f"for {count(setup.corpus.train.length)} tokens{on_gpu}; another: --model_size" if sizing and sizing.shape
              else f"with T {config.seq_length:,}{on_gpu or ' on a CPU'}")
     out.say(f"size        {name}: {parameters} {about}")
     if sizing and setup.args.arch is None and sizing.arch != DEFAULT:
@@ -78,8 +78,8 @@ def announce_plan(setup: Setup, pace: Pace, steps_done: int) -> None:
     steps = recipe.total_steps - steps_done
     epochs = in_epochs(steps * recipe.samples_per_step / recipe.windows_per_epoch)
     before = setup.stored.state.seconds
-    earlier = f", of which earlier starts took {duration(before)}" if before else ""
-    within = f" of {args.max_minutes:g} min{earlier}" if args.max_minutes else ""
+    earlier = f" after the {duration(before)} of earlier starts" if before else ""
+    within = f"{earlier}, of {args.max_minutes:g} min" if args.max_minutes else ""
     lines = describe_plan(setup) if args.verbose or args.dry_run else []
     most_seconds = 60 * (args.max_minutes or math.inf) - before
     seconds = min(pace.seconds_left(recipe, steps_done), most_seconds)
@@ -95,7 +95,7 @@ def announce_plan(setup: Setup, pace: Pace, steps_done: int) -> None:
                      f"{several(most, 'checkpoint')}; {size(free)} free")
         if free < needed:
             few = "--output_dir has too little free space for all checkpoints. Free some space"
-            has_permanent = recipe.passes >= args.checkpoint_interval
+            has_permanent = recipe.passes >= recipe.checkpoint_interval(args.checkpoint_interval)
             warnings.append(f"{few}, or give a larger --checkpoint_interval." if has_permanent else
                             f"{few}, or give a smaller --keep_checkpoints.")
     setup.runtime.out.say("\n".join(lines))
@@ -106,9 +106,10 @@ def announce_plan(setup: Setup, pace: Pace, steps_done: int) -> None:
 def most_checkpoints(args: Namespace, recipe: Recipe) -> int:
     """The most checkpoints that the output folder holds at once, one being written among them."""
     rolling = args.keep_checkpoints + 2  # besides: the best, and one being written
-    permanent = int(recipe.passes) // args.checkpoint_interval + (recipe.plateau_end is not None)
+    of_epochs = int(recipe.passes) // recipe.checkpoint_interval(args.checkpoint_interval)
+    of_plateau = recipe.plateau_end is not None
     mirrored = args.mirror_to is not None  # one stays until its copy is verified
-    return min(rolling + permanent + mirrored, max(1, recipe.total_steps))  # one a step
+    return min(rolling + of_epochs + of_plateau + mirrored, max(1, recipe.total_steps))  # one a step
 
 
 def describe_sharing(setup: Setup) -> list[str]:
@@ -193,11 +194,13 @@ def objections(setup: Setup) -> list[str]:
     num_tokens = setup.corpus.train.length
     lines = []
     is_small = num_tokens < config.num_parameters
-    is_chosen = setup.resumed or (setup.sizing and setup.sizing.shape)
+    is_chosen = setup.resumed or setup.is_pretrained or (setup.sizing and setup.sizing.shape)
+    has_smaller = any(layers * width**2 < config.n_layer * config.n_embd**2 for layers, _, width in SIZES.values())
     if is_small and not (is_chosen or has_teacher_or_noise(args)) and recipe.passes > 1:
         lines.append(f"the corpus is small for this model: {count(num_tokens)} tokens, read {recipe.passes:.1f} times, "
-                     f"for {count(config.num_parameters)} parameters. Try a smaller "
-                     f"{'--init_from' if args.init_from else '--model_size'}; a second run may learn from the first.")
+                     f"for {count(config.num_parameters)} parameters. "
+                     f"{'Try a smaller --model_size' if has_smaller else 'Add text'}; a second run may learn from the "
+                     "first (--teacher).")
     by_minutes = args.max_minutes and not (args.epochs or args.max_steps or setup.is_pretrained)
     most = most_passes(num_tokens, config.num_parameters, has_teacher_or_noise(args))
     times = times_too_short(recipe.total_steps, recipe.total_steps * setup.tokens_per_step, num_tokens,
@@ -210,7 +213,7 @@ def objections(setup: Setup) -> list[str]:
     elif by_minutes and not is_chosen and times > 1:
         lines.append(f"--max_minutes {args.max_minutes:g} allows only {several(recipe.total_steps, 'step')} of this "
                      f"model, {in_epochs(recipe.passes)}: too few to learn much. Give --max_minutes "
-                     f"{math.ceil(times * args.max_minutes)}, or a smaller --model_size.")
+                     f"{math.ceil(times * args.max_minutes)}{', or a smaller --model_size' if has_smaller else ''}.")
     for component, passes in _passes_of_components(setup):
         if passes > most_passes(component.corpus.train.length, config.num_parameters, has_teacher_or_noise(args)):
             lines.append(f"{component.name} is read {passes:,.0f} times, and learned by heart. Give it a smaller "
@@ -252,7 +255,7 @@ def early_objections(setup: Setup) -> list[str]:
         lines.append(f"--preload ram: the tokens are mapped from the disk instead: {setup.why_token_place}.")
     if config.seq_length == num_tokens - 1 and config.seq_length != args.seq_length:
         lines.append(f"sequences have only {config.seq_length:,} tokens, as the text has {num_tokens:,}.")
-    fewest = min((each.stream.length for each in corpus.validation_sets), default=0)
+    fewest = corpus.fewest_validation_tokens
     if corpus.val is None:
         given = f"--tokenizer_file {shell_word(corpus.tokenizer_path)} " if corpus.tokenizer_path else ""
         patience = ", and --patience has no effect" if args.patience else ""

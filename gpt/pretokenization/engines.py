@@ -63,7 +63,7 @@ def choose_engine(requested: str, vocabulary: Vocabulary, say: Callable[[str], N
     if not vocabulary.is_known_kind:
         why = "the tokenizer is not of GPT-2's kind"
     elif not is_compared():
-        why = ("for 14 times the speed, install it: python -m pip install "
+        why = ("to encode 14 times as fast, install it: python -m pip install "
                + " ".join(map("==".join, COMPARED.items())))
     elif encoder_for(vocabulary, "gigatoken").differs(*map(str.encode, HARD_TEXTS)):
         why = "it gives other ids to hard texts"

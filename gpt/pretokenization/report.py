@@ -9,7 +9,7 @@ from gpt.common.words import first_of, several
 from gpt.pretokenization.blocks import Findings, Reading, TextBlock
 from gpt.pretokenization.files import Source
 from gpt.pretokenization.json_lines import command_to_read, lines_of_widest_column
-from gpt.pretokenization.sources import KINDS, bare_name
+from gpt.pretokenization.sources import KINDS, is_table
 
 MAX_FAULTS = 0.01  # of a file's bytes, or of its records; fewer are replaced or left out, and counted
 FEW_FAULTS = 3  # in any file: a stray byte in a short file is no sign of another encoding
@@ -97,8 +97,8 @@ class Report:
 def warn_of_unusual_texts(sources: Sequence[Source], progress: Progress) -> None:
     """Warns of the first text with Windows' line ends, and of the first table, which is read as plain text."""
     texts = [source for source in sources if source.kind == "text"]
-    table = next(filter(_is_table, texts), None)
-    of_windows = next((source for source in texts if source.has_returns and not _is_table(source)), None)
+    table = next((source for source in texts if is_table(source.path.name)), None)
+    of_windows = next((source for source in texts if source.has_returns and not is_table(source.path.name)), None)
     if of_windows:
         cure = ("Save it with line ends of Unix." if of_windows.encoding else
                 f"To drop them: {command_to_read(of_windows)} | tr -d '\\r' > unix.txt")
@@ -107,11 +107,6 @@ def warn_of_unusual_texts(sources: Sequence[Source], progress: Progress) -> None
     if table:
         progress.warn(f"{table.shown} is read as plain text: to the model its columns, commas and quotes are text too. "
                       f"{lines_of_widest_column(table)}")
-
-
-def _is_table(source: Source) -> bool:
-    """True for a file of comma- or tab-separated values, by its name."""
-    return bare_name(source.path.name).endswith((".csv", ".tsv"))
 
 
 def names_of(sources: Sequence[Source]) -> str:

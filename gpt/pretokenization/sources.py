@@ -124,6 +124,11 @@ def bare_name(name: str) -> str:
     return os.path.splitext(name)[0] if name.endswith(PACKED_ENDINGS) else name
 
 
+def is_table(name: str) -> bool:
+    """True for a file of comma- or tab-separated values, by its name."""
+    return bare_name(name).endswith((".csv", ".tsv"))
+
+
 def files_in_folder(folder: str, say: Callable[[str], None]) -> list[str]:
     """Finds the input files of a folder and its subfolders, sorted, without hidden ones.
 
@@ -154,14 +159,17 @@ def files_in_folder(folder: str, say: Callable[[str], None]) -> list[str]:
         size_flag = "" if os.path.join(folder, METADATA) in others else " --vocab_size N"
         cure = ("It holds tokens, which evaluate.py takes with --tokens. To train on them:\npython train.py "
                 f"--data_dir {shell_word(folder)}{size_flag}"
-                if any(name.endswith("train.bin") for name in others) else "Name the files themselves.")
+                if any(name.endswith("train.bin") for name in others) else "Name the files themselves, as in "
+                f"{shell_word(os.path.join(folder, '*' + os.path.splitext(min(others, default=''))[1]))}")
         raise UserError(Exit.DATA, f"{printable(folder)} holds no {', '.join(endings)} file. {cure}")
     cards = {path for path in chosen if os.path.basename(path).lower() == "readme.md"}
     if not all(bare_name(path).endswith(TEXT_FILES.endings) for path in chosen):  # its other texts are records
         chosen, others = [path for path in chosen if path not in cards], [*others, *cards]
     if others:
-        say(f"{printable(folder)}: {several(len(chosen), 'text file')}; left out: "
-            f"{several(len(others), 'file')}, the first: {printable(min(others))}")
+        first = min(others, key=lambda path: (not is_table(path), path))
+        hint = ", which is read if it is named" if is_table(first) else ""
+        say(f"{printable(folder)}: {several(len(chosen), 'file')} with text; left out: "
+            f"{several(len(others), 'file')}, the first: {printable(first)}{hint}")
     return sorted(chosen)
 
 

@@ -82,8 +82,8 @@ def new_vocabulary(job: Job, train_bytes: int) -> Vocabulary:
     args, progress = job.args, job.progress
     wanted_bytes = min(train_bytes, args.train_sample_bytes)
     requested = auto_vocab_size(train_bytes) if args.vocab_size == "auto" else args.vocab_size
-    why = " (32,000 from 100 MB of text on)" if args.vocab_size == "auto" else ""
-    progress.say(f"training a tokenizer of {requested:,} ids{why} on {wanted_bytes:,} of {train_bytes:,} bytes")
+    of_all = f" of {train_bytes:,}" if wanted_bytes < train_bytes else ""
+    progress.say(f"training a tokenizer of {requested:,} ids on {wanted_bytes:,}{of_all} bytes")
     old = job.folder.path / TOKENIZER
     if old.exists():
         progress.warn(f"a new tokenizer replaces the one in {job.folder.shown}, which checkpoints trained "

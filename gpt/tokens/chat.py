@@ -205,4 +205,4 @@ def how_to_converse(folder: object) -> str:
     model = shell_word(folder)
     return ("Train it on conversations:\n"
             f"python pretokenize.py chats.jsonl --output_dir chats \\\n    --tokenizer_file {model}\n"
-            f"python train.py --init_from {model} \\\n    --data_dir chats --output_dir out-chats")
+            f"python train.py --init_from {model} \\\n    --data_dir chats --output_dir chats-out")

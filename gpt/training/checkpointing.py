@@ -89,7 +89,7 @@ class Checkpointer:
         These are every --checkpoint_interval epochs, the end of the learning rate's plateau, and the last step.
         """
         recipe, state = self._run.recipe, self._run.state
-        windows = recipe.windows_per_epoch * self._args.checkpoint_interval
+        windows = recipe.windows_per_epoch * recipe.checkpoint_interval(self._args.checkpoint_interval)
         return (state.samples_seen // windows > (state.samples_seen - recipe.samples_per_step) // windows
                 or state.step in (recipe.plateau_end, recipe.total_steps))
 

@@ -114,7 +114,7 @@ def dry_run(run: Run, pace: Pace) -> int:
     setup, machine = run.setup, run.setup.runtime.machine
     tokens_per_second = setup.tokens_per_step / pace.step_seconds
     steps_per_epoch = run.recipe.windows_per_epoch / run.recipe.samples_per_step
-    lines = [f"step_seconds: {pace.step_seconds:.4f}, the lower quartile of {WARM_STEPS} or more",
+    lines = [f"step_seconds: {pace.step_seconds:.4f}, the lower quartile of {WARM_STEPS} measured steps or more",
              f"hours_per_epoch: {steps_per_epoch * pace.step_seconds / 3600:.3g}",
              f"tokens_per_second: {tokens_per_second:.0f}",
              f"validation_seconds: {pace.validation_seconds(run.recipe):.4f}, of every "

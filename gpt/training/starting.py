@@ -46,7 +46,7 @@ def resume(run: Run) -> None:
         run.scaler.load_state_dict(dict(stored.scaler))
     step, total = stored.state.step, setup.recipe.total_steps
     planned = stored.settings.get("total_steps", total)
-    length = f"{total:,}" if planned == total else f"{total:,}; before, of {planned:,}"
+    length = f"{total:,}" if planned == total else f"{total:,} (planned before: {planned:,})"
     say(f"resume      from {folder.resolve().name}, step {step:,} of {length}")
     if planned != total:
         rate_before = schedule_of(stored.settings).learning_rate_at(step)

@@ -22,6 +22,7 @@ from gpt.machine.runtime import Mark
 from gpt.planning.defaults import has_teacher_or_noise, times_too_short
 from gpt.planning.first_model import lowest_loss
 from gpt.planning.forecast import bits_after_twice, forecast_of
+from gpt.planning.plan import MIN_VAL_TOKENS
 from gpt.training.pacing import mfu
 from gpt.training.recovery import TooManySkipped
 from gpt.training.run import Figures, Run
@@ -309,7 +310,8 @@ class Monitor:
         if second or signals.number is not None:
             return
         best, note = folder, ""
-        if best_step not in (0, self.state.step):
+        is_chance = self._run.setup.corpus.fewest_validation_tokens < MIN_VAL_TOKENS
+        if best_step not in (0, self.state.step) and not is_chance:
             best = f"{folder}/best"
             note = f"\n      the best by validation, step {best_step:,}; {folder} alone is the last one"
         chat = " --chat" if self._run.setup.corpus.converses else ""

@@ -606,7 +606,7 @@ LATER = [
     Case(", or --allow_bad_records to", "pretokenize.py k.jsonl --output_dir new", half_bad),
     Case(". Give more, or", NEW, said=True, together=True,
          values={"--teacher": "out", "--output_dir": "new-2"}),
-    Case("tokens{on_gpu}, or --model_size", f"train.py {QUIET} --output_dir new --seq_length 8",
+    Case("tokens{on_gpu}; another: --model_size", f"train.py {QUIET} --output_dir new --seq_length 8",
          values={"--model_size": "tiny"}),
     Case("is a flag, such as --encoding, it", f"train.py {SMALL} {QUIET} --output_dir new x.txt", text_in("latin-1"),
          adds="--encoding latin-1", again=True),
@@ -631,7 +631,7 @@ NOT_TYPED = {
     "is for token files without metadata.json; tried in tests/gpt/planning/test_setup.py": (
         "tokens of this text, and",),
     "is a line of the message that holds the tokens of other texts, and is typed with it": (
-        "\n    python {shell_line([*command, '--overwrite'])}", "\n    python {shell_line(command)}"),
+        "\n    python {shell_line([*command, *kept, '--overwrite'])}", "\n    python {shell_line(command)}"),
     "is the name of the program, or a line of the crash log": (
         "python {prog}", "python {prog} [flags]", "python {sys.version}", "{shell_line(['train.py', *argv])}"),
 }

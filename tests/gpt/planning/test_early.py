@@ -63,13 +63,13 @@ def test_texts_become_tokens_once_and_the_run_trains_on_them(place, capfd, monke
     train.answer_early(["texts"])  # a copy with its time, and a link to a text, are no other texts
 
     go_on = (f"    python {MAKE} --tokenizer_file texts.tokens/tokenizer.json --overwrite\n"
-             "    python train.py texts --resume_from auto --allow_new_data")
+             "    python train.py texts --resume_from auto --max_steps 4 --allow_new_data")
     other.write_text("more")
     os.utime(other, (1, 1))
     assert refusal("texts")[0] == Exit.DATA
     assert refusal("texts")[1].endswith(f"Type:\n{go_on}")
     monkeypatch.setattr("sys.argv", ["/elsewhere/train.py", "texts", "--max_steps", "2"])  # as the finished run
-    longer = go_on.replace("texts --resume_from auto", "texts --max_steps 2 --resume_from auto --max_steps 4")
+    longer = go_on.replace("texts --resume_from auto", "texts --max_steps 2 --resume_from auto")
     assert refusal("texts --max_steps 2")[1].endswith(f"Type:\n{longer}")
     for flags, more in (("--overwrite", ""),
                         ("--max_minutes 2", " --resume_from auto --max_minutes 4 --allow_new_data"),
@@ -77,7 +77,6 @@ def test_texts_become_tokens_once_and_the_run_trains_on_them(place, capfd, monke
                         ("--resume_from out --epochs 7", " --allow_new_data")):
         monkeypatch.setattr("sys.argv", ["train.py", "texts", *flags.split()])
         assert refusal(f"texts {flags}")[1].endswith(f"\n    python train.py texts {flags}{more}")
-        assert ("--tokenizer_file" in refusal(f"texts {flags}")[1]) == bool(more), "a new run has its own"
     other.rename(text)  # an older text of the same name
     assert refusal("texts")[0] == Exit.DATA
     text.write_text("x" * kept.stat().st_size)
@@ -100,7 +99,8 @@ def test_texts_with_other_names_get_another_folder(place, monkeypatch):
     assert refusal("a.txt --max_steps 2")[1].splitlines()[1:] == lines[1:], "their tokens are there"
     monkeypatch.setattr("sys.argv", ["train.py", "a.txt", "b.txt"])
     (place / "b.txt").write_text("more")
-    assert "a.txt b.txt --output_dir a.txt.tokens --overwrite\n" in refusal("a.txt b.txt")[1]
+    assert ("a.txt b.txt --output_dir a.txt.tokens --tokenizer_file a.txt.tokens/tokenizer.json --overwrite\n"
+            in refusal("a.txt b.txt")[1])
 
 
 @pytest.mark.skipif(os.name != "posix", reason="no signals")

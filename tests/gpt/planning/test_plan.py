@@ -73,18 +73,19 @@ def test_minutes_that_allow_few_steps_of_a_named_size_name_enough_of_them(run, m
     assert times_too_short(100, 10**6, 10**9, 10**6) <= 1
 
 
-@pytest.mark.parametrize(("init_from", "noise", "cures"), [
-    (None, 0.0, ["--model_size"]), ("out", 0.0, ["--init_from"]), (None, 0.1, [])])
-def test_what_helps_a_small_corpus_are_flags_that_the_run_takes(init_from, noise, cures):
+@pytest.mark.parametrize(("init_from", "noise", "width", "cures"), [
+    (None, 0.0, 768, ["Try a smaller --model_size"]), (None, 0.0, 12, ["Add text"]), ("out", 0.0, 768, []),
+    (None, 0.1, 768, [])])
+def test_what_helps_a_small_corpus_are_flags_that_the_run_takes(init_from, noise, width, cures):
     args = SimpleNamespace(init_from=init_from, epochs=3, max_steps=None, max_minutes=None, teacher=None,
                            input_noise=noise)
     setup: Any = SimpleNamespace(args=args, is_pretrained=bool(init_from), resumed=None,
-                                 config=GPTConfig(50257, 64, 2, 2, 64, dropout=0.1),
+                                 config=GPTConfig(50257, 64, 12, 12, width, dropout=0.1),
                                  sizing=None, recipe=SimpleNamespace(passes=3.0, num_samples=3, total_steps=999,
                                                                      learning_rate=1, usual_learning_rate=1),
                                  corpus=SimpleNamespace(train=SimpleNamespace(length=1000), components=()),
                                  tokens_per_step=512)
-    assert [re.findall(r"Try a smaller (\S+); a second run", line)[0] for line in objections(setup)] == cures
+    assert [re.findall(r"parameters\. (.*); a second run", line)[0] for line in objections(setup)] == cures
 
 
 def test_a_resumed_run_from_pretrained_weights_ends_at_its_minutes_as_a_new_one_does(run, corpus, capsys, monkeypatch):
@@ -115,7 +116,7 @@ def test_a_first_run_on_a_laptop_prints_size_time_and_disk_and_few_words_before_
     assert [line.split()[0] for line in before.splitlines()] == ["size", "Qwen3's", "time", "disk"]
     assert max(map(len, before.splitlines())) <= 80
     assert len(f"{before} {printed.err}".split()) <= 200
-    assert re.search(r"^size        2 x 128: \S+ parameters for \S+ tokens, or --model_size\n", before)
+    assert re.search(r"^size        2 x 128: \S+ parameters for \S+ tokens; another: --model_size\n", before)
     assert "\n            Qwen3's network on a CPU; --arch gpt2 for GPT-2\n" in before
     assert re.search(r"^time        about .*, estimated: 1 step of [\d.]+ s, \S+ epochs$", before, re.MULTILINE)
 

@@ -101,7 +101,7 @@ def test_what_the_command_line_changes_is_said_in_one_line(stopped, capsys):
     capsys.readouterr()
     assert train.main(["--resume_from", "parts", "--learning_rate", "0.001", "--max_steps", "11"]) == 0
     out = capsys.readouterr().out
-    assert re.search(r"step \d+ of 11; before, of 20\nresume      the learning rate was \S+e-0\d, is now ", out)
+    assert re.search(r"step \d+ of 11 \(planned before: 20\)\nresume      the learning rate was \S+e-0\d, is now ", out)
     assert out.partition("resume      changed: ")[2].startswith("learning_rate ")
     lines = [line for line in out.splitlines() if line.startswith("resume      with")]
     assert lines == ["resume      with the flags in parts/config.toml; on the command line max_steps 20 -> 11, "
