@@ -498,7 +498,7 @@ LATER = [
     Case("fewer than a sequence of", f"{NEW} --seq_length 512 --data_dir data small", small_folder),
     Case("no validation tokens: over", f"{NEW} --data_dir small", lambda: small_folder("--val_fraction 0"),
          again=True),
-    Case("the corpus is small for this", f"{NEW} --n_embd 64 --batch_size 64 --max_steps 40", until=";"),
+    Case("the corpus is small for this", f"{NEW} --n_layer 8 --n_embd 128 --batch_size 64 --max_steps 40", until=";"),
     Case("the batches have no",
          f"{NEW} --overfit 1 --seq_length 1 --batch_size 1 --data_dir chats --max_steps 900 --learning_rate 0.02",
          masked,
