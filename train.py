@@ -123,7 +123,7 @@ def read_flags(argv: Sequence[str]) -> Namespace:
     g = parser.add_argument_group("output")
     g.add_argument("--output_dir", type=text("DIR"), default="out", help="folder of checkpoints and metrics.jsonl")
     g.add_argument("--checkpoint_interval", type=whole(1), help="epochs between permanent checkpoints (default: 1; "
-                   "above 20 epochs so many that 20 stay)")
+                   "above 20 epochs so many that at most 20 stay)")
     g.add_argument("--checkpoint_every_steps", type=whole(0), default=0, help="steps between "
                    "rolling checkpoints; 0: off")
     g.add_argument("--checkpoint_every_minutes", type=real(0, 1e6), default=10, help="minutes between "

@@ -171,7 +171,7 @@ class MPS(Backend):
             return (f"torch {torch.__version__} finds no Apple GPU that it can use. Take an Apple processor with "
                     "macOS 14 or newer")
         # PyTorch's issues 193487 (products of an M1 or M2) and 195910 (attention).
-        oldest = "2.14" if re.match(r"Apple M[12]\b", self.name()) else "2.13"
+        oldest = "2.13" if re.match(r"Apple M([3-9]|\d\d)\b", self.name()) else "2.14"
         if torch.__version__ < oldest:
             return f"torch {torch.__version__} gives wrong results on this GPU before {oldest}. Install a newer one"
         if world_size() > 1:

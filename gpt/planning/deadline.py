@@ -30,6 +30,7 @@ class Pace:
     sample_seconds: float
     save_seconds: float
     last_save_seconds: float
+    checkpoint_interval: int | None = None  # the flag's: epochs between checkpoints that stay
 
     def validation_seconds(self, recipe: Recipe) -> float:
         """Seconds of one validation; 0 without validation tokens."""
@@ -41,13 +42,14 @@ class Pace:
         return 2 * self.step_seconds + self.validation_seconds(recipe) + self.sample_seconds + last_save
 
     def seconds_left(self, recipe: Recipe, steps_done: int = 0) -> float:
-        """Seconds from the steps done to the end of the run. Each epoch may save, and each validation."""
+        """Seconds from the steps done to the end of the run. Ends of epochs may save, and each validation."""
         steps = recipe.total_steps - steps_done
         validations = recipe.num_times(recipe.eval_interval, steps_done)
         samples = recipe.num_times(recipe.sample_interval, steps_done)
         epochs = steps * recipe.samples_per_step // recipe.windows_per_epoch
+        num_kept = epochs // recipe.checkpoint_interval(self.checkpoint_interval)
         between_steps = (validations * self.validation_seconds(recipe) + samples * self.sample_seconds
-                         + (epochs + validations) * self.save_seconds)
+                         + (num_kept + validations) * self.save_seconds)
         return steps * self.step_seconds + between_steps + self.last_save_seconds
 
 

@@ -35,7 +35,7 @@ FINETUNING_FRACTION = 0.1
 # al. 2025). A small file of conversations is read more often, in smaller steps.
 CONVERSING_FRACTION = 1.0  # of the lower law
 STEPS_TO_CONVERSE, PASSES_OF_FEW = 2000, 8
-FEWEST_STEPS_TO_CONVERSE = 200  # however few the conversations are (LOG.md, 2026-11-30, A few conversations)
+FEWEST_TOKENS_TO_CONVERSE = 200 * 1024  # however few the conversations (LOG.md, 2026-11-30, A few conversations)
 FINETUNING_PASSES = 3  # of other pretrained weights
 
 # Initial matrices have the deviation sqrt(2 / 5 C) for the width C (Nguyen and Salazar 2019, SmallInit): at
@@ -85,7 +85,7 @@ REASONS = {
     "batch_size": "fits the memory; less for a small corpus",
     "epochs": f"{TOKENS_PER_PARAMETER} tokens a parameter (Hoffmann et al. 2022) within time and limits; "
               f"{FINETUNING_PASSES} for pretrained weights, {PASSES_OF_FEW} for conversations of fewer tokens "
-              f"than parameters, and {FEWEST_STEPS_TO_CONVERSE} steps at least",
+              f"than parameters, and {FEWEST_TOKENS_TO_CONVERSE:,} tokens at least",
     "embedding_learning_rate": "for all but the matrices in blocks, at any width (Yang et al. 2022)",
     "init_std": "by the width at AdamW's default rate (Nguyen and Salazar 2019), else GPT-2's",
     "lr_schedule": "a line to zero ends lower than a cosine (Bergsma et al. 2025)",

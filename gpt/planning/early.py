@@ -135,7 +135,8 @@ def _holds_tokens(word: str) -> bool:
     return Path(word).name.endswith(TOKENS) and (Path(word) / METADATA).exists()
 
 
-WITHOUT_LENGTH = ("without epochs", "without max_minutes", "without max_steps")  # changes of recorded flags
+LENGTHS = ("max_steps", "max_minutes", "epochs")
+WITHOUT_LENGTH = tuple(f"without {name}" for name in LENGTHS)  # changes of recorded flags
 
 
 def flags_to_continue(args: Namespace) -> list[str]:
@@ -147,17 +148,18 @@ def flags_to_continue(args: Namespace) -> list[str]:
     if args.overwrite or args.overfit or not (newest or args.resume_from):
         return []  # it does not continue one
     more = [] if args.resume_from else ["--resume_from", "auto"]
-    has_length = args.max_steps or args.max_minutes or args.epochs  # which replaces the recorded one
-    layer = None if has_length else recorded_flags({"resume_from": "auto", "output_dir": args.output_dir})
-    recorded = layer.values if layer else {}
-    max_steps = args.max_steps or recorded.get("max_steps")
-    if max_steps and newest >= max_steps:
-        more += ["--max_steps", str(newest + max_steps)]
-    for name in ("max_minutes", "epochs"):
-        length = getattr(args, name) or recorded.get(name)
+    limits = {name: getattr(args, name) for name in args.origin.given.intersection(LENGTHS)}
+    if not (args.resume_from or limits):  # they count only if the command line has none
+        layer = recorded_flags({"resume_from": "auto", "output_dir": args.output_dir})
+        limits = {name: layer.given[name] for name in LENGTHS if layer and layer.given.get(name)}
+    if not limits:  # the old text decided the length
+        more += ["--max_steps", str(2 * newest)]
+    for name in (name for name in LENGTHS if limits.get(name)):
         is_new = any(change.startswith(f"{name} ") or change in WITHOUT_LENGTH for change in args.origin.changed)
-        if length and not is_new:
-            more += [f"--{name}", f"{2 * length:.12g}"]
+        if name != "max_steps" and not is_new:
+            more += [f"--{name}", f"{2 * limits[name]:.12g}"]
+        elif name == "max_steps" and newest >= limits[name]:
+            more += [f"--{name}", str(newest + limits[name])]
     return [*more, "--allow_new_data"]
 
 
@@ -224,7 +226,7 @@ def _refuse_other_texts(args: Namespace, texts: Sequence[str], command: Sequence
     sources = printable(first_of(recorded.get("sources", ["another program"])))
     line = sys.argv[1:]
     kept = []
-    if has_tokenizer(folder) and "--tokenizer_file" not in command:  # runs may need it
+    if has_tokenizer(folder) and "--tokenizer_file" not in command and not args.overwrite:  # other runs may need it
         kept = ["--tokenizer_file", str(folder / TOKENIZER)]
     pretokenize_line = f"\n    python {shell_line([*command, *kept, '--overwrite'])}"
     if recorded.get("texts") != names_of_words(texts):  # another run may need the tokens of the other texts

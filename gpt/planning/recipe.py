@@ -77,7 +77,7 @@ class Recipe(Schedule):
 
     def checkpoint_interval(self, requested: int | None) -> int:
         """The epochs between permanent checkpoints: as requested, else so many that at most MOST_PERMANENT stay."""
-        return requested or max(1, math.ceil(self.passes / defaults.MOST_PERMANENT))
+        return requested or max(1, math.ceil(int(self.passes) / defaults.MOST_PERMANENT))
 
     def with_micro_batch(self, batch_size: int) -> "Recipe":
         """The recipe with another micro-batch, a divisor of its samples per step, which stay the same."""
@@ -307,7 +307,7 @@ def _choose_length(facts: _Facts, cooldown: Cooldown | None, is_regularized: boo
         limit = most_epochs if is_regularized else defaults.USUAL_PASSES
         default = facts.finetuning_epochs if facts.is_pretrained else min(limit, epochs_by_size)
         if facts.learns_to_answer:
-            default = max(default, math.ceil(defaults.FEWEST_STEPS_TO_CONVERSE * samples_per_step / windows))
+            default = max(default, math.ceil(defaults.FEWEST_TOKENS_TO_CONVERSE / facts.config.seq_length / windows))
         epochs = facts.choose("epochs", default)
     steps_left = -(-max(0, epochs * windows - samples_seen) // samples_per_step)
     return epochs, min(steps_done + steps_left, most_steps or 2**62, length or 2**62)

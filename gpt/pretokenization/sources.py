@@ -159,8 +159,7 @@ def files_in_folder(folder: str, say: Callable[[str], None]) -> list[str]:
         size_flag = "" if os.path.join(folder, METADATA) in others else " --vocab_size N"
         cure = ("It holds tokens, which evaluate.py takes with --tokens. To train on them:\npython train.py "
                 f"--data_dir {shell_word(folder)}{size_flag}"
-                if any(name.endswith("train.bin") for name in others) else "Name the files themselves, as in "
-                f"{shell_word(os.path.join(folder, '*' + os.path.splitext(min(others, default=''))[1]))}")
+                if any(name.endswith("train.bin") for name in others) else "Name text files themselves.")
         raise UserError(Exit.DATA, f"{printable(folder)} holds no {', '.join(endings)} file. {cure}")
     cards = {path for path in chosen if os.path.basename(path).lower() == "readme.md"}
     if not all(bare_name(path).endswith(TEXT_FILES.endings) for path in chosen):  # its other texts are records

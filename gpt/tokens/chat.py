@@ -128,7 +128,7 @@ def _turn_of(turn: Any, which: str) -> Turn:
 
 def _is_filled(value: Any) -> bool:
     """False for a field that holds nothing, as a column of a table does in most of its rows."""
-    return any(value.values()) if isinstance(value, dict) else value not in (None, "", "[]", "null", [])
+    return any(value.values()) if isinstance(value, dict) else bool(value) and value not in ("[]", "null")
 
 
 # ---------------------------------------------------------------- the template

@@ -55,11 +55,6 @@ class Corpus:
         return [Validation(name, weight, stream) for name, weight, stream in named or [("", 1.0, self.val)]
                 if stream is not None]
 
-    @property
-    def fewest_validation_tokens(self) -> int:
-        """The length of the smallest set of validation tokens, 0 without one."""
-        return min((each.stream.length for each in self.validation_sets), default=0)
-
 
 @dataclass(frozen=True)
 class Validation:

@@ -50,7 +50,8 @@ def measure_pace(run: Run, take_step: TakeStep, validator: Validator, deadline: 
     write_seconds = setup.checkpoint_bytes / WRITTEN_BYTES
     copy_seconds = setup.checkpoint_bytes / COPIED_BYTES if setup.memory.saves_through_copy else write_seconds
     return Pace(step_seconds, val_token_seconds, num_val_tokens, sample_seconds,
-                save_seconds=copy_seconds, last_save_seconds=write_seconds)
+                save_seconds=copy_seconds, last_save_seconds=write_seconds,
+                checkpoint_interval=setup.args.checkpoint_interval)
 
 
 def _measure_between_steps(run: Run, validator: Validator, num_val_tokens: int) -> tuple[float, float]:

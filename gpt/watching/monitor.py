@@ -309,15 +309,18 @@ class Monitor:
             self._out.say(f"stopped by {signals.name}; to continue: {launcher()} {resume}")
         if second or signals.number is not None:
             return
-        best, note = folder, ""
-        is_chance = self._run.setup.corpus.fewest_validation_tokens < MIN_VAL_TOKENS
+        best, note, named_step = folder, "", self.state.step
+        corpus = self._run.setup.corpus
+        # A few conversations are answered better by the last checkpoint (LOG.md, 2026-11-30, A few conversations).
+        is_chance = (corpus.converses and not self._args.patience
+                     and corpus.val is not None and corpus.val.length < MIN_VAL_TOKENS)
         if best_step not in (0, self.state.step) and not is_chance:
-            best = f"{folder}/best"
+            best, named_step = f"{folder}/best", best_step
             note = f"\n      the best by validation, step {best_step:,}; {folder} alone is the last one"
-        chat = " --chat" if self._run.setup.corpus.converses else ""
-        first = ("" if self._run.setup.corpus.tokenizer_path else
+        chat = " --chat" if corpus.converses else ""
+        first = ("" if corpus.tokenizer_path else
                  "\nBut first copy the tokens' tokenizer, which this run does not have:\n"
-                 f"cp TOKENIZER {folder}/checkpoint-{best_step or self.state.step}/{TOKENIZER}")
+                 f"cp TOKENIZER {folder}/checkpoint-{named_step}/{TOKENIZER}")
         self._out.say(f"next: python generate.py --ckpt {best}{chat}{note}{first}")
         lowest = lowest_loss(self._args)
         if (self.state.best_val_loss or 0.0) > lowest:

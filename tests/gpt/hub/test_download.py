@@ -105,6 +105,7 @@ def chosen(files, path=""):
     (("train_100M/a.train.txt", "train_100M/b.train.txt", "train_10M/a.train.txt"), "train_10M",
      ("train_10M/a.train.txt",)),
     (CHATS, "data", CHATS),
+    (("train-data/test.txt", "train-data/train.txt"), "", ("train-data/train.txt",)),
 ])
 def test_the_files_are_those_that_the_path_or_the_names_mean(files, path, expected):
     assert chosen(files, path) == list(expected)

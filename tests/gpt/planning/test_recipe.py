@@ -170,7 +170,9 @@ def test_pretrained_weights_learn_to_answer_in_small_steps_at_the_rate_of_a_new_
     weights = ("--init_from", "out")
     text, chats = recipe(*weights, width=64), recipe(*weights, width=64, converses=True)
     assert (text.epochs, chats.epochs) == (3, 8)  # fewer tokens than parameters
-    assert recipe(*weights, converses=True).epochs == 3
+    assert recipe(*weights, num_tokens=100_001, converses=True).epochs == 3
+    for flags in ((), ("--gradient_accumulation_steps", "8")):  # 204,800 tokens at least
+        assert recipe(*weights, *flags, width=64, num_tokens=801, converses=True).epochs == 256
     assert chats.learning_rate == pytest.approx(10 * text.learning_rate, rel=0.3)
     many = 8 * 2**20
     assert (recipe(*weights, width=64, num_tokens=many, converses=True).batch_size, text.batch_size) == (4, 4)
@@ -193,3 +195,9 @@ def test_a_resumed_run_refuses_what_its_optimizer_excludes(run):
     said = run.refused(Exit.FLAGS, "--resume_from", "auto", "--max_steps", "4", "--model_parallel", "fsdp")
     assert "--model_parallel fsdp: not with adamw8bit" in said
     run.ok("--resume_from", "auto", "--max_steps", "4")
+
+
+@pytest.mark.parametrize(("passes", "interval"), [(0.4, 1), (20.04, 1), (21.0, 2), (40.04, 2), (1000.0, 50)])
+def test_at_most_20_checkpoints_stay_by_default(passes, interval):
+    found: Any = types.SimpleNamespace(passes=passes)
+    assert [Recipe.checkpoint_interval(found, each) for each in (None, 3)] == [interval, 3]

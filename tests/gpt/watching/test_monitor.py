@@ -84,9 +84,6 @@ def test_the_closing_lines_name_best_and_last_and_how_to_improve(overfitting, co
     for room in ("improvement", "monitor"):
         monkeypatch.setattr(f"gpt.watching.{room}.times_too_short", lambda *_: 1)
     _, text = overfitting("--max_steps", "20", out="my run")
-    assert f"\nnext: python generate.py --ckpt '{overfitting.folder}/my run'\n" in text, "the best one is so by chance"
-    monkeypatch.setattr("gpt.watching.monitor.MIN_VAL_TOKENS", 0)
-    _, text = overfitting("--max_steps", "20", "--overwrite", out="my run")
     folder = f"'{overfitting.folder}/my run'"
     assert (f"\nnext: python generate.py --ckpt {folder}/best\n"
             f"      the best by validation, step 8; {folder} alone is the last one\n"
@@ -104,6 +101,12 @@ def test_the_closing_lines_name_best_and_last_and_how_to_improve(overfitting, co
     folder = f"{overfitting.folder}/small"
     assert (f"\nTo improve: its size\npython train.py --config {folder}/config.toml \\\n"
             f"    --model_size mini --output_dir {folder}-mini\n") in text
+
+
+@pytest.mark.parametrize(("flags", "best"), [([], ""), (["--patience", "9"], "/best")])
+def test_of_a_few_conversations_the_last_checkpoint_is_named_the_best_is_so_by_chance(overfitting, chats, flags, best):
+    _, text = overfitting("--data_dir", str(chats), "--max_steps", "20", *flags)
+    assert f"\nnext: python generate.py --ckpt {overfitting.folder}/out{best} --chat\n" in text
 
 
 def test_advice_to_go_on_raises_a_used_up_patience_and_is_not_given_for_a_loss_worse_than_guessing(
@@ -128,7 +131,6 @@ def test_a_run_without_a_tokenizer_says_where_to_copy_one(corpus, tmp_path, caps
 
 def test_after_many_passes_the_model_may_teach_a_new_one(run, monkeypatch):
     monkeypatch.setattr("gpt.watching.monitor.best_improvement", lambda *_: ("more text", "its text"))
-    monkeypatch.setattr("gpt.watching.monitor.MIN_VAL_TOKENS", 0)
     folder, flags = run.folder / "out", ["--epochs", "5", "--eval_interval", "50", "--optimizer", "muon"]
     ((teacher, out),) = re.findall(r"To improve: its text\. .* --teacher (.*) --output_dir (.*)\n", run.ok(*flags))
     assert (teacher, out) == (f"{folder}/best", f"{folder}-2")
