@@ -36,9 +36,11 @@ RELATIONS = {
     "compare_with": Relations(conflicts="chat"),
     "num_samples": Relations(aliases="num_return_sequences n_samples samples"),
     "max_new_tokens": Relations(aliases="max_tokens max_length n_predict num_tokens n"),
-    "temperature": Relations(aliases="temp t"),
+    "temperature": Relations(aliases="temp t do_sample"),
     "top_k": Relations(aliases="topk"),
     "quantize": Relations(aliases="quant"),
+    "use_gpu": Relations(aliases="device cuda gpu cpu no_cuda"),
+    "use_amp": Relations(aliases="amp dtype precision fp16 bf16"),
     "amp_dtype": Relations(conflicts="bf16: no-use_amp, fp16: no-use_amp"),
 }
 

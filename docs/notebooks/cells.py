@@ -27,11 +27,14 @@ from gpt.common.names import METADATA
 ROOT = Path(__file__).resolve().parents[2]
 ROWS = 20  # of a command's lines, while it runs
 REPLACED_LINES = r"\.\.\. |step |.* left$"  # each of these lines replaces the one before
-PLAN = r"(size|time|tokens |memory|cost|warning|\.\.\.)"
+PLAN = r"(size|time|tokens |memory|cost|warning|already|\.\.\.)"
 INSTEAD = {  # the notebook's words for commands and flags
-    "python generate.*": "cell 7",
+    "next: python generate.*": "next: cell 7",
     "python pretokenize.* MORE .*": "more in corpus, another run_name",
     r"python train.* --model_size (\w+).*": r"model_size \1, another run_name",
+    "python train.* --allow_new_data.*": "Run all again",
+    r"python train.* (--teacher \S+).*": r"\1 in more_flags, another run_name",
+    r"python train.* --resume_from .*--max_minutes (\S+).*": r"max_minutes \1, then Run all again",
     r"python train.* (--max_steps \d+)": r"max_minutes 0, \1 in more_flags",
     "python train.* --resume_from .*": "Run all again",
     "python train.*": "cell 5",
@@ -181,11 +184,15 @@ def watch(script: str, *words: object, only: str = "") -> None:
     # Every notebook has IPython.
     handle = importlib.import_module("IPython.display").display({"text/plain": ""}, raw=True, display_id=True)
     lines = []
-    latest = ""
+    latest = begun = ""  # begun is a command's line that goes on in the next one
     due = 0.0  # when the next passing line may be drawn, by time.monotonic()
 
     def add(line: str) -> None:
-        nonlocal latest, due, only
+        nonlocal latest, begun, due, only
+        line, begun = begun + (line.strip() if begun else line), ""
+        if line.endswith(" \\"):
+            begun = line[:-1]
+            return
         if not line.startswith("  | "):  # a line of a sample stays as it is
             for pattern, instead in INSTEAD.items():
                 line = re.sub(pattern, instead, line)

@@ -52,7 +52,7 @@ RELATIONS = {
 
     # ---- length
     "batch_size": Relations(
-        aliases="per_device_train_batch_size device_batch_size micro_batch_size",
+        aliases="per_device_train_batch_size auto_find_batch_size device_batch_size micro_batch_size",
         invalidates=f"gradient_accumulation_steps {BY_BATCH}", conflicts="auto: model_parallel fsdp|hsdp"),
     "gradient_accumulation_steps": Relations(
         aliases="grad_accum_steps accumulate_grad_batches", invalidates=BY_BATCH),
@@ -75,7 +75,7 @@ RELATIONS = {
         aliases="optim opt", invalidates="learning_rate min_lr embedding_learning_rate init_std",
         conflicts=", ".join(f"{name}: {row.conflicts}" for name, row in OPTIMIZERS.items() if row.conflicts)),
     "learning_rate": Relations(
-        aliases="lr max_lr peak_lr matrix_lr", invalidates="min_lr embedding_learning_rate init_std"),
+        aliases="lr max_lr peak_lr matrix_lr optimizer_lr", invalidates="min_lr embedding_learning_rate init_std"),
     "init_std": Relations(conflicts="init_from"),
     "lr_schedule": Relations(
         aliases="decay_lr lr_scheduler_type schedule lr_decay_style", overrides="cooldown",
@@ -92,9 +92,9 @@ RELATIONS = {
 
     # ---- machine
     "use_gpu": Relations("machine", aliases="device accelerator cuda gpu gpus cpu no_cuda use_cpu"),
-    "use_amp": Relations("machine", aliases="amp mixed_precision fp16 bf16"),
+    "use_amp": Relations("machine", aliases="amp mixed_precision precision fp16 bf16"),
     "amp_dtype": Relations(
-        "machine", aliases="dtype precision torch_dtype", conflicts="bf16: no-use_amp, fp16: no-use_amp"),
+        "machine", aliases="dtype torch_dtype", conflicts="bf16: no-use_amp, fp16: no-use_amp"),
     "compile": Relations("machine", aliases="torch_compile use_compile"),
     "compile_mode": Relations(
         "machine", conflicts=", ".join([
@@ -111,7 +111,8 @@ RELATIONS = {
     "mirror_to": Relations("resume"),  # on every machine, once the mirror is known to be this run's
     "resume_from": Relations("call", aliases="resume resume_from_checkpoint ckpt"),
     "overwrite": Relations("call", aliases="overwrite_output_dir force", conflicts="resume_from auto"),
-    "eval_interval": Relations(aliases="eval_strategy eval_every eval_steps val_interval validation_interval"),
+    "eval_interval": Relations(
+        aliases="eval_strategy evaluation_strategy eval_every eval_steps val_interval validation_interval"),
     "eval_batches": Relations("call", aliases="eval_iters", overrides="eval_tokens", conflicts="eval_tokens"),
     "sample_interval": Relations(aliases="sample_every"),
     "sample_prompt": Relations(conflicts="sample_interval 0"),

@@ -46,6 +46,7 @@ class Checkpointer:
         self.best_step = 0  # the best by validation that is on the disk
         self.save_seconds = 0.0  # of the last save, until it was on the disk
         self.begun_step = 0  # of the save in flight, or of the last save
+        self._failed_step = -1  # of the last save that a full disk ended
         self.validation_curve: list[tuple[int, float, float | None]] = []  # step, nats, bits per byte
         self._written_step: int | None = None  # of the last save, or of the checkpoint resumed in this folder
         self._first_step = run.state.step
@@ -173,9 +174,11 @@ class Checkpointer:
         except OSError as error:
             goes_on = (self._run.state.step < self._run.recipe.total_steps and
                        self._runtime.signals.number is None)
-            out.warn(f"checkpoint-{self.begun_step} could not be saved: {why_not_written(error)} It needs about "
-                     f"{size(self._run.setup.checkpoint_bytes)}{free_of(self.output_dir)}."
-                     f"{' Training goes on and the next save tries again.' if goes_on else ''}")
+            if self._failed_step != self.begun_step:
+                out.warn(f"checkpoint-{self.begun_step} could not be saved: {why_not_written(error)} It needs about "
+                         f"{size(self._run.setup.checkpoint_bytes)}{free_of(self.output_dir)}."
+                         f"{' Training goes on and the next save tries again.' if goes_on else ''}")
+            self._failed_step = self.begun_step
 
     def settle_all(self) -> None:
         """Makes all processes wait for the end of the main process's save."""

@@ -349,7 +349,8 @@ class Monitor:
             command = self._command_for_longer(folder)
         elif how == MORE_TEXT:
             if recipe.is_regularized and recipe.passes > FRESH and not has_teacher_or_noise(args):
-                why += f". Give more, or teach a second model: --teacher {best} --output_dir {folder}-2"
+                why += (f". Give more text, or teach a second model:\n{launcher()} train.py --config {folder} \\\n"
+                        f"    --teacher {best} --output_dir {folder}-2\nTo add text:")
             command = more_text_commands(args.output_dir, corpus.tokenizer_path, self.state,
                                          {**vars(args), "cooldown_from": recipe.cooldown and recipe.cooldown.source})
         else:

@@ -201,6 +201,12 @@ def test_the_latest_step_is_shown_below_the_lines_every_ten_seconds(watch, monke
     ("next: python generate.py --ckpt out", "next: cell 7"), ("next: python train.py --data_dir a", "next: cell 5"),
     ("by Ctrl-C; to continue: python train.py --resume_from out", "by the stop button; to continue: Run all again"),
     ("python train.py --resume_from out --max_steps 90", "max_minutes 0, --max_steps 90 in more_flags"),
+    ("python train.py --resume_from out --max_minutes 8", "max_minutes 8, then Run all again"),
+    ("to open it: python generate.py --ckpt kept", "to open it: python generate.py --ckpt kept"),
+    ("or teach a second model: python train.py --config o --teacher o/best --output_dir o-2",
+     "or teach a second model: --teacher o/best in more_flags, another run_name"),
+    ("python pretokenize.py MORE --output_dir more-2 \\\n    --tokenizer_file t", "more in corpus, another run_name"),
+    ("python train.py --resume_from o \\\n    --data_dir a more-2 --allow_new_data --max_steps 4", "Run all again"),
     ("python train.py --config o/config.toml --model_size mini --output_dir o-mini", "model_size mini, another"),
     ("  | --use_gpu", "  | --use_gpu")])
 def test_cures_are_said_in_the_words_of_the_form(watch, line, says):
@@ -209,4 +215,4 @@ def test_cures_are_said_in_the_words_of_the_form(watch, line, says):
 
 def test_of_the_plan_its_lines_are_shown_and_all_from_an_error_on(watch):
     lines = ["corpus      a", "cost: 2", "error: another tokenizer. More text:", "python a.py MORE \\", "    --seed 2"]
-    assert watch(lines, only=cells.PLAN)[-1].splitlines() == lines[1:]
+    assert watch(lines, only=cells.PLAN)[-1].splitlines() == [*lines[1:3], "python a.py MORE --seed 2"]

@@ -604,8 +604,6 @@ LATER = [
     Case(", or --overwrite, which deletes them", f"train.py {SMALL} {QUIET}"),
     Case(", or a second run with --teacher", NEW, said=True, values={"--teacher": "out"}),
     Case(", or --allow_bad_records to", "pretokenize.py k.jsonl --output_dir new", half_bad),
-    Case(". Give more, or", NEW, said=True, together=True,
-         values={"--teacher": "out", "--output_dir": "new-2"}),
     Case("tokens{on_gpu}; another: --model_size", f"train.py {QUIET} --output_dir new --seq_length 8",
          values={"--model_size": "tiny"}),
     Case("is a flag, such as --encoding, it", f"train.py {SMALL} {QUIET} --output_dir new x.txt", text_in("latin-1"),
@@ -628,6 +626,8 @@ NOT_TYPED = {
     "says what was decided, or that two flags do not go together: no cure, or the pattern of one": (
         "samples     none, as with", "--batch_size auto, or this", "with --init_from the model gets rows",
         "does not go with FILE or --demo", "not with several folders in", "unexpected argument. Give a value"),
+    "comes after many passes; typed in tests/gpt/watching/test_monitor.py": (
+        ". Give more text, or teach",),
     "is for token files without metadata.json; tried in tests/gpt/planning/test_setup.py": (
         "tokens of this text, and",),
     "is a line of the message that holds the tokens of other texts, and is typed with it": (

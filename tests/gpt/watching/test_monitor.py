@@ -132,9 +132,10 @@ def test_a_run_without_a_tokenizer_says_where_to_copy_one(corpus, tmp_path, caps
 def test_after_many_passes_the_model_may_teach_a_new_one(run, monkeypatch):
     monkeypatch.setattr("gpt.watching.monitor.best_improvement", lambda *_: ("more text", "its text"))
     folder, flags = run.folder / "out", ["--epochs", "5", "--eval_interval", "50", "--optimizer", "muon"]
-    ((teacher, out),) = re.findall(r"To improve: its text\. .* --teacher (.*) --output_dir (.*)\n", run.ok(*flags))
+    ((teacher, out),) = re.findall(rf"To improve: its text\. .*:\npython train.py --config {folder} \\\n"
+                                   "    --teacher (.*) --output_dir (.*)\nTo add text:\n", run.ok(*flags))
     assert (teacher, out) == (f"{folder}/best", f"{folder}-2")
-    assert "--teacher" not in run.ok(*flags, "--teacher", teacher, "--seed", "1338", out="distilled")
+    assert "--teacher" not in run.ok("--config", str(folder), "--teacher", teacher, out="out-2")
 
 
 def test_an_epoch_counts_as_the_whole_text_though_its_windows_leave_some_out(run, monkeypatch):
