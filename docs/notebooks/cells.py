@@ -33,8 +33,11 @@ INSTEAD = {  # the notebook's words for commands and flags
     "python pretokenize.* MORE .*": "more in corpus, another run_name",
     r"python train.* --model_size (\w+).*": r"model_size \1, another run_name",
     "python train.* --allow_new_data.*": "Run all again",
-    r"python train.* (--teacher \S+).*": r"\1 in more_flags, another run_name",
+    r"python train.* (--teacher (?:'[^']*'|[^\s'])+).*": r"\1 in more_flags, another run_name",
+    r"python train.* --resume_from \S+ --max_minutes (\S+)( --.+)":
+        r"max_minutes \1,\2 in more_flags, then Run all again",
     r"python train.* --resume_from .*--max_minutes (\S+).*": r"max_minutes \1, then Run all again",
+    r"python train.* --resume_from \S+ (--epochs \d+.*)": r"max_minutes 0, \1 in more_flags, then Run all again",
     r"python train.* (--max_steps \d+)": r"max_minutes 0, \1 in more_flags",
     "python train.* --resume_from .*": "Run all again",
     "python train.*": "cell 5",
@@ -190,7 +193,7 @@ def watch(script: str, *words: object, only: str = "") -> None:
     def add(line: str) -> None:
         nonlocal latest, begun, due, only
         line, begun = begun + (line.strip() if begun else line), ""
-        if line.endswith(" \\"):
+        if line.endswith(" \\") and not line.startswith("  | "):
             begun = line[:-1]
             return
         if not line.startswith("  | "):  # a line of a sample stays as it is

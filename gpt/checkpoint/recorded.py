@@ -172,6 +172,13 @@ def _checkpoints_of(requested: str, output_dir: Path) -> tuple[Path, list[Path]]
     return folder, [*steps_in(folder).values()]
 
 
+def planned_steps(checkpoints: list[Path]) -> int:
+    """The last step of the plan that the first of these checkpoints records; 0 if it cannot be read."""
+    with contextlib.suppress(OSError, ValueError, TypeError, LookupError, RecursionError):
+        return int(json.loads(read_text(checkpoints[0] / STATE))["settings"]["total_steps"])
+    return 0
+
+
 def first_readable(checkpoints: list[Path]) -> Layer | None:
     """The flags in the first checkpoint whose state can be read; verifying it later names a damaged one."""
     for path in checkpoints:

@@ -33,7 +33,8 @@ FORMATS = (r"\.parquet$", r"\.(jsonl|ndjson)(\.(gz|zst|bz2|xz))?$|\.json\.(gz|zs
 MAX_NAMES = 8  # files or sets in a message
 # Group 1 names the set: train_100M of train_100M/a.txt, data/train_sft of data/train_sft-00000-of-00002.parquet.
 OF_TRAIN = re.compile(r"(.*?(?<![a-z0-9])train(?![a-z0-9])(?:[^/]*(?=/)|(?:[-_.]?[a-z]+)*)).*", re.IGNORECASE)
-HELD_OUT = re.compile(r"(?<![a-z0-9])(test|val|valid|validation|dev|eval)(?![a-z0-9])", re.IGNORECASE)
+# The whole name of a file that is not for training, though its folder is.
+HELD_OUT = re.compile(r"(test|val|valid|validation|dev|eval)([-_.]?\d+)?(-of-\d+)?\.", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -148,7 +149,7 @@ def choose_files(name: HubName, files: Sequence[str]) -> list[str]:
     for kind in FORMATS:
         of_kind = sorted(each for each in inside if re.search(kind, each.lower()))
         of_train = [each for each in of_kind if OF_TRAIN.match(each)]
-        of_train = [each for each in of_train if not HELD_OUT.search(each.rpartition("/")[2])] or of_train
+        of_train = [each for each in of_train if not HELD_OUT.match(each.rpartition("/")[2])] or of_train
         sets = sorted({*map(_set_of, of_train)}
                       or {each.rpartition("/")[0].partition("/")[0] for each in of_kind})  # the outermost folders
         if not path and len(sets) > 1 and "" not in sets:

@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from gpt.checkpoint.recorded import recorded_flags, run_to_resume
+from gpt.checkpoint.recorded import planned_steps, recorded_flags, run_to_resume
 from gpt.checkpoint.steps import error_of_another_run, steps_in
 from gpt.common.children import PROGRAM_FOLDER, run_child
 from gpt.common.errors import PIP, Exit, UserError, require, warn, warn_once
@@ -144,16 +144,20 @@ def flags_to_continue(args: Namespace) -> list[str]:
 
     The run goes on for as long again, unless the command line changes its recorded length.
     """
-    newest = max(steps_in(Path(args.output_dir)), default=0)
+    folder, checkpoints = run_to_resume({**vars(args), "resume_from": args.resume_from or "auto"})
+    newest = max(steps_in(folder), default=0)
     if args.overwrite or args.overfit or not (newest or args.resume_from):
         return []  # it does not continue one
+    if args.cooldown_from:  # it has a length of its own
+        return ["--allow_new_data"]
     more = [] if args.resume_from else ["--resume_from", "auto"]
     limits = {name: getattr(args, name) for name in args.origin.given.intersection(LENGTHS)}
     if not (args.resume_from or limits):  # they count only if the command line has none
         layer = recorded_flags({"resume_from": "auto", "output_dir": args.output_dir})
-        limits = {name: layer.given[name] for name in LENGTHS if layer and layer.given.get(name)}
-    if not limits:  # the old text decided the length
-        more += ["--max_steps", str(2 * newest)]
+        given = layer.given if layer else {}
+        limits = {name: given[name] for name in LENGTHS if isinstance(given.get(name), int | float)}
+    if newest and not limits:  # the old text decided the length
+        more += ["--max_steps", str(max(2 * newest, planned_steps(checkpoints)))]
     for name in (name for name in LENGTHS if limits.get(name)):
         is_new = any(change.startswith(f"{name} ") or change in WITHOUT_LENGTH for change in args.origin.changed)
         if name != "max_steps" and not is_new:

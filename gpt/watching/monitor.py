@@ -350,7 +350,8 @@ class Monitor:
         elif how == MORE_TEXT:
             if recipe.is_regularized and recipe.passes > FRESH and not has_teacher_or_noise(args):
                 why += (f". Give more text, or teach a second model:\n{launcher()} train.py --config {folder} \\\n"
-                        f"    --teacher {best} --output_dir {folder}-2\nTo add text:")
+                        f"    --teacher {best} {flags_of_another_run(args.output_dir, 'taught', args.mirror_to)}\n"
+                        "To add text:")
             command = more_text_commands(args.output_dir, corpus.tokenizer_path, self.state,
                                          {**vars(args), "cooldown_from": recipe.cooldown and recipe.cooldown.source})
         else:

@@ -202,6 +202,12 @@ def test_the_latest_step_is_shown_below_the_lines_every_ten_seconds(watch, monke
     ("by Ctrl-C; to continue: python train.py --resume_from out", "by the stop button; to continue: Run all again"),
     ("python train.py --resume_from out --max_steps 90", "max_minutes 0, --max_steps 90 in more_flags"),
     ("python train.py --resume_from out --max_minutes 8", "max_minutes 8, then Run all again"),
+    ("python train.py --resume_from out --max_minutes 8 --patience 9",
+     "max_minutes 8, --patience 9 in more_flags, then Run all again"),
+    ("python train.py --resume_from out --epochs 6", "max_minutes 0, --epochs 6 in more_flags, then Run all again"),
+    ("python train.py --config 'my run' \\\n    --teacher 'my run/best' --output_dir 'my run-2'",
+     "--teacher 'my run/best' in more_flags, another run_name"),
+    ("  |     x = 1 + \\\n  |         2", "  |     x = 1 + \\\n  |         2"),
     ("to open it: python generate.py --ckpt kept", "to open it: python generate.py --ckpt kept"),
     ("or teach a second model: python train.py --config o --teacher o/best --output_dir o-2",
      "or teach a second model: --teacher o/best in more_flags, another run_name"),
@@ -210,7 +216,7 @@ def test_the_latest_step_is_shown_below_the_lines_every_ten_seconds(watch, monke
     ("python train.py --config o/config.toml --model_size mini --output_dir o-mini", "model_size mini, another"),
     ("  | --use_gpu", "  | --use_gpu")])
 def test_cures_are_said_in_the_words_of_the_form(watch, line, says):
-    assert watch([line])[-1].startswith(says)
+    assert watch(line.splitlines())[-1].startswith(says)
 
 
 def test_of_the_plan_its_lines_are_shown_and_all_from_an_error_on(watch):

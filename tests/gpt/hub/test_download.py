@@ -106,6 +106,7 @@ def chosen(files, path=""):
      ("train_10M/a.train.txt",)),
     (CHATS, "data", CHATS),
     (("train-data/test.txt", "train-data/train.txt"), "", ("train-data/train.txt",)),
+    (("train/dev-ops.txt", "train/web.txt"), "", ("train/dev-ops.txt", "train/web.txt")),
 ])
 def test_the_files_are_those_that_the_path_or_the_names_mean(files, path, expected):
     assert chosen(files, path) == list(expected)

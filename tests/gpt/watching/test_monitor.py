@@ -134,8 +134,8 @@ def test_after_many_passes_the_model_may_teach_a_new_one(run, monkeypatch):
     folder, flags = run.folder / "out", ["--epochs", "5", "--eval_interval", "50", "--optimizer", "muon"]
     ((teacher, out),) = re.findall(rf"To improve: its text\. .*:\npython train.py --config {folder} \\\n"
                                    "    --teacher (.*) --output_dir (.*)\nTo add text:\n", run.ok(*flags))
-    assert (teacher, out) == (f"{folder}/best", f"{folder}-2")
-    assert "--teacher" not in run.ok("--config", str(folder), "--teacher", teacher, out="out-2")
+    assert (teacher, out) == (f"{folder}/best", f"{folder}-taught")
+    assert "--teacher" not in run.ok("--config", str(folder), "--teacher", teacher, out="out-taught")
 
 
 def test_an_epoch_counts_as_the_whole_text_though_its_windows_leave_some_out(run, monkeypatch):
