@@ -78,8 +78,8 @@ def announce_plan(setup: Setup, pace: Pace, steps_done: int) -> None:
     steps = recipe.total_steps - steps_done
     epochs = in_epochs(steps * recipe.samples_per_step / recipe.windows_per_epoch)
     before = setup.stored.state.seconds
-    earlier = f" after the {duration(before)} of earlier starts" if before else ""
-    within = f"{earlier}, of {args.max_minutes:g} min" if args.max_minutes else ""
+    earlier = f", after {duration(before)} in earlier starts," if before else ""
+    within = f"{earlier} of {args.max_minutes:g} min" if args.max_minutes else ""
     lines = describe_plan(setup) if args.verbose or args.dry_run else []
     most_seconds = 60 * (args.max_minutes or math.inf) - before
     seconds = min(pace.seconds_left(recipe, steps_done), most_seconds)
