@@ -28,7 +28,7 @@ from gpt.planning.relations import RELATIONS
 
 
 def read_flags(argv: Sequence[str]) -> Namespace:
-    """Reads each flag from the command line, else --config, else the resumed run, else its default.
+    """Reads each flag from the first that has it: the command line, --config, the resumed run, the defaults.
 
     Raises UserError (exit 2) for a wrong flag.
     """

@@ -72,7 +72,7 @@ def check_place(flag: str, folder: Path) -> None:
 
 def sweep(output_dir: Path) -> None:
     """Deletes the half-written files of a killed run and restores a finished checkpoint that was put aside."""
-    # The temporary names are those of common.files.write_whole.
+    # common.files.write_whole gives these temporary names.
     for name in RUN_FILES:
         for leftover in output_dir.glob(f".{name}.*.tmp"):
             with contextlib.suppress(OSError):

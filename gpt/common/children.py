@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from gpt.common import ranks
-from gpt.common.signals import SAVING, Signals, signal_name
+from gpt.common.signals import SAVING, STOPPING, Signals, signal_name
 from gpt.common.terminal import print_line
 
 PROGRAM_FOLDER = Path(__file__).resolve().parents[2]
@@ -104,7 +104,7 @@ def start_process(context: Any, target: Callable[..., Any], *arguments: Any) -> 
         resource_tracker.ensure_running()  # before the signals are blocked: its start unblocks them
     # A terminal sends two of them to all of its processes: a starting child would end with a traceback.
     # SIGTERM in a child that has just been forked would be written to the pipe of this process's own signals.
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGHUP, signal.SIGTERM))
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, STOPPING)
     try:
         process.start()
     finally:

@@ -181,7 +181,7 @@ def documents_of_tokens(stream: TokenStream, scorer: Scorer) -> Iterator[Documen
 
 
 def _ends_of_documents(stream: TokenStream, tokens: Tokens, scorer: Scorer) -> Iterator[np.ndarray]:
-    """Yields the positions after documents, int64, as their end-of-text ids tell; tokens are those of stream.
+    """Yields the positions after documents, int64, as their end-of-text ids tell; tokens holds the stream.
 
     Where that id ends each turn of a conversation too, as in Qwen's chat models, the .idx beside each file tells.
     """

@@ -65,7 +65,7 @@ def measures_same_tokens(stored: StoredState, corpus: Corpus, eval_tokens: int) 
 def flags_of_run(setup: Setup) -> Layer:
     """The flags of a run for config.toml: given by the user, or decided by the program.
 
-    Flags of a single call, such as --dry_run, are left out, and flags of the machine that nobody gave.
+    Flags of a single call, such as --dry_run, are left out, and flags of the machine with their defaults.
     """
     args, config = setup.args, setup.config
     unrecorded = {*flags_of_scope("call"), "origin"}

@@ -151,19 +151,19 @@ def flags_to_continue(args: Namespace) -> list[str]:
     if args.cooldown_from:  # it has a length of its own
         return ["--allow_new_data"]
     more = [] if args.resume_from else ["--resume_from", "auto"]
-    limits = {name: getattr(args, name) for name in args.origin.given.intersection(LENGTHS)}
+    limits = {name: getattr(args, name) for name in LENGTHS if name in args.origin.given}
     if not (args.resume_from or limits):  # they count only if the command line has none
         layer = recorded_flags({"resume_from": "auto", "output_dir": args.output_dir})
         given = layer.given if layer else {}
         limits = {name: given[name] for name in LENGTHS if isinstance(given.get(name), int | float)}
     if newest and not limits:  # the old text decided the length
         more += ["--max_steps", str(max(2 * newest, planned_steps(checkpoints)))]
-    for name in (name for name in LENGTHS if limits.get(name)):
+    for name, length in limits.items():
         is_new = any(change.startswith(f"{name} ") or change in WITHOUT_LENGTH for change in args.origin.changed)
         if name != "max_steps" and not is_new:
-            more += [f"--{name}", f"{2 * limits[name]:.12g}"]
-        elif name == "max_steps" and newest >= limits[name]:
-            more += [f"--{name}", str(newest + limits[name])]
+            more += [f"--{name}", f"{2 * length:.12g}"]
+        elif name == "max_steps" and newest >= length:
+            more += [f"--{name}", str(newest + length)]
     return [*more, "--allow_new_data"]
 
 

@@ -76,7 +76,7 @@ class Recipe(Schedule):
         return self.batch_size * self.accumulation
 
     def checkpoint_interval(self, requested: int | None) -> int:
-        """The epochs between permanent checkpoints: as requested, else so many that at most MOST_PERMANENT stay."""
+        """The epochs between permanent checkpoints: as requested, else the fewest that keep MOST_PERMANENT or less."""
         return requested or max(1, math.ceil(int(self.passes) / defaults.MOST_PERMANENT))
 
     def with_micro_batch(self, batch_size: int) -> "Recipe":

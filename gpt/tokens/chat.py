@@ -82,9 +82,12 @@ def turns_of(record: Any) -> tuple[Turn, ...]:
     if not answers or "" in answers:
         raise ValueError('has an empty answer (with "weight": 0 it is not learned)' if answers else
                          "has no answer to learn")
-    systems = [_turn_of({"role": "system", "content": fields[name]}, f"the field {name}") for name in SYSTEM
-               if fields.get(name)]
-    return (*read,) if systems[:1] == read[:1] else (*systems[:1], *read)
+    name = next(filter(fields.get, SYSTEM), "")
+    if name:
+        system = _turn_of({"role": "system", "content": fields[name]}, f"the field {name}")
+        if read[0] != system:  # the turns may begin with it
+            read.insert(0, system)
+    return tuple(read)
 
 
 def _question_and_answer(fields: dict[str, Any]) -> list[Any]:
