@@ -389,7 +389,7 @@ class Batches:
         """Returns this process's inputs and targets of the micro-th micro-batch after samples_seen samples.
 
         int32 [B, T] each, views of the same ids one token apart; targets that do not count are
-        IGNORED. Embeddings accept int32, half the bytes of int64. Raises the errors of Tokens, also
+        IGNORED, in a copy. Embeddings accept int32, half the bytes of int64. Raises the errors of Tokens, also
         for a batch that was read ahead.
         """
         first = self.first_sample(samples_seen, micro)

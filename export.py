@@ -184,11 +184,13 @@ def say_how_to_open(args: argparse.Namespace, source: Path, num_tensors: int, ou
     output = shell_word(args.output)
     opened = str(source) if is_file else args.output
     has_tokenizer = (Path(opened) / TOKENIZER).is_file()
-    copying = ("" if is_file or has_tokenizer else
-               f"the folder has no tokenizer; first copy the one of the tokens:\ncp DATA/{TOKENIZER} {output}\n")
-    chat = " --chat" if has_tokenizer and chat_template(source) and can_converse(load_tokenizer(opened)) else ""
-    out.say(copying + (f"to open it: llama-server -m {output}" if is_file else
-                       f"to open it: python generate.py --ckpt {output}{chat}"))
+    if is_file:
+        out.say(f"to open it: llama-server -m {output}")
+    else:
+        if not has_tokenizer:
+            out.say(f"the folder has no tokenizer; first copy the one of the tokens:\ncp DATA/{TOKENIZER} {output}")
+        chats = has_tokenizer and chat_template(source) and can_converse(load_tokenizer(opened))
+        out.say(f"to open it: python generate.py --ckpt {output}{' --chat' if chats else ''}")
     if has_tokenizer and not (is_file and args.from_nanogpt):  # the folder of a converted nanoGPT file is temporary
         out.say("benchmarks: " + shell_line(["lm_eval", "--model", "hf", "--model_args", f"pretrained={opened}",
                                              "--tasks", "hellaswag,lambada_openai"]))

@@ -188,6 +188,7 @@ class LanguageModel(nn.Module):
             self.lm_head = Linear(config.n_embd, config.padded_vocab_size, False)
         # It has no weights of its own: forward() passes head_weight, the embedding's matrix or lm_head's.
         self.output = OutputLayer(LossRule(config.vocab_size, options.loss_chunk, options.label_smoothing))
+        self._linears = [module for module in self.blocks.modules() if isinstance(module, Linear)]
         if options.rounded_to:
             for module, weight in self._products():
                 module.rounded = torch.empty_like(weight, dtype=options.rounded_to)
@@ -225,8 +226,7 @@ class LanguageModel(nn.Module):
 
     def _products(self) -> list[tuple[Any, torch.Tensor]]:
         """The modules that multiply by a matrix, each with its matrix."""
-        linears = [module for module in self.blocks.modules() if isinstance(module, Linear)]
-        return [*((module, module.weight) for module in linears), (self.output, self.head_weight)]
+        return [*((module, module.weight) for module in self._linears), (self.output, self.head_weight)]
 
     @torch.no_grad()
     def round_weights(self) -> None:

@@ -81,7 +81,7 @@ def read_flags(argv: Sequence[str]) -> Namespace:
                            "MB need 1.5 GB of memory")
     tokenizer.add_argument("--tokenizer_file", type=flags.text(), help="use this tokenizer.json, or that "
                            "of a folder, a run or hf://OWNER/NAME (default: train a new tokenizer)")
-    tokenizer.add_argument("--engine", type=flags.one_of("auto", "tokenizers", "gigatoken"), default="auto",
+    tokenizer.add_argument("--engine", type=flags.one_of("auto", "tokenizers"), default="auto",
                            help="library that encodes; auto: gigatoken if it is installed and gives the "
                            "same ids as tokenizers")
 
@@ -150,7 +150,7 @@ from gpt.pretokenization.files import STDIN, Source, refuse_changed, unpacked
 from gpt.pretokenization.look import inspect_text
 from gpt.pretokenization.passes import Job, encode_text, settle_split
 from gpt.pretokenization.report import names_of, warn_of_unusual_texts
-from gpt.pretokenization.sources import demo_sources, find_sources
+from gpt.pretokenization.sources import demo_sources, find_sources, refuse_missing
 from gpt.pretokenization.store import Folder
 from gpt.pretokenization.verify import peek, verify_folder
 from gpt.pretokenization.vocabulary import given_vocabulary, new_vocabulary, with_chat_tokens
@@ -165,6 +165,7 @@ def pretokenize(args: Namespace, folder: Folder, signals: Signals, progress: Pro
     Raises UserError (exit 3, 4, 5) and Stopped; the folder then holds its old files, or no complete set.
     """
     began = time.monotonic()
+    refuse_missing(args.files)
     folder.refuse_old(args.overwrite, args.tokenizer_file or "")
     given = None if args.tokenizer_file is None else given_vocabulary(args.tokenizer_file, progress.warn)
     sources = gather_sources(args, folder, signals, progress)
@@ -196,7 +197,7 @@ def pretokenize(args: Namespace, folder: Folder, signals: Signals, progress: Pro
     with progress.phase("looking at the text"):
         inspect_text(job, dtype, vocabulary)
     with folder.writing(), progress.phase("writing to the disk"):
-        metadata = commit(job, dtype, vocabulary, trained_here=given is None)
+        metadata = commit(job, dtype, vocabulary)
     summarise(job, metadata, time.monotonic() - began)
 
 

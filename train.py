@@ -330,18 +330,17 @@ def take_step(run: Run, num_micro_batches: int | None = None) -> Figures:
     TokensChanged if a token file was written to; both undo the step first. Raises the out-of-memory error if
     not even one sequence fits, or if there are several processes.
     """
-    rng = run.setup.runtime.machine.backend.rng_states()  # for undo_step; micro_batches seeds dropout's masks
     while True:
         num = num_micro_batches or run.num_micro_batches
         try:
             return try_step(run, micro_batches(run, num), num)
         except ENDS_THE_RUN:
-            recovery.undo_step(run, rng)
+            recovery.undo_step(run)
             raise
         except (RuntimeError, MemoryError) as error:
             if not recovery.can_halve(run, error):
                 raise
-        recovery.halve_micro_batch(run, rng)  # not in the except clause: there the error holds the step's tensors
+        recovery.halve_micro_batch(run)  # not in the except clause: there the error holds the step's tensors
         with run.setup.runtime.clock.pause():
             compile_run(run)
 

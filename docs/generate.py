@@ -53,12 +53,12 @@ def room_graph(files: dict[str, ast.Module]) -> dict[str, set[str]]:
     for name, tree in files.items():
         room = room_of(name)
         for node in ast.walk(tree):
-            modules = []
+            imported = []
             if isinstance(node, ast.Import):
-                modules = [alias.name for alias in node.names]
+                imported = [alias.name for alias in node.names]
             elif isinstance(node, ast.ImportFrom):
-                modules = [f"{node.module}.{alias.name}" for alias in node.names]
-            graph[room] |= {room_of(module.replace(".", "/")) for module in modules} & graph.keys() - {room}
+                imported = [f"{node.module}.{alias.name}" for alias in node.names]
+            graph[room] |= {room_of(module.replace(".", "/")) for module in imported} & graph.keys() - {room}
 
     from_below = TopologicalSorter({room: sorted(graph[room]) for room in sorted(graph)}).static_order()
     return {room: graph[room] for room in reversed([*from_below])}
@@ -106,9 +106,9 @@ def command_section(command: str) -> str:
         if title == "options:":  # --help alone
             continue
         lines += ["", f"### {title.removesuffix(':')}", ""]
-        for name, words in flag_rows(section):
+        for name, help_text in flag_rows(section):
             if name != "--debug":  # which the introduction names
-                lines.append(f"- `{name}` {words}".replace("\\", "\\\\").replace("<", "&lt;"))
+                lines.append(f"- `{name}` {help_text}".replace("\\", "\\\\").replace("<", "&lt;"))
     return "\n".join([*lines, ""])
 
 

@@ -58,6 +58,14 @@ def _torch_as_at_the_start():
         sys.modules["torch"].compiler.set_stance("default")
 
 
+@pytest.fixture(autouse=True, scope="session")
+def _disk_that_is_not_waited_for():
+    """A flush to the disk matters after a power cut alone, which no test makes."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda handle: None)
+        yield
+
+
 @pytest.fixture(autouse=True)
 def _measurements_as_short_as_they_can_be(monkeypatch):
     """A run measures three passes of the processor, and few steps, where it would measure for seconds."""

@@ -370,8 +370,7 @@ def big_tokenizer(num_ids: int) -> str:
 def test_the_type_holds_every_id(num_ids, dtype):
     write("a.txt", "zz end zz")
     metadata = run("a.txt", "--tokenizer_file", big_tokenizer(num_ids), "--val_fraction", "0")
-    assert (metadata["dtype"], metadata["vocab_size"], metadata["largest_id"]) == (dtype, num_ids, num_ids - 1)
-    assert not metadata["tokenizer"]["trained_here"]
+    assert (metadata["dtype"], metadata["vocab_size"]) == (dtype, num_ids)
     assert np.fromfile("data/train.bin", DTYPES[dtype])[0] == num_ids - 1
     assert documents("train") == ["zz end zz"]  # and the tokenizer's truncation is ignored
 
@@ -433,9 +432,9 @@ def test_metadata_records_the_written_files():
     assert (metadata["end_of_text_id"], metadata["end_of_text"], metadata["sources"]) == (0, "<|endoftext|>", ["a.txt"])
     for part, split in metadata["splits"].items():
         path = Path(f"data/{part}.bin")
-        assert (split["file_bytes"], split["modified_ns"]) == (path.stat().st_size, path.stat().st_mtime_ns)
+        assert split["modified_ns"] == path.stat().st_mtime_ns
         assert split["sha256"] == sha256_of(path)
-    assert metadata["tokenizer"] == {"trained_here": True, "sha256": sha256_of(Path("data/tokenizer.json"))}
+    assert metadata["tokenizer"] == {"sha256": sha256_of(Path("data/tokenizer.json"))}
 
 
 @pytest.mark.parametrize(("module", "broken"), [(store, "write_whole"), (store, "sync"), (commit, "sync"),
@@ -489,6 +488,7 @@ def test_help_and_wrong_flags_need_no_slow_import_and_a_run_needs_no_torch():
     done = run_command("pretokenize", "-", stdin=words(3000), PYTHONPROFILEIMPORTTIME="1")
     assert done.stdout.splitlines()[-1] == "next: python train.py"
     assert " torch\n" not in done.stderr
-    done = run_command("pretokenize", "--vocab_size", "1")
+    done = run_command("pretokenize", "--vocab_size", "1", PYTHONPROFILEIMPORTTIME="1")
     assert done.returncode == Exit.FLAGS
-    assert done.stderr.startswith("error: --vocab_size '1': must be auto or a whole number of at least 259")
+    assert "error: --vocab_size '1': must be auto or a whole number of at least 259" in done.stderr
+    assert "numpy" not in done.stderr

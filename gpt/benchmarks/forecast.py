@@ -88,6 +88,6 @@ def line_of(folder: Path) -> dict[str, object]:
 
 
 if __name__ == "__main__":
-    if sys.argv[1:2] != ["--refit"] or not os.path.isdir(sys.argv[-1]):
+    if sys.argv[1:-1] != ["--refit"] or not os.path.isdir(sys.argv[-1]):
         sys.exit("Give --refit and a folder with folders of tokens.")
-    refit(Path(sys.argv[2]))
+    refit(Path(sys.argv[-1]))

@@ -48,7 +48,7 @@ def more_text_commands(folder: Path | str, tokenizer: Path, state: TrainState, f
 
 def flags_of_another_run(folder: Path | str, name: str, mirror: str | None) -> str:
     """The flags of another run: a new folder beside this one, and a new mirror if this run has one."""
-    folder = folder if Path(folder).name else Path(folder).resolve()
+    folder = Path(folder).resolve() if Path(folder).name in ("", "..") else folder
     names = (name, *(f"{name}-{number}" for number in range(2, 100)))
     name = next((each for each in names if not Path(f"{folder}-{each}").exists()), name)
     return (f"--output_dir {shell_word(f'{folder}-{name}')}"

@@ -30,8 +30,7 @@ from gpt.common.names import (
     TOKENIZER_CONFIG,
     WEIGHTS,
 )
-from gpt.machine.backends import backend_of
-from gpt.ops.shards import full_tensor, full_tensors
+from gpt.ops.shards import full_tensor, is_sharded
 from gpt.tokens.tokenizer import END, START, opening_ids, parse
 from model import LanguageModel
 
@@ -40,7 +39,7 @@ NEEDED = (WEIGHTS, OPTIMIZER, STATE)  # in the manifest of every checkpoint
 PUBLISHED = (CONFIG, GENERATION, TOKENIZER, TOKENIZER_CONFIG, TEMPLATE, "vocab.json", "merges.txt",
              "special_tokens_map.json", "added_tokens.json", CARD, "LICENSE")
 
-
+MOST_ROWS = 20  # of a model card's table
 STATE_FORMAT = "gpt-trainer"
 STATE_VERSION = 1
 # The types that are written, by safetensors' names.
@@ -69,8 +68,7 @@ class Tensors:
     """The tensors of a checkpoint, by name.
 
     model is the network's state dict. training holds the optimizer's state, such as
-    'exp_avg.transformer.wte.weight', and the states of random-number generators:
-    'rng.cpu', 'rng.cuda' or 'rng.mps'.
+    'exp_avg.transformer.wte.weight'.
     """
 
     model: dict[str, torch.Tensor]
@@ -78,11 +76,9 @@ class Tensors:
 
     @staticmethod
     def of(model: LanguageModel, optimizer: torch.optim.Optimizer) -> "Tensors":
-        """The tensors on their device, without copies except for the states of the generators."""
+        """The tensors on their device, without copies."""
         training = {f"{key}.{name}": value.detach() for name, parameter in model.named_parameters()
                     for key, value in optimizer.state[parameter].items()}
-        generators = backend_of(next(model.parameters())).rng_states()
-        training |= {f"rng.{kind}": state for kind, state in generators.items()}
         return Tensors({name: tensor.detach() for name, tensor in model.state_dict().items()}, training)
 
     def join_gather(self) -> None:
@@ -94,8 +90,15 @@ class Tensors:
             full_tensor(tensor)
 
     def gathered(self) -> "Tensors":
-        """The same tensors, sharded ones whole; the other processes must call join_gather() meanwhile."""
-        return Tensors(*map(full_tensors, (self.model, self.training)))
+        """The same tensors, sharded ones whole and in RAM, as a GPU may have no room for all of them.
+
+        The other processes must call join_gather() meanwhile.
+        """
+        def whole(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+            return {name: full_tensor(tensor).cpu() if is_sharded(tensor) else tensor
+                    for name, tensor in tensors.items()}
+
+        return Tensors(whole(self.model), whole(self.training))
 
     @property
     def num_bytes(self) -> int:
@@ -181,13 +184,15 @@ def model_card(config: ModelConfig, facts: Mapping[str, str],
                on_hub: Mapping[str, Sequence[str | None]] | None = None) -> str:
     """The text of README.md: the model's shape, facts about its training, its validation curve, how to open it.
 
-    A point of the curve is (step, loss in nats, bits per byte or None). command is shown as code. on_hub maps a
-    field of the hub's metadata to the repositories from which the model was made; None among them is left out.
+    A point of the curve is (step, loss in nats, bits per byte or None); of more than MOST_ROWS points every
+    second, third and so on is shown, with the last one. command is shown as code. on_hub maps a field of the
+    hub's metadata to the repositories from which the model was made; None among them is left out.
     """
     shared = f" ({config.n_kv_head} of keys and values)" if config.n_kv_head != config.n_head else ""
     named = {field: list(dict.fromkeys(filter(None, repos))) for field, repos in (on_hub or {}).items()}
+    every = max(1, -(-len(curve) // MOST_ROWS))
     rows = [f"| {step:,} | {loss:.4f} | {'n/a' if bits is None else f'{bits:.4f}'} |"
-            for step, loss, bits in curve]
+            for step, loss, bits in curve[(len(curve) - 1) % every::every]]
     head = ["", "| step | validation loss in nats | bits per byte |", "| --- | --- | --- |"] if rows else []
     return "\n".join([
         "---", "library_name: transformers", "pipeline_tag: text-generation",

@@ -62,17 +62,13 @@ def newest_sound(folder: Path, warn: Callable[[str], None], to_train: bool = Tru
 # ---------------------------------------------------------------- any path
 
 
-def silent(message: str) -> None:
-    """Ignores a warning that another caller prints."""
-
-
-def resolve(path: Path, warn: Callable[[str], None] = silent) -> Path:
+def resolve(path: Path, warn: Callable[[str], None] = lambda _: None) -> Path:
     """The folder that path means: a checkpoint, the newest sound one of a folder, or a Hugging Face folder.
 
     folder/best is the best checkpoint of a folder by validation, folder/last the newest sound one; best and
     last alone mean out/best and out/last. A checkpoint is verified, its optimizer's state by size alone. A
-    damaged one is skipped with a warning, or refused if the path names it. Raises UserError (exit 4) then, and
-    for any other path.
+    damaged one is refused if the path names it, and else skipped with a warning; without warn, another caller
+    prints it. Raises UserError (exit 4) for a refused one, and for any other path.
     """
     return _locate(path, warn)[0]
 

@@ -16,7 +16,7 @@ from gpt.common.files import read_bytes
 from gpt.common.names import METRICS
 from gpt.common.words import printable
 
-MOST_BYTES = 2**30  # of a metrics.jsonl; a line takes about 150
+MOST_BYTES = 2**30  # of a metrics.jsonl; the line of a step takes about 300
 MOST_STEPS = 2**62
 LARGEST_VALUE = 1e100  # sums and products of such values are finite
 VAL_LOSS_OF, BITS_OF = "val_loss/", "bits_per_byte/"  # prefixes of the validations of a mixture's folders

@@ -19,12 +19,11 @@ from gpt.architectures.fields import check_whole, shown
 from gpt.architectures.table import ModelConfig, architecture_of, by_model_type
 from gpt.checkpoint.commands import transformers_command
 from gpt.checkpoint.contents import StateSchema
-from gpt.checkpoint.find import resolve, silent
+from gpt.checkpoint.find import resolve
 from gpt.checkpoint.stored import MAX_COUNT, read_json
 from gpt.common.errors import Exit, InvalidCheckpoint, UserError
 from gpt.common.names import CONFIG, GENERATION, INDEX, OPTIMIZER, TEMPLATE, TOKENIZER_CONFIG, WEIGHTS
 from gpt.common.words import printable, several
-from gpt.machine.backends import backend_of
 from gpt.ops.shards import fill, like, local
 from model import LanguageModel, Options
 
@@ -204,7 +203,7 @@ def load_model(folder: Path, device: torch.device, options: Options | None = Non
 # ---------------------------------------------------------------- --init_from
 
 
-def starting_config(requested: str, warn: Callable[[str], None] = silent) -> tuple[Path, ModelConfig]:
+def starting_config(requested: str, warn: Callable[[str], None] = lambda _: None) -> tuple[Path, ModelConfig]:
     """The folder that --init_from means, with its config; checks the weights too. Raises UserError (exit 4)."""
     folder = resolve(Path(requested), warn)
     config, _ = open_model(folder, f"--init_from {printable(requested)}")
@@ -248,7 +247,7 @@ def _check_finite(place: Path, tensors: Iterable[tuple[str, torch.Tensor]]) -> N
 
 def load_training(folder: Path, model: LanguageModel, optimizer: torch.optim.Optimizer, schema: StateSchema,
                   ) -> None:
-    """Restores weights, optimizer state and random-number generators from a verified checkpoint.
+    """Restores weights and optimizer state from a verified checkpoint.
 
     schema gives the tensors that the optimizer keeps for a parameter, with shapes and types. All are
     finite, as no others are saved. Raises UserError (exit 4) for the state of another model or optimizer;
@@ -261,13 +260,6 @@ def load_training(folder: Path, model: LanguageModel, optimizer: torch.optim.Opt
                 parameter: {key: like(file.get_tensor(f"{key}.{name}"), parameter) for key in schema(parameter)}
                 for name, parameter in model.named_parameters()}
             optimizer.state.update(states)
-            _restore_generators(file, next(model.parameters()).device)
     except (InvalidCheckpoint, SafetensorError, OSError) as error:
         raise UserError(Exit.CHECKPOINT, f"checkpoint {printable(folder)}: {error}. It cannot be resumed with "
                                          "these flags; start a new run in another --output_dir.") from error
-
-
-def _restore_generators(file: Any, device: torch.device) -> None:
-    """Sets the random-number generators whose states the checkpoint has."""
-    kinds = {"cpu", device.type} if f"rng.{device.type}" in file.keys() else {"cpu"}  # noqa: SIM118 - no mapping
-    backend_of(device).set_rng_states({kind: file.get_tensor(f"rng.{kind}") for kind in kinds})

@@ -139,13 +139,6 @@ def bring_back(root: Path, output_dir: Path, out: Progress) -> None:
                                      "--mirror_to to begin a new run.")
 
 
-def complete_mirror(args: Namespace, retention: Retention, out: Progress) -> None:
-    """Copies what the mirror of a finished run lacks, as after a kill during the last copy, and waits for it."""
-    mirror = Mirror(args, out)
-    mirror.update(retention)
-    mirror.finish()
-
-
 # ---------------------------------------------------------------- beside the run
 
 

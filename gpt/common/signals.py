@@ -67,7 +67,7 @@ class Signals:
     def __enter__(self) -> "Signals":
         # Without a handler Python's own would raise KeyboardInterrupt. This one records the signal as well,
         # in case a loop reads it before the thread has run.
-        handler = self._record if os.name == "posix" else self._receive
+        handler = self.record if os.name == "posix" else self._receive
         for number in self._listened:
             if signal.getsignal(number) is not signal.SIG_IGN:
                 self._previous[number] = signal.signal(number, handler)
@@ -94,10 +94,13 @@ class Signals:
             os.close(self._write_end)
             self._thread.join()
 
-    def record(self, number: int) -> None:
-        """Records a signal that another process of the run received, silently; 0 stands for none."""
-        if number:
-            self._record(number)
+    def record(self, number: int, _frame: object = None) -> None:
+        """Records a signal silently, also one that another process of the run received; 0 stands for none."""
+        if number == SAVING:
+            self.asks_to_save = True
+        elif number and self.number is None:
+            self._received_at = time.monotonic()  # before the number, which other threads read first
+            self.number = number
 
     def raise_if_stopped(self) -> None:
         """Raises Stopped if a signal was received."""
@@ -115,13 +118,6 @@ class Signals:
                 self._receive(byte[0])
         os.close(read_end)
 
-    def _record(self, number: int, _frame: object = None) -> None:
-        if number == SAVING:
-            self.asks_to_save = True
-        elif self.number is None:
-            self._received_at = time.monotonic()  # before the number, which other threads read first
-            self.number = number
-
     def _receive(self, number: int, _frame: object = None) -> None:
         if number == SAVING:
             self._answer(lambda: f"{signal_name(number)}: saving after this step, and going on")
@@ -133,7 +129,7 @@ class Signals:
         if self._num_received > 0 and has_parent and number != signal.SIGINT and not self.at_once:
             return  # Slurm signals every process and torchrun, which signals each one again
         self._num_received += 1
-        self._record(number)
+        self.record(number)
         at_once = self.at_once  # the command runs on meanwhile, and may reset it before the answer is printed
         if self._num_received == 1 and not at_once:
             self._answer(self._first_words)

@@ -56,6 +56,8 @@ def folded(text: str, stream: Any) -> str:
             indent = "  | "
         elif line[10:12] == "  ":
             indent = " " * 12
+        elif " | " in line:  # figures: a name and its value stay together
+            line = re.sub(r"(?<!\|) ", "\0", line)
         folded_lines.append(textwrap.fill(line, columns, subsequent_indent=indent, break_long_words=False,
                                           break_on_hyphens=False))
     return "\n".join(folded_lines).replace("\0", " ")

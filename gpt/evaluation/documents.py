@@ -160,9 +160,9 @@ def documents_of_tokens(stream: TokenStream, scorer: Scorer) -> Iterator[Documen
     if byte_lengths_V is None:
         byte_lengths_V = np.zeros(scorer.model.config.vocab_size, np.int64)
     # A document may have billions of tokens: they keep the type of the file if it holds end_id too.
-    kind = DTYPES[stream.dtype]
-    fits = end_id is None or end_id <= np.iinfo(kind).max
-    prefix = np.array([] if end_id is None else [end_id], kind if fits else np.int32)
+    dtype = DTYPES[stream.dtype]
+    fits = end_id is None or end_id <= np.iinfo(dtype).max
+    prefix = np.array([] if end_id is None else [end_id], dtype if fits else np.int32)
     opening = opening_ids(scorer.tokenizer)
     ends = np.unique(np.concatenate([[0, tokens.length], *_ends_of_documents(stream, tokens, scorer)]))
     for first, end in itertools.pairwise(ends):

@@ -65,7 +65,7 @@ def batches_of(windows: Iterator[Window], tokens_per_batch: int) -> Iterator[lis
     for waiting in iter(lambda: sorted(itertools.islice(windows, READ_AHEAD),
                                        key=lambda window: -len(window[0])), []):
         while waiting:
-            num_rows = max(1, tokens_per_batch // max(1, len(waiting[0][0]) - 1))
+            num_rows = max(1, tokens_per_batch // (len(waiting[0][0]) - 1))
             yield waiting[:num_rows]
             waiting = waiting[num_rows:]
 

@@ -121,7 +121,7 @@ class Decoder:
 
         They are copied, not computed, if another row was filled with the same ids.
         """
-        if ids in self.filled:
+        if ids and ids in self.filled:
             self.move(self.filled.index(ids), row)
         elif ids:
             self._read(row, ids)

@@ -13,7 +13,7 @@ from gpt.common.errors import Exit, UserError
 from gpt.generation.continuation import Continuation, Sampling
 from gpt.generation.decoder import Decoder
 from gpt.generation.drawing import draw
-from gpt.ops.shards import full_tensors
+from gpt.ops.shards import full_tensor
 from model import LanguageModel
 
 
@@ -81,7 +81,8 @@ def sample(model: LanguageModel, prompt: Sequence[int], max_new_tokens: int, see
     logits are not finite.
     """
     text = Continuation(prompt, max_new_tokens, seed)
-    decoder = Decoder(model.config, full_tensors(model.state_dict()), 1, next(model.parameters()).device)
+    weights = {name: full_tensor(tensor) for name, tensor in model.state_dict().items()}
+    decoder = Decoder(model.config, weights, 1, next(model.parameters()).device)
     for _ in generate_texts(decoder, [text], sampling or Sampling(), (end_of_text_id,)):
         if should_stop():
             break

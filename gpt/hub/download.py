@@ -146,18 +146,18 @@ def choose_files(name: HubName, files: Sequence[str]) -> list[str]:
         return [path]
     inside = [each for each in files
               if not path or each.startswith(f"{path}/") or fnmatch(each, path) or _set_of(each) == path]
-    for kind in FORMATS:
-        of_kind = sorted(each for each in inside if re.search(kind, each.lower()))
-        of_train = [each for each in of_kind if OF_TRAIN.match(each)]
+    for pattern in FORMATS:
+        of_format = sorted(each for each in inside if re.search(pattern, each.lower()))
+        of_train = [each for each in of_format if OF_TRAIN.match(each)]
         of_train = [each for each in of_train if not HELD_OUT.match(each.rpartition("/")[2])] or of_train
         sets = sorted({*map(_set_of, of_train)}
-                      or {each.rpartition("/")[0].partition("/")[0] for each in of_kind})  # the outermost folders
+                      or {each.rpartition("/")[0].partition("/")[0] for each in of_format})  # the outermost folders
         if not path and len(sets) > 1 and "" not in sets:
             raise hub_error(str(name), name, f"has {several(len(sets), 'set')} of files: "
                                              f"{', '.join(sets[:MAX_NAMES])}. Name one: "
                                              f"{shell_word(f'{name}/{sets[0]}')}")
-        if of_kind:
-            return of_train or of_kind
+        if of_format:
+            return of_train or of_format
     raise hub_error(str(name), name, f"no Parquet, JSON lines or text file among "
                                      f"{', '.join(sorted(inside or files)[:MAX_NAMES])}. Name a file, "
                                      "folder or glob after the dataset's name")
@@ -204,8 +204,8 @@ def explained_errors(flag: str, name: HubName) -> Iterator[None]:
         raise
     except Exception as error:
         chain: list[BaseException] = [error]
-        for each in chain:  # which grows meanwhile
-            chain.extend(filter(None, [each.__cause__ or each.__context__]))
+        while cause := chain[-1].__cause__ or chain[-1].__context__:
+            chain.append(cause)
         kinds = {kind.__name__ for each in chain for kind in type(each).__mro__}
         for kind, problem in REPOSITORY_ERRORS.items():
             if kind in kinds:

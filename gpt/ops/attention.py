@@ -36,7 +36,7 @@ def heads_for_kernel(k_BGTK: torch.Tensor, v_BGTK: torch.Tensor, num_heads: int)
     Both are [B, H, T, K] then, else unchanged.
     """
     heads_per_group = num_heads // v_BGTK.size(1)
-    if heads_per_group == 1 or shares_heads(v_BGTK.device.type, v_BGTK.dtype):  # a norm may have left k in fp32
+    if heads_per_group == 1 or shares_heads(v_BGTK.device.type, v_BGTK.dtype):
         return k_BGTK, v_BGTK
     return k_BGTK.repeat_interleave(heads_per_group, 1), v_BGTK.repeat_interleave(heads_per_group, 1)
 

@@ -122,7 +122,7 @@ class LinearInHalf(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, weight_OI: torch.Tensor,  # type: ignore[override]
                 bias_O: torch.Tensor | None, rounded_OI: torch.Tensor) -> torch.Tensor:
-        ctx.dtype, ctx.has_bias = x.dtype, bias_O is not None
+        ctx.dtype = x.dtype
         x = x.to(rounded_OI.dtype)
         ctx.save_for_backward(x, rounded_OI)
         return F.linear(x, rounded_OI, None if bias_O is None else bias_O.to(rounded_OI.dtype))
@@ -139,7 +139,7 @@ class LinearInHalf(torch.autograd.Function):
         else:
             dw = (dy_ON @ x_NI).float()
         # By sequences first: the compiler fuses only this sum with the loop that computes dy.
-        db = dy.sum(-2, dtype=torch.float32).view(-1, len(dy_ON)).sum(0) if ctx.has_bias else None
+        db = dy.sum(-2, dtype=torch.float32).view(-1, len(dy_ON)).sum(0) if ctx.needs_input_grad[2] else None
         return dx, dw, db, None
 
 

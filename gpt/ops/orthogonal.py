@@ -18,12 +18,9 @@ WIDE = 1.5  # columns per row from which two iterations on G take fewer FLOP tha
 def orthogonalized(matrices_NRC: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """Each matrix with singular values near 1, [N, R, C] in dtype, which is the dtype of the products.
 
-    A matrix of zeros stays zero. Matrices of more rows than columns are transposed
-    on the way, which is cheaper.
+    R must be at most C. A matrix of zeros stays zero.
     """
-    R, C = matrices_NRC.shape[-2:]
-    if C < R:
-        return orthogonalized(matrices_NRC.mT, dtype).mT
+    R = matrices_NRC.shape[-2]
     # First scale X to norm R^(1/4): the norm of G^2 then lies between 1 / sqrt(R) and R, within fp16's range.
     norm_N11 = torch.linalg.matrix_norm(matrices_NRC, keepdim=True)
     x_NRC = (matrices_NRC * (R**0.25 / norm_N11.clamp(min=1e-7)).to(matrices_NRC.dtype)).to(dtype)

@@ -3,7 +3,7 @@
 PyTorch's package for DTensor takes half a second to import, so only functions on sharded tensors import it.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeGuard
 
 import torch
@@ -35,11 +35,6 @@ def reshard(model: torch.nn.Module) -> None:
     """
     if hasattr(model, "reshard"):
         model.reshard()  # type: ignore[operator]
-
-
-def full_tensors(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """full_tensor() of each tensor."""
-    return {name: full_tensor(tensor) for name, tensor in tensors.items()}
 
 
 def like(tensor: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
@@ -80,17 +75,17 @@ def fill(target: torch.Tensor, tensor: torch.Tensor) -> None:
     target.copy_(like(torch.cat([tensor, padding]) if len(padding) else tensor, target))
 
 
-def all_gathered(rows: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-    """All-gathers this process's rows, sharded as the tensor `like` is, into the full tensor.
+def all_gathered(rows: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    """All-gathers this process's rows, sharded as the target is, into the full tensor.
 
-    All processes must call this. If `like` is not sharded, the rows are the result.
+    All processes must call this. If the target is not sharded, the rows are the result.
     """
-    if not is_sharded(like):
+    if not is_sharded(target):
         return rows
     from torch.distributed.tensor import DTensor
 
-    return DTensor.from_local(rows, like.device_mesh, like.placements, shape=like.shape,
-                              stride=like.stride()).full_tensor()
+    return DTensor.from_local(rows, target.device_mesh, target.placements, shape=target.shape,
+                              stride=target.stride()).full_tensor()
 
 
 def in_shares(function: Callable[[torch.Tensor], torch.Tensor], items: torch.Tensor,

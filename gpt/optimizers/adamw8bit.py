@@ -147,8 +147,8 @@ class AdamW8bit(BesideAdamW):
         if self._host_knows and found_inf:
             return
         parameters: list[torch.Tensor] = [p for group in self._own for p in group["params"]]
-        rates = [(rate, 1 - rate * group["weight_decay"])
-                 for group, rate in zip(self._own, self._rates, strict=True) for _ in group["params"]]
+        rates = [pair for group, rate in zip(self._own, self._rates, strict=True)
+                 for pair in [(rate, 1 - rate * group["weight_decay"])] * len(group["params"])]
         shared = self._place, grad_scale, None if self._host_knows else found_inf > 0
         self._update(parameters, [p.grad for p in parameters], [self.state[p] for p in parameters], rates, self._betas,
                      shared, self._piece if self._update is update_all else 2**62)

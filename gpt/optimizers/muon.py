@@ -57,7 +57,7 @@ def orthogonalized_all(matrices: Sequence[torch.Tensor], dtype: torch.dtype) -> 
     Matrices of one shape, transposed to be wide, are computed in one product, of which each process takes a
     share. The results have the order and the shapes of the matrices.
     """
-    done: dict[int, torch.Tensor] = {}
+    done = [*matrices]
     shapes = [tuple(sorted(matrix.shape)) for matrix in matrices]
     for shape in dict.fromkeys(shapes):
         same = [number for number, its_shape in enumerate(shapes) if its_shape == shape]
@@ -65,7 +65,7 @@ def orthogonalized_all(matrices: Sequence[torch.Tensor], dtype: torch.dtype) -> 
         updates = in_shares(partial(orthogonalized, dtype=dtype), torch.stack(wide), dtype)
         for number, update in zip(same, updates, strict=True):
             done[number] = update if update.shape == matrices[number].shape else update.mT
-    return [done[number] for number in range(len(matrices))]
+    return done
 
 
 def some_at_a_time(weights: Sequence[torch.Tensor]) -> Iterator[list[int]]:

@@ -8,7 +8,7 @@ The decisions, in their order:
 inputs          tokens, shape and checkpoint, all checked
 sizing          the size by text and time; the network that follows
 first_model     trains another model before, in the minutes that a small text leaves
-kernels         on an NVIDIA GPU: attention and the output layer, by timing
+kernels         on an NVIDIA GPU: attention's kernel by timing, the output layer's chunk by memory
 recipe          every default with its reason, from defaults and schedules
 memory          the formula, the micro-batch, a copy for saves
 deadline        the length that fits into --max_minutes

@@ -119,7 +119,7 @@ def flags_for_texts(texts: Any, given: Mapping[str, Any]) -> dict[str, Any]:
         name = re.sub(r"[*?\[\]]", "", name).strip(".") or "texts"
     folder = first.parent / f"{name}{TOKENS}"
     left_out = [word for word in texts if _holds_tokens(word) and Path(word) != folder]
-    texts = [word for word in texts if Path(word) != folder and word not in left_out]
+    texts = [word for word in texts if Path(word) != folder and not _holds_tokens(word)]
     if not texts:
         raise ValueError(f"{printable(first)}: has metadata.json and no tokens. Give the text again")
     if left_out:

@@ -127,6 +127,9 @@ def _check(args: Namespace, runtime: Runtime) -> Inputs:
     with problems.catch():
         if writes or args.resume_from or args.cooldown_from:
             resumed = choose_resume(args, writes, out)
+    with problems.catch():
+        if args.teacher:
+            _refuse_missing_teacher(args.teacher)
     names_tokens = {"data_dir", "bin_file", "metadata_file"} & {*args.origin.given}
     if (args.resume_from or args.cooldown_from) and not (args.origin.recorded or names_tokens):
         problems.stop()  # neither flags nor a record say which tokens the run has
@@ -298,17 +301,22 @@ def _refuse_unfinished_checkpoint(output_dir: Path) -> None:
                                          " and a run would replace it. Move it away, or give another --output_dir.")
 
 
+def _refuse_missing_teacher(requested: str) -> None:
+    """Raises UserError (exit 4) if the folder of --teacher does not exist."""
+    if split_checkpoint_name(Path(requested), Path("out"))[0].exists():  # out/best names a folder too
+        return
+    run = Path(requested).parent
+    cure = (f"Its run has deleted it. Give --teacher {shell_word(run)} for the newest." if steps_in(run) else
+            "Give --teacher with the folder where it is now.")
+    raise UserError(Exit.CHECKPOINT, f"--teacher {printable(requested)} does not exist. {cure}")
+
+
 def choose_teacher(requested: str, config: ModelConfig, tokenizer: Path | None, out: Progress) -> str:
     """Returns the folder of --teacher's checkpoint, once it fits the student and the tokenizer of the corpus.
 
     Raises UserError: exit 4 for a folder without a model, 3 for a teacher with other
     ids, 2 for too few positions.
     """
-    if not split_checkpoint_name(Path(requested), Path("out"))[0].exists():  # out/best names a folder too
-        run = Path(requested).parent
-        cure = (f"Its run has deleted it. Give --teacher {shell_word(run)} for the newest." if steps_in(run) else
-                "Give --teacher with the folder where it is now.")
-        raise UserError(Exit.CHECKPOINT, f"--teacher {printable(requested)} does not exist. {cure}")
     folder = find.resolve(Path(requested), out.warn)
     with load.opening(f"--teacher {printable(requested)}"):
         teacher = load.read_config(folder)

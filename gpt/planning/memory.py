@@ -130,7 +130,7 @@ def memory_parts(config: ModelConfig, batch_size: int, setting: MemorySetting) -
     """
     C = config.n_embd
     table = config.padded_vocab_size * C
-    parameters = config.num_parameters + (config.padded_vocab_size - config.vocab_size) * C
+    parameters = config.num_parameters + _padding_of(config)
     weights = 4 * parameters
     optimizer = int(setting.optimizer_bytes * parameters)
     gradients = weights + (4 * table if config.tie_weights else 0)
@@ -149,6 +149,11 @@ def memory_parts(config: ModelConfig, batch_size: int, setting: MemorySetting) -
     return {name: num_bytes for name, num_bytes in parts.items() if num_bytes or name in TRANSIENT}
 
 
+def _padding_of(config: ModelConfig) -> int:
+    """The parameters that pad the vocabulary: rows of the embedding, and of an output layer of its own."""
+    return (config.padded_vocab_size - config.vocab_size) * config.n_embd * (1 if config.tie_weights else 2)
+
+
 def _sharded(config: ModelConfig, setting: MemorySetting, weights: int) -> tuple[int, int]:
     """The bytes of gradients and of gathered weights, where weights are sharded.
 
@@ -156,9 +161,10 @@ def _sharded(config: ModelConfig, setting: MemorySetting, weights: int) -> tuple
     group by group, the root's last. Several micro-batches add up whole gradients: they are exchanged only
     in the last one.
     """
-    (root, block), e = _gathered_elements(config), setting.residual_bytes
-    sharded = weights // setting.shards + (4 + e) * root
-    return max(weights, sharded) if setting.accumulates else sharded, e * (root + 2 * block)
+    root, block = _gathered_elements(config)
+    each = setting.residual_bytes
+    sharded = weights // setting.shards + (4 + each) * root
+    return max(weights, sharded) if setting.accumulates else sharded, each * (root + 2 * block)
 
 
 @functools.lru_cache
@@ -201,17 +207,16 @@ def _logit_bytes(config: ModelConfig, batch_size: int, setting: MemorySetting, t
     tokens, e = batch_size * config.seq_length, setting.dtype.itemsize
     rows = min(tokens, setting.loss_chunk or tokens)
     is_in_chunks = rows < tokens
-    bytes_per_logit = 18 if is_in_chunks and setting.has_own_memory else 12
+    in_chunks_on_gpu = is_in_chunks and setting.has_own_memory
+    eager, compiled = (18, 2 * e) if in_chunks_on_gpu else (12, e)
     sums = 0
-    if setting.compiled:
-        bytes_per_logit = 2 * e if is_in_chunks and setting.has_own_memory else e
     if is_in_chunks and setting.device_type == "cpu":
         sums = tokens // rows * table * e
     elif is_in_chunks and not (setting.has_gradients_throughout and config.tie_weights):
         # Otherwise it is the tied embedding's.
         sums = 4 * table
-    logits = rows * config.padded_vocab_size * bytes_per_logit
-    if is_in_chunks and setting.has_own_memory and setting.dtype == torch.float16:
+    logits = rows * config.padded_vocab_size * (compiled if setting.compiled else eager)
+    if in_chunks_on_gpu and setting.dtype == torch.float16:
         logits = max(logits, e * (rows * config.padded_vocab_size + table))
     return logits + sums
 
@@ -235,10 +240,8 @@ def peak_bytes(parts: dict[str, int], setting: MemorySetting) -> int:
 
     Without accumulation gradients grow while activations are freed.
     """
-    transient = parts["activations"] + parts["logits"]
-    peak = max(transient, parts["gradients"])
-    if setting.has_gradients_throughout:
-        peak = transient + parts["gradients"]
+    transient, gradients = parts["activations"] + parts["logits"], parts["gradients"]
+    peak = transient + gradients if setting.has_gradients_throughout else max(transient, gradients)
     return peak + sum(num_bytes for name, num_bytes in parts.items() if name not in TRANSIENT)
 
 
@@ -252,14 +255,14 @@ def describe_memory(config: ModelConfig, batch_size: int, setting: MemorySetting
 # ---------------------------------------------------------------- the strategy and the default micro-batch
 
 
-def sharing_memory(machine: Machine, processes: Processes) -> int:
+def num_sharing_memory(machine: Machine, processes: Processes) -> int:
     """The number of processes that share a device's memory: 1 on a GPU."""
     return 1 if machine.on_gpu else processes.local_world_size
 
 
 def room_of_each(machine: Machine, processes: Processes) -> int:
     """The bytes of memory that a process may plan with, without MARGIN; on a CPU the processes share the RAM."""
-    usable = int((1 - MARGIN) * machine.backend.total_memory()) // sharing_memory(machine, processes)
+    usable = int((1 - MARGIN) * machine.backend.total_memory()) // num_sharing_memory(machine, processes)
     return usable - (CUDA_CONTEXT if machine.backend.has_own_memory else 0)
 
 
@@ -317,7 +320,7 @@ def choose_sharing(args: Namespace, sizing: Sizing | None, config: ModelConfig, 
     most = sizing.batch_size if sizing else max(1, machine.backend.busy_tokens // config.seq_length)
     # Halving finds what fits for a --batch_size.
     total_bytes = machine.backend.total_memory() if args.batch_size is None else 2**62
-    room = ROOM_OF_DEFAULT * (total_bytes // sharing_memory(machine, processes))
+    room = ROOM_OF_DEFAULT * (total_bytes // num_sharing_memory(machine, processes))
     fitting = largest_micro_batch(config, setting(strategy), room, most)
     return Sharing(strategy, why, power_of_two(fitting))
 
@@ -354,11 +357,10 @@ def choose_batch_size(recipe: Recipe, config: ModelConfig, setting: MemorySettin
     """
     backend, processes = runtime.machine.backend, runtime.processes
     free_bytes = backend.free_memory()  # on Apple's GPU of the RAM
-    free_ram = (1 - MARGIN) * ((free_bytes or available_ram()) // processes.local_world_size)
-    free_on_gpu = float(free_bytes or 0) - tokens_on_gpu
-    if processes.world_size > 1:
-        free_on_gpu *= 1 - MARGIN
-    room = free_on_gpu if backend.has_own_memory else free_ram
+    if backend.has_own_memory:
+        room = (float(free_bytes or 0) - tokens_on_gpu) * (1 - MARGIN if processes.world_size > 1 else 1)
+    else:
+        room = (1 - MARGIN) * ((free_bytes or available_ram()) // processes.local_world_size)
     fitting = largest_micro_batch(config, setting, room)
     if not fitting:
         raise UserError(Exit.MACHINE, f"--batch_size auto: not even one sequence of {config.seq_length:,} tokens fits "
@@ -405,8 +407,7 @@ def checkpoint_bytes_of(config: ModelConfig, optimizer_bytes: float) -> int:
 
     The rows that pad the vocabulary count too: a copy in memory holds them.
     """
-    padding = (config.padded_vocab_size - config.vocab_size) * config.n_embd * (1 if config.tie_weights else 2)
-    return int((4 + optimizer_bytes) * (config.num_parameters + padding)) + TEXT_BYTES
+    return int((4 + optimizer_bytes) * (config.num_parameters + _padding_of(config))) + TEXT_BYTES
 
 
 def has_room_for_copy(checkpoint_bytes: int, held_bytes: int) -> bool:

@@ -270,8 +270,7 @@ def choose_recipe(inputs: Inputs, most_batch_size: int, length: int | None = Non
     # The passes over the text, by which a small one gets more decay.
     samples_of_others = stored.state.samples_of_others
     samples_offset = stored.state.samples_seen - stored.state.step * samples_per_step
-    samples_to_come = (total_steps - stored.state.step) * samples_per_step
-    passes = (stored.state.samples_seen + samples_to_come - samples_of_others) / windows if is_regularized else 1.0
+    passes = (total_steps * samples_per_step + samples_offset - samples_of_others) / windows if is_regularized else 1.0
     return Recipe(
         **rates, **_choose_schedule(facts, rates["learning_rate"], total_steps, cooldown), total_steps=total_steps,
         epochs=epochs, batch_size=batch_size, accumulation=accumulation, windows_per_epoch=windows,
@@ -299,8 +298,7 @@ def _choose_length(facts: _Facts, cooldown: Cooldown | None, is_regularized: boo
         samples = samples_seen + max(0, last_step - steps_done) * samples_per_step
         epochs = epochs_of(samples, samples_per_step, windows)
     elif args.max_minutes and not args.epochs:
-        most_epochs += facts.stored.state.samples_of_others // windows
-        epochs = most_epochs if facts.is_small else ENDLESS
+        epochs = most_epochs + facts.stored.state.samples_of_others // windows if facts.is_small else ENDLESS
     else:
         epochs_by_law = math.ceil(defaults.TOKENS_PER_PARAMETER * num_parameters / num_tokens)
         epochs_by_size = facts.sizing.epochs if facts.sizing else epochs_by_law
@@ -363,11 +361,10 @@ def _choose_schedule(facts: _Facts, learning_rate: float, total_steps: int, cool
     if not settings or warmup_steps >= total_steps:
         warmup_steps = defaults.default_warmup(total_steps)
     decay_share = defaults.DECAY_SHARE
-    if cooldown:  # --cooldown is for the cooldown, and wsd keeps its own
-        facts.choose("cooldown", decay_share)  # only notes the reason: _most_steps reads the flag
-        decay_share = settings.get("decay_share", decay_share)
-    elif name == "wsd":
+    if cooldown or name == "wsd":
         decay_share = facts.choose("cooldown", decay_share)
+    if cooldown:  # the flag is for the cooldown (_most_steps reads it), and wsd keeps its own
+        decay_share = settings.get("decay_share", defaults.DECAY_SHARE)
     return {"lr_schedule": name, "min_lr": min_lr, "cooldown": cooldown,
             "warmup_steps": facts.choose("warmup_steps", 0 if name == "constant" else warmup_steps),
             "decay_share": decay_share}

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from gpt.checkpoint.find import is_inside
 from gpt.checkpoint.folder import Retention
-from gpt.checkpoint.mirror import complete_mirror
+from gpt.checkpoint.mirror import Mirror
 from gpt.common.errors import Exit, UserError
 from gpt.common.ranks import trains_first_of_two
 from gpt.common.words import duration, several, size
@@ -175,7 +175,9 @@ def _complete_mirror(inputs: Inputs, recipe: Recipe, runtime: Runtime) -> None:
     is_here = inputs.resumed and is_inside(inputs.resumed.folder, Path(args.output_dir))
     if args.mirror_to and is_here and not args.dry_run:
         protected = frozenset((state.best_step, recipe.plateau_end or 0))
-        complete_mirror(args, Retention(state.step, args.keep_checkpoints, protected), runtime.out)
+        mirror = Mirror(args, runtime.out)
+        mirror.update(Retention(state.step, args.keep_checkpoints, protected))
+        mirror.finish()
 
 
 def choose_place(requested: str, corpus: Corpus, runtime: Runtime) -> tuple[str, str]:

@@ -1,8 +1,8 @@
 """Chooses network, size, T, batch and epochs of a run without an NVIDIA GPU.
 
 It runs on a CPU, or on an Apple GPU, which shares the CPU's memory. The choices follow from the corpus, the
-processor and the time. The speed of the processor is measured where no flag names a size, and else assumed from
-its number of threads. It only decides the choice; the time announced before the first step comes from measured
+processor and the time. The speed of a processor is measured where no flag names a size, and else assumed, as an
+Apple GPU's is. It only decides the choice; the time announced before the first step comes from measured
 steps. A resumed run keeps its recorded shape. Flags and pretrained weights come before this choice. How the
 network is computed in training is decided here too.
 """
@@ -93,19 +93,17 @@ class Sizing:
 def choose_sizing(args: Namespace, corpus: Corpus, max_minutes: float | None) -> Sizing | None:
     """Chooses the sizing for a corpus and this processor or Apple GPU.
 
-    max_minutes is None for a run without a deadline. Where no flag names a size, it measures the processor, twice for
-    MEASURED_SECONDS: in bf16 if it has that, and --no-use_amp is not given. Returns None for pretrained weights, and
-    for a GPU with its own memory, whose default is gpt2_small. Raises UserError (exit 2) like shape_of().
+    max_minutes is None for a run without a deadline. On a CPU, where no flag names a size, it measures the
+    processor, twice for MEASURED_SECONDS: in bf16 if it has that, and --no-use_amp is not given. Returns None for
+    pretrained weights, and for a GPU with its own memory, whose default is gpt2_small. Raises UserError (exit 2)
+    like shape_of().
     """
     gpu = gpu_in_use(args.use_gpu)
     if args.init_from or (gpu and gpu.has_own_memory):
         return None
     is_named = names_size(args)
-    # A flag that only GPT-2 has, such as --bias, asks for GPT-2.
-    only_default_has = set(own_fields_with_flags(ARCHITECTURES[DEFAULT].Config, vars(args))).difference(
-        own_fields_with_flags(ARCHITECTURES[CHOSEN_ARCH].Config, vars(args)))
-    names_default = any(getattr(args, name) is not None for name in only_default_has)
-    arch = args.arch or (DEFAULT if is_named or names_default else CHOSEN_ARCH)
+    # --bias, which GPT-2 alone has, asks for GPT-2.
+    arch = args.arch or (DEFAULT if is_named or args.bias is not None else CHOSEN_ARCH)
     shape = shape_of(args) if is_named else None
 
     def at(speed: float) -> Sizing:

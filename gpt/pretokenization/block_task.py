@@ -115,7 +115,7 @@ def sample_of(contents: list[bytes], fraction: float, reading: Reading) -> bytes
 
 
 def without_long_runs(content: bytes) -> bytes:
-    """Returns a text and a PART_SEPARATOR; a very long run is sliced, a PART_SEPARATOR after each slice.
+    """Returns a text and a PART_SEPARATOR; slices a text with a very long run, with one after each slice.
 
     A trainer's time grows with the square of a run of whitespace, or of a run without it. A run is found if
     it fills RUN_BYTES counted in multiples from the front, as each run of twice that length does.

@@ -50,7 +50,7 @@ class Reading:
     strict_flag: str = ""  # the flag that forbids bytes that are not UTF-8
     allows_bad_records: bool = False  # however many hold no document
     # A long document may be cut after each match without changing an id: SAFE_CUT if the tokenizer splits text
-    # as GPT-2's does, else SPACE_CUT.
+    # as GPT-2's does, else SPACE_CUT. A tokenizer that adds a blank before each text adds one to each part.
     cut_pattern: re.Pattern[str] = SAFE_CUT
     limits: Limits = LIMITS
 
@@ -83,6 +83,7 @@ class Findings:
     records: int = 0  # lines of JSON or rows, with the bad ones
     bad_records: int = 0
     first_bad_record: tuple[int, str] | None = None  # line, reason
+    reasoned: int = 0  # turns of conversations with reasoning beside their content
     has_text: bool = False  # more than whitespace
 
     def count_bad_record(self, number: int, why: str) -> None:
@@ -101,6 +102,7 @@ class Findings:
             records=self.records + later.records,
             bad_records=self.bad_records + later.bad_records,
             first_bad_record=self.first_bad_record or later.first_bad_record,
+            reasoned=self.reasoned + later.reasoned,
             has_text=self.has_text or later.has_text)
 
     def decode(self, content: bytes, offset: int, line: int) -> str:
@@ -131,8 +133,8 @@ class Record(NamedTuple):
 class Kind:
     """A kind of input: an entry of sources.KINDS, with its functions in a file of its own.
 
-    recognises and blocks raise UserError (exit 3) for a broken file. blocks raises it for a document too long to be
-    held too, (exit 5) for a missing package, and OSError.
+    recognises and blocks raise UserError (exit 3) for a broken file, and (exit 5) for a missing package. blocks
+    raises it for a document too long to be held too, and OSError.
     """
 
     # (source, name, head): is the file of this kind? name is its lower-case name without the ending of a packed

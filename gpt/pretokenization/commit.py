@@ -20,12 +20,12 @@ from gpt.tokens.stream import scan
 from gpt.tokens.tokenizer import Vocabulary
 
 
-def commit(job: Job, dtype: str, vocabulary: Vocabulary, trained_here: bool) -> dict[str, Any]:
+def commit(job: Job, dtype: str, vocabulary: Vocabulary) -> dict[str, Any]:
     """Reads all token files back, gives them their final names, writes metadata.json and returns its fields.
 
-    A split without documents gets no file. trained_here says whether this run trained the tokenizer. Raises
-    UserError (exit 3) for an id outside the vocabulary, for another size than written, and for a text that has
-    changed. Raises OSError, and Stopped at a signal before the renaming.
+    A split without documents gets no file. Raises UserError (exit 3) for an id outside the vocabulary, for
+    another size than written, and for a text that has changed. Raises OSError, and Stopped at a signal before
+    the renaming.
     """
     splits = {}
     for split, totals in job.totals.items():
@@ -33,8 +33,7 @@ def commit(job: Job, dtype: str, vocabulary: Vocabulary, trained_here: bool) -> 
             job.signals.raise_if_stopped()
             path = job.folder.work / f"{split}.bin"
             sync(path)
-            status = path.stat()
-            splits[split] = {**totals, "file_bytes": status.st_size, "modified_ns": status.st_mtime_ns,
+            splits[split] = {**totals, "modified_ns": path.stat().st_mtime_ns,
                              "sha256": scan(Part(path, dtype, totals["tokens"]), vocabulary.size)}
             if job.has_chats:
                 splits[split]["mask_sha256"] = sha256_of(path.with_suffix(".mask"))
@@ -47,16 +46,13 @@ def commit(job: Job, dtype: str, vocabulary: Vocabulary, trained_here: bool) -> 
     metadata = {
         "format": METADATA_FORMAT,
         "version": METADATA_VERSION,
-        "layout": "native",
         "vocab_size": vocabulary.size,
-        "largest_id": max(split["largest_id"] for split in splits.values()),
         "end_of_text_id": vocabulary.end_id,
         "end_of_text": vocabulary.end,
         "dtype": dtype,
         "splits": splits,
-        "tokenizer": {"trained_here": trained_here, "sha256": sha256_of(job.folder.work / TOKENIZER)},
+        "tokenizer": {"sha256": sha256_of(job.folder.work / TOKENIZER)},
         "sources": sources[:1000],  # for messages; their identity is that of all
-        "num_sources": len(sources),
         "texts": names_of_words(job.args.files),
         "sources_identity": identity_of(
             (source.shown, source.path) for source in job.sources if not source.origin),

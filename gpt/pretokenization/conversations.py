@@ -24,6 +24,7 @@ from gpt.tokens.chat import (
     SYSTEM,
     Turn,
     is_conversation,
+    num_reasoned,
     segments_of,
     special_names,
     turns_of,
@@ -69,6 +70,7 @@ def conversations_of(records: Iterable[Record], reading: Reading, findings: Find
         try:
             conversations.append(tuple(turn._replace(content=encodable(turn.content, record, findings))
                                        for turn in turns_of(record.value)))
+            findings.reasoned += num_reasoned(record.value)
         except ValueError as error:
             findings.count_bad_record(record.number, printable(error)[:200])
     return conversations

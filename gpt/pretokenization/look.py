@@ -20,7 +20,7 @@ from gpt.tokens.ngrams import COPIED_TOKENS, MANY_COPIES, copied_fraction
 from gpt.tokens.tokenizer import Vocabulary
 
 CHUNK_TOKENS, MOST_CHUNKS = 2**18, 256  # read: 67 million tokens at most
-MOST_PASSAGES, LEAST_FRACTION = 2**16, 1 / 128  # drawn: the larger of the two
+LEAST_PASSAGES, LEAST_FRACTION = 2**16, 1 / 128  # drawn: at least both, or all passages
 PIECE_TOKENS, MOST_PIECES = 512, 128  # decoded
 EXAMPLE_TOKENS, COLUMNS = 20, 80  # printed
 
@@ -130,7 +130,7 @@ def drawn_passages(chunks: Mapping[int, np.ndarray], width: int) -> tuple[np.nda
 
     Equal passages have equal keys. chunks are runs of ids by the place of their first one.
     """
-    fraction = min(1.0, max(LEAST_FRACTION, MOST_PASSAGES / sum(map(len, chunks.values()))))
+    fraction = min(1.0, max(LEAST_FRACTION, LEAST_PASSAGES / sum(map(len, chunks.values()))))
     weights = np.random.default_rng(0).integers(2**63, size=width, dtype=np.uint64)
     keys, places = [], []
     for start, chunk in chunks.items():

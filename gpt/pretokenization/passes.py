@@ -35,7 +35,7 @@ class Job:
     """One run: its flags, its input, the validation split, and its output folder.
 
     settle_split sets split, and may change sources and reading; it comes before every other pass. Each pass
-    makes a new report. encode sets totals: for each split tokens, documents, bytes and largest_id. inspect_text
+    makes a new report. encode sets totals: for each split tokens, documents and bytes. inspect_text
     adds copied, the fraction of the validation tokens that are copies.
     """
 

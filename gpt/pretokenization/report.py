@@ -10,6 +10,7 @@ from gpt.pretokenization.blocks import Findings, Reading, TextBlock
 from gpt.pretokenization.files import Source
 from gpt.pretokenization.json_lines import command_to_read, lines_of_widest_column
 from gpt.pretokenization.sources import KINDS, is_table
+from gpt.tokens.chat import REASONING
 
 MAX_FAULTS = 0.01  # of a file's bytes, or of its records; fewer are replaced or left out, and counted
 FEW_FAULTS = 3  # in any file: a stray byte in a short file is no sign of another encoding
@@ -71,7 +72,7 @@ class Report:
                                f"the first: {found.first_bad_record[1]}. Give {KINDS[source.kind].form}{leave}.")
 
     def say(self, progress: Progress) -> None:
-        """Warns of replaced bytes, skipped records, and a separator that does not occur."""
+        """Warns of replaced bytes, skipped records, reasoning, and a separator that does not occur."""
         found = self.total
         if found.first_replaced:
             cure = (" If the text is in another encoding, such as cp1252 of Windows, make tokens of it with --encoding "
@@ -81,6 +82,10 @@ class Report:
         if found.first_bad_record:
             progress.warn(f"skipped: {several(found.bad_records, 'record')} without a document, the first: "
                           f"{found.first_bad_record[1]}")
+        if found.reasoned:
+            progress.warn(f"{several(found.reasoned, 'turn')} with reasoning beside the content "
+                          f"({', '.join(REASONING)}): the model does not learn it. Write it into the content, between "
+                          "<think> and </think>, if it should.")
         if self.reading.separator and not found.separators:
             progress.warn(f"--document_separator {self.reading.separator!r} does not occur in any text file")
 

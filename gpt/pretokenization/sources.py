@@ -18,6 +18,7 @@ from gpt.common.errors import Exit, UserError
 from gpt.common.names import CONFIG, INDEX, MANIFEST, METADATA, STARTS, TOKENS, WEIGHTS
 from gpt.common.words import printable, several, shell_word
 from gpt.hub.download import InputFile
+from gpt.hub.names import is_on_hub
 from gpt.pretokenization.blocks import Findings, Reading, TextBlock, read_at
 from gpt.pretokenization.conversations import CHAT_LINES, CHAT_TABLES
 from gpt.pretokenization.files import (
@@ -72,6 +73,13 @@ def find_files(words: Sequence[str], say: Callable[[str], None], fetched: Mappin
                                           for name in files_of(word, say)]:
             files.setdefault(os.path.realpath(file.path), file)
     return list(files.values())
+
+
+def refuse_missing(words: Sequence[str]) -> None:
+    """Raises UserError (exit 3), like examine(), for the path of a file that does not exist."""
+    for word in words:
+        if not (word == "-" or is_on_hub(word) or os.path.lexists(word) or glob.has_magic(word)):
+            examine(Path(word), printable(word))
 
 
 def identity_of(files: Iterable[tuple[str, Path]]) -> str:
@@ -220,12 +228,12 @@ def examine(path: Path, shown: str, encoding: str = "") -> Source:
                 refuse_other_encoding(shown, head_of(source, READ_BYTES) if encoding else head, encoding)
                 source = replace(source, encoding=encoding)
                 head = head_of(source)
-            if encoding != "utf-8" and has_controls(head):
-                most = max({*head}.intersection(CONTROLS), key=head.count)
-                raise source.error(f"is not text: its first {len(head):,} bytes are full of control "
-                                   f"characters, most often {'NUL' if most == 0 else f'0x{most:02x}'}. If it is "
-                                   "text all the same, give --encoding utf-8 (or utf-16-le, utf-16-be). If it "
-                                   "holds tokens, give it to train.py --bin_file or evaluate.py --tokens.")
+                if has_controls(head):
+                    most = max({*head}.intersection(CONTROLS), key=head.count)
+                    raise source.error(f"is not text: its first {len(head):,} bytes are full of control "
+                                       f"characters, most often {'NUL' if most == 0 else f'0x{most:02x}'}. If it is "
+                                       "text all the same, give --encoding utf-8 (or utf-16-le, utf-16-be). If it "
+                                       "holds tokens, give it to train.py --bin_file or evaluate.py --tokens.")
             kind = kind_of(source, name, head, KINDS)  # in UTF-8 now, JSON lines are known by their first bytes
         return replace(source, kind=kind, has_returns=KINDS[kind].is_text and b"\r\n" in head)
     except OSError as error:

@@ -24,13 +24,13 @@ class TokenWriter:
     """Writes one split into a folder: ids in SPLIT.bin, documents' ends in SPLIT.idx; totals counts them.
 
     with_mask adds SPLIT.mask, one bit for each id: 1 if it counts in the loss. All files are created at once,
-    and are complete after close(). Ids are written in the dtype that they have. totals has tokens, documents,
-    bytes of text, and largest_id, which is -1 before the first id; with_mask also counted, the ids that count.
+    and are complete after close(). Ids are written in the dtype that they have. totals has tokens, documents
+    and bytes of text; with_mask also counted, the ids that count.
     Each document begins with the opening_ids.
     """
 
     def __init__(self, folder: Path, split: str, with_mask: bool = False, opening_ids: Sequence[int] = ()):
-        self.totals = {"tokens": 0, "documents": 0, "bytes": 0, "largest_id": -1}
+        self.totals = {"tokens": 0, "documents": 0, "bytes": 0}
         self.mask = (folder / f"{split}.mask").open("wb", buffering=2**20) if with_mask else None
         self.opening_ids = opening_ids
         self._last_bits = np.zeros(0, bool)  # of the last byte of the mask, which is not full yet
@@ -63,7 +63,6 @@ class TokenWriter:
             self.totals["counted"] = self.totals.get("counted", 0) + int(counted.sum())
         self.ids.write(ids.tobytes())
         self.ends.write((ends + self.totals["tokens"]).astype("<u8").tobytes())
-        self.totals["largest_id"] = max(self.totals["largest_id"], int(ids.max()) if len(ids) else -1)
         self.totals["tokens"] += len(ids)
         self.totals["documents"] += len(ends)
         self.totals["bytes"] += num_bytes
@@ -191,8 +190,8 @@ class Folder:
         for path in self.outputs():
             if path.name not in names:  # such as the old val.bin of a new set without one
                 path.unlink()
-        for name in (*names, METADATA):
+        for name in names:
             rename(self.work / name, self.path / name)
-            if name == names[-1]:
-                sync(self.path)
+        sync(self.path)
+        rename(self.work / METADATA, self.path / METADATA)
         sync(self.path)

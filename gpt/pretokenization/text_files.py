@@ -44,7 +44,7 @@ def separated_blocks(file: BinaryIO, source: Source, reading: Reading, start: in
     Raises UserError (exit 3) for a document too long to be held.
     """
     limits = reading.limits
-    separator = str(reading.separator).encode()
+    separator = reading.separator.encode()
     while content := read_at(file, start, limits.block_bytes):
         end = start + len(content)
         if end < source.text_bytes:

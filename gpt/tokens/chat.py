@@ -25,6 +25,7 @@ from gpt.tokens.tokenizer import END, START, opening_ids
 FIELDS = ("messages", "conversations")  # of a record, for its list of turns
 SYSTEM = ("system", "system_prompt")  # of a record, for the system's turn
 RATING = "label"  # of a record, in KTO's format: false for a bad answer
+REASONING = ("reasoning_content", "reasoning", "thinking")  # of a turn, beside its content: not read
 LEARNED = ("train", "training", "trainable")  # of a turn: false for context, as the weight 0
 # Of a record with one question, which may be about a text, and its answer: Alpaca's,
 # Dolly's, TRL's, GSM8K's names.
@@ -127,6 +128,13 @@ def _turn_of(turn: Any, which: str) -> Turn:
     if weight not in (None, 0, 1):
         raise ValueError(f"has the weight {weight!r} in {which}, not 0 or 1")
     return Turn(ROLES[role], content, weight != 0 and all(fields.get(name) != 0 for name in LEARNED))
+
+
+def num_reasoned(record: Any) -> int:
+    """The number of turns in a record's lists that hold reasoning beside their content."""
+    lists = [record[name] for name in (*FIELDS, *ANSWERED) if isinstance(record.get(name), list)]
+    return sum(any(turn.get(name) for name in REASONING) for turns in lists for turn in turns
+               if isinstance(turn, dict))
 
 
 def _is_filled(value: Any) -> bool:

@@ -1,4 +1,4 @@
-"""Compiles the step on the next batch, before training; a failure costs one warning, and the run is eager."""
+"""Compiles the step on the next batch, before training; a part that fails to compile runs eagerly, with a warning."""
 
 import time
 from collections.abc import Callable
@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import torch
 
-from gpt.common.errors import is_out_of_memory
+from gpt.common.errors import Exit, UserError, is_out_of_memory
 from gpt.common.words import duration
 from gpt.machine.device import describe_compile_error, remove_unfinished_kernels
 from gpt.machine.runtime import Runtime
@@ -18,15 +18,16 @@ def compile_run(run: Run) -> None:
     """torch.compile for model, teacher and optimizer, in place; a failure warns, and leaves the part eager.
 
     Does nothing unless machine.compile is set. The first call of each part compiles it: a pass over the next
-    batch. Weights and random numbers stay, gradients are dropped. A single process that runs out of memory
+    batch. Weights stay, gradients are dropped. A single process that runs out of memory
     leaves that to the next step, which halves the micro-batch. Several processes become eager together; if one
-    of them runs out of memory its error is raised, as the others cannot continue without it.
+    of them runs out of memory its error is raised, as the others cannot continue without it. Raises UserError
+    (exit 5) where a sharded model compiles in some processes and fails in others: the former would wait for the
+    latter on the GPU.
     """
     machine, out, processes = run.setup.runtime.machine, run.setup.runtime.out, run.setup.runtime.processes
     if not machine.compile:
         return
     mode = run.setup.args.compile_mode
-    rng = machine.backend.rng_states()
     started = time.perf_counter()
     inputs_BT, targets_BT = next(micro_batches(run, 1))
     num_targets = run.batches.mean_targets(run.state.samples_seen, 1)
@@ -49,17 +50,20 @@ def compile_run(run: Run) -> None:
             error = _error_of(work, out.say)
             if error and processes.world_size > 1 and is_out_of_memory(error):
                 raise error
-            has_failed = processes.total([error is not None])[0] > 0
-            if has_failed:  # here, or in another process
+            num_failed = processes.total([error is not None])[0]
+            if error and num_failed < processes.world_size and run.setup.memory.is_sharded:
+                with processes.errors_of_this_rank():
+                    raise UserError(Exit.MACHINE, "torch.compile failed in this process and not in all: "
+                                                  f"{describe_compile_error(error)}. Give --no-compile.") from error
+            if num_failed:  # here, or in another process
                 break
         machine.backend.synchronize()
-    if not has_failed:
+    if not num_failed:
         out.say(f"compiled    in {duration(time.perf_counter() - started)}")
     elif not (error and is_out_of_memory(error)):
         _run_eagerly(run, work is compile_passes, error or RuntimeError("it failed in another process"))
     error = None  # its traceback holds the tensors of the pass
     run.optimizer.zero_grad(set_to_none=True)
-    machine.backend.set_rng_states(rng)
     machine.backend.reset_peak_memory()
 
 

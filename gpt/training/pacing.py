@@ -80,12 +80,12 @@ def _measure_step(run: Run, take_step: TakeStep, whole: bool, least_seconds: flo
     """Seconds of a training step, measured for least_seconds while there is no optimizer state yet.
 
     The lower quartile counts, the fastest of three: other programs make a step longer, never shorter. A
-    learning rate of 0 leaves the weights as they are, without the memory of a copy; loss scale and random
-    numbers are restored, bit for bit, and the optimizer's state is cleared. Unless whole, a long step is
-    measured once after a cold one, and a step of many micro-batches by some of them.
+    learning rate of 0 leaves the weights as they are, without the memory of a copy; the loss scale is restored,
+    and the optimizer's state is cleared. Unless whole, a long step is measured once after a cold one, and a step
+    of many micro-batches by some of them.
     """
     runtime = run.setup.runtime
-    rng, scaler = runtime.machine.backend.rng_states(), run.scaler.state_dict()
+    scaler = run.scaler.state_dict()
     num_measured = run.num_micro_batches if whole else min(MEASURED_MICRO_BATCHES, run.num_micro_batches)
     seconds: list[float] = []
 
@@ -99,14 +99,16 @@ def _measure_step(run: Run, take_step: TakeStep, whole: bool, least_seconds: flo
     with runtime.out.phase("measuring how long a step takes"):
         while runtime.processes.from_main(needs_another):
             runtime.clock.start()
-            take_step(run, num_measured)
+            # DDP's gradients lie in its buckets from the first averaging on. Micro-batches before it would add up
+            # beside them, in memory that no later step takes.
+            begins_ddp = run.setup.memory.strategy == "ddp" and not seconds
+            take_step(run, 1 if begins_ddp else num_measured)
             seconds.append(runtime.clock.lap())
 
     run.optimizer.state.clear()
     run.scaler.load_state_dict(scaler)
-    runtime.machine.backend.set_rng_states(rng)
     runtime.gauge.waited = dict.fromkeys(runtime.gauge.waited, 0.0)  # these steps were no training
-    warm = sorted(runtime.processes.from_main(lambda: seconds[1:] or seconds))
+    warm = sorted(runtime.processes.from_main(lambda: seconds[1:]))
     return warm[len(warm) // 4] * run.num_micro_batches / num_measured
 
 

@@ -1,7 +1,7 @@
 """Handles failed steps: out of memory (the micro-batch is halved), loss or weights not finite, changed tokens."""
 
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -37,16 +37,14 @@ def can_halve(run: Run, error: Exception) -> bool:
             and not (run.is_updating and learns))
 
 
-def undo_step(run: Run, rng: Mapping[str, torch.Tensor]) -> None:
+def undo_step(run: Run) -> None:
     """Undoes a step that was interrupted before its update; the weights are not touched.
 
-    Drops gradients, optimizer state that the step began and the scaler's records; sets
-    the random numbers back to rng.
+    Drops gradients, optimizer state that the step began and the scaler's records.
     """
     optimizer, scaler = run.optimizer, run.scaler
     run.is_updating = False
     optimizer.zero_grad(set_to_none=True)
-    run.setup.runtime.machine.backend.set_rng_states(rng)
     for parameter, kept in list(optimizer.state.items()):
         if kept.keys() != state_schema(optimizer, parameter).keys():  # the step has not finished it
             del optimizer.state[parameter]
@@ -56,14 +54,14 @@ def undo_step(run: Run, rng: Mapping[str, torch.Tensor]) -> None:
         scaler.update(scaler.get_scale())
 
 
-def halve_micro_batch(run: Run, rng: Mapping[str, torch.Tensor]) -> None:
+def halve_micro_batch(run: Run) -> None:
     """Undoes the step and halves the micro-batch, or nearly: it stays a divisor of the samples per step.
 
     The recipe changes too, and a warning names the flags for the next time. The caller has to compile again.
     """
     setup = run.setup
     before = run.micro_batch
-    undo_step(run, rng)
+    undo_step(run)
     if setup.runtime.machine.compile:
         torch.compiler.reset()  # CUDA graphs keep their memory otherwise
     setup.runtime.machine.backend.release_memory()

@@ -91,7 +91,7 @@ ENDS_THE_RUN = (Abandoned, TokensChanged)  # raised in a step; once the step is 
 
 
 def micro_batches(run: Run, num: int) -> Iterator[data.Batch]:
-    """Yields the first num micro-batches of the next step; with dropout, seeds torch's generators before each.
+    """Yields the first num micro-batches of the next step; seeds torch's generators before each.
 
     Raises Abandoned, with a line, after a signal if the rest would take more than REST_SECONDS; not before the
     first micro-batch, and never with several processes.
@@ -108,11 +108,10 @@ def micro_batches(run: Run, num: int) -> Iterator[data.Batch]:
                 raise Abandoned
         with runtime.gauge.waiting("data"):
             inputs_BT, targets_BT = run.batches.get(state.samples_seen, micro)
-        # Noise and dropout's masks follow from the samples, whatever the number of processes.
+        # Noise and dropout's masks follow from the samples: no start and no number of processes changes them.
         first_sample = run.batches.first_sample(state.samples_seen, micro)
         if args.input_noise:
             inputs_BT = data.with_noise(inputs_BT, args.input_noise, run.setup.corpus.vocab_size, args.seed,
                                         first_sample)
-        if run.setup.config.dropout:
-            torch.manual_seed(data.scrambled(args.seed ^ data.scrambled(first_sample)))
+        runtime.machine.backend.seed(data.scrambled(args.seed ^ data.scrambled(first_sample)))
         yield inputs_BT, targets_BT

@@ -23,7 +23,8 @@ def load_start(run: Run) -> None:
     elif setup.args.init_from:
         with out.phase("loading the weights"):
             folder, config = load.starting_config(setup.args.init_from, out.warn)
-            load.start_from(folder, run.model)
+            with setup.runtime.processes.errors_of_this_rank():  # a value that is not finite may lie in one shard
+                load.start_from(folder, run.model)
         num_new = setup.config.vocab_size - config.vocab_size
         if num_new:
             out.say(f"start       {several(num_new, 'id')} that the model lacks begin as the mean of the others")
@@ -33,7 +34,7 @@ def load_start(run: Run) -> None:
 
 
 def resume(run: Run) -> None:
-    """Restores weights, optimizer, loss scale and random numbers, and prints the changes of the settings.
+    """Restores weights, optimizer and loss scale, and prints the changes of the settings.
 
     The counters are in run.state already; the best validation loss is forgotten if other tokens are measured
     now. Raises UserError (exit 4) for the state of another model, NaN or infinity.

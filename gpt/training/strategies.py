@@ -77,11 +77,11 @@ class CudaGraphs(Strategy):
 
     def accumulating(self, is_last: bool) -> AbstractContextManager[Any]:
         self.begin_pass()
-        missing = [parameter for parameter in self.forward.parameters() if parameter.grad is None]
-        if missing and not is_last:
-            for parameter in missing:
+        is_empty = next(self.forward.parameters()).grad is None  # all have a gradient, or none has
+        if is_empty and not is_last:
+            for parameter in self.forward.parameters():
                 parameter.grad = torch.zeros_like(parameter)
-        self.keeps_gradients = not (missing and is_last)
+        self.keeps_gradients = not (is_empty and is_last)
         return super().accumulating(is_last)
 
 

@@ -135,20 +135,20 @@ class Monitor:
             step_seconds = seconds / len(skipped)
             self._log_step(logged, {name: values[-1] for name, values in figures.items()}, step_seconds)
             self._watch(seconds, step_seconds)
-            self._read_curve([loss if self._counts(loss) else math.nan for loss in figures["loss"]], logged.step)
+            self._read_curve([loss if self._has_targets(loss) else math.nan for loss in figures["loss"]], logged.step)
             if self._skipped_in_a_row >= MOST_SKIPPED_IN_A_ROW:
                 raise TooManySkipped(f"loss or gradient not finite in {self._skipped_in_a_row} steps in a row up to "
                                      f"step {logged.step:,}; none was applied")
 
-    def _counts(self, loss: float) -> bool:
-        """False for a loss of 0 because no token of the step's conversations counts."""
+    def _has_targets(self, loss: float) -> bool:
+        """False for a loss of 0: no token of the step's conversations counts."""
         return loss != 0 or not self._run.setup.corpus.converses
 
     def _log_step(self, logged: _Enqueued, figures: dict[str, float], step_seconds: float) -> None:
         """Prints and records one logged step."""
         step, recipe = logged.step, self._run.recipe
         lr = recipe.learning_rate_at(step)
-        loss = figures["loss"] if self._counts(figures["loss"]) else None
+        loss = figures["loss"] if self._has_targets(figures["loss"]) else None
         if loss is not None:
             self._last_loss, self._step_of_loss = loss, step
         tokens_per_second = self._run.setup.tokens_per_step / step_seconds

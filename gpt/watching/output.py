@@ -53,13 +53,13 @@ def open_output(run: Run, argv: Sequence[str], checkpointer: Checkpointer) -> It
         lambda: f"stopping; the state is saved first (now: {out.doing})", checkpointer.at_risk)
     checkpointer.start(resumed)
 
-    recorder = Recorder(args, output_dir, state, out, is_silent=not is_main, replaces=replaces, config={
+    recorder = Recorder(args, output_dir, state, out, replaces=replaces, config={
         **flags.values, **settings_of(setup)["environment"], "parameters": setup.config.num_parameters})
     for row in recorder.rows:
         if is_number(row.get("val_loss")):
             bits = row.get("bits_per_byte")
             checkpointer.validation_curve.append((row["step"], row["val_loss"], bits if is_number(bits) else None))
-    if state.step and not checkpointer.is_on_disk:
+    if state.step and not runtime.processes.from_main(lambda: checkpointer.is_on_disk):
         checkpointer.save(permanent=False)  # in another folder --resume_from would begin a new run without it
         checkpointer.settle_all()
     if is_main:

@@ -22,7 +22,7 @@ from gpt.common.errors import warn, writing
 from gpt.common.files import append_line, read_text, refuse_link, write_whole
 from gpt.common.names import METRICS, TRACKERS
 from gpt.common.progress import Progress
-from gpt.common.ranks import environment_without_torchrun
+from gpt.common.ranks import environment_without_torchrun, is_main
 from gpt.common.words import printable
 from gpt.planning.early import requested_trackers
 from gpt.watching.tracker_process import RecordedRun
@@ -113,19 +113,19 @@ class Recorder:
     The constructor cuts the file back to the step of the state, so that it never holds a step twice. It empties
     the file at step 0, and with replaces: the run then takes the place of another one. rows are the kept lines
     after state.measured_from, the last step that was validated on other tokens. It starts the trackers of
-    --tracker, which get config, the run's settings. A silent recorder, as in all processes but the main one,
-    records nothing. The constructor raises UserError (exit 5) where it cannot write the file, as on a full disk.
+    --tracker, which get config, the run's settings. In all processes but the main one it records nothing. The
+    constructor raises UserError (exit 5) where it cannot write the file, as on a full disk.
     """
 
     def __init__(self, args: Namespace, output_dir: Path, state: TrainState, out: Progress,
-                 config: Row | None = None, is_silent: bool = False, replaces: bool = False):
+                 config: Row | None = None, replaces: bool = False):
         self._path = output_dir / METRICS
         self._lock = threading.Lock()  # a warning may come from another thread
         self._loses_lines = False
-        self._out, self._is_silent = out, is_silent
+        self._out, self._is_silent = out, not is_main()
         self.rows: list[Row] = []
         self._trackers: list[Tracker] = []
-        if is_silent:
+        if self._is_silent:
             return
         recorded = rows_in(self._path.read_bytes()) if self._path.exists() and state.step and not replaces else []
         kept = [row for row in recorded

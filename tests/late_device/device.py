@@ -62,8 +62,6 @@ def register() -> Any:
     module.set_device = lambda device: None
     module.synchronize = library.synchronize
     module.empty_cache = lambda: None
-    module.get_rng_state = lambda device=None: generator.get_state()
-    module.set_rng_state = lambda state, device=None: generator.set_state(state)
     module.manual_seed_all = module.manual_seed = generator.manual_seed
     module.get_amp_supported_dtype = lambda: [torch.bfloat16, torch.float16]
     torch.utils.rename_privateuse1_backend("late")  # type: ignore[attr-defined]

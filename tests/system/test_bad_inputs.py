@@ -276,6 +276,7 @@ PRETOKENIZE_ROWS = [
         ("UTF-8 far into a text with an encoding", "x.txt --encoding cp1252", "x.txt is UTF-8, and --encoding cp1252",
          write("x.txt", WORDS * 3 + "d\u00e9j\u00e0 vu \u00e0 la fen\u00eatre".encode())),
         ("a missing file", "none.txt", "none.txt: No such file"),
+        ("a missing file, before a folder that is full", "none.txt --output_dir corpus", "none.txt: No such file"),
         ("a pattern that matches nothing", "'*.none'", "matches no file"),
         ("a link to nowhere", "x.txt", "x.txt: No such file", link("x.txt", "nowhere")),
         ("an empty file", "x.txt", "no text in x.txt", write("x.txt", "")),

@@ -467,7 +467,7 @@ LATER = [
     Case("so llama.cpp would never end", "export.py --ckpt hf --output e.gguf", endless, {"--output": "e"},
          together=True),
     Case("It cannot be resumed with these", f"{MORE} --data_dir data", drops="--resume_from",
-         raised=(Raised("gpt.checkpoint.load:_restore_generators", 1, error="OSError"),)),
+         raised=(Raised("gpt.checkpoint.load:like", 1, error="OSError"),)),
     Case("every checkpoint there is damaged",
          f"train.py {SMALL} {QUIET} --output_dir new --resume_from auto --mirror_to mirror",
          damaged_mirror, {"--mirror_to": "other"}),
@@ -621,6 +621,8 @@ NOT_TYPED = {
         "--init_from: its weights give",),
     "only the first of two models has it, which another command starts; tried in tests/gpt/training/test_recovery.py": (
         "which trains one model.",),
+    "comes where several processes compile; tried in tests/gpt/training/test_recovery.py": (
+        "torch.compile failed in this process",),
     "its cure is typed where a hub answers, in tests/gpt/hub/test_download.py": (
         "Check the network and the disk", "is on the hub. Make tokens"),
     "says what was decided, or that two flags do not go together: no cure, or the pattern of one": (

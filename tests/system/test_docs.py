@@ -105,14 +105,6 @@ def test_the_readme_is_one_sitting():
     assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= 140
 
 
-def test_the_reading_tour_of_the_readme_gives_the_length_of_each_file():
-    readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    tour = re.findall(r"^\d\. \[(\S+)\]\(\S+\), (\d+) lines", readme, re.MULTILINE)
-    assert len(tour) == 5
-    for name, lines in tour:
-        assert len((ROOT / name).read_text(encoding="utf-8").splitlines()) == pytest.approx(int(lines), rel=0.2), name
-
-
 def test_the_generated_parts_are_what_the_code_says():
     command = [sys.executable, str(ROOT / "docs/generate.py"), "--check"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -162,7 +154,7 @@ def test_the_demo_does_what_it_says(tmp_path, forks):
     outputs = []
     for script, *words in commands_in(DEMO):
         words = ["corpus.txt" if word == "--demo" else word for word in words]
-        done = forks.run([script, *made_small(words, {"--max_minutes": "0.1"})], cwd=tmp_path)
+        done = forks.run([script, *made_small(words, {"--max_minutes": "0.03"})], cwd=tmp_path)
         assert done.code == 0, done.stderr
         outputs.append(done)
     assert "next: python train.py" in outputs[0].stdout
@@ -200,5 +192,7 @@ def test_the_laptop_recipe_of_the_readme_runs_and_its_outcome_can_be_used_as_the
 
 
 def test_the_reading_tour_has_the_true_lengths():
-    for file, lines in re.findall(r"\]\(([\w/]+\.py)\), (\d+) lines", (ROOT / "README.md").read_text("utf-8")):
+    tour = re.findall(r"\]\(([\w/]+\.py)\), (\d+) lines", (ROOT / "README.md").read_text("utf-8"))
+    assert len(tour) == 5
+    for file, lines in tour:
         assert len((ROOT / file).read_text("utf-8").splitlines()) == int(lines), file

@@ -134,7 +134,7 @@ def wait_for_all(group: int) -> None:
         time.sleep(0.01)
 
 
-ENGINES = ["tokenizers"] + ["gigatoken"] * (importlib.util.find_spec("gigatoken") is not None)
+ENGINES = ["tokenizers"] + ["auto"] * (importlib.util.find_spec("gigatoken") is not None)
 
 
 @pytest.mark.slow

@@ -190,7 +190,7 @@ def test_a_signal_to_any_process_stops_all_after_the_same_step(train):
 
 
 def test_a_loss_that_is_not_finite_in_one_process_skips_the_step_in_all(train):
-    spoilt = [Raised("model:GPT.forward", 2 * MEASURED + 2 + 2 * 4 + 1, rank=1, spoils=True)]
+    spoilt = [Raised("model:GPT.forward", 2 * MEASURED - 1 + 2 + 2 * 4 + 1, rank=1, spoils=True)]
     done = train(2, "--optimizer", "adamw", raised=spoilt)
     assert "skipped     1 step\n" in done.stdout
     rows = {row["step"]: row for row in metrics_of(train.folder / "out") if "loss" in row}

@@ -78,7 +78,7 @@ def test_only_where_there_is_no_torch_a_release_is_chosen(calls, monkeypatch, tm
                        *[word.replace("constraints", str(tmp_path / "constraints")) for word in constraint]]
 
 
-SAVES = "import os, signal, time; os.kill(os.getppid(), signal.SIGINT); time.sleep(0.6); open('saved', 'x')"
+SAVES = "import os, signal, time; os.kill(os.getppid(), signal.SIGINT); time.sleep(0.2); open('saved', 'x')"
 
 
 def test_after_ctrl_c_the_command_saves_and_ends_by_itself(monkeypatch, tmp_path):

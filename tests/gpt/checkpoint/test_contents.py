@@ -1,11 +1,12 @@
 """gpt/checkpoint/contents.py: the files that a checkpoint has, and their size."""
 
 import json
+import re
 
 from safetensors.torch import load_file
 from tokenizers.processors import TemplateProcessing
 
-from gpt.checkpoint.contents import text_files
+from gpt.checkpoint.contents import model_card, text_files
 from gpt.checkpoint.load import chat_template, end_ids
 from gpt.checkpoint.mirror import copy_checkpoint
 from gpt.checkpoint.stored import read_json
@@ -81,3 +82,10 @@ def test_a_model_that_answers_has_the_template_and_ends_at_the_end_of_an_answer(
     config.write_text(json.dumps({**json.loads(config.read_text()), "chat_template": several}))
     assert chat_template(folder) == template
     assert chat_template(sound / "checkpoint-900") is None
+
+
+def test_a_model_card_shows_at_most_twenty_of_many_validations_with_the_last_one():
+    for number, first, between in ((3, 1, 1), (20, 1, 1), (21, 1, 2), (100, 5, 5)):
+        card = model_card(GPTConfig(400, 16, 1, 2, 16), {}, [(step, 1.0, None) for step in range(1, number + 1)])
+        steps = [*map(int, re.findall(r"^\| (\d+) \|", card, re.MULTILINE))]
+        assert steps == [*range(first, number + 1, between)]

@@ -177,11 +177,9 @@ def test_an_optimizer_with_another_state_comes_back_too(make_model, tmp_path):
     optimizer.step()
     path = save(tmp_path, 1, tensor_files(model.config, Tensors.of(model, optimizer)),
                 text_files(1, model.config, {}, None, None, ""))
-    noise = torch.rand(5)  # the next numbers after the save
     with refused(r"step\.transformer\.wte\.weight.*cannot be resumed with these flags"):
         load_training(path, other, adamw(other), ADAMW_STATE)
     load_training(path, other, restored, lambda parameter: schema_by_rule("muon", parameter))
-    assert torch.equal(torch.rand(5), noise)
     assert_same_state(model, optimizer, other, restored)
 
 

@@ -59,7 +59,8 @@ def test_ctrl_c_in_a_terminal_does_not_reach_a_child_that_is_still_starting(meth
 
 @pytest.mark.skipif(os.name != "posix", reason="no signals")
 def test_a_request_to_save_reaches_a_script_even_while_it_starts(tmp_path):
-    (tmp_path / "a.py").write_text("import os, signal, time\nos.kill(os.getppid(), signal.SIGUSR1)\ntime.sleep(1)\n"
+    (tmp_path / "a.py").write_text("import os, signal, time\nos.kill(os.getppid(), signal.SIGUSR1)\n"
+                                   "while signal.SIGUSR1 not in signal.sigpending():\n    time.sleep(0.01)\n"
                                    "signal.signal(signal.SIGUSR1, lambda *_: os._exit(7))\n"
                                    "signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGUSR1])\nsignal.pause()\n")
     with Signals(can_save=True) as signals:

@@ -32,6 +32,14 @@ def test_on_a_terminal_lines_break_between_words_but_no_command_does(monkeypatch
                      "disk        6 MiB", " " * 12 + "at", " " * 12 + "most"]
 
 
+def test_a_name_of_a_figure_stays_beside_its_value(monkeypatch):
+    text = "step 10 | val loss 3.25 | bits per byte 1.9 | best"
+    with open_terminal(30, monkeypatch) as opened:
+        lines = folded(text, opened.stream).split("\n")
+        opened.close()
+    assert lines == ["step 10 | val loss 3.25 |", "bits per byte 1.9 | best"]
+
+
 @pytest.mark.parametrize("name", [*NOTEBOOK_VARIABLES, "MPLBACKEND"])
 def test_a_notebook_is_recognized_by_what_its_kernel_sets(name, monkeypatch):
     for other in (*NOTEBOOK_VARIABLES, "MPLBACKEND"):

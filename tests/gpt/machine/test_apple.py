@@ -1,11 +1,10 @@
-"""Apple's GPU: chosen where torch has it, with the precision, memory and random numbers that MPS knows.
+"""Apple's GPU: chosen where torch has it, with the precision and memory that MPS knows.
 
 No Mac runs these tests: torch's answers there are pretended, its results are not.
 """
 
 import os
 import re
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -98,17 +97,12 @@ def test_a_mark_waits_for_it_as_its_figures_are_read_next(monkeypatch):
     assert len(waits) == 2
 
 
-def test_the_state_of_its_random_numbers_comes_back(monkeypatch):
+def test_its_random_numbers_follow_from_the_seed_too(monkeypatch):
     apple.pretend(monkeypatch)
-    states = SimpleNamespace(now=torch.tensor([1], dtype=torch.uint8))
-    monkeypatch.setattr(torch.mps, "get_rng_state", lambda: states.now)
-    monkeypatch.setattr(torch.mps, "set_rng_state", lambda state: setattr(states, "now", state))
-    machine = apple.machine()
-    before = machine.backend.rng_states()
-    assert set(before) == {"cpu", "mps"}
-    states.now = torch.tensor([2], dtype=torch.uint8)
-    machine.backend.set_rng_states(before)
-    assert states.now.tolist() == [1]
+    seeds = []
+    monkeypatch.setattr(torch.mps, "manual_seed", seeds.append)
+    apple.machine().backend.seed(2**64 - 1)
+    assert (torch.initial_seed(), seeds) == (2**64 - 1, [2**64 - 1])
 
 
 def test_it_is_described_with_its_share_of_the_ram(monkeypatch):

@@ -225,7 +225,7 @@ def test_compile_that_is_impossible_on_a_gpu_is_warned_of(a_gpu, monkeypatch):
     assert "triton is missing" in device.choose(None, None, "auto", True).compile_reason
 
 
-# ---------------------------------------------------------------- kernels, random numbers, the printed block
+# ---------------------------------------------------------------- kernels, the printed block
 
 
 def test_autocast_does_nothing_in_fp32_and_its_work_in_bf16():

@@ -10,7 +10,7 @@ def random(*shape: int) -> torch.Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(0))
 
 
-@pytest.mark.parametrize("shape", [(3, 16, 16), (2, 16, 40), (2, 40, 16)], ids=str)
+@pytest.mark.parametrize("shape", [(3, 16, 16), (2, 16, 40)], ids=str)
 def test_singular_vectors_stay_and_singular_values_come_near_1(shape):
     matrices = random(*shape)
     left, _, right = torch.linalg.svd(matrices, full_matrices=False)

@@ -14,7 +14,6 @@ from gpt.common.errors import Exit, UserError, warn_once
 from gpt.common.flags import with_values
 from gpt.planning.early import before_torch, requested_trackers
 from gpt.pretokenization.sources import identity_of
-from tests.helpers.commands import run
 from tests.helpers.refusals import refused
 from tests.helpers.training import TINY
 
@@ -46,9 +45,9 @@ def test_a_warning_about_the_flags_comes_once_though_they_are_read_twice(place, 
     assert capsys.readouterr().err.count("warning: without b.tokens: tokens are given by --data_dir.") == 1
 
 
-def test_texts_become_tokens_once_and_the_run_trains_on_them(place, capfd, monkeypatch):
-    done = run("train", "texts", *TINY, "--max_steps", "2", "--no-use_gpu", cwd=place)
-    assert done.returncode == 0, done.stderr
+def test_texts_become_tokens_once_and_the_run_trains_on_them(place, capfd, monkeypatch, forks):
+    done = forks.run(["train.py", "texts", *TINY, "--max_steps", "2", "--no-use_gpu"], cwd=place)
+    assert done.code == 0, done.stderr
     assert [done.stdout.count(words) for words in ("reading a.txt", "step 2/2", "\nnext: ")] == [1, 1, 1]
     assert 'data_dir = "texts.tokens"' in (place / "out/config.toml").read_text()
     train.answer_early(["texts/"])
@@ -86,7 +85,7 @@ def test_texts_become_tokens_once_and_the_run_trains_on_them(place, capfd, monke
     assert refusal("texts")[0] == Exit.DATA
 
 
-def test_texts_with_other_names_get_another_folder(place, monkeypatch):
+def test_texts_with_other_names_get_another_folder(place, monkeypatch, forks):
     for name in ("a.txt", "b.txt"):
         shutil.copy(place / "texts/a.txt", name)
     train.answer_early(["a.txt", "b.txt"])
@@ -95,7 +94,7 @@ def test_texts_with_other_names_get_another_folder(place, monkeypatch):
     lines = ["    python pretokenize.py a.txt --output_dir a.txt-3.tokens",
              "    python train.py --data_dir a.txt-3.tokens --max_steps 2"]
     assert refusal("a.txt --max_steps 2")[1].splitlines()[1:] == lines
-    assert run("pretokenize", "a.txt", "--output_dir", "a.txt-3.tokens").returncode == 0
+    assert forks.run("pretokenize.py a.txt --output_dir a.txt-3.tokens", cwd=place).code == 0
     assert refusal("a.txt --max_steps 2")[1].splitlines()[1:] == lines[1:], "their tokens are there"
     monkeypatch.setattr("sys.argv", ["train.py", "a.txt", "b.txt"])
     (place / "b.txt").write_text("more")
@@ -230,13 +229,13 @@ def test_a_pattern_never_means_the_tokens_of_an_earlier_start(place, capfd):
             assert capfd.readouterr().out.endswith(f"texts       their tokens: {folder}\n")
 
 
-def test_settings_given_as_a_text_are_refused_until_its_tokens_are_there(place, capfd):
+def test_settings_given_as_a_text_are_refused_until_its_tokens_are_there(place, capfd, forks):
     (place / "config.py").write_text("max_iters = 200\n" * 99)
     code, said = refusal("config.py")
     assert code == Exit.FLAGS
     assert "--config" in said
     assert not (place / "config.py.tokens").exists()
-    assert run(*said.partition("\npython ")[2].replace(".py", "", 1).split(), cwd=place).returncode == 0
+    assert forks.run(said.partition("\npython ")[2], cwd=place).code == 0
     train.answer_early(["config.py"])
     assert "their tokens: config.py.tokens" in capfd.readouterr().out
 
@@ -286,10 +285,10 @@ def test_a_missing_package_ends_the_command_with_the_line_that_installs_it(tmp_p
         before_torch(with_values(train.read_flags([]), tracker=["json", "no_such_tracker"]))
 
 
-def test_texts_that_pretokenize_refuses_end_with_the_line_that_takes_its_flags(place):
+def test_texts_that_pretokenize_refuses_end_with_the_line_that_takes_its_flags(place, forks):
     (place / "texts/a.txt").write_text("caf\u00e9 " * 100, encoding="latin-1")
-    done = run("train", "texts", "--no-use_gpu", cwd=place)
-    assert done.returncode == Exit.DATA
+    done = forks.run("train.py texts --no-use_gpu", cwd=place)
+    assert done.code == Exit.DATA
     assert f"python {MAKE}" in done.stderr
-    assert run("pretokenize", *MAKE.split()[1:], "--encoding", "latin-1", cwd=place).returncode == 0
-    assert run("train", "texts", *TINY, "--max_steps", "1", "--no-use_gpu", cwd=place).returncode == 0
+    assert forks.run(f"{MAKE} --encoding latin-1", cwd=place).code == 0
+    assert forks.run(["train.py", "texts", *TINY, "--max_steps", "1", "--no-use_gpu"], cwd=place).code == 0

@@ -26,7 +26,7 @@ from tests.helpers.training import QUIET, TINY, trained
     ("--epochs 9 --n_embd 4", 0.0), ("--epochs 9 --lr_schedule constant", 0.0),
     ("--epochs 9 --optimizer adamw", 0.0)])
 def test_a_small_text_that_muon_reads_often_gets_dropout(run, flags, dropout):
-    run.ok("--optimizer", "muon", *flags.split())
+    run.ok("--optimizer", "muon", "--batch_size", "50", *flags.split())
     newest = next(iter(steps_in(run.folder / "out").values()))
     assert json.loads((newest / "config.json").read_text())["resid_pdrop"] == dropout
     assert json.loads((newest / "trainer_state.json").read_text())["settings"]["dropout"] == dropout
@@ -34,9 +34,10 @@ def test_a_small_text_that_muon_reads_often_gets_dropout(run, flags, dropout):
 
 
 def test_a_resumed_run_keeps_its_dropout_where_its_passes_become_fewer(run, monkeypatch):
-    run.ok("--optimizer", "muon", "--epochs", "7", "--max_steps", "9999")
+    muon = ["--optimizer", "muon", "--batch_size", "50"]
+    run.ok(*muon, "--epochs", "7", "--max_steps", "9999")
     monkeypatch.setattr("gpt.planning.defaults.MANY_PASSES", 9)
-    run.ok("--optimizer", "muon", "--epochs", "8", "--resume_from", "auto")
+    run.ok(*muon, "--epochs", "8", "--resume_from", "auto")
     newest = next(iter(steps_in(run.folder / "out").values()))
     assert json.loads((newest / "trainer_state.json").read_text())["settings"]["dropout"] == 0.1
 

@@ -156,9 +156,9 @@ def test_both_engines_give_a_conversation_the_same_bytes(tokenizer_file, capsys)
     pytest.importorskip("gigatoken")
     write("a.jsonl", chat_lines(chats()))
     found = []
-    for engine in ("tokenizers", "gigatoken"):
+    for engine, used in (("tokenizers", "tokenizers"), ("auto", "gigatoken")):
         run("a.jsonl", "--tokenizer_file", str(tokenizer_file), "--engine", engine)
-        assert f"by {engine}\n" in capsys.readouterr().out
+        assert f"by {used}\n" in capsys.readouterr().out
         found.append(written())
     assert found[0] == found[1]
 
@@ -253,6 +253,19 @@ def test_a_system_that_stands_among_the_turns_too_comes_once_and_empty_calls_of_
     record = {"system_prompt": "Be short.", "messages": [{**turn, **empty} for turn in messages(turns)]}
     write("a.jsonl", (json.dumps(record) + "\n") * 9)
     assert read("a.jsonl")[0] == 9 * [tuple(turns)]
+
+
+def test_turns_with_reasoning_beside_their_content_are_counted_and_told(tokenizer_file, capsys):
+    asked, answer = {"role": "user", "content": "a?"}, {"role": "assistant", "content": "b"}
+    reasons = [{}, {"reasoning_content": "as c"}, {"reasoning_content": None}, {"thinking": "c"}]
+    records = [*({"messages": [asked, {**answer, **each}]} for each in reasons),
+               {"prompt": [asked], "completion": [{**answer, "reasoning": "c"}]}]
+    write("a.jsonl", "".join(json.dumps(record) + "\n" for record in records))
+    found, report = read("a.jsonl")
+    assert found[:4] == 4 * [(Turn("user", "a?"), Turn("assistant", "b"))]
+    assert report.total.reasoned == 3
+    run("a.jsonl", "--tokenizer_file", str(tokenizer_file), "--val_fraction", "0")
+    assert "3 turns with reasoning beside the content" in capsys.readouterr().err
 
 
 def test_an_explicit_text_field_reads_the_records_as_texts():

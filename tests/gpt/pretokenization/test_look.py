@@ -1,5 +1,6 @@
 """pretokenize.py's look at the text: each planted fault is found, by its figure, and none is invented."""
 
+import functools
 import json
 import random
 import re
@@ -16,6 +17,7 @@ from tests.helpers.texts import lines, write
 LATIN, CYRILLIC, CHINESE = (("a", "z"), ("\u0430", "\u044f"), ("\u4e00", "\u9fa0"))
 
 
+@functools.cache
 def prose(num_words: int, seed: int = 0, script: tuple[str, str] = LATIN, blank: str = " ") -> str:
     """Lines of up to 15 words of 4,000, in this range of characters: no passage occurs twice."""
     rng = random.Random(seed)
@@ -98,7 +100,7 @@ FAULTS = {  # the word that tells the finding, and the bounds of its figure
 def test_a_planted_fault_is_found(fault, is_sampled, tokenizer_file, capsys, monkeypatch):
     if is_sampled:
         monkeypatch.setattr(look, "CHUNK_TOKENS", 4000)
-        monkeypatch.setattr(look, "MOST_PASSAGES", 6000)
+        monkeypatch.setattr(look, "LEAST_PASSAGES", 6000)
         monkeypatch.setattr(look, "PIECE_TOKENS", 1500)
         monkeypatch.setattr(look, "MOST_PIECES", 16)
     run(*texts_of(fault), "--tokenizer_file", str(tokenizer_file))

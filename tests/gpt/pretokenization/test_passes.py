@@ -38,7 +38,6 @@ JOBS = {
 
 @pytest.fixture
 def jobs(monkeypatch, tokenizer_file):
-    monkeypatch.setattr(os, "fsync", lambda _: None)
     texts = corpus(20)
     texts = [*texts[:5], " " * 3000, *texts[5:9], words(3000, 5), words(4000, 6), *texts[9:], texts[3]]
     write("many.jsonl", lines(texts))

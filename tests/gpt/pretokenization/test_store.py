@@ -24,7 +24,7 @@ def test_what_a_writer_was_given_comes_back_with_its_totals():
     writer.close()
     assert np.fromfile("val.bin", "<i4").tolist() == [1, 70_000, 9, 4, 4]
     assert np.fromfile("val.idx", "<u8").tolist() == [2, 3, 5]
-    assert writer.totals == {"tokens": 5, "documents": 3, "bytes": 8, "largest_id": 70_000}
+    assert writer.totals == {"tokens": 5, "documents": 3, "bytes": 8}
 
 
 # ---------------------------------------------------------------- the folder

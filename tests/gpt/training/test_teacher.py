@@ -22,12 +22,18 @@ STEPS = ["--max_steps", "8", "--log_interval", "1", "--eval_interval", "4"]
 
 @pytest.fixture
 def with_teacher(run):
-    """The runner of train.main, with a teacher and a model that was distilled from it in its folder."""
+    """The runner of train.main, with a teacher in the folder `first` of its folder."""
     run.ok(*STEPS, "--arch", "qwen3", "--n_embd", "32", "--seed", "3", out="first")
-    run.ok(*STEPS, "--teacher", str(run.folder / "first"), "--dropout", "0.1", out="second")
     return run
 
 
+@pytest.fixture
+def student(with_teacher):
+    """A model that was distilled from the teacher, in the folder `second`."""
+    with_teacher.ok(*STEPS, "--teacher", str(with_teacher.folder / "first"), "--dropout", "0.1", out="second")
+
+
+@pytest.mark.usefixtures("student")
 def test_half_of_each_target_is_what_the_teacher_expects(with_teacher):
     teacher, student = (load_model(with_teacher.folder / name / "checkpoint-8", torch.device("cpu")).eval()
                         for name in ("first", "second"))
@@ -41,6 +47,12 @@ def test_half_of_each_target_is_what_the_teacher_expects(with_teacher):
     result = train.try_step(run_of(student, teacher=Teacher(teacher)), [(ids[:, :-1], ids[:, 1:])], 1)
     assert float(result["loss"]) == pytest.approx(float(loss), rel=1e-5)
     assert all(torch.equal(tensor, before[name]) for name, tensor in teacher.state_dict().items())
+
+
+def test_a_teacher_that_is_missing_is_told_with_an_output_folder_of_another_run(with_teacher):
+    text = with_teacher.refused(Exit.CHECKPOINT, *STEPS, "--teacher", "nosuch", out="first")
+    assert "holds the checkpoints of another run" in text
+    assert "error: --teacher nosuch does not exist. Give --teacher" in text
 
 
 def test_a_teacher_whose_weights_are_kept_in_bf16_expects_the_same(with_teacher):
@@ -72,6 +84,7 @@ def test_a_distilling_run_that_was_stopped_ends_with_the_same_bytes(with_teacher
     assert same_tensors(with_teacher.folder / "whole" / "checkpoint-8", with_teacher.folder / "again" / "checkpoint-8")
 
 
+@pytest.mark.usefixtures("student")
 def test_a_run_goes_on_with_the_weights_that_taught_it_before(with_teacher):
     run, folder = with_teacher, with_teacher.folder
     resume = ["--resume_from", str(folder / "second"), "--max_steps", "9"]
@@ -88,6 +101,7 @@ def test_a_run_goes_on_with_the_weights_that_taught_it_before(with_teacher):
            str(folder / "third"), out="first")  # which had no teacher
 
 
+@pytest.mark.usefixtures("student")
 def test_a_run_of_a_version_that_recorded_no_weights_goes_on(with_teacher, monkeypatch):
     monkeypatch.setattr("gpt.planning.inputs._weights_sha256", lambda _: "other")
     resume = ["--resume_from", str(with_teacher.folder / "second"), "--max_steps", "9"]
@@ -122,6 +136,7 @@ def test_what_is_no_teacher_is_refused(with_teacher, corpus):
     assert steps_in(Path(first))
 
 
+@pytest.mark.usefixtures("student")
 def test_no_run_is_its_own_teacher_and_its_first_model_is_another_run(with_teacher):
     run, first = with_teacher, with_teacher.folder / "first"
     for resumed in ("auto", str(first), str(first / "checkpoint-8")):

@@ -39,7 +39,7 @@ def test_a_library_that_fails_or_hangs_costs_one_warning_and_never_the_run(run, 
     (tmp_path / "wandb.py").write_text(LIBRARY % fault)
     began = time.monotonic()
     text = run.ok("--max_steps", "4", "--log_interval", "1", "--tracker", "wandb")
-    assert time.monotonic() - began < 300, "not the library's ten minutes"
+    assert time.monotonic() - began < 60, "not the library's ten minutes"
     assert text.count("warning: --tracker wandb: ") == text.count(warning) == 1
     assert "tracker     to upload: wandb sync " in text
     assert "a library prints what it likes" in (run.folder / "out/wandb/tracker.log").read_text()
