@@ -5,7 +5,7 @@
     python evaluate.py --ckpt out --tokens data nanogpt/val.bin         a folder's validation tokens, and a token file
 
 Every token of a document is scored once. The tokenizer's opening id, or else an end-of-text id, precedes the
-first one, in token files both. A window of T tokens moves on by T / 2 tokens, so that each token beyond the
+first one (in a token file both). A window of T tokens moves on by T / 2 tokens, so that each token beyond the
 document's first T has at least T / 2 tokens of context.
 """
 

@@ -30,6 +30,7 @@ from gpt.common.names import (
     TOKENIZER_CONFIG,
     WEIGHTS,
 )
+from gpt.machine.environment import available_ram
 from gpt.ops.shards import full_tensor, is_sharded
 from gpt.tokens.tokenizer import END, START, opening_ids, parse
 from model import LanguageModel
@@ -90,12 +91,14 @@ class Tensors:
             full_tensor(tensor)
 
     def gathered(self) -> "Tensors":
-        """The same tensors, sharded ones whole and in RAM, as a GPU may have no room for all of them.
+        """The same tensors, sharded ones whole, in RAM if they fit there: a GPU may have no room for all.
 
         The other processes must call join_gather() meanwhile.
         """
+        fits_ram = available_ram() > self.num_bytes
+
         def whole(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-            return {name: full_tensor(tensor).cpu() if is_sharded(tensor) else tensor
+            return {name: full_tensor(tensor).cpu() if fits_ram and is_sharded(tensor) else full_tensor(tensor)
                     for name, tensor in tensors.items()}
 
         return Tensors(whole(self.model), whole(self.training))

@@ -284,8 +284,9 @@ def choose_cooldown(args: Namespace, out: Progress) -> FoundCheckpoint:
                                     f"{schedule.learning_rate:.3g}, and --min_lr is {args.min_lr or 0.0:g}. Give an "
                                     "earlier checkpoint.")
     settings = {**stored.settings, **Cooldown(step, learning_rate, str(folder)).settings()}
-    settings.pop("max_minutes", None)  # a cooldown has its own
-    return FoundCheckpoint(folder, replace(stored, settings=settings, state=replace(stored.state, seconds=0.0)))
+    settings.pop("max_minutes", None)  # a cooldown has its own, and its own patience
+    state = replace(stored.state, seconds=0.0, validations_without_gain=0)
+    return FoundCheckpoint(folder, replace(stored, settings=settings, state=state))
 
 
 def _may_mean(requested: str, source: str) -> bool:

@@ -56,7 +56,7 @@ def is_compared() -> bool:
 def choose_engine(requested: str, vocabulary: Vocabulary, say: Callable[[str], None]) -> str:
     """Returns 'gigatoken' if it gives the same ids, else 'tokenizers', and then prints the reason.
 
-    requested 'auto' and 'gigatoken' mean the same; 'tokenizers' is returned at once.
+    requested is 'auto', or 'tokenizers', which is returned at once.
     """
     if requested == "tokenizers":
         return requested

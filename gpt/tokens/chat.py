@@ -74,11 +74,7 @@ def turns_of(record: Any) -> tuple[Turn, ...]:
     fields = record if isinstance(record, dict) else {}
     if fields.get(RATING) is False:
         raise ValueError(f"has an answer that is rated bad ({RATING})")
-    lists = [fields[field] for field in FIELDS if fields.get(field) and isinstance(fields[field], list)]
-    if not (lists or _holds_answer(fields)):
-        raise ValueError(f"has no list of turns in a field {' or '.join(FIELDS)}, nor a question with an answer")
-    turns = lists[0] if lists else _question_and_answer(fields)
-    read = [_turn_of(turn, f"turn {number}") for number, turn in enumerate(turns, 1)]
+    read = [_turn_of(turn, f"turn {number}") for number, turn in enumerate(_unread_turns(fields), 1)]
     answers = [turn.content.strip() for turn in read if turn.role == "assistant" and turn.counts]
     if not answers or "" in answers:
         raise ValueError('has an empty answer (with "weight": 0 it is not learned)' if answers else
@@ -89,6 +85,20 @@ def turns_of(record: Any) -> tuple[Turn, ...]:
         if read[0] != system:  # the turns may begin with it
             read.insert(0, system)
     return tuple(read)
+
+
+def num_reasoned(record: dict[str, Any]) -> int:
+    """The number of a conversation's turns that hold reasoning beside their content."""
+    return sum(any(turn.get(name) and isinstance(turn[name], str) for name in REASONING)
+               for turn in _unread_turns(record))
+
+
+def _unread_turns(fields: dict[str, Any]) -> list[Any]:
+    """The turns of a record, as they stand there. Raises ValueError for a record without any."""
+    lists = [fields[field] for field in FIELDS if fields.get(field) and isinstance(fields[field], list)]
+    if not (lists or _holds_answer(fields)):
+        raise ValueError(f"has no list of turns in a field {' or '.join(FIELDS)}, nor a question with an answer")
+    return lists[0] if lists else _question_and_answer(fields)
 
 
 def _question_and_answer(fields: dict[str, Any]) -> list[Any]:
@@ -128,13 +138,6 @@ def _turn_of(turn: Any, which: str) -> Turn:
     if weight not in (None, 0, 1):
         raise ValueError(f"has the weight {weight!r} in {which}, not 0 or 1")
     return Turn(ROLES[role], content, weight != 0 and all(fields.get(name) != 0 for name in LEARNED))
-
-
-def num_reasoned(record: Any) -> int:
-    """The number of turns in a record's lists that hold reasoning beside their content."""
-    lists = [record[name] for name in (*FIELDS, *ANSWERED) if isinstance(record.get(name), list)]
-    return sum(any(turn.get(name) for name in REASONING) for turns in lists for turn in turns
-               if isinstance(turn, dict))
 
 
 def _is_filled(value: Any) -> bool:

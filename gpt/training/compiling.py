@@ -13,6 +13,8 @@ from gpt.machine.runtime import Runtime
 from gpt.optimizers.build import compile_optimizer
 from gpt.training.run import Run, micro_batches
 
+ELSEWHERE = RuntimeError("it failed in another process")
+
 
 def compile_run(run: Run) -> None:
     """torch.compile for model, teacher and optimizer, in place; a failure warns, and leaves the part eager.
@@ -20,9 +22,9 @@ def compile_run(run: Run) -> None:
     Does nothing unless machine.compile is set. The first call of each part compiles it: a pass over the next
     batch. Weights stay, gradients are dropped. A single process that runs out of memory
     leaves that to the next step, which halves the micro-batch. Several processes become eager together; if one
-    of them runs out of memory its error is raised, as the others cannot continue without it. Raises UserError
-    (exit 5) where a sharded model compiles in some processes and fails in others: the former would wait for the
-    latter on the GPU.
+    of them runs out of memory its error is raised, as the others cannot continue without it. On GPUs, raises
+    UserError (exit 5) where a sharded model compiles in some processes and fails in others: the former would wait
+    for the latter there.
     """
     machine, out, processes = run.setup.runtime.machine, run.setup.runtime.out, run.setup.runtime.processes
     if not machine.compile:
@@ -51,17 +53,18 @@ def compile_run(run: Run) -> None:
             if error and processes.world_size > 1 and is_out_of_memory(error):
                 raise error
             num_failed = processes.total([error is not None])[0]
-            if error and num_failed < processes.world_size and run.setup.memory.is_sharded:
+            is_apart = 0 < num_failed < processes.world_size and run.setup.memory.is_sharded
+            if is_apart and machine.backend.runs_ahead:
                 with processes.errors_of_this_rank():
-                    raise UserError(Exit.MACHINE, "torch.compile failed in this process and not in all: "
-                                                  f"{describe_compile_error(error)}. Give --no-compile.") from error
+                    raise UserError(Exit.MACHINE, "torch.compile failed, and not in all processes: "
+                                                  f"{describe_compile_error(error or ELSEWHERE)}. Give --no-compile.")
             if num_failed:  # here, or in another process
                 break
         machine.backend.synchronize()
     if not num_failed:
         out.say(f"compiled    in {duration(time.perf_counter() - started)}")
     elif not (error and is_out_of_memory(error)):
-        _run_eagerly(run, work is compile_passes, error or RuntimeError("it failed in another process"))
+        _run_eagerly(run, work is compile_passes, error or ELSEWHERE)
     error = None  # its traceback holds the tensors of the pass
     run.optimizer.zero_grad(set_to_none=True)
     machine.backend.reset_peak_memory()

@@ -1,5 +1,6 @@
 """Starts a run from random weights, from pretrained weights (--init_from), or from a checkpoint (--resume_from)."""
 
+import contextlib
 from functools import partial
 
 from gpt.checkpoint import load
@@ -23,7 +24,9 @@ def load_start(run: Run) -> None:
     elif setup.args.init_from:
         with out.phase("loading the weights"):
             folder, config = load.starting_config(setup.args.init_from, out.warn)
-            with setup.runtime.processes.errors_of_this_rank():  # a value that is not finite may lie in one shard
+            # A value that is not finite may lie in the shard of one process alone.
+            is_sharded = setup.memory.is_sharded
+            with setup.runtime.processes.errors_of_this_rank() if is_sharded else contextlib.nullcontext():
                 load.start_from(folder, run.model)
         num_new = setup.config.vocab_size - config.vocab_size
         if num_new:

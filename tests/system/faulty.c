@@ -237,9 +237,9 @@ int posix_fallocate(int fd, off_t offset, off_t length) {
     return result;
 }
 
-int fsync(int fd) { SIMPLE("fsync", fd, "", 0); }
+int fsync(int fd) { SIMPLE("fsync", fd, "", fcntl(fd, F_GETFD) < 0 ? -1 : 0); }
 
-int fdatasync(int fd) { SIMPLE("fsync", fd, "", 0); }
+int fdatasync(int fd) { SIMPLE("fsync", fd, "", fcntl(fd, F_GETFD) < 0 ? -1 : 0); }
 
 int rename(const char *from, const char *to) {
     SIMPLE("rename", AT_FDCWD, from, REAL(int, "rename", (const char *, const char *))(from, to));

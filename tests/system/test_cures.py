@@ -622,7 +622,7 @@ NOT_TYPED = {
     "only the first of two models has it, which another command starts; tried in tests/gpt/training/test_recovery.py": (
         "which trains one model.",),
     "comes where several processes compile; tried in tests/gpt/training/test_recovery.py": (
-        "torch.compile failed in this process",),
+        "torch.compile failed, and not in all processes",),
     "its cure is typed where a hub answers, in tests/gpt/hub/test_download.py": (
         "Check the network and the disk", "is on the hub. Make tokens"),
     "says what was decided, or that two flags do not go together: no cure, or the pattern of one": (

@@ -45,6 +45,14 @@ def test_a_run_is_found_by_its_folder_or_one_of_its_checkpoints_and_goes_on_ther
     assert found.source == "runs/a/config.toml"
 
 
+def test_a_link_to_a_checkpoint_means_its_run_and_a_checkpoint_that_is_one_the_run_that_holds_the_link(place):
+    (place / "latest").symlink_to(checkpoint(place / "runs/a", 5))
+    run_config(place / "runs/a", data_dir="d")
+    (place / "runs/a/checkpoint-7").symlink_to(checkpoint(place / "another disk", 7))
+    assert flags_for(resume_from="latest").decided["output_dir"] == str(place / "runs/a")
+    assert flags_for(resume_from="runs/a/checkpoint-7").decided["output_dir"] == "runs/a"
+
+
 def test_paths_of_a_run_that_began_in_another_folder_are_named_from_here(place, monkeypatch):
     checkpoint(place / "runs/a", 5)
     (place / "tokens/here").mkdir(parents=True)

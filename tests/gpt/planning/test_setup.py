@@ -74,6 +74,9 @@ def test_a_run_that_patience_ended_takes_no_further_step_until_it_has_more(run, 
         assert f"already at step {ended} of {more}; 2 validations brought no new best; raise --patience" in text
     assert max(steps_in(run.folder / "out")) == ended < 40
     assert "already at step" not in run.ok(*resume, "--max_steps", "40", "--eval_tokens", "32", "--dry_run")
+    run.ok("--cooldown_from", str(run.folder / "out"), "--cooldown", "4", "--eval_interval", "2", "--min_lr", "0",
+           out="cooled")
+    assert max(steps_in(run.folder / "cooled")) == ended + 4, "its patience begins anew"
     run.ok(*resume, "--patience", "3")
     assert max(steps_in(run.folder / "out")) == ended + 2
     run.ok(*resume, "--val_bin_file", f"{corpus}/train.bin")  # whose validations count anew

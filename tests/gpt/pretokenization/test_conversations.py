@@ -257,12 +257,13 @@ def test_a_system_that_stands_among_the_turns_too_comes_once_and_empty_calls_of_
 
 def test_turns_with_reasoning_beside_their_content_are_counted_and_told(tokenizer_file, capsys):
     asked, answer = {"role": "user", "content": "a?"}, {"role": "assistant", "content": "b"}
-    reasons = [{}, {"reasoning_content": "as c"}, {"reasoning_content": None}, {"thinking": "c"}]
+    reasons = [{}, {"reasoning_content": "as c"}, {"reasoning_content": None}, {"thinking": "c"}, {"thinking": True}]
     records = [*({"messages": [asked, {**answer, **each}]} for each in reasons),
+               {"messages": [asked, answer], "conversations": [{**answer, "thinking": "c"}]},
                {"prompt": [asked], "completion": [{**answer, "reasoning": "c"}]}]
     write("a.jsonl", "".join(json.dumps(record) + "\n" for record in records))
     found, report = read("a.jsonl")
-    assert found[:4] == 4 * [(Turn("user", "a?"), Turn("assistant", "b"))]
+    assert found[:6] == 6 * [(Turn("user", "a?"), Turn("assistant", "b"))]
     assert report.total.reasoned == 3
     run("a.jsonl", "--tokenizer_file", str(tokenizer_file), "--val_fraction", "0")
     assert "3 turns with reasoning beside the content" in capsys.readouterr().err

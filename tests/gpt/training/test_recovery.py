@@ -66,7 +66,7 @@ def test_a_sharded_model_that_not_all_processes_can_compile_ends_the_run(monkeyp
     monkeypatch.setattr(compiling, "micro_batches", lambda *_: iter([small_batch(1)]))
     monkeypatch.setattr(compiling, "_run_eagerly", run_eagerly)
     monkeypatch.setattr(compiling, "_error_of", lambda *_: RuntimeError("no such kernel"))
-    with refused("process 1: torch.compile failed in this process and not in all: no such kernel", Exit.MACHINE):
+    with refused("process 1: torch.compile failed, and not in all processes: no such kernel", Exit.MACHINE):
         compiling.compile_run(run)
     run.setup.memory.is_sharded = False
     compiling.compile_run(run)
