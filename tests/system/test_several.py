@@ -98,7 +98,13 @@ def test_forty_losses_are_those_of_one_process_and_the_same_again(train, name, p
 @pytest.mark.slow
 @pytest.mark.parametrize("strategy", TEAMS)
 def test_a_run_goes_on_in_another_number_of_processes(train, strategy):
-    """A constant rate, so that the end of a run changes nothing before it; a step has 12 sequences, for 1 to 4."""
+    """A constant rate, so that the end of a run changes nothing before it; a step has 12 sequences, for 1 to 4.
+
+    Each start ends with a validation, which the run of one start does not have.
+    """
+    def steps(out: str) -> list[float]:
+        return [row[key] for row in metrics_of(train.folder / out) if "loss" in row for key in ("loss", "grad_norm")]
+
     flags = ["--optimizer", "adamw", "--dropout", "0.1", "--lr_schedule", "constant", "--learning_rate", "1e-3",
              "--batch_size", "1", "--gradient_accumulation_steps", "12", "--eval_interval", "1000"]
     train(1, *flags, "--max_steps", "10", out="alone")
@@ -107,7 +113,8 @@ def test_a_run_goes_on_in_another_number_of_processes(train, strategy):
         done = train(world_size, *flags, "--model_parallel", strategy, "--resume_from", "auto", "--max_steps", last,
                      num_machines=num_machines)
         assert last == "2" or "losses will differ in the last digits: processes" in done.stdout
-    assert figures(train.folder / "out")[:20] == pytest.approx(figures(train.folder / "alone")[:20], rel=EXACT)
+    assert len(steps("alone")) == 20
+    assert steps("out") == pytest.approx(steps("alone"), rel=EXACT)
 
 
 @pytest.mark.slow
@@ -204,7 +211,7 @@ def test_out_of_memory_in_one_process_is_remembered_and_the_next_start_takes_les
              "auto"]
     died = train(2, *flags, code=Exit.MACHINE, raised=[Raised(STEP, MEASURED + 6, rank=1, error="MemoryError")])
     assert re.search(r"error: process 1: out of memory with 2 sequences at a time: .* held, of .*\. What was saved is "
-                     r"safe\. Start again with --resume_from auto: the run then takes half", died.stderr)
+                     r"safe\. Start again with --resume_from \S*out: the run then takes half", died.stderr)
     again = train(2, *flags)
     assert "batch_size  1 x 8 micro-batches: with 2 an earlier start ran out of memory" in again.stdout
     train(2, *flags, out="whole")
