@@ -254,7 +254,7 @@ def early_objections(setup: Setup) -> list[str]:
     if args.preload == "ram" and setup.token_place != "ram":
         lines.append(f"--preload ram: the tokens are mapped from the disk instead: {setup.why_token_place}.")
     if config.seq_length == num_tokens - 1 and config.seq_length != args.seq_length:
-        lines.append(f"sequences have only {config.seq_length:,} tokens, as the text has {num_tokens:,}.")
+        lines.append(f"sequences have only {several(config.seq_length, 'token')}, as the text has {num_tokens:,}.")
     fewest = min((each.stream.length for each in corpus.validation_sets), default=0)
     if corpus.val is None:
         given = f"--tokenizer_file {shell_word(corpus.tokenizer_path)} " if corpus.tokenizer_path else ""

@@ -97,7 +97,7 @@ def _unread_turns(fields: dict[str, Any]) -> list[Any]:
     """The turns of a record, as they stand there. Raises ValueError for a record without any."""
     lists = [fields[field] for field in FIELDS if fields.get(field) and isinstance(fields[field], list)]
     if not (lists or _holds_answer(fields)):
-        raise ValueError(f"has no list of turns in a field {' or '.join(FIELDS)}, nor a question with an answer")
+        raise ValueError(f"has no turns in a list {' or '.join(FIELDS)}, nor a question with an answer")
     return lists[0] if lists else _question_and_answer(fields)
 
 
