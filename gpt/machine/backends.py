@@ -104,7 +104,7 @@ class Backend:
     # ---------------------------------------------------------------- random numbers
 
     def seed(self, seed: int) -> None:
-        """Seeds the generators of dropout's masks, in microseconds: torch.manual_seed formats a traceback, in 1 ms."""
+        """Seeds the generators of dropout's masks, in microseconds: torch.manual_seed formats a traceback first."""
         torch.default_generator.manual_seed(seed)
         if self.is_gpu:
             self.api.manual_seed(seed)
