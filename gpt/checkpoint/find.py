@@ -211,6 +211,8 @@ def find_resume(requested: str, output_dir: Path, overwrite: bool, warn: Callabl
             raise _nothing_found(output_dir, to_resume=True)
         return found
     path, stored = _locate(Path(requested), warn, output_dir)
+    if path.is_symlink() and not path.name.startswith("checkpoint-"):
+        path = path.resolve()  # the link may move, and its folder need not be the run's
     if stored is None:
         raise _refusal(f"{printable(path)} has no {MANIFEST}, so it is no checkpoint of train.py. Start from its "
                        f"weights: drop --resume_from or --cooldown_from, and give --init_from {shell_word(path)}.")
@@ -238,7 +240,9 @@ def checkpoints_of_other_runs(output_dir: Path, resumed: Path | None, step: int)
 def is_inside(path: Path, output_dir: Path) -> bool:
     """True for output_dir itself, for its best and last, and for a checkpoint directly in it."""
     folder, _ = split_checkpoint_name(path, output_dir)
-    return output_dir.resolve() in (folder.resolve(), folder.resolve().parent)
+    # A checkpoint may be a link to another disk, and a link elsewhere may mean one in output_dir.
+    parent = Path(os.path.abspath(folder)).parent.resolve()
+    return output_dir.resolve() in (folder.resolve(), folder.resolve().parent, parent)
 
 
 def check_same(found: FoundCheckpoint, config: ModelConfig, train_sha256: str, tokenizer_sha256: str | None,

@@ -167,8 +167,9 @@ def _checkpoints_of(requested: str, output_dir: Path) -> tuple[Path, list[Path]]
     """The folder of the run to resume, and the checkpoints that requested may mean, newest first."""
     path = output_dir if requested == "auto" else Path(requested)
     if all((path / name).is_file() for name in (MANIFEST, STATE)):
-        # A link by another name, such as latest, may lie anywhere.
-        is_elsewhere = path.name in ("", "..") or (path.is_symlink() and not path.name.startswith("checkpoint-"))
+        # A link may lie anywhere, unless it is one of the checkpoints of the run that holds it.
+        is_of_holder = path.name.startswith("checkpoint-") and (path.parent / RUN_CONFIG).is_file()
+        is_elsewhere = path.name in ("", "..") or (path.is_symlink() and not is_of_holder)
         return path.resolve().parent if is_elsewhere else path.parent, [path]
     folder, _ = split_checkpoint_name(path, output_dir)  # best and last belong to the same run
     return folder, [*steps_in(folder).values()]

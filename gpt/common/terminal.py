@@ -56,7 +56,7 @@ def folded(text: str, stream: Any) -> str:
             indent = "  | "
         elif line[10:12] == "  ":
             indent = " " * 12
-        elif " | " in line and max(map(len, line.split(" | "))) < columns:  # a name and its figure stay together
+        elif " | " in line and max(map(len, line.split(" | "))) < columns - 1:  # a name stays beside its figure
             line = re.sub(r"(?<!\|) ", "\0", line)
         folded_lines.append(textwrap.fill(line, columns, subsequent_indent=indent, break_long_words=False,
                                           break_on_hyphens=False))

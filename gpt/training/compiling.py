@@ -1,5 +1,6 @@
 """Compiles the step on the next batch, before training; a part that fails to compile runs eagerly, with a warning."""
 
+import contextlib
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -55,7 +56,8 @@ def compile_run(run: Run) -> None:
             num_failed = processes.total([error is not None])[0]
             is_apart = 0 < num_failed < processes.world_size and run.setup.memory.is_sharded
             if is_apart and machine.backend.runs_ahead:
-                with processes.errors_of_this_rank():
+                # The process that failed names the cause; of the others the main one alone speaks.
+                with processes.errors_of_this_rank() if error else contextlib.nullcontext():
                     raise UserError(Exit.MACHINE, "torch.compile failed, and not in all processes: "
                                                   f"{describe_compile_error(error or ELSEWHERE)}. Give --no-compile.")
             if num_failed:  # here, or in another process

@@ -23,10 +23,11 @@ def load_start(run: Run) -> None:
         resume(run)
     elif setup.args.init_from:
         with out.phase("loading the weights"):
-            folder, config = load.starting_config(setup.args.init_from, out.warn)
-            # A value that is not finite may lie in the shard of one process alone.
-            is_sharded = setup.memory.is_sharded
-            with setup.runtime.processes.errors_of_this_rank() if is_sharded else contextlib.nullcontext():
+            processes = setup.runtime.processes
+            # A value that is not finite may lie in one process's shard, a damaged file on one machine.
+            is_apart = setup.memory.is_sharded or processes.num_machines > 1
+            with processes.errors_of_this_rank() if is_apart else contextlib.nullcontext():
+                folder, config = load.starting_config(setup.args.init_from, out.warn)
                 load.start_from(folder, run.model)
         num_new = setup.config.vocab_size - config.vocab_size
         if num_new:

@@ -36,8 +36,10 @@ def test_a_name_of_a_figure_stays_beside_its_value(monkeypatch):
     text = "step 10 | val loss 3.25 | bits per byte 1.9 | best"
     with open_terminal(30, monkeypatch) as opened:
         lines = folded(text, opened.stream).split("\n")
+        long = folded("a long sentence of 29 letters | x 1", opened.stream).split("\n")
         opened.close()
     assert lines == ["step 10 | val loss 3.25 |", "bits per byte 1.9 | best"]
+    assert max(map(len, long)) <= 30
 
 
 @pytest.mark.parametrize("name", [*NOTEBOOK_VARIABLES, "MPLBACKEND"])

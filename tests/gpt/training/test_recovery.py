@@ -55,7 +55,7 @@ def test_a_compiler_that_fails_on_the_optimizer_leaves_the_model_compiled(run, m
     assert text.count("torch.compile failed on the optimizer, running eagerly: no such kernel") == 1
 
 
-def test_a_sharded_model_that_not_all_processes_can_compile_ends_the_run(monkeypatch):
+def test_on_gpus_a_sharded_model_that_not_all_processes_can_compile_ends_the_run(monkeypatch):
     """The others wait on their GPUs for weights that the process which failed will not send."""
     class OneFails(Processes):
         def total(self, numbers):
@@ -68,9 +68,13 @@ def test_a_sharded_model_that_not_all_processes_can_compile_ends_the_run(monkeyp
     monkeypatch.setattr(compiling, "_error_of", lambda *_: RuntimeError("no such kernel"))
     with refused("process 1: torch.compile failed, and not in all processes: no such kernel", Exit.MACHINE):
         compiling.compile_run(run)
-    run.setup.memory.is_sharded = False
-    compiling.compile_run(run)
-    run_eagerly.assert_called_once()
+    monkeypatch.setattr(compiling, "_error_of", lambda *_: None)
+    with refused("torch.compile failed, and not in all processes: it failed in another process", Exit.MACHINE):
+        compiling.compile_run(run)
+    for is_sharded, runs_ahead in ((False, True), (True, False)):  # the latter on a CPU
+        run.setup.memory.is_sharded, run.setup.runtime.machine.backend.runs_ahead = is_sharded, runs_ahead
+        compiling.compile_run(run)
+    assert run_eagerly.call_count == 2
 
 
 @pytest.mark.parametrize(("kind", "preload"), [("gpu", "ram"), ("cpu", "mmap"), ("host", "ram")])
