@@ -190,7 +190,8 @@ def test_a_path_is_resumed_where_no_other_run_is_overwritten(folder, sound, tmp_
     (folder.parent / "latest").symlink_to(folder / "checkpoint-900")
     assert checkpoints_of_other_runs(folder, folder / "checkpoint-1000", 1000) == []
     found = find_resume(str(folder.parent / "latest"), folder, True, no_warning)
-    assert found and found.folder == folder / "checkpoint-900"
+    assert found
+    assert found.folder == folder / "checkpoint-900"
     for step in (1001, 1002, 1003):
         shutil.copytree(folder / "checkpoint-900", folder / f"checkpoint-{step}")
     with refused(r"checkpoint-1003, checkpoint-1002, checkpoint-1001 and 1 more\. .*--overwrite.* 4 checkpoints"):
