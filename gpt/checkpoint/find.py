@@ -11,7 +11,7 @@ from gpt.architectures.fields import shown
 from gpt.architectures.table import ModelConfig, name_of
 from gpt.checkpoint.commands import flags_of_another_run, more_text_commands, transformers_command
 from gpt.checkpoint.recorded import first_readable
-from gpt.checkpoint.steps import numbered_in, steps_in
+from gpt.checkpoint.steps import numbered_in, steps_in, without_link
 from gpt.checkpoint.stored import FoundCheckpoint, StoredState, verify
 from gpt.common.errors import Exit, InvalidCheckpoint, UserError
 from gpt.common.files import sha256_of, split_checkpoint_name
@@ -211,8 +211,7 @@ def find_resume(requested: str, output_dir: Path, overwrite: bool, warn: Callabl
             raise _nothing_found(output_dir, to_resume=True)
         return found
     path, stored = _locate(Path(requested), warn, output_dir)
-    if path.is_symlink() and not path.name.startswith("checkpoint-"):
-        path = path.resolve()  # the link may move, and its folder need not be the run's
+    path = without_link(path)
     if stored is None:
         raise _refusal(f"{printable(path)} has no {MANIFEST}, so it is no checkpoint of train.py. Start from its "
                        f"weights: drop --resume_from or --cooldown_from, and give --init_from {shell_word(path)}.")

@@ -81,7 +81,7 @@ class LoggedRun:
 
     @property
     def gap(self) -> float:
-        """The nats by which the last validation loss is above the training loss in the last tenth of the steps.
+        """The last validation loss minus the mean training loss of the last tenth of the steps, in nats.
 
         0 if one of them is missing.
         """

@@ -12,7 +12,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from gpt.checkpoint.steps import begin_alike, steps_in
+from gpt.checkpoint.steps import begin_alike, steps_in, without_link
 from gpt.common.config import TOML, Layer, read_toml
 from gpt.common.errors import Exit, UserError, warn_once
 from gpt.common.files import is_same_folder, read_text, split_checkpoint_name
@@ -167,10 +167,8 @@ def _checkpoints_of(requested: str, output_dir: Path) -> tuple[Path, list[Path]]
     """The folder of the run to resume, and the checkpoints that requested may mean, newest first."""
     path = output_dir if requested == "auto" else Path(requested)
     if all((path / name).is_file() for name in (MANIFEST, STATE)):
-        # A link may lie anywhere, unless it is one of the checkpoints of the run that holds it.
-        is_of_holder = path.name.startswith("checkpoint-") and (path.parent / RUN_CONFIG).is_file()
-        is_elsewhere = path.name in ("", "..") or (path.is_symlink() and not is_of_holder)
-        return path.resolve().parent if is_elsewhere else path.parent, [path]
+        path = without_link(path)
+        return path.resolve().parent if path.name in ("", "..") else path.parent, [path]
     folder, _ = split_checkpoint_name(path, output_dir)  # best and last belong to the same run
     return folder, [*steps_in(folder).values()]
 

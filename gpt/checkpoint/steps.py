@@ -5,7 +5,7 @@ import re
 from pathlib import Path
 
 from gpt.common.errors import Exit, UserError
-from gpt.common.names import MANIFEST, METRICS
+from gpt.common.names import MANIFEST, METRICS, RUN_CONFIG
 from gpt.common.words import printable
 
 
@@ -17,6 +17,12 @@ def error_of_another_run(flag: str, folder: Path, way_out: str = "") -> UserErro
     return UserError(Exit.CHECKPOINT, f"{flag} {printable(folder)} holds the checkpoints of another run, the last one "
                                       f"of step {max(steps_in(folder)):,}. Give --resume_from auto to continue that "
                                       f"run, or another {flag}{way_out}.")
+
+
+def without_link(path: Path) -> Path:
+    """The checkpoint that a link means; a checkpoint of a run stays, also as a link to another disk."""
+    is_of_run = path.name.startswith("checkpoint-") and (path.parent / RUN_CONFIG).is_file()
+    return path.resolve() if path.is_symlink() and not is_of_run else path
 
 
 def begin_alike(folder: Path, other: Path) -> bool:

@@ -164,7 +164,7 @@ def choose_files(name: HubName, files: Sequence[str]) -> list[str]:
 
 
 def _set_of(path: str) -> str:
-    """The name of the set for training that a file is of; a number of its own before the word is that of a shard."""
+    """The name of the set for training that a file is of; a number of its own before the word numbers a shard."""
     name = OF_TRAIN.sub(r"\1", path)
     folder, slash, file = name.rpartition("/")
     in_folder = "/" in path[len(name):]
